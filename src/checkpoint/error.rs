@@ -1,0 +1,313 @@
+//! Why a checkpoint is refused, in words: the file, the tensor, what is wrong, what to do.
+
+use std::path::{Path, PathBuf};
+
+use crate::source;
+
+use super::index::Fault as IndexFault;
+use super::safetensors::Fault as HeaderFault;
+use super::torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
+
+/// A checkpoint that cannot be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The bytes cannot be had.
+    #[error(transparent)]
+    Source(#[from] source::Error),
+    /// A safetensors file breaks its format.
+    #[error("{path}: not a valid safetensors file: {fault}")]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: HeaderFault,
+    },
+    /// A torch archive is damaged, or could be read in two ways.
+    #[error("{path}: not a safe torch archive: {fault}")]
+    Zip {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: ZipFault,
+    },
+    /// A pickle breaks its format or its limits.
+    #[error("{path}: the pickle in it is not readable: {fault}")]
+    Pickle {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: PickleFault,
+    },
+    /// A file of torch's older form is damaged.
+    #[error("{path}: not a valid torch file of the older form: {fault}")]
+    Legacy {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: LegacyFault,
+    },
+    /// There is no dictionary of tensors to show.
+    #[error("{path}: {fault}")]
+    Choice {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: ChoiceFault,
+    },
+    /// An index does not fit its shards.
+    #[error("{path}: the index does not fit its shards: {fault}")]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// What is wrong.
+        fault: IndexFault,
+    },
+    /// The same tensor in two shards.
+    #[error("{path}: tensor `{tensor}` is also in {other}")]
+    Twice {
+        /// The later shard.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The earlier shard.
+        other: PathBuf,
+    },
+    /// Some shards of a numbered set are not there.
+    #[error("{path}: incomplete: {missing} of {of} shards are missing, {first} among them")]
+    Incomplete {
+        /// The directory.
+        path: PathBuf,
+        /// How many are missing.
+        missing: u64,
+        /// How many there should be.
+        of: u64,
+        /// The first that is missing.
+        first: String,
+    },
+    /// More tensors than any checkpoint has.
+    #[error("{path}: more than {limit} tensors")]
+    TooMany {
+        /// The file.
+        path: PathBuf,
+        /// The limit.
+        limit: usize,
+    },
+    /// Something else altogether.
+    #[error("{path}: {what}")]
+    NotACheckpoint {
+        /// The file.
+        path: PathBuf,
+        /// What it is, as far as its first bytes tell.
+        what: &'static str,
+    },
+    /// A directory without any.
+    #[error("{path}: no checkpoint in this directory")]
+    None {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A directory with several, and none was named.
+    #[error("{path}: several checkpoints in this directory")]
+    Several {
+        /// The directory.
+        path: PathBuf,
+        /// Their names; any of them can be given after the directory.
+        names: Vec<String>,
+    },
+    /// A chosen dictionary has entries that cannot be shown.
+    #[error("{path}: {} cannot be shown; the first is {}", count(.refused.len()), .refused.first().map(Refused::to_string).unwrap_or_default())]
+    Refused {
+        /// The file, or the directory of a set.
+        path: PathBuf,
+        /// The entries.
+        refused: Vec<Refused>,
+    },
+}
+
+fn count(n: usize) -> String {
+    match n {
+        1 => "1 entry".to_owned(),
+        n => format!("{n} entries"),
+    }
+}
+
+impl Error {
+    /// The file or directory at fault.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Error::Source(_) => None,
+            Error::Header { path, .. }
+            | Error::Zip { path, .. }
+            | Error::Pickle { path, .. }
+            | Error::Legacy { path, .. }
+            | Error::Choice { path, .. }
+            | Error::Index { path, .. }
+            | Error::Twice { path, .. }
+            | Error::Incomplete { path, .. }
+            | Error::TooMany { path, .. }
+            | Error::NotACheckpoint { path, .. }
+            | Error::None { path }
+            | Error::Several { path, .. }
+            | Error::Refused { path, .. } => Some(path),
+        }
+    }
+
+    /// What the user can do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Error::Source(error) => error.remedy(),
+            Error::Header { .. } => {
+                "fetch or save the file again; it is damaged or was written by a faulty program"
+            }
+            Error::Zip { fault, .. } => fault.remedy(),
+            Error::Pickle { .. } => {
+                "fetch the file again; if it comes from someone you do not know, do not open it with torch.load"
+            }
+            Error::Legacy { .. } => "fetch the file again, or save it again with a current torch",
+            Error::Choice { fault, .. } => fault.remedy(),
+            Error::Index { fault, .. } => fault.remedy(),
+            Error::Twice { .. } => {
+                "move away the shards that belong to another checkpoint, or give the index"
+            }
+            Error::Incomplete { .. } => "fetch the missing shards",
+            Error::TooMany { .. } => "split the checkpoint",
+            Error::NotACheckpoint { .. } => {
+                "give a .safetensors file, a torch checkpoint, or a directory that holds one"
+            }
+            Error::None { .. } => {
+                "give a directory with .safetensors, .bin, .pt, .pth or .ckpt files"
+            }
+            Error::Several { .. } => "name one of them",
+            Error::Refused { .. } => "leave them out with --allow-partial",
+        }
+    }
+
+    /// Whether the checkpoint itself is at fault, rather than the machine or the command line.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Error::Source(error) => error.is_refusal(),
+            Error::None { .. } | Error::Several { .. } => false,
+            _ => true,
+        }
+    }
+}
+
+/// An entry of the chosen dictionary that cannot be shown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}`: {fault}")]
+pub struct Refused {
+    /// Its name, as a tensor of that name would be called.
+    pub name: String,
+    /// Why.
+    pub fault: TensorFault,
+}
+
+/// Why one entry cannot be shown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TensorFault {
+    /// Not a tensor, and not a plain value either.
+    #[error("is a Python object of class {class}, which is not executed")]
+    Opaque {
+        /// Its class.
+        class: String,
+    },
+    /// A kind of tensor that safetensors has no counterpart for.
+    #[error("is {kind}, which safetensors cannot hold")]
+    Kind {
+        /// What it is, with its article.
+        kind: String,
+    },
+    /// An element type that safetensors has no counterpart for.
+    #[error("has elements of type {dtype}, which safetensors cannot hold")]
+    Dtype {
+        /// torch's name for it.
+        dtype: String,
+    },
+    /// The bytes are not the values.
+    #[error("is a {view} view: its bytes are not its values")]
+    LazyView {
+        /// `conjugate` or `negative`.
+        view: &'static str,
+    },
+    /// It reaches past the storage.
+    #[error("reaches past the end of its storage `{storage}` ({needs} bytes needed, {has} there)")]
+    Bounds {
+        /// The storage.
+        storage: String,
+        /// Bytes that would be needed.
+        needs: u128,
+        /// Bytes that there are.
+        has: u64,
+    },
+    /// The storage's stated size is not that of its record.
+    #[error("its storage `{storage}` states {stated} bytes and has {has}")]
+    StorageSize {
+        /// The storage.
+        storage: String,
+        /// Bytes by the pickle.
+        stated: u128,
+        /// Bytes in the file.
+        has: u64,
+    },
+    /// The storage is not in the file.
+    #[error("its storage `{storage}` is not in the file")]
+    NoStorage {
+        /// The storage.
+        storage: String,
+    },
+    /// The storage is packed in a way that is not read, or too large to unpack.
+    #[error("its storage `{storage}` is compressed {why}")]
+    Compressed {
+        /// The storage.
+        storage: String,
+        /// Why that does not do.
+        why: &'static str,
+    },
+    /// A shape whose size does not fit.
+    #[error("has a shape whose size overflows")]
+    Overflow,
+    /// Repeating bytes beyond reason.
+    #[error("repeats its bytes to {bytes} in all, past the limit of {limit}")]
+    Expansion {
+        /// Bytes it would take.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// Arguments that no torch writes.
+    #[error("is not rebuilt as torch does it: {what}")]
+    Malformed {
+        /// What is off.
+        what: &'static str,
+    },
+    /// Something happens to it after it was built.
+    #[error("is changed by the pickle after it was built")]
+    Modified,
+    /// A key that no tensor can be named by.
+    #[error("has a key that is not text")]
+    Key,
+    /// A name that the format keeps for itself.
+    #[error("has the name that safetensors keeps for metadata")]
+    Reserved,
+}
+
+impl TensorFault {
+    /// What the user can do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            TensorFault::Bounds { .. }
+            | TensorFault::StorageSize { .. }
+            | TensorFault::NoStorage { .. }
+            | TensorFault::Overflow
+            | TensorFault::Malformed { .. }
+            | TensorFault::Modified => "fetch the file again: it is damaged or was tampered with",
+            TensorFault::Compressed { .. } => {
+                "save it again with torch.save, which does not compress"
+            }
+            TensorFault::Expansion { .. } => {
+                "save it with .contiguous(), or leave it out with --allow-partial"
+            }
+            _ => "leave it out with --allow-partial, or choose another dictionary with --root KEY",
+        }
+    }
+}

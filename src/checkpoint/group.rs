@@ -1,0 +1,252 @@
+//! Which files of a directory make up which checkpoint: an index and its shards, a numbered set,
+//! or a file by itself.
+//!
+//! In: a directory. Out: [`Candidate`]s, by name. What a directory then *shows* is the view's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::source::{self, ReadAt, Root};
+
+use super::{index, single};
+
+/// Extensions of files that can be checkpoints.
+const EXTENSIONS: [&str; 6] = ["safetensors", "sft", "bin", "pt", "pth", "ckpt"];
+
+/// What training leaves beside a model, and nobody means by "the checkpoint".
+const KEPT: [(&str, bool); 6] = [
+    ("optimizer", false),
+    ("scheduler", false),
+    ("rng_state", false),
+    ("training_args", false),
+    ("_optim_states", true),
+    ("_model_states", true),
+];
+
+/// A checkpoint that a directory holds, not yet read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The name to call it by: its file's, its index's, or a numbered set's without the numbers.
+    pub name: String,
+    /// Its files.
+    pub members: Members,
+}
+
+/// The files of a candidate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Members {
+    /// A file by itself.
+    File,
+    /// An index, and the shards that it names. `beside` are numbered files of the same stem that it
+    /// does not name.
+    Index {
+        /// Names that no loader would read.
+        beside: Vec<String>,
+    },
+    /// A numbered set without an index.
+    Numbered {
+        /// The shards that are there, in order.
+        shards: Vec<String>,
+        /// How many there should be.
+        of: u64,
+        /// The first that is not there.
+        missing: Option<String>,
+    },
+}
+
+/// A shard's name taken apart: `stem-00001-of-00002.ext`, or with a variant before the extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ShardName<'a> {
+    stem: &'a str,
+    digits: usize,
+    pub number: u64,
+    pub of: u64,
+    variant: &'a str,
+    extension: &'a str,
+}
+
+impl<'a> ShardName<'a> {
+    pub(super) fn parse(name: &'a str) -> Option<Self> {
+        let (rest, extension) = name.rsplit_once('.')?;
+        let (before, after) = rest.rsplit_once("-of-")?;
+        let (of, variant) = after.split_once('.').unwrap_or((after, ""));
+        let (stem, number) = before.rsplit_once('-')?;
+        let is_number =
+            |s: &str| (3..=8).contains(&s.len()) && s.bytes().all(|b| b.is_ascii_digit());
+        if stem.is_empty()
+            || !EXTENSIONS.contains(&extension)
+            || !is_number(number)
+            || !is_number(of)
+        {
+            return None;
+        }
+        let (number_value, of_value) = (number.parse().ok()?, of.parse().ok()?);
+        Some(ShardName {
+            stem,
+            digits: number.len(),
+            number: number_value,
+            of: of_value,
+            variant,
+            extension,
+        })
+    }
+
+    fn whole(&self) -> String {
+        let ShardName { stem, variant, extension, .. } = self;
+        if variant.is_empty() {
+            format!("{stem}.{extension}")
+        } else {
+            format!("{stem}.{variant}.{extension}")
+        }
+    }
+
+    fn name_of(&self, number: u64) -> String {
+        let ShardName { stem, digits, of, variant, extension, .. } = self;
+        let variant = if variant.is_empty() { String::new() } else { format!(".{variant}") };
+        format!("{stem}-{number:0digits$}-of-{of:0digits$}{variant}.{extension}")
+    }
+}
+
+/// The whole file that an index stands for: `X.ext.index.json` and `X.ext.index.variant.json`.
+pub(super) fn indexed(name: &str) -> Option<String> {
+    let rest = name.strip_suffix(".json")?;
+    let (whole, variant) = match rest.strip_suffix(".index") {
+        Some(whole) => (whole, None),
+        None => rest.rsplit_once(".index.").map(|(whole, variant)| (whole, Some(variant)))?,
+    };
+    let (stem, extension) = whole.rsplit_once('.')?;
+    if stem.is_empty() || !EXTENSIONS.contains(&extension) {
+        return None;
+    }
+    Some(match variant {
+        None => whole.to_owned(),
+        Some(variant) => format!("{stem}.{variant}.{extension}"),
+    })
+}
+
+/// Whether a name is one that training leaves beside a model: optimizer state and the like.
+pub fn is_kept(name: &str) -> bool {
+    KEPT.iter().any(
+        |&(word, anywhere)| {
+            if anywhere { name.contains(word) } else { name.starts_with(word) }
+        },
+    )
+}
+
+/// The checkpoints of a directory, by name.
+pub fn candidates(root: &Arc<Root>, directory: &Path) -> Result<Vec<Candidate>, source::Error> {
+    let entries = root.entries(directory)?;
+    let names: Vec<&str> = entries.iter().filter(|e| e.is_file).map(|e| e.name.as_str()).collect();
+    let mut found = Vec::new();
+    let mut claimed: BTreeSet<String> = BTreeSet::new();
+    for &name in &names {
+        let Some(whole) = indexed(name) else { continue };
+        let named = shards_of(root, &directory.join(name));
+        let beside = names
+            .iter()
+            .filter(|n| {
+                ShardName::parse(n).is_some_and(|shard| shard.whole() == whole)
+                    && !named.contains(**n)
+            })
+            .map(|n| (*n).to_owned())
+            .collect::<Vec<_>>();
+        claimed.extend(named);
+        claimed.extend(beside.iter().cloned());
+        found.push(Candidate { name: name.to_owned(), members: Members::Index { beside } });
+    }
+    let free = |name: &str| !claimed.contains(name) && !is_kept(name);
+    let mut sets: BTreeMap<(String, u64), Vec<ShardName>> = BTreeMap::new();
+    for &name in names.iter().filter(|name| free(name)) {
+        match ShardName::parse(name) {
+            Some(shard) => sets.entry((shard.whole(), shard.of)).or_default().push(shard),
+            None => {
+                let may_be = name.rsplit_once('.').is_some_and(|(_, e)| EXTENSIONS.contains(&e));
+                // A link that leads out is listed, so that opening it can say why it is refused.
+                let is_one = || match root.open(&directory.join(name)) {
+                    Ok(file) => single::looks_like_one(&file),
+                    Err(error) => error.is_refusal(),
+                };
+                if may_be && is_one() {
+                    found.push(Candidate { name: name.to_owned(), members: Members::File });
+                }
+            }
+        }
+    }
+    for ((whole, of), mut shards) in sets {
+        shards.sort_by_key(|shard| shard.number);
+        let missing = (1..=of).zip(shards.iter().map(|s| s.number).chain(std::iter::repeat(0)));
+        let missing = missing.into_iter().find(|(want, have)| want != have);
+        let missing = missing.map(|(number, _)| shards[0].name_of(number));
+        let shards = shards.iter().map(|shard| shard.name_of(shard.number)).collect();
+        found.push(Candidate { name: whole, members: Members::Numbered { shards, of, missing } });
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// The shards that an index names; none where it cannot be read, which opening it will say.
+fn shards_of(root: &Arc<Root>, path: &Path) -> BTreeSet<String> {
+    let read = || {
+        let file = root.open(path).ok().filter(|file| file.size() <= index::MAX_INDEX)?;
+        let mut json = vec![0; file.size() as usize];
+        file.read_exact_at(&mut json, 0).ok()?;
+        index::parse(&json, true).ok()
+    };
+    read().map(|shards| shards.into_keys().collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shard_names_of_every_spelling() {
+        let parse = |name| ShardName::parse(name).map(|s| (s.whole(), s.number, s.of));
+        assert_eq!(
+            parse("model-00001-of-00003.safetensors"),
+            Some(("model.safetensors".into(), 1, 3))
+        );
+        assert_eq!(
+            parse("model.fp16-00002-of-00003.safetensors"),
+            Some(("model.fp16.safetensors".into(), 2, 3))
+        );
+        assert_eq!(
+            parse("model-00002-of-00003.fp16.safetensors"),
+            Some(("model.fp16.safetensors".into(), 2, 3))
+        );
+        assert_eq!(
+            parse("pytorch_model-00001-of-00002.bin"),
+            Some(("pytorch_model.bin".into(), 1, 2))
+        );
+        assert_eq!(parse("model.safetensors"), None);
+        assert_eq!(parse("one-of-many.safetensors"), None);
+        assert_eq!(parse("-00001-of-00002.bin"), None);
+    }
+
+    #[test]
+    fn a_shard_name_put_together_again_is_the_same() {
+        for name in
+            ["a-00001-of-00002.bin", "a.fp16-00001-of-00002.bin", "a-00001-of-00002.fp16.bin"]
+        {
+            let shard = ShardName::parse(name).unwrap();
+            assert_eq!(shard.name_of(shard.number), name);
+        }
+    }
+
+    #[test]
+    fn index_names_of_every_spelling() {
+        assert_eq!(indexed("model.safetensors.index.json").as_deref(), Some("model.safetensors"));
+        assert_eq!(
+            indexed("model.safetensors.index.fp16.json").as_deref(),
+            Some("model.fp16.safetensors")
+        );
+        assert_eq!(
+            indexed("model.fp16.safetensors.index.json").as_deref(),
+            Some("model.fp16.safetensors")
+        );
+        assert_eq!(indexed("pytorch_model.bin.index.json").as_deref(), Some("pytorch_model.bin"));
+        assert_eq!(indexed("config.json"), None);
+        assert_eq!(indexed("notes.index.json"), None);
+    }
+}

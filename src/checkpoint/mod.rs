@@ -1,0 +1,104 @@
+//! What a checkpoint on disk holds: its tensors, each with the place where its bytes lie.
+//!
+//! In: a path, or opened files ([`crate::source`]).
+//! Out: a [`Checkpoint`]: tensors, metadata, notes on what was chosen and left out, and what is
+//! refused and why. Nothing of a pickle is executed or imported, and no tensor byte is read:
+//! every size and offset that a file states is checked against the file before it is believed.
+
+mod dtype;
+mod error;
+mod group;
+mod index;
+mod open;
+mod safetensors;
+mod single;
+mod tensor;
+mod torch;
+
+use std::collections::BTreeMap;
+
+pub use dtype::Dtype;
+pub use error::{Error, Refused, TensorFault};
+pub use group::{Candidate, Members, candidates, is_kept};
+pub use index::{Fault as IndexFault, parse as parse_index};
+pub use open::open;
+pub use safetensors::{Fault as HeaderFault, Header, MAX_HEADER, parse as parse_header};
+pub use single::parse_bytes;
+pub use tensor::{Axis, Bytes, Grid, Layout, Origin, OriginId, Run, Tensor};
+pub use torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
+
+/// How a checkpoint is to be read; all of it enters the image's identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Options {
+    /// The dictionary to show, as a dotted path from the top of a torch checkpoint.
+    pub root_key: Option<String>,
+    /// Leave out what cannot be shown, and say so, instead of refusing the checkpoint.
+    pub allow_partial: bool,
+    /// Let links and index entries lead out of the directory.
+    pub follow_symlinks: bool,
+}
+
+/// The format of a file, told by its content and not by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub enum Format {
+    /// A safetensors file.
+    #[serde(rename = "safetensors")]
+    Safetensors,
+    /// `torch.save` since 1.6: a zip archive.
+    #[serde(rename = "torch zip")]
+    TorchZip,
+    /// `torch.save` before 1.6: pickles and raw storages in a row.
+    #[serde(rename = "torch legacy")]
+    TorchLegacy,
+}
+
+impl Format {
+    /// The name that people and the JSON see.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Safetensors => "safetensors",
+            Format::TorchZip => "torch zip",
+            Format::TorchLegacy => "torch legacy",
+        }
+    }
+}
+
+/// A checkpoint, read but for its tensors' bytes.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// The path to show to people: the file, the index, or a numbered set's name.
+    pub path: std::path::PathBuf,
+    /// The format of its files; of the first, should they differ.
+    pub format: Format,
+    /// Whether it is a set of shards.
+    pub sharded: bool,
+    /// What holds the bytes. Each file is followed by what had to be unpacked of it.
+    pub origins: Vec<Origin>,
+    /// The index of a set of shards, which is a source too: another index is another checkpoint.
+    pub index: Option<std::sync::Arc<crate::source::File>>,
+    /// The tensors, in the order of the source.
+    pub tensors: Vec<Tensor>,
+    /// The metadata that the source has.
+    pub metadata: BTreeMap<String, String>,
+    /// What was chosen and what was left out, in words.
+    pub notes: Vec<String>,
+    /// What cannot be shown. Not empty means refused, unless the options allow a part.
+    pub refused: Vec<Refused>,
+    /// The options that it was read with.
+    pub options: Options,
+}
+
+/// Tensors in one checkpoint at the most: ten times the largest ever seen, and a header of more
+/// would pass the 100,000,000 bytes that every reader takes.
+pub const MAX_TENSORS: usize = 2_000_000;
+
+impl Checkpoint {
+    /// The source files, its index included.
+    pub fn files(&self) -> impl Iterator<Item = &std::sync::Arc<crate::source::File>> {
+        let held = self.origins.iter().filter_map(|origin| match origin {
+            Origin::File(file) => Some(file),
+            Origin::Memory(_) => None,
+        });
+        held.chain(&self.index)
+    }
+}

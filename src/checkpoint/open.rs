@@ -1,0 +1,245 @@
+//! Opens what the user named: a file, an index, a numbered set, or a directory that holds one.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::source::{self, Links, ReadAt, Root};
+
+use super::group::{Candidate, Members, ShardName, candidates, indexed};
+use super::{Checkpoint, Error, IndexFault, MAX_TENSORS, Options, Origin, Tensor, index, single};
+
+/// Names listed in a note before the rest is a number.
+const NAMED_IN_NOTE: usize = 4;
+
+/// Reads the checkpoint at a path that the user typed.
+///
+/// A directory must hold just one; where it holds several, the path of one of them tells which.
+pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
+    let links = if options.follow_symlinks { Links::Anywhere } else { Links::Inside };
+    match source::is_directory(path) {
+        Ok(true) => {
+            let (root, directory) = Root::around(path, links)?;
+            let mut found = candidates(&root, &directory)?;
+            match found.pop() {
+                None => Err(Error::None { path: path.to_path_buf() }),
+                Some(candidate) if found.is_empty() => {
+                    open_candidate(&root, &directory, &candidate, options)
+                }
+                Some(last) => {
+                    found.push(last);
+                    let names = found.into_iter().map(|c| c.name).collect();
+                    Err(Error::Several { path: path.to_path_buf(), names })
+                }
+            }
+        }
+        Ok(false) => {
+            let (root, directory, name) = beside(path, links)?;
+            if indexed(&name).is_some() {
+                let set = candidates(&root, &directory)?.into_iter().find(|c| c.name == name);
+                if let Some(candidate) = set {
+                    return open_candidate(&root, &directory, &candidate, options);
+                }
+            }
+            let mut checkpoint = single::read(&root.open_typed(&directory.join(&name))?, options)?;
+            if let Some(shard) = ShardName::parse(&name).filter(|shard| shard.of > 1) {
+                let (number, of) = (shard.number, shard.of);
+                checkpoint.notes.push(format!(
+                    "this is shard {number} of {of} alone; give the directory for all"
+                ));
+            }
+            Ok(checkpoint)
+        }
+        // A numbered set is called by a name that no file has.
+        Err(missing @ source::Error::Missing { .. }) => {
+            let Ok((root, directory, name)) = beside(path, links) else {
+                return Err(missing.into());
+            };
+            let set = candidates(&root, &directory)?.into_iter().find(|c| c.name == name);
+            let candidate = set.ok_or(missing)?;
+            open_candidate(&root, &directory, &candidate, options)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The directory that a typed file is in, and its name there.
+fn beside(path: &Path, links: Links) -> Result<(Arc<Root>, PathBuf, String), source::Error> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| source::Error::Missing { path: path.to_path_buf() })?;
+    let (root, directory) = Root::around(path.parent().unwrap_or(Path::new("")), links)?;
+    Ok((root, directory, name.to_owned()))
+}
+
+/// Reads a candidate of a directory.
+fn open_candidate(
+    root: &Arc<Root>,
+    directory: &Path,
+    candidate: &Candidate,
+    options: &Options,
+) -> Result<Checkpoint, Error> {
+    match &candidate.members {
+        Members::File => single::read(&root.open(&directory.join(&candidate.name))?, options),
+        Members::Index { beside } => {
+            let mut checkpoint = open_index(root, directory, &candidate.name, options)?;
+            if !beside.is_empty() {
+                let note =
+                    format!("not named by the index and left out: {}", some_of(beside.iter()));
+                checkpoint.notes.push(note);
+            }
+            Ok(checkpoint)
+        }
+        Members::Numbered { shards, of, missing: Some(first) } => Err(Error::Incomplete {
+            path: root.path().join(directory),
+            missing: of.saturating_sub(shards.len() as u64),
+            of: *of,
+            first: first.clone(),
+        }),
+        Members::Numbered { shards, .. } => {
+            let path = root.path().join(directory).join(&candidate.name);
+            let shards = shards.iter().map(|shard| (shard.clone(), None)).collect();
+            open_shards(root, directory, path, shards, options)
+        }
+    }
+}
+
+fn open_index(
+    root: &Arc<Root>,
+    directory: &Path,
+    name: &str,
+    options: &Options,
+) -> Result<Checkpoint, Error> {
+    let file = root.open(&directory.join(name))?;
+    let path = file.file().path();
+    let fault = |fault| Error::Index { path: path.clone(), fault };
+    let size = file.size();
+    if size > index::MAX_INDEX {
+        return Err(fault(IndexFault::TooLarge { size }));
+    }
+    let mut json = vec![0; size as usize];
+    file.read_exact_at(&mut json, 0)?;
+    let shards = index::parse(&json, options.follow_symlinks).map_err(fault)?;
+    drop(json);
+    let shards = shards.into_iter().map(|(shard, tensors)| (shard, Some(tensors))).collect();
+    let mut checkpoint = open_shards(root, directory, path.clone(), shards, options)?;
+    checkpoint.index = Some(Arc::clone(file.file()));
+    file.check_unchanged()?;
+    Ok(checkpoint)
+}
+
+/// Shards, each with the tensors that an index says it holds, where there is an index.
+type Shards = Vec<(String, Option<Vec<String>>)>;
+
+fn open_shards(
+    root: &Arc<Root>,
+    directory: &Path,
+    path: PathBuf,
+    shards: Shards,
+    options: &Options,
+) -> Result<Checkpoint, Error> {
+    let index_fault = |fault| Error::Index { path: path.clone(), fault };
+    let mut whole: Option<Checkpoint> = None;
+    let mut unnamed: Vec<String> = Vec::new();
+    let mut holders: HashMap<Box<str>, u32> = HashMap::new();
+    for (number, (shard, expected)) in (0u32..).zip(shards) {
+        let inside = directory.join(&shard);
+        let read =
+            root.open(&inside).map_err(Error::from).and_then(|file| single::read(&file, options));
+        let part = match read {
+            Err(Error::Source(source::Error::Missing { .. })) if expected.is_some() => {
+                return Err(index_fault(IndexFault::Missing { shard }));
+            }
+            read => read?,
+        };
+        let refused = part.refused.iter().map(|r| r.name.as_str());
+        let names: HashSet<&str> = part.tensors.iter().map(|t| &*t.name).chain(refused).collect();
+        if let Some(expected) = expected {
+            if let Some(tensor) = expected.iter().find(|tensor| !names.contains(tensor.as_str())) {
+                return Err(index_fault(IndexFault::NotThere { tensor: tensor.clone(), shard }));
+            }
+            if expected.len() < names.len() {
+                let expected: HashSet<&str> = expected.iter().map(String::as_str).collect();
+                let extra = part.tensors.iter().filter(|t| !expected.contains(&*t.name));
+                unnamed.extend(extra.map(|t| t.name.to_string()));
+            }
+        }
+        for tensor in &part.tensors {
+            if let Some(first) = holders.insert(tensor.name.clone(), number) {
+                let held = |n: u32| whole.as_ref().and_then(|w| w.origins.get(n as usize));
+                let other = match held(first) {
+                    Some(Origin::File(file)) => file.path(),
+                    _ => root.path().join(directory),
+                };
+                return Err(Error::Twice {
+                    path: part.path,
+                    tensor: tensor.name.to_string(),
+                    other,
+                });
+            }
+        }
+        match &mut whole {
+            None => whole = Some(part),
+            Some(whole) => join(whole, part),
+        }
+    }
+    let mut whole = whole.ok_or_else(|| index_fault(IndexFault::Empty))?;
+    whole.sharded = true;
+    whole.path = path;
+    if whole.tensors.len() > MAX_TENSORS {
+        return Err(Error::TooMany { path: whole.path, limit: MAX_TENSORS });
+    }
+    if !unnamed.is_empty() {
+        let n = unnamed.len();
+        whole.notes.push(format!(
+            "in the shards and not in the index, kept ({n}): {}",
+            some_of(unnamed.iter())
+        ));
+    }
+    Ok(whole)
+}
+
+/// Adds a shard to those before it.
+fn join(whole: &mut Checkpoint, part: Checkpoint) {
+    let by = whole.origins.len() as u32;
+    whole.origins.extend(part.origins);
+    whole.tensors.extend(part.tensors.into_iter().map(|mut tensor: Tensor| {
+        tensor.bytes.shift_origin(by);
+        tensor
+    }));
+    whole.refused.extend(part.refused);
+    for note in part.notes {
+        if !whole.notes.contains(&note) {
+            whole.notes.push(note);
+        }
+    }
+    join_metadata(&mut whole.metadata, part.metadata, &mut whole.notes);
+}
+
+fn join_metadata(
+    whole: &mut BTreeMap<String, String>,
+    part: BTreeMap<String, String>,
+    notes: &mut Vec<String>,
+) {
+    for (key, value) in part {
+        match whole.get(&key) {
+            None => drop(whole.insert(key, value)),
+            Some(first) if *first == value => {}
+            Some(_) => {
+                let note =
+                    format!("metadata `{key}` differs between shards: that of the first is kept");
+                if !notes.contains(&note) {
+                    notes.push(note);
+                }
+            }
+        }
+    }
+}
+
+fn some_of<'a>(names: impl ExactSizeIterator<Item = &'a String>) -> String {
+    let more = names.len().saturating_sub(NAMED_IN_NOTE);
+    let mut text: Vec<String> = names.take(NAMED_IN_NOTE).map(|name| format!("`{name}`")).collect();
+    if more > 0 {
+        text.push(format!("and {more} more"));
+    }
+    text.join(", ")
+}

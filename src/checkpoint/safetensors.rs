@@ -1,0 +1,230 @@
+//! Reads the header of a safetensors file, strictly.
+//!
+//! In: any [`ReadAt`]. Out: a [`Header`]: entries in file order, metadata, and where the data starts.
+//! The reference reader takes the last of two equal keys; here that is a fault, because programs
+//! that disagree on which one counts would see different tensors.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+
+use crate::source::{self, ReadAt};
+
+use super::{Bytes, Dtype, MAX_TENSORS, OriginId, Run, Tensor};
+
+/// The longest header that the reference reader takes.
+pub const MAX_HEADER: u64 = 100_000_000;
+
+/// The shortest file: an eight-byte length and `{}`.
+const MIN_FILE: u64 = 10;
+
+/// What is wrong with a safetensors file.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The bytes cannot be had.
+    #[error(transparent)]
+    Read(#[from] source::Error),
+    /// Too short to have a header.
+    #[error("{size} bytes are too few to hold a header")]
+    TooShort {
+        /// The file's size.
+        size: u64,
+    },
+    /// The header would end past the file.
+    #[error("its header should be {len} bytes long and the file has {size}")]
+    Truncated {
+        /// The stated length.
+        len: u64,
+        /// The file's size.
+        size: u64,
+    },
+    /// The header is longer than any reader takes.
+    #[error(
+        "its header should be {len} bytes long, and {MAX_HEADER} is the most that any reader takes"
+    )]
+    TooLong {
+        /// The stated length.
+        len: u64,
+    },
+    /// Not UTF-8, not JSON, or not the JSON it must be.
+    #[error("its header is not what it must be: {0}")]
+    Json(String),
+    /// The size by dtype and shape is not that of the range.
+    #[error(
+        "tensor `{tensor}`: {dtype} of shape {shape:?} does not take the {len} bytes of its range"
+    )]
+    Size {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// Bytes of the range.
+        len: u64,
+    },
+    /// A range whose end lies before its start.
+    #[error("tensor `{tensor}`: its range ends before it starts")]
+    Reversed {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A range past the end of the file.
+    #[error("tensor `{tensor}`: ends at byte {end} of the data, which has {data}")]
+    PastEnd {
+        /// The tensor.
+        tensor: String,
+        /// Where it would end.
+        end: u64,
+        /// Bytes of data in the file.
+        data: u64,
+    },
+    /// Two tensors share bytes, or there is a hole between them.
+    #[error(
+        "tensor `{tensor}`: starts at byte {start} of the data and the one before it ends at {before}"
+    )]
+    Gap {
+        /// The tensor.
+        tensor: String,
+        /// Where it starts.
+        start: u64,
+        /// Where it should start.
+        before: u64,
+    },
+    /// Bytes after the last tensor.
+    #[error("{extra} bytes follow the last tensor")]
+    Trailing {
+        /// How many.
+        extra: u64,
+    },
+}
+
+/// What a safetensors file says of itself.
+#[derive(Debug)]
+pub struct Header {
+    /// The tensors in the order of their bytes, all of origin 0.
+    pub tensors: Vec<Tensor>,
+    /// `__metadata__`.
+    pub metadata: BTreeMap<String, String>,
+    /// The first byte of the data.
+    pub data_start: u64,
+}
+
+/// Reads and checks a header.
+pub fn parse(file: &dyn ReadAt) -> Result<Header, Fault> {
+    let size = file.size();
+    if size < MIN_FILE {
+        return Err(Fault::TooShort { size });
+    }
+    let mut len = [0; 8];
+    file.read_exact_at(&mut len, 0)?;
+    let len = u64::from_le_bytes(len);
+    if len > MAX_HEADER {
+        return Err(Fault::TooLong { len });
+    }
+    if len > size - 8 {
+        return Err(Fault::Truncated { len, size });
+    }
+    let mut json = vec![0; len as usize];
+    file.read_exact_at(&mut json, 8)?;
+    check(&json, 8 + len, size)
+}
+
+fn check(json: &[u8], data_start: u64, size: u64) -> Result<Header, Fault> {
+    // The reference reader asks for the brace, so that a header cannot be padded in front.
+    if json.first() != Some(&b'{') {
+        return Err(Fault::Json("it does not begin with `{`".to_owned()));
+    }
+    let raw: Raw = serde_json::from_slice(json).map_err(|e| Fault::Json(e.to_string()))?;
+    let data = size - data_start;
+    let mut entries = raw.entries;
+    // Empty tensors come before the one that starts at the same byte.
+    entries.sort_by_key(|(_, info)| info.data_offsets);
+    let mut before = 0;
+    let mut tensors = Vec::with_capacity(entries.len());
+    for (name, info) in entries {
+        let (start, end) = info.data_offsets;
+        let Some(len) = end.checked_sub(start) else {
+            return Err(Fault::Reversed { tensor: name });
+        };
+        if end > data {
+            return Err(Fault::PastEnd { tensor: name, end, data });
+        }
+        if start != before {
+            return Err(Fault::Gap { tensor: name, start, before });
+        }
+        before = end;
+        if info.dtype.bytes_of(&info.shape) != Some(len) {
+            return Err(Fault::Size { tensor: name, dtype: info.dtype, shape: info.shape, len });
+        }
+        tensors.push(Tensor {
+            name: name.into(),
+            dtype: info.dtype,
+            shape: info.shape.into(),
+            bytes: Bytes::Run(Run { origin: OriginId(0), offset: data_start + start, len }),
+        });
+    }
+    if before != data {
+        return Err(Fault::Trailing { extra: data - before });
+    }
+    Ok(Header { tensors, metadata: raw.metadata, data_start })
+}
+
+#[derive(serde::Deserialize)]
+struct Info {
+    #[serde(deserialize_with = "dtype")]
+    dtype: Dtype,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dtype, D::Error> {
+    let name = std::borrow::Cow::<str>::deserialize(deserializer)?;
+    Dtype::from_name(&name).ok_or_else(|| de::Error::custom(format_args!("unknown dtype `{name}`")))
+}
+
+/// The header's JSON as it stands, equal keys refused.
+struct Raw {
+    entries: Vec<(String, Info)>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(RawVisitor)
+    }
+}
+
+struct RawVisitor;
+
+impl<'de> Visitor<'de> for RawVisitor {
+    type Value = Raw;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
+        let mut entries: Vec<(String, Info)> = Vec::new();
+        let mut metadata = None;
+        while let Some(key) = map.next_key::<String>()? {
+            if key == "__metadata__" {
+                if metadata.is_some() {
+                    return Err(de::Error::custom("`__metadata__` is there twice"));
+                }
+                metadata = Some(map.next_value::<super::index::Unique<String>>()?.0);
+            } else {
+                if entries.len() == MAX_TENSORS {
+                    return Err(de::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
+                }
+                entries.push((key, map.next_value()?));
+            }
+        }
+        let mut seen = HashSet::with_capacity(entries.len());
+        if let Some((key, _)) = entries.iter().find(|(key, _)| !seen.insert(key.as_str())) {
+            return Err(de::Error::custom(format_args!("tensor `{key}` is there twice")));
+        }
+        Ok(Raw { entries, metadata: metadata.unwrap_or_default() })
+    }
+}

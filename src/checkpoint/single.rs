@@ -1,0 +1,138 @@
+//! Reads one file, whatever its format: told by content, since names lie.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::source::{OpenFile, ReadAt};
+
+use super::torch::{self, Contents, LEGACY_MAGIC, LegacyFault, ZIP_MAGIC};
+use super::{Checkpoint, Error, Format, MAX_TENSORS, Options, Origin, safetensors};
+
+/// What the first bytes say.
+enum Kind {
+    Checkpoint(Format),
+    Other(&'static str),
+}
+
+/// Enough to tell every kind from the others.
+const SNIFFED: usize = 32;
+
+fn sniff(file: &dyn ReadAt, path: &Path) -> Result<Kind, Error> {
+    let mut bytes = [0; SNIFFED];
+    let len = file.size().min(SNIFFED as u64) as usize;
+    file.read_exact_at(&mut bytes[..len], 0)?;
+    let bytes = &bytes[..len];
+    let named_safetensors = path.extension().is_some_and(|e| e == "safetensors" || e == "sft");
+    Ok(match bytes {
+        b if b.starts_with(ZIP_MAGIC) => Kind::Checkpoint(Format::TorchZip),
+        [0x80, 2..=5, ..] if !named_safetensors || bytes.starts_with(LEGACY_MAGIC) => {
+            Kind::Checkpoint(Format::TorchLegacy)
+        }
+        [_, _, _, _, _, _, _, _, b'{', ..] => Kind::Checkpoint(Format::Safetensors),
+        // Its own reader says best what is wrong with it.
+        [_, ..] if named_safetensors && !bytes.starts_with(b"version ") => {
+            Kind::Checkpoint(Format::Safetensors)
+        }
+        [] => Kind::Other("an empty file"),
+        b if b.starts_with(b"GGUF") => {
+            Kind::Other("a GGUF file, not a checkpoint of torch or safetensors")
+        }
+        b if b.starts_with(b"\x89HDF") => {
+            Kind::Other("an HDF5 file, not a checkpoint of torch or safetensors")
+        }
+        b if b.starts_with(b"version https://git-lfs") => Kind::Other(
+            "a Git LFS pointer: the file that it stands for was not fetched (git lfs pull)",
+        ),
+        b if b.starts_with(b"<") => {
+            Kind::Other("a web page or XML, most likely an error saved in place of a download")
+        }
+        _ => Kind::Other("not a checkpoint of torch or safetensors"),
+    })
+}
+
+/// Whether a file looks like a checkpoint by its first bytes.
+pub(super) fn looks_like_one(file: &OpenFile) -> bool {
+    matches!(sniff(file, &file.file().path()), Ok(Kind::Checkpoint(_)))
+}
+
+/// Reads an opened file.
+pub(super) fn read(file: &OpenFile, options: &Options) -> Result<Checkpoint, Error> {
+    let mut checkpoint = parse(file, &file.file().path(), options)?;
+    checkpoint.origins.insert(0, Origin::File(Arc::clone(file.file())));
+    // What was parsed must be what the identity stands for.
+    file.check_unchanged()?;
+    Ok(checkpoint)
+}
+
+/// Reads bytes in memory, for tests and fuzzing: they become the first origin.
+pub fn parse_bytes(bytes: &[u8], path: &Path, options: &Options) -> Result<Checkpoint, Error> {
+    let bytes = bytes.to_vec();
+    let mut checkpoint = parse(&bytes, path, options)?;
+    checkpoint.origins.insert(0, Origin::Memory(bytes.into()));
+    Ok(checkpoint)
+}
+
+/// All but the first origin, which is the file itself.
+fn parse(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Checkpoint, Error> {
+    let format = match sniff(file, path)? {
+        Kind::Checkpoint(format) => format,
+        Kind::Other(what) => {
+            return Err(Error::NotACheckpoint { path: path.to_path_buf(), what });
+        }
+    };
+    let (contents, metadata) = match format {
+        Format::Safetensors => read_safetensors(file, path, options)?,
+        Format::TorchZip => (torch::read_zip(file, path, options)?, BTreeMap::new()),
+        Format::TorchLegacy => {
+            (torch::read_legacy(file, path, options).map_err(not_by_torch)?, BTreeMap::new())
+        }
+    };
+    if contents.tensors.len() > MAX_TENSORS {
+        return Err(Error::TooMany { path: path.to_path_buf(), limit: MAX_TENSORS });
+    }
+    Ok(Checkpoint {
+        path: path.to_path_buf(),
+        format,
+        sharded: false,
+        origins: contents.unpacked,
+        index: None,
+        tensors: contents.tensors,
+        metadata,
+        notes: contents.notes,
+        refused: contents.refused,
+        options: options.clone(),
+    })
+}
+
+fn read_safetensors(
+    file: &dyn ReadAt,
+    path: &Path,
+    options: &Options,
+) -> Result<(Contents, BTreeMap<String, String>), Error> {
+    let header = safetensors::parse(file).map_err(|fault| match fault {
+        safetensors::Fault::Read(error) => Error::Source(error),
+        fault => Error::Header { path: path.to_path_buf(), fault },
+    })?;
+    if let Some(key) = &options.root_key {
+        let fault =
+            torch::ChoiceFault::NoSuchKey { key: key.clone(), found: "no dictionaries".to_owned() };
+        return Err(Error::Choice { path: path.to_path_buf(), fault });
+    }
+    let contents = Contents {
+        tensors: header.tensors,
+        unpacked: Vec::new(),
+        notes: Vec::new(),
+        refused: Vec::new(),
+    };
+    Ok((contents, header.metadata))
+}
+
+fn not_by_torch(error: Error) -> Error {
+    match error {
+        Error::Legacy { path, fault: LegacyFault::Magic } => {
+            Error::NotACheckpoint { path, what: "a pickle, and not one that torch.save wrote" }
+        }
+        error => error,
+    }
+}

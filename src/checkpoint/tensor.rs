@@ -1,0 +1,183 @@
+//! A tensor, and where its bytes lie.
+
+use std::sync::Arc;
+
+use crate::source;
+
+use super::Dtype;
+
+/// Which of a checkpoint's origins: an index into [`super::Checkpoint::origins`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OriginId(pub u32);
+
+/// Something that holds tensor bytes.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// A file; the bytes stay where they are.
+    File(Arc<source::File>),
+    /// Bytes that had to be unpacked.
+    Memory(Arc<[u8]>),
+}
+
+impl Origin {
+    /// How many bytes it holds.
+    pub fn size(&self) -> u64 {
+        match self {
+            Origin::File(file) => file.identity().size,
+            Origin::Memory(bytes) => bytes.len() as u64,
+        }
+    }
+}
+
+/// A named tensor. Its bytes, in C order and little-endian, are what `bytes` says.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// The name, unique in its checkpoint.
+    pub name: Box<str>,
+    /// The element type.
+    pub dtype: Dtype,
+    /// The shape; empty for a scalar.
+    pub shape: Box<[u64]>,
+    /// Where the bytes lie.
+    pub bytes: Bytes,
+}
+
+/// Where a tensor's bytes lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bytes {
+    /// As they are, one after the other.
+    Run(Run),
+    /// Spread out: strided, transposed or expanded.
+    Grid(Box<Grid>),
+    /// In the other byte order: every `unit` bytes reversed. Never nested.
+    Swapped {
+        /// How many bytes are reversed together.
+        unit: u64,
+        /// The bytes before the reversal.
+        of: Box<Bytes>,
+    },
+}
+
+/// Bytes one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Where.
+    pub origin: OriginId,
+    /// From which byte.
+    pub offset: u64,
+    /// How many.
+    pub len: u64,
+}
+
+/// Pieces of `run` bytes at `base + sum(index * stride)`, the last axis moving fastest.
+/// Kept as arithmetic: a list of the pieces could be as large as the tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Where.
+    pub origin: OriginId,
+    /// The byte where the first piece starts.
+    pub base: u64,
+    /// The axes, outermost first; none has a count of 0 or 1.
+    pub axes: Box<[Axis]>,
+    /// Bytes of each piece.
+    pub run: u64,
+}
+
+/// One axis of a [`Grid`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// How many steps.
+    pub count: u64,
+    /// Bytes from one to the next; 0 repeats the same bytes.
+    pub stride: u64,
+}
+
+impl Grid {
+    /// Bytes of the whole tensor.
+    pub fn len(&self) -> u64 {
+        self.axes.iter().fold(self.run, |n, axis| n.saturating_mul(axis.count))
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes from the first that is read to just past the last.
+    pub fn span(&self) -> u64 {
+        self.axes
+            .iter()
+            .fold(self.run, |n, a| n.saturating_add((a.count - 1).saturating_mul(a.stride)))
+    }
+}
+
+impl Bytes {
+    /// Bytes of the whole tensor.
+    pub fn len(&self) -> u64 {
+        match self {
+            Bytes::Run(run) => run.len,
+            Bytes::Grid(grid) => grid.len(),
+            Bytes::Swapped { of, .. } => of.len(),
+        }
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The part of an origin that is read: origin, first byte, bytes to just past the last.
+    pub fn reach(&self) -> (OriginId, u64, u64) {
+        match self {
+            Bytes::Run(run) => (run.origin, run.offset, run.len),
+            Bytes::Grid(grid) => (grid.origin, grid.base, grid.span()),
+            Bytes::Swapped { of, .. } => of.reach(),
+        }
+    }
+
+    /// Renumbers the origin by `by`: those of one file become those of a set of files.
+    pub(super) fn shift_origin(&mut self, by: u32) {
+        match self {
+            Bytes::Run(run) => run.origin.0 += by,
+            Bytes::Grid(grid) => grid.origin.0 += by,
+            Bytes::Swapped { of, .. } => of.shift_origin(by),
+        }
+    }
+}
+
+/// How a tensor's bytes lie, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// One after the other in a file.
+    Run,
+    /// Spread out, each read once.
+    Strided,
+    /// Spread out, some read more than once.
+    Expanded,
+    /// In the other byte order.
+    Swapped,
+    /// Unpacked into memory.
+    Memory,
+}
+
+impl Tensor {
+    /// How its bytes lie, given its checkpoint's origins.
+    pub fn layout(&self, origins: &[Origin]) -> Layout {
+        let (OriginId(origin), ..) = self.bytes.reach();
+        if matches!(origins.get(origin as usize), Some(Origin::Memory(_))) {
+            return Layout::Memory;
+        }
+        match &self.bytes {
+            Bytes::Run(_) => Layout::Run,
+            Bytes::Swapped { .. } => Layout::Swapped,
+            // More bytes out than there are in the span: some are read twice.
+            Bytes::Grid(grid)
+                if grid.len() > grid.span() || grid.axes.iter().any(|a| a.stride == 0) =>
+            {
+                Layout::Expanded
+            }
+            Bytes::Grid(_) => Layout::Strided,
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Puts the parts together: envelope, nodes, chosen dictionary, places.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+
+use miniz_oxide::inflate::decompress_to_vec_with_limit;
+
+use crate::checkpoint::{Error, Options, Origin, OriginId, Refused, Tensor, TensorFault};
+use crate::source::ReadAt;
+
+use super::choose::{self, Chosen};
+use super::legacy;
+use super::meaning::View;
+use super::pickle::{self, MAX_PICKLE};
+use super::place::{Stored, place};
+use super::zip::{self, Archive, Record};
+
+/// The most bytes of compressed storages that are unpacked into memory. torch never compresses;
+/// what comes compressed was packed again by hand, and is small or has to be unpacked by hand.
+const MAX_UNPACKED: u64 = 64 << 20;
+
+/// What one torch file holds, all of it seen from this file: origin 0 is the file.
+#[derive(Debug)]
+pub struct Contents {
+    /// The tensors.
+    pub tensors: Vec<Tensor>,
+    /// Storages that had to be unpacked: origin 1 and on.
+    pub unpacked: Vec<Origin>,
+    /// What was chosen and left out.
+    pub notes: Vec<String>,
+    /// What cannot be shown.
+    pub refused: Vec<Refused>,
+}
+
+/// Reads the zip form.
+pub fn read_zip(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Contents, Error> {
+    let archive = zip::read(file).map_err(|fault| zip_error(path, fault))?;
+    if archive.is_torchscript() {
+        return Err(zip_error(path, zip::Fault::TorchScript));
+    }
+    let record = archive.get("data.pkl").ok_or_else(|| zip_error(path, zip::Fault::NoPickle))?;
+    let bytes = record_bytes(file, path, "data.pkl", record, MAX_PICKLE)?;
+    let (arena, top, used) = pickle::read(&bytes).map_err(|fault| pickle_error(path, fault))?;
+    if used != bytes.len() {
+        return Err(pickle_error(path, pickle::Fault::Trailing(bytes.len() - used)));
+    }
+    drop(bytes);
+    let swapped = match archive.get("byteorder") {
+        None => false,
+        Some(record) => match record_bytes(file, path, "byteorder", record, 16)?.as_slice() {
+            b"little" => false,
+            b"big" => true,
+            _ => return Err(zip_error(path, zip::Fault::ByteOrder)),
+        },
+    };
+    let chosen = choose_in(&arena, top, path, options)?;
+    let mut records = Records {
+        file,
+        archive: &archive,
+        unpacked: Vec::new(),
+        unpacked_len: 0,
+        found: BTreeMap::new(),
+    };
+    let mut contents = placed(chosen, swapped, |key| records.storage(key))?;
+    if swapped {
+        contents.notes.push(
+            "written on a big-endian machine: bytes are turned round as they are read".to_owned(),
+        );
+    }
+    if !records.unpacked.is_empty() {
+        let n = records.unpacked.len();
+        contents.notes.push(format!("{n} compressed storages are held unpacked in memory"));
+    }
+    contents.unpacked = records.unpacked;
+    Ok(contents)
+}
+
+/// Reads the older form.
+pub fn read_legacy(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Contents, Error> {
+    let legacy = legacy::read(file).map_err(|fault| match fault {
+        legacy::Fault::Read(error) => Error::Source(error),
+        fault => Error::Legacy { path: path.to_path_buf(), fault },
+    })?;
+    let chosen = choose_in(&legacy.arena, legacy.top, path, options)?;
+    let storages: HashMap<String, Stored> = legacy.storages;
+    placed(chosen, false, |key| {
+        storages.get(key).copied().ok_or_else(|| TensorFault::NoStorage { storage: key.to_owned() })
+    })
+}
+
+fn choose_in(
+    arena: &pickle::Arena,
+    top: pickle::Id,
+    path: &Path,
+    options: &Options,
+) -> Result<Chosen, Error> {
+    choose::choose(arena, top, options.root_key.as_deref())
+        .map_err(|fault| Error::Choice { path: path.to_path_buf(), fault })
+}
+
+fn placed(
+    chosen: Chosen,
+    swapped: bool,
+    mut storage: impl FnMut(&str) -> Result<Stored, TensorFault>,
+) -> Result<Contents, Error> {
+    let Chosen { tensors: views, mut refused, notes } = chosen;
+    let mut tensors = Vec::with_capacity(views.len());
+    let mut one = |name: &str, view: &View| place(name, view, storage(&view.storage.key)?, swapped);
+    for (name, view) in views {
+        match one(&name, &view) {
+            Ok(tensor) => tensors.push(tensor),
+            Err(fault) => refused.push(Refused { name, fault }),
+        }
+    }
+    Ok(Contents { tensors, unpacked: Vec::new(), notes, refused })
+}
+
+fn zip_error(path: &Path, fault: zip::Fault) -> Error {
+    match fault {
+        zip::Fault::Read(error) => Error::Source(error),
+        fault => Error::Zip { path: path.to_path_buf(), fault },
+    }
+}
+
+fn pickle_error(path: &Path, fault: pickle::Fault) -> Error {
+    Error::Pickle { path: path.to_path_buf(), fault }
+}
+
+/// The bytes of a whole record, unpacked where need be.
+fn record_bytes(
+    file: &dyn ReadAt,
+    path: &Path,
+    name: &str,
+    record: Record,
+    limit: u64,
+) -> Result<Vec<u8>, Error> {
+    unpack(file, record, limit)?
+        .ok_or_else(|| zip_error(path, zip::Fault::Compressed(name.to_owned())))
+}
+
+/// `None` where it is larger than the limit or does not unpack to the size that it states.
+fn unpack(
+    file: &dyn ReadAt,
+    record: Record,
+    limit: u64,
+) -> Result<Option<Vec<u8>>, crate::source::Error> {
+    if record.stored > limit || record.size > limit {
+        return Ok(None);
+    }
+    let mut stored = vec![0; record.stored as usize];
+    file.read_exact_at(&mut stored, record.offset)?;
+    if !record.deflated {
+        return Ok(Some(stored));
+    }
+    let unpacked = decompress_to_vec_with_limit(&stored, record.size as usize).ok();
+    Ok(unpacked.filter(|bytes| bytes.len() as u64 == record.size))
+}
+
+/// The storages of an archive, found as tensors ask for them.
+struct Records<'a> {
+    file: &'a dyn ReadAt,
+    archive: &'a Archive,
+    unpacked: Vec<Origin>,
+    unpacked_len: u64,
+    /// Those that were unpacked, so that tensors that share one go on sharing it.
+    found: BTreeMap<String, Stored>,
+}
+
+impl Records<'_> {
+    fn storage(&mut self, key: &str) -> Result<Stored, TensorFault> {
+        let missing = || TensorFault::NoStorage { storage: key.to_owned() };
+        let record = self.archive.get(&format!("data/{key}")).ok_or_else(missing)?;
+        if !record.deflated {
+            return Ok(Stored { origin: OriginId(0), start: record.offset, len: record.stored });
+        }
+        if let Some(&stored) = self.found.get(key) {
+            return Ok(stored);
+        }
+        let compressed = |why| TensorFault::Compressed { storage: key.to_owned(), why };
+        let limit = MAX_UNPACKED - self.unpacked_len;
+        let bytes = unpack(self.file, record, limit)
+            .map_err(|_| compressed("and cannot be read"))?
+            .ok_or_else(|| compressed("and too large to hold unpacked, or damaged"))?;
+        self.unpacked_len += bytes.len() as u64;
+        let stored = Stored {
+            origin: OriginId(1 + self.unpacked.len() as u32),
+            start: 0,
+            len: bytes.len() as u64,
+        };
+        self.unpacked.push(Origin::Memory(Arc::from(bytes)));
+        self.found.insert(key.to_owned(), stored);
+        Ok(stored)
+    }
+}

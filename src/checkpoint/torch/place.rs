@@ -1,0 +1,126 @@
+//! Turns a view of a storage into the place of its bytes: every bound is checked here.
+
+use crate::checkpoint::{Axis, Bytes, Dtype, Grid, OriginId, Run, Tensor, TensorFault};
+
+use super::meaning::View;
+
+/// Where a storage lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored {
+    pub origin: OriginId,
+    pub start: u64,
+    pub len: u64,
+}
+
+/// torch's own limit on dimensions.
+const MAX_DIMS: usize = 64;
+
+/// The most that a tensor may take by repeating bytes. What gets saved expanded is a mask or a
+/// table of positions, of some megabytes; a file of some bytes must not become a virtual petabyte.
+const MAX_EXPANDED: u64 = 4 << 30;
+
+/// The tensor of a view, given where its storage lies and whether it is in the other byte order.
+pub fn place(
+    name: &str,
+    view: &View,
+    stored: Stored,
+    swapped: bool,
+) -> Result<Tensor, TensorFault> {
+    let storage = &view.storage;
+    let stated = u128::from(storage.count) * u128::from(storage.unit);
+    if stated != u128::from(stored.len) {
+        return Err(TensorFault::StorageSize {
+            storage: storage.key.clone(),
+            stated,
+            has: stored.len,
+        });
+    }
+    // The part of the storage that this tensor may see.
+    let (window_start, window_len) = match storage.window {
+        None => (0, stored.len),
+        Some((first, count)) => {
+            let end = (u128::from(first) + u128::from(count)) * u128::from(storage.unit);
+            if end > stated {
+                return Err(TensorFault::Bounds {
+                    storage: storage.key.clone(),
+                    needs: end,
+                    has: stored.len,
+                });
+            }
+            (first * storage.unit, count * storage.unit)
+        }
+    };
+    if view.shape.len() != view.stride.len() || view.shape.len() > MAX_DIMS {
+        return Err(TensorFault::Malformed {
+            what: "its shape and its strides do not belong together",
+        });
+    }
+    let mut shape = view.shape.clone();
+    let item = if view.dtype == Dtype::F4 {
+        // Two values a byte: what torch counts as one element is two in a header.
+        let last = shape
+            .last_mut()
+            .ok_or(TensorFault::Kind { kind: "a single packed pair".to_owned() })?;
+        *last = last.checked_mul(2).ok_or(TensorFault::Overflow)?;
+        1
+    } else {
+        u64::from(view.dtype.bits() / 8)
+    };
+    let len = view.dtype.bytes_of(&shape).ok_or(TensorFault::Overflow)?;
+    let start = stored.start + window_start;
+    let bytes = if len == 0 {
+        Bytes::Run(Run { origin: stored.origin, offset: stored.start, len: 0 })
+    } else {
+        let dims = || view.shape.iter().zip(&view.stride);
+        // In u128 with 64 dimensions of 64-bit products, only saturation could overflow.
+        let last = dims().fold(u128::from(view.offset), |at, (&d, &s)| {
+            at.saturating_add(u128::from(d - 1) * u128::from(s))
+        });
+        let needs = last.saturating_add(1).saturating_mul(u128::from(item));
+        if needs > u128::from(window_len) {
+            return Err(TensorFault::Bounds {
+                storage: storage.key.clone(),
+                needs,
+                has: window_len,
+            });
+        }
+        let base = start + view.offset * item;
+        // Strides of axes with more than one step are bounded by the check above.
+        let axes = dims()
+            .filter(|(d, _)| **d > 1)
+            .map(|(&count, &stride)| Axis { count, stride: stride * item });
+        grid_or_run(stored.origin, base, axes, item)
+    };
+    if let Bytes::Grid(grid) = &bytes
+        && grid.len() > grid.span()
+        && grid.len() > MAX_EXPANDED
+    {
+        return Err(TensorFault::Expansion { bytes: grid.len(), limit: MAX_EXPANDED });
+    }
+    let unit = view.dtype.swap_unit();
+    let bytes =
+        if swapped && unit > 1 { Bytes::Swapped { unit, of: Box::new(bytes) } } else { bytes };
+    Ok(Tensor { name: name.into(), dtype: view.dtype, shape: shape.into(), bytes })
+}
+
+/// Merges axes that step through adjacent bytes; what is left of a contiguous tensor is a run.
+fn grid_or_run(origin: OriginId, base: u64, axes: impl Iterator<Item = Axis>, item: u64) -> Bytes {
+    let mut merged: Vec<Axis> = Vec::new();
+    for axis in axes {
+        match merged.last_mut() {
+            Some(outer) if outer.stride == axis.stride.saturating_mul(axis.count) => {
+                *outer = Axis { count: outer.count * axis.count, stride: axis.stride };
+            }
+            _ => merged.push(axis),
+        }
+    }
+    let mut run = item;
+    if let Some(inner) = merged.pop_if(|inner| inner.stride == item) {
+        run *= inner.count;
+    }
+    if merged.is_empty() {
+        Bytes::Run(Run { origin, offset: base, len: run })
+    } else {
+        Bytes::Grid(Box::new(Grid { origin, base, axes: merged.into(), run }))
+    }
+}

@@ -1,0 +1,1 @@
+//! The commands, in words for people.

@@ -1,0 +1,65 @@
+//! Why there is no image, or no bytes of it.
+
+use std::path::PathBuf;
+
+use crate::checkpoint::{self, Refused};
+use crate::source;
+
+/// An image that cannot be laid out or read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The sources cannot be read, or changed.
+    #[error(transparent)]
+    Source(#[from] source::Error),
+    /// Something in the checkpoint cannot be shown.
+    #[error(transparent)]
+    Refused(Box<checkpoint::Error>),
+    /// Nothing is left to show.
+    #[error("{path}: no tensor in it can be shown")]
+    Empty {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// The header would be longer than any reader takes.
+    #[error(
+        "{path}: as one file its header would take {size} bytes, and {limit} is the most that any reader takes"
+    )]
+    HeaderTooLong {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Bytes that it would take.
+        size: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// The tensors together are larger than a file can be.
+    #[error("{path}: as one file it would be larger than a file can be")]
+    TooLarge {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+}
+
+impl Error {
+    pub(super) fn refused(path: PathBuf, refused: Vec<Refused>) -> Self {
+        Error::Refused(Box::new(checkpoint::Error::Refused { path, refused }))
+    }
+
+    /// What the user can do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Error::Source(error) => error.remedy(),
+            Error::Refused(error) => error.remedy(),
+            Error::Empty { .. } => "see what was refused, with `ckptfs inspect`",
+            Error::HeaderTooLong { .. } | Error::TooLarge { .. } => "split the checkpoint",
+        }
+    }
+
+    /// Whether the checkpoint itself is at fault, rather than the machine.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Error::Source(error) => error.is_refusal(),
+            _ => true,
+        }
+    }
+}

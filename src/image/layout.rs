@@ -1,0 +1,151 @@
+//! Decides the order of the tensors and builds the image.
+//!
+//! A safetensors file has no hole between tensors, so alignment comes from order alone: larger
+//! elements first, and then every tensor starts at a multiple of its element. Within one size they
+//! stand as they lie in the sources, so that reading the image in order reads the disk in order.
+
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use crate::checkpoint::{Bytes, Checkpoint, MAX_HEADER, Tensor};
+use crate::source::File;
+
+use super::{Error, Hash, Image, Piece, header};
+
+/// Part of the identity: another way of laying out is another image.
+const LAYOUT_VERSION: u8 = 1;
+
+/// The most that a file can hold.
+const MAX_SIZE: u64 = i64::MAX as u64;
+
+pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
+    let Checkpoint {
+        path,
+        format,
+        origins,
+        index,
+        mut tensors,
+        mut metadata,
+        refused,
+        options,
+        ..
+    } = checkpoint;
+    if !refused.is_empty() {
+        if !options.allow_partial {
+            return Err(Error::refused(path, refused));
+        }
+        if tensors.is_empty() {
+            return Err(Error::Empty { path });
+        }
+    }
+    tensors.sort_by(|a, b| order(a).cmp(&order(b)));
+    let mut starts = Vec::with_capacity(tensors.len() + 1);
+    let mut end = 0u64;
+    for tensor in &tensors {
+        starts.push(end);
+        end = end
+            .checked_add(tensor.bytes.len())
+            .filter(|&end| end <= MAX_SIZE)
+            .ok_or_else(|| Error::TooLarge { path: path.clone() })?;
+    }
+    starts.push(end);
+    // Readers ask for it, and a checkpoint that states another keeps it: it is then not torch's.
+    metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
+    let header = header::write(&tensors, &starts, &metadata);
+    let stated = header.len() as u64 - 8;
+    if stated > MAX_HEADER {
+        return Err(Error::HeaderTooLong { path, size: stated, limit: MAX_HEADER });
+    }
+    let size = (header.len() as u64).checked_add(end).filter(|&size| size <= MAX_SIZE);
+    let size = size.ok_or(Error::TooLarge { path })?;
+    let (piece_starts, pieces) = pieces(&tensors, &starts, header.len() as u64);
+    let layout = Hash::of(&[&header]);
+    let files: Vec<Arc<File>> = files_of(&origins, index);
+    let identity = identity(layout, &files, &options);
+    Ok(Image {
+        header: header.into(),
+        tensors: tensors.into(),
+        starts: starts.into(),
+        piece_starts,
+        pieces,
+        origins: origins.into(),
+        files: files.into(),
+        metadata,
+        format,
+        options,
+        size,
+        layout,
+        identity,
+    })
+}
+
+/// What tensors are sorted by: the name settles what is left, so that there is one order.
+fn order(tensor: &Tensor) -> (std::cmp::Reverse<u32>, u32, u64, u64, &str) {
+    let (origin, first, span) = tensor.bytes.reach();
+    (std::cmp::Reverse(tensor.dtype.bits()), origin.0, first, span, &tensor.name)
+}
+
+fn pieces(tensors: &[Tensor], starts: &[u64], data: u64) -> (Box<[u64]>, Box<[Piece]>) {
+    let mut piece_starts = vec![0];
+    let mut pieces = vec![Piece::Header];
+    for (place, (tensor, &start)) in tensors.iter().zip(starts).enumerate() {
+        if tensor.bytes.is_empty() {
+            continue;
+        }
+        let start = data + start;
+        match &tensor.bytes {
+            Bytes::Run(run) => {
+                let follows = match (pieces.last(), piece_starts.last()) {
+                    (Some(&Piece::Run { origin, offset }), Some(&before)) => {
+                        origin == run.origin && offset + (start - before) == run.offset
+                    }
+                    _ => false,
+                };
+                if follows {
+                    continue;
+                }
+                pieces.push(Piece::Run { origin: run.origin, offset: run.offset });
+            }
+            Bytes::Grid(_) | Bytes::Swapped { .. } => pieces.push(Piece::Tensor(place as u32)),
+        }
+        piece_starts.push(start);
+    }
+    (piece_starts.into(), pieces.into())
+}
+
+fn files_of(origins: &[crate::checkpoint::Origin], index: Option<Arc<File>>) -> Vec<Arc<File>> {
+    let held = origins.iter().filter_map(|origin| match origin {
+        crate::checkpoint::Origin::File(file) => Some(Arc::clone(file)),
+        crate::checkpoint::Origin::Memory(_) => None,
+    });
+    held.chain(index).collect()
+}
+
+fn identity(layout: Hash, files: &[Arc<File>], options: &crate::checkpoint::Options) -> Hash {
+    let crate::checkpoint::Options { root_key, allow_partial, follow_symlinks } = options;
+    let mut bytes = vec![LAYOUT_VERSION, u8::from(*allow_partial), u8::from(*follow_symlinks)];
+    bytes.extend_from_slice(&layout.0);
+    bytes.push(u8::from(root_key.is_some()));
+    let key = root_key.as_deref().unwrap_or_default();
+    bytes.extend_from_slice(&(key.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(std::ffi::OsStr::new(key).as_bytes());
+    for file in files {
+        let id = file.identity();
+        for number in [id.dev, id.ino, id.size, id.mtime as u64, u64::from(id.mtime_nsec)] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+    }
+    Hash::of(&[&bytes])
+}
+
+impl Hash {
+    fn of(parts: &[&[u8]]) -> Hash {
+        let mut hasher = blake3::Hasher::new();
+        for part in parts {
+            hasher.update(part);
+        }
+        let mut hash = [0; 16];
+        hash.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        Hash(hash)
+    }
+}

@@ -1,0 +1,209 @@
+//! The virtual file: a checkpoint laid out as one valid safetensors file.
+//!
+//! In: a [`Checkpoint`]. Out: an [`Image`], an immutable value: header, size, which bytes come from
+//! where ([`Image::segments`]), and two hashes. [`Image::open`] gives a [`Reader`], which holds the
+//! sources open and fills any range of the image from any thread.
+//!
+//! The same checkpoint always gives the same image, byte for byte.
+
+mod error;
+mod gather;
+mod header;
+mod layout;
+mod reader;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::checkpoint::{Checkpoint, Format, Options, Origin, OriginId, Tensor};
+use crate::source;
+
+pub use error::Error;
+pub use header::DATA_ALIGNMENT;
+pub use reader::Reader;
+
+/// A hash, shown as 32 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hash([u8; 16]);
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A checkpoint as one virtual safetensors file.
+#[derive(Debug)]
+pub struct Image {
+    header: Arc<[u8]>,
+    /// In the order of the image.
+    tensors: Box<[Tensor]>,
+    /// Where each tensor starts, from the start of the data; one more, for the end of the last.
+    starts: Box<[u64]>,
+    /// Where each piece starts in the image, beside `pieces`.
+    piece_starts: Box<[u64]>,
+    pieces: Box<[Piece]>,
+    origins: Box<[Origin]>,
+    files: Box<[Arc<source::File>]>,
+    metadata: BTreeMap<String, String>,
+    format: Format,
+    options: Options,
+    size: u64,
+    layout: Hash,
+    identity: Hash,
+}
+
+/// What a range of the image is made of. Ranges of an origin that follow one another are one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Piece {
+    Header,
+    Run {
+        origin: OriginId,
+        offset: u64,
+    },
+    /// A tensor whose bytes do not lie one after the other, by its place in the image.
+    Tensor(u32),
+}
+
+/// A part of the image, and where its bytes come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The part of the image.
+    pub range: Range<u64>,
+    /// Where its bytes come from.
+    pub bytes: SegmentBytes,
+}
+
+/// Where the bytes of a segment come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentBytes {
+    /// The header, from this byte on.
+    Header(u64),
+    /// An origin, from this byte on.
+    Run {
+        /// Which origin.
+        origin: OriginId,
+        /// From which of its bytes.
+        offset: u64,
+    },
+    /// A tensor that has to be gathered or turned round, from this byte on.
+    Tensor {
+        /// Its place in [`Image::tensors`].
+        place: usize,
+        /// From which of its bytes.
+        offset: u64,
+    },
+}
+
+impl Image {
+    /// Lays a checkpoint out. Refuses one of which something cannot be shown, unless its options
+    /// allow a part.
+    pub fn new(checkpoint: Checkpoint) -> Result<Image, Error> {
+        layout::build(checkpoint)
+    }
+
+    /// Bytes of the whole file.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes before the data, the eight of the length included: a multiple of 4,096.
+    pub fn header_size(&self) -> u64 {
+        self.header.len() as u64
+    }
+
+    /// The header as it stands in the file, its length first.
+    pub fn header(&self) -> &[u8] {
+        &self.header
+    }
+
+    /// The tensors in the order of the file.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The part of the file that a tensor takes, by its place in [`Image::tensors`].
+    pub fn tensor_range(&self, place: usize) -> Range<u64> {
+        let data = self.header_size();
+        data + self.starts[place]..data + self.starts[place + 1]
+    }
+
+    /// The place of the tensor that has a byte of the file; `None` in the header and past the end.
+    pub fn tensor_at(&self, offset: u64) -> Option<usize> {
+        let offset = offset.checked_sub(self.header_size())?;
+        // The last that starts at or before it: those that start at the same byte are empty.
+        let place = self.starts.partition_point(|&start| start <= offset).checked_sub(1)?;
+        (place < self.tensors.len()).then_some(place)
+    }
+
+    /// What holds the bytes.
+    pub fn origins(&self) -> &[Origin] {
+        &self.origins
+    }
+
+    /// The source files, the index of a set included.
+    pub fn files(&self) -> &[Arc<source::File>] {
+        &self.files
+    }
+
+    /// The metadata in the header.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// The format of the sources.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The options that the checkpoint was read with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// A hash of the header: names, types, shapes and order. The same checkpoint has the same one
+    /// wherever it lies.
+    pub fn layout(&self) -> Hash {
+        self.layout
+    }
+
+    /// A hash of the sources' identities, the options and the layout: what two programs compare to
+    /// know that they see the same bytes.
+    pub fn identity(&self) -> Hash {
+        self.identity
+    }
+
+    /// The segments of a range, cut to it, in order. What lies past the end has none.
+    pub fn segments(&self, range: Range<u64>) -> impl Iterator<Item = Segment> {
+        let end = range.end.min(self.size);
+        let first =
+            self.piece_starts.partition_point(|&start| start <= range.start).saturating_sub(1);
+        let mut at = range.start;
+        (first..self.pieces.len()).map_while(move |n| {
+            if at >= end {
+                return None;
+            }
+            let piece_end = self.piece_starts.get(n + 1).copied().unwrap_or(self.size);
+            let into = at - self.piece_starts[n];
+            let range = at..piece_end.min(end);
+            at = range.end;
+            let bytes = match self.pieces[n] {
+                Piece::Header => SegmentBytes::Header(into),
+                Piece::Run { origin, offset } => {
+                    SegmentBytes::Run { origin, offset: offset + into }
+                }
+                Piece::Tensor(place) => {
+                    SegmentBytes::Tensor { place: place as usize, offset: into }
+                }
+            };
+            Some(Segment { range, bytes })
+        })
+    }
+
+    /// Opens the sources, and refuses any that is not what was parsed.
+    pub fn open(self: &Arc<Self>) -> Result<Reader, Error> {
+        Reader::new(Arc::clone(self))
+    }
+}

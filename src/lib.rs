@@ -1,0 +1,30 @@
+//! Shows every model checkpoint as one contiguous, safe `.safetensors` file, without converting it.
+//!
+//! The header is written in memory; the tensor bytes stay where they are on disk. No byte of a
+//! pickle is executed.
+//!
+//! The rooms, each importing only those before it:
+//! - [`source`]: bytes on disk, with the identity that tells whether they changed;
+//! - [`checkpoint`]: what a checkpoint holds and where each tensor's bytes lie;
+//! - [`image`]: the virtual file: its layout, and reading any part of it.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::path::Path;
+//!
+//! let checkpoint = ckptfs::checkpoint::open(Path::new("model"), &Default::default())?;
+//! let image = std::sync::Arc::new(ckptfs::image::Image::new(checkpoint)?);
+//! let reader = image.open()?;
+//! let mut start = vec![0; 4096];
+//! let read = reader.read_at(&mut start, 0)?;
+//! println!("{read} of {} bytes", image.size());
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod checkpoint;
+pub mod image;
+pub mod source;
+
+#[cfg(feature = "cli")]
+pub mod cli;

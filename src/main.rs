@@ -1,0 +1,2 @@
+//! The `ckptfs` command.
+fn main() {}

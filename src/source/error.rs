@@ -1,0 +1,92 @@
+//! What can go wrong with bytes on disk, in words, with the remedy.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A file or directory that cannot be opened or read as it must be.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nothing has that name.
+    #[error("{path}: no such file or directory")]
+    Missing {
+        /// The path as it was asked for.
+        path: PathBuf,
+    },
+    /// It exists and is neither a regular file nor, where one is wanted, a directory.
+    #[error("{path}: is {kind}, and a checkpoint is a regular file")]
+    NotAFile {
+        /// The path as it was asked for.
+        path: PathBuf,
+        /// What it is instead, with its article.
+        kind: &'static str,
+    },
+    /// A link or a `..` leads out of the directory that the user named.
+    #[error("{path}: leads out of {root}")]
+    Outside {
+        /// The path as it was asked for.
+        path: PathBuf,
+        /// The directory it must stay in.
+        root: PathBuf,
+    },
+    /// The file is no longer the one that was parsed.
+    #[error("{path}: changed on disk since it was read")]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Fewer bytes than there must be.
+    #[error("{path}: ends before byte {offset} of what it must hold")]
+    Short {
+        /// The file.
+        path: PathBuf,
+        /// Where the read began.
+        offset: u64,
+    },
+    /// The system's own answer.
+    #[error("{path}: cannot {action}: {source}")]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> Self {
+        let path = path.to_path_buf();
+        match source.into() {
+            error if error.kind() == io::ErrorKind::NotFound => Error::Missing { path },
+            source => Error::Io { path, action, source },
+        }
+    }
+
+    /// What the user can do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Error::Missing { .. } => "check the path",
+            Error::NotAFile { .. } => "give a checkpoint file or a directory that holds one",
+            Error::Outside { .. } => {
+                "if you trust where it leads, allow it with --follow-symlinks; otherwise copy the file into the directory"
+            }
+            Error::Changed { .. } | Error::Short { .. } => {
+                "wait until the program that writes it is done, then try again"
+            }
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                "ask for read permission on it, or run as its owner"
+            }
+            Error::Io { .. } => "see the system's message above",
+        }
+    }
+
+    /// Whether the checkpoint itself is at fault, rather than the machine.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Error::Missing { .. } => false,
+            Error::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A source file: its place and identity at rest, its descriptor while in use.
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Stat};
+
+use super::{Error, Links, ReadAt, Root};
+
+/// What tells one state of a file from another. The change time is not part of it: a link, a
+/// rename or a chmod moves it and leaves every byte as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Device.
+    pub dev: u64,
+    /// Inode.
+    pub ino: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Modification time, seconds.
+    pub mtime: i64,
+    /// Modification time, nanoseconds.
+    pub mtime_nsec: u32,
+}
+
+impl From<&Stat> for Identity {
+    fn from(stat: &Stat) -> Self {
+        Identity {
+            dev: stat.st_dev,
+            ino: stat.st_ino,
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            mtime: stat.st_mtime,
+            mtime_nsec: u32::try_from(stat.st_mtime_nsec).unwrap_or(0),
+        }
+    }
+}
+
+/// A regular file beneath a root, as it was when it was first opened. Holds no descriptor.
+pub struct File {
+    pub(super) root: Arc<Root>,
+    pub(super) inside: PathBuf,
+    pub(super) links: Links,
+    pub(super) identity: Identity,
+}
+
+impl File {
+    /// The path to show to people.
+    pub fn path(&self) -> PathBuf {
+        self.root.path().join(&self.inside)
+    }
+
+    /// The state that was parsed; every later read must find the same.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Opens the file again, and refuses one that is not the one that was parsed.
+    pub fn open(self: &Arc<Self>) -> Result<OpenFile, Error> {
+        let (fd, stat) = self.root.open_regular(&self.inside, self.links)?;
+        if Identity::from(&stat) != self.identity {
+            return Err(Error::Changed { path: self.path() });
+        }
+        Ok(OpenFile { fd, file: Arc::clone(self) })
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File")
+            .field("path", &self.path())
+            .field("identity", &self.identity)
+            .finish()
+    }
+}
+
+/// A source file held open: its bytes stay, whatever happens to its name.
+#[derive(Debug)]
+pub struct OpenFile {
+    pub(super) fd: OwnedFd,
+    pub(super) file: Arc<File>,
+}
+
+impl OpenFile {
+    /// The file at rest.
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// Refuses bytes that were read from a file which has since been written or truncated.
+    /// Ask after the read and before the bytes are used.
+    pub fn check_unchanged(&self) -> Result<(), Error> {
+        let stat = rustix::fs::fstat(&self.fd)
+            .map_err(|e| Error::io(&self.file.path(), "look at it", e))?;
+        if Identity::from(&stat) != self.file.identity {
+            return Err(Error::Changed { path: self.file.path() });
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl ReadAt for OpenFile {
+    fn size(&self) -> u64 {
+        self.file.identity.size
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
+        let mut done = 0;
+        while done < buf.len() {
+            match rustix::io::pread(&self.fd, &mut buf[done..], offset + done as u64) {
+                Ok(0) => {
+                    // Shorter than its own size: it was truncated under us.
+                    self.check_unchanged()?;
+                    return Err(Error::Short { path: self.file.path(), offset });
+                }
+                Ok(n) => done += n,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(Error::io(&self.file.path(), "read it", e)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a thing that is not a regular file is, with its article.
+pub(super) fn kind_in_words(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symbolic link",
+        FileType::Fifo => "a named pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        _ => "no regular file",
+    }
+}
+
+pub(super) fn require_regular(stat: &Stat, path: &Path) -> Result<(), Error> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(()),
+        kind => Err(Error::NotAFile { path: path.to_path_buf(), kind: kind_in_words(kind) }),
+    }
+}
