@@ -6,7 +6,8 @@
 //! The rooms, each importing only those before it:
 //! - [`source`]: bytes on disk, with the identity that tells whether they changed;
 //! - [`checkpoint`]: what a checkpoint holds and where each tensor's bytes lie;
-//! - [`image`]: the virtual file: its layout, and reading any part of it.
+//! - [`image`]: the virtual file: its layout, and reading any part of it;
+//! - [`export`]: an image as a real file; [`verify`]: reading one whole, and comparing two.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,8 +24,10 @@
 //! ```
 
 pub mod checkpoint;
+pub mod export;
 pub mod image;
 pub mod source;
+pub mod verify;
 
 #[cfg(feature = "cli")]
 pub mod cli;

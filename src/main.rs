@@ -1,2 +1,5 @@
 //! The `ckptfs` command.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    ckptfs::cli::main()
+}

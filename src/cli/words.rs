@@ -1,0 +1,62 @@
+//! Text for a terminal.
+
+use std::borrow::Cow;
+
+/// Text from a file, made harmless: no control character reaches the terminal. Line breaks of our
+/// own messages stay.
+pub fn plain(text: &str) -> Cow<'_, str> {
+    let is_harmful =
+        |c: char| (c.is_control() && c != '\n') || ('\u{202a}'..='\u{202e}').contains(&c);
+    if !text.contains(is_harmful) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = text
+        .chars()
+        .map(|c| if is_harmful(c) { c.escape_unicode().to_string() } else { c.to_string() });
+    Cow::Owned(escaped.collect())
+}
+
+/// The same for text that must stay on one line: names, keys, values.
+pub fn one_line(text: &str) -> String {
+    plain(text).replace('\n', "\\n")
+}
+
+/// Bytes as people say them: `1.5 GB`.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if count < 1000 {
+        return format!("{count} bytes");
+    }
+    let mut value = count as f64 / 1000.0;
+    let mut unit = 0;
+    while value >= 999.95 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// `1 tensor`, `2 tensors`.
+pub fn count(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_drive_the_terminal() {
+        assert_eq!(plain("layer.0\nlayer.1"), "layer.0\nlayer.1");
+        assert_eq!(plain("\x1b[2Jgone\r\u{202e}"), "\\u{1b}[2Jgone\\u{d}\\u{202e}");
+        assert_eq!(one_line("a\nb"), "a\\nb");
+    }
+
+    #[test]
+    fn sizes_in_words() {
+        assert_eq!(bytes(999), "999 bytes");
+        assert_eq!(bytes(1000), "1.0 kB");
+        assert_eq!(bytes(999_960), "1.0 MB");
+        assert_eq!(bytes(2_200_000_000), "2.2 GB");
+    }
+}

@@ -1,0 +1,115 @@
+//! Writes an image as a real file.
+//!
+//! In: an opened image ([`Reader`]) and where it should go. Out: the file, whole or not at all:
+//! it has no name until it is complete and on the disk.
+
+mod copy;
+mod replace;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::image::{self, Reader};
+use crate::source;
+
+pub use replace::NewFile;
+
+/// Why a file was not written. Whatever the reason, nothing is left of the attempt.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The image cannot be read.
+    #[error(transparent)]
+    Image(#[from] image::Error),
+    /// There is something of that name.
+    #[error("{path}: already exists")]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A directory has that name.
+    #[error("{path}: is a directory")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// There is too little room.
+    #[error("{path}: needs {needs} bytes, and {free} are free there")]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of the whole file.
+        needs: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// The system's own answer.
+    #[error("{path}: cannot {action}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The caller asked to stop.
+    #[error("stopped before it was complete; nothing was written")]
+    Stopped,
+}
+
+impl Error {
+    fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> Self {
+        Error::Io { path: path.to_path_buf(), action, source: source.into() }
+    }
+
+    /// What the user can do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Error::Image(error) => error.remedy(),
+            Error::Exists { .. } => "choose another name, or replace it with --force",
+            Error::Directory { .. } => "give the name of a file",
+            Error::NoRoom { .. } => "make room, or choose another disk",
+            Error::Io { source, .. } => match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    "make room, or choose another disk"
+                }
+                io::ErrorKind::FileTooLarge => {
+                    "raise the limit on file sizes, or choose another disk"
+                }
+                io::ErrorKind::NotFound => "make the directory first",
+                _ => "see the system's message above",
+            },
+            Error::Stopped => "run it again to start over",
+        }
+    }
+}
+
+/// What the writer tells, and asks, while it works.
+pub trait Progress {
+    /// So many more bytes are written.
+    fn wrote(&self, bytes: u64);
+    /// Whether to give up.
+    fn stop(&self) -> bool;
+}
+
+/// Writes the whole image to `path`; replaces what is there only if told to.
+pub fn export(
+    reader: &Reader,
+    path: &Path,
+    replace: bool,
+    progress: &dyn Progress,
+) -> Result<(), Error> {
+    let size = reader.image().size();
+    let file = NewFile::create(path, replace)?;
+    file.require_room(size)?;
+    copy::copy(reader, &file, progress)?;
+    // The last look at the sources, after the last byte was taken from them.
+    reader.check_all_unchanged()?;
+    file.publish()
+}
+
+impl From<source::Error> for Error {
+    fn from(error: source::Error) -> Self {
+        Error::Image(error.into())
+    }
+}

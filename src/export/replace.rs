@@ -1,0 +1,155 @@
+//! A file that appears under its name only when it is complete.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::Error;
+
+/// What `open` gives a new file before the umask.
+const NEW_FILE: u32 = 0o666;
+
+/// A file being written. Dropped before it is published, it is gone.
+#[derive(Debug)]
+pub struct NewFile {
+    file: File,
+    path: PathBuf,
+    directory: PathBuf,
+    /// Where the filesystem has no files without a name, the name it has until it is complete.
+    part: Option<PathBuf>,
+    replace: bool,
+}
+
+impl NewFile {
+    /// Starts a file that is to be called `path`.
+    pub fn create(path: &Path, replace: bool) -> Result<NewFile, Error> {
+        match std::fs::symlink_metadata(path) {
+            Ok(found) if found.is_dir() => {
+                return Err(Error::Directory { path: path.to_path_buf() });
+            }
+            Ok(_) if !replace => return Err(Error::Exists { path: path.to_path_buf() }),
+            _ if path.file_name().is_none() => {
+                return Err(Error::Directory { path: path.to_path_buf() });
+            }
+            _ => {}
+        }
+        let directory = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+            _ => PathBuf::from("."),
+        };
+        let (fd, part) = match nameless(&directory) {
+            Some(fd) => (fd, None),
+            None => {
+                let part = part_name(path, &directory);
+                let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+                let fd = rustix::fs::open(&part, flags, Mode::from_raw_mode(NEW_FILE))
+                    .map_err(|e| Error::io(path, "create it", e))?;
+                (fd, Some(part))
+            }
+        };
+        Ok(NewFile { file: File::from(fd), path: path.to_path_buf(), directory, part, replace })
+    }
+
+    /// The file, to write to.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The name that it will have.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Refuses at once what would fail after a long time.
+    pub fn require_room(&self, needs: u64) -> Result<(), Error> {
+        let Ok(stat) = rustix::fs::fstatvfs(&self.file) else { return Ok(()) };
+        // Network filesystems that do not know say zero blocks in all.
+        let blocks =
+            if rustix::process::geteuid().is_root() { stat.f_bfree } else { stat.f_bavail };
+        let free = blocks.saturating_mul(stat.f_frsize);
+        if stat.f_blocks != 0 && needs > free {
+            return Err(Error::NoRoom { path: self.path.clone(), needs, free });
+        }
+        Ok(())
+    }
+
+    /// Puts the file on the disk and then gives it its name, in one step.
+    pub fn publish(mut self) -> Result<(), Error> {
+        self.file.sync_all().map_err(|e| Error::io(&self.path, "write it to the disk", e))?;
+        match (&self.part, self.replace) {
+            (None, false) => self.link(&self.path.clone())?,
+            (None, true) => {
+                let part = part_name(&self.path, &self.directory);
+                self.link(&part)?;
+                self.part = Some(part);
+                self.rename(RenameFlags::empty())?;
+            }
+            (Some(_), true) => self.rename(RenameFlags::empty())?,
+            (Some(_), false) => match self.rename(RenameFlags::NOREPLACE) {
+                Err(Error::Io { source, .. })
+                    if source.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
+                {
+                    // A filesystem without that flag: a link refuses an existing name as well.
+                    let part = self.part.clone().unwrap_or_default();
+                    std::fs::hard_link(&part, &self.path).map_err(|e| self.naming(e))?;
+                }
+                renamed => renamed?,
+            },
+        }
+        // The name is on the disk once its directory is; some filesystems cannot, and need not, be asked.
+        if let Ok(directory) = File::open(&self.directory) {
+            let _ = directory.sync_all();
+        }
+        Ok(())
+    }
+
+    fn link(&self, to: &Path) -> Result<(), Error> {
+        let from = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        rustix::fs::linkat(CWD, from, CWD, to, AtFlags::SYMLINK_FOLLOW)
+            .map_err(|e| self.naming(e.into()))
+    }
+
+    fn rename(&mut self, flags: RenameFlags) -> Result<(), Error> {
+        let part = self.part.clone().unwrap_or_default();
+        rustix::fs::renameat_with(CWD, &part, CWD, &self.path, flags)
+            .map_err(|e| self.naming(e.into()))?;
+        self.part = None;
+        Ok(())
+    }
+
+    fn naming(&self, error: io::Error) -> Error {
+        match error.kind() {
+            io::ErrorKind::AlreadyExists => Error::Exists { path: self.path.clone() },
+            _ => Error::io(&self.path, "give it its name", error),
+        }
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some(part) = self.part.take() {
+            let _ = std::fs::remove_file(part);
+        }
+    }
+}
+
+/// A file without a name: not even a killed process leaves one behind. It gets its name through
+/// /proc, which must be there for it.
+fn nameless(directory: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(directory, flags, Mode::from_raw_mode(NEW_FILE)).ok()?;
+    let linkable = Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd())).is_symlink();
+    linkable.then_some(fd)
+}
+
+fn part_name(path: &Path, directory: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}.part", std::process::id()));
+    directory.join(name)
+}

@@ -1,0 +1,198 @@
+//! Reads a whole image, and compares two.
+//!
+//! In: opened images ([`Reader`]). Out: that every byte could be read, or how they differ:
+//! tensor by tensor, whatever the formats and the order of the two.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::checkpoint::Tensor;
+use crate::image::{Error, Reader};
+
+/// Bytes read at a time by each reader.
+const STEP: u64 = 4 << 20;
+
+/// Readers at once: enough to keep a disk busy from one process, and few enough for two cores.
+const READERS: usize = 4;
+
+/// One way in which two checkpoints differ.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Difference {
+    /// In the first only.
+    #[error("`{tensor}` is only in the first")]
+    OnlyFirst {
+        /// The tensor.
+        tensor: String,
+    },
+    /// In the second only.
+    #[error("`{tensor}` is only in the second")]
+    OnlySecond {
+        /// The tensor.
+        tensor: String,
+    },
+    /// Another element type or shape.
+    #[error("`{tensor}` is {first} in the first and {second} in the second")]
+    Kind {
+        /// The tensor.
+        tensor: String,
+        /// Type and shape in the first.
+        first: String,
+        /// Type and shape in the second.
+        second: String,
+    },
+    /// Other values.
+    #[error("`{tensor}` differs in its values, first in element {element}")]
+    Values {
+        /// The tensor.
+        tensor: String,
+        /// The first element that differs, counted in C order.
+        element: u64,
+    },
+}
+
+/// What the reader tells, and asks, while it works.
+pub trait Progress: Sync {
+    /// So many more bytes are read.
+    fn read(&self, bytes: u64);
+    /// Whether to give up.
+    fn stop(&self) -> bool;
+}
+
+/// Reads every byte. False if told to stop.
+pub fn read_all(reader: &Reader, progress: &dyn Progress) -> Result<bool, Error> {
+    let size = reader.image().size();
+    let steps = size.div_ceil(STEP) as usize;
+    in_parallel(
+        steps,
+        progress,
+        || vec![0; STEP.min(size) as usize],
+        |buffer, step| {
+            let read = reader.read_at(buffer, step as u64 * STEP)?;
+            progress.read(read as u64);
+            Ok(())
+        },
+    )
+}
+
+/// Compares by name, type, shape and bytes. The differences are in the order of the names;
+/// `None` if told to stop.
+pub fn compare(
+    first: &Reader,
+    second: &Reader,
+    progress: &dyn Progress,
+) -> Result<Option<Vec<Difference>>, Error> {
+    let mut differences = Vec::new();
+    let others: HashMap<&str, usize> = second
+        .image()
+        .tensors()
+        .iter()
+        .enumerate()
+        .map(|(place, tensor)| (&*tensor.name, place))
+        .collect();
+    let mut pairs = Vec::new();
+    for (place, tensor) in first.image().tensors().iter().enumerate() {
+        let name = || tensor.name.to_string();
+        match others.get(&*tensor.name).map(|&other| (other, &second.image().tensors()[other])) {
+            None => differences.push(Difference::OnlyFirst { tensor: name() }),
+            Some((_, other)) if (other.dtype, &other.shape) != (tensor.dtype, &tensor.shape) => {
+                differences.push(Difference::Kind {
+                    tensor: name(),
+                    first: kind(tensor),
+                    second: kind(other),
+                });
+            }
+            Some((other, _)) => pairs.push((place, other)),
+        }
+    }
+    let names: std::collections::HashSet<&str> =
+        first.image().tensors().iter().map(|t| &*t.name).collect();
+    let only_second = second.image().tensors().iter().filter(|t| !names.contains(&*t.name));
+    differences.extend(only_second.map(|t| Difference::OnlySecond { tensor: t.name.to_string() }));
+
+    // Large tensors are compared in parts, so that one of them does not leave the readers idle.
+    let parts: Vec<(usize, usize, u64)> = pairs
+        .iter()
+        .flat_map(|&(place, other)| {
+            let len = first.image().tensors()[place].bytes.len();
+            (0..len).step_by(STEP as usize).map(move |from| (place, other, from))
+        })
+        .collect();
+    // The first byte that differs, by tensor.
+    let differing: Mutex<HashMap<usize, u64>> = Mutex::default();
+    let buffers = || (vec![0; STEP as usize], vec![0; STEP as usize]);
+    let done = in_parallel(parts.len(), progress, buffers, |(a, b), n| {
+        let (place, other, from) = parts[n];
+        let (range, other) =
+            (first.image().tensor_range(place), second.image().tensor_range(other));
+        let len = (range.end - range.start - from).min(STEP) as usize;
+        first.read_at(&mut a[..len], range.start + from)?;
+        second.read_at(&mut b[..len], other.start + from)?;
+        progress.read(len as u64);
+        if a[..len] != b[..len] {
+            let at = from + a.iter().zip(b.iter()).take_while(|(a, b)| a == b).count() as u64;
+            let mut differing = differing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            differing.entry(place).and_modify(|before| *before = at.min(*before)).or_insert(at);
+        }
+        Ok(())
+    })?;
+    if !done {
+        return Ok(None);
+    }
+    let differing = differing.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    differences.extend(differing.into_iter().map(|(place, byte)| {
+        let tensor = &first.image().tensors()[place];
+        let element = byte * 8 / u64::from(tensor.dtype.bits());
+        Difference::Values { tensor: tensor.name.to_string(), element }
+    }));
+    differences.sort_by(|a, b| a.tensor().cmp(b.tensor()));
+    Ok(Some(differences))
+}
+
+impl Difference {
+    /// The tensor that differs.
+    pub fn tensor(&self) -> &str {
+        match self {
+            Difference::OnlyFirst { tensor }
+            | Difference::OnlySecond { tensor }
+            | Difference::Kind { tensor, .. }
+            | Difference::Values { tensor, .. } => tensor,
+        }
+    }
+}
+
+fn kind(tensor: &Tensor) -> String {
+    format!("{} {:?}", tensor.dtype, tensor.shape)
+}
+
+/// Does `steps` pieces of work on a few threads, each with a buffer of its own, until all are done
+/// (true), one fails, or the caller wants to stop (false).
+fn in_parallel<B>(
+    steps: usize,
+    progress: &dyn Progress,
+    buffer: impl Fn() -> B + Sync,
+    work: impl Fn(&mut B, usize) -> Result<(), Error> + Sync,
+) -> Result<bool, Error> {
+    let next = AtomicUsize::new(0);
+    let over = AtomicBool::new(false);
+    let one = || {
+        let mut buffer = buffer();
+        while !over.load(Ordering::Relaxed) && !progress.stop() {
+            let step = next.fetch_add(1, Ordering::Relaxed);
+            if step >= steps {
+                return Ok(true);
+            }
+            work(&mut buffer, step).inspect_err(|_| over.store(true, Ordering::Relaxed))?;
+        }
+        Ok(false)
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..READERS.min(steps.max(1))).map(|_| scope.spawn(one)).collect();
+        // Each that returned true saw the end of the work; an error of any is the answer.
+        let answers: Result<Vec<bool>, Error> = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect();
+        Ok(answers?.into_iter().all(|done| done))
+    })
+}
