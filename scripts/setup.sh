@@ -1,0 +1,33 @@
+# Sourced by scripts/test, scripts/demo and scripts/bench: brings what a bare Debian 12 machine with
+# Rust lacks, and says what it brings. Leaves in $python an interpreter that has what the tests need.
+
+say() { printf '== %s\n' "$*"; }
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+# Debian's Python comes without venv, and Rust's without a linker.
+packages=""
+command -v cc >/dev/null || packages="$packages gcc libc6-dev"
+python3 -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3 python3-venv"
+if [ -n "$packages" ]; then
+    say "installing$packages"
+    as_root apt-get update -qq
+    # shellcheck disable=SC2086 # A list of words.
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages
+fi
+command -v cargo >/dev/null || { echo "Rust is not installed: see https://rustup.rs" >&2; exit 1; }
+
+# The Python environment lies outside the tree and is made anew when what it must hold changes.
+requirements=tests/python/requirements.txt
+cache=${CKPTFS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ckptfs}
+venv=$cache/venv-$(sha256sum "$requirements" | cut -c1-12)
+python=$venv/bin/python
+if [ ! -e "$venv/complete" ]; then
+    say "making the Python environment $venv (torch and the rest: some gigabytes, some minutes)"
+    rm -rf "$venv"
+    python3 -m venv "$venv"
+    "$python" -m pip install --quiet --disable-pip-version-check -r "$requirements"
+    touch "$venv/complete"
+fi
