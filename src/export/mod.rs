@@ -105,6 +105,10 @@ pub fn export(
     copy::copy(reader, &file, progress)?;
     // The last look at the sources, after the last byte was taken from them.
     reader.check_all_unchanged()?;
+    file.sync()?;
+    if progress.stop() {
+        return Err(Error::Stopped);
+    }
     file.publish()
 }
 

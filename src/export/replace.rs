@@ -28,6 +28,14 @@ pub struct NewFile {
 impl NewFile {
     /// Starts a file that is to be called `path`.
     pub fn create(path: &Path, replace: bool) -> Result<NewFile, Error> {
+        NewFile::create_by(path, replace, nameless)
+    }
+
+    fn create_by(
+        path: &Path,
+        replace: bool,
+        nameless: impl Fn(&Path) -> Option<OwnedFd>,
+    ) -> Result<NewFile, Error> {
         match std::fs::symlink_metadata(path) {
             Ok(found) if found.is_dir() => {
                 return Err(Error::Directory { path: path.to_path_buf() });
@@ -78,9 +86,13 @@ impl NewFile {
         Ok(())
     }
 
-    /// Puts the file on the disk and then gives it its name, in one step.
+    /// Puts what was written on the disk.
+    pub fn sync(&self) -> Result<(), Error> {
+        self.file.sync_all().map_err(|e| Error::io(&self.path, "write it to the disk", e))
+    }
+
+    /// Gives the file its name, in one step.
     pub fn publish(mut self) -> Result<(), Error> {
-        self.file.sync_all().map_err(|e| Error::io(&self.path, "write it to the disk", e))?;
         match (&self.part, self.replace) {
             (None, false) => self.link(&self.path.clone())?,
             (None, true) => {
@@ -152,4 +164,61 @@ fn part_name(path: &Path, directory: &Path) -> PathBuf {
     name.push(path.file_name().unwrap_or_default());
     name.push(format!(".{}.part", std::process::id()));
     directory.join(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let names = std::fs::read_dir(folder).unwrap();
+        names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// Filesystems with and without nameless files.
+    fn both(test: impl Fn(&Path, &dyn Fn(&Path, bool) -> Result<NewFile, Error>)) {
+        let kinds: [fn(&Path) -> Option<OwnedFd>; 2] = [nameless, |_| None];
+        for kind in kinds {
+            let folder = tempfile::tempdir().unwrap();
+            test(folder.path(), &|path, replace| NewFile::create_by(path, replace, kind));
+        }
+    }
+
+    #[test]
+    fn a_published_file_has_its_name_and_no_other_is_left() {
+        both(|folder, create| {
+            let path = folder.join("out");
+            let new = create(&path, false).unwrap();
+            new.file().write_all(b"first").unwrap();
+            new.publish().unwrap();
+            let new = create(&path, true).unwrap();
+            new.file().write_all(b"second").unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), b"first");
+            new.publish().unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), b"second");
+            assert_eq!(names(folder), ["out"]);
+        });
+    }
+
+    #[test]
+    fn a_dropped_file_is_gone() {
+        both(|folder, create| {
+            drop(create(&folder.join("out"), true).unwrap());
+            assert!(names(folder).is_empty());
+        });
+    }
+
+    #[test]
+    fn a_name_that_appears_meanwhile_is_kept() {
+        both(|folder, create| {
+            let path = folder.join("out");
+            let new = create(&path, false).unwrap();
+            std::fs::write(&path, "mine").unwrap();
+            assert!(matches!(new.publish(), Err(Error::Exists { .. })));
+            assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+            assert_eq!(names(folder), ["out"]);
+        });
+    }
 }
