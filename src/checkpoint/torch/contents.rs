@@ -104,7 +104,15 @@ fn placed(
     swapped: bool,
     mut storage: impl FnMut(&str) -> Result<Stored, TensorFault>,
 ) -> Result<Contents, Error> {
-    let Chosen { tensors: views, mut refused, notes } = chosen;
+    let Chosen { tensors: views, mut refused, mut notes } = chosen;
+    if let Some((name, class)) =
+        views.iter().find_map(|(name, view)| Some((name, view.class.as_ref()?)))
+    {
+        let n = views.iter().filter(|(_, view)| view.class.is_some()).count();
+        notes.push(format!(
+            "{n} of a class that a library adds to torch (the first: `{name}`, {class}): their values are shown, their attributes are not"
+        ));
+    }
     let mut tensors = Vec::with_capacity(views.len());
     let mut one = |name: &str, view: &View| place(name, view, storage(&view.storage.key)?, swapped);
     for (name, view) in views {

@@ -22,6 +22,8 @@ pub enum Value<'a> {
 /// A tensor as torch describes it: a window onto a storage. Counts are in elements.
 #[derive(Clone, Debug)]
 pub struct View {
+    /// Its class, where it is one that a library adds to torch's own.
+    pub class: Option<String>,
     pub storage: Storage,
     pub dtype: Dtype,
     pub offset: u64,
@@ -70,7 +72,7 @@ pub fn value(arena: &Arena, id: Id) -> Value<'_> {
                 return Value::Tensor(if modified { Err(TensorFault::Modified) } else { tensor });
             }
             match arena.global(callable) {
-                Some(call) if !arena.is_modified(id) && makes_plain_value(call) => Value::Plain,
+                Some(call) if makes_plain_value(call) => Value::Plain,
                 _ => Value::Opaque(class_name(arena, callable)),
             }
         }
@@ -172,16 +174,25 @@ fn rebuild(
             let dtype = dtype_of(arena, dtype)?;
             Ok(View { dtype, ..untyped_view(arena, storage, offset, shape, stride)? })
         })),
-        ("_rebuild_parameter" | "_rebuild_parameter_with_state", &[data, ..]) => Some(within(data)),
+        ("_rebuild_parameter", &[data, _, _]) => Some(within(data)),
+        ("_rebuild_parameter_with_state", &[data, _, _, state]) => {
+            Some(leaves_values_alone(arena, state).and_then(|()| within(data)))
+        }
         // What to call, the class of the result, the arguments, the attributes of the result.
-        ("_rebuild_from_type_v2" | "_rebuild_from_type", &[function, _, args, ..]) => {
+        ("_rebuild_from_type_v2" | "_rebuild_from_type", &[function, class, args, state]) => {
             let args = match arena.node(args) {
                 Node::Tuple(_) => arena.items(args).unwrap_or_default(),
                 _ => return Some(Err(MALFORMED_ARGS)),
             };
             let inner =
                 wrappings.checked_sub(1).and_then(|left| rebuild(arena, function, args, left));
-            Some(inner.unwrap_or(Err(MALFORMED_ARGS)))
+            let inner = inner.unwrap_or(Err(MALFORMED_ARGS));
+            Some(leaves_values_alone(arena, state).and_then(|()| inner).map(|view| {
+                match arena.global(class) {
+                    Some((module, _)) if module == "torch" || module.starts_with("torch.") => view,
+                    _ => View { class: Some(class_name(arena, class)), ..view },
+                }
+            }))
         }
         ("_rebuild_sparse_tensor" | "_rebuild_sparse_csr_tensor", _) => kind("a sparse tensor"),
         ("_rebuild_qtensor", _) => kind("a quantised tensor"),
@@ -199,6 +210,20 @@ fn rebuild(
         (name, _) if name.starts_with("_rebuild_") => Some(Err(MALFORMED_ARGS)),
         _ => None,
     }
+}
+
+/// Refuses attributes that, when set, give a tensor other values. torch never writes them.
+fn leaves_values_alone(arena: &Arena, state: Id) -> Result<(), TensorFault> {
+    // A dictionary, or a pair of one for attributes and one for slots.
+    let parts = arena.items(state).unwrap_or(std::slice::from_ref(&state));
+    for &part in parts {
+        for &(name, _) in arena.entries(part).unwrap_or_default() {
+            if matches!(arena.text(name), Some("data" | "real" | "imag")) {
+                return Err(TensorFault::Modified);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a tensor whose metadata says that its values are not its bytes.
@@ -255,6 +280,7 @@ fn untyped_view(
         });
     }
     Ok(View {
+        class: None,
         storage,
         dtype: Dtype::U8,
         offset: count(arena, offset).ok_or(MALFORMED_ARGS)?,

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
+use super::Fault;
 use super::arena::{Arena, Id, Node};
+use super::input::Input;
 
 /// The longest pickle that is read: one of 1,000,000 tensors comes to about 150 MB. Positions in
 /// the arena are 32 bits wide, which this keeps safe.
@@ -20,58 +22,13 @@ const MAX_MARKS: usize = 10_000;
 /// The longest whole number that is read, in bytes; torch's magic number has 10.
 const MAX_LONG: usize = 1 << 10;
 
-/// What is wrong with a pickle.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Fault {
-    /// It stops in the middle.
-    #[error("it ends before it is complete")]
-    Truncated,
-    /// A protocol that is not read.
-    #[error("protocol {0}; 2 to 5 are read")]
-    Protocol(u8),
-    /// An opcode that does not exist, or has no place in a checkpoint.
-    #[error("unknown opcode 0x{opcode:02x} at byte {at}")]
-    Opcode {
-        /// The opcode.
-        opcode: u8,
-        /// Where.
-        at: usize,
-    },
-    /// An opcode that finds less on the stack than it takes, or something else.
-    #[error("opcode 0x{opcode:02x} at byte {at} is out of order")]
-    OutOfOrder {
-        /// The opcode.
-        opcode: u8,
-        /// Where.
-        at: usize,
-    },
-    /// A number or name that is none.
-    #[error("malformed value at byte {at}")]
-    Value {
-        /// Where.
-        at: usize,
-    },
-    /// Bytes after its end.
-    #[error("{0} bytes follow its end")]
-    Trailing(usize),
-    /// More than any checkpoint has.
-    #[error("more than {limit} {what}")]
-    Limit {
-        /// What there are too many of.
-        what: &'static str,
-        /// How many may be.
-        limit: u64,
-    },
-}
-
 /// Reads one pickle from the front of `bytes`: its values, the one it stands for, and its length.
 pub fn read(bytes: &[u8]) -> Result<(Arena, Id, usize), Fault> {
     if bytes.len() as u64 > MAX_PICKLE {
         return Err(Fault::Limit { what: "bytes", limit: MAX_PICKLE });
     }
     let mut machine = Machine {
-        bytes,
-        at: 0,
+        input: Input::new(bytes),
         opcode: (0, 0),
         arena: Arena::default(),
         stack: Vec::new(),
@@ -80,12 +37,11 @@ pub fn read(bytes: &[u8]) -> Result<(Arena, Id, usize), Fault> {
         copied: 0,
     };
     let top = machine.run()?;
-    Ok((machine.arena, top, machine.at))
+    Ok((machine.arena, top, machine.input.at()))
 }
 
 struct Machine<'a> {
-    bytes: &'a [u8],
-    at: usize,
+    input: Input<'a>,
     /// The opcode at work and its place, for the message.
     opcode: (u8, usize),
     arena: Arena,
@@ -100,16 +56,16 @@ struct Machine<'a> {
 impl<'a> Machine<'a> {
     fn run(&mut self) -> Result<Id, Fault> {
         // Protocol 2 is the first that says so in its first opcode, and the first that torch wrote.
-        if self.u8()? != 0x80 {
+        if self.input.u8()? != 0x80 {
             return Err(Fault::Protocol(0));
         }
-        match self.u8()? {
+        match self.input.u8()? {
             2..=5 => {}
             other => return Err(Fault::Protocol(other)),
         }
         for _ in 0..MAX_OPCODES {
-            self.opcode = (0, self.at);
-            let opcode = self.u8()?;
+            self.opcode = (0, self.input.at());
+            let opcode = self.input.u8()?;
             self.opcode.0 = opcode;
             if opcode == b'.' {
                 let top = self.pop()?;
@@ -149,19 +105,19 @@ impl<'a> Machine<'a> {
             b'J' => self.int(4, true)?,
             b'I' | b'L' => self.int_line(opcode)?,
             b'F' => {
-                self.line()?;
+                self.input.line()?;
                 self.push(Node::Plain);
             }
             b'G' => {
-                self.take(8)?;
+                self.input.take(8)?;
                 self.push(Node::Plain);
             }
             0x8a => {
-                let len = self.length(1)?;
+                let len = self.input.length(1)?;
                 self.long(len)?;
             }
             0x8b => {
-                let len = self.length(4)?;
+                let len = self.input.length(4)?;
                 self.long(len)?;
             }
             b'U' | 0x8c => self.text(1)?,
@@ -248,8 +204,8 @@ impl<'a> Machine<'a> {
                 self.call(class, args)?;
             }
             b'i' => {
-                self.line()?;
-                self.line()?;
+                self.input.line()?;
+                self.input.line()?;
                 self.pop_mark()?;
                 self.push(Node::Opaque("an instance of an old-style class"));
             }
@@ -289,8 +245,8 @@ impl<'a> Machine<'a> {
             }
             0x95 => {
                 // A frame is a hint for readers that wait for their bytes; it must still fit.
-                let len = self.length(8)?;
-                if len > self.bytes.len() - self.at {
+                let len = self.input.length(8)?;
+                if len > self.input.left() {
                     return Err(Fault::Truncated);
                 }
             }
@@ -351,37 +307,8 @@ impl<'a> Machine<'a> {
         Ok(self.stack.split_off(mark))
     }
 
-    fn take(&mut self, len: usize) -> Result<&'a [u8], Fault> {
-        let bytes = self.bytes[self.at..].get(..len).ok_or(Fault::Truncated)?;
-        self.at += len;
-        Ok(bytes)
-    }
-
-    fn u8(&mut self) -> Result<u8, Fault> {
-        Ok(self.take(1)?[0])
-    }
-
-    /// An unsigned number of `width` bytes.
-    fn number(&mut self, width: usize) -> Result<u64, Fault> {
-        let mut raw = [0; 8];
-        raw[..width].copy_from_slice(self.take(width)?);
-        Ok(u64::from_le_bytes(raw))
-    }
-
-    /// A length of `width` bytes; one that does not fit is one past the end.
-    fn length(&mut self, width: usize) -> Result<usize, Fault> {
-        usize::try_from(self.number(width)?).map_err(|_| Fault::Truncated)
-    }
-
-    fn line(&mut self) -> Result<&'a [u8], Fault> {
-        let rest = &self.bytes[self.at..];
-        let len = rest.iter().position(|&b| b == b'\n').ok_or(Fault::Truncated)?;
-        self.at += len + 1;
-        Ok(&rest[..len])
-    }
-
     fn name_line(&mut self) -> Result<Id, Fault> {
-        let line = self.line()?;
+        let line = self.input.line()?;
         if line.is_empty() || std::str::from_utf8(line).is_err() {
             return Err(self.malformed());
         }
@@ -389,7 +316,7 @@ impl<'a> Machine<'a> {
     }
 
     fn int(&mut self, width: usize, signed: bool) -> Result<(), Fault> {
-        let value = self.number(width)?;
+        let value = self.input.number(width)?;
         let value = if signed { i64::from(value as u32 as i32) } else { value as i64 };
         self.push(Node::Int(value));
         Ok(())
@@ -397,7 +324,7 @@ impl<'a> Machine<'a> {
 
     /// The decimal forms, which Python 2 used for numbers past 32 bits even in protocol 2.
     fn int_line(&mut self, opcode: u8) -> Result<(), Fault> {
-        let line = self.line()?;
+        let line = self.input.line()?;
         let node = match (opcode, line) {
             (b'I', b"00") => Node::Bool(false),
             (b'I', b"01") => Node::Bool(true),
@@ -422,7 +349,7 @@ impl<'a> Machine<'a> {
         if len > MAX_LONG {
             return Err(Fault::Limit { what: "bytes in a whole number", limit: MAX_LONG as u64 });
         }
-        let raw = self.take(len)?;
+        let raw = self.input.take(len)?;
         let node = match len {
             0..=8 => {
                 let negative = raw.last().is_some_and(|b| b & 0x80 != 0);
@@ -437,16 +364,16 @@ impl<'a> Machine<'a> {
     }
 
     fn text(&mut self, width: usize) -> Result<(), Fault> {
-        let len = self.length(width)?;
-        let text = self.take(len)?;
+        let len = self.input.length(width)?;
+        let text = self.input.take(len)?;
         let id = self.arena.push_text(text);
         self.stack.push(id);
         Ok(())
     }
 
     fn plain(&mut self, width: usize) -> Result<(), Fault> {
-        let len = self.length(width)?;
-        self.take(len)?;
+        let len = self.input.length(width)?;
+        self.input.take(len)?;
         self.push(Node::Plain);
         Ok(())
     }
@@ -525,17 +452,17 @@ impl<'a> Machine<'a> {
     }
 
     fn extension(&mut self, width: usize) -> Result<(), Fault> {
-        self.take(width)?;
+        self.input.take(width)?;
         self.push(Node::Opaque("an extension object"));
         Ok(())
     }
 
     fn slot(&mut self, opcode: u8) -> Result<u32, Fault> {
         match opcode {
-            b'q' | b'h' => Ok(u32::from(self.u8()?)),
-            b'r' | b'j' => Ok(self.number(4)? as u32),
+            b'q' | b'h' => Ok(u32::from(self.input.u8()?)),
+            b'r' | b'j' => Ok(self.input.number(4)? as u32),
             _ => {
-                let line = std::str::from_utf8(self.line()?).map_err(|_| self.malformed())?;
+                let line = std::str::from_utf8(self.input.line()?).map_err(|_| self.malformed())?;
                 line.parse().map_err(|_| self.malformed())
             }
         }

@@ -8,7 +8,10 @@
 //! without bound in them) or resolve what they read.
 
 mod arena;
+mod fault;
+mod input;
 mod machine;
 
 pub use arena::{Arena, Id, Node};
-pub use machine::{Fault, MAX_PICKLE, read};
+pub use fault::Fault;
+pub use machine::{MAX_PICKLE, read};
