@@ -1,0 +1,45 @@
+//! Why a pickle cannot be read.
+
+/// What is wrong with a pickle.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum Fault {
+    /// It stops in the middle.
+    #[error("it ends before it is complete")]
+    Truncated,
+    /// A protocol that is not read.
+    #[error("protocol {0}; 2 to 5 are read")]
+    Protocol(u8),
+    /// An opcode that does not exist, or has no place in a checkpoint.
+    #[error("unknown opcode 0x{opcode:02x} at byte {at}")]
+    Opcode {
+        /// The opcode.
+        opcode: u8,
+        /// Where.
+        at: usize,
+    },
+    /// An opcode that finds less on the stack than it takes, or something else.
+    #[error("opcode 0x{opcode:02x} at byte {at} is out of order")]
+    OutOfOrder {
+        /// The opcode.
+        opcode: u8,
+        /// Where.
+        at: usize,
+    },
+    /// A number or name that is none.
+    #[error("malformed value at byte {at}")]
+    Value {
+        /// Where.
+        at: usize,
+    },
+    /// Bytes after its end.
+    #[error("{0} bytes follow its end")]
+    Trailing(usize),
+    /// More than any checkpoint has.
+    #[error("more than {limit} {what}")]
+    Limit {
+        /// What there are too many of.
+        what: &'static str,
+        /// How many may be.
+        limit: u64,
+    },
+}
