@@ -284,7 +284,7 @@ pub enum TensorFault {
     #[error("is changed by the pickle after it was built")]
     Modified,
     /// A key that no tensor can be named by.
-    #[error("has a key that is not text")]
+    #[error("has a key that is not text, or longer than any name")]
     Key,
     /// A name that the format keeps for itself.
     #[error("has the name that safetensors keeps for metadata")]

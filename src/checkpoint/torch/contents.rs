@@ -9,10 +9,11 @@ use miniz_oxide::inflate::decompress_to_vec_with_limit;
 use crate::checkpoint::{Error, Options, Origin, OriginId, Refused, Tensor, TensorFault};
 use crate::source::ReadAt;
 
-use super::choose::{self, Chosen};
+use super::choose;
 use super::legacy;
-use super::meaning::View;
-use super::pickle::{self, MAX_PICKLE};
+use super::meaning::{self, Value};
+use super::naming::Chosen;
+use super::pickle::{self, Arena, MAX_PICKLE};
 use super::place::{Stored, place};
 use super::zip::{self, Archive, Record};
 
@@ -62,7 +63,7 @@ pub fn read_zip(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Con
         unpacked_len: 0,
         found: BTreeMap::new(),
     };
-    let mut contents = placed(chosen, swapped, |key| records.storage(key))?;
+    let mut contents = placed(&arena, chosen, swapped, |key| records.storage(key));
     if swapped {
         contents.notes.push(
             "written on a big-endian machine: bytes are turned round as they are read".to_owned(),
@@ -84,13 +85,13 @@ pub fn read_legacy(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<
     })?;
     let chosen = choose_in(&legacy.arena, legacy.top, path, options)?;
     let storages: HashMap<String, Stored> = legacy.storages;
-    placed(chosen, false, |key| {
+    Ok(placed(&legacy.arena, chosen, false, |key| {
         storages.get(key).copied().ok_or_else(|| TensorFault::NoStorage { storage: key.to_owned() })
-    })
+    }))
 }
 
 fn choose_in(
-    arena: &pickle::Arena,
+    arena: &Arena,
     top: pickle::Id,
     path: &Path,
     options: &Options,
@@ -100,28 +101,35 @@ fn choose_in(
 }
 
 fn placed(
+    arena: &Arena,
     chosen: Chosen,
     swapped: bool,
     mut storage: impl FnMut(&str) -> Result<Stored, TensorFault>,
-) -> Result<Contents, Error> {
-    let Chosen { tensors: views, mut refused, mut notes } = chosen;
-    if let Some((name, class)) =
-        views.iter().find_map(|(name, view)| Some((name, view.class.as_ref()?)))
-    {
-        let n = views.iter().filter(|(_, view)| view.class.is_some()).count();
-        notes.push(format!(
-            "{n} of a class that a library adds to torch (the first: `{name}`, {class}): their values are shown, their attributes are not"
-        ));
-    }
-    let mut tensors = Vec::with_capacity(views.len());
-    let mut one = |name: &str, view: &View| place(name, view, storage(&view.storage.key)?, swapped);
-    for (name, view) in views {
-        match one(&name, &view) {
+) -> Contents {
+    let Chosen { entries, mut refused, mut notes } = chosen;
+    let mut tensors = Vec::with_capacity(entries.len());
+    // Tensors of a class that is not torch's, and the first of them.
+    let mut foreign: (usize, Option<String>) = (0, None);
+    for (name, id) in entries {
+        let Value::Tensor(view) = meaning::value(arena, id) else { continue };
+        let tensor = view.and_then(|view| {
+            if let Some(class) = &view.class {
+                foreign.0 += 1;
+                foreign.1.get_or_insert_with(|| format!("`{name}`, {class}"));
+            }
+            place(&name, &view, storage(view.storage.key)?, swapped)
+        });
+        match tensor {
             Ok(tensor) => tensors.push(tensor),
             Err(fault) => refused.push(Refused { name, fault }),
         }
     }
-    Ok(Contents { tensors, unpacked: Vec::new(), notes, refused })
+    if let (n, Some(first)) = foreign {
+        notes.push(format!(
+            "{n} of a class that a library adds to torch (the first: {first}): their values are shown, their attributes are not"
+        ));
+    }
+    Contents { tensors, unpacked: Vec::new(), notes, refused }
 }
 
 fn zip_error(path: &Path, fault: zip::Fault) -> Error {

@@ -109,8 +109,8 @@ fn sizes(arena: &Arena) -> Result<HashMap<String, (u64, u64)>, Fault> {
             continue;
         };
         let size = (storage.count, storage.unit);
-        if sizes.insert(storage.key.clone(), size).is_some_and(|before| before != size) {
-            return Err(Fault::Twice(storage.key));
+        if sizes.insert(storage.key.to_owned(), size).is_some_and(|before| before != size) {
+            return Err(Fault::Twice(storage.key.to_owned()));
         }
     }
     Ok(sizes)

@@ -12,7 +12,7 @@ pub enum Value<'a> {
     /// A list or tuple.
     Items(&'a [Id]),
     /// A tensor, or why it cannot be shown.
-    Tensor(Result<View, TensorFault>),
+    Tensor(Result<View<'a>, TensorFault>),
     /// A number, text and the like.
     Plain,
     /// An object, by its class.
@@ -21,10 +21,10 @@ pub enum Value<'a> {
 
 /// A tensor as torch describes it: a window onto a storage. Counts are in elements.
 #[derive(Clone, Debug)]
-pub struct View {
+pub struct View<'a> {
     /// Its class, where it is one that a library adds to torch's own.
     pub class: Option<String>,
-    pub storage: Storage,
+    pub storage: Storage<'a>,
     pub dtype: Dtype,
     pub offset: u64,
     pub shape: Vec<u64>,
@@ -33,13 +33,13 @@ pub struct View {
 
 /// A storage as a tensor refers to it.
 #[derive(Clone, Debug)]
-pub struct Storage {
+pub struct Storage<'a> {
     /// Its name in the file.
-    pub key: String,
+    pub key: &'a str,
     /// Bytes of one of its elements.
     pub unit: u64,
     /// Its type, unless it is one that safetensors does not have.
-    pub dtype: Result<Dtype, String>,
+    pub dtype: Result<Dtype, &'static str>,
     /// How many elements it states.
     pub count: u64,
     /// The part that is seen, in elements: older files have storages that are windows themselves.
@@ -47,6 +47,9 @@ pub struct Storage {
     /// Whether it is on the meta device, and so has no bytes.
     pub meta: bool,
 }
+
+/// torch's own limit on dimensions.
+const MAX_DIMS: usize = 64;
 
 /// Wrappings of one tensor inside another; torch never writes more than two.
 const MAX_WRAPPINGS: usize = 8;
@@ -109,11 +112,14 @@ fn makes_plain_value(call: (&str, &str)) -> bool {
     )
 }
 
+/// Characters of a class that are shown; real ones are shorter.
+const SHOWN_CLASS: usize = 200;
+
 /// `module.name` of a class or function, and of whatever else stands in its place.
 pub fn class_name(arena: &Arena, id: Id) -> String {
     match arena.node(id) {
         Node::Global(..) => match arena.global(id) {
-            Some((module, name)) => format!("{module}.{name}"),
+            Some((module, name)) => format!("{module}.{name}").chars().take(SHOWN_CLASS).collect(),
             None => "unnamed".to_owned(),
         },
         Node::Call(callable, _) if matches!(arena.node(callable), Node::Global(..)) => {
@@ -127,18 +133,18 @@ const MALFORMED_ARGS: TensorFault =
     TensorFault::Malformed { what: "its arguments are not those that torch writes" };
 
 /// The tensor that a call makes; `None` if the call is not one that makes tensors.
-fn rebuild(
-    arena: &Arena,
+fn rebuild<'a>(
+    arena: &'a Arena,
     callable: Id,
     args: &[Id],
     wrappings: usize,
-) -> Option<Result<View, TensorFault>> {
+) -> Option<Result<View<'a>, TensorFault>> {
     let kind = |what: &str| Some(Err(TensorFault::Kind { kind: what.to_owned() }));
     let (module, name) = arena.global(callable)?;
     if !matches!(module, "torch._utils" | "torch._tensor" | "torch") {
         return None;
     }
-    let within = |id: Id| -> Result<View, TensorFault> {
+    let within = |id: Id| {
         if wrappings == 0 {
             return Err(MALFORMED_ARGS);
         }
@@ -187,12 +193,12 @@ fn rebuild(
             let inner =
                 wrappings.checked_sub(1).and_then(|left| rebuild(arena, function, args, left));
             let inner = inner.unwrap_or(Err(MALFORMED_ARGS));
-            Some(leaves_values_alone(arena, state).and_then(|()| inner).map(|view| {
-                match arena.global(class) {
+            Some(leaves_values_alone(arena, state).and(inner).map(
+                |view| match arena.global(class) {
                     Some((module, _)) if module == "torch" || module.starts_with("torch.") => view,
                     _ => View { class: Some(class_name(arena, class)), ..view },
-                }
-            }))
+                },
+            ))
         }
         ("_rebuild_sparse_tensor" | "_rebuild_sparse_csr_tensor", _) => kind("a sparse tensor"),
         ("_rebuild_qtensor", _) => kind("a quantised tensor"),
@@ -254,11 +260,11 @@ fn view(
     offset: Id,
     shape: Id,
     stride: Id,
-) -> Result<View, TensorFault> {
+) -> Result<View<'_>, TensorFault> {
     let view = untyped_view(arena, storage, offset, shape, stride)?;
     match &view.storage.dtype {
         Ok(dtype) => Ok(View { dtype: *dtype, ..view }),
-        Err(dtype) => Err(TensorFault::Dtype { dtype: dtype.clone() }),
+        Err(dtype) => Err(TensorFault::Dtype { dtype: (*dtype).to_owned() }),
     }
 }
 
@@ -269,7 +275,7 @@ fn untyped_view(
     offset: Id,
     shape: Id,
     stride: Id,
-) -> Result<View, TensorFault> {
+) -> Result<View<'_>, TensorFault> {
     let storage = match arena.node(id) {
         Node::Persistent(key) if !arena.is_modified(id) => storage(arena, key)?,
         _ => return Err(MALFORMED_ARGS),
@@ -291,7 +297,7 @@ fn untyped_view(
 
 /// A storage from its persistent id:
 /// `('storage', class, key, location, count)` and, in the older form, a window onto it.
-pub fn storage(arena: &Arena, id: Id) -> Result<Storage, TensorFault> {
+pub fn storage(arena: &Arena, id: Id) -> Result<Storage<'_>, TensorFault> {
     let malformed = || TensorFault::Malformed { what: "its storage is not named as torch does it" };
     let fields = match arena.node(id) {
         Node::Tuple(_) => arena.items(id).unwrap_or_default(),
@@ -322,7 +328,7 @@ pub fn storage(arena: &Arena, id: Id) -> Result<Storage, TensorFault> {
         _ => return Err(malformed()),
     };
     Ok(Storage {
-        key: arena.text(key).ok_or_else(malformed)?.to_owned(),
+        key: arena.text(key).ok_or_else(malformed)?,
         unit,
         dtype,
         count: count(arena, size).ok_or_else(malformed)?,
@@ -332,11 +338,11 @@ pub fn storage(arena: &Arena, id: Id) -> Result<Storage, TensorFault> {
 }
 
 /// Bytes of an element, and its type or torch's name for a type that safetensors does not have.
-fn storage_class(name: &str) -> Option<(u64, Result<Dtype, String>)> {
+fn storage_class(name: &str) -> Option<(u64, Result<Dtype, &'static str>)> {
     if let Some(dtype) = Dtype::from_storage_class(name) {
         return Some((u64::from(dtype.bits() / 8), Ok(dtype)));
     }
-    let other = |unit, name: &str| Some((unit, Err(name.to_owned())));
+    let other = |unit, name| Some((unit, Err(name)));
     match name {
         "UntypedStorage" | "_UntypedStorage" => Some((1, Ok(Dtype::U8))),
         "ComplexDoubleStorage" => other(16, "complex128"),
@@ -377,5 +383,9 @@ fn counts(arena: &Arena, id: Id) -> Option<Vec<u64>> {
         }
         _ => return None,
     };
-    arena.items(tuple)?.iter().map(|&item| count(arena, item)).collect()
+    let items = arena.items(tuple)?;
+    if items.len() > MAX_DIMS {
+        return None;
+    }
+    items.iter().map(|&item| count(arena, item)).collect()
 }

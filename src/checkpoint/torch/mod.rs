@@ -5,12 +5,14 @@
 //!
 //! The way through: an envelope ([`zip`] or [`legacy`]) gives the pickle and the storages;
 //! [`pickle`] turns the first into nodes; [`meaning`] says which nodes are tensors; [`choose`] picks
-//! the dictionary; [`place`] turns a view of a storage into a place in the file.
+//! the dictionary and [`naming`] names its entries; [`place`] turns a view of a storage into a place in the file.
 
+mod census;
 mod choose;
 mod contents;
 mod legacy;
 mod meaning;
+mod naming;
 mod pickle;
 mod place;
 mod zip;

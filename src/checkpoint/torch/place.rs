@@ -12,9 +12,6 @@ pub struct Stored {
     pub len: u64,
 }
 
-/// torch's own limit on dimensions.
-const MAX_DIMS: usize = 64;
-
 /// The most that a tensor may take by repeating bytes. What gets saved expanded is a mask or a
 /// table of positions, of some megabytes; a file of some bytes must not become a virtual petabyte.
 const MAX_EXPANDED: u64 = 4 << 30;
@@ -22,7 +19,7 @@ const MAX_EXPANDED: u64 = 4 << 30;
 /// The tensor of a view, given where its storage lies and whether it is in the other byte order.
 pub fn place(
     name: &str,
-    view: &View,
+    view: &View<'_>,
     stored: Stored,
     swapped: bool,
 ) -> Result<Tensor, TensorFault> {
@@ -30,7 +27,7 @@ pub fn place(
     let stated = u128::from(storage.count) * u128::from(storage.unit);
     if stated != u128::from(stored.len) {
         return Err(TensorFault::StorageSize {
-            storage: storage.key.clone(),
+            storage: storage.key.to_owned(),
             stated,
             has: stored.len,
         });
@@ -42,7 +39,7 @@ pub fn place(
             let end = (u128::from(first) + u128::from(count)) * u128::from(storage.unit);
             if end > stated {
                 return Err(TensorFault::Bounds {
-                    storage: storage.key.clone(),
+                    storage: storage.key.to_owned(),
                     needs: end,
                     has: stored.len,
                 });
@@ -50,7 +47,7 @@ pub fn place(
             (first * storage.unit, count * storage.unit)
         }
     };
-    if view.shape.len() != view.stride.len() || view.shape.len() > MAX_DIMS {
+    if view.shape.len() != view.stride.len() {
         return Err(TensorFault::Malformed {
             what: "its shape and its strides do not belong together",
         });
@@ -72,14 +69,14 @@ pub fn place(
         Bytes::Run(Run { origin: stored.origin, offset: stored.start, len: 0 })
     } else {
         let dims = || view.shape.iter().zip(&view.stride);
-        // In u128 with 64 dimensions of 64-bit products, only saturation could overflow.
+        // Saturating: 64 products of two 64-bit numbers need a little more than 128 bits.
         let last = dims().fold(u128::from(view.offset), |at, (&d, &s)| {
             at.saturating_add(u128::from(d - 1) * u128::from(s))
         });
         let needs = last.saturating_add(1).saturating_mul(u128::from(item));
         if needs > u128::from(window_len) {
             return Err(TensorFault::Bounds {
-                storage: storage.key.clone(),
+                storage: storage.key.to_owned(),
                 needs,
                 has: window_len,
             });

@@ -3,6 +3,10 @@
 
 use std::collections::HashSet;
 
+/// The longest text that names something: a key, a class, a storage. A longer one is a plain value;
+/// were it taken for a name, one text in a thousand places would be a thousand texts.
+pub const MAX_NAME: usize = 4096;
+
 /// The number of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Id(pub(super) u32);
@@ -72,10 +76,12 @@ impl Arena {
         id.0 as usize
     }
 
-    /// The text of a node, if it is text and valid UTF-8.
+    /// The text of a node, if it can be a name: valid UTF-8, and no longer than names are.
     pub fn text(&self, id: Id) -> Option<&str> {
         match self.node(id) {
-            Node::Text(span) => std::str::from_utf8(self.bytes(span)).ok(),
+            Node::Text(span) if span.len as usize <= MAX_NAME => {
+                std::str::from_utf8(self.bytes(span)).ok()
+            }
             _ => None,
         }
     }

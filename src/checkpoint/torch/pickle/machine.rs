@@ -49,7 +49,7 @@ struct Machine<'a> {
     /// The height of the stack at each open mark.
     marks: Vec<usize>,
     memo: HashMap<u32, Id>,
-    /// Entries copied from lists into dictionaries: the one thing that grows without an opcode each.
+    /// Items of lists looked at to make dictionaries: the one work that has no opcode for each.
     copied: usize,
 }
 
@@ -389,7 +389,7 @@ impl<'a> Machine<'a> {
     }
 
     fn pairs(&self, items: &[Id]) -> Result<Vec<(Id, Id)>, Fault> {
-        if items.len() % 2 != 0 {
+        if !items.len().is_multiple_of(2) {
             return Err(self.out_of_order());
         }
         Ok(items.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
@@ -425,18 +425,18 @@ impl<'a> Machine<'a> {
         };
         let entries = match (self.arena.global(callable), given) {
             (Some(("collections", "OrderedDict")), []) => Some(Vec::new()),
-            (Some(("collections", "OrderedDict")), &[pairs]) => self.pairs_of(pairs),
+            (Some(("collections", "OrderedDict")), &[pairs]) => {
+                self.copied += self.arena.items(pairs).map_or(0, <[Id]>::len);
+                if self.copied > MAX_NODES {
+                    return Err(Fault::Limit { what: "values", limit: MAX_NODES as u64 });
+                }
+                self.pairs_of(pairs)
+            }
             (Some(("collections", "defaultdict")), [] | [_]) => Some(Vec::new()),
             _ => None,
         };
         match entries {
-            Some(entries) => {
-                self.copied += entries.len();
-                if self.copied > MAX_NODES {
-                    return Err(Fault::Limit { what: "values", limit: MAX_NODES as u64 });
-                }
-                self.push_dict(entries);
-            }
+            Some(entries) => self.push_dict(entries),
             None => self.push(Node::Call(callable, args)),
         }
         Ok(())
