@@ -104,12 +104,12 @@ impl Dtype {
 
     /// Bytes that a tensor of this type and shape takes, if it is a whole number that fits.
     pub fn bytes_of(self, shape: &[u64]) -> Option<u64> {
-        // A zero anywhere makes it empty, whatever the product of the others would be.
-        if shape.contains(&0) {
-            return Some(0);
-        }
-        let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d))?;
-        let bits = elements.checked_mul(u64::from(self.bits()))?;
+        // A zero makes it empty, but readers multiply in the order of the shape: what overflows
+        // before they meet the zero is no shape to them.
+        let product =
+            |dim: fn(u64) -> u64| shape.iter().try_fold(1u64, |n, &d| n.checked_mul(dim(d)));
+        product(|dim| dim.max(1))?.checked_mul(u64::from(self.bits()))?;
+        let bits = product(|dim| dim)? * u64::from(self.bits());
         (bits % 8 == 0).then_some(bits / 8)
     }
 }
@@ -139,6 +139,8 @@ mod tests {
         assert_eq!(F4.bytes_of(&[3]), None);
         assert_eq!(F4.bytes_of(&[4]), Some(2));
         assert_eq!(F64.bytes_of(&[u64::MAX, 2]), None);
-        assert_eq!(F64.bytes_of(&[u64::MAX, 2, 0]), Some(0));
+        assert_eq!(F64.bytes_of(&[5, 2, 0]), Some(0));
+        assert_eq!(F64.bytes_of(&[u64::MAX, 2, 0]), None);
+        assert_eq!(F64.bytes_of(&[0, u64::MAX, 2]), None);
     }
 }

@@ -122,9 +122,20 @@ pub fn class_name(arena: &Arena, id: Id) -> String {
             Some((module, name)) => format!("{module}.{name}").chars().take(SHOWN_CLASS).collect(),
             None => "unnamed".to_owned(),
         },
-        Node::Call(callable, _) if matches!(arena.node(callable), Node::Global(..)) => {
+        Node::Call(callable, _)
+            if matches!(arena.node(callable), Node::Global(..) | Node::Persistent(_)) =>
+        {
             class_name(arena, callable)
         }
+        // The older form keeps a model's class outside the pickle: `('module', class, file, source)`.
+        Node::Persistent(key) => match arena.items(key) {
+            Some(&[kind, class, ..])
+                if arena.text(kind) == Some("module") && arena.global(class).is_some() =>
+            {
+                class_name(arena, class)
+            }
+            _ => "unknown".to_owned(),
+        },
         _ => "unknown".to_owned(),
     }
 }
