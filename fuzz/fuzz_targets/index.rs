@@ -1,0 +1,21 @@
+//! Any bytes as an index of shards: no shard that it names without leave lies outside.
+#![no_main]
+
+use std::path::{Component, Path};
+
+use ckptfs::checkpoint::parse_index;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let inside = parse_index(bytes, false);
+    let anywhere = parse_index(bytes, true);
+    if let Ok(shards) = inside {
+        for shard in shards.keys() {
+            let mut parts = Path::new(shard).components();
+            assert!(parts.next().is_some(), "a shard without a name");
+            let stays = |part| matches!(part, Component::Normal(_));
+            assert!(Path::new(shard).components().all(stays), "{shard:?} leads out");
+        }
+        assert!(anywhere.is_ok_and(|same| same == shards));
+    }
+});

@@ -1,0 +1,105 @@
+"""Writes the seeds of the fuzz targets: small real files, by torch and safetensors themselves.
+
+Run with a Python that has both: `python fuzz/make_seeds.py`.
+"""
+
+import collections
+import io
+import json
+import pathlib
+import zipfile
+
+import safetensors.torch
+import torch
+
+SEEDS = pathlib.Path(__file__).parent / "seeds"
+
+# What the archives of the pickle target have: storages 0 to 3, in this order, of these sizes.
+FLOATS = torch.arange(6, dtype=torch.float32)
+LONGS = torch.arange(8)
+HALVES = torch.arange(4, dtype=torch.float16)
+NONE = torch.empty(0)
+
+
+def states():
+    yield "plain", {"a": FLOATS, "b": LONGS, "c": HALVES, "d": NONE}
+    yield "views", {
+        "rows": FLOATS.view(2, 3),
+        "transposed": FLOATS.view(2, 3).t(),
+        "strided": FLOATS[1::2],
+        "expanded": FLOATS[2].expand(3, 4),
+        "scalar": FLOATS[5],
+    }
+    yield "shared", {"a": FLOATS, "b": FLOATS, "c": FLOATS[2:4]}
+    module = torch.nn.Linear(3, 1, bias=False)
+    module.weight = torch.nn.Parameter(FLOATS[:3].view(1, 3))
+    yield "module", module.state_dict()
+    yield "parameter", {"p": torch.nn.Parameter(FLOATS)}
+    yield "training", {"state_dict": {"w": FLOATS}, "epoch": 3, "lr": 0.5, "optimizer": {"m": [LONGS]}}
+    yield "nested", {"model": {"layers": [{"w": FLOATS}, {"w": LONGS}]}, "names": ("x", None, True)}
+    yield "tensor", FLOATS
+    yield "list", [FLOATS, (LONGS, {"k": HALVES})]
+    yield "complex", {"c": torch.view_as_complex(FLOATS.view(3, 2)), "u": LONGS.to(torch.uint16)}
+    yield "float8", {"f": HALVES.to(torch.float8_e4m3fn), "z": LONGS.bool()}
+    yield "conjugate", {"c": torch.view_as_complex(FLOATS.view(3, 2)).conj()}
+    yield "sparse", {"s": torch.eye(2).to_sparse(), "w": FLOATS}
+    yield "ordered", collections.OrderedDict(a=FLOATS, size=torch.Size([2, 3]), dtype=torch.int8)
+
+
+def write(target, name, content):
+    folder = SEEDS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    assert len(content) < 4096, (target, name, len(content))
+    (folder / name).write_bytes(content)
+
+
+def torch_files():
+    for name, state in states():
+        archive = io.BytesIO()
+        torch.save(state, archive)
+        write("zip", name, archive.getvalue())
+        with zipfile.ZipFile(archive) as records:
+            [record] = [r for r in records.namelist() if r.endswith("data.pkl")]
+            write("pickle", name, records.read(record))
+        legacy = io.BytesIO()
+        try:
+            torch.save(state, legacy, _use_new_zipfile_serialization=False)
+        except (NotImplementedError, RuntimeError, AttributeError):
+            continue  # Some kinds of tensors are newer than that form.
+        write("zip", f"{name}-legacy", legacy.getvalue())
+    for protocol in (3, 4, 5):
+        archive = io.BytesIO()
+        torch.save({"a": FLOATS, "b": {"c": LONGS}}, archive, pickle_protocol=protocol)
+        with zipfile.ZipFile(archive) as records:
+            [record] = [r for r in records.namelist() if r.endswith("data.pkl")]
+            write("pickle", f"protocol-{protocol}", records.read(record))
+    # The same archive, packed again by hand.
+    packed = io.BytesIO()
+    with zipfile.ZipFile(archive) as records, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
+        for record in records.namelist():
+            out.writestr(record, records.read(record))
+    write("zip", "deflated", packed.getvalue())
+
+
+def safetensors_files():
+    tensors = {"a": FLOATS, "b.c": LONGS, "d": HALVES, "e": torch.tensor(True), "f": NONE}
+    write("safetensors_header", "plain", safetensors.torch.save(tensors))
+    write("safetensors_header", "metadata", safetensors.torch.save(tensors, {"format": "pt", "k": "\u00e9\n"}))
+    write("safetensors_header", "one", safetensors.torch.save({"w": FLOATS.view(2, 3)}))
+    header = b'{"x":{"dtype":"F4","shape":[2,2],"data_offsets":[0,2]}}   '
+    write("safetensors_header", "packed", len(header).to_bytes(8, "little") + header + b"\x12\x34")
+    write("safetensors_header", "empty", (2).to_bytes(8, "little") + b"{}")
+
+
+def indexes():
+    shards = {f"layer.{n}.weight": f"model-{n % 2 + 1:05}-of-00002.safetensors" for n in range(4)}
+    plain = {"metadata": {"total_size": 96}, "weight_map": shards}
+    write("index", "plain", json.dumps(plain, indent=2).encode())
+    write("index", "one", json.dumps({"metadata": {}, "weight_map": {"w": "model.safetensors"}}).encode())
+    leaving = {"weight_map": {"a": "../x.safetensors", "b": "/x", "c": "sub/x.bin", "d": "./x"}}
+    write("index", "leaving", json.dumps(leaving).encode())
+
+
+torch_files()
+safetensors_files()
+indexes()

@@ -1,0 +1,90 @@
+"""Compares an exported file with what it must hold: format, names, types, shapes, every bit."""
+
+import json
+import struct
+
+import torch
+from safetensors import safe_open
+
+DATA_ALIGNMENT = 4096
+
+# Bytes of an element, by the name in a header. Of F4, two share a byte.
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F4": 1,
+    "F8_E5M2": 1, "F8_E4M3": 1, "F8_E5M2FNUZ": 1, "F8_E4M3FNUZ": 1, "F8_E8M0": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+
+# Bits are compared as integers: a NaN then equals itself, and types without arithmetic compare too.
+INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor):
+    return tensor.detach().as_subclass(torch.Tensor).view(INTEGER[tensor.dtype.itemsize])
+
+
+def read_header(path):
+    """The header's entries and metadata, and where the data starts."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        pairs = json.loads(file.read(length), object_pairs_hook=list)
+    names = [name for name, _ in pairs]
+    assert len(names) == len(set(names)), "a name stands twice"
+    entries = {name: dict(fields) for name, fields in pairs}
+    return entries, entries.pop("__metadata__"), 8 + length
+
+
+def check_format(path):
+    """What every exported file promises to the programs that read it. Gives its metadata."""
+    entries, metadata, data = read_header(path)
+    assert metadata["format"] == "pt"
+    assert data % DATA_ALIGNMENT == 0
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        start, stop = entry["data_offsets"]
+        assert start == end, f"hole or overlap before {name!r}"
+        assert start % ITEM_BYTES[entry["dtype"]] == 0, f"{name!r} is not aligned"
+        end = stop
+    assert path.stat().st_size == data + end
+    return metadata
+
+
+def check_tensors(path, expected):
+    """The file holds exactly the expected tensors (name to torch tensor), bit for bit."""
+    with safe_open(path, framework="pt") as file:
+        assert sorted(file.keys()) == sorted(expected)
+        for name, tensor in expected.items():
+            got = file.get_tensor(name)
+            assert got.dtype == tensor.dtype, name
+            assert got.shape == tensor.shape, name
+            assert torch.equal(bits(got), bits(tensor)), f"{name!r} has other values"
+
+
+def check_export(ckptfs, source, expected, out, *options):
+    """Exports twice: the result is well formed, as expected, and the same both times."""
+    ckptfs.export(source, out, *options)
+    metadata = check_format(out)
+    check_tensors(out, expected)
+    again = ckptfs.export(source, out.with_name("again.safetensors"), *options)
+    assert again.read_bytes() == out.read_bytes()
+    return metadata
+
+
+def names_of(value):
+    """The tensors of a chosen value by the names that they must get."""
+    return {"tensor": value} if isinstance(value, torch.Tensor) else _flatten(value, "")
+
+
+def _flatten(value, prefix):
+    if isinstance(value, dict):
+        members = value.items()
+    else:
+        members = enumerate(value) if isinstance(value, (list, tuple)) else ()
+    named = {}
+    for key, member in members:
+        name = f"{prefix}{key}"
+        is_tensor = isinstance(member, torch.Tensor)
+        named |= {name: member} if is_tensor else _flatten(member, f"{name}.")
+    return named

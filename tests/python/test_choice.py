@@ -1,0 +1,247 @@
+"""Which dictionary of a torch checkpoint is shown, and under which names.
+
+The rule, first match first: the top if all in it are tensors; what lies under `state_dict`
+(repeatedly), else `model`, else `module`; else the value of a dictionary with one entry; else all
+of it, nested names joined with dots. `--root KEY` chooses otherwise.
+"""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from compare import check_export
+from program import REFUSED
+
+A, B, C = torch.arange(3.0), torch.arange(4), torch.ones(2, 2, dtype=torch.float16)
+WEIGHTS = {"a": A, "b": B}
+OTHERS = {"a": B, "c": C}
+
+
+@pytest.fixture(params=["zip", "legacy"])
+def saved(request, tmp_path):
+    """Saves a value as `model.pt`, in either form."""
+
+    def save(value):
+        path = tmp_path / "model.pt"
+        torch.save(value, path, _use_new_zipfile_serialization=request.param == "zip")
+        return path
+
+    return save
+
+
+@pytest.fixture
+def shows(ckptfs, tmp_path):
+    """Asserts what a checkpoint is shown as; gives the notes on it."""
+
+    def check(path, expected, *options):
+        check_export(ckptfs, path, expected, tmp_path / "out.safetensors", "--force", *options)
+        return ckptfs.inspect(path, *options)["notes"]
+
+    return check
+
+
+@pytest.fixture
+def refuses(ckptfs, tmp_path):
+    """Asserts that export and inspect refuse, in words that contain the given ones."""
+
+    def check(path, *words, options=()):
+        out = tmp_path / "out.safetensors"
+        for outcome in (
+            ckptfs("export", path, out, *options),
+            ckptfs("inspect", "--json", path, *options),
+        ):
+            assert outcome.code == REFUSED, outcome
+            for word in (path.name, "what to do", *words):
+                assert word in outcome.stderr
+        assert not out.exists()
+        report = outcome.json()
+        assert report["image"] is None
+        assert all(entry["reason"] and entry["remedy"] for entry in report["refused"])
+        return report
+
+    return check
+
+
+def noted(notes, *words):
+    """Some one note has all the words."""
+    return any(all(word in note for word in words) for note in notes)
+
+
+WHERE_IT_LIES = {
+    "top": WEIGHTS,
+    "top-with-a-tensor-called-model": {"model": A, "b": B},
+    "state_dict": {"epoch": 1, "state_dict": WEIGHTS},
+    "state_dict-in-state_dict": {"state_dict": {"state_dict": WEIGHTS, "v": 1}, "epoch": 1},
+    "model": {"epoch": 1, "model": WEIGHTS},
+    "module": {"epoch": 1, "module": WEIGHTS},
+    "model-in-state_dict": {"state_dict": {"model": WEIGHTS, "v": 1}, "epoch": 1},
+    "state_dict-in-model": {"model": {"state_dict": WEIGHTS, "v": 1}, "epoch": 1},
+    "one-entry": {"weights": WEIGHTS},
+    "state_dict-in-one-entry": {"wrapped": {"state_dict": WEIGHTS, "v": 1}},
+    "state_dict-before-model": {"model": OTHERS, "module": OTHERS, "state_dict": WEIGHTS},
+    "model-before-module": {"module": OTHERS, "model": WEIGHTS},
+    "beside-tensors": {"mean": C, "model": WEIGHTS},
+}
+
+
+@pytest.mark.parametrize("where", WHERE_IT_LIES)
+def test_the_state_dict_is_found(saved, shows, where):
+    expected = {"model": A, "b": B} if where == "top-with-a-tensor-called-model" else WEIGHTS
+    shows(saved(WHERE_IT_LIES[where]), expected)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model", "module"])
+def test_a_usual_key_without_tensors_is_not_chosen(saved, shows, key):
+    shows(
+        saved({key: "resnet50", "weights": WEIGHTS, "epoch": 1}), {"weights.a": A, "weights.b": B}
+    )
+
+
+def test_nested_dictionaries_are_flattened_with_dots(saved, shows):
+    nested = {"encoder": {"0": {"w": A}, "norm": B}, "head": [C, {"w": A}], "scale": C, 7: {1: B}}
+    expected = {
+        "encoder.0.w": A,
+        "encoder.norm": B,
+        "head.0": C,
+        "head.1.w": A,
+        "scale": C,
+        "7.1": B,
+    }
+    shows(saved(nested), expected)
+
+
+def test_a_bare_tensor_is_called_tensor(saved, shows):
+    shows(saved(A), {"tensor": A})
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_is_named_by_places(saved, shows, kind):
+    shows(saved(kind([A, {"w": B}, [C, A]])), {"0": A, "1.w": B, "2.0": C, "2.1": A})
+
+
+def test_a_modules_own_state_dict(saved, shows):
+    state = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).state_dict()
+    shows(saved(state), dict(state))
+
+
+def test_a_note_names_what_else_could_have_been_meant(saved, shows):
+    both = {"state_dict_ema": OTHERS, "state_dict": WEIGHTS, "optimizer": {"state": {0: A}}}
+    notes = shows(saved(both), WEIGHTS)
+    assert noted(notes, "`state_dict`", "`state_dict_ema`", "--root")
+    assert noted(notes, "`optimizer`")
+
+
+@pytest.mark.parametrize(
+    "key, expected",
+    [
+        ("state_dict_ema", OTHERS),
+        ("state_dict", WEIGHTS),
+        ("averages.ema.0", OTHERS),
+        ("averages.ema.1", WEIGHTS),
+        ("with.dots", OTHERS),
+        ("averages.with.dots", WEIGHTS),
+    ],
+)
+def test_root_chooses(saved, shows, key, expected):
+    averages = {"ema": [OTHERS, WEIGHTS], "with.dots": WEIGHTS}
+    value = {
+        "state_dict": WEIGHTS,
+        "state_dict_ema": OTHERS,
+        "averages": averages,
+        "with.dots": OTHERS,
+    }
+    assert noted(shows(saved(value), expected, "--root", key), key)
+
+
+@pytest.mark.parametrize("key", ["ema", "state_dict.ema", "state_dict.", "epoch", "", "."])
+def test_a_root_that_is_not_there_is_refused(saved, refuses, key):
+    path = saved({"state_dict": WEIGHTS, "epoch": 1})
+    refuses(path, f"`{key}`", "state_dict", options=("--root", key))
+
+
+def test_a_safetensors_file_has_no_root(tmp_path, refuses):
+    path = tmp_path / "model.safetensors"
+    save_file(WEIGHTS, path)
+    refuses(path, "`model`", options=("--root", "model"))
+
+
+def test_what_is_not_a_tensor_is_left_out_with_a_note(saved, shows):
+    plain = {
+        "epoch": 1,
+        "lr": 0.1,
+        "arch": "x",
+        "tags": {"u"},
+        "shape": torch.Size([2]),
+        "none": None,
+    }
+    plain |= {"dtype": torch.float32, "big": 1 << 80, "raw": b"x", "config": {"depth": [1, 2]}}
+    notes = shows(saved({**WEIGHTS, **plain}), WEIGHTS)
+    shown = [note for note in notes if note.startswith("left out")]
+    assert len(shown) == 1
+    for key in list(plain)[:8]:
+        assert f"`{key}`" in shown[0]
+    assert "2 more" in shown[0]
+
+
+def test_an_object_beside_the_chosen_dictionary_does_not_matter(saved, shows):
+    shows(saved({"state_dict": WEIGHTS, "args": Namespace(lr=1)}), WEIGHTS)
+
+
+@pytest.mark.parametrize("inside", [lambda x: x, lambda x: [x], lambda x: {"deep": (x,)}])
+def test_an_object_in_the_chosen_dictionary_is_refused_by_name(saved, refuses, inside):
+    report = refuses(
+        saved({**WEIGHTS, "args": inside(Namespace(lr=1))}), "`args", "argparse.Namespace"
+    )
+    assert len(report["refused"]) == 1
+    assert report["refused"][0]["tensor"].startswith("args")
+    assert {tensor["name"] for tensor in report["tensors"]} == set(WEIGHTS)
+
+
+def test_allow_partial_leaves_the_object_out(ckptfs, saved, shows):
+    path = saved({**WEIGHTS, "args": Namespace(lr=1)})
+    shows(path, WEIGHTS, "--allow-partial")
+    refused = ckptfs.inspect(path, "--allow-partial")["refused"]
+    assert [entry["tensor"] for entry in refused] == ["args"]
+
+
+def test_allow_partial_of_nothing_is_refused(saved, refuses):
+    refuses(saved({"args": Namespace(lr=1)}), options=("--allow-partial",))
+
+
+def test_a_whole_model_is_refused_and_the_remedy_is_its_state_dict(saved, refuses):
+    refuses(saved(torch.nn.Linear(2, 2)), "torch.nn.modules.linear.Linear", "state_dict()")
+
+
+@pytest.mark.parametrize(
+    "clashing",
+    [
+        {"a.b": A, "a": {"b": B}},
+        {"0": A, 0: B},
+        {"x": {"1": A, 1: B}, "y": A},
+        {"x": [A, B], "x.1": C},
+    ],
+)
+def test_names_that_collide_are_refused(saved, refuses, clashing):
+    name = {"a.b": "a.b", "0": "0", "x": "x.1"}[next(iter(clashing))]
+    refuses(saved(clashing), f"`{name}`")
+
+
+@pytest.mark.parametrize("value", [{}, [], 3, None, "text", {"epoch": 1}, {"state_dict": {}}])
+def test_nothing_to_show_is_refused(saved, refuses, value):
+    refuses(saved(value), "no tensors")
+
+
+@pytest.mark.parametrize(
+    "key, word",
+    [
+        (("a", 1), "not text"),
+        (2.5, "not text"),
+        ("\ud800", "not text"),
+        ("__metadata__", "__metadata__"),
+    ],
+    ids=["tuple", "float", "lone-surrogate", "reserved"],
+)
+def test_a_key_that_cannot_be_a_name_is_refused(saved, refuses, key, word):
+    refuses(saved({**WEIGHTS, key: A}), word)
