@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from compare import check_export, names_of
 from writers import DTYPES, UNCLASSED, WORDS, Writer, numbers
 
-CASES = int(os.environ.get("CKPTFS_CASES", "10000"))
+CASES = int(os.environ.get("CKPTFS_CASES", "6000"))
 
 # Of ten cases, so many are of each kind.
 ZIP, LEGACY, SINGLE, SHARDED, SHARDED_BIN = 4, 3, 1, 1, 1

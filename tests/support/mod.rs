@@ -3,6 +3,7 @@
 
 #![allow(dead_code)] // Each test file uses its own part.
 
+pub mod bombs;
 pub mod legacy;
 pub mod pickle;
 pub mod safetensors;

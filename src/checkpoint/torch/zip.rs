@@ -29,6 +29,9 @@ const LOCATOR64_LEN: u64 = 20;
 /// The tag of the field that holds what does not fit 32 bits.
 const ZIP64_FIELD: u16 = 1;
 
+/// What a number is where it does not fit 32 bits and stands in that field.
+const ELSEWHERE: u64 = 0xffff_ffff;
+
 /// Flags that change nothing here: sizes follow the data (3), names are UTF-8 (11), and the
 /// compressor's effort (1 and 2).
 const KNOWN_FLAGS: u16 = 1 << 3 | 1 << 11 | 1 << 1 | 1 << 2;
@@ -187,8 +190,8 @@ fn find_end(file: &dyn ReadAt) -> Result<End, Fault> {
             let agrees = |short: u64, long: u64, full: u64| short == long || short == full;
             if !agrees(short.count, end.count, 0xffff)
                 || !agrees(on_disk, end.count, 0xffff)
-                || !agrees(short.directory, end.directory, 0xffff_ffff)
-                || !agrees(short.directory_len, end.directory_len, 0xffff_ffff)
+                || !agrees(short.directory, end.directory, ELSEWHERE)
+                || !agrees(short.directory_len, end.directory_len, ELSEWHERE)
             {
                 return Err(Fault::Directory);
             }
@@ -288,7 +291,7 @@ fn entries(directory: &[u8], end: &End) -> Result<Vec<CentralEntry>, Fault> {
             return Err(Fault::Flags(name));
         }
         let wide = [&mut size, &mut stored, &mut header];
-        widen(extra, wide.into_iter().filter(|n| **n == 0xffff_ffff)).ok_or(Fault::Directory)?;
+        widen(extra, wide.into_iter().filter(|n| **n == ELSEWHERE)).ok_or(Fault::Directory)?;
         entries.push(CentralEntry {
             raw_name: raw_name.to_vec(),
             name,
@@ -349,7 +352,8 @@ fn local(file: &dyn ReadAt, entry: &CentralEntry, directory: u64) -> Result<Reco
     fields.u16(); // Version.
     let (flags, method) = (fields.u16(), fields.u16());
     fields.u32(); // Time and date.
-    let (crc, stored, size) = (fields.u32(), u64::from(fields.u32()), u64::from(fields.u32()));
+    let (crc, mut stored, mut size) =
+        (fields.u32(), u64::from(fields.u32()), u64::from(fields.u32()));
     let (name_len, extra_len) = (fields.u16() as usize, u64::from(fields.u16()));
     if signature != LOCAL
         || method != entry.method
@@ -359,16 +363,28 @@ fn local(file: &dyn ReadAt, entry: &CentralEntry, directory: u64) -> Result<Reco
     {
         return disagrees();
     }
-    // Sizes may be left to what follows the data (bit 3), or to the wide field.
+    let extra_start = entry.header + LOCAL_LEN + entry.raw_name.len() as u64;
+    let offset = extra_start + extra_len;
+    if offset > directory {
+        return disagrees();
+    }
+    if stored == ELSEWHERE || size == ELSEWHERE {
+        let mut extra = vec![0; extra_len as usize];
+        file.read_exact_at(&mut extra, extra_start)?;
+        let wide = [&mut size, &mut stored].into_iter().filter(|n| **n == ELSEWHERE);
+        if widen(&extra, wide).is_none() {
+            return disagrees();
+        }
+    }
+    // What is not known when the header is written follows the data (bit 3).
     let later = flags & 1 << 3 != 0;
-    let same = |here: u64, there: u64| here == there || here == 0xffff_ffff || later && here == 0;
+    let same = |here: u64, there: u64| here == there || later && here == 0;
     if !same(stored, entry.stored)
         || !same(size, entry.size)
-        || !(crc == entry.crc || later && crc == 0)
+        || !same(u64::from(crc), u64::from(entry.crc))
     {
         return disagrees();
     }
-    let offset = entry.header + LOCAL_LEN + entry.raw_name.len() as u64 + extra_len;
     let deflated = match entry.method {
         0 if entry.stored == entry.size => false,
         8 => true,
