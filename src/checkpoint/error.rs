@@ -267,7 +267,7 @@ pub enum TensorFault {
     #[error("has a shape whose size overflows")]
     Overflow,
     /// Repeating bytes beyond reason.
-    #[error("repeats its bytes to {bytes} in all, past the limit of {limit}")]
+    #[error("repeats its bytes: with those before it, to {bytes} bytes, past the limit of {limit}")]
     Expansion {
         /// Bytes it would take.
         bytes: u64,

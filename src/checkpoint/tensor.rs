@@ -111,6 +111,13 @@ impl Grid {
     }
 }
 
+impl Grid {
+    /// Whether some bytes are read more than once.
+    pub fn repeats(&self) -> bool {
+        self.len() > self.span() || self.axes.iter().any(|axis| axis.stride == 0)
+    }
+}
+
 impl Bytes {
     /// Bytes of the whole tensor.
     pub fn len(&self) -> u64 {
@@ -124,6 +131,15 @@ impl Bytes {
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether some bytes of the source are read more than once.
+    pub fn repeats(&self) -> bool {
+        match self {
+            Bytes::Run(_) => false,
+            Bytes::Grid(grid) => grid.repeats(),
+            Bytes::Swapped { of, .. } => of.repeats(),
+        }
     }
 
     /// The part of an origin that is read: origin, first byte, bytes to just past the last.
@@ -171,12 +187,7 @@ impl Tensor {
         match &self.bytes {
             Bytes::Run(_) => Layout::Run,
             Bytes::Swapped { .. } => Layout::Swapped,
-            // More bytes out than there are in the span: some are read twice.
-            Bytes::Grid(grid)
-                if grid.len() > grid.span() || grid.axes.iter().any(|a| a.stride == 0) =>
-            {
-                Layout::Expanded
-            }
+            Bytes::Grid(grid) if grid.repeats() => Layout::Expanded,
             Bytes::Grid(_) => Layout::Strided,
         }
     }

@@ -20,7 +20,7 @@ use ckptfs::image::{Image, Reader};
 
 /// How long reading the worst small file may take, in an unoptimised build on a busy machine. What
 /// grows out of proportion takes hours.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Reads bytes as a torch file.
 pub fn torch(bytes: &[u8]) -> Result<Checkpoint, Error> {
@@ -65,5 +65,5 @@ pub fn tensor_bytes(checkpoint: Checkpoint, name: &str) -> Vec<u8> {
 pub fn in_bounded_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, answer) = channel();
     std::thread::spawn(move || done.send(work()));
-    answer.recv_timeout(PATIENCE).expect("it came to an end within a minute, without a panic")
+    answer.recv_timeout(PATIENCE).expect("it came to an end in time, without a panic")
 }

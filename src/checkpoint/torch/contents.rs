@@ -21,6 +21,11 @@ use super::zip::{self, Archive, Record};
 /// what comes compressed was packed again by hand, and is small or has to be unpacked by hand.
 const MAX_UNPACKED: u64 = 64 << 20;
 
+/// The most that the tensors of a file may take, all together, by repeating bytes. What gets saved
+/// expanded is a mask or a table of positions, of some megabytes; a file of some bytes must not
+/// become a virtual petabyte.
+const MAX_EXPANDED: u64 = 4 << 30;
+
 /// What one torch file holds, all of it seen from this file: origin 0 is the file.
 #[derive(Debug)]
 pub struct Contents {
@@ -110,6 +115,7 @@ fn placed(
     let mut tensors = Vec::with_capacity(entries.len());
     // Tensors of a class that is not torch's, and the first of them.
     let mut foreign: (usize, Option<String>) = (0, None);
+    let mut expanded = 0u64;
     for (name, id) in entries {
         let Value::Tensor(view) = meaning::value(arena, id) else { continue };
         let tensor = view.and_then(|view| {
@@ -117,7 +123,14 @@ fn placed(
                 foreign.0 += 1;
                 foreign.1.get_or_insert_with(|| format!("`{name}`, {class}"));
             }
-            place(&name, &view, storage(view.storage.key)?, swapped)
+            let tensor = place(&name, &view, storage(view.storage.key)?, swapped)?;
+            if tensor.bytes.repeats() {
+                expanded = expanded.saturating_add(tensor.bytes.len());
+                if expanded > MAX_EXPANDED {
+                    return Err(TensorFault::Expansion { bytes: expanded, limit: MAX_EXPANDED });
+                }
+            }
+            Ok(tensor)
         });
         match tensor {
             Ok(tensor) => tensors.push(tensor),

@@ -197,19 +197,7 @@ fn rebuild<'a>(
         }
         // What to call, the class of the result, the arguments, the attributes of the result.
         ("_rebuild_from_type_v2" | "_rebuild_from_type", &[function, class, args, state]) => {
-            let args = match arena.node(args) {
-                Node::Tuple(_) => arena.items(args).unwrap_or_default(),
-                _ => return Some(Err(MALFORMED_ARGS)),
-            };
-            let inner =
-                wrappings.checked_sub(1).and_then(|left| rebuild(arena, function, args, left));
-            let inner = inner.unwrap_or(Err(MALFORMED_ARGS));
-            Some(leaves_values_alone(arena, state).and(inner).map(
-                |view| match arena.global(class) {
-                    Some((module, _)) if module == "torch" || module.starts_with("torch.") => view,
-                    _ => View { class: Some(class_name(arena, class)), ..view },
-                },
-            ))
+            Some(subclass(arena, function, class, args, state, wrappings))
         }
         ("_rebuild_sparse_tensor" | "_rebuild_sparse_csr_tensor", _) => kind("a sparse tensor"),
         ("_rebuild_qtensor", _) => kind("a quantised tensor"),
@@ -226,6 +214,34 @@ fn rebuild<'a>(
         ) => kind("a tensor of a device that saves through numpy"),
         (name, _) if name.starts_with("_rebuild_") => Some(Err(MALFORMED_ARGS)),
         _ => None,
+    }
+}
+
+/// A tensor of another class: what to call with which arguments, the class, its attributes.
+fn subclass<'a>(
+    arena: &'a Arena,
+    function: Id,
+    class: Id,
+    args: Id,
+    state: Id,
+    wrappings: usize,
+) -> Result<View<'a>, TensorFault> {
+    let left = wrappings.checked_sub(1).ok_or(MALFORMED_ARGS)?;
+    let args = match arena.node(args) {
+        Node::Tuple(_) => arena.items(args).unwrap_or_default(),
+        _ => return Err(MALFORMED_ARGS),
+    };
+    // A function of its own makes it: what that would do is not known.
+    let unknown = || {
+        let kind =
+            format!("a {}, made by {}", class_name(arena, class), class_name(arena, function));
+        Err(TensorFault::Kind { kind })
+    };
+    let view = rebuild(arena, function, args, left).unwrap_or_else(unknown)?;
+    leaves_values_alone(arena, state)?;
+    match arena.global(class) {
+        Some((module, _)) if module == "torch" || module.starts_with("torch.") => Ok(view),
+        _ => Ok(View { class: Some(class_name(arena, class)), ..view }),
     }
 }
 

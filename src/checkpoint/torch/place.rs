@@ -12,10 +12,6 @@ pub struct Stored {
     pub len: u64,
 }
 
-/// The most that a tensor may take by repeating bytes. What gets saved expanded is a mask or a
-/// table of positions, of some megabytes; a file of some bytes must not become a virtual petabyte.
-const MAX_EXPANDED: u64 = 4 << 30;
-
 /// The tensor of a view, given where its storage lies and whether it is in the other byte order.
 pub fn place(
     name: &str,
@@ -88,12 +84,6 @@ pub fn place(
             .map(|(&count, &stride)| Axis { count, stride: stride * item });
         grid_or_run(stored.origin, base, axes, item)
     };
-    if let Bytes::Grid(grid) = &bytes
-        && grid.len() > grid.span()
-        && grid.len() > MAX_EXPANDED
-    {
-        return Err(TensorFault::Expansion { bytes: grid.len(), limit: MAX_EXPANDED });
-    }
     let unit = view.dtype.swap_unit();
     let bytes =
         if swapped && unit > 1 { Bytes::Swapped { unit, of: Box::new(bytes) } } else { bytes };
