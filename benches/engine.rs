@@ -4,6 +4,8 @@
 //! be read off one run: `read_at` beside a plain `pread` of the same bytes. Peak memory and `export`
 //! beside `cp` are whole-process figures: `scripts/bench` measures those.
 
+#![allow(clippy::unwrap_used)] // What fails here has nobody to tell but whoever measures.
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;

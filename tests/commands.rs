@@ -162,6 +162,24 @@ fn output_that_nobody_reads_to_its_end_is_no_failure() {
     let script = r#"set -o pipefail; "$CKPTFS" inspect --tensors "$1" | head -1"#;
     let done = in_shell(Command::new("bash"), script, &[&file]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+    // The verdict is the same, read or not.
+    let other = path(folder.path(), "other.safetensors");
+    model(Path::new(&other), 20_000, 2);
+    let script = r#"set -o pipefail; "$CKPTFS" verify "$1" --against "$2" | head -1"#;
+    let done = in_shell(Command::new("bash"), script, &[&file, &other]);
+    assert_eq!((done.code, done.stderr.as_str()), (1, ""));
+}
+
+#[test]
+fn what_is_left_out_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let (shard, out) =
+        (path(folder.path(), "m-00001-of-00002.safetensors"), path(folder.path(), "out"));
+    model(Path::new(&shard), 1, 1);
+    for done in [run(&["export", &shard, &out]), run(&["verify", &shard])] {
+        assert_eq!(done.code, 0);
+        assert!(done.stderr.contains("note: this is shard 1 of 2 alone"), "{}", done.stderr);
+    }
 }
 
 #[test]

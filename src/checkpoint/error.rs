@@ -133,9 +133,9 @@ fn count(n: usize) -> String {
 
 impl Error {
     /// The file or directory at fault.
-    pub fn path(&self) -> Option<&Path> {
+    pub fn path(&self) -> &Path {
         match self {
-            Error::Source(_) => None,
+            Error::Source(error) => error.path(),
             Error::Header { path, .. }
             | Error::Zip { path, .. }
             | Error::Pickle { path, .. }
@@ -148,7 +148,7 @@ impl Error {
             | Error::NotACheckpoint { path, .. }
             | Error::None { path }
             | Error::Several { path, .. }
-            | Error::Refused { path, .. } => Some(path),
+            | Error::Refused { path, .. } => path,
         }
     }
 

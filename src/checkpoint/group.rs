@@ -56,7 +56,7 @@ pub enum Members {
 }
 
 /// A shard's name taken apart: `stem-00001-of-00002.ext`, or with a variant before the extension.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ShardName<'a> {
     stem: &'a str,
     digits: usize,
@@ -78,18 +78,13 @@ impl<'a> ShardName<'a> {
             || !EXTENSIONS.contains(&extension)
             || !is_number(number)
             || !is_number(of)
+            || number.len() != of.len()
         {
             return None;
         }
-        let (number_value, of_value) = (number.parse().ok()?, of.parse().ok()?);
-        Some(ShardName {
-            stem,
-            digits: number.len(),
-            number: number_value,
-            of: of_value,
-            variant,
-            extension,
-        })
+        let digits = number.len();
+        let (number, of) = (number.parse().ok()?, of.parse().ok()?);
+        Some(ShardName { stem, digits, number, of, variant, extension })
     }
 
     fn whole(&self) -> String {
@@ -102,9 +97,13 @@ impl<'a> ShardName<'a> {
     }
 
     fn name_of(&self, number: u64) -> String {
+        self.name_with(&format!("{number:0digits$}", digits = self.digits))
+    }
+
+    fn name_with(&self, number: &str) -> String {
         let ShardName { stem, digits, of, variant, extension, .. } = self;
         let variant = if variant.is_empty() { String::new() } else { format!(".{variant}") };
-        format!("{stem}-{number:0digits$}-of-{of:0digits$}{variant}.{extension}")
+        format!("{stem}-{number}-of-{of:0digits$}{variant}.{extension}")
     }
 }
 
@@ -156,31 +155,56 @@ pub fn candidates(root: &Arc<Root>, directory: &Path) -> Result<Vec<Candidate>, 
         found.push(Candidate { name: name.to_owned(), members: Members::Index { beside } });
     }
     let free = |name: &str| !claimed.contains(name) && !is_kept(name);
-    let mut sets: BTreeMap<(String, u64), Vec<ShardName>> = BTreeMap::new();
+    // By everything in the name but the number.
+    let mut sets: BTreeMap<ShardName, Vec<u64>> = BTreeMap::new();
+    let mut files: Vec<String> = Vec::new();
     for &name in names.iter().filter(|name| free(name)) {
         match ShardName::parse(name) {
-            Some(shard) => sets.entry((shard.whole(), shard.of)).or_default().push(shard),
+            Some(shard) => {
+                sets.entry(ShardName { number: 0, ..shard }).or_default().push(shard.number);
+            }
             None => {
                 let may_be = name.rsplit_once('.').is_some_and(|(_, e)| EXTENSIONS.contains(&e));
-                // A link that leads out is listed, so that opening it can say why it is refused.
+                // What cannot be opened is listed, so that opening it can say why; and what calls
+                // itself safetensors is, whatever is in it.
+                let named = name.ends_with(".safetensors") || name.ends_with(".sft");
                 let is_one = || match root.open(&directory.join(name)) {
-                    Ok(file) => single::looks_like_one(&file),
-                    Err(error) => error.is_refusal(),
+                    Ok(file) => named || single::looks_like_one(&file),
+                    Err(_) => true,
                 };
                 if may_be && is_one() {
-                    found.push(Candidate { name: name.to_owned(), members: Members::File });
+                    files.push(name.to_owned());
                 }
             }
         }
     }
-    for ((whole, of), mut shards) in sets {
-        shards.sort_by_key(|shard| shard.number);
-        let missing = (1..=of).zip(shards.iter().map(|s| s.number).chain(std::iter::repeat(0)));
-        let missing = missing.into_iter().find(|(want, have)| want != have);
-        let missing = missing.map(|(number, _)| shards[0].name_of(number));
-        let shards = shards.iter().map(|shard| shard.name_of(shard.number)).collect();
-        found.push(Candidate { name: whole, members: Members::Numbered { shards, of, missing } });
+    let mut wholes: BTreeMap<String, usize> = BTreeMap::new();
+    for name in sets.keys().map(ShardName::whole).chain(files.iter().cloned()) {
+        *wholes.entry(name).or_default() += 1;
     }
+    for (set, mut numbers) in sets {
+        numbers.sort_unstable();
+        // Most writers count from 1, some from 0; a 0 beside a full count from 1 is none of the set.
+        let first = u64::from(numbers.first() != Some(&0) || numbers.last() >= Some(&set.of));
+        let (own, other): (Vec<u64>, Vec<u64>) =
+            numbers.into_iter().partition(|n| (first..first + set.of).contains(n));
+        let there = own.iter().map(Some).chain(std::iter::repeat(None));
+        let missing = (first..first + set.of).zip(there).find(|(want, have)| *have != Some(want));
+        // A file too many beside a complete set is one by itself.
+        if missing.is_none() {
+            files.extend(other.into_iter().map(|n| set.name_of(n)));
+        }
+        // Called by the name of the whole, unless something else has it.
+        let whole = set.whole();
+        let name = if wholes.get(&whole) == Some(&1) { whole } else { set.name_with("*") };
+        let members = Members::Numbered {
+            shards: own.iter().map(|&n| set.name_of(n)).collect(),
+            of: set.of,
+            missing: missing.map(|(number, _)| set.name_of(number)),
+        };
+        found.push(Candidate { name, members });
+    }
+    found.extend(files.into_iter().map(|name| Candidate { name, members: Members::File }));
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }

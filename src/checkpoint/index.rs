@@ -66,14 +66,18 @@ pub fn parse(json: &[u8], may_leave: bool) -> Result<BTreeMap<String, Vec<String
     let raw: Raw = serde_json::from_slice(json).map_err(|e| Fault::Json(e.to_string()))?;
     let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, shard) in raw.weight_map.0 {
+        // `./shard` is `shard`.
+        let shard = shard.strip_prefix("./").map(str::to_owned).unwrap_or(shard);
         shards.entry(shard).or_default().push(tensor);
     }
     if shards.is_empty() {
         return Err(Fault::Empty);
     }
     if !may_leave {
-        let inside =
-            |shard: &str| Path::new(shard).components().all(|c| matches!(c, Component::Normal(_)));
+        let inside = |shard: &str| {
+            let mut parts = Path::new(shard).components();
+            !shard.contains('\0') && parts.all(|c| matches!(c, Component::Normal(_)))
+        };
         if let Some(shard) = shards.keys().find(|shard| shard.is_empty() || !inside(shard)) {
             return Err(Fault::Leaves { shard: shard.clone() });
         }

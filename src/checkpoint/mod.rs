@@ -9,6 +9,7 @@ mod dtype;
 mod error;
 mod group;
 mod index;
+mod listed;
 mod open;
 mod safetensors;
 mod sharing;

@@ -1,16 +1,15 @@
 //! Opens what the user named: a file, an index, a numbered set, or a directory that holds one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::source::{self, Links, ReadAt, Root};
 
 use super::group::{Candidate, Members, ShardName, candidates, indexed};
-use super::{Checkpoint, Error, IndexFault, MAX_TENSORS, Options, Origin, Tensor, index, single};
-
-/// Names listed in a note before the rest is a number.
-const NAMED_IN_NOTE: usize = 4;
+use super::listed::Listed;
+use super::{Checkpoint, Error, IndexFault, MAX_TENSORS, Options, Tensor, index, single};
 
 /// Reads the checkpoint at a path that the user typed.
 ///
@@ -35,14 +34,15 @@ pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
         }
         Ok(false) => {
             let (root, directory, name) = beside(path, links)?;
-            if indexed(&name).is_some() {
-                let set = candidates(&root, &directory)?.into_iter().find(|c| c.name == name);
+            let known = name.to_str().unwrap_or_default();
+            if indexed(known).is_some() {
+                let set = candidates(&root, &directory)?.into_iter().find(|c| c.name == known);
                 if let Some(candidate) = set {
                     return open_candidate(&root, &directory, &candidate, options);
                 }
             }
             let mut checkpoint = single::read(&root.open_typed(&directory.join(&name))?, options)?;
-            if let Some(shard) = ShardName::parse(&name).filter(|shard| shard.of > 1) {
+            if let Some(shard) = ShardName::parse(known).filter(|shard| shard.of > 1) {
                 let (number, of) = (shard.number, shard.of);
                 checkpoint.notes.push(format!(
                     "this is shard {number} of {of} alone; give the directory for all"
@@ -55,7 +55,7 @@ pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
             let Ok((root, directory, name)) = beside(path, links) else {
                 return Err(missing.into());
             };
-            let set = candidates(&root, &directory)?.into_iter().find(|c| c.name == name);
+            let set = candidates(&root, &directory)?.into_iter().find(|c| *c.name == *name);
             let candidate = set.ok_or(missing)?;
             open_candidate(&root, &directory, &candidate, options)
         }
@@ -64,8 +64,8 @@ pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
 }
 
 /// The directory that a typed file is in, and its name there.
-fn beside(path: &Path, links: Links) -> Result<(Arc<Root>, PathBuf, String), source::Error> {
-    let name = path.file_name().and_then(|name| name.to_str());
+fn beside(path: &Path, links: Links) -> Result<(Arc<Root>, PathBuf, OsString), source::Error> {
+    let name = path.file_name();
     let name = name.ok_or_else(|| source::Error::Missing { path: path.to_path_buf() })?;
     let (root, directory) = Root::around(path.parent().unwrap_or(Path::new("")), links)?;
     Ok((root, directory, name.to_owned()))
@@ -83,8 +83,7 @@ fn open_candidate(
         Members::Index { beside } => {
             let mut checkpoint = open_index(root, directory, &candidate.name, options)?;
             if !beside.is_empty() {
-                let note =
-                    format!("not named by the index and left out: {}", some_of(beside.iter()));
+                let note = format!("not named by the index and left out: {}", Listed::of(beside));
                 checkpoint.notes.push(note);
             }
             Ok(checkpoint)
@@ -140,7 +139,9 @@ fn open_shards(
     let index_fault = |fault| Error::Index { path: path.clone(), fault };
     let mut whole: Option<Checkpoint> = None;
     let mut unnamed: Vec<String> = Vec::new();
+    // Which file, by its place in `files`, has which name: shown or refused.
     let mut holders: HashMap<Box<str>, u32> = HashMap::new();
+    let mut files: Vec<PathBuf> = Vec::new();
     for (number, (shard, expected)) in (0u32..).zip(shards) {
         let inside = directory.join(&shard);
         let read =
@@ -163,20 +164,14 @@ fn open_shards(
                 unnamed.extend(extra.map(|t| t.name.to_string()));
             }
         }
-        for tensor in &part.tensors {
-            if let Some(first) = holders.insert(tensor.name.clone(), number) {
-                let held = |n: u32| whole.as_ref().and_then(|w| w.origins.get(n as usize));
-                let other = match held(first) {
-                    Some(Origin::File(file)) => file.path(),
-                    _ => root.path().join(directory),
-                };
-                return Err(Error::Twice {
-                    path: part.path,
-                    tensor: tensor.name.to_string(),
-                    other,
-                });
+        for name in names {
+            if let Some(first) = holders.insert(name.into(), number) {
+                let other = files[first as usize].clone();
+                let tensor = name.to_owned();
+                return Err(Error::Twice { path: part.path, tensor, other });
             }
         }
+        files.push(part.path.clone());
         match &mut whole {
             None => whole = Some(part),
             Some(whole) => join(whole, part),
@@ -192,7 +187,7 @@ fn open_shards(
         let n = unnamed.len();
         whole.notes.push(format!(
             "in the shards and not in the index, kept ({n}): {}",
-            some_of(unnamed.iter())
+            Listed::of(&unnamed)
         ));
     }
     Ok(whole)
@@ -233,13 +228,4 @@ fn join_metadata(
             }
         }
     }
-}
-
-fn some_of<'a>(names: impl ExactSizeIterator<Item = &'a String>) -> String {
-    let more = names.len().saturating_sub(NAMED_IN_NOTE);
-    let mut text: Vec<String> = names.take(NAMED_IN_NOTE).map(|name| format!("`{name}`")).collect();
-    if more > 0 {
-        text.push(format!("and {more} more"));
-    }
-    text.join(", ")
 }

@@ -213,7 +213,8 @@ impl<'de> Visitor<'de> for RawVisitor {
                 if metadata.is_some() {
                     return Err(de::Error::custom("`__metadata__` is there twice"));
                 }
-                metadata = Some(map.next_value::<super::index::Unique<String>>()?.0);
+                let given = map.next_value::<Option<super::index::Unique<String>>>()?;
+                metadata = Some(given.map(|unique| unique.0).unwrap_or_default());
             } else {
                 if entries.len() == MAX_TENSORS {
                     return Err(de::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));

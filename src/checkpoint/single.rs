@@ -24,6 +24,12 @@ fn sniff(file: &dyn ReadAt, path: &Path) -> Result<Kind, Error> {
     file.read_exact_at(&mut bytes[..len], 0)?;
     let bytes = &bytes[..len];
     let named_safetensors = path.extension().is_some_and(|e| e == "safetensors" || e == "sft");
+    // The length of a header may begin like anything else; that the brace follows it, and that it fits
+    // the file, no other format has.
+    let header = bytes.split_first_chunk::<8>().filter(|(_, rest)| rest.first() == Some(&b'{'));
+    if header.is_some_and(|(len, _)| u64::from_le_bytes(*len) <= file.size() - 8) {
+        return Ok(Kind::Checkpoint(Format::Safetensors));
+    }
     Ok(match bytes {
         b if b.starts_with(ZIP_MAGIC) => Kind::Checkpoint(Format::TorchZip),
         [0x80, 2..=5, ..] if !named_safetensors || bytes.starts_with(LEGACY_MAGIC) => {
@@ -115,8 +121,7 @@ fn read_safetensors(
         fault => Error::Header { path: path.to_path_buf(), fault },
     })?;
     if let Some(key) = &options.root_key {
-        let fault =
-            torch::ChoiceFault::NoSuchKey { key: key.clone(), found: "no dictionaries".to_owned() };
+        let fault = torch::ChoiceFault::NoSuchKey { key: key.clone(), found: Default::default() };
         return Err(Error::Choice { path: path.to_path_buf(), fault });
     }
     let contents = Contents {

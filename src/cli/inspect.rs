@@ -33,7 +33,7 @@ pub fn run(args: &Inspect, out: &mut dyn Write) -> Result<(), Failure> {
             (report, outcome)
         }
         Err(error) if args.json && error.is_refusal() => {
-            let path = error.path().map(|path| path.display().to_string());
+            let path = Some(error.path().display().to_string());
             (Report::refusal(path, error.to_string(), error.remedy()), Err(Failure::from(error)))
         }
         Err(error) => return Err(error.into()),
@@ -66,7 +66,10 @@ fn write_text(report: &Report, args: &Inspect, out: &mut dyn Write) -> io::Resul
     if shared > 0 {
         line(
             "shared",
-            format!("{} that others read too; every name is kept", count(shared, "tensor")),
+            format!(
+                "{} whose bytes overlap those of others; every name is kept",
+                count(shared, "tensor")
+            ),
         )?;
     }
     for (key, value) in &report.metadata {
@@ -161,7 +164,7 @@ fn write_tensors(tensors: &[Tensor], out: &mut dyn Write) -> io::Result<()> {
         let shares = if shares.is_empty() {
             String::new()
         } else {
-            format!("  shares bytes with {}", shares.join(", "))
+            format!("  overlaps with {}", shares.join(", "))
         };
         writeln!(out, "{}{shares}", line.trim_end())?;
     }

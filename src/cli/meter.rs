@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
 use crate::{export, verify};
 
@@ -19,10 +19,10 @@ impl Meter {
     pub fn new(bytes: u64) -> Result<Meter, std::io::Error> {
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // A second signal ends the process at once: nothing is left behind then either.
-            signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
             signal_hook::flag::register(signal, Arc::clone(&stop))?;
         }
+        // A file that grows past the limit then fails to be written, which is told, instead of ending us.
+        signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         let target = if std::io::stderr().is_terminal() {
             ProgressDrawTarget::stderr()
         } else {

@@ -15,6 +15,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use args::{Args, Command};
 
@@ -43,22 +44,46 @@ impl Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        match error.kind() {
-            // Whoever reads the output has enough of it (`| head`).
-            io::ErrorKind::BrokenPipe => Failure::told(0),
-            _ => Failure::new(
-                FAILED,
-                format!("cannot write the output: {error}"),
-                "see the system's message above",
-            ),
+        let message = format!("cannot write the output: {error}");
+        Failure::new(FAILED, message, "see the system's message above")
+    }
+}
+
+/// An output whose reader may have enough of it (`| head`): the command goes on to its verdict.
+struct Patient<W>(W);
+
+impl<W: Write> Patient<W> {
+    fn unless_closed<T>(done: io::Result<T>, instead: T) -> io::Result<T> {
+        match done {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(instead),
+            done => done,
         }
     }
+}
+
+impl<W: Write> Write for Patient<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Self::unless_closed(self.0.write(bytes), bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Self::unless_closed(self.0.flush(), ())
+    }
+}
+
+/// A set of a thousand shards is a thousand open files; what the system lets us have is had for asking.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // Refused, the soft limit stays, and too many files are an error of their own.
+    let _ =
+        setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let args = Args::parse();
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    raise_descriptor_limit();
+    let mut out = io::BufWriter::new(Patient(io::stdout().lock()));
     let done = match &args.command {
         Command::Inspect(args) => inspect::run(args, &mut out),
         Command::Export(args) => export::run(args, &mut out),

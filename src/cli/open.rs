@@ -1,13 +1,14 @@
 //! From arguments to an opened image, with what goes wrong put into words and exit codes.
 
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::checkpoint::{self, Checkpoint, Options};
+use crate::checkpoint::{self, Options};
 use crate::image::{self, Image, Reader};
 
 use super::args::Source;
-use super::{FAILED, Failure, REFUSED, USAGE};
+use super::{FAILED, Failure, REFUSED, USAGE, words};
 
 impl Source {
     pub fn options(&self) -> Options {
@@ -19,13 +20,17 @@ impl Source {
     }
 }
 
-pub fn checkpoint(path: &Path, options: &Options) -> Result<Checkpoint, Failure> {
-    checkpoint::open(path, options).map_err(Failure::from)
-}
-
+/// Opens an image, and says on stderr what is not as it stands in the source.
 pub fn reader(path: &Path, options: &Options) -> Result<Reader, Failure> {
-    let image = Image::new(checkpoint(path, options)?)?;
-    Ok(Arc::new(image).open()?)
+    let checkpoint = checkpoint::open(path, options)?;
+    let told = checkpoint.notes.iter().cloned();
+    let left_out = checkpoint.refused.iter().map(|entry| format!("left out: {entry}"));
+    let notes: Vec<String> = told.chain(left_out).collect();
+    let reader = Arc::new(Image::new(checkpoint)?).open()?;
+    for note in notes {
+        writeln!(io::stderr(), "ckptfs: note: {}", words::one_line(&note))?;
+    }
+    Ok(reader)
 }
 
 fn code(is_refusal: bool) -> u8 {

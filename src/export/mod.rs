@@ -32,6 +32,12 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
+    /// A pipe, a socket or a device has that name.
+    #[error("{path}: is not a regular file")]
+    NotAFile {
+        /// What has the name.
+        path: PathBuf,
+    },
     /// There is too little room.
     #[error("{path}: needs {needs} bytes, and {free} are free there")]
     NoRoom {
@@ -67,7 +73,7 @@ impl Error {
         match self {
             Error::Image(error) => error.remedy(),
             Error::Exists { .. } => "choose another name, or replace it with --force",
-            Error::Directory { .. } => "give the name of a file",
+            Error::Directory { .. } | Error::NotAFile { .. } => "give the name of a file",
             Error::NoRoom { .. } => "make room, or choose another disk",
             Error::Io { source, .. } => match source.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

@@ -1,10 +1,10 @@
 //! A file that appears under its name only when it is complete.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -36,16 +36,7 @@ impl NewFile {
         replace: bool,
         nameless: impl Fn(&Path) -> Option<OwnedFd>,
     ) -> Result<NewFile, Error> {
-        match std::fs::symlink_metadata(path) {
-            Ok(found) if found.is_dir() => {
-                return Err(Error::Directory { path: path.to_path_buf() });
-            }
-            Ok(_) if !replace => return Err(Error::Exists { path: path.to_path_buf() }),
-            _ if path.file_name().is_none() => {
-                return Err(Error::Directory { path: path.to_path_buf() });
-            }
-            _ => {}
-        }
+        let path = &place_of(path, replace)?;
         let directory = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
             _ => PathBuf::from("."),
@@ -53,7 +44,7 @@ impl NewFile {
         let (fd, part) = match nameless(&directory) {
             Some(fd) => (fd, None),
             None => {
-                let part = part_name(path, &directory);
+                let part = part_name(&directory);
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
                 let fd = rustix::fs::open(&part, flags, Mode::from_raw_mode(NEW_FILE))
                     .map_err(|e| Error::io(path, "create it", e))?;
@@ -96,7 +87,7 @@ impl NewFile {
         match (&self.part, self.replace) {
             (None, false) => self.link(&self.path.clone())?,
             (None, true) => {
-                let part = part_name(&self.path, &self.directory);
+                let part = part_name(&self.directory);
                 self.link(&part)?;
                 self.part = Some(part);
                 self.rename(RenameFlags::empty())?;
@@ -159,11 +150,39 @@ fn nameless(directory: &Path) -> Option<OwnedFd> {
     linkable.then_some(fd)
 }
 
-fn part_name(path: &Path, directory: &Path) -> PathBuf {
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}.part", std::process::id()));
-    directory.join(name)
+/// A name that no other process, alive or dead, has used; short, whatever the file's own name is.
+fn part_name(directory: &Path) -> PathBuf {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    directory.join(format!(".ckptfs-{}-{now}.part", std::process::id()))
+}
+
+/// Where the file is to be: what a link leads to, if it is one that is replaced. Refuses a name that
+/// could not be given in the end.
+fn place_of(path: &Path, replace: bool) -> Result<PathBuf, Error> {
+    let named_as_directory = path.as_os_str().as_encoded_bytes().ends_with(b"/");
+    if path.file_name().is_none() || named_as_directory {
+        return Err(Error::Directory { path: path.to_path_buf() });
+    }
+    let found = match std::fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path.to_path_buf()),
+        Err(error) => return Err(Error::io(path, "create it", error)),
+    };
+    if found.is_dir() {
+        return Err(Error::Directory { path: path.to_path_buf() });
+    }
+    if !replace {
+        return Err(Error::Exists { path: path.to_path_buf() });
+    }
+    if found.is_symlink() {
+        let real =
+            std::fs::canonicalize(path).map_err(|e| Error::io(path, "follow the link", e))?;
+        return place_of(&real, replace);
+    }
+    if !found.is_file() {
+        return Err(Error::NotAFile { path: path.to_path_buf() });
+    }
+    Ok(path.to_path_buf())
 }
 
 #[cfg(test)]

@@ -22,13 +22,11 @@ pub enum Error {
     },
     /// The header would be longer than any reader takes.
     #[error(
-        "{path}: as one file its header would take {size} bytes, and {limit} is the most that any reader takes"
+        "{path}: as one file its header would be longer than the {limit} bytes that any reader takes"
     )]
     HeaderTooLong {
         /// The checkpoint.
         path: PathBuf,
-        /// Bytes that it would take.
-        size: u64,
         /// The limit.
         limit: u64,
     },

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use crate::checkpoint::Tensor;
+use crate::checkpoint::{MAX_HEADER, Tensor};
 
 /// The data starts at a multiple of this: readers that bypass the page cache, and mappings, then
 /// meet aligned data. The format lets the header be filled up with spaces, and nothing else.
@@ -12,17 +12,21 @@ pub const DATA_ALIGNMENT: usize = 4096;
 /// Bytes of the length in front.
 const LENGTH: usize = 8;
 
-/// The whole header, its length first. `starts` are the tensors' starts in the data, and the end.
-pub fn write(tensors: &[Tensor], starts: &[u64], metadata: &BTreeMap<String, String>) -> Vec<u8> {
+/// The whole header, its length first; `None` if it would be longer than readers take. `starts` are the tensors' starts in the data, and the end.
+pub fn write(
+    tensors: &[Tensor],
+    starts: &[u64],
+    metadata: &BTreeMap<String, String>,
+) -> Option<Vec<u8>> {
     let mut header = vec![0; LENGTH];
-    // Writing to memory cannot fail.
-    let _ = write_json(&mut header, tensors, starts, metadata);
+    write_json(&mut header, tensors, starts, metadata).ok()?;
     header.resize(header.len().next_multiple_of(DATA_ALIGNMENT), b' ');
     let len = (header.len() - LENGTH) as u64;
     header[..LENGTH].copy_from_slice(&len.to_le_bytes());
-    header
+    (len <= MAX_HEADER).then_some(header)
 }
 
+/// Writing to memory fails in one way: it is stopped where the header is longer than it can be.
 fn write_json(
     out: &mut Vec<u8>,
     tensors: &[Tensor],
@@ -32,6 +36,9 @@ fn write_json(
     out.extend_from_slice(b"{\"__metadata__\":");
     serde_json::to_writer(&mut *out, metadata)?;
     for (tensor, range) in tensors.iter().zip(starts.windows(2)) {
+        if out.len() as u64 > MAX_HEADER {
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
         out.push(b',');
         serde_json::to_writer(&mut *out, &tensor.name)?;
         write!(out, ":{{\"dtype\":\"{}\",\"shape\":[", tensor.dtype.name())?;

@@ -19,17 +19,8 @@ const LAYOUT_VERSION: u8 = 1;
 const MAX_SIZE: u64 = i64::MAX as u64;
 
 pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
-    let Checkpoint {
-        path,
-        format,
-        origins,
-        index,
-        mut tensors,
-        mut metadata,
-        refused,
-        options,
-        ..
-    } = checkpoint;
+    let files: Vec<Arc<File>> = checkpoint.files().cloned().collect();
+    let Checkpoint { path, origins, mut tensors, mut metadata, refused, options, .. } = checkpoint;
     if !refused.is_empty() {
         if !options.allow_partial {
             return Err(Error::refused(path, refused));
@@ -52,15 +43,13 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
     // Readers ask for it, and a checkpoint that states another keeps it: it is then not torch's.
     metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
     let header = header::write(&tensors, &starts, &metadata);
-    let stated = header.len() as u64 - 8;
-    if stated > MAX_HEADER {
-        return Err(Error::HeaderTooLong { path, size: stated, limit: MAX_HEADER });
-    }
+    let Some(header) = header else {
+        return Err(Error::HeaderTooLong { path, limit: MAX_HEADER });
+    };
     let size = (header.len() as u64).checked_add(end).filter(|&size| size <= MAX_SIZE);
     let size = size.ok_or(Error::TooLarge { path })?;
     let (piece_starts, pieces) = pieces(&tensors, &starts, header.len() as u64);
     let layout = Hash::of(&[&header]);
-    let files: Vec<Arc<File>> = files_of(&origins, index);
     let identity = identity(layout, &files, &options);
     Ok(Image {
         header: header.into(),
@@ -71,8 +60,6 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
         origins: origins.into(),
         files: files.into(),
         metadata,
-        format,
-        options,
         size,
         layout,
         identity,
@@ -111,14 +98,6 @@ fn pieces(tensors: &[Tensor], starts: &[u64], data: u64) -> (Box<[u64]>, Box<[Pi
         piece_starts.push(start);
     }
     (piece_starts.into(), pieces.into())
-}
-
-fn files_of(origins: &[crate::checkpoint::Origin], index: Option<Arc<File>>) -> Vec<Arc<File>> {
-    let held = origins.iter().filter_map(|origin| match origin {
-        crate::checkpoint::Origin::File(file) => Some(Arc::clone(file)),
-        crate::checkpoint::Origin::Memory(_) => None,
-    });
-    held.chain(index).collect()
 }
 
 fn identity(layout: Hash, files: &[Arc<File>], options: &crate::checkpoint::Options) -> Hash {

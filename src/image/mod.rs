@@ -17,7 +17,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::checkpoint::{Checkpoint, Format, Options, Origin, OriginId, Tensor};
+use crate::checkpoint::{Checkpoint, Origin, OriginId, Tensor};
 use crate::source;
 
 pub use error::Error;
@@ -48,8 +48,6 @@ pub struct Image {
     origins: Box<[Origin]>,
     files: Box<[Arc<source::File>]>,
     metadata: BTreeMap<String, String>,
-    format: Format,
-    options: Options,
     size: u64,
     layout: Hash,
     identity: Hash,
@@ -151,16 +149,6 @@ impl Image {
     /// The metadata in the header.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
-    }
-
-    /// The format of the sources.
-    pub fn format(&self) -> Format {
-        self.format
-    }
-
-    /// The options that the checkpoint was read with.
-    pub fn options(&self) -> &Options {
-        &self.options
     }
 
     /// A hash of the header: names, types, shapes and order. The same checkpoint has the same one

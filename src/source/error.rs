@@ -54,7 +54,21 @@ pub enum Error {
     },
 }
 
+const TOO_MANY_FILES: i32 = rustix::io::Errno::MFILE.raw_os_error();
+
 impl Error {
+    /// The file or directory at fault.
+    pub fn path(&self) -> &Path {
+        match self {
+            Error::Missing { path }
+            | Error::NotAFile { path, .. }
+            | Error::Outside { path, .. }
+            | Error::Changed { path }
+            | Error::Short { path, .. }
+            | Error::Io { path, .. } => path,
+        }
+    }
+
     pub(crate) fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> Self {
         let path = path.to_path_buf();
         match source.into() {
@@ -76,6 +90,9 @@ impl Error {
             }
             Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "ask for read permission on it, or run as its owner"
+            }
+            Error::Io { source, .. } if source.raw_os_error() == Some(TOO_MANY_FILES) => {
+                "raise the limit on open files (ulimit -n)"
             }
             Error::Io { .. } => "see the system's message above",
         }

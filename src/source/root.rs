@@ -1,5 +1,6 @@
 //! A directory that bounds what may be opened: names inside it resolve beneath it or not at all.
 
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -9,6 +10,12 @@ use rustix::io::Errno;
 
 use super::file::require_regular;
 use super::{Error, File, Identity, OpenFile};
+
+/// Whether a folder is called as a hub cache calls a repository's.
+fn is_hub_repository(name: &OsStr) -> bool {
+    const KINDS: [&[u8]; 3] = [b"models--", b"datasets--", b"spaces--"];
+    KINDS.iter().any(|kind| name.as_encoded_bytes().starts_with(kind))
+}
 
 /// Where a symbolic link may lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +31,7 @@ pub enum Links {
 pub struct Entry {
     /// The name, when it is valid UTF-8: others cannot be a checkpoint's.
     pub name: String,
-    /// Whether it is a regular file, links followed; links that may not be followed are not.
+    /// Whether it is a regular file, or a link to one or to nothing.
     pub is_file: bool,
 }
 
@@ -56,6 +63,7 @@ impl Root {
                 break;
             };
             if snapshots.file_name().is_some_and(|n| n == "snapshots")
+                && repository.file_name().is_some_and(is_hub_repository)
                 && repository.join("blobs").is_dir()
             {
                 path = repository;
@@ -78,11 +86,6 @@ impl Root {
     /// The path to show to people.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Whether links may lead out of this root.
-    pub fn links(&self) -> Links {
-        self.links
     }
 
     /// Opens a regular file that somebody other than the user named.
@@ -171,9 +174,11 @@ impl Root {
             }
             let is_file = match entry.file_type() {
                 FileType::RegularFile => true,
+                // A link that leads nowhere counts: opening it says so.
                 FileType::Symlink | FileType::Unknown => {
-                    rustix::fs::statat(&fd, name, AtFlags::empty())
-                        .is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::RegularFile)
+                    rustix::fs::statat(&fd, name, AtFlags::empty()).map_or(true, |s| {
+                        FileType::from_raw_mode(s.st_mode) == FileType::RegularFile
+                    })
                 }
                 _ => false,
             };

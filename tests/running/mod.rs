@@ -1,6 +1,7 @@
 //! Running the command as a user does, and the small models to run it on.
 
 #![allow(dead_code)] // Each test file uses a part of it.
+#![allow(clippy::unwrap_used)] // As in tests: what fails fails the test.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};

@@ -1,24 +1,49 @@
 //! Which values of a pickle have tensors or objects in them, however deep.
 
-use super::choose::{Fault, MAX_DEPTH};
+use std::collections::HashSet;
+
+use super::choose::Fault;
 use super::meaning::{self, Value};
-use super::pickle::{Arena, Id};
+use super::naming::key_text;
+use super::pickle::{Arena, Id, Node};
 
-/// Which values lead to tensors, each answered once.
-pub struct Census<'a> {
-    arena: &'a Arena,
-    /// Per value: 0 not asked, else bits.
-    answers: Vec<u8>,
-}
-
-const ASKED: u8 = 1;
+/// Per value: 0 where it was not reached, else bits.
+const REACHED: u8 = 1;
 const TENSORS: u8 = 2;
 const OBJECTS: u8 = 4;
 
-/// The answers of a [`Census`].
-pub struct Answers(Vec<u8>);
+/// The answers for every value that can be reached.
+pub struct Census(Vec<u8>);
 
-impl Answers {
+impl Census {
+    /// Asks everything that can be reached from `top`, each value once. Refuses a dictionary with
+    /// tensors in which two keys are equal: Python would take the last, and torch writes no such.
+    pub fn of(arena: &Arena, top: Id) -> Result<Census, Fault> {
+        let mut census = Census(vec![0; arena.len()]);
+        // Not by recursion: lists may be nested deeper than any stack, where nobody looks for tensors.
+        let mut open = Vec::from_iter(census.reach(arena, top));
+        while let Some(container) = open.last_mut() {
+            match container.next() {
+                // A value inside itself is being answered further out: it adds nothing here.
+                Some(child) => match census.0[Arena::place(child)] {
+                    0 => open.extend(census.reach(arena, child)),
+                    _ => census.add(container.id, child),
+                },
+                None => {
+                    let id = container.id;
+                    open.pop();
+                    if census.has_tensors(id) {
+                        require_unique_keys(arena, id)?;
+                    }
+                    if let Some(outer) = open.last() {
+                        census.add(outer.id, id);
+                    }
+                }
+            }
+        }
+        Ok(census)
+    }
+
     /// Whether it is a tensor or has one inside.
     pub fn has_tensors(&self, id: Id) -> bool {
         self.0[Arena::place(id)] & TENSORS != 0
@@ -28,42 +53,66 @@ impl Answers {
     pub fn is_plain(&self, id: Id) -> bool {
         self.0[Arena::place(id)] & (TENSORS | OBJECTS) == 0
     }
+
+    fn add(&mut self, outer: Id, inner: Id) {
+        self.0[Arena::place(outer)] |= self.0[Arena::place(inner)];
+    }
+
+    /// Notes what a value is, and opens it.
+    fn reach<'a>(&mut self, arena: &'a Arena, id: Id) -> Option<Container<'a>> {
+        let (bits, inside) = match meaning::value(arena, id) {
+            Value::Tensor(_) => (TENSORS, Inside::Items(&[])),
+            Value::Opaque(_) => (OBJECTS, Inside::Items(&[])),
+            Value::Plain => (0, Inside::Items(&[])),
+            Value::Entries(entries) => (0, Inside::Entries(entries)),
+            Value::Items(items) => (0, Inside::Items(items)),
+        };
+        self.0[Arena::place(id)] = REACHED | bits;
+        Some(Container { id, inside, at: 0 })
+    }
 }
 
-impl<'a> Census<'a> {
-    /// Asks everything that can be reached from `top`.
-    pub fn of(arena: &'a Arena, top: Id) -> Result<Answers, Fault> {
-        let mut census = Census { arena, answers: vec![0; arena.len()] };
-        census.ask(top, MAX_DEPTH)?;
-        Ok(Answers(census.answers))
-    }
+/// A value whose insides are being asked.
+struct Container<'a> {
+    id: Id,
+    inside: Inside<'a>,
+    at: usize,
+}
 
-    fn ask(&mut self, id: Id, depth: usize) -> Result<u8, Fault> {
-        let known = self.answers[Arena::place(id)];
-        if known != 0 {
-            // A value inside itself is being answered further up: it adds nothing here.
-            return Ok(known);
-        }
-        self.answers[Arena::place(id)] = ASKED;
-        let mut answer = ASKED;
-        let arena = self.arena;
-        let depth = depth.checked_sub(1).ok_or(Fault::TooDeep)?;
-        match meaning::value(arena, id) {
-            Value::Tensor(_) => answer |= TENSORS,
-            Value::Opaque(_) => answer |= OBJECTS,
-            Value::Plain => {}
-            Value::Entries(entries) => {
-                for &(_, value) in entries {
-                    answer |= self.ask(value, depth)?;
-                }
-            }
-            Value::Items(items) => {
-                for &item in items {
-                    answer |= self.ask(item, depth)?;
-                }
-            }
-        }
-        self.answers[Arena::place(id)] = answer;
-        Ok(answer)
+enum Inside<'a> {
+    Entries(&'a [(Id, Id)]),
+    Items(&'a [Id]),
+}
+
+impl Container<'_> {
+    fn next(&mut self) -> Option<Id> {
+        let child = match self.inside {
+            Inside::Entries(entries) => entries.get(self.at).map(|entry| entry.1),
+            Inside::Items(items) => items.get(self.at).copied(),
+        };
+        self.at += 1;
+        child
     }
+}
+
+fn require_unique_keys(arena: &Arena, id: Id) -> Result<(), Fault> {
+    let entries = arena.entries(id).unwrap_or_default();
+    let (mut texts, mut numbers) = (HashSet::new(), HashSet::new());
+    // A fraction can equal a whole number, and its value is not kept.
+    let mut fractions = false;
+    for &(key, _) in entries {
+        let new = match arena.node(key) {
+            Node::Int(n) => numbers.insert(n),
+            Node::Bool(flag) => numbers.insert(i64::from(flag)),
+            Node::Plain => {
+                fractions = true;
+                true
+            }
+            _ => arena.text(key).is_none_or(|text| texts.insert(text)),
+        };
+        if !new || fractions && !numbers.is_empty() {
+            return Err(Fault::Collision { name: key_text(arena, key).unwrap_or("?".to_owned()) });
+        }
+    }
+    Ok(())
 }

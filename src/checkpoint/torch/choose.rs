@@ -7,9 +7,11 @@
 
 use std::collections::HashSet;
 
-use super::census::{Answers, Census};
+use crate::checkpoint::listed::Listed;
+
+use super::census::Census;
 use super::meaning::{self, Value};
-use super::naming::{Chosen, Listed, Naming, key_text};
+use super::naming::{Chosen, Naming, key_text};
 use super::pickle::{Arena, Id};
 
 /// Dictionaries inside one another; training checkpoints have fewer than 10.
@@ -22,15 +24,15 @@ const USUAL_KEYS: [&str; 3] = ["state_dict", "model", "module"];
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// Nothing in it is a tensor.
-    #[error("holds no tensors{0}")]
-    NoTensors(String),
+    #[error("holds no tensors that could be shown{}{}", if .0.is_empty() { "" } else { "; it has: " }, .0)]
+    NoTensors(Listed),
     /// The key that was asked for is not there.
-    #[error("has no `{key}` with tensors; there are: {found}")]
+    #[error("has no `{key}` with tensors; there are: {}", if .found.is_empty() { "none".to_owned() } else { .found.to_string() })]
     NoSuchKey {
         /// The key.
         key: String,
         /// What there is instead.
-        found: String,
+        found: Listed,
     },
     /// Not a dictionary, but an object.
     #[error("holds a Python object of class {class}, not a dictionary of tensors")]
@@ -74,11 +76,15 @@ pub fn choose(arena: &Arena, top: Id, root_key: Option<&str>) -> Result<Chosen, 
     let mut chosen = Chosen::default();
     let root = match root_key {
         Some(key) => {
-            let root = find(arena, top, key, MAX_DEPTH)?.filter(|&id| census.has_tensors(id));
-            let found =
-                || Listed::of(branches(arena, &census, top)).text().unwrap_or("none".to_owned());
-            let root =
-                root.ok_or_else(|| Fault::NoSuchKey { key: key.to_owned(), found: found() })?;
+            let mut roots = Vec::new();
+            find(arena, top, key, MAX_DEPTH, &mut roots)?;
+            roots.retain(|&id| census.has_tensors(id));
+            if roots.len() > 1 {
+                return Err(Fault::Collision { name: key.to_owned() });
+            }
+            let missing =
+                || Fault::NoSuchKey { key: key.to_owned(), found: branches(arena, &census, top) };
+            let root = roots.pop().ok_or_else(missing)?;
             chosen.notes.push(format!("shown: `{key}`, as asked"));
             root
         }
@@ -100,25 +106,21 @@ pub fn choose(arena: &Arena, top: Id, root_key: Option<&str>) -> Result<Chosen, 
         }
     }
     if chosen.entries.is_empty() && chosen.refused.is_empty() {
-        let found = Listed::of(branches(arena, &census, top)).text();
-        return Err(Fault::NoTensors(
-            found.map(|found| format!("; it has: {found}")).unwrap_or_default(),
-        ));
+        return Err(Fault::NoTensors(branches(arena, &census, top)));
     }
-    if let Some(left_out) = left_out.text() {
+    if !left_out.is_empty() {
         chosen.notes.push(format!("left out, not tensors: {left_out}"));
     }
     Ok(chosen)
 }
 
 /// Walks down by the rule.
-fn descend(arena: &Arena, census: &Answers, top: Id, notes: &mut Vec<String>) -> Result<Id, Fault> {
+fn descend(arena: &Arena, census: &Census, top: Id, notes: &mut Vec<String>) -> Result<Id, Fault> {
     let mut at = top;
     let mut path: Vec<&str> = Vec::new();
     let mut passed = HashSet::new();
     while passed.insert(Arena::place(at)) {
         let Some(entries) = arena.entries(at) else { return Ok(at) };
-        require_unique_keys(arena, entries)?;
         let is_tensor = |id| matches!(meaning::value(arena, id), Value::Tensor(_));
         if entries.iter().all(|&(_, value)| is_tensor(value)) {
             return Ok(at);
@@ -132,15 +134,17 @@ fn descend(arena: &Arena, census: &Answers, top: Id, notes: &mut Vec<String>) ->
             .find_map(|&wanted| entries.iter().filter_map(branch).find(|&(key, _)| key == wanted));
         let only = entries.first().filter(|_| entries.len() == 1).and_then(branch);
         let Some((key, value)) = usual.or(only) else { return Ok(at) };
-        let others = entries
-            .iter()
-            .filter(|&&(k, v)| arena.text(k) != Some(key) && census.has_tensors(v))
-            .filter_map(|&(k, _)| key_text(arena, k));
-        let others = Listed::of(others.map(|k| [path.as_slice(), &[&k]].concat().join("."))).text();
+        let mut others = Listed::default();
+        for &(k, value) in entries {
+            if arena.text(k) != Some(key) && census.has_tensors(value) {
+                let name = || key_text(arena, k).unwrap_or("?".to_owned());
+                others.add(|| [path.as_slice(), &[&name()]].concat().join("."));
+            }
+        }
         path.push(key);
         let why = if usual.is_some() { "the usual key" } else { "the only entry" };
         let mut note = format!("shown: `{}` ({why})", path.join("."));
-        if let Some(others) = others {
+        if !others.is_empty() {
             note += &format!("; not shown, choose with --root: {others}");
         }
         notes.push(note);
@@ -152,43 +156,37 @@ fn descend(arena: &Arena, census: &Answers, top: Id, notes: &mut Vec<String>) ->
     Err(Fault::TooDeep)
 }
 
-/// Of two equal keys Python would take the last; nothing that torch writes has any.
-fn require_unique_keys(arena: &Arena, entries: &[(Id, Id)]) -> Result<(), Fault> {
-    let mut seen = HashSet::with_capacity(entries.len());
-    for name in entries.iter().filter_map(|&(key, _)| arena.text(key)) {
-        if !seen.insert(name) {
-            return Err(Fault::Collision { name: name.to_owned() });
-        }
-    }
-    Ok(())
-}
-
-/// Follows a dotted path; a key may itself have dots in it.
-fn find(arena: &Arena, at: Id, path: &str, depth: usize) -> Result<Option<Id>, Fault> {
+/// Follows a dotted path to everything that it can mean: a key may itself have dots in it.
+fn find(arena: &Arena, at: Id, path: &str, depth: usize, found: &mut Vec<Id>) -> Result<(), Fault> {
     let depth = depth.checked_sub(1).ok_or(Fault::TooDeep)?;
-    let step = |key: &str, value: Id| match path.strip_prefix(key) {
-        Some("") => Ok(Some(value)),
-        Some(rest) => {
-            rest.strip_prefix('.').map_or(Ok(None), |rest| find(arena, value, rest, depth))
+    let mut step = |key: &str, value: Id| match path.strip_prefix(key) {
+        Some("") => {
+            found.push(value);
+            Ok(())
         }
-        None => Ok(None),
+        Some(rest) => match rest.strip_prefix('.') {
+            Some(rest) => find(arena, value, rest, depth, found),
+            None => Ok(()),
+        },
+        None => Ok(()),
     };
-    let entries = arena.entries(at).unwrap_or_default();
-    require_unique_keys(arena, entries)?;
-    for &(key, value) in entries {
-        if let Some(key) = key_text(arena, key)
-            && let Some(found) = step(&key, value)?
-        {
-            return Ok(Some(found));
+    for &(key, value) in arena.entries(at).unwrap_or_default() {
+        if let Some(key) = key_text(arena, key) {
+            step(&key, value)?;
         }
     }
     let place = path.split('.').next().unwrap_or_default();
     let item = place.parse().ok().and_then(|n: usize| arena.items(at)?.get(n).copied());
-    item.map_or(Ok(None), |value| step(place, value))
+    item.map_or(Ok(()), |value| step(place, value))
 }
 
 /// The keys of a dictionary that lead to tensors.
-fn branches(arena: &Arena, census: &Answers, at: Id) -> impl Iterator<Item = String> {
-    let entries = arena.entries(at).unwrap_or_default();
-    entries.iter().filter(|&&(_, v)| census.has_tensors(v)).filter_map(|&(k, _)| key_text(arena, k))
+fn branches(arena: &Arena, census: &Census, at: Id) -> Listed {
+    let mut listed = Listed::default();
+    for &(key, value) in arena.entries(at).unwrap_or_default() {
+        if census.has_tensors(value) {
+            listed.add(|| key_text(arena, key).unwrap_or("?".to_owned()));
+        }
+    }
+    listed
 }

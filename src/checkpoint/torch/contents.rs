@@ -11,7 +11,7 @@ use crate::source::ReadAt;
 
 use super::choose;
 use super::legacy;
-use super::meaning::{self, Value};
+use super::meaning::{self, Value, shown};
 use super::naming::Chosen;
 use super::pickle::{self, Arena, MAX_PICKLE};
 use super::place::{Stored, place};
@@ -45,8 +45,8 @@ pub fn read_zip(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Con
     if archive.is_torchscript() {
         return Err(zip_error(path, zip::Fault::TorchScript));
     }
-    let record = archive.get("data.pkl").ok_or_else(|| zip_error(path, zip::Fault::NoPickle))?;
-    let bytes = record_bytes(file, path, "data.pkl", record, MAX_PICKLE)?;
+    let record = archive.get(zip::PICKLE).ok_or_else(|| zip_error(path, zip::Fault::NoPickle))?;
+    let bytes = record_bytes(file, path, zip::PICKLE, record, MAX_PICKLE)?;
     let (arena, top, used) = pickle::read(&bytes).map_err(|fault| pickle_error(path, fault))?;
     if used != bytes.len() {
         return Err(pickle_error(path, pickle::Fault::Trailing(bytes.len() - used)));
@@ -91,7 +91,7 @@ pub fn read_legacy(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<
     let chosen = choose_in(&legacy.arena, legacy.top, path, options)?;
     let storages: HashMap<String, Stored> = legacy.storages;
     Ok(placed(&legacy.arena, chosen, false, |key| {
-        storages.get(key).copied().ok_or_else(|| TensorFault::NoStorage { storage: key.to_owned() })
+        storages.get(key).copied().ok_or_else(|| TensorFault::NoStorage { storage: shown(key) })
     }))
 }
 
@@ -198,7 +198,7 @@ struct Records<'a> {
 
 impl Records<'_> {
     fn storage(&mut self, key: &str) -> Result<Stored, TensorFault> {
-        let missing = || TensorFault::NoStorage { storage: key.to_owned() };
+        let missing = || TensorFault::NoStorage { storage: shown(key) };
         let record = self.archive.get(&format!("data/{key}")).ok_or_else(missing)?;
         if !record.deflated {
             return Ok(Stored { origin: OriginId(0), start: record.offset, len: record.stored });
@@ -206,7 +206,7 @@ impl Records<'_> {
         if let Some(&stored) = self.found.get(key) {
             return Ok(stored);
         }
-        let compressed = |why| TensorFault::Compressed { storage: key.to_owned(), why };
+        let compressed = |why| TensorFault::Compressed { storage: shown(key), why };
         let limit = MAX_UNPACKED - self.unpacked_len;
         let bytes = unpack(self.file, record, limit)
             .map_err(|_| compressed("and cannot be read"))?

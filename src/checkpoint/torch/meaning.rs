@@ -51,6 +51,9 @@ pub struct Storage<'a> {
 /// torch's own limit on dimensions.
 const MAX_DIMS: usize = 64;
 
+/// Attributes of one tensor; they are looked through for each tensor that has them.
+const MAX_ATTRIBUTES: usize = 256;
+
 /// Wrappings of one tensor inside another; torch never writes more than two.
 const MAX_WRAPPINGS: usize = 8;
 
@@ -112,14 +115,19 @@ fn makes_plain_value(call: (&str, &str)) -> bool {
     )
 }
 
-/// Characters of a class that are shown; real ones are shorter.
-const SHOWN_CLASS: usize = 200;
+/// Characters of a class or storage that are shown; real ones are shorter.
+const SHOWN: usize = 200;
+
+/// The front of a name, for a message: a hundred thousand messages may have the same long one.
+pub fn shown(name: &str) -> String {
+    name.chars().take(SHOWN).collect()
+}
 
 /// `module.name` of a class or function, and of whatever else stands in its place.
 pub fn class_name(arena: &Arena, id: Id) -> String {
     match arena.node(id) {
         Node::Global(..) => match arena.global(id) {
-            Some((module, name)) => format!("{module}.{name}").chars().take(SHOWN_CLASS).collect(),
+            Some((module, name)) => shown(&format!("{module}.{name}")),
             None => "unnamed".to_owned(),
         },
         Node::Call(callable, _)
@@ -249,8 +257,15 @@ fn subclass<'a>(
 fn leaves_values_alone(arena: &Arena, state: Id) -> Result<(), TensorFault> {
     // A dictionary, or a pair of one for attributes and one for slots.
     let parts = arena.items(state).unwrap_or(std::slice::from_ref(&state));
+    if parts.len() > 2 {
+        return Err(MALFORMED_ARGS);
+    }
     for &part in parts {
-        for &(name, _) in arena.entries(part).unwrap_or_default() {
+        let entries = arena.entries(part).unwrap_or_default();
+        if entries.len() > MAX_ATTRIBUTES {
+            return Err(MALFORMED_ARGS);
+        }
+        for &(name, _) in entries {
             if matches!(arena.text(name), Some("data" | "real" | "imag")) {
                 return Err(TensorFault::Modified);
             }
@@ -267,7 +282,8 @@ fn values_are_bytes(arena: &Arena, metadata: &[Id]) -> Result<(), TensorFault> {
     if let Node::None = arena.node(metadata) {
         return Ok(());
     }
-    let entries = arena.entries(metadata).ok_or(MALFORMED_ARGS)?;
+    let entries =
+        arena.entries(metadata).filter(|e| e.len() <= MAX_ATTRIBUTES).ok_or(MALFORMED_ARGS)?;
     for &(key, flag) in entries {
         match (arena.text(key), arena.node(flag)) {
             (_, Node::Bool(false)) => {}

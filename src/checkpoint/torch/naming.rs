@@ -1,8 +1,9 @@
 //! Gives the entries of the chosen dictionary their names, nested ones joined with dots.
 
+use crate::checkpoint::listed::Listed;
 use crate::checkpoint::{MAX_HEADER, MAX_TENSORS, Refused, TensorFault};
 
-use super::census::Answers;
+use super::census::Census;
 use super::choose::Fault;
 use super::meaning::{self, Value};
 use super::pickle::{Arena, Id, Node};
@@ -13,10 +14,7 @@ const MAX_VISITS: usize = 4 * MAX_TENSORS;
 
 /// Bytes that an entry takes in a header beside its name, at the least:
 /// `:{"dtype":"F32","shape":[],"data_offsets":[0,0]},` and the quotes of the name.
-const MIN_ENTRY: u64 = 50;
-
-/// Names listed in a note before the rest is a number.
-const NAMED_IN_NOTE: usize = 8;
+const MIN_ENTRY: usize = 50;
 
 /// The entries of the chosen dictionary.
 #[derive(Debug, Default)]
@@ -30,7 +28,7 @@ pub struct Chosen {
 /// Gives every entry its dotted name.
 pub struct Naming<'a> {
     arena: &'a Arena,
-    census: &'a Answers,
+    census: &'a Census,
     chosen: Chosen,
     left_out: Listed,
     visits: usize,
@@ -39,7 +37,7 @@ pub struct Naming<'a> {
 }
 
 impl<'a> Naming<'a> {
-    pub fn new(arena: &'a Arena, census: &'a Answers, chosen: Chosen) -> Self {
+    pub fn new(arena: &'a Arena, census: &'a Census, chosen: Chosen) -> Self {
         Naming { arena, census, chosen, left_out: Listed::default(), visits: 0, room: MAX_HEADER }
     }
 
@@ -52,41 +50,53 @@ impl<'a> Naming<'a> {
     pub fn name_all(&mut self, prefix: &str, at: Id, depth: usize) -> Result<(), Fault> {
         let depth = depth.checked_sub(1).ok_or(Fault::TooDeep)?;
         if let Some(entries) = self.arena.entries(at) {
-            for &(key, value) in entries {
+            for (place, &(key, value)) in entries.iter().enumerate() {
                 match key_text(self.arena, key) {
-                    Some(key) => self.name_one(format!("{prefix}{key}"), value, depth)?,
-                    None if self.census.is_plain(value) => self.left_out.add(format!("{prefix}?")),
-                    None => self.add(format!("{prefix}?"), value, Some(TensorFault::Key))?,
+                    Some(key) => self.name_one(prefix, &key, value, depth)?,
+                    None if self.census.is_plain(value) => {
+                        self.left_out.add(|| format!("{prefix}?"))
+                    }
+                    None => self.add(format!("{prefix}?{place}"), value, Some(TensorFault::Key))?,
                 }
             }
         } else {
             for (place, &value) in self.arena.items(at).unwrap_or_default().iter().enumerate() {
-                self.name_one(format!("{prefix}{place}"), value, depth)?;
+                self.name_one(prefix, &place.to_string(), value, depth)?;
             }
         }
         Ok(())
     }
 
-    fn name_one(&mut self, name: String, id: Id, depth: usize) -> Result<(), Fault> {
+    fn name_one(&mut self, prefix: &str, key: &str, id: Id, depth: usize) -> Result<(), Fault> {
         self.visits += 1;
         if self.visits > MAX_VISITS {
             return Err(Fault::TooDeep);
         }
+        let name = || format!("{prefix}{key}");
         match meaning::value(self.arena, id) {
-            Value::Tensor(tensor) => self.add(name, id, tensor.err()),
-            Value::Opaque(class) => self.add(name, id, Some(TensorFault::Opaque { class })),
+            Value::Tensor(tensor) => self.add(name(), id, tensor.err()),
+            Value::Opaque(class) => self.add(name(), id, Some(TensorFault::Opaque { class })),
             _ if self.census.is_plain(id) => {
                 self.left_out.add(name);
                 Ok(())
             }
-            _ => self.name_all(&format!("{name}."), id, depth),
+            _ => {
+                let prefix = name() + ".";
+                self.take_room(prefix.len())?;
+                self.name_all(&prefix, id, depth)
+            }
         }
+    }
+
+    /// Every name that is put together takes room, or a small pickle could ask for endless ones.
+    fn take_room(&mut self, bytes: usize) -> Result<(), Fault> {
+        self.room = self.room.checked_sub(bytes as u64).ok_or(Fault::TooLong)?;
+        Ok(())
     }
 
     /// Adds a tensor, or what is refused.
     pub fn add(&mut self, name: String, id: Id, fault: Option<TensorFault>) -> Result<(), Fault> {
-        let room = self.room.checked_sub(MIN_ENTRY + name.len() as u64);
-        self.room = room.ok_or(Fault::TooLong)?;
+        self.take_room(MIN_ENTRY + name.len())?;
         let fault = if name == "__metadata__" { Some(TensorFault::Reserved) } else { fault };
         match fault {
             None => self.chosen.entries.push((name, id)),
@@ -101,37 +111,5 @@ pub fn key_text(arena: &Arena, key: Id) -> Option<String> {
     match arena.node(key) {
         Node::Int(n) => Some(n.to_string()),
         _ => arena.text(key).map(str::to_owned),
-    }
-}
-
-/// The first few names of many, and how many more there are.
-#[derive(Debug, Default)]
-pub struct Listed {
-    first: Vec<String>,
-    more: usize,
-}
-
-impl Listed {
-    pub fn of(names: impl Iterator<Item = String>) -> Self {
-        let mut listed = Listed::default();
-        names.for_each(|name| listed.add(name));
-        listed
-    }
-
-    pub fn add(&mut self, name: String) {
-        if self.first.len() < NAMED_IN_NOTE {
-            self.first.push(name);
-        } else {
-            self.more += 1;
-        }
-    }
-
-    /// `None` if there is none.
-    pub fn text(&self) -> Option<String> {
-        let mut text: Vec<String> = self.first.iter().map(|name| format!("`{name}`")).collect();
-        if self.more > 0 {
-            text.push(format!("and {} more", self.more));
-        }
-        (!text.is_empty()).then(|| text.join(", "))
     }
 }

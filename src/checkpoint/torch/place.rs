@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{Axis, Bytes, Dtype, Grid, OriginId, Run, Tensor, TensorFault};
 
-use super::meaning::View;
+use super::meaning::{View, shown};
 
 /// Where a storage lies.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ pub fn place(
     let stated = u128::from(storage.count) * u128::from(storage.unit);
     if stated != u128::from(stored.len) {
         return Err(TensorFault::StorageSize {
-            storage: storage.key.to_owned(),
+            storage: shown(storage.key),
             stated,
             has: stored.len,
         });
@@ -35,7 +35,7 @@ pub fn place(
             let end = (u128::from(first) + u128::from(count)) * u128::from(storage.unit);
             if end > stated {
                 return Err(TensorFault::Bounds {
-                    storage: storage.key.to_owned(),
+                    storage: shown(storage.key),
                     needs: end,
                     has: stored.len,
                 });
@@ -72,7 +72,7 @@ pub fn place(
         let needs = last.saturating_add(1).saturating_mul(u128::from(item));
         if needs > u128::from(window_len) {
             return Err(TensorFault::Bounds {
-                storage: storage.key.to_owned(),
+                storage: shown(storage.key),
                 needs,
                 has: window_len,
             });

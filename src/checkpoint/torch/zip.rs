@@ -11,6 +11,9 @@ use std::collections::{HashMap, HashSet};
 
 use crate::source::{self, ReadAt};
 
+/// The record with the state.
+pub const PICKLE: &str = "data.pkl";
+
 /// The largest directory that is read: 2,000,000 records of 100 bytes.
 const MAX_DIRECTORY: u64 = 256 << 20;
 
@@ -71,7 +74,7 @@ pub enum Fault {
     Name,
     #[error("bytes before the first record")]
     Before,
-    #[error("it has no `data.pkl`")]
+    #[error("it has no `{PICKLE}`")]
     NoPickle,
     #[error("record `{0}` is compressed in a way that is not read, or too large to unpack")]
     Compressed(String),
@@ -88,6 +91,7 @@ impl Fault {
             Fault::TorchScript => {
                 "load it with torch.jit.load where you trust it, and save its state_dict()"
             }
+            Fault::NoPickle => "give a checkpoint: this is a zip archive of another kind",
             Fault::NoEnd => "fetch it again: most often it is a download that was cut off",
             Fault::Encrypted(_) | Fault::Compressed(_) => {
                 "save it again with torch.save, which neither encrypts nor compresses"
@@ -133,6 +137,9 @@ pub fn read(file: &dyn ReadAt) -> Result<Archive, Fault> {
     let mut directory = vec![0; end.directory_len as usize];
     file.read_exact_at(&mut directory, end.directory)?;
     let entries = entries(&directory, &end)?;
+    if !entries.iter().any(|entry| entry.name.ends_with(PICKLE)) {
+        return Err(Fault::NoPickle);
+    }
     let mut records = HashMap::with_capacity(entries.len());
     // Readers that fold case would see `Data.pkl` where others see `data.pkl`.
     let mut folded = HashSet::with_capacity(entries.len());

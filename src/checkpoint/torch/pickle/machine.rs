@@ -13,7 +13,10 @@ pub const MAX_PICKLE: u64 = 256 << 20;
 /// The most values in one pickle. A tensor takes about 16; at 16 bytes each, this is 256 MB.
 const MAX_NODES: usize = 16 << 20;
 
-/// The most opcodes. A tensor takes about 35, and no opcode holds more than 16 bytes of memory.
+/// The most remembered values, of which a tensor has about 7.
+const MAX_MEMO: usize = 8 << 20;
+
+/// The most opcodes. A tensor takes about 35.
 const MAX_OPCODES: u64 = 64 << 20;
 
 /// The most open marks: containers being built inside one another. torch writes fewer than 20.
@@ -147,10 +150,10 @@ impl<'a> Machine<'a> {
                 let pairs = self.pairs(&items)?;
                 self.push_dict(pairs);
             }
-            0x8f => self.push(Node::Opaque("set")),
+            0x8f => self.push(Node::Plain),
             0x91 => {
                 self.pop_mark()?;
-                self.push(Node::Opaque("frozenset"));
+                self.push(Node::Plain);
             }
             b'a' => {
                 let item = self.pop()?;
@@ -232,11 +235,11 @@ impl<'a> Machine<'a> {
             b'q' | b'r' | b'p' => {
                 let slot = self.slot(opcode)?;
                 let top = self.top()?;
-                self.memo.insert(slot, top);
+                self.remember(slot, top)?;
             }
             0x94 => {
                 let top = self.top()?;
-                self.memo.insert(self.memo.len() as u32, top);
+                self.remember(self.memo.len() as u32, top)?;
             }
             b'h' | b'j' | b'g' => {
                 let slot = self.slot(opcode)?;
@@ -454,6 +457,14 @@ impl<'a> Machine<'a> {
     fn extension(&mut self, width: usize) -> Result<(), Fault> {
         self.input.take(width)?;
         self.push(Node::Opaque("an extension object"));
+        Ok(())
+    }
+
+    fn remember(&mut self, slot: u32, id: Id) -> Result<(), Fault> {
+        self.memo.insert(slot, id);
+        if self.memo.len() > MAX_MEMO {
+            return Err(Fault::Limit { what: "remembered values", limit: MAX_MEMO as u64 });
+        }
         Ok(())
     }
 

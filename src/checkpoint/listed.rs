@@ -1,0 +1,46 @@
+//! Many names in few words.
+
+use std::fmt;
+
+/// Names that are told before the rest is a number.
+const TOLD: usize = 8;
+
+/// The first few names of many, and how many more there are.
+#[derive(Debug, Default)]
+pub struct Listed {
+    first: Vec<String>,
+    more: usize,
+}
+
+impl Listed {
+    pub fn of<S: ToString>(names: impl IntoIterator<Item = S>) -> Self {
+        let mut listed = Listed::default();
+        names.into_iter().for_each(|name| listed.add(|| name.to_string()));
+        listed
+    }
+
+    /// Adds a name, which is put together only if it is among the first.
+    pub fn add(&mut self, name: impl FnOnce() -> String) {
+        if self.first.len() < TOLD {
+            self.first.push(name());
+        } else {
+            self.more += 1;
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.first.is_empty()
+    }
+}
+
+impl fmt::Display for Listed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, name) in self.first.iter().enumerate() {
+            write!(f, "{}`{name}`", if n == 0 { "" } else { ", " })?;
+        }
+        match self.more {
+            0 => Ok(()),
+            more => write!(f, ", and {more} more"),
+        }
+    }
+}

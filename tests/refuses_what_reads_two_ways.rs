@@ -1,0 +1,135 @@
+//! Promise: what two programs could read in two ways is refused, not read in one of them.
+
+mod support;
+
+use std::fs;
+
+use ckptfs::checkpoint::{self, Error, Options};
+use support::pickle::*;
+use support::shards::{names, open};
+use support::zip::{archive, checkpoint as records};
+
+fn tensor() -> Vec<u8> {
+    Tensor::default().bytes()
+}
+
+/// A dictionary with any keys, equal ones too.
+fn entries(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
+    let pairs: Vec<Vec<u8>> = entries.iter().map(|(k, v)| [&k[..], v].concat()).collect();
+    [EMPTY_DICT, MARK, &pairs.concat(), SET_ITEMS].concat()
+}
+
+fn is_collision(state: &[u8], root_key: Option<&str>) -> bool {
+    let bytes = archive(&records(&pickle(state)));
+    let options = Options {
+        root_key: root_key.map(str::to_owned),
+        allow_partial: true,
+        ..Options::default()
+    };
+    let answer = checkpoint::parse_bytes(&bytes, "x.pt".as_ref(), &options);
+    match answer {
+        Err(Error::Choice { fault, .. }) => fault.to_string().contains("come to the name"),
+        Ok(_) | Err(_) => false,
+    }
+}
+
+/// Python takes the last of two equal keys.
+#[test]
+fn equal_keys_anywhere_on_the_way_to_a_tensor() {
+    let (key, five) = (text("a"), int(5));
+    let twice = entries(&[(key.clone(), tensor()), (key.clone(), five.clone())]);
+    assert!(is_collision(&twice, None));
+    let inside = dict(&[("net", twice), ("v", tensor())]);
+    assert!(is_collision(&inside, None));
+    assert!(is_collision(&inside, Some("net")));
+    for equal in [int(1), TRUE.to_vec(), b"G\x3f\xf0\0\0\0\0\0\0".to_vec()] {
+        assert!(is_collision(&entries(&[(int(1), tensor()), (equal, five.clone())]), None));
+    }
+    let parts = [(key.clone(), dict(&[("x", tensor())])), (key, dict(&[("y", tensor())]))];
+    assert!(is_collision(&dict(&[("m", entries(&parts)), ("v", tensor())]), None));
+}
+
+#[test]
+fn equal_keys_where_no_tensor_is() {
+    let beside = entries(&[(text("a"), int(1)), (text("a"), int(2))]);
+    assert!(!is_collision(&dict(&[("w", tensor()), ("counts", beside)]), None));
+}
+
+#[test]
+fn a_path_with_two_meanings() {
+    let state =
+        dict(&[("a", dict(&[("b", dict(&[("x", tensor())]))])), ("a.b", dict(&[("y", tensor())]))]);
+    assert!(is_collision(&state, Some("a.b")));
+    assert!(!is_collision(&state, Some("a")));
+}
+
+/// A shard in which a tensor is refused holds its name all the same.
+#[test]
+fn a_tensor_refused_in_one_shard_and_shown_in_another() {
+    let sparse = call(&global("torch._utils", "_rebuild_sparse_tensor"), &[]);
+    let directory = tempfile::tempdir().unwrap();
+    for (n, value) in [(1, sparse), (2, tensor())] {
+        let bytes = archive(&records(&pickle(&dict(&[("s", value)]))));
+        fs::write(directory.path().join(format!("model-0000{n}-of-00002.bin")), bytes).unwrap();
+    }
+    let options = Options { allow_partial: true, ..Options::default() };
+    assert!(matches!(checkpoint::open(directory.path(), &options), Err(Error::Twice { .. })));
+}
+
+/// The length of a header can begin like a pickle of any protocol.
+#[test]
+fn a_header_whose_length_looks_like_a_pickle() {
+    let json = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    for len in [0x280usize, 0x380, 0x480, 0x580] {
+        let mut bytes = (len as u64).to_le_bytes().to_vec();
+        bytes.extend(json);
+        bytes.resize(8 + len, b' ');
+        bytes.push(7);
+        let checkpoint =
+            checkpoint::parse_bytes(&bytes, "blob".as_ref(), &Options::default()).unwrap();
+        assert_eq!(names(&checkpoint), ["a"]);
+    }
+}
+
+#[test]
+fn numbered_sets_that_count_from_zero_and_sets_with_a_file_too_many() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |n: u32| {
+        let file = directory.path().join(format!("m-0000{n}-of-00002.safetensors"));
+        fs::write(file, support::safetensors::valid(&[&format!("t{n}")])).unwrap();
+    };
+    write(0);
+    write(1);
+    assert_eq!(names(&open(directory.path()).unwrap()), ["t0", "t1"]);
+    write(2);
+    match open(directory.path()) {
+        Err(Error::Several { names, .. }) => {
+            assert_eq!(names, ["m-00000-of-00002.safetensors", "m.safetensors"]);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_set_beside_a_file_of_its_name_can_still_be_named() {
+    let directory = tempfile::tempdir().unwrap();
+    for (file, tensor) in [("m-00001-of-00001.safetensors", "set"), ("m.safetensors", "file")] {
+        fs::write(directory.path().join(file), support::safetensors::valid(&[tensor])).unwrap();
+    }
+    let Err(Error::Several { names: listed, .. }) = open(directory.path()) else {
+        panic!("several")
+    };
+    assert_eq!(listed, ["m-*-of-00001.safetensors", "m.safetensors"]);
+    for (name, tensor) in listed.iter().zip(["set", "file"]) {
+        assert_eq!(names(&open(&directory.path().join(name)).unwrap()), [tensor]);
+    }
+}
+
+#[test]
+fn names_that_are_not_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(std::ffi::OsStr::from_bytes(b"non\xff.safetensors"));
+    fs::write(&file, support::safetensors::valid(&["a"])).unwrap();
+    assert_eq!(names(&open(&file).unwrap()), ["a"]);
+}
