@@ -2,9 +2,8 @@
 
 use std::collections::HashSet;
 
-use super::choose::Fault;
-use super::meaning::{self, Value};
-use super::naming::key_text;
+use super::choice_fault::Fault;
+use super::meaning::{self, Value, key_text};
 use super::pickle::{Arena, Id, Node};
 
 /// Per value: 0 where it was not reached, else bits.

@@ -407,6 +407,14 @@ fn dtype_of(arena: &Arena, id: Id) -> Result<Dtype, TensorFault> {
     }
 }
 
+/// The name of a key: text as it is, whole numbers by their digits.
+pub fn key_text(arena: &Arena, key: Id) -> Option<String> {
+    match arena.node(key) {
+        Node::Int(n) => Some(n.to_string()),
+        _ => arena.text(key).map(str::to_owned),
+    }
+}
+
 fn count(arena: &Arena, id: Id) -> Option<u64> {
     match arena.node(id) {
         Node::Int(n) => u64::try_from(n).ok(),

@@ -8,6 +8,7 @@
 //! the dictionary and [`naming`] names its entries; [`place`] turns a view of a storage into a place in the file.
 
 mod census;
+mod choice_fault;
 mod choose;
 mod contents;
 mod legacy;
@@ -17,7 +18,7 @@ mod pickle;
 mod place;
 mod zip;
 
-pub use choose::Fault as ChoiceFault;
+pub use choice_fault::Fault as ChoiceFault;
 pub use contents::{Contents, read_legacy, read_zip};
 pub use legacy::Fault as LegacyFault;
 pub use pickle::Fault as PickleFault;

@@ -4,9 +4,9 @@ use crate::checkpoint::listed::Listed;
 use crate::checkpoint::{MAX_HEADER, MAX_TENSORS, Refused, TensorFault};
 
 use super::census::Census;
-use super::choose::Fault;
-use super::meaning::{self, Value};
-use super::pickle::{Arena, Id, Node};
+use super::choice_fault::Fault;
+use super::meaning::{self, Value, key_text};
+use super::pickle::{Arena, Id};
 
 /// Values looked at while naming entries. A dictionary that is used in many places is looked at
 /// in each, and only this and the next keep a small pickle from having more names than memory can hold.
@@ -103,13 +103,5 @@ impl<'a> Naming<'a> {
             Some(fault) => self.chosen.refused.push(Refused { name, fault }),
         }
         Ok(())
-    }
-}
-
-/// The name of a key: text as it is, whole numbers by their digits.
-pub fn key_text(arena: &Arena, key: Id) -> Option<String> {
-    match arena.node(key) {
-        Node::Int(n) => Some(n.to_string()),
-        _ => arena.text(key).map(str::to_owned),
     }
 }
