@@ -16,7 +16,7 @@ use super::naming::{Chosen, Naming};
 use super::pickle::{Arena, Id};
 
 /// Dictionaries inside one another; training checkpoints have fewer than 10.
-pub const MAX_DEPTH: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 /// Keys that hold a state dict, in this order.
 const USUAL_KEYS: [&str; 3] = ["state_dict", "model", "module"];
