@@ -245,3 +245,12 @@ def test_nothing_to_show_is_refused(saved, refuses, value):
 )
 def test_a_key_that_cannot_be_a_name_is_refused(saved, refuses, key, word):
     refuses(saved({**WEIGHTS, key: A}), word)
+
+
+def test_the_notes_say_which_dictionary_was_chosen_and_why(saved, shows):
+    assert noted(shows(saved(WEIGHTS), WEIGHTS), "shown: the top", "all of whose values are tensors")
+    nested = {"a": WEIGHTS, "b": WEIGHTS}
+    flat = {f"{key}.{name}": tensor for key in nested for name, tensor in WEIGHTS.items()}
+    assert noted(shows(saved(nested), flat), "shown: the whole", "joined with dots")
+    assert noted(shows(saved({"state_dict": WEIGHTS, "epoch": 3}), WEIGHTS), "`state_dict`", "usual key")
+    assert noted(shows(saved({"net": WEIGHTS}), WEIGHTS), "`net`", "only entry")

@@ -74,6 +74,9 @@ fn descend(arena: &Arena, census: &Census, top: Id, notes: &mut Vec<String>) -> 
         let Some(entries) = arena.entries(at) else { return Ok(at) };
         let is_tensor = |id| matches!(meaning::value(arena, id), Value::Tensor(_));
         if entries.iter().all(|&(_, value)| is_tensor(value)) {
+            if path.is_empty() {
+                notes.push("shown: the top, all of whose values are tensors".to_owned());
+            }
             return Ok(at);
         }
         let branch = |&(key, value): &(Id, Id)| {
@@ -84,7 +87,12 @@ fn descend(arena: &Arena, census: &Census, top: Id, notes: &mut Vec<String>) -> 
             .iter()
             .find_map(|&wanted| entries.iter().filter_map(branch).find(|&(key, _)| key == wanted));
         let only = entries.first().filter(|_| entries.len() == 1).and_then(branch);
-        let Some((key, value)) = usual.or(only) else { return Ok(at) };
+        let Some((key, value)) = usual.or(only) else {
+            if path.is_empty() {
+                notes.push("shown: the whole, nested names joined with dots".to_owned());
+            }
+            return Ok(at);
+        };
         let mut others = Listed::default();
         for &(k, value) in entries {
             if arena.text(k) != Some(key) && census.has_tensors(value) {
