@@ -306,3 +306,20 @@ fn names_that_meet_or_are_reserved() {
     let reserved = read(&pickle(&dict(&[("__metadata__", tensor())]))).unwrap();
     assert!(matches!(support::refused(reserved).fault, TensorFault::Reserved));
 }
+
+/// Two of two gigabytes are as much as a file may repeat; a small one still fits after a third was
+/// refused.
+#[test]
+fn bytes_repeated_by_many_tensors() {
+    let repeated = |count: i128| {
+        Tensor { shape: vec![count, 1], stride: vec![0, 1], ..Tensor::default() }.bytes()
+    };
+    let half = repeated(1 << 29);
+    let few = repeated(2);
+    let state =
+        dict(&[("a", half.clone()), ("b", repeated((1 << 29) - 2)), ("c", half), ("d", few)]);
+    let checkpoint = support::torch(&archive(&checkpoint(&pickle(&state)))).unwrap();
+    let shown: Vec<&str> = checkpoint.tensors.iter().map(|t| &*t.name).collect();
+    assert_eq!(shown, ["a", "b", "d"]);
+    assert!(matches!(checkpoint.refused[0].fault, TensorFault::Expansion { .. }));
+}

@@ -24,7 +24,7 @@ pub use error::{Error, Refused, TensorFault};
 pub use group::{Candidate, Members, candidates, is_kept};
 pub use index::{Fault as IndexFault, parse as parse_index};
 pub use open::open;
-pub use safetensors::{Fault as HeaderFault, Header, MAX_HEADER, parse as parse_header};
+pub use safetensors::{Fault as HeaderFault, MAX_HEADER};
 pub use sharing::{MAX_NAMED, sharing};
 pub use single::parse_bytes;
 pub use tensor::{Axis, Bytes, Grid, Layout, Origin, OriginId, Run, Tensor};

@@ -1,6 +1,6 @@
 //! Reads the header of a safetensors file, strictly.
 //!
-//! In: any [`ReadAt`]. Out: a [`Header`]: entries in file order, metadata, and where the data starts.
+//! In: any [`ReadAt`]. Out: a [`Header`]: tensors in file order, and metadata.
 //! The reference reader takes the last of two equal keys; here that is a fault, because programs
 //! that disagree on which one counts would see different tensors.
 
@@ -107,8 +107,6 @@ pub struct Header {
     pub tensors: Vec<Tensor>,
     /// `__metadata__`.
     pub metadata: BTreeMap<String, String>,
-    /// The first byte of the data.
-    pub data_start: u64,
 }
 
 /// Reads and checks a header.
@@ -168,7 +166,7 @@ fn check(json: &[u8], data_start: u64, size: u64) -> Result<Header, Fault> {
     if before != data {
         return Err(Fault::Trailing { extra: data - before });
     }
-    Ok(Header { tensors, metadata: raw.metadata, data_start })
+    Ok(Header { tensors, metadata: raw.metadata })
 }
 
 #[derive(serde::Deserialize)]

@@ -125,10 +125,11 @@ fn placed(
             }
             let tensor = place(&name, &view, storage(view.storage.key)?, swapped)?;
             if tensor.bytes.repeats() {
-                expanded = expanded.saturating_add(tensor.bytes.len());
-                if expanded > MAX_EXPANDED {
-                    return Err(TensorFault::Expansion { bytes: expanded, limit: MAX_EXPANDED });
+                let bytes = expanded.saturating_add(tensor.bytes.len());
+                if bytes > MAX_EXPANDED {
+                    return Err(TensorFault::Expansion { bytes, limit: MAX_EXPANDED });
                 }
+                expanded = bytes;
             }
             Ok(tensor)
         });
