@@ -4,7 +4,6 @@
 //! elements first, and then every tensor starts at a multiple of its element. Within one size they
 //! stand as they lie in the sources, so that reading the image in order reads the disk in order.
 
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use crate::checkpoint::{Bytes, Checkpoint, MAX_HEADER, Tensor};
@@ -49,7 +48,7 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
     let size = (header.len() as u64).checked_add(end).filter(|&size| size <= MAX_SIZE);
     let size = size.ok_or(Error::TooLarge { path })?;
     let (piece_starts, pieces) = pieces(&tensors, &starts, header.len() as u64);
-    let layout = Hash::of(&[&header]);
+    let layout = Hash::of(&header);
     let identity = identity(layout, &files, &options);
     Ok(Image {
         header: header.into(),
@@ -107,24 +106,20 @@ fn identity(layout: Hash, files: &[Arc<File>], options: &crate::checkpoint::Opti
     bytes.push(u8::from(root_key.is_some()));
     let key = root_key.as_deref().unwrap_or_default();
     bytes.extend_from_slice(&(key.len() as u64).to_le_bytes());
-    bytes.extend_from_slice(std::ffi::OsStr::new(key).as_bytes());
+    bytes.extend_from_slice(key.as_bytes());
     for file in files {
         let id = file.identity();
         for number in [id.dev, id.ino, id.size, id.mtime as u64, u64::from(id.mtime_nsec)] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
     }
-    Hash::of(&[&bytes])
+    Hash::of(&bytes)
 }
 
 impl Hash {
-    fn of(parts: &[&[u8]]) -> Hash {
-        let mut hasher = blake3::Hasher::new();
-        for part in parts {
-            hasher.update(part);
-        }
+    fn of(bytes: &[u8]) -> Hash {
         let mut hash = [0; 16];
-        hash.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        hash.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
         Hash(hash)
     }
 }

@@ -20,12 +20,12 @@ impl Census {
     pub fn of(arena: &Arena, top: Id) -> Result<Census, Fault> {
         let mut census = Census(vec![0; arena.len()]);
         // Not by recursion: lists may be nested deeper than any stack, where nobody looks for tensors.
-        let mut open = Vec::from_iter(census.reach(arena, top));
+        let mut open = vec![census.reach(arena, top)];
         while let Some(container) = open.last_mut() {
             match container.next() {
                 // A value inside itself is being answered further out: it adds nothing here.
                 Some(child) => match census.0[Arena::place(child)] {
-                    0 => open.extend(census.reach(arena, child)),
+                    0 => open.push(census.reach(arena, child)),
                     _ => census.add(container.id, child),
                 },
                 None => {
@@ -58,7 +58,7 @@ impl Census {
     }
 
     /// Notes what a value is, and opens it.
-    fn reach<'a>(&mut self, arena: &'a Arena, id: Id) -> Option<Container<'a>> {
+    fn reach<'a>(&mut self, arena: &'a Arena, id: Id) -> Container<'a> {
         let (bits, inside) = match meaning::value(arena, id) {
             Value::Tensor(_) => (TENSORS, Inside::Items(&[])),
             Value::Opaque(_) => (OBJECTS, Inside::Items(&[])),
@@ -67,7 +67,7 @@ impl Census {
             Value::Items(items) => (0, Inside::Items(items)),
         };
         self.0[Arena::place(id)] = REACHED | bits;
-        Some(Container { id, inside, at: 0 })
+        Container { id, inside, at: 0 }
     }
 }
 

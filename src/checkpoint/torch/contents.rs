@@ -1,6 +1,6 @@
 //! Puts the parts together: envelope, nodes, chosen dictionary, places.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -89,9 +89,12 @@ pub fn read_legacy(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<
         fault => Error::Legacy { path: path.to_path_buf(), fault },
     })?;
     let chosen = choose_in(&legacy.arena, legacy.top, path, options)?;
-    let storages: HashMap<String, Stored> = legacy.storages;
     Ok(placed(&legacy.arena, chosen, false, |key| {
-        storages.get(key).copied().ok_or_else(|| TensorFault::NoStorage { storage: shown(key) })
+        legacy
+            .storages
+            .get(key)
+            .copied()
+            .ok_or_else(|| TensorFault::NoStorage { storage: shown(key) })
     }))
 }
 
