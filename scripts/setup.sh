@@ -7,8 +7,12 @@ as_root() {
     if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
 }
 
-# Debian's Python comes without venv, and Rust's without a linker.
+# Debian's Python comes without venv, and Rust's without a linker; ordinary users mount with fuse3, and
+# the mount is tested with fio and getfattr.
 packages=""
+command -v fusermount3 >/dev/null || packages="$packages fuse3"
+command -v fio >/dev/null || packages="$packages fio"
+command -v getfattr >/dev/null || packages="$packages attr"
 command -v cc >/dev/null || packages="$packages gcc libc6-dev"
 python3 -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3 python3-venv"
 if [ -n "$packages" ]; then
@@ -18,6 +22,11 @@ if [ -n "$packages" ]; then
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages
 fi
 command -v cargo >/dev/null || { echo "Rust is not installed: see https://rustup.rs" >&2; exit 1; }
+
+[ -e /dev/fuse ] || {
+    echo "there is no /dev/fuse: modprobe fuse; in a container, --device /dev/fuse --cap-add SYS_ADMIN" >&2
+    exit 1
+}
 
 # The Python environment lies outside the tree and is made anew when what it must hold changes.
 requirements=tests/python/requirements.txt

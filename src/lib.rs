@@ -28,6 +28,12 @@ pub mod export;
 pub mod image;
 pub mod source;
 pub mod verify;
+pub mod view;
+
+#[cfg(feature = "mount")]
+pub mod cache;
+#[cfg(feature = "mount")]
+pub mod mount;
 
 #[cfg(feature = "cli")]
 pub mod cli;

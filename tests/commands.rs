@@ -192,7 +192,12 @@ fn completions_and_man_pages_know_every_command() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(run(&["man", "--dir", folder.path().to_str().unwrap()]).code, 0);
     let pages = names_in(folder.path());
-    for command in ["", "-inspect", "-export", "-verify", "-completions", "-man"] {
+    let commands = ["inspect", "export", "verify", "mount", "unmount", "status", "doctor"];
+    for command in ["", "-completions", "-man"]
+        .into_iter()
+        .map(str::to_owned)
+        .chain(commands.map(|command| format!("-{command}")))
+    {
         assert!(pages.contains(&format!("ckptfs{command}.1")), "{pages:?}");
     }
     assert!(run(&["man"]).stdout.contains("inspect"));

@@ -76,8 +76,8 @@ fn links_through_proc_leave_the_directory() {
     let held = fs::File::open(set.path().join(A)).unwrap();
     let descriptor = std::os::fd::AsRawFd::as_raw_fd(&held);
     symlink(format!("/proc/self/fd/{descriptor}"), set.path().join("link.safetensors")).unwrap();
-    // Where it leads is inside, and then it is an absolute link that stays inside.
-    assert_eq!(names(&open(set.path()).unwrap()), ["a"]);
+    // An absolute link stays inside by its name, not by what happens to be behind it.
+    assert!(is_outside(open(set.path())));
     let outside = tempfile::tempdir().unwrap();
     fs::rename(set.path().join(A), outside.path().join("moved")).unwrap();
     assert!(is_outside(open(set.path())));

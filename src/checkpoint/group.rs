@@ -29,6 +29,8 @@ const KEPT: [(&str, bool); 6] = [
 pub struct Candidate {
     /// The name to call it by: its file's, its index's, or a numbered set's without the numbers.
     pub name: String,
+    /// The name that it would have as one file of its own format.
+    pub whole: String,
     /// Its files.
     pub members: Members,
 }
@@ -41,6 +43,8 @@ pub enum Members {
     /// An index, and the shards that it names. `beside` are numbered files of the same stem that it
     /// does not name.
     Index {
+        /// The shards that it names, in order; none where it cannot be read.
+        shards: Vec<String>,
         /// Names that no loader would read.
         beside: Vec<String>,
     },
@@ -135,47 +139,66 @@ pub fn is_kept(name: &str) -> bool {
 
 /// The checkpoints of a directory, by name.
 pub fn candidates(root: &Arc<Root>, directory: &Path) -> Result<Vec<Candidate>, source::Error> {
-    let entries = root.entries(directory)?;
-    let names: Vec<&str> = entries.iter().filter(|e| e.is_file).map(|e| e.name.as_str()).collect();
+    let names = root.files(directory)?;
+    let mut found = by_name(root, directory, &names, &is_kept);
+    found.retain(|candidate| {
+        let name = &candidate.name;
+        // What cannot be opened is listed, so that opening it can say why; and what calls itself
+        // safetensors is, whatever is in it.
+        let named = name.ends_with(".safetensors") || name.ends_with(".sft");
+        named
+            || candidate.members != Members::File
+            || match root.open(&directory.join(name)) {
+                Ok(file) => single::looks_like_one(&file),
+                Err(_) => true,
+            }
+    });
+    Ok(found)
+}
+
+/// The checkpoints that the names of a directory's files suggest. Of the files only indexes are
+/// read. What `is_kept` says of a name keeps it, and a set that it is part of, from being one.
+pub fn by_name(
+    root: &Arc<Root>,
+    directory: &Path,
+    names: &[String],
+    is_kept: &dyn Fn(&str) -> bool,
+) -> Vec<Candidate> {
     let mut found = Vec::new();
     let mut claimed: BTreeSet<String> = BTreeSet::new();
-    for &name in &names {
+    for name in names {
         let Some(whole) = indexed(name) else { continue };
         let named = shards_of(root, &directory.join(name));
         let beside = names
             .iter()
             .filter(|n| {
                 ShardName::parse(n).is_some_and(|shard| shard.whole() == whole)
-                    && !named.contains(**n)
+                    && !named.contains(*n)
             })
-            .map(|n| (*n).to_owned())
+            .cloned()
             .collect::<Vec<_>>();
-        claimed.extend(named);
+        claimed.extend(named.iter().cloned());
         claimed.extend(beside.iter().cloned());
-        found.push(Candidate { name: name.to_owned(), members: Members::Index { beside } });
+        let members = Members::Index { shards: named.into_iter().collect(), beside };
+        found.push(Candidate { name: name.clone(), whole, members });
     }
     let free = |name: &str| !claimed.contains(name) && !is_kept(name);
     // By everything in the name but the number.
     let mut sets: BTreeMap<ShardName, Vec<u64>> = BTreeMap::new();
     let mut files: Vec<String> = Vec::new();
-    for &name in names.iter().filter(|name| free(name)) {
+    for name in names.iter().filter(|name| free(name)) {
         match ShardName::parse(name) {
             Some(shard) => {
                 sets.entry(ShardName { number: 0, ..shard }).or_default().push(shard.number);
             }
-            None => {
-                let may_be = name.rsplit_once('.').is_some_and(|(_, e)| EXTENSIONS.contains(&e));
-                // What cannot be opened is listed, so that opening it can say why; and what calls
-                // itself safetensors is, whatever is in it.
-                let named = name.ends_with(".safetensors") || name.ends_with(".sft");
-                let is_one = || match root.open(&directory.join(name)) {
-                    Ok(file) => named || single::looks_like_one(&file),
-                    Err(_) => true,
-                };
-                if may_be && is_one() {
-                    files.push(name.to_owned());
-                }
+            // A name that is nothing but an extension is none.
+            None if name
+                .rsplit_once('.')
+                .is_some_and(|(stem, e)| !stem.is_empty() && EXTENSIONS.contains(&e)) =>
+            {
+                files.push(name.clone());
             }
+            None => {}
         }
     }
     let mut wholes: BTreeMap<String, usize> = BTreeMap::new();
@@ -196,17 +219,18 @@ pub fn candidates(root: &Arc<Root>, directory: &Path) -> Result<Vec<Candidate>, 
         }
         // Called by the name of the whole, unless something else has it.
         let whole = set.whole();
-        let name = if wholes.get(&whole) == Some(&1) { whole } else { set.name_with("*") };
+        let name = if wholes.get(&whole) == Some(&1) { whole.clone() } else { set.name_with("*") };
         let members = Members::Numbered {
             shards: own.iter().map(|&n| set.name_of(n)).collect(),
             of: set.of,
             missing: missing.map(|(number, _)| set.name_of(number)),
         };
-        found.push(Candidate { name, members });
+        found.push(Candidate { name, whole, members });
     }
-    found.extend(files.into_iter().map(|name| Candidate { name, members: Members::File }));
+    let alone = |name: String| Candidate { whole: name.clone(), name, members: Members::File };
+    found.extend(files.into_iter().map(alone));
     found.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(found)
+    found
 }
 
 /// The shards that an index names; none where it cannot be read, which opening it will say.

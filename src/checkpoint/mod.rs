@@ -21,9 +21,9 @@ use std::collections::BTreeMap;
 
 pub use dtype::Dtype;
 pub use error::{Error, Refused, TensorFault};
-pub use group::{Candidate, Members, candidates, is_kept};
+pub use group::{Candidate, Members, by_name, candidates, is_kept};
 pub use index::{Fault as IndexFault, parse as parse_index};
-pub use open::open;
+pub use open::{open, open_candidate};
 pub use safetensors::{Fault as HeaderFault, MAX_HEADER};
 pub use sharing::{MAX_NAMED, sharing};
 pub use single::parse_bytes;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::source::{self, Links, ReadAt, Root};
 
@@ -72,7 +73,7 @@ fn beside(path: &Path, links: Links) -> Result<(Arc<Root>, PathBuf, OsString), s
 }
 
 /// Reads a candidate of a directory.
-fn open_candidate(
+pub fn open_candidate(
     root: &Arc<Root>,
     directory: &Path,
     candidate: &Candidate,
@@ -80,7 +81,7 @@ fn open_candidate(
 ) -> Result<Checkpoint, Error> {
     match &candidate.members {
         Members::File => single::read(&root.open(&directory.join(&candidate.name))?, options),
-        Members::Index { beside } => {
+        Members::Index { beside, .. } => {
             let mut checkpoint = open_index(root, directory, &candidate.name, options)?;
             if !beside.is_empty() {
                 let note = format!("not named by the index and left out: {}", Listed::of(beside));
@@ -142,13 +143,15 @@ fn open_shards(
     // Which file, by its place in `files`, has which name: shown or refused.
     let mut holders: HashMap<Box<str>, u32> = HashMap::new();
     let mut files: Vec<PathBuf> = Vec::new();
-    for (number, (shard, expected)) in (0u32..).zip(shards) {
-        let inside = directory.join(&shard);
-        let read =
-            root.open(&inside).map_err(Error::from).and_then(|file| single::read(&file, options));
+    let read = |shard: &str| {
+        let file = root.open(&directory.join(shard))?;
+        single::read(&file, options)
+    };
+    let reads = shards.chunks(TOGETHER).flat_map(|shards| together(shards, |(s, _)| read(s)));
+    for (number, (read, (shard, expected))) in (0u32..).zip(reads.zip(&shards)) {
         let part = match read {
             Err(Error::Source(source::Error::Missing { .. })) if expected.is_some() => {
-                return Err(index_fault(IndexFault::Missing { shard }));
+                return Err(index_fault(IndexFault::Missing { shard: shard.clone() }));
             }
             read => read?,
         };
@@ -156,7 +159,8 @@ fn open_shards(
         let names: HashSet<&str> = part.tensors.iter().map(|t| &*t.name).chain(refused).collect();
         if let Some(expected) = expected {
             if let Some(tensor) = expected.iter().find(|tensor| !names.contains(tensor.as_str())) {
-                return Err(index_fault(IndexFault::NotThere { tensor: tensor.clone(), shard }));
+                let (tensor, shard) = (tensor.clone(), shard.clone());
+                return Err(index_fault(IndexFault::NotThere { tensor, shard }));
             }
             if expected.len() < names.len() {
                 let expected: HashSet<&str> = expected.iter().map(String::as_str).collect();
@@ -191,6 +195,43 @@ fn open_shards(
         ));
     }
     Ok(whole)
+}
+
+/// Shards that are read before the first of them is looked at: a set with a fault in it costs no more
+/// than so many too many.
+const TOGETHER: usize = 32;
+
+/// Threads that read shards: most of it is waiting for a cold disk, the rest is for every core.
+const READERS: usize = 8;
+
+/// Reads several at once; the answers are in order.
+fn together<T: Sync, R: Send>(of: &[T], read: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    if let [one] = of {
+        return vec![read(one)];
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let (n, Some(one)) = next_of(&next, of) {
+            done.push((n, read(one)));
+        }
+        done
+    };
+    let mut done: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..of.len().min(READERS)).map(|_| scope.spawn(work)).collect();
+        // A thread that panics takes this one with it, as if it had done the work itself.
+        let joined = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        joined.flatten().collect()
+    });
+    done.sort_by_key(|(n, _)| *n);
+    done.into_iter().map(|(_, read)| read).collect()
+}
+
+fn next_of<'a, T>(next: &AtomicUsize, of: &'a [T]) -> (usize, Option<&'a T>) {
+    let n = next.fetch_add(1, Ordering::Relaxed);
+    (n, of.get(n))
 }
 
 /// Adds a shard to those before it.

@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+#[cfg(feature = "mount")]
+use super::sizes;
+
 /// Shows every model checkpoint as one safe, contiguous .safetensors file, without converting it
 ///
 /// Reads .safetensors (single and sharded) and what torch.save wrote (.pt .pth .bin .ckpt, single and
@@ -19,11 +22,50 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    Ls(Ls),
     Inspect(Inspect),
     Export(Export),
     Verify(Verify),
+    #[cfg(feature = "mount")]
+    Mount(Mount),
+    #[cfg(feature = "mount")]
+    Unmount(Unmount),
+    #[cfg(feature = "mount")]
+    Status(Status),
+    #[cfg(feature = "mount")]
+    Doctor(Doctor),
     Completions(Completions),
     Man(Man),
+}
+
+/// Show what a mount of a directory would show, without mounting it
+///
+/// Each name, what it is and what it is made of; what is hidden, left as it is or refused, and why.
+#[derive(Debug, Parser)]
+pub struct Ls {
+    /// A directory, or a single checkpoint
+    pub path: PathBuf,
+    /// Print JSON (documented in docs/formats.md)
+    #[arg(long)]
+    pub json: bool,
+    /// List the directories in it as well
+    #[arg(short, long)]
+    pub recursive: bool,
+    #[command(flatten)]
+    pub shows: Shows,
+}
+
+/// What a view shows, and how checkpoints are read for it.
+#[derive(Debug, clap::Args)]
+pub struct Shows {
+    /// Keep the originals visible beside their images
+    #[arg(long)]
+    pub show_originals: bool,
+    /// Never turn what matches this pattern into an image (may be repeated)
+    #[arg(long, value_name = "GLOB")]
+    pub keep: Vec<String>,
+    #[command(flatten)]
+    pub reading: Reading,
 }
 
 /// Tell what a checkpoint holds, what was chosen, left out or refused, and why
@@ -71,6 +113,13 @@ pub struct Verify {
 pub struct Source {
     /// A checkpoint file, or a directory that holds one
     pub path: PathBuf,
+    #[command(flatten)]
+    pub reading: Reading,
+}
+
+/// How checkpoints are read.
+#[derive(Debug, clap::Args)]
+pub struct Reading {
     /// Show this dictionary of a torch checkpoint (a dotted path, such as state_dict_ema)
     #[arg(long, value_name = "KEY")]
     pub root: Option<String>,
@@ -80,6 +129,100 @@ pub struct Source {
     /// Let links and index entries lead out of the directory
     #[arg(long)]
     pub follow_symlinks: bool,
+}
+
+/// Show checkpoints as .safetensors files that any program reads
+///
+/// Returns when the mount answers, and leaves a daemon behind (but for --foreground) that ends when
+/// the mount is unmounted.
+#[cfg(feature = "mount")]
+#[derive(Debug, Parser)]
+#[command(args_override_self = true)]
+pub struct Mount {
+    /// A checkpoint file, or a directory of checkpoints and other files
+    pub source: PathBuf,
+    /// Where to show it: an empty directory, or SOURCE itself
+    pub mountpoint: PathBuf,
+    #[command(flatten)]
+    pub shows: Shows,
+    /// Stay in the foreground, and log to standard error
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Let other users use the mount
+    #[arg(long)]
+    pub allow_other: bool,
+    /// Show this user (a number) as the owner of every file; needs root
+    #[arg(long, value_name = "N")]
+    pub uid: Option<u32>,
+    /// Show this group (a number) for every file; needs root
+    #[arg(long, value_name = "N")]
+    pub gid: Option<u32>,
+    /// What all caches together may hold, such as 512M or 2G
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
+    pub memory: Option<u64>,
+    /// Threads that answer the system
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    /// How far a reader is read ahead of at the most, such as 64M
+    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
+    pub readahead: Option<u64>,
+    /// Serve every byte by the daemon, also of files shown as they are
+    #[arg(long)]
+    pub no_passthrough: bool,
+    /// Mount over a directory that is not empty, hiding what is in it
+    #[arg(long)]
+    pub nonempty: bool,
+    /// Log to this file
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Log more: once what happens, twice every request, thrice everything
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Serve numbers for Prometheus at http://ADDR/metrics; ADDR is local, such as 127.0.0.1:9100
+    #[arg(long, value_name = "ADDR", value_parser = super::mount::metrics::address)]
+    pub metrics: Option<std::net::SocketAddr>,
+    /// Options as mount(8) and fstab give them: any long option above, such as allow_other,memory=2G
+    #[arg(short = 'o', value_name = "OPTION,...", action = clap::ArgAction::Append)]
+    pub options: Vec<std::ffi::OsString>,
+}
+
+/// Take a mount away, and wait for its daemon to end
+///
+/// Takes away dead mounts too, whose daemon was killed.
+#[cfg(feature = "mount")]
+#[derive(Debug, Parser)]
+#[command(visible_alias = "umount")]
+pub struct Unmount {
+    /// The directory it is mounted at
+    pub path: PathBuf,
+    /// Detach at once, used or not: its readers may go on, and its daemon ends with the last of them
+    #[arg(short, long)]
+    pub lazy: bool,
+}
+
+/// Tell which mounts there are and what they do
+#[cfg(feature = "mount")]
+#[derive(Debug, Parser)]
+pub struct Status {
+    /// Print JSON (documented in docs/formats.md)
+    #[arg(long)]
+    pub json: bool,
+    /// Tell it again every second, until Ctrl-C
+    #[arg(long)]
+    pub watch: bool,
+}
+
+/// Tell what this machine can and cannot do for mounts, and what to do about it
+///
+/// Exits with 1 if mounting cannot work.
+#[cfg(feature = "mount")]
+#[derive(Debug, Parser)]
+pub struct Doctor {
+    /// Look at this file or directory too, as a source
+    pub path: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Print shell completions

@@ -10,7 +10,7 @@ use super::words::{bytes, count, one_line};
 use super::{FAILED, Failure, open};
 
 pub fn run(args: &Export, out: &mut dyn Write) -> Result<(), Failure> {
-    let reader = open::reader(&args.source.path, &args.source.options())?;
+    let reader = open::reader(&args.source.path, &args.source.reading.options())?;
     let meter = Meter::new(reader.image().size())?;
     let written = export::export(&reader, &args.out, args.force, &meter);
     meter.finish();

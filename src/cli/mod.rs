@@ -2,24 +2,36 @@
 //! here is about words; the work is done in the rooms.
 
 mod args;
+#[cfg(feature = "mount")]
+mod doctor;
 mod export;
 mod inspect;
+mod ls;
 mod meter;
+#[cfg(feature = "mount")]
+mod mount;
 mod open;
 mod pages;
 mod report;
+#[cfg(feature = "mount")]
+mod sizes;
+#[cfg(feature = "mount")]
+mod status;
+#[cfg(feature = "mount")]
+mod unmount;
 mod verify;
 mod words;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use args::{Args, Command};
+use args::Command;
 
 /// Why a command did not do what it was asked: the exit code, and what to tell.
+#[derive(Debug)]
+#[cfg_attr(feature = "mount", derive(serde::Serialize, serde::Deserialize))]
 struct Failure {
     code: u8,
     /// Nothing where the command has told it itself.
@@ -39,6 +51,16 @@ impl Failure {
     /// A failure that the output has told already.
     fn told(code: u8) -> Self {
         Failure::new(code, "", "")
+    }
+
+    /// The last words: there is nobody left to tell that they cannot be said.
+    fn tell(&self) {
+        if !self.message.is_empty() {
+            let _ = writeln!(io::stderr(), "ckptfs: {}", words::plain(&self.message));
+        }
+        if !self.remedy.is_empty() {
+            let _ = writeln!(io::stderr(), "  what to do: {}", words::plain(&self.remedy));
+        }
     }
 }
 
@@ -81,13 +103,28 @@ fn raise_descriptor_limit() {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let args = Args::parse();
+    #[cfg(feature = "mount")]
+    let (args, started) = match mount::begin() {
+        Ok(begun) => begun,
+        Err(code) => return code,
+    };
+    #[cfg(not(feature = "mount"))]
+    let args = <args::Args as clap::Parser>::parse();
     raise_descriptor_limit();
     let mut out = io::BufWriter::new(Patient(io::stdout().lock()));
     let done = match &args.command {
+        Command::Ls(args) => ls::run(args, &mut out),
         Command::Inspect(args) => inspect::run(args, &mut out),
         Command::Export(args) => export::run(args, &mut out),
         Command::Verify(args) => verify::run(args, &mut out),
+        #[cfg(feature = "mount")]
+        Command::Mount(args) => mount::run(args, started),
+        #[cfg(feature = "mount")]
+        Command::Unmount(args) => unmount::run(args, &mut out),
+        #[cfg(feature = "mount")]
+        Command::Status(args) => status::run(args, &mut out),
+        #[cfg(feature = "mount")]
+        Command::Doctor(args) => doctor::run(args, &mut out),
         Command::Completions(args) => pages::completions(args, &mut out),
         Command::Man(args) => pages::man(args, &mut out),
     };
@@ -95,13 +132,7 @@ pub fn main() -> ExitCode {
     match done.and(flushed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // The last words: there is nobody left to tell that they cannot be said.
-            if !failure.message.is_empty() {
-                let _ = writeln!(io::stderr(), "ckptfs: {}", words::plain(&failure.message));
-            }
-            if !failure.remedy.is_empty() {
-                let _ = writeln!(io::stderr(), "  what to do: {}", words::plain(&failure.remedy));
-            }
+            failure.tell();
             ExitCode::from(failure.code)
         }
     }

@@ -7,16 +7,31 @@ use std::sync::Arc;
 use crate::checkpoint::{self, Options};
 use crate::image::{self, Image, Reader};
 
-use super::args::Source;
+use crate::view::{self, Keep};
+
+use super::args::{Reading, Shows};
 use super::{FAILED, Failure, REFUSED, USAGE, words};
 
-impl Source {
+impl Reading {
     pub fn options(&self) -> Options {
         Options {
             root_key: self.root.clone(),
             allow_partial: self.allow_partial,
             follow_symlinks: self.follow_symlinks,
         }
+    }
+}
+
+impl Shows {
+    pub fn options(&self) -> Result<view::Options, Failure> {
+        let keep = Keep::new(&self.keep)
+            .map_err(|e| Failure::new(USAGE, e, "write it as a shell does: optimizer*"))?;
+        Ok(view::Options {
+            checkpoint: self.reading.options(),
+            show_originals: self.show_originals,
+            keep,
+            memory: 0,
+        })
     }
 }
 
@@ -72,5 +87,11 @@ impl From<image::Error> for Failure {
             image::Error::Refused(error) => Failure::from(*error),
             error => Failure::new(code(error.is_refusal()), &error, error.remedy()),
         }
+    }
+}
+
+impl From<view::Error> for Failure {
+    fn from(error: view::Error) -> Self {
+        Failure::new(code(error.is_refusal()), &error, error.remedy())
     }
 }

@@ -13,12 +13,12 @@ use super::words::{bytes, count, one_line};
 use super::{FAILED, Failure, open};
 
 pub fn run(args: &Verify, out: &mut dyn Write) -> Result<(), Failure> {
-    let reader = open::reader(&args.source.path, &args.source.options())?;
+    let reader = open::reader(&args.source.path, &args.source.reading.options())?;
     match &args.against {
         None => read_all(&reader, &args.source.path, out),
         Some(other) => {
             // The dictionary that was asked for is one of the first; the other is shown by the rule.
-            let options = Options { root_key: None, ..args.source.options() };
+            let options = Options { root_key: None, ..args.source.reading.options() };
             compare(&reader, &open::reader(other, &options)?, out)
         }
     }

@@ -1,6 +1,6 @@
 //! Why there is no image, or no bytes of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, Refused};
 use crate::source;
@@ -41,6 +41,17 @@ pub enum Error {
 impl Error {
     pub(super) fn refused(path: PathBuf, refused: Vec<Refused>) -> Self {
         Error::Refused(Box::new(checkpoint::Error::Refused { path, refused }))
+    }
+
+    /// The file or directory at fault.
+    pub fn path(&self) -> &Path {
+        match self {
+            Error::Source(error) => error.path(),
+            Error::Refused(error) => error.path(),
+            Error::Empty { path }
+            | Error::HeaderTooLong { path, .. }
+            | Error::TooLarge { path } => path,
+        }
     }
 
     /// What the user can do about it.

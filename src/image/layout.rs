@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::checkpoint::{Bytes, Checkpoint, MAX_HEADER, Tensor};
+use crate::checkpoint::{Bytes, Checkpoint, MAX_HEADER, Origin, OriginId, Tensor};
 use crate::source::File;
 
 use super::{Error, Hash, Image, Piece, header};
@@ -63,6 +63,26 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
         layout,
         identity,
     })
+}
+
+/// The image of a file as it is.
+pub fn plain(file: Arc<File>) -> Image {
+    let size = file.identity().size;
+    let files = [file];
+    let layout = Hash::of(&[]);
+    Image {
+        header: Arc::from([]),
+        tensors: Box::default(),
+        starts: Box::new([0]),
+        piece_starts: Box::new([0]),
+        pieces: Box::new([Piece::Run { origin: OriginId(0), offset: 0 }]),
+        origins: files.iter().cloned().map(Origin::File).collect(),
+        identity: identity(layout, &files, &Default::default()),
+        files: Box::new(files),
+        metadata: Default::default(),
+        size,
+        layout,
+    }
 }
 
 /// What tensors are sorted by: the name settles what is left, so that there is one order.

@@ -102,6 +102,16 @@ impl Image {
         layout::build(checkpoint)
     }
 
+    /// A file as it is, whatever it holds: one piece, and no header and tensors that we know of.
+    pub fn plain(file: Arc<source::File>) -> Image {
+        layout::plain(file)
+    }
+
+    /// Whether it is a file as it is.
+    pub fn is_plain(&self) -> bool {
+        self.header.is_empty()
+    }
+
     /// Bytes of the whole file.
     pub fn size(&self) -> u64 {
         self.size
@@ -161,6 +171,19 @@ impl Image {
     /// know that they see the same bytes.
     pub fn identity(&self) -> Hash {
         self.identity
+    }
+
+    /// About how many bytes of memory it takes.
+    pub fn weight(&self) -> u64 {
+        let name = |tensor: &Tensor| tensor.name.len() + size_of_val(&*tensor.shape);
+        let tensors = size_of_val(&*self.tensors) + self.tensors.iter().map(name).sum::<usize>();
+        let pieces = size_of_val(&*self.piece_starts) + size_of_val(&*self.pieces);
+        let unpacked = self.origins.iter().map(|origin| match origin {
+            Origin::File(_) => size_of::<source::File>(),
+            Origin::Memory(bytes) => bytes.len(),
+        });
+        let parts = self.header.len() + tensors + size_of_val(&*self.starts) + pieces;
+        (parts + unpacked.sum::<usize>()) as u64
     }
 
     /// The segments of a range, cut to it, in order. What lies past the end has none.

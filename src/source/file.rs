@@ -100,6 +100,22 @@ impl OpenFile {
     }
 }
 
+impl OpenFile {
+    /// Fills `buf` as far as the file goes now, whatever it was when it was opened.
+    pub fn read_some_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        let mut done = 0;
+        while done < buf.len() {
+            match rustix::io::pread(&self.fd, &mut buf[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(Error::io(&self.file.path(), "read it", e)),
+            }
+        }
+        Ok(done)
+    }
+}
+
 impl AsFd for OpenFile {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.fd.as_fd()
@@ -112,18 +128,10 @@ impl ReadAt for OpenFile {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
-        let mut done = 0;
-        while done < buf.len() {
-            match rustix::io::pread(&self.fd, &mut buf[done..], offset + done as u64) {
-                Ok(0) => {
-                    // Shorter than its own size: it was truncated under us.
-                    self.check_unchanged()?;
-                    return Err(Error::Short { path: self.file.path(), offset });
-                }
-                Ok(n) => done += n,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(Error::io(&self.file.path(), "read it", e)),
-            }
+        if self.read_some_at(buf, offset)? < buf.len() {
+            // Shorter than its own size: it was truncated under us.
+            self.check_unchanged()?;
+            return Err(Error::Short { path: self.file.path(), offset });
         }
         Ok(())
     }

@@ -1,18 +1,19 @@
 //! A directory that bounds what may be opened: names inside it resolve beneath it or not at all.
 
-use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
-use std::path::{Component, Path, PathBuf};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, openat2};
 use rustix::io::Errno;
 
 use super::file::require_regular;
-use super::{Error, File, Identity, OpenFile};
+use super::{Attributes, Error, File, Identity, Kind, OpenFile};
 
 /// Whether a folder is called as a hub cache calls a repository's.
-fn is_hub_repository(name: &OsStr) -> bool {
+pub fn is_hub_repository(name: &OsStr) -> bool {
     const KINDS: [&[u8]; 3] = [b"models--", b"datasets--", b"spaces--"];
     KINDS.iter().any(|kind| name.as_encoded_bytes().starts_with(kind))
 }
@@ -29,11 +30,23 @@ pub enum Links {
 /// One name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The name, when it is valid UTF-8: others cannot be a checkpoint's.
-    pub name: String,
-    /// Whether it is a regular file, or a link to one or to nothing.
-    pub is_file: bool,
+    /// The name.
+    pub name: OsString,
+    /// What it stands for: links are not followed.
+    pub kind: Kind,
 }
+
+/// Where a path comes out, all links followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The way there from the root, without links.
+    pub way: PathBuf,
+    /// The links on the way, each as the way to it.
+    pub passed: Vec<PathBuf>,
+}
+
+/// Links that are followed in one path, as many as the kernel follows.
+const MAX_LINKS: usize = 40;
 
 /// An opened directory, and the rule for links inside it.
 #[derive(Debug)]
@@ -43,33 +56,23 @@ pub struct Root {
     path: PathBuf,
     /// As the system sees it, absolute and without links.
     real: PathBuf,
+    /// As it was typed, made absolute: absolute links inside may lead through that name.
+    typed: PathBuf,
     links: Links,
 }
 
 impl Root {
     /// The root for a directory that the user typed, and the way from it to that directory.
     ///
-    /// A snapshot of a hub cache is made of links into `../../blobs`: there the root is the
-    /// repository's folder, `models--org--name`, so that its own links stay inside.
+    /// A snapshot of a hub cache is made of links into `../../blobs`: inside a repository's folder,
+    /// `models--org--name`, that folder is the root, so that its own links stay inside.
     pub fn around(typed: &Path, links: Links) -> Result<(Arc<Root>, PathBuf), Error> {
         let typed = if typed.as_os_str().is_empty() { Path::new(".") } else { typed };
         let real = std::fs::canonicalize(typed).map_err(|e| Error::io(typed, "find it", e))?;
-        let mut path = real.as_path();
-        for snapshot in real.ancestors() {
-            let Some(snapshots) = snapshot.parent() else {
-                break;
-            };
-            let Some(repository) = snapshots.parent() else {
-                break;
-            };
-            if snapshots.file_name().is_some_and(|n| n == "snapshots")
-                && repository.file_name().is_some_and(is_hub_repository)
-                && repository.join("blobs").is_dir()
-            {
-                path = repository;
-                break;
-            }
-        }
+        let in_hub = real.ancestors().skip(1).find(|folder| {
+            folder.file_name().is_some_and(is_hub_repository) && folder.join("blobs").is_dir()
+        });
+        let path = in_hub.unwrap_or(&real);
         let dir = rustix::fs::open(
             path,
             OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -79,7 +82,8 @@ impl Root {
         let way = real.strip_prefix(path).unwrap_or(Path::new("")).to_path_buf();
         // What people see is the path as they typed it, unless the root lies above it.
         let shown = if way.as_os_str().is_empty() { typed } else { path };
-        let root = Root { dir, path: shown.to_path_buf(), real: path.to_path_buf(), links };
+        let typed = std::path::absolute(shown).unwrap_or_else(|_| path.to_path_buf());
+        let root = Root { dir, path: shown.to_path_buf(), real: path.to_path_buf(), typed, links };
         Ok((Arc::new(root), way))
     }
 
@@ -122,16 +126,15 @@ impl Root {
         Ok((fd, stat))
     }
 
-    fn resolve(&self, inside: &Path, flags: OFlags, links: Links) -> Result<OwnedFd, Error> {
+    pub(super) fn resolve(
+        &self,
+        inside: &Path,
+        flags: OFlags,
+        links: Links,
+    ) -> Result<OwnedFd, Error> {
         let flags = flags | OFlags::CLOEXEC;
         let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
-        let open = |path: &Path, resolve| loop {
-            match openat2(&self.dir, path, flags, Mode::empty(), resolve) {
-                // The kernel asks for another try when a rename raced with the walk.
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                answer => return answer,
-            }
-        };
+        let open = |path: &Path, resolve| openat2_again(&self.dir, path, flags, resolve);
         let shown = || self.path.join(inside);
         if links == Links::Anywhere {
             return open(inside, ResolveFlags::empty())
@@ -140,52 +143,173 @@ impl Root {
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         match open(inside, beneath) {
             Ok(fd) => Ok(fd),
+            // An absolute link may still lead to a place inside: follow it by name, then resolve
+            // what it leads to beneath the root like any other.
             Err(Errno::XDEV) => {
-                // An absolute link may still lead to a place inside: follow it by name, then
-                // resolve what it leads to beneath the root like any other.
                 let outside = || Error::Outside { path: shown(), root: self.path.clone() };
-                if inside
-                    .components()
-                    .any(|c| !matches!(c, Component::Normal(_) | Component::CurDir))
-                {
-                    return Err(outside());
+                let way = match (flags.contains(OFlags::NOFOLLOW), inside.file_name()) {
+                    (true, Some(name)) => {
+                        self.follow(inside.parent().unwrap_or(Path::new(""))).map(|w| w.join(name))
+                    }
+                    _ => self.follow(inside),
+                };
+                let way = way.ok_or_else(outside)?;
+                let flags = flags | OFlags::NOFOLLOW;
+                match openat2_again(&self.dir, &way, flags, beneath) {
+                    Ok(fd) => Ok(fd),
+                    // It leads inside, and to nothing there.
+                    Err(Errno::NOENT) => Err(Error::Missing { path: shown() }),
+                    Err(_) => Err(outside()),
                 }
-                let real = std::fs::canonicalize(self.real.join(inside)).map_err(|_| outside())?;
-                let way = real.strip_prefix(&self.real).map_err(|_| outside())?;
-                open(way, beneath).map_err(|_| outside())
             }
             Err(e) => Err(Error::io(&shown(), "open it", e)),
         }
     }
 
+    /// The way from the root to what a path stands for, all links followed by name; nothing if one
+    /// leads out. Nothing on this way is opened but links, so that a filesystem mounted over the
+    /// root is not asked.
+    fn follow(&self, inside: &Path) -> Option<PathBuf> {
+        self.walk(inside, &mut Vec::new())
+    }
+
+    /// The same, and the ways of the links that were followed.
+    fn walk(&self, inside: &Path, passed: &mut Vec<PathBuf>) -> Option<PathBuf> {
+        let mut way = PathBuf::new();
+        let mut rest: Vec<OsString> = Vec::new();
+        let push = |rest: &mut Vec<OsString>, path: &Path| {
+            rest.extend(path.components().rev().map(|part| part.as_os_str().to_owned()));
+        };
+        push(&mut rest, inside);
+        while let Some(part) = rest.pop() {
+            match part.as_bytes() {
+                b"." => continue,
+                b".." if way.pop() => continue,
+                b".." => return None,
+                _ => way.push(&part),
+            }
+            // What is no link, or not there, is for the opening to say.
+            let Ok(target) = rustix::fs::readlinkat(&self.dir, &way, Vec::new()) else { continue };
+            passed.push(way.clone());
+            if passed.len() > MAX_LINKS {
+                return None;
+            }
+            let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+            if target.is_absolute() {
+                let roots = [&self.real, &self.typed];
+                let inside = roots.into_iter().find_map(|root| target.strip_prefix(root).ok())?;
+                push(&mut rest, inside);
+                way = PathBuf::new();
+            } else {
+                push(&mut rest, &target);
+                way.pop();
+            }
+        }
+        Some(if way.as_os_str().is_empty() { PathBuf::from(".") } else { way })
+    }
+
+    /// Where in the root a path comes out, whether something is there or not; nothing if it leads out.
+    pub fn destination(&self, inside: &Path) -> Option<Destination> {
+        let mut passed = Vec::new();
+        let way = self.walk(inside, &mut passed)?;
+        let way = way.strip_prefix(".").map(Path::to_path_buf).unwrap_or(way);
+        Some(Destination { way, passed })
+    }
+
+    /// What the system says of what a path stands for, links followed.
+    pub fn attributes(&self, inside: &Path) -> Result<Attributes, Error> {
+        let fd = self.resolve(inside, OFlags::PATH, self.links)?;
+        Attributes::of(fd, &self.path.join(inside))
+    }
+
+    /// The same, of the link itself if it is one.
+    pub fn attributes_of_link(&self, inside: &Path) -> Result<Attributes, Error> {
+        let fd = self.resolve(inside, OFlags::PATH | OFlags::NOFOLLOW, self.links)?;
+        Attributes::of(fd, &self.path.join(inside))
+    }
+
+    /// What a link says.
+    pub fn link_target(&self, inside: &Path) -> Result<PathBuf, Error> {
+        let shown = || self.path.join(inside);
+        let fd = self.resolve(inside, OFlags::PATH | OFlags::NOFOLLOW, self.links)?;
+        let target = rustix::fs::readlinkat(fd, "", Vec::new())
+            .map_err(|e| Error::io(&shown(), "read the link", e))?;
+        Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
+    }
+
+    /// Where the root lies, absolute and without links.
+    pub fn real(&self) -> &Path {
+        &self.real
+    }
+
+    /// How full the filesystem is that a path lies on.
+    pub fn space(&self) -> Result<rustix::fs::StatVfs, Error> {
+        rustix::fs::fstatvfs(&self.dir).map_err(|e| Error::io(&self.path, "look at its space", e))
+    }
+
     /// The names in a directory of this root, sorted.
     pub fn entries(&self, inside: &Path) -> Result<Vec<Entry>, Error> {
         let shown = self.path.join(inside);
-        let fd = self.resolve(inside, OFlags::RDONLY | OFlags::DIRECTORY, Links::Anywhere)?;
+        let fd = self.resolve(inside, OFlags::RDONLY | OFlags::DIRECTORY, self.links)?;
         let mut dir = Dir::read_from(&fd).map_err(|e| Error::io(&shown, "list it", e))?;
         let mut entries = Vec::new();
         for entry in &mut dir {
             let entry = entry.map_err(|e| Error::io(&shown, "list it", e))?;
-            let Ok(name) = entry.file_name().to_str() else {
-                continue;
-            };
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
             if name == "." || name == ".." {
                 continue;
             }
-            let is_file = match entry.file_type() {
-                FileType::RegularFile => true,
-                // A link that leads nowhere counts: opening it says so.
-                FileType::Symlink | FileType::Unknown => {
-                    rustix::fs::statat(&fd, name, AtFlags::empty()).map_or(true, |s| {
-                        FileType::from_raw_mode(s.st_mode) == FileType::RegularFile
-                    })
+            let kind = match entry.file_type() {
+                FileType::Unknown => {
+                    match rustix::fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+                        Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+                        // Gone since it was listed.
+                        Err(_) => continue,
+                    }
                 }
-                _ => false,
+                kind => kind,
             };
-            entries.push(Entry { name: name.to_owned(), is_file });
+            entries.push(Entry { name: name.to_owned(), kind: kind.into() });
         }
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)
+    }
+
+    /// The names of a directory that can be files: regular ones, and links to such or to nothing,
+    /// which opening says. Names that are no text cannot be a checkpoint's.
+    pub fn files(&self, inside: &Path) -> Result<Vec<String>, Error> {
+        let is_file = |entry: &Entry| match entry.kind {
+            Kind::File => true,
+            Kind::Link => {
+                let target = self.attributes(&inside.join(&entry.name));
+                target.map_or(true, |target| target.kind == Kind::File)
+            }
+            _ => false,
+        };
+        let entries = self.entries(inside)?.into_iter().filter(is_file);
+        Ok(entries.filter_map(|entry| entry.name.into_string().ok()).collect())
+    }
+}
+
+/// Opens beneath a directory.
+fn openat2_again(
+    dir: &OwnedFd,
+    path: &Path,
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> Result<OwnedFd, Errno> {
+    loop {
+        match openat2(dir, path, flags, Mode::empty(), resolve) {
+            // The kernel asks for another try when a rename raced with the walk.
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            answer => return answer,
+        }
+    }
+}
+
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
     }
 }
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mounts import Mounts
 from program import Ckptfs, find_binary
 
 
@@ -9,3 +10,11 @@ from program import Ckptfs, find_binary
 def ckptfs():
     """Runs the program: `ckptfs("inspect", path)`; see program.py."""
     return Ckptfs(find_binary())
+
+
+@pytest.fixture
+def mounts(tmp_path):
+    """Mounts a source: `mounts(source, "--threads", "1")`; see mounts.py."""
+    mounts = Mounts(find_binary(), tmp_path)
+    yield mounts
+    mounts.end()

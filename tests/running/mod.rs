@@ -34,7 +34,8 @@ pub fn in_shell(mut shell: Command, script: &str, args: &[&str]) -> Done {
     done(shell.args(["-c", script, "bash"]).args(args).env("CKPTFS", ckptfs()))
 }
 
-fn done(command: &mut Command) -> Done {
+/// Runs a command to its end.
+pub fn done(command: &mut Command) -> Done {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     // A process ended by a signal has no code of its own; shells give it 128 and more.
@@ -69,6 +70,18 @@ pub fn model(path: &Path, tensors: usize, bytes: usize) -> Vec<(String, Vec<u8>)
         .map(|(n, d)| (n.clone(), TensorView::new(Dtype::U8, vec![bytes], d).unwrap()));
     safetensors::serialize_to_file(views, None, path).unwrap();
     tensors
+}
+
+/// The two shards of a model, each of one tensor of so many bytes, all of them `fill` in the first and
+/// `fill + 1` in the second.
+pub fn shards(fill: u8, bytes: usize) -> Vec<(String, Vec<u8>)> {
+    let shard = |n: u8| {
+        let data = vec![fill + n; bytes];
+        let view = TensorView::new(Dtype::U8, vec![bytes], &data).unwrap();
+        let file = safetensors::serialize([(format!("layer.{n}.weight"), view)], None).unwrap();
+        (format!("model-0000{}-of-00002.safetensors", n + 1), file)
+    };
+    vec![shard(0), shard(1)]
 }
 
 /// Writes a torch checkpoint of the older form with one square float matrix, transposed: the file

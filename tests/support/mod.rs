@@ -8,6 +8,7 @@ pub mod legacy;
 pub mod pickle;
 pub mod safetensors;
 pub mod shards;
+pub mod view;
 pub mod zip;
 
 use std::path::Path;

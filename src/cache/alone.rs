@@ -1,0 +1,80 @@
+//! Reads that keep no block: a small jump, and a range of more pieces than blocks are worth.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::image::SegmentBytes;
+use crate::source::DIRECT_ALIGNMENT;
+
+use super::pool::Size;
+use super::request::Answer;
+use super::served::{Served, with_scratch};
+use super::wanted::Wanted;
+
+/// A jump of no more than this reads what it asks for alone. Random reads of 4 KiB took six times as
+/// long where each read a block; larger reads are what the kernel asks for streams with.
+const SMALL: u64 = 256 << 10;
+
+impl Served {
+    /// Where a range lies if it is small and one run of one file.
+    pub(super) fn run_alone(&self, range: &Range<u64>) -> Option<(u32, u64)> {
+        let mut segments = self.image().segments(range.clone());
+        match (segments.next()?.bytes, segments.next()) {
+            (SegmentBytes::Run { origin, offset }, None) if range.end - range.start <= SMALL => {
+                self.reader.file(origin).map(|_| (origin.0, offset))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether any of the blocks is being read already, or about to be.
+    pub(super) fn comes_anyway(&self, wanted: &Wanted) -> bool {
+        wanted.blocks.iter().any(|(id, _)| self.cache.store.is_coming(*id))
+    }
+
+    /// Reads what was jumped to, and nothing around it: the next jump goes elsewhere.
+    pub(super) fn read_alone(&self, origin: u32, offset: u64, len: usize, answer: Answer) {
+        const ALIGNMENT: u64 = DIRECT_ALIGNMENT as u64;
+        let (store, from) = (&self.cache.store, &self.origins[origin as usize]);
+        let start = offset / ALIGNMENT * ALIGNMENT;
+        let end = (offset + len as u64).next_multiple_of(ALIGNMENT);
+        let into = (offset - start) as usize;
+        let Some(mut buffer) = store.buffer(Size::Small) else {
+            return with_scratch(len, |scratch| {
+                match from.read_buffered(&self.reader, scratch, offset) {
+                    Ok(()) => answer.give(Ok(scratch)),
+                    Err(error) => answer.give(Err(&self.failed(error.into()))),
+                }
+            });
+        };
+        let out = &mut buffer[..(end - start) as usize];
+        match from.read(&self.reader, out, into + len, start, &self.cache.counting) {
+            Ok(()) => answer.give(Ok(&out[into..into + len])),
+            Err(error) => answer.give(Err(&self.failed(error.into()))),
+        }
+    }
+
+    /// Reads a range that is made of too many pieces for blocks.
+    pub(super) fn read_in_pieces(self: &Arc<Self>, range: Range<u64>, answer: Answer) {
+        self.cache.counting.misses.one();
+        let origin = self.image().segments(range.clone()).find_map(|segment| match segment.bytes {
+            SegmentBytes::Header(_) => None,
+            SegmentBytes::Run { origin, .. } => Some(origin),
+            SegmentBytes::Tensor { place, .. } => {
+                Some(self.image().tensors()[place].bytes.reach().0)
+            }
+        });
+        let Some(origin) = origin else { return };
+        let served = Arc::clone(self);
+        self.origins[origin.0 as usize].lane.run_now(Box::new(move || {
+            let len = (range.end - range.start) as usize;
+            with_scratch(len, |scratch| match served.reader.read_at(scratch, range.start) {
+                Ok(_) => {
+                    served.cache.counting.buffered_bytes.add(len as u64);
+                    answer.give(Ok(scratch));
+                }
+                Err(error) => answer.give(Err(&served.failed(error.into()))),
+            });
+        }));
+    }
+}

@@ -1,0 +1,93 @@
+//! What the cache did and holds, in numbers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Numbers since the start, but for the two that say what is held now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Reads that were asked for and not empty: hits, misses, cached and refused together.
+    pub reads: u64,
+    /// Reads answered from blocks, or from memory that the image holds.
+    pub hits: u64,
+    /// Reads that had to wait for a disk.
+    pub misses: u64,
+    /// Reads answered from the source's own page cache.
+    pub cached: u64,
+    /// Reads of an image that is known to have changed.
+    pub refused: u64,
+    /// Reads answered with an error, those refused among them.
+    pub errors: u64,
+    /// Blocks read before anybody asked.
+    pub prefetched: u64,
+    /// Those that somebody then asked for.
+    pub prefetch_used: u64,
+    /// Those that were given up before anybody did.
+    pub prefetch_wasted: u64,
+    /// Bytes of buffers held now.
+    pub held_bytes: u64,
+    /// Bytes of buffers that may be held.
+    pub budget_bytes: u64,
+    /// Bytes read past the page cache.
+    pub direct_bytes: u64,
+    /// Bytes read through it, from disk or not.
+    pub buffered_bytes: u64,
+    /// Bytes answered from the source's own page cache.
+    pub cached_bytes: u64,
+}
+
+/// The same, being counted.
+#[derive(Debug, Default)]
+pub(super) struct Counting {
+    pub reads: Count,
+    pub hits: Count,
+    pub misses: Count,
+    pub cached: Count,
+    pub refused: Count,
+    pub errors: Count,
+    pub prefetched: Count,
+    pub prefetch_used: Count,
+    pub prefetch_wasted: Count,
+    pub direct_bytes: Count,
+    pub buffered_bytes: Count,
+    pub cached_bytes: Count,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub fn one(&self) {
+        self.add(1);
+    }
+
+    fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Counting {
+    /// The numbers now, but for what is held.
+    pub fn now(&self) -> Counters {
+        Counters {
+            reads: self.reads.now(),
+            hits: self.hits.now(),
+            misses: self.misses.now(),
+            cached: self.cached.now(),
+            refused: self.refused.now(),
+            errors: self.errors.now(),
+            prefetched: self.prefetched.now(),
+            prefetch_used: self.prefetch_used.now(),
+            prefetch_wasted: self.prefetch_wasted.now(),
+            held_bytes: 0,
+            budget_bytes: 0,
+            direct_bytes: self.direct_bytes.now(),
+            buffered_bytes: self.buffered_bytes.now(),
+            cached_bytes: self.cached_bytes.now(),
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Answers reads of open images: from memory, from the page cache, and ahead of time from the disk.
+//!
+//! In: an [`image::Reader`](Reader), and ranges of its image. Out: their bytes, never fewer, given
+//! to whoever asked when they are there; and [`Counters`] of what it took.
+//!
+//! Source files are read in blocks of a mebibyte past the page cache, into buffers used over and
+//! over. A range that the sources' page cache already has is copied from there once, and kept
+//! nowhere. Memory has one limit ([`Limits::memory`]); under pressure reads get slower. Bytes are
+//! checked to be those that were parsed after they are read and again before each answer.
+//!
+//! [`Served::read`] is the way in; `planner` says what to read ahead, `store` what is there, `fill`
+//! reads, and `lane` has the threads, those of one device apart from those of the others.
+
+mod alone;
+mod counters;
+mod error;
+mod fill;
+mod lane;
+mod origin;
+mod planner;
+mod pool;
+mod request;
+mod served;
+mod store;
+mod wanted;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::image::Reader;
+
+pub use counters::Counters;
+pub use error::Error;
+pub use request::Done;
+pub use served::Served;
+
+use counters::Counting;
+use lane::Lane;
+use store::Store;
+
+/// How much the cache may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of buffers at the most. Besides them, a read that is put together from several blocks
+    /// takes its own length while it lasts.
+    pub memory: u64,
+    /// Bytes read ahead of one stream at the most.
+    pub readahead: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { memory: MEMORY, readahead: READAHEAD }
+    }
+}
+
+/// Loading 201 tensors, each touched first, held 350 MiB when nothing had to be given up.
+const MEMORY: u64 = 512 << 20;
+
+/// What a disk of some GB/s reads in about ten milliseconds, which is longer than a reader waits
+/// for anything else. With this and blocks of a mebibyte loaders beat ext4.
+const READAHEAD: u64 = 32 << 20;
+
+/// What serves all open images of a program.
+pub struct Cache {
+    store: Store,
+    counting: Arc<Counting>,
+    readahead: u64,
+    lanes: Mutex<Lanes>,
+    images: AtomicU64,
+}
+
+/// The lanes by device. Memory, which is no device, has one too: gathering takes its time.
+#[derive(Default)]
+struct Lanes {
+    by_device: HashMap<Option<u64>, Arc<Lane>>,
+    stopped: bool,
+}
+
+impl Cache {
+    /// An empty one. Nothing runs until something is read.
+    pub fn new(limits: Limits) -> Arc<Cache> {
+        let counting = Arc::new(Counting::default());
+        Arc::new(Cache {
+            store: Store::new(limits.memory, Arc::clone(&counting)),
+            counting,
+            readahead: limits.readahead,
+            lanes: Mutex::default(),
+            images: AtomicU64::new(0),
+        })
+    }
+
+    /// Serves an open image until the last holder of the answer drops it.
+    pub fn serve(self: &Arc<Self>, reader: Arc<Reader>) -> Arc<Served> {
+        let number = self.images.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Served::new(Arc::clone(self), reader, number))
+    }
+
+    /// What was done so far and is held now.
+    pub fn counters(&self) -> Counters {
+        let (held_bytes, budget_bytes) = self.store.pool.held_and_limit();
+        Counters { held_bytes, budget_bytes, ..self.counting.now() }
+    }
+
+    /// Sets another limit. What is held above it goes at once, but for what is being read or
+    /// copied just then.
+    pub fn set_memory(&self, bytes: u64) {
+        self.store.set_memory(bytes);
+    }
+
+    /// Answers all that wait with [`Error::Stopped`], and from now on every read that would have
+    /// to.
+    pub fn stop(&self) {
+        let mut lanes = self.lock();
+        lanes.stopped = true;
+        let all: Vec<Arc<Lane>> = lanes.by_device.values().cloned().collect();
+        drop(lanes);
+        all.iter().for_each(|lane| lane.stop());
+    }
+
+    fn lane(&self, device: Option<u64>, local: bool) -> Arc<Lane> {
+        let mut lanes = self.lock();
+        let stopped = lanes.stopped;
+        let lane = lanes.by_device.entry(device).or_insert_with(|| Lane::new(local));
+        let lane = Arc::clone(lane);
+        drop(lanes);
+        if stopped {
+            lane.stop();
+        }
+        lane
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        // No image is served any more: the threads have nothing to wait for.
+        self.stop();
+    }
+}

@@ -1,0 +1,355 @@
+//! An open image: answers any read of it from what is at hand, or has it fetched.
+//!
+//! In order: from blocks that are there; from the sources' own page cache, copied once and kept
+//! nowhere; from the disk, into blocks that others then find.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::image::{Image, Reader, SegmentBytes};
+
+use super::origin::OpenOrigin;
+use super::planner::{Planner, Seen};
+use super::pool::Size;
+use super::request::{Answer, Done, Gathering, Waiter};
+use super::store::{Block, BlockId, Of};
+use super::wanted::{Wanted, blocks_of};
+use super::{Cache, Error, fill};
+
+thread_local! {
+    /// Where this thread puts together what it answers at once.
+    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Memory that a thread keeps between reads: as much as the kernel asks for at once.
+const SCRATCH_KEPT: usize = 1 << 20;
+
+/// An open image, shared by all who have it open.
+pub struct Served {
+    pub(super) cache: Arc<Cache>,
+    pub(super) reader: Arc<Reader>,
+    pub(super) origins: Box<[OpenOrigin]>,
+    /// Sets its blocks apart from those of other images.
+    pub(super) number: u64,
+    /// How large the blocks of strided tensors are.
+    pub(super) large: Size,
+    planner: Mutex<Planner>,
+    /// Why nothing of it can be read any more.
+    broken: OnceLock<Arc<Error>>,
+}
+
+impl Served {
+    pub(super) fn new(cache: Arc<Cache>, reader: Arc<Reader>, number: u64) -> Served {
+        let origins = (0..).zip(reader.image().origins());
+        let origins = origins.map(|(n, _)| OpenOrigin::new(&cache, &reader, n)).collect();
+        let (_, limit) = cache.store.pool.held_and_limit();
+        let large = if limit >= LARGE_FROM { Size::Large } else { Size::Small };
+        let (planner, broken) = Default::default();
+        Served { cache, reader, origins, number, large, planner, broken }
+    }
+
+    /// What reads the image by itself.
+    pub fn reader(&self) -> &Arc<Reader> {
+        &self.reader
+    }
+
+    /// The image.
+    pub fn image(&self) -> &Arc<Image> {
+        self.reader.image()
+    }
+
+    /// Reads a range, cut at the image's end. `done` is called exactly once with all of its bytes
+    /// or with the error: before this returns if everything is at hand, otherwise by another
+    /// thread. Never waits for a disk.
+    pub fn read(self: &Arc<Self>, offset: u64, len: u32, done: Done) {
+        let counting = &self.cache.counting;
+        let answer = Answer::new(done, Arc::clone(counting));
+        let end = offset.saturating_add(u64::from(len)).min(self.image().size());
+        if offset >= end {
+            return answer.give(Ok(&[]));
+        }
+        counting.reads.one();
+        if let Some(error) = self.broken.get() {
+            counting.refused.one();
+            return answer.give(Err(error));
+        }
+        let range = offset..end;
+        if let Some(header) = self.image().header().get(offset as usize..end as usize) {
+            counting.hits.one();
+            return answer.give(Ok(header));
+        }
+        let Some(wanted) = self.wanted(&range) else {
+            return self.read_in_pieces(range, answer);
+        };
+        let ids = wanted.blocks.iter();
+        let ids = ids.map(|(id, parts)| (*id, parts.iter().map(|p| p.bytes.len() as u64).sum()));
+        if let Some(blocks) = self.cache.store.get_all(ids) {
+            counting.hits.one();
+            self.answer_from(range.clone(), wanted, blocks, answer);
+            if let Seen::Step(ahead) = self.see(&range) {
+                self.fetch_ahead(ahead);
+            }
+            return;
+        }
+        let answer = match self.answer_cached(&range, answer) {
+            Ok(()) => return,
+            Err(answer) => answer,
+        };
+        counting.misses.one();
+        match (self.see(&range), self.run_alone(&range)) {
+            (Seen::Jump, Some((origin, offset))) if !self.comes_anyway(&wanted) => {
+                let (served, len) = (Arc::clone(self), (range.end - range.start) as usize);
+                let read = move || served.read_alone(origin, offset, len, answer);
+                self.origins[origin as usize].lane.run_now(Box::new(read));
+            }
+            (seen, _) => {
+                self.join(&range, wanted, answer);
+                if let Seen::Step(ahead) = seen {
+                    self.fetch_ahead(ahead);
+                }
+            }
+        }
+    }
+
+    /// What a read turns out to be among those before it.
+    fn see(&self, range: &Range<u64>) -> Seen {
+        let (_, limit) = self.cache.store.pool.held_and_limit();
+        let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
+        planner.read(range, self.image().size(), self.cache.readahead, limit / 2)
+    }
+
+    /// Answers from blocks all of which are there. Whether their files changed is asked here where
+    /// that takes no time, and otherwise by a thread that may wait.
+    fn answer_from(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        wanted: Wanted,
+        blocks: Vec<Arc<Block>>,
+        answer: Answer,
+    ) {
+        let remote = wanted.blocks.iter().map(|(id, _)| self.origin_of(*id)).find(|o| !o.local);
+        let Some(remote) = remote else {
+            return self.answer_checked(&range, &wanted, &blocks, answer);
+        };
+        let served = Arc::clone(self);
+        remote.lane.run_now(Box::new(move || {
+            served.answer_checked(&range, &wanted, &blocks, answer);
+        }));
+    }
+
+    fn answer_checked(
+        &self,
+        range: &Range<u64>,
+        wanted: &Wanted,
+        blocks: &[Arc<Block>],
+        answer: Answer,
+    ) {
+        let mut checked = None;
+        for (id, _) in &wanted.blocks {
+            if checked != Some(id.of)
+                && let Err(error) = self.check(*id)
+            {
+                return answer.give(Err(&error));
+            }
+            checked = Some(id.of);
+        }
+        if let ([(_, parts)], [block]) = (&*wanted.blocks, blocks)
+            && let [part] = &**parts
+            && wanted.at_hand.is_empty()
+        {
+            return answer.give(Ok(&block.bytes()[part.bytes.clone()]));
+        }
+        with_scratch((range.end - range.start) as usize, |scratch| {
+            for ((_, parts), block) in wanted.blocks.iter().zip(blocks) {
+                for part in parts {
+                    scratch[part.at..part.at + part.bytes.len()]
+                        .copy_from_slice(&block.bytes()[part.bytes.clone()]);
+                }
+            }
+            match self.copy_at_hand(wanted, scratch) {
+                Ok(()) => answer.give(Ok(scratch)),
+                Err(error) => answer.give(Err(&error)),
+            }
+        });
+    }
+
+    /// Copies what the image itself holds in memory: there is no disk to wait for.
+    fn copy_at_hand(&self, wanted: &Wanted, out: &mut [u8]) -> Result<(), Arc<Error>> {
+        for (at, range) in &wanted.at_hand {
+            let part = &mut out[*at..*at + (range.end - range.start) as usize];
+            self.reader.read_at(part, range.start).map_err(|e| self.failed(e.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Answers from the sources' page cache if all of the range is there, and gives the answer
+    /// back if not.
+    fn answer_cached(&self, range: &Range<u64>, answer: Answer) -> Result<(), Answer> {
+        let segments = || self.image().segments(range.clone());
+        let local = segments().all(|segment| match segment.bytes {
+            SegmentBytes::Header(_) => true,
+            SegmentBytes::Run { origin, .. } => self.origins[origin.0 as usize].local,
+            SegmentBytes::Tensor { .. } => false,
+        });
+        if !local {
+            return Err(answer);
+        }
+        with_scratch((range.end - range.start) as usize, |scratch| {
+            let mut last = None;
+            for segment in segments() {
+                let start = (segment.range.start - range.start) as usize;
+                let out = &mut scratch[start..(segment.range.end - range.start) as usize];
+                match segment.bytes {
+                    SegmentBytes::Run { origin, offset } if self.reader.file(origin).is_some() => {
+                        let file = &self.origins[origin.0 as usize];
+                        if !file.read_cached(&self.reader, out, offset) {
+                            return Err(answer);
+                        }
+                        if last != Some(origin)
+                            && let Some(last) = last.replace(origin)
+                            && let Err(error) = self.check_origin(last.0)
+                        {
+                            answer.give(Err(&error));
+                            return Ok(());
+                        }
+                    }
+                    _ => {
+                        if self.reader.read_at(out, segment.range.start).is_err() {
+                            return Err(answer);
+                        }
+                    }
+                }
+            }
+            let counting = &self.cache.counting;
+            counting.cached.one();
+            counting.cached_bytes.add(scratch.len() as u64);
+            match last.map_or(Ok(()), |origin| self.check_origin(origin.0)) {
+                Ok(()) => answer.give(Ok(scratch)),
+                Err(error) => answer.give(Err(&error)),
+            }
+            Ok(())
+        })
+    }
+
+    /// Waits for the blocks that are not there.
+    fn join(self: &Arc<Self>, range: &Range<u64>, wanted: Wanted, answer: Answer) {
+        let single = |wanted: &Wanted| {
+            wanted.at_hand.is_empty() && wanted.blocks.len() == 1 && wanted.blocks[0].1.len() == 1
+        };
+        let joined = if single(&wanted) {
+            let whole = wanted.blocks.into_iter().zip([answer]).map(|((id, mut parts), answer)| {
+                (id, Waiter::Whole(parts.swap_remove(0).bytes, answer))
+            });
+            self.cache.store.join(whole)
+        } else {
+            let mut bytes = vec![0; (range.end - range.start) as usize];
+            if let Err(error) = self.copy_at_hand(&wanted, &mut bytes) {
+                return answer.give(Err(&error));
+            }
+            let gathering = Gathering::new(bytes, wanted.blocks.len(), answer);
+            let parts = wanted.blocks.into_iter();
+            let parts = parts.map(|(id, parts)| (id, Waiter::Parts(parts, Arc::clone(&gathering))));
+            self.cache.store.join(parts)
+        };
+        for id in joined.to_fill {
+            fill::now(self, id);
+        }
+        for (id, block, waiter) in joined.ready {
+            let origin = self.origin_of(id);
+            if origin.local {
+                self.answer_waiter(id, &block, waiter);
+            } else {
+                let served = Arc::clone(self);
+                let job = Box::new(move || served.answer_waiter(id, &block, waiter));
+                origin.lane.run_now(job);
+            }
+        }
+    }
+
+    fn answer_waiter(&self, id: BlockId, block: &Block, waiter: Waiter) {
+        match self.check(id) {
+            Ok(()) => waiter.answer(Ok(block.bytes())),
+            Err(error) => waiter.answer(Err(&error)),
+        }
+    }
+
+    /// Has fetched what will probably be read next.
+    fn fetch_ahead(self: &Arc<Self>, ahead: Option<Range<u64>>) {
+        let Some(ahead) = ahead else { return };
+        let mut last = None;
+        for segment in self.image().segments(ahead) {
+            let Some((of, size, offset)) = self.place(segment.bytes) else { continue };
+            for (number, ..) in blocks_of(size, offset, &segment.range) {
+                let id = BlockId { served: self.number, of, number };
+                if last.replace(id) != Some(id) && self.cache.store.announce(id) {
+                    fill::ahead(self, id);
+                }
+            }
+        }
+    }
+
+    /// Refuses bytes of a file that changed.
+    pub(super) fn check(&self, id: BlockId) -> Result<(), Arc<Error>> {
+        match id.of {
+            Of::File(origin) => self.check_origin(origin),
+            Of::Tensor(place) => {
+                self.check_origin(self.image().tensors()[place as usize].bytes.reach().0.0)
+            }
+        }
+    }
+
+    fn check_origin(&self, origin: u32) -> Result<(), Arc<Error>> {
+        if let Some(error) = self.broken.get() {
+            return Err(Arc::clone(error));
+        }
+        let unchanged = self.origins[origin as usize].check_unchanged(&self.reader);
+        unchanged.map_err(|error| self.failed(error.into()))
+    }
+
+    /// An error to be answered. If no later read can do better, all of them get this one.
+    pub(super) fn failed(&self, error: Error) -> Arc<Error> {
+        let error = Arc::new(error);
+        if !error.is_final() {
+            let origin = self.origins.iter().find(|o| o.path.as_deref() == error.path());
+            if origin.is_none_or(OpenOrigin::may_say) {
+                tracing::warn!(%error, "a read failed");
+            }
+            return error;
+        }
+        let first = self.broken.get_or_init(|| {
+            let remedy = error.remedy();
+            if self.image().is_plain() {
+                // Files that are shown as they are may change: they are then read as they are.
+                tracing::debug!(%error, "nothing more is read ahead of this file");
+            } else {
+                tracing::error!(%error, remedy, "nothing more is read of this image");
+            }
+            Arc::clone(&error)
+        });
+        Arc::clone(first)
+    }
+}
+
+/// Memory from which on gathered tensors have large blocks: they then take an eighth of it at most.
+const LARGE_FROM: u64 = 64 << 20;
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.cache.store.forget(self.number);
+    }
+}
+
+/// Memory of this thread, of that length and any content.
+pub(super) fn with_scratch<T>(len: usize, work: impl FnOnce(&mut [u8]) -> T) -> T {
+    // Taken, not borrowed: what is called with it may read in its turn.
+    let mut scratch = SCRATCH.take();
+    if scratch.len() < len {
+        scratch.resize(len, 0);
+    }
+    let result = work(&mut scratch[..len]);
+    if scratch.len() <= SCRATCH_KEPT {
+        SCRATCH.set(scratch);
+    }
+    result
+}

@@ -1,0 +1,150 @@
+//! Starting the daemon: the command runs itself again without a terminal, and waits for its word.
+//!
+//! In: the arguments of the process. Out, in the caller's process: success once the mount answers, or
+//! the daemon's failure, to be told on the caller's terminal. Out, in the daemon: a [`Caller`].
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use super::super::{FAILED, Failure, words};
+
+/// Tells the daemon that it is one: the name of the pipe that is its standard output.
+const VARIABLE: &str = "CKPTFS_DAEMON";
+
+/// A report is a few lines; a caller that hears more hears nonsense.
+const MAX_REPORT: u64 = 64 * 1024;
+
+/// What the daemon tells the process that started it, as JSON.
+#[derive(Debug, Serialize, Deserialize)]
+enum Report {
+    /// The mount answers; notes for the user.
+    Ready(Vec<String>),
+    /// There will be no mount.
+    Failed(Failure),
+}
+
+/// The process that started this daemon, and waits.
+#[derive(Debug)]
+pub struct Caller {
+    pipe: OwnedFd,
+}
+
+/// Runs this very command again as a daemon, and returns when its mount answers.
+pub fn start(args: &[OsString]) -> Result<(), Failure> {
+    let failed = |error: io::Error| {
+        let message = format!("cannot start the daemon: {error}");
+        Failure::new(FAILED, message, "see the system's message above, or use --foreground")
+    };
+    let (mut reader, writer) = io::pipe().map_err(failed)?;
+    // The same words, so that ps tells what it is.
+    let mut command = Command::new("/proc/self/exe");
+    if let [name, rest @ ..] = args {
+        command.arg0(name).args(rest);
+    }
+    // Its standard error stays ours until it is ready, for words that nobody planned.
+    command.env(VARIABLE, name_of(&writer).map_err(failed)?);
+    command.stdin(Stdio::null()).stdout(writer);
+    let mut child = command.spawn().map_err(failed)?;
+    // Our own copy of the pipe's end goes, so that the daemon's end is the end.
+    drop(command);
+    let mut said = Vec::new();
+    reader.by_ref().take(MAX_REPORT).read_to_end(&mut said).map_err(failed)?;
+    match serde_json::from_slice(&said) {
+        Ok(Report::Ready(notes)) => {
+            for note in notes {
+                // The mount is there, whether or not that can be said.
+                let _ = writeln!(io::stderr(), "ckptfs: note: {}", words::one_line(&note));
+            }
+            Ok(())
+        }
+        Ok(Report::Failed(failure)) => Err(failure),
+        Err(_) => {
+            let status = child.wait().map_err(failed)?;
+            let message = format!("the daemon ended before its mount answered ({status})");
+            Err(Failure::new(FAILED, message, "use --foreground -v to see what it does"))
+        }
+    }
+}
+
+/// The system's name for a pipe, the same in every process that has it.
+fn name_of(pipe: &impl AsFd) -> io::Result<PathBuf> {
+    use std::os::fd::AsRawFd;
+    std::fs::read_link(format!("/proc/self/fd/{}", pipe.as_fd().as_raw_fd()))
+}
+
+/// Makes this process the daemon that a caller wants, if one does: alone in its session, without
+/// descriptors of others, its standard output no longer the pipe. Must come before everything else.
+pub fn arrive() -> Option<Caller> {
+    let expected = std::env::var_os(VARIABLE)?;
+    forget(VARIABLE);
+    // Set by anyone else, the variable names no pipe of ours.
+    if name_of(&io::stdout()).ok()?.as_os_str() != expected {
+        return None;
+    }
+    close_what_was_inherited();
+    let pipe = rustix::io::fcntl_dupfd_cloexec(io::stdout(), 3).ok()?;
+    let nowhere = std::fs::File::options().write(true).open("/dev/null").ok()?;
+    rustix::stdio::dup2_stdout(&nowhere).ok()?;
+    // Fails only where it leads its session already.
+    let _ = rustix::process::setsid();
+    Some(Caller { pipe })
+}
+
+/// The programs that the daemon runs are no daemons.
+#[allow(unsafe_code)]
+fn forget(variable: &str) {
+    // SAFETY: the environment may be changed while no other thread reads it; `arrive` comes first
+    // in the process, before there are threads.
+    unsafe { std::env::remove_var(variable) };
+}
+
+/// A descriptor that a shell left open would keep its pipe or file in use as long as the mount lives.
+#[allow(unsafe_code)]
+fn close_what_was_inherited() {
+    let Ok(listed) = std::fs::read_dir("/proc/self/fd") else {
+        return;
+    };
+    let numbers: Vec<RawFd> = listed
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|&number| number > 2)
+        .collect();
+    for number in numbers {
+        // The listing itself had one, which is closed since.
+        if std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok() {
+            // SAFETY: nothing in this process has opened a descriptor yet, so nothing owns these.
+            drop(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+    }
+}
+
+impl Caller {
+    /// Lets go of the caller's terminal and directory, and tells it that the mount answers. What
+    /// is written to standard error from here on goes to the log.
+    pub fn ready(self, notes: Vec<String>, log: Option<&std::fs::File>) -> io::Result<()> {
+        std::env::set_current_dir("/")?;
+        match log {
+            Some(log) => rustix::stdio::dup2_stderr(log)?,
+            None => {
+                let nowhere = std::fs::File::options().write(true).open("/dev/null")?;
+                rustix::stdio::dup2_stderr(&nowhere)?;
+            }
+        }
+        self.report(&Report::Ready(notes))
+    }
+
+    /// Tells it why there will be no mount.
+    pub fn failed(self, failure: Failure) -> io::Result<()> {
+        self.report(&Report::Failed(failure))
+    }
+
+    fn report(self, report: &Report) -> io::Result<()> {
+        let text = serde_json::to_vec(report)?;
+        std::fs::File::from(self.pipe).write_all(&text)
+    }
+}

@@ -1,0 +1,176 @@
+//! The numbers of a mount as a page that Prometheus reads (OpenMetrics text).
+//!
+//! In: requests from this machine. Out: `/metrics`, made anew for each. Everything about a request is
+//! bounded: its length, its time, and how many there are at once.
+
+use std::fmt::Write as _;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+use crate::mount::{Numbers, Stats};
+
+/// A request of a reader is a few hundred bytes.
+const MAX_REQUEST: usize = 8 * 1024;
+
+/// A reader on this machine sends and takes within milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Readers at once; others wait.
+const MAX_READERS: usize = 8;
+
+/// The value of `--metrics`: an address of this machine itself, or a port alone.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    let text = text.strip_prefix("localhost").unwrap_or(text);
+    let port = text.strip_prefix(':').unwrap_or(text).parse();
+    let address: SocketAddr = match port {
+        Ok(port) => (IpAddr::V4(Ipv4Addr::LOCALHOST), port).into(),
+        Err(_) => text
+            .parse()
+            .map_err(|_| "an address is a number and a port, such as 127.0.0.1:9100".to_owned())?,
+    };
+    if !address.ip().is_loopback() {
+        return Err("only an address of this machine itself, such as 127.0.0.1:9100: the page tells paths to whoever asks".to_owned());
+    }
+    Ok(address)
+}
+
+/// Answers readers, for ever.
+pub async fn serve(listener: TcpListener, numbers: Numbers) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!("metrics cannot be served: {error}"),
+    };
+    let places = Arc::new(Semaphore::new(MAX_READERS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let numbers = Arc::clone(&numbers);
+                tokio::spawn(async move {
+                    let answered = tokio::time::timeout(PATIENCE, answer(stream, &numbers)).await;
+                    if !matches!(answered, Ok(Ok(()))) {
+                        tracing::debug!("a reader of the metrics went away: {answered:?}");
+                    }
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // Out of descriptors, most likely: others may close some.
+                tracing::warn!("metrics: {error}");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+async fn answer(mut stream: TcpStream, numbers: &Numbers) -> io::Result<()> {
+    let mut request = Vec::new();
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        if request.len() >= MAX_REQUEST {
+            return respond(&mut stream, "431 Request Header Fields Too Large", "").await;
+        }
+        let room = (MAX_REQUEST - request.len()) as u64;
+        if (&mut stream).take(room).read_buf(&mut request).await? == 0 {
+            return Ok(());
+        }
+    }
+    let (status, page) = match request.split(|&byte| byte == b' ').take(2).collect::<Vec<_>>()[..] {
+        [b"GET", b"/metrics"] => ("200 OK", page(&numbers())),
+        [b"GET", _] => ("404 Not Found", String::new()),
+        _ => ("405 Method Not Allowed", String::new()),
+    };
+    respond(&mut stream, status, &page).await
+}
+
+async fn respond(stream: &mut TcpStream, status: &str, page: &str) -> io::Result<()> {
+    const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let length = page.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {KIND}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(page.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+/// Values in the order of the page: name without prefix, whether it only grows, what it is.
+fn page(stats: &Stats) -> String {
+    let Stats { images, memory, cache, prefetch, .. } = stats;
+    let values = [
+        ("uptime_seconds", false, "Seconds since the mount was made", stats.uptime_s),
+        ("served_bytes", true, "Bytes given to readers", stats.bytes_served),
+        ("reads", true, "Reads answered", stats.reads),
+        ("errors", true, "Reads answered with an error", stats.errors),
+        ("images_known", false, "Checkpoints shown so far", images.known),
+        ("images_open", false, "Checkpoints held open", images.open),
+        ("images_refused", false, "Checkpoints not shown", images.refused),
+        ("memory_budget_bytes", false, "What may be held in memory", memory.budget),
+        ("memory_held_bytes", false, "What is held in memory", memory.held),
+        ("cache_hits", true, "Blocks that were there", cache.hits),
+        ("cache_misses", true, "Blocks that had to be read", cache.misses),
+        ("cache_budget_bytes", false, "What the cache may hold", cache.budget_bytes),
+        ("cache_held_bytes", false, "What the cache holds", cache.held_bytes),
+        ("prefetch_fetched_bytes", true, "Bytes read ahead", prefetch.fetched),
+        ("prefetch_used_bytes", true, "Of these, given to readers", prefetch.used),
+        ("prefetch_wasted_bytes", true, "Of these, dropped unused", prefetch.wasted),
+    ];
+    let labels = format!(
+        "{{mountpoint=\"{}\",source=\"{}\"}}",
+        label(&stats.mountpoint.to_string_lossy()),
+        label(&stats.source.to_string_lossy())
+    );
+    let mut page = String::new();
+    for (name, grows, help, value) in values {
+        let (kind, suffix) = if grows { ("counter", "_total") } else { ("gauge", "") };
+        // Writing to a string does not fail.
+        let _ = writeln!(page, "# TYPE ckptfs_{name} {kind}");
+        let _ = writeln!(page, "# HELP ckptfs_{name} {help}.");
+        let _ = writeln!(page, "ckptfs_{name}{suffix}{labels} {value}");
+    }
+    page.push_str("# EOF\n");
+    page
+}
+
+/// A value between quotes.
+fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_may_ask() {
+        for (text, expected) in [
+            ("127.0.0.1:9100", "127.0.0.1:9100"),
+            ("[::1]:9100", "[::1]:9100"),
+            ("localhost:80", "127.0.0.1:80"),
+            (":80", "127.0.0.1:80"),
+            ("80", "127.0.0.1:80"),
+        ] {
+            assert_eq!(address(text), Ok(expected.parse().unwrap()), "{text}");
+        }
+        for text in ["0.0.0.0:80", "[::]:80", "10.0.0.1:80", "example.org:80", "", "127.0.0.1"] {
+            assert!(address(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_cannot_break_the_page() {
+        let stats = Stats { source: "/a\"b\\c\nd".into(), reads: 7, ..Stats::default() };
+        let page = page(&stats);
+        assert!(
+            page.contains("ckptfs_reads_total{mountpoint=\"\",source=\"/a\\\"b\\\\c\\nd\"} 7\n")
+        );
+        assert!(page.ends_with("# EOF\n"));
+    }
+}

@@ -1,0 +1,182 @@
+//! `ckptfs mount`: from arguments to a mount that answers, in the foreground or as a daemon.
+
+mod background;
+mod control;
+mod log;
+pub mod metrics;
+mod words;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::TcpListener;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::mount::{self, Mounted, Options, probe};
+use crate::view;
+
+use super::args::{Args, Command, Mount};
+use super::{FAILED, Failure};
+use background::Caller;
+use control::Control;
+
+/// How this process was started.
+pub struct Started {
+    caller: Option<Caller>,
+    /// Its arguments, with the command's name.
+    args: Vec<OsString>,
+}
+
+/// Finds out, first of all, and parses the arguments. A process that was started to ask a mount for
+/// another has done so, and ends with that code.
+pub fn begin() -> Result<(Args, Started), ExitCode> {
+    let mut given: Vec<OsString> = std::env::args_os().collect();
+    if let [_, first, path] = &given[..]
+        && first == probe::CHILD
+    {
+        let told = probe::answer_as_child(path.as_ref(), &mut io::stdout());
+        return Err(if told.is_ok() { ExitCode::SUCCESS } else { FAILED.into() });
+    }
+    let caller = background::arrive();
+    probe::ask_by_process();
+    let mut command = Args::command();
+    // Only then it knows `help`.
+    command.build();
+    if words::is_from_mount8(&given, &command) {
+        given.insert(1, "mount".into());
+    }
+    let args = parse(&given).unwrap_or_else(|error| error.exit());
+    Ok((args, Started { caller, args: given }))
+}
+
+fn parse(given: &[OsString]) -> Result<Args, clap::Error> {
+    let mut command = Args::command();
+    let parsed = |command: &mut clap::Command, given: &[OsString]| {
+        let matches = command.try_get_matches_from_mut(given)?;
+        Args::from_arg_matches(&matches).map_err(|error| error.format(command))
+    };
+    let args = parsed(&mut command, given)?;
+    let Command::Mount(mount) = &args.command else {
+        return Ok(args);
+    };
+    let Some(table) = command.find_subcommand("mount") else {
+        return Ok(args);
+    };
+    let found = words::long_options(&mount.options, table).map_err(|word| {
+        let message = format!("unknown mount option '{}' in -o", word.to_string_lossy());
+        table.clone().bin_name("ckptfs mount").error(ErrorKind::UnknownArgument, message)
+    })?;
+    // In front, so that what was said as an option of its own has the last word.
+    let (start, rest) = given.split_at(2.min(given.len()));
+    parsed(&mut command, &[start, &found, rest].concat())
+}
+
+pub fn run(args: &Mount, started: Started) -> Result<(), Failure> {
+    match started.caller {
+        None if args.foreground => {
+            let ready = |notes: Vec<String>, _: Option<&File>| {
+                for note in notes {
+                    writeln!(io::stderr(), "ckptfs: note: {note}")?;
+                }
+                Ok(())
+            };
+            let (control, mounted, page) = start(args, true, ready)?;
+            control.stay(&mounted, page)
+        }
+        None => background::start(&started.args),
+        Some(caller) => {
+            let mut caller = Some(caller);
+            let ready = |notes: Vec<String>, log: Option<&File>| match caller.take() {
+                Some(caller) => caller.ready(notes, log),
+                None => Ok(()),
+            };
+            let outcome = start(args, false, ready);
+            let (control, mounted, page) = match (outcome, caller) {
+                (Ok(mounted), _) => mounted,
+                (Err(failure), Some(caller)) => {
+                    let code = failure.code;
+                    // Who started us may be gone; then there is nobody to tell.
+                    let _ = caller.failed(failure);
+                    return Err(Failure::told(code));
+                }
+                // It went away before the mount was ready: nobody wants it.
+                (Err(failure), None) => return Err(failure),
+            };
+            let outcome = control.stay(&mounted, page);
+            if let Err(failure) = &outcome {
+                tracing::error!("{}", failure.message);
+            }
+            outcome
+        }
+    }
+}
+
+/// Said once, where it was mounted.
+const UNPRIVILEGED: &str = "mounted without privileges: files that are shown as they are go through \
+     ckptfs too, and the kernel reads less ahead; root has both";
+
+type Running = (Control, Mounted, Option<TcpListener>);
+
+/// Mounts, and tells that it is ready.
+fn start(
+    args: &Mount,
+    in_foreground: bool,
+    ready: impl FnOnce(Vec<String>, Option<&File>) -> io::Result<()>,
+) -> Result<Running, Failure> {
+    let log = log::start(args, in_foreground)?;
+    let cannot = |what: &str, error: io::Error| {
+        Failure::new(FAILED, format!("cannot {what}: {error}"), "see the system's message above")
+    };
+    // Whoever looks for the daemon looks for this name, also where it was run from a link.
+    let _ = rustix::thread::set_name(c"ckptfs");
+    let control = Control::new().map_err(|e| cannot("hear signals", e))?;
+    let mut notes = Vec::new();
+    let page = match args.metrics {
+        None => None,
+        Some(address) => {
+            let page = TcpListener::bind(address).and_then(|page| {
+                page.set_nonblocking(true)?;
+                notes.push(format!("metrics at http://{}/metrics", page.local_addr()?));
+                Ok(page)
+            });
+            Some(page.map_err(|e| cannot(&format!("serve metrics at {address}"), e))?)
+        }
+    };
+    let mounted = mount::mount(&options(args)?)?;
+    if !mounted.is_privileged() {
+        notes.push(UNPRIVILEGED.to_owned());
+    }
+    tracing::info!("{}: mounted at {}", args.source.display(), mounted.mountpoint().display());
+    ready(notes, log.as_ref()).map_err(|e| cannot("tell that the mount is ready", e))?;
+    Ok((control, mounted, page))
+}
+
+fn options(args: &Mount) -> Result<Options, Failure> {
+    let view::Options { checkpoint, show_originals, keep, .. } = args.shows.options()?;
+    Ok(Options {
+        allow_other: args.allow_other,
+        uid: args.uid,
+        gid: args.gid,
+        memory: args.memory,
+        threads: args.threads.map(usize::from),
+        readahead: args.readahead,
+        passthrough: !args.no_passthrough,
+        nonempty: args.nonempty,
+        show_originals,
+        keep,
+        checkpoint,
+        ..Options::new(args.source.clone(), args.mountpoint.clone())
+    })
+}
+
+impl From<mount::Error> for Failure {
+    fn from(error: mount::Error) -> Self {
+        match error {
+            mount::Error::View(error) => Failure::from(error),
+            error => Failure::new(FAILED, &error, error.remedy()),
+        }
+    }
+}

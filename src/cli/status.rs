@@ -1,0 +1,236 @@
+//! `ckptfs status`: the mounts of this machine, and what they do.
+
+use std::collections::HashMap;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::mount::heal::PATIENCE;
+use crate::mount::probe::{Answer, Question};
+use crate::mount::table::{self, Entry, Spot, shown};
+use crate::mount::{Error, Stats};
+
+use super::Failure;
+use super::args::Status;
+use super::words::{bytes, one_line};
+
+/// How often `--watch` tells.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// One mount, as the JSON has it.
+#[derive(Debug, Serialize)]
+struct Mount {
+    mountpoint: String,
+    source: String,
+    state: State,
+    /// The system's words where it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    stats: Option<Box<Stats>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    Alive,
+    Dead,
+    NotAnswering,
+    NotPermitted,
+    /// Another mount lies over it.
+    Hidden,
+    Failed,
+}
+
+pub fn run(args: &Status, out: &mut dyn Write) -> Result<(), Failure> {
+    let mut pending = HashMap::new();
+    if !args.watch {
+        return Ok(write(&gather(&mut pending)?, args.json, out)?);
+    }
+    // Without the patience of other commands: an output that is closed ends the watching.
+    let mut out = io::stdout();
+    loop {
+        let began = Instant::now();
+        let mounts = gather(&mut pending)?;
+        let mut text = Vec::new();
+        if args.json {
+            serde_json::to_writer(&mut text, &mounts).map_err(io::Error::from)?;
+            text.push(b'\n');
+        } else {
+            if out.is_terminal() {
+                text.extend(b"\x1b[H\x1b[2J");
+            }
+            write(&mounts, false, &mut text)?;
+        }
+        match out.write_all(&text).and_then(|()| out.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            done => done?,
+        }
+        std::thread::sleep(EVERY.saturating_sub(began.elapsed()));
+    }
+}
+
+/// Asks all mounts at once. A question that was not answered stays pending, so that a stuck mount
+/// is not asked again and again.
+fn gather(pending: &mut HashMap<Entry, Question>) -> Result<Vec<Mount>, Error> {
+    let entries = table::ours()?;
+    let is_hidden: Vec<bool> = entries
+        .iter()
+        .map(|entry| Spot::at(&entry.mountpoint).map_or(true, |spot| spot.mount() != entry.id))
+        .collect();
+    pending.retain(|entry, _| entries.contains(entry));
+    for (entry, _) in entries.iter().zip(&is_hidden).filter(|(_, hidden)| !**hidden) {
+        pending.entry(entry.clone()).or_insert_with(|| Question::ask(&entry.mountpoint));
+    }
+    let until = Instant::now() + PATIENCE;
+    let mut mounts = Vec::with_capacity(entries.len());
+    for (entry, hidden) in entries.iter().zip(is_hidden) {
+        let question = pending.get_mut(entry).filter(|_| !hidden);
+        let answer = question
+            .and_then(|asked| asked.answer(until.saturating_duration_since(Instant::now())));
+        if answer.is_some() {
+            pending.remove(entry);
+        }
+        let (state, reason, stats) = match answer {
+            _ if hidden => (State::Hidden, None, None),
+            None | Some(Answer::Silent) => (State::NotAnswering, None, None),
+            Some(Answer::Alive(stats)) => (State::Alive, None, stats),
+            Some(Answer::Dead) => (State::Dead, None, None),
+            Some(Answer::NotPermitted) => (State::NotPermitted, None, None),
+            Some(Answer::Failed(e)) => (State::Failed, Some(io::Error::from(e).to_string()), None),
+        };
+        mounts.push(Mount {
+            mountpoint: shown(entry.mountpoint.as_os_str()),
+            source: shown(&entry.source),
+            state,
+            reason,
+            stats,
+        });
+    }
+    Ok(mounts)
+}
+
+fn write(mounts: &[Mount], json: bool, out: &mut dyn Write) -> io::Result<()> {
+    if json {
+        serde_json::to_writer_pretty(&mut *out, mounts)?;
+        return writeln!(out);
+    }
+    if mounts.is_empty() {
+        return writeln!(out, "no mounts");
+    }
+    let heads = ["MOUNTPOINT", "SOURCE", "UP", "SERVED", "IMAGES", "CACHE", "READ AHEAD", "ERRORS"];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    for mount in mounts {
+        let mut row = vec![one_line(&mount.mountpoint), one_line(&mount.source)];
+        match &mount.stats {
+            Some(stats) => row.extend(numbers(stats)),
+            None => row.push(in_words(mount)),
+        }
+        rows.push(row);
+    }
+    // What a mount that does not answer is, stands in the last column of its row.
+    let width = |column: usize| {
+        let cells = rows.iter().filter(|row| row.len() > column + 1).map(|row| &row[column]);
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    for row in &rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let width = width(column);
+            line += &format!("{cell:<width$}  ");
+        }
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+fn in_words(mount: &Mount) -> String {
+    match mount.state {
+        State::Alive => "answers, without its numbers".to_owned(),
+        State::Dead => {
+            "DEAD: its daemon was killed; ckptfs unmount or mount takes it away".to_owned()
+        }
+        State::NotAnswering => {
+            "NOT ANSWERING: its daemon is stuck; ckptfs unmount --lazy takes it away".to_owned()
+        }
+        State::NotPermitted => "another user's: not permitted to look".to_owned(),
+        State::Hidden => "hidden: another mount lies over it".to_owned(),
+        State::Failed => format!("FAILED: {}", mount.reason.as_deref().unwrap_or("unknown")),
+    }
+}
+
+fn numbers(stats: &Stats) -> [String; 6] {
+    let images = match stats.images.refused {
+        0 => stats.images.known.to_string(),
+        refused => format!("{} ({refused} refused)", stats.images.known),
+    };
+    let cache = format!("{} of {}", bytes(stats.cache.held_bytes), bytes(stats.cache.budget_bytes));
+    let ahead = match stats.prefetch.fetched {
+        0 => "-".to_owned(),
+        fetched => {
+            let share = |part: u64| 100.0 * part as f64 / fetched as f64;
+            let (used, wasted) = (share(stats.prefetch.used), share(stats.prefetch.wasted));
+            format!("{used:.0}% used, {wasted:.0}% wasted")
+        }
+    };
+    [
+        span(stats.uptime_s),
+        bytes(stats.bytes_served),
+        images,
+        cache,
+        ahead,
+        stats.errors.to_string(),
+    ]
+}
+
+/// A length of time, in its two largest units.
+fn span(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
+    match () {
+        () if days > 0 => format!("{days}d {}h", hours % 24),
+        () if hours > 0 => format!("{hours}h {}m", minutes % 60),
+        () if minutes > 0 => format!("{minutes}m {}s", seconds % 60),
+        () => format!("{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(mountpoint: &str, state: State, stats: Option<Stats>) -> Mount {
+        let (source, stats) = ("/models".to_owned(), stats.map(Box::new));
+        Mount { mountpoint: mountpoint.to_owned(), source, state, reason: None, stats }
+    }
+
+    #[test]
+    fn a_table_of_mounts_of_every_kind() {
+        let mut stats = Stats { uptime_s: 90, bytes_served: 2_200_000_000, ..Stats::default() };
+        stats.images.known = 3;
+        stats.prefetch.fetched = 100;
+        stats.prefetch.used = 90;
+        let mounts =
+            [mount("/a", State::Alive, Some(stats)), mount("/dead\x1b\nmount", State::Dead, None)];
+        let mut text = Vec::new();
+        write(&mounts, false, &mut text).unwrap();
+        let expected = "\
+MOUNTPOINT             SOURCE   UP      SERVED  IMAGES  CACHE               READ AHEAD           ERRORS
+/a                     /models  1m 30s  2.2 GB  3       0 bytes of 0 bytes  90% used, 0% wasted  0
+/dead\\u{1b}\\nmount  /models  DEAD: its daemon was killed; ckptfs unmount or mount takes it away
+";
+        let text = String::from_utf8(text).unwrap();
+        let squeezed = |text: &str| {
+            text.lines()
+                .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(squeezed(&text), squeezed(expected), "{text}");
+    }
+
+    #[test]
+    fn times_in_words() {
+        assert_eq!(span(59), "59s");
+        assert_eq!(span(3600), "1h 0m");
+        assert_eq!(span(90_000), "1d 1h");
+    }
+}

@@ -1,0 +1,96 @@
+//! What the source says, in the words of the protocol.
+
+use fuser::{Errno, FileAttr, FileType, INodeNo};
+
+use crate::source::{self, Attributes, Kind};
+use crate::{checkpoint, image, view};
+
+/// The owner that is shown instead of the source's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Owner {
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+}
+
+pub fn kind(kind: Kind) -> FileType {
+    match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Directory => FileType::Directory,
+        Kind::Link => FileType::Symlink,
+        Kind::Pipe => FileType::NamedPipe,
+        Kind::Socket => FileType::Socket,
+        Kind::CharDevice => FileType::CharDevice,
+        Kind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+pub fn attr(number: u64, attributes: &Attributes, owner: Owner) -> FileAttr {
+    let (major, minor) = (rustix::fs::major(attributes.rdev), rustix::fs::minor(attributes.rdev));
+    FileAttr {
+        ino: INodeNo(number),
+        size: attributes.size,
+        blocks: attributes.blocks,
+        atime: attributes.atime,
+        mtime: attributes.mtime,
+        ctime: attributes.ctime,
+        crtime: attributes.born.unwrap_or(attributes.mtime),
+        kind: kind(attributes.kind),
+        perm: attributes.mode,
+        nlink: attributes.links,
+        uid: owner.uid.unwrap_or(attributes.uid),
+        gid: owner.gid.unwrap_or(attributes.gid),
+        // As the kernel packs a device into 32 bits.
+        rdev: (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12),
+        // What readers take as the size to read at: as large as a request can be.
+        blksize: 1 << 20,
+        flags: 0,
+    }
+}
+
+/// The one place where an error becomes a number.
+pub fn errno(error: &view::Error) -> Errno {
+    match error {
+        view::Error::Source(error) => of_source(error),
+        view::Error::Image(error) => of_image(error),
+        view::Error::Checkpoint(checkpoint::Error::Source(error)) => of_source(error),
+        view::Error::Checkpoint(_) | view::Error::Refused(_) | view::Error::Restless { .. } => {
+            Errno::EIO
+        }
+    }
+}
+
+pub fn of_image(error: &image::Error) -> Errno {
+    match error {
+        image::Error::Source(error) => of_source(error),
+        _ => Errno::EIO,
+    }
+}
+
+pub fn of_source(error: &source::Error) -> Errno {
+    match error {
+        source::Error::Missing { .. } => Errno::ENOENT,
+        source::Error::Outside { .. } => Errno::EACCES,
+        source::Error::NotAFile { .. } | source::Error::Changed { .. } => Errno::EIO,
+        source::Error::Short { .. } => Errno::EIO,
+        source::Error::Io { source, .. } => {
+            source.raw_os_error().map_or(Errno::EIO, Errno::from_i32)
+        }
+    }
+}
+
+/// The same for opening: what changed since the kernel looked it up, it looks up again. So it does
+/// with what is gone: the file may have another name, which is the one that is opened.
+pub fn on_opening(error: &view::Error) -> Errno {
+    let source = match error {
+        view::Error::Source(error)
+        | view::Error::Image(image::Error::Source(error))
+        | view::Error::Checkpoint(checkpoint::Error::Source(error)) => error,
+        error => return errno(error),
+    };
+    match source {
+        source::Error::Missing { .. }
+        | source::Error::Changed { .. }
+        | source::Error::Short { .. } => Errno::ESTALE,
+        error => of_source(error),
+    }
+}

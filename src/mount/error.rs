@@ -1,0 +1,226 @@
+//! What can go wrong with a mount, in words, with the remedy.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A mount that cannot be made, found or taken away.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The source cannot be shown.
+    #[error(transparent)]
+    View(#[from] crate::view::Error),
+    /// Nothing has that name.
+    #[error("{path}: no such file or directory")]
+    Missing {
+        /// The path as it was asked for.
+        path: PathBuf,
+    },
+    /// The source is neither a file nor a directory.
+    #[error("{path}: is neither a regular file nor a directory")]
+    NoSource {
+        /// The source.
+        path: PathBuf,
+    },
+    /// The place to mount at is not a directory.
+    #[error("{path}: is not a directory")]
+    NotADirectory {
+        /// The mountpoint.
+        path: PathBuf,
+    },
+    /// The place to mount at has something in it.
+    #[error("{path}: is not empty, and a mount would hide what is in it")]
+    NotEmpty {
+        /// The mountpoint.
+        path: PathBuf,
+    },
+    /// Reading the source would lead through the mount itself.
+    #[error("{mountpoint}: lies inside {path}, which it would show")]
+    Inside {
+        /// The source.
+        path: PathBuf,
+        /// The mountpoint.
+        mountpoint: PathBuf,
+    },
+    /// There is one of ours already.
+    #[error("{path}: already shows {shown}")]
+    Mounted {
+        /// The mountpoint.
+        path: PathBuf,
+        /// The source of the mount that is there.
+        shown: String,
+    },
+    /// Only root may do that.
+    #[error("{path}: {option} needs root")]
+    NeedsRoot {
+        /// The mountpoint.
+        path: PathBuf,
+        /// The option.
+        option: &'static str,
+    },
+    /// The system has no FUSE.
+    #[error("/dev/fuse: not there, so nothing can be mounted at {path}")]
+    NoDevice {
+        /// The mountpoint.
+        path: PathBuf,
+    },
+    /// Only root may mount by itself, and the program that helps others is missing.
+    #[error("{path}: mounting without root needs the program fusermount3, which is not there")]
+    NoHelper {
+        /// The mountpoint.
+        path: PathBuf,
+    },
+    /// The program that mounts for ordinary users refused.
+    #[error("{path}: {said}")]
+    Helper {
+        /// The mountpoint.
+        path: PathBuf,
+        /// What it said.
+        said: String,
+    },
+    /// The mount is there, and its daemon does not answer.
+    #[error("{path}: mounted, and does not answer")]
+    Silent {
+        /// The mountpoint.
+        path: PathBuf,
+    },
+    /// Not a mount of ours.
+    #[error("{path}: is no ckptfs mount: {what}")]
+    NotOurs {
+        /// The path as it was asked for.
+        path: PathBuf,
+        /// What it is instead.
+        what: String,
+        /// The mount of ours that it lies in.
+        within: Option<PathBuf>,
+    },
+    /// Something uses the mount.
+    #[error("{path}: in use: a program has a file or its working directory there")]
+    Busy {
+        /// The mountpoint.
+        path: PathBuf,
+    },
+    /// The system's own answer.
+    #[error("{path}: cannot {action}: {source}")]
+    Io {
+        /// What it was about.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> Self {
+        let path = path.to_path_buf();
+        match source.into() {
+            error if error.kind() == io::ErrorKind::NotFound => Error::Missing { path },
+            source => Error::Io { path, action, source },
+        }
+    }
+
+    /// What it was about: the mountpoint or the source.
+    pub fn path(&self) -> &Path {
+        match self {
+            Error::View(error) => error.path(),
+            Error::Missing { path }
+            | Error::NoSource { path }
+            | Error::NotADirectory { path }
+            | Error::NotEmpty { path }
+            | Error::Inside { path, .. }
+            | Error::Mounted { path, .. }
+            | Error::NeedsRoot { path, .. }
+            | Error::NoDevice { path }
+            | Error::NoHelper { path }
+            | Error::Helper { path, .. }
+            | Error::Silent { path }
+            | Error::NotOurs { path, .. }
+            | Error::Busy { path }
+            | Error::Io { path, .. } => path,
+        }
+    }
+
+    /// What the user can do about it.
+    pub fn remedy(&self) -> &str {
+        match self {
+            Error::View(error) => error.remedy(),
+            Error::Missing { .. } => "check the path; a mountpoint must exist (mkdir)",
+            Error::NoSource { .. } => "give a checkpoint file or a directory of checkpoints",
+            Error::NotADirectory { .. } => "mount at a directory",
+            Error::NotEmpty { .. } => {
+                "mount at an empty directory, or hide what is there with --nonempty"
+            }
+            Error::Inside { .. } => "mount outside of the source, or at the source itself",
+            Error::Mounted { .. } => "take that away first: ckptfs unmount PATH",
+            Error::NeedsRoot { .. } => "run as root, or leave the option out",
+            Error::NoDevice { .. } => NO_DEVICE,
+            Error::NoHelper { .. } => NO_HELPER,
+            Error::Helper { said, .. } => remedy_for(said),
+            Error::Silent { .. } => {
+                "take it away with: ckptfs unmount --lazy PATH; what its daemon waits for stands in its log (--log-file)"
+            }
+            Error::NotOurs { within: Some(_), .. } => "give the path that it is mounted at",
+            Error::NotOurs { .. } => "ckptfs status lists the mounts that are there",
+            Error::Busy { .. } => {
+                "close what uses it (fuser -vm PATH tells), or detach it at once with --lazy"
+            }
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                "use a directory of your own, or run as the user who may do that"
+            }
+            Error::Io { source, .. } if source.raw_os_error() == Some(NO_SUCH_DEVICE) => NO_DEVICE,
+            Error::Io { .. } => "see the system's message above",
+        }
+    }
+}
+
+const NO_SUCH_DEVICE: i32 = rustix::io::Errno::NODEV.raw_os_error();
+
+pub(crate) const NO_DEVICE: &str = "load the module (modprobe fuse); in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN";
+
+/// fusermount3 opens the device as the user who calls it.
+pub(crate) const DEVICE_OF_ROOT: &str =
+    "have root let everybody open the device, as distributions do: chmod 666 /dev/fuse";
+
+const NO_HELPER: &str =
+    "install the package fuse3, or run as root or in a user namespace (unshare -Urm)";
+
+/// What helps where fusermount3 refuses; its words are the only way to tell why.
+fn remedy_for(said: &str) -> &'static str {
+    let remedies = [
+        (
+            "user_allow_other",
+            "have root put the line user_allow_other in /etc/fuse.conf, or leave --allow-other out",
+        ),
+        ("device not found", NO_DEVICE),
+        ("open /dev/fuse: Permission denied", DEVICE_OF_ROOT),
+        ("/dev/fuse", NO_DEVICE),
+        ("no write access to mountpoint", "mount at a directory that you may write to"),
+        ("not owned by user", "mount at a directory of your own"),
+        ("mounting over filesystem type", "mount at a directory on a disk, or on tmpfs"),
+        ("mount_max", "unmount some, or have root raise mount_max in /etc/fuse.conf"),
+        ("bad mount point", "check that the mountpoint is a directory that you can enter"),
+        (
+            "Operation not permitted",
+            "see that fusermount3 is setuid root (reinstall fuse3); in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN",
+        ),
+    ];
+    let found = remedies.iter().find(|(words, _)| said.contains(words));
+    found.map_or("see fusermount3's message above", |(_, remedy)| remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::remedy_for;
+
+    #[test]
+    fn what_the_helper_says_has_its_remedy() {
+        let option = "fusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf";
+        assert!(remedy_for(option).contains("user_allow_other"));
+        assert!(
+            remedy_for("fuse device not found, try 'modprobe fuse' first").contains("modprobe")
+        );
+        assert!(remedy_for("user has no write access to mountpoint /").contains("write to"));
+        assert!(remedy_for("something new").contains("message above"));
+    }
+}

@@ -1,0 +1,379 @@
+//! The answers to the kernel.
+//!
+//! In: requests, on the few threads of the session. Out: exactly one reply to each. What may wait for
+//! the source's filesystem is asked on other threads ([`Askers`]), and images are read by the cache on
+//! its own, so that the session's threads never wait: a source that hangs holds up only those who ask
+//! for it. No decision about what is shown is taken here.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fuser::{
+    Errno, FileHandle, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
+    OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+};
+
+use crate::source::{Attributes, Kind};
+use crate::view::{Entry, View};
+
+use super::answers::{Askers, guarded};
+use super::attr::{Owner, attr, errno, on_opening};
+use super::listings::{self, Listed, Listings, Takes};
+use super::nodes::{Node, Nodes, ROOT, What};
+use super::opened::{Opened, OpenedFiles};
+use super::reads::{Answer, Range};
+use super::xattrs;
+use super::{Context, readonly};
+
+/// How long the kernel may believe what it was told: a change must show within a second.
+pub const TTL: Duration = Duration::from_millis(500);
+
+/// Requests that the kernel may have under way at once for reading ahead and direct reads: as many as
+/// the protocol can say. The kernel counts those of all files together and asks nothing more at that
+/// number, so that a source that hangs would hold up everybody else with so many readers of its own.
+const MAX_BACKGROUND: u16 = u16::MAX;
+
+/// Filesystems that may lie on one another, the source's among them: as many as the kernel allows, so
+/// that a source on an overlay, as in containers, can be passed through.
+const STACK: u32 = 2;
+
+/// Numbers are not used again for another thing while the kernel knows them.
+pub const GENERATION: Generation = Generation(0);
+
+/// The filesystem of one mount.
+pub struct Filesystem {
+    inner: Arc<Inner>,
+    askers: Askers,
+}
+
+/// What every answer is made from.
+pub struct Inner {
+    pub view: Arc<View>,
+    pub nodes: Nodes,
+    pub opened: Arc<OpenedFiles>,
+    pub listings: Listings,
+    pub context: Arc<Context>,
+    owner: Owner,
+}
+
+impl Filesystem {
+    pub fn new(context: Arc<Context>, opened: Arc<OpenedFiles>, owner: Owner) -> io::Result<Self> {
+        let view = Arc::clone(&context.view);
+        let root = view.attributes("".as_ref()).map_err(io::Error::other)?;
+        let inner = Inner {
+            view,
+            nodes: Nodes::new(root),
+            opened,
+            listings: Listings::default(),
+            context,
+            owner,
+        };
+        Ok(Filesystem { inner: Arc::new(inner), askers: Askers::new()? })
+    }
+
+    /// Answers on another thread what is asked of a file or directory.
+    fn ask(&self, number: INodeNo, answer: impl FnOnce(&Inner) + Send + 'static) {
+        let inner = Arc::clone(&self.inner);
+        let device = inner.nodes.get(number.0).map_or(0, |node| node.attributes.dev);
+        self.askers.ask(device, move || answer(&inner));
+    }
+}
+
+impl Inner {
+    fn node(&self, number: INodeNo) -> Result<Arc<Node>, Errno> {
+        // A number that the kernel was never told, or forgot.
+        self.nodes.get(number.0).ok_or(Errno::ESTALE)
+    }
+
+    pub fn attr(&self, number: u64, node: &Node) -> fuser::FileAttr {
+        attr(number, &node.attributes, self.owner)
+    }
+
+    fn look_up(&self, parent: INodeNo, name: &OsStr) -> Result<fuser::FileAttr, Errno> {
+        let parent = self.node(parent)?;
+        let entry = self.view.entry(&parent.place, name).map_err(|e| self.refuse(&e))?;
+        let node = Node::new(parent.place.join(name), &entry.ok_or(Errno::ENOENT)?);
+        let number = self.nodes.learn(node.clone());
+        Ok(self.attr(number, &node))
+    }
+
+    fn attributes(&self, number: INodeNo) -> Result<fuser::FileAttr, Errno> {
+        let node = self.node(number)?;
+        let now = match &node.what {
+            // What has another state by now is another file; this one stays what it was.
+            What::Image(shown) => match self.entry_at(&node) {
+                Some(Entry::Image(now)) if now.identity() == shown.identity() => {
+                    Some(*now.attributes())
+                }
+                _ => None,
+            },
+            What::Source => match self.view.attributes(&node.place) {
+                Ok(now) if is_same(&now, &node.attributes) => Some(now),
+                _ => None,
+            },
+            What::Link(_) => None,
+        };
+        let Some(attributes) = now else { return Ok(self.attr(number.0, &node)) };
+        let node = Node { attributes, ..(*node).clone() };
+        self.nodes.update(number.0, node.clone());
+        Ok(self.attr(number.0, &node))
+    }
+
+    fn entry_at(&self, node: &Node) -> Option<Entry> {
+        self.view.entry(node.place.parent()?, node.place.file_name()?).ok()?
+    }
+
+    fn link(&self, number: INodeNo) -> Result<PathBuf, Errno> {
+        match &self.node(number)?.what {
+            What::Link(Some(target)) => Ok(target.clone()),
+            What::Link(None) => Err(Errno::EACCES),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Gives the names of a directory from an offset on; from the start, as they are now.
+    fn list(
+        &self,
+        number: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        reply: &mut impl Takes,
+    ) -> Result<(), Errno> {
+        let own = self.node(number)?;
+        let known = self.listings.get(handle.0).filter(|_| offset > 0);
+        let listed = match known {
+            Some(listed) => listed,
+            None => {
+                let listing = self.view.list(&own.place).map_err(|e| self.refuse(&e))?;
+                let listed = listing.entries.into_iter().map(|named| {
+                    let node = Node::new(own.place.join(&named.name), &named.entry);
+                    Listed { name: named.name, node }
+                });
+                self.listings.set(handle.0, listed.collect())
+            }
+        };
+        listings::give(self, (number.0, &own), &listed, offset, reply);
+        Ok(())
+    }
+
+    fn refuse(&self, error: &crate::view::Error) -> Errno {
+        let errno = errno(error);
+        if i32::from(errno) != i32::from(Errno::ENOENT) {
+            self.context.counters.count_error();
+            tracing::warn!("{error}");
+        }
+        errno
+    }
+}
+
+/// Whether a name still stands for the same file; any directory there is the same one.
+fn is_same(now: &Attributes, then: &Attributes) -> bool {
+    let file = |a: &Attributes| (a.dev, a.ino, a.born);
+    let are_directories = now.kind == Kind::Directory && then.kind == Kind::Directory;
+    are_directories || file(now) == file(then)
+}
+
+impl fuser::Filesystem for Filesystem {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // Each is asked for by itself: a kernel that lacks one has the others.
+        for wanted in [
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_AUTO_INVAL_DATA,
+            InitFlags::FUSE_ASYNC_DIO,
+        ] {
+            if config.add_capabilities(wanted).is_err() {
+                tracing::debug!(?wanted, "the kernel lacks this");
+            }
+        }
+        let passthrough = self.inner.opened.wants_passthrough()
+            && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+            && config.set_max_stack_depth(STACK).is_ok();
+        self.inner.opened.set_passthrough(passthrough);
+        if let Err(nearest) = config.set_max_background(MAX_BACKGROUND) {
+            tracing::debug!(nearest, "requests under way are limited");
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let name = name.to_owned();
+        self.ask(parent, move |inner| match guarded(|| inner.look_up(parent, &name)) {
+            Ok(attr) => reply.entry(&TTL, &attr, GENERATION),
+            Err(errno) => reply.error(errno),
+        });
+    }
+
+    fn forget(&self, _: &Request, number: INodeNo, times: u64) {
+        self.inner.nodes.forget(number.0, times);
+    }
+
+    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.ask(number, move |inner| match guarded(|| inner.attributes(number)) {
+            Ok(attr) => reply.attr(&TTL, &attr),
+            Err(errno) => reply.error(errno),
+        });
+    }
+
+    fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
+        match guarded(|| self.inner.link(number)) {
+            Ok(target) => reply.data(target.as_os_str().as_bytes()),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if flags.acc_mode() != OpenAccMode::O_RDONLY {
+            return reply.error(Errno::EROFS);
+        }
+        self.ask(number, move |inner| {
+            let open = || {
+                let node = inner.node(number)?;
+                inner.opened.open(&inner.view, number.0, &node, &reply).map_err(|e| {
+                    inner.context.counters.count_error();
+                    tracing::warn!("{e}");
+                    on_opening(&e)
+                })
+            };
+            match guarded(open) {
+                Ok(Opened { handle, flags, backing: Some(backing) }) => {
+                    reply.opened_passthrough(FileHandle(handle), flags, &backing);
+                }
+                Ok(Opened { handle, flags, backing: None }) => {
+                    reply.opened(FileHandle(handle), flags);
+                }
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let counters = Arc::clone(&self.inner.context.counters);
+        let answer = Answer { reply, counters, asker: self.askers.asker() };
+        let range = Range { offset, size };
+        // An answer that is dropped by a panic tells the kernel EIO.
+        let _ = guarded(|| {
+            self.inner.opened.read(handle.0, range, answer);
+            Ok(())
+        });
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        // Who closes a file waits for no answer, and closing its sources may take time.
+        reply.ok();
+        self.ask(number, move |inner| inner.opened.close(&inner.view, number.0, handle.0));
+    }
+
+    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(self.inner.listings.open()), FopenFlags::empty());
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        self.ask(number, move |inner| {
+            match guarded(|| inner.list(number, handle, offset, &mut reply)) {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        self.ask(number, move |inner| {
+            match guarded(|| inner.list(number, handle, offset, &mut reply)) {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn releasedir(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.inner.listings.close(handle.0);
+        reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        self.ask(INodeNo(ROOT), move |inner| {
+            match guarded(|| inner.view.root().space().map_err(|_| Errno::EIO)) {
+                Ok(s) => reply.statfs(
+                    s.f_blocks,
+                    s.f_bfree,
+                    s.f_bavail,
+                    s.f_files,
+                    s.f_ffree,
+                    u32::try_from(s.f_bsize).unwrap_or(4096),
+                    u32::try_from(s.f_namemax).unwrap_or(255),
+                    u32::try_from(s.f_frsize).unwrap_or(4096),
+                ),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let inner = &self.inner;
+        let value = guarded(|| {
+            let node = inner.node(ino)?;
+            xattrs::value(&inner.context, ino.0, &node, name).ok_or(Errno::NO_XATTR)
+        });
+        match value {
+            Err(errno) => reply.error(errno),
+            Ok(value) if size == 0 => reply.size(value.len() as u32),
+            Ok(value) if value.len() > size as usize => reply.error(Errno::ERANGE),
+            Ok(value) => reply.data(&value),
+        }
+    }
+
+    fn listxattr(&self, _: &Request, _: INodeNo, size: u32, reply: ReplyXattr) {
+        // Ours are not listed, so that copies do not carry them.
+        if size == 0 { reply.size(0) } else { reply.data(&[]) }
+    }
+
+    readonly::refuses_writes!();
+    readonly::leaves_to_the_kernel!();
+}

@@ -1,0 +1,222 @@
+//! The mount: a checkpoint, or a directory of them, as files that any program reads.
+//!
+//! In: [`Options`]. Out: a [`Mounted`] that answers the kernel from threads of its own until it is
+//! unmounted. Around it: the [`table`] of mounts, [`attach`]ing to the tree, asking a mount whether it
+//! lives ([`probe`]), taking dead ones away ([`heal`]), and the numbers of a mount ([`stats`]).
+
+mod answers;
+pub mod attach;
+mod attr;
+mod counters;
+pub(crate) mod error;
+mod filesystem;
+pub mod heal;
+pub mod helper;
+mod listings;
+mod nodes;
+mod open_images;
+mod opened;
+mod place;
+pub mod probe;
+mod readonly;
+mod reads;
+mod session;
+pub mod stats;
+pub mod table;
+mod xattrs;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+pub use error::Error;
+pub use session::{Mounted, Numbers};
+pub use stats::Stats;
+
+use crate::cache::{Cache, Limits};
+use crate::checkpoint;
+use crate::view::{self, Keep, View};
+use counters::Counters;
+use filesystem::Filesystem;
+use opened::OpenedFiles;
+
+/// What to mount, where, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// A checkpoint file, or a directory.
+    pub source: PathBuf,
+    /// A directory: empty, or the source itself.
+    pub mountpoint: PathBuf,
+    /// Let other users use the mount.
+    pub allow_other: bool,
+    /// The owner that files show, instead of their own. Root only.
+    pub uid: Option<u32>,
+    /// The group that files show, instead of their own. Root only.
+    pub gid: Option<u32>,
+    /// What all caches together may hold, in bytes; `None` is the default budget.
+    pub memory: Option<u64>,
+    /// Threads that answer the kernel.
+    pub threads: Option<usize>,
+    /// The largest window that is read ahead of one reader, in bytes.
+    pub readahead: Option<u64>,
+    /// Leave reading of unchanged files to the kernel itself, where it can.
+    pub passthrough: bool,
+    /// Mount over what is in the mountpoint.
+    pub nonempty: bool,
+    /// Show the files that images are made of beside them.
+    pub show_originals: bool,
+    /// Names (globs) that are never shown as images.
+    pub keep: Keep,
+    /// How checkpoints are read.
+    pub checkpoint: checkpoint::Options,
+}
+
+impl Options {
+    /// The defaults for a source and a mountpoint.
+    pub fn new(source: PathBuf, mountpoint: PathBuf) -> Options {
+        Options {
+            source,
+            mountpoint,
+            allow_other: false,
+            uid: None,
+            gid: None,
+            memory: None,
+            threads: None,
+            readahead: None,
+            passthrough: true,
+            nonempty: false,
+            show_originals: false,
+            keep: Keep::default(),
+            checkpoint: checkpoint::Options::default(),
+        }
+    }
+}
+
+/// What the answers of a mount are made from, and its numbers.
+struct Context {
+    view: Arc<View>,
+    source: PathBuf,
+    counters: Arc<Counters>,
+    numbers: Numbers,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+/// Threads that take requests from the kernel unless said otherwise: they wait for nothing, and two
+/// were the fastest (docs/performance.md).
+const THREADS: usize = 2;
+
+/// The largest window that is read ahead of one reader, unless said otherwise.
+const READAHEAD: u64 = 32 << 20;
+
+/// How far the kernel itself reads ahead, where it lets us say: with its own 128 KiB a program that
+/// copies out of a mapping backwards reads page by page, and loads took up to twice as long; beyond
+/// this nothing is gained (docs/performance.md).
+const KERNEL_READAHEAD: u64 = 4 << 20;
+
+/// Of the budget, one part in so many is for images that nobody has open; the rest is for blocks.
+const FOR_IMAGES: u64 = 4;
+
+/// The default budget is a part of the memory that nobody misses, and what no reader needs more of.
+const MEMORY_PART: u64 = 20;
+const MEMORY_MOST: u64 = 1 << 30;
+
+/// What a mount may hold if nothing else was said.
+pub fn default_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    let all: u64 = info.totalram;
+    (all.saturating_mul(info.mem_unit.into()) / MEMORY_PART).min(MEMORY_MOST)
+}
+
+/// Mounts, and returns when the mount answers.
+pub fn mount(options: &Options) -> Result<Mounted, Error> {
+    let place = place::check(options)?;
+    let memory = options.memory.unwrap_or_else(default_memory);
+    let show = view::Options {
+        checkpoint: options.checkpoint.clone(),
+        show_originals: options.show_originals,
+        keep: options.keep.clone(),
+        memory: memory / FOR_IMAGES,
+    };
+    // Opened before it may be mounted over.
+    let view = Arc::new(View::new(&place.source, show)?);
+    let readahead = options.readahead.unwrap_or(READAHEAD);
+    let cache = Cache::new(Limits { memory, readahead });
+    let opened = Arc::new(OpenedFiles::new(Arc::clone(&cache), memory, options.passthrough));
+    let counters = Arc::new(Counters::default());
+    let numbers = numbers(&place, &view, &cache, &opened, &counters, memory);
+    let wanted = attach::Wanted {
+        mountpoint: &place.mountpoint,
+        fsname: place.source.as_os_str(),
+        allow_other: options.allow_other,
+    };
+    let source = place.source.clone();
+    let context = Context { view, source, counters, numbers: Arc::clone(&numbers) };
+    let owner = attr::Owner { uid: options.uid, gid: options.gid };
+    let filesystem = Filesystem::new(Arc::new(context), opened, owner)
+        .map_err(|e| Error::io(&place.source, "look at it", e))?;
+    let mut config = fuser::Config::default();
+    config.n_threads = Some(options.threads.unwrap_or(THREADS));
+    let attached = attach::attach(&wanted)?;
+    let mut mounted = session::start(filesystem, attached, config, numbers)?;
+    // Agreeing with the kernel lowers it to what the kernel offers: it can be raised only now.
+    mounted.is_privileged = mounted.attached().raise_readahead(KERNEL_READAHEAD);
+    Ok(mounted)
+}
+
+fn numbers(
+    place: &place::Place,
+    view: &Arc<View>,
+    cache: &Arc<Cache>,
+    opened: &Arc<OpenedFiles>,
+    counters: &Arc<Counters>,
+    budget: u64,
+) -> Numbers {
+    let (source, mountpoint) = (place.source.clone(), place.mountpoint.clone());
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let since = Instant::now();
+    let (view, cache) = (Arc::clone(view), Arc::clone(cache));
+    let (opened, counters) = (Arc::clone(opened), Arc::clone(counters));
+    Arc::new(move || {
+        let known = view.known();
+        let blocks = cache.counters();
+        let (open, _) = opened.images();
+        Stats {
+            version: stats::VERSION,
+            ckptfs: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            source: source.clone(),
+            mountpoint: mountpoint.clone(),
+            started,
+            uptime_s: since.elapsed().as_secs(),
+            passthrough: opened.wants_passthrough(),
+            bytes_served: counters.bytes(),
+            reads: counters.reads(),
+            errors: counters.errors(),
+            images: stats::Images { known: known.images, open, refused: known.refused },
+            memory: stats::Memory { budget, held: opened.weight(&view) + blocks.held_bytes },
+            cache: stats::Cache {
+                hits: blocks.hits,
+                misses: blocks.misses,
+                budget_bytes: blocks.budget_bytes,
+                held_bytes: blocks.held_bytes,
+            },
+            prefetch: stats::Prefetch {
+                fetched: blocks.prefetched,
+                used: blocks.prefetch_used,
+                wasted: blocks.prefetch_wasted,
+            },
+        }
+    })
+}
+
+/// A lock whose holder panicked guards nothing half done here: every value under one is whole at
+/// any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

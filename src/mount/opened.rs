@@ -1,0 +1,237 @@
+//! What is open: images, files passed through, and files that the kernel reads by itself.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use fuser::{BackingId, Errno, FopenFlags, ReplyOpen};
+
+use crate::cache::{Cache, Served};
+use crate::image::Image;
+use crate::source::{self, Identity, OpenFile};
+use crate::view::{self, View};
+
+use super::attr::of_image;
+use super::lock;
+use super::nodes::{Node, What};
+use super::open_images::{OpenImage, OpenImages};
+use super::reads::{Answer, Range};
+
+/// An answer to opening.
+pub struct Opened {
+    pub handle: u64,
+    pub flags: FopenFlags,
+    /// The file that the kernel reads by itself from now on.
+    pub backing: Option<Arc<BackingId>>,
+}
+
+/// Everything that is open.
+pub struct OpenedFiles {
+    next: AtomicU64,
+    files: Mutex<HashMap<u64, Arc<Content>>>,
+    images: OpenImages,
+    cache: Arc<Cache>,
+    /// Files that the kernel reads by itself, by number of inode, and how often each is open: the
+    /// kernel wants one for each inode.
+    backings: Mutex<HashMap<u64, (Arc<BackingId>, usize)>>,
+    /// The state that each file passed through had when the kernel last began to keep its bytes.
+    kept: Mutex<lru::LruCache<u64, Identity>>,
+    passthrough: AtomicBool,
+    /// The budget for everything that is held.
+    memory: u64,
+}
+
+/// Of the budget, what is left to blocks however much images take: a few for each reader.
+const LEAST: u64 = 8 << 20;
+
+/// Files whose last state is remembered.
+const KEPT: std::num::NonZeroUsize = std::num::NonZeroUsize::new(65_536).unwrap();
+
+/// A file of fewer bytes is read as it is asked for: reading ahead would gain nothing.
+const SMALL: u64 = 1 << 20;
+
+/// What is behind an open file.
+pub enum Content {
+    Image(Arc<OpenImage>),
+    /// A file that is shown as it is, and what reads it ahead as long as it stays what it was.
+    File(Arc<OpenFile>, Option<Arc<Served>>),
+    /// Read by the kernel.
+    Backing,
+}
+
+impl OpenedFiles {
+    pub fn new(cache: Arc<Cache>, memory: u64, passthrough: bool) -> OpenedFiles {
+        OpenedFiles {
+            next: AtomicU64::new(1),
+            files: Mutex::default(),
+            images: OpenImages::new(Arc::clone(&cache)),
+            cache,
+            backings: Mutex::default(),
+            kept: Mutex::new(lru::LruCache::new(KEPT)),
+            passthrough: AtomicBool::new(passthrough),
+            memory,
+        }
+    }
+
+    pub fn wants_passthrough(&self) -> bool {
+        self.passthrough.load(Ordering::Relaxed)
+    }
+
+    pub fn set_passthrough(&self, works: bool) {
+        self.passthrough.store(works, Ordering::Relaxed);
+    }
+
+    /// Images that are open, and what they weigh.
+    pub fn images(&self) -> (u64, u64) {
+        self.images.count()
+    }
+
+    /// About how many bytes images take, open or kept.
+    pub fn weight(&self, view: &View) -> u64 {
+        self.images.count().1 + view.kept_bytes()
+    }
+
+    /// Leaves to blocks what images do not take.
+    fn balance(&self, view: &View) {
+        let rest = self.memory.saturating_sub(self.weight(view));
+        self.cache.set_memory(rest.max(LEAST.min(self.memory)));
+    }
+
+    pub fn open(
+        &self,
+        view: &View,
+        number: u64,
+        node: &Node,
+        reply: &ReplyOpen,
+    ) -> Result<Opened, view::Error> {
+        match &node.what {
+            What::Image(shown) => {
+                let image = self.images.open(number, || view.image(shown))?;
+                self.balance(view);
+                let handle = self.add(Content::Image(image));
+                // An image never changes: what the kernel has of it stays good.
+                Ok(Opened { handle, flags: FopenFlags::FOPEN_KEEP_CACHE | NO_FLUSH, backing: None })
+            }
+            _ => self.open_source(view, number, node, reply),
+        }
+    }
+
+    fn open_source(
+        &self,
+        view: &View,
+        number: u64,
+        node: &Node,
+        reply: &ReplyOpen,
+    ) -> Result<Opened, view::Error> {
+        let file = view.open(&node.place)?;
+        let identity = file.file().identity();
+        if (identity.dev, identity.ino) != (node.attributes.dev, node.attributes.ino) {
+            let path = file.file().path();
+            return Err(source::Error::Changed { path }.into());
+        }
+        if self.wants_passthrough()
+            && let Some(backing) = self.backing(number, &file, reply)
+        {
+            let handle = self.add(Content::Backing);
+            return Ok(Opened { handle, flags: NO_FLUSH, backing: Some(backing) });
+        }
+        let same = lock(&self.kept).put(number, identity) == Some(identity);
+        let keep = if same { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+        let served = if identity.size < SMALL {
+            None
+        } else {
+            let image = Arc::new(Image::plain(Arc::clone(file.file())));
+            Some(self.cache.serve(Arc::new(image.open()?)))
+        };
+        let handle = self.add(Content::File(Arc::new(file), served));
+        Ok(Opened { handle, flags: keep | NO_FLUSH, backing: None })
+    }
+
+    /// The file as the kernel is to read it, if it can.
+    fn backing(&self, number: u64, file: &OpenFile, reply: &ReplyOpen) -> Option<Arc<BackingId>> {
+        let mut backings = lock(&self.backings);
+        if let Some((backing, count)) = backings.get_mut(&number) {
+            *count += 1;
+            return Some(Arc::clone(backing));
+        }
+        match reply.open_backing(file) {
+            Ok(backing) => {
+                let backing = Arc::new(backing);
+                backings.insert(number, (Arc::clone(&backing), 1));
+                Some(backing)
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                self.passthrough.store(false, Ordering::Relaxed);
+                None
+            }
+            // This file's filesystem cannot; others may.
+            Err(error) => {
+                tracing::debug!(%error, path = %file.file().path().display(), "not passed through");
+                None
+            }
+        }
+    }
+
+    fn add(&self, content: Content) -> u64 {
+        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.files).insert(handle, Arc::new(content));
+        handle
+    }
+
+    /// Answers a read of an open file, now or later.
+    pub fn read(self: &Arc<Self>, handle: u64, range: Range, answer: Answer) {
+        let Some(content) = lock(&self.files).get(&handle).cloned() else {
+            return answer.refuse(Errno::EBADF);
+        };
+        match &*content {
+            // The kernel reads it by itself.
+            Content::Backing => answer.refuse(Errno::EBADF),
+            Content::Image(image) => match self.images.at_hand(image) {
+                Some(served) => answer.with(&served, range),
+                None => {
+                    let (opened, image) = (Arc::clone(self), Arc::clone(image));
+                    let asker = answer.asker.clone();
+                    asker.ask(image.device(), move || match opened.images.served(&image) {
+                        Ok(served) => answer.with(&served, range),
+                        Err(error) => {
+                            tracing::error!("{error}");
+                            answer.refuse(of_image(&error));
+                        }
+                    });
+                }
+            },
+            Content::File(file, served) => {
+                // What was written behind its end since it was opened is not known to who reads ahead.
+                let is_inside =
+                    range.offset.saturating_add(range.size.into()) <= file.file().identity().size;
+                match served.as_ref().filter(|_| is_inside) {
+                    Some(served) => answer.with_or(served, range, Arc::clone(file)),
+                    None => answer.plainly(Arc::clone(file), range),
+                }
+            }
+        }
+    }
+
+    pub fn close(&self, view: &View, number: u64, handle: u64) {
+        let Some(content) = lock(&self.files).remove(&handle) else { return };
+        match &*content {
+            Content::Image(_) => {
+                self.images.close(number);
+                self.balance(view);
+            }
+            Content::File(..) => {}
+            Content::Backing => {
+                let mut backings = lock(&self.backings);
+                if let Some((_, count)) = backings.get_mut(&number) {
+                    *count -= 1;
+                    if *count == 0 {
+                        backings.remove(&number);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// There is nothing to write back when a file is closed.
+const NO_FLUSH: FopenFlags = FopenFlags::FOPEN_NOFLUSH;

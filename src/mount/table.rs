@@ -1,0 +1,240 @@
+//! The system's table of mounts: which filesystem shows at which path.
+//!
+//! In: `/proc/self/mountinfo`, and paths. Out: an [`Entry`] for each mount, and a [`Spot`]: what lies
+//! at a path, found without asking whoever serves it, so that a dead or stuck daemon cannot hold us up.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+
+use super::Error;
+
+/// How the kernel calls our type: `fuse`, and the subtype that we mount with.
+pub const TYPE: &str = "fuse.ckptfs";
+
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// The number that the kernel gives the filesystem that is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Device {
+    /// The first half; 0 for what lies on no disk, as ours.
+    pub major: u32,
+    /// The second half.
+    pub minor: u32,
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.major, self.minor)
+    }
+}
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// The mount's number, unique among those that are there, and given again when it is gone.
+    pub id: u64,
+    /// The number of the mount that it lies on.
+    pub parent: u64,
+    /// What is mounted: the same for every place where it shows.
+    pub device: Device,
+    /// Which part of it shows there: `/`, but for bind mounts.
+    pub root: PathBuf,
+    /// Where it shows.
+    pub mountpoint: PathBuf,
+    /// Its type, such as `ext4`.
+    pub kind: OsString,
+    /// What it was mounted from, as it was told.
+    pub source: OsString,
+    /// The options of the filesystem, as the kernel says them.
+    pub options: OsString,
+}
+
+impl Entry {
+    /// Whether it is one of ours.
+    pub fn is_ours(&self) -> bool {
+        self.kind == TYPE
+    }
+
+    /// A line of the table; `None` where it has not the form that the kernel gives it.
+    fn parse(line: &[u8]) -> Option<Entry> {
+        // Exactly one space separates two fields: a field may be empty.
+        let mut fields = line.split(|&byte| byte == b' ');
+        let number = |field: &[u8]| std::str::from_utf8(field).ok()?.parse().ok();
+        let id = number(fields.next()?)?;
+        let parent = number(fields.next()?)?;
+        let (major, minor) = std::str::from_utf8(fields.next()?).ok()?.split_once(':')?;
+        let device = Device { major: major.parse().ok()?, minor: minor.parse().ok()? };
+        let root = unescaped(fields.next()?).into();
+        let mountpoint = unescaped(fields.next()?).into();
+        let _options_of_the_place = fields.next()?;
+        // Any number of optional fields, ended by a hyphen.
+        fields.find(|&field| field == b"-")?;
+        let kind = unescaped(fields.next()?);
+        let source = unescaped(fields.next()?);
+        let options = unescaped(fields.next().unwrap_or_default());
+        Some(Entry { id, parent, device, root, mountpoint, kind, source, options })
+    }
+}
+
+/// Undoes `\040` and the like, which the kernel writes for bytes that would break a line up.
+fn unescaped(field: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, after)) = rest.split_first() {
+        let code = match (first, after) {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..]) => {
+                Some((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'))
+            }
+            _ => None,
+        };
+        bytes.push(code.unwrap_or(first));
+        rest = if code.is_some() { &after[3..] } else { after };
+    }
+    OsString::from_vec(bytes)
+}
+
+fn parse(text: &[u8]) -> Vec<Entry> {
+    text.split(|&byte| byte == b'\n').filter_map(Entry::parse).collect()
+}
+
+/// Every mount that this process sees.
+pub fn all() -> Result<Vec<Entry>, Error> {
+    let text = std::fs::read(TABLE)
+        .map_err(|e| Error::io(Path::new(TABLE), "read the table of mounts", e))?;
+    Ok(parse(&text))
+}
+
+/// The mounts of ours, in the order of the table.
+pub fn ours() -> Result<Vec<Entry>, Error> {
+    Ok(all()?.into_iter().filter(Entry::is_ours).collect())
+}
+
+/// What shows at a path: the mount whose mountpoint it is, if it is one.
+pub fn topmost_at(path: &Path) -> Result<Option<Entry>, Error> {
+    let spot = Spot::at(path)?;
+    Ok(spot.entry()?.filter(|entry| entry.mountpoint == spot.path()))
+}
+
+/// What lies at a path, held by a descriptor that no daemon was asked for.
+#[derive(Debug)]
+pub struct Spot {
+    fd: OwnedFd,
+    path: PathBuf,
+    mount: u64,
+}
+
+impl Spot {
+    /// Finds it; links are followed.
+    pub fn at(path: &Path) -> Result<Spot, Error> {
+        // O_PATH resolves names and opens nothing: the last component's filesystem is not asked.
+        let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| Error::io(path, "find it", e))?;
+        let number = fd.as_raw_fd();
+        let real = std::fs::read_link(format!("/proc/self/fd/{number}"))
+            .map_err(|e| Error::io(path, "find its absolute path", e))?;
+        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))
+            .map_err(|e| Error::io(path, "find the mount it lies on", e))?;
+        let mount = about
+            .lines()
+            .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
+            .ok_or_else(|| {
+                let missing = std::io::Error::other("the kernel does not tell the mount");
+                Error::io(path, "find the mount it lies on", missing)
+            })?;
+        Ok(Spot { fd, path: real, mount })
+    }
+
+    /// Its path, absolute and without links.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The number of the mount it lies on.
+    pub fn mount(&self) -> u64 {
+        self.mount
+    }
+
+    /// The mount it lies on; `None` where that is gone since.
+    pub fn entry(&self) -> Result<Option<Entry>, Error> {
+        Ok(all()?.into_iter().find(|entry| entry.id == self.mount))
+    }
+
+    /// A path that leads to this very spot, whatever is mounted over it since.
+    pub(super) fn exact(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
+    }
+}
+
+/// Text of the table for people, whatever bytes it has.
+pub fn shown(text: &OsStr) -> String {
+    String::from_utf8_lossy(text.as_bytes()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(line: &str) -> Option<Entry> {
+        Entry::parse(line.as_bytes())
+    }
+
+    #[test]
+    fn a_line_of_ours() {
+        let line = "52 27 0:43 / /mnt/a\\040b ro,nosuid,nodev shared:7 master:1 - fuse.ckptfs /m\\134x\\054y ro,user_id=0,group_id=0";
+        let entry = entry(line).unwrap();
+        assert!(entry.is_ours());
+        assert_eq!((entry.id, entry.parent), (52, 27));
+        assert_eq!(entry.device, Device { major: 0, minor: 43 });
+        assert_eq!(entry.device.to_string(), "0:43");
+        assert_eq!(entry.mountpoint, Path::new("/mnt/a b"));
+        assert_eq!(entry.source, "/m\\x,y");
+        assert_eq!(entry.options, "ro,user_id=0,group_id=0");
+    }
+
+    #[test]
+    fn fields_may_be_empty_or_look_like_others() {
+        let empty = entry("52 27 0:43 / /m ro - fuse.ckptfs  ro").unwrap();
+        assert_eq!((empty.source.as_bytes(), empty.options.as_bytes()), (&b""[..], &b"ro"[..]));
+        // A mountpoint called `-` and a source called `fuse.ckptfs` are only names.
+        let hyphen = entry("52 27 0:43 / - ro - ext4 fuse.ckptfs rw").unwrap();
+        assert_eq!((hyphen.mountpoint.as_path(), hyphen.is_ours()), (Path::new("-"), false));
+        let named = entry("52 27 0:43 / /m\\040-\\040fuse.ckptfs rw - tmpfs none rw").unwrap();
+        assert_eq!(named.mountpoint, Path::new("/m - fuse.ckptfs"));
+        assert!(!named.is_ours());
+        let bytes = Entry::parse(b"1 0 8:1 / /\xff\\377\\09 rw - ext4 /dev/sda rw").unwrap();
+        assert_eq!(bytes.mountpoint.as_os_str().as_bytes(), b"/\xff\xff\\09");
+    }
+
+    #[test]
+    fn what_has_not_the_form_is_left_out_and_the_rest_read() {
+        let lines = [
+            "",
+            "52",
+            "x 27 0:43 / /m ro - fuse.ckptfs s ro",
+            "52 27 43 / /m ro - fuse.ckptfs s ro",
+            "52 27 0:99999999999 / /m ro - fuse.ckptfs s ro",
+            "52 27 0:43 / /m ro fuse.ckptfs s ro",
+            "52 27 0:43 / /m ro -",
+            "52 27 0:43 / /m ro - fuse.ckptfs",
+            "18446744073709551616 27 0:43 / /m ro - fuse.ckptfs s ro",
+        ];
+        for line in lines {
+            assert_eq!(entry(line), None, "{line}");
+        }
+        let text = format!("{}\n53 27 0:44 / /n ro - fuse.ckptfs s ro\n", lines.join("\n"));
+        assert_eq!(parse(text.as_bytes()).len(), 1);
+    }
+
+    #[test]
+    fn this_machine_has_a_root_and_it_shows_at_its_path() {
+        let root = topmost_at(Path::new("/")).unwrap().unwrap();
+        assert_eq!(root.mountpoint, Path::new("/"));
+        assert!(topmost_at(Path::new("/proc/self")).unwrap().is_none());
+        assert!(topmost_at(Path::new("/proc")).unwrap().unwrap().kind == "proc");
+        assert!(matches!(topmost_at(Path::new("/nowhere")), Err(Error::Missing { .. })));
+    }
+}

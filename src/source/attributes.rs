@@ -1,0 +1,133 @@
+//! What the system says of a file, directory or link.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, makedev};
+
+use super::{Error, Identity};
+
+/// What kind of thing a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link, itself.
+    Link,
+    /// A named pipe.
+    Pipe,
+    /// A socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+impl From<FileType> for Kind {
+    fn from(kind: FileType) -> Self {
+        match kind {
+            FileType::Directory => Kind::Directory,
+            FileType::Symlink => Kind::Link,
+            FileType::Fifo => Kind::Pipe,
+            FileType::Socket => Kind::Socket,
+            FileType::CharacterDevice => Kind::CharDevice,
+            FileType::BlockDevice => Kind::BlockDevice,
+            _ => Kind::File,
+        }
+    }
+}
+
+/// Mode, owner, times and the rest, as `stat` has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// What it is.
+    pub kind: Kind,
+    /// The device that it lies on.
+    pub dev: u64,
+    /// Its inode there.
+    pub ino: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Units of 512 bytes that it takes on the disk.
+    pub blocks: u64,
+    /// Permissions, without the kind.
+    pub mode: u16,
+    /// Names that it has.
+    pub links: u32,
+    /// Its owner.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Which device it is, if it is one.
+    pub rdev: u64,
+    /// Last read.
+    pub atime: SystemTime,
+    /// Last written.
+    pub mtime: SystemTime,
+    /// Last changed in any way.
+    pub ctime: SystemTime,
+    /// Made, where the filesystem knows: it tells a file from a later one with the same inode.
+    pub born: Option<SystemTime>,
+    identity: Identity,
+}
+
+impl Attributes {
+    /// Of an open file or path.
+    pub(super) fn of(fd: impl AsFd, shown: &Path) -> Result<Attributes, Error> {
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, wanted)
+            .map_err(|e| Error::io(shown, "look at it", e))?;
+        Ok(Attributes::from(&stat))
+    }
+
+    /// What tells this state of a file from another.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+}
+
+impl From<&Statx> for Attributes {
+    fn from(stat: &Statx) -> Self {
+        let dev = makedev(stat.stx_dev_major, stat.stx_dev_minor);
+        let has_born = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+        Attributes {
+            kind: FileType::from_raw_mode(u32::from(stat.stx_mode)).into(),
+            dev,
+            ino: stat.stx_ino,
+            size: stat.stx_size,
+            blocks: stat.stx_blocks,
+            mode: stat.stx_mode & 0o7777,
+            links: stat.stx_nlink,
+            uid: stat.stx_uid,
+            gid: stat.stx_gid,
+            rdev: makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
+            atime: time(&stat.stx_atime),
+            mtime: time(&stat.stx_mtime),
+            ctime: time(&stat.stx_ctime),
+            born: has_born.then(|| time(&stat.stx_btime)),
+            identity: Identity {
+                dev,
+                ino: stat.stx_ino,
+                size: stat.stx_size,
+                mtime: stat.stx_mtime.tv_sec,
+                mtime_nsec: stat.stx_mtime.tv_nsec,
+            },
+        }
+    }
+}
+
+fn time(time: &StatxTimestamp) -> SystemTime {
+    let whole = Duration::from_secs(time.tv_sec.unsigned_abs());
+    let base = if time.tv_sec < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(whole)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(whole)
+    };
+    // A time that cannot be is the oldest there is: it is shown, and decides nothing.
+    base.and_then(|base| base.checked_add(Duration::from_nanos(time.tv_nsec.into())))
+        .unwrap_or(SystemTime::UNIX_EPOCH)
+}

@@ -1,0 +1,369 @@
+//! One directory: its names as they are, and what is to become of its checkpoints.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use crate::checkpoint::{Candidate, Members, by_name};
+use crate::source::{self, Attributes, Kind, Root};
+
+use super::hub::{self, Notes};
+use super::made::{Outcome, Planned, Shown};
+use super::rules::{self, Only};
+use super::{Answer, Entry, Error, Known, Listing, Named, TRIES, View, links, lock};
+
+/// A directory as it was at one time. Its checkpoints are read when they are asked for.
+#[derive(Debug)]
+pub struct Directory {
+    way: PathBuf,
+    state: State,
+    names: BTreeMap<OsString, Kind>,
+    planned: Vec<Arc<Planned>>,
+    /// Which of the planned has this name as an image, and which has it as a file of its own.
+    images: HashMap<OsString, usize>,
+    originals: HashMap<OsString, usize>,
+    left: Vec<(String, String)>,
+    notes: Option<Notes>,
+    /// Links that lead out, of which the log was told.
+    told: Mutex<HashSet<OsString>>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct State {
+    dev: u64,
+    ino: u64,
+    mtime: SystemTime,
+    ctime: SystemTime,
+    /// Whether the time of the directory was old enough when it was read that no later change can
+    /// have the same.
+    is_settled: bool,
+}
+
+/// The coarsest step of the times that local filesystems keep is a tick of 10 ms; networks' clocks
+/// differ more.
+const SETTLED: Duration = Duration::from_millis(100);
+
+/// Threads that parse the checkpoints of a directory: most of it is waiting for the disk.
+const PARSERS: usize = 8;
+
+/// Directories beneath a revision that are looked through for what is hidden.
+const MOST_BENEATH: usize = 1_000;
+
+impl State {
+    fn of(attributes: &Attributes) -> State {
+        // The time of a write can be set, also to one that is yet to come; that of a change cannot.
+        let age = SystemTime::now().duration_since(attributes.ctime);
+        State {
+            dev: attributes.dev,
+            ino: attributes.ino,
+            mtime: attributes.mtime,
+            ctime: attributes.ctime,
+            is_settled: age.is_ok_and(|age| age > SETTLED),
+        }
+    }
+}
+
+impl Directory {
+    /// Reads the names in a directory. What is known of checkpoints that stayed what they were is kept.
+    pub fn read(
+        view: &View,
+        way: &Path,
+        attributes: &Attributes,
+        known: Option<&Directory>,
+    ) -> Result<Directory, Error> {
+        let state = State::of(attributes);
+        let entries = view.root.entries(way)?;
+        let is_one = |name: &OsStr| match &view.only {
+            Some(only) if way == view.base => only.has(name),
+            _ => true,
+        };
+        let names: BTreeMap<OsString, Kind> = entries
+            .into_iter()
+            .filter(|entry| is_one(&entry.name))
+            .map(|entry| (entry.name, entry.kind))
+            .collect();
+        let files: Vec<String> = names
+            .iter()
+            .filter(|(name, kind)| match kind {
+                Kind::File => true,
+                // A link to nothing is a file that cannot be opened.
+                Kind::Link => match view.root.attributes(&way.join(name)) {
+                    Ok(target) => target.kind == Kind::File,
+                    Err(_) => true,
+                },
+                _ => false,
+            })
+            .filter_map(|(name, _)| name.to_str().map(str::to_owned))
+            .collect();
+        let keep = &view.options.keep;
+        let candidates = match &view.only {
+            // A file that was named is looked at, whatever it is called.
+            Some(Only::File(_)) if way == view.base => {
+                let alone =
+                    |name: String| Candidate { whole: name.clone(), name, members: Members::File };
+                files.into_iter().map(alone).collect()
+            }
+            _ => by_name(&view.root, way, &files, &|name| keep.keeps(name)),
+        };
+        let taken: Vec<String> =
+            names.keys().filter_map(|name| name.to_str().map(str::to_owned)).collect();
+        let rules::Plans { plans, left } = rules::plan(&taken, candidates, keep);
+        let before: HashMap<&str, &Arc<Planned>> = known
+            .iter()
+            .flat_map(|known| &known.planned)
+            .map(|planned| (planned.plan.shown.as_str(), planned))
+            .collect();
+        let planned: Vec<Arc<Planned>> = plans
+            .into_iter()
+            .map(|plan| match before.get(plan.shown.as_str()) {
+                Some(before) => Planned::again(before, &view.root, way, plan),
+                None => Arc::new(Planned::new(way, plan)),
+            })
+            .collect();
+        let mut images = HashMap::new();
+        let mut originals = HashMap::new();
+        for (n, planned) in planned.iter().enumerate() {
+            images.insert(OsString::from(&planned.plan.shown), n);
+            for original in rules::originals(&planned.plan.candidate) {
+                originals.insert(original.into(), n);
+            }
+        }
+        let notes = hub::notes(view.root.real(), way);
+        let way = way.to_path_buf();
+        // What was told of a link is not told again.
+        let told = known.map(|known| lock(&known.told).clone()).unwrap_or_default().into();
+        Ok(Directory { way, state, names, planned, images, originals, left, notes, told })
+    }
+
+    /// Whether this is what the directory holds now, given what it says of itself now.
+    pub fn is_of(&self, attributes: &Attributes) -> bool {
+        self.state.is_settled && State { is_settled: true, ..State::of(attributes) } == self.state
+    }
+
+    /// Makes the checkpoints that another look at the same directory began to read its own.
+    pub fn take_over(&mut self, other: &Directory) {
+        for planned in &mut self.planned {
+            let name = OsStr::new(&planned.plan.shown);
+            if let Some(&n) = other.images.get(name)
+                && other.planned[n].plan == planned.plan
+            {
+                *planned = Arc::clone(&other.planned[n]);
+            }
+        }
+    }
+
+    /// Whether all that was read of it still holds.
+    pub fn is_fresh(&self, root: &Root) -> bool {
+        self.planned.iter().all(|planned| planned.is_fresh(root))
+    }
+
+    /// Reads again what was read and has changed.
+    pub fn refresh(&self, view: &View, is_last: bool) -> Answer<()> {
+        for planned in self.planned.iter().filter(|planned| planned.was_asked()) {
+            if self.outcome(view, planned, is_last).is_none() {
+                return Answer::Stale;
+            }
+        }
+        Answer::Is(())
+    }
+
+    /// What became of a planned image; nothing if its files have changed since, unless this is the
+    /// last time that the directory is asked.
+    fn outcome(&self, view: &View, planned: &Planned, is_last: bool) -> Option<Outcome> {
+        let outcome = planned.outcome(view, &self.way);
+        if outcome.is_none() && is_last { Some(planned.restless(view, &self.way)) } else { outcome }
+    }
+
+    /// What a name stands for.
+    pub fn entry(
+        &self,
+        view: &View,
+        name: &OsStr,
+        is_last: bool,
+    ) -> Result<Answer<Option<Entry>>, Error> {
+        if let Some(&n) = self.images.get(name) {
+            let planned = &self.planned[n];
+            match self.outcome(view, planned, is_last) {
+                None => return Ok(Answer::Stale),
+                Some(Outcome::Image(facts)) => {
+                    return Ok(Answer::Is(planned.shown(&facts).map(image)));
+                }
+                Some(Outcome::Refused(_)) => {}
+            }
+        }
+        match self.shows(view, name, is_last) {
+            Answer::Stale => Ok(Answer::Stale),
+            Answer::Is(true) => Ok(Answer::Is(self.as_it_is(view, name)?)),
+            Answer::Is(false) => Ok(Answer::Is(None)),
+        }
+    }
+
+    /// Whether a name that is there is shown as what it is.
+    pub fn shows(&self, view: &View, name: &OsStr, is_last: bool) -> Answer<bool> {
+        if !self.names.contains_key(name) {
+            return Answer::Is(false);
+        }
+        if let Some(&n) = self.originals.get(name) {
+            match self.outcome(view, &self.planned[n], is_last) {
+                None => return Answer::Stale,
+                Some(Outcome::Image(_)) if !view.options.show_originals => {
+                    return Answer::Is(false);
+                }
+                Some(_) => {}
+            }
+        }
+        Answer::Is(self.hidden_note(view, name).is_none())
+    }
+
+    /// Whether a name stands for an image.
+    pub fn has_image(&self, view: &View, name: &OsStr, is_last: bool) -> Answer<bool> {
+        let Some(&n) = self.images.get(name) else { return Answer::Is(false) };
+        match self.outcome(view, &self.planned[n], is_last) {
+            None => Answer::Stale,
+            Some(outcome) => Answer::Is(matches!(outcome, Outcome::Image(_))),
+        }
+    }
+
+    /// Whether originals are hidden here, and the directories in it.
+    pub fn hides(&self, view: &View, is_last: bool) -> Answer<(bool, Vec<OsString>)> {
+        let mut hides = false;
+        for outcome in self.outcomes(view, is_last) {
+            match outcome {
+                None => return Answer::Stale,
+                Some(outcome) => hides |= matches!(outcome, Outcome::Image(_)),
+            }
+        }
+        let folders = self.names.iter().filter(|(_, kind)| **kind == Kind::Directory);
+        let folders = folders.map(|(name, _)| name.clone()).collect();
+        Answer::Is((hides && !view.options.show_originals, folders))
+    }
+
+    fn as_it_is(&self, view: &View, name: &OsStr) -> Result<Option<Entry>, Error> {
+        let way = self.way.join(name);
+        for _ in 0..TRIES {
+            let found = match view.root.attributes_of_link(&way) {
+                Err(source::Error::Missing { .. }) => return Ok(None),
+                found => view.timed(&way, found?),
+            };
+            if found.kind != Kind::Link {
+                return Ok(Some(Entry::Source(found)));
+            }
+            // A link that is gone by now is what came in its place.
+            if let Some(entry) = links::present(view, &self.way, name, found) {
+                if matches!(entry, Entry::Link(_, None)) && lock(&self.told).insert(name.to_owned())
+                {
+                    tracing::warn!(
+                        link = %view.root.path().join(&way).display(),
+                        "leads out of the directory: not followed without --follow-symlinks"
+                    );
+                }
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Why a name is not shown that notes something about what the view shows otherwise. Only what
+    /// became of checkpoints is asked for it, so that links and notes cannot lead round in circles.
+    fn hidden_note(&self, view: &View, name: &OsStr) -> Option<&'static str> {
+        match self.notes.as_ref()? {
+            Notes::Absent { revision } => {
+                let has_image = view.has_image(revision, name).unwrap_or(false);
+                has_image.then_some("notes as absent what the view shows")
+            }
+            Notes::Trees { revisions } => {
+                let revision = name.to_str()?.strip_suffix(".json")?;
+                let hides = hides_any(view, &revisions.join(revision));
+                hides.then_some("lists originals that the view hides")
+            }
+        }
+    }
+
+    /// Everything: each checkpoint is read for it.
+    pub fn list(&self, view: &View, is_last: bool) -> Result<Answer<Listing>, Error> {
+        let mut listing = Listing { left: self.left.clone(), ..Listing::default() };
+        let mut is_image = Vec::with_capacity(self.planned.len());
+        for (planned, outcome) in self.planned.iter().zip(self.outcomes(view, is_last)) {
+            is_image.push(matches!(outcome, Some(Outcome::Image(_))));
+            match outcome {
+                None => return Ok(Answer::Stale),
+                Some(Outcome::Refused(refusal)) => listing.refused.push(refusal),
+                Some(Outcome::Image(facts)) => {
+                    if let Some(shown) = planned.shown(&facts) {
+                        let name = OsString::from(&planned.plan.shown);
+                        listing.entries.push(Named { name, entry: image(shown) });
+                    }
+                }
+            }
+        }
+        for name in self.names.keys() {
+            let of = self.originals.get(name).filter(|n| is_image[**n]);
+            if let Some(&n) = of.filter(|_| !view.options.show_originals) {
+                let why = format!("is in {}", self.planned[n].plan.shown);
+                listing.hidden.push((name.clone(), why));
+            } else if let Some(why) = self.hidden_note(view, name) {
+                listing.hidden.push((name.clone(), why.to_owned()));
+            } else if let Some(entry) = self.as_it_is(view, name)? {
+                listing.entries.push(Named { name: name.clone(), entry });
+            }
+        }
+        listing.entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Answer::Is(listing))
+    }
+
+    /// What became of each planned image, read by several threads where that is to be found out.
+    fn outcomes(&self, view: &View, is_last: bool) -> Vec<Option<Outcome>> {
+        let unread = self.planned.iter().filter(|planned| planned.known().is_none()).count();
+        if unread > 1 {
+            let next = AtomicUsize::new(0);
+            let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+            std::thread::scope(|scope| {
+                for _ in 0..unread.min(PARSERS).min(2 * cores) {
+                    scope.spawn(|| {
+                        while let Some(planned) =
+                            self.planned.get(next.fetch_add(1, Ordering::Relaxed))
+                        {
+                            // Asked for again below; this is for its effect.
+                            let _ = planned.outcome(view, &self.way);
+                        }
+                    });
+                }
+            });
+        }
+        self.planned.iter().map(|planned| self.outcome(view, planned, is_last)).collect()
+    }
+
+    /// Adds what became of the checkpoints that were read.
+    pub fn count(&self, known: &mut Known) {
+        for planned in &self.planned {
+            match planned.known() {
+                Some(Outcome::Image(_)) => known.images += 1,
+                Some(Outcome::Refused(refusal)) if !refusal.is_other => known.refused += 1,
+                _ => {}
+            }
+        }
+    }
+}
+
+fn image(shown: Shown) -> Entry {
+    Entry::Image(Arc::new(shown))
+}
+
+/// Whether originals are hidden in a directory or beneath it. What cannot be read hides nothing.
+fn hides_any(view: &View, way: &Path) -> bool {
+    let mut todo = vec![way.to_path_buf()];
+    let mut seen = 0;
+    while let Some(way) = todo.pop() {
+        seen += 1;
+        let Ok((hides, folders)) = view.hides(&way) else { continue };
+        if hides || seen > MOST_BENEATH {
+            return true;
+        }
+        todo.extend(folders.into_iter().map(|folder| way.join(folder)));
+    }
+    false
+}

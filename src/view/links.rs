@@ -1,0 +1,123 @@
+//! What a symbolic link is shown as.
+//!
+//! A link that works inside the view stays a link. One that would come out elsewhere than in its
+//! source, because it leads out of what is shown or to an original that an image replaces, is shown as
+//! what it leads to. One that leads out of the root is a link that cannot be followed.
+
+use std::ffi::OsStr;
+use std::path::{Component, Path, PathBuf};
+
+use crate::source::{self, Attributes, Kind, Links};
+
+use super::{Entry, View};
+
+/// What a link in a directory is shown as; nothing if it is no longer there.
+pub fn present(view: &View, way: &Path, name: &OsStr, link: Attributes) -> Option<Entry> {
+    let root = &view.root;
+    let path = way.join(name);
+    let target = root.link_target(&path).ok()?;
+    let leads_to = |target| Some(with_target(link, target));
+    let found = match root.attributes(&path) {
+        Ok(found) => Some(found),
+        Err(source::Error::Outside { .. }) => return Some(Entry::Link(link, None)),
+        // It leads nowhere, here as there.
+        Err(_) => None,
+    };
+    let Some(destination) = root.destination(&path) else {
+        // Anywhere outside, which the user allows; an absolute name is the same from everywhere.
+        return match found {
+            Some(found) if target.is_relative() || view.links() == Links::Inside => {
+                Some(as_found(view, way, &path, link, found))
+            }
+            _ => leads_to(target),
+        };
+    };
+    let end = &destination.way;
+    match found {
+        Some(found) if !is_shown(view, end, &found) => {
+            return Some(as_found(view, way, &path, link, found));
+        }
+        Some(_) if leads_there(view, way, &target, end) => return leads_to(target),
+        None if target.is_relative() || !end.starts_with(&view.base) => return leads_to(target),
+        _ => {}
+    }
+    // An absolute name would lead to the source itself, another relative one astray.
+    leads_to(relative(way, end))
+}
+
+/// A link whose size is that of what it says, as everywhere.
+fn with_target(mut link: Attributes, target: PathBuf) -> Entry {
+    link.size = target.as_os_str().len() as u64;
+    Entry::Link(link, Some(target))
+}
+
+/// What a link leads to, in the link's place. A directory that the link is in stays a link: there
+/// must be no end to nothing.
+fn as_found(view: &View, way: &Path, path: &Path, link: Attributes, found: Attributes) -> Entry {
+    if found.kind == Kind::Directory {
+        let is_it = |above: &&Path| {
+            let above = view.root.attributes(above);
+            above.is_ok_and(|above| (above.dev, above.ino) == (found.dev, found.ino))
+        };
+        let mut above = way.ancestors().take_while(|above| above.starts_with(&view.base));
+        if let Some(above) = above.find(is_it) {
+            return with_target(link, relative(way, above));
+        }
+    }
+    Entry::Source(view.timed(path, found))
+}
+
+/// Whether the view shows, as it is, what lies at a way from the root that passes no link.
+fn is_shown(view: &View, way: &Path, found: &Attributes) -> bool {
+    if !way.starts_with(&view.base) {
+        return false;
+    }
+    match (way.parent(), way.file_name()) {
+        _ if found.kind == Kind::Directory => view.only.is_none(),
+        (Some(parent), Some(name)) => view.shows(parent, name).unwrap_or(false),
+        _ => false,
+    }
+}
+
+/// Whether a relative target comes out there inside the view as well: without a step out of it, and
+/// by no link that the view does not show.
+fn leads_there(view: &View, way: &Path, target: &Path, end: &Path) -> bool {
+    let mut place = way.to_path_buf();
+    for part in target.components() {
+        match part {
+            Component::ParentDir if place == view.base || !place.pop() => return false,
+            Component::ParentDir | Component::CurDir => {}
+            Component::Normal(name) => place.push(name),
+            Component::RootDir | Component::Prefix(_) => return false,
+        }
+    }
+    let is_shown = |link: &PathBuf| match (link.parent(), link.file_name()) {
+        (Some(parent), Some(name)) => view.shows(parent, name).unwrap_or(false),
+        _ => false,
+    };
+    view.root
+        .destination(&place)
+        .is_some_and(|there| there.way == end && there.passed.iter().all(is_shown))
+}
+
+/// The way from one directory to a place, both from the root.
+fn relative(from: &Path, to: &Path) -> PathBuf {
+    let common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();
+    let up = from.components().skip(common).map(|_| Component::ParentDir);
+    let way: PathBuf = up.chain(to.components().skip(common)).collect();
+    if way.as_os_str().is_empty() { PathBuf::from(".") } else { way }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_from_here_to_there() {
+        let way = |from: &str, to: &str| relative(Path::new(from), Path::new(to));
+        assert_eq!(way("a/b", "a/c/file"), Path::new("../c/file"));
+        assert_eq!(way("", "file"), Path::new("file"));
+        assert_eq!(way("a", "a"), Path::new("."));
+        assert_eq!(way("a/b", ""), Path::new("../.."));
+    }
+}

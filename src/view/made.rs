@@ -1,0 +1,377 @@
+//! What became of a checkpoint that was to be an image: an image, or a refusal and why.
+//!
+//! Either holds as long as the files that it was made of are what they were.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::checkpoint::{self, Checkpoint, Format, Options};
+use crate::image::{Hash, Image};
+use crate::source::{Attributes, Identity, Kind, Root};
+
+use super::rules::{self, Plan};
+use super::{Error, View, lock};
+
+/// How long a look at the files of a checkpoint is good for: within a second a change must show, and
+/// the kernel asks twice a second for each name in use.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A plan, and what became of it.
+#[derive(Debug)]
+pub struct Planned {
+    pub plan: Plan,
+    /// The files that it is made of, from the root.
+    files: Vec<PathBuf>,
+    made: OnceLock<Made>,
+    looked: Mutex<Option<(Instant, Arc<Attributes>)>>,
+    after: Option<After>,
+}
+
+/// What was shown by the name before the files changed.
+#[derive(Clone, Copy, Debug)]
+struct After {
+    changed: SystemTime,
+    was_image: bool,
+}
+
+#[derive(Debug)]
+struct Made {
+    /// The state of each of the files, as it was before they were read.
+    states: Vec<Option<Identity>>,
+    outcome: Outcome,
+}
+
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    Image(Arc<Facts>),
+    Refused(Arc<Refusal>),
+}
+
+/// What is known of an image without holding it.
+#[derive(Debug)]
+pub struct Facts {
+    /// The directory's way from the root, and the candidate: to read it again.
+    way: PathBuf,
+    plan: Plan,
+    options: Options,
+    size: u64,
+    identity: Hash,
+    layout: Hash,
+    tensors: usize,
+    format: Format,
+    notes: Vec<String>,
+    sources: usize,
+    open: Mutex<Weak<Image>>,
+}
+
+/// A checkpoint that stays as it is.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The path to show to people.
+    pub path: PathBuf,
+    /// The names of its files.
+    pub originals: Vec<String>,
+    /// Why it cannot be shown.
+    pub reason: String,
+    /// What can be done.
+    pub remedy: String,
+    /// Whether it is something else altogether, so that there was nothing to refuse.
+    pub is_other: bool,
+}
+
+/// An image as it is shown now.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    facts: Arc<Facts>,
+    attributes: Arc<Attributes>,
+}
+
+impl Planned {
+    pub fn new(way: &Path, plan: Plan) -> Planned {
+        let files = rules::originals(&plan.candidate);
+        let files = files.into_iter().map(|name| way.join(name)).collect();
+        let (made, looked) = (OnceLock::new(), Mutex::new(None));
+        Planned { plan, files, made, looked, after: None }
+    }
+
+    /// A plan for a name that there was one for before, which goes on if it still holds.
+    pub fn again(before: &Arc<Planned>, root: &Root, way: &Path, plan: Plan) -> Arc<Planned> {
+        let is_same = before.plan == plan;
+        let after = match before.made.get() {
+            None if is_same => return Arc::clone(before),
+            None => before.after,
+            Some(made) => {
+                // Another plan comes of other names, or of an index that was written since the last look.
+                let changed = match is_same {
+                    true => before.look(root, made).err(),
+                    false => before.changes(root, made).err(),
+                };
+                if is_same && changed.is_none() {
+                    return Arc::clone(before);
+                }
+                let was_image = matches!(made.outcome, Outcome::Image(_));
+                changed.map(|changed| After { changed, was_image })
+            }
+        };
+        Arc::new(Planned { after, ..Planned::new(way, plan) })
+    }
+
+    /// What became of it: read now if it was not. Others who ask meanwhile wait for the answer.
+    /// Nothing if its files have changed since: then it is a plan for what is gone.
+    pub fn outcome(&self, view: &View, way: &Path) -> Option<Outcome> {
+        let made = self.made.get_or_init(|| {
+            let states = self.states(&view.root);
+            let states = states.into_iter().map(|a| a.map(|a| a.identity())).collect();
+            let outcome = make(view, way, &self.plan);
+            if let Some(After { changed, was_image }) = self.after
+                && (was_image || matches!(outcome, Outcome::Image(_)))
+            {
+                view.moved(way, changed);
+            }
+            Made { states, outcome }
+        });
+        self.look(&view.root, made).ok()?;
+        Some(made.outcome.clone())
+    }
+
+    /// Whether what became of it still holds, if that was asked before.
+    pub fn is_fresh(&self, root: &Root) -> bool {
+        match self.made.get() {
+            Some(made) => self.look(root, made).is_ok(),
+            // Until it is read, what the name showed before is not known to have changed.
+            None => self.after.is_none(),
+        }
+    }
+
+    /// Whether it was read, or took the place of what was.
+    pub fn was_asked(&self) -> bool {
+        self.made.get().is_some() || self.after.is_some()
+    }
+
+    /// The refusal of what never stays the same long enough to be read.
+    pub fn restless(&self, view: &View, way: &Path) -> Outcome {
+        let path = view.root.path().join(way).join(&self.plan.candidate.name);
+        Outcome::Refused(Arc::new(refusal(&self.plan, &Error::Restless { path })))
+    }
+
+    /// What became of it, if that was asked before.
+    pub fn known(&self) -> Option<&Outcome> {
+        self.made.get().map(|made| &made.outcome)
+    }
+
+    /// An image with what it says of itself at this moment.
+    pub fn shown(&self, facts: &Arc<Facts>) -> Option<Shown> {
+        let (_, attributes) = lock(&self.looked).clone()?;
+        Some(Shown { facts: Arc::clone(facts), attributes })
+    }
+
+    fn states(&self, root: &Root) -> Vec<Option<Attributes>> {
+        self.files.iter().map(|file| root.attributes(file).ok()).collect()
+    }
+
+    /// Compares the files with what they were, if the last look is not good any more. An error is the
+    /// time of a change.
+    fn look(&self, root: &Root, made: &Made) -> Result<(), SystemTime> {
+        if lock(&self.looked).as_ref().is_some_and(|(at, _)| at.elapsed() < LOOK) {
+            return Ok(());
+        }
+        let states = self.changes(root, made)?;
+        let size = match &made.outcome {
+            Outcome::Image(facts) => facts.size,
+            Outcome::Refused(_) => 0,
+        };
+        if let Some(together) = together(&states, size) {
+            *lock(&self.looked) = Some((Instant::now(), Arc::new(together)));
+        }
+        Ok(())
+    }
+
+    /// The files as they are, or when one changed.
+    fn changes(&self, root: &Root, made: &Made) -> Result<Vec<Attributes>, SystemTime> {
+        let states = self.states(root);
+        let changed = states
+            .iter()
+            .zip(&made.states)
+            .filter(|(now, then)| now.as_ref().map(Attributes::identity) != **then);
+        // The time of a write can be set back, as programs that fetch files do; that of the setting
+        // cannot.
+        let when = |now: &Option<Attributes>| {
+            now.map_or_else(SystemTime::now, |now| now.mtime.max(now.ctime))
+        };
+        let newest = changed.map(|(now, _)| when(now)).max();
+        match newest {
+            Some(newest) => Err(newest),
+            None => Ok(states.into_iter().flatten().collect()),
+        }
+    }
+}
+
+/// What a file made of others says of itself: the owner of the first, what all of them permit, and
+/// the times of the newest.
+fn together(sources: &[Attributes], size: u64) -> Option<Attributes> {
+    let mut whole = *sources.first()?;
+    for source in sources {
+        whole.mode &= source.mode;
+        whole.mtime = whole.mtime.max(source.mtime);
+        whole.ctime = whole.ctime.max(source.ctime);
+        whole.atime = whole.atime.max(source.atime);
+    }
+    whole.kind = Kind::File;
+    whole.mode &= 0o777;
+    whole.size = size;
+    whole.blocks = size.div_ceil(512);
+    whole.links = 1;
+    Some(whole)
+}
+
+fn refusal(plan: &Plan, error: &Error) -> Refusal {
+    Refusal {
+        path: error.path().to_path_buf(),
+        originals: rules::originals(&plan.candidate),
+        reason: error.to_string(),
+        remedy: error.remedy().to_owned(),
+        is_other: matches!(error, Error::Checkpoint(checkpoint::Error::NotACheckpoint { .. })),
+    }
+}
+
+fn make(view: &View, way: &Path, plan: &Plan) -> Outcome {
+    let read = read(view, way, plan, &view.options.checkpoint);
+    let (image, facts) = match read {
+        Ok(read) => read,
+        Err(error) => {
+            let refusal = refusal(plan, &error);
+            let name = plan.candidate.name.as_str();
+            if refusal.is_other {
+                tracing::debug!(name, reason = refusal.reason, "stays as it is");
+            } else {
+                tracing::warn!(
+                    name,
+                    reason = refusal.reason,
+                    remedy = refusal.remedy,
+                    "refused, stays as it is"
+                );
+            }
+            return Outcome::Refused(Arc::new(refusal));
+        }
+    };
+    view.images.keep(&image);
+    for note in &facts.notes {
+        tracing::info!(name = plan.shown, note, "shown");
+    }
+    Outcome::Image(Arc::new(facts))
+}
+
+fn read(
+    view: &View,
+    way: &Path,
+    plan: &Plan,
+    options: &Options,
+) -> Result<(Arc<Image>, Facts), Error> {
+    let read =
+        |options: &Options| checkpoint::open_candidate(&view.root, way, &plan.candidate, options);
+    let mut checkpoint = match read(options) {
+        // The key is for those that have it.
+        Err(checkpoint::Error::Choice {
+            fault: checkpoint::ChoiceFault::NoSuchKey { key, .. },
+            ..
+        }) => {
+            let mut whole = read(&Options { root_key: None, ..options.clone() })?;
+            whole.notes.push(format!("has no `{key}`: shown by the rule instead"));
+            whole
+        }
+        read => read?,
+    };
+    let notes = std::mem::take(&mut checkpoint.notes);
+    let left_out = checkpoint.refused.iter().map(|entry| format!("left out: {entry}"));
+    let notes = notes.into_iter().chain(left_out).collect();
+    let Checkpoint { format, options, .. } = &checkpoint;
+    let (format, options) = (*format, options.clone());
+    let image = Arc::new(Image::new(checkpoint)?);
+    let facts = Facts {
+        way: way.to_path_buf(),
+        plan: plan.clone(),
+        options,
+        size: image.size(),
+        identity: image.identity(),
+        layout: image.layout(),
+        tensors: image.tensors().len(),
+        format,
+        notes,
+        sources: image.files().len(),
+        open: Mutex::new(Arc::downgrade(&image)),
+    };
+    Ok((image, facts))
+}
+
+impl Shown {
+    /// Mode, owner, size and times.
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    /// A hash of the sources' states and the options: another is another file.
+    pub fn identity(&self) -> Hash {
+        self.facts.identity
+    }
+
+    /// A hash of the header.
+    pub fn layout(&self) -> Hash {
+        self.facts.layout
+    }
+
+    /// How many tensors it has.
+    pub fn tensors(&self) -> usize {
+        self.facts.tensors
+    }
+
+    /// The format of its sources.
+    pub fn format(&self) -> Format {
+        self.facts.format
+    }
+
+    /// The files that must be open to read it.
+    pub fn sources(&self) -> usize {
+        self.facts.sources
+    }
+
+    /// The options that it was read with.
+    pub fn options(&self) -> &Options {
+        &self.facts.options
+    }
+
+    /// What was chosen and left out.
+    pub fn notes(&self) -> &[String] {
+        &self.facts.notes
+    }
+
+    /// The names of the files that it takes the place of.
+    pub fn originals(&self) -> Vec<String> {
+        rules::originals(&self.facts.plan.candidate)
+    }
+
+    /// The way from the root to what it is made of: its file, its index, or a numbered set's name.
+    pub fn source(&self) -> PathBuf {
+        self.facts.way.join(&self.facts.plan.candidate.name)
+    }
+
+    pub(super) fn image(&self, view: &View) -> Result<Arc<Image>, Error> {
+        let facts = &self.facts;
+        if let Some(image) = lock(&facts.open).upgrade().or_else(|| view.images.get(facts.identity))
+        {
+            return Ok(image);
+        }
+        let (image, _) = read(view, &facts.way, &facts.plan, &facts.options)?;
+        if image.identity() != facts.identity {
+            let path = view.root.path().join(self.source());
+            return Err(crate::source::Error::Changed { path }.into());
+        }
+        let mut open = lock(&facts.open);
+        // Another may have read it meanwhile; one is enough.
+        let image = open.upgrade().unwrap_or(image);
+        *open = Arc::downgrade(&image);
+        drop(open);
+        view.images.keep(&image);
+        Ok(image)
+    }
+}

@@ -1,0 +1,319 @@
+//! What a directory shows: images in the place of checkpoints, everything else as it is.
+//!
+//! In: a directory of a [`Root`], and [`Options`]. Out: [`Entry`]s by name, and why what is not
+//! shown is hidden, left as it is or refused. Nothing is read before it is asked for; a checkpoint
+//! is parsed once, when its directory is first listed or one of its names looked up, and again when
+//! its files have changed, which every look at it finds out.
+//!
+//! What is shown beside images, and why, is in `rules`. How an image is read is not known here.
+
+mod directory;
+mod error;
+mod hub;
+mod images;
+mod keep;
+mod links;
+mod made;
+mod rules;
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use lru::LruCache;
+
+use crate::checkpoint;
+use crate::image::Image;
+use crate::source::{self, Attributes, Kind, Links, OpenFile, Root};
+
+use directory::Directory;
+pub use error::Error;
+use images::Images;
+pub use keep::{Keep, KeepError};
+pub use made::{Refusal, Shown};
+use rules::Only;
+
+/// How a view is to be made.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// How checkpoints are read.
+    pub checkpoint: checkpoint::Options,
+    /// Keep the originals visible beside their images.
+    pub show_originals: bool,
+    /// Names that never become an image.
+    pub keep: Keep,
+    /// Bytes that images which nobody has open may take.
+    pub memory: u64,
+}
+
+/// Directories whose plan is remembered. One takes some hundred bytes and its names.
+const DIRECTORIES: NonZeroUsize = NonZeroUsize::new(16_384).unwrap();
+
+/// Looks at a directory that changes under our hands before we give up.
+const TRIES: usize = 5;
+
+/// The view of a directory and all beneath it.
+#[derive(Debug)]
+pub struct View {
+    root: Arc<Root>,
+    /// The way from the root to what is shown.
+    base: PathBuf,
+    /// Where it is one checkpoint, its files.
+    only: Option<Only>,
+    options: Options,
+    directories: Mutex<LruCache<PathBuf, Arc<Directory>>>,
+    /// When something changed in a directory that its own time does not tell.
+    moved: Mutex<HashMap<PathBuf, SystemTime>>,
+    images: Images,
+}
+
+/// What a name stands for.
+#[derive(Clone, Debug)]
+pub enum Entry {
+    /// A checkpoint as one file.
+    Image(Arc<Shown>),
+    /// Anything else, as it is; a link that leads to what is not shown, as what it leads to.
+    Source(Attributes),
+    /// A link, and what it says; nothing where following it is refused.
+    Link(Attributes, Option<PathBuf>),
+}
+
+/// One name of a listing.
+#[derive(Clone, Debug)]
+pub struct Named {
+    /// The name.
+    pub name: OsString,
+    /// What it stands for.
+    pub entry: Entry,
+}
+
+/// Everything that is to be told of a directory.
+#[derive(Clone, Debug, Default)]
+pub struct Listing {
+    /// What is shown, by name.
+    pub entries: Vec<Named>,
+    /// What is not shown, and why.
+    pub hidden: Vec<(OsString, String)>,
+    /// Checkpoints that stay as they are although they could have been images, and why.
+    pub left: Vec<(String, String)>,
+    /// Checkpoints that cannot be shown as images.
+    pub refused: Vec<Arc<Refusal>>,
+}
+
+impl View {
+    /// The view of what a path names: a directory, or a single checkpoint, which is then shown alone.
+    pub fn new(path: &Path, options: Options) -> Result<View, Error> {
+        let links = match options.checkpoint.follow_symlinks {
+            true => Links::Anywhere,
+            false => Links::Inside,
+        };
+        let is_directory = match source::is_directory(path) {
+            // A numbered set is called by a name that no file has.
+            Err(source::Error::Missing { .. }) => false,
+            is_directory => is_directory?,
+        };
+        let (root, base, only) = if is_directory {
+            let (root, base) = Root::around(path, links)?;
+            (root, base, None)
+        } else {
+            let missing = || source::Error::Missing { path: path.to_path_buf() };
+            let name = path.file_name().ok_or_else(missing)?;
+            let parent = path.parent().unwrap_or(Path::new(""));
+            let (root, base) = Root::around(parent, links)?;
+            match rules::alone(&root, &base, name)? {
+                // Where the links of a path that was typed lead is the user's to say.
+                only @ Only::File(_) => {
+                    let (root, base) = Root::around(parent, Links::Anywhere)?;
+                    (root, base, Some(only))
+                }
+                only @ Only::Set(_) => (root, base, Some(only)),
+            }
+        };
+        let images = Images::new(options.memory);
+        let directories = Mutex::new(LruCache::new(DIRECTORIES));
+        let view = View { root, base, only, options, directories, moved: Mutex::default(), images };
+        if view.only.is_some() {
+            let listing = view.list(Path::new(""))?;
+            if let Some(refusal) = listing.refused.into_iter().next() {
+                return Err(Error::Refused(refusal));
+            }
+        }
+        Ok(view)
+    }
+
+    /// The root that everything is opened beneath.
+    pub fn root(&self) -> &Arc<Root> {
+        &self.root
+    }
+
+    /// How it is made.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The way from the root to a place in the view.
+    pub fn way(&self, place: &Path) -> PathBuf {
+        if place.as_os_str().is_empty() { self.base.clone() } else { self.base.join(place) }
+    }
+
+    /// What the file or directory at a place says of itself, links followed. A directory's time is
+    /// its source's, or later where what it shows has changed without that.
+    pub fn attributes(&self, place: &Path) -> Result<Attributes, Error> {
+        let way = self.way(place);
+        Ok(self.timed(&way, self.root.attributes(&way)?))
+    }
+
+    fn timed(&self, way: &Path, mut attributes: Attributes) -> Attributes {
+        if attributes.kind == Kind::Directory {
+            self.refresh(way);
+        }
+        if attributes.kind == Kind::Directory
+            && let Some(&moved) = lock(&self.moved).get(way)
+            && moved > attributes.mtime
+        {
+            attributes.mtime = moved;
+            attributes.ctime = attributes.ctime.max(moved);
+        }
+        attributes
+    }
+
+    /// Finds out what became of checkpoints that were read and have changed: who goes by the time of
+    /// a directory does not look at its names.
+    fn refresh(&self, way: &Path) {
+        let known = lock(&self.directories).peek(way).cloned();
+        if known.is_some_and(|known| !known.is_fresh(&self.root)) {
+            // What goes wrong is for those to hear who ask for the names.
+            let _ = self.settled(way, |directory, is_last| Ok(directory.refresh(self, is_last)));
+        }
+    }
+
+    /// What a directory shows has changed although its own time has not.
+    fn moved(&self, way: &Path, when: SystemTime) {
+        let mut moved = lock(&self.moved);
+        let last = moved.entry(way.to_path_buf()).or_insert(when);
+        *last = when.max(*last);
+    }
+
+    /// What a name in the directory at a place stands for; nothing if it is not shown.
+    pub fn entry(&self, place: &Path, name: &OsStr) -> Result<Option<Entry>, Error> {
+        self.settled(&self.way(place), |directory, is_last| directory.entry(self, name, is_last))
+    }
+
+    /// Whether a name that is there is shown as what it is.
+    fn shows(&self, way: &Path, name: &OsStr) -> Result<bool, Error> {
+        self.settled(way, |directory, is_last| Ok(directory.shows(self, name, is_last)))
+    }
+
+    /// Whether a name stands for an image.
+    fn has_image(&self, way: &Path, name: &OsStr) -> Result<bool, Error> {
+        self.settled(way, |directory, is_last| Ok(directory.has_image(self, name, is_last)))
+    }
+
+    /// Whether originals are hidden in a directory, and the directories in it.
+    fn hides(&self, way: &Path) -> Result<(bool, Vec<OsString>), Error> {
+        self.settled(way, |directory, is_last| Ok(directory.hides(self, is_last)))
+    }
+
+    /// Everything in the directory at a place. All its checkpoints are parsed for it, several at once.
+    pub fn list(&self, place: &Path) -> Result<Listing, Error> {
+        self.settled(&self.way(place), |directory, is_last| directory.list(self, is_last))
+    }
+
+    /// The image of a checkpoint that was shown: remembered, or parsed again.
+    pub fn image(&self, shown: &Shown) -> Result<Arc<Image>, Error> {
+        shown.image(self)
+    }
+
+    fn links(&self) -> Links {
+        match self.options.checkpoint.follow_symlinks {
+            true => Links::Anywhere,
+            false => Links::Inside,
+        }
+    }
+
+    /// Opens a file that is shown as it is.
+    pub fn open(&self, place: &Path) -> Result<OpenFile, Error> {
+        Ok(self.root.open(&self.way(place))?)
+    }
+
+    /// Bytes of the images that are kept for the next who opens them.
+    pub fn kept_bytes(&self) -> u64 {
+        self.images.bytes()
+    }
+
+    /// Images that are known, and checkpoints that were refused.
+    pub fn known(&self) -> Known {
+        let mut known = Known::default();
+        for (_, directory) in lock(&self.directories).iter() {
+            directory.count(&mut known);
+        }
+        known
+    }
+
+    /// Asks a directory, again if it is no longer what was looked at. The last time it is told so:
+    /// then what never stays the same must not keep the rest from being shown.
+    fn settled<T>(
+        &self,
+        way: &Path,
+        ask: impl Fn(&Directory, bool) -> Result<Answer<T>, Error>,
+    ) -> Result<T, Error> {
+        let mut directory = self.directory(way, None)?;
+        for left in (0..TRIES).rev() {
+            match ask(&directory, left == 0)? {
+                Answer::Is(answer) => return Ok(answer),
+                Answer::Stale => directory = self.directory(way, Some(&directory))?,
+            }
+        }
+        Err(Error::Restless { path: self.root.path().join(way) })
+    }
+
+    /// The directory as it is now, but not `old`, which is known not to be.
+    fn directory(&self, way: &Path, old: Option<&Arc<Directory>>) -> Result<Arc<Directory>, Error> {
+        let known = lock(&self.directories).get(way).cloned();
+        let attributes = self.root.attributes(way)?;
+        if let Some(known) = &known
+            && !old.is_some_and(|old| Arc::ptr_eq(old, known))
+            && known.is_of(&attributes)
+        {
+            return Ok(Arc::clone(known));
+        }
+        let mut new = Directory::read(self, way, &attributes, known.as_deref())?;
+        let mut directories = lock(&self.directories);
+        // Another may have read it meanwhile; what it began to parse is not parsed again.
+        if let Some(other) = directories.get(way)
+            && !known.is_some_and(|known| Arc::ptr_eq(other, &known))
+        {
+            if other.is_of(&attributes) {
+                return Ok(Arc::clone(other));
+            }
+            new.take_over(other);
+        }
+        let new = Arc::new(new);
+        directories.put(way.to_path_buf(), Arc::clone(&new));
+        Ok(new)
+    }
+}
+
+/// What there is to count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// Checkpoints shown as images.
+    pub images: u64,
+    /// Checkpoints refused.
+    pub refused: u64,
+}
+
+/// An answer of a directory, or that a file has changed and it must be read again.
+enum Answer<T> {
+    Is(T),
+    Stale,
+}
+
+/// A lock whose holder panicked guards nothing half done here: every value under one is whole at
+/// any time.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

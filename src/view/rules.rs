@@ -1,0 +1,211 @@
+//! Which checkpoints of a directory become images, and by what name: names decide, nothing is read.
+//!
+//! Loaders choose among what they find, each in its own way, so that an image must take the place of
+//! its originals and must never be a second `.safetensors` beside a model. In a folder with a model
+//! layout only files of the names that loaders look for are turned; in any other, each checkpoint is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::checkpoint::{Candidate, Members, by_name, is_kept};
+use crate::source::{self, Root};
+
+use super::Keep;
+
+/// A checkpoint that is to be an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub candidate: Candidate,
+    /// The image's name.
+    pub shown: String,
+}
+
+/// What is to become of a directory's checkpoints.
+#[derive(Debug, Default)]
+pub struct Plans {
+    pub plans: Vec<Plan>,
+    /// Those that stay as they are, and why.
+    pub left: Vec<(String, String)>,
+}
+
+/// Names that loaders look for: as torch files, and what the same is called as safetensors.
+const STEMS: [(&str, &str); 5] = [
+    ("pytorch_model", "model"),
+    ("diffusion_pytorch_model", "diffusion_pytorch_model"),
+    ("adapter_model", "adapter_model"),
+    ("pytorch_lora_weights", "pytorch_lora_weights"),
+    // Never written by torch.save under this name.
+    ("", "model"),
+];
+
+/// Bytes of a name at the most, here as on any filesystem.
+const LONGEST: usize = 255;
+
+/// What marks a folder as a model's, whatever else is in it.
+const CONFIG: &str = "config.json";
+
+/// The name as safetensors of a file that loaders look for, with its variant; nothing if none does.
+fn known(whole: &str) -> Option<String> {
+    let (stem, extension) = whole.rsplit_once('.')?;
+    let torch = match extension {
+        "bin" => true,
+        "safetensors" => false,
+        _ => return None,
+    };
+    STEMS.iter().find_map(|&(from, to)| {
+        let variant = stem.strip_prefix(if torch { from } else { to })?;
+        let is_one =
+            (variant.is_empty() || variant.starts_with('.')) && !(torch && from.is_empty());
+        is_one.then(|| format!("{to}{variant}.safetensors"))
+    })
+}
+
+/// What a file of any name is called as safetensors.
+fn named_by_stem(whole: &str) -> String {
+    let stem = whole.rsplit_once('.').map(|(stem, _)| stem).filter(|stem| !stem.is_empty());
+    format!("{}.safetensors", stem.unwrap_or(whole))
+}
+
+impl Candidate {
+    fn is_torch(&self) -> bool {
+        !self.whole.ends_with(".safetensors") && !self.whole.ends_with(".sft")
+    }
+
+    /// A single file that is safetensors by its name is as it should be.
+    fn is_done(&self) -> bool {
+        self.members == Members::File && !self.is_torch()
+    }
+
+    /// What loaders would take first.
+    fn rank(&self) -> u8 {
+        match (self.is_torch(), &self.members) {
+            (false, _) => 0,
+            (true, Members::File) => 1,
+            (true, _) => 2,
+        }
+    }
+}
+
+/// The names of a candidate's files, its index and what lies beside it included.
+pub fn originals(candidate: &Candidate) -> Vec<String> {
+    match &candidate.members {
+        Members::File => vec![candidate.name.clone()],
+        Members::Index { shards, beside } => {
+            let mut names = vec![candidate.name.clone()];
+            names.extend(shards.iter().chain(beside).cloned());
+            names
+        }
+        Members::Numbered { shards, .. } => shards.clone(),
+    }
+}
+
+/// Decides for the candidates of a directory in which these names are, of whatever kind.
+pub fn plan(names: &[String], candidates: Vec<Candidate>, keep: &Keep) -> Plans {
+    let real: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    // What is kept is no candidate, and marks the folder all the same.
+    let wholes = candidates.iter().map(|c| c.whole.as_str());
+    let known_ones: Vec<&str> =
+        real.iter().copied().chain(wholes).filter(|name| known(name).is_some()).collect();
+    let is_model = real.contains(CONFIG) || !known_ones.is_empty();
+    // A file or set that is a model's safetensors already.
+    let first = known_ones.into_iter().find(|name| name.ends_with(".safetensors"));
+    let first = first.map(str::to_owned);
+    let mut plans = Plans::default();
+    let mut wanted: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
+    for candidate in candidates {
+        let target = match known(&candidate.whole) {
+            target if is_model => target,
+            _ => Some(named_by_stem(&candidate.whole)),
+        };
+        if candidate.is_done() {
+            continue;
+        }
+        let keeps = originals(&candidate).iter().any(|name| keep.keeps(name));
+        match target {
+            _ if keeps || keep.keeps(&candidate.whole) => {
+                plans.left.push((candidate.name, "kept by its name (--keep)".to_owned()));
+            }
+            Some(target) if target.len() > LONGEST => {
+                plans.left.push((candidate.name, "its name would be too long".to_owned()));
+            }
+            Some(target) => wanted.entry(target).or_default().push(candidate),
+            None => {
+                let why = "not a name that loaders look for, in a model's folder";
+                plans.left.push((candidate.name, why.to_owned()));
+            }
+        }
+    }
+    for (target, mut candidates) in wanted {
+        if real.contains(target.as_str()) {
+            let why = format!("a real {target} lies beside it");
+            plans.left.extend(candidates.into_iter().map(|c| (c.name, why.clone())));
+            continue;
+        }
+        if let Some(first) = &first {
+            let why = format!("would be a second .safetensors beside the model's {first}");
+            let (torch, others): (Vec<_>, _) = candidates.into_iter().partition(|c| c.is_torch());
+            plans.left.extend(torch.into_iter().map(|c| (c.name, why.clone())));
+            candidates = others;
+        }
+        candidates.sort_by_key(Candidate::rank);
+        let tied =
+            candidates.len() > 1 && (!is_model || candidates[0].rank() == candidates[1].rank());
+        if tied {
+            let why = |other: &str| format!("{other} would be {target} as well");
+            for (n, candidate) in candidates.iter().enumerate() {
+                let other = &candidates[usize::from(n == 0)].name;
+                plans.left.push((candidate.name.clone(), why(other)));
+            }
+            continue;
+        }
+        let mut candidates = candidates.into_iter();
+        if let Some(candidate) = candidates.next() {
+            let why = format!("{target} is made of {}", candidate.name);
+            plans.left.extend(candidates.map(|c| (c.name, why.clone())));
+            plans.plans.push(Plan { candidate, shown: target });
+        }
+    }
+    plans.left.sort();
+    plans
+}
+
+/// What is looked at of a directory where one checkpoint in it was named.
+#[derive(Debug)]
+pub enum Only {
+    /// A file by itself, whatever it is called.
+    File(OsString),
+    /// The files of a set.
+    Set(Vec<OsString>),
+}
+
+impl Only {
+    /// Whether a name belongs to it.
+    pub fn has(&self, name: &OsStr) -> bool {
+        match self {
+            Only::File(file) => file == name,
+            Only::Set(files) => files.iter().any(|file| file == name),
+        }
+    }
+}
+
+/// What was named in a directory: a set, by its index or the name of the whole, or a file.
+pub fn alone(root: &Arc<Root>, way: &Path, name: &OsStr) -> Result<Only, source::Error> {
+    let names = root.files(way)?;
+    let of_a_set = by_name(root, way, &names, &is_kept)
+        .into_iter()
+        .find(|c| c.members != Members::File && *c.name == *name)
+        .map(|c| originals(&c).into_iter().map(OsString::from).collect());
+    match of_a_set {
+        Some(files) => Ok(Only::Set(files)),
+        None => {
+            root.open_typed(&way.join(name))?;
+            Ok(Only::File(name.to_owned()))
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "rules_tests.rs"]
+mod tests;

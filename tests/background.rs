@@ -1,0 +1,314 @@
+//! The command returns when the mount answers, leaves nothing of its caller in the daemon, and tells
+//! the caller why there is no mount. It takes what mount(8) and fstab say.
+
+#![cfg(feature = "mount")]
+#![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
+
+mod mounting;
+mod running;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use mounting::{Place, arguments, daemons_of, until};
+use running::{Done, ckptfs, done, in_shell, names_in, run};
+
+#[test]
+fn it_returns_when_the_mount_answers() {
+    let place = Place::new();
+    let done = place.try_mount(&[]);
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""));
+    assert_eq!(place.state(), "alive");
+    let daemon = place.daemon().unwrap();
+    assert_eq!(arguments(daemon.0)[1..], ["mount", &place.source, &place.mountpoint]);
+    let name = fs::read_to_string(format!("/proc/{}/comm", daemon.0)).unwrap();
+    assert_eq!(name, "ckptfs\n");
+}
+
+#[test]
+fn nothing_of_the_caller_stays_in_the_daemon() {
+    let place = Place::new();
+    let held = place.path("held by the caller");
+    // `run` reads to the end of what the daemon might still hold open: the pipe is one of the things.
+    let script = r#"exec 7>"$3" 5>&1; cd "$4"; "$CKPTFS" mount source mnt; ps -o sid= -p $$"#;
+    let folder = Path::new(&place.source).parent().unwrap().to_str().unwrap();
+    let arguments = [&place.source, &place.mountpoint, &held, folder];
+    let told = in_shell(Command::new("bash"), script, &arguments);
+    assert_eq!((told.code, told.stderr.as_str()), (0, ""));
+    let daemon = daemons_of("mnt").into_iter().find(|daemon| is_at(&place, daemon.0)).unwrap();
+
+    let process = |name: &str| format!("/proc/{}/{name}", daemon.0);
+    for entry in fs::read_dir(process("fd")).unwrap() {
+        let target = fs::read_link(entry.unwrap().path()).unwrap();
+        let target = target.to_str().unwrap();
+        let is_its_own = ["/dev/null", "/dev/fuse", "socket:", "anon_inode:", &place.source]
+            .iter()
+            .any(|own| target.starts_with(own));
+        assert!(is_its_own, "{target}");
+    }
+    assert_eq!(fs::read_link(process("cwd")).unwrap(), Path::new("/"));
+    let about = fs::read_to_string(process("stat")).unwrap();
+    let fields: Vec<&str> = about.rsplit(") ").next().unwrap().split(' ').collect();
+    // State, parent, group, session, terminal.
+    assert_ne!(fields[3], told.stdout.trim());
+    assert_eq!(fields[4], "0");
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+/// Whether the daemon serves the place; for one that was told a relative path.
+fn is_at(place: &Place, pid: u32) -> bool {
+    let told = run(&["status", "--json"]).stdout;
+    let all: serde_json::Value = serde_json::from_str(&told).unwrap();
+    let is = |mount: &serde_json::Value| {
+        mount["mountpoint"] == place.mountpoint.as_str() && mount["stats"]["pid"] == pid
+    };
+    all.as_array().unwrap().iter().any(is)
+}
+
+#[test]
+fn why_there_is_no_mount_is_told_to_the_caller() {
+    let place = Place::new();
+    let (missing, file) = (place.path("missing"), place.path("file"));
+    fs::write(&file, "text").unwrap();
+    let inside = format!("{}/inside", place.source);
+    fs::create_dir(&inside).unwrap();
+    let full = place.path("full");
+    fs::create_dir_all(format!("{full}/something")).unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let (source, mountpoint) = (&place.source[..], &place.mountpoint[..]);
+    let cases: [(&[&str], &str); 9] = [
+        (&[&missing, mountpoint], "no such file"),
+        (&["/dev/null", mountpoint], "neither a regular file nor a directory"),
+        (&[source, &missing], "a mountpoint must exist"),
+        (&[source, &file], "not a directory"),
+        (&[source, &full], "--nonempty"),
+        (&[source, &inside], "lies inside"),
+        (&[source, mountpoint, "--log-file", &inside], "cannot log"),
+        (&[source, mountpoint, "--metrics", &taken], "cannot serve metrics"),
+        (&[source, "/proc/self/fd"], ""),
+    ];
+    for (arguments, words) in cases {
+        for way in [&["mount"][..], &["mount", "-f"]] {
+            let done = run(&[way, arguments].concat());
+            assert_eq!((done.code, done.stdout.as_str()), (1, ""), "{arguments:?}");
+            assert!(done.stderr.contains(words), "{}", done.stderr);
+            assert!(done.stderr.contains("what to do"), "{}", done.stderr);
+        }
+    }
+    assert_eq!(place.mounts(), 0);
+    assert_eq!(place.state(), "none");
+    assert_eq!(run(&["mount", source, &full, "--nonempty"]).code, 0);
+    assert_eq!(run(&["unmount", &full]).code, 0);
+}
+
+#[test]
+fn a_daemon_that_dies_without_a_word_is_told_of() {
+    let place = Place::new();
+    // It waits there for a reader that never comes.
+    let log = place.path("pipe");
+    assert!(Command::new("mkfifo").arg(&log).status().unwrap().success());
+    let mut command = Command::new(ckptfs());
+    command.args(["mount", &place.source, &place.mountpoint, "--log-file", &log]);
+    let caller = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until("the daemon runs", || daemons_of(&log).len() == 2);
+    let daemon = daemons_of(&log).into_iter().find(|found| found.0 != caller.id()).unwrap();
+    daemon.kill("KILL");
+    let output = caller.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("ended before its mount answered") && said.contains("SIGKILL"), "{said}");
+}
+
+#[test]
+fn a_caller_that_goes_away_leaves_no_mount() {
+    let place = Place::new();
+    let log = place.path("pipe");
+    assert!(Command::new("mkfifo").arg(&log).status().unwrap().success());
+    let mut command = Command::new(ckptfs());
+    command.args(["mount", &place.source, &place.mountpoint, "--log-file", &log]);
+    let mut caller = command.stderr(Stdio::null()).spawn().unwrap();
+    until("the daemon runs", || daemons_of(&log).len() == 2);
+    caller.kill().unwrap();
+    caller.wait().unwrap();
+    // Now the daemon goes on, and finds nobody to tell.
+    let mut reader = fs::File::open(&log).unwrap();
+    let mut said = String::new();
+    reader.read_to_string(&mut said).unwrap();
+    until("the daemon ends", || daemons_of(&log).is_empty());
+    assert_eq!(place.mounts(), 0);
+}
+
+#[test]
+fn the_variable_that_makes_a_daemon_makes_none_by_itself() {
+    let place = Place::new();
+    let mut command = Command::new(ckptfs());
+    command.args(["mount", &place.source, &place.mountpoint]).env("CKPTFS_DAEMON", "pipe:[1]");
+    let told = done(&mut command);
+    assert_eq!((told.code, told.stdout.as_str(), told.stderr.as_str()), (0, "", ""));
+    assert_eq!(place.state(), "alive");
+}
+
+fn options_in_table(place: &Place) -> String {
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let line = lines.find(|fields| fields[1] == place.mountpoint).unwrap();
+    assert_eq!(line[2], "fuse.ckptfs");
+    line[3].to_owned()
+}
+
+#[test]
+fn mount8_and_fstab_can_mount_it() {
+    let place = Place::new();
+    let list = "rw,dev,suid,nofail,_netdev,x-systemd.automount,allow_other,memory=64M,keep=a\\,b";
+    // As mount.fuse3 runs it: without the word `mount`, and also with relative paths.
+    let folder = Path::new(&place.source).parent().unwrap();
+    for (source, mountpoint) in [(&*place.source, &*place.mountpoint), ("source", "mnt")] {
+        let mut command = Command::new(ckptfs());
+        command.args([source, mountpoint, "-o", list]).current_dir(folder);
+        let told = done(&mut command);
+        assert_eq!(told.code, 0, "{}", told.stderr);
+        let options = options_in_table(&place);
+        assert!(options.starts_with("ro,nosuid,nodev") && options.contains("allow_other"));
+        assert_eq!(place.unmount(&[]).code, 0);
+    }
+    // And by their programs, which look for the command in the system's own places.
+    let binary = Path::new(ckptfs()).parent().unwrap().to_str().unwrap();
+    let helper = format!(
+        r#"PATH="{binary}:$PATH" mount.fuse3 "$1" "$2" -t fuse.ckptfs -o rw,allow_other,threads=3"#
+    );
+    let named = r#"mount -t fuse "$CKPTFS#$1" "$2" -o allow_other,threads=3"#;
+    for script in [&*helper, named] {
+        let told = in_shell(Command::new("bash"), script, &[&place.source, &place.mountpoint]);
+        assert_eq!(told.code, 0, "{}", told.stderr);
+        assert!(options_in_table(&place).contains("allow_other"));
+        // The status of other tests may look at it just then, and keeps it busy for a moment.
+        let unmount = ["umount", &*place.mountpoint];
+        until("it is unmounted", || mounting::program(&unmount).code == 0);
+    }
+}
+
+#[test]
+fn options_are_checked_wherever_they_stand() {
+    let place = Place::new();
+    let attempt = |options: &[&str]| -> Done {
+        let done = place.try_mount(options);
+        assert_eq!(place.mounts(), 0);
+        done
+    };
+    let cases: [(&[&str], &str); 12] = [
+        (&["-o", "allow_other,no_such_thing=5"], "no_such_thing=5"),
+        (&["-o", "memory=much"], "--memory"),
+        (&["-o", "memory"], "--memory"),
+        (&["-o", "allow_other=yes"], "--allow-other"),
+        (&["-o", "help"], "'help'"),
+        (&["--memory", "-1"], "-1"),
+        (&["--threads", "0"], "--threads"),
+        (&["--uid", "me"], "--uid"),
+        (&["--keep", "[a"], "not a pattern"),
+        (&["--metrics", "0.0.0.0:9100"], "of this machine itself"),
+        (&["-o", "metrics=0.0.0.0:9100"], "of this machine itself"),
+        (&["--no-such-flag"], "--no-such-flag"),
+    ];
+    for (options, words) in cases {
+        let done = attempt(options);
+        assert_eq!(done.code, 2, "{options:?}: {}", done.stderr);
+        assert!(done.stderr.contains(words), "{options:?}: {}", done.stderr);
+    }
+    // An option of its own has the last word.
+    place.mount(&["--threads=2", "-o", "threads=3", "-o", "rw,memory=1G,no-passthrough"]);
+    assert_eq!(place.unmount(&[]).code, 0);
+    // What is neither a command nor a path is not taken for a source.
+    let done = run(&["mnt", &place.mountpoint]);
+    assert_eq!(done.code, 2);
+    assert!(done.stderr.contains("unrecognized subcommand"), "{}", done.stderr);
+}
+
+#[test]
+fn the_kernel_reads_further_ahead_than_it_offers() {
+    let place = Place::new();
+    place.mount(&[]);
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let line = lines.find(|fields| fields[4] == place.mountpoint).unwrap();
+    let set = fs::read_to_string(format!("/sys/class/bdi/{}/read_ahead_kb", line[2])).unwrap();
+    assert_eq!(set, "4096\n");
+}
+
+#[test]
+fn the_log_goes_where_it_is_told() {
+    let place = Place::new();
+    let log = place.path("log");
+    place.mount(&["-v", "--log-file", &log]);
+    assert_eq!(place.unmount(&[]).code, 0);
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(text.contains("mounted at") && text.contains("unmounted"), "{text}");
+    assert!(!text.contains('\x1b'), "{text}");
+    let foreground = place.mount_in_foreground(&["-v"]);
+    foreground.kill("TERM");
+    let (_, said) = foreground.ends();
+    assert!(said.contains("SIGTERM"), "{said}");
+}
+
+#[test]
+fn a_log_that_cannot_be_written_is_lost_and_nothing_else() {
+    let place = Place::new();
+    let refused = std::path::Path::new(&place.source).join("sub");
+    fs::create_dir(&refused).unwrap();
+    fs::write(refused.join("broken.ckpt"), b"PK\x03\x04 and no archive").unwrap();
+    place.mount(&["-vv", "--log-file", "/dev/full"]);
+    let shown = std::path::Path::new(&place.mountpoint).join("sub");
+    assert_eq!(names_in(&shown), ["broken.ckpt"]);
+    assert_eq!(place.state(), "alive");
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn metrics_are_served() {
+    let place = Place::new();
+    let done = place.try_mount(&["--metrics", "127.0.0.1:0"]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
+    let ask = |request: &str| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        // One that is refused may be cut off while it still sends.
+        let _ = stream.write_all(request.as_bytes());
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    };
+    let page = ask("GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n");
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text"));
+    let line = format!(
+        "ckptfs_reads_total{{mountpoint=\"{}\",source=\"{}\"}} ",
+        place.mountpoint, place.source
+    );
+    assert!(page.contains(&line) && page.ends_with("# EOF\n"), "{page}");
+    assert!(ask("GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
+    assert!(ask("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+    assert!(ask("\0\r\n\r\n").starts_with("HTTP/1.1 405"));
+    let long = ask(&format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100_000)));
+    assert!(long.is_empty() || long.starts_with("HTTP/1.1 431"), "{long}");
+    // Readers that say nothing do not keep others out for ever, nor the mount from ending.
+    let silent: Vec<_> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
+    assert!(ask("GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+    assert_eq!(place.unmount(&[]).code, 0);
+    drop(silent);
+}
+
+#[test]
+fn the_doctor_finds_this_machine_fit() {
+    let place = Place::new();
+    let done = run(&["doctor", &place.source]);
+    assert_eq!(done.code, 0, "{}", done.stdout);
+    assert!(done.stdout.contains("/dev/fuse") && done.stdout.contains("O_DIRECT"));
+    let done = run(&["doctor", "--json", &place.path("missing")]);
+    assert_eq!(done.code, 1);
+    let checks: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    let is_problem = |check: &&serde_json::Value| check["verdict"] == "problem";
+    let problems: Vec<_> = checks.as_array().unwrap().iter().filter(is_problem).collect();
+    assert!(matches!(problems[..], [problem] if problem["what"] == "source"), "{problems:?}");
+}

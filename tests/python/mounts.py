@@ -1,0 +1,98 @@
+"""Mounts for tests: each is gone when its test is, however that ended."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+# Longer than anything takes on the slowest machine; only a failing test waits for it.
+PATIENCE = 60
+
+
+def until(what, holds):
+    """Waits until something holds, and fails if it never does."""
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, f"still not so: {what}"
+        time.sleep(0.05)
+
+
+def is_mounted(point):
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return any(line.split(" ")[4] == str(point) for line in lines)
+
+
+class Mount:
+    """A mount and the daemon that serves it."""
+
+    def __init__(self, binary, source, point, log, options, prefix=()):
+        self.binary, self.point, self.log = binary, point, log
+        point.mkdir(exist_ok=True)
+        command = [*prefix, binary, "mount", source, point, "--log-file", log, *options]
+        done = subprocess.run(
+            list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        self.pid = self.stats()["pid"]
+
+    def __truediv__(self, name):
+        return self.point / name
+
+    def stats(self):
+        return json.loads(os.getxattr(self.point, "user.ckptfs.stats"))
+
+    def logged(self):
+        return self.log.read_text() if self.log.exists() else ""
+
+    def resident(self):
+        """Bytes of memory of its own that the daemon has now, and the most that it ever had."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        found = dict(line.split(":", 1) for line in lines)
+        return tuple(int(found[name].split()[0]) << 10 for name in ("RssAnon", "VmHWM"))
+
+    def unmount(self):
+        done = subprocess.run(
+            [self.binary, "unmount", self.point], capture_output=True, timeout=PATIENCE
+        )
+        assert done.returncode == 0, done.stderr.decode()
+
+    def remove(self):
+        """Takes it away by force if it is still there."""
+        while is_mounted(self.point):
+            subprocess.run(["umount", "-l", self.point], check=True, timeout=PATIENCE)
+        pid = getattr(self, "pid", None)
+        if pid and str(self.point) in _command_line(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _command_line(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+class Mounts:
+    """Mounts things in a directory: `mounts(source, "--option")`."""
+
+    def __init__(self, binary, folder):
+        assert os.geteuid() == 0 and Path("/dev/fuse").exists(), "needs root and /dev/fuse"
+        self.binary, self.folder, self.all = binary, folder, []
+
+    def __call__(self, source, *options, prefix=()):
+        number = len(self.all)
+        mount = Mount.__new__(Mount)
+        # Known before it is made: what fails half way is taken away too.
+        self.all.append(mount)
+        mount.__init__(
+            self.binary, source, self.folder / f"mnt{number}", self.folder / f"log{number}",
+            options, prefix,
+        )  # fmt: skip
+        return mount
+
+    def end(self):
+        for mount in self.all:
+            if hasattr(mount, "point"):
+                mount.remove()

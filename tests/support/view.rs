@@ -1,0 +1,81 @@
+//! What a view shows, in words, and the files to show.
+
+use std::fs;
+use std::path::Path;
+
+use ckptfs::source::Kind;
+use ckptfs::view::{Entry, Listing, Options, View};
+
+use super::zip;
+
+/// A torch checkpoint with one tensor, `w`.
+pub fn torch() -> Vec<u8> {
+    zip::archive(&zip::one_tensor())
+}
+
+/// The same with a tensor of another name.
+pub fn torch_with(name: &str) -> Vec<u8> {
+    let state = super::pickle::dict(&[(name, super::pickle::Tensor::default().bytes())]);
+    zip::archive(&zip::checkpoint(&super::pickle::pickle(&state)))
+}
+
+/// Writes files beneath a folder, and the folders that they are in.
+pub fn write(folder: &Path, files: &[(&str, &[u8])]) {
+    for (name, bytes) in files {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::write(path, bytes).expect("written");
+    }
+}
+
+pub fn view(path: &Path) -> View {
+    View::new(path, Options::default()).expect("a view")
+}
+
+/// A view that shows originals beside their images.
+pub fn view_of_all(path: &Path) -> View {
+    View::new(path, Options { show_originals: true, ..Options::default() }).expect("a view")
+}
+
+/// One that follows links anywhere.
+pub fn view_following(path: &Path) -> View {
+    let mut options = Options::default();
+    options.checkpoint.follow_symlinks = true;
+    View::new(path, options).expect("a view")
+}
+
+/// An entry in words: `name` of a file, `name*` of an image, `name/` of a directory,
+/// `name -> target` of a link, and `name -> !` of one that is refused.
+pub fn word(name: &str, entry: &Entry) -> String {
+    match entry {
+        Entry::Image(_) => format!("{name}*"),
+        Entry::Source(found) if found.kind == Kind::Directory => format!("{name}/"),
+        Entry::Source(_) => name.to_owned(),
+        Entry::Link(_, Some(target)) => format!("{name} -> {}", target.display()),
+        Entry::Link(_, None) => format!("{name} -> !"),
+    }
+}
+
+/// What a view lists at a place, in words; a name looked up must be the same as listed.
+pub fn shown(view: &View, place: impl AsRef<Path>) -> Vec<String> {
+    let place = place.as_ref();
+    let Listing { entries, hidden, .. } = view.list(place).expect("listed");
+    for (name, why) in hidden {
+        let entry = view.entry(place, &name).expect("looked up");
+        assert!(entry.is_none(), "{} is hidden ({why}) and found", name.display());
+    }
+    let words = entries.iter().map(|named| {
+        let name = named.name.to_string_lossy();
+        let listed = word(&name, &named.entry);
+        let found = view.entry(place, &named.name).expect("looked up").expect("found");
+        assert_eq!(word(&name, &found), listed);
+        listed
+    });
+    words.collect()
+}
+
+/// The names that are hidden at a place.
+pub fn hidden(view: &View, place: impl AsRef<Path>) -> Vec<String> {
+    let hidden = view.list(place.as_ref()).expect("listed").hidden;
+    hidden.into_iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect()
+}
