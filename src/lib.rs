@@ -27,6 +27,7 @@ pub mod checkpoint;
 pub mod export;
 pub mod image;
 pub mod source;
+mod threads;
 pub mod verify;
 pub mod view;
 

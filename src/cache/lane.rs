@@ -9,6 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::threads::lock;
+
 /// Threads that read one local device: some copy to readers while the others wait for the disk,
 /// which gives all it has to two or three.
 const LOCAL_THREADS: usize = 4;
@@ -146,7 +148,7 @@ impl Lane {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 }
 

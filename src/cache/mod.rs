@@ -26,9 +26,10 @@ mod wanted;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::image::Reader;
+use crate::threads::lock;
 
 pub use counters::Counters;
 pub use error::Error;
@@ -132,7 +133,7 @@ impl Cache {
     }
 
     fn lock(&self) -> MutexGuard<'_, Lanes> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lanes)
     }
 }
 

@@ -5,9 +5,11 @@
 //! time, 2.6 GB/s where the disk gives 3.8), so a buffer that comes back is the first to go out.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use memmap2::MmapMut;
+
+use crate::threads::lock;
 
 /// How large a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +111,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, AtRest> {
-        self.at_rest.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.at_rest)
     }
 }
 

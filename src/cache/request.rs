@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use crate::threads::lock;
 
 use super::Error;
 use super::counters::Counting;
@@ -70,7 +72,7 @@ impl Gathering {
     /// A block has come: takes its parts. The last one to come gives the answer, and an error
     /// gives it at once.
     pub fn take(&self, parts: &[Part], block: Result<&[u8], &Error>) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.0);
         let given = match block {
             Err(error) => state.answer.take().map(|answer| (answer, Err(error))),
             Ok(block) => {

@@ -5,9 +5,10 @@
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::image::{Image, Reader, SegmentBytes};
+use crate::threads::lock;
 
 use super::origin::OpenOrigin;
 use super::planner::{Planner, Seen};
@@ -115,7 +116,7 @@ impl Served {
     /// What a read turns out to be among those before it.
     fn see(&self, range: &Range<u64>) -> Seen {
         let (_, limit) = self.cache.store.pool.held_and_limit();
-        let mut planner = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut planner = lock(&self.planner);
         planner.read(range, self.image().size(), self.cache.readahead, limit / 2)
     }
 

@@ -5,9 +5,11 @@
 //! while bytes are read or copied.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use lru::LruCache;
+
+use crate::threads::lock;
 
 use super::counters::Counting;
 use super::pool::{Buffer, Pool, Size};
@@ -252,7 +254,7 @@ impl Store {
     }
 
     fn lock(&self) -> MutexGuard<'_, Blocks> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.blocks)
     }
 }
 

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::source::{self, Links, ReadAt, Root};
+use crate::threads::together;
 
 use super::group::{Candidate, Members, ShardName, candidates, indexed};
 use super::listed::Listed;
@@ -147,7 +147,8 @@ fn open_shards(
         let file = root.open(&directory.join(shard))?;
         single::read(&file, options)
     };
-    let reads = shards.chunks(TOGETHER).flat_map(|shards| together(shards, |(s, _)| read(s)));
+    let reads =
+        shards.chunks(TOGETHER).flat_map(|shards| together(shards, READERS, |(s, _)| read(s)));
     for (number, (read, (shard, expected))) in (0u32..).zip(reads.zip(&shards)) {
         let part = match read {
             Err(Error::Source(source::Error::Missing { .. })) if expected.is_some() => {
@@ -203,36 +204,6 @@ const TOGETHER: usize = 32;
 
 /// Threads that read shards: most of it is waiting for a cold disk, the rest is for every core.
 const READERS: usize = 8;
-
-/// Reads several at once; the answers are in order.
-fn together<T: Sync, R: Send>(of: &[T], read: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    if let [one] = of {
-        return vec![read(one)];
-    }
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let (n, Some(one)) = next_of(&next, of) {
-            done.push((n, read(one)));
-        }
-        done
-    };
-    let mut done: Vec<(usize, R)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..of.len().min(READERS)).map(|_| scope.spawn(work)).collect();
-        // A thread that panics takes this one with it, as if it had done the work itself.
-        let joined = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        joined.flatten().collect()
-    });
-    done.sort_by_key(|(n, _)| *n);
-    done.into_iter().map(|(_, read)| read).collect()
-}
-
-fn next_of<'a, T>(next: &AtomicUsize, of: &'a [T]) -> (usize, Option<&'a T>) {
-    let n = next.fetch_add(1, Ordering::Relaxed);
-    (n, of.get(n))
-}
 
 /// Adds a shard to those before it.
 fn join(whole: &mut Checkpoint, part: Checkpoint) {

@@ -4,7 +4,7 @@
 //! elements first, and then every tensor starts at a multiple of its element. Within one size they
 //! stand as they lie in the sources, so that reading the image in order reads the disk in order.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::checkpoint::{Bytes, Checkpoint, MAX_HEADER, Origin, OriginId, Tensor};
 use crate::source::File;
@@ -62,6 +62,7 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
         size,
         layout,
         identity,
+        weight: OnceLock::new(),
     })
 }
 
@@ -82,6 +83,7 @@ pub fn plain(file: Arc<File>) -> Image {
         metadata: Default::default(),
         size,
         layout,
+        weight: OnceLock::new(),
     }
 }
 

@@ -15,7 +15,7 @@ mod reader;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::checkpoint::{Checkpoint, Origin, OriginId, Tensor};
 use crate::source;
@@ -51,6 +51,8 @@ pub struct Image {
     size: u64,
     layout: Hash,
     identity: Hash,
+    /// Asked at every opening, and summed over every tensor.
+    weight: OnceLock<u64>,
 }
 
 /// What a range of the image is made of. Ranges of an origin that follow one another are one piece.
@@ -175,6 +177,10 @@ impl Image {
 
     /// About how many bytes of memory it takes.
     pub fn weight(&self) -> u64 {
+        *self.weight.get_or_init(|| self.weighed())
+    }
+
+    fn weighed(&self) -> u64 {
         let name = |tensor: &Tensor| tensor.name.len() + size_of_val(&*tensor.shape);
         let tensors = size_of_val(&*self.tensors) + self.tensors.iter().map(name).sum::<usize>();
         let pieces = size_of_val(&*self.piece_starts) + size_of_val(&*self.pieces);

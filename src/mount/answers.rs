@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use fuser::Errno;
 
-use super::lock;
+use crate::threads::lock;
 
 /// Threads for what may wait on the source's filesystem: made when needed, gone when idle.
 #[derive(Debug)]

@@ -10,13 +10,15 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::threads::lock;
 
 use super::table::{self, Device, Entry, Spot};
 use super::{Error, helper};
@@ -130,7 +132,7 @@ impl Attached {
 
     fn connection(&self) -> MutexGuard<'_, Option<OwnedFd>> {
         // A plain value: whoever panicked with it left it whole.
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.connection)
     }
 
     /// Lets the kernel go: those who wait for an answer get an error, and the numbers of this mount

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex};
 
 use fuser::{FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 
+use crate::threads::lock;
+
 use super::attr::kind;
 use super::filesystem::{GENERATION, Inner, TTL};
-use super::lock;
 use super::nodes::Node;
 
 /// A name, and what it stands for.

@@ -27,7 +27,7 @@ mod xattrs;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 pub use error::Error;
@@ -213,10 +213,4 @@ fn numbers(
             },
         }
     })
-}
-
-/// A lock whose holder panicked guards nothing half done here: every value under one is whole at
-/// any time.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

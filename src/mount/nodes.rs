@@ -11,9 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use crate::source::{Attributes, Kind};
+use crate::threads::lock;
 use crate::view::{Entry, Shown};
-
-use super::lock;
 
 /// The number of the mount's own directory, by the protocol.
 pub const ROOT: u64 = 1;

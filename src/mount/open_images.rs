@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::cache::{Cache, Served};
 use crate::image::{self, Image};
-
-use super::lock;
+use crate::threads::lock;
 
 /// An image that is open at least once.
 pub struct OpenImage {

@@ -9,10 +9,10 @@ use fuser::{BackingId, Errno, FopenFlags, ReplyOpen};
 use crate::cache::{Cache, Served};
 use crate::image::Image;
 use crate::source::{self, Identity, OpenFile};
+use crate::threads::lock;
 use crate::view::{self, View};
 
 use super::attr::of_image;
-use super::lock;
 use super::nodes::{Node, What};
 use super::open_images::{OpenImage, OpenImages};
 use super::reads::{Answer, Range};

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use crate::threads::lock;
+
 use super::Error;
 use super::attach::Attached;
 use super::probe::{self, Answer};
@@ -44,7 +46,7 @@ struct End {
 impl End {
     fn outcome(&self) -> MutexGuard<'_, Option<Result<(), String>>> {
         // A plain value: whoever panicked with it left it whole.
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.outcome)
     }
 
     fn tell(&self, outcome: Result<(), String>) {

@@ -6,12 +6,14 @@ use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::param::page_size;
+
+use crate::threads::lock;
 
 use super::cachestat::cached_pages;
 use super::{OpenFile, ReadAt};
@@ -149,10 +151,6 @@ impl Residency {
         }
         true
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

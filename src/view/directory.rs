@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use crate::checkpoint::{Candidate, Members, by_name};
 use crate::source::{self, Attributes, Kind, Root};
+use crate::threads::{lock, together};
 
 use super::hub::{self, Notes};
 use super::made::{Outcome, Planned, Shown};
 use super::rules::{self, Only};
-use super::{Answer, Entry, Error, Known, Listing, Named, TRIES, View, links, lock};
+use super::{Answer, Entry, Error, Known, Listing, Named, TRIES, View, links};
 
 /// A directory as it was at one time. Its checkpoints are read when they are asked for.
 #[derive(Debug)]
@@ -319,20 +319,10 @@ impl Directory {
     fn outcomes(&self, view: &View, is_last: bool) -> Vec<Option<Outcome>> {
         let unread = self.planned.iter().filter(|planned| planned.known().is_none()).count();
         if unread > 1 {
-            let next = AtomicUsize::new(0);
             let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-            std::thread::scope(|scope| {
-                for _ in 0..unread.min(PARSERS).min(2 * cores) {
-                    scope.spawn(|| {
-                        while let Some(planned) =
-                            self.planned.get(next.fetch_add(1, Ordering::Relaxed))
-                        {
-                            // Asked for again below; this is for its effect.
-                            let _ = planned.outcome(view, &self.way);
-                        }
-                    });
-                }
-            });
+            let threads = unread.min(PARSERS).min(2 * cores);
+            // Asked for again below; this is for its effect.
+            together(&self.planned, threads, |planned| drop(planned.outcome(view, &self.way)));
         }
         self.planned.iter().map(|planned| self.outcome(view, planned, is_last)).collect()
     }

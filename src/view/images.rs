@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 use lru::LruCache;
 
 use crate::image::{Hash, Image};
-
-use super::lock;
+use crate::threads::lock;
 
 /// The images that were used last, by their identity.
 #[derive(Debug)]

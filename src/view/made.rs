@@ -9,9 +9,10 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::checkpoint::{self, Checkpoint, Format, Options};
 use crate::image::{Hash, Image};
 use crate::source::{Attributes, Identity, Kind, Root};
+use crate::threads::lock;
 
 use super::rules::{self, Plan};
-use super::{Error, View, lock};
+use super::{Error, View};
 
 /// How long a look at the files of a checkpoint is good for: within a second a change must show, and
 /// the kernel asks twice a second for each name in use.
@@ -61,7 +62,6 @@ pub struct Facts {
     tensors: usize,
     format: Format,
     notes: Vec<String>,
-    sources: usize,
     open: Mutex<Weak<Image>>,
 }
 
@@ -298,7 +298,6 @@ fn read(
         tensors: image.tensors().len(),
         format,
         notes,
-        sources: image.files().len(),
         open: Mutex::new(Arc::downgrade(&image)),
     };
     Ok((image, facts))
@@ -328,11 +327,6 @@ impl Shown {
     /// The format of its sources.
     pub fn format(&self) -> Format {
         self.facts.format
-    }
-
-    /// The files that must be open to read it.
-    pub fn sources(&self) -> usize {
-        self.facts.sources
     }
 
     /// The options that it was read with.

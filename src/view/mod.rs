@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use lru::LruCache;
@@ -28,6 +28,7 @@ use lru::LruCache;
 use crate::checkpoint;
 use crate::image::Image;
 use crate::source::{self, Attributes, Kind, Links, OpenFile, Root};
+use crate::threads::lock;
 
 use directory::Directory;
 pub use error::Error;
@@ -310,10 +311,4 @@ pub struct Known {
 enum Answer<T> {
     Is(T),
     Stale,
-}
-
-/// A lock whose holder panicked guards nothing half done here: every value under one is whole at
-/// any time.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
