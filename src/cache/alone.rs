@@ -1,4 +1,5 @@
-//! Reads that keep no block: a small jump, and a range of more pieces than blocks are worth.
+//! Reads that keep no block: a small jump, a range of more pieces than blocks are worth, and one that
+//! there is no memory to wait with.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,9 +55,8 @@ impl Served {
         }
     }
 
-    /// Reads a range that is made of too many pieces for blocks.
+    /// Reads a range through the page cache, piece by piece.
     pub(super) fn read_in_pieces(self: &Arc<Self>, range: Range<u64>, answer: Answer) {
-        self.cache.counting.misses.one();
         let origin = self.image().segments(range.clone()).find_map(|segment| match segment.bytes {
             SegmentBytes::Header(_) => None,
             SegmentBytes::Run { origin, .. } => Some(origin),

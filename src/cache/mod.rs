@@ -43,8 +43,8 @@ use store::Store;
 /// How much the cache may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of buffers at the most. Besides them, a read that is put together from several blocks
-    /// takes its own length while it lasts.
+    /// Bytes of buffers at the most, those that reads are put together in among them. Besides them,
+    /// each thread has what it answers from.
     pub memory: u64,
     /// Bytes read ahead of one stream at the most.
     pub readahead: u64,

@@ -1,12 +1,17 @@
 //! What to read before it is asked for.
 //!
-//! In: the range of each read of one image, whoever asked. Out: the range to fetch ahead, if any.
+//! In: the range of each read of one image, whoever asked, and the end of the tensor that it begins in.
+//! Out: the range to fetch ahead, if any.
 //! A pure state machine: it reads nothing, knows no clock and cannot fail.
 //!
 //! Reads that follow one another closely are a stream. Real loaders have several at once, from
 //! several threads, and before them they touch the first page of every tensor, which is hundreds
 //! of jumps. So a jump fetches nothing ahead, and a stream earns its window: each time half of what
 //! was fetched for it is used up, the window doubles.
+//!
+//! Loaders take tensors in the order of their names, or of their own, which is seldom that of the
+//! file. So a stream that began in a tensor fetches not much more than that tensor, until it is seen
+//! to go on behind it.
 
 use std::ops::Range;
 
@@ -19,6 +24,10 @@ const FIRST_WINDOW: u64 = 1 << 20;
 /// How far a read may lie from where its stream is and still belong to it. The kernel reads around
 /// a page fault, in requests that overtake one another.
 const NEAR: u64 = 1 << 20;
+
+/// How far behind the end of its tensor a stream fetches, and the kernel reads by itself: around a
+/// page fault it asks for as much as it may read ahead.
+const BEHIND: u64 = 4 << 20;
 
 /// Reads after which a stream that made none of them is taken to be over, and its share of the
 /// memory goes to the others.
@@ -46,18 +55,29 @@ struct Stream {
     /// The end of what was fetched for it.
     fetched: u64,
     window: u64,
+    /// Where what it fetches ends as long as it is not known to go further.
+    bound: u64,
     /// The number of its latest read.
     latest: u64,
 }
 
+/// Where to stop.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    /// The end of the tensor that the read begins in, if it begins in one.
+    pub tensor: Option<u64>,
+    /// The end of the image.
+    pub image: u64,
+}
+
 impl Planner {
     /// Takes note of a read. `most` are the bytes that may be fetched ahead for all streams
-    /// together, and `widest` those for one; the image ends at `end`.
-    pub fn read(&mut self, range: &Range<u64>, end: u64, widest: u64, most: u64) -> Seen {
+    /// together, and `widest` those for one.
+    pub fn read(&mut self, range: &Range<u64>, ends: Ends, widest: u64, most: u64) -> Seen {
         self.reads += 1;
         let now = self.reads;
         let Some(n) = self.stream_of(range) else {
-            self.begin(range);
+            self.begin(range, ends);
             return Seen::Jump;
         };
         let alive = |stream: &&Stream| stream.window > 0 && stream.latest + FORGOTTEN > now;
@@ -68,12 +88,16 @@ impl Planner {
             return Seen::Step(None);
         }
         stream.at = range.end;
+        if stream.at > stream.bound {
+            stream.bound = u64::MAX;
+        }
         let left = stream.fetched.saturating_sub(stream.at);
         if left > stream.window / 2 {
             return Seen::Step(None);
         }
         stream.window = (stream.window * 2).max(FIRST_WINDOW).min(widest).min(share);
-        let fetch = stream.fetched.max(stream.at)..(stream.at + stream.window).min(end);
+        let end = (stream.at + stream.window).min(stream.bound).min(ends.image);
+        let fetch = stream.fetched.max(stream.at)..end;
         if fetch.is_empty() {
             return Seen::Step(None);
         }
@@ -90,8 +114,11 @@ impl Planner {
         streams.min_by_key(|(_, stream)| stream.at.abs_diff(range.start)).map(|(n, _)| n)
     }
 
-    fn begin(&mut self, range: &Range<u64>) {
-        let stream = Stream { at: range.end, fetched: range.end, window: 0, latest: self.reads };
+    fn begin(&mut self, range: &Range<u64>, ends: Ends) {
+        let (at, latest) = (range.end, self.reads);
+        // What is read before the first tensor is read from the start: all of it is wanted.
+        let bound = ends.tensor.map_or(u64::MAX, |end| end.saturating_add(BEHIND));
+        let stream = Stream { at, fetched: at, window: 0, bound, latest };
         if self.streams.len() < STREAMS {
             self.streams.push(stream);
         } else if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.latest) {
@@ -118,8 +145,12 @@ mod tests {
         }
     }
 
+    fn ends(image: u64) -> Ends {
+        Ends { tensor: None, image }
+    }
+
     fn step(planner: &mut Planner, at: u64, end: u64) -> Option<Range<u64>> {
-        fetched(planner.read(&(at..at + STEP), end, WIDEST, MOST))
+        fetched(planner.read(&(at..at + STEP), ends(end), WIDEST, MOST))
     }
 
     #[test]
@@ -152,7 +183,7 @@ mod tests {
         let mut planner = Planner::default();
         for n in 0..1000 {
             let at = n * 11 * MIB;
-            assert_eq!(planner.read(&(at..at + STEP), MOST * 64, WIDEST, MOST), Seen::Jump);
+            assert_eq!(planner.read(&(at..at + STEP), ends(MOST * 64), WIDEST, MOST), Seen::Jump);
         }
     }
 
@@ -165,7 +196,7 @@ mod tests {
                 let start = stream as u64 * 1000 * MIB;
                 let at = start + n * STEP;
                 let read = at..at + STEP;
-                if let Some(range) = self::fetched(planner.read(&read, MOST * 64, WIDEST, 64 * MIB))
+                if let Some(range) = self::fetched(planner.read(&read, ends(MOST * 64), WIDEST, 64 * MIB))
                 {
                     assert!(range.end - range.start <= WIDEST);
                     assert!(n < 200 || range.end - at <= 9 * MIB, "an eighth of it each");
@@ -187,16 +218,40 @@ mod tests {
         }
     }
 
+    /// Reads tensors of 20 MiB each from end to end, in this order; how much was fetched.
+    fn tensors(order: impl Iterator<Item = u64>) -> u64 {
+        let (mut planner, mut bytes) = (Planner::default(), 0);
+        for tensor in order {
+            let (start, end) = (MIB + tensor * 20 * MIB, MIB + (tensor + 1) * 20 * MIB);
+            for at in (start..end).step_by(STEP as usize) {
+                let ends = Ends { tensor: Some(end), image: MOST };
+                let fetch = fetched(planner.read(&(at..at + STEP), ends, WIDEST, MOST));
+                assert!(at < start + 3 * STEP || fetch.as_ref().is_none_or(|f| f.end > at + STEP));
+                bytes += fetch.map_or(0, |range| range.end - range.start);
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn tensors_out_of_order_fetch_little_behind_them_and_those_in_order_all() {
+        let scattered = (0..20).map(|n| n * 7 % 20);
+        assert!(tensors(scattered) < 20 * (20 * MIB + BEHIND));
+        assert!(tensors(0..20) > 20 * 20 * MIB);
+    }
+
     proptest! {
         #[test]
         fn whatever_is_read_what_is_fetched_is_ahead_and_within_bounds(
-            reads in prop::collection::vec((0u64..400, 0u64..4 * MIB), 1..300),
+            reads in prop::collection::vec((0u64..400, 0u64..4 * MIB, 0u64..500), 1..300),
             widest in 0..WIDEST, most in 0..4 * WIDEST,
         ) {
             let (mut planner, end) = (Planner::default(), 400 * MIB);
-            for (at, len) in reads {
+            for (at, len, tensor) in reads {
                 let range = at * MIB..(at * MIB + len).min(end);
-                if let Some(fetch) = fetched(planner.read(&range, end, widest, most)) {
+                let tensor = (tensor < 400).then_some(range.start.max(tensor * MIB));
+                let ends = Ends { tensor, image: end };
+                if let Some(fetch) = fetched(planner.read(&range, ends, widest, most)) {
                     prop_assert!(fetch.start >= range.end && fetch.end <= end && !fetch.is_empty());
                     prop_assert!(fetch.end - fetch.start <= widest.min(most));
                 }

@@ -23,6 +23,11 @@ pub enum Size {
 }
 
 impl Size {
+    /// The smallest that has so many bytes.
+    pub fn of(bytes: usize) -> Option<Size> {
+        [Size::Small, Size::Large].into_iter().find(|size| bytes <= size.bytes())
+    }
+
     pub const fn bytes(self) -> usize {
         match self {
             Size::Small => 1 << 20,

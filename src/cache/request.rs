@@ -8,6 +8,7 @@ use crate::threads::lock;
 
 use super::Error;
 use super::counters::Counting;
+use super::pool::Buffer;
 
 /// What is called with the bytes of a read, or with why there are none.
 pub type Done = Box<dyn FnOnce(Result<&[u8], &Error>) + Send>;
@@ -57,42 +58,48 @@ pub struct Part {
 pub struct Gathering(Mutex<State>);
 
 struct State {
-    bytes: Vec<u8>,
+    /// From the pool, so that those who wait are within the budget too; none once it is given.
+    bytes: Option<Buffer>,
+    len: usize,
     /// Blocks that have not come.
     missing: usize,
     answer: Option<Answer>,
 }
 
 impl Gathering {
-    /// An answer of bytes some of which are already there.
-    pub fn new(bytes: Vec<u8>, missing: usize, answer: Answer) -> Arc<Gathering> {
-        Arc::new(Gathering(Mutex::new(State { bytes, missing, answer: Some(answer) })))
+    /// An answer of so many bytes of a buffer, some of which are already there.
+    pub fn new(bytes: Buffer, len: usize, missing: usize, answer: Answer) -> Arc<Gathering> {
+        let (bytes, answer) = (Some(bytes), Some(answer));
+        Arc::new(Gathering(Mutex::new(State { bytes, len, missing, answer })))
     }
 
     /// A block has come: takes its parts. The last one to come gives the answer, and an error
     /// gives it at once.
     pub fn take(&self, parts: &[Part], block: Result<&[u8], &Error>) {
         let mut state = lock(&self.0);
-        let given = match block {
-            Err(error) => state.answer.take().map(|answer| (answer, Err(error))),
+        match block {
+            Err(error) => {
+                let (answer, bytes) = (state.answer.take(), state.bytes.take());
+                drop((state, bytes));
+                if let Some(answer) = answer {
+                    answer.give(Err(error));
+                }
+            }
             Ok(block) => {
+                let Some(bytes) = state.bytes.as_mut() else { return };
                 for part in parts {
                     let end = part.at + part.bytes.len();
-                    state.bytes[part.at..end].copy_from_slice(&block[part.bytes.clone()]);
+                    bytes[part.at..end].copy_from_slice(&block[part.bytes.clone()]);
                 }
                 state.missing -= 1;
                 if state.missing > 0 {
                     return;
                 }
-                let bytes = std::mem::take(&mut state.bytes);
-                state.answer.take().map(|answer| (answer, Ok(bytes)))
-            }
-        };
-        drop(state);
-        if let Some((answer, bytes)) = given {
-            match bytes {
-                Ok(bytes) => answer.give(Ok(&bytes)),
-                Err(error) => answer.give(Err(error)),
+                let (answer, bytes, len) = (state.answer.take(), state.bytes.take(), state.len);
+                drop(state);
+                if let (Some(answer), Some(bytes)) = (answer, bytes) {
+                    answer.give(Ok(&bytes[..len]));
+                }
             }
         }
     }
@@ -146,6 +153,7 @@ impl Waiter {
 mod tests {
     use std::sync::mpsc::channel;
 
+    use super::super::pool::{Pool, Size};
     use super::*;
 
     #[test]
@@ -158,11 +166,15 @@ mod tests {
         };
         answer().give(Ok(b"x"));
         drop(answer());
-        let gathering = Gathering::new(vec![0; 2], 2, answer());
+        let pool = Pool::new(2 << 20);
+        let buffer = || pool.fresh(Size::Small).unwrap();
+        let gathering = Gathering::new(buffer(), 2, 2, answer());
         gathering.take(&[], Err(&Error::Stopped));
         gathering.take(&[Part { at: 0, bytes: 0..2 }], Ok(b"ab"));
+        // Once answered it keeps no memory, whoever still holds it.
+        drop([buffer(), buffer()]);
         drop(gathering);
-        drop(Gathering::new(Vec::new(), 1, answer()));
+        drop(Gathering::new(buffer(), 0, 1, answer()));
         drop(say);
         assert_eq!(said.iter().collect::<Vec<_>>(), [true, false, false, false]);
     }

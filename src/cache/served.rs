@@ -11,7 +11,7 @@ use crate::image::{Image, Reader, SegmentBytes};
 use crate::threads::lock;
 
 use super::origin::OpenOrigin;
-use super::planner::{Planner, Seen};
+use super::planner::{Ends, Planner, Seen};
 use super::pool::Size;
 use super::request::{Answer, Done, Gathering, Waiter};
 use super::store::{Block, BlockId, Of};
@@ -81,6 +81,7 @@ impl Served {
             return answer.give(Ok(header));
         }
         let Some(wanted) = self.wanted(&range) else {
+            counting.misses.one();
             return self.read_in_pieces(range, answer);
         };
         let ids = wanted.blocks.iter();
@@ -116,8 +117,10 @@ impl Served {
     /// What a read turns out to be among those before it.
     fn see(&self, range: &Range<u64>) -> Seen {
         let (_, limit) = self.cache.store.pool.held_and_limit();
-        let mut planner = lock(&self.planner);
-        planner.read(range, self.image().size(), self.cache.readahead, limit / 2)
+        let image = self.image();
+        let tensor = image.tensor_at(range.start).map(|place| image.tensor_range(place).end);
+        let ends = Ends { tensor, image: image.size() };
+        lock(&self.planner).read(range, ends, self.cache.readahead, limit / 2)
     }
 
     /// Answers from blocks all of which are there. Whether their files changed is asked here where
@@ -238,20 +241,24 @@ impl Served {
         let single = |wanted: &Wanted| {
             wanted.at_hand.is_empty() && wanted.blocks.len() == 1 && wanted.blocks[0].1.len() == 1
         };
+        let store = &self.cache.store;
         let joined = if single(&wanted) {
             let whole = wanted.blocks.into_iter().zip([answer]).map(|((id, mut parts), answer)| {
                 (id, Waiter::Whole(parts.swap_remove(0).bytes, answer))
             });
-            self.cache.store.join(whole)
+            store.join(whole)
         } else {
-            let mut bytes = vec![0; (range.end - range.start) as usize];
+            let len = (range.end - range.start) as usize;
+            let Some(mut bytes) = Size::of(len).and_then(|size| store.buffer(size)) else {
+                return self.read_in_pieces(range.clone(), answer);
+            };
             if let Err(error) = self.copy_at_hand(&wanted, &mut bytes) {
                 return answer.give(Err(&error));
             }
-            let gathering = Gathering::new(bytes, wanted.blocks.len(), answer);
+            let gathering = Gathering::new(bytes, len, wanted.blocks.len(), answer);
             let parts = wanted.blocks.into_iter();
             let parts = parts.map(|(id, parts)| (id, Waiter::Parts(parts, Arc::clone(&gathering))));
-            self.cache.store.join(parts)
+            store.join(parts)
         };
         for id in joined.to_fill {
             fill::now(self, id);

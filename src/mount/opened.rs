@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use fuser::{BackingId, Errno, FopenFlags, ReplyOpen};
 
@@ -31,6 +31,8 @@ pub struct OpenedFiles {
     files: Mutex<HashMap<u64, Arc<Content>>>,
     images: OpenImages,
     cache: Arc<Cache>,
+    /// What reads each file passed through ahead, by number of inode: one for all who have it open.
+    ahead: Mutex<HashMap<u64, Weak<Served>>>,
     /// Files that the kernel reads by itself, by number of inode, and how often each is open: the
     /// kernel wants one for each inode.
     backings: Mutex<HashMap<u64, (Arc<BackingId>, usize)>>,
@@ -66,6 +68,7 @@ impl OpenedFiles {
             files: Mutex::default(),
             images: OpenImages::new(Arc::clone(&cache)),
             cache,
+            ahead: Mutex::default(),
             backings: Mutex::default(),
             kept: Mutex::new(lru::LruCache::new(KEPT)),
             passthrough: AtomicBool::new(passthrough),
@@ -137,14 +140,25 @@ impl OpenedFiles {
         }
         let same = lock(&self.kept).put(number, identity) == Some(identity);
         let keep = if same { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
-        let served = if identity.size < SMALL {
-            None
-        } else {
-            let image = Arc::new(Image::plain(Arc::clone(file.file())));
-            Some(self.cache.serve(Arc::new(image.open()?)))
-        };
+        let served = if identity.size < SMALL { None } else { Some(self.ahead(number, &file)?) };
         let handle = self.add(Content::File(Arc::new(file), served));
         Ok(Opened { handle, flags: keep | NO_FLUSH, backing: None })
+    }
+
+    /// What reads a file ahead: what already does, if the file is still what it was then.
+    fn ahead(&self, number: u64, file: &OpenFile) -> Result<Arc<Served>, view::Error> {
+        let known = lock(&self.ahead).get(&number).and_then(Weak::upgrade);
+        let is_of_it = |served: &Arc<Served>| {
+            let files = served.image().files();
+            files.iter().all(|known| known.identity() == file.file().identity())
+        };
+        if let Some(known) = known.filter(is_of_it) {
+            return Ok(known);
+        }
+        let image = Arc::new(Image::plain(Arc::clone(file.file())));
+        let served = self.cache.serve(Arc::new(image.open()?));
+        lock(&self.ahead).insert(number, Arc::downgrade(&served));
+        Ok(served)
     }
 
     /// The file as the kernel is to read it, if it can.
@@ -219,7 +233,13 @@ impl OpenedFiles {
                 self.images.close(number);
                 self.balance(view);
             }
-            Content::File(..) => {}
+            Content::File(..) => {
+                drop(content);
+                let mut ahead = lock(&self.ahead);
+                if ahead.get(&number).is_some_and(|served| served.strong_count() == 0) {
+                    ahead.remove(&number);
+                }
+            }
             Content::Backing => {
                 let mut backings = lock(&self.backings);
                 if let Some((_, count)) = backings.get_mut(&number) {

@@ -16,7 +16,6 @@ mod links;
 mod made;
 mod rules;
 
-use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -67,7 +66,7 @@ pub struct View {
     options: Options,
     directories: Mutex<LruCache<PathBuf, Arc<Directory>>>,
     /// When something changed in a directory that its own time does not tell.
-    moved: Mutex<HashMap<PathBuf, SystemTime>>,
+    moved: Mutex<LruCache<PathBuf, SystemTime>>,
     images: Images,
 }
 
@@ -135,7 +134,8 @@ impl View {
         };
         let images = Images::new(options.memory);
         let directories = Mutex::new(LruCache::new(DIRECTORIES));
-        let view = View { root, base, only, options, directories, moved: Mutex::default(), images };
+        let moved = Mutex::new(LruCache::new(DIRECTORIES));
+        let view = View { root, base, only, options, directories, moved, images };
         if view.only.is_some() {
             let listing = view.list(Path::new(""))?;
             if let Some(refusal) = listing.refused.into_iter().next() {
@@ -172,7 +172,7 @@ impl View {
             self.refresh(way);
         }
         if attributes.kind == Kind::Directory
-            && let Some(&moved) = lock(&self.moved).get(way)
+            && let Some(&moved) = lock(&self.moved).peek(way)
             && moved > attributes.mtime
         {
             attributes.mtime = moved;
@@ -194,8 +194,8 @@ impl View {
     /// What a directory shows has changed although its own time has not.
     fn moved(&self, way: &Path, when: SystemTime) {
         let mut moved = lock(&self.moved);
-        let last = moved.entry(way.to_path_buf()).or_insert(when);
-        *last = when.max(*last);
+        let last = moved.get(way).map_or(when, |last| when.max(*last));
+        moved.put(way.to_path_buf(), last);
     }
 
     /// What a name in the directory at a place stands for; nothing if it is not shown.

@@ -4,6 +4,7 @@ slower, not larger.
 The limits are those of a control group of the system, of either version.
 """
 
+import mmap
 import os
 import subprocess
 import sys
@@ -156,4 +157,27 @@ def test_the_budget_holds(mounts, source, memory):
     print(f"held {most_held >> 20}, resident {before >> 20} to {most_resident >> 20} MiB")
     assert most_held <= memory << 20
     assert most_resident <= (memory << 20) + ALLOWANCE
+    mount.unmount()
+
+
+def test_a_file_that_is_open_many_times_is_read_once(mounts, tmp_path):
+    source, step, steps, readers = tmp_path / "source", 1 << 20, 24, 8
+    source.mkdir()
+    content = numbers(9, steps, step // 4).numpy().tobytes()
+    with (source / "x.gguf").open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    mount = mounts(source, "--no-passthrough")
+    files = [os.open(mount / "x.gguf", os.O_RDONLY | os.O_DIRECT) for _ in range(readers)]
+    into = mmap.mmap(-1, step)
+    for at in range(0, len(content), step):
+        for file in files:
+            assert os.preadv(file, [into], at) == step
+            assert into[:] == content[at : at + step]
+    cache = mount.stats()["cache"]
+    assert cache["misses"] <= steps and cache["hits"] >= steps * (readers - 1), cache
+    for file in files:
+        os.close(file)
     mount.unmount()
