@@ -196,7 +196,8 @@ mod tests {
                 let start = stream as u64 * 1000 * MIB;
                 let at = start + n * STEP;
                 let read = at..at + STEP;
-                if let Some(range) = self::fetched(planner.read(&read, ends(MOST * 64), WIDEST, 64 * MIB))
+                if let Some(range) =
+                    self::fetched(planner.read(&read, ends(MOST * 64), WIDEST, 64 * MIB))
                 {
                     assert!(range.end - range.start <= WIDEST);
                     assert!(n < 200 || range.end - at <= 9 * MIB, "an eighth of it each");

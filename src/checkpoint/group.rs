@@ -12,16 +12,17 @@ use crate::source::{self, ReadAt, Root};
 use super::{index, single};
 
 /// Extensions of files that can be checkpoints.
-const EXTENSIONS: [&str; 6] = ["safetensors", "sft", "bin", "pt", "pth", "ckpt"];
+pub const EXTENSIONS: [&str; 6] = ["safetensors", "sft", "bin", "pt", "pth", "ckpt"];
 
-/// What training leaves beside a model, and nobody means by "the checkpoint".
-const KEPT: [(&str, bool); 6] = [
-    ("optimizer", false),
-    ("scheduler", false),
-    ("rng_state", false),
-    ("training_args", false),
-    ("_optim_states", true),
-    ("_model_states", true),
+/// What training leaves beside a model, and nobody means by "the checkpoint": how a name begins, or
+/// what is anywhere in it.
+const KEPT: [&str; 6] = [
+    "optimizer*",
+    "scheduler*",
+    "rng_state*",
+    "training_args*",
+    "*_optim_states*",
+    "*_model_states*",
 ];
 
 /// A checkpoint that a directory holds, not yet read.
@@ -111,6 +112,12 @@ impl<'a> ShardName<'a> {
     }
 }
 
+/// What to tell of a file that is read by itself, and is one of a set by its name.
+pub fn note_of_one(name: &str) -> Option<String> {
+    let ShardName { number, of, .. } = ShardName::parse(name).filter(|shard| shard.of > 1)?;
+    Some(format!("this is shard {number} of {of} alone; give the directory for all"))
+}
+
 /// The whole file that an index stands for: `X.ext.index.json` and `X.ext.index.variant.json`.
 pub(super) fn indexed(name: &str) -> Option<String> {
     let rest = name.strip_suffix(".json")?;
@@ -128,13 +135,17 @@ pub(super) fn indexed(name: &str) -> Option<String> {
     })
 }
 
-/// Whether a name is one that training leaves beside a model: optimizer state and the like.
+/// The pattern that a name matches which training leaves beside a model: optimizer state and the like.
+pub fn kept_by(name: &str) -> Option<&'static str> {
+    KEPT.into_iter().find(|pattern| {
+        let word = pattern.trim_matches('*');
+        if pattern.starts_with('*') { name.contains(word) } else { name.starts_with(word) }
+    })
+}
+
+/// Whether it matches one.
 pub fn is_kept(name: &str) -> bool {
-    KEPT.iter().any(
-        |&(word, anywhere)| {
-            if anywhere { name.contains(word) } else { name.starts_with(word) }
-        },
-    )
+    kept_by(name).is_some()
 }
 
 /// The checkpoints of a directory, by name.

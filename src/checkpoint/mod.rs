@@ -21,7 +21,9 @@ use std::collections::BTreeMap;
 
 pub use dtype::Dtype;
 pub use error::{Error, Refused, TensorFault};
-pub use group::{Candidate, Members, by_name, candidates, is_kept};
+pub use group::{
+    Candidate, EXTENSIONS, Members, by_name, candidates, is_kept, kept_by, note_of_one,
+};
 pub use index::{Fault as IndexFault, parse as parse_index};
 pub use open::{open, open_candidate};
 pub use safetensors::{Fault as HeaderFault, MAX_HEADER};

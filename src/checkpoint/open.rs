@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::source::{self, Links, ReadAt, Root};
+use crate::source::{self, Links, OpenFile, ReadAt, Root};
 use crate::threads::together;
 
-use super::group::{Candidate, Members, ShardName, candidates, indexed};
+use super::group::{Candidate, Members, candidates, indexed, note_of_one};
 use super::listed::Listed;
 use super::{Checkpoint, Error, IndexFault, MAX_TENSORS, Options, Tensor, index, single};
 
@@ -42,14 +42,8 @@ pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
                     return open_candidate(&root, &directory, &candidate, options);
                 }
             }
-            let mut checkpoint = single::read(&root.open_typed(&directory.join(&name))?, options)?;
-            if let Some(shard) = ShardName::parse(known).filter(|shard| shard.of > 1) {
-                let (number, of) = (shard.number, shard.of);
-                checkpoint.notes.push(format!(
-                    "this is shard {number} of {of} alone; give the directory for all"
-                ));
-            }
-            Ok(checkpoint)
+            let file = root.open_typed(&directory.join(&name))?;
+            open_one(&file, known, options)
         }
         // A numbered set is called by a name that no file has.
         Err(missing @ source::Error::Missing { .. }) => {
@@ -80,7 +74,10 @@ pub fn open_candidate(
     options: &Options,
 ) -> Result<Checkpoint, Error> {
     match &candidate.members {
-        Members::File => single::read(&root.open(&directory.join(&candidate.name))?, options),
+        Members::File => {
+            let file = root.open(&directory.join(&candidate.name))?;
+            open_one(&file, &candidate.name, options)
+        }
         Members::Index { beside, .. } => {
             let mut checkpoint = open_index(root, directory, &candidate.name, options)?;
             if !beside.is_empty() {
@@ -101,6 +98,12 @@ pub fn open_candidate(
             open_shards(root, directory, path, shards, options)
         }
     }
+}
+
+fn open_one(file: &OpenFile, name: &str, options: &Options) -> Result<Checkpoint, Error> {
+    let mut checkpoint = single::read(file, options)?;
+    checkpoint.notes.extend(note_of_one(name));
+    Ok(checkpoint)
 }
 
 fn open_index(

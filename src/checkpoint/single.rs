@@ -36,6 +36,12 @@ fn sniff(file: &dyn ReadAt, path: &Path) -> Result<Kind, Error> {
             Kind::Checkpoint(Format::TorchLegacy)
         }
         [_, _, _, _, _, _, _, _, b'{', ..] => Kind::Checkpoint(Format::Safetensors),
+        // As the length of a header, its first bytes lead past its end.
+        [0x80, 2..=5, ..]
+            if bytes.first_chunk().is_none_or(|len| u64::from_le_bytes(*len) > file.size()) =>
+        {
+            Kind::Other("a pickle that is called safetensors")
+        }
         // Its own reader says best what is wrong with it.
         [_, ..] if named_safetensors && !bytes.starts_with(b"version ") => {
             Kind::Checkpoint(Format::Safetensors)

@@ -43,7 +43,7 @@ pub enum Command {
 /// Each name, what it is and what it is made of; what is hidden, left as it is or refused, and why.
 #[derive(Debug, Parser)]
 pub struct Ls {
-    /// A directory, or a single checkpoint
+    /// A directory, or a single checkpoint, also by the name of its image
     pub path: PathBuf,
     /// Print JSON (documented in docs/formats.md)
     #[arg(long)]

@@ -3,46 +3,43 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use crate::checkpoint::{self, Layout};
+use crate::checkpoint::Layout;
 use crate::image::Image;
+use crate::view;
 
 use super::args::Inspect;
 use super::report::{Report, Tensor};
 use super::words::{bytes, count, one_line};
-use super::{Failure, REFUSED};
+use super::{Failure, REFUSED, open};
 
 pub fn run(args: &Inspect, out: &mut dyn Write) -> Result<(), Failure> {
-    let (report, outcome) =
-        match checkpoint::open(&args.source.path, &args.source.reading.options()) {
-            Ok(checkpoint) => {
-                let mut report = Report::of(&checkpoint);
-                let outcome = match Image::new(checkpoint) {
-                    Ok(image) => {
-                        report.set_image(&image);
-                        Ok(())
+    open::reachable(&args.source.path)?;
+    let (report, outcome) = match view::open(&args.source.path, &args.source.reading.options()) {
+        Ok(checkpoint) => {
+            let mut report = Report::of(&checkpoint);
+            let outcome = match Image::new(checkpoint) {
+                Ok(image) => {
+                    report.set_image(&image);
+                    Ok(())
+                }
+                Err(error) => {
+                    let failure = Failure::from(error);
+                    // Refused entries are in the report; what else there is must be said too.
+                    if report.refused.is_empty() {
+                        let whole = Report::refusal(None, failure.message.clone(), &failure.remedy);
+                        report.refused = whole.refused;
                     }
-                    Err(error) => {
-                        let failure = Failure::from(error);
-                        // Refused entries are in the report; what else there is must be said too.
-                        if report.refused.is_empty() {
-                            let whole =
-                                Report::refusal(None, failure.message.clone(), &failure.remedy);
-                            report.refused = whole.refused;
-                        }
-                        Err(failure)
-                    }
-                };
-                (report, outcome)
-            }
-            Err(error) if args.json && error.is_refusal() => {
-                let path = Some(error.path().display().to_string());
-                (
-                    Report::refusal(path, error.to_string(), error.remedy()),
-                    Err(Failure::from(error)),
-                )
-            }
-            Err(error) => return Err(error.into()),
-        };
+                    Err(failure)
+                }
+            };
+            (report, outcome)
+        }
+        Err(error) if args.json && error.is_refusal() => {
+            let path = Some(error.path().display().to_string());
+            (Report::refusal(path, error.to_string(), error.remedy()), Err(Failure::from(error)))
+        }
+        Err(error) => return Err(error.into()),
+    };
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &report).map_err(io::Error::from)?;
         writeln!(out)?;

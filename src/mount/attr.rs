@@ -72,6 +72,7 @@ pub fn of_source(error: &source::Error) -> Errno {
         source::Error::Outside { .. } => Errno::EACCES,
         source::Error::NotAFile { .. } | source::Error::Changed { .. } => Errno::EIO,
         source::Error::Short { .. } => Errno::EIO,
+        source::Error::Gone { .. } => Errno::ENOTCONN,
         source::Error::Io { source, .. } => {
             source.raw_os_error().map_or(Errno::EIO, Errno::from_i32)
         }

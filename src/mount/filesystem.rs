@@ -150,10 +150,20 @@ impl Inner {
             Some(listed) => listed,
             None => {
                 let listing = self.view.list(&own.place).map_err(|e| self.refuse(&e))?;
-                let listed = listing.entries.into_iter().map(|named| {
+                let named = listing.entries.into_iter().map(|named| {
                     let node = Node::new(own.place.join(&named.name), &named.entry);
-                    Listed { name: named.name, node }
+                    Listed { name: named.name, node, ttl: TTL }
                 });
+                // What cannot be looked at has a name all the same; who asks about it is told why.
+                let unreadable = (0..).zip(listing.unreadable).map(|(n, (name, kind, error))| {
+                    tracing::debug!(%error, "listed by its name alone");
+                    let mut attributes = own.attributes;
+                    (attributes.kind, attributes.mode, attributes.ino) = (kind, 0, n);
+                    let node =
+                        Node { place: own.place.join(&name), what: What::Source, attributes };
+                    Listed { name, node, ttl: Duration::ZERO }
+                });
+                let listed = named.chain(unreadable);
                 self.listings.set(handle.0, listed.collect())
             }
         };

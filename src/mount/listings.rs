@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use fuser::{FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 
@@ -19,6 +20,8 @@ use super::nodes::Node;
 pub struct Listed {
     pub name: OsString,
     pub node: Node,
+    /// How long the kernel may believe what is said of it.
+    pub ttl: Duration,
 }
 
 /// The listings of open directories.
@@ -99,7 +102,7 @@ impl Takes for ReplyDirectoryPlus {
         let attr = inner.attr(number, &listed.node);
         let ino = INodeNo(number);
         let is_full =
-            ReplyDirectoryPlus::add(self, ino, next, &listed.name, &TTL, &attr, GENERATION);
+            ReplyDirectoryPlus::add(self, ino, next, &listed.name, &listed.ttl, &attr, GENERATION);
         if is_full {
             // The kernel does not learn what did not fit.
             inner.nodes.forget(number, 1);

@@ -2,7 +2,7 @@
 //!
 //! In: [`Options`]. Out: a [`Mounted`] that answers the kernel from threads of its own until it is
 //! unmounted. Around it: the [`table`] of mounts, [`attach`]ing to the tree, asking a mount whether it
-//! lives ([`probe`]), taking dead ones away ([`heal`]), and the numbers of a mount ([`stats`]).
+//! lives ([`probe`], [`reach`]), taking dead ones away ([`heal`]), and the numbers of a mount ([`stats`]).
 
 mod answers;
 pub mod attach;
@@ -18,6 +18,7 @@ mod open_images;
 mod opened;
 mod place;
 pub mod probe;
+pub mod reach;
 mod readonly;
 mod reads;
 mod session;

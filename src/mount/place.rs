@@ -30,8 +30,14 @@ pub(super) fn check(options: &Options) -> Result<Place, Error> {
     }
     let about = |path: &Path| rustix::fs::stat(path).map_err(|e| Error::io(path, "look at it", e));
     let kind = |stat: &Stat| FileType::from_raw_mode(stat.st_mode);
-    let source = about(&options.source)?;
-    if !matches!(kind(&source), FileType::Directory | FileType::RegularFile) {
+    let source = match about(&options.source) {
+        Ok(source) => Some(source),
+        // The name of a set or of an image, which no file has; the view knows it, or says so.
+        Err(Error::Missing { .. }) => None,
+        Err(error) => return Err(error),
+    };
+    let is_shown = |stat| matches!(kind(stat), FileType::Directory | FileType::RegularFile);
+    if !source.as_ref().is_none_or(is_shown) {
         return Err(Error::NoSource { path: options.source.clone() });
     }
     let spot = Spot::at(&options.mountpoint)?;
@@ -40,7 +46,8 @@ pub(super) fn check(options: &Options) -> Result<Place, Error> {
     if kind(&there) != FileType::Directory {
         return Err(Error::NotADirectory { path: options.mountpoint.clone() });
     }
-    let is_source = |stat: &Stat| (stat.st_dev, stat.st_ino) == (source.st_dev, source.st_ino);
+    let identity = |stat: &Stat| (stat.st_dev, stat.st_ino);
+    let is_source = |stat: &Stat| source.as_ref().map(identity) == Some(identity(stat));
     if !is_source(&there) {
         for above in mountpoint.ancestors().skip(1) {
             // One that cannot be looked at is not the source, which could be.
@@ -53,8 +60,8 @@ pub(super) fn check(options: &Options) -> Result<Place, Error> {
         }
     }
     // A file keeps the name that was given, which says what it is to be called in the view.
-    let full = match kind(&source) {
-        FileType::Directory => std::fs::canonicalize(&options.source),
+    let full = match source.as_ref().map(kind) {
+        Some(FileType::Directory) => std::fs::canonicalize(&options.source),
         _ => std::path::absolute(&options.source),
     };
     let source = full.map_err(|e| Error::io(&options.source, "find it", e))?;

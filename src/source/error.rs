@@ -42,6 +42,12 @@ pub enum Error {
         /// Where the read began.
         offset: u64,
     },
+    /// It lies on a filesystem that a program served which has ended: a dead mount.
+    #[error("{path}: lies on a mount whose daemon has gone")]
+    Gone {
+        /// The path as it was asked for.
+        path: PathBuf,
+    },
     /// The system's own answer.
     #[error("{path}: cannot {action}: {source}")]
     Io {
@@ -54,6 +60,7 @@ pub enum Error {
     },
 }
 
+const NOT_CONNECTED: i32 = rustix::io::Errno::NOTCONN.raw_os_error();
 const TOO_MANY_FILES: i32 = rustix::io::Errno::MFILE.raw_os_error();
 
 impl Error {
@@ -65,6 +72,7 @@ impl Error {
             | Error::Outside { path, .. }
             | Error::Changed { path }
             | Error::Short { path, .. }
+            | Error::Gone { path }
             | Error::Io { path, .. } => path,
         }
     }
@@ -73,6 +81,7 @@ impl Error {
         let path = path.to_path_buf();
         match source.into() {
             error if error.kind() == io::ErrorKind::NotFound => Error::Missing { path },
+            error if error.raw_os_error() == Some(NOT_CONNECTED) => Error::Gone { path },
             source => Error::Io { path, action, source },
         }
     }
@@ -88,6 +97,9 @@ impl Error {
             Error::Changed { .. } | Error::Short { .. } => {
                 "wait until the program that writes it is done, then try again"
             }
+            Error::Gone { .. } => {
+                "take the mount away (ckptfs unmount PATH, or umount for one of another program), or mount again"
+            }
             Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "ask for read permission on it, or run as its owner"
             }
@@ -101,7 +113,7 @@ impl Error {
     /// Whether the checkpoint itself is at fault, rather than the machine.
     pub fn is_refusal(&self) -> bool {
         match self {
-            Error::Missing { .. } => false,
+            Error::Missing { .. } | Error::Gone { .. } => false,
             Error::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
             _ => true,
         }

@@ -11,10 +11,11 @@ use crate::checkpoint::{Candidate, Members, by_name};
 use crate::source::{self, Attributes, Kind, Root};
 use crate::threads::{lock, together};
 
+use super::alone::Only;
 use super::hub::{self, Notes};
 use super::made::{Outcome, Planned, Shown};
-use super::rules::{self, Only};
-use super::{Answer, Entry, Error, Known, Listing, Named, TRIES, View, links};
+use super::rules;
+use super::{Answer, Entry, Error, Keep, Known, Listing, Named, TRIES, View, links, lookalikes};
 
 /// A directory as it was at one time. Its checkpoints are read when they are asked for.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ pub struct Directory {
     /// Which of the planned has this name as an image, and which has it as a file of its own.
     images: HashMap<OsString, usize>,
     originals: HashMap<OsString, usize>,
-    left: Vec<(String, String)>,
+    left: Vec<(OsString, String)>,
     notes: Option<Notes>,
     /// Links that lead out, of which the log was told.
     told: Mutex<HashSet<OsString>>,
@@ -48,7 +49,7 @@ struct State {
 const SETTLED: Duration = Duration::from_millis(100);
 
 /// Threads that parse the checkpoints of a directory: most of it is waiting for the disk.
-const PARSERS: usize = 8;
+pub const PARSERS: usize = 8;
 
 /// Directories beneath a revision that are looked through for what is hidden.
 const MOST_BENEATH: usize = 1_000;
@@ -86,7 +87,7 @@ impl Directory {
             .filter(|entry| is_one(&entry.name))
             .map(|entry| (entry.name, entry.kind))
             .collect();
-        let files: Vec<String> = names
+        let files: Vec<&OsStr> = names
             .iter()
             .filter(|(name, kind)| match kind {
                 Kind::File => true,
@@ -97,21 +98,26 @@ impl Directory {
                 },
                 _ => false,
             })
-            .filter_map(|(name, _)| name.to_str().map(str::to_owned))
+            .map(|(name, _)| &**name)
             .collect();
+        let texts: Vec<String> =
+            files.iter().filter_map(|name| name.to_str().map(str::to_owned)).collect();
         let keep = &view.options.keep;
         let candidates = match &view.only {
             // A file that was named is looked at, whatever it is called.
             Some(Only::File(_)) if way == view.base => {
                 let alone =
                     |name: String| Candidate { whole: name.clone(), name, members: Members::File };
-                files.into_iter().map(alone).collect()
+                texts.into_iter().map(alone).collect()
             }
-            _ => by_name(&view.root, way, &files, &|name| keep.keeps(name)),
+            _ => by_name(&view.root, way, &texts, &|name| keep.keeps(name)),
         };
+        let mut left = unlike(&files, &candidates, keep);
         let taken: Vec<String> =
             names.keys().filter_map(|name| name.to_str().map(str::to_owned)).collect();
-        let rules::Plans { plans, left } = rules::plan(&taken, candidates, keep);
+        let rules::Plans { plans, left: by_rule } = rules::plan(&taken, candidates, keep);
+        left.extend(by_rule.into_iter().map(|(name, why)| (name.into(), why)));
+        left.sort();
         let before: HashMap<&str, &Arc<Planned>> = known
             .iter()
             .flat_map(|known| &known.planned)
@@ -300,15 +306,19 @@ impl Directory {
                 }
             }
         }
-        for name in self.names.keys() {
+        for (name, kind) in &self.names {
             let of = self.originals.get(name).filter(|n| is_image[**n]);
             if let Some(&n) = of.filter(|_| !view.options.show_originals) {
                 let why = format!("is in {}", self.planned[n].plan.shown);
                 listing.hidden.push((name.clone(), why));
             } else if let Some(why) = self.hidden_note(view, name) {
                 listing.hidden.push((name.clone(), why.to_owned()));
-            } else if let Some(entry) = self.as_it_is(view, name)? {
-                listing.entries.push(Named { name: name.clone(), entry });
+            } else {
+                match self.as_it_is(view, name) {
+                    Ok(Some(entry)) => listing.entries.push(Named { name: name.clone(), entry }),
+                    Ok(None) => {}
+                    Err(error) => listing.unreadable.push((name.clone(), *kind, error)),
+                }
             }
         }
         listing.entries.sort_by(|a, b| a.name.cmp(&b.name));
@@ -337,6 +347,14 @@ impl Directory {
             }
         }
     }
+}
+
+/// Files that are none of the candidates', and what is to be told of them.
+fn unlike(files: &[&OsStr], candidates: &[Candidate], keep: &Keep) -> Vec<(OsString, String)> {
+    let parts: HashSet<OsString> =
+        candidates.iter().flat_map(rules::originals).map(OsString::from).collect();
+    let others = files.iter().filter(|name| !parts.contains(**name));
+    others.filter_map(|name| Some(((*name).to_owned(), lookalikes::why(name, keep)?))).collect()
 }
 
 fn image(shown: Shown) -> Entry {

@@ -37,6 +37,19 @@ impl Keep {
 
     /// Whether a name stays as it is.
     pub fn keeps(&self, name: &str) -> bool {
-        checkpoint::is_kept(name) || self.patterns.iter().any(|p| p.matches_with(name, MATCHING))
+        checkpoint::is_kept(name) || self.pattern(name).is_some()
+    }
+
+    /// The same, in words.
+    pub fn why(&self, name: &str) -> Option<String> {
+        let (pattern, whose) = match checkpoint::kept_by(name) {
+            Some(pattern) => (pattern, "what training leaves"),
+            None => (self.pattern(name)?.as_str(), "--keep"),
+        };
+        Some(format!("kept as it is: matches {pattern} ({whose})"))
+    }
+
+    fn pattern(&self, name: &str) -> Option<&Pattern> {
+        self.patterns.iter().find(|pattern| pattern.matches_with(name, MATCHING))
     }
 }

@@ -15,7 +15,16 @@ use super::{Entry, View};
 pub fn present(view: &View, way: &Path, name: &OsStr, link: Attributes) -> Option<Entry> {
     let root = &view.root;
     let path = way.join(name);
-    let target = root.link_target(&path).ok()?;
+    let target = match root.link_target(&path) {
+        Ok(target) => target,
+        // So says a mount of ours of a link that leads out of what it shows.
+        Err(source::Error::Io { source, .. })
+            if source.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
+            return Some(Entry::Link(link, None));
+        }
+        Err(_) => return None,
+    };
     let leads_to = |target| Some(with_target(link, target));
     let found = match root.attributes(&path) {
         Ok(found) => Some(found),

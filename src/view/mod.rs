@@ -7,12 +7,15 @@
 //!
 //! What is shown beside images, and why, is in `rules`. How an image is read is not known here.
 
+mod alone;
 mod directory;
 mod error;
+mod headers;
 mod hub;
 mod images;
 mod keep;
 mod links;
+mod lookalikes;
 mod made;
 mod rules;
 
@@ -29,12 +32,14 @@ use crate::image::Image;
 use crate::source::{self, Attributes, Kind, Links, OpenFile, Root};
 use crate::threads::lock;
 
+use alone::Only;
+pub use alone::open;
 use directory::Directory;
 pub use error::Error;
+pub use headers::Header;
 use images::Images;
 pub use keep::{Keep, KeepError};
 pub use made::{Refusal, Shown};
-use rules::Only;
 
 /// How a view is to be made.
 #[derive(Clone, Debug, Default)]
@@ -91,25 +96,25 @@ pub struct Named {
 }
 
 /// Everything that is to be told of a directory.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Listing {
     /// What is shown, by name.
     pub entries: Vec<Named>,
     /// What is not shown, and why.
     pub hidden: Vec<(OsString, String)>,
-    /// Checkpoints that stay as they are although they could have been images, and why.
-    pub left: Vec<(String, String)>,
+    /// What stays as it is although it could have been an image, or has a name like those that could,
+    /// and why.
+    pub left: Vec<(OsString, String)>,
     /// Checkpoints that cannot be shown as images.
     pub refused: Vec<Arc<Refusal>>,
+    /// Names that are there, and the system says no more of them than their kind.
+    pub unreadable: Vec<(OsString, Kind, Error)>,
 }
 
 impl View {
     /// The view of what a path names: a directory, or a single checkpoint, which is then shown alone.
     pub fn new(path: &Path, options: Options) -> Result<View, Error> {
-        let links = match options.checkpoint.follow_symlinks {
-            true => Links::Anywhere,
-            false => Links::Inside,
-        };
+        let links = links_of(&options.checkpoint);
         let is_directory = match source::is_directory(path) {
             // A numbered set is called by a name that no file has.
             Err(source::Error::Missing { .. }) => false,
@@ -119,11 +124,9 @@ impl View {
             let (root, base) = Root::around(path, links)?;
             (root, base, None)
         } else {
-            let missing = || source::Error::Missing { path: path.to_path_buf() };
-            let name = path.file_name().ok_or_else(missing)?;
-            let parent = path.parent().unwrap_or(Path::new(""));
+            let (parent, name) = alone::taken_apart(path)?;
             let (root, base) = Root::around(parent, links)?;
-            match rules::alone(&root, &base, name)? {
+            match alone::alone(&root, &base, name, &options.keep)? {
                 // Where the links of a path that was typed lead is the user's to say.
                 only @ Only::File(_) => {
                     let (root, base) = Root::around(parent, Links::Anywhere)?;
@@ -223,16 +226,18 @@ impl View {
         self.settled(&self.way(place), |directory, is_last| directory.list(self, is_last))
     }
 
+    /// What the headers of the safetensors files say that a listing of this place shows as they are.
+    pub fn headers(&self, place: &Path, listing: &Listing) -> Vec<(OsString, Header)> {
+        headers::of(self, &self.way(place), &listing.entries)
+    }
+
     /// The image of a checkpoint that was shown: remembered, or parsed again.
     pub fn image(&self, shown: &Shown) -> Result<Arc<Image>, Error> {
         shown.image(self)
     }
 
     fn links(&self) -> Links {
-        match self.options.checkpoint.follow_symlinks {
-            true => Links::Anywhere,
-            false => Links::Inside,
-        }
+        links_of(&self.options.checkpoint)
     }
 
     /// Opens a file that is shown as it is.
@@ -296,6 +301,10 @@ impl View {
         directories.put(way.to_path_buf(), Arc::clone(&new));
         Ok(new)
     }
+}
+
+fn links_of(options: &checkpoint::Options) -> Links {
+    if options.follow_symlinks { Links::Anywhere } else { Links::Inside }
 }
 
 /// What there is to count.

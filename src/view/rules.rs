@@ -5,12 +5,8 @@
 //! layout only files of the names that loaders look for are turned; in any other, each checkpoint is.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{OsStr, OsString};
-use std::path::Path;
-use std::sync::Arc;
 
-use crate::checkpoint::{Candidate, Members, by_name, is_kept};
-use crate::source::{self, Root};
+use crate::checkpoint::{Candidate, Members, note_of_one};
 
 use super::Keep;
 
@@ -101,6 +97,14 @@ pub fn originals(candidate: &Candidate) -> Vec<String> {
     }
 }
 
+/// What keeps a candidate as it is: its own name, that of the whole, or that of any of its files.
+fn why_kept(candidate: &Candidate, keep: &Keep) -> Option<String> {
+    if let Some(why) = [&candidate.name, &candidate.whole].into_iter().find_map(|n| keep.why(n)) {
+        return Some(why);
+    }
+    originals(candidate).iter().find_map(|name| Some(format!("{name} is {}", keep.why(name)?)))
+}
+
 /// Decides for the candidates of a directory in which these names are, of whatever kind.
 pub fn plan(names: &[String], candidates: Vec<Candidate>, keep: &Keep) -> Plans {
     let real: BTreeSet<&str> = names.iter().map(String::as_str).collect();
@@ -120,13 +124,15 @@ pub fn plan(names: &[String], candidates: Vec<Candidate>, keep: &Keep) -> Plans 
             _ => Some(named_by_stem(&candidate.whole)),
         };
         if candidate.is_done() {
+            let note = note_of_one(&candidate.name);
+            plans.left.extend(note.map(|note| (candidate.name, note)));
             continue;
         }
-        let keeps = originals(&candidate).iter().any(|name| keep.keeps(name));
+        if let Some(why) = why_kept(&candidate, keep) {
+            plans.left.push((candidate.name, why));
+            continue;
+        }
         match target {
-            _ if keeps || keep.keeps(&candidate.whole) => {
-                plans.left.push((candidate.name, "kept by its name (--keep)".to_owned()));
-            }
             Some(target) if target.len() > LONGEST => {
                 plans.left.push((candidate.name, "its name would be too long".to_owned()));
             }
@@ -169,41 +175,6 @@ pub fn plan(names: &[String], candidates: Vec<Candidate>, keep: &Keep) -> Plans 
     }
     plans.left.sort();
     plans
-}
-
-/// What is looked at of a directory where one checkpoint in it was named.
-#[derive(Debug)]
-pub enum Only {
-    /// A file by itself, whatever it is called.
-    File(OsString),
-    /// The files of a set.
-    Set(Vec<OsString>),
-}
-
-impl Only {
-    /// Whether a name belongs to it.
-    pub fn has(&self, name: &OsStr) -> bool {
-        match self {
-            Only::File(file) => file == name,
-            Only::Set(files) => files.iter().any(|file| file == name),
-        }
-    }
-}
-
-/// What was named in a directory: a set, by its index or the name of the whole, or a file.
-pub fn alone(root: &Arc<Root>, way: &Path, name: &OsStr) -> Result<Only, source::Error> {
-    let names = root.files(way)?;
-    let of_a_set = by_name(root, way, &names, &is_kept)
-        .into_iter()
-        .find(|c| c.members != Members::File && *c.name == *name)
-        .map(|c| originals(&c).into_iter().map(OsString::from).collect());
-    match of_a_set {
-        Some(files) => Ok(Only::Set(files)),
-        None => {
-            root.open_typed(&way.join(name))?;
-            Ok(Only::File(name.to_owned()))
-        }
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use std::fs;
 
 use super::*;
+use crate::checkpoint::{by_name, is_kept};
+use crate::source::{self, Root};
 
 /// What is planned for a directory with files of these names, as `image < name of the checkpoint`.
 fn planned(names: &[&str]) -> Vec<String> {

@@ -1,0 +1,127 @@
+//! `ckptfs ls`: the view of a directory, without mounting it.
+//!
+//! In: a path. Out: a [`Directory`] for each that is listed, as text or as JSON.
+
+mod report;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::source::Kind;
+use crate::view::{self, Entry, View};
+
+use super::args::Ls;
+use super::words::{bytes, count, one_line};
+use super::{FAILED, Failure, open};
+use report::{Directory, Named};
+
+pub fn run(args: &Ls, out: &mut dyn Write) -> Result<(), Failure> {
+    open::reachable(&args.path)?;
+    let view = View::new(&args.path, args.shows.options()?)?;
+    let mut directories = Vec::new();
+    let mut unreadable = 0;
+    let mut todo = vec![PathBuf::new()];
+    while let Some(place) = todo.pop() {
+        let (directory, beneath) = match list(&view, &place) {
+            Ok(listed) => listed,
+            // What was asked for; anything beneath it keeps nothing else from being listed.
+            Err(error) if place.as_os_str().is_empty() => return Err(error.into()),
+            Err(error) => (Directory::unreadable(&place, &error), Vec::new()),
+        };
+        unreadable += directory.unreadable.len() + usize::from(directory.error.is_some());
+        if args.recursive {
+            todo.extend(beneath.into_iter().rev());
+        }
+        if args.json {
+            directories.push(directory);
+            continue;
+        }
+        if args.recursive {
+            let gap = if place.as_os_str().is_empty() { "" } else { "\n" };
+            let path = args.path.join(&place);
+            writeln!(out, "{gap}{}:", one_line(&path.display().to_string()))?;
+        }
+        print(&directory, out)?;
+    }
+    if args.json {
+        let json = serde_json::to_string_pretty(&directories).map_err(io::Error::from)?;
+        writeln!(out, "{json}")?;
+    }
+    if unreadable > 0 {
+        let message = format!("{} could not be read", count(unreadable, "name"));
+        return Err(Failure::new(FAILED, message, "see what the listing says of each"));
+    }
+    Ok(())
+}
+
+/// The directory at a place, and the places of those in it.
+fn list(view: &View, place: &Path) -> Result<(Directory, Vec<PathBuf>), view::Error> {
+    let listing = view.list(place)?;
+    let headers = view.headers(place, &listing);
+    let folders = listing
+        .entries
+        .iter()
+        .filter(|named| matches!(&named.entry, Entry::Source(a) if a.kind == Kind::Directory))
+        .map(|named| place.join(&named.name))
+        .collect();
+    Ok((Directory::of(place, listing, headers), folders))
+}
+
+fn print(directory: &Directory, out: &mut dyn Write) -> io::Result<()> {
+    for named in &directory.entries {
+        writeln!(out, "{:>10}  {}{}", size(named), one_line(&named.name.text), what(named))?;
+        for note in named.image.iter().flat_map(|image| &image.notes) {
+            writeln!(out, "{:>10}    note: {}", "", one_line(note))?;
+        }
+    }
+    let reasons = [
+        ("hidden", &directory.hidden),
+        ("as is", &directory.left),
+        ("unreadable", &directory.unreadable),
+    ];
+    for (word, names) in reasons {
+        for why in names {
+            writeln!(out, "{word:>10}  {}: {}", one_line(&why.name.text), one_line(&why.reason))?;
+        }
+    }
+    for refused in &directory.refused {
+        writeln!(out, "   refused  {}", one_line(&refused.reason))?;
+        writeln!(out, "{:>10}    what to do: {}", "", one_line(&refused.remedy))?;
+    }
+    if let Some(error) = &directory.error {
+        writeln!(out, "{:>10}  {}", "unreadable", one_line(error))?;
+    }
+    Ok(())
+}
+
+fn size(named: &Named) -> String {
+    match named.kind {
+        "file" | "image" => bytes(named.size),
+        _ => String::new(),
+    }
+}
+
+/// What follows a name: what it is, and what it is made of.
+fn what(named: &Named) -> String {
+    if let Some(image) = &named.image {
+        let from = match image.from.as_slice() {
+            [one] => one_line(one),
+            [first, ..] => format!("{} and others", one_line(first)),
+            [] => String::new(),
+        };
+        let files = count(image.from.len(), "file");
+        let tensors = count(image.tensors, "tensor");
+        return format!("  image of {from} ({files}, {}, {tensors})", image.format.name());
+    }
+    if let Some(target) = &named.target {
+        return format!(" -> {}", one_line(&target.text));
+    }
+    if let Some(reason) = named.refused {
+        return format!(" -> refused: {reason}");
+    }
+    match (named.kind, named.tensors) {
+        ("directory", _) => "/".to_owned(),
+        (_, Some(tensors)) => format!("  ({})", count(tensors, "tensor")),
+        _ => String::new(),
+    }
+}

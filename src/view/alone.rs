@@ -1,0 +1,96 @@
+//! One checkpoint that was named, in the directory that it is in: by its own name, or by that of the
+//! image which the view of the directory shows in its place.
+//!
+//! In: a name in a directory. Out: the names that are looked at, or the checkpoint itself.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::checkpoint::{self, Candidate, Checkpoint, Members, by_name, is_kept};
+use crate::source::{self, Root};
+
+use super::rules::{originals, plan};
+use super::{Keep, links_of};
+
+/// What is looked at of a directory where one checkpoint in it was named.
+#[derive(Debug)]
+pub enum Only {
+    /// A file by itself, whatever it is called.
+    File(OsString),
+    /// The files of a set, or of what the view of the directory shows by the name that was given.
+    Set(Vec<OsString>),
+}
+
+impl Only {
+    /// Whether a name belongs to it.
+    pub fn has(&self, name: &OsStr) -> bool {
+        match self {
+            Only::File(file) => file == name,
+            Only::Set(files) => files.iter().any(|file| file == name),
+        }
+    }
+}
+
+/// What was named in a directory: a set, by its index or the name of the whole; a file; or an image,
+/// by the name that the view of the directory gives it.
+pub fn alone(
+    root: &Arc<Root>,
+    way: &Path,
+    name: &OsStr,
+    keep: &Keep,
+) -> Result<Only, source::Error> {
+    let files = |candidate: &Candidate| {
+        Only::Set(originals(candidate).into_iter().map(OsString::from).collect())
+    };
+    let names = root.files(way)?;
+    let candidates = by_name(root, way, &names, &is_kept);
+    if let Some(set) = candidates.iter().find(|c| c.members != Members::File && *c.name == *name) {
+        return Ok(files(set));
+    }
+    match root.open_typed(&way.join(name)) {
+        Ok(_) => Ok(Only::File(name.to_owned())),
+        Err(missing @ source::Error::Missing { .. }) => {
+            shown_as(root, way, name, keep)?.as_ref().map(files).ok_or(missing)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The checkpoint that the view of a directory shows by that name, if it shows one.
+pub fn shown_as(
+    root: &Arc<Root>,
+    way: &Path,
+    name: &OsStr,
+    keep: &Keep,
+) -> Result<Option<Candidate>, source::Error> {
+    let taken = root.entries(way)?.into_iter().filter_map(|entry| entry.name.into_string().ok());
+    let candidates = by_name(root, way, &root.files(way)?, &|name| keep.keeps(name));
+    let plans = plan(&taken.collect::<Vec<_>>(), candidates, keep).plans;
+    Ok(plans.into_iter().find(|plan| *plan.shown == *name).map(|plan| plan.candidate))
+}
+
+/// The directory that a path leads to, and the name in it.
+pub fn taken_apart(path: &Path) -> Result<(&Path, &OsStr), source::Error> {
+    let missing = || source::Error::Missing { path: path.to_path_buf() };
+    let name = path.file_name().ok_or_else(missing)?;
+    Ok((path.parent().unwrap_or(Path::new("")), name))
+}
+
+/// Reads the checkpoint at a path that the user typed, as [`checkpoint::open`] does, and also by the
+/// name of its image, which is in the view of its directory and nowhere on disk.
+pub fn open(path: &Path, options: &checkpoint::Options) -> Result<Checkpoint, checkpoint::Error> {
+    match checkpoint::open(path, options) {
+        Err(checkpoint::Error::Source(missing @ source::Error::Missing { .. })) => {
+            let Ok((parent, name)) = taken_apart(path) else { return Err(missing.into()) };
+            let Ok((root, way)) = Root::around(parent, links_of(options)) else {
+                return Err(missing.into());
+            };
+            match shown_as(&root, &way, name, &Keep::default()) {
+                Ok(Some(candidate)) => checkpoint::open_candidate(&root, &way, &candidate, options),
+                _ => Err(missing.into()),
+            }
+        }
+        opened => opened,
+    }
+}

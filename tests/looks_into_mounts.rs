@@ -1,0 +1,192 @@
+//! Promise: the commands that read a path read a mount of ours like any directory; of one whose daemon
+//! has gone, or is stuck, they say so, and wait for nobody.
+
+#![cfg(feature = "mount")]
+#![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
+
+mod mounting;
+mod running;
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use mounting::{Place, until};
+use running::{Done, run};
+use serde_json::Value;
+
+/// Every command that reads, on that path.
+fn all_that_read(path: &str, other: &str, out: &str) -> Vec<Done> {
+    [
+        &["ls", path][..],
+        &["ls", "-r", "--json", path],
+        &["inspect", path],
+        &["inspect", "--json", path],
+        &["verify", path],
+        &["verify", other, "--against", path],
+        &["export", path, out],
+    ]
+    .map(run)
+    .into()
+}
+
+#[test]
+fn links_that_lead_out_are_listed() {
+    let place = Place::new();
+    symlink("/etc", Path::new(&place.source).join("out")).unwrap();
+    symlink("model.safetensors", Path::new(&place.source).join("in")).unwrap();
+    place.mount(&[]);
+    let listed = |path: &str| -> Value {
+        let done = run(&["ls", "--json", path]);
+        assert_eq!(done.code, 0, "{}", done.stderr);
+        serde_json::from_str(&done.stdout).unwrap()
+    };
+    let (mount, source) = (listed(&place.mountpoint), listed(&place.source));
+    assert_eq!(mount[0]["entries"], source[0]["entries"]);
+    assert!(mount[0]["entries"][2]["refused"].is_string(), "{}", mount[0]["entries"]);
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn a_mount_shows_what_ls_says() {
+    let place = Place::new();
+    let source = Path::new(&place.source);
+    fs::remove_file(source.join("model.safetensors")).unwrap();
+    let shards = running::shards(1, 8);
+    let entries = shards.iter().enumerate();
+    let entries = entries.map(|(n, (name, _))| format!("\"layer.{n}.weight\":{name:?}"));
+    let index = entries.collect::<Vec<_>>().join(",");
+    for (name, bytes) in &shards {
+        fs::write(source.join(name), bytes).unwrap();
+    }
+    let index_name = "model.safetensors.index.json";
+    fs::write(source.join(index_name), format!("{{\"weight_map\":{{{index}}}}}")).unwrap();
+    fs::write(source.join("config.json"), "{}").unwrap();
+    running::transposed(&source.join("optimizer.pt"), 2);
+    running::transposed(&source.join("sub.PT"), 2);
+    running::transposed(&source.join("pytorch_lora_weights.bin"), 2);
+    let shows: [(&str, &[&str]); 7] = [
+        ("", &["config.json", "model.safetensors", "optimizer.pt", LORA, "sub.PT"]),
+        ("model.safetensors", &["model.safetensors"]),
+        (index_name, &["model.safetensors"]),
+        (&shards[0].0, &[&shards[0].0]),
+        (LORA, &["pytorch_lora_weights.safetensors"]),
+        ("optimizer.pt", &["optimizer.pt"]),
+        ("sub.PT", &["sub.safetensors"]),
+    ];
+    for (name, expected) in shows {
+        let path = source.join(name);
+        let path = path.to_str().unwrap();
+        let listed: Value = serde_json::from_str(&run(&["ls", "--json", path]).stdout).unwrap();
+        let listed = listed[0]["entries"].as_array().unwrap();
+        let names: Vec<_> = listed.iter().map(|entry| entry["name"].as_str().unwrap()).collect();
+        assert_eq!(names, expected, "{name}");
+        let done = run(&["mount", path, &place.mountpoint]);
+        assert_eq!(done.code, 0, "{name}: {}", done.stderr);
+        assert_eq!(running::names_in(Path::new(&place.mountpoint)), expected, "{name}");
+        for entry in listed {
+            let shown = Path::new(&place.mountpoint).join(entry["name"].as_str().unwrap());
+            assert_eq!(fs::metadata(shown).unwrap().len(), entry["size"].as_u64().unwrap());
+        }
+        assert_eq!(place.unmount(&[]).code, 0);
+    }
+    // What is not there is not mounted.
+    let missing = format!("{}/missing.safetensors", place.source);
+    let done = run(&["mount", &missing, &place.mountpoint]);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains("missing.safetensors: no such file"), "{}", done.stderr);
+    assert_eq!(place.mounts(), 0);
+}
+
+/// Stays as it is beside a model that is safetensors.
+const LORA: &str = "pytorch_lora_weights.bin";
+
+#[test]
+fn a_dead_mount_is_called_one() {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    daemon.kill("KILL");
+    until("the daemon is gone", || !daemon.runs());
+    let (real, out) = (format!("{}/model.safetensors", place.source), place.path("out"));
+    for path in [place.mountpoint.clone(), format!("{}/model.safetensors", place.mountpoint)] {
+        for done in all_that_read(&path, &real, &out) {
+            assert_eq!(done.code, 1, "{}", done.stderr);
+            assert!(done.stderr.contains("mount whose daemon has gone"), "{}", done.stderr);
+            assert!(done.stderr.contains("ckptfs unmount"), "{}", done.stderr);
+            assert!(!done.stderr.contains("os error"), "{}", done.stderr);
+        }
+    }
+}
+
+#[test]
+fn a_dead_mount_keeps_nothing_beside_it_from_being_listed() {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    daemon.kill("KILL");
+    until("the daemon is gone", || !daemon.runs());
+    let above = Path::new(&place.source).parent().unwrap().to_str().unwrap().to_owned();
+    let done = run(&["ls", "-r", "--json", &above]);
+    assert_eq!(done.code, 1, "{}", done.stderr);
+    let all: Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(all[0]["unreadable"][0]["name"], "mnt");
+    assert!(all[0]["unreadable"][0]["reason"].as_str().unwrap().contains("daemon has gone"));
+    assert_eq!(all[1]["path"], "source");
+    assert_eq!(all[1]["entries"][0]["tensors"], 2);
+}
+
+#[test]
+fn a_directory_with_a_dead_mount_in_it_is_mounted_and_listed() {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    daemon.kill("KILL");
+    until("the daemon is gone", || !daemon.runs());
+    let above = Path::new(&place.source).parent().unwrap().to_str().unwrap().to_owned();
+    let outer = Place::new();
+    let done = run(&["mount", &above, &outer.mountpoint]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let shown = outer.daemon().unwrap();
+    for _ in 0..2 {
+        let names: BTreeSet<_> = fs::read_dir(&outer.mountpoint)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert!(
+            names.contains(OsStr::new("mnt")) && names.contains(OsStr::new("source")),
+            "{names:?}"
+        );
+        let error = fs::metadata(format!("{}/mnt", outer.mountpoint)).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
+        fs::read(format!("{}/source/model.safetensors", outer.mountpoint)).unwrap();
+    }
+    assert_eq!(outer.unmount(&[]).code, 0);
+    until("its daemon is gone", || !shown.runs());
+}
+
+#[test]
+fn a_stuck_mount_is_not_waited_for() {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    daemon.kill("STOP");
+    let (real, out) = (format!("{}/model.safetensors", place.source), place.path("out"));
+    let link = place.path("link");
+    symlink(&place.mountpoint, &link).unwrap();
+    let inside = format!("{}/model.safetensors", place.mountpoint);
+    for args in [
+        &["ls", &inside][..],
+        &["ls", &link],
+        &["inspect", &inside],
+        &["verify", &real, "--against", &inside],
+        &["export", &inside, &out],
+    ] {
+        let done = run(args);
+        assert_eq!(done.code, 1, "{}", done.stderr);
+        assert!(done.stderr.contains("does not answer"), "{}", done.stderr);
+        assert!(done.stderr.contains("ckptfs unmount --lazy"), "{}", done.stderr);
+    }
+    daemon.kill("CONT");
+    // It answers again.
+    assert_eq!(run(&["inspect", &place.mountpoint]).code, 0);
+    assert_eq!(place.unmount(&[]).code, 0);
+}
