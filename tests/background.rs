@@ -1,5 +1,4 @@
-//! The command returns when the mount answers, leaves nothing of its caller in the daemon, and tells
-//! the caller why there is no mount. It takes what mount(8) and fstab say.
+//! The command returns when the mount answers, and leaves nothing of its caller in the daemon.
 
 #![cfg(feature = "mount")]
 #![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
@@ -9,12 +8,12 @@ mod running;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use mounting::{Place, arguments, daemons_of, until};
-use running::{Done, ckptfs, done, in_shell, names_in, run};
+use running::{ckptfs, done, in_shell, names_in, run};
 
 #[test]
 fn it_returns_when_the_mount_answers() {
@@ -69,43 +68,6 @@ fn is_at(place: &Place, pid: u32) -> bool {
 }
 
 #[test]
-fn why_there_is_no_mount_is_told_to_the_caller() {
-    let place = Place::new();
-    let (missing, file) = (place.path("missing"), place.path("file"));
-    fs::write(&file, "text").unwrap();
-    let inside = format!("{}/inside", place.source);
-    fs::create_dir(&inside).unwrap();
-    let full = place.path("full");
-    fs::create_dir_all(format!("{full}/something")).unwrap();
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = taken.local_addr().unwrap().to_string();
-    let (source, mountpoint) = (&place.source[..], &place.mountpoint[..]);
-    let cases: [(&[&str], &str); 9] = [
-        (&[&missing, mountpoint], "no such file"),
-        (&["/dev/null", mountpoint], "neither a regular file nor a directory"),
-        (&[source, &missing], "a mountpoint must exist"),
-        (&[source, &file], "not a directory"),
-        (&[source, &full], "--nonempty"),
-        (&[source, &inside], "lies inside"),
-        (&[source, mountpoint, "--log-file", &inside], "cannot log"),
-        (&[source, mountpoint, "--metrics", &taken], "cannot serve metrics"),
-        (&[source, "/proc/self/fd"], ""),
-    ];
-    for (arguments, words) in cases {
-        for way in [&["mount"][..], &["mount", "-f"]] {
-            let done = run(&[way, arguments].concat());
-            assert_eq!((done.code, done.stdout.as_str()), (1, ""), "{arguments:?}");
-            assert!(done.stderr.contains(words), "{}", done.stderr);
-            assert!(done.stderr.contains("what to do"), "{}", done.stderr);
-        }
-    }
-    assert_eq!(place.mounts(), 0);
-    assert_eq!(place.state(), "none");
-    assert_eq!(run(&["mount", source, &full, "--nonempty"]).code, 0);
-    assert_eq!(run(&["unmount", &full]).code, 0);
-}
-
-#[test]
 fn a_daemon_that_dies_without_a_word_is_told_of() {
     let place = Place::new();
     // It waits there for a reader that never comes.
@@ -152,81 +114,6 @@ fn the_variable_that_makes_a_daemon_makes_none_by_itself() {
     assert_eq!(place.state(), "alive");
 }
 
-fn options_in_table(place: &Place) -> String {
-    let table = fs::read_to_string("/proc/self/mounts").unwrap();
-    let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let line = lines.find(|fields| fields[1] == place.mountpoint).unwrap();
-    assert_eq!(line[2], "fuse.ckptfs");
-    line[3].to_owned()
-}
-
-#[test]
-fn mount8_and_fstab_can_mount_it() {
-    let place = Place::new();
-    let list = "rw,dev,suid,nofail,_netdev,x-systemd.automount,allow_other,memory=64M,keep=a\\,b";
-    // As mount.fuse3 runs it: without the word `mount`, and also with relative paths.
-    let folder = Path::new(&place.source).parent().unwrap();
-    for (source, mountpoint) in [(&*place.source, &*place.mountpoint), ("source", "mnt")] {
-        let mut command = Command::new(ckptfs());
-        command.args([source, mountpoint, "-o", list]).current_dir(folder);
-        let told = done(&mut command);
-        assert_eq!(told.code, 0, "{}", told.stderr);
-        let options = options_in_table(&place);
-        assert!(options.starts_with("ro,nosuid,nodev") && options.contains("allow_other"));
-        assert_eq!(place.unmount(&[]).code, 0);
-    }
-    // And by their programs, which look for the command in the system's own places.
-    let binary = Path::new(ckptfs()).parent().unwrap().to_str().unwrap();
-    let helper = format!(
-        r#"PATH="{binary}:$PATH" mount.fuse3 "$1" "$2" -t fuse.ckptfs -o rw,allow_other,threads=3"#
-    );
-    let named = r#"mount -t fuse "$CKPTFS#$1" "$2" -o allow_other,threads=3"#;
-    for script in [&*helper, named] {
-        let told = in_shell(Command::new("bash"), script, &[&place.source, &place.mountpoint]);
-        assert_eq!(told.code, 0, "{}", told.stderr);
-        assert!(options_in_table(&place).contains("allow_other"));
-        // The status of other tests may look at it just then, and keeps it busy for a moment.
-        let unmount = ["umount", &*place.mountpoint];
-        until("it is unmounted", || mounting::program(&unmount).code == 0);
-    }
-}
-
-#[test]
-fn options_are_checked_wherever_they_stand() {
-    let place = Place::new();
-    let attempt = |options: &[&str]| -> Done {
-        let done = place.try_mount(options);
-        assert_eq!(place.mounts(), 0);
-        done
-    };
-    let cases: [(&[&str], &str); 12] = [
-        (&["-o", "allow_other,no_such_thing=5"], "no_such_thing=5"),
-        (&["-o", "memory=much"], "--memory"),
-        (&["-o", "memory"], "--memory"),
-        (&["-o", "allow_other=yes"], "--allow-other"),
-        (&["-o", "help"], "'help'"),
-        (&["--memory", "-1"], "-1"),
-        (&["--threads", "0"], "--threads"),
-        (&["--uid", "me"], "--uid"),
-        (&["--keep", "[a"], "not a pattern"),
-        (&["--metrics", "0.0.0.0:9100"], "of this machine itself"),
-        (&["-o", "metrics=0.0.0.0:9100"], "of this machine itself"),
-        (&["--no-such-flag"], "--no-such-flag"),
-    ];
-    for (options, words) in cases {
-        let done = attempt(options);
-        assert_eq!(done.code, 2, "{options:?}: {}", done.stderr);
-        assert!(done.stderr.contains(words), "{options:?}: {}", done.stderr);
-    }
-    // An option of its own has the last word.
-    place.mount(&["--threads=2", "-o", "threads=3", "-o", "rw,memory=1G,no-passthrough"]);
-    assert_eq!(place.unmount(&[]).code, 0);
-    // What is neither a command nor a path is not taken for a source.
-    let done = run(&["mnt", &place.mountpoint]);
-    assert_eq!(done.code, 2);
-    assert!(done.stderr.contains("unrecognized subcommand"), "{}", done.stderr);
-}
-
 #[test]
 fn the_kernel_reads_further_ahead_than_it_offers() {
     let place = Place::new();
@@ -251,6 +138,15 @@ fn the_log_goes_where_it_is_told() {
     foreground.kill("TERM");
     let (_, said) = foreground.ends();
     assert!(said.contains("SIGTERM"), "{said}");
+}
+
+#[test]
+fn the_help_says_where_the_log_goes_and_where_the_bytes_lie() {
+    let help = run(&["mount", "--help"]).stdout;
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in ["without one its log goes nowhere", "user.ckptfs.source", "always read-only"] {
+        assert!(help.contains(words), "{help}");
+    }
 }
 
 #[test]

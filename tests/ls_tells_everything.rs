@@ -316,8 +316,7 @@ const NOBODY: &str = "65534";
 /// Lists as that user, where the command can be run by everybody.
 fn as_nobody(folder: &Path, args: &[&str]) -> Done {
     let binary = folder.join("ckptfs");
-    fs::copy(running::ckptfs(), &binary).unwrap();
-    fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
+    running::install(binary.to_str().unwrap());
     fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = Command::new("setpriv");
     command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]);

@@ -14,7 +14,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 
 use mounting::{Place, daemons_of, until};
-use running::{Done, ckptfs, model};
+use running::{Done, install, model};
 
 /// A user without power whom every system has.
 const NOBODY: u32 = 65534;
@@ -39,8 +39,7 @@ impl Users {
     fn new() -> Users {
         let place = Place::new();
         let binary = place.path("ckptfs");
-        fs::copy(ckptfs(), &binary).unwrap();
-        fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
+        install(&binary);
         chown(&place.mountpoint, Some(NOBODY), Some(NOBODY)).unwrap();
         let helper = fs::metadata("/usr/bin/fusermount3").expect("these tests need fuse3");
         assert!(helper.permissions().mode() & 0o4000 != 0, "fusermount3 must be setuid");
@@ -126,6 +125,48 @@ fn a_name_with_commas_stays_a_name_and_root_can_take_it_away() {
 }
 
 #[test]
+fn another_users_mount_is_said_to_be_theirs() {
+    let users = Users::new();
+    let script = r#"
+        nobody "$CKPTFS" mount "$1" "$2" OPTIONS
+        other() { setpriv --reuid 65533 --regid 65533 --clear-groups "$@"; }
+        other "$CKPTFS" unmount "$2" || echo "unmount: $?"
+        other "$CKPTFS" unmount --lazy "$2" || echo "lazy: $?"
+        table "$@" | wc -l
+        "$CKPTFS" unmount "$2"
+        table "$@"; ended "$@""#;
+    // Of one that lets nobody else look, and of one that does.
+    for options in ["", "--allow-other"] {
+        let conf =
+            r#"echo user_allow_other > "$2/../conf"; mount --bind "$2/../conf" /etc/fuse.conf"#;
+        let done = users.run("666", &format!("{conf}\n{}", script.replace("OPTIONS", options)));
+        assert_eq!(done.code, 0, "{done:?}");
+        assert_eq!(done.stdout, "unmount: 1\nlazy: 1\n1\nnone\n", "{done:?}");
+        let owner = "was mounted by nobody (user 65534): only that user or root may unmount it";
+        assert_eq!(done.stderr.matches(owner).count(), 2, "{}", done.stderr);
+        assert!(done.stderr.contains("what to do: ask that user"), "{}", done.stderr);
+        assert!(!done.stderr.contains("fusermount"), "{}", done.stderr);
+    }
+}
+
+/// What ordinary users can do depends on the device, not on who asks.
+#[test]
+fn the_doctor_tells_root_what_users_can_do() {
+    let users = Users::new();
+    let told = |mode: &str| {
+        let done = users.run(mode, r#""$CKPTFS" doctor"#);
+        assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
+        done.stdout
+    };
+    let (open, shut) = (told("666"), told("600"));
+    assert!(open.contains("ordinary users can mount"), "{open}");
+    assert!(!open.contains("chmod 666"), "{open}");
+    assert!(shut.contains("ordinary users cannot mount") && shut.contains("mode 0600"), "{shut}");
+    assert!(shut.contains("chmod 666 /dev/fuse") && shut.contains("/etc/udev/rules.d"), "{shut}");
+    assert!(!shut.contains("unshare -Urm gives a place"), "{shut}");
+}
+
+#[test]
 fn signals_and_dead_mounts_as_for_root() {
     let users = Users::new();
     let script = r#"
@@ -176,6 +217,10 @@ fn what_a_user_may_not_do_has_a_remedy() {
         assert_eq!(done.code, 1);
         assert!(done.stderr.contains(words), "{}", done.stderr);
     }
+    let done = users.run("666", r#"chmod 700 "$1"; nobody "$CKPTFS" mount "$1" "$2""#);
+    assert_eq!(done.code, 3);
+    assert!(done.stderr.contains("ask for read permission on it"), "{}", done.stderr);
+    fs::set_permissions(&users.place.source, fs::Permissions::from_mode(0o755)).unwrap();
     chown(&users.place.mountpoint, Some(0), Some(0)).unwrap();
     let done = users.run("666", r#"nobody "$CKPTFS" mount "$1" "$2""#);
     assert_eq!(done.code, 1);

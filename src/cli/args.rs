@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 #[cfg(feature = "mount")]
-use super::sizes;
+use super::mount::limits;
 
 /// Shows every model checkpoint as one safe, contiguous .safetensors file, without converting it
 ///
@@ -135,6 +135,12 @@ pub struct Reading {
 ///
 /// Returns when the mount answers, and leaves a daemon behind (but for --foreground) that ends when
 /// the mount is unmounted.
+///
+/// The daemon logs to --log-file; without one its log goes nowhere. In the foreground it is on standard
+/// error.
+///
+/// Programs find what a file is made of in its extended attributes user.ckptfs.source, .layout and
+/// .identity, and the numbers of the mount in user.ckptfs.stats of its root (docs/formats.md).
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
 #[command(args_override_self = true)]
@@ -152,19 +158,19 @@ pub struct Mount {
     #[arg(long)]
     pub allow_other: bool,
     /// Show this user (a number) as the owner of every file; needs root
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limits::owner())]
     pub uid: Option<u32>,
     /// Show this group (a number) for every file; needs root
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limits::owner())]
     pub gid: Option<u32>,
-    /// What all caches together may hold, such as 512M or 2G
-    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
+    /// What all caches together may hold, such as 512M or 2G; 16M at the least, and no more than the machine has
+    #[arg(long, value_name = "SIZE", value_parser = limits::memory)]
     pub memory: Option<u64>,
-    /// Threads that answer the system
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// Threads that answer the system, 1 to 256
+    #[arg(long, value_name = "N", value_parser = limits::threads())]
     pub threads: Option<u16>,
-    /// How far a reader is read ahead of at the most, such as 64M
-    #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
+    /// How far a reader is read ahead of at the most, such as 64M; 0 for not at all, else 1M at the least
+    #[arg(long, value_name = "SIZE", value_parser = limits::readahead)]
     pub readahead: Option<u64>,
     /// Serve every byte by the daemon, also of files shown as they are
     #[arg(long)]
@@ -172,7 +178,7 @@ pub struct Mount {
     /// Mount over a directory that is not empty, hiding what is in it
     #[arg(long)]
     pub nonempty: bool,
-    /// Log to this file
+    /// Log to this file; without it a daemon logs nowhere
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
     /// Log more: once what happens, twice every request, thrice everything
@@ -181,7 +187,9 @@ pub struct Mount {
     /// Serve numbers for Prometheus at http://ADDR/metrics; ADDR is local, such as 127.0.0.1:9100
     #[arg(long, value_name = "ADDR", value_parser = super::mount::metrics::address)]
     pub metrics: Option<std::net::SocketAddr>,
-    /// Options as mount(8) and fstab give them: any long option above, such as allow_other,memory=2G
+    /// Options as mount(8) and fstab give them: any long option above, such as allow_other,memory=2G.
+    /// What else fstab lines have (defaults, ro, nofail, _netdev, x-...) is ignored; so is the rw that
+    /// mount(8) gives by itself, for the mount is always read-only
     #[arg(short = 'o', value_name = "OPTION,...", action = clap::ArgAction::Append)]
     pub options: Vec<std::ffi::OsString>,
 }

@@ -67,8 +67,15 @@ impl Failure {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         let message = format!("cannot write the output: {error}");
-        Failure::new(FAILED, message, "see the system's message above")
+        let remedy = "let standard output lead to where there is room, and where you may write";
+        Failure::new(FAILED, message, remedy)
     }
+}
+
+/// Says something beside the output. A standard error that is closed or full keeps nothing from being
+/// done, and changes no verdict.
+fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "ckptfs: note: {}", words::one_line(text));
 }
 
 /// An output whose reader may have enough of it (`| head`): the command goes on to its verdict.

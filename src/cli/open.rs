@@ -1,6 +1,5 @@
 //! From arguments to an opened image, with what goes wrong put into words and exit codes.
 
-use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use crate::image::{self, Image, Reader};
 use crate::view::{self, Keep};
 
 use super::args::{Reading, Shows};
-use super::{FAILED, Failure, REFUSED, USAGE, words};
+use super::{FAILED, Failure, REFUSED, USAGE, note};
 
 impl Reading {
     pub fn options(&self) -> Options {
@@ -53,9 +52,7 @@ pub fn reader(path: &Path, options: &Options) -> Result<Reader, Failure> {
     let left_out = checkpoint.refused.iter().map(|entry| format!("left out: {entry}"));
     let notes: Vec<String> = told.chain(left_out).collect();
     let reader = Arc::new(Image::new(checkpoint)?).open()?;
-    for note in notes {
-        writeln!(io::stderr(), "ckptfs: note: {}", words::one_line(&note))?;
-    }
+    notes.iter().for_each(|text| note(text));
     Ok(reader)
 }
 

@@ -1,4 +1,4 @@
-//! Sizes as people write them.
+//! Sizes as people write them, and whether they are within what makes sense.
 
 /// `512M`, `2G`, `64KiB`: powers of 1024, but for `KB`, `MB` and `GB`, which are powers of 1000.
 pub fn parse(text: &str) -> Result<u64, String> {
@@ -20,9 +20,27 @@ pub fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(u64::pow(base, power)).ok_or_else(|| "too large".to_owned())
 }
 
+/// A size that is not less than the one and not more than the other.
+pub fn within(text: &str, least: u64, greatest: u64) -> Result<u64, String> {
+    match parse(text)? {
+        size if size < least => Err(format!("too little: {} at the least", short(least))),
+        size if size > greatest => Err(format!("too much: {} at the most", short(greatest))),
+        size => Ok(size),
+    }
+}
+
+/// A size as it can be said on the command line: exactly in the largest unit, or rounded down by less
+/// than a tenth.
+fn short(size: u64) -> String {
+    let units = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10), ("", 1)];
+    let fits = |unit: u64| size >= 10 * unit || (size >= unit && size.is_multiple_of(unit));
+    let (name, unit) = units.into_iter().find(|&(_, unit)| fits(unit)).unwrap_or(("", 1));
+    format!("{}{name}", size / unit)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::*;
 
     #[test]
     fn units_are_what_people_mean() {
@@ -40,6 +58,18 @@ mod tests {
         }
         for text in ["", "G", "-1", "1.5G", "1X", "1 000", "99999999999T", "18446744073709551616"] {
             assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn limits_are_said_as_they_can_be_given() {
+        let within = |text| within(text, 16 << 20, 24 << 30);
+        assert_eq!((within("16M"), within("24G")), (Ok(16 << 20), Ok(24 << 30)));
+        assert_eq!(within("5").unwrap_err(), "too little: 16M at the least");
+        assert_eq!(within("25G").unwrap_err(), "too much: 24G at the most");
+        for limit in [0, 1, 1023, 65_536, 1 << 20, 10 << 30, (10 << 30) - 1, 25_000_000_000] {
+            let said = parse(&short(limit)).unwrap();
+            assert!(said <= limit && limit - said <= limit / 10, "{limit}: {}", short(limit));
         }
     }
 }

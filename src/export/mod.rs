@@ -83,7 +83,7 @@ impl Error {
                     "raise the limit on file sizes, or choose another disk"
                 }
                 io::ErrorKind::NotFound => "make the directory first",
-                _ => "see the system's message above",
+                _ => "choose another disk, or see whether this one works (dmesg tells)",
             },
             Error::Stopped => "run it again to start over",
         }

@@ -196,7 +196,7 @@ impl Attached {
 pub(super) fn detach(spot: &Spot) -> Result<(), Error> {
     // By descriptor: a mount that comes to lie over the path in between is not the one to go.
     match rustix::mount::unmount(spot.exact(), UnmountFlags::DETACH) {
-        Err(Errno::PERM) => helper::unmount(spot.path(), true),
+        Err(Errno::PERM) => by_helper(spot.path(), true),
         // No longer mounted: somebody else was faster.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(e) => Err(Error::io(spot.path(), "detach", e)),
@@ -204,14 +204,14 @@ pub(super) fn detach(spot: &Spot) -> Result<(), Error> {
 }
 
 /// How long somebody may be in the way who only looks, as `ckptfs status` does and file managers do.
-const PASSING_BY: Duration = Duration::from_millis(500);
+pub(super) const PASSING_BY: Duration = Duration::from_millis(500);
 
-/// Unmounts what shows at a path, unless something uses it.
-pub(super) fn unmount(path: &Path) -> Result<(), Error> {
+/// Unmounts what shows at a path, unless something uses it for longer than that.
+pub(super) fn unmount(path: &Path, passing_by: Duration) -> Result<(), Error> {
     let began = Instant::now();
     loop {
         match try_unmount(path) {
-            Err(Error::Busy { .. }) if began.elapsed() < PASSING_BY => {
+            Err(Error::Busy { .. }) if began.elapsed() < passing_by => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             done => return done,
@@ -221,16 +221,45 @@ pub(super) fn unmount(path: &Path) -> Result<(), Error> {
 
 fn try_unmount(path: &Path) -> Result<(), Error> {
     match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
-        Err(Errno::PERM) => helper::unmount(path, false),
+        Err(Errno::PERM) => by_helper(path, false),
         Err(Errno::BUSY) => Err(Error::Busy { path: path.to_path_buf() }),
         Err(e) => Err(Error::io(path, "unmount", e)),
         Ok(()) => Ok(()),
     }
 }
 
+/// Has the program do it that lets ordinary users unmount what is theirs.
+fn by_helper(path: &Path, lazy: bool) -> Result<(), Error> {
+    let user = rustix::process::getuid();
+    let owner = table::topmost_at(path)?.and_then(|entry| entry.owner());
+    match owner {
+        Some(owner) if owner != user.as_raw() && !user.is_root() => {
+            Err(Error::NotYours { path: path.to_path_buf(), owner: called(owner) })
+        }
+        _ => helper::unmount(path, lazy),
+    }
+}
+
+/// A user as people know them; one whom only the network knows, by the number.
+fn called(user: u32) -> String {
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let name = users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, _password) = (fields.next()?, fields.next()?);
+        (fields.next()?.parse() == Ok(user)).then_some(name)
+    });
+    name.map_or_else(|| format!("user {user}"), |name| format!("{name} (user {user})"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_are_called_by_their_names() {
+        assert_eq!(called(0), "root (user 0)");
+        assert_eq!(called(4_000_000_000), "user 4000000000");
+    }
 
     #[test]
     fn a_name_cannot_become_an_option() {

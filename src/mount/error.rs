@@ -3,26 +3,31 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 /// A mount that cannot be made, found or taken away.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The source cannot be shown.
     #[error(transparent)]
     View(#[from] crate::view::Error),
+    /// The one file that was to be shown is no checkpoint.
+    #[error(transparent)]
+    NoCheckpoint(#[from] crate::checkpoint::Error),
     /// Nothing has that name.
     #[error("{path}: no such file or directory")]
     Missing {
         /// The path as it was asked for.
         path: PathBuf,
     },
-    /// The source is neither a file nor a directory.
-    #[error("{path}: is neither a regular file nor a directory")]
-    NoSource {
-        /// The source.
+    /// The place to mount at is not there.
+    #[error("{path}: does not exist, so nothing can be mounted there")]
+    NoMountpoint {
+        /// The mountpoint.
         path: PathBuf,
     },
     /// The place to mount at is not a directory.
-    #[error("{path}: is not a directory")]
+    #[error("{path}: is not a directory, and a mountpoint must be one")]
     NotADirectory {
         /// The mountpoint.
         path: PathBuf,
@@ -93,6 +98,14 @@ pub enum Error {
         /// The mount of ours that it lies in.
         within: Option<PathBuf>,
     },
+    /// A mount that somebody else made.
+    #[error("{path}: was mounted by {owner}: only that user or root may unmount it")]
+    NotYours {
+        /// The mountpoint.
+        path: PathBuf,
+        /// Who mounted it.
+        owner: String,
+    },
     /// Something uses the mount.
     #[error("{path}: in use: a program has a file or its working directory there")]
     Busy {
@@ -114,9 +127,11 @@ pub enum Error {
 impl Error {
     pub(crate) fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> Self {
         let path = path.to_path_buf();
-        match source.into() {
-            error if error.kind() == io::ErrorKind::NotFound => Error::Missing { path },
-            source => Error::Io { path, action, source },
+        let source = source.into();
+        match source.kind() {
+            // Nothing lies in what is a file.
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Error::Missing { path },
+            _ => Error::Io { path, action, source },
         }
     }
 
@@ -124,8 +139,9 @@ impl Error {
     pub fn path(&self) -> &Path {
         match self {
             Error::View(error) => error.path(),
+            Error::NoCheckpoint(error) => error.path(),
             Error::Missing { path }
-            | Error::NoSource { path }
+            | Error::NoMountpoint { path }
             | Error::NotADirectory { path }
             | Error::NotEmpty { path }
             | Error::Inside { path, .. }
@@ -136,6 +152,7 @@ impl Error {
             | Error::Helper { path, .. }
             | Error::Silent { path }
             | Error::NotOurs { path, .. }
+            | Error::NotYours { path, .. }
             | Error::Busy { path }
             | Error::Io { path, .. } => path,
         }
@@ -145,9 +162,10 @@ impl Error {
     pub fn remedy(&self) -> &str {
         match self {
             Error::View(error) => error.remedy(),
-            Error::Missing { .. } => "check the path; a mountpoint must exist (mkdir)",
-            Error::NoSource { .. } => "give a checkpoint file or a directory of checkpoints",
-            Error::NotADirectory { .. } => "mount at a directory",
+            Error::NoCheckpoint(error) => error.remedy(),
+            Error::Missing { .. } => "check the path",
+            Error::NoMountpoint { .. } => "make it first (mkdir -p PATH), or check the path",
+            Error::NotADirectory { .. } => "give an empty directory as MOUNTPOINT, after SOURCE",
             Error::NotEmpty { .. } => {
                 "mount at an empty directory, or hide what is there with --nonempty"
             }
@@ -162,28 +180,43 @@ impl Error {
             }
             Error::NotOurs { within: Some(_), .. } => "give the path that it is mounted at",
             Error::NotOurs { .. } => "ckptfs status lists the mounts that are there",
+            Error::NotYours { .. } => "ask that user, or as root: ckptfs unmount PATH",
             Error::Busy { .. } => {
                 "close what uses it (fuser -vm PATH tells), or detach it at once with --lazy"
             }
-            Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                "use a directory of your own, or run as the user who may do that"
-            }
-            Error::Io { source, .. } if source.raw_os_error() == Some(NO_SUCH_DEVICE) => NO_DEVICE,
-            Error::Io { .. } => "see the system's message above",
+            Error::Io { source, .. } => remedy_for_system(source),
         }
     }
 }
 
-const NO_SUCH_DEVICE: i32 = rustix::io::Errno::NODEV.raw_os_error();
+/// What helps where a system call on the way to a mount fails.
+fn remedy_for_system(source: &io::Error) -> &'static str {
+    match Errno::from_io_error(source) {
+        Some(Errno::ACCESS | Errno::PERM) => {
+            "use a directory of your own, or run as the user who may do that"
+        }
+        Some(Errno::NODEV) => NO_DEVICE,
+        Some(Errno::LOOP | Errno::NAMETOOLONG) => "check the path",
+        Some(Errno::MFILE | Errno::NFILE) => "raise the limit on open files (ulimit -n)",
+        Some(Errno::AGAIN) => "raise the limit on processes and threads (ulimit -u)",
+        Some(Errno::NOMEM) => "free some memory, or mount with less of it (--memory)",
+        // What mount(2) says where there are too many.
+        Some(Errno::NOSPC) => "unmount some, or have root raise fs.mount-max (sysctl)",
+        Some(Errno::IO | Errno::STALE | Errno::NOTCONN | Errno::TIMEDOUT) => {
+            "see whether the disk or the network filesystem that it lies on works (dmesg tells)"
+        }
+        _ => "ckptfs doctor looks at what a mount needs; the kernel's log may say more (dmesg)",
+    }
+}
 
 pub(crate) const NO_DEVICE: &str = "load the module (modprobe fuse); in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN";
 
 /// fusermount3 opens the device as the user who calls it.
-pub(crate) const DEVICE_OF_ROOT: &str =
-    "have root let everybody open the device, as distributions do: chmod 666 /dev/fuse";
+pub(crate) const DEVICE_OF_ROOT: &str = "have root let everybody open the device, as distributions do: chmod 666 /dev/fuse; \
+     to last, a file in /etc/udev/rules.d with the line KERNEL==\"fuse\", MODE=\"0666\"";
 
-const NO_HELPER: &str =
-    "install the package fuse3, or run as root or in a user namespace (unshare -Urm)";
+const NO_HELPER: &str = "install the package fuse3, or run as root; ckptfs doctor says whether a user namespace \
+     (unshare -Urm) would do";
 
 /// What helps where fusermount3 refuses; its words are the only way to tell why.
 fn remedy_for(said: &str) -> &'static str {
@@ -206,12 +239,14 @@ fn remedy_for(said: &str) -> &'static str {
         ),
     ];
     let found = remedies.iter().find(|(words, _)| said.contains(words));
-    found.map_or("see fusermount3's message above", |(_, remedy)| remedy)
+    found.map_or("mount as root, or see what ckptfs doctor says of this machine", |(_, remedy)| {
+        remedy
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::remedy_for;
+    use super::*;
 
     #[test]
     fn what_the_helper_says_has_its_remedy() {
@@ -221,6 +256,23 @@ mod tests {
             remedy_for("fuse device not found, try 'modprobe fuse' first").contains("modprobe")
         );
         assert!(remedy_for("user has no write access to mountpoint /").contains("write to"));
-        assert!(remedy_for("something new").contains("message above"));
+        assert!(remedy_for("something new").contains("ckptfs doctor"));
+    }
+
+    #[test]
+    fn what_the_system_says_has_its_remedy() {
+        let remedy = |errno: Errno| Error::io(Path::new("/m"), "mount", errno).remedy().to_owned();
+        for (errno, words) in [
+            (Errno::NOENT, "check the path"),
+            (Errno::NOTDIR, "check the path"),
+            (Errno::LOOP, "check the path"),
+            (Errno::ACCESS, "directory of your own"),
+            (Errno::NODEV, "modprobe fuse"),
+            (Errno::NOSPC, "fs.mount-max"),
+            (Errno::MFILE, "ulimit -n"),
+            (Errno::XDEV, "ckptfs doctor"),
+        ] {
+            assert!(remedy(errno).contains(words), "{errno}: {}", remedy(errno));
+        }
     }
 }

@@ -21,6 +21,7 @@ use fuser::{
 use crate::source::{Attributes, Kind};
 use crate::view::{Entry, View};
 
+use super::Error;
 use super::answers::{Askers, guarded};
 use super::attr::{Owner, attr, errno, on_opening};
 use super::listings::{self, Listed, Listings, Takes};
@@ -62,9 +63,15 @@ pub struct Inner {
 }
 
 impl Filesystem {
-    pub fn new(context: Arc<Context>, opened: Arc<OpenedFiles>, owner: Owner) -> io::Result<Self> {
+    pub fn new(
+        context: Arc<Context>,
+        opened: Arc<OpenedFiles>,
+        owner: Owner,
+    ) -> Result<Self, Error> {
         let view = Arc::clone(&context.view);
-        let root = view.attributes("".as_ref()).map_err(io::Error::other)?;
+        let root = view.attributes("".as_ref())?;
+        let askers =
+            Askers::new().map_err(|e| Error::io(&context.source, "start a thread for it", e))?;
         let inner = Inner {
             view,
             nodes: Nodes::new(root),
@@ -73,7 +80,7 @@ impl Filesystem {
             context,
             owner,
         };
-        Ok(Filesystem { inner: Arc::new(inner), askers: Askers::new()? })
+        Ok(Filesystem { inner: Arc::new(inner), askers })
     }
 
     /// Answers on another thread what is asked of a file or directory.

@@ -8,6 +8,7 @@ mod answers;
 pub mod attach;
 mod attr;
 mod counters;
+pub mod daemon;
 pub(crate) mod error;
 mod filesystem;
 pub mod heal;
@@ -27,7 +28,7 @@ pub mod table;
 mod xattrs;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -55,11 +56,13 @@ pub struct Options {
     pub uid: Option<u32>,
     /// The group that files show, instead of their own. Root only.
     pub gid: Option<u32>,
-    /// What all caches together may hold, in bytes; `None` is the default budget.
+    /// What all caches together may hold, in bytes, [`LEAST_MEMORY`] at the least; `None` is the
+    /// default budget.
     pub memory: Option<u64>,
-    /// Threads that answer the kernel.
+    /// Threads that answer the kernel; [`MOST_THREADS`] at the most.
     pub threads: Option<usize>,
-    /// The largest window that is read ahead of one reader, in bytes.
+    /// The largest window that is read ahead of one reader, in bytes: 0 for none, or
+    /// [`LEAST_READAHEAD`] at the least.
     pub readahead: Option<u64>,
     /// Leave reading of unchanged files to the kernel itself, where it can.
     pub passthrough: bool,
@@ -108,12 +111,18 @@ impl fmt::Debug for Context {
     }
 }
 
+/// More threads than processors only take turns, and no machine of today has more of those for one mount.
+pub const MOST_THREADS: u16 = 256;
+
 /// Threads that take requests from the kernel unless said otherwise: they wait for nothing, and two
 /// were the fastest (docs/performance.md).
 const THREADS: usize = 2;
 
 /// The largest window that is read ahead of one reader, unless said otherwise.
 const READAHEAD: u64 = 32 << 20;
+
+/// The least that can be read ahead, but for nothing: a block, for sources are read by these.
+pub const LEAST_READAHEAD: u64 = 1 << 20;
 
 /// How far the kernel itself reads ahead, where it lets us say: with its own 128 KiB a program that
 /// copies out of a mapping backwards reads page by page, and loads took up to twice as long; beyond
@@ -123,15 +132,28 @@ const KERNEL_READAHEAD: u64 = 4 << 20;
 /// Of the budget, one part in so many is for images that nobody has open; the rest is for blocks.
 const FOR_IMAGES: u64 = 4;
 
+/// The least budget: a buffer for tensors that are gathered is 8 MiB, and images want a part besides.
+/// With less every read would wait for the only buffer.
+pub const LEAST_MEMORY: u64 = 16 << 20;
+
 /// The default budget is a part of the memory that nobody misses, and what no reader needs more of.
 const MEMORY_PART: u64 = 20;
 const MEMORY_MOST: u64 = 1 << 30;
 
-/// What a mount may hold if nothing else was said.
-pub fn default_memory() -> u64 {
+/// The memory of this machine.
+pub fn machine_memory() -> u64 {
     let info = rustix::system::sysinfo();
     let all: u64 = info.totalram;
-    (all.saturating_mul(info.mem_unit.into()) / MEMORY_PART).min(MEMORY_MOST)
+    all.saturating_mul(info.mem_unit.into())
+}
+
+/// What a mount may hold if nothing else was said.
+pub fn default_memory() -> u64 {
+    budget(machine_memory())
+}
+
+fn budget(memory: u64) -> u64 {
+    (memory / MEMORY_PART).clamp(LEAST_MEMORY, MEMORY_MOST)
 }
 
 /// Mounts, and returns when the mount answers.
@@ -146,6 +168,7 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     };
     // Opened before it may be mounted over.
     let view = Arc::new(View::new(&place.source, show)?);
+    see_that_it_is_one(&place.source, &view)?;
     let readahead = options.readahead.unwrap_or(READAHEAD);
     let cache = Cache::new(Limits { memory, readahead });
     let opened = Arc::new(OpenedFiles::new(Arc::clone(&cache), memory, options.passthrough));
@@ -159,8 +182,7 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     let source = place.source.clone();
     let context = Context { view, source, counters, numbers: Arc::clone(&numbers) };
     let owner = attr::Owner { uid: options.uid, gid: options.gid };
-    let filesystem = Filesystem::new(Arc::new(context), opened, owner)
-        .map_err(|e| Error::io(&place.source, "look at it", e))?;
+    let filesystem = Filesystem::new(Arc::new(context), opened, owner)?;
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.threads.unwrap_or(THREADS));
     let attached = attach::attach(&wanted)?;
@@ -168,6 +190,18 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     // Agreeing with the kernel lowers it to what the kernel offers: it can be raised only now.
     mounted.is_privileged = mounted.attached().raise_readahead(KERNEL_READAHEAD);
     Ok(mounted)
+}
+
+/// A single file is mounted for its checkpoint. One that is shown as it is was not read for that.
+fn see_that_it_is_one(source: &Path, view: &View) -> Result<(), Error> {
+    if source.is_dir() {
+        return Ok(());
+    }
+    let shown = view.list(Path::new(""))?.entries;
+    if !shown.iter().any(|named| matches!(named.entry, view::Entry::Image(_))) {
+        checkpoint::open(source, &view.options().checkpoint)?;
+    }
+    Ok(())
 }
 
 fn numbers(
@@ -214,4 +248,16 @@ fn numbers(
             },
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_is_small_on_small_machines() {
+        assert_eq!(budget(64 << 30), 1 << 30);
+        assert_eq!(budget(4_000_000_000), 200_000_000);
+        assert_eq!(budget(128 << 20), LEAST_MEMORY);
+    }
 }

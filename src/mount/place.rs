@@ -19,8 +19,12 @@ pub(super) struct Place {
 }
 
 pub(super) fn check(options: &Options) -> Result<Place, Error> {
-    // First, because the source may be this very directory.
-    match heal::heal(&options.mountpoint)?.left {
+    // Before the source is looked at, which may be this very directory.
+    let healed = heal::heal(&options.mountpoint).map_err(|error| match error {
+        Error::Missing { path } => Error::NoMountpoint { path },
+        error => error,
+    })?;
+    match healed.left {
         None => {}
         Some((entry, Answer::Silent)) => return Err(Error::Silent { path: entry.mountpoint }),
         Some((entry, _)) => {
@@ -29,25 +33,20 @@ pub(super) fn check(options: &Options) -> Result<Place, Error> {
         }
     }
     let about = |path: &Path| rustix::fs::stat(path).map_err(|e| Error::io(path, "look at it", e));
-    let kind = |stat: &Stat| FileType::from_raw_mode(stat.st_mode);
-    let source = match about(&options.source) {
-        Ok(source) => Some(source),
-        // The name of a set or of an image, which no file has; the view knows it, or says so.
-        Err(Error::Missing { .. }) => None,
-        Err(error) => return Err(error),
-    };
-    let is_shown = |stat| matches!(kind(stat), FileType::Directory | FileType::RegularFile);
-    if !source.as_ref().is_none_or(is_shown) {
-        return Err(Error::NoSource { path: options.source.clone() });
-    }
+    let is_directory = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    // What it is, and whether it is there, is for the view to say: a set of shards is called by a
+    // name that no file has.
+    let source = about(&options.source).ok().filter(is_directory);
     let spot = Spot::at(&options.mountpoint)?;
     let mountpoint = spot.path().to_path_buf();
     let there = about(&mountpoint)?;
-    if kind(&there) != FileType::Directory {
+    if !is_directory(&there) {
         return Err(Error::NotADirectory { path: options.mountpoint.clone() });
     }
-    let identity = |stat: &Stat| (stat.st_dev, stat.st_ino);
-    let is_source = |stat: &Stat| source.as_ref().map(identity) == Some(identity(stat));
+    let is_source = |stat: &Stat| {
+        let same = |source: Stat| (stat.st_dev, stat.st_ino) == (source.st_dev, source.st_ino);
+        source.is_some_and(same)
+    };
     if !is_source(&there) {
         for above in mountpoint.ancestors().skip(1) {
             // One that cannot be looked at is not the source, which could be.
@@ -60,9 +59,9 @@ pub(super) fn check(options: &Options) -> Result<Place, Error> {
         }
     }
     // A file keeps the name that was given, which says what it is to be called in the view.
-    let full = match source.as_ref().map(kind) {
-        Some(FileType::Directory) => std::fs::canonicalize(&options.source),
-        _ => std::path::absolute(&options.source),
+    let full = match source {
+        Some(_) => std::fs::canonicalize(&options.source),
+        None => std::path::absolute(&options.source),
     };
     let source = full.map_err(|e| Error::io(&options.source, "find it", e))?;
     if !rustix::process::geteuid().is_root() {

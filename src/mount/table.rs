@@ -59,6 +59,12 @@ impl Entry {
         self.kind == TYPE
     }
 
+    /// The user who made it, where it is a mount of FUSE.
+    pub fn owner(&self) -> Option<u32> {
+        let options = self.options.to_str()?;
+        options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
+    }
+
     /// A line of the table; `None` where it has not the form that the kernel gives it.
     fn parse(line: &[u8]) -> Option<Entry> {
         // Exactly one space separates two fields: a field may be empty.
@@ -193,6 +199,7 @@ mod tests {
         assert_eq!(entry.mountpoint, Path::new("/mnt/a b"));
         assert_eq!(entry.source, "/m\\x,y");
         assert_eq!(entry.options, "ro,user_id=0,group_id=0");
+        assert_eq!(entry.owner(), Some(0));
     }
 
     #[test]
@@ -202,6 +209,7 @@ mod tests {
         // A mountpoint called `-` and a source called `fuse.ckptfs` are only names.
         let hyphen = entry("52 27 0:43 / - ro - ext4 fuse.ckptfs rw").unwrap();
         assert_eq!((hyphen.mountpoint.as_path(), hyphen.is_ours()), (Path::new("-"), false));
+        assert_eq!(hyphen.owner(), None);
         let named = entry("52 27 0:43 / /m\\040-\\040fuse.ckptfs rw - tmpfs none rw").unwrap();
         assert_eq!(named.mountpoint, Path::new("/m - fuse.ckptfs"));
         assert!(!named.is_ours());

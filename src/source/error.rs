@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 /// A file or directory that cannot be opened or read as it must be.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -60,8 +62,8 @@ pub enum Error {
     },
 }
 
-const NOT_CONNECTED: i32 = rustix::io::Errno::NOTCONN.raw_os_error();
-const TOO_MANY_FILES: i32 = rustix::io::Errno::MFILE.raw_os_error();
+const NOT_CONNECTED: i32 = Errno::NOTCONN.raw_os_error();
+const TOO_MANY_FILES: i32 = Errno::MFILE.raw_os_error();
 
 impl Error {
     /// The file or directory at fault.
@@ -106,7 +108,17 @@ impl Error {
             Error::Io { source, .. } if source.raw_os_error() == Some(TOO_MANY_FILES) => {
                 "raise the limit on open files (ulimit -n)"
             }
-            Error::Io { .. } => "see the system's message above",
+            Error::Io { source, .. }
+                if matches!(
+                    Errno::from_io_error(source),
+                    Some(Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG)
+                ) =>
+            {
+                "check the path"
+            }
+            Error::Io { .. } => {
+                "see whether the disk or the network filesystem that it lies on works (dmesg tells)"
+            }
         }
     }
 

@@ -24,6 +24,13 @@ pub fn ckptfs() -> &'static str {
     env!("CARGO_BIN_EXE_ckptfs")
 }
 
+/// Makes a copy of it that everybody may run. Another process does: a file that this one has open to
+/// write to cannot be run, and a process that another test starts meanwhile has it open too.
+pub fn install(at: &str) {
+    let done = Command::new("install").args(["-m", "755", ckptfs(), at]).status().unwrap();
+    assert!(done.success());
+}
+
 /// Runs it.
 pub fn run(args: &[&str]) -> Done {
     done(Command::new(ckptfs()).args(args))

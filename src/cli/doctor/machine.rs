@@ -1,31 +1,21 @@
 //! What the machine has, and what this process may do with it.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
-use crate::mount::error::{DEVICE_OF_ROOT, NO_DEVICE};
-use crate::mount::helper;
+use crate::mount::{default_memory, machine_memory};
 
 use super::super::words::bytes;
-use super::Check;
+use super::{Check, users};
 
 /// Everything, in the order in which a mount needs it.
 pub(super) fn look() -> Vec<Check> {
-    let may_mount = has(CapabilitySet::SYS_ADMIN);
-    let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-    let is_open = device.is_ok();
     let kernel = kernel();
-    vec![
-        check_device(device.err()),
-        check_helper(may_mount && is_open),
-        check_allow_other(),
-        check_namespaces(may_mount),
+    let mut checks = users::look();
+    checks.extend([
         check_kernel(kernel),
         check_passthrough(kernel),
         check_request_size(),
@@ -35,26 +25,27 @@ pub(super) fn look() -> Vec<Check> {
         check_cachestat(kernel),
         check_io_uring(),
         check_cuda(),
-    ]
+    ]);
+    checks
 }
 
-fn text(path: &str) -> Option<String> {
+pub(super) fn text(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
 /// Whether a field of this process's status has that value.
-fn says_status(field: &str, value: &str) -> bool {
+pub(super) fn says_status(field: &str, value: &str) -> bool {
     let status = text("/proc/self/status").unwrap_or_default();
     let mut fields = status.lines().filter_map(|line| line.split_once(':'));
     fields.any(|(name, found)| name == field && found.trim() == value)
 }
 
-fn has(capability: CapabilitySet) -> bool {
+pub(super) fn has(capability: CapabilitySet) -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(capability))
 }
 
 /// Whether root here is root of the machine, rather than of a user namespace.
-fn is_outermost() -> bool {
+pub(super) fn is_outermost() -> bool {
     text("/proc/self/uid_map").is_none_or(|map| map.split_whitespace().eq(["0", "0", "4294967295"]))
 }
 
@@ -63,98 +54,6 @@ fn kernel() -> (u32, u32) {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
-}
-
-fn check_device(refused: Option<Errno>) -> Check {
-    const WHAT: &str = "/dev/fuse";
-    match refused {
-        None => Check::ok(WHAT, "there, and this user may open it"),
-        Some(Errno::ACCESS) => {
-            Check::problem(WHAT, "there, and this user may not open it", DEVICE_OF_ROOT)
-        }
-        Some(Errno::PERM) => {
-            Check::problem(WHAT, "there, and this container may not open it", NO_DEVICE)
-        }
-        Some(Errno::NOENT) => Check::problem(WHAT, "not there: no FUSE, no mount", NO_DEVICE),
-        Some(e) => Check::problem(WHAT, format!("cannot be opened: {e}"), NO_DEVICE),
-    }
-}
-
-fn check_helper(mounts_itself: bool) -> Check {
-    const WHAT: &str = "fusermount3";
-    const REMEDY: &str = "install the package fuse3";
-    let program = helper::find();
-    let shown = program.as_ref().map(|program| program.display().to_string());
-    let is_setuid = program.is_some_and(|program| {
-        program.metadata().is_ok_and(|about| about.permissions().mode() & 0o4000 != 0)
-    });
-    match shown {
-        Some(path) if is_setuid && says_status("NoNewPrivs", "1") && !mounts_itself => {
-            Check::problem(
-                WHAT,
-                format!("{path}: this process may gain no privileges, so it cannot help"),
-                "in a container, start it without no-new-privileges, or as root",
-            )
-        }
-        Some(path) if is_setuid && is_outermost() => {
-            Check::ok(WHAT, format!("{path}: ordinary users can mount"))
-        }
-        found if mounts_itself => {
-            let state = if found.is_some() { "cannot help here" } else { "not there" };
-            Check::ok(WHAT, format!("{state}, and not needed: this user may mount by itself"))
-        }
-        Some(path) if is_setuid => Check::problem(
-            WHAT,
-            format!("{path}: has no power inside a user namespace"),
-            "let this user open /dev/fuse (mode 0666), or mount from outside the namespace",
-        ),
-        Some(path) => Check::problem(
-            WHAT,
-            format!("{path}: is not setuid root, so this user cannot mount"),
-            "reinstall the package fuse3 (chmod u+s), or run as root",
-        ),
-        None => Check::problem(WHAT, "not there, so this user cannot mount", REMEDY),
-    }
-}
-
-fn check_allow_other() -> Check {
-    const WHAT: &str = "--allow-other";
-    let config = text("/etc/fuse.conf").unwrap_or_default();
-    if config.lines().any(|line| line.trim() == "user_allow_other") {
-        Check::ok(WHAT, "anybody may use it (user_allow_other in /etc/fuse.conf)")
-    } else if rustix::process::geteuid().is_root() {
-        Check::ok(WHAT, "root may use it, other users not")
-    } else {
-        Check::note(
-            WHAT,
-            "not for this user: a mount is seen by its own user only",
-            "have root put the line user_allow_other in /etc/fuse.conf",
-        )
-    }
-}
-
-fn check_namespaces(may_mount: bool) -> Check {
-    const WHAT: &str = "user namespaces";
-    let is = |path, value| text(path).is_some_and(|found| found == value);
-    let shut = is("/proc/sys/user/max_user_namespaces", "0")
-        || is("/proc/sys/kernel/unprivileged_userns_clone", "0")
-        || is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1");
-    match (is_outermost(), shut) {
-        (false, _) if may_mount => Check::ok(WHAT, "inside one, with the right to mount"),
-        (false, _) => Check::note(
-            WHAT,
-            "inside one, without the right to mount",
-            "enter it as its root (unshare -Urm)",
-        ),
-        (true, false) => {
-            Check::ok(WHAT, "open: unshare -Urm gives a place of one's own to mount in")
-        }
-        (true, true) => Check::note(
-            WHAT,
-            "closed to ordinary users",
-            "only needed where there is neither root nor fusermount3",
-        ),
-    }
 }
 
 fn check_kernel((major, minor): (u32, u32)) -> Check {
@@ -201,7 +100,7 @@ fn check_request_size() -> Check {
 }
 
 fn check_readahead() -> Check {
-    const WHAT: &str = "--readahead";
+    const WHAT: &str = "kernel readahead";
     if has(CapabilitySet::DAC_OVERRIDE) && is_outermost() && Path::new("/sys/class/bdi").is_dir() {
         return Check::ok(WHAT, "this user may change how far the kernel reads ahead");
     }
@@ -212,22 +111,10 @@ fn check_readahead() -> Check {
     )
 }
 
-/// What a mount may hold unless --memory says otherwise: a twentieth of the memory, which nobody
-/// misses, and no more than is of use.
-fn default_budget(memory: u64) -> u64 {
-    const MOST: u64 = 1 << 30;
-    MOST.min(memory / 20)
-}
-
 fn check_memory() -> Check {
     const WHAT: &str = "memory";
-    let system = rustix::system::sysinfo();
-    let memory = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit));
-    let budget = default_budget(memory);
-    Check::ok(
-        WHAT,
-        format!("{}; a mount holds up to {budget} of it", bytes(memory), budget = bytes(budget)),
-    )
+    let (memory, budget) = (bytes(machine_memory()), bytes(default_memory()));
+    Check::ok(WHAT, format!("{memory}; a mount holds up to {budget} of it, unless --memory says"))
 }
 
 fn check_files() -> Check {
@@ -308,19 +195,5 @@ mod tests {
         for check in checks {
             assert_eq!(check.verdict == Verdict::Ok, check.remedy.is_empty(), "{check:?}");
         }
-    }
-
-    #[test]
-    fn devices_that_cannot_be_used_are_problems() {
-        assert_eq!(check_device(None).verdict, Verdict::Ok);
-        for refused in [Errno::ACCESS, Errno::NOENT, Errno::PERM, Errno::NODEV] {
-            assert_eq!(check_device(Some(refused)).verdict, Verdict::Problem);
-        }
-    }
-
-    #[test]
-    fn the_budget_is_small_on_small_machines() {
-        assert_eq!(default_budget(64 << 30), 1 << 30);
-        assert_eq!(default_budget(4_000_000_000), 200_000_000);
     }
 }

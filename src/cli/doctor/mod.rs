@@ -5,6 +5,7 @@
 
 mod machine;
 mod source;
+mod users;
 
 use std::io::{self, Write};
 

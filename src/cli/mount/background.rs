@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use super::super::{FAILED, Failure, words};
+use super::super::{FAILED, Failure, note};
 
 /// Tells the daemon that it is one: the name of the pipe that is its standard output.
 const VARIABLE: &str = "CKPTFS_DAEMON";
@@ -39,7 +39,9 @@ pub struct Caller {
 pub fn start(args: &[OsString]) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         let message = format!("cannot start the daemon: {error}");
-        Failure::new(FAILED, message, "see the system's message above, or use --foreground")
+        let remedy =
+            "raise the limits on processes and open files (ulimit -u, -n), or use --foreground";
+        Failure::new(FAILED, message, remedy)
     };
     let (mut reader, writer) = io::pipe().map_err(failed)?;
     // The same words, so that ps tells what it is.
@@ -57,10 +59,7 @@ pub fn start(args: &[OsString]) -> Result<(), Failure> {
     reader.by_ref().take(MAX_REPORT).read_to_end(&mut said).map_err(failed)?;
     match serde_json::from_slice(&said) {
         Ok(Report::Ready(notes)) => {
-            for note in notes {
-                // The mount is there, whether or not that can be said.
-                let _ = writeln!(io::stderr(), "ckptfs: note: {}", words::one_line(&note));
-            }
+            notes.iter().for_each(|text| note(text));
             Ok(())
         }
         Ok(Report::Failed(failure)) => Err(failure),

@@ -36,10 +36,16 @@ pub fn start(args: &Mount, in_foreground: bool) -> Result<Option<File>, Failure>
         2 => "debug",
         _ => "trace",
     };
-    let filter = || EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    // An answer that nobody waits for any more, because the reader was interrupted, is no error.
+    let level =
+        if args.verbose < 2 { format!("{level},fuser::reply=off") } else { level.to_owned() };
+    let filter = || EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&level));
     let started = match &file {
         Some(file) => {
-            let file = file.try_clone()?;
+            let file = file.try_clone().map_err(|error| {
+                let message = format!("cannot log to a file: {error}");
+                Failure::new(FAILED, message, "raise the limit on open files (ulimit -n)")
+            })?;
             let to_file = written().with_ansi(false).with_writer(Mutex::new(file));
             to_file.with_env_filter(filter()).finish().try_init()
         }

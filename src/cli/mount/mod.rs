@@ -2,13 +2,14 @@
 
 mod background;
 mod control;
+pub mod limits;
 mod log;
 pub mod metrics;
 mod words;
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::net::TcpListener;
 use std::process::ExitCode;
 
@@ -19,7 +20,7 @@ use crate::mount::{self, Mounted, Options, probe};
 use crate::view;
 
 use super::args::{Args, Command, Mount};
-use super::{FAILED, Failure};
+use super::{FAILED, Failure, note};
 use background::Caller;
 use control::Control;
 
@@ -33,7 +34,7 @@ pub struct Started {
 /// Finds out, first of all, and parses the arguments. A process that was started to ask a mount for
 /// another has done so, and ends with that code.
 pub fn begin() -> Result<(Args, Started), ExitCode> {
-    let mut given: Vec<OsString> = std::env::args_os().collect();
+    let given: Vec<OsString> = std::env::args_os().collect();
     if let [_, first, path] = &given[..]
         && first == probe::CHILD
     {
@@ -45,14 +46,16 @@ pub fn begin() -> Result<(Args, Started), ExitCode> {
     let mut command = Args::command();
     // Only then it knows `help`.
     command.build();
-    if words::is_from_mount8(&given, &command) {
-        given.insert(1, "mount".into());
+    let from_mount8 = words::is_from_mount8(&given, &command);
+    let mut whole = given.clone();
+    if from_mount8 {
+        whole.insert(1, "mount".into());
     }
-    let args = parse(&given).unwrap_or_else(|error| error.exit());
+    let args = parse(&whole, from_mount8).unwrap_or_else(|error| error.exit());
     Ok((args, Started { caller, args: given }))
 }
 
-fn parse(given: &[OsString]) -> Result<Args, clap::Error> {
+fn parse(given: &[OsString], from_mount8: bool) -> Result<Args, clap::Error> {
     let mut command = Args::command();
     let parsed = |command: &mut clap::Command, given: &[OsString]| {
         let matches = command.try_get_matches_from_mut(given)?;
@@ -65,9 +68,8 @@ fn parse(given: &[OsString]) -> Result<Args, clap::Error> {
     let Some(table) = command.find_subcommand("mount") else {
         return Ok(args);
     };
-    let found = words::long_options(&mount.options, table).map_err(|word| {
-        let message = format!("unknown mount option '{}' in -o", word.to_string_lossy());
-        table.clone().bin_name("ckptfs mount").error(ErrorKind::UnknownArgument, message)
+    let found = words::long_options(&mount.options, table, from_mount8).map_err(|refused| {
+        table.clone().bin_name("ckptfs mount").error(ErrorKind::UnknownArgument, refused)
     })?;
     // In front, so that what was said as an option of its own has the last word.
     let (start, rest) = given.split_at(2.min(given.len()));
@@ -78,9 +80,7 @@ pub fn run(args: &Mount, started: Started) -> Result<(), Failure> {
     match started.caller {
         None if args.foreground => {
             let ready = |notes: Vec<String>, _: Option<&File>| {
-                for note in notes {
-                    writeln!(io::stderr(), "ckptfs: note: {note}")?;
-                }
+                notes.iter().for_each(|text| note(text));
                 Ok(())
             };
             let (control, mounted, page) = start(args, true, ready)?;
@@ -127,12 +127,13 @@ fn start(
     ready: impl FnOnce(Vec<String>, Option<&File>) -> io::Result<()>,
 ) -> Result<Running, Failure> {
     let log = log::start(args, in_foreground)?;
-    let cannot = |what: &str, error: io::Error| {
-        Failure::new(FAILED, format!("cannot {what}: {error}"), "see the system's message above")
+    let cannot = |what: &str, error: io::Error, remedy: &str| {
+        Failure::new(FAILED, format!("cannot {what}: {error}"), remedy)
     };
     // Whoever looks for the daemon looks for this name, also where it was run from a link.
     let _ = rustix::thread::set_name(c"ckptfs");
-    let control = Control::new().map_err(|e| cannot("hear signals", e))?;
+    let control = Control::new()
+        .map_err(|e| cannot("hear signals", e, "raise the limit on open files (ulimit -n)"))?;
     let mut notes = Vec::new();
     let page = match args.metrics {
         None => None,
@@ -142,7 +143,10 @@ fn start(
                 notes.push(format!("metrics at http://{}/metrics", page.local_addr()?));
                 Ok(page)
             });
-            Some(page.map_err(|e| cannot(&format!("serve metrics at {address}"), e))?)
+            Some(page.map_err(|e| {
+                let remedy = "choose another port: one that no program has, above 1023 for users";
+                cannot(&format!("serve metrics at {address}"), e, remedy)
+            })?)
         }
     };
     let mounted = mount::mount(&options(args)?)?;
@@ -150,7 +154,10 @@ fn start(
         notes.push(UNPRIVILEGED.to_owned());
     }
     tracing::info!("{}: mounted at {}", args.source.display(), mounted.mountpoint().display());
-    ready(notes, log.as_ref()).map_err(|e| cannot("tell that the mount is ready", e))?;
+    ready(notes, log.as_ref()).map_err(|e| {
+        let remedy = "mount it again, and let the command that mounts come to its end";
+        cannot("tell that the mount is ready", e, remedy)
+    })?;
     Ok((control, mounted, page))
 }
 
@@ -176,6 +183,7 @@ impl From<mount::Error> for Failure {
     fn from(error: mount::Error) -> Self {
         match error {
             mount::Error::View(error) => Failure::from(error),
+            mount::Error::NoCheckpoint(error) => Failure::from(error),
             error => Failure::new(FAILED, &error, error.remedy()),
         }
     }

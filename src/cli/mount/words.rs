@@ -28,9 +28,8 @@ fn exists(path: &OsStr) -> bool {
 
 /// Words of mount(8), fstab and mount.fuse3 that say nothing to us. The mount is always read-only,
 /// nosuid and nodev, so what they ask for is so or cannot be.
-const IGNORED: [&str; 38] = [
+const IGNORED: [&str; 37] = [
     "defaults",
-    "rw",
     "ro",
     "dev",
     "nodev",
@@ -72,8 +71,34 @@ const IGNORED: [&str; 38] = [
 /// Long options that are not for lists: they ask for text instead of a mount.
 const NOT_FOR_LISTS: [&str; 2] = ["help", "version"];
 
-/// The long options that `-o` lists stand for, or the word that is none.
-pub fn long_options(lists: &[OsString], mount: &Command) -> Result<Vec<OsString>, OsString> {
+/// Why a list cannot be taken.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// A word that says nothing to us, and the options that there are.
+    #[error("unknown mount option '{word}' in -o
+  options: {options}
+  ignored, as in fstab: defaults, ro, auto, noauto, user, users, nofail, _netdev, comment=..., x-..., and the like")]
+    Unknown { word: String, options: String },
+    /// A mount that can be written to was asked for.
+    #[error("'rw' in -o: a mount is always read-only; leave it out")]
+    Writable,
+}
+
+/// The long options that `-o` lists stand for. mount(8) says `rw` wherever nobody said `ro`, so that
+/// from there it means nothing; a user who says it wants what cannot be had.
+pub fn long_options(
+    lists: &[OsString],
+    mount: &Command,
+    from_mount8: bool,
+) -> Result<Vec<OsString>, Refused> {
+    let is_option = |long: &str| !NOT_FOR_LISTS.contains(&long);
+    let unknown = |word: Vec<u8>| {
+        let longs = mount.get_arguments().filter_map(Arg::get_long).filter(|long| is_option(long));
+        let mut options: Vec<String> = longs.map(|long| long.replace('-', "_")).collect();
+        options.sort();
+        let word = String::from_utf8_lossy(&word).into_owned();
+        Refused::Unknown { word, options: options.join(", ") }
+    };
     let mut found = Vec::new();
     for list in lists {
         for word in split(list.as_bytes()) {
@@ -82,7 +107,11 @@ pub fn long_options(lists: &[OsString], mount: &Command) -> Result<Vec<OsString>
                 None => (&word[..], None),
             };
             let name = String::from_utf8_lossy(name);
-            if name.is_empty()
+            if name == "rw" && value.is_none() && !from_mount8 {
+                return Err(Refused::Writable);
+            }
+            if word.is_empty()
+                || name == "rw"
                 || name.starts_with("x-")
                 || name.starts_with("X-")
                 || IGNORED.contains(&&*name)
@@ -91,9 +120,8 @@ pub fn long_options(lists: &[OsString], mount: &Command) -> Result<Vec<OsString>
             }
             let long = name.replace('_', "-");
             let known = |arg: &&Arg| arg.get_long() == Some(long.as_str());
-            if NOT_FOR_LISTS.contains(&long.as_str()) || mount.get_arguments().find(known).is_none()
-            {
-                return Err(OsString::from_vec(word));
+            if !is_option(&long) || mount.get_arguments().find(known).is_none() {
+                return Err(unknown(word));
             }
             let mut option = format!("--{long}").into_bytes();
             if let Some(value) = value {
@@ -131,9 +159,9 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    fn options(lists: &[&str]) -> Result<Vec<String>, OsString> {
+    fn options(lists: &[&str]) -> Result<Vec<String>, Refused> {
         let lists: Vec<OsString> = lists.iter().map(OsString::from).collect();
-        let found = long_options(&lists, &args::Mount::command())?;
+        let found = long_options(&lists, &args::Mount::command(), true)?;
         Ok(found.into_iter().map(|option| option.into_string().unwrap()).collect())
     }
 
@@ -158,10 +186,24 @@ mod tests {
     fn words_of_mount8_are_no_options() {
         let list = "rw,nosuid,dev,,x-systemd.automount,_netdev,comment=a=b,fsname=x,uid=5,nofail";
         assert_eq!(options(&[list]).unwrap(), ["--uid=5"]);
-        for unknown in ["rwx", "help", "version", "o", "-f", "=", "Memory=1G"] {
-            let found = options(&[unknown]);
-            assert!(found == Err(unknown.into()) || unknown == "=", "{unknown}: {found:?}");
+        for unknown in ["rwx", "help", "version", "o", "-f", "=", "=x", " ", "Memory=1G"] {
+            match options(&["ro", unknown]) {
+                Err(Refused::Unknown { word, options }) => {
+                    assert_eq!(word, unknown);
+                    assert!(options.starts_with("allow_other, allow_partial, "), "{options}");
+                    assert!(!options.contains("help"), "{options}");
+                }
+                other => panic!("{unknown}: {other:?}"),
+            }
         }
+    }
+
+    #[test]
+    fn only_mount8_may_say_rw() {
+        let list = ["ro,memory=1G,rw".into()];
+        let found = |from_mount8| long_options(&list, &args::Mount::command(), from_mount8);
+        assert_eq!(found(true), Ok(vec!["--memory=1G".into()]));
+        assert_eq!(found(false), Err(Refused::Writable));
     }
 
     #[test]

@@ -1,0 +1,116 @@
+//! Where there is no mount, the caller hears why, and what would help: for each reason its own.
+
+#![cfg(feature = "mount")]
+#![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
+
+mod mounting;
+mod running;
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use mounting::{Place, program};
+use running::{run, shards};
+
+/// Mounts in both ways, each of which must fail so.
+#[track_caller]
+fn fails(arguments: &[&str], code: i32, what: &str, remedy: &str) {
+    for way in [&["mount"][..], &["mount", "-f"]] {
+        let done = run(&[way, arguments].concat());
+        assert_eq!((done.code, done.stdout.as_str()), (code, ""), "{arguments:?}: {}", done.stderr);
+        let (said, helps) = done.stderr.split_once("what to do: ").unwrap();
+        assert!(said.contains(what), "{arguments:?}: {}", done.stderr);
+        assert!(helps.contains(remedy), "{arguments:?}: {}", done.stderr);
+    }
+}
+
+#[test]
+fn the_place_to_mount_at() {
+    let place = Place::new();
+    let source = &place.source[..];
+    let (missing, file, looping) = (place.path("missing"), place.path("file"), place.path("loop"));
+    fs::write(&file, "text").unwrap();
+    symlink(&looping, &looping).unwrap();
+    let inside = format!("{source}/inside");
+    fs::create_dir(&inside).unwrap();
+    let full = place.path("full");
+    fs::create_dir_all(format!("{full}/something")).unwrap();
+    fails(&[source, &missing], 1, "does not exist", "mkdir -p");
+    fails(&[source, &format!("{file}/sub")], 1, "does not exist", "mkdir -p");
+    fails(&[source, &looping], 1, "symbolic links", "check the path");
+    fails(&[source, &file], 1, "not a directory", "an empty directory as MOUNTPOINT, after SOURCE");
+    fails(&[source, &full], 1, "not empty", "--nonempty");
+    fails(&[source, "/proc/self/fd"], 1, "not empty", "--nonempty");
+    fails(&[source, &inside], 1, "lies inside", "outside of the source");
+    assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
+    assert_eq!(run(&["mount", source, &full, "--nonempty"]).code, 0);
+    fails(&[source, &full], 1, "already shows", "ckptfs unmount PATH");
+    assert_eq!(run(&["unmount", &full]).code, 0);
+}
+
+#[test]
+fn what_else_is_asked_for() {
+    let place = Place::new();
+    let (source, mountpoint) = (&place.source[..], &place.mountpoint[..]);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    fails(&[source, mountpoint, "--log-file", source], 1, "cannot log", "can be written to");
+    fails(&[source, mountpoint, "--metrics", &taken], 1, "cannot serve metrics", "another port");
+    assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
+}
+
+#[test]
+fn the_source() {
+    let place = Place::new();
+    let at = &place.mountpoint[..];
+    let written = |name: &str, bytes: &[u8]| {
+        let path = place.path(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let missing = place.path("missing");
+    fails(&[&missing, at], 1, "no such file", "check the path");
+    fails(
+        &[&format!("{}/x", written("file", b"text")), at],
+        1,
+        "Not a directory",
+        "check the path",
+    );
+
+    let looks = "give a .safetensors file, a torch checkpoint";
+    fails(&[&written("config.json", b"{}"), at], 3, "not a checkpoint", looks);
+    fails(&[&written("notes.txt", b"words"), at], 3, "not a checkpoint", looks);
+    fails(&[&written("empty", b""), at], 3, "an empty file", looks);
+    fails(&[&written("empty.safetensors", b""), at], 3, "an empty file", looks);
+    fails(&[&written("cut.safetensors", b"\xff\0\0\0\0\0\0\0{"), at], 3, "cut.safetensors", "");
+    fails(&[&written("model.gguf", b"GGUF\x03\0\0\0 and so on"), at], 3, "a GGUF file", looks);
+    fails(&["/proc/self/status", at], 3, "an empty file", looks);
+    fails(&["/dev/null", at], 3, "is a device", "a checkpoint file or a directory");
+    let pipe = place.path("pipe");
+    assert_eq!(program(&["mkfifo", &pipe]).code, 0);
+    fails(&[&pipe, at], 3, "is a named pipe", "a checkpoint file or a directory");
+    assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
+}
+
+#[test]
+fn a_directory_without_a_checkpoint_and_a_set_by_its_name_are_sources() {
+    let place = Place::new();
+    let folder = place.path("words");
+    fs::create_dir(&folder).unwrap();
+    fs::write(Path::new(&folder).join("notes.txt"), "words").unwrap();
+    let set = place.path("set");
+    fs::create_dir(&set).unwrap();
+    for (name, bytes) in shards(1, 8) {
+        fs::write(Path::new(&set).join(name), bytes).unwrap();
+    }
+    for (source, shows) in
+        [(folder, "notes.txt"), (format!("{set}/model.safetensors"), "model.safetensors")]
+    {
+        let done = run(&["mount", &source, &place.mountpoint]);
+        assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{source}");
+        assert_eq!(running::names_in(Path::new(&place.mountpoint)), [shows]);
+        assert_eq!(place.unmount(&[]).code, 0);
+    }
+}
