@@ -87,6 +87,25 @@ pub fn plain(file: Arc<File>) -> Image {
     }
 }
 
+/// The image of a file that is made of no source.
+pub fn made(bytes: Vec<u8>) -> Image {
+    let layout = Hash::of(&bytes);
+    Image {
+        size: bytes.len() as u64,
+        header: bytes.into(),
+        tensors: Box::default(),
+        starts: Box::new([0]),
+        piece_starts: Box::new([0]),
+        pieces: Box::new([Piece::Header]),
+        origins: Box::default(),
+        files: Box::default(),
+        metadata: Default::default(),
+        layout,
+        identity: identity(layout, &[], &Default::default()),
+        weight: OnceLock::new(),
+    }
+}
+
 /// What tensors are sorted by: the name settles what is left, so that there is one order.
 fn order(tensor: &Tensor) -> (std::cmp::Reverse<u32>, u32, u64, u64, &str) {
     let (origin, first, span) = tensor.bytes.reach();

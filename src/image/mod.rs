@@ -109,6 +109,11 @@ impl Image {
         layout::plain(file)
     }
 
+    /// A file of these bytes, which lies in no source: all of it is header.
+    pub fn made(bytes: Vec<u8>) -> Image {
+        layout::made(bytes)
+    }
+
     /// Whether it is a file as it is.
     pub fn is_plain(&self) -> bool {
         self.header.is_empty()

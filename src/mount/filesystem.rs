@@ -114,7 +114,9 @@ impl Inner {
         let now = match &node.what {
             // What has another state by now is another file; this one stays what it was.
             What::Image(shown) => match self.entry_at(&node) {
-                Some(Entry::Image(now)) if now.identity() == shown.identity() => {
+                Some(Entry::Image(now) | Entry::Index(now))
+                    if now.identity() == shown.identity() =>
+                {
                     Some(*now.attributes())
                 }
                 _ => None,

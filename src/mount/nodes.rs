@@ -39,7 +39,9 @@ pub enum What {
 impl Node {
     pub fn new(place: PathBuf, entry: &Entry) -> Node {
         let (what, attributes) = match entry {
-            Entry::Image(shown) => (What::Image(Arc::clone(shown)), *shown.attributes()),
+            Entry::Image(shown) | Entry::Index(shown) => {
+                (What::Image(Arc::clone(shown)), *shown.attributes())
+            }
             Entry::Source(attributes) => (What::Source, *attributes),
             Entry::Link(attributes, target) => (What::Link(target.clone()), *attributes),
         };

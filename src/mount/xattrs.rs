@@ -50,6 +50,8 @@ pub fn value(context: &Context, number: u64, node: &Node, name: &OsStr) -> Optio
     assert!(name != PANIC, "asked to");
     match (name.to_str()?, &node.what) {
         (STATS, _) if number == ROOT => Some((context.numbers)().to_json()),
+        // What is made by the view lies nowhere.
+        (_, What::Image(shown)) if shown.is_index() => None,
         (LAYOUT, What::Image(shown)) => Some(shown.layout().to_string().into_bytes()),
         (IDENTITY, What::Image(shown)) => Some(shown.identity().to_string().into_bytes()),
         (SOURCE, What::Image(_) | What::Source) => source(context, node),

@@ -13,6 +13,7 @@ use crate::threads::{lock, together};
 
 use super::alone::Only;
 use super::hub::{self, Notes};
+use super::index;
 use super::made::{Outcome, Planned, Shown};
 use super::rules;
 use super::{Answer, Entry, Error, Keep, Known, Listing, Named, TRIES, View, links, lookalikes};
@@ -27,6 +28,8 @@ pub struct Directory {
     /// Which of the planned has this name as an image, and which has it as a file of its own.
     images: HashMap<OsString, usize>,
     originals: HashMap<OsString, usize>,
+    /// Which of the planned has an index of this name that stays.
+    indexes: HashMap<OsString, usize>,
     left: Vec<(OsString, String)>,
     notes: Option<Notes>,
     /// Links that lead out, of which the log was told.
@@ -138,11 +141,16 @@ impl Directory {
                 originals.insert(original.into(), n);
             }
         }
+        // Originals that are shown have their own.
+        let indexes = match view.options.show_originals {
+            true => HashMap::new(),
+            false => index::that_stay(&planned, names.keys(), &originals),
+        };
         let notes = hub::notes(view.root.real(), way);
         let way = way.to_path_buf();
         // What was told of a link is not told again.
         let told = known.map(|known| lock(&known.told).clone()).unwrap_or_default().into();
-        Ok(Directory { way, state, names, planned, images, originals, left, notes, told })
+        Ok(Directory { way, state, names, planned, images, originals, indexes, left, notes, told })
     }
 
     /// Whether this is what the directory holds now, given what it says of itself now.
@@ -197,6 +205,18 @@ impl Directory {
                 None => return Ok(Answer::Stale),
                 Some(Outcome::Image(facts)) => {
                     return Ok(Answer::Is(planned.shown(&facts).map(image)));
+                }
+                Some(Outcome::Refused(_)) => {}
+            }
+        }
+        if let Some(&n) = self.indexes.get(name) {
+            let planned = &self.planned[n];
+            match self.outcome(view, planned, is_last) {
+                None => return Ok(Answer::Stale),
+                Some(Outcome::Image(facts)) => {
+                    return Ok(Answer::Is(
+                        planned.index(&facts).map(|shown| Entry::Index(Arc::new(shown))),
+                    ));
                 }
                 Some(Outcome::Refused(_)) => {}
             }
@@ -308,7 +328,15 @@ impl Directory {
         }
         for (name, kind) in &self.names {
             let of = self.originals.get(name).filter(|n| is_image[**n]);
-            if let Some(&n) = of.filter(|_| !view.options.show_originals) {
+            if of.is_some() && self.indexes.contains_key(name) {
+                match self.entry(view, name, is_last)? {
+                    Answer::Stale => return Ok(Answer::Stale),
+                    Answer::Is(entry) => {
+                        let entry = entry.map(|entry| Named { name: name.clone(), entry });
+                        listing.entries.extend(entry);
+                    }
+                }
+            } else if let Some(&n) = of.filter(|_| !view.options.show_originals) {
                 let why = format!("is in {}", self.planned[n].plan.shown);
                 listing.hidden.push((name.clone(), why));
             } else if let Some(why) = self.hidden_note(view, name) {

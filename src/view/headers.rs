@@ -29,7 +29,7 @@ pub fn of(view: &View, way: &Path, entries: &[Named]) -> Vec<(OsString, Header)>
         Entry::Source(found) => found.kind == Kind::File && is_called_so(&named.name),
         // What cannot be followed says so itself.
         Entry::Link(_, target) => target.is_some() && is_called_so(&named.name),
-        Entry::Image(_) => false,
+        Entry::Image(_) | Entry::Index(_) => false,
     };
     let names: Vec<&str> =
         entries.iter().filter(is_one).filter_map(|named| named.name.to_str()).collect();

@@ -12,7 +12,7 @@ use crate::source::{Attributes, Identity, Kind, Root};
 use crate::threads::lock;
 
 use super::rules::{self, Plan};
-use super::{Error, View};
+use super::{Error, View, index};
 
 /// How long a look at the files of a checkpoint is good for: within a second a change must show, and
 /// the kernel asks twice a second for each name in use.
@@ -57,6 +57,8 @@ pub struct Facts {
     plan: Plan,
     options: Options,
     size: u64,
+    /// Bytes of the index that names the image, where there is one.
+    index_size: u64,
     identity: Hash,
     layout: Hash,
     tensors: usize,
@@ -85,6 +87,7 @@ pub struct Refusal {
 pub struct Shown {
     facts: Arc<Facts>,
     attributes: Arc<Attributes>,
+    is_index: bool,
 }
 
 impl Planned {
@@ -163,7 +166,14 @@ impl Planned {
     /// An image with what it says of itself at this moment.
     pub fn shown(&self, facts: &Arc<Facts>) -> Option<Shown> {
         let (_, attributes) = lock(&self.looked).clone()?;
-        Some(Shown { facts: Arc::clone(facts), attributes })
+        Some(Shown { facts: Arc::clone(facts), attributes, is_index: false })
+    }
+
+    /// The index that names the image, likewise.
+    pub fn index(&self, facts: &Arc<Facts>) -> Option<Shown> {
+        let image = self.shown(facts)?;
+        let attributes = Arc::new(sized(*image.attributes, facts.index_size));
+        Some(Shown { attributes, is_index: true, ..image })
     }
 
     fn states(&self, root: &Root) -> Vec<Option<Attributes>> {
@@ -219,10 +229,14 @@ fn together(sources: &[Attributes], size: u64) -> Option<Attributes> {
     }
     whole.kind = Kind::File;
     whole.mode &= 0o777;
-    whole.size = size;
-    whole.blocks = size.div_ceil(512);
     whole.links = 1;
-    Some(whole)
+    Some(sized(whole, size))
+}
+
+fn sized(mut attributes: Attributes, size: u64) -> Attributes {
+    attributes.size = size;
+    attributes.blocks = size.div_ceil(512);
+    attributes
 }
 
 fn refusal(plan: &Plan, error: &Error) -> Refusal {
@@ -288,11 +302,16 @@ fn read(
     let Checkpoint { format, options, .. } = &checkpoint;
     let (format, options) = (*format, options.clone());
     let image = Arc::new(Image::new(checkpoint)?);
+    let index_size = match plan.candidate.index() {
+        Some(_) => index::text(&image, &plan.shown).len() as u64,
+        None => 0,
+    };
     let facts = Facts {
         way: way.to_path_buf(),
         plan: plan.clone(),
         options,
         size: image.size(),
+        index_size,
         identity: image.identity(),
         layout: image.layout(),
         tensors: image.tensors().len(),
@@ -349,7 +368,22 @@ impl Shown {
         self.facts.way.join(&self.facts.plan.candidate.name)
     }
 
+    /// Whether it is the index that names the image, and not the image.
+    pub fn is_index(&self) -> bool {
+        self.is_index
+    }
+
     pub(super) fn image(&self, view: &View) -> Result<Arc<Image>, Error> {
+        let image = self.whole(view)?;
+        if self.is_index {
+            let text = index::text(&image, &self.facts.plan.shown);
+            return Ok(Arc::new(Image::made(text)));
+        }
+        Ok(image)
+    }
+
+    /// The image, also of its index.
+    fn whole(&self, view: &View) -> Result<Arc<Image>, Error> {
         let facts = &self.facts;
         if let Some(image) = lock(&facts.open).upgrade().or_else(|| view.images.get(facts.identity))
         {

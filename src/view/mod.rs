@@ -13,6 +13,7 @@ mod error;
 mod headers;
 mod hub;
 mod images;
+mod index;
 mod keep;
 mod links;
 mod lookalikes;
@@ -80,6 +81,8 @@ pub struct View {
 pub enum Entry {
     /// A checkpoint as one file.
     Image(Arc<Shown>),
+    /// The index of a set that is shown as one file, which says that everything is in that.
+    Index(Arc<Shown>),
     /// Anything else, as it is; a link that leads to what is not shown, as what it leads to.
     Source(Attributes),
     /// A link, and what it says; nothing where following it is refused.
@@ -231,7 +234,7 @@ impl View {
         headers::of(self, &self.way(place), &listing.entries)
     }
 
-    /// The image of a checkpoint that was shown: remembered, or parsed again.
+    /// The image of what was shown: remembered, or made again.
     pub fn image(&self, shown: &Shown) -> Result<Arc<Image>, Error> {
         shown.image(self)
     }

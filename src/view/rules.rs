@@ -74,6 +74,12 @@ impl Candidate {
         self.members == Members::File && !self.is_torch()
     }
 
+    /// The index by which loaders of safetensors know its files, if it has one.
+    pub fn index(&self) -> Option<&str> {
+        let is_one = !self.is_torch() && matches!(self.members, Members::Index { .. });
+        is_one.then_some(self.name.as_str())
+    }
+
     /// What loaders would take first.
     fn rank(&self) -> u8 {
         match (self.is_torch(), &self.members) {

@@ -44,11 +44,12 @@ pub fn view_following(path: &Path) -> View {
     View::new(path, options).expect("a view")
 }
 
-/// An entry in words: `name` of a file, `name*` of an image, `name/` of a directory,
-/// `name -> target` of a link, and `name -> !` of one that is refused.
+/// An entry in words: `name` of a file, `name*` of an image, `name+` of its index, `name/` of a
+/// directory, `name -> target` of a link, and `name -> !` of one that is refused.
 pub fn word(name: &str, entry: &Entry) -> String {
     match entry {
         Entry::Image(_) => format!("{name}*"),
+        Entry::Index(_) => format!("{name}+"),
         Entry::Source(found) if found.kind == Kind::Directory => format!("{name}/"),
         Entry::Source(_) => name.to_owned(),
         Entry::Link(_, Some(target)) => format!("{name} -> {}", target.display()),

@@ -96,7 +96,7 @@ fn print(directory: &Directory, out: &mut dyn Write) -> io::Result<()> {
 
 fn size(named: &Named) -> String {
     match named.kind {
-        "file" | "image" => bytes(named.size),
+        "file" | "image" | "index" => bytes(named.size),
         _ => String::new(),
     }
 }
@@ -121,6 +121,9 @@ fn what(named: &Named) -> String {
     }
     match (named.kind, named.tensors) {
         ("directory", _) => "/".to_owned(),
+        ("index", _) => {
+            "  made for loaders that take every .safetensors: names the image alone".to_owned()
+        }
         (_, Some(tensors)) => format!("  ({})", count(tensors, "tensor")),
         _ => String::new(),
     }

@@ -178,6 +178,7 @@ impl Named {
     fn of(named: &view::Named, tensors: Option<usize>) -> Named {
         let (kind, size) = match &named.entry {
             Entry::Image(shown) => ("image", shown.attributes().size),
+            Entry::Index(shown) => ("index", shown.attributes().size),
             Entry::Source(attributes) => (word(attributes.kind), attributes.size),
             Entry::Link(attributes, _) => ("link", attributes.size),
         };

@@ -1,0 +1,56 @@
+//! The index of a set that is shown as one file: it names that file for every tensor.
+//!
+//! In: what is planned for a directory, and an image and its name. Out: which indexes stay, and their
+//! text. Loaders that take every `.safetensors` of a folder leave out what an index does not name, so
+//! that where others lie beside a set its index must go on being there, and be true of what is shown.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::image::Image;
+
+use super::made::Planned;
+
+#[derive(Serialize)]
+struct Index<'a> {
+    metadata: Metadata,
+    weight_map: BTreeMap<&'a str, &'a str>,
+}
+
+#[derive(Serialize)]
+struct Metadata {
+    total_size: u64,
+}
+
+/// The indexes of sets beside which another `.safetensors` is to be seen, by name, and to which of the
+/// planned each belongs. `originals` says what the names in the directory become part of.
+pub fn that_stay<'a>(
+    planned: &[Arc<Planned>],
+    names: impl Iterator<Item = &'a OsString> + Clone,
+    originals: &HashMap<OsString, usize>,
+) -> HashMap<OsString, usize> {
+    let is_safetensors = |name: &OsStr| name.as_encoded_bytes().ends_with(b".safetensors");
+    let is_beside = |n| {
+        let is_other = |name: &OsString| originals.get(name) != Some(&n);
+        planned.len() > 1 || names.clone().any(|name| is_safetensors(name) && is_other(name))
+    };
+    let indexes = planned.iter().enumerate().filter_map(|(n, planned)| {
+        let index = planned.plan.candidate.index()?;
+        is_beside(n).then(|| (OsString::from(index), n))
+    });
+    indexes.collect()
+}
+
+/// The same image by the same name has the same text.
+pub fn text(image: &Image, name: &str) -> Vec<u8> {
+    let tensors = image.tensors().iter();
+    let index = Index {
+        metadata: Metadata { total_size: image.size() - image.header_size() },
+        weight_map: tensors.map(|tensor| (&*tensor.name, name)).collect(),
+    };
+    // Of strings and a number, which JSON always has.
+    serde_json::to_vec_pretty(&index).unwrap_or_default()
+}

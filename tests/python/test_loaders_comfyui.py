@@ -1,0 +1,165 @@
+"""A folder of models as ComfyUI keeps it works through a mount: each checkpoint is listed once, as one
+`.safetensors`, shards too, which it cannot read by itself; keys are those of the original; tensors that
+are read long after the load are right; and its list of files, which it keeps as long as the times of
+the folders stay, is renewed when something new is there and not before.
+
+ComfyUI is no library that could be asked: the readers here do what its own do, each by the calls that
+it makes.
+"""
+
+import json
+import math
+import mmap
+import os
+import struct
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from compare import bits
+from mounts import until
+from samples import numbers
+
+EXTENSIONS = {".ckpt", ".pt", ".pt2", ".bin", ".pth", ".safetensors", ".pkl", ".sft"}
+TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+
+
+def listed(folder):
+    """The models beneath a folder, and the times that say how long this holds."""
+    names, times = [], {str(folder): os.path.getmtime(folder)}
+    for place, folders, files in os.walk(folder, followlinks=True):
+        for name in files:
+            if os.path.splitext(name)[-1].lower() in EXTENSIONS:
+                names.append(os.path.relpath(os.path.join(place, name), folder))
+        for name in folders:
+            times[os.path.join(place, name)] = os.path.getmtime(os.path.join(place, name))
+    return sorted(names), times
+
+
+def still_holds(times):
+    return all(os.path.getmtime(folder) == time for folder, time in times.items())
+
+
+def by_safe_open(path):
+    with safe_open(path, framework="pt", device="cpu") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}
+
+
+def by_mapping(path):
+    """Maps the file and takes tensors from the mapping; the descriptor is closed at once."""
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    (length,) = struct.unpack("<Q", mapped[:8])
+    header = json.loads(mapped[8 : 8 + length])
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        start = 8 + length + entry["data_offsets"][0]
+        dtype, shape = TYPES[entry["dtype"]], entry["shape"]
+        flat = torch.frombuffer(mapped, dtype=dtype, count=math.prod(shape), offset=start)
+        tensors[name] = flat.view(shape)
+    return tensors
+
+
+def by_slices(path):
+    """Gives what reads each tensor when it is wanted, over a descriptor that stays open."""
+    file = open(path, "rb", buffering=0)
+    mapped = by_mapping(path)
+    (length,) = struct.unpack("<Q", file.read(8))
+    header = json.loads(file.read(length))
+
+    def read(name):
+        start, end = header[name]["data_offsets"]
+        room = bytearray(end - start)
+        file.seek(8 + length + start)
+        assert file.readinto(room) == len(room)
+        return torch.frombuffer(room, dtype=mapped[name].dtype).view(mapped[name].shape)
+
+    return {name: read(name) for name in mapped}
+
+
+def checkpoint(seed):
+    """Names as ComfyUI knows a Stable Diffusion by."""
+    return {
+        "model.diffusion_model.input_blocks.0.0.weight": numbers(seed, 320, 4, 3, 3),
+        "model.diffusion_model.out.2.bias": numbers(seed + 1, 4).half(),
+        "first_stage_model.decoder.conv_in.weight": numbers(seed + 2, 512, 300).bfloat16(),
+        "cond_stage_model.transformer.text_model.embeddings.position_ids": torch.arange(77)[None],
+    }
+
+
+@pytest.fixture
+def models(tmp_path):
+    """What is on the disk, and what each listed name must hold."""
+    folder = tmp_path / "models"
+    expected = {}
+    for n, name in enumerate(("v1-5-pruned.ckpt", "style/anime.ckpt")):
+        path = folder / "checkpoints" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"state_dict": checkpoint(10 * n), "global_step": 3}, path)
+        expected[f"checkpoints/{name[:-5]}.safetensors"] = checkpoint(10 * n)
+    flux = {f"double_blocks.{n}.img_attn.qkv.weight": numbers(n, 500, 400) for n in range(6)}
+    (folder / "diffusion_models").mkdir()
+    for n in range(3):
+        part = {key: flux[key] for key in list(flux)[2 * n : 2 * n + 2]}
+        save_file(part, folder / f"diffusion_models/flux1-dev-0000{n + 1}-of-00003.safetensors")
+    expected["diffusion_models/flux1-dev.safetensors"] = flux
+    (folder / "vae").mkdir()
+    save_file({"decoder.conv_in.weight": numbers(70, 9, 9)}, folder / "vae/ae.safetensors")
+    expected["vae/ae.safetensors"] = {"decoder.conv_in.weight": numbers(70, 9, 9)}
+    (folder / "embeddings").mkdir()
+    learned = {"string_to_param": {"*": numbers(80, 2, 768)}, "name": "style"}
+    torch.save(learned, folder / "embeddings/style.pt")
+    # Of a file of safetensors it takes the first tensor, whatever its name.
+    expected["embeddings/style.safetensors"] = {"string_to_param.*": numbers(80, 2, 768)}
+    return folder, expected
+
+
+@pytest.mark.parametrize("options", [[], ["--no-passthrough"]], ids=str)
+@pytest.mark.parametrize("read", [by_safe_open, by_mapping, by_slices])
+def test_every_model_once_and_as_it_was(models, mounts, options, read):
+    folder, expected = models
+    mount = mounts(folder, *options)
+    names, _ = listed(mount.point)
+    assert names == sorted(expected)
+    loaded = {name: read(mount / name) for name in names}
+    # What was loaded first is looked at when all is loaded, the last first.
+    for name in reversed(names):
+        assert loaded[name].keys() == expected[name].keys(), name
+        for key, tensor in reversed(expected[name].items()):
+            got = loaded[name][key]
+            assert got.dtype == tensor.dtype and got.shape == tensor.shape
+            assert torch.equal(bits(got), bits(tensor)), f"{name}: {key}"
+
+
+def test_keys_are_those_that_it_would_take_from_the_original(models, mounts):
+    folder, _ = models
+    mount = mounts(folder)
+    original = torch.load(folder / "checkpoints/v1-5-pruned.ckpt", weights_only=True)["state_dict"]
+    assert by_safe_open(mount / "checkpoints/v1-5-pruned.safetensors").keys() == original.keys()
+
+
+def test_the_list_is_renewed_when_something_is_new(models, mounts):
+    folder, expected = models
+    mount = mounts(folder)
+    # A first look finds out what is there: nothing that it finds may look like news.
+    names, times = listed(mount.point)
+    for name in names:
+        by_mapping(mount / name)
+    assert still_holds(times)
+    assert listed(mount.point) == (names, times)
+    torch.save({"state_dict": checkpoint(50)}, folder / "checkpoints/style/new.ckpt")
+    until("the list is out of date", lambda: not still_holds(times))
+    new = "checkpoints/style/new.safetensors"
+    until("the new model is listed", lambda: new in listed(mount.point)[0])
+    names, times = listed(mount.point)
+    assert len(names) == len(expected) + 1
+    assert still_holds(times)
+    (folder / "diffusion_models/flux1-dev-00002-of-00003.safetensors").unlink()
+    until("the list is out of date", lambda: not still_holds(times))
+    # A set that is not whole is no model: its files are what they are.
+    shards = {f"diffusion_models/flux1-dev-0000{n}-of-00003.safetensors" for n in (1, 3)}
+    until("the rest of the set is listed", lambda: shards <= set(listed(mount.point)[0]))
