@@ -9,7 +9,7 @@ mod mounting;
 mod running;
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -55,10 +55,20 @@ impl Model {
 
     /// Writes both shards beside, and puts each in its place by a rename.
     fn write(&self, fill: u8) {
+        self.write_beside(fill);
+        self.put_in_place();
+    }
+
+    fn write_beside(&self, fill: u8) {
         for (name, bytes) in shards(fill, BYTES) {
-            let beside = self.source(&format!("model/{name}.new"));
-            fs::write(&beside, bytes).unwrap();
-            fs::rename(beside, self.source(&format!("model/{name}"))).unwrap();
+            fs::write(self.source(&format!("model/{name}.new")), bytes).unwrap();
+        }
+    }
+
+    fn put_in_place(&self) {
+        for number in [1, 2] {
+            let shard = self.shard(number);
+            fs::rename(format!("{}.new", shard.display()), shard).unwrap();
         }
     }
 
@@ -126,6 +136,31 @@ fn replaced_by_rename_while_open_and_mapped() {
     assert_eq!(old.metadata().unwrap().ino(), inode);
     assert_eq!(model.errors(), [""; 0]);
     drop((old, map));
+    model.unmount();
+}
+
+// Of an image that nobody has open: whoever looked just before is not told of a stale file.
+
+#[test]
+fn replaced_just_before_it_is_opened() {
+    let model = Model::new(&[]);
+    model.write_beside(5);
+    assert!(model.image().exists());
+    model.put_in_place();
+    assert_eq!(values(&File::open(model.image()).unwrap()).unwrap(), (5, 6));
+    model.unmount();
+}
+
+#[test]
+fn deleted_just_before_it_is_opened() {
+    let model = Model::new(&[]);
+    // With an index the set is one by its names also when a shard is gone.
+    let index = r#"{"weight_map": {"layer.0.weight": "model-00001-of-00002.safetensors",
+        "layer.1.weight": "model-00002-of-00002.safetensors"}}"#;
+    fs::write(model.source("model/model.safetensors.index.json"), index).unwrap();
+    assert!(model.image().exists());
+    fs::remove_file(model.shard(2)).unwrap();
+    assert_eq!(File::open(model.image()).unwrap_err().kind(), ErrorKind::NotFound);
     model.unmount();
 }
 

@@ -255,6 +255,8 @@ impl fuser::Filesystem for Filesystem {
             let open = || {
                 let node = inner.node(number)?;
                 inner.opened.open(&inner.view, number.0, &node, &reply).map_err(|e| {
+                    // The kernel looks the name up once more, and must be told what is there now.
+                    inner.view.look_again(&node.place);
                     inner.context.counters.count_error();
                     tracing::warn!("{e}");
                     on_opening(&e)

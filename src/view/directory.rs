@@ -245,6 +245,13 @@ impl Directory {
         Answer::Is(self.hidden_note(view, name).is_none())
     }
 
+    /// The last look at what a name is an image of is not good any more.
+    pub fn look_again(&self, name: &OsStr) {
+        if let Some(&n) = self.images.get(name) {
+            self.planned[n].look_again();
+        }
+    }
+
     /// Whether a name stands for an image.
     pub fn has_image(&self, view: &View, name: &OsStr, is_last: bool) -> Answer<bool> {
         let Some(&n) = self.images.get(name) else { return Answer::Is(false) };

@@ -25,8 +25,16 @@ pub struct Planned {
     /// The files that it is made of, from the root.
     files: Vec<PathBuf>,
     made: OnceLock<Made>,
-    looked: Mutex<Option<(Instant, Arc<Attributes>)>>,
+    looked: Mutex<Option<Looked>>,
     after: Option<After>,
+}
+
+/// The last look at the files.
+#[derive(Debug)]
+struct Looked {
+    /// When it was; nothing if it is not good any more.
+    at: Option<Instant>,
+    attributes: Arc<Attributes>,
 }
 
 /// What was shown by the name before the files changed.
@@ -165,7 +173,7 @@ impl Planned {
 
     /// An image with what it says of itself at this moment.
     pub fn shown(&self, facts: &Arc<Facts>) -> Option<Shown> {
-        let (_, attributes) = lock(&self.looked).clone()?;
+        let attributes = Arc::clone(&lock(&self.looked).as_ref()?.attributes);
         Some(Shown { facts: Arc::clone(facts), attributes, is_index: false })
     }
 
@@ -176,6 +184,13 @@ impl Planned {
         Some(Shown { attributes, is_index: true, ..image })
     }
 
+    /// The last look is not good any more.
+    pub fn look_again(&self) {
+        if let Some(looked) = lock(&self.looked).as_mut() {
+            looked.at = None;
+        }
+    }
+
     fn states(&self, root: &Root) -> Vec<Option<Attributes>> {
         self.files.iter().map(|file| root.attributes(file).ok()).collect()
     }
@@ -183,7 +198,8 @@ impl Planned {
     /// Compares the files with what they were, if the last look is not good any more. An error is the
     /// time of a change.
     fn look(&self, root: &Root, made: &Made) -> Result<(), SystemTime> {
-        if lock(&self.looked).as_ref().is_some_and(|(at, _)| at.elapsed() < LOOK) {
+        let at = lock(&self.looked).as_ref().and_then(|looked| looked.at);
+        if at.is_some_and(|at| at.elapsed() < LOOK) {
             return Ok(());
         }
         let states = self.changes(root, made)?;
@@ -192,7 +208,8 @@ impl Planned {
             Outcome::Refused(_) => 0,
         };
         if let Some(together) = together(&states, size) {
-            *lock(&self.looked) = Some((Instant::now(), Arc::new(together)));
+            let attributes = Arc::new(together);
+            *lock(&self.looked) = Some(Looked { at: Some(Instant::now()), attributes });
         }
         Ok(())
     }

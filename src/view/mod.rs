@@ -209,6 +209,16 @@ impl View {
         self.settled(&self.way(place), |directory, is_last| directory.entry(self, name, is_last))
     }
 
+    /// What was known of a place did not hold when it was opened: who asks next is told what is there
+    /// then.
+    pub fn look_again(&self, place: &Path) {
+        let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else { return };
+        let known = lock(&self.directories).peek(&self.way(parent)).cloned();
+        if let Some(known) = known {
+            known.look_again(name);
+        }
+    }
+
     /// Whether a name that is there is shown as what it is.
     fn shows(&self, way: &Path, name: &OsStr) -> Result<bool, Error> {
         self.settled(way, |directory, is_last| Ok(directory.shows(self, name, is_last)))

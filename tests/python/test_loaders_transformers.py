@@ -1,0 +1,223 @@
+"""transformers loads from a mount what it loads from the original, whatever the layout and the way of
+asking: the same parameters and buffers, the same ties, no warning of its own."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from accelerate.utils.modeling import get_state_dict_offloaded_model
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
+
+import models
+from models import check_fingerprints, check_loads_same, check_same, fingerprints, on_show, tensors_of
+
+MAKERS = {
+    "llama": models.llama,
+    "gpt2": models.gpt2,
+    "resnet": models.resnet,
+}
+LAYOUTS = {
+    "shards": models.save_shards,
+    "bin": models.save_bin,
+    "bin-shards": models.save_bin_shards,
+}
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    """Every model in every layout, each with its halves as the variant fp16 beside it, and mounted."""
+    folder = tmp_path_factory.mktemp("transformers")
+    source = folder / "source"
+    made = {name: make() for name, make in MAKERS.items()}
+    for name, model in made.items():
+        half = models.halved(model)
+        for layout, save in LAYOUTS.items():
+            save(model, source / f"{name}-{layout}")
+            save(half, source / f"{name}-{layout}-half-only", "fp16")
+            # Not saved there: the library removes the shards of one variant when it saves another.
+            for file in (source / f"{name}-{layout}-half-only").glob("*fp16*"):
+                shutil.copy(file, source / f"{name}-{layout}")
+            if layout != "bin":
+                save(half, source / f"{name}-{layout}-respelled", "fp16")
+                models.respell(source / f"{name}-{layout}-respelled", "fp16")
+    for layout, save in LAYOUTS.items():
+        save(made["llama"], source / f"parts-{layout}" / "language")
+        models.tokenizer().save_pretrained(source / f"llama-{layout}")
+    with on_show(folder) as mount:
+        yield SimpleNamespace(source=source, mount=mount.point, made=made)
+
+
+def load(name, **more):
+    kind = getattr(transformers, {
+        "llama": "LlamaForCausalLM",
+        "gpt2": "GPT2LMHeadModel",
+        "resnet": "ResNetForImageClassification",
+    }[name])  # fmt: skip
+    return lambda folder: kind.from_pretrained(folder, output_loading_info=True, **more)
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request):
+    return request.param
+
+
+@pytest.fixture(params=MAKERS)
+def name(request):
+    return request.param
+
+
+CALLS = {
+    "plain": {},
+    "dtype-auto": {"dtype": "auto"},
+    "dtype-given": {"dtype": torch.bfloat16},
+    "device-map-auto": {"device_map": "auto"},
+    "without-mmap": {"disable_mmap": True},
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_layouts(shelf, name, layout, call):
+    where = f"{name}-{layout}"
+    weights = {file.name for file in (shelf.mount / where).glob("*model*") if file.suffix != ".json"}
+    assert weights == {"model.safetensors", "model.fp16.safetensors"}
+    first, _ = check_loads_same(load(name, **CALLS[call]), shelf.source / where, shelf.mount / where)
+    if call == "plain":
+        check_same(first, shelf.made[name])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_variants(shelf, name, layout, call):
+    for where in (f"{name}-{layout}", f"{name}-{layout}-half-only"):
+        load_half = load(name, variant="fp16", **CALLS[call])
+        check_loads_same(load_half, shelf.source / where, shelf.mount / where)
+
+
+def test_a_variant_is_not_shown_without_it(shelf, name, layout):
+    for folder in (shelf.source, shelf.mount):
+        with pytest.raises(OSError, match="no file named model.safetensors"):
+            load(name)(folder / f"{name}-{layout}-half-only")
+
+
+@pytest.mark.parametrize("layout", ["shards", "bin-shards"])
+def test_variants_in_the_other_spelling(shelf, name, layout):
+    """Which transformers itself does not look for: through the mount it need not."""
+    load_half = load(name, variant="fp16")
+    with pytest.raises(OSError, match="no file named model.fp16.safetensors"):
+        load_half(shelf.source / f"{name}-{layout}-respelled")
+    check_loads_same(
+        load_half,
+        shelf.source / f"{name}-{layout}-half-only",
+        shelf.mount / f"{name}-{layout}-respelled",
+    )
+
+
+def test_subfolder(shelf, layout):
+    where = f"parts-{layout}"
+    check_loads_same(load("llama", subfolder="language"), shelf.source / where, shelf.mount / where)
+
+
+def test_safetensors_wanted(shelf, name, layout):
+    wanted, where = load(name, use_safetensors=True), f"{name}-{layout}"
+    original, _ = load(name)(shelf.source / where)
+    got, info = wanted(shelf.mount / where)
+    assert not any(info.values())
+    check_same(got, original)
+
+
+def test_safetensors_not_wanted(shelf, mounts):
+    """Who insists on pickles needs them kept."""
+    insisting = load("gpt2", use_safetensors=False)
+    with pytest.raises(OSError, match="no file named"):
+        insisting(shelf.mount / "gpt2-bin")
+    kept = mounts(shelf.source, "--keep", "*.bin")
+    check_loads_same(insisting, shelf.source / "gpt2-bin", kept / "gpt2-bin")
+    kept.unmount()
+
+
+def test_an_index_that_the_config_names(mounts, tmp_path):
+    """Who names an index needs it kept."""
+    source = tmp_path / "source"
+    models.save_shards(models.llama(), source)
+    config = json.loads((source / "config.json").read_text())
+    config["transformers_weights"] = "model.safetensors.index.json"
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="Can't find a checkpoint index"):
+        load("llama")(mounts(source).point)
+    check_loads_same(load("llama"), source, mounts(source, "--keep", "*.index.json").point)
+
+
+def test_mixed_types_without_one_in_the_config(mounts, tmp_path):
+    """The library goes by the first tensor: of a pickle the first that was saved, of safetensors the first
+    by name. Who says which type gets the same from both."""
+    source = tmp_path / "source"
+    made = models.llama()
+    made.model.half()
+    models.save_bin(made, source)
+    assert "dtype" not in json.loads((source / "config.json").read_text())
+    point = mounts(source).point
+    types = [load("llama")(folder)[0].dtype for folder in (source, point)]
+    assert types == [torch.float16, torch.float32]
+    for dtype in types:
+        check_loads_same(load("llama", dtype=dtype), source, point)
+
+
+def test_auto_classes(shelf, layout):
+    for kind in (AutoModel, AutoModelForCausalLM):
+        for name in ("llama", "gpt2"):
+            where = f"{name}-{layout}"
+            check_loads_same(kind.from_pretrained, shelf.source / where, shelf.mount / where)
+
+
+def test_disk_offload(shelf, layout, tmp_path):
+    """Layers that stay on the disk are read from the mount whenever they are used."""
+    where, prompt = f"llama-{layout}", torch.tensor([[1, 7, 8, 9]])
+    found = []
+    for n, folder in enumerate((shelf.source, shelf.mount)):
+        model = AutoModelForCausalLM.from_pretrained(
+            folder / where, device_map="auto", max_memory={"cpu": 60_000}, offload_folder=tmp_path / str(n)
+        )  # fmt: skip
+        assert "disk" in model.hf_device_map.values()
+        tokens = model.generate(prompt, max_new_tokens=8, do_sample=False)
+        state = get_state_dict_offloaded_model(model)
+        found.append((fingerprints(state), tokens.tolist()))
+    assert found[0] == found[1]
+    assert found[0][0] == fingerprints(shelf.made["llama"].state_dict())
+    # The library writes nothing of its own where it can read what it needs from safetensors.
+    assert not list((tmp_path / "1").iterdir())
+
+
+def test_generation(shelf, layout):
+    prompt = torch.tensor([[1, 7, 8, 9]])
+    for name in ("llama", "gpt2"):
+        where = f"{name}-{layout}"
+        models_loaded = check_loads_same(load(name), shelf.source / where, shelf.mount / where)
+        tokens = [m.generate(prompt, max_new_tokens=12, do_sample=False).tolist() for m in models_loaded]
+        assert tokens[0] == tokens[1] and len(tokens[0][0]) > 4
+
+
+def test_pipeline(shelf, layout):
+    where, said = f"llama-{layout}", []
+    for folder in (shelf.source, shelf.mount):
+        generate = pipeline("text-generation", model=str(folder / where))
+        check_same(generate.model, shelf.made["llama"])
+        said.append(generate("w1 w2 w3", max_new_tokens=6, do_sample=False))
+    assert said[0] == said[1]
+    assert AutoTokenizer.from_pretrained(shelf.mount / where)("w1 w2").input_ids == [5, 6]
+
+
+def test_one_tensor_after_the_other(shelf, layout, monkeypatch):
+    """Instead of by several threads at once, which is what the others do."""
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
+    where = f"llama-{layout}"
+    check_loads_same(load("llama"), shelf.source / where, shelf.mount / where)
+
+
+def test_saved_again(shelf, layout, tmp_path):
+    """What is loaded from a mount can be saved and is then what it was."""
+    model = AutoModelForCausalLM.from_pretrained(shelf.mount / f"gpt2-{layout}")
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert fingerprints(tensors_of(again)) == fingerprints(tensors_of(shelf.made["gpt2"]))
