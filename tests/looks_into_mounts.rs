@@ -12,6 +12,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Command;
 
 use mounting::{Place, until};
 use running::{Done, run};
@@ -162,6 +163,22 @@ fn a_directory_with_a_dead_mount_in_it_is_mounted_and_listed() {
     }
     assert_eq!(outer.unmount(&[]).code, 0);
     until("its daemon is gone", || !shown.runs());
+}
+
+#[test]
+fn a_link_that_leads_back_to_the_mount_has_an_end() {
+    let place = Place::new();
+    // Two links to the directory that has both the source and the mountpoint.
+    symlink("..", format!("{}/up", place.source)).unwrap();
+    symlink("../source/up", format!("{}/further", place.source)).unwrap();
+    place.mount(&["--follow-symlinks"]);
+    fs::read(format!("{}/up/source/model.safetensors", place.mountpoint)).unwrap();
+    let mut found = Command::new("find");
+    let done = found.arg(&place.mountpoint).output().unwrap();
+    let told = String::from_utf8_lossy(&done.stdout).lines().count();
+    assert!((5..100).contains(&told), "{told}: {}", String::from_utf8_lossy(&done.stdout));
+    assert_eq!(place.state(), "alive");
+    assert_eq!(place.unmount(&[]).code, 0);
 }
 
 #[test]

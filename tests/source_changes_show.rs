@@ -303,6 +303,21 @@ fn files_as_they_are() {
 
 /// Of two names of one file either can go.
 #[test]
+fn written_just_before_it_is_opened() {
+    for options in [&[][..], &["--no-passthrough"]] {
+        let model = Model::new(options);
+        let shown = format!("{}/config.json", model.place.mountpoint);
+        for n in 1..60 {
+            // Longer and shorter, each time looked at before.
+            let text = "x".repeat(n * 37 % 400);
+            fs::write(model.source("config.json"), &text).unwrap();
+            assert_eq!(fs::read_to_string(&shown).unwrap(), text, "{options:?}");
+        }
+        assert_eq!(model.place.unmount(&[]).code, 0);
+    }
+}
+
+#[test]
 fn one_file_of_two_names() {
     let model = Model::new(&[]);
     let shown = |name: &str| PathBuf::from(&model.place.mountpoint).join(name);

@@ -7,12 +7,12 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::checkpoint::{Bytes, Checkpoint, MAX_HEADER, Origin, OriginId, Tensor};
-use crate::source::File;
+use crate::source::{File, Identity, State};
 
 use super::{Error, Hash, Image, Piece, header};
 
 /// Part of the identity: another way of laying out is another image.
-const LAYOUT_VERSION: u8 = 1;
+const LAYOUT_VERSION: u8 = 2;
 
 /// The most that a file can hold.
 const MAX_SIZE: u64 = i64::MAX as u64;
@@ -149,8 +149,12 @@ fn identity(layout: Hash, files: &[Arc<File>], options: &crate::checkpoint::Opti
     bytes.extend_from_slice(&(key.len() as u64).to_le_bytes());
     bytes.extend_from_slice(key.as_bytes());
     for file in files {
-        let id = file.identity();
-        for number in [id.dev, id.ino, id.size, id.mtime as u64, u64::from(id.mtime_nsec)] {
+        let State { identity, ctime, ctime_nsec } = file.state();
+        let Identity { dev, ino, size, mtime, mtime_nsec } = identity;
+        for number in [dev, ino, size, mtime as u64, ctime as u64] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        for number in [mtime_nsec, ctime_nsec] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
     }

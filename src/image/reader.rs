@@ -95,6 +95,16 @@ impl Reader {
         Ok((end - offset) as usize)
     }
 
+    /// Refuses if anything about any source changed since it was parsed, also what leaves its bytes as
+    /// they are: for those who open the image now, and can be given a new one.
+    pub fn check_all_untouched(&self) -> Result<(), Error> {
+        let mut files = self.sources.iter().filter_map(|source| match source {
+            OpenOrigin::File(file) => Some(file),
+            OpenOrigin::Memory(_) => None,
+        });
+        Ok(files.try_for_each(OpenFile::check_untouched)?)
+    }
+
     /// Refuses if any source changed since it was parsed.
     pub fn check_all_unchanged(&self) -> Result<(), Error> {
         (0..self.sources.len() as u32).try_for_each(|origin| self.check_unchanged(OriginId(origin)))

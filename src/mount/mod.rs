@@ -180,13 +180,16 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
         allow_other: options.allow_other,
     };
     let source = place.source.clone();
+    let root = Arc::clone(view.root());
     let context = Context { view, source, counters, numbers: Arc::clone(&numbers) };
     let owner = attr::Owner { uid: options.uid, gid: options.gid };
-    let filesystem = Filesystem::new(Arc::new(context), opened, owner)?;
+    let filesystem = Filesystem::new(Arc::new(context), Arc::clone(&opened), owner)?;
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.threads.unwrap_or(THREADS));
     let attached = attach::attach(&wanted)?;
-    let mut mounted = session::start(filesystem, attached, config, numbers)?;
+    root.is_shown_by(attached.1.device().number());
+    let mut mounted =
+        session::start(filesystem, attached, config, numbers, |kernel| opened.may_tell(kernel))?;
     // Agreeing with the kernel lowers it to what the kernel offers: it can be raised only now.
     mounted.is_privileged = mounted.attached().raise_readahead(KERNEL_READAHEAD);
     Ok(mounted)

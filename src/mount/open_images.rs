@@ -60,14 +60,13 @@ impl OpenImages {
         let known = lock(&self.open).get(&number).map(|(open, _)| Arc::clone(open));
         let opened = match known {
             Some(open) => {
-                self.served(&open)?.reader().check_all_unchanged()?;
+                self.served(&open)?.reader().check_all_untouched()?;
                 open
             }
             None => {
                 let (served, used) = (Mutex::new(None), AtomicU64::new(0));
                 let open = Arc::new(OpenImage { image: image()?, served, used });
-                // Opening verifies each source.
-                self.served(&open)?;
+                self.served(&open)?.reader().check_all_untouched()?;
                 open
             }
         };

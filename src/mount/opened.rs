@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use fuser::{BackingId, Errno, FopenFlags, ReplyOpen};
 
 use crate::cache::{Cache, Served};
 use crate::image::Image;
-use crate::source::{self, Identity, OpenFile};
+use crate::source::{self, Attributes, Identity, OpenFile, State};
 use crate::threads::lock;
 use crate::view::{self, View};
 
@@ -37,8 +37,10 @@ pub struct OpenedFiles {
     /// kernel wants one for each inode.
     backings: Mutex<HashMap<u64, (Arc<BackingId>, usize)>>,
     /// The state that each file passed through had when the kernel last began to keep its bytes.
-    kept: Mutex<lru::LruCache<u64, Identity>>,
+    kept: Mutex<lru::LruCache<u64, State>>,
     passthrough: AtomicBool,
+    /// Who is told that what the kernel knows is no longer so.
+    kernel: OnceLock<fuser::Notifier>,
     /// The budget for everything that is held.
     memory: u64,
 }
@@ -72,8 +74,15 @@ impl OpenedFiles {
             backings: Mutex::default(),
             kept: Mutex::new(lru::LruCache::new(KEPT)),
             passthrough: AtomicBool::new(passthrough),
+            kernel: OnceLock::new(),
             memory,
         }
+    }
+
+    /// From now on the kernel can be told.
+    pub fn may_tell(&self, kernel: fuser::Notifier) {
+        // There is one session for each mount.
+        let _ = self.kernel.set(kernel);
     }
 
     pub fn wants_passthrough(&self) -> bool {
@@ -132,13 +141,21 @@ impl OpenedFiles {
             let path = file.file().path();
             return Err(source::Error::Changed { path }.into());
         }
+        if is_other(&identity, &node.attributes)
+            && let Some(kernel) = self.kernel.get()
+        {
+            // Who opens it is to see all of it, and not as much as there was at the last look. What the
+            // kernel has forgotten meanwhile it will ask for anyway.
+            let _ = kernel.inval_inode(fuser::INodeNo(number), ATTRIBUTES_ALONE, 0);
+        }
         if self.wants_passthrough()
             && let Some(backing) = self.backing(number, &file, reply)
         {
             let handle = self.add(Content::Backing);
             return Ok(Opened { handle, flags: NO_FLUSH, backing: Some(backing) });
         }
-        let same = lock(&self.kept).put(number, identity) == Some(identity);
+        let state = file.file().state();
+        let same = lock(&self.kept).put(number, state) == Some(state);
         let keep = if same { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
         let served = if identity.size < SMALL { None } else { Some(self.ahead(number, &file)?) };
         let handle = self.add(Content::File(Arc::new(file), served));
@@ -150,7 +167,7 @@ impl OpenedFiles {
         let known = lock(&self.ahead).get(&number).and_then(Weak::upgrade);
         let is_of_it = |served: &Arc<Served>| {
             let files = served.image().files();
-            files.iter().all(|known| known.identity() == file.file().identity())
+            files.iter().all(|known| known.state() == file.file().state())
         };
         if let Some(known) = known.filter(is_of_it) {
             return Ok(known);
@@ -252,6 +269,14 @@ impl OpenedFiles {
         }
     }
 }
+
+/// Whether a file has another size or time than the kernel was told.
+fn is_other(now: &Identity, told: &Attributes) -> bool {
+    *now != told.identity()
+}
+
+/// By the protocol: no page of the file.
+const ATTRIBUTES_ALONE: i64 = -1;
 
 /// There is nothing to write back when a file is closed.
 const NO_FLUSH: FopenFlags = FopenFlags::FOPEN_NOFLUSH;

@@ -80,6 +80,7 @@ pub(super) fn start<F: fuser::Filesystem + 'static>(
     (fd, attached): (OwnedFd, Attached),
     config: fuser::Config,
     numbers: Numbers,
+    may_tell: impl FnOnce(fuser::Notifier),
 ) -> Result<Mounted, Error> {
     let path = attached.mountpoint().to_path_buf();
     let failed = |action| move |source: io::Error| Error::Io { path: path.clone(), action, source };
@@ -95,6 +96,7 @@ pub(super) fn start<F: fuser::Filesystem + 'static>(
     let acl = fuser::SessionACL::All;
     let session = fuser::Session::from_fd(filesystem, fd, acl, config)
         .map_err(failed.clone()("agree with the kernel"))?;
+    may_tell(session.notifier());
     let end = Arc::clone(&mounted.end);
     let outcome = Err("its thread panicked".to_owned());
     let will = LastWill { attached, end, outcome };

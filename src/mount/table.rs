@@ -26,6 +26,13 @@ pub struct Device {
     pub minor: u32,
 }
 
+impl Device {
+    /// As `stat` has it.
+    pub fn number(self) -> u64 {
+        rustix::fs::makedev(self.major, self.minor)
+    }
+}
+
 impl std::fmt::Display for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.major, self.minor)

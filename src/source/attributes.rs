@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, makedev};
 
-use super::{Error, Identity};
+use super::{Error, Identity, State};
 
 /// What kind of thing a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,7 +72,7 @@ pub struct Attributes {
     pub ctime: SystemTime,
     /// Made, where the filesystem knows: it tells a file from a later one with the same inode.
     pub born: Option<SystemTime>,
-    identity: Identity,
+    state: State,
 }
 
 impl Attributes {
@@ -84,9 +84,28 @@ impl Attributes {
         Ok(Attributes::from(&stat))
     }
 
+    /// Leaves to each class of users what a directory on the way there, of this owner, group and mode,
+    /// lets through.
+    pub(super) fn narrow(&mut self, directory: Option<(u32, u32, u32)>) {
+        let (uid, gid, mode) = directory.unwrap_or((u32::MAX, u32::MAX, 0));
+        let others = mode & 0o001 != 0;
+        let group = if gid == self.gid { mode & 0o010 != 0 } else { others };
+        let owner = if uid == self.uid { mode & 0o100 != 0 } else { others };
+        for (passes, class) in [(owner, 0o700), (group, 0o070), (others, 0o007)] {
+            if !passes {
+                self.mode &= !class;
+            }
+        }
+    }
+
     /// What tells this state of a file from another.
     pub fn identity(&self) -> Identity {
-        self.identity
+        self.state.identity
+    }
+
+    /// The same, and when anything about it last changed.
+    pub fn state(&self) -> State {
+        self.state
     }
 }
 
@@ -109,12 +128,16 @@ impl From<&Statx> for Attributes {
             mtime: time(&stat.stx_mtime),
             ctime: time(&stat.stx_ctime),
             born: has_born.then(|| time(&stat.stx_btime)),
-            identity: Identity {
-                dev,
-                ino: stat.stx_ino,
-                size: stat.stx_size,
-                mtime: stat.stx_mtime.tv_sec,
-                mtime_nsec: stat.stx_mtime.tv_nsec,
+            state: State {
+                identity: Identity {
+                    dev,
+                    ino: stat.stx_ino,
+                    size: stat.stx_size,
+                    mtime: stat.stx_mtime.tv_sec,
+                    mtime_nsec: stat.stx_mtime.tv_nsec,
+                },
+                ctime: stat.stx_ctime.tv_sec,
+                ctime_nsec: stat.stx_ctime.tv_nsec,
             },
         }
     }

@@ -49,7 +49,7 @@ impl OpenFile {
             Err(_) => return None,
         };
         let stat = rustix::fs::fstat(&fd).ok()?;
-        (Identity::from(&stat) == self.file.identity).then_some(fd)
+        (Identity::from(&stat) == self.file.identity()).then_some(fd)
     }
 }
 
@@ -59,7 +59,8 @@ impl Direct {
     ///
     /// Like every read, it must be followed by [`OpenFile::check_unchanged`].
     pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<DirectRead, Error> {
-        let wanted = self.file.identity.size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let wanted =
+            self.file.identity().size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let mut done = 0;
         while done < wanted {
             match rustix::io::pread(&self.fd, &mut buf[done..], offset + done as u64) {

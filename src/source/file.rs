@@ -37,12 +37,34 @@ impl From<&Stat> for Identity {
     }
 }
 
+/// A state of a file, for those who do not have it open: the time of a write can be set back, and a
+/// file that takes the place of another can have its number; the time of a change tells both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    /// What those go by who have it open.
+    pub identity: Identity,
+    /// Change time, seconds.
+    pub ctime: i64,
+    /// Change time, nanoseconds.
+    pub ctime_nsec: u32,
+}
+
+impl From<&Stat> for State {
+    fn from(stat: &Stat) -> Self {
+        State {
+            identity: Identity::from(stat),
+            ctime: stat.st_ctime,
+            ctime_nsec: u32::try_from(stat.st_ctime_nsec).unwrap_or(0),
+        }
+    }
+}
+
 /// A regular file beneath a root, as it was when it was first opened. Holds no descriptor.
 pub struct File {
     pub(super) root: Arc<Root>,
     pub(super) inside: PathBuf,
     pub(super) links: Links,
-    pub(super) identity: Identity,
+    pub(super) state: State,
 }
 
 impl File {
@@ -53,13 +75,18 @@ impl File {
 
     /// The state that was parsed; every later read must find the same.
     pub fn identity(&self) -> Identity {
-        self.identity
+        self.state.identity
+    }
+
+    /// The same, and when anything about it had last changed.
+    pub fn state(&self) -> State {
+        self.state
     }
 
     /// Opens the file again, and refuses one that is not the one that was parsed.
     pub fn open(self: &Arc<Self>) -> Result<OpenFile, Error> {
         let (fd, stat) = self.root.open_regular(&self.inside, self.links)?;
-        if Identity::from(&stat) != self.identity {
+        if Identity::from(&stat) != self.state.identity {
             return Err(Error::Changed { path: self.path() });
         }
         Ok(OpenFile { fd, file: Arc::clone(self) })
@@ -68,10 +95,7 @@ impl File {
 
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("File")
-            .field("path", &self.path())
-            .field("identity", &self.identity)
-            .finish()
+        f.debug_struct("File").field("path", &self.path()).field("state", &self.state).finish()
     }
 }
 
@@ -93,7 +117,7 @@ impl OpenFile {
     pub fn check_unchanged(&self) -> Result<(), Error> {
         let stat = rustix::fs::fstat(&self.fd)
             .map_err(|e| Error::io(&self.file.path(), "look at it", e))?;
-        if Identity::from(&stat) != self.file.identity {
+        if Identity::from(&stat) != self.file.state.identity {
             return Err(Error::Changed { path: self.file.path() });
         }
         Ok(())
@@ -101,6 +125,17 @@ impl OpenFile {
 }
 
 impl OpenFile {
+    /// Refuses a file about which anything has changed, also what leaves its bytes as they are: who
+    /// opens it now can be given a new look.
+    pub fn check_untouched(&self) -> Result<(), Error> {
+        let stat = rustix::fs::fstat(&self.fd)
+            .map_err(|e| Error::io(&self.file.path(), "look at it", e))?;
+        if State::from(&stat) != self.file.state {
+            return Err(Error::Changed { path: self.file.path() });
+        }
+        Ok(())
+    }
+
     /// Fills `buf` as far as the file goes now, whatever it was when it was opened.
     pub fn read_some_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
         let mut done = 0;
@@ -124,7 +159,7 @@ impl AsFd for OpenFile {
 
 impl ReadAt for OpenFile {
     fn size(&self) -> u64 {
-        self.file.identity.size
+        self.file.state.identity.size
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {

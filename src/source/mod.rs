@@ -24,7 +24,7 @@ pub use attributes::{Attributes, Kind};
 #[cfg(feature = "mount")]
 pub use direct::{DIRECT_ALIGNMENT, Direct, DirectRead};
 pub use error::Error;
-pub use file::{File, Identity, OpenFile};
+pub use file::{File, Identity, OpenFile, State};
 #[cfg(feature = "mount")]
 pub use residency::Residency;
 pub use root::{Destination, Entry, Links, Root, is_directory, is_hub_repository};

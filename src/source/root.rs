@@ -1,16 +1,18 @@
 //! A directory that bounds what may be opened: names inside it resolve beneath it or not at all.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, openat2};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags, makedev, openat2,
+};
 use rustix::io::Errno;
 
 use super::file::require_regular;
-use super::{Attributes, Error, File, Identity, Kind, OpenFile};
+use super::{Attributes, Error, File, Kind, OpenFile, State};
 
 /// Whether a folder is called as a hub cache calls a repository's.
 pub fn is_hub_repository(name: &OsStr) -> bool {
@@ -59,9 +61,17 @@ pub struct Root {
     /// As it was typed, made absolute: absolute links inside may lead through that name.
     typed: PathBuf,
     links: Links,
+    /// The device of a filesystem that shows this very root: there is no end to that.
+    shown_by: OnceLock<u64>,
 }
 
 impl Root {
+    /// From now on nothing on this device is opened: it shows what is in this root.
+    pub fn is_shown_by(&self, device: u64) {
+        // One filesystem shows it, as long as it lives.
+        let _ = self.shown_by.set(device);
+    }
+
     /// The root for a directory that the user typed, and the way from it to that directory.
     ///
     /// A snapshot of a hub cache is made of links into `../../blobs`: inside a repository's folder,
@@ -83,8 +93,8 @@ impl Root {
         // What people see is the path as they typed it, unless the root lies above it.
         let shown = if way.as_os_str().is_empty() { typed } else { path };
         let typed = std::path::absolute(shown).unwrap_or_else(|_| path.to_path_buf());
-        let root = Root { dir, path: shown.to_path_buf(), real: path.to_path_buf(), typed, links };
-        Ok((Arc::new(root), way))
+        let (path, real, shown_by) = (shown.to_path_buf(), path.to_path_buf(), OnceLock::new());
+        Ok((Arc::new(Root { dir, path, real, typed, links, shown_by }), way))
     }
 
     /// The path to show to people.
@@ -104,8 +114,8 @@ impl Root {
 
     fn open_with(self: &Arc<Self>, inside: &Path, links: Links) -> Result<OpenFile, Error> {
         let (fd, stat) = self.open_regular(inside, links)?;
-        let identity = Identity::from(&stat);
-        let file = File { root: Arc::clone(self), inside: inside.to_path_buf(), links, identity };
+        let state = State::from(&stat);
+        let file = File { root: Arc::clone(self), inside: inside.to_path_buf(), links, state };
         Ok(OpenFile { fd, file: Arc::new(file) })
     }
 
@@ -137,8 +147,14 @@ impl Root {
         let open = |path: &Path, resolve| openat2_again(&self.dir, path, flags, resolve);
         let shown = || self.path.join(inside);
         if links == Links::Anywhere {
-            return open(inside, ResolveFlags::empty())
-                .map_err(|e| Error::io(&shown(), "open it", e));
+            // Whatever is opened is looked at first, which asks nobody: its filesystem may be waiting for us.
+            let found = open(inside, ResolveFlags::empty());
+            return match found {
+                Ok(fd) if self.is_shown_on(&fd) => {
+                    Err(Error::Outside { path: shown(), root: self.path.clone() })
+                }
+                found => found.map_err(|e| Error::io(&shown(), "open it", e)),
+            };
         }
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         match open(inside, beneath) {
@@ -216,10 +232,46 @@ impl Root {
         Some(Destination { way, passed })
     }
 
-    /// What the system says of what a path stands for, links followed.
+    /// What the system says of what a path stands for, links followed. At the end of a link nobody is
+    /// permitted more than by the way that the link stands for.
     pub fn attributes(&self, inside: &Path) -> Result<Attributes, Error> {
+        let shown = self.path.join(inside);
         let fd = self.resolve(inside, OFlags::PATH, self.links)?;
-        Attributes::of(fd, &self.path.join(inside))
+        let mut attributes = Attributes::of(&fd, &shown)?;
+        if self.is_link(inside) {
+            let end = path_of(&fd).map_err(|e| Error::io(&shown, "find where it leads", e))?;
+            self.narrow(&mut attributes, &end);
+        }
+        Ok(attributes)
+    }
+
+    /// Whether it lies on a filesystem that shows this root. Its own word for that is not asked for.
+    fn is_shown_on(&self, fd: &OwnedFd) -> bool {
+        let Some(device) = self.shown_by.get() else { return false };
+        let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let stat = rustix::fs::statx(fd, "", known, StatxFlags::TYPE);
+        stat.is_ok_and(|stat| makedev(stat.stx_dev_major, stat.stx_dev_minor) == *device)
+    }
+
+    fn is_link(&self, inside: &Path) -> bool {
+        rustix::fs::readlinkat(&self.dir, inside, Vec::new()).is_ok()
+    }
+
+    /// Takes from what lies at an absolute path the permissions that those would not have who had to
+    /// pass the directories above it: all of them, or those within the root if it lies there, which
+    /// are looked at from the root, for a filesystem may be mounted over it.
+    fn narrow(&self, attributes: &mut Attributes, end: &Path) {
+        let root = path_of(&self.dir).unwrap_or_else(|_| self.real.clone());
+        let (way, from) = match end.strip_prefix(&root) {
+            Ok(way) => (way, self.dir.as_fd()),
+            Err(_) => (end, CWD),
+        };
+        let above = way.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
+        for folder in above {
+            // What cannot be looked at lets nobody through.
+            let folder = rustix::fs::statat(from, folder, AtFlags::SYMLINK_NOFOLLOW).ok();
+            attributes.narrow(folder.map(|stat| (stat.st_uid, stat.st_gid, stat.st_mode)));
+        }
     }
 
     /// The same, of the link itself if it is one.
@@ -289,6 +341,11 @@ impl Root {
         let entries = self.entries(inside)?.into_iter().filter(is_file);
         Ok(entries.filter_map(|entry| entry.name.into_string().ok()).collect())
     }
+}
+
+/// Where an open file or directory lies.
+fn path_of(fd: &OwnedFd) -> std::io::Result<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }
 
 /// Opens beneath a directory.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::checkpoint::{self, Checkpoint, Format, Options};
 use crate::image::{Hash, Image};
-use crate::source::{Attributes, Identity, Kind, Root};
+use crate::source::{Attributes, Kind, Root, State};
 use crate::threads::lock;
 
 use super::rules::{self, Plan};
@@ -40,14 +40,17 @@ struct Looked {
 /// What was shown by the name before the files changed.
 #[derive(Clone, Copy, Debug)]
 struct After {
-    changed: SystemTime,
+    changed: Change,
     was_image: bool,
 }
+
+/// When files changed; nothing if they were only touched: moved, linked, given other permissions.
+type Change = Option<SystemTime>;
 
 #[derive(Debug)]
 struct Made {
     /// The state of each of the files, as it was before they were read.
-    states: Vec<Option<Identity>>,
+    states: Vec<Option<State>>,
     outcome: Outcome,
 }
 
@@ -133,12 +136,13 @@ impl Planned {
     pub fn outcome(&self, view: &View, way: &Path) -> Option<Outcome> {
         let made = self.made.get_or_init(|| {
             let states = self.states(&view.root);
-            let states = states.into_iter().map(|a| a.map(|a| a.identity())).collect();
+            let states = states.into_iter().map(|a| a.map(|a| a.state())).collect();
             let outcome = make(view, way, &self.plan);
             if let Some(After { changed, was_image }) = self.after
                 && (was_image || matches!(outcome, Outcome::Image(_)))
+                && let Some(when) = changed
             {
-                view.moved(way, changed);
+                view.moved(way, when);
             }
             Made { states, outcome }
         });
@@ -195,9 +199,9 @@ impl Planned {
         self.files.iter().map(|file| root.attributes(file).ok()).collect()
     }
 
-    /// Compares the files with what they were, if the last look is not good any more. An error is the
-    /// time of a change.
-    fn look(&self, root: &Root, made: &Made) -> Result<(), SystemTime> {
+    /// Compares the files with what they were, if the last look is not good any more. An error is a
+    /// change.
+    fn look(&self, root: &Root, made: &Made) -> Result<(), Change> {
         let at = lock(&self.looked).as_ref().and_then(|looked| looked.at);
         if at.is_some_and(|at| at.elapsed() < LOOK) {
             return Ok(());
@@ -214,21 +218,24 @@ impl Planned {
         Ok(())
     }
 
-    /// The files as they are, or when one changed.
-    fn changes(&self, root: &Root, made: &Made) -> Result<Vec<Attributes>, SystemTime> {
+    /// The files as they are, or how they changed.
+    fn changes(&self, root: &Root, made: &Made) -> Result<Vec<Attributes>, Change> {
         let states = self.states(root);
-        let changed = states
-            .iter()
-            .zip(&made.states)
-            .filter(|(now, then)| now.as_ref().map(Attributes::identity) != **then);
-        // The time of a write can be set back, as programs that fetch files do; that of the setting
-        // cannot.
-        let when = |now: &Option<Attributes>| {
-            now.map_or_else(SystemTime::now, |now| now.mtime.max(now.ctime))
-        };
-        let newest = changed.map(|(now, _)| when(now)).max();
-        match newest {
-            Some(newest) => Err(newest),
+        let mut change: Option<Change> = None;
+        for (now, then) in states.iter().zip(&made.states) {
+            let state = now.as_ref().map(Attributes::state);
+            if state == *then {
+                continue;
+            }
+            let identity = |state: Option<State>| state.map(|state| state.identity);
+            let is_touched = identity(state) == identity(*then);
+            // The time of a write can be set back, as programs that fetch files do; that of the setting
+            // cannot.
+            let when = now.map_or_else(SystemTime::now, |now| now.mtime.max(now.ctime));
+            change = change.max(Some((!is_touched).then_some(when)));
+        }
+        match change {
+            Some(change) => Err(change),
             None => Ok(states.into_iter().flatten().collect()),
         }
     }

@@ -51,12 +51,15 @@ pub struct Options {
     pub show_originals: bool,
     /// Names that never become an image.
     pub keep: Keep,
-    /// Bytes that images which nobody has open may take.
+    /// Bytes that images which nobody has open may take; what is remembered of directories goes by it too.
     pub memory: u64,
 }
 
-/// Directories whose plan is remembered. One takes some hundred bytes and its names.
-const DIRECTORIES: NonZeroUsize = NonZeroUsize::new(16_384).unwrap();
+/// Directories whose plan is remembered at the most, and at the least.
+const DIRECTORIES: [usize; 2] = [256, 16_384];
+
+/// What one takes: some hundred bytes, and its names.
+const DIRECTORY: u64 = 4 << 10;
 
 /// Looks at a directory that changes under our hands before we give up.
 const TRIES: usize = 5;
@@ -139,8 +142,11 @@ impl View {
             }
         };
         let images = Images::new(options.memory);
-        let directories = Mutex::new(LruCache::new(DIRECTORIES));
-        let moved = Mutex::new(LruCache::new(DIRECTORIES));
+        let [least, most] = DIRECTORIES;
+        let fit = usize::try_from(options.memory / DIRECTORY).unwrap_or(most).clamp(least, most);
+        let fit = NonZeroUsize::new(fit).unwrap_or(NonZeroUsize::MIN);
+        let directories = Mutex::new(LruCache::new(fit));
+        let moved = Mutex::new(LruCache::new(fit));
         let view = View { root, base, only, options, directories, moved, images };
         if view.only.is_some() {
             let listing = view.list(Path::new(""))?;

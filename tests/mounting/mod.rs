@@ -195,6 +195,15 @@ impl Drop for Foreground {
 pub fn signal(name: &str, pid: u32) {
     let _ =
         Command::new("kill").args(["-s", name, &pid.to_string()]).stderr(Stdio::null()).status();
+    if name == "STOP" {
+        // Each of its threads stops when it next could run, and may answer until then.
+        until("all its threads are stopped", || {
+            let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+            let mut states =
+                tasks.map(|task| fs::read_to_string(task.unwrap().path().join("stat")));
+            states.all(|stat| stat.unwrap_or_default().contains(") T "))
+        });
+    }
 }
 
 /// Waits until something holds, and fails if it never does.

@@ -126,3 +126,33 @@ def test_setuid_and_devices_count_for_nothing(mounts, source):
     assert {"ro", "nosuid", "nodev", "default_permissions", "allow_other"} <= set(options)
     # It runs all the same.
     subprocess.run([mount / "tool"], check=True)
+
+
+@pytest.mark.parametrize("options", [[], ["--no-passthrough"], ["--follow-symlinks"]], ids=str)
+def test_links_lead_nobody_where_they_could_not_go(mounts, source, tmp_path, options):
+    """By what a link leads to, nobody reads what lies in a directory that is closed to them."""
+    torch.save({"b": numbers(2, 9)}, source / "closed/model.pt")
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o700)
+    (outside / "key.txt").write_text("text")
+    torch.save({"c": numbers(3, 9)}, outside / "model.pt")
+    os.chown(source / "closed/model.pt", OWNER, OWNER)
+    links = source / "links"
+    links.mkdir()
+    targets = {"a.pt": "../closed/model.pt", "raw.txt": "../closed/notes.txt", "b.pt": "../closed/model.pt",
+               "folder": "../closed", "key.txt": "../../outside/key.txt",
+               "c.pt": "../../outside/model.pt", "out": "../../outside", "open.txt": "../notes.txt"}  # fmt: skip
+    for name, target in targets.items():
+        (links / name).symlink_to(target)
+    mount = mounts(source, "--allow-other", *options)
+    for user in (OWNER, OTHER):
+        for name, target in targets.items():
+            real = tries(user, links / name) if (links / name).exists() else [NO]
+            shown = mount / "links" / (name.replace(".pt", ".safetensors"))
+            if not os.path.lexists(shown):
+                shown = mount / "links" / name
+            assert tries(user, shown) == real or tries(user, shown) == [NO], (user, name)
+    assert tries(OTHER, mount / "links/open.txt") == ["yes"]
+    assert tries(OTHER, mount / "links/a.safetensors") == [NO]
+    assert tries(OWNER, mount / "links/a.safetensors") == ["yes"]
+    assert set(tries(OTHER, *(mount / "links").iterdir())) <= {"yes", NO}

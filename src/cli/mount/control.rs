@@ -14,7 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::mount::Mounted;
 
 use super::super::{FAILED, Failure};
-use super::metrics;
+use super::{heap, metrics};
 
 /// How long readers have to finish after a signal (docs/semantics.md).
 const READERS: Duration = Duration::from_secs(5);
@@ -48,6 +48,7 @@ impl Signals {
 impl Control {
     /// Starts to hear signals.
     pub fn new() -> io::Result<Control> {
+        heap::keep_small();
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let inside = runtime.enter();
         let others =
@@ -67,6 +68,7 @@ impl Control {
     pub fn stay(mut self, mounted: &Mounted, page: Option<TcpListener>) -> Result<(), Failure> {
         let signals = &mut self.signals;
         self.runtime.block_on(async {
+            tokio::spawn(heap::give_back());
             if let Some(page) = page {
                 tokio::spawn(metrics::serve(page, mounted.numbers()));
             }

@@ -2,6 +2,7 @@
 
 mod background;
 mod control;
+mod heap;
 pub mod limits;
 mod log;
 pub mod metrics;

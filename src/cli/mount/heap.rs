@@ -1,0 +1,36 @@
+//! What a daemon has freed goes back to the system: it lives for months, and a look through ten thousand
+//! directories is over in a second.
+//!
+//! The system's allocator keeps an arena for every few threads, and what is freed in each.
+
+#![allow(unsafe_code)] // The allocator's own calls.
+
+use std::time::Duration;
+
+/// How often what was freed is given back. It takes a millisecond or two.
+const EVERY: Duration = Duration::from_secs(10);
+
+/// Arenas for small things. Buffers do not come from there, so that no thread waits for another long.
+#[cfg(target_env = "gnu")]
+const ARENAS: libc::c_int = 2;
+
+/// To be called before there are threads.
+pub fn keep_small() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: sets a number of the allocator, which locks what it has to.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, ARENAS);
+    }
+}
+
+/// Gives back what was freed, for as long as it is polled.
+pub async fn give_back() {
+    loop {
+        tokio::time::sleep(EVERY).await;
+        #[cfg(target_env = "gnu")]
+        // SAFETY: touches only what is free, and locks it meanwhile.
+        unsafe {
+            libc::malloc_trim(0);
+        }
+    }
+}
