@@ -26,6 +26,8 @@
 pub mod checkpoint;
 pub mod export;
 pub mod image;
+#[cfg(feature = "mount")]
+mod said;
 pub mod source;
 mod threads;
 pub mod verify;

@@ -141,6 +141,25 @@ fn the_log_goes_where_it_is_told() {
 }
 
 #[test]
+fn what_is_to_be_logged_and_cannot_be_understood_is_told() {
+    let place = Place::new();
+    let log = place.path("log");
+    let mount = |said: &str| {
+        let mut command = Command::new(ckptfs());
+        command.args(["mount", &place.source, &place.mountpoint, "-v", "--log-file", &log]);
+        let told = done(command.env("RUST_LOG", said));
+        assert_eq!(told.code, 0, "{}", told.stderr);
+        assert_eq!(place.unmount(&[]).code, 0);
+        told.stderr
+    };
+    let note = mount("ckptfs=louder");
+    assert!(note.contains("note: RUST_LOG=ckptfs=louder is ignored"), "{note}");
+    // As the options say instead.
+    assert!(fs::read_to_string(&log).unwrap().contains("mounted at"));
+    assert_eq!(mount("ckptfs=debug"), "");
+}
+
+#[test]
 fn the_help_says_where_the_log_goes_and_where_the_bytes_lie() {
     let help = run(&["mount", "--help"]).stdout;
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -75,7 +75,7 @@ fn one_that_lies_over_its_own_source() {
 fn a_stopped_daemon_is_not_waited_for() {
     let place = Place::new();
     let daemon = place.mount(&[]);
-    daemon.kill("STOP");
+    daemon.stop();
     assert_eq!(place.state(), "not-answering");
     let done = place.try_mount(&[]);
     assert_eq!(done.code, 1);

@@ -171,6 +171,27 @@ fn what_is_called_safetensors_and_is_none() {
 }
 
 #[test]
+fn a_link_to_the_name_of_an_image_is_as_good_as_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = &folder.path().join("source");
+    write(source, &[("model.pt", &torch()), ("sub/other.ckpt", b"no pickle")]);
+    for (link, target) in [
+        ("a.safetensors", "model.safetensors"),
+        ("b.safetensors", "a.safetensors"),
+        ("sub/c.safetensors", "../model.safetensors"),
+        ("d.safetensors", "sub/other.safetensors"),
+    ] {
+        symlink(target, source.join(link)).unwrap();
+    }
+    let all = json(&["-r", source.to_str().unwrap()]);
+    assert_eq!(names(&all[0]["entries"])[..2], ["a.safetensors", "b.safetensors"]);
+    // Of what is no checkpoint there is no image.
+    assert_eq!(names(&all[0]["left"]), ["d.safetensors"]);
+    assert!(why(&all[0], "d.safetensors").contains("no such file"));
+    assert_eq!(named(&all[1]["left"], "c.safetensors"), None);
+}
+
+#[test]
 fn a_link_that_is_refused_has_no_target_and_a_reason() {
     let (folder, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write(folder.path(), &[("file", b"")]);

@@ -16,14 +16,22 @@ use running::{model, run};
 #[test]
 fn with_the_limit_in_the_message() {
     let place = Place::new();
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 25] = [
         (&["--memory", "0"], "16M at the least"),
         (&["--memory", "5"], "16M at the least"),
         (&["--memory", "16383K"], "16M at the least"),
         (&["--memory", "1000T"], "at the most"),
         (&["-o", "memory=1M"], "16M at the least"),
         (&["-o", "memory=much"], "--memory"),
-        (&["-o", "memory"], "--memory"),
+        (&["-o", "memory"], "'memory' in -o needs a value: memory=..."),
+        (&["-o", "ro,log_file="], "'log_file' in -o needs a value"),
+        (&["--memory", "99999999999999999999"], "at the most"),
+        (&["--memory", "G"], "a size begins with a number"),
+        (
+            &["-o", "remount,memory=1G"],
+            "unmount it (ckptfs unmount MOUNTPOINT), and mount it again",
+        ),
+        (&["--readahead", "99999999999999999999"], "at the most"),
         (&["--memory", "-1"], "-1"),
         (&["--readahead", "5"], "1M at the least, or 0 for not at all"),
         (&["--readahead", "1000T"], "at the most"),

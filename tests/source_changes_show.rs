@@ -223,6 +223,27 @@ fn changed_in_place_while_open() {
     model.unmount();
 }
 
+/// A program that writes it over and over, and readers that try again: it is known after the first.
+#[test]
+fn changed_often_it_is_logged_once() {
+    let model = Model::new(&[]);
+    let file = File::options().write(true).open(model.shard(2)).unwrap();
+    for fill in 1..=5 {
+        let old = File::open(model.image()).unwrap();
+        tick();
+        let (_, changed) = shards(10 * fill, BYTES).swap_remove(1);
+        file.write_all_at(&changed, 0).unwrap();
+        assert_eio(values(&old));
+        // Who opens it now may be told of the state before, and opens it again.
+        model.shows(1, 10 * fill + 1);
+    }
+    let log = fs::read_to_string(&model.log).unwrap();
+    let of = |level: &str| log.lines().filter(|line| line.contains(level)).count();
+    assert_eq!(of("ERROR"), 1, "{log}");
+    assert!(of("WARN ckptfs::mount") <= 1, "{log}");
+    model.unmount();
+}
+
 #[test]
 fn truncated_while_mapped_kills_the_reader_and_nobody_else() {
     let model = Model::new(&[]);

@@ -58,6 +58,21 @@ fn what_else_is_asked_for() {
     let taken = taken.local_addr().unwrap().to_string();
     fails(&[source, mountpoint, "--log-file", source], 1, "cannot log", "can be written to");
     fails(&[source, mountpoint, "--metrics", &taken], 1, "cannot serve metrics", "another port");
+    let beside = place.path("link");
+    symlink(mountpoint, &beside).unwrap();
+    for log in [format!("{mountpoint}/log"), format!("{beside}/log")] {
+        let fails = |mountpoint: &str| {
+            fails(
+                &[source, mountpoint, "--log-file", &log],
+                2,
+                "lies inside",
+                "outside of the mount",
+            );
+        };
+        fails(mountpoint);
+        fails(&beside);
+    }
+    assert_eq!(fs::read_dir(mountpoint).unwrap().count(), 0);
     assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
 }
 

@@ -10,14 +10,14 @@ mod running;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
-use mounting::{Daemon, Place, until};
-use running::ckptfs;
+use mounting::{Daemon, Place, program, until};
+use running::{ckptfs, run};
 
 /// A mount whose daemon is stopped, which has a pid that the command must tell.
 fn stopped() -> (Place, Daemon) {
     let place = Place::new();
     let daemon = place.mount(&[]);
-    daemon.kill("STOP");
+    daemon.stop();
     (place, daemon)
 }
 
@@ -48,6 +48,12 @@ fn a_stopped_daemon_is_waited_for_with_a_word() {
 #[test]
 fn one_that_never_ends_is_a_failure() {
     let (place, daemon) = stopped();
+    // Those who asked it something, and were killed for want of an answer, change nothing.
+    let inside = format!("{}/model.safetensors", place.mountpoint);
+    for words in [&["cat", &inside][..], &["ls", "-l", &place.mountpoint]] {
+        assert_eq!(program(&[&["timeout", "-s", "KILL", "1"], words].concat()).code, 128);
+    }
+    assert_eq!(run(&["doctor", &place.mountpoint]).code, 1);
     let done = place.unmount(&[]);
     assert_eq!((done.code, done.stdout.as_str(), place.mounts()), (1, "", 0), "{}", done.stderr);
     let failure = format!("its daemon ({}) has not ended", daemon.0);

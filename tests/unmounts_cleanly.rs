@@ -28,6 +28,38 @@ fn unmount_waits_until_the_daemon_has_ended() {
 }
 
 #[test]
+fn who_comes_second_finds_it_done() {
+    let place = Place::new();
+    for options in [&[][..], &["--lazy"]] {
+        let daemon = place.mount(&[]);
+        // Stopped, it keeps them all asking until it is let go on.
+        daemon.stop();
+        let unmounting: Vec<_> = (0..4)
+            .map(|_| {
+                let mut command = Command::new(ckptfs());
+                command.args(["unmount", &place.mountpoint]).args(options);
+                command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+            })
+            .collect();
+        until("all of them ask", || unmounting.iter().all(|one| has_a_child(one.id())));
+        daemon.kill("CONT");
+        for one in unmounting {
+            let done = one.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert_eq!((done.status.code(), &*said), (Some(0), ""), "{options:?}");
+        }
+        assert_eq!(place.mounts(), 0);
+        until("the daemon ends", || !daemon.runs());
+    }
+}
+
+/// Whether a process has started another.
+fn has_a_child(pid: u32) -> bool {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    !children.unwrap_or_default().is_empty()
+}
+
+#[test]
 fn however_the_mountpoint_is_written() {
     let place = Place::new();
     let link = place.path("link,with a comma");

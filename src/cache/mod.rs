@@ -25,10 +25,12 @@ mod store;
 mod wanted;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::image::Reader;
+use crate::said::Said;
 use crate::threads::lock;
 
 pub use counters::Counters;
@@ -70,6 +72,8 @@ pub struct Cache {
     readahead: u64,
     lanes: Mutex<Lanes>,
     images: AtomicU64,
+    /// What was logged of files that cannot be read.
+    said: Said,
 }
 
 /// The lanes by device. Memory, which is no device, has one too: gathering takes its time.
@@ -89,6 +93,7 @@ impl Cache {
             readahead: limits.readahead,
             lanes: Mutex::default(),
             images: AtomicU64::new(0),
+            said: Said::default(),
         })
     }
 
@@ -118,6 +123,11 @@ impl Cache {
         let all: Vec<Arc<Lane>> = lanes.by_device.values().cloned().collect();
         drop(lanes);
         all.iter().for_each(|lane| lane.stop());
+    }
+
+    /// Whether a failure of this file is to be logged, or one was so lately.
+    pub(crate) fn may_say(&self, path: Option<&Path>) -> bool {
+        path.is_none_or(|path| self.said.may_say(path))
     }
 
     fn lane(&self, device: Option<u64>, local: bool) -> Arc<Lane> {

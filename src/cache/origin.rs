@@ -2,9 +2,8 @@
 //! how.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 use crate::checkpoint::OriginId;
 use crate::image::Reader;
@@ -13,9 +12,6 @@ use crate::source::{Direct, DirectRead, Error, OpenFile, ReadAt, Residency};
 use super::Cache;
 use super::counters::Counting;
 use super::lane::Lane;
-
-/// How often errors of one file are logged. Each is answered; a thousand the same help nobody.
-const SAY_EVERY: Duration = Duration::from_secs(60);
 
 pub struct OpenOrigin {
     id: OriginId,
@@ -29,9 +25,6 @@ pub struct OpenOrigin {
     /// Opened when it is first needed: an image whose bytes are all in memory never does.
     direct: OnceLock<Option<Direct>>,
     refused: AtomicBool,
-    opened: Instant,
-    /// When an error of it was last logged, in seconds since it was opened, plus one.
-    said: AtomicU64,
 }
 
 impl OpenOrigin {
@@ -48,8 +41,6 @@ impl OpenOrigin {
             residency: file.map(Residency::of).unwrap_or_default(),
             direct: OnceLock::new(),
             refused: AtomicBool::new(false),
-            opened: Instant::now(),
-            said: AtomicU64::new(0),
         }
     }
 
@@ -111,13 +102,5 @@ impl OpenOrigin {
 
     pub fn check_unchanged(&self, reader: &Reader) -> Result<(), Error> {
         reader.file(self.id).map_or(Ok(()), OpenFile::check_unchanged)
-    }
-
-    /// Whether an error of this file is to be logged, or was so lately.
-    pub fn may_say(&self) -> bool {
-        let now = self.opened.elapsed().as_secs() + 1;
-        let said = self.said.load(Ordering::Relaxed);
-        (said == 0 || now >= said + SAY_EVERY.as_secs())
-            && self.said.compare_exchange(said, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }

@@ -319,8 +319,7 @@ impl Served {
     pub(super) fn failed(&self, error: Error) -> Arc<Error> {
         let error = Arc::new(error);
         if !error.is_final() {
-            let origin = self.origins.iter().find(|o| o.path.as_deref() == error.path());
-            if origin.is_none_or(OpenOrigin::may_say) {
+            if self.cache.may_say(error.path()) {
                 tracing::warn!(%error, "a read failed");
             }
             return error;
@@ -330,7 +329,7 @@ impl Served {
             if self.image().is_plain() {
                 // Files that are shown as they are may change: they are then read as they are.
                 tracing::debug!(%error, "nothing more is read ahead of this file");
-            } else {
+            } else if self.cache.may_say(error.path()) {
                 tracing::error!(%error, remedy, "nothing more is read of this image");
             }
             Arc::clone(&error)

@@ -10,10 +10,9 @@ use crate::view;
 use super::args::Inspect;
 use super::report::{Report, Tensor};
 use super::words::{bytes, count, one_line};
-use super::{Failure, REFUSED, open};
+use super::{Failure, REFUSED};
 
 pub fn run(args: &Inspect, out: &mut dyn Write) -> Result<(), Failure> {
-    open::reachable(&args.source.path)?;
     let (report, outcome) = match view::open(&args.source.path, &args.source.reading.options()) {
         Ok(checkpoint) => {
             let mut report = Report::of(&checkpoint);

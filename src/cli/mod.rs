@@ -12,6 +12,8 @@ mod meter;
 mod mount;
 mod open;
 mod pages;
+#[cfg(feature = "mount")]
+mod paths;
 mod report;
 #[cfg(feature = "mount")]
 mod sizes;
@@ -119,21 +121,28 @@ pub fn main() -> ExitCode {
     let args = <args::Args as clap::Parser>::parse();
     raise_descriptor_limit();
     let mut out = io::BufWriter::new(Patient(io::stdout().lock()));
-    let done = match &args.command {
-        Command::Ls(args) => ls::run(args, &mut out),
-        Command::Inspect(args) => inspect::run(args, &mut out),
-        Command::Export(args) => export::run(args, &mut out),
-        Command::Verify(args) => verify::run(args, &mut out),
+    // A daemon's paths were looked at by who started it.
+    #[cfg(feature = "mount")]
+    let reachable = if started.is_daemon() { Ok(()) } else { paths::reachable(&args.command) };
+    #[cfg(not(feature = "mount"))]
+    let reachable = Ok(());
+    let done = match (&args.command, reachable) {
+        // What the machine can do is told all the same, above all where something is stuck.
         #[cfg(feature = "mount")]
-        Command::Mount(args) => mount::run(args, started),
+        (Command::Doctor(args), reachable) => doctor::run(args, reachable, &mut out),
+        (_, Err(failure)) => Err(failure),
+        (Command::Ls(args), Ok(())) => ls::run(args, &mut out),
+        (Command::Inspect(args), Ok(())) => inspect::run(args, &mut out),
+        (Command::Export(args), Ok(())) => export::run(args, &mut out),
+        (Command::Verify(args), Ok(())) => verify::run(args, &mut out),
         #[cfg(feature = "mount")]
-        Command::Unmount(args) => unmount::run(args, &mut out),
+        (Command::Mount(args), Ok(())) => mount::run(args, started),
         #[cfg(feature = "mount")]
-        Command::Status(args) => status::run(args, &mut out),
+        (Command::Unmount(args), Ok(())) => unmount::run(args, &mut out),
         #[cfg(feature = "mount")]
-        Command::Doctor(args) => doctor::run(args, &mut out),
-        Command::Completions(args) => pages::completions(args, &mut out),
-        Command::Man(args) => pages::man(args, &mut out),
+        (Command::Status(args), Ok(())) => status::run(args, &mut out),
+        (Command::Completions(args), Ok(())) => pages::completions(args, &mut out),
+        (Command::Man(args), Ok(())) => pages::man(args, &mut out),
     };
     let flushed = out.flush().map_err(Failure::from);
     match done.and(flushed) {

@@ -34,19 +34,8 @@ impl Shows {
     }
 }
 
-/// Tells of a mount on the way to a path whose daemon is stuck: whoever looks at what is there waits as
-/// long as it is.
-pub fn reachable(path: &Path) -> Result<(), Failure> {
-    #[cfg(feature = "mount")]
-    crate::mount::reach::check(path)?;
-    #[cfg(not(feature = "mount"))]
-    let _ = path;
-    Ok(())
-}
-
 /// Opens an image, and says on stderr what is not as it stands in the source.
 pub fn reader(path: &Path, options: &Options) -> Result<Reader, Failure> {
-    reachable(path)?;
     let checkpoint = view::open(path, options)?;
     let told = checkpoint.notes.iter().cloned();
     let left_out = checkpoint.refused.iter().map(|entry| format!("left out: {entry}"));

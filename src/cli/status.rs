@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::mount::heal::PATIENCE;
 use crate::mount::probe::{Answer, Question};
+use crate::mount::reach;
 use crate::mount::table::{self, Entry, Spot, shown};
 use crate::mount::{Error, Stats};
 
@@ -74,12 +75,20 @@ pub fn run(args: &Status, out: &mut dyn Write) -> Result<(), Failure> {
 /// is not asked again and again.
 fn gather(pending: &mut HashMap<Entry, Question>) -> Result<Vec<Mount>, Error> {
     let entries = table::ours()?;
+    // One that lies in a stuck one cannot be looked for.
+    let is_cut_off: Vec<bool> =
+        entries.iter().map(|entry| reach::check_way(&entry.mountpoint).is_err()).collect();
     let is_hidden: Vec<bool> = entries
         .iter()
-        .map(|entry| Spot::at(&entry.mountpoint).map_or(true, |spot| spot.mount() != entry.id))
+        .zip(&is_cut_off)
+        .map(|(entry, is_cut_off)| {
+            let shows = |spot: Spot| spot.mount() == entry.id;
+            !is_cut_off && !Spot::at(&entry.mountpoint).is_ok_and(shows)
+        })
         .collect();
     pending.retain(|entry, _| entries.contains(entry));
-    for (entry, _) in entries.iter().zip(&is_hidden).filter(|(_, hidden)| !**hidden) {
+    let places = entries.iter().zip(is_hidden.iter().zip(&is_cut_off));
+    for (entry, _) in places.filter(|(_, (hidden, cut_off))| !**hidden && !**cut_off) {
         pending.entry(entry.clone()).or_insert_with(|| Question::ask(&entry.mountpoint));
     }
     let until = Instant::now() + PATIENCE;
@@ -121,7 +130,9 @@ fn write(mounts: &[Mount], json: bool, out: &mut dyn Write) -> io::Result<()> {
     let heads = ["MOUNTPOINT", "SOURCE", "UP", "SERVED", "IMAGES", "CACHE", "READ AHEAD", "ERRORS"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for mount in mounts {
-        let mut row = vec![one_line(&mount.mountpoint), one_line(&mount.source)];
+        let is_removed = mount.stats.as_ref().is_some_and(|stats| stats.source_removed);
+        let source = one_line(&mount.source) + if is_removed { REMOVED } else { "" };
+        let mut row = vec![one_line(&mount.mountpoint), source];
         match &mount.stats {
             Some(stats) => row.extend(numbers(stats)),
             None => row.push(in_words(mount)),
@@ -143,6 +154,9 @@ fn write(mounts: &[Mount], json: bool, out: &mut dyn Write) -> io::Result<()> {
     }
     Ok(())
 }
+
+/// What follows the name of a source that is no more.
+const REMOVED: &str = " (REMOVED: unmount and mount again)";
 
 fn in_words(mount: &Mount) -> String {
     match mount.state {

@@ -104,7 +104,8 @@ impl Inner {
     fn look_up(&self, parent: INodeNo, name: &OsStr) -> Result<fuser::FileAttr, Errno> {
         let parent = self.node(parent)?;
         let entry = self.view.entry(&parent.place, name).map_err(|e| self.refuse(&e))?;
-        let node = Node::new(parent.place.join(name), &entry.ok_or(Errno::ENOENT)?);
+        let entry = entry.ok_or_else(|| self.missing())?;
+        let node = Node::new(parent.place.join(name), &entry);
         let number = self.nodes.learn(node.clone());
         Ok(self.attr(number, &node))
     }
@@ -159,9 +160,16 @@ impl Inner {
             Some(listed) => listed,
             None => {
                 let listing = self.view.list(&own.place).map_err(|e| self.refuse(&e))?;
+                if number.0 == ROOT && listing.entries.is_empty() {
+                    self.missing();
+                }
                 let named = listing.entries.into_iter().map(|named| {
                     let node = Node::new(own.place.join(&named.name), &named.entry);
-                    Listed { name: named.name, node, ttl: TTL }
+                    // What another filesystem was not asked for is asked for by name.
+                    let is_elsewhere = node.attributes.kind == Kind::Directory
+                        && node.attributes.dev != own.attributes.dev;
+                    let ttl = if is_elsewhere { Duration::ZERO } else { TTL };
+                    Listed { name: named.name, node, ttl }
                 });
                 // What cannot be looked at has a name all the same; who asks about it is told why.
                 let unreadable = (0..).zip(listing.unreadable).map(|(n, (name, kind, error))| {
@@ -182,11 +190,25 @@ impl Inner {
 
     fn refuse(&self, error: &crate::view::Error) -> Errno {
         let errno = errno(error);
-        if i32::from(errno) != i32::from(Errno::ENOENT) {
-            self.context.counters.count_error();
+        if i32::from(errno) == i32::from(Errno::ENOENT) {
+            return self.missing();
+        }
+        self.failed(error);
+        errno
+    }
+
+    /// There is nothing of a name, perhaps because there is nothing of anything any more.
+    fn missing(&self) -> Errno {
+        // For its word in the log.
+        self.context.standing.is_removed();
+        Errno::ENOENT
+    }
+
+    fn failed(&self, error: &crate::view::Error) {
+        self.context.counters.count_error();
+        if self.context.said.may_say(error.path()) {
             tracing::warn!("{error}");
         }
-        errno
     }
 }
 
@@ -257,8 +279,7 @@ impl fuser::Filesystem for Filesystem {
                 inner.opened.open(&inner.view, number.0, &node, &reply).map_err(|e| {
                     // The kernel looks the name up once more, and must be told what is there now.
                     inner.view.look_again(&node.place);
-                    inner.context.counters.count_error();
-                    tracing::warn!("{e}");
+                    inner.failed(&e);
                     on_opening(&e)
                 })
             };

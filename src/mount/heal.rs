@@ -85,22 +85,36 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<Unmounted, Error> {
         Answer::Alive(Some(stats)) => Daemon::of(stats.pid),
         _ => Daemon::behind(entry.device),
     };
-    if lazy {
-        let spot = Spot::at(path)?;
-        if spot.mount() != entry.id {
-            return Err(not_ours(path)?);
-        }
-        attach::detach(&spot)?;
+    let taken = if lazy {
+        detach(path, &entry)
     } else {
         // It may be our own question that is in the way: it is given up, or it is stuck.
         let passing_by = if silent { PATIENCE } else { attach::PASSING_BY };
         attach::unmount(&entry.mountpoint, passing_by).map_err(|error| match error {
             Error::Busy { path } if silent => Error::Silent { path },
             error => error,
-        })?;
+        })
+    };
+    match taken {
+        // Somebody else was faster: it is gone, as was wanted.
+        Err(_) if !is_there(&entry)? => {}
+        taken => taken?,
     }
     let served = daemon.map_or(Served::Unknown, Served::By);
     Ok(Unmounted { path: entry.mountpoint, served })
+}
+
+fn detach(path: &Path, entry: &Entry) -> Result<(), Error> {
+    let spot = Spot::at(path)?;
+    if spot.mount() != entry.id {
+        return Err(not_ours(path)?);
+    }
+    attach::detach(&spot)
+}
+
+fn is_there(entry: &Entry) -> Result<bool, Error> {
+    let mut all = table::all()?.into_iter();
+    Ok(all.any(|other| (other.id, other.device) == (entry.id, entry.device)))
 }
 
 /// What a path is that should have been a mount of ours.

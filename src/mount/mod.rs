@@ -23,6 +23,7 @@ pub mod reach;
 mod readonly;
 mod reads;
 mod session;
+mod standing;
 pub mod stats;
 pub mod table;
 mod xattrs;
@@ -38,10 +39,12 @@ pub use stats::Stats;
 
 use crate::cache::{Cache, Limits};
 use crate::checkpoint;
+use crate::said::Said;
 use crate::view::{self, Keep, View};
 use counters::Counters;
 use filesystem::Filesystem;
 use opened::OpenedFiles;
+use standing::Standing;
 
 /// What to mount, where, and how.
 #[derive(Clone, Debug)]
@@ -102,6 +105,9 @@ struct Context {
     view: Arc<View>,
     source: PathBuf,
     counters: Arc<Counters>,
+    standing: Arc<Standing>,
+    /// What was logged of files that cannot be looked up or opened.
+    said: Said,
     numbers: Numbers,
 }
 
@@ -173,7 +179,8 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     let cache = Cache::new(Limits { memory, readahead });
     let opened = Arc::new(OpenedFiles::new(Arc::clone(&cache), memory, options.passthrough));
     let counters = Arc::new(Counters::default());
-    let numbers = numbers(&place, &view, &cache, &opened, &counters, memory);
+    let standing = Arc::new(Standing::new(Arc::clone(&view), place.source.clone()));
+    let numbers = numbers(&place, &standing, &view, &cache, &opened, &counters, memory);
     let wanted = attach::Wanted {
         mountpoint: &place.mountpoint,
         fsname: place.source.as_os_str(),
@@ -181,7 +188,8 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     };
     let source = place.source.clone();
     let root = Arc::clone(view.root());
-    let context = Context { view, source, counters, numbers: Arc::clone(&numbers) };
+    let (said, numbers_too) = (Said::default(), Arc::clone(&numbers));
+    let context = Context { view, source, counters, standing, said, numbers: numbers_too };
     let owner = attr::Owner { uid: options.uid, gid: options.gid };
     let filesystem = Filesystem::new(Arc::new(context), Arc::clone(&opened), owner)?;
     let mut config = fuser::Config::default();
@@ -209,6 +217,7 @@ fn see_that_it_is_one(source: &Path, view: &View) -> Result<(), Error> {
 
 fn numbers(
     place: &place::Place,
+    standing: &Arc<Standing>,
     view: &Arc<View>,
     cache: &Arc<Cache>,
     opened: &Arc<OpenedFiles>,
@@ -218,7 +227,7 @@ fn numbers(
     let (source, mountpoint) = (place.source.clone(), place.mountpoint.clone());
     let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let since = Instant::now();
-    let (view, cache) = (Arc::clone(view), Arc::clone(cache));
+    let (standing, view, cache) = (Arc::clone(standing), Arc::clone(view), Arc::clone(cache));
     let (opened, counters) = (Arc::clone(opened), Arc::clone(counters));
     Arc::new(move || {
         let known = view.known();
@@ -229,6 +238,7 @@ fn numbers(
             ckptfs: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             source: source.clone(),
+            source_removed: standing.is_removed(),
             mountpoint: mountpoint.clone(),
             started,
             uptime_s: since.elapsed().as_secs(),

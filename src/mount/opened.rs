@@ -225,7 +225,9 @@ impl OpenedFiles {
                     asker.ask(image.device(), move || match opened.images.served(&image) {
                         Ok(served) => answer.with(&served, range),
                         Err(error) => {
-                            tracing::error!("{error}");
+                            if opened.cache.may_say(Some(error.path())) {
+                                tracing::error!("{error}");
+                            }
                             answer.refuse(of_image(&error));
                         }
                     });

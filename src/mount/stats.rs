@@ -28,6 +28,9 @@ pub struct Stats {
     pub pid: u32,
     /// What it shows.
     pub source: PathBuf,
+    /// Whether the directory that it shows was removed: nothing is in it any more, whatever was made
+    /// under its name since.
+    pub source_removed: bool,
     /// Where it was mounted.
     pub mountpoint: PathBuf,
     /// When, in seconds since 1970.

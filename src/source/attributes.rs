@@ -78,8 +78,18 @@ pub struct Attributes {
 impl Attributes {
     /// Of an open file or path.
     pub(super) fn of(fd: impl AsFd, shown: &Path) -> Result<Attributes, Error> {
+        Attributes::with(fd, AtFlags::EMPTY_PATH, shown)
+    }
+
+    /// As the system last knew them: a filesystem that would have to ask somebody else, a daemon or
+    /// another machine, is not waited for.
+    pub(super) fn at_hand(fd: impl AsFd, shown: &Path) -> Result<Attributes, Error> {
+        Attributes::with(fd, AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, shown)
+    }
+
+    fn with(fd: impl AsFd, flags: AtFlags, shown: &Path) -> Result<Attributes, Error> {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-        let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, wanted)
+        let stat = rustix::fs::statx(fd, "", flags, wanted)
             .map_err(|e| Error::io(shown, "look at it", e))?;
         Ok(Attributes::from(&stat))
     }

@@ -274,7 +274,20 @@ impl Root {
         }
     }
 
-    /// The same, of the link itself if it is one.
+    /// The same, as the system last knew it: what a listing goes by, so that it waits for no other
+    /// filesystem that happens to be mounted in the directory.
+    pub fn attributes_at_hand(&self, inside: &Path) -> Result<Attributes, Error> {
+        let fd = self.resolve(inside, OFlags::PATH, self.links)?;
+        Attributes::at_hand(fd, &self.path.join(inside))
+    }
+
+    /// Whether the directory was removed since it was opened: nothing will ever be in it again,
+    /// whatever is made under its name.
+    pub fn is_removed(&self) -> bool {
+        Attributes::at_hand(&self.dir, &self.path).is_ok_and(|found| found.links == 0)
+    }
+
+    /// What the system says of the link itself if it is one.
     pub fn attributes_of_link(&self, inside: &Path) -> Result<Attributes, Error> {
         let fd = self.resolve(inside, OFlags::PATH | OFlags::NOFOLLOW, self.links)?;
         Attributes::of(fd, &self.path.join(inside))
@@ -313,8 +326,9 @@ impl Root {
             }
             let kind = match entry.file_type() {
                 FileType::Unknown => {
-                    match rustix::fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-                        Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+                    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+                    match rustix::fs::statx(&fd, name, flags, StatxFlags::TYPE) {
+                        Ok(stat) => FileType::from_raw_mode(u32::from(stat.stx_mode)),
                         // Gone since it was listed.
                         Err(_) => continue,
                     }
@@ -333,7 +347,7 @@ impl Root {
         let is_file = |entry: &Entry| match entry.kind {
             Kind::File => true,
             Kind::Link => {
-                let target = self.attributes(&inside.join(&entry.name));
+                let target = self.attributes_at_hand(&inside.join(&entry.name));
                 target.map_or(true, |target| target.kind == Kind::File)
             }
             _ => false,

@@ -95,7 +95,7 @@ impl Directory {
             .filter(|(name, kind)| match kind {
                 Kind::File => true,
                 // A link to nothing is a file that cannot be opened.
-                Kind::Link => match view.root.attributes(&way.join(name)) {
+                Kind::Link => match view.root.attributes_at_hand(&way.join(name)) {
                     Ok(target) => target.kind == Kind::File,
                     Err(_) => true,
                 },
@@ -300,6 +300,19 @@ impl Directory {
         Ok(None)
     }
 
+    /// The same for a listing, which waits for nobody: a directory that lies on another filesystem is
+    /// what the system last knew of it. That filesystem may be a mount whose daemon is stuck.
+    fn as_listed(&self, view: &View, name: &OsStr, kind: Kind) -> Result<Option<Entry>, Error> {
+        if kind == Kind::Directory
+            && let Ok(found) = view.root.attributes_at_hand(&self.way.join(name))
+            && found.kind == Kind::Directory
+            && found.dev != self.state.dev
+        {
+            return Ok(Some(Entry::Source(found)));
+        }
+        self.as_it_is(view, name)
+    }
+
     /// Why a name is not shown that notes something about what the view shows otherwise. Only what
     /// became of checkpoints is asked for it, so that links and notes cannot lead round in circles.
     fn hidden_note(&self, view: &View, name: &OsStr) -> Option<&'static str> {
@@ -349,7 +362,7 @@ impl Directory {
             } else if let Some(why) = self.hidden_note(view, name) {
                 listing.hidden.push((name.clone(), why.to_owned()));
             } else {
-                match self.as_it_is(view, name) {
+                match self.as_listed(view, name, *kind) {
                     Ok(Some(entry)) => listing.entries.push(Named { name: name.clone(), entry }),
                     Ok(None) => {}
                     Err(error) => listing.unreadable.push((name.clone(), *kind, error)),

@@ -27,8 +27,10 @@ pub enum Header {
 pub fn of(view: &View, way: &Path, entries: &[Named]) -> Vec<(OsString, Header)> {
     let is_one = |named: &&Named| match &named.entry {
         Entry::Source(found) => found.kind == Kind::File && is_called_so(&named.name),
-        // What cannot be followed says so itself.
-        Entry::Link(_, target) => target.is_some() && is_called_so(&named.name),
+        // What cannot be followed says so itself, and what an image is made of stands with that.
+        Entry::Link(_, target) => {
+            target.is_some() && is_called_so(&named.name) && !leads_to_image(view, way, &named.name)
+        }
         Entry::Image(_) | Entry::Index(_) => false,
     };
     let names: Vec<&str> =
@@ -39,6 +41,15 @@ pub fn of(view: &View, way: &Path, entries: &[Named]) -> Vec<(OsString, Header)>
 
 fn is_called_so(name: &OsStr) -> bool {
     Path::new(name).extension().is_some_and(|e| e == "safetensors" || e == "sft")
+}
+
+/// Whether a link comes out at a name that the view has and its source has not.
+fn leads_to_image(view: &View, way: &Path, link: &OsStr) -> bool {
+    let Some(end) = view.root.destination(&way.join(link)).map(|end| end.way) else { return false };
+    match (end.parent(), end.file_name()) {
+        (Some(parent), Some(name)) => view.has_image(parent, name).unwrap_or(false),
+        _ => false,
+    }
 }
 
 fn header(view: &View, way: &Path, name: &str) -> Header {

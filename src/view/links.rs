@@ -26,7 +26,8 @@ pub fn present(view: &View, way: &Path, name: &OsStr, link: Attributes) -> Optio
         Err(_) => return None,
     };
     let leads_to = |target| Some(with_target(link, target));
-    let found = match root.attributes(&path) {
+    // Where it leads is what counts; nobody is waited for to say more.
+    let found = match root.attributes_at_hand(&path) {
         Ok(found) => Some(found),
         Err(source::Error::Outside { .. }) => return Some(Entry::Link(link, None)),
         // It leads nowhere, here as there.
@@ -73,7 +74,12 @@ fn as_found(view: &View, way: &Path, path: &Path, link: Attributes, found: Attri
             return with_target(link, relative(way, above));
         }
     }
-    Entry::Source(view.timed(path, found))
+    Entry::Source(match found.kind {
+        // Another filesystem is not waited for.
+        Kind::Directory if found.dev != link.dev => found,
+        Kind::Directory => view.timed(path, found),
+        _ => view.root.attributes(path).unwrap_or(found),
+    })
 }
 
 /// Whether the view shows, as it is, what lies at a way from the root that passes no link.

@@ -160,6 +160,19 @@ impl Daemon {
     pub fn kill(self, name: &str) {
         signal(name, self.0);
     }
+
+    /// Stops it. The signal alone leaves its threads a moment in which they go on answering.
+    pub fn stop(self) {
+        self.kill("STOP");
+        let is_stopped = |thread: fs::DirEntry| {
+            let about = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            about.rsplit(") ").next().unwrap_or_default().starts_with('T')
+        };
+        until("every thread of it is stopped", || {
+            let mut threads = fs::read_dir(format!("/proc/{}/task", self.0)).unwrap();
+            threads.all(|thread| is_stopped(thread.unwrap()))
+        });
+    }
 }
 
 /// A mount that is a child of the test.
@@ -195,15 +208,6 @@ impl Drop for Foreground {
 pub fn signal(name: &str, pid: u32) {
     let _ =
         Command::new("kill").args(["-s", name, &pid.to_string()]).stderr(Stdio::null()).status();
-    if name == "STOP" {
-        // Each of its threads stops when it next could run, and may answer until then.
-        until("all its threads are stopped", || {
-            let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-            let mut states =
-                tasks.map(|task| fs::read_to_string(task.unwrap().path().join("stat")));
-            states.all(|stat| stat.unwrap_or_default().contains(") T "))
-        });
-    }
 }
 
 /// Waits until something holds, and fails if it never does.

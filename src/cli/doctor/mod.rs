@@ -50,10 +50,17 @@ impl Check {
     }
 }
 
-pub fn run(args: &Doctor, out: &mut dyn Write) -> Result<(), Failure> {
+/// Looks at the machine, and at the path if that can be reached.
+pub fn run(
+    args: &Doctor,
+    reachable: Result<(), Failure>,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
     let mut checks = machine::look();
-    if let Some(path) = &args.path {
-        checks.extend(source::look(path));
+    match (&args.path, reachable) {
+        (Some(path), Ok(())) => checks.extend(source::look(path)),
+        (_, Err(failure)) => checks.push(source::unreachable(failure)),
+        (None, Ok(())) => {}
     }
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &checks).map_err(io::Error::from)?;

@@ -5,11 +5,19 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 use crate::mount::table::{Spot, shown};
 
+use super::super::Failure;
 use super::Check;
+
+const SOURCE: &str = "source";
+
+/// A path that is not looked at, because whoever does would have to wait for a mount on the way to it.
+pub(super) fn unreachable(failure: Failure) -> Check {
+    Check::problem(SOURCE, failure.message, failure.remedy)
+}
 
 pub(super) fn look(path: &Path) -> Vec<Check> {
     let mut checks = vec![check_readable(path)];
@@ -21,7 +29,6 @@ pub(super) fn look(path: &Path) -> Vec<Check> {
 }
 
 fn check_readable(path: &Path) -> Check {
-    const WHAT: &str = "source";
     let name = path.display();
     let opened = match fs::metadata(path) {
         Ok(about) if about.is_dir() => fs::read_dir(path).map(|_| "a directory"),
@@ -30,9 +37,9 @@ fn check_readable(path: &Path) -> Check {
         Err(error) => Err(error),
     };
     match opened {
-        Ok(kind) => Check::ok(WHAT, format!("{name}: {kind} that this user may read")),
+        Ok(kind) => Check::ok(SOURCE, format!("{name}: {kind} that this user may read")),
         Err(error) => Check::problem(
-            WHAT,
+            SOURCE,
             format!("{name}: cannot be read: {error}"),
             "check the path, and ask for read permission on it",
         ),
@@ -99,14 +106,23 @@ fn check_direct(path: &Path) -> Check {
     }
 }
 
-/// The file itself, or one of the directory's that is not empty.
+/// The file itself, or one of the directory's that is not empty. What else is mounted in the directory,
+/// and may be stuck, is not looked at, nor is what a link leads to there.
 fn some_file(path: &Path) -> Option<PathBuf> {
-    let is_full = |path: &PathBuf| fs::metadata(path).is_ok_and(|it| it.is_file() && it.len() > 0);
+    let is_full = |about: fs::Metadata| about.is_file() && about.len() > 0;
     if path.is_file() {
-        return Some(path.to_path_buf()).filter(is_full);
+        return Some(path.to_path_buf()).filter(|path| fs::metadata(path).is_ok_and(is_full));
     }
-    let names = fs::read_dir(path).ok()?;
-    names.filter_map(|entry| Some(entry.ok()?.path())).find(is_full)
+    let folder = File::open(path).ok()?;
+    let is_full = |entry: &fs::DirEntry| {
+        // Opened by name alone, which asks nobody, and on the directory's own filesystem.
+        let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let found = openat2(&folder, entry.file_name(), flags, Mode::empty(), resolve);
+        found.is_ok_and(|found| File::from(found).metadata().is_ok_and(is_full))
+    };
+    let mut names = fs::read_dir(path).ok()?.filter_map(Result::ok);
+    names.find(is_full).map(|entry| entry.path())
 }
 
 fn reads_directly(path: &Path) -> io::Result<()> {

@@ -4,6 +4,7 @@
 
 mod report;
 
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -12,11 +13,10 @@ use crate::view::{self, Entry, View};
 
 use super::args::Ls;
 use super::words::{bytes, count, one_line};
-use super::{FAILED, Failure, open};
+use super::{FAILED, Failure};
 use report::{Directory, Named};
 
 pub fn run(args: &Ls, out: &mut dyn Write) -> Result<(), Failure> {
-    open::reachable(&args.path)?;
     let view = View::new(&args.path, args.shows.options()?)?;
     let mut directories = Vec::new();
     let mut unreadable = 0;
@@ -58,13 +58,32 @@ pub fn run(args: &Ls, out: &mut dyn Write) -> Result<(), Failure> {
 fn list(view: &View, place: &Path) -> Result<(Directory, Vec<PathBuf>), view::Error> {
     let listing = view.list(place)?;
     let headers = view.headers(place, &listing);
+    let unreachable = unreachable(view, place);
+    let is_reachable = |name: &OsStr| unreachable.iter().all(|(other, _)| other != name);
     let folders = listing
         .entries
         .iter()
         .filter(|named| matches!(&named.entry, Entry::Source(a) if a.kind == Kind::Directory))
+        .filter(|named| is_reachable(&named.name))
         .map(|named| place.join(&named.name))
         .collect();
-    Ok((Directory::of(place, listing, headers), folders))
+    Ok((Directory::of(place, listing, headers, unreachable), folders))
+}
+
+/// The mounts in a directory whose daemons are gone or stuck, and what is wrong with each: a listing
+/// has their names, and does not go there.
+fn unreachable(view: &View, place: &Path) -> Vec<(OsString, String)> {
+    #[cfg(feature = "mount")]
+    {
+        let wrong = crate::mount::reach::beneath(&view.root().real().join(view.way(place)));
+        let told = wrong.into_iter().map(|(name, e)| (name, report::in_words(&e, e.remedy())));
+        told.collect()
+    }
+    #[cfg(not(feature = "mount"))]
+    {
+        let _ = (view, place);
+        Vec::new()
+    }
 }
 
 fn print(directory: &Directory, out: &mut dyn Write) -> io::Result<()> {

@@ -114,7 +114,16 @@ fn as_target<S: Serializer>(target: &Option<Name>, to: S) -> Result<S::Ok, S::Er
 }
 
 impl Directory {
-    pub fn of(place: &Path, listing: view::Listing, headers: Vec<(OsString, Header)>) -> Directory {
+    /// What was listed, but for names that nothing can be found at, for a reason.
+    pub fn of(
+        place: &Path,
+        mut listing: view::Listing,
+        headers: Vec<(OsString, Header)>,
+        unreachable: Vec<(OsString, String)>,
+    ) -> Directory {
+        let is_reachable = |name: &OsStr| unreachable.iter().all(|(other, _)| other != name);
+        listing.entries.retain(|named| is_reachable(&named.name));
+        listing.unreadable.retain(|(name, ..)| is_reachable(name));
         let mut tensors = HashMap::new();
         let mut left: Vec<Why> = listing.left.into_iter().map(Why::of).collect();
         for (name, header) in headers {
@@ -134,6 +143,8 @@ impl Directory {
         left.sort_by(|a, b| a.name.text.cmp(&b.name.text));
         let named = |named: &view::Named| Named::of(named, tensors.get(&named.name).copied());
         let unreadable = listing.unreadable.into_iter();
+        let unreadable =
+            unreadable.map(|(name, _, error)| (name, in_words(&error, error.remedy())));
         Directory {
             path: Name::of(place),
             entries: listing.entries.iter().map(named).collect(),
@@ -147,22 +158,21 @@ impl Directory {
                     remedy: refusal.remedy.clone(),
                 })
                 .collect(),
-            unreadable: unreadable
-                .map(|(name, _, error)| Why::of((name, in_words(&error))))
-                .collect(),
+            unreadable: unreadable.chain(unreachable).map(Why::of).collect(),
             error: None,
         }
     }
 
     /// One that could not be listed.
     pub fn unreadable(place: &Path, error: &view::Error) -> Directory {
-        let nothing = Directory::of(place, view::Listing::default(), Vec::new());
-        Directory { error: Some(in_words(error)), ..nothing }
+        let nothing = Directory::of(place, view::Listing::default(), Vec::new(), Vec::new());
+        Directory { error: Some(in_words(error, error.remedy())), ..nothing }
     }
 }
 
-fn in_words(error: &view::Error) -> String {
-    format!("{error}; what to do: {}", error.remedy())
+/// What is wrong with a name, in a line.
+pub fn in_words(error: &dyn std::error::Error, remedy: &str) -> String {
+    format!("{error}; what to do: {remedy}")
 }
 
 impl Why {

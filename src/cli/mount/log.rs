@@ -1,15 +1,20 @@
 //! Where the log of a mount goes, and how much of it.
+//!
+//! In: the options, and `RUST_LOG`. Out: a log that was started, or why it cannot be.
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
+use std::path::Path;
 use std::sync::Mutex;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::SubscriberBuilder;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::mount::table::Spot;
+
 use super::super::args::Mount;
-use super::super::{FAILED, Failure};
+use super::super::{FAILED, Failure, USAGE};
 
 /// A log that cannot be written, because its disk is full or its reader has gone, is lost and nothing
 /// else: telling that would end the mount, as it is told by a panic.
@@ -17,12 +22,21 @@ fn written() -> SubscriberBuilder {
     tracing_subscriber::fmt().log_internal_errors(false)
 }
 
+/// A log that was started.
+pub struct Log {
+    /// The file that it goes to, if it goes to one.
+    pub file: Option<File>,
+    /// What the user should know of it.
+    pub note: Option<String>,
+}
+
 /// Starts logging: to the file if one was named, else to standard error in the foreground, else
-/// nowhere. Gives the file.
-pub fn start(args: &Mount, in_foreground: bool) -> Result<Option<File>, Failure> {
+/// nowhere.
+pub fn start(args: &Mount, in_foreground: bool) -> Result<Log, Failure> {
     let file = match &args.log_file {
         None => None,
         Some(path) => {
+            see_that_it_lies_elsewhere(path, &args.mountpoint)?;
             let opened = File::options().append(true).create(true).open(path);
             Some(opened.map_err(|error| {
                 let message = format!("{}: cannot log to it: {error}", path.display());
@@ -30,16 +44,7 @@ pub fn start(args: &Mount, in_foreground: bool) -> Result<Option<File>, Failure>
             })?)
         }
     };
-    let level = match args.verbose {
-        0 => "warn",
-        1 => "info",
-        2 => "debug",
-        _ => "trace",
-    };
-    // An answer that nobody waits for any more, because the reader was interrupted, is no error.
-    let level =
-        if args.verbose < 2 { format!("{level},fuser::reply=off") } else { level.to_owned() };
-    let filter = || EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&level));
+    let (filter, note) = filter(args.verbose);
     let started = match &file {
         Some(file) => {
             let file = file.try_clone().map_err(|error| {
@@ -47,16 +52,58 @@ pub fn start(args: &Mount, in_foreground: bool) -> Result<Option<File>, Failure>
                 Failure::new(FAILED, message, "raise the limit on open files (ulimit -n)")
             })?;
             let to_file = written().with_ansi(false).with_writer(Mutex::new(file));
-            to_file.with_env_filter(filter()).finish().try_init()
+            to_file.with_env_filter(filter).finish().try_init()
         }
         None if in_foreground => {
             let is_terminal = io::stderr().is_terminal();
             let to_stderr = written().with_ansi(is_terminal).with_writer(io::stderr);
-            to_stderr.with_env_filter(filter()).finish().try_init()
+            to_stderr.with_env_filter(filter).finish().try_init()
         }
         None => Ok(()),
     };
     // Only once in a process, and this is the place.
     debug_assert!(started.is_ok());
-    Ok(file)
+    Ok(Log { file, note })
+}
+
+/// The mount would lie over it, and a mountpoint with a log in it is not empty.
+fn see_that_it_lies_elsewhere(log: &Path, mountpoint: &Path) -> Result<(), Failure> {
+    let folder = match log.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    // What is not there is for those to say who want it.
+    let (Ok(folder), Ok(hidden)) = (Spot::at(folder), Spot::at(mountpoint)) else { return Ok(()) };
+    if !folder.path().starts_with(hidden.path()) {
+        return Ok(());
+    }
+    let (log, mountpoint) = (log.display(), mountpoint.display());
+    let message = format!("{log}: lies inside {mountpoint}, which is to be mounted over");
+    Err(Failure::new(USAGE, message, "name a --log-file outside of the mountpoint"))
+}
+
+/// What is logged, as `RUST_LOG` says or else the options; and that `RUST_LOG` says nothing that can be
+/// understood.
+fn filter(verbose: u8) -> (EnvFilter, Option<String>) {
+    let level = match verbose {
+        0 => "warn",
+        1 => "info",
+        2 => "debug",
+        _ => "trace",
+    };
+    // An answer that nobody waits for any more, because the reader was interrupted, is no error.
+    let level = if verbose < 2 { format!("{level},fuser::reply=off") } else { level.to_owned() };
+    let Some(said) = std::env::var_os(EnvFilter::DEFAULT_ENV) else {
+        return (EnvFilter::new(level), None);
+    };
+    let parsed = said.to_str().ok_or_else(|| "is not UTF-8".to_owned());
+    match parsed.and_then(|text| EnvFilter::try_new(text).map_err(|error| error.to_string())) {
+        Ok(filter) => (filter, None),
+        Err(error) => {
+            let name = EnvFilter::DEFAULT_ENV;
+            let said = said.display();
+            let note = format!("{name}={said} is ignored: {error}; say warn, info, debug or trace");
+            (EnvFilter::new(level), Some(note))
+        }
+    }
 }

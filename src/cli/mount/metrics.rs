@@ -109,6 +109,12 @@ fn page(stats: &Stats) -> String {
         ("served_bytes", true, "Bytes given to readers", stats.bytes_served),
         ("reads", true, "Reads answered", stats.reads),
         ("errors", true, "Reads answered with an error", stats.errors),
+        (
+            "source_removed",
+            false,
+            "Whether its source was removed",
+            u64::from(stats.source_removed),
+        ),
         ("images_known", false, "Checkpoints shown so far", images.known),
         ("images_open", false, "Checkpoints held open", images.open),
         ("images_refused", false, "Checkpoints not shown", images.refused),

@@ -56,6 +56,13 @@ pub fn begin() -> Result<(Args, Started), ExitCode> {
     Ok((args, Started { caller, args: given }))
 }
 
+impl Started {
+    /// Whether another process of ours started this one to serve a mount.
+    pub fn is_daemon(&self) -> bool {
+        self.caller.is_some()
+    }
+}
+
 fn parse(given: &[OsString], from_mount8: bool) -> Result<Args, clap::Error> {
     let mut command = Args::command();
     let parsed = |command: &mut clap::Command, given: &[OsString]| {
@@ -127,7 +134,7 @@ fn start(
     in_foreground: bool,
     ready: impl FnOnce(Vec<String>, Option<&File>) -> io::Result<()>,
 ) -> Result<Running, Failure> {
-    let log = log::start(args, in_foreground)?;
+    let log::Log { file, note } = log::start(args, in_foreground)?;
     let cannot = |what: &str, error: io::Error, remedy: &str| {
         Failure::new(FAILED, format!("cannot {what}: {error}"), remedy)
     };
@@ -135,7 +142,7 @@ fn start(
     let _ = rustix::thread::set_name(c"ckptfs");
     let control = Control::new()
         .map_err(|e| cannot("hear signals", e, "raise the limit on open files (ulimit -n)"))?;
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = note.into_iter().collect();
     let page = match args.metrics {
         None => None,
         Some(address) => {
@@ -155,7 +162,7 @@ fn start(
         notes.push(UNPRIVILEGED.to_owned());
     }
     tracing::info!("{}: mounted at {}", args.source.display(), mounted.mountpoint().display());
-    ready(notes, log.as_ref()).map_err(|e| {
+    ready(notes, file.as_ref()).map_err(|e| {
         let remedy = "mount it again, and let the command that mounts come to its end";
         cannot("tell that the mount is ready", e, remedy)
     })?;

@@ -72,7 +72,7 @@ const IGNORED: [&str; 37] = [
 const NOT_FOR_LISTS: [&str; 2] = ["help", "version"];
 
 /// Why a list cannot be taken.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// A word that says nothing to us, and the options that there are.
     #[error("unknown mount option '{word}' in -o
@@ -82,6 +82,14 @@ pub enum Refused {
     /// A mount that can be written to was asked for.
     #[error("'rw' in -o: a mount is always read-only; leave it out")]
     Writable,
+    /// A mount that is there was to be changed.
+    #[error(
+        "'remount' in -o: a mount of ckptfs cannot be changed while it is there; unmount it (ckptfs unmount MOUNTPOINT), and mount it again"
+    )]
+    Remount,
+    /// An option that says nothing without a value.
+    #[error("'{word}' in -o needs a value: {word}=...")]
+    NoValue { word: String },
 }
 
 /// The long options that `-o` lists stand for. mount(8) says `rw` wherever nobody said `ro`, so that
@@ -110,6 +118,9 @@ pub fn long_options(
             if name == "rw" && value.is_none() && !from_mount8 {
                 return Err(Refused::Writable);
             }
+            if name == "remount" && value.is_none() {
+                return Err(Refused::Remount);
+            }
             if word.is_empty()
                 || name == "rw"
                 || name.starts_with("x-")
@@ -120,8 +131,13 @@ pub fn long_options(
             }
             let long = name.replace('_', "-");
             let known = |arg: &&Arg| arg.get_long() == Some(long.as_str());
-            if !is_option(&long) || mount.get_arguments().find(known).is_none() {
+            let Some(option) = mount.get_arguments().find(known).filter(|_| is_option(&long))
+            else {
                 return Err(unknown(word));
+            };
+            // The word after it would be taken for its value.
+            if value.is_none_or(<[u8]>::is_empty) && option.get_action().takes_values() {
+                return Err(Refused::NoValue { word: name.into_owned() });
             }
             let mut option = format!("--{long}").into_bytes();
             if let Some(value) = value {
@@ -169,16 +185,23 @@ mod tests {
     fn every_long_option_can_stand_in_a_list_in_both_spellings() {
         let mut command = args::Mount::command();
         command.build();
-        let longs: Vec<String> = command
+        let longs: Vec<(String, bool)> = command
             .get_arguments()
-            .filter_map(|arg| arg.get_long().map(str::to_owned))
-            .filter(|long| !NOT_FOR_LISTS.contains(&long.as_str()))
+            .filter_map(|arg| Some((arg.get_long()?.to_owned(), arg.get_action().takes_values())))
+            .filter(|(long, _)| !NOT_FOR_LISTS.contains(&long.as_str()))
             .collect();
         assert!(longs.len() >= 17, "{longs:?}");
-        for long in longs {
-            let expected = vec![format!("--{long}")];
-            assert_eq!(options(&[&long]).unwrap(), expected);
-            assert_eq!(options(&[&long.replace('-', "_")]).unwrap(), expected);
+        for (long, takes_value) in longs {
+            for word in [long.clone(), long.replace('-', "_")] {
+                let no_value = Refused::NoValue { word: word.clone() };
+                for missing in [word.clone(), format!("{word}=")] {
+                    let is_refused = options(&[&missing]) == Err(no_value.clone());
+                    assert_eq!(is_refused, takes_value, "{missing}");
+                }
+                let value = if takes_value { "=x" } else { "" };
+                let expected = vec![format!("--{long}{value}")];
+                assert_eq!(options(&[&format!("{word}{value}")]).unwrap(), expected);
+            }
         }
     }
 
