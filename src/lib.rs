@@ -7,6 +7,7 @@
 //! - [`source`]: bytes on disk, with the identity that tells whether they changed;
 //! - [`checkpoint`]: what a checkpoint holds and where each tensor's bytes lie;
 //! - [`image`]: the virtual file: its layout, and reading any part of it;
+//! - [`loader`]: tensors straight into memory, from files of a mount too ([`open`]);
 //! - [`export`]: an image as a real file; [`verify`]: reading one whole, and comparing two.
 //!
 //! ```no_run
@@ -26,6 +27,8 @@
 pub mod checkpoint;
 pub mod export;
 pub mod image;
+pub mod loader;
+pub mod meeting;
 #[cfg(feature = "mount")]
 mod said;
 pub mod source;
@@ -40,3 +43,5 @@ pub mod mount;
 
 #[cfg(feature = "cli")]
 pub mod cli;
+
+pub use loader::open;

@@ -1,13 +1,13 @@
 //! What is known of one source of an open image: whether it may keep us waiting, who reads it, and
 //! how.
 
+use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::checkpoint::OriginId;
 use crate::image::Reader;
-use crate::source::{Direct, DirectRead, Error, OpenFile, ReadAt, Residency};
+use crate::source::{Error, OpenFile, Way, Ways};
 
 use super::Cache;
 use super::counters::Counting;
@@ -21,27 +21,21 @@ pub struct OpenOrigin {
     pub lane: Arc<Lane>,
     /// The file, if it is one.
     pub path: Option<PathBuf>,
-    residency: Residency,
-    /// Opened when it is first needed: an image whose bytes are all in memory never does.
-    direct: OnceLock<Option<Direct>>,
-    refused: AtomicBool,
+    ways: Option<Ways>,
 }
 
 impl OpenOrigin {
     pub fn new(cache: &Cache, reader: &Reader, number: u32) -> OpenOrigin {
         let id = OriginId(number);
         let file = reader.file(id);
-        let local = file.is_none_or(OpenFile::is_local);
+        let ways = file.map(Ways::of);
+        let local = ways.as_ref().is_none_or(Ways::is_local);
         let lane = cache.lane(file.map(|file| file.file().identity().dev), local);
-        OpenOrigin {
-            id,
-            local,
-            lane,
-            path: file.map(|file| file.file().path()),
-            residency: file.map(Residency::of).unwrap_or_default(),
-            direct: OnceLock::new(),
-            refused: AtomicBool::new(false),
-        }
+        OpenOrigin { id, local, lane, path: file.map(|file| file.file().path()), ways }
+    }
+
+    fn file<'a>(&'a self, reader: &'a Reader) -> Option<(&'a Ways, &'a OpenFile)> {
+        self.ways.as_ref().zip(reader.file(self.id))
     }
 
     /// Fills `out`, aligned memory of which the file may end before the end, from an aligned
@@ -54,50 +48,29 @@ impl OpenOrigin {
         offset: u64,
         counting: &Counting,
     ) -> Result<(), Error> {
-        let Some(file) = reader.file(self.id) else { return Ok(()) };
-        if let Some(direct) = self.direct(file) {
-            match direct.read_exact_at(out, offset)? {
-                DirectRead::Done => {
-                    counting.direct_bytes.add(len as u64);
-                    return file.check_unchanged();
-                }
-                DirectRead::Refused => self.refuse(file),
-            }
-        }
-        counting.buffered_bytes.add(len as u64);
-        file.read_exact_at(&mut out[..len], offset)?;
-        file.check_unchanged()
+        let Some((ways, file)) = self.file(reader) else { return Ok(()) };
+        let count = match ways.read(file, out, len, offset)? {
+            Way::Direct => &counting.direct_bytes,
+            Way::Buffered => &counting.buffered_bytes,
+        };
+        count.add(len as u64);
+        Ok(())
     }
 
     /// Fills `out` through the page cache.
     pub fn read_buffered(&self, reader: &Reader, out: &mut [u8], offset: u64) -> Result<(), Error> {
-        let Some(file) = reader.file(self.id) else { return Ok(()) };
-        file.read_exact_at(out, offset)?;
-        file.check_unchanged()
-    }
-
-    fn direct(&self, file: &OpenFile) -> Option<&Direct> {
-        if !self.local || self.refused.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.direct.get_or_init(|| file.direct()).as_ref()
-    }
-
-    fn refuse(&self, file: &OpenFile) {
-        if !self.refused.swap(true, Ordering::Relaxed) {
-            let path = file.file().path();
-            tracing::debug!(path = %path.display(), "its filesystem refuses direct reads of it");
-        }
+        let Some((ways, file)) = self.file(reader) else { return Ok(()) };
+        ways.read_buffered(file, out, offset)
     }
 
     /// Fills `out` if the page cache has all of it.
     pub fn read_cached(&self, reader: &Reader, out: &mut [u8], offset: u64) -> bool {
-        reader.file(self.id).is_some_and(|file| self.residency.read(file, out, offset))
+        self.file(reader).is_some_and(|(ways, file)| ways.read_cached(file, out, offset))
     }
 
     /// Whether the page cache has all of a range already.
-    pub fn is_cached(&self, reader: &Reader, range: &std::ops::Range<u64>) -> bool {
-        self.local && reader.file(self.id).is_some_and(|file| self.residency.holds(file, range))
+    pub fn is_cached(&self, reader: &Reader, range: &Range<u64>) -> bool {
+        self.file(reader).is_some_and(|(ways, file)| ways.is_cached(file, range))
     }
 
     pub fn check_unchanged(&self, reader: &Reader) -> Result<(), Error> {

@@ -7,13 +7,16 @@
 
 mod dtype;
 mod error;
+mod gather;
 mod group;
 mod index;
 mod listed;
 mod open;
+mod part;
 mod safetensors;
 mod sharing;
 mod single;
+mod sources;
 mod tensor;
 mod torch;
 
@@ -25,10 +28,12 @@ pub use group::{
     Candidate, EXTENSIONS, Members, by_name, candidates, is_kept, kept_by, note_of_one,
 };
 pub use index::{Fault as IndexFault, parse as parse_index};
-pub use open::{open, open_candidate};
+pub use open::{open, open_candidate, open_in};
+pub use part::{PartFault, Steps};
 pub use safetensors::{Fault as HeaderFault, MAX_HEADER};
 pub use sharing::{MAX_NAMED, sharing};
 pub use single::parse_bytes;
+pub use sources::Sources;
 pub use tensor::{Axis, Bytes, Grid, Layout, Origin, OriginId, Run, Tensor};
 pub use torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
 

@@ -1,7 +1,7 @@
 //! Opens what the user named: a file, an index, a numbered set, or a directory that holds one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -33,37 +33,45 @@ pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
                 }
             }
         }
-        Ok(false) => {
-            let (root, directory, name) = beside(path, links)?;
-            let known = name.to_str().unwrap_or_default();
-            if indexed(known).is_some() {
-                let set = candidates(&root, &directory)?.into_iter().find(|c| c.name == known);
-                if let Some(candidate) = set {
-                    return open_candidate(&root, &directory, &candidate, options);
-                }
-            }
-            let file = root.open_typed(&directory.join(&name))?;
-            open_one(&file, known, options)
-        }
         // A numbered set is called by a name that no file has.
-        Err(missing @ source::Error::Missing { .. }) => {
-            let Ok((root, directory, name)) = beside(path, links) else {
-                return Err(missing.into());
-            };
-            let set = candidates(&root, &directory)?.into_iter().find(|c| *c.name == *name);
-            let candidate = set.ok_or(missing)?;
-            open_candidate(&root, &directory, &candidate, options)
+        Ok(false) | Err(source::Error::Missing { .. }) => {
+            let missing = || source::Error::Missing { path: path.to_path_buf() };
+            let name = path.file_name().ok_or_else(missing)?;
+            let parent = path.parent().unwrap_or(Path::new(""));
+            let (root, directory) = Root::around(parent, links).map_err(|error| match error {
+                source::Error::Missing { .. } => missing(),
+                error => error,
+            })?;
+            open_in(&root, &directory, name, options)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// The directory that a typed file is in, and its name there.
-fn beside(path: &Path, links: Links) -> Result<(Arc<Root>, PathBuf, OsString), source::Error> {
-    let name = path.file_name();
-    let name = name.ok_or_else(|| source::Error::Missing { path: path.to_path_buf() })?;
-    let (root, directory) = Root::around(path.parent().unwrap_or(Path::new("")), links)?;
-    Ok((root, directory, name.to_owned()))
+/// Reads the checkpoint that a name in a directory stands for: a file, an index, or a numbered set by
+/// the name of the whole.
+pub fn open_in(
+    root: &Arc<Root>,
+    directory: &Path,
+    name: &OsStr,
+    options: &Options,
+) -> Result<Checkpoint, Error> {
+    let known = name.to_str().unwrap_or_default();
+    let set = || -> Result<Option<Candidate>, Error> {
+        Ok(candidates(root, directory)?.into_iter().find(|c| *c.name == *name))
+    };
+    if indexed(known).is_some()
+        && let Some(candidate) = set()?
+    {
+        return open_candidate(root, directory, &candidate, options);
+    }
+    match root.open_typed(&directory.join(name)) {
+        Ok(file) => open_one(&file, known, options),
+        Err(missing @ source::Error::Missing { .. }) => {
+            open_candidate(root, directory, &set()?.ok_or(missing)?, options)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Reads a candidate of a directory.

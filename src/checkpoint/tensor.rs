@@ -119,6 +119,34 @@ impl Grid {
 }
 
 impl Bytes {
+    /// Items at every step of the axes, outermost first, none of one step. Axes that step through
+    /// adjacent bytes are merged; what is left of a contiguous tensor is a run.
+    pub(super) fn strided(
+        origin: OriginId,
+        base: u64,
+        axes: impl Iterator<Item = Axis>,
+        item: u64,
+    ) -> Bytes {
+        let mut merged: Vec<Axis> = Vec::new();
+        for axis in axes {
+            match merged.last_mut() {
+                Some(outer) if outer.stride == axis.stride.saturating_mul(axis.count) => {
+                    *outer = Axis { count: outer.count * axis.count, stride: axis.stride };
+                }
+                _ => merged.push(axis),
+            }
+        }
+        let mut run = item;
+        if let Some(inner) = merged.pop_if(|inner| inner.stride == item) {
+            run *= inner.count;
+        }
+        if merged.is_empty() {
+            Bytes::Run(Run { origin, offset: base, len: run })
+        } else {
+            Bytes::Grid(Box::new(Grid { origin, base, axes: merged.into(), run }))
+        }
+    }
+
     /// Bytes of the whole tensor.
     pub fn len(&self) -> u64 {
         match self {

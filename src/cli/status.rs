@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::meeting::table::{self, Entry, Spot, shown};
 use crate::mount::heal::PATIENCE;
 use crate::mount::probe::{Answer, Question};
 use crate::mount::reach;
-use crate::mount::table::{self, Entry, Spot, shown};
 use crate::mount::{Error, Stats};
 
 use super::Failure;

@@ -7,7 +7,6 @@
 //! The same checkpoint always gives the same image, byte for byte.
 
 mod error;
-mod gather;
 mod header;
 mod layout;
 mod reader;

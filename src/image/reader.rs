@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::checkpoint::{Bytes, Origin, OriginId};
-use crate::source::{self, OpenFile, ReadAt};
+use crate::checkpoint::{OriginId, Sources};
+use crate::source::OpenFile;
 
-use super::{Error, Image, SegmentBytes, gather};
+use super::{Error, Image, SegmentBytes};
 
 /// An image whose sources are held open.
 ///
@@ -15,31 +15,12 @@ use super::{Error, Image, SegmentBytes, gather};
 #[derive(Debug)]
 pub struct Reader {
     image: Arc<Image>,
-    sources: Box<[OpenOrigin]>,
-}
-
-#[derive(Debug)]
-enum OpenOrigin {
-    File(OpenFile),
-    Memory(Arc<[u8]>),
-}
-
-impl OpenOrigin {
-    fn bytes(&self) -> &dyn ReadAt {
-        match self {
-            OpenOrigin::File(file) => file,
-            OpenOrigin::Memory(bytes) => bytes,
-        }
-    }
+    sources: Sources,
 }
 
 impl Reader {
     pub(super) fn new(image: Arc<Image>) -> Result<Reader, Error> {
-        let open = |origin: &Origin| match origin {
-            Origin::File(file) => file.open().map(OpenOrigin::File),
-            Origin::Memory(bytes) => Ok(OpenOrigin::Memory(Arc::clone(bytes))),
-        };
-        let sources = image.origins().iter().map(open).collect::<Result<_, _>>()?;
+        let sources = Sources::open(image.origins())?;
         Ok(Reader { image, sources })
     }
 
@@ -48,12 +29,14 @@ impl Reader {
         &self.image
     }
 
+    /// Its sources, to read what is not laid out one byte after the other as it lies.
+    pub fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
     /// The open file of an origin, if it is one: to copy from it without reading it.
     pub fn file(&self, origin: OriginId) -> Option<&OpenFile> {
-        match self.sources.get(origin.0 as usize)? {
-            OpenOrigin::File(file) => Some(file),
-            OpenOrigin::Memory(_) => None,
-        }
+        self.sources.file(origin)
     }
 
     /// Fills `buf` with the image's bytes from `offset`, and says how many there are: fewer than
@@ -75,22 +58,22 @@ impl Reader {
                     continue;
                 }
                 SegmentBytes::Run { origin, offset } => {
-                    self.source(origin).bytes().read_exact_at(out, offset)?;
+                    self.sources.origin(origin).read_exact_at(out, offset)?;
                     origin
                 }
                 SegmentBytes::Tensor { place, offset } => {
                     let bytes = &self.image.tensors()[place].bytes;
-                    self.read_tensor(bytes, offset, out)?;
+                    self.sources.read(bytes, offset, out)?;
                     bytes.reach().0
                 }
             };
             // Each source is looked at once, after the last read from it.
             if let Some(before) = used.replace(origin).filter(|before| *before != origin) {
-                self.check_unchanged(before)?;
+                self.sources.check_unchanged(before)?;
             }
         }
         if let Some(last) = used {
-            self.check_unchanged(last)?;
+            self.sources.check_unchanged(last)?;
         }
         Ok((end - offset) as usize)
     }
@@ -98,39 +81,11 @@ impl Reader {
     /// Refuses if anything about any source changed since it was parsed, also what leaves its bytes as
     /// they are: for those who open the image now, and can be given a new one.
     pub fn check_all_untouched(&self) -> Result<(), Error> {
-        let mut files = self.sources.iter().filter_map(|source| match source {
-            OpenOrigin::File(file) => Some(file),
-            OpenOrigin::Memory(_) => None,
-        });
-        Ok(files.try_for_each(OpenFile::check_untouched)?)
+        Ok(self.sources.check_all_untouched()?)
     }
 
     /// Refuses if any source changed since it was parsed.
     pub fn check_all_unchanged(&self) -> Result<(), Error> {
-        (0..self.sources.len() as u32).try_for_each(|origin| self.check_unchanged(OriginId(origin)))
-    }
-
-    /// The origins of an image are numbered by the checkpoint that it was made of.
-    fn source(&self, origin: OriginId) -> &OpenOrigin {
-        &self.sources[origin.0 as usize]
-    }
-
-    fn check_unchanged(&self, origin: OriginId) -> Result<(), Error> {
-        match self.source(origin) {
-            OpenOrigin::File(file) => Ok(file.check_unchanged()?),
-            OpenOrigin::Memory(_) => Ok(()),
-        }
-    }
-
-    fn read_tensor(&self, bytes: &Bytes, offset: u64, out: &mut [u8]) -> Result<(), source::Error> {
-        let source = self.source(bytes.reach().0).bytes();
-        match bytes {
-            Bytes::Run(run) => source.read_exact_at(out, run.offset + offset),
-            Bytes::Grid(grid) => gather::gather(source, grid, offset, out),
-            Bytes::Swapped { unit, of } => {
-                let read = |out: &mut [u8], from: u64| self.read_tensor(of, from, out);
-                gather::swapped(*unit, offset, out, read)
-            }
-        }
+        Ok(self.sources.check_all_unchanged()?)
     }
 }

@@ -18,9 +18,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use crate::meeting::table::{self, Device, Entry, Spot};
 use crate::threads::lock;
 
-use super::table::{self, Device, Entry, Spot};
 use super::{Error, helper};
 
 const DEVICE: &str = "/dev/fuse";

@@ -7,11 +7,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::meeting::table::Device;
+
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-
-use super::table::Device;
 
 /// A process that serves a mount, or did.
 #[derive(Debug)]

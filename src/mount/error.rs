@@ -124,6 +124,16 @@ pub enum Error {
     },
 }
 
+impl From<crate::source::Error> for Error {
+    fn from(error: crate::source::Error) -> Self {
+        match error {
+            crate::source::Error::Io { path, action, source } => Error::io(&path, action, source),
+            crate::source::Error::Missing { path } => Error::Missing { path },
+            error => Error::View(error.into()),
+        }
+    }
+}
+
 impl Error {
     pub(crate) fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> Self {
         let path = path.to_path_buf();

@@ -7,9 +7,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::meeting::table::{self, Entry, Spot};
+
 use super::daemon::Daemon;
 use super::probe::{self, Answer};
-use super::table::{self, Entry, Spot};
 use super::{Error, attach};
 
 /// A daemon that lives answers within milliseconds, or within a second where the machine is

@@ -1,7 +1,7 @@
 //! The mount: a checkpoint, or a directory of them, as files that any program reads.
 //!
 //! In: [`Options`]. Out: a [`Mounted`] that answers the kernel from threads of its own until it is
-//! unmounted. Around it: the [`table`] of mounts, [`attach`]ing to the tree, asking a mount whether it
+//! unmounted. Around it: [`attach`]ing to the tree, asking a mount whether it
 //! lives ([`probe`], [`reach`]), taking dead ones away ([`heal`]), and the numbers of a mount ([`stats`]).
 
 mod answers;
@@ -25,7 +25,6 @@ mod reads;
 mod session;
 mod standing;
 pub mod stats;
-pub mod table;
 mod xattrs;
 
 use std::fmt;

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, Stat};
 
+use crate::meeting::table::{self, Spot};
+
 use super::probe::Answer;
-use super::table::{self, Spot};
 use super::{Error, Options, heal};
 
 /// A source and a mountpoint that can be joined.

@@ -10,11 +10,12 @@ use std::time::Instant;
 
 use rustix::fs::{CWD, readlinkat};
 
+use crate::meeting::table::{self, Entry, Spot};
+use crate::source;
+
 use super::Error;
 use super::heal::PATIENCE;
 use super::probe::{self, Answer, Question};
-use super::table::{self, Entry, Spot};
-use crate::source;
 
 /// Links that are followed in one path, as many as the kernel follows.
 const MAX_LINKS: usize = 40;

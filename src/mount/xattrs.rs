@@ -3,46 +3,15 @@
 
 use std::ffi::OsStr;
 
-use serde::Serialize;
+use crate::meeting::{IDENTITY, LAYOUT, Options, SOURCE, Source, VERSION};
 
 use super::Context;
 use super::nodes::{Node, ROOT, What};
 use super::stats::ATTRIBUTE as STATS;
 
-/// The attribute that says where the bytes lie.
-pub const SOURCE: &str = "user.ckptfs.source";
-/// A hash of the header and the order: what a load is remembered by.
-pub const LAYOUT: &str = "user.ckptfs.layout";
-/// A hash of the sources' states and the options: equal means the same bytes.
-pub const IDENTITY: &str = "user.ckptfs.identity";
-
 /// Whoever asks for it makes a build for tests panic: what becomes of that is tested with it.
 #[cfg(debug_assertions)]
 const PANIC: &str = "user.ckptfs.panic";
-
-/// The version of the form of `user.ckptfs.source`.
-const VERSION: u32 = 1;
-
-#[derive(Debug, Serialize)]
-struct Source<'a> {
-    version: u32,
-    /// What is mounted.
-    source: String,
-    /// From the directory that `rootfd` of `pid` is open on.
-    path: String,
-    /// Whether it is made of others, or shown as it is.
-    image: bool,
-    options: Options<'a>,
-    pid: u32,
-    rootfd: i32,
-}
-
-#[derive(Debug, Serialize)]
-struct Options<'a> {
-    root: Option<&'a str>,
-    allow_partial: bool,
-    follow_symlinks: bool,
-}
 
 /// The value of an attribute; nothing if there is none of that name.
 pub fn value(context: &Context, number: u64, node: &Node, name: &OsStr) -> Option<Vec<u8>> {
@@ -67,12 +36,12 @@ fn source(context: &Context, node: &Node) -> Option<Vec<u8>> {
     };
     let source = Source {
         version: VERSION,
-        source: context.source.to_string_lossy().into_owned(),
+        source: context.source.to_string_lossy().into_owned().into(),
         // Another program could not find a path that is no text.
-        path: way.to_str()?.to_owned(),
+        path: way.to_str()?.into(),
         image,
         options: Options {
-            root: options.root_key.as_deref(),
+            root: options.root_key.clone(),
             allow_partial: options.allow_partial,
             follow_symlinks: options.follow_symlinks,
         },

@@ -8,26 +8,23 @@
 //! by the kernel (`openat2`), so that it cannot lead out of the directory that the user named.
 
 mod attributes;
-#[cfg(feature = "mount")]
 mod cachestat;
-#[cfg(feature = "mount")]
 mod direct;
 mod error;
 mod file;
-#[cfg(feature = "mount")]
 mod filesystem;
-#[cfg(feature = "mount")]
 mod residency;
 mod root;
+mod ways;
 
 pub use attributes::{Attributes, Kind};
-#[cfg(feature = "mount")]
-pub use direct::{DIRECT_ALIGNMENT, Direct, DirectRead};
+pub use direct::DIRECT_ALIGNMENT;
+use direct::{Direct, DirectRead};
 pub use error::Error;
 pub use file::{File, Identity, OpenFile, State};
-#[cfg(feature = "mount")]
-pub use residency::Residency;
+use residency::Residency;
 pub use root::{Destination, Entry, Links, Root, is_directory, is_hub_repository};
+pub use ways::{Way, Ways};
 
 /// Random access to a fixed number of bytes: a file, or memory.
 pub trait ReadAt: Send + Sync {

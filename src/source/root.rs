@@ -97,6 +97,18 @@ impl Root {
         Ok((Arc::new(Root { dir, path, real, typed, links, shown_by }), way))
     }
 
+    /// The root that another process holds open, which a path need not lead to any more.
+    pub fn of_process(pid: u32, descriptor: i32, links: Links) -> Result<Arc<Root>, Error> {
+        let held = PathBuf::from(format!("/proc/{pid}/fd/{descriptor}"));
+        let named = |e| Error::io(&held, "open what the daemon has open", e);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(&held, flags, Mode::empty()).map_err(named)?;
+        // The name that it had when it was opened: links within it say that.
+        let real = std::fs::read_link(&held).map_err(|e| Error::io(&held, "find its name", e))?;
+        let (path, typed, shown_by) = (real.clone(), real.clone(), OnceLock::new());
+        Ok(Arc::new(Root { dir, path, real, typed, links, shown_by }))
+    }
+
     /// The path to show to people.
     pub fn path(&self) -> &Path {
         &self.path

@@ -7,6 +7,7 @@ pub mod bombs;
 pub mod legacy;
 pub mod pickle;
 pub mod safetensors;
+pub mod samples;
 pub mod shards;
 pub mod view;
 pub mod zip;

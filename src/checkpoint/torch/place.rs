@@ -1,6 +1,6 @@
 //! Turns a view of a storage into the place of its bytes: every bound is checked here.
 
-use crate::checkpoint::{Axis, Bytes, Dtype, Grid, OriginId, Run, Tensor, TensorFault};
+use crate::checkpoint::{Axis, Bytes, Dtype, OriginId, Run, Tensor, TensorFault};
 
 use super::meaning::{View, shown};
 
@@ -82,32 +82,10 @@ pub fn place(
         let axes = dims()
             .filter(|(d, _)| **d > 1)
             .map(|(&count, &stride)| Axis { count, stride: stride * item });
-        grid_or_run(stored.origin, base, axes, item)
+        Bytes::strided(stored.origin, base, axes, item)
     };
     let unit = view.dtype.swap_unit();
     let bytes =
         if swapped && unit > 1 { Bytes::Swapped { unit, of: Box::new(bytes) } } else { bytes };
     Ok(Tensor { name: name.into(), dtype: view.dtype, shape: shape.into(), bytes })
-}
-
-/// Merges axes that step through adjacent bytes; what is left of a contiguous tensor is a run.
-fn grid_or_run(origin: OriginId, base: u64, axes: impl Iterator<Item = Axis>, item: u64) -> Bytes {
-    let mut merged: Vec<Axis> = Vec::new();
-    for axis in axes {
-        match merged.last_mut() {
-            Some(outer) if outer.stride == axis.stride.saturating_mul(axis.count) => {
-                *outer = Axis { count: outer.count * axis.count, stride: axis.stride };
-            }
-            _ => merged.push(axis),
-        }
-    }
-    let mut run = item;
-    if let Some(inner) = merged.pop_if(|inner| inner.stride == item) {
-        run *= inner.count;
-    }
-    if merged.is_empty() {
-        Bytes::Run(Run { origin, offset: base, len: run })
-    } else {
-        Bytes::Grid(Box::new(Grid { origin, base, axes: merged.into(), run }))
-    }
 }

@@ -11,7 +11,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::SubscriberBuilder;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::mount::table::Spot;
+use crate::meeting::table::Spot;
 
 use super::super::args::Mount;
 use super::super::{FAILED, Failure, USAGE};

@@ -23,7 +23,7 @@ pub fn is_from_mount8(args: &[OsString], commands: &Command) -> bool {
 
 /// Whether a path is there, without asking the daemon of a mount that may be dead or stuck.
 fn exists(path: &OsStr) -> bool {
-    crate::mount::table::Spot::at(path.as_ref()).is_ok()
+    crate::meeting::table::Spot::at(path.as_ref()).is_ok()
 }
 
 /// Words of mount(8), fstab and mount.fuse3 that say nothing to us. The mount is always read-only,

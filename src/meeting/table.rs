@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-use super::Error;
+use crate::source::Error;
 
 /// How the kernel calls our type: `fuse`, and the subtype that we mount with.
 pub const TYPE: &str = "fuse.ckptfs";
@@ -177,7 +177,7 @@ impl Spot {
     }
 
     /// A path that leads to this very spot, whatever is mounted over it since.
-    pub(super) fn exact(&self) -> PathBuf {
+    pub fn exact(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
     }
 }

@@ -5,8 +5,9 @@
 //! time as lie close together, and spread out in memory. So a transposed matrix is not read element
 //! by element, and the memory it takes is no more than the request.
 
-use crate::checkpoint::Grid;
 use crate::source::{Error, ReadAt};
+
+use super::Grid;
 
 /// Bytes are read that are not wanted as long as at least one in this many is: a read costs about
 /// as much as copying some kilobytes.

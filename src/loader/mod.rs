@@ -1,0 +1,96 @@
+//! Loads tensors from a checkpoint straight into memory, whatever its format, mounted or not.
+//!
+//! In: a path: a checkpoint, a directory that holds one, the name that a mount would show, or a file of
+//! a mount. Out: an [`Opened`], which loads whole tensors, parts of them, or many at once. A file of a
+//! mount is not read through it but from where its bytes lie, if that can be seen and is the same.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::path::Path;
+//!
+//! let model = ckptfs::open(Path::new("models/llama"))?;
+//! for tensor in model.tensors() {
+//!     println!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape);
+//! }
+//! let weight = model.load(model.tensor("lm_head.weight")?)?;
+//! println!("{} bytes", weight.len());
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod memory;
+mod mounted;
+mod opened;
+mod plan;
+mod read;
+mod report;
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::checkpoint;
+use crate::view;
+
+pub use error::Error;
+pub use memory::Memory;
+use mounted::Found;
+pub use opened::Opened;
+pub use report::Report;
+
+/// How a checkpoint is opened and read.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// How it is parsed.
+    pub checkpoint: checkpoint::Options,
+    /// Threads that read at once; by default as many as keep a fast disk busy.
+    pub threads: Option<NonZeroUsize>,
+    /// Leave in the page cache only what was there before.
+    pub leave_cache: bool,
+}
+
+/// How the bytes of an opened checkpoint are reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// They lie where the path leads.
+    Plain,
+    /// The path is one of a mount, and they are read from where the mount has them.
+    Direct {
+        /// There.
+        source: PathBuf,
+    },
+    /// The path is one of a mount, and they are read through it.
+    Through {
+        /// Why.
+        why: String,
+    },
+}
+
+/// Threads that read at once: four keep a fast local disk busy, and copying takes no more.
+const THREADS: usize = 4;
+
+impl Options {
+    fn how(&self) -> read::How {
+        let threads = self.threads.map_or(THREADS, NonZeroUsize::get);
+        read::How { threads, leave_cache: self.leave_cache }
+    }
+
+    /// Opens a checkpoint.
+    pub fn open(&self, path: &Path) -> Result<Opened, Error> {
+        let Found { image, format, notes, route } = mounted::find(path, &self.checkpoint)?;
+        let reader = Arc::new(image).open()?;
+        Ok(Opened::new(path, format, notes, reader, route, self))
+    }
+}
+
+/// Opens a checkpoint as it is by default.
+pub fn open(path: &Path) -> Result<Opened, Error> {
+    Options::default().open(path)
+}
+
+impl From<checkpoint::Error> for Error {
+    fn from(error: checkpoint::Error) -> Self {
+        Error::View(view::Error::Checkpoint(error))
+    }
+}

@@ -1,0 +1,207 @@
+//! A checkpoint that is open for loading.
+
+use std::collections::HashMap;
+use std::collections::btree_map::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use crate::checkpoint::{Format, Steps, Tensor};
+use crate::image::{Image, Reader};
+use crate::source::Ways;
+
+use super::memory::{Buffers, Memory};
+use super::plan::{Cut, Want, plan};
+use super::read::{self, BUFFER, From, How, STRETCH, Tally};
+use super::report::Report;
+use super::{Error, Options, Route};
+
+/// Bytes that nobody wants and that are read all the same: a disk reads as many in the time that it
+/// takes to be asked once more.
+const GAP: u64 = 64 << 10;
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// A checkpoint whose files are open. Any number of threads load from it at once.
+pub struct Opened {
+    path: PathBuf,
+    format: Format,
+    route: Route,
+    notes: Vec<String>,
+    reader: Reader,
+    ways: Box<[Option<Ways>]>,
+    buffers: Buffers,
+    places: OnceLock<HashMap<Box<str>, u32>>,
+    how: How,
+}
+
+impl Opened {
+    pub(super) fn new(
+        path: &Path,
+        format: Format,
+        notes: Vec<String>,
+        reader: Reader,
+        route: Route,
+        options: &Options,
+    ) -> Opened {
+        let ways = read::ways(reader.sources(), reader.image().origins().len() as u32);
+        Opened {
+            path: path.to_path_buf(),
+            format,
+            route,
+            notes,
+            reader,
+            ways,
+            buffers: Buffers::new(BUFFER),
+            places: OnceLock::new(),
+            how: options.how(),
+        }
+    }
+
+    /// The path as it was asked for.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The format of its files.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// How its bytes are reached.
+    pub fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// What was chosen and what was left out, in words.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The checkpoint as one safetensors file.
+    pub fn image(&self) -> &Image {
+        self.reader.image()
+    }
+
+    /// What the checkpoint says of itself.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        self.image().metadata()
+    }
+
+    /// Its tensors, in the order in which reading them is fastest.
+    pub fn tensors(&self) -> &[Tensor] {
+        self.image().tensors()
+    }
+
+    /// The tensor of a name.
+    pub fn tensor(&self, name: &str) -> Result<&Tensor, Error> {
+        let places = self.places.get_or_init(|| {
+            let tensors = (0..).zip(self.tensors());
+            tensors.map(|(place, tensor)| (tensor.name.clone(), place)).collect()
+        });
+        let place = places.get(name).ok_or_else(|| self.unknown(name))?;
+        Ok(&self.tensors()[*place as usize])
+    }
+
+    /// A part of a tensor: the named steps of its first axes. Loading it reads little more than its
+    /// own bytes.
+    pub fn part(&self, name: &str, steps: &[Steps]) -> Result<Tensor, Error> {
+        self.tensor(name)?.part(steps).map_err(|fault| Error::Part {
+            path: self.path.clone(),
+            name: name.to_owned(),
+            fault,
+        })
+    }
+
+    /// Loads one tensor, or part of one.
+    pub fn load(&self, tensor: &Tensor) -> Result<Memory, Error> {
+        let mut memory = self.memory(tensor)?;
+        self.load_into([(tensor, &mut memory[..])])?;
+        Ok(memory)
+    }
+
+    /// Loads tensors, or parts of tensors, each into memory of its own.
+    pub fn load_all<'a>(
+        &self,
+        tensors: impl IntoIterator<Item = &'a Tensor>,
+    ) -> Result<Vec<Memory>, Error> {
+        let tensors: Vec<&Tensor> = tensors.into_iter().collect();
+        let memory = tensors.iter().map(|tensor| self.memory(tensor));
+        let mut memory = memory.collect::<Result<Vec<_>, _>>()?;
+        self.load_into(tensors.into_iter().zip(memory.iter_mut().map(|memory| &mut memory[..])))?;
+        Ok(memory)
+    }
+
+    /// Loads tensors, or parts of tensors, into memory of exactly their length. After an error what is
+    /// there is of no worth.
+    pub fn load_into<'a>(
+        &self,
+        wanted: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
+    ) -> Result<Report, Error> {
+        self.load_until(wanted, &NEVER)
+    }
+
+    /// The same, until it is done or whoever wants it sets `stop`.
+    pub fn load_until<'a>(
+        &self,
+        wanted: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
+        stop: &AtomicBool,
+    ) -> Result<Report, Error> {
+        let begun = Instant::now();
+        let mut wants = Vec::new();
+        for (tensor, target) in wanted {
+            let (needs, given) = (tensor.bytes.len(), target.len() as u64);
+            if needs != given {
+                let (path, name) = (self.path.clone(), tensor.name.to_string());
+                return Err(Error::Length { path, name, needs, given });
+            }
+            wants.push(Want { bytes: &tensor.bytes, target });
+        }
+        let bytes = wants.iter().map(|want| want.target.len() as u64).sum();
+        let tensors = wants.len();
+        let tally = Tally::default();
+        let from = From {
+            path: &self.path,
+            sources: self.reader.sources(),
+            ways: &self.ways,
+            buffers: &self.buffers,
+            tally: &tally,
+            stop,
+        };
+        read::read(&from, plan(wants, Cut { every: STRETCH, gap: GAP }), self.how)?;
+        Ok(Report::new(tensors, bytes, begun.elapsed(), &tally, &self.route))
+    }
+
+    fn memory(&self, tensor: &Tensor) -> Result<Memory, Error> {
+        let bytes = tensor.bytes.len();
+        let memory = usize::try_from(bytes).ok().and_then(Memory::new);
+        memory.ok_or_else(|| Error::Memory { path: self.path.clone(), bytes })
+    }
+
+    fn unknown(&self, name: &str) -> Error {
+        let names = self.tensors().iter().map(|tensor| &*tensor.name);
+        let alike = |other: &&str| common(name, other);
+        // Of names that share nothing with it none is near.
+        let near = names.max_by_key(alike).filter(|near| alike(near) * 2 >= name.len().max(1));
+        let near = near.map(str::to_owned);
+        Error::Unknown { path: self.path.clone(), name: name.to_owned(), near }
+    }
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Opened { path, format, route, .. } = self;
+        let mut shown = f.debug_struct("Opened");
+        shown.field("path", path).field("format", format).field("route", route);
+        shown.field("tensors", &self.tensors().len()).finish_non_exhaustive()
+    }
+}
+
+/// Bytes at which two names begin or end alike.
+fn common(a: &str, b: &str) -> usize {
+    let same = |(a, b): &(u8, u8)| a == b;
+    let ends = a.bytes().rev().zip(b.bytes().rev()).take_while(same).count();
+    a.bytes().zip(b.bytes()).take_while(same).count().max(ends)
+}

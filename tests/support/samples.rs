@@ -1,0 +1,109 @@
+//! A checkpoint of each kind, larger than a block of the cache and a stretch of the loader: runs, strided
+//! and expanded views, the other byte order, packed, and the older form.
+
+use std::fs;
+use std::path::PathBuf;
+
+use safetensors::tensor::{Dtype, TensorView};
+use tempfile::TempDir;
+
+use super::{legacy, pickle, zip};
+
+const MIB: usize = 1 << 20;
+
+/// Numbers that look random, the same each time.
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % end.max(1)
+    }
+}
+
+pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    let mut numbers = Numbers(seed);
+    (0..len).map(|_| numbers.below(256) as u8).collect()
+}
+
+/// A directory on a disk: what lies in memory cannot be made to be read again.
+pub fn directory() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory")
+}
+
+/// Three shards with large, small and tiny tensors.
+pub fn sharded() -> (TempDir, PathBuf) {
+    let directory = directory();
+    for shard in 0..3u64 {
+        let sizes = [3 * MIB + 40, 700_000, 12, 0, 2 * MIB, 300 * 1024, 64];
+        let tensors: Vec<_> = (0..).zip(sizes).map(|(n, len)| bytes(len, shard * 10 + n)).collect();
+        let views = tensors.iter().enumerate().map(|(n, bytes)| {
+            let view = TensorView::new(Dtype::U8, vec![bytes.len()], bytes).expect("consistent");
+            (format!("t{shard}.{n}"), view)
+        });
+        let name = format!("model-{:05}-of-00003.safetensors", shard + 1);
+        fs::write(
+            directory.path().join(name),
+            safetensors::serialize(views, None).expect("serialised"),
+        )
+        .expect("written");
+    }
+    let path = directory.path().to_path_buf();
+    (directory, path)
+}
+
+pub fn written(content: &[u8]) -> (TempDir, PathBuf) {
+    let directory = directory();
+    let path = directory.path().join("x.pt");
+    fs::write(&path, content).expect("written");
+    (directory, path)
+}
+
+/// Together more than a block.
+const ROWS: i128 = 400;
+const COLUMNS: i128 = 700;
+
+/// Views of one storage: a run, a transposed one, a window, an expanded one.
+pub fn views() -> Vec<u8> {
+    let view = |shape: &[i128], stride: &[i128], offset| {
+        let (shape, stride) = (shape.to_vec(), stride.to_vec());
+        let count = ROWS * COLUMNS;
+        pickle::Tensor { count, offset, shape, stride, ..Default::default() }.bytes()
+    };
+    pickle::pickle(&pickle::dict(&[
+        ("run", view(&[ROWS, COLUMNS], &[COLUMNS, 1], 0)),
+        ("turned", view(&[COLUMNS, ROWS], &[1, COLUMNS], 0)),
+        ("window", view(&[ROWS - 10, 77], &[COLUMNS, 1], 5)),
+        ("same", view(&[300, COLUMNS], &[0, 1], COLUMNS)),
+    ]))
+}
+
+pub fn torch(order: &[u8], packed: bool) -> (TempDir, PathBuf) {
+    let storage = bytes((ROWS * COLUMNS * 4) as usize, 99);
+    let record = if packed { zip::Record::deflated } else { zip::Record::stored };
+    written(&zip::archive(&[
+        zip::Record::stored("archive/data.pkl", &views()),
+        zip::Record::stored("archive/byteorder", order),
+        record("archive/data/0", &storage),
+    ]))
+}
+
+pub fn old() -> (TempDir, PathBuf) {
+    let (rows, columns) = (400, 700);
+    let count = rows * columns;
+    let (shape, stride) = (vec![columns, rows], vec![1, columns]);
+    let tensor = pickle::Tensor { count, shape, stride, ..Default::default() };
+    let mut file = legacy::one_tensor(&tensor, None);
+    file.storages = vec![(count as i64, bytes(count as usize * 4, 5))];
+    written(&file.bytes())
+}
+
+pub fn all() -> Vec<(&'static str, (TempDir, PathBuf))> {
+    vec![
+        ("sharded", sharded()),
+        ("strided", torch(b"little", false)),
+        ("swapped", torch(b"big", false)),
+        ("packed", torch(b"little", true)),
+        ("legacy", old()),
+    ]
+}
