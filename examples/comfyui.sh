@@ -8,14 +8,29 @@
 # put new models there before, or give ComfyUI the view as one more place (extra_model_paths.yaml).
 set -eu
 
-models=$1
+# The folder itself, where its name is a link to another disk.
+models=$(realpath "$1")
 shift
-ckptfs mount "$models" "$models"
-# Lazily: a file may still be open in a program that is ending.
-trap 'ckptfs unmount --lazy "$models"' EXIT
 
+# What is mounted there is another filesystem than what was there before.
+before=$(stat -c %d "$models")
+leave() {
+    # A second Ctrl-C does not stop this.
+    trap '' INT TERM HUP
+    # Lazily: a file may still be open in a program that is ending.
+    [ "$(stat -c %d "$models")" = "$before" ] || ckptfs unmount --lazy "$models"
+}
+trap leave EXIT
+# Not every shell leaves by EXIT where a signal ends it.
+trap 'exit 130' INT
+trap 'exit 143' TERM
+trap 'exit 129' HUP
+
+# Links to other disks lead there for ComfyUI too: a checkpoint that is linked is shown as the others; a
+# folder that is linked is as it is there, and can be mounted by itself.
+ckptfs mount --follow-symlinks "$models" "$models"
 if [ $# -gt 0 ]; then
     "$@"
 else
-    find "$models" -name '*.safetensors'
+    find -L "$models" -name '*.safetensors'
 fi

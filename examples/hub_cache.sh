@@ -10,7 +10,21 @@ set -eu
 cache=$1
 shift
 view=$(mktemp -d)
-trap 'ckptfs unmount --lazy "$view" && rmdir "$view"' EXIT
-ckptfs mount "$cache" "$view"
 
+# What is mounted there is another filesystem than the folder is on.
+before=$(stat -c %d "$view")
+leave() {
+    # A second Ctrl-C does not stop this.
+    trap '' INT TERM HUP
+    # Lazily: a file may still be open in a program that is ending.
+    [ "$(stat -c %d "$view")" = "$before" ] || ckptfs unmount --lazy "$view"
+    rmdir "$view"
+}
+trap leave EXIT
+# Not every shell leaves by EXIT where a signal ends it.
+trap 'exit 130' INT
+trap 'exit 143' TERM
+trap 'exit 129' HUP
+
+ckptfs mount "$cache" "$view"
 HF_HUB_CACHE=$view HF_HUB_OFFLINE=1 "$@"

@@ -2,7 +2,7 @@
 
     python load_with_diffusers.py PIPELINE_DIR [VARIANT]
 
-Wants `ckptfs` on the PATH. `use_safetensors=True` refuses pickles; of these the mount shows none.
+Wants `ckptfs` on the PATH. No byte of a pickle that the mount shows as safetensors is executed.
 """
 
 import subprocess
@@ -21,12 +21,14 @@ def mounted(models):
         try:
             yield point
         finally:
-            # Lazily: weights may still be mapped, and are then good until they are let go of.
-            subprocess.run(["ckptfs", "unmount", "--lazy", point], check=True)
+            # Lazily: weights may still be mapped, and are then good until they are let go of. That
+            # they are in use is what it would print.
+            unmount = ["ckptfs", "unmount", "--lazy", point]
+            subprocess.run(unmount, check=True, stdout=subprocess.DEVNULL)
 
 
 models, *variant = sys.argv[1:]
 with mounted(models) as folder:
     options = {"variant": variant[0]} if variant else {}
-    pipeline = DiffusionPipeline.from_pretrained(folder, use_safetensors=True, **options)
+    pipeline = DiffusionPipeline.from_pretrained(folder, **options)
     print(f"{type(pipeline).__name__} of {', '.join(sorted(pipeline.components))}")

@@ -21,8 +21,10 @@ def mounted(models):
         try:
             yield point
         finally:
-            # Lazily: weights may still be mapped, and are then good until they are let go of.
-            subprocess.run(["ckptfs", "unmount", "--lazy", point], check=True)
+            # Lazily: weights may still be mapped, and are then good until they are let go of. That
+            # they are in use is what it would print.
+            unmount = ["ckptfs", "unmount", "--lazy", point]
+            subprocess.run(unmount, check=True, stdout=subprocess.DEVNULL)
 
 
 with mounted(sys.argv[1]) as folder:

@@ -1,6 +1,7 @@
 //! Promise: where other weights lie beside a model in shards, loaders that take every `.safetensors`
-//! still find the index by which they tell them apart, and it is true of what is shown. Nowhere else
-//! is there one.
+//! still find the index by which they tell them apart; where a model in shards is not called
+//! `model.safetensors`, loaders of any model still find it by its index. It is true of what is shown.
+//! Nowhere else is there one.
 
 #![allow(clippy::unwrap_used)] // As in tests: what fails fails the test.
 
@@ -88,6 +89,32 @@ fn there_is_none_where_the_image_is_alone() {
 }
 
 #[test]
+fn what_is_not_called_model_is_found_by_it() {
+    for (stem, end, index_name) in [
+        ("diffusion_pytorch_model", "", "diffusion_pytorch_model.safetensors.index.json"),
+        ("diffusion_pytorch_model", ".fp16", "diffusion_pytorch_model.safetensors.index.fp16.json"),
+        ("adapter_model", "", "adapter_model.safetensors.index.json"),
+        ("flux1-dev", "", "flux1-dev.safetensors.index.json"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let shards = [1, 2].map(|n| format!("{stem}{end}-0000{n}-of-00002.safetensors"));
+        let text = index(&[("a", &shards[0]), ("b", &shards[1])]);
+        write(folder.path(), &[(&shards[0], &valid(&["a"])), (&shards[1], &valid(&["b"]))]);
+        write(folder.path(), &[(index_name, text.as_bytes())]);
+        let view = view(folder.path());
+        let image = format!("{stem}{end}.safetensors");
+        let mut names = [format!("{image}*"), format!("{index_name}+")];
+        names.sort();
+        let mut found = shown(&view, "");
+        found.sort();
+        assert_eq!(found, names);
+        assert_eq!(hidden(&view, ""), shards);
+        let all = BTreeMap::from([("a", &image), ("b", &image)]);
+        assert_eq!(content(&view, &made(&view, index_name))["weight_map"], json!(all));
+    }
+}
+
+#[test]
 fn two_models_in_one_folder_have_one_each() {
     let folder = model(&[]);
     let half = ["model.fp16-00001-of-00001.safetensors", "model.safetensors.index.fp16.json"];
@@ -135,5 +162,5 @@ fn it_is_told() {
     assert_eq!(entry["kind"], "index");
     let text = running::run(&["ls", path]).stdout;
     let line = text.lines().find(|line| line.contains("made for")).unwrap();
-    assert!(line.contains(INDEX) && line.contains("every .safetensors"), "{line}");
+    assert!(line.contains(INDEX) && line.contains("names the image"), "{line}");
 }

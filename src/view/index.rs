@@ -1,8 +1,9 @@
 //! The index of a set that is shown as one file: it names that file for every tensor.
 //!
 //! In: what is planned for a directory, and an image and its name. Out: which indexes stay, and their
-//! text. Loaders that take every `.safetensors` of a folder leave out what an index does not name, so
-//! that where others lie beside a set its index must go on being there, and be true of what is shown.
+//! text. Loaders that take every `.safetensors` of a folder leave out what an index does not name, and
+//! loaders of any model find a file that is not called `model.safetensors` by the index alone: there the
+//! index must go on being there, and be true of what is shown.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -25,8 +26,12 @@ struct Metadata {
     total_size: u64,
 }
 
-/// The indexes of sets beside which another `.safetensors` is to be seen, by name, and to which of the
-/// planned each belongs. `originals` says what the names in the directory become part of.
+/// What the images are called that loaders find by name, whatever the model: with a variant or without.
+const FOUND_BY_NAME: &str = "model.";
+
+/// The indexes by which sets are found or told from others, by name, and to which of the planned each
+/// belongs: of those beside which another `.safetensors` is to be seen, and of those whose image is not
+/// found by name. `originals` says what the names in the directory become part of.
 pub fn that_stay<'a>(
     planned: &[Arc<Planned>],
     names: impl Iterator<Item = &'a OsString> + Clone,
@@ -39,7 +44,8 @@ pub fn that_stay<'a>(
     };
     let indexes = planned.iter().enumerate().filter_map(|(n, planned)| {
         let index = planned.plan.candidate.index()?;
-        is_beside(n).then(|| (OsString::from(index), n))
+        let stays = !planned.plan.shown.starts_with(FOUND_BY_NAME) || is_beside(n);
+        stays.then(|| (OsString::from(index), n))
     });
     indexes.collect()
 }

@@ -103,8 +103,20 @@ def save_bin(model, folder, variant=None):
     torch.save(model.state_dict(), folder / with_variant("pytorch_model.bin", variant))
 
 
-def save_bin_shards(model, folder, variant=None):
-    """The same in shards, in the order of the state dict, with an index."""
+def in_one_storage(model):
+    """The same weights, all of them parts of one storage; what was tied stays so."""
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    start = 0
+    for parameter in model.parameters():
+        end = start + parameter.numel()
+        parameter.data = flat[start:end].view(parameter.shape)
+        start = end
+    return model
+
+
+def save_bin_shards(model, folder, variant=None, cloned=True):
+    """The same in shards, in the order of the state dict, with an index. Not cloned, each shard has the
+    whole storages of its tensors, as older releases wrote them."""
     _save_config(model, folder)
     state = model.state_dict()
     parts, size, most = [{}], 0, _shard_bytes(model)
@@ -113,7 +125,7 @@ def save_bin_shards(model, folder, variant=None):
         if size > most and parts[-1]:
             parts.append({})
             size = tensor.nbytes
-        parts[-1][name] = tensor.clone()
+        parts[-1][name] = tensor.clone() if cloned else tensor
     assert len(parts) > 1
     whole = with_variant("pytorch_model.bin", variant).removesuffix(".bin")
     weight_map = {}

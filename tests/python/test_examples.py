@@ -1,8 +1,10 @@
 """The scripts in examples/ do what they say, with the models that they are made for, and leave no mount
-behind."""
+and no folder behind, however they end."""
 
 import os
+import pty
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from layouts import as_older_releases_did, write_pickles
@@ -28,22 +31,46 @@ def mounts_of(name):
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Runs an example as a user does, with `ckptfs` on the PATH."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "ckptfs").symlink_to(find_binary())
+def environment(tmp_path):
+    """That of a user who has `ckptfs` on the PATH. Folders that a program makes for a while are in `tmp`."""
+    for name in ("bin", "tmp"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bin/ckptfs").symlink_to(find_binary())
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    yield os.environ | {"PATH": path, "TMPDIR": str(tmp_path / "tmp")}
+    # Of a test that failed.
+    for line in mounts_of(str(tmp_path)):
+        subprocess.run(["umount", "-l", line.split(" ")[4]], check=True)
+
+
+def check_nothing_is_left(tmp_path):
+    until("what it mounted is gone", lambda: not mounts_of(str(tmp_path)))
+    # Libraries keep what they compiled for the next time.
+    assert not [path for path in (tmp_path / "tmp").iterdir() if not path.name.startswith("torch")]
+
+
+@pytest.fixture
+def try_to_run(tmp_path, environment):
+    """Runs an example as a user does."""
 
     def run(script, *arguments, before=()):
         started = [sys.executable] if script.endswith(".py") else []
         command = [*before, *started, EXAMPLES / script, *arguments]
         done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, timeout=300,
-            env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"},
+            list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
+        check_nothing_is_left(tmp_path)
+        return done
+
+    return run
+
+
+@pytest.fixture
+def run(try_to_run):
+    def run(*arguments, **more):
+        done = try_to_run(*arguments, **more)
         assert done.returncode == 0, done.stderr
-        until("what it mounted is gone", lambda: not mounts_of(str(tmp_path)))
         return done.stdout
 
     return run
@@ -79,6 +106,64 @@ def test_diffusers(run, tmp_path):
     assert "unet" in run("load_with_diffusers.py", tmp_path / "half", "fp16")
 
 
+def test_diffusers_where_a_pickle_stays_as_it_is(run, tmp_path):
+    """Beside a variant in safetensors the model itself in a pickle is no image, and loads all the same."""
+    pipeline = stable_diffusion(tmp_path / "tokenizer")
+    pipeline.save_pretrained(tmp_path / "sd", safe_serialization=False)
+    pipeline.to(torch.float16).save_pretrained(tmp_path / "half", variant="fp16")
+    shutil.copy(tmp_path / "half/unet/diffusion_pytorch_model.fp16.safetensors", tmp_path / "sd/unet")
+    assert "unet" in run("load_with_diffusers.py", tmp_path / "sd")
+
+
+SCRIPTS = ["comfyui.sh", "hub_cache.sh"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("ending", ["Ctrl-C", signal.SIGTERM, signal.SIGHUP], ids=str)
+def test_ended_from_outside(environment, tmp_path, script, ending):
+    """As a terminal ends what runs in it: all of the script's processes are told at once."""
+    (tmp_path / "models").mkdir()
+    leader, terminal = pty.openpty()
+    # Tests that run in the background ignore Ctrl-C, and what they start would too.
+    attached = ["env", "--default-signal", "setsid", "--ctty", EXAMPLES / script, tmp_path / "models"]
+    command = [*attached, "sh", "-c", "echo runs && exec sleep 1000"]
+    started = subprocess.Popen(
+        list(map(str, command)), env=environment, stdin=terminal, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    try:
+        told = b""
+        while not told.endswith(b"\n"):
+            told += os.read(leader, 1000)
+        assert told.split() == [b"runs"]
+        assert len(mounts_of(str(tmp_path))) == 1
+        if ending == "Ctrl-C":
+            os.write(leader, b"\x03")
+        else:
+            os.killpg(started.pid, ending)
+        number = signal.SIGINT if ending == "Ctrl-C" else ending
+        assert started.wait(60) == 128 + number
+    finally:
+        if started.poll() is None:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+        os.close(leader)
+    check_nothing_is_left(tmp_path)
+
+
+def check_says_it_once(done):
+    """What is wrong, and nothing of cleaning up."""
+    assert done.returncode != 0
+    assert done.stderr.startswith("ckptfs: ") and done.stderr.count("ckptfs: ") == 1, done.stderr
+    assert not any(line.startswith(("rm", "stat")) for line in done.stderr.splitlines()), done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_cannot_be_mounted(try_to_run, tmp_path, script):
+    (tmp_path / "models").write_text("no checkpoint")
+    check_says_it_once(try_to_run(script, tmp_path / "models", "true"))
+
+
 def test_comfyui(run, tmp_path):
     models = tmp_path / "models"
     write_shards(models / "diffusion_models", 1, 3, 2, 20)
@@ -90,6 +175,25 @@ def test_comfyui(run, tmp_path):
     listed = run("comfyui.sh", models, "ls", models / "checkpoints")
     assert listed == "v1-5.safetensors\n"
     assert (models / "checkpoints/v1-5.ckpt").exists(), "still covered"
+
+
+def test_comfyui_with_links_to_other_disks(run, tmp_path):
+    """A link to the folder of all models; in it one to a checkpoint elsewhere, and one to a folder, whose
+    files are as they are there."""
+    (tmp_path / "disk/loras").mkdir(parents=True)
+    save_file({"a": numbers(1, 9)}, tmp_path / "disk/loras/style.safetensors")
+    torch.save({"state_dict": {"a": numbers(1, 9)}}, tmp_path / "disk/v1-5.ckpt")
+    models = tmp_path / "models"
+    (models / "checkpoints").mkdir(parents=True)
+    (models / "checkpoints/v1-5.ckpt").symlink_to(tmp_path / "disk/v1-5.ckpt")
+    (models / "loras").symlink_to(tmp_path / "disk/loras")
+    (tmp_path / "link").symlink_to(models)
+    expected = ["checkpoints/v1-5.safetensors", "loras/style.safetensors"]
+    listed = run("comfyui.sh", tmp_path / "link").split()
+    assert sorted(listed) == [str(models / name) for name in expected]
+    program = "import sys; from safetensors import safe_open; print(safe_open(sys.argv[1], 'pt').keys())"
+    for name in expected:
+        assert run("comfyui.sh", tmp_path / "link", sys.executable, "-c", program, models / name) == "['a']\n"
 
 
 def test_hub_cache(run, tmp_path):
@@ -110,13 +214,25 @@ def test_hub_cache(run, tmp_path):
     assert told.startswith(f"{model.num_parameters()}\n")
 
 
-def test_fstab(run, tmp_path):
-    """In a namespace of its own, where the program is in /usr/bin as it is once installed."""
-    write_shards(tmp_path / "models/llama", 1, 3, 2, 20)
-    installed = f"mount -t overlay overlay -o lowerdir={tmp_path / 'bin'}:/usr/bin /usr/bin"
-    apart = ["unshare", "--mount", "sh", "-c", f'{installed} && exec "$0" "$@"']
+@pytest.fixture
+def apart(tmp_path, environment):
+    """A namespace of its own, where the program is in /usr/bin as it is once installed."""
     (tmp_path / "bin/ckptfs").unlink()
     shutil.copy(find_binary(), tmp_path / "bin/ckptfs")
-    told = run("fstab.sh", tmp_path / "models", before=apart)
-    assert "fuse.ckptfs  ro,allow_other" in told
+    installed = f"mount -t overlay overlay -o lowerdir={tmp_path / 'bin'}:/usr/bin /usr/bin"
+    return ["unshare", "--mount", "sh", "-c", f'{installed} && exec "$0" "$@"']
+
+
+@pytest.mark.parametrize("name", ["models", "my own models"])
+def test_fstab(run, apart, tmp_path, name):
+    write_shards(tmp_path / name / "llama", 1, 3, 2, 20)
+    told = run("fstab.sh", tmp_path / name, before=apart)
+    line = told.splitlines()[0]
+    assert line.startswith(str(tmp_path / name).replace(" ", r"\040") + "  ")
+    assert "fuse.ckptfs  ro,allow_other" in line
     assert told.split("llama:")[-1].split() == ["config.json", "model.safetensors"]
+
+
+def test_fstab_where_it_cannot_be_mounted(try_to_run, apart, tmp_path):
+    (tmp_path / "models").write_text("no checkpoint")
+    check_says_it_once(try_to_run("fstab.sh", tmp_path / "models", before=apart))

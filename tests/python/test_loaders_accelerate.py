@@ -17,12 +17,37 @@ LAYOUTS = {"shards": models.save_shards, "bin": models.save_bin, "bin-shards": m
 MAKERS = {"llama": models.llama, "gpt2": models.gpt2}
 
 
+def save_shards_as(stem):
+    """Shards by another name, which a folder is known by through their index alone."""
+
+    def save(model, folder):
+        models.save_shards(model, folder)
+        (index,) = folder.glob("*.index.json")
+        text = index.read_text().replace('"model-', f'"{stem}-')
+        (folder / f"{stem}.safetensors.index.json").write_text(text)
+        index.unlink()
+        for shard in list(folder.glob("model-*")):
+            shard.rename(folder / f"{stem}{shard.name.removeprefix('model')}")
+
+    return save
+
+
+def save_shards_alone(model, folder):
+    """And without a configuration."""
+    save_shards_as("flux1-dev")(model, folder)
+    for name in ("config.json", "generation_config.json"):
+        (folder / name).unlink()
+
+
+STEMS = {"diffusers": save_shards_as("diffusion_pytorch_model"), "alone": save_shards_alone}
+
+
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory):
     folder = tmp_path_factory.mktemp("accelerate")
     source = folder / "source"
     made = {name: make() for name, make in MAKERS.items()}
-    for layout, save in LAYOUTS.items():
+    for layout, save in (LAYOUTS | STEMS).items():
         for name, model in made.items():
             save(model, source / f"{name}-{layout}")
     with on_show(folder) as mount:
@@ -92,6 +117,50 @@ def test_dispatch_with_disk_offload(shelf, layout, what, tmp_path):
         found.append((fingerprints(get_state_dict_offloaded_model(model)), tokens.tolist()))
     check_fingerprints(found[1][0], found[0][0])
     assert found[1][1] == found[0][1]
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_shards_of_another_name(shelf, name, stem):
+    """A folder of them is loaded by its one index, which names the image."""
+    where = f"{name}-{stem}"
+
+    def load(folder):
+        model = empty(shelf.source / f"{name}-shards")
+        load_checkpoint_in_model(model, str(folder), device_map={"": "cpu"})
+        return model
+
+    def dispatch(folder):
+        model = empty(shelf.source / f"{name}-shards")
+        return load_checkpoint_and_dispatch(model, str(folder), device_map={"": "cpu"})
+
+    for way in (load, dispatch):
+        first, _ = check_loads_same(way, shelf.source / where, shelf.mount / where)
+        check_same(first, shelf.made[name])
+    assert len(list((shelf.mount / where).glob("*.safetensors"))) == 1
+
+
+def test_folders_that_are_known_by_an_index_that_is_not_shown(mounts, tmp_path):
+    """Shards of pickles that are not called `pytorch_model`, and a variant alone: by file they load."""
+    source, made = tmp_path / "source", models.gpt2()
+    models.save_bin_shards(made, source / "pickles")
+    for path in list((source / "pickles").glob("pytorch_model*")):
+        if path.suffix == ".json":
+            path.write_text(path.read_text().replace("pytorch_model", "diffusion_pytorch_model"))
+        path.rename(path.with_name(f"diffusion_{path.name}"))
+    models.save_shards(made, source / "variant", "fp16")
+    models.respell(source / "variant", "fp16")
+    point = mounts(source).point
+    images = {"pickles": "diffusion_pytorch_model.safetensors", "variant": "model.fp16.safetensors"}
+    for name, image in images.items():
+        with pytest.raises(ValueError, match="is not a folder containing"):
+            load_checkpoint_in_model(empty(source / name), str(point / name))
+
+        def load(file):
+            model = empty(source / name)
+            load_checkpoint_in_model(model, str(file), device_map={"": "cpu"})
+            return model
+
+        check_loads_same(load, source / name, point / name / image)
 
 
 def test_a_name_that_is_not_shown(shelf):

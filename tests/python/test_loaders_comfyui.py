@@ -142,6 +142,31 @@ def test_keys_are_those_that_it_would_take_from_the_original(models, mounts):
     assert by_safe_open(mount / "checkpoints/v1-5-pruned.safetensors").keys() == original.keys()
 
 
+STOCK = {
+    "model.safetensors": "model.safetensors",
+    "pytorch_lora_weights.safetensors": "pytorch_lora_weights.safetensors",
+    "diffusion_pytorch_model.bin": "diffusion_pytorch_model.safetensors",
+}
+
+
+@pytest.mark.parametrize("stock", STOCK)
+def test_a_stock_name_makes_a_models_folder(tmp_path, mounts, stock):
+    """Pickles beside it stay as they are; by another name, or in another folder, it has no say."""
+    tensors = {"a": numbers(1, 9)}
+    write = save_file if stock.endswith(".safetensors") else torch.save
+    suffix = stock.rpartition(".")[2]
+    for folder, name in (("a", stock), ("b", f"mine.{suffix}"), ("c", f"inner/{stock}")):
+        (tmp_path / "loras" / folder / name).parent.mkdir(parents=True)
+        write(tensors, tmp_path / "loras" / folder / name)
+        for pickle in ("old.pt", "older.ckpt"):
+            torch.save(tensors, tmp_path / "loras" / folder / pickle)
+    mount = mounts(tmp_path / "loras")
+    images = ["old.safetensors", "older.safetensors"]
+    assert listed(mount / "a")[0] == sorted(["old.pt", "older.ckpt", STOCK[stock]])
+    assert listed(mount / "b")[0] == sorted([*images, "mine.safetensors"])
+    assert listed(mount / "c")[0] == sorted([*images, f"inner/{STOCK[stock]}"])
+
+
 def test_the_list_is_renewed_when_something_is_new(models, mounts):
     folder, expected = models
     mount = mounts(folder)

@@ -76,6 +76,11 @@ def sources(made, tmp_path_factory):
     return folder
 
 
+def indexes_of(folder):
+    """Those of safetensors, which stay, where the image is not called `model.safetensors`."""
+    return {path.name for path in folder.glob("*.safetensors.index*.json")}
+
+
 def checked_info(folder, **options):
     _, info = UNet2DConditionModel.from_pretrained(
         folder / "unet", output_loading_info=True, **options
@@ -88,7 +93,7 @@ def test_every_layout(sources, mounts, name):
     layout = LAYOUTS[name]
     mount = mounts(sources)
     shown = {path.name for path in (mount / name / "unet").iterdir()}
-    assert shown == {"config.json", layout.unet}
+    assert shown == {"config.json", layout.unet, *indexes_of(sources / name / "unet")}
     variant = {"variant": "fp16"} if "variant" in layout.asked else {}
     # What is halved is loaded as it is stored, so that nothing is turned on the way.
     dtype = {"dtype": torch.float16} if variant else {}
@@ -99,6 +104,27 @@ def test_every_layout(sources, mounts, name):
         assert said_here <= said
         check_same_pipeline(got, original)
     assert checked_info(mount / name, **variant) == checked_info(sources / name, **layout.asked)
+
+
+@pytest.mark.parametrize("name", ["pickles", "shards", "sharded pickles"])
+def test_what_is_missing_not_expected_and_of_another_shape(made, mounts, tmp_path, name):
+    layout = LAYOUTS[name]
+    unet = UNet2DConditionModel.from_config(made.unet.config)
+    unet.conv_norm_out = torch.nn.Identity()
+    unet.surplus = torch.nn.Linear(2, 3, bias=False)
+    unet.conv_out = torch.nn.Conv2d(32, 5, 3)
+    unet.save_pretrained(tmp_path / "source/unet", **layout.saved)
+    mount = mounts(tmp_path / "source")
+    forgiving = {"ignore_mismatched_sizes": True, "low_cpu_mem_usage": False}
+    info = checked_info(mount.point, **forgiving)
+    original = checked_info(tmp_path / "source", **layout.asked, **forgiving)
+    # The order is that of the files, of which the original has several.
+    assert {what: set(found) for what, found in info.items()} == {
+        what: set(found) for what, found in original.items()
+    }
+    assert set(info["missing_keys"]) == {"conv_norm_out.weight", "conv_norm_out.bias"}
+    assert set(info["unexpected_keys"]) == {"surplus.weight"}
+    assert {key for key, *_ in info["mismatched_keys"]} == {"conv_out.weight", "conv_out.bias"}
 
 
 def test_a_pickled_pipeline_is_the_one_that_was_saved(made, sources, mounts):
@@ -125,8 +151,9 @@ def test_a_pipeline_of_transformers(mounts, tmp_path):
     made.save_pretrained(tmp_path / "flux", max_shard_size="100KB")
     assert len(list((tmp_path / "flux/transformer").glob("*-of-*.safetensors"))) > 2
     mount = mounts(tmp_path / "flux")
-    shown = sorted(path.name for path in (mount / "transformer").iterdir())
-    assert shown == ["config.json", "diffusion_pytorch_model.safetensors"]
+    shown = {path.name for path in (mount / "transformer").iterdir()}
+    stem = "diffusion_pytorch_model.safetensors"
+    assert shown == {"config.json", stem, f"{stem}.index.json"}
     original, said = loaded(FluxPipeline.from_pretrained, tmp_path / "flux")
     got, said_here = loaded(FluxPipeline.from_pretrained, mount.point)
     assert said_here <= said

@@ -199,6 +199,11 @@ def test_a_model_and_its_variant_both_in_shards(folder, mounts):
     write_set(folder, half, "model.fp16", "model.safetensors.index.fp16.json")
     mount = mounts(folder)
     assert found(str(mount.point)) == ["model.fp16.safetensors", "model.safetensors"]
+    for name, expected in {"model": weights(0), "model.fp16": half}.items():
+        held = load_file(mount / f"{name}.safetensors")
+        assert held.keys() == expected.keys()
+        for key, tensor in expected.items():
+            assert held[key].dtype == tensor.dtype and torch.equal(held[key], tensor), (name, key)
     for loader in (vllm, sglang, llama_cpp):
         assert loader(str(mount.point)) == ["model.safetensors"], loader
     with open(mount / "model.safetensors.index.fp16.json") as file:

@@ -105,7 +105,19 @@ def test_runai_model_streamer_by_every_strategy(source, mounts, ckptfs, tmp_path
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("streams_with.py"),
          mount / "strided/model.safetensors", exported],
-        env=os.environ | {"RUNAI_STREAMER_FS_STRATEGY": strategy},
+        env=os.environ | {
+            "RUNAI_STREAMER_FS_STRATEGY": strategy,
+            "RUNAI_STREAMER_LOG_LEVEL": "DEBUG",
+            "RUNAI_STREAMER_LOG_TO_STDERR": "1",
+        },
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    told = done.stderr
+    assert f"Filesystem strategy: {strategy} " in told, told
+    # It would read otherwise where direct reads are refused, and say no more than this.
+    assert "serves direct reads at a block of" in told, told
+    if strategy != "sync_buffered":
+        assert f"Async io worker ready: {strategy}" in told, told
+    for sign in ("refused", "ould not measure", "does not support O_DIRECT"):
+        assert sign not in told, told

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from accelerate.utils.modeling import get_state_dict_offloaded_model
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import models
@@ -187,6 +188,38 @@ def test_disk_offload(shelf, layout, tmp_path):
     assert found[0][0] == fingerprints(shelf.made["llama"].state_dict())
     # The library writes nothing of its own where it can read what it needs from safetensors.
     assert not list((tmp_path / "1").iterdir())
+
+
+def test_shards_of_shared_storages(mounts, tmp_path):
+    """Tied tensors in different shards, and in each shard the storage of all."""
+    source = tmp_path / "source"
+    made = models.in_one_storage(models.gpt2())
+    models.save_bin_shards(made, source, cloned=False)
+    shards = list(source.glob("pytorch_model-*.bin"))
+    weights = sum(parameter.nbytes for parameter in made.parameters())
+    assert len(shards) > 1 and all(shard.stat().st_size > weights for shard in shards)
+    index = json.loads((source / "pytorch_model.bin.index.json").read_text())["weight_map"]
+    assert index["lm_head.weight"] != index["transformer.wte.weight"]
+    point = mounts(source).point
+    # Of the image each tensor is there once, however often its storage is in the shards.
+    tensors = load_file(point / "model.safetensors")
+    check_fingerprints(fingerprints(tensors), fingerprints(made.state_dict()))
+    first, _ = check_loads_same(load("gpt2"), source, point)
+    check_same(first, made)
+
+
+def test_what_is_missing_and_what_is_not_expected(mounts, tmp_path, layout):
+    source = tmp_path / "source"
+    made = models.llama()
+    made.model.norm = torch.nn.Identity()
+    made.surplus = torch.nn.Linear(2, 3, bias=False)
+    LAYOUTS[layout](made, source)
+    point = mounts(source).point
+    check_loads_same(load("llama"), source, point)
+    for folder in (source, point):
+        _, info = load("llama")(folder)
+        assert set(info["missing_keys"]) == {"model.norm.weight"}
+        assert set(info["unexpected_keys"]) == {"surplus.weight"}
 
 
 def test_generation(shelf, layout):

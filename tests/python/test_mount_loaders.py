@@ -74,6 +74,18 @@ def test_torch_load_of_what_stays_as_it_is(loaded):
         del got
 
 
+def test_torch_load_of_what_is_an_image(mounts, tmp_path):
+    """Its pickle is not shown, unless it is kept."""
+    source = tmp_path / "source"
+    source.mkdir()
+    torch.save({"a": numbers(1, 9)}, source / "model.pt")
+    mount = mounts(source)
+    with pytest.raises(FileNotFoundError):
+        torch.load(mount / "model.pt")
+    same(load_file(mount / "model.safetensors")["a"], numbers(1, 9))
+    same(torch.load(mounts(source, "--keep", "*.pt") / "model.pt")["a"], numbers(1, 9))
+
+
 def test_a_mapping_is_the_file(ckptfs, loaded, tmp_path):
     mount, expected, _ = loaded
     for n, name in enumerate(expected):

@@ -74,7 +74,7 @@ class Reader(threading.Thread):
     def __init__(self, point, expected):
         super().__init__()
         self.point, self.expected = point, expected
-        self.ended, self.wrong, self.faults = threading.Event(), [], []
+        self.ended, self.right, self.wrong, self.faults = threading.Event(), [], [], []
 
     def run(self):
         while not self.ended.is_set():
@@ -92,8 +92,24 @@ class Reader(threading.Thread):
         except Exception as fault:
             self.faults.append(fault)
             return
-        if tensors != self.expected.get(folder.name):
-            self.wrong.append(folder.name)
+        is_right = tensors == self.expected.get(folder.name)
+        (self.right if is_right else self.wrong).append(folder.name)
+
+
+def saving_while_read(save, readers):
+    """Saves a model, the first of what a checkpoint has, and goes on to the rest when each of the readers
+    has read one meanwhile."""
+
+    def save_and_wait(*arguments, **more):
+        save(*arguments, **more)
+        before = [len(reader.right) for reader in readers]
+
+        def have_read():
+            return all(len(reader.right) > n for reader, n in zip(readers, before, strict=True))
+
+        until("each reader has read a checkpoint", have_read)
+
+    return save_and_wait
 
 
 def test_read_while_training_writes(mounts, tmp_path):
@@ -104,6 +120,7 @@ def test_read_while_training_writes(mounts, tmp_path):
     training = trainer(source, MANY, save_total_limit=2)
     training.add_callback(watcher)
     readers = [Reader(point, watcher.expected) for _ in range(2)]
+    training.model.save_pretrained = saving_while_read(training.model.save_pretrained, readers)
     for reader in readers:
         reader.start()
     try:
@@ -115,6 +132,7 @@ def test_read_while_training_writes(mounts, tmp_path):
     assert len(watcher.expected) == MANY
     assert names(point) == [f"checkpoint-{n}" for n in (MANY - 1, MANY)]
     for reader in readers:
+        assert len(reader.right) >= MANY
         assert not reader.wrong
         assert {getattr(fault, "errno", fault) for fault in reader.faults} <= GONE
 

@@ -140,9 +140,7 @@ fn what(named: &Named) -> String {
     }
     match (named.kind, named.tensors) {
         ("directory", _) => "/".to_owned(),
-        ("index", _) => {
-            "  made for loaders that take every .safetensors: names the image alone".to_owned()
-        }
+        ("index", _) => "  made for loaders that go by an index: names the image alone".to_owned(),
         (_, Some(tensors)) => format!("  ({})", count(tensors, "tensor")),
         _ => String::new(),
     }
