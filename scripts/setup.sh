@@ -40,3 +40,16 @@ if [ ! -e "$venv/complete" ]; then
     "$python" -m pip install --quiet --disable-pip-version-check -r "$requirements"
     touch "$venv/complete"
 fi
+
+# safetensors' own tests, which only its source has: the Python package is held to them.
+safetensors_source=safetensors-0.9.0rc1
+if [ ! -e "$cache/$safetensors_source" ]; then
+    say "fetching the tests of $safetensors_source"
+    fetched=$(mktemp -d "$cache/fetched-XXXXXX")
+    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary safetensors \
+        --dest "$fetched" "safetensors==${safetensors_source#safetensors-}"
+    tar -xzf "$fetched/$safetensors_source.tar.gz" -C "$fetched"
+    mv "$fetched/$safetensors_source" "$cache/"
+    rm -rf "$fetched"
+fi
+export CKPTFS_SAFETENSORS=$cache/$safetensors_source

@@ -7,7 +7,7 @@
 //! - [`source`]: bytes on disk, with the identity that tells whether they changed;
 //! - [`checkpoint`]: what a checkpoint holds and where each tensor's bytes lie;
 //! - [`image`]: the virtual file: its layout, and reading any part of it;
-//! - [`loader`]: tensors straight into memory, from files of a mount too ([`open`]);
+//! - [`loader`]: tensors into memory, from files of a mount too, or used where they lie ([`open`]);
 //! - [`export`]: an image as a real file; [`verify`]: reading one whole, and comparing two.
 //!
 //! ```no_run
@@ -43,5 +43,8 @@ pub mod mount;
 
 #[cfg(feature = "cli")]
 pub mod cli;
+
+#[cfg(feature = "python")]
+mod python;
 
 pub use loader::open;

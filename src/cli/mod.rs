@@ -24,6 +24,7 @@ mod unmount;
 mod verify;
 mod words;
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -41,6 +42,7 @@ struct Failure {
     remedy: String,
 }
 
+const DONE: u8 = 0;
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 const REFUSED: u8 = 3;
@@ -110,15 +112,22 @@ fn raise_descriptor_limit() {
         setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Runs the command line of this process.
+/// Runs the command line of this process, which is the program `ckptfs`.
 pub fn main() -> ExitCode {
+    ExitCode::from(run(std::env::args_os().collect()))
+}
+
+/// Runs a command line, the command's name first, and gives its exit code. To be called once in a
+/// process, before anything else in it; where that is not the program `ckptfs`,
+/// [`again::is_run_by`](crate::mount::again::is_run_by) must have been told what it is.
+pub fn run(given: Vec<OsString>) -> u8 {
     #[cfg(feature = "mount")]
-    let (args, started) = match mount::begin() {
+    let (args, started) = match mount::begin(given) {
         Ok(begun) => begun,
         Err(code) => return code,
     };
     #[cfg(not(feature = "mount"))]
-    let args = <args::Args as clap::Parser>::parse();
+    let args = <args::Args as clap::Parser>::parse_from(given);
     raise_descriptor_limit();
     let mut out = io::BufWriter::new(Patient(io::stdout().lock()));
     // A daemon's paths were looked at by who started it.
@@ -146,10 +155,10 @@ pub fn main() -> ExitCode {
     };
     let flushed = out.flush().map_err(Failure::from);
     match done.and(flushed) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => DONE,
         Err(failure) => {
             failure.tell();
-            ExitCode::from(failure.code)
+            failure.code
         }
     }
 }

@@ -40,6 +40,7 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
     }
     starts.push(end);
     // Readers ask for it, and a checkpoint that states another keeps it: it is then not torch's.
+    let states_format = metadata.contains_key("format");
     metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
     let header = header::write(&tensors, &starts, &metadata);
     let Some(header) = header else {
@@ -59,6 +60,7 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
         origins: origins.into(),
         files: files.into(),
         metadata,
+        states_format,
         size,
         layout,
         identity,
@@ -81,6 +83,7 @@ pub fn plain(file: Arc<File>) -> Image {
         identity: identity(layout, &files, &Default::default()),
         files: Box::new(files),
         metadata: Default::default(),
+        states_format: false,
         size,
         layout,
         weight: OnceLock::new(),
@@ -100,6 +103,7 @@ pub fn made(bytes: Vec<u8>) -> Image {
         origins: Box::default(),
         files: Box::default(),
         metadata: Default::default(),
+        states_format: false,
         layout,
         identity: identity(layout, &[], &Default::default()),
         weight: OnceLock::new(),

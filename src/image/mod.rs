@@ -47,6 +47,7 @@ pub struct Image {
     origins: Box<[Origin]>,
     files: Box<[Arc<source::File>]>,
     metadata: BTreeMap<String, String>,
+    states_format: bool,
     size: u64,
     layout: Hash,
     identity: Hash,
@@ -165,6 +166,11 @@ impl Image {
     /// The metadata in the header.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
+    }
+
+    /// Whether the source says of itself what `format` in the metadata says, or the image added it.
+    pub fn states_format(&self) -> bool {
+        self.states_format
     }
 
     /// A hash of the header: names, types, shapes and order. The same checkpoint has the same one

@@ -58,6 +58,16 @@ pub enum Error {
         /// So much was wanted at once.
         bytes: u64,
     },
+    /// There is no reading with so little memory.
+    #[error("{path}: {given} bytes of memory were allowed for reading, which needs {needs}")]
+    Budget {
+        /// The checkpoint.
+        path: PathBuf,
+        /// So much was allowed.
+        given: u64,
+        /// So much it takes.
+        needs: u64,
+    },
     /// Whoever wanted it wants no more.
     #[error("{path}: was stopped before all of it was read")]
     Stopped {
@@ -77,6 +87,7 @@ impl Error {
             | Error::Part { path, .. }
             | Error::Length { path, .. }
             | Error::Memory { path, .. }
+            | Error::Budget { path, .. }
             | Error::Stopped { path } => path,
         }
     }
@@ -91,6 +102,7 @@ impl Error {
             Error::Part { .. } => "see its shape, with `ckptfs inspect`",
             Error::Length { .. } => "give memory of the tensor's own type and shape",
             Error::Memory { .. } => "load fewer tensors at a time, or those parts that are needed",
+            Error::Budget { .. } => "allow more",
             Error::Stopped { .. } => "load it again",
         }
     }

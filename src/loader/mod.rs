@@ -19,6 +19,7 @@
 //! ```
 
 mod error;
+mod mapped;
 mod memory;
 mod mounted;
 mod opened;
@@ -34,6 +35,7 @@ use crate::checkpoint;
 use crate::view;
 
 pub use error::Error;
+pub use mapped::{Mapped, Unmappable};
 pub use memory::Memory;
 use mounted::Found;
 pub use opened::Opened;
@@ -46,6 +48,9 @@ pub struct Options {
     pub checkpoint: checkpoint::Options,
     /// Threads that read at once; by default as many as keep a fast disk busy.
     pub threads: Option<NonZeroUsize>,
+    /// Bytes that reading may hold besides what it reads into; a buffer at the least, and as many
+    /// threads as have one.
+    pub memory: Option<u64>,
     /// Leave in the page cache only what was there before.
     pub leave_cache: bool,
 }
@@ -73,12 +78,35 @@ const THREADS: usize = 4;
 impl Options {
     fn how(&self) -> read::How {
         let threads = self.threads.map_or(THREADS, NonZeroUsize::get);
+        let buffers = self.memory.map_or(u64::MAX, |memory| memory / read::BUFFER as u64);
+        let threads = threads.min(usize::try_from(buffers).unwrap_or(usize::MAX)).max(1);
         read::How { threads, leave_cache: self.leave_cache }
+    }
+
+    fn check(&self, path: &Path) -> Result<(), Error> {
+        let (given, needs) = (self.memory.unwrap_or(u64::MAX), read::BUFFER as u64);
+        match given < needs {
+            true => Err(Error::Budget { path: path.to_path_buf(), given, needs }),
+            false => Ok(()),
+        }
     }
 
     /// Opens a checkpoint.
     pub fn open(&self, path: &Path) -> Result<Opened, Error> {
+        self.check(path)?;
         let Found { image, format, notes, route } = mounted::find(path, &self.checkpoint)?;
+        let reader = Arc::new(image).open()?;
+        Ok(Opened::new(path, format, notes, reader, route, self))
+    }
+}
+
+impl Options {
+    /// Opens a checkpoint whose bytes are in memory; they are copied.
+    pub fn open_bytes(&self, bytes: &[u8]) -> Result<Opened, Error> {
+        let path = Path::new("bytes in memory");
+        self.check(path)?;
+        let checkpoint = checkpoint::parse_bytes(bytes, path, &self.checkpoint)?;
+        let Found { image, format, notes, route } = mounted::laid_out(checkpoint, Route::Plain)?;
         let reader = Arc::new(image).open()?;
         Ok(Opened::new(path, format, notes, reader, route, self))
     }

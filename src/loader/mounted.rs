@@ -44,7 +44,8 @@ pub fn find(path: &Path, options: &Options) -> Result<Found, Error> {
     laid_out(view::open(path, options)?, route)
 }
 
-fn laid_out(checkpoint: Checkpoint, route: Route) -> Result<Found, Error> {
+/// A checkpoint, laid out.
+pub fn laid_out(checkpoint: Checkpoint, route: Route) -> Result<Found, Error> {
     let (format, notes) = (checkpoint.format, checkpoint.notes.clone());
     Ok(Found { image: Image::new(checkpoint)?, format, notes, route })
 }

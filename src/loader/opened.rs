@@ -12,6 +12,7 @@ use crate::checkpoint::{Format, Steps, Tensor};
 use crate::image::{Image, Reader};
 use crate::source::Ways;
 
+use super::mapped::{Mapped, Maps, Unmappable};
 use super::memory::{Buffers, Memory};
 use super::plan::{Cut, Want, plan};
 use super::read::{self, BUFFER, From, How, STRETCH, Tally};
@@ -33,6 +34,7 @@ pub struct Opened {
     reader: Reader,
     ways: Box<[Option<Ways>]>,
     buffers: Buffers,
+    maps: Maps,
     places: OnceLock<HashMap<Box<str>, u32>>,
     how: How,
 }
@@ -47,6 +49,7 @@ impl Opened {
         options: &Options,
     ) -> Opened {
         let ways = read::ways(reader.sources(), reader.image().origins().len() as u32);
+        let maps = Maps::of(reader.image().origins().len());
         Opened {
             path: path.to_path_buf(),
             format,
@@ -55,6 +58,7 @@ impl Opened {
             reader,
             ways,
             buffers: Buffers::new(BUFFER),
+            maps,
             places: OnceLock::new(),
             how: options.how(),
         }
@@ -172,6 +176,13 @@ impl Opened {
         };
         read::read(&from, plan(wants, Cut { every: STRETCH, gap: GAP }), self.how)?;
         Ok(Report::new(tensors, bytes, begun.elapsed(), &tally, &self.route))
+    }
+
+    /// The bytes of a tensor where they lie in its file, without reading them: in memory that may be
+    /// written, and whose writes never reach the file. A file that is truncated while this is in use
+    /// ends the process (SIGBUS). Not all tensors lie so that this can be.
+    pub fn map(&self, tensor: &Tensor) -> Result<Result<Mapped, Unmappable>, Error> {
+        Ok(self.maps.map(self.reader.sources(), tensor)?)
     }
 
     fn memory(&self, tensor: &Tensor) -> Result<Memory, Error> {

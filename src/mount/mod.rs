@@ -4,6 +4,7 @@
 //! unmounted. Around it: [`attach`]ing to the tree, asking a mount whether it
 //! lives ([`probe`], [`reach`]), taking dead ones away ([`heal`]), and the numbers of a mount ([`stats`]).
 
+pub mod again;
 mod answers;
 pub mod attach;
 mod attr;

@@ -8,13 +8,14 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use rustix::io::Errno;
 
+use super::again;
 use super::stats::{ATTRIBUTE, MAX_STATS, Stats};
 
 /// What a mount answered.
@@ -44,8 +45,8 @@ pub const CHILD: &str = "__ask-a-mount";
 
 static BY_PROCESS: OnceLock<()> = OnceLock::new();
 
-/// From now on, questions are asked by child processes: this very program with the arguments
-/// [`CHILD`] and the path, which must call [`answer_as_child`] then.
+/// From now on, questions are asked by child processes: this very command ([`again`]) with the
+/// arguments [`CHILD`] and the path, which must call [`answer_as_child`] then.
 pub fn ask_by_process() {
     // Saying it twice changes nothing.
     let _ = BY_PROCESS.set(());
@@ -71,7 +72,7 @@ impl Question {
     }
 
     fn by_process(path: &Path) -> Option<Question> {
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = again::command("ckptfs".as_ref());
         command.arg(CHILD).arg(path).current_dir("/");
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = child.spawn().ok()?;

@@ -1,10 +1,11 @@
 //! A source file: its place and identity at rest, its descriptor while in use.
 
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{FileType, Stat};
 
 use super::{Error, Links, ReadAt, Root};
@@ -148,6 +149,24 @@ impl OpenFile {
             }
         }
         Ok(done)
+    }
+}
+
+impl OpenFile {
+    /// The whole file as memory that may be written: what is written stays in this process. Whoever
+    /// uses it must bear that a file which is truncated under it ends the process (SIGBUS).
+    #[allow(unsafe_code)]
+    pub fn map_private(&self) -> Result<MmapRaw, Error> {
+        let mut options = MmapOptions::new();
+        // Only what is written takes memory of its own, so none is set aside.
+        options
+            .no_reserve_swap()
+            .len(usize::try_from(self.file.identity().size).unwrap_or(usize::MAX));
+        // SAFETY: it is handed out by its address alone, never as a slice that must not change.
+        let map = unsafe { options.map_copy(self.fd.as_raw_fd()) };
+        let map = map.map_err(|e| Error::io(&self.file.path(), "map it", e))?;
+        self.check_unchanged()?;
+        Ok(MmapRaw::from(map))
     }
 }
 

@@ -1,9 +1,13 @@
-"""Compares an exported file with what it must hold: format, names, types, shapes, every bit."""
+"""Compares what a checkpoint becomes with what it must hold: format, names, types, shapes, every bit;
+of the file that is exported, and of what the Python package loads."""
 
 import json
+import random
 import struct
 
 import torch
+from ckptfs import safe_open as open_with_ours
+from ckptfs.torch import load_file as load_with_ours
 from safetensors import safe_open
 
 DATA_ALIGNMENT = 4096
@@ -62,8 +66,59 @@ def check_tensors(path, expected):
             assert torch.equal(bits(got), bits(tensor)), f"{name!r} has other values"
 
 
+def check_same(got, expected):
+    """Tensors by their names are the expected ones, bit for bit."""
+    assert sorted(got) == sorted(expected)
+    for name, tensor in expected.items():
+        assert (got[name].dtype, got[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(bits(got[name]), bits(tensor)), f"{name!r} has other values"
+
+
+def any_index(rng, shape):
+    """An index of integers, slices and perhaps an ellipsis that lies within the shape."""
+    index = []
+    for size in shape[: rng.randint(0, len(shape))]:
+        start = rng.randint(0, size)
+        stop, step = rng.randint(start, size), rng.randint(1, 3)
+        start -= size * rng.randint(0, 1) if start else 0
+        ways = [slice(None), slice(start, None, step), slice(start or None, stop, step)]
+        # A negative stop counts from the end.
+        ways += [slice(None, stop - size)] if stop < size else []
+        index.append(rng.choice(ways + [rng.randint(-size, size - 1)] * 2 if size else ways[:1]))
+    if rng.random() < 0.3:
+        # What is named after it belongs to the last axes.
+        tail = [slice(None)] * rng.randint(0, len(shape) - len(index))
+        return (*index, ..., *tail)
+    return tuple(index) if len(index) != 1 or rng.random() < 0.5 else index[0]
+
+
+def spelled(name):
+    """An option as the command line spells it."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_loads(source, expected, *options):
+    """The package loads what is expected: zero-copy and owned, whole and in parts."""
+    how = {name: True for name in ("allow_partial", "follow_symlinks") if spelled(name) in options}
+    if spelled("root") in options:
+        how["root"] = options[options.index(spelled("root")) + 1]
+    for backend in "mmap", "pread":
+        check_same(load_with_ours(source, backend=backend, **how), expected)
+        rng = random.Random(repr(sorted(expected)))
+        with open_with_ours(source, "pt", backend=backend, **how) as file:
+            for name, tensor in expected.items():
+                # Of values that share a byte torch counts the bytes of the last axis, and we the values.
+                packed = tensor.dtype is torch.float4_e2m1fn_x2
+                index = any_index(rng, tensor.shape[:-1] if packed else tensor.shape)
+                got = file.get_slice(name)[index]
+                part = tensor.detach().as_subclass(torch.Tensor)[index].contiguous()
+                check_same({name: got}, {name: part})
+
+
 def check_export(ckptfs, source, expected, out, *options):
-    """Exports twice: the result is well formed, as expected, and the same both times."""
+    """Exports twice: the result is well formed, as expected, and the same both times; and what the
+    package loads is the same."""
+    check_loads(source, expected, *options)
     ckptfs.export(source, out, *options)
     metadata = check_format(out)
     check_tensors(out, expected)

@@ -3,14 +3,15 @@
 //! In: the arguments of the process. Out, in the caller's process: success once the mount answers, or
 //! the daemon's failure, to be told on the caller's terminal. Out, in the daemon: a [`Caller`].
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde::{Deserialize, Serialize};
+
+use crate::mount::again;
 
 use super::super::{FAILED, Failure, note};
 
@@ -45,10 +46,10 @@ pub fn start(args: &[OsString]) -> Result<(), Failure> {
     };
     let (mut reader, writer) = io::pipe().map_err(failed)?;
     // The same words, so that ps tells what it is.
-    let mut command = Command::new("/proc/self/exe");
-    if let [name, rest @ ..] = args {
-        command.arg0(name).args(rest);
-    }
+    let (name, rest) =
+        args.split_first().map_or((OsStr::new("ckptfs"), args), |(name, rest)| (name, rest));
+    let mut command = again::command(name);
+    command.args(rest);
     // Its standard error stays ours until it is ready, for words that nobody planned.
     command.env(VARIABLE, name_of(&writer).map_err(failed)?);
     command.stdin(Stdio::null()).stdout(writer);
@@ -116,7 +117,8 @@ fn close_what_was_inherited() {
     for number in numbers {
         // The listing itself had one, which is closed since.
         if std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok() {
-            // SAFETY: nothing in this process has opened a descriptor yet, so nothing owns these.
+            // SAFETY: nothing of ours has opened a descriptor yet, and an interpreter that runs us keeps
+            // none of its own; so nothing owns these.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
     }

@@ -10,9 +10,8 @@ mod words;
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::net::TcpListener;
-use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
@@ -21,7 +20,7 @@ use crate::mount::{self, Mounted, Options, probe};
 use crate::view;
 
 use super::args::{Args, Command, Mount};
-use super::{FAILED, Failure, note};
+use super::{DONE, FAILED, Failure, note};
 use background::Caller;
 use control::Control;
 
@@ -34,13 +33,14 @@ pub struct Started {
 
 /// Finds out, first of all, and parses the arguments. A process that was started to ask a mount for
 /// another has done so, and ends with that code.
-pub fn begin() -> Result<(Args, Started), ExitCode> {
-    let given: Vec<OsString> = std::env::args_os().collect();
+pub fn begin(given: Vec<OsString>) -> Result<(Args, Started), u8> {
     if let [_, first, path] = &given[..]
         && first == probe::CHILD
     {
-        let told = probe::answer_as_child(path.as_ref(), &mut io::stdout());
-        return Err(if told.is_ok() { ExitCode::SUCCESS } else { FAILED.into() });
+        let mut out = io::stdout();
+        // Where the process is not a program of Rust's, nobody does it at the end.
+        let told = probe::answer_as_child(path.as_ref(), &mut out).and_then(|()| out.flush());
+        return Err(if told.is_ok() { DONE } else { FAILED });
     }
     let caller = background::arrive();
     probe::ask_by_process();

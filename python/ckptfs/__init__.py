@@ -1,0 +1,60 @@
+"""Loads tensors from any checkpoint as if it were one safetensors file.
+
+`path` may be a `.safetensors` file, a directory of shards or its index, a `.bin`, `.pt`, `.ckpt` or
+`.pth` of torch, or any file of a ckptfs mount, which is then read from where its bytes lie. No byte of
+a pickle is executed.
+
+    import ckptfs
+    import ckptfs.torch
+
+    tensors = ckptfs.torch.load_file("models/llama")             # a directory of shards
+    tensors = ckptfs.torch.load_file("runs/last.ckpt", names="encoder.*", dtype="bfloat16")
+
+    with ckptfs.safe_open("pytorch_model.bin", framework="pt") as f:
+        for name in f.keys():
+            print(name, f.get_slice(name).get_shape())
+        part = f.get_slice("lm_head.weight")[:, 128:256]         # reads these columns alone
+
+    print(ckptfs.last_report())                                  # what the last load did, and how fast
+
+The names and calls are those of the package safetensors, so that `import ckptfs as safetensors` and
+`from ckptfs.torch import load_file` are all that a program has to change. `ckptfs.torch` and
+`ckptfs.numpy` need those packages; this one needs neither.
+
+Every refusal is a `SafetensorError` that says the file, the tensor and what to do; a path that leads
+nowhere is a `FileNotFoundError`, and what the machine has no memory for a `MemoryError`.
+"""
+
+# Where each name comes from: `ckptfs` the command loads nothing of it.
+_FROM = {
+    "PrefetchLoader": "_prefetch",
+    "PySafeSlice": "_open",
+    "Report": "_report",
+    "SafetensorError": "_errors",
+    "TensorMeta": "_open",
+    "TensorSpec": "_write",
+    "_safe_open_handle": "_open",
+    "deserialize": "_write",
+    "last_report": "_report",
+    "safe_open": "_open",
+    "serialize": "_write",
+    "serialize_file": "_write",
+    "stats": "_report",
+    "__version__": "_ckptfs",
+}
+
+__all__ = [name for name in _FROM if not name.startswith("_")]
+
+
+def __getattr__(name):
+    if name not in _FROM:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f"{__name__}.{_FROM[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *_FROM})

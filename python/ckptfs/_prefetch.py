@@ -1,0 +1,142 @@
+"""Loading in the background: a plan in, tensors out as they come.
+
+One thread reads batch after batch in the order in which the bytes lie; those who want a tensor wait for
+its batch. What was read and not yet taken is held until it is taken or the loader is closed.
+"""
+
+import operator
+import os
+import threading
+
+from ckptfs import _ckptfs, _load
+from ckptfs._errors import error
+from ckptfs._frameworks import Torch
+from ckptfs._report import Load
+
+# So much is handed out at once: large enough to be read fast, small enough that the first come soon.
+_AT_ONCE = 64 << 20
+
+
+def parts_of(opened, plan):
+    """What a plan asks for: parts of tensors by their names, in the order in which they lie."""
+    if plan is None:
+        return {name: opened.tensor(name) for name in opened.names}
+    parts = {}
+    for name, rows in plan.items():
+        if not isinstance(name, str):
+            raise error("prefetch plan keys must be tensor names")
+        parts[name] = _part(opened, opened.tensor(name), rows)
+    if not parts:
+        raise error("prefetch plan selects no tensors")
+    return {name: parts[name] for name in opened.names if name in parts}
+
+
+def _part(opened, tensor, rows):
+    name = tensor.name
+    if rows is None:
+        return tensor
+    if not isinstance(rows, slice):
+        raise error(f"prefetch plan values must be None or a slice, got {type(rows)} for {name}")
+    if not tensor.shape:
+        raise error(f"cannot slice rows of the 0-d tensor {name}")
+    count = tensor.shape[0]
+    for which, bound in (("start", rows.start), ("stop", rows.stop)):
+        if bound is not None and not -count <= operator.index(bound) <= count:
+            raise error(f"prefetch plan slice {which} {bound} for {name} is out of range for {count} rows")
+    try:
+        start, stop, step = rows.indices(count)
+    except (TypeError, ValueError) as fault:
+        raise error(f"invalid prefetch plan slice for {name}: {fault}") from None
+    if step != 1:
+        raise error(f"prefetch plan slices must have step 1, got {step} for {name}")
+    return opened.part(name, [(start, max(stop - start, 0), 1)])
+
+
+class PrefetchLoader:
+    """Tensors that load in the background, each handed out once: by `take`, or by iterating."""
+
+    def __init__(self, opened, parts, device):
+        self._opened, self._parts, self._device = opened, parts, device
+        self._changed, self._stop = threading.Condition(), _ckptfs.Stop()
+        self._ready, self._taken, self._fault, self._closed = {}, set(), None, False
+        self._process = os.getpid()
+        threading.Thread(target=self._run, name="ckptfs prefetch", daemon=True).start()
+
+    def names(self):
+        """The names that it hands out, in the order in which they lie."""
+        return list(self._parts)
+
+    def __len__(self):
+        return len(self._parts)
+
+    def take(self, name):
+        """The tensor of a name, waiting for it if it must. Each can be taken once."""
+        if name not in self._parts:
+            raise error(f"tensor {name} is not in the prefetch plan")
+        with self._changed:
+            while True:
+                self._check()
+                if name in self._taken:
+                    raise error(f"{name}: was already delivered")
+                if name in self._ready:
+                    return self._hand_out(name)
+                self._changed.wait()
+
+    def __iter__(self):
+        """Names and tensors as they come; those that were taken are left out."""
+        while True:
+            with self._changed:
+                self._check()
+                while not self._ready:
+                    if len(self._taken) == len(self._parts):
+                        return
+                    self._changed.wait()
+                    self._check()
+                name = next(iter(self._ready))
+                tensor = self._hand_out(name)
+            yield name, tensor
+
+    def close(self):
+        """Ends the load, and lets go of what nobody took. Tensors that were handed out stay."""
+        self._stop.set()
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, _exc_type, _exc_value, _traceback):
+        self.close()
+
+    def _hand_out(self, name):
+        self._taken.add(name)
+        return self._ready.pop(name)
+
+    def _check(self):
+        if self._closed:
+            raise error("the prefetch loader is closed")
+        if self._process != os.getpid():
+            raise error("a prefetch loader loads in the process that made it", "make one here")
+        if self._fault is not None:
+            raise error(f"the prefetch failed: {self._fault}") from self._fault
+
+    def _run(self):
+        try:
+            with Load(0) as load:
+                for batch in _load._batches(list(self._parts.values()), _AT_ONCE):
+                    held = _load._memory(self._opened, batch, _load.PREAD, load, self._stop)
+                    ready = {
+                        part.name: Torch.put(Torch.of(memory, part.dtype, part.shape), self._device)
+                        for part, memory in zip(batch, held, strict=True)
+                    }
+                    with self._changed:
+                        if self._closed:
+                            return
+                        self._ready.update(ready)
+                        self._changed.notify_all()
+        except BaseException as fault:
+            with self._changed:
+                self._fault = fault
+                self._changed.notify_all()

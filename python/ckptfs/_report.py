@@ -1,0 +1,153 @@
+"""What loads did: of the last one, of all together, and while it goes on.
+
+In: what each part of a load tells of itself. Out: a `Report`, which is kept for `last_report`, added to
+`stats` and given to who asked for it.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+
+
+class Report:
+    """What a load did: how much, how fast, and how each byte was had.
+
+    `tensors`, `bytes`, `seconds`; of the bytes, those `cached` (copied out of the page cache), `direct`
+    (read past it), `buffered` (read through it), `gathered` (put together from pieces), from `memory`
+    and `mapped` (used where they lie, and not read at all); and `fallbacks`: what was not done as it was
+    asked for, with the number of tensors.
+
+        >>> ckptfs.torch.load_file("model.bin", backend="pread")
+        >>> ckptfs.last_report().gb_per_second
+        4.1
+    """
+
+    def __init__(self):
+        self.tensors = self.bytes = self.mapped = 0
+        self.cached = self.direct = self.buffered = self.gathered = self.memory = 0
+        self.seconds = 0.0
+        self.fallbacks = {}
+
+    @property
+    def gb_per_second(self):
+        """Billions of bytes in a second."""
+        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
+
+    def as_dict(self):
+        """All of it, as JSON can have it."""
+        return {**vars(self), "fallbacks": dict(self.fallbacks)}
+
+    def __repr__(self):
+        how = ("mapped", "cached", "direct", "buffered", "gathered", "memory")
+        how = ", ".join(f"{name} {getattr(self, name):,}" for name in how if getattr(self, name))
+        why = "".join(f"; {why} ({count})" for why, count in self.fallbacks.items())
+        return (f"<{self.tensors:,} tensors, {self.bytes:,} bytes in {self.seconds:.3f} s "
+                f"({self.gb_per_second:.2f} GB/s): {how or 'nothing read'}{why}>")
+
+    def _fell_back(self, why, count=1):
+        self.fallbacks[why] = self.fallbacks.get(why, 0) + count
+
+    def _read(self, told):
+        """Adds what a load of the Rust part tells."""
+        told = json.loads(told)
+        why = told.pop("fallback", None)
+        if why:
+            self._fell_back(why, told["tensors"])
+        for name, number in told.items():
+            if name not in ("tensors", "bytes", "seconds"):
+                setattr(self, name, getattr(self, name, 0) + number)
+
+    def _add(self, other):
+        for name, value in vars(other).items():
+            if name == "fallbacks":
+                for why, count in value.items():
+                    self._fell_back(why, count)
+            else:
+                setattr(self, name, getattr(self, name, 0) + value)
+
+
+class Load:
+    """A load that goes on: `with Load(...) as load:`, and `load.report` is filled. Only what came to its
+    end counts."""
+
+    def __init__(self, total, progress=False, report=None):
+        self.report, self._tell = Report(), report
+        self._bar = _Bar(total) if progress else None
+
+    def __enter__(self):
+        self._begun = time.perf_counter()
+        return self
+
+    def had(self, tensors, size):
+        """So much more is there."""
+        self.report.tensors += tensors
+        self.report.bytes += size
+        if self._bar:
+            self._bar.show(self.report.bytes, time.perf_counter() - self._begun)
+
+    def __exit__(self, kind, value, trace):
+        self.report.seconds = time.perf_counter() - self._begun
+        if self._bar:
+            self._bar.end()
+        if kind is None:
+            _keep(self.report)
+            if self._tell:
+                self._tell(self.report)
+
+
+class _Bar:
+    """A line on the terminal; elsewhere only its last state."""
+
+    def __init__(self, total):
+        self._total, self._said = total, ""
+        self._live = sys.stderr is not None and sys.stderr.isatty()
+
+    def show(self, done, seconds):
+        share = done / self._total if self._total else 1.0
+        filled = "#" * round(share * 24)
+        speed = done / seconds / 1e9 if seconds else 0.0
+        self._said = (f"[{filled:.<24}] {share:4.0%}  {done / 1e9:.2f} of {self._total / 1e9:.2f} GB  "
+                      f"{speed:.2f} GB/s")
+        if self._live:
+            print(f"\r{self._said}", end="", file=sys.stderr, flush=True)
+
+    def end(self):
+        if sys.stderr is not None and self._said:
+            print("" if self._live else self._said, file=sys.stderr, flush=True)
+
+
+_here = threading.local()
+_lock = threading.Lock()
+_all = {"loads": 0, "report": Report()}
+
+
+def _keep(report):
+    _here.last = report
+    with _lock:
+        _all["loads"] += 1
+        _all["report"]._add(report)
+
+
+def _after_fork():
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def last_report():
+    """The `Report` of this thread's last load; `None` before the first."""
+    return getattr(_here, "last", None)
+
+
+def stats():
+    """What all loads of this process did together: `loads`, and the numbers of a `Report`.
+
+        >>> ckptfs.stats()["bytes"]
+        16060522496
+    """
+    with _lock:
+        return {"loads": _all["loads"], **_all["report"].as_dict()}

@@ -1,0 +1,79 @@
+"""A checkpoint that is open until it is closed, in this process and in what is forked from it.
+
+In: a path and how to read it. Out: the `Opened` of the Rust part, to whoever asks while it is open. Those
+who have it when it is closed finish what they do.
+"""
+
+import contextlib
+import os
+import threading
+import weakref
+
+from ckptfs import _ckptfs
+from ckptfs._errors import closed, error
+
+_all = weakref.WeakSet()
+
+
+def options(root=None, allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
+            leave_cache=False):
+    """How a checkpoint is opened and read, as the Rust part takes it."""
+    for name, given in (("num_threads", num_threads), ("memory", memory)):
+        if given is not None and (not isinstance(given, int) or given < 1):
+            raise error(f"{name} must be a positive integer, got {given!r}")
+    return {
+        "root": root, "allow_partial": allow_partial, "follow_symlinks": follow_symlinks,
+        "threads": num_threads, "memory": memory, "leave_cache": leave_cache,
+    }  # fmt: skip
+
+
+class Source:
+    """`with source.use() as opened:`, from any thread."""
+
+    def __init__(self, path, how):
+        # It may be opened again after the directory was changed.
+        self.path, self.how = os.path.abspath(os.fspath(path)), how
+        self._opened = _ckptfs.Opened(path, how)
+        self._lock, self._users, self._broken = threading.Lock(), 0, False
+        _all.add(self)
+
+    @contextlib.contextmanager
+    def use(self):
+        """What is open; an error once it is closed."""
+        with self._lock:
+            if self._opened is None:
+                raise closed()
+            if self._broken:
+                self._opened, self._broken = self.again(), False
+            opened = self._opened
+            self._users += 1
+        try:
+            yield opened
+        finally:
+            with self._lock:
+                self._users -= 1
+
+    def again(self, **how):
+        """The same checkpoint opened once more, if it is still the same."""
+        opened = _ckptfs.Opened(self.path, {**self.how, **how})
+        if opened.identity != self._opened.identity:
+            raise error(f"{self.path}: changed on disk since it was opened", "open it again")
+        return opened
+
+    def close(self):
+        """Whoever comes from now on is told that it is closed."""
+        with self._lock:
+            self._opened = None
+
+    def _after_fork(self):
+        # A lock that another thread held when this process began is held for ever here.
+        self._lock = threading.Lock()
+        self._broken, self._users = self._broken or self._users > 0, 0
+
+
+def _after_fork():
+    for source in list(_all):
+        source._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,74 @@
+"""Loading and saving arrays of numpy; the calls of `safetensors.numpy`, for every kind of checkpoint."""
+
+import sys
+
+import numpy as np
+
+from ckptfs import _load
+from ckptfs._frameworks import Numpy
+from ckptfs._source import Source, options
+from ckptfs._write import TensorSpec, serialize, serialize_file
+from ckptfs import _ckptfs
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+
+def load_file(filename, *, backend=_load.MMAP, names=None, into=None, dtype=None, root=None,
+              allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
+              leave_cache=False, progress=False, report=None):
+    """The arrays of a checkpoint, by their names. What the options do, `help(ckptfs.torch.load_file)`
+    says; of types that numpy lacks, those are there that ml_dtypes brings, once it was imported.
+
+        from ckptfs.numpy import load_file
+
+        arrays = load_file("model.safetensors", names=["embedding", "head"])
+    """
+    how = options(root, allow_partial, follow_symlinks, num_threads,
+                  _load.for_reading(memory, dtype), leave_cache)
+    source = Source(filename, how)
+    with source.use() as opened:
+        return _load.load_named(
+            opened, names, Numpy, _load.backend(backend), into=into, dtype=dtype,
+            memory=_load.for_casting(memory), progress=progress, report=report,
+        )  # fmt: skip
+
+
+def load(data):
+    """The arrays of a checkpoint whose bytes are in memory."""
+    opened = _ckptfs.Opened.of_bytes(data, options())
+    return _load.load_named(opened, None, Numpy, _load.PREAD)
+
+
+def save(tensor_dict, metadata=None):
+    """The bytes of a safetensors file with these arrays."""
+    keep = []
+    return serialize(_specs(tensor_dict, keep), metadata)
+
+
+def save_file(tensor_dict, filename, metadata=None):
+    """Writes these arrays as a safetensors file, which is there only when it is whole."""
+    keep = []
+    serialize_file(_specs(tensor_dict, keep), filename, metadata)
+
+
+def _specs(arrays, keep):
+    specs = {}
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray | np.generic):
+            raise ValueError(f"Key `{name}` is invalid, expected numpy.ndarray but received {type(array)}")
+        array = np.asarray(array)
+        if not _is_little_endian(array):
+            array = array.byteswap(inplace=False).view(array.dtype.newbyteorder("<"))
+        # Its bytes in the order of its indexes, whatever they were.
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        keep.append(array)
+        specs[name] = TensorSpec(
+            dtype=array.dtype.name, shape=array.shape,
+            data_ptr=array.__array_interface__["data"][0], data_len=array.nbytes,
+        )  # fmt: skip
+    return specs
+
+
+def _is_little_endian(array):
+    order = array.dtype.byteorder
+    return order in "<|" or (order == "=" and sys.byteorder == "little")

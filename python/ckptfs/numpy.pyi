@@ -1,0 +1,32 @@
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
+from typing import Any, Literal
+
+import numpy as np
+
+from ckptfs import Report
+
+_Path = str | PathLike[str]
+_Backend = Literal["mmap", "pread"]
+
+def load_file(
+    filename: _Path,
+    *,
+    backend: _Backend = "mmap",
+    names: str | Iterable[str] | None = None,
+    into: Mapping[str, np.ndarray] | None = None,
+    dtype: Any = None,
+    root: str | None = None,
+    allow_partial: bool = False,
+    follow_symlinks: bool = False,
+    num_threads: int | None = None,
+    memory: int | None = None,
+    leave_cache: bool = False,
+    progress: bool = False,
+    report: Callable[[Report], object] | None = None,
+) -> dict[str, np.ndarray]: ...
+def load(data: bytes) -> dict[str, np.ndarray]: ...
+def save(tensor_dict: dict[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes: ...
+def save_file(
+    tensor_dict: dict[str, np.ndarray], filename: _Path, metadata: dict[str, str] | None = None
+) -> None: ...

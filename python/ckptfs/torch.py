@@ -1,0 +1,168 @@
+"""Loading and saving tensors of torch; the calls of `safetensors.torch`, for every kind of checkpoint."""
+
+import torch
+
+from ckptfs import _ckptfs, _load
+from ckptfs._frameworks import TYPES, Torch
+from ckptfs._shared import (  # noqa: F401
+    _end_ptr,
+    _find_shared_tensors,
+    _is_complete,
+    _remove_duplicate_names,
+    storage_ptr,
+    storage_size,
+)
+from ckptfs._source import Source, options
+from ckptfs._write import TensorSpec, serialize, serialize_file
+
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+
+# torch's own types, by their names in a header.
+_TYPES = {name: getattr(torch, of) for name, of in TYPES.items() if hasattr(torch, of)}
+
+
+def load_file(filename, device="cpu", *, backend=_load.MMAP, names=None, into=None, dtype=None,
+              root=None, allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
+              leave_cache=False, progress=False, report=None):
+    """The tensors of a checkpoint, by their names.
+
+    `filename` is any checkpoint: a `.safetensors` file, a directory of shards, a `.bin`, `.pt` or
+    `.ckpt`, a file of a ckptfs mount. `device` is where the tensors go.
+
+    `backend`: "mmap", the default, uses tensors where they lie in their file; "pread" gives each memory
+    of its own. `help(ckptfs.safe_open)` says when to choose which.
+    `names`: those to load, as a list, or as a glob such as "model.layers.0.*".
+    `into`: tensors by their names to load into, each of the type and shape of what is loaded, contiguous
+    and in the machine's memory. Without `names` those of `into` are loaded, and it is they who are
+    returned. After an error what they hold is of no worth.
+    `dtype`: the type that tensors of floating point are cast to; others stay as they are.
+    `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot
+    be loaded, `follow_symlinks` lets links lead out of a directory.
+    `num_threads` read at once. `memory`: bytes that may be held beside the result, 16 MiB or so being
+    plenty. `leave_cache` leaves in the page cache only what it had.
+    `progress` shows a bar; `report` is called with the `ckptfs.Report` that `ckptfs.last_report()` gives.
+
+        from ckptfs.torch import load_file
+
+        tensors = load_file("models/llama", device="cuda:0")
+        halves = load_file("runs/last.ckpt", root="ema", dtype=torch.float16, names="encoder.*")
+        load_file("models/llama", into=model.state_dict())
+    """
+    how = options(root, allow_partial, follow_symlinks, num_threads,
+                  _load.for_reading(memory, dtype), leave_cache)
+    source = Source(filename, how)
+    with source.use() as opened:
+        return _load.load_named(
+            opened, names, Torch, _load.backend(backend), device=Torch.device(device), into=into,
+            dtype=dtype, memory=_load.for_casting(memory), progress=progress, report=report,
+        )  # fmt: skip
+
+
+def load(data):
+    """The tensors of a checkpoint whose bytes are in memory.
+
+        tensors = load(open("model.safetensors", "rb").read())
+    """
+    opened = _ckptfs.Opened.of_bytes(data, options())
+    return _load.load_named(opened, None, Torch, _load.PREAD)
+
+
+def save(tensors, metadata=None):
+    """The bytes of a safetensors file with these tensors."""
+    keep = []
+    return serialize(_specs(tensors, keep), metadata)
+
+
+def save_file(tensors, filename, metadata=None):
+    """Writes these tensors as a safetensors file, which is there only when it is whole. Tensors must be
+    dense and contiguous and share nothing; `save_model` writes a model whose tensors do.
+
+        save_file({"weight": torch.ones(2, 3)}, "model.safetensors", metadata={"format": "pt"})
+    """
+    keep = []
+    serialize_file(_specs(tensors, keep), filename, metadata)
+
+
+def save_model(model, filename, metadata=None, force_contiguous=True):
+    """Writes the tensors of a model as a safetensors file. Of those that share memory one is written,
+    and the metadata names it for the others."""
+    state = model.state_dict()
+    metadata = dict(metadata) if metadata else {}
+    for kept, removed in _remove_duplicate_names(state).items():
+        for name in removed:
+            metadata.setdefault(name, kept)
+            del state[name]
+    if force_contiguous:
+        state = {name: tensor.contiguous() for name, tensor in state.items()}
+    try:
+        save_file(state, filename, metadata=metadata or None)
+    except ValueError as fault:
+        hint = "Or use save_model(..., force_contiguous=True), read the docs for potential caveats."
+        raise ValueError(f"{fault} {hint}") from None
+
+
+def load_model(model, filename, strict=True, device="cpu", *, backend=_load.MMAP, **how):
+    """Loads a checkpoint into a model. Gives the names that the model has and the checkpoint lacks, and
+    those of the checkpoint that the model lacks; with `strict` any of these is a `RuntimeError`. What
+    else `load_file` takes, this takes too."""
+    state = load_file(filename, device=device, backend=backend, **how)
+    shared = _remove_duplicate_names(model.state_dict(), preferred_names=state.keys())
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    missing = set(missing)
+    for removed in shared.values():
+        for name in removed:
+            if name in missing:
+                missing.remove(name)
+            else:
+                unexpected.append(name)
+    if strict and (missing or unexpected):
+        told = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
+        for what, names in (("Missing", missing), ("Unexpected", unexpected)):
+            if names:
+                told.append(f"    {what} key(s) in state_dict: "
+                            + ", ".join(f'"{name}"' for name in sorted(names)))
+        raise RuntimeError("\n".join(told))
+    return missing, unexpected
+
+
+def _specs(tensors, keep):
+    """What to write; `keep` holds the bytes there."""
+    _check(tensors)
+    specs = {}
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"You are trying to save a non contiguous tensor: `{name}` which is not allowed. It either"
+                " shares its memory with others: then save the whole, and take the part of it when it is"
+                " loaded; or call `.contiguous()` on it before saving."
+            )
+        tensor = tensor.detach().to("cpu").resolve_conj().resolve_neg()
+        keep.append(tensor)
+        specs[name] = TensorSpec(
+            dtype=str(tensor.dtype).split(".")[-1], shape=tensor.shape, data_ptr=tensor.data_ptr(),
+            data_len=tensor.nbytes,
+        )  # fmt: skip
+    return specs
+
+
+def _check(tensors):
+    if not isinstance(tensors, dict):
+        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}"
+            )
+    sparse = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
+    if sparse:
+        raise ValueError(
+            f"You are trying to save a sparse tensors: `{sparse}` which this library does not support."
+            " You can make it a dense tensor before saving with `.to_dense()` but be aware this might"
+            " make a much larger file than needed."
+        )
+    shared = [names for names in _find_shared_tensors(tensors) if len(names) > 1]
+    if shared:
+        raise RuntimeError(
+            f"Some tensors share memory: {shared}. Each would be written whole, and they would no longer"
+            " share it when they are loaded. `save_model` writes one of each."
+        )

@@ -1,0 +1,50 @@
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
+from typing import Any, Literal
+
+import torch
+
+from ckptfs import Report
+
+_Path = str | PathLike[str]
+_Backend = Literal["mmap", "pread"]
+
+def load_file(
+    filename: _Path,
+    device: Any = "cpu",
+    *,
+    backend: _Backend = "mmap",
+    names: str | Iterable[str] | None = None,
+    into: Mapping[str, torch.Tensor] | None = None,
+    dtype: torch.dtype | str | None = None,
+    root: str | None = None,
+    allow_partial: bool = False,
+    follow_symlinks: bool = False,
+    num_threads: int | None = None,
+    memory: int | None = None,
+    leave_cache: bool = False,
+    progress: bool = False,
+    report: Callable[[Report], object] | None = None,
+) -> dict[str, torch.Tensor]: ...
+def load(data: bytes) -> dict[str, torch.Tensor]: ...
+def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes: ...
+def save_file(
+    tensors: dict[str, torch.Tensor], filename: _Path, metadata: dict[str, str] | None = None
+) -> None: ...
+def save_model(
+    model: torch.nn.Module,
+    filename: _Path,
+    metadata: dict[str, str] | None = None,
+    force_contiguous: bool = True,
+) -> None: ...
+def load_model(
+    model: torch.nn.Module,
+    filename: _Path,
+    strict: bool = True,
+    device: Any = "cpu",
+    *,
+    backend: _Backend = "mmap",
+    **how: Any,
+) -> tuple[set[str], list[str]]: ...
+def storage_ptr(tensor: torch.Tensor) -> int: ...
+def storage_size(tensor: torch.Tensor) -> int: ...

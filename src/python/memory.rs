@@ -1,0 +1,64 @@
+//! Memory with the bytes of a tensor, which Python sees as a buffer that may be written.
+
+use std::ffi::{c_int, c_void};
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::loader::{self, Mapped};
+
+/// What keeps the bytes there.
+enum Held {
+    Owned { _memory: loader::Memory },
+    Mapped { _mapped: Mapped },
+}
+
+/// The bytes of a tensor: in memory of their own, or where they lie in a file, of which this process
+/// then has its own copy of every page that it writes. A buffer, for `torch.frombuffer` and
+/// `numpy.frombuffer`.
+#[pyclass(frozen, module = "ckptfs._ckptfs")]
+pub struct Memory {
+    /// A number, because only those who use the buffer look at what is there.
+    address: usize,
+    len: usize,
+    _held: Held,
+}
+
+impl Memory {
+    pub fn owned(mut memory: loader::Memory) -> Memory {
+        let (address, len) = (memory.as_mut_ptr() as usize, memory.len());
+        Memory { address, len, _held: Held::Owned { _memory: memory } }
+    }
+
+    pub fn mapped(mapped: Mapped) -> Memory {
+        let (address, len) = (mapped.as_mut_ptr() as usize, mapped.len());
+        Memory { address, len, _held: Held::Mapped { _mapped: mapped } }
+    }
+}
+
+#[pymethods]
+impl Memory {
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<{} bytes of a tensor>", self.len)
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let this = slf.get();
+        let len = isize::try_from(this.len).map_err(|e| PyBufferError::new_err(e.to_string()))?;
+        let address = this.address as *mut c_void;
+        // SAFETY: Python gives a view to be filled. The address has `len` bytes that may be written, as
+        // long as this object lives, to which the view gets a reference; nothing of ours looks at them.
+        let done = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), address, len, 0, flags) };
+        if done == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}

@@ -1,0 +1,45 @@
+//! The Python module `ckptfs._ckptfs`: the loader and the command line for the package `ckptfs`.
+//!
+//! In: paths, tensors and addresses from Python. Out: [`opened::Opened`] checkpoints, [`tensor::Tensor`]s,
+//! which say what there is and load nothing, and [`memory::Memory`], which torch and numpy see as theirs.
+//! What a user calls, and every decision, is in the Python sources of the package (`python/ckptfs`).
+//! While anything is read the interpreter's lock is free, and a load in the main thread hears signals.
+
+mod fault;
+mod memory;
+mod opened;
+mod tensor;
+mod waiting;
+
+use pyo3::prelude::*;
+
+/// The part of ckptfs that is written in Rust; use the package `ckptfs`.
+#[pymodule]
+mod _ckptfs {
+    use std::ffi::OsString;
+    use std::path::PathBuf;
+
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::memory::Memory;
+    #[pymodule_export]
+    use super::opened::Opened;
+    #[pymodule_export]
+    use super::tensor::Tensor;
+    #[pymodule_export]
+    use super::waiting::Stop;
+
+    /// Runs the command line: `args` has the command's name first, and `program` with `before` is what
+    /// starts this command again.
+    #[pyfunction]
+    fn command(py: Python<'_>, args: Vec<OsString>, program: PathBuf, before: Vec<OsString>) -> u8 {
+        crate::mount::again::is_run_by(program, before);
+        py.detach(|| crate::cli::run(args))
+    }
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

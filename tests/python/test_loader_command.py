@@ -1,0 +1,122 @@
+"""The wheel alone brings the command: it mounts in the background by itself, hears Ctrl-C, and imports
+neither torch nor numpy."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ckptfs.torch import load_file
+
+from compare import check_same
+from mounts import Mount, is_mounted, until
+from program import DONE, FAILED, REFUSED, USAGE, Ckptfs
+from samples import write_shards
+
+
+@pytest.fixture(scope="session")
+def command(tmp_path_factory):
+    """The script that the wheel's entry stands for."""
+    script = tmp_path_factory.mktemp("bin") / "ckptfs"
+    script.write_text(f"#!{sys.executable}\nimport sys\nfrom ckptfs._command import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture
+def source(tmp_path):
+    return tmp_path / "models", write_shards(tmp_path / "models" / "llama", 1, 2, 2, 100)
+
+
+@pytest.fixture
+def mount(command, tmp_path, source):
+    mount = Mount.__new__(Mount)
+    try:
+        mount.__init__(command, source[0], tmp_path / "mnt", tmp_path / "log", [])
+        yield mount
+    finally:
+        mount.remove()
+
+
+def test_it_mounts_and_unmounts(mount, source):
+    folder, expected = source
+    check_same(load_file(mount / "llama/model.safetensors"), expected)
+    about = Path(f"/proc/{mount.pid}")
+    words = about.joinpath("cmdline").read_text().split("\0")
+    assert " ".join(words).split(" -m ")[1].startswith(f"ckptfs mount {folder} {mount.point}")
+    assert about.joinpath("comm").read_text() == "ckptfs\n"
+    assert os.readlink(about / "cwd") == "/"
+    loaded = about.joinpath("maps").read_text()
+    assert "ckptfs.abi3" in loaded and "torch" not in loaded and "numpy" not in loaded
+    mount.unmount()
+    assert not is_mounted(mount.point)
+
+
+def test_it_knows_its_mounts(command, mount):
+    done = Ckptfs(command)("status")
+    assert done.code == DONE and str(mount.point) in done.stdout
+    assert "NOT" not in next(line for line in done.stdout.splitlines() if str(mount.point) in line)
+
+
+def test_a_mount_whose_daemon_was_killed_is_taken_away(command, mount):
+    os.kill(mount.pid, signal.SIGKILL)
+    until("the daemon has gone", lambda: not is_alive(mount))
+    assert Ckptfs(command)("unmount", mount.point).code == DONE
+    assert not is_mounted(mount.point)
+
+
+def is_alive(mount):
+    try:
+        os.stat(mount.point)
+    except OSError:
+        return False
+    return True
+
+
+def test_exit_codes_and_output(command, tmp_path, source):
+    run = Ckptfs(command)
+    assert run("--version").stdout.startswith("ckptfs ")
+    (tmp_path / "broken.safetensors").write_bytes(b"no checkpoint")
+    for arguments, code in [
+        (["inspect", source[0] / "llama"], DONE), (["inspect", tmp_path / "nothing"], FAILED),
+        (["nonsense"], USAGE), (["inspect", tmp_path / "broken.safetensors"], REFUSED),
+        (["mount", tmp_path / "nothing", tmp_path], FAILED),
+    ]:  # fmt: skip
+        assert run(*arguments).code == code, arguments
+    assert run("inspect", "--json", source[0] / "llama").json()["tensors"]
+    module = subprocess.run([sys.executable, "-m", "ckptfs", "--version"], capture_output=True, text=True)
+    assert module.stdout == run("--version").stdout
+
+
+def test_ctrl_c_ends_it(command, tmp_path, source):
+    point = tmp_path / "mnt"
+    point.mkdir()
+    running = subprocess.Popen([command, "mount", "--foreground", source[0], point], stderr=subprocess.PIPE)
+    until("it is mounted", lambda: is_mounted(point) or running.poll() is not None)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate()
+    assert "Traceback" not in said.decode()
+    assert running.returncode == DONE and not is_mounted(point)
+
+
+def test_ctrl_c_ends_what_only_reads(command, tmp_path):
+    size = 1 << 40
+    header = json.dumps({"x": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    with (tmp_path / "x.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    words = [command, "verify", tmp_path / "x.safetensors"]
+    running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    # All of it would take minutes.
+    until("it reads", lambda: io_of(running.pid)["rchar"] > 1 << 27)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate()
+    assert running.returncode == FAILED and "stopped before" in said.decode()
+
+
+def io_of(pid):
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return {name: int(value) for name, value in (line.split(": ") for line in lines)}

@@ -1,0 +1,213 @@
+"""What cannot be done is refused by the documented exception, with words that help; nothing half done is
+handed out, and the next load works."""
+
+import json
+import os
+import subprocess
+import sys
+
+import ckptfs
+import ckptfs.numpy
+import ckptfs.torch
+import pytest
+import safetensors
+import torch
+from safetensors.torch import save_file
+
+from samples import numbers
+
+Refused = ckptfs.SafetensorError
+
+
+@pytest.fixture
+def path(tmp_path):
+    save_file({"a": numbers(1, 30, 20), "b": torch.arange(9)}, tmp_path / "x.safetensors")
+    return tmp_path / "x.safetensors"
+
+
+def test_it_is_an_error_of_safetensors_too(path):
+    with pytest.raises(safetensors.SafetensorError):
+        ckptfs.torch.load_file(path, names=["nobody"])
+    assert issubclass(ckptfs.SafetensorError, Exception)
+
+
+def test_it_is_one_where_safetensors_was_not_imported(path):
+    script = "import sys, ckptfs\ntry: ckptfs.safe_open(sys.argv[1], 'pt').get_slice('nobody')\n" \
+             "except ckptfs.SafetensorError as e: assert type(e) is ckptfs.SafetensorError\n" \
+             "assert 'safetensors' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+
+
+def test_names_that_are_not_there(path):
+    with ckptfs.safe_open(path, "pt") as file:
+        for ask in file.get_tensor, file.get_slice, file.get_tensor_meta:
+            with pytest.raises(Refused, match="does not contain tensor.*'?aa'?") as refused:
+                ask("aa")
+            assert any("what to do" in note for note in refused.value.__notes__)
+        with pytest.raises(Refused, match="does not contain"):
+            file.prefetch({"aa": None})
+    with pytest.raises(Refused, match="no tensor matches"):
+        ckptfs.torch.load_file(path, names="z*")
+    with pytest.raises(Refused, match="does not contain"):
+        ckptfs.torch.load_file(path, into={"aa": torch.zeros(1)})
+
+
+def test_paths_that_lead_nowhere_or_to_something_else(tmp_path):
+    with pytest.raises(FileNotFoundError, match="No such file or directory: .*nothing"):
+        ckptfs.safe_open(tmp_path / "nothing", "pt")
+    (tmp_path / "text.safetensors").write_text("a text that is no checkpoint at all")
+    with pytest.raises(Refused, match="text.safetensors"):
+        ckptfs.torch.load_file(tmp_path / "text.safetensors")
+    with pytest.raises(Refused):
+        ckptfs.torch.load(b"no checkpoint")
+    with pytest.raises(TypeError):
+        ckptfs.safe_open(3, "pt")
+
+
+INTO = {
+    "another-type": lambda: torch.zeros(30, 20).half(),
+    "another-shape": lambda: torch.zeros(20, 30),
+    "too-few-axes": lambda: torch.zeros(600),
+    "strided": lambda: torch.zeros(20, 30).t(),
+    "elsewhere": lambda: torch.zeros(30, 20, device="meta"),
+    "sparse": lambda: torch.zeros(30, 20).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("into", INTO.values(), ids=INTO)
+def test_what_cannot_be_loaded_into(path, into):
+    with pytest.raises(Refused, match="a: cannot be loaded into"):
+        ckptfs.torch.load_file(path, into={"a": into()})
+
+
+def test_more_that_cannot_be_loaded_into(path):
+    whole = torch.zeros(30, 20)
+    with pytest.raises(TypeError, match="torch.Tensor"):
+        ckptfs.torch.load_file(path, into={"a": [1, 2]})
+    with pytest.raises(TypeError, match="ndarray"):
+        ckptfs.numpy.load_file(path, into={"a": whole})
+    locked = whole.numpy().copy()
+    locked.flags.writeable = False
+    with pytest.raises(Refused, match="writeable"):
+        ckptfs.numpy.load_file(path, into={"a": locked})
+    with pytest.raises(Refused, match="not in into="):
+        ckptfs.torch.load_file(path, into={"a": whole}, names=["a", "b"])
+    with pytest.raises(Refused, match="torch.float16"):
+        ckptfs.torch.load_file(path, into={"a": whole}, dtype=torch.float16)
+    assert not whole.any()
+
+
+def test_two_places_that_share_memory_are_refused(tmp_path):
+    save_file({"a": torch.ones(8), "b": torch.ones(8)}, tmp_path / "x.safetensors")
+    whole = torch.zeros(12)
+    with pytest.raises(Refused, match="share memory"):
+        ckptfs.torch.load_file(tmp_path / "x.safetensors", into={"a": whole[:8], "b": whole[4:]})
+    assert not whole.any()
+
+
+def test_values_that_cannot_be_meant(path):
+    for asked, words in [
+        ({"backend": "fast"}, "backend"), ({"num_threads": 0}, "num_threads"),
+        ({"memory": -1}, "memory"), ({"memory": 1000}, "1000 bytes"), ({"dtype": "float12"}, "float12"),
+        ({"device": "nowhere"}, "nowhere"), ({"root": "nobody"}, "nobody"),
+    ]:  # fmt: skip
+        with pytest.raises(Refused, match=words):
+            ckptfs.torch.load_file(path, **asked)
+    with pytest.raises(Refused, match="framework"):
+        ckptfs.safe_open(path, "pascal")
+    with pytest.raises(Refused, match="numpy"):
+        ckptfs.safe_open(path, "np", device="cuda:0")
+
+
+def test_a_memory_that_is_smaller_than_what_must_be_held(tmp_path):
+    save_file({"row": numbers(1, 1, 4 << 20)}, tmp_path / "x.safetensors")
+    with pytest.raises(Refused, match="memory= allows"):
+        how = {"dtype": torch.float16, "memory": 12 << 20, "backend": "pread"}
+        ckptfs.torch.load_file(tmp_path / "x.safetensors", **how)
+
+
+INDEXES = {
+    "past-the-end": (slice(0, 31),),
+    "index-past-the-end": (30,),
+    "far-before": (-31,),
+    "slice-far-before": (slice(-31, None),),
+    "backwards": (slice(None, None, -1),),
+    "no-step": (slice(None, None, 0),),
+    "too-many": (0, 0, 0),
+    "two-ellipses": (..., ...),
+    "a-list": ([0, 1],),
+    "a-text": ("a",),
+    "a-float": (1.5,),
+    "a-mask": (torch.ones(30, dtype=torch.bool),),
+}
+
+
+@pytest.mark.parametrize("index", INDEXES.values(), ids=INDEXES)
+def test_indexes_that_mean_nothing(path, index):
+    with ckptfs.safe_open(path, "pt") as file:
+        part = file.get_slice("a")
+        with pytest.raises(Refused):
+            part[index]
+        assert part[29:].shape == (1, 20)
+
+
+def test_a_closed_handle(path):
+    with ckptfs.safe_open(path, "pt") as file:
+        part = file.get_slice("a")
+    file.close()
+    for ask in [
+        file.keys, file.offset_keys, file.metadata, file.get_tensors, file.prefetch,
+        lambda: file.get_tensor("a"), lambda: file.get_slice("a"), lambda: part[0],
+        lambda: file.get_tensor_meta("a"), file.__reduce__,
+    ]:  # fmt: skip
+        with pytest.raises(Refused, match="closed"):
+            ask()
+
+
+def test_a_file_that_changed_is_no_owned_tensor(path):
+    with ckptfs.safe_open(path, "pt", backend="pread") as file:
+        before = os.stat(path)
+        path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
+        for ask in lambda: file.get_tensor("a"), lambda: file.get_slice("a")[1], file.get_tensors:
+            with pytest.raises(Refused, match="changed on disk"):
+                ask()
+    with ckptfs.safe_open(path, "pt", backend="mmap") as file:
+        os.utime(path, ns=(0, 0))
+        with pytest.raises(Refused, match="changed on disk"):
+            file.get_tensor("a")
+
+
+def test_a_file_that_was_truncated_is_an_error_and_no_crash(path):
+    with ckptfs.safe_open(path, "pt", backend="pread") as file:
+        os.truncate(path, 300)
+        with pytest.raises(Refused, match="changed on disk|ends before"):
+            file.get_tensors()
+
+
+def test_a_tensor_of_more_than_the_machine_has(tmp_path):
+    size = 1 << 42
+    header = json.dumps({"x": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + size)
+    script = "import resource, sys, ckptfs\n" \
+             "resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))\n" \
+             "f = ckptfs.safe_open(sys.argv[1], 'np', backend='pread')\n" \
+             "try: f.get_tensor('x')\nexcept MemoryError as e: assert 'no memory' in str(e)\n" \
+             "else: raise AssertionError\n" \
+             "assert f.get_slice('x')[5:9].tolist() == [0] * 4"
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_refusals_leave_no_descriptor_open(path):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    for _ in range(50):
+        for asked in {"names": "z*"}, {"into": {"a": torch.zeros(1)}}, {"root": "x"}:
+            with pytest.raises(Refused):
+                ckptfs.torch.load_file(path, **asked)
+    assert descriptors() == before

@@ -1,0 +1,58 @@
+"""The stubs say what there is: every call with its arguments, in their order and with their defaults."""
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import ckptfs
+import pytest
+
+FOLDER = Path(ckptfs.__file__).parent
+
+MODULES = {"__init__": "ckptfs", "torch": "ckptfs.torch", "numpy": "ckptfs.numpy", "_ckptfs": "ckptfs._ckptfs"}
+
+
+def functions(stub):
+    """The functions and methods of a stub by their dotted names."""
+    for node in ast.parse((FOLDER / f"{stub}.pyi").read_text()).body:
+        members = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for member in members:
+            if isinstance(member, ast.FunctionDef):
+                yield prefix + member.name, member
+
+
+def told(arguments):
+    """Names and defaults, of a stub."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    plain = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    pairs = [*zip(positional, plain, strict=True)]
+    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    given = {arg.arg: None if default is None else ast.literal_eval(default) for arg, default in pairs}
+    return given | ({arguments.kwarg.arg: None} if arguments.kwarg else {})
+
+
+@pytest.mark.parametrize("stub", MODULES)
+def test_calls(stub):
+    module = importlib.import_module(MODULES[stub])
+    seen = 0
+    for name, node in functions(stub):
+        found = module
+        for part in name.split("."):
+            found = inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)
+        if not inspect.isfunction(found) or name.endswith(("__exit__",)):
+            # What is written in Rust tells its arguments only in part.
+            continue
+        parameters = inspect.signature(found).parameters.values()
+        empty = inspect.Parameter.empty
+        there = {p.name: None if p.default is empty else p.default for p in parameters}
+        assert told(node.args) == there and list(told(node.args)) == list(there), name
+        seen += 1
+    assert seen or stub == "_ckptfs"
+
+
+def test_every_name_has_one():
+    tree = ast.parse((FOLDER / "__init__.pyi").read_text())
+    named = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    assert set(ckptfs.__all__) <= named

@@ -1,0 +1,204 @@
+"""Loads from many threads, in forked processes, closed or interrupted while they go on: right, or the
+documented exception, and nothing of it stays behind."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+
+import ckptfs
+import ckptfs.torch
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from compare import check_same
+from samples import numbers, write_shards
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "model"
+    return folder, write_shards(folder, 3, 3, 8, 500)
+
+
+@pytest.fixture(params=["mmap", "pread"])
+def backend(request):
+    return request.param
+
+
+def test_threads_share_a_handle(model, backend):
+    folder, expected = model
+    with ckptfs.safe_open(folder, "pt", backend=backend) as file:
+        def load(name):
+            return {name: file.get_tensor(name), f"{name}[3:5]": file.get_slice(name)[3:5]}
+
+        names = list(expected) * 4
+        with ThreadPoolExecutor(8) as pool:
+            for name, got in zip(names, pool.map(load, names), strict=True):
+                check_same(got, {name: expected[name], f"{name}[3:5]": expected[name][3:5]})
+
+
+def test_reports_are_those_of_the_thread(model):
+    folder, expected = model
+    names = list(expected)
+
+    def load(count):
+        ckptfs.torch.load_file(folder, names=names[:count])
+        barrier.wait()
+        return ckptfs.last_report().tensors
+
+    barrier = threading.Barrier(6)
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(load, range(1, 7))) == [1, 2, 3, 4, 5, 6]
+
+
+def test_closing_while_others_load(model, backend):
+    folder, expected = model
+    for _ in range(20):
+        file = ckptfs.safe_open(folder, "pt", backend=backend)
+        begun, done = threading.Barrier(5), []
+
+        def load():
+            begun.wait()
+            try:
+                while True:
+                    check_same(file.get_tensors(), expected)
+            except ckptfs.SafetensorError as refused:
+                done.append(str(refused))
+
+        threads = [threading.Thread(target=load) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        file.close()
+        for thread in threads:
+            thread.join()
+        assert done == ["File is closed"] * 4
+
+
+def in_a_fork(work):
+    """Whether the work succeeds in a forked process."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+# What forks while it has threads is told that it might be sorry.
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_forks_load_whatever_other_threads_do(model, backend):
+    folder, expected = model
+    file = ckptfs.safe_open(folder, "pt", backend=backend)
+    stop = threading.Event()
+
+    def load():
+        while not stop.is_set():
+            file.get_tensors()
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            assert in_a_fork(lambda: [file.get_slice(name)[1] for name in expected])
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    check_same(file.get_tensors(), expected)
+
+
+def loaded(file):
+    # torch itself must not be asked to calculate in a fork: its threads are not there.
+    tensors = file.get_tensors()
+    return {name: zlib.crc32(tensor.numpy()) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_handle_goes_to_other_processes(model, backend, method):
+    folder, expected = model
+    with ckptfs.safe_open(folder, "pt", backend=backend) as file:
+        with get_context(method).Pool(2) as pool:
+            [first, second] = pool.map(loaded, [file] * 2)
+        assert first == second == loaded(file)
+
+
+SLOW = """
+import json, os, signal, sys, threading
+import ckptfs
+path, size = sys.argv[1], 3 << 30
+header = json.dumps({"x": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+with open(path, "wb") as file:
+    file.write(len(header).to_bytes(8, "little") + header)
+    file.truncate(8 + len(header) + size)
+
+def held():
+    return int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+import ckptfs.numpy
+heard = []
+if sys.argv[2] == "note":
+    signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+before = held()
+
+def interrupt():
+    # From here on it reads: the memory is there.
+    while held() < before + size:
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    tensor = ckptfs.numpy.load_file(path, backend="pread")["x"]
+except KeyboardInterrupt:
+    assert sys.argv[2] == "raise"
+    assert ckptfs.last_report() is None
+    assert held() < before + (1 << 30), "its memory stays"
+    assert ckptfs.safe_open(path, "np", backend="pread").get_slice("x")[7:9].tolist() == [0, 0]
+else:
+    assert sys.argv[2] == "note" and heard == [1] and tensor.nbytes == size
+"""
+
+
+@pytest.mark.parametrize("what", ["raise", "note"])
+def test_ctrl_c_ends_a_load_unless_the_program_handles_it(tmp_path, what):
+    command = [sys.executable, "-c", SLOW, str(tmp_path / "x.safetensors"), what]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_other_threads_go_on_while_one_loads(tmp_path):
+    save_file({"x": numbers(1, 4000, 5000)}, tmp_path / "x.safetensors")
+    file = ckptfs.safe_open(tmp_path / "x.safetensors", "pt", backend="pread")
+    counted, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            counted[0] += 1
+            # Lets go of the interpreter, and has it again only when the other does too.
+            time.sleep(0)
+
+    thread = threading.Thread(target=count)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        thread.start()
+        before = counted[0]
+        file.get_tensor("x")
+        assert counted[0] > before + 1
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        thread.join()
