@@ -8,11 +8,12 @@ as_root() {
 }
 
 # Debian's Python comes without venv, and Rust's without a linker; ordinary users mount with fuse3, and
-# the mount is tested with fio and getfattr.
+# the mount is tested with fio and getfattr, the loader with fincore.
 packages=""
 command -v fusermount3 >/dev/null || packages="$packages fuse3"
 command -v fio >/dev/null || packages="$packages fio"
 command -v getfattr >/dev/null || packages="$packages attr"
+command -v fincore >/dev/null || packages="$packages util-linux-extra"
 command -v cc >/dev/null || packages="$packages gcc libc6-dev"
 python3 -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3 python3-venv"
 if [ -n "$packages" ]; then
