@@ -94,19 +94,19 @@ impl Options {
     /// Opens a checkpoint.
     pub fn open(&self, path: &Path) -> Result<Opened, Error> {
         self.check(path)?;
-        let Found { image, format, notes, route } = mounted::find(path, &self.checkpoint)?;
-        let reader = Arc::new(image).open()?;
-        Ok(Opened::new(path, format, notes, reader, route, self))
+        self.hold(path, mounted::find(path, &self.checkpoint)?)
     }
-}
 
-impl Options {
     /// Opens a checkpoint whose bytes are in memory; they are copied.
     pub fn open_bytes(&self, bytes: &[u8]) -> Result<Opened, Error> {
         let path = Path::new("bytes in memory");
         self.check(path)?;
         let checkpoint = checkpoint::parse_bytes(bytes, path, &self.checkpoint)?;
-        let Found { image, format, notes, route } = mounted::laid_out(checkpoint, Route::Plain)?;
+        self.hold(path, mounted::laid_out(checkpoint, Route::Plain)?)
+    }
+
+    fn hold(&self, path: &Path, found: Found) -> Result<Opened, Error> {
+        let Found { image, format, notes, route } = found;
         let reader = Arc::new(image).open()?;
         Ok(Opened::new(path, format, notes, reader, route, self))
     }

@@ -28,12 +28,10 @@ pub struct Found {
 /// The checkpoint at a path.
 pub fn find(path: &Path, options: &Options) -> Result<Found, Error> {
     // Who wants a dictionary of a pickle does not want what a mount made of it.
-    let is_ours = options.root_key.is_none() && meeting::told(path).is_some();
-    let file = is_ours.then(|| the_one_in(path)).flatten();
-    let told = file.as_ref().and_then(|file| Some((file, meeting::told(file)?)));
+    let told = options.root_key.is_none().then(|| told_of(path)).flatten();
     let route = match told {
         None => Route::Plain,
-        Some((file, told)) => match told.and_then(|told| at_its_source(file, &told)) {
+        Some((file, told)) => match told.and_then(|told| at_its_source(&file, &told)) {
             Ok(found) => return Ok(found),
             Err(why) => {
                 tracing::info!(path = %file.display(), why, "read through the mount");
@@ -50,14 +48,20 @@ pub fn laid_out(checkpoint: Checkpoint, route: Route) -> Result<Found, Error> {
     Ok(Found { image: Image::new(checkpoint)?, format, notes, route })
 }
 
-/// The file of a path, or of a directory that holds one checkpoint, which is one file.
-fn the_one_in(path: &Path) -> Option<PathBuf> {
+/// What a mount of ours says of the file of a path, or of the one in a directory that holds one
+/// checkpoint, which is one file.
+fn told_of(path: &Path) -> Option<(PathBuf, Result<Told, String>)> {
+    let told = meeting::told(path)?;
     if !source::is_directory(path).ok()? {
-        return Some(path.to_path_buf());
+        return Some((path.to_path_buf(), told));
     }
     let (root, way) = Root::around(path, Links::Inside).ok()?;
     match &*checkpoint::candidates(&root, &way).ok()? {
-        [one] if one.members == Members::File => Some(path.join(&one.name)),
+        [one] if one.members == Members::File => {
+            let file = path.join(&one.name);
+            let told = meeting::told(&file)?;
+            Some((file, told))
+        }
         _ => None,
     }
 }
