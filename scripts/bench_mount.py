@@ -4,7 +4,6 @@ of the ratios, in which more than 1 is faster than the plain filesystem.
 """
 
 import json
-import mmap
 import os
 import statistics
 import subprocess
@@ -14,7 +13,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import write_shards
+from bench_common import drop_caches, settle, warm, write_shards
 
 RUNS = int(os.environ.get("RUNS", "5"))
 
@@ -49,27 +48,6 @@ def mounted(source, point, *options):
         sh(CKPTFS, "unmount", point)
 
 
-def drop_caches():
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("3")
-
-
-def settle():
-    """Has the system own as much free memory as a run takes. What was just given back by dropping
-    caches may be lent to others by a virtual machine's host, and every page of it that is used
-    again then costs as much as copying it does."""
-    with mmap.mmap(-1, SETTLED) as memory:
-        for at in range(0, SETTLED, mmap.PAGESIZE):
-            memory[at] = 1
-
-
-def warm(paths):
-    for path in paths:
-        with open(path, "rb", buffering=0) as file:
-            while file.read(1 << 22):
-                pass
-
-
 def fio(path, *options):
     """Seconds to read the file, or what of it the options say."""
     command = ["fio", "--name=read", f"--filename={path}", "--readonly", "--allow_file_create=0",
@@ -101,7 +79,7 @@ def compare(title, plain, shown, originals, way, state, options=()):
         drop_caches()
         if state != "cold":
             warm([plain])
-        settle()
+        settle(SETTLED)
         ours = way(plain)
         drop_caches()
         if state != "cold":
@@ -110,7 +88,7 @@ def compare(title, plain, shown, originals, way, state, options=()):
             file = Path(point) / "model.safetensors"
             if state == "second read":
                 warm([file])
-            settle()
+            settle(SETTLED)
             theirs = way(file)
         pairs.append((ours, theirs))
     ratios = sorted(a / b for a, b in pairs)

@@ -54,3 +54,10 @@ if [ ! -e "$cache/$safetensors_source" ]; then
     rm -rf "$fetched"
 fi
 export CKPTFS_SAFETENSORS=$cache/$safetensors_source
+
+# The Python package as it is now, for whatever $python runs.
+install_package() {
+    rm -rf target/python
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target target/python .
+    export PYTHONPATH=$PWD/target/python
+}

@@ -72,8 +72,8 @@ pub enum Route {
     },
 }
 
-/// Threads that read at once: four keep a fast local disk busy, and copying takes no more.
-const THREADS: usize = 4;
+/// Threads that read at once: while some copy or wait for fresh memory, the others keep the disk busy.
+const THREADS: usize = 8;
 
 impl Options {
     fn how(&self) -> read::How {

@@ -24,8 +24,9 @@ use super::plan::{Job, Stretch};
 /// threads have something to do even for one large tensor.
 pub const STRETCH: u64 = 4 << 20;
 
-/// What a thread passes bytes through: a stretch, and what is read around it to be aligned.
-pub const BUFFER: usize = STRETCH as usize + 2 * DIRECT_ALIGNMENT;
+/// What a thread passes bytes through: a stretch, which what is read around it to be aligned does not
+/// lead out of.
+pub const BUFFER: usize = STRETCH as usize;
 
 /// A stretch of no more than this is read plainly: asking what is cached would cost as much.
 const TINY: u64 = 64 << 10;

@@ -4,16 +4,16 @@ Each command runs once unmeasured and then several times; what is compared alter
 machine that grows slower does so for both. Prints medians, and the spread of the ratios.
 """
 
-import json
 import os
 import shutil
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from bench_common import write_shards
 
 RUNS = 7
 
@@ -24,27 +24,6 @@ many = {f"layers.{n}.weight": torch.zeros(4, 4) for n in range(10_000)}
 torch.save(many, sys.argv[1] + "/many.pt")
 torch.save(many, sys.argv[1] + "/legacy.pt", _use_new_zipfile_serialization=False)
 '''
-
-
-def write_shards(folder, shards, tensors, elements):
-    """A sharded model of BF16 tensors as their usual writer makes it, filled with noise."""
-    folder.mkdir()
-    weight_map = {}
-    for shard in range(shards):
-        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
-        header, at = {}, 0
-        for n in range(tensors):
-            name = f"model.language_model.layers.{shard}.mlp.experts.{n}.gate_up_proj.weight"
-            header[name] = {"dtype": "BF16", "shape": [elements], "data_offsets": [at, at + 2 * elements]}
-            at += 2 * elements
-            weight_map[name] = file
-        text = json.dumps(header).encode()
-        with open(folder / file, "wb") as out:
-            out.write(struct.pack("<Q", len(text)) + text)
-            for _ in range(tensors):
-                out.write(os.urandom(2 * elements))
-    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def run(command):
