@@ -209,6 +209,7 @@ def open_once(state, way, paths):
     import torch  # noqa: F401 It is there before whatever is opened with it.
 
     opened = OPENED[way](paths)
+    settle(512 << 20)
     if state == "cached":
         warm([*paths, os.path.dirname(paths[0]) + "/model.safetensors.index.json"])
     start, used = time.perf_counter(), time.process_time()

@@ -186,10 +186,14 @@ proptest! {
     fn of_indexes(changes in prop::collection::vec(any_change(), 0..6)) {
         let index = br#"{"metadata":{"total_size":8},"weight_map":{"a":"x.safetensors","b":"y/z"}}"#;
         let index = changed(index.to_vec(), &changes);
-        if let Ok(shards) = checkpoint::parse_index(&index, false) {
-            prop_assert!(shards.keys().all(|shard| !shard.starts_with('/')));
-            prop_assert!(shards.values().all(|tensors| !tensors.is_empty()));
-            prop_assert!(checkpoint::parse_index(&index, true).is_ok_and(|same| same == shards));
+        if let Ok(parsed) = checkpoint::parse_index(&index, false) {
+            prop_assert!(parsed.shards().iter().all(|shard| !shard.starts_with('/')));
+            for place in 0..parsed.shards().len() {
+                let held: Vec<&str> = parsed.tensors_of(place).collect();
+                prop_assert!(!held.is_empty() && held.len() == parsed.held_by(place));
+                prop_assert!(held.iter().all(|tensor| parsed.holder(tensor) == Some(place)));
+            }
+            prop_assert!(checkpoint::parse_index(&index, true).is_ok_and(|same| same == parsed));
         }
     }
 

@@ -250,9 +250,9 @@ fn shards_of(root: &Arc<Root>, path: &Path) -> BTreeSet<String> {
         let file = root.open(path).ok().filter(|file| file.size() <= index::MAX_INDEX)?;
         let mut json = vec![0; file.size() as usize];
         file.read_exact_at(&mut json, 0).ok()?;
-        index::parse(&json, true).ok()
+        index::shards(&json).ok()
     };
-    read().map(|shards| shards.into_keys().collect()).unwrap_or_default()
+    read().unwrap_or_default().into_iter().collect()
 }
 
 #[cfg(test)]

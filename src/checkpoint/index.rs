@@ -1,14 +1,17 @@
 //! Reads the index of a set of shards (`*.index.json`), strictly.
 //!
-//! In: the file's bytes. Out: which shard holds which tensor. That the shards are there and hold
-//! what the index says is checked where they are opened.
+//! In: the file's bytes. Out: an [`Index`], which says which shard holds which tensor. That the shards
+//! are there and hold what the index says is checked where they are opened.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
-use std::marker::PhantomData;
 use std::path::{Component, Path};
 
-use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use super::json::{Text, twice};
 
 /// The largest index that is read: 2,000,000 tensors of names of 200 bytes come to less.
 pub const MAX_INDEX: u64 = 512 << 20;
@@ -61,63 +64,169 @@ impl Fault {
     }
 }
 
-/// Reads an index: shard name to the tensors that it should hold, both in order.
-pub fn parse(json: &[u8], may_leave: bool) -> Result<BTreeMap<String, Vec<String>>, Fault> {
-    let raw: Raw = serde_json::from_slice(json).map_err(|e| Fault::Json(e.to_string()))?;
-    let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (tensor, shard) in raw.weight_map.0 {
-        // `./shard` is `shard`.
-        let shard = shard.strip_prefix("./").map(str::to_owned).unwrap_or(shard);
-        shards.entry(shard).or_default().push(tensor);
+/// What an index says: which shard holds which tensor.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Index<'a> {
+    shards: Vec<String>,
+    held: Vec<usize>,
+    holders: ByTensor<'a>,
+}
+
+/// By tensor, the place of its shard. Its hash is seeded by chance, and many times as fast as the
+/// standard library's, which for names as long as these takes longer than reading them.
+type ByTensor<'a> = HashMap<Cow<'a, str>, u32, foldhash::fast::RandomState>;
+
+impl Index<'_> {
+    /// The shards, in the order of their names.
+    pub fn shards(&self) -> &[String] {
+        &self.shards
     }
+
+    /// The place of the shard that should hold a tensor.
+    pub fn holder(&self, tensor: &str) -> Option<usize> {
+        self.holders.get(tensor).map(|&place| place as usize)
+    }
+
+    /// How many tensors the shard at a place should hold.
+    pub fn held_by(&self, place: usize) -> usize {
+        self.held[place]
+    }
+
+    /// The tensors that the shard at a place should hold, in no order.
+    pub fn tensors_of(&self, place: usize) -> impl Iterator<Item = &str> {
+        let of = self.holders.iter().filter(move |(_, holder)| **holder as usize == place);
+        of.map(|(tensor, _)| &**tensor)
+    }
+}
+
+/// Reads an index.
+pub fn parse(json: &[u8], may_leave: bool) -> Result<Index<'_>, Fault> {
+    let raw: Raw<Holders> = read(json)?;
+    let Holders { shards, mut holders } = raw.weight_map;
+    let (shards, places) = shards.sorted();
     if shards.is_empty() {
         return Err(Fault::Empty);
     }
-    if !may_leave {
-        let inside = |shard: &str| {
-            let mut parts = Path::new(shard).components();
-            !shard.contains('\0') && parts.all(|c| matches!(c, Component::Normal(_)))
-        };
-        if let Some(shard) = shards.keys().find(|shard| shard.is_empty() || !inside(shard)) {
-            return Err(Fault::Leaves { shard: shard.clone() });
-        }
+    holders.values_mut().for_each(|place| *place = places[*place as usize]);
+    if let Some(shard) = shards.iter().find(|shard| !may_leave && leaves(shard)) {
+        return Err(Fault::Leaves { shard: shard.clone() });
     }
-    Ok(shards)
+    let mut held = vec![0; shards.len()];
+    holders.values().for_each(|place| held[*place as usize] += 1);
+    Ok(Index { shards, held, holders })
+}
+
+/// Whether a name is not one of a file beneath the directory.
+pub fn leaves(shard: &str) -> bool {
+    let mut parts = Path::new(shard).components();
+    shard.is_empty() || shard.contains('\0') || !parts.all(|c| matches!(c, Component::Normal(_)))
+}
+
+/// The shards that an index names, in order. That it is right in all else is not looked at.
+pub fn shards(json: &[u8]) -> Result<Vec<String>, Fault> {
+    let raw: Raw<Shards> = read(json)?;
+    Ok(raw.weight_map.sorted().0)
+}
+
+fn read<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, Fault> {
+    serde_json::from_slice(json).map_err(|error| Fault::Json(error.to_string()))
 }
 
 #[derive(serde::Deserialize)]
-struct Raw {
-    weight_map: Unique<String>,
+struct Raw<T> {
+    weight_map: T,
     #[serde(rename = "metadata")]
     _metadata: Option<IgnoredAny>,
 }
 
-/// A JSON object in which no key stands twice.
-pub(super) struct Unique<V>(pub BTreeMap<String, V>);
+/// Shards in the order in which they are first named.
+#[derive(Default)]
+struct Shards {
+    places: HashMap<String, u32>,
+    last: Option<(String, u32)>,
+}
 
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(UniqueVisitor(PhantomData))
+impl Shards {
+    /// The place of one. Most tensors lie in the shard of the one before them.
+    fn place(&mut self, shard: &str) -> u32 {
+        // `./shard` is `shard`.
+        let shard = shard.strip_prefix("./").unwrap_or(shard);
+        if let Some((_, place)) = self.last.as_ref().filter(|(last, _)| last == shard) {
+            return *place;
+        }
+        let next = self.places.len() as u32;
+        let place = *self.places.entry(shard.to_owned()).or_insert(next);
+        self.last = Some((shard.to_owned(), place));
+        place
+    }
+
+    /// Their names, sorted; and by the place that each had, the one that it has there.
+    fn sorted(self) -> (Vec<String>, Vec<u32>) {
+        let mut named: Vec<(String, u32)> = self.places.into_iter().collect();
+        named.sort();
+        let mut places = vec![0; named.len()];
+        for (place, (_, before)) in (0..).zip(&named) {
+            places[*before as usize] = place;
+        }
+        (named.into_iter().map(|(name, _)| name).collect(), places)
     }
 }
 
-struct UniqueVisitor<V>(PhantomData<V>);
+/// The shards of a weight map, whose tensors nobody asks for yet.
+impl<'de> Deserialize<'de> for Shards {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ShardsVisitor)
+    }
+}
 
-impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
-    type Value = Unique<V>;
+struct ShardsVisitor;
+
+impl<'de> Visitor<'de> for ShardsVisitor {
+    type Value = Shards;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of text values")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unique<V>, A::Error> {
-        let mut entries = BTreeMap::new();
-        while let Some(key) = map.next_key::<String>()? {
-            if entries.contains_key(&key) {
-                return Err(de::Error::custom(format_args!("key `{key}` is there twice")));
-            }
-            entries.insert(key, map.next_value()?);
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
+        let mut shards = Shards::default();
+        while let Some((IgnoredAny, Text(shard))) = map.next_entry()? {
+            shards.place(&shard);
         }
-        Ok(Unique(entries))
+        Ok(shards)
+    }
+}
+
+/// A weight map.
+struct Holders<'a> {
+    shards: Shards,
+    holders: ByTensor<'a>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Holders<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(HoldersVisitor)
+    }
+}
+
+struct HoldersVisitor;
+
+impl<'de> Visitor<'de> for HoldersVisitor {
+    type Value = Holders<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of text values")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Holders<'de>, A::Error> {
+        let (mut shards, mut holders) = (Shards::default(), ByTensor::default());
+        while let Some((Text(tensor), Text(shard))) = map.next_entry()? {
+            let place = shards.place(&shard);
+            match holders.entry(tensor) {
+                Entry::Occupied(known) => return Err(twice(known.key())),
+                Entry::Vacant(new) => drop(new.insert(place)),
+            }
+        }
+        Ok(Holders { shards, holders })
     }
 }

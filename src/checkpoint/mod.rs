@@ -10,6 +10,7 @@ mod error;
 mod gather;
 mod group;
 mod index;
+mod json;
 mod listed;
 mod open;
 mod part;
@@ -27,7 +28,7 @@ pub use error::{Error, Refused, TensorFault};
 pub use group::{
     Candidate, EXTENSIONS, Members, by_name, candidates, is_kept, kept_by, note_of_one,
 };
-pub use index::{Fault as IndexFault, parse as parse_index};
+pub use index::{Fault as IndexFault, Index, parse as parse_index};
 pub use open::{open, open_candidate, open_in};
 pub use part::{PartFault, Steps};
 pub use safetensors::{Fault as HeaderFault, MAX_HEADER};

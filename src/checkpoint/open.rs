@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use crate::source::{self, Links, OpenFile, ReadAt, Root};
 use crate::threads::together;
 
 use super::group::{Candidate, Members, candidates, indexed, note_of_one};
+use super::index::{self, Index};
 use super::listed::Listed;
-use super::{Checkpoint, Error, IndexFault, MAX_TENSORS, Options, Tensor, index, single};
+use super::{Checkpoint, Error, IndexFault, MAX_TENSORS, Options, Tensor, single};
 
 /// Reads the checkpoint at a path that the user typed.
 ///
@@ -86,8 +88,8 @@ pub fn open_candidate(
             let file = root.open(&directory.join(&candidate.name))?;
             open_one(&file, &candidate.name, options)
         }
-        Members::Index { beside, .. } => {
-            let mut checkpoint = open_index(root, directory, &candidate.name, options)?;
+        Members::Index { shards, beside } => {
+            let mut checkpoint = open_index(root, directory, &candidate.name, shards, options)?;
             if !beside.is_empty() {
                 let note = format!("not named by the index and left out: {}", Listed::of(beside));
                 checkpoint.notes.push(note);
@@ -102,8 +104,9 @@ pub fn open_candidate(
         }),
         Members::Numbered { shards, .. } => {
             let path = root.path().join(directory).join(&candidate.name);
-            let shards = shards.iter().map(|shard| (shard.clone(), None)).collect();
-            open_shards(root, directory, path, shards, options)
+            let parts = read_shards(root, directory, &path, shards, options);
+            let parts = parts.map_err(|(_, error)| error)?;
+            put_together(parts, path, None)
         }
     }
 }
@@ -114,10 +117,13 @@ fn open_one(file: &OpenFile, name: &str, options: &Options) -> Result<Checkpoint
     Ok(checkpoint)
 }
 
+/// Reads an index and its shards. They are most likely those that it named a moment ago, and so they are
+/// read while it is.
 fn open_index(
     root: &Arc<Root>,
     directory: &Path,
     name: &str,
+    likely: &[String],
     options: &Options,
 ) -> Result<Checkpoint, Error> {
     let file = root.open(&directory.join(name))?;
@@ -129,76 +135,73 @@ fn open_index(
     }
     let mut json = vec![0; size as usize];
     file.read_exact_at(&mut json, 0)?;
-    let shards = index::parse(&json, options.follow_symlinks).map_err(fault)?;
-    drop(json);
-    let shards = shards.into_iter().map(|(shard, tensors)| (shard, Some(tensors))).collect();
-    let mut checkpoint = open_shards(root, directory, path.clone(), shards, options)?;
+    let may_leave = options.follow_symlinks;
+    let read = |shards: &[String]| read_shards(root, directory, &path, shards, options);
+    let read = &read;
+    let (index, parts) = std::thread::scope(|scope| {
+        let are_inside = may_leave || !likely.iter().any(|shard| index::leaves(shard));
+        let likely = scope.spawn(move || are_inside.then(|| read(likely)));
+        let index = index::parse(&json, may_leave);
+        (index, likely.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let index = index.map_err(fault)?;
+    let parts = match parts {
+        Some(parts) if index.shards() == likely => parts,
+        _ => read(index.shards()),
+    };
+    let parts = parts.map_err(|(shard, error)| match error {
+        Error::Source(source::Error::Missing { .. }) => fault(IndexFault::Missing { shard }),
+        error => error,
+    })?;
+    let mut checkpoint = put_together(parts, path.clone(), Some(&index))?;
     checkpoint.index = Some(Arc::clone(file.file()));
     file.check_unchanged()?;
     Ok(checkpoint)
 }
 
-/// Shards, each with the tensors that an index says it holds, where there is an index.
-type Shards = Vec<(String, Option<Vec<String>>)>;
-
-fn open_shards(
+/// Reads each shard by itself, in order; an error is that of the shard that is named.
+fn read_shards(
     root: &Arc<Root>,
     directory: &Path,
-    path: PathBuf,
-    shards: Shards,
+    path: &Path,
+    shards: &[String],
     options: &Options,
-) -> Result<Checkpoint, Error> {
-    let index_fault = |fault| Error::Index { path: path.clone(), fault };
-    let mut whole: Option<Checkpoint> = None;
-    let mut unnamed: Vec<String> = Vec::new();
-    // Which file, by its place in `files`, has which name: shown or refused.
-    let mut holders: HashMap<Box<str>, u32> = HashMap::new();
-    let mut files: Vec<PathBuf> = Vec::new();
-    let read = |shard: &str| {
-        let file = root.open(&directory.join(shard))?;
-        single::read(&file, options)
+) -> Result<Vec<Checkpoint>, (String, Error)> {
+    // Once one is refused no more are begun. Those before it were, since they are taken in order.
+    let (tensors, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let read = |shard: &String| {
+        let part = single::read(&root.open(&directory.join(shard))?, options)?;
+        let all = tensors.fetch_add(part.tensors.len(), Relaxed) + part.tensors.len();
+        let too_many = || Error::TooMany { path: path.to_path_buf(), limit: MAX_TENSORS };
+        if all > MAX_TENSORS { Err(too_many()) } else { Ok(part) }
     };
-    let reads =
-        shards.chunks(TOGETHER).flat_map(|shards| together(shards, READERS, |(s, _)| read(s)));
-    for (number, (read, (shard, expected))) in (0u32..).zip(reads.zip(&shards)) {
-        let part = match read {
-            Err(Error::Source(source::Error::Missing { .. })) if expected.is_some() => {
-                return Err(index_fault(IndexFault::Missing { shard: shard.clone() }));
-            }
-            read => read?,
-        };
-        let refused = part.refused.iter().map(|r| r.name.as_str());
-        let names: HashSet<&str> = part.tensors.iter().map(|t| &*t.name).chain(refused).collect();
-        if let Some(expected) = expected {
-            if let Some(tensor) = expected.iter().find(|tensor| !names.contains(tensor.as_str())) {
-                let (tensor, shard) = (tensor.clone(), shard.clone());
-                return Err(index_fault(IndexFault::NotThere { tensor, shard }));
-            }
-            if expected.len() < names.len() {
-                let expected: HashSet<&str> = expected.iter().map(String::as_str).collect();
-                let extra = part.tensors.iter().filter(|t| !expected.contains(&*t.name));
-                unnamed.extend(extra.map(|t| t.name.to_string()));
-            }
-        }
-        for name in names {
-            if let Some(first) = holders.insert(name.into(), number) {
-                let other = files[first as usize].clone();
-                let tensor = name.to_owned();
-                return Err(Error::Twice { path: part.path, tensor, other });
-            }
-        }
-        files.push(part.path.clone());
-        match &mut whole {
-            None => whole = Some(part),
-            Some(whole) => join(whole, part),
-        }
-    }
-    let mut whole = whole.ok_or_else(|| index_fault(IndexFault::Empty))?;
+    let read_unless_over = |shard: &String| {
+        let part = (!is_over.load(Relaxed)).then(|| read(shard));
+        is_over.fetch_or(!matches!(part, Some(Ok(_))), Relaxed);
+        part
+    };
+    let parts = together(shards, READERS, read_unless_over);
+    let parts = parts.into_iter().zip(shards).filter_map(|(part, shard)| Some((part?, shard)));
+    parts.map(|(part, shard)| part.map_err(|error| (shard.clone(), error))).collect()
+}
+
+/// Threads that read shards: most of it is waiting for a cold disk, the rest is for every core.
+const READERS: usize = 8;
+
+/// One checkpoint of shards, of which an index says what they hold, where there is one.
+fn put_together(
+    parts: Vec<Checkpoint>,
+    path: PathBuf,
+    index: Option<&Index<'_>>,
+) -> Result<Checkpoint, Error> {
+    let unnamed = agree(&parts, &path, index)?;
+    let mut parts = parts.into_iter();
+    let Some(mut whole) = parts.next() else {
+        return Err(Error::Index { path, fault: IndexFault::Empty });
+    };
+    parts.for_each(|part| join(&mut whole, part));
     whole.sharded = true;
     whole.path = path;
-    if whole.tensors.len() > MAX_TENSORS {
-        return Err(Error::TooMany { path: whole.path, limit: MAX_TENSORS });
-    }
     if !unnamed.is_empty() {
         let n = unnamed.len();
         whole.notes.push(format!(
@@ -209,12 +212,56 @@ fn open_shards(
     Ok(whole)
 }
 
-/// Shards that are read before the first of them is looked at: a set with a fault in it costs no more
-/// than so many too many.
-const TOGETHER: usize = 32;
+/// Makes sure that every name stands in one shard, and that all are there of which an index says so. Gives
+/// the names of the tensors that it does not name.
+fn agree(
+    parts: &[Checkpoint],
+    path: &Path,
+    index: Option<&Index<'_>>,
+) -> Result<Vec<String>, Error> {
+    let holder = |name: &str| index.and_then(|index| index.holder(name));
+    // What lies where no index says it does, and in which part.
+    let mut others: Vec<(&str, usize)> = Vec::new();
+    let mut unnamed = Vec::new();
+    for (place, part) in parts.iter().enumerate() {
+        let is_other = |name: &&str| holder(name) != Some(place);
+        let before = others.len();
+        let tensors = part.tensors.iter().map(|tensor| &*tensor.name);
+        others.extend(tensors.filter(is_other).map(|name| (name, place)));
+        if index.is_some() {
+            unnamed.extend(others[before..].iter().map(|(name, _)| (*name).to_owned()));
+        }
+        let refused = part.refused.iter().map(|refused| refused.name.as_str());
+        others.extend(refused.filter(is_other).map(|name| (name, place)));
+        let named = part.tensors.len() + part.refused.len() - (others.len() - before);
+        if let Some(index) = index.filter(|index| named < index.held_by(place)) {
+            let tensors = part.tensors.iter().map(|tensor| &*tensor.name);
+            let refused = part.refused.iter().map(|refused| refused.name.as_str());
+            let there: HashSet<&str> = tensors.chain(refused).collect();
+            let missing = index.tensors_of(place).filter(|name| !there.contains(name)).min();
+            let fault = IndexFault::NotThere {
+                tensor: missing.unwrap_or_default().to_owned(),
+                shard: index.shards()[place].clone(),
+            };
+            return Err(Error::Index { path: path.to_path_buf(), fault });
+        }
+    }
+    let mut found: ByName<'_> = ByName::with_capacity_and_hasher(others.len(), Default::default());
+    for (name, place) in others {
+        let other = holder(name).unwrap_or_else(|| *found.entry(name).or_insert(place));
+        if other != place {
+            return Err(Error::Twice {
+                path: parts[place.max(other)].path.clone(),
+                tensor: name.to_owned(),
+                other: parts[place.min(other)].path.clone(),
+            });
+        }
+    }
+    Ok(unnamed)
+}
 
-/// Threads that read shards: most of it is waiting for a cold disk, the rest is for every core.
-const READERS: usize = 8;
+/// By name, the place of its part.
+type ByName<'a> = HashMap<&'a str, usize, foldhash::fast::RandomState>;
 
 /// Adds a shard to those before it.
 fn join(whole: &mut Checkpoint, part: Checkpoint) {

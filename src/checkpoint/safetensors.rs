@@ -7,10 +7,11 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::source::{self, ReadAt};
 
+use super::json::Text;
 use super::{Bytes, Dtype, MAX_TENSORS, OriginId, Run, Tensor};
 
 /// The longest header that the reference reader takes.
@@ -144,22 +145,27 @@ fn check(json: &[u8], data_start: u64, size: u64) -> Result<Header, Fault> {
     for (name, info) in entries {
         let (start, end) = info.data_offsets;
         let Some(len) = end.checked_sub(start) else {
-            return Err(Fault::Reversed { tensor: name });
+            return Err(Fault::Reversed { tensor: name.into() });
         };
         if end > data {
-            return Err(Fault::PastEnd { tensor: name, end, data });
+            return Err(Fault::PastEnd { tensor: name.into(), end, data });
         }
         if start != before {
-            return Err(Fault::Gap { tensor: name, start, before });
+            return Err(Fault::Gap { tensor: name.into(), start, before });
         }
         before = end;
         if info.dtype.bytes_of(&info.shape) != Some(len) {
-            return Err(Fault::Size { tensor: name, dtype: info.dtype, shape: info.shape, len });
+            return Err(Fault::Size {
+                tensor: name.into(),
+                dtype: info.dtype,
+                shape: info.shape.into(),
+                len,
+            });
         }
         tensors.push(Tensor {
-            name: name.into(),
+            name,
             dtype: info.dtype,
-            shape: info.shape.into(),
+            shape: info.shape,
             bytes: Bytes::Run(Run { origin: OriginId(0), offset: data_start + start, len }),
         });
     }
@@ -173,18 +179,54 @@ fn check(json: &[u8], data_start: u64, size: u64) -> Result<Header, Fault> {
 struct Info {
     #[serde(deserialize_with = "dtype")]
     dtype: Dtype,
-    shape: Vec<u64>,
+    #[serde(deserialize_with = "shape")]
+    shape: Box<[u64]>,
     data_offsets: (u64, u64),
 }
 
 fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dtype, D::Error> {
-    let name = std::borrow::Cow::<str>::deserialize(deserializer)?;
+    let Text(name) = Text::deserialize(deserializer)?;
     Dtype::from_name(&name).ok_or_else(|| de::Error::custom(format_args!("unknown dtype `{name}`")))
+}
+
+/// Names by a hash that is seeded by chance, and faster than the standard library's.
+type Seen<'a> = HashSet<&'a str, foldhash::fast::RandomState>;
+
+/// In memory of just its length: there are many shapes, and all of them small.
+fn shape<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[u64]>, D::Error> {
+    deserializer.deserialize_seq(ShapeVisitor)
+}
+
+struct ShapeVisitor;
+
+impl<'de> Visitor<'de> for ShapeVisitor {
+    type Value = Box<[u64]>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of numbers")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Box<[u64]>, A::Error> {
+        let (mut first, mut rank) = ([0; 8], 0);
+        while let Some(dim) = seq.next_element()? {
+            if let Some(place) = first.get_mut(rank) {
+                (*place, rank) = (dim, rank + 1);
+                continue;
+            }
+            let mut long = first.to_vec();
+            long.push(dim);
+            while let Some(dim) = seq.next_element()? {
+                long.push(dim);
+            }
+            return Ok(long.into());
+        }
+        Ok(first[..rank].into())
+    }
 }
 
 /// The header's JSON as it stands, equal keys refused.
 struct Raw {
-    entries: Vec<(String, Info)>,
+    entries: Vec<(Box<str>, Info)>,
     metadata: BTreeMap<String, String>,
 }
 
@@ -204,24 +246,24 @@ impl<'de> Visitor<'de> for RawVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
-        let mut entries: Vec<(String, Info)> = Vec::new();
+        let mut entries: Vec<(Box<str>, Info)> = Vec::new();
         let mut metadata = None;
-        while let Some(key) = map.next_key::<String>()? {
+        while let Some(Text(key)) = map.next_key()? {
             if key == "__metadata__" {
                 if metadata.is_some() {
                     return Err(de::Error::custom("`__metadata__` is there twice"));
                 }
-                let given = map.next_value::<Option<super::index::Unique<String>>>()?;
+                let given = map.next_value::<Option<super::json::Unique<String>>>()?;
                 metadata = Some(given.map(|unique| unique.0).unwrap_or_default());
             } else {
                 if entries.len() == MAX_TENSORS {
                     return Err(de::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
                 }
-                entries.push((key, map.next_value()?));
+                entries.push((key.into(), map.next_value()?));
             }
         }
-        let mut seen = HashSet::with_capacity(entries.len());
-        if let Some((key, _)) = entries.iter().find(|(key, _)| !seen.insert(key.as_str())) {
+        let mut seen = Seen::with_capacity_and_hasher(entries.len(), Default::default());
+        if let Some((key, _)) = entries.iter().find(|(key, _)| !seen.insert(&**key)) {
             return Err(de::Error::custom(format_args!("tensor `{key}` is there twice")));
         }
         Ok(Raw { entries, metadata: metadata.unwrap_or_default() })

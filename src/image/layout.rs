@@ -6,16 +6,16 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::checkpoint::{Bytes, Checkpoint, MAX_HEADER, Origin, OriginId, Tensor};
+use crate::checkpoint::{Bytes, Checkpoint, MAX_HEADER, Options, Origin, OriginId, Tensor};
 use crate::source::{File, Identity, State};
 
-use super::{Error, Hash, Image, Piece, header};
+use super::{Error, Hash, Image, Piece, Written, header};
 
 /// Part of the identity: another way of laying out is another image.
 const LAYOUT_VERSION: u8 = 2;
 
-/// The most that a file can hold.
-const MAX_SIZE: u64 = i64::MAX as u64;
+/// The most that a file can hold after any header.
+const MAX_DATA: u64 = i64::MAX as u64 - 2 * MAX_HEADER;
 
 pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
     let files: Vec<Arc<File>> = checkpoint.files().cloned().collect();
@@ -35,77 +35,71 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
         starts.push(end);
         end = end
             .checked_add(tensor.bytes.len())
-            .filter(|&end| end <= MAX_SIZE)
+            .filter(|&end| end <= MAX_DATA)
             .ok_or_else(|| Error::TooLarge { path: path.clone() })?;
     }
     starts.push(end);
     // Readers ask for it, and a checkpoint that states another keeps it: it is then not torch's.
     let states_format = metadata.contains_key("format");
     metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
-    let header = header::write(&tensors, &starts, &metadata);
-    let Some(header) = header else {
+    if header::at_most(&tensors, &metadata) > MAX_HEADER
+        && header::write(&tensors, &starts, &metadata).is_none()
+    {
         return Err(Error::HeaderTooLong { path, limit: MAX_HEADER });
-    };
-    let size = (header.len() as u64).checked_add(end).filter(|&size| size <= MAX_SIZE);
-    let size = size.ok_or(Error::TooLarge { path })?;
-    let (piece_starts, pieces) = pieces(&tensors, &starts, header.len() as u64);
-    let layout = Hash::of(&header);
-    let identity = identity(layout, &files, &options);
+    }
     Ok(Image {
-        header: header.into(),
         tensors: tensors.into(),
         starts: starts.into(),
-        piece_starts,
-        pieces,
         origins: origins.into(),
         files: files.into(),
         metadata,
         states_format,
-        size,
-        layout,
-        identity,
+        options,
+        written: OnceLock::new(),
         weight: OnceLock::new(),
     })
+}
+
+/// What stands before the data of an image that was built.
+pub fn written(image: &Image) -> Written {
+    let Image { tensors, starts, files, metadata, options, .. } = image;
+    let header = header::write(tensors, starts, metadata).expect("one too long was refused");
+    let (piece_starts, pieces) = pieces(tensors, starts, header.len() as u64);
+    let layout = Hash::of(&header);
+    let identity = identity(layout, files, options);
+    Written { header: header.into(), piece_starts, pieces, layout, identity }
 }
 
 /// The image of a file as it is.
 pub fn plain(file: Arc<File>) -> Image {
     let size = file.identity().size;
-    let files = [file];
-    let layout = Hash::of(&[]);
-    Image {
-        header: Arc::from([]),
-        tensors: Box::default(),
-        starts: Box::new([0]),
-        piece_starts: Box::new([0]),
-        pieces: Box::new([Piece::Run { origin: OriginId(0), offset: 0 }]),
-        origins: files.iter().cloned().map(Origin::File).collect(),
-        identity: identity(layout, &files, &Default::default()),
-        files: Box::new(files),
-        metadata: Default::default(),
-        states_format: false,
-        size,
-        layout,
-        weight: OnceLock::new(),
-    }
+    let piece = Piece::Run { origin: OriginId(0), offset: 0 };
+    of_one_piece(piece, Arc::from([]), size, Box::new([file]))
 }
 
 /// The image of a file that is made of no source.
 pub fn made(bytes: Vec<u8>) -> Image {
-    let layout = Hash::of(&bytes);
-    Image {
-        size: bytes.len() as u64,
-        header: bytes.into(),
-        tensors: Box::default(),
-        starts: Box::new([0]),
+    of_one_piece(Piece::Header, bytes.into(), 0, Box::default())
+}
+
+fn of_one_piece(piece: Piece, header: Arc<[u8]>, data: u64, files: Box<[Arc<File>]>) -> Image {
+    let (layout, options) = (Hash::of(&header), Options::default());
+    let written = Written {
+        header,
         piece_starts: Box::new([0]),
-        pieces: Box::new([Piece::Header]),
-        origins: Box::default(),
-        files: Box::default(),
+        pieces: Box::new([piece]),
+        layout,
+        identity: identity(layout, &files, &options),
+    };
+    Image {
+        tensors: Box::default(),
+        starts: Box::new([data]),
+        origins: files.iter().cloned().map(Origin::File).collect(),
+        files,
         metadata: Default::default(),
         states_format: false,
-        layout,
-        identity: identity(layout, &[], &Default::default()),
+        options,
+        written: written.into(),
         weight: OnceLock::new(),
     }
 }
@@ -144,8 +138,8 @@ fn pieces(tensors: &[Tensor], starts: &[u64], data: u64) -> (Box<[u64]>, Box<[Pi
     (piece_starts.into(), pieces.into())
 }
 
-fn identity(layout: Hash, files: &[Arc<File>], options: &crate::checkpoint::Options) -> Hash {
-    let crate::checkpoint::Options { root_key, allow_partial, follow_symlinks } = options;
+fn identity(layout: Hash, files: &[Arc<File>], options: &Options) -> Hash {
+    let Options { root_key, allow_partial, follow_symlinks } = options;
     let mut bytes = vec![LAYOUT_VERSION, u8::from(*allow_partial), u8::from(*follow_symlinks)];
     bytes.extend_from_slice(&layout.0);
     bytes.push(u8::from(root_key.is_some()));

@@ -16,7 +16,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::checkpoint::{Checkpoint, Origin, OriginId, Tensor};
+use crate::checkpoint::{Checkpoint, Options, Origin, OriginId, Tensor};
 use crate::source;
 
 pub use error::Error;
@@ -36,23 +36,30 @@ impl fmt::Display for Hash {
 /// A checkpoint as one virtual safetensors file.
 #[derive(Debug)]
 pub struct Image {
-    header: Arc<[u8]>,
     /// In the order of the image.
     tensors: Box<[Tensor]>,
     /// Where each tensor starts, from the start of the data; one more, for the end of the last.
     starts: Box<[u64]>,
-    /// Where each piece starts in the image, beside `pieces`.
-    piece_starts: Box<[u64]>,
-    pieces: Box<[Piece]>,
     origins: Box<[Origin]>,
     files: Box<[Arc<source::File>]>,
     metadata: BTreeMap<String, String>,
     states_format: bool,
-    size: u64,
-    layout: Hash,
-    identity: Hash,
+    options: Options,
+    /// Written when it is first asked for: who only loads tensors never does.
+    written: OnceLock<Written>,
     /// Asked at every opening, and summed over every tensor.
     weight: OnceLock<u64>,
+}
+
+/// What stands in the file before the data, and what follows from it.
+#[derive(Debug)]
+struct Written {
+    header: Arc<[u8]>,
+    /// Where each piece starts in the image, beside `pieces`.
+    piece_starts: Box<[u64]>,
+    pieces: Box<[Piece]>,
+    layout: Hash,
+    identity: Hash,
 }
 
 /// What a range of the image is made of. Ranges of an origin that follow one another are one piece.
@@ -116,22 +123,26 @@ impl Image {
 
     /// Whether it is a file as it is.
     pub fn is_plain(&self) -> bool {
-        self.header.is_empty()
+        self.header().is_empty()
+    }
+
+    fn written(&self) -> &Written {
+        self.written.get_or_init(|| layout::written(self))
     }
 
     /// Bytes of the whole file.
     pub fn size(&self) -> u64 {
-        self.size
+        self.header_size() + self.starts.last().copied().unwrap_or(0)
     }
 
     /// Bytes before the data, the eight of the length included: a multiple of 4,096.
     pub fn header_size(&self) -> u64 {
-        self.header.len() as u64
+        self.header().len() as u64
     }
 
     /// The header as it stands in the file, its length first.
     pub fn header(&self) -> &[u8] {
-        &self.header
+        &self.written().header
     }
 
     /// The tensors in the order of the file.
@@ -176,13 +187,13 @@ impl Image {
     /// A hash of the header: names, types, shapes and order. The same checkpoint has the same one
     /// wherever it lies.
     pub fn layout(&self) -> Hash {
-        self.layout
+        self.written().layout
     }
 
     /// A hash of the sources' identities, the options and the layout: what two programs compare to
     /// know that they see the same bytes.
     pub fn identity(&self) -> Hash {
-        self.identity
+        self.written().identity
     }
 
     /// About how many bytes of memory it takes.
@@ -193,30 +204,32 @@ impl Image {
     fn weighed(&self) -> u64 {
         let name = |tensor: &Tensor| tensor.name.len() + size_of_val(&*tensor.shape);
         let tensors = size_of_val(&*self.tensors) + self.tensors.iter().map(name).sum::<usize>();
-        let pieces = size_of_val(&*self.piece_starts) + size_of_val(&*self.pieces);
+        let Written { piece_starts, pieces, .. } = self.written();
+        let pieces = size_of_val(&**piece_starts) + size_of_val(&**pieces);
         let unpacked = self.origins.iter().map(|origin| match origin {
             Origin::File(_) => size_of::<source::File>(),
             Origin::Memory(bytes) => bytes.len(),
         });
-        let parts = self.header.len() + tensors + size_of_val(&*self.starts) + pieces;
+        let parts = self.header().len() + tensors + size_of_val(&*self.starts) + pieces;
         (parts + unpacked.sum::<usize>()) as u64
     }
 
     /// The segments of a range, cut to it, in order. What lies past the end has none.
     pub fn segments(&self, range: Range<u64>) -> impl Iterator<Item = Segment> {
-        let end = range.end.min(self.size);
-        let first =
-            self.piece_starts.partition_point(|&start| start <= range.start).saturating_sub(1);
+        let Written { piece_starts, pieces, .. } = self.written();
+        let size = self.size();
+        let end = range.end.min(size);
+        let first = piece_starts.partition_point(|&start| start <= range.start).saturating_sub(1);
         let mut at = range.start;
-        (first..self.pieces.len()).map_while(move |n| {
+        (first..pieces.len()).map_while(move |n| {
             if at >= end {
                 return None;
             }
-            let piece_end = self.piece_starts.get(n + 1).copied().unwrap_or(self.size);
-            let into = at - self.piece_starts[n];
+            let piece_end = piece_starts.get(n + 1).copied().unwrap_or(size);
+            let into = at - piece_starts[n];
             let range = at..piece_end.min(end);
             at = range.end;
-            let bytes = match self.pieces[n] {
+            let bytes = match pieces[n] {
                 Piece::Header => SegmentBytes::Header(into),
                 Piece::Run { origin, offset } => {
                     SegmentBytes::Run { origin, offset: offset + into }
