@@ -7,6 +7,7 @@ mod support;
 
 use std::fs::{self, File, OpenOptions};
 use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
@@ -231,4 +232,56 @@ fn a_source_that_changed_is_refused() {
             assert!(matches!(opened.load(tensor).unwrap_err(), Error::Source(_)));
         }
     }
+}
+
+#[test]
+fn a_stream_hands_out_everything_in_the_order_of_the_disk_and_holds_no_more_than_it_may() {
+    for (name, (_folder, path)) in all() {
+        let opened = open(&path, 2, false);
+        let expected = expected(&opened);
+        let largest = opened.tensors().iter().map(|tensor| tensor.bytes.len()).max().unwrap_or(0);
+        for hold in [largest, 2 * largest + 1, 1 << 30] {
+            let (mut found, mut last) = (Vec::new(), None);
+            let told = opened.stream(opened.tensors(), hold, |tensor, memory| {
+                let reach = tensor.bytes.reach();
+                assert!(last.replace(reach) <= Some(reach), "{name}: {}", tensor.name);
+                found.push((&tensor.name, memory));
+                ControlFlow::Continue(())
+            });
+            assert_eq!(told.unwrap().tensors, expected.len(), "{name}");
+            for (tensor, expected) in opened.tensors().iter().zip(&expected) {
+                let found = found.iter().find(|(found, _)| **found == tensor.name);
+                assert!(found.unwrap().1[..] == expected[..], "{name}: {}", tensor.name);
+            }
+        }
+        if largest > 0 {
+            let less = opened.stream(opened.tensors(), largest - 1, |_, _| unreachable!());
+            assert!(matches!(less, Err(Error::Budget { needs, .. }) if needs == largest));
+        }
+    }
+}
+
+#[test]
+fn a_stream_ends_when_its_reader_does() {
+    let (_folder, path) = sharded();
+    let opened = open(&path, 2, false);
+    // Room for two of the largest: the next are not read before one of them is done with.
+    let hold = 2 * opened.tensors()[0].bytes.len();
+    let mut some = 0;
+    let told = opened.stream(opened.tensors(), hold, |_, _| {
+        some += 1;
+        if some < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    assert!(some == 3 && told.unwrap().tensors < opened.tensors().len());
+    let panics = std::panic::AssertUnwindSafe(|| {
+        opened.stream(opened.tensors(), hold, |_, _| panic!("on purpose"))
+    });
+    assert!(std::panic::catch_unwind(panics).is_err());
+    // A file that is no longer what it was ends it with an error, and hands out nothing of it.
+    for file in fs::read_dir(&path).unwrap() {
+        let file = OpenOptions::new().write(true).open(file.unwrap().path()).unwrap();
+        file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    }
+    let changed = opened.stream(opened.tensors(), hold, |_, _| panic!("of a file that changed"));
+    assert!(matches!(changed, Err(Error::Source(_))), "{changed:?}");
 }

@@ -102,17 +102,24 @@ impl Index<'_> {
 /// Reads an index.
 pub fn parse(json: &[u8], may_leave: bool) -> Result<Index<'_>, Fault> {
     let raw: Raw<Holders> = read(json)?;
-    let Holders { shards, mut holders } = raw.weight_map;
-    let (shards, places) = shards.sorted();
+    let (shards, places) = raw.weight_map.shards.sorted();
     if shards.is_empty() {
         return Err(Fault::Empty);
     }
-    holders.values_mut().for_each(|place| *place = places[*place as usize]);
+    let tensors = raw.weight_map.holders;
+    let mut holders = ByTensor::with_capacity_and_hasher(tensors.len(), Default::default());
+    let mut held = vec![0; shards.len()];
+    for (tensor, place) in tensors {
+        let place = places[place as usize];
+        held[place as usize] += 1;
+        match holders.entry(tensor) {
+            Entry::Occupied(known) => return Err(Fault::Json(twice(known.key()))),
+            Entry::Vacant(new) => drop(new.insert(place)),
+        }
+    }
     if let Some(shard) = shards.iter().find(|shard| !may_leave && leaves(shard)) {
         return Err(Fault::Leaves { shard: shard.clone() });
     }
-    let mut held = vec![0; shards.len()];
-    holders.values().for_each(|place| held[*place as usize] += 1);
     Ok(Index { shards, held, holders })
 }
 
@@ -200,7 +207,7 @@ impl<'de> Visitor<'de> for ShardsVisitor {
 /// A weight map.
 struct Holders<'a> {
     shards: Shards,
-    holders: ByTensor<'a>,
+    holders: Vec<(Cow<'a, str>, u32)>,
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Holders<'a> {
@@ -219,13 +226,10 @@ impl<'de> Visitor<'de> for HoldersVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Holders<'de>, A::Error> {
-        let (mut shards, mut holders) = (Shards::default(), ByTensor::default());
+        let (mut shards, mut holders) = (Shards::default(), Vec::new());
         while let Some((Text(tensor), Text(shard))) = map.next_entry()? {
             let place = shards.place(&shard);
-            match holders.entry(tensor) {
-                Entry::Occupied(known) => return Err(twice(known.key())),
-                Entry::Vacant(new) => drop(new.insert(place)),
-            }
+            holders.push((tensor, place));
         }
         Ok(Holders { shards, holders })
     }

@@ -60,7 +60,7 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
         let mut entries = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
             if entries.contains_key(&key) {
-                return Err(twice(&key));
+                return Err(de::Error::custom(twice(&key)));
             }
             entries.insert(key, map.next_value()?);
         }
@@ -69,6 +69,6 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
 }
 
 /// The refusal of a key that stands twice.
-pub fn twice<E: de::Error>(key: &str) -> E {
-    de::Error::custom(format_args!("key `{key}` is there twice"))
+pub fn twice(key: &str) -> String {
+    format!("key `{key}` is there twice")
 }

@@ -26,6 +26,7 @@ mod opened;
 mod plan;
 mod read;
 mod report;
+mod stream;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};

@@ -185,7 +185,8 @@ impl Opened {
         Ok(self.maps.map(self.reader.sources(), tensor)?)
     }
 
-    fn memory(&self, tensor: &Tensor) -> Result<Memory, Error> {
+    /// Memory for a tensor.
+    pub(super) fn memory(&self, tensor: &Tensor) -> Result<Memory, Error> {
         let bytes = tensor.bytes.len();
         let memory = usize::try_from(bytes).ok().and_then(Memory::new);
         memory.ok_or_else(|| Error::Memory { path: self.path.clone(), bytes })

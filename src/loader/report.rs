@@ -54,4 +54,17 @@ impl Report {
             },
         }
     }
+
+    /// Adds what another load did.
+    pub(super) fn add(&mut self, other: &Report) {
+        self.tensors += other.tensors;
+        self.bytes += other.bytes;
+        self.seconds += other.seconds;
+        self.cached += other.cached;
+        self.direct += other.direct;
+        self.buffered += other.buffered;
+        self.gathered += other.gathered;
+        self.memory += other.memory;
+        self.fallback = self.fallback.take().or_else(|| other.fallback.clone());
+    }
 }
