@@ -19,6 +19,7 @@
 //! ```
 
 mod error;
+mod left;
 mod mapped;
 mod memory;
 mod mounted;

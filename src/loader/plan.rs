@@ -46,6 +46,16 @@ pub enum Job<'a, T> {
     Gather { bytes: &'a Bytes, offset: u64, target: T },
 }
 
+impl<T> Job<'_, T> {
+    /// What it reads from.
+    pub fn origin(&self) -> OriginId {
+        match self {
+            Job::Stretch(stretch) => stretch.origin,
+            Job::Gather { bytes, .. } => bytes.reach().0,
+        }
+    }
+}
+
 /// A stretch of an origin.
 #[derive(Debug)]
 pub struct Stretch<T> {

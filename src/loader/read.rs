@@ -17,6 +17,7 @@ use crate::source::{self, DIRECT_ALIGNMENT, OpenFile, Way, Ways};
 use crate::threads::lock;
 
 use super::Error;
+use super::left::Left;
 use super::memory::Buffers;
 use super::plan::{Job, Stretch};
 
@@ -68,13 +69,17 @@ pub struct From<'a> {
 /// Does all of it.
 pub fn read(from: &From<'_>, jobs: VecDeque<Job<'_, &mut [u8]>>, how: How) -> Result<(), Error> {
     let threads = how.threads.min(jobs.len());
+    let left = how.leave_cache.then(|| {
+        let origins = jobs.iter().map(Job::origin);
+        Left::of(origins, from.sources, from.ways)
+    });
     let jobs = Mutex::new(jobs);
     let failed = Mutex::new(None);
     let is_over = || from.stop.load(Ordering::Relaxed) || lock(&failed).is_some();
     let work = || {
         while !is_over() {
             let Some(job) = lock(&jobs).pop_front() else { return };
-            if let Err(error) = from.one(job, how) {
+            if let Err(error) = from.one(job, left.as_ref()) {
                 lock(&failed).get_or_insert(error);
             }
         }
@@ -98,7 +103,7 @@ pub fn read(from: &From<'_>, jobs: VecDeque<Job<'_, &mut [u8]>>, how: How) -> Re
 }
 
 impl From<'_> {
-    fn one(&self, job: Job<'_, &mut [u8]>, how: How) -> Result<(), Error> {
+    fn one(&self, job: Job<'_, &mut [u8]>, left: Option<&Left<'_>>) -> Result<(), Error> {
         match job {
             Job::Gather { bytes, offset, target } => {
                 let origin = bytes.reach().0;
@@ -110,7 +115,7 @@ impl From<'_> {
                 let ways = self.ways.get(stretch.origin.0 as usize).and_then(Option::as_ref);
                 match ways.zip(self.sources.file(stretch.origin)) {
                     None => self.copy(stretch),
-                    Some((ways, file)) => self.stretch(ways, file, stretch, how),
+                    Some((ways, file)) => self.stretch(ways, file, stretch, left),
                 }
             }
         }
@@ -130,9 +135,9 @@ impl From<'_> {
         ways: &Ways,
         file: &OpenFile,
         stretch: Stretch<&mut [u8]>,
-        how: How,
+        left: Option<&Left<'_>>,
     ) -> Result<(), Error> {
-        let Stretch { range, mut pieces, .. } = stretch;
+        let Stretch { origin, range, mut pieces } = stretch;
         let len = range.end - range.start;
         let is_tiny = len <= TINY;
         if !is_tiny
@@ -143,11 +148,10 @@ impl From<'_> {
             return Ok(());
         }
         if is_tiny || !ways.is_direct(file) {
-            let was_there = !how.leave_cache || ways.is_cached(file, &range);
             self.buffered(ways, file, &range, &mut pieces)?;
             self.tally.buffered.fetch_add(len, Ordering::Relaxed);
-            if !was_there {
-                ways.forget(file, &range);
+            if let Some(left) = left {
+                left.let_go(origin, &range);
             }
             return Ok(());
         }

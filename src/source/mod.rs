@@ -15,6 +15,7 @@ mod file;
 mod filesystem;
 mod residency;
 mod root;
+mod uncached;
 mod ways;
 
 pub use attributes::{Attributes, Kind};
@@ -24,6 +25,7 @@ pub use error::Error;
 pub use file::{File, Identity, OpenFile, State};
 use residency::Residency;
 pub use root::{Destination, Entry, Links, Root, is_directory, is_hub_repository};
+pub use uncached::uncached;
 pub use ways::{Way, Ways};
 
 /// Random access to a fixed number of bytes: a file, or memory.

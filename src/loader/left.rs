@@ -1,0 +1,55 @@
+//! Leaves the page cache as it was found.
+//!
+//! In: the origins of a load, before it. Out: [`Left`], which lets go of what was not there: of a stretch
+//! that was read just now, so that little is held at a time, and of all the rest when it is dropped, since
+//! the system reads ahead.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::checkpoint::{OriginId, Sources};
+use crate::source::{Ways, uncached};
+
+/// What the page cache did not have.
+pub struct Left<'a> {
+    sources: &'a Sources,
+    ways: &'a [Option<Ways>],
+    missing: BTreeMap<OriginId, Vec<Range<u64>>>,
+}
+
+impl<'a> Left<'a> {
+    /// Of these origins, as it is now.
+    pub fn of(
+        origins: impl Iterator<Item = OriginId>,
+        sources: &'a Sources,
+        ways: &'a [Option<Ways>],
+    ) -> Left<'a> {
+        let mut missing = BTreeMap::new();
+        for origin in origins {
+            if let Some(file) = sources.file(origin) {
+                missing.entry(origin).or_insert_with(|| uncached(file));
+            }
+        }
+        Left { sources, ways, missing }
+    }
+
+    /// Lets go of a part of one.
+    pub fn let_go(&self, origin: OriginId, range: &Range<u64>) {
+        let ways = self.ways.get(origin.0 as usize).and_then(Option::as_ref);
+        let (Some(ways), Some(file)) = (ways, self.sources.file(origin)) else { return };
+        for missing in self.missing.get(&origin).into_iter().flatten() {
+            let part = missing.start.max(range.start)..missing.end.min(range.end);
+            if !part.is_empty() {
+                ways.forget(file, &part);
+            }
+        }
+    }
+}
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        for origin in self.missing.keys() {
+            self.let_go(*origin, &(0..u64::MAX));
+        }
+    }
+}
