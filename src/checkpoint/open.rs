@@ -220,23 +220,20 @@ fn agree(
     index: Option<&Index<'_>>,
 ) -> Result<Vec<String>, Error> {
     let holder = |name: &str| index.and_then(|index| index.holder(name));
-    // What lies where no index says it does, and in which part.
-    let mut others: Vec<(&str, usize)> = Vec::new();
-    let mut unnamed = Vec::new();
-    for (place, part) in parts.iter().enumerate() {
+    let places: Vec<usize> = (0..parts.len()).collect();
+    // What lies where no index says it does: of each part the tensors, and what is refused.
+    let others = together(&places, READERS, |&place| {
         let is_other = |name: &&str| holder(name) != Some(place);
-        let before = others.len();
-        let tensors = part.tensors.iter().map(|tensor| &*tensor.name);
-        others.extend(tensors.filter(is_other).map(|name| (name, place)));
-        if index.is_some() {
-            unnamed.extend(others[before..].iter().map(|(name, _)| (*name).to_owned()));
-        }
-        let refused = part.refused.iter().map(|refused| refused.name.as_str());
-        others.extend(refused.filter(is_other).map(|name| (name, place)));
-        let named = part.tensors.len() + part.refused.len() - (others.len() - before);
-        if let Some(index) = index.filter(|index| named < index.held_by(place)) {
-            let tensors = part.tensors.iter().map(|tensor| &*tensor.name);
-            let refused = part.refused.iter().map(|refused| refused.name.as_str());
+        let (tensors, refused) = names_of(&parts[place]);
+        let others: (Vec<&str>, Vec<&str>) =
+            (tensors.filter(is_other).collect(), refused.filter(is_other).collect());
+        others
+    });
+    for (index, (place, part)) in index.into_iter().cycle().zip(parts.iter().enumerate()) {
+        let (tensors, refused) = &others[place];
+        let named = part.tensors.len() - tensors.len() + part.refused.len() - refused.len();
+        if named < index.held_by(place) {
+            let (tensors, refused) = names_of(part);
             let there: HashSet<&str> = tensors.chain(refused).collect();
             let missing = index.tensors_of(place).filter(|name| !there.contains(name)).min();
             let fault = IndexFault::NotThere {
@@ -246,7 +243,12 @@ fn agree(
             return Err(Error::Index { path: path.to_path_buf(), fault });
         }
     }
-    let mut found: ByName<'_> = ByName::with_capacity_and_hasher(others.len(), Default::default());
+    let unnamed = others.iter().filter(|_| index.is_some()).flat_map(|(tensors, _)| tensors);
+    let unnamed = unnamed.map(|&name| name.to_owned()).collect();
+    let others = (0..).zip(others).flat_map(|(place, (tensors, refused))| {
+        tensors.into_iter().chain(refused).map(move |name| (name, place))
+    });
+    let mut found = ByName::default();
     for (name, place) in others {
         let other = holder(name).unwrap_or_else(|| *found.entry(name).or_insert(place));
         if other != place {
@@ -258,6 +260,12 @@ fn agree(
         }
     }
     Ok(unnamed)
+}
+
+/// The names of a part's tensors, and of what of it is refused.
+fn names_of(part: &Checkpoint) -> (impl Iterator<Item = &str>, impl Iterator<Item = &str>) {
+    let tensors = part.tensors.iter().map(|tensor| &*tensor.name);
+    (tensors, part.refused.iter().map(|refused| refused.name.as_str()))
 }
 
 /// By name, the place of its part.
