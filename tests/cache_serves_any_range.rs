@@ -135,8 +135,10 @@ fn all_blocks_are_let_go_of_with_the_image_and_the_counters_add_up() {
     let before = cache.counters();
     assert!(before.prefetched > 0 && before.held_bytes > 0, "{before:?}");
     cache.set_memory(2 << 20);
-    // Four threads read, and what was last answered may still be in the hands of who did.
-    assert!(cache.counters().held_bytes <= 5 << 20, "what is being read or given, and no more");
+    // What is being read or given just then goes when that is done: four threads do so.
+    while cache.counters().held_bytes > 5 << 20 {
+        std::thread::yield_now();
+    }
     // Nothing is fetched any more once this is answered.
     read(&served, 0, 10).expect("readable");
     while Arc::strong_count(&served) > 1 {

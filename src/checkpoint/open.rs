@@ -225,23 +225,13 @@ fn agree(
     let others = together(&places, READERS, |&place| {
         let is_other = |name: &&str| holder(name) != Some(place);
         let (tensors, refused) = names_of(&parts[place]);
-        let others: (Vec<&str>, Vec<&str>) =
+        let others: Others<'_> =
             (tensors.filter(is_other).collect(), refused.filter(is_other).collect());
         others
     });
-    for (index, (place, part)) in index.into_iter().cycle().zip(parts.iter().enumerate()) {
-        let (tensors, refused) = &others[place];
-        let named = part.tensors.len() - tensors.len() + part.refused.len() - refused.len();
-        if named < index.held_by(place) {
-            let (tensors, refused) = names_of(part);
-            let there: HashSet<&str> = tensors.chain(refused).collect();
-            let missing = index.tensors_of(place).filter(|name| !there.contains(name)).min();
-            let fault = IndexFault::NotThere {
-                tensor: missing.unwrap_or_default().to_owned(),
-                shard: index.shards()[place].clone(),
-            };
-            return Err(Error::Index { path: path.to_path_buf(), fault });
-        }
+    if let Some(index) = index {
+        all_are_there(index, parts, &others)
+            .map_err(|fault| Error::Index { path: path.to_path_buf(), fault })?;
     }
     let unnamed = others.iter().filter(|_| index.is_some()).flat_map(|(tensors, _)| tensors);
     let unnamed = unnamed.map(|&name| name.to_owned()).collect();
@@ -260,6 +250,29 @@ fn agree(
         }
     }
     Ok(unnamed)
+}
+
+/// The names in a part that stand in another, or nowhere, by the index: tensors, and what is refused.
+type Others<'a> = (Vec<&'a str>, Vec<&'a str>);
+
+fn all_are_there(
+    index: &Index<'_>,
+    parts: &[Checkpoint],
+    others: &[Others<'_>],
+) -> Result<(), IndexFault> {
+    for (place, (part, (tensors, refused))) in parts.iter().zip(others).enumerate() {
+        let named = part.tensors.len() - tensors.len() + part.refused.len() - refused.len();
+        if named < index.held_by(place) {
+            let (tensors, refused) = names_of(part);
+            let there: HashSet<&str> = tensors.chain(refused).collect();
+            let missing = index.tensors_of(place).filter(|name| !there.contains(name)).min();
+            return Err(IndexFault::NotThere {
+                tensor: missing.unwrap_or_default().to_owned(),
+                shard: index.shards()[place].clone(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// The names of a part's tensors, and of what of it is refused.
