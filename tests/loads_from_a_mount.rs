@@ -10,7 +10,7 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 
 use ckptfs::loader::{Error, Opened, Options, Route};
 use ckptfs::{checkpoint, source};
@@ -183,4 +183,50 @@ fn a_source_that_has_another_name_by_now_is_found_by_the_daemon() {
     assert!(loaded(&opened) == expected);
     fs::rename(&elsewhere, &place.source).unwrap();
     assert_eq!(place.unmount(&[]).code, 0);
+}
+
+/// Ends what serves a mount from within a table of processes of its own.
+struct Apart(Child);
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
+    let place = Place::new();
+    // A set, which only an image shows as one file.
+    fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
+    for (name, bytes) in shards(3, 4096) {
+        fs::write(Path::new(&place.source).join(name), bytes).unwrap();
+    }
+    let expected = loaded(&open(&place.source));
+    // The number that the daemon has of itself is that of another process here.
+    let apart = ["--pid", "--fork", "--kill-child", running::ckptfs(), "mount", "--foreground"];
+    let mut command = Command::new("unshare");
+    command.args(apart).args([&place.source, &place.mountpoint]);
+    let apart = Apart(command.spawn().unwrap());
+    until("the mount answers", || place.state() == "alive");
+    let elsewhere = place.path("elsewhere");
+    fs::rename(&place.source, &elsewhere).unwrap();
+    let image = Path::new(&place.mountpoint).join("model.safetensors");
+    for path in [image.as_path(), Path::new(&place.mountpoint)] {
+        let opened = open(path);
+        let Route::Through { why } = opened.route() else { panic!("{opened:?}") };
+        assert!(why.contains("its source cannot be"), "{why}");
+        assert!(loaded(&opened) == expected);
+        let tensor = &opened.tensors()[0];
+        let mut memory = vec![0; tensor.bytes.len() as usize];
+        let report = opened.load_into([(tensor, &mut memory[..])]).unwrap();
+        assert_eq!(report.fallback.as_ref(), Some(why));
+    }
+    assert!(reads(&place) > 0);
+    // It is found again where it was.
+    fs::rename(&elsewhere, &place.source).unwrap();
+    source_of(&open(&image));
+    assert_eq!(place.unmount(&[]).code, 0);
+    drop(apart);
 }

@@ -67,6 +67,12 @@ impl Maps {
         Maps((0..origins).map(|_| OnceLock::new()).collect())
     }
 
+    /// Whether the file of a tensor is mapped.
+    pub fn has(&self, tensor: &Tensor) -> bool {
+        let slot = self.0.get(tensor.bytes.reach().0.0 as usize);
+        slot.is_some_and(|slot| slot.get().is_some())
+    }
+
     pub fn map(
         &self,
         sources: &Sources,

@@ -79,6 +79,11 @@ impl Opened {
         &self.route
     }
 
+    /// Whether reading it never waits for another program or machine.
+    pub fn is_local(&self) -> bool {
+        self.ways.iter().flatten().all(Ways::is_local)
+    }
+
     /// What was chosen and what was left out, in words.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -183,6 +188,11 @@ impl Opened {
     /// ends the process (SIGBUS). Not all tensors lie so that this can be.
     pub fn map(&self, tensor: &Tensor) -> Result<Result<Mapped, Unmappable>, Error> {
         Ok(self.maps.map(self.reader.sources(), tensor)?)
+    }
+
+    /// Whether [`Opened::map`] asks no other program or machine whether the file is what it was.
+    pub fn maps_at_once(&self, tensor: &Tensor) -> bool {
+        self.is_local() || self.maps.has(tensor)
     }
 
     /// Memory for a tensor.

@@ -4,6 +4,7 @@
 //! In: the path of a file. Out: a [`Told`]: where its bytes lie. There is no other way between the two:
 //! no socket, no file that could be left behind.
 
+mod keeps_waiting;
 pub mod table;
 
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use rustix::fs::{FsWord, statfs};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+pub use keeps_waiting::may_keep_waiting;
 use table::Spot;
 
 /// The attribute that says where the bytes lie.

@@ -3,7 +3,8 @@
 //! In: paths, tensors and addresses from Python. Out: [`opened::Opened`] checkpoints, [`tensor::Tensor`]s,
 //! which say what there is and load nothing, and [`memory::Memory`], which torch and numpy see as theirs.
 //! What a user calls, and every decision, is in the Python sources of the package (`python/ckptfs`).
-//! While anything is read the interpreter's lock is free, and a load in the main thread hears signals.
+//! While anything is read the interpreter's lock is free, and the main thread hears signals where that may
+//! take long.
 
 mod fault;
 mod memory;

@@ -6,23 +6,28 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::checkpoint::{self, Format, Steps};
 use crate::loader::{self, Error, Route};
+use crate::meeting;
 
 use super::fault::raised;
 use super::memory::Memory;
 use super::tensor::Tensor;
-use super::waiting::{Stop, without_lock};
+use super::waiting::{Stop, Wait, without_lock};
+
+/// What is no larger is read from this machine in less time than a thread for it would cost.
+const SMALL: u64 = 1 << 20;
 
 /// A checkpoint whose files are open. Any number of threads load from it at once.
 #[pyclass(frozen, module = "ckptfs._ckptfs")]
 pub struct Opened {
-    opened: loader::Opened,
+    opened: Arc<loader::Opened>,
     /// By the place of each tensor: its bytes in the data of the file.
     offsets: OnceLock<Vec<(u64, u64)>>,
 }
@@ -53,7 +58,10 @@ impl Opened {
     #[new]
     fn new(py: Python<'_>, path: PathBuf, options: Options) -> PyResult<Opened> {
         let options = loader::Options::from(options);
-        Opened::of(py, py.detach(|| options.open(&path)))
+        let wait = if meeting::may_keep_waiting(&path) { Wait::OrLeave } else { Wait::Here };
+        // Opening is not told to stop: it ends, or hangs and is left behind.
+        let work = move || options.open(&path);
+        Opened::of(py, without_lock(py, wait, &AtomicBool::new(false), work)?)
     }
 
     /// Opens a checkpoint whose bytes are in memory.
@@ -145,14 +153,15 @@ impl Opened {
         tensors: Vec<PyRef<'_, Tensor>>,
         stop: Option<PyRef<'_, Stop>>,
     ) -> PyResult<(Vec<Memory>, String)> {
-        let tensors: Vec<&checkpoint::Tensor> = tensors.iter().map(|tensor| &tensor.0).collect();
-        let bytes = tensors.iter().map(|tensor| tensor.bytes.len()).sum();
+        let tensors: Vec<checkpoint::Tensor> = tensors.iter().map(|t| t.0.clone()).collect();
         let stop = Stop::flag(stop.as_deref());
-        let done = without_lock(py, bytes, &stop, || {
-            let memory = tensors.iter().map(|tensor| self.memory(tensor));
+        let wait = self.wait(tensors.iter(), Wait::OrLeave);
+        let (opened, told_to) = (Arc::clone(&self.opened), Arc::clone(&stop));
+        let done = without_lock(py, wait, &stop, move || {
+            let memory = tensors.iter().map(|tensor| memory(&opened, tensor));
             let mut memory = memory.collect::<Result<Vec<_>, Error>>()?;
             let targets = memory.iter_mut().map(|memory| &mut memory[..]);
-            let report = self.opened.load_until(tensors.iter().copied().zip(targets), &stop)?;
+            let report = opened.load_until(tensors.iter().zip(targets), &told_to)?;
             Ok((memory, report))
         })?;
         let (memory, report) = done.map_err(|error| raised(py, &error))?;
@@ -173,29 +182,36 @@ impl Opened {
         if tensors.len() != addresses.len() {
             return Err(PyValueError::new_err("every tensor needs one address"));
         }
-        let tensors: Vec<&checkpoint::Tensor> = tensors.iter().map(|tensor| &tensor.0).collect();
-        let places = tensors.iter().zip(addresses).filter(|(tensor, _)| !tensor.bytes.is_empty());
-        let places: Vec<(&checkpoint::Tensor, usize)> = places.map(|(t, at)| (*t, at)).collect();
+        let places = tensors.iter().zip(addresses).filter(|(tensor, _)| !tensor.0.bytes.is_empty());
+        let places: Vec<(checkpoint::Tensor, usize)> =
+            places.map(|(tensor, at)| (tensor.0.clone(), at)).collect();
         if overlap(&places) {
             return Err(PyValueError::new_err("two of the tensors to load into share memory"));
         }
-        let bytes = places.iter().map(|(tensor, _)| tensor.bytes.len()).sum();
         let stop = Stop::flag(stop.as_deref());
-        let done = without_lock(py, bytes, &stop, || {
-            let wanted = places.iter().map(|&(tensor, at)| {
+        // The memory is the caller's, who may use it for something else from the return of this on.
+        let wait = self.wait(places.iter().map(|(tensor, _)| tensor), Wait::ToTheEnd);
+        let (opened, told_to) = (Arc::clone(&self.opened), Arc::clone(&stop));
+        let done = without_lock(py, wait, &stop, move || {
+            let wanted = places.iter().map(|(tensor, at)| {
                 let len = tensor.bytes.len() as usize;
                 // SAFETY: the package has seen that this memory belongs to a contiguous tensor of that
-                // many bytes, holds on to it, and it was just seen that no two of them overlap.
-                (tensor, unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) })
+                // many bytes, and holds on to it until this returns, which is when the work has ended;
+                // and it was just seen that no two of them overlap.
+                (tensor, unsafe { std::slice::from_raw_parts_mut(*at as *mut u8, len) })
             });
-            self.opened.load_until(wanted, &stop)
+            opened.load_until(wanted, &told_to)
         })?;
         told(&done.map_err(|error| raised(py, &error))?)
     }
 
     /// The bytes of a tensor where they lie in its file; or, in words, why they cannot be used there.
     fn map(&self, py: Python<'_>, tensor: &Tensor) -> PyResult<(Option<Memory>, Option<String>)> {
-        match self.opened.map(&tensor.0).map_err(|error| raised(py, &error))? {
+        let wait = if self.opened.maps_at_once(&tensor.0) { Wait::Here } else { Wait::OrLeave };
+        let (opened, tensor) = (Arc::clone(&self.opened), tensor.0.clone());
+        let work = move || opened.map(&tensor);
+        let mapped = without_lock(py, wait, &AtomicBool::new(false), work)?;
+        match mapped.map_err(|error| raised(py, &error))? {
             Ok(mapped) => Ok((Some(Memory::mapped(mapped)), None)),
             Err(why) => Ok((None, Some(why.to_string()))),
         }
@@ -205,13 +221,13 @@ impl Opened {
 impl Opened {
     fn of(py: Python<'_>, opened: Result<loader::Opened, Error>) -> PyResult<Opened> {
         let opened = opened.map_err(|error| raised(py, &error))?;
-        Ok(Opened { opened, offsets: OnceLock::new() })
+        Ok(Opened { opened: Arc::new(opened), offsets: OnceLock::new() })
     }
 
-    fn memory(&self, tensor: &checkpoint::Tensor) -> Result<loader::Memory, Error> {
-        let bytes = tensor.bytes.len();
-        let memory = usize::try_from(bytes).ok().and_then(loader::Memory::new);
-        memory.ok_or_else(|| Error::Memory { path: self.opened.path().to_path_buf(), bytes })
+    /// How loading tensors is waited for, if not in the calling thread.
+    fn wait<'a>(&self, tensors: impl Iterator<Item = &'a checkpoint::Tensor>, long: Wait) -> Wait {
+        let bytes: u64 = tensors.map(|tensor| tensor.bytes.len()).sum();
+        if bytes <= SMALL && self.opened.is_local() { Wait::Here } else { long }
     }
 
     /// Whether what is read is one real safetensors file: then its own header says what stands where.
@@ -237,11 +253,17 @@ impl Opened {
     }
 }
 
+fn memory(opened: &loader::Opened, tensor: &checkpoint::Tensor) -> Result<loader::Memory, Error> {
+    let bytes = tensor.bytes.len();
+    let memory = usize::try_from(bytes).ok().and_then(loader::Memory::new);
+    memory.ok_or_else(|| Error::Memory { path: opened.path().to_path_buf(), bytes })
+}
+
 /// Whether two of the places to load into share a byte.
-fn overlap(places: &[(&checkpoint::Tensor, usize)]) -> bool {
+fn overlap(places: &[(checkpoint::Tensor, usize)]) -> bool {
     let mut ranges: Vec<(usize, usize)> = places
         .iter()
-        .map(|&(tensor, at)| (at, at.saturating_add(tensor.bytes.len() as usize)))
+        .map(|(tensor, at)| (*at, at.saturating_add(tensor.bytes.len() as usize)))
         .collect();
     ranges.sort_unstable();
     ranges.windows(2).any(|pair| pair[0].1 > pair[1].0)

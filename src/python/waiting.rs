@@ -1,18 +1,19 @@
-//! Waiting for a load, so that other threads of Python go on and the user's Ctrl-C is heard.
+//! Waiting for work, so that other threads of Python go on and the user's Ctrl-C is heard.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 /// How often signals are looked for: what feels like at once.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What is no larger is read in less time than that, and a thread for it would cost more than the read.
-const SMALL: u64 = 1 << 20;
+/// How long work that is to end is waited for: any that can ends by then.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What ends a load from another thread.
 #[pyclass(frozen, module = "ckptfs._ckptfs")]
@@ -39,42 +40,56 @@ impl Stop {
     }
 }
 
-/// Does the work for so many bytes without the interpreter's lock. A signal whose handler raises sets
-/// `stop`, waits for the work to end, and is raised instead of what came of it.
-pub fn without_lock<T: Send>(
+/// How work is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// In the calling thread: it takes less time than a thread for it would.
+    Here,
+    /// Until it ends, which it does soon once it is told to.
+    ToTheEnd,
+    /// Until it ends; what hangs after it was told to end is left behind, and comes to nothing.
+    OrLeave,
+}
+
+/// Does the work without the interpreter's lock. Where that may take long, a signal whose handler raises
+/// sets `stop`, waits for the work to end, and is raised instead of what came of it.
+pub fn without_lock<T: Send + 'static>(
     py: Python<'_>,
-    bytes: u64,
+    wait: Wait,
     stop: &AtomicBool,
-    work: impl FnOnce() -> T + Send,
+    work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
-    if bytes <= SMALL {
+    if wait == Wait::Here {
         return Ok(py.detach(work));
     }
     py.detach(|| {
-        thread::scope(|scope| {
-            let (done, wait) = channel();
-            let sent = move || {
-                // Whoever waits does so until this was sent.
-                let _ = done.send(work());
-            };
-            thread::Builder::new().name("ckptfs load".to_owned()).spawn_scoped(scope, sent)?;
-            let mut raised = None;
-            loop {
-                match wait.recv_timeout(PATIENCE) {
-                    Ok(done) => return raised.map_or(Ok(done), Err),
-                    Err(RecvTimeoutError::Timeout) => {
-                        if let Err(error) = Python::attach(|py| py.check_signals()) {
-                            stop.store(true, Ordering::Relaxed);
-                            raised.get_or_insert(error);
-                        }
-                    }
-                    Err(RecvTimeoutError::Disconnected) => {
-                        // It panicked, and so will the end of this scope.
-                        let panicked = "the load panicked";
-                        return Err(pyo3::exceptions::PyRuntimeError::new_err(panicked));
+        let (done, ended) = channel();
+        let sent = move || {
+            // Where nobody waits any more, what came of it is let go here.
+            let _ = done.send(work());
+        };
+        thread::Builder::new().name("ckptfs load".to_owned()).spawn(sent)?;
+        let mut raised: Option<(PyErr, Instant)> = None;
+        loop {
+            match ended.recv_timeout(PATIENCE) {
+                Ok(done) => return raised.map_or(Ok(done), |(error, _)| Err(error)),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(PyRuntimeError::new_err("the load panicked"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            match raised {
+                Some((error, when)) if wait == Wait::OrLeave && when.elapsed() > FAREWELL => {
+                    return Err(error);
+                }
+                Some(_) => {}
+                None => {
+                    if let Err(error) = Python::attach(|py| py.check_signals()) {
+                        stop.store(true, Ordering::Relaxed);
+                        raised = Some((error, Instant::now()));
                     }
                 }
             }
-        })
+        }
     })
 }

@@ -63,7 +63,11 @@ pub enum Error {
 }
 
 const NOT_CONNECTED: i32 = Errno::NOTCONN.raw_os_error();
+/// What filesystems say, ours too, of a file that another took the place of.
+const STALE: i32 = Errno::STALE.raw_os_error();
 const TOO_MANY_FILES: i32 = Errno::MFILE.raw_os_error();
+
+const WAIT: &str = "wait until the program that writes it is done, then try again";
 
 impl Error {
     /// The file or directory at fault.
@@ -96,9 +100,8 @@ impl Error {
             Error::Outside { .. } => {
                 "if you trust where it leads, allow it with --follow-symlinks; otherwise copy the file into the directory"
             }
-            Error::Changed { .. } | Error::Short { .. } => {
-                "wait until the program that writes it is done, then try again"
-            }
+            Error::Changed { .. } | Error::Short { .. } => WAIT,
+            Error::Io { source, .. } if source.raw_os_error() == Some(STALE) => WAIT,
             Error::Gone { .. } => {
                 "take the mount away (ckptfs unmount PATH, or umount for one of another program), or mount again"
             }

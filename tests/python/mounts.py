@@ -52,6 +52,22 @@ class Mount:
         found = dict(line.split(":", 1) for line in lines)
         return tuple(int(found[name].split()[0]) << 10 for name in ("RssAnon", "VmHWM"))
 
+    def kill(self):
+        """Leaves a dead mount behind."""
+        os.kill(self.pid, signal.SIGKILL)
+        until("its daemon is gone", lambda: not _command_line(self.pid))
+
+    def stop(self):
+        """Nobody who asks gets an answer any more. The signal alone leaves threads a moment in which they
+        go on answering."""
+        os.kill(self.pid, signal.SIGSTOP)
+        threads = [path / "stat" for path in Path(f"/proc/{self.pid}/task").iterdir()]
+        is_stopped = lambda path: path.read_text().rsplit(") ", 1)[1].startswith("T")
+        until("every thread of it is stopped", lambda: all(map(is_stopped, threads)))
+
+    def go_on(self):
+        os.kill(self.pid, signal.SIGCONT)
+
     def unmount(self):
         done = subprocess.run(
             [self.binary, "unmount", self.point], capture_output=True, timeout=PATIENCE
@@ -81,13 +97,13 @@ class Mounts:
         assert os.geteuid() == 0 and Path("/dev/fuse").exists(), "needs root and /dev/fuse"
         self.binary, self.folder, self.all = binary, folder, []
 
-    def __call__(self, source, *options, prefix=()):
+    def __call__(self, source, *options, prefix=(), at=None):
         number = len(self.all)
         mount = Mount.__new__(Mount)
         # Known before it is made: what fails half way is taken away too.
         self.all.append(mount)
         mount.__init__(
-            self.binary, source, self.folder / f"mnt{number}", self.folder / f"log{number}",
+            self.binary, source, at or self.folder / f"mnt{number}", self.folder / f"log{number}",
             options, prefix,
         )  # fmt: skip
         return mount

@@ -1,0 +1,65 @@
+//! Whether finding what lies at a path may wait for another program or another machine, told without
+//! asking either: what `stat` or `statfs` would ask is the very one that may not answer.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
+
+use super::table;
+
+/// Filesystems whose bytes come from this machine's own disk or memory, as the table of mounts calls
+/// them. What is not known is taken for one that may keep a caller waiting.
+const LOCAL: [&str; 17] = [
+    "bcachefs", "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "iso9660", "ntfs3",
+    "overlay", "ramfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
+];
+
+/// The mount that was last seen to be local, by its number and its device's: reading the table takes
+/// longer than opening a small file. 0 is no mount's.
+static KNOWN: AtomicU64 = AtomicU64::new(0);
+
+/// Whether it may. The same is said of what the system does not have at hand: to find that takes a while
+/// anywhere.
+pub fn may_keep_waiting(path: &Path) -> bool {
+    let at_hand = ResolveFlags::CACHED;
+    let found = openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), at_hand);
+    let Ok(found) = found else { return true };
+    let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let Ok(about) = statx(&found, "", known, StatxFlags::MNT_ID) else { return true };
+    let mount = about.stx_mnt_id;
+    if mount == 0 {
+        // Linux before 5.8 does not tell.
+        return true;
+    }
+    // Both are given again some day, and hardly together.
+    let here = mount << 32 | u64::from(about.stx_dev_minor);
+    if KNOWN.load(Ordering::Relaxed) == here {
+        return false;
+    }
+    let entry = table::all().ok().and_then(|all| all.into_iter().find(|entry| entry.id == mount));
+    let is_local = entry.is_some_and(|entry| LOCAL.iter().any(|kind| entry.kind == *kind));
+    if is_local {
+        KNOWN.store(here, Ordering::Relaxed);
+    }
+    !is_local
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_on_this_machine_does_not_and_what_is_not_known_may() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "text").unwrap();
+        // Twice: from the table, and from what is known.
+        for _ in 0..2 {
+            assert!(!may_keep_waiting(&file));
+            assert!(may_keep_waiting(&folder.path().join("nothing")));
+            // It is at hand, and of a kind that is not known.
+            assert!(may_keep_waiting(Path::new("/proc")));
+        }
+    }
+}
