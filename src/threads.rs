@@ -2,11 +2,25 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 /// A lock whose holder panicked guards nothing half done here: every value under one is whole at
 /// any time.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One more thread, if the system allows one: whoever wants it goes on without.
+pub fn another<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Option<ScopedJoinHandle<'scope, T>> {
+    Builder::new().spawn_scoped(scope, work).ok()
+}
+
+/// What came of a thread. One that panics takes this one with it, as if it had done the work itself.
+pub fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Does the same with each, on so many threads at the most; the answers are in order.
@@ -28,12 +42,11 @@ pub fn together<T: Sync, R: Send>(
         }
     };
     let mut done: Vec<(usize, R)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..of.len().min(threads)).map(|_| scope.spawn(some)).collect();
-        // A thread that panics takes this one with it, as if it had done the work itself.
-        let joined = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        joined.flatten().collect()
+        let others: Vec<_> =
+            (1..of.len().min(threads)).map_while(|_| another(scope, some)).collect();
+        let mut done = some();
+        others.into_iter().for_each(|other| done.extend(joined(other)));
+        done
     });
     done.sort_by_key(|(n, _)| *n);
     done.into_iter().map(|(_, answer)| answer).collect()

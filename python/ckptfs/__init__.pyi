@@ -22,6 +22,7 @@ class PySafeSlice:
     def __getitem__(self, index: Any) -> Any: ...
 
 class PrefetchLoader:
+    report: Report | None
     def names(self) -> list[str]: ...
     def __len__(self) -> int: ...
     def take(self, name: str) -> Any: ...
@@ -39,7 +40,7 @@ class safe_open:
         framework: _Framework,
         device: Any = "cpu",
         *,
-        backend: _Backend = "mmap",
+        backend: _Backend | None = None,
         root: str | None = None,
         allow_partial: bool = False,
         follow_symlinks: bool = False,
@@ -66,7 +67,7 @@ class safe_open:
 
 class _safe_open_handle(safe_open):
     def __init__(
-        self, f: IO[Any], framework: _Framework, device: Any = "cpu", *, backend: _Backend = "mmap"
+        self, f: IO[Any], framework: _Framework, device: Any = "cpu", *, backend: _Backend | None = None
     ) -> None: ...
 
 class Report:

@@ -47,6 +47,9 @@ def _refuse_into(name, why):
 class Torch:
     """Tensors."""
 
+    # How they are loaded unless it is said: where they lie, as safetensors does.
+    BACKEND = "mmap"
+
     @staticmethod
     @functools.cache
     def type(name):
@@ -132,6 +135,9 @@ class Torch:
 
 class Numpy:
     """Arrays. Types that numpy lacks are there once ml_dtypes was imported."""
+
+    # Each in memory of its own, as safetensors does.
+    BACKEND = "pread"
 
     @staticmethod
     @functools.cache

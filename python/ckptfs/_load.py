@@ -78,7 +78,7 @@ def load_named(opened, names, framework, way, *, device=None, into=None, dtype=N
     return {name: loaded[name] for name in names}
 
 
-def _memory(opened, tensors, way, load, stop=None):
+def _memory(opened, tensors, way, load, stop=None, threads=None):
     """The bytes of each, mapped or read."""
     held = [None] * len(tensors)
     if way == MMAP:
@@ -95,7 +95,7 @@ def _memory(opened, tensors, way, load, stop=None):
         load.had(len(mapped), sum(mapped))
     left = [place for place, memory in enumerate(held) if memory is None]
     if left:
-        read, told = opened.load([tensors[place] for place in left], stop)
+        read, told = opened.load([tensors[place] for place in left], stop, threads)
         load.report._read(told)
         for place, memory in zip(left, read, strict=True):
             held[place] = memory

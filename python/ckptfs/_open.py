@@ -31,8 +31,9 @@ class safe_open:
     changes is an error: choose it where files may be written while you load, and to have all of it in
     memory when the call returns. Nothing that is written to a tensor ever reaches a file.
 
-    The default is "mmap" because opening and looking then cost nothing, several processes share what
-    they load, and what safetensors promises is what programs were written for.
+    The default is "mmap" for torch, because opening and looking then cost nothing, several processes share
+    what they load, and what safetensors promises is what programs were written for. It is "pread" for numpy,
+    whose arrays have memory of their own in safetensors, too.
 
     `root`, `allow_partial`, `follow_symlinks`: as for `ckptfs inspect`. `num_threads` read at once, and
     hold no more than `memory` bytes beside what they read into. With `leave_cache` the page cache keeps
@@ -43,11 +44,12 @@ class safe_open:
             rows = f.get_slice("lm_head.weight")[:1024]
     """
 
-    def __init__(self, filename, framework, device="cpu", *, backend=_load.MMAP, root=None,
+    def __init__(self, filename, framework, device="cpu", *, backend=None, root=None,
                  allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
                  leave_cache=False):
         self._asked = (framework, device, backend)
-        self._framework, self._backend = framework_named(framework), _load.backend(backend)
+        self._framework = framework_named(framework)
+        self._backend = _load.backend(self._framework.BACKEND if backend is None else backend)
         how = options(root, allow_partial, follow_symlinks, num_threads, memory, leave_cache)
         self._source = Source(filename, how)
         self._device = self._framework.device(device)
@@ -98,7 +100,7 @@ class safe_open:
 
         `plan` has the names to load, each with `None` for the whole tensor or a slice of its first
         dimension; by default everything is loaded. `device` is the handle's if none is named; "cpu" is
-        one too. The loader goes on when the handle is closed.
+        one too. The loader goes on when the handle is closed; what it has read is held until it is taken.
 
             with f.prefetch({"model.norm.weight": None, "lm_head.weight": slice(0, 1024)}) as loader:
                 for name, tensor in loader:
@@ -115,7 +117,7 @@ class safe_open:
             parts = parts_of(opened, plan)
             for part in parts.values():
                 self._framework.type(part.dtype)
-            return PrefetchLoader(self._source.again(threads=threads), parts, device)
+            return PrefetchLoader(opened, parts, device, threads)
 
     def notes(self):
         """What was chosen and what was left out, in words."""
@@ -154,7 +156,7 @@ def _reopened(path, asked, how, identity):
 class _safe_open_handle(safe_open):
     """The same for an open file, which must have a name."""
 
-    def __init__(self, f, framework, device="cpu", *, backend=_load.MMAP):
+    def __init__(self, f, framework, device="cpu", *, backend=None):
         f.fileno
         super().__init__(os.fspath(f.name), framework, device, backend=backend)
 

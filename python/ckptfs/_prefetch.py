@@ -4,14 +4,16 @@ One thread reads batch after batch in the order in which the bytes lie; those wh
 its batch. What was read and not yet taken is held until it is taken or the loader is closed.
 """
 
+import atexit
 import operator
 import os
 import threading
+import weakref
 
 from ckptfs import _ckptfs, _load
 from ckptfs._errors import error
 from ckptfs._frameworks import Torch
-from ckptfs._report import Load
+from ckptfs._report import Load, is_last
 
 # So much is handed out at once: large enough to be read fast, small enough that the first come soon.
 _AT_ONCE = 64 << 20
@@ -52,15 +54,22 @@ def _part(opened, tensor, rows):
     return opened.part(name, [(start, max(stop - start, 0), 1)])
 
 
-class PrefetchLoader:
-    """Tensors that load in the background, each handed out once: by `take`, or by iterating."""
+_all = weakref.WeakSet()
 
-    def __init__(self, opened, parts, device):
-        self._opened, self._parts, self._device = opened, parts, device
+
+class PrefetchLoader:
+    """Tensors that load in the background, each handed out once: by `take`, or by iterating. `report` is
+    the `ckptfs.Report` of what was read, once all of it was."""
+
+    def __init__(self, opened, parts, device, threads):
+        self._opened, self._parts, self._device, self._threads = opened, parts, device, threads
+        self.report = None
         self._changed, self._stop = threading.Condition(), _ckptfs.Stop()
         self._ready, self._taken, self._fault, self._closed = {}, set(), None, False
         self._process = os.getpid()
-        threading.Thread(target=self._run, name="ckptfs prefetch", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="ckptfs prefetch", daemon=True)
+        _all.add(self)
+        self._thread.start()
 
     def names(self):
         """The names that it hands out, in the order in which they lie."""
@@ -112,7 +121,12 @@ class PrefetchLoader:
 
     def _hand_out(self, name):
         self._taken.add(name)
-        return self._ready.pop(name)
+        tensor = self._ready.pop(name)
+        if len(self._taken) == len(self._parts):
+            while self.report is None and self._fault is None:
+                self._changed.wait()
+            is_last(self.report)
+        return tensor
 
     def _check(self):
         if self._closed:
@@ -126,7 +140,9 @@ class PrefetchLoader:
         try:
             with Load(0) as load:
                 for batch in _load._batches(list(self._parts.values()), _AT_ONCE):
-                    held = _load._memory(self._opened, batch, _load.PREAD, load, self._stop)
+                    held = _load._memory(
+                        self._opened, batch, _load.PREAD, load, self._stop, self._threads
+                    )
                     ready = {
                         part.name: Torch.put(Torch.of(memory, part.dtype, part.shape), self._device)
                         for part, memory in zip(batch, held, strict=True)
@@ -136,7 +152,28 @@ class PrefetchLoader:
                             return
                         self._ready.update(ready)
                         self._changed.notify_all()
+            with self._changed:
+                self.report = load.report
+                self._changed.notify_all()
         except BaseException as fault:
             with self._changed:
                 self._fault = fault
                 self._changed.notify_all()
+
+
+def _after_fork():
+    # A lock that another thread held when this process began is held for ever here, and nobody loads.
+    for loader in list(_all):
+        loader._changed = threading.Condition()
+
+
+def _at_exit():
+    # A thread that came back to Python once that is gone would end the process.
+    for loader in list(_all):
+        if loader._process == os.getpid():
+            loader.close()
+            loader._thread.join()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

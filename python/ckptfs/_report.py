@@ -123,8 +123,13 @@ _lock = threading.Lock()
 _all = {"loads": 0, "report": Report()}
 
 
-def _keep(report):
+def is_last(report):
+    """What this thread loaded last was this, whoever read it."""
     _here.last = report
+
+
+def _keep(report):
+    is_last(report)
     with _lock:
         _all["loads"] += 1
         _all["report"]._add(report)

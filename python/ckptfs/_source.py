@@ -19,7 +19,7 @@ def options(root=None, allow_partial=False, follow_symlinks=False, num_threads=N
             leave_cache=False):
     """How a checkpoint is opened and read, as the Rust part takes it."""
     for name, given in (("num_threads", num_threads), ("memory", memory)):
-        if given is not None and (not isinstance(given, int) or given < 1):
+        if given is not None and (not isinstance(given, int) or not 1 <= given < 1 << 63):
             raise error(f"{name} must be a positive integer, got {given!r}")
     return {
         "root": root, "allow_partial": allow_partial, "follow_symlinks": follow_symlinks,
@@ -32,7 +32,8 @@ class Source:
 
     def __init__(self, path, how):
         # It may be opened again after the directory was changed.
-        self.path, self.how = os.path.abspath(os.fspath(path)), how
+        # Not `abspath`: what comes after `link/..` is not where the words lead.
+        self.path, self.how = os.path.join(os.getcwd(), os.fsdecode(path)), how
         self._opened = _ckptfs.Opened(path, how)
         self._lock, self._users, self._broken = threading.Lock(), 0, False
         _all.add(self)
@@ -44,7 +45,7 @@ class Source:
             if self._opened is None:
                 raise closed()
             if self._broken:
-                self._opened, self._broken = self.again(), False
+                self._opened, self._broken = self._again(), False
             opened = self._opened
             self._users += 1
         try:
@@ -53,9 +54,9 @@ class Source:
             with self._lock:
                 self._users -= 1
 
-    def again(self, **how):
+    def _again(self):
         """The same checkpoint opened once more, if it is still the same."""
-        opened = _ckptfs.Opened(self.path, {**self.how, **how})
+        opened = _ckptfs.Opened(self.path, self.how)
         if opened.identity != self._opened.identity:
             raise error(f"{self.path}: changed on disk since it was opened", "open it again")
         return opened

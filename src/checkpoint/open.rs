@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::source::{self, Links, OpenFile, ReadAt, Root};
-use crate::threads::together;
+use crate::threads::{another, joined, together};
 
 use super::group::{Candidate, Members, candidates, indexed, note_of_one};
 use super::index::{self, Index};
@@ -140,9 +140,8 @@ fn open_index(
     let read = &read;
     let (index, parts) = std::thread::scope(|scope| {
         let are_inside = may_leave || !likely.iter().any(|shard| index::leaves(shard));
-        let likely = scope.spawn(move || are_inside.then(|| read(likely)));
-        let index = index::parse(&json, may_leave);
-        (index, likely.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        let likely = are_inside.then(|| another(scope, || read(likely))).flatten();
+        (index::parse(&json, may_leave), likely.map(joined))
     });
     let index = index.map_err(fault)?;
     let parts = match parts {
@@ -167,22 +166,24 @@ fn read_shards(
     shards: &[String],
     options: &Options,
 ) -> Result<Vec<Checkpoint>, (String, Error)> {
-    // Once one is refused no more are begun. Those before it were, since they are taken in order.
-    let (tensors, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    // Once one is refused none behind it is read.
+    let (tensors, refused) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
     let read = |shard: &String| {
         let part = single::read(&root.open(&directory.join(shard))?, options)?;
         let all = tensors.fetch_add(part.tensors.len(), Relaxed) + part.tensors.len();
         let too_many = || Error::TooMany { path: path.to_path_buf(), limit: MAX_TENSORS };
         if all > MAX_TENSORS { Err(too_many()) } else { Ok(part) }
     };
-    let read_unless_over = |shard: &String| {
-        let part = (!is_over.load(Relaxed)).then(|| read(shard));
-        is_over.fetch_or(!matches!(part, Some(Ok(_))), Relaxed);
-        part
-    };
-    let parts = together(shards, READERS, read_unless_over);
-    let parts = parts.into_iter().zip(shards).filter_map(|(part, shard)| Some((part?, shard)));
-    parts.map(|(part, shard)| part.map_err(|error| (shard.clone(), error))).collect()
+    let numbered: Vec<(usize, &String)> = shards.iter().enumerate().collect();
+    let parts = together(&numbered, READERS, |&(number, shard)| {
+        let wanted = number < refused.load(Relaxed);
+        let part = wanted.then(|| read(shard).map_err(|error| (shard.clone(), error)))?;
+        if part.is_err() {
+            refused.fetch_min(number, Relaxed);
+        }
+        Some(part)
+    });
+    parts.into_iter().flatten().collect()
 }
 
 /// Threads that read shards: most of it is waiting for a cold disk, the rest is for every core.

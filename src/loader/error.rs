@@ -68,6 +68,12 @@ pub enum Error {
         /// So much it takes.
         needs: u64,
     },
+    /// The system starts no thread that is needed.
+    #[error("{path}: the system starts no thread to read it with")]
+    Threads {
+        /// The checkpoint.
+        path: PathBuf,
+    },
     /// Whoever wanted it wants no more.
     #[error("{path}: was stopped before all of it was read")]
     Stopped {
@@ -88,6 +94,7 @@ impl Error {
             | Error::Length { path, .. }
             | Error::Memory { path, .. }
             | Error::Budget { path, .. }
+            | Error::Threads { path }
             | Error::Stopped { path } => path,
         }
     }
@@ -103,6 +110,7 @@ impl Error {
             Error::Length { .. } => "give memory of the tensor's own type and shape",
             Error::Memory { .. } => "load fewer tensors at a time, or those parts that are needed",
             Error::Budget { .. } => "allow more",
+            Error::Threads { .. } => "allow more threads (`ulimit -u`, or the limit of the container)",
             Error::Stopped { .. } => "load it again",
         }
     }

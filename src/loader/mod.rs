@@ -75,14 +75,14 @@ pub enum Route {
 }
 
 /// Threads that read at once: while some copy or wait for fresh memory, the others keep the disk busy.
-const THREADS: usize = 8;
+const THREADS: usize = 16;
 
 impl Options {
     fn how(&self) -> read::How {
         let threads = self.threads.map_or(THREADS, NonZeroUsize::get);
         let buffers = self.memory.map_or(u64::MAX, |memory| memory / read::BUFFER as u64);
-        let threads = threads.min(usize::try_from(buffers).unwrap_or(usize::MAX)).max(1);
-        read::How { threads, leave_cache: self.leave_cache }
+        let most = usize::try_from(buffers).unwrap_or(usize::MAX).max(1);
+        read::How { threads: threads.min(most), most, leave_cache: self.leave_cache }
     }
 
     fn check(&self, path: &Path) -> Result<(), Error> {

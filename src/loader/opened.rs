@@ -158,7 +158,18 @@ impl Opened {
         wanted: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
         stop: &AtomicBool,
     ) -> Result<Report, Error> {
+        self.load_with(wanted, stop, self.how.threads)
+    }
+
+    /// The same, on so many threads at the most, whatever the options say; but within their memory.
+    pub fn load_with<'a>(
+        &self,
+        wanted: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
+        stop: &AtomicBool,
+        threads: usize,
+    ) -> Result<Report, Error> {
         let begun = Instant::now();
+        let how = How { threads: threads.clamp(1, self.how.most), ..self.how };
         let mut wants = Vec::new();
         for (tensor, target) in wanted {
             let (needs, given) = (tensor.bytes.len(), target.len() as u64);
@@ -179,7 +190,7 @@ impl Opened {
             tally: &tally,
             stop,
         };
-        read::read(&from, plan(wants, Cut { every: STRETCH, gap: GAP }), self.how)?;
+        read::read(&from, plan(wants, Cut { every: STRETCH, gap: GAP }), how)?;
         Ok(Report::new(tensors, bytes, begun.elapsed(), &tally, &self.route))
     }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::checkpoint::{OriginId, Sources};
 use crate::source::{self, DIRECT_ALIGNMENT, OpenFile, Way, Ways};
-use crate::threads::lock;
+use crate::threads::{another, lock};
 
 use super::Error;
 use super::left::Left;
@@ -39,6 +39,8 @@ const SCATTERED: u64 = 16 << 10;
 #[derive(Clone, Copy, Debug)]
 pub struct How {
     pub threads: usize,
+    /// Threads for which there may be buffers.
+    pub most: usize,
     /// Leave in the page cache only what was there before.
     pub leave_cache: bool,
 }
@@ -88,7 +90,8 @@ pub fn read(from: &From<'_>, jobs: VecDeque<Job<'_, &mut [u8]>>, how: How) -> Re
         work();
     } else {
         std::thread::scope(|scope| {
-            (1..threads).for_each(|_| drop(scope.spawn(work)));
+            // Those that there are do it all.
+            let _others: Vec<_> = (1..threads).map_while(|_| another(scope, work)).collect();
             work();
         });
         from.buffers.trim();

@@ -11,7 +11,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
 use crate::checkpoint::Tensor;
-use crate::threads::lock;
+use crate::threads::{another, lock};
 
 use super::{Error, Memory, Opened, Report};
 
@@ -99,7 +99,8 @@ impl Opened {
             let ends = Ends(&held);
             let (sender, batches) = channel();
             let (held, tensors) = (&held, &tensors[..]);
-            scope.spawn(move || self.read_ahead(tensors, held, &sender));
+            another(scope, move || self.read_ahead(tensors, held, &sender))
+                .ok_or_else(|| Error::Threads { path: self.path().to_path_buf() })?;
             for batch in batches {
                 let (loaded, told): Batch<'a> = batch?;
                 report.add(&told);

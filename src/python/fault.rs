@@ -24,8 +24,11 @@ fn kind(error: &Error) -> &'static str {
         Error::Part { .. } => "part",
         Error::Memory { .. } => "memory",
         Error::Stopped { .. } => "stopped",
-        error if matches!(of_source(error), Some(source::Error::Missing { .. })) => "missing",
-        _ => "refused",
+        error => match of_source(error) {
+            Some(source::Error::Missing { .. }) => "missing",
+            Some(error) if error.is_no_memory() => "memory",
+            _ => "refused",
+        },
     }
 }
 

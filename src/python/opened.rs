@@ -145,13 +145,15 @@ impl Opened {
         Ok(Tensor(self.opened.part(name, &steps).map_err(|error| raised(py, &error))?))
     }
 
-    /// Loads tensors, each into memory of its own. Also what the load did, as JSON.
-    #[pyo3(signature = (tensors, stop=None))]
+    /// Loads tensors, each into memory of its own. Also what the load did, as JSON. `threads` are those of
+    /// the options if none are said.
+    #[pyo3(signature = (tensors, stop=None, threads=None))]
     fn load(
         &self,
         py: Python<'_>,
         tensors: Vec<PyRef<'_, Tensor>>,
         stop: Option<PyRef<'_, Stop>>,
+        threads: Option<usize>,
     ) -> PyResult<(Vec<Memory>, String)> {
         let tensors: Vec<checkpoint::Tensor> = tensors.iter().map(|t| t.0.clone()).collect();
         let stop = Stop::flag(stop.as_deref());
@@ -161,7 +163,11 @@ impl Opened {
             let memory = tensors.iter().map(|tensor| memory(&opened, tensor));
             let mut memory = memory.collect::<Result<Vec<_>, Error>>()?;
             let targets = memory.iter_mut().map(|memory| &mut memory[..]);
-            let report = opened.load_until(tensors.iter().zip(targets), &told_to)?;
+            let wanted = tensors.iter().zip(targets);
+            let report = match threads {
+                None => opened.load_until(wanted, &told_to),
+                Some(threads) => opened.load_with(wanted, &told_to, threads),
+            }?;
             Ok((memory, report))
         })?;
         let (memory, report) = done.map_err(|error| raised(py, &error))?;

@@ -1,6 +1,6 @@
 //! Waiting for work, so that other threads of Python go on and the user's Ctrl-C is heard.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+
+use crate::threads::lock;
 
 /// How often signals are looked for: what feels like at once.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -64,11 +66,18 @@ pub fn without_lock<T: Send + 'static>(
     }
     py.detach(|| {
         let (done, ended) = channel();
+        let work = Arc::new(Mutex::new(Some(work)));
+        let its = Arc::clone(&work);
         let sent = move || {
+            let work = lock(&its).take();
             // Where nobody waits any more, what came of it is let go here.
-            let _ = done.send(work());
+            let _ = work.map(|work| done.send(work()));
         };
-        thread::Builder::new().name("ckptfs load".to_owned()).spawn(sent)?;
+        if thread::Builder::new().name("ckptfs load".to_owned()).spawn(sent).is_err() {
+            // The system starts no thread: it is done here, and nobody hears signals.
+            let work = lock(&work).take();
+            return work.map(|work| work()).ok_or_else(|| PyRuntimeError::new_err("no thread"));
+        }
         let mut raised: Option<(PyErr, Instant)> = None;
         loop {
             match ended.recv_timeout(PATIENCE) {

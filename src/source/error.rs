@@ -125,6 +125,11 @@ impl Error {
         }
     }
 
+    /// Whether the system has not as much memory, or as many addresses.
+    pub fn is_no_memory(&self) -> bool {
+        matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory)
+    }
+
     /// Whether the checkpoint itself is at fault, rather than the machine.
     pub fn is_refusal(&self) -> bool {
         match self {

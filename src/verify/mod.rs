@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::threads::{another, joined};
 use crate::checkpoint::Tensor;
 use crate::image::{Error, Reader};
 
@@ -187,12 +188,11 @@ fn in_parallel<B>(
         Ok(false)
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..READERS.min(steps.max(1))).map(|_| scope.spawn(one)).collect();
+        let others: Vec<_> =
+            (1..READERS.min(steps)).map_while(|_| another(scope, one)).collect();
+        let mut answers = vec![one()];
+        answers.extend(others.into_iter().map(joined));
         // Each that returned true saw the end of the work; an error of any is the answer.
-        let answers: Result<Vec<bool>, Error> = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect();
-        Ok(answers?.into_iter().all(|done| done))
+        Ok(answers.into_iter().collect::<Result<Vec<bool>, Error>>()?.into_iter().all(|done| done))
     })
 }

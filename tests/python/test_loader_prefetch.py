@@ -1,5 +1,10 @@
 """`prefetch` hands every tensor out once, in whatever order it is asked for, and ends when it is told to."""
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 
 import ckptfs
@@ -112,3 +117,82 @@ def test_a_failure_is_told_to_who_waits(tmp_path):
         (tmp_path / "x.pt").write_bytes(data[: len(data) // 2])
         with pytest.raises(Refused, match="changed on disk|x.pt"):
             file.prefetch().take("b")
+
+
+def test_its_report_is_the_last_of_whoever_took_the_last(file):
+    with file.prefetch() as loader:
+        size = sum(tensor.nbytes for _, tensor in loader)
+    assert ckptfs.last_report() is loader.report and loader.report.bytes == size
+
+
+def test_it_reads_what_is_open_whatever_became_of_its_name(folder, tmp_path):
+    shutil.copy(folder / "loose/strided.pt", tmp_path / "x.pt")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    # By its words this is a file beside the folder.
+    path = f"{tmp_path}/link/../x.pt"
+    with ckptfs.safe_open(path, "pt") as file:
+        expected = file.get_tensors()
+        os.chmod(path, 0o600)
+        check_same(dict(file.prefetch()), expected)
+        os.unlink(path)
+        check_same(dict(file.prefetch()), expected)
+
+
+def test_closing_a_handle_while_prefetches_begin(folder):
+    faults = []
+
+    def begin(file):
+        try:
+            while True:
+                file.prefetch(threads=1).close()
+        except Refused:
+            pass
+        except BaseException as fault:
+            faults.append(fault)
+
+    for _ in range(20):
+        file = ckptfs.safe_open(folder / "loose/strided.pt", "pt")
+        threads = [threading.Thread(target=begin, args=(file,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        file.close()
+        for thread in threads:
+            thread.join()
+    assert not faults
+
+
+def test_a_forked_process_is_not_held_up_by_who_held_the_loader(file):
+    loader, held, done = file.prefetch(), threading.Event(), threading.Event()
+
+    def hold():
+        with loader._changed:
+            held.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            with pytest.raises(Refused, match="in the process that made it"):
+                loader.take(loader.names()[0])
+            loader.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    done.set()
+    holder.join()
+    loader.close()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_program_ends_while_it_loads(tmp_path):
+    torch.save({str(n): torch.ones(1 << 22) for n in range(8)}, tmp_path / "x.pt")
+    script = "import sys, ckptfs; loader = ckptfs.safe_open(sys.argv[1], 'pt').prefetch()"
+    for _ in range(5):
+        command = [sys.executable, "-c", script, tmp_path / "x.pt"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")

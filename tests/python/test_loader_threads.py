@@ -4,6 +4,7 @@ documented exception, and nothing of it stays behind."""
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -202,3 +203,32 @@ def test_other_threads_go_on_while_one_loads(tmp_path):
         stop.set()
         sys.setswitchinterval(interval)
         thread.join()
+
+
+WITHOUT_THREADS = """
+import os, resource, sys, threading
+import ckptfs.numpy
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+os.setuid(4002)
+try:
+    threading.Thread(target=print).start()
+    sys.exit("the system starts threads all the same")
+except RuntimeError:
+    pass
+loaded = ckptfs.numpy.load_file(sys.argv[1], num_threads=8)
+print(sorted((name, array.sum().item()) for name, array in loaded.items()))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, for whom threads are counted")
+def test_where_the_system_starts_no_thread_it_loads_all_the_same():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        for n in range(2):
+            tensors = {f"{n}.{m}": torch.full((1 << 20,), float(n + m)) for m in range(3)}
+            save_file(tensors, f"{folder}/model-{n + 1:05}-of-00002.safetensors")
+            os.chmod(f"{folder}/model-{n + 1:05}-of-00002.safetensors", 0o644)
+        command = [sys.executable, "-c", WITHOUT_THREADS, folder]
+        done = subprocess.run(command, capture_output=True, text=True)
+        expected = [(f"{n}.{m}", float(n + m) * (1 << 20)) for n in range(2) for m in range(3)]
+        assert done.stdout.strip() == str(expected), done.stderr
