@@ -248,9 +248,7 @@ pub fn by_name(
 fn shards_of(root: &Arc<Root>, path: &Path) -> BTreeSet<String> {
     let read = || {
         let file = root.open(path).ok().filter(|file| file.size() <= index::MAX_INDEX)?;
-        let mut json = vec![0; file.size() as usize];
-        file.read_exact_at(&mut json, 0).ok()?;
-        index::shards(&json).ok()
+        index::shards(&file.read_whole().ok()?).ok()
     };
     read().unwrap_or_default().into_iter().collect()
 }

@@ -133,8 +133,7 @@ fn open_index(
     if size > index::MAX_INDEX {
         return Err(fault(IndexFault::TooLarge { size }));
     }
-    let mut json = vec![0; size as usize];
-    file.read_exact_at(&mut json, 0)?;
+    let json = file.read_whole()?;
     let may_leave = options.follow_symlinks;
     let read = |shards: &[String]| read_shards(root, directory, &path, shards, options);
     let read = &read;
@@ -200,6 +199,7 @@ fn put_together(
     let Some(mut whole) = parts.next() else {
         return Err(Error::Index { path, fault: IndexFault::Empty });
     };
+    whole.tensors.reserve_exact(parts.as_slice().iter().map(|part| part.tensors.len()).sum());
     parts.for_each(|part| join(&mut whole, part));
     whole.sharded = true;
     whole.path = path;

@@ -17,6 +17,7 @@ mod residency;
 mod root;
 mod uncached;
 mod ways;
+mod whole;
 
 pub use attributes::{Attributes, Kind};
 pub use direct::DIRECT_ALIGNMENT;
@@ -27,6 +28,7 @@ use residency::Residency;
 pub use root::{Destination, Entry, Links, Root, is_directory, is_hub_repository};
 pub use uncached::uncached;
 pub use ways::{Way, Ways};
+pub use whole::Whole;
 
 /// Random access to a fixed number of bytes: a file, or memory.
 pub trait ReadAt: Send + Sync {
