@@ -17,6 +17,10 @@ a pickle is executed.
 
     print(ckptfs.last_report())                                  # what the last load did, and how fast
 
+An index of a slice means what it means in safetensors. With torch all that torch takes as an index can be
+given, but for two ellipses; of an axis that a list, a tensor or an array indexes all is read. With numpy
+these are refused: integers, slices and one ellipsis, whose slices must not lead out of the tensor.
+
 The names and calls are those of the package safetensors, so that `import ckptfs as safetensors` and
 `from ckptfs.torch import load_file` are all that a program has to change. `ckptfs.torch` and
 `ckptfs.numpy` need those packages; this one needs neither.

@@ -14,24 +14,43 @@ class SafetensorError(Exception):
     __module__ = "ckptfs"
 
 
-def error(message, remedy=None):
-    """A refusal in words, with what the user can do about it."""
-    theirs = getattr(sys.modules.get("safetensors"), "SafetensorError", SafetensorError)
-    raised = (SafetensorError if issubclass(theirs, SafetensorError) else _both(theirs))(message)
+def error(message, remedy=None, also=None):
+    """A refusal in words, with what the user can do about it. `also`: an exception of Python that it is
+    one of too, where programs wait for that."""
+    raised = _made(also, (message,))
     if remedy:
         raised.add_note(f"what to do: {remedy}")
     return raised
 
 
+def of_system(fault, path):
+    """What the system refused, told of the path that the user knows; still the same `OSError`."""
+    return _made(type(fault), (fault.errno, fault.strerror, path))
+
+
+def _made(also, told):
+    theirs = getattr(sys.modules.get("safetensors"), "SafetensorError", SafetensorError)
+    return _kind(theirs, also)(*told)
+
+
 @functools.cache
-def _both(theirs):
-    inside = {"__module__": "ckptfs", "__doc__": SafetensorError.__doc__, "__reduce__": _reduced}
-    return type("SafetensorError", (SafetensorError, theirs), inside)
+def _kind(theirs, also):
+    # Theirs may be ours.
+    more = tuple(kind for kind in (theirs, also) if kind and not issubclass(SafetensorError, kind))
+    if not more:
+        return SafetensorError
+    inside = {
+        "__module__": "ckptfs", "__doc__": SafetensorError.__doc__, "__reduce__": _reduced, "_also": also,
+    }  # fmt: skip
+    return type("SafetensorError", (SafetensorError, *more), inside)
 
 
 def _reduced(raised):
     # In another process safetensors may not be there.
-    return error, raised.args
+    told = raised.args
+    if isinstance(raised, OSError):
+        told = (raised.errno, raised.strerror, raised.filename)
+    return _made, (raised._also, told)
 
 
 def of(kind, message, remedy, path):

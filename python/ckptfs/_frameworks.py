@@ -39,9 +39,35 @@ def _type(name, of, package):
     return found
 
 
-def _refuse_into(name, why):
-    return error(f"{name}: cannot be loaded into what was given: {why}",
-                 "give a contiguous tensor in memory of the tensor's own type and shape")
+def _refuse_into(name, why, remedy="give a contiguous tensor in memory of the tensor's own type and shape"):
+    return error(f"{name}: cannot be loaded into what was given: {why}", remedy)
+
+
+def lacking(tensor):
+    """Why the bytes of a tensor of torch are not all in memory of its own, with what to do; nothing if
+    they are. Only where they are may its address be used."""
+    import torch
+
+    if tensor.is_nested:
+        return "it is nested", "give its parts one by one, such as of .unbind()"
+    wrapper = type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+    try:
+        if not tensor.nbytes:
+            return None
+        storage = tensor.untyped_storage()
+        here = storage.device.type == tensor.device.type
+        at, holds = tensor.data_ptr() if here else 0, storage.nbytes()
+        needs = tensor.storage_offset() * tensor.element_size() + tensor.nbytes
+    except Exception:
+        at = holds = needs = 0
+    if at and needs <= holds:
+        return None
+    if wrapper:
+        return (f"it is a {type(tensor).__name__}, which has no memory of its own",
+                "give its local tensor, such as .to_local()")  # fmt: skip
+    if not at:
+        return "it has no memory: that was freed, or never there", "give a tensor that has"
+    return f"its memory has {holds} bytes, and it needs {needs}", "give a tensor that has them"
 
 
 class Torch:
@@ -66,6 +92,10 @@ class Torch:
         found = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else given
         if not isinstance(found, torch.dtype):
             raise error(f"{given!r} is no type of torch")
+        try:
+            torch.empty(1, dtype=torch.float32, device="cpu").to(found)
+        except RuntimeError as fault:
+            raise error(f"nothing can be cast to {found}: {fault}", "load it as it is") from None
         return found
 
     @staticmethod
@@ -124,13 +154,28 @@ class Torch:
 
         if not isinstance(target, torch.Tensor):
             raise TypeError(f"{name}: expected torch.Tensor to load into, got {type(target)}")
+        if target.is_nested:
+            raise _refuse_into(name, *lacking(target))
         if target.layout != torch.strided or target.device.type != "cpu":
             raise _refuse_into(name, f"it is {target.layout} on {target.device}")
         if (target.dtype, list(target.shape)) != (kind, shape):
             raise _refuse_into(name, f"it is {target.dtype} {list(target.shape)}, not {kind} {shape}")
         if not target.is_contiguous() or target.is_conj() or target.is_neg():
             raise _refuse_into(name, "it is not contiguous")
+        missing = lacking(target)
+        if missing:
+            raise _refuse_into(name, *missing)
         return target.data_ptr()
+
+    @staticmethod
+    def changed(targets):
+        """Tells autograd that other bytes are in them now."""
+        import torch
+
+        # Versions of torch without it see no change that was not made by torch.
+        increment = getattr(torch.autograd.graph, "increment_version", None)
+        for target in targets if increment else ():
+            increment(target)
 
 
 class Numpy:
@@ -147,7 +192,11 @@ class Numpy:
 
         if name == "F4" or name not in TYPES:
             raise error(f"Dtype not understood: {name} (numpy)", "load it with torch")
-        return numpy.dtype(TYPES[name])
+        try:
+            return numpy.dtype(TYPES[name])
+        except TypeError as fault:
+            remedy = "import ml_dtypes, or load it with torch"
+            raise error(f"Dtype not understood: {name} (numpy): {fault}", remedy, TypeError) from None
 
     @staticmethod
     def type_named(given):
@@ -155,9 +204,14 @@ class Numpy:
         import numpy
 
         try:
-            return numpy.dtype(given)
+            found = numpy.dtype(given)
         except TypeError as fault:
             raise error(f"{given!r} is no type of numpy: {fault}") from None
+        try:
+            numpy.zeros(1, numpy.float32).astype(found)
+        except (TypeError, ValueError) as fault:
+            raise error(f"nothing can be cast to {found}: {fault}", "load it as it is") from None
+        return found
 
     @staticmethod
     def device(given):
@@ -206,3 +260,7 @@ class Numpy:
         if not target.flags.c_contiguous or not target.flags.writeable:
             raise _refuse_into(name, "it is not contiguous, or not writeable")
         return operator.index(target.__array_interface__["data"][0])
+
+    @staticmethod
+    def changed(targets):
+        """Nobody keeps count."""

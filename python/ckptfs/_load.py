@@ -5,15 +5,23 @@ watches, or where what is read must be cast and only so much may be held at once
 """
 
 import fnmatch
+import itertools
 
 from ckptfs._errors import error
-from ckptfs._frameworks import FLOATS
+from ckptfs._frameworks import FLOATS, Numpy
 from ckptfs._report import Load
+from ckptfs._slices import Kept
 
 MMAP, PREAD = "mmap", "pread"
 
 # What is cast is held twice until it is cast; so much of it at a time.
 _CAST_AT_ONCE = 256 << 20
+
+# What reading needs at the least.
+_READ_AT_ONCE = 4 << 20
+
+# What the Rust part can be told at the most; more of either is as much.
+_MOST_THREADS, _MOST_MEMORY = 4096, (1 << 63) - 1
 
 # How much a bar moves at once: often enough to be watched, seldom enough to cost nothing.
 _SHOWN_AT_ONCE = 128 << 20
@@ -43,14 +51,30 @@ def chosen(opened, names):
 
 
 def load_parts(opened, parts, framework, way, device=None, stop=None):
-    """Loads tensors and parts of tensors as they are: pairs of what to read and the shape to give it."""
+    """Loads tensors and parts of tensors as they are: pairs of what to read and the shape to give it,
+    which of an index is `Kept`."""
+    for _, shape in parts:
+        if framework is Numpy and isinstance(shape, Kept) and shape.not_numpy is not None:
+            raise shape.not_numpy
     with Load(0) as load:
         return [
-            framework.put(framework.of(memory, part.dtype, shape), device)
+            framework.put(_indexed(framework.of(memory, part.dtype, shape), shape), device)
             for memory, (part, shape) in zip(
                 _memory(opened, [part for part, _ in parts], way, load, stop), parts, strict=True
             )
         ]
+
+
+def _indexed(made, kept):
+    """What torch itself makes of the rest of an index."""
+    if getattr(kept, "rest", None) is None:
+        return made
+    try:
+        return made[kept.rest]
+    except IndexError as fault:
+        raise error(str(fault), also=IndexError) from None
+    except (TypeError, ValueError, RuntimeError) as fault:
+        raise error(f"Unsupported slice index: {fault}") from None
 
 
 def load_named(opened, names, framework, way, *, device=None, into=None, dtype=None, memory=None,
@@ -105,13 +129,32 @@ def _memory(opened, tensors, way, load, stop=None, threads=None):
 
 def _into(opened, tensors, framework, into, kinds, memory, load, progress):
     """Lands each in its place; what has to be cast is held beside it for a while."""
-    addresses = {}
+    addresses, ends = {}, []
     for tensor in tensors:
         if tensor.name not in into:
             raise error(f"{tensor.name}: is in names= and not in into=")
         shape = framework.shape(tensor.dtype, tensor.shape)
         target = into[tensor.name]
-        addresses[tensor.name] = framework.place(tensor.name, target, kinds[tensor.name], shape)
+        at = framework.place(tensor.name, target, kinds[tensor.name], shape)
+        addresses[tensor.name] = at
+        ends.append((at, at + target.nbytes, tensor.name))
+    _check_apart(ends)
+    try:
+        _land(opened, tensors, framework, into, kinds, memory, load, progress, addresses)
+    finally:
+        framework.changed([into[tensor.name] for tensor in tensors])
+
+
+def _check_apart(ends):
+    """No two targets may share a byte, whichever of them are loaded together."""
+    ends = sorted(place for place in ends if place[0] < place[1])
+    for (_, end, name), (start, _, other) in itertools.pairwise(ends):
+        if start < end:
+            raise error(f"{name} and {other}: two of the tensors to load into share memory",
+                        "give each memory of its own")  # fmt: skip
+
+
+def _land(opened, tensors, framework, into, kinds, memory, load, progress, addresses):
     as_it_is = [t for t in tensors if kinds[t.name] == framework.type(t.dtype)]
     for batch in _batches(as_it_is, _SHOWN_AT_ONCE if progress else None):
         try:
@@ -127,7 +170,7 @@ def _into(opened, tensors, framework, into, kinds, memory, load, progress):
 def _cast(opened, tensors, framework, kinds, way, memory, load, into=None):
     """Those of another type, each with what was made of it. No more is held beside the result than is
     allowed, however large a tensor is."""
-    allowed = _CAST_AT_ONCE if memory is None else memory
+    allowed = _CAST_AT_ONCE if memory is None else memory - for_reading(memory, True)
     others = [t for t in tensors if kinds[t.name] != framework.type(t.dtype)]
     small = [t for t in others if t.nbytes <= allowed]
     for batch in _batches(small, allowed):
@@ -145,20 +188,21 @@ def _cast(opened, tensors, framework, kinds, way, memory, load, into=None):
             target = framework.empty(kinds[tensor.name], tensor.shape)
         else:
             target = into[tensor.name]
-        for start, part in _rows(opened, tensor, allowed):
+        for start, part in _rows(opened, tensor, allowed, memory):
             [held] = _memory(opened, [part], PREAD, load)
             rows = framework.of(held, part.dtype, part.shape)
             framework.copy(target[start : start + part.shape[0]], rows)
-        load.report.tensors -= len(list(_rows(opened, tensor, allowed))) - 1
+        load.report.tensors -= len(list(_rows(opened, tensor, allowed, memory))) - 1
         yield tensor, target
 
 
-def _rows(opened, tensor, allowed):
+def _rows(opened, tensor, allowed, memory):
     """Parts of a large tensor, a few rows each."""
     count = tensor.shape[0] if tensor.shape else 1
     row = tensor.nbytes // count
     if row > allowed:
-        raise error(f"{tensor.name}: memory= allows {allowed} bytes beside the result, and a row that "
+        given = "" if memory is None else f" of memory={memory}"
+        raise error(f"{tensor.name}: memory= allows {allowed} bytes{given} for casting, and a row that "
                     f"is to be cast has {row}", "allow more, or load it as it is")  # fmt: skip
     for start in range(0, count, allowed // row):
         rows = min(allowed // row, count - start)
@@ -182,10 +226,16 @@ def _batches(tensors, size):
 
 
 def for_reading(memory, dtype):
-    """What reading may hold of what a load may hold."""
-    return memory if memory is None or dtype is None else memory // 2 or 1
+    """What reading may hold of what a load may hold; casting has the rest."""
+    if memory is None or dtype is None:
+        return memory
+    return max(memory // 2, min(memory, _READ_AT_ONCE))
 
 
-def for_casting(memory):
-    """And casting the rest."""
-    return None if memory is None else memory // 2
+def limits(num_threads, memory):
+    """Both as the Rust part can take them."""
+    for name, given in (("num_threads", num_threads), ("memory", memory)):
+        if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+            raise error(f"{name} must be a positive integer, got {given!r}")
+    threads = None if num_threads is None else min(num_threads, _MOST_THREADS)
+    return threads, None if memory is None else min(memory, _MOST_MEMORY)

@@ -102,9 +102,28 @@ class _Bar:
 
     def __init__(self, total):
         self._total, self._said = total, ""
-        self._live = sys.stderr is not None and sys.stderr.isatty()
+        self._live = self._broken = False
+        self._try(self._look)
 
     def show(self, done, seconds):
+        self._try(self._show, done, seconds)
+
+    def end(self):
+        self._try(self._end)
+
+    def _try(self, act, *given):
+        # No load fails because nobody can be shown how it goes.
+        if sys.stderr is None or self._broken:
+            return
+        try:
+            act(*given)
+        except Exception:
+            self._broken = True
+
+    def _look(self):
+        self._live = sys.stderr.isatty()
+
+    def _show(self, done, seconds):
         share = done / self._total if self._total else 1.0
         filled = "#" * round(share * 24)
         speed = done / seconds / 1e9 if seconds else 0.0
@@ -113,8 +132,8 @@ class _Bar:
         if self._live:
             print(f"\r{self._said}", end="", file=sys.stderr, flush=True)
 
-    def end(self):
-        if sys.stderr is not None and self._said:
+    def _end(self):
+        if self._said:
             print("" if self._live else self._said, file=sys.stderr, flush=True)
 
 

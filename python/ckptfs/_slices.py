@@ -1,8 +1,9 @@
-"""What an index means: in, an index and a shape; out, steps of every axis, and the shape of the result.
+"""What an index means: in, an index and a shape; out, steps of every axis, and what comes of them.
 
-Pure: nothing is read. Indexes are those of safetensors: integers, slices and one ellipsis; an empty
-list chooses nothing. What lies outside of the tensor is an error, where torch and numpy would cut it
-off, because whoever names rows that are not there has the wrong tensor.
+Pure: nothing is read. Integers, slices and ellipses choose what is read. What else torch takes (None,
+bools, lists, ranges, tensors, arrays) it is given for what was read: of an axis that such an item
+indexes all is read. As in safetensors, torch cuts slices off at the ends of a tensor; numpy has integers
+and slices alone, and a slice that leads out of the tensor is an error there.
 """
 
 import operator
@@ -10,68 +11,136 @@ import operator
 from ckptfs._errors import error
 
 
+class Kept(list):
+    """The shape of what is read, with what is left to do: `rest`, the index that torch is given, if any;
+    and `not_numpy`, why numpy is refused this index, if it is."""
+
+    rest = not_numpy = None
+
+
 def steps(index, shape):
-    """Of each axis (first, how many, from one to the next); and the axes that stay."""
-    if isinstance(index, list):
-        if index:
-            raise error("Non empty lists are not implemented", "use slices, one after the other")
-        index = (slice(0, 0),)
-    items = list(index) if isinstance(index, tuple) else [index]
-    ellipses = sum(item is Ellipsis for item in items)
-    if ellipses > 1:
+    """Of each axis (first, how many, from one to the next); and what `Kept` tells."""
+    kept = Kept()
+    items = _items(index)
+    ellipses = [at for at, item in enumerate(items) if item is Ellipsis]
+    if len(ellipses) > 1:
         raise error("Only one ellipsis (...) is allowed in slice index")
-    named = len(items) - ellipses
-    if named > len(shape):
+    axes = [_axes(item) for item in items]
+    if sum(axes) > len(shape):
         raise error(f"Error during slicing {_told(items)} with shape {list(shape)}: more slicing "
-                    f"indexes than dimensions in tensor")
-    at = items.index(Ellipsis) if ellipses else len(items)
-    items[at : at + ellipses] = [slice(None)] * (len(shape) - named)
-    chosen, kept = [], []
-    for axis, (item, size) in enumerate(zip(items, shape, strict=True)):
+                    f"indexes than dimensions in tensor", also=IndexError)  # fmt: skip
+    at = ellipses[0] if ellipses else len(items)
+    between = [slice(None)] * (len(shape) - sum(axes))
+    items[at : at + len(ellipses)] = between
+    axes[at : at + len(ellipses)] = [1] * len(between)
+    chosen, rest = [], []
+    for place, (item, count) in enumerate(zip(items, axes, strict=True)):
+        axis = len(chosen)
         if isinstance(item, slice):
-            chosen.append(_range(item, axis, size, items, shape))
+            chosen.append(_range(item, axis, shape[axis], items, shape, kept))
             kept.append(chosen[-1][1])
+            rest.append(slice(None))
+        elif _is_integer(item):
+            chosen.append((_one(item, axis, shape[axis], items, shape), 1, 1))
+        elif not _is_of_torch(item):
+            raise _unsupported(place, item)
         else:
-            chosen.append((_one(item, axis, size, items, shape), 1, 1))
+            kept.not_numpy = kept.not_numpy or _unsupported(place, item)
+            rest.append(item)
+            for size in shape[axis : axis + count]:
+                chosen.append((0, size, 1))
+                kept.append(size)
+    if any(not isinstance(item, slice) for item in rest):
+        kept.rest = tuple(rest)
     return chosen, kept
+
+
+def _items(index):
+    if isinstance(index, list) and not index:
+        return [slice(0, 0)]
+    return list(index) if isinstance(index, tuple) else [index]
+
+
+def _is_integer(item):
+    if isinstance(item, bool) or _is_mask(item) or getattr(item, "ndim", 0):
+        return False
+    return hasattr(item, "__index__")
+
+
+def _is_of_torch(item):
+    return item is None or isinstance(item, bool | list | tuple | range) or hasattr(item, "ndim")
+
+
+def _is_mask(item):
+    """Whether it chooses by yes and no; to torch bytes of an array do too."""
+    kind = str(getattr(item, "dtype", "")).removeprefix("torch.")
+    return kind == "bool" or kind == "uint8" and item.ndim > 0
+
+
+def _axes(item):
+    """How many axes of the tensor an item of an index stands for."""
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    if _is_mask(item):
+        return item.ndim
+    if isinstance(item, list | tuple):
+        depth, inside = 0, item
+        while isinstance(inside, list | tuple) and inside:
+            depth, inside = depth + 1, inside[0]
+        return depth if isinstance(inside, bool) else 1
+    return 1
 
 
 def _one(item, axis, size, items, shape):
     try:
         at = operator.index(item)
     except TypeError:
-        told = f"Unsupported slice index at position {axis}: expected slice, int, or ellipsis"
-        raise error(told) from None
+        raise _unsupported(axis, item) from None
     if at < -size:
-        raise error(f"Invalid index {at} for dimension {axis} of size {size}")
+        raise error(f"Invalid index {at} for dimension {axis} of size {size}", also=IndexError)
     if at >= size:
         raise _outside(at, axis, size, items, shape)
     return at % size
 
 
-def _range(item, axis, size, items, shape):
-    step = 1 if item.step is None else operator.index(item.step)
+def _range(item, axis, size, items, shape, kept):
+    try:
+        start, stop, step = (
+            None if bound is None else operator.index(bound) for bound in (item.start, item.stop, item.step)
+        )
+    except TypeError:
+        told = f"Unsupported slice {_told([item])}: its bounds and its step must be integers"
+        raise error(told, also=TypeError) from None
+    step = 1 if step is None else step
     if step < 1:
         raise error(f"Slice step must be a positive integer, got {step}", "turn what was loaded")
-    start, stop = (
-        default if bound is None else operator.index(bound)
-        for bound, default in ((item.start, 0), (item.stop, size))
-    )
     for bound in (start, stop):
-        if bound < -size:
-            raise error(f"Invalid index {bound} for dimension {axis} of size {size}")
-    start, stop = (bound + size if bound < 0 else bound for bound in (start, stop))
-    if max(start, stop) > size:
-        raise _outside(max(start, stop) - 1, axis, size, items, shape)
+        if bound is not None and bound < -size and kept.not_numpy is None:
+            kept.not_numpy = error(f"Invalid index {bound} for dimension {axis} of size {size}")
+    first = start + size if start is not None and start < 0 else start or 0
+    end = size if stop is None else stop + size if stop < 0 else stop
+    if (first >= size and first or end > size) and kept.not_numpy is None:
+        kept.not_numpy = _outside(max(first, end - 1), axis, size, items, shape)
+    # A longer step leads out of the tensor too.
+    start, stop, step = slice(start, stop, min(step, size or 1)).indices(size)
     return start, len(range(start, stop, step)), step
 
 
 def _outside(at, axis, size, items, shape):
-    return error(f"Error during slicing {_told(items, shape)} with shape {list(shape)}: "
-                 f"index {at} out of bounds for tensor dimension #{axis} of size {size}")
+    return error(f"Error during slicing {_told(items)} with shape {list(shape)}: "
+                 f"index {at} out of bounds for tensor dimension #{axis} of size {size}",
+                 also=IndexError)  # fmt: skip
 
 
-def _told(items, shape=()):
+def _unsupported(place, item):
+    if isinstance(item, list):
+        told = "Non empty lists are not implemented"
+    else:
+        told = f"Unsupported slice index at position {place}: expected slice, int, or ellipsis"
+    return error(told, "use slices, one after the other, or index what was loaded")
+
+
+def _told(items):
     """As it was written, without the axes at the end that nobody named."""
     def one(item):
         if not isinstance(item, slice):
@@ -80,6 +149,6 @@ def _told(items, shape=()):
         return f"{start}:{stop}" + (f":{step}" if step else "")
 
     items = list(items)
-    while len(items) > 1 and items[-1] == slice(None):
+    while len(items) > 1 and isinstance(items[-1], slice) and items[-1] == slice(None):
         items.pop()
     return f"[{', '.join(map(one, items))}]"

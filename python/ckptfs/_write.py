@@ -13,7 +13,7 @@ import stat
 import tempfile
 
 from ckptfs import _ckptfs
-from ckptfs._errors import error
+from ckptfs._errors import error, of_system
 from ckptfs._frameworks import TYPES
 from ckptfs._source import options
 
@@ -57,8 +57,14 @@ def _parts(tensors, metadata):
         if math.prod(spec.shape) * _BITS[spec.dtype] != spec.data_len * 8:
             raise error(f"Error while serializing: {name}: {spec.data_len} bytes are not "
                         f"{spec.dtype} {spec.shape}")
+        if spec.data_len and not spec.data_ptr:
+            raise error(f"Error while serializing: {name}: its {spec.data_len} bytes are nowhere")
+        if name == "__metadata__":
+            raise error("Error while serializing: no tensor can have the name __metadata__", "rename it")
     header, at, ordered = {}, 0, sorted(tensors, key=lambda n: (-_ORDER.index(tensors[n].dtype), n))
     if metadata is not None:
+        if not isinstance(metadata, dict):
+            raise TypeError(f"metadata must be a dict of text for text, got {type(metadata)}")
         for key, value in metadata.items():
             if not isinstance(key, str) or not isinstance(value, str):
                 raise TypeError(f"metadata must have text for text, got {key!r}: {value!r}")
@@ -85,10 +91,13 @@ def serialize(tensor_dict, metadata=None):
 def serialize_file(tensor_dict, filename, metadata=None):
     """Writes a safetensors file with these `TensorSpec`s. It takes the place of what was there only when
     it is whole, so that tensors which are mapped from the old file keep their bytes."""
-    parts = _parts(tensor_dict, metadata)
-    with _replacing(os.path.realpath(os.fspath(filename))) as file:
-        for part in parts:
-            file.write(part)
+    parts, filename = _parts(tensor_dict, metadata), os.fsdecode(filename)
+    try:
+        with _replacing(os.path.realpath(filename)) as file:
+            for part in parts:
+                file.write(part)
+    except OSError as fault:
+        raise of_system(fault, filename) from None
 
 
 @contextlib.contextmanager

@@ -13,23 +13,25 @@ from ckptfs import _ckptfs
 __all__ = ["load", "load_file", "save", "save_file"]
 
 
-def load_file(filename, *, backend=_load.MMAP, names=None, into=None, dtype=None, root=None,
+def load_file(filename, *, backend=_load.PREAD, names=None, into=None, dtype=None, root=None,
               allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
               leave_cache=False, progress=False, report=None):
     """The arrays of a checkpoint, by their names. What the options do, `help(ckptfs.torch.load_file)`
-    says; of types that numpy lacks, those are there that ml_dtypes brings, once it was imported.
+    says; but `backend` is "pread" by default, as arrays of safetensors have memory of their own. Of types
+    that numpy lacks, those are there that ml_dtypes brings, once it was imported.
 
         from ckptfs.numpy import load_file
 
         arrays = load_file("model.safetensors", names=["embedding", "head"])
     """
+    num_threads, memory = _load.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
                   _load.for_reading(memory, dtype), leave_cache)
     source = Source(filename, how)
     with source.use() as opened:
         return _load.load_named(
             opened, names, Numpy, _load.backend(backend), into=into, dtype=dtype,
-            memory=_load.for_casting(memory), progress=progress, report=report,
+            memory=memory, progress=progress, report=report,
         )  # fmt: skip
 
 

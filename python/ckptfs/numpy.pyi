@@ -12,7 +12,7 @@ _Backend = Literal["mmap", "pread"]
 def load_file(
     filename: _Path,
     *,
-    backend: _Backend = "mmap",
+    backend: _Backend = "pread",
     names: str | Iterable[str] | None = None,
     into: Mapping[str, np.ndarray] | None = None,
     dtype: Any = None,

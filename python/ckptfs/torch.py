@@ -3,7 +3,8 @@
 import torch
 
 from ckptfs import _ckptfs, _load
-from ckptfs._frameworks import TYPES, Torch
+from ckptfs._errors import error
+from ckptfs._frameworks import TYPES, Torch, lacking
 from ckptfs._shared import (  # noqa: F401
     _end_ptr,
     _find_shared_tensors,
@@ -31,15 +32,18 @@ def load_file(filename, device="cpu", *, backend=_load.MMAP, names=None, into=No
 
     `backend`: "mmap", the default, uses tensors where they lie in their file; "pread" gives each memory
     of its own. `help(ckptfs.safe_open)` says when to choose which.
-    `names`: those to load, as a list, or as a glob such as "model.layers.0.*".
+    `names`: those to load: a list of whole names, or one string, which may be a glob such as
+    "model.layers.0.*"; in a list nothing is taken for a glob.
     `into`: tensors by their names to load into, each of the type and shape of what is loaded, contiguous
-    and in the machine's memory. Without `names` those of `into` are loaded, and it is they who are
+    and in the machine's memory, with memory of its own that no other has a part of: of a DTensor give
+    what `.to_local()` gives. Without `names` those of `into` are loaded, and it is they who are
     returned. After an error what they hold is of no worth.
     `dtype`: the type that tensors of floating point are cast to; others stay as they are.
     `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot
     be loaded, `follow_symlinks` lets links lead out of a directory.
     `num_threads` read at once. `memory`: bytes that may be held beside the result, 16 MiB or so being
-    plenty. `leave_cache` leaves in the page cache only what it had.
+    plenty. With `backend="pread"` `leave_cache` leaves in the page cache only what it had; tensors that
+    are mapped it does not cover.
     `progress` shows a bar; `report` is called with the `ckptfs.Report` that `ckptfs.last_report()` gives.
 
         from ckptfs.torch import load_file
@@ -48,13 +52,14 @@ def load_file(filename, device="cpu", *, backend=_load.MMAP, names=None, into=No
         halves = load_file("runs/last.ckpt", root="ema", dtype=torch.float16, names="encoder.*")
         load_file("models/llama", into=model.state_dict())
     """
+    num_threads, memory = _load.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
                   _load.for_reading(memory, dtype), leave_cache)
     source = Source(filename, how)
     with source.use() as opened:
         return _load.load_named(
             opened, names, Torch, _load.backend(backend), device=Torch.device(device), into=into,
-            dtype=dtype, memory=_load.for_casting(memory), progress=progress, report=report,
+            dtype=dtype, memory=memory, progress=progress, report=report,
         )  # fmt: skip
 
 
@@ -160,6 +165,10 @@ def _check(tensors):
             " You can make it a dense tensor before saving with `.to_dense()` but be aware this might"
             " make a much larger file than needed."
         )
+    for name, tensor in tensors.items():
+        missing = lacking(tensor) if tensor.device.type != "meta" else None
+        if missing:
+            raise error(f"{name}: cannot be saved: {missing[0]}", missing[1])
     shared = [names for names in _find_shared_tensors(tensors) if len(names) > 1]
     if shared:
         raise RuntimeError(

@@ -191,6 +191,10 @@ impl Opened {
         let places = tensors.iter().zip(addresses).filter(|(tensor, _)| !tensor.0.bytes.is_empty());
         let places: Vec<(checkpoint::Tensor, usize)> =
             places.map(|(tensor, at)| (tensor.0.clone(), at)).collect();
+        // No slice may begin at address 0; tensors whose memory was freed tell that one.
+        if places.iter().any(|&(_, at)| at == 0) {
+            return Err(PyValueError::new_err("one of the tensors to load into has no memory"));
+        }
         if overlap(&places) {
             return Err(PyValueError::new_err("two of the tensors to load into share memory"));
         }

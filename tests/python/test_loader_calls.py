@@ -215,11 +215,11 @@ def test_what_cannot_be_mapped_is_read_and_the_report_says_why(folder):
     assert report.mapped == tensors["whole"].nbytes and report.gathered > 0
 
 
-def test_progress_shows_a_bar(folder, capsys):
-    ckptfs.torch.load_file(folder / "sharded", progress=True, backend="pread")
-    assert "100%" in capsys.readouterr().err
-    ckptfs.torch.load_file(folder / "sharded")
-    assert capsys.readouterr().err == ""
+def test_arrays_own_their_memory_unless_it_is_asked_otherwise(folder):
+    ckptfs.numpy.load_file(folder / "one.safetensors")
+    assert ckptfs.last_report().mapped == 0
+    ckptfs.numpy.load_file(folder / "one.safetensors", backend="mmap")
+    assert ckptfs.last_report().mapped > 0
 
 
 def test_a_handle_survives_pickling(folder):
@@ -234,6 +234,9 @@ def test_types_that_numpy_lacks_are_what_they_are_to_safetensors(tmp_path):
     for load in safetensors.numpy.load_file, ckptfs.numpy.load_file:
         with pytest.raises(TypeError, match="bfloat16"):
             load(path)
+    with pytest.raises(ckptfs.SafetensorError, match="BF16") as refused:
+        ckptfs.numpy.load_file(path)
+    assert any("ml_dtypes" in note for note in refused.value.__notes__)
 
 
 WITHOUT = """
