@@ -8,9 +8,8 @@ import fnmatch
 import itertools
 
 from ckptfs._errors import error
-from ckptfs._frameworks import FLOATS, Numpy
+from ckptfs._frameworks import FLOATS
 from ckptfs._report import Load
-from ckptfs._slices import Kept
 
 MMAP, PREAD = "mmap", "pread"
 
@@ -51,30 +50,14 @@ def chosen(opened, names):
 
 
 def load_parts(opened, parts, framework, way, device=None, stop=None):
-    """Loads tensors and parts of tensors as they are: pairs of what to read and the shape to give it,
-    which of an index is `Kept`."""
-    for _, shape in parts:
-        if framework is Numpy and isinstance(shape, Kept) and shape.not_numpy is not None:
-            raise shape.not_numpy
+    """Loads tensors and parts of tensors as they are: pairs of what to read and the shape to give it."""
     with Load(0) as load:
         return [
-            framework.put(_indexed(framework.of(memory, part.dtype, shape), shape), device)
+            framework.put(framework.of(memory, part.dtype, shape), device)
             for memory, (part, shape) in zip(
                 _memory(opened, [part for part, _ in parts], way, load, stop), parts, strict=True
             )
         ]
-
-
-def _indexed(made, kept):
-    """What torch itself makes of the rest of an index."""
-    if getattr(kept, "rest", None) is None:
-        return made
-    try:
-        return made[kept.rest]
-    except IndexError as fault:
-        raise error(str(fault), also=IndexError) from None
-    except (TypeError, ValueError, RuntimeError) as fault:
-        raise error(f"Unsupported slice index: {fault}") from None
 
 
 def load_named(opened, names, framework, way, *, device=None, into=None, dtype=None, memory=None,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ckptfs import _load
 from ckptfs._errors import error
 from ckptfs._frameworks import Torch, framework as framework_named
-from ckptfs._slices import steps
+from ckptfs._slices import chosen, indexed
 from ckptfs._source import Source, options
 
 
@@ -37,7 +37,7 @@ class safe_open:
 
     `root`, `allow_partial`, `follow_symlinks`: as for `ckptfs inspect`. `num_threads` read at once, and
     hold no more than `memory` bytes beside what they read into. With `leave_cache` the page cache keeps
-    only what it had.
+    only what it had; of tensors that are mapped it has what is used.
 
         with ckptfs.safe_open("models/llama", framework="pt", device="cuda:0") as f:
             norm = f.get_tensor("model.norm.weight")
@@ -50,6 +50,7 @@ class safe_open:
         self._asked = (framework, device, backend)
         self._framework = framework_named(framework)
         self._backend = _load.backend(self._framework.BACKEND if backend is None else backend)
+        num_threads, memory = _load.limits(num_threads, memory)
         how = options(root, allow_partial, follow_symlinks, num_threads, memory, leave_cache)
         self._source = Source(filename, how)
         self._device = self._framework.device(device)
@@ -162,7 +163,8 @@ class _safe_open_handle(safe_open):
 
 
 class PySafeSlice:
-    """A tensor to be indexed with integers, slices and one ellipsis. Each index reads its own bytes."""
+    """A tensor to be indexed. Each index reads its own bytes: integers, slices and one ellipsis choose
+    them; of torch, whatever else it takes is left to it, on what was read."""
 
     def __init__(self, handle, tensor):
         self._handle, self._tensor = handle, tensor
@@ -176,14 +178,14 @@ class PySafeSlice:
         return self._tensor.dtype
 
     def __getitem__(self, index):
-        chosen, kept = steps(index, self._tensor.shape)
         handle = self._handle
+        what = chosen(index, self._tensor.shape, cuts=handle._framework is Torch)
         with handle._source.use() as opened:
-            part = opened.part(self._tensor.name, chosen)
+            part = opened.part(self._tensor.name, what.steps)
             [loaded] = _load.load_parts(
-                opened, [(part, kept)], handle._framework, handle._backend, handle._device
+                opened, [(part, what.shape)], handle._framework, handle._backend, handle._device
             )
-            return loaded
+        return loaded if what.rest is None else indexed(loaded, what.rest)
 
     def __repr__(self):
         return f"<slice of {self._tensor!r}>"

@@ -62,7 +62,9 @@ class PrefetchLoader:
     the `ckptfs.Report` of what was read, once all of it was."""
 
     def __init__(self, opened, parts, device, threads):
-        self._opened, self._parts, self._device, self._threads = opened, parts, device, threads
+        self._opened, self._parts, self._device = opened, parts, device
+        # A number that the Rust part can take; it has no more than have something to do.
+        self._threads = min(threads, 1 << 20)
         self.report = None
         self._changed, self._stop = threading.Condition(), _ckptfs.Stop()
         self._ready, self._taken, self._fault, self._closed = {}, set(), None, False

@@ -1,4 +1,4 @@
-"""What an index means: in, an index and a shape; out, steps of every axis, and what comes of them.
+"""What an index means: in, an index and a shape; out, what it chooses.
 
 Pure: nothing is read. Integers, slices and ellipses choose what is read. What else torch takes (None,
 bools, lists, ranges, tensors, arrays) it is given for what was read: of an axis that such an item
@@ -7,20 +7,23 @@ and slices alone, and a slice that leads out of the tensor is an error there.
 """
 
 import operator
+from typing import NamedTuple
 
 from ckptfs._errors import error
 
 
-class Kept(list):
-    """The shape of what is read, with what is left to do: `rest`, the index that torch is given, if any;
-    and `not_numpy`, why numpy is refused this index, if it is."""
+class Chosen(NamedTuple):
+    """What is read: of each axis the first step, how many, and from one to the next; the shape that it
+    has; and what torch is given as an index of that, if anything is left to do."""
 
-    rest = not_numpy = None
+    steps: list
+    shape: list
+    rest: tuple | None
 
 
-def steps(index, shape):
-    """Of each axis (first, how many, from one to the next); and what `Kept` tells."""
-    kept = Kept()
+def chosen(index, shape, cuts):
+    """What an index chooses of a tensor of a shape. Where it `cuts` (torch), slices that lead out of the
+    tensor are cut off, and what is no integer or slice is left for torch; elsewhere both are refused."""
     items = _items(index)
     ellipses = [at for at, item in enumerate(items) if item is Ellipsis]
     if len(ellipses) > 1:
@@ -33,26 +36,34 @@ def steps(index, shape):
     between = [slice(None)] * (len(shape) - sum(axes))
     items[at : at + len(ellipses)] = between
     axes[at : at + len(ellipses)] = [1] * len(between)
-    chosen, rest = [], []
+    steps, kept, rest = [], [], []
     for place, (item, count) in enumerate(zip(items, axes, strict=True)):
-        axis = len(chosen)
+        axis = len(steps)
         if isinstance(item, slice):
-            chosen.append(_range(item, axis, shape[axis], items, shape, kept))
-            kept.append(chosen[-1][1])
+            steps.append(_range(item, axis, shape[axis], items, shape, cuts))
+            kept.append(steps[-1][1])
             rest.append(slice(None))
         elif _is_integer(item):
-            chosen.append((_one(item, axis, shape[axis], items, shape), 1, 1))
-        elif not _is_of_torch(item):
+            steps.append((_one(item, axis, shape[axis], items, shape), 1, 1))
+        elif not cuts or not _is_of_torch(item):
             raise _unsupported(place, item)
         else:
-            kept.not_numpy = kept.not_numpy or _unsupported(place, item)
             rest.append(item)
             for size in shape[axis : axis + count]:
-                chosen.append((0, size, 1))
+                steps.append((0, size, 1))
                 kept.append(size)
-    if any(not isinstance(item, slice) for item in rest):
-        kept.rest = tuple(rest)
-    return chosen, kept
+    left = any(not isinstance(item, slice) for item in rest)
+    return Chosen(steps, kept, tuple(rest) if left else None)
+
+
+def indexed(loaded, rest):
+    """What torch itself makes of the rest of an index."""
+    try:
+        return loaded[rest]
+    except IndexError as fault:
+        raise error(str(fault), also=IndexError) from None
+    except (TypeError, ValueError, RuntimeError) as fault:
+        raise error(f"Unsupported slice index: {fault}") from None
 
 
 def _items(index):
@@ -103,7 +114,7 @@ def _one(item, axis, size, items, shape):
     return at % size
 
 
-def _range(item, axis, size, items, shape, kept):
+def _range(item, axis, size, items, shape, cuts):
     try:
         start, stop, step = (
             None if bound is None else operator.index(bound) for bound in (item.start, item.stop, item.step)
@@ -115,12 +126,12 @@ def _range(item, axis, size, items, shape, kept):
     if step < 1:
         raise error(f"Slice step must be a positive integer, got {step}", "turn what was loaded")
     for bound in (start, stop):
-        if bound is not None and bound < -size and kept.not_numpy is None:
-            kept.not_numpy = error(f"Invalid index {bound} for dimension {axis} of size {size}")
+        if not cuts and bound is not None and bound < -size:
+            raise error(f"Invalid index {bound} for dimension {axis} of size {size}")
     first = start + size if start is not None and start < 0 else start or 0
     end = size if stop is None else stop + size if stop < 0 else stop
-    if (first >= size and first or end > size) and kept.not_numpy is None:
-        kept.not_numpy = _outside(max(first, end - 1), axis, size, items, shape)
+    if not cuts and (first >= size and first or end > size):
+        raise _outside(max(first, end - 1), axis, size, items, shape)
     # A longer step leads out of the tensor too.
     start, stop, step = slice(start, stop, min(step, size or 1)).indices(size)
     return start, len(range(start, stop, step)), step

@@ -18,9 +18,6 @@ _all = weakref.WeakSet()
 def options(root=None, allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
             leave_cache=False):
     """How a checkpoint is opened and read, as the Rust part takes it."""
-    for name, given in (("num_threads", num_threads), ("memory", memory)):
-        if given is not None and (not isinstance(given, int) or not 1 <= given < 1 << 63):
-            raise error(f"{name} must be a positive integer, got {given!r}")
     return {
         "root": root, "allow_partial": allow_partial, "follow_symlinks": follow_symlinks,
         "threads": num_threads, "memory": memory, "leave_cache": leave_cache,
