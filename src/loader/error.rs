@@ -110,7 +110,9 @@ impl Error {
             Error::Length { .. } => "give memory of the tensor's own type and shape",
             Error::Memory { .. } => "load fewer tensors at a time, or those parts that are needed",
             Error::Budget { .. } => "allow more",
-            Error::Threads { .. } => "allow more threads (`ulimit -u`, or the limit of the container)",
+            Error::Threads { .. } => {
+                "allow more threads (`ulimit -u`, or the limit of the container)"
+            }
             Error::Stopped { .. } => "load it again",
         }
     }

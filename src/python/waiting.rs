@@ -1,8 +1,8 @@
 //! Waiting for work, so that other threads of Python go on and the user's Ctrl-C is heard.
 
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::threads::{another, joined};
 use crate::checkpoint::Tensor;
 use crate::image::{Error, Reader};
+use crate::threads::{another, joined};
 
 /// Bytes read at a time by each reader.
 const STEP: u64 = 4 << 20;
@@ -188,8 +188,7 @@ fn in_parallel<B>(
         Ok(false)
     };
     std::thread::scope(|scope| {
-        let others: Vec<_> =
-            (1..READERS.min(steps)).map_while(|_| another(scope, one)).collect();
+        let others: Vec<_> = (1..READERS.min(steps)).map_while(|_| another(scope, one)).collect();
         let mut answers = vec![one()];
         answers.extend(others.into_iter().map(joined));
         // Each that returned true saw the end of the work; an error of any is the answer.
