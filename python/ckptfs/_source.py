@@ -28,9 +28,11 @@ class Source:
     """`with source.use() as opened:`, from any thread."""
 
     def __init__(self, path, how):
-        # It may be opened again after the directory was changed.
-        # Not `abspath`: what comes after `link/..` is not where the words lead.
-        self.path, self.how = os.path.join(os.getcwd(), os.fsdecode(path)), how
+        # It may be opened again after the directory was changed. Not by `abspath`, which follows words:
+        # what comes after `link/..` lies elsewhere.
+        self.path, self.how = os.fsdecode(path), how
+        if not os.path.isabs(self.path):
+            self.path = os.path.join(os.getcwd(), self.path)
         self._opened = _ckptfs.Opened(path, how)
         self._lock, self._users, self._broken = threading.Lock(), 0, False
         _all.add(self)

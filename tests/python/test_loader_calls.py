@@ -279,3 +279,12 @@ def test_stubs_and_help_are_there():
     for name in ckptfs.__all__:
         assert getattr(ckptfs, name).__doc__, name
     assert set(ckptfs.__all__) <= set(dir(ckptfs))
+
+
+def test_a_whole_path_opens_from_a_directory_that_is_gone(folder, tmp_path):
+    script = "import os, sys, ckptfs; os.rmdir('.'); print(len(ckptfs.safe_open(sys.argv[1], 'pt').keys()))"
+    (tmp_path / "gone").mkdir()
+    command = [sys.executable, "-c", script.replace("'.'", "os.getcwd()"), str(folder / "sharded")]
+    done = subprocess.run(command, cwd=tmp_path / "gone", capture_output=True, text=True)
+    with ckptfs.safe_open(folder / "sharded", "pt") as file:
+        assert done.stdout.strip() == str(len(file.keys())), done.stderr
