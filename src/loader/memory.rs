@@ -32,6 +32,13 @@ enum Held {
     Large(MmapMut),
 }
 
+/// Zeroed memory in huge pages; where the system has none, it is ordinary memory.
+fn huge(len: usize) -> std::io::Result<MmapMut> {
+    let map = MmapMut::map_anon(len)?;
+    let _ = map.advise(Advice::HugePage);
+    Ok(map)
+}
+
 impl Memory {
     /// So many bytes; nothing if the system has not as many.
     pub fn new(len: usize) -> Option<Memory> {
@@ -42,10 +49,7 @@ impl Memory {
             let start = vec.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
             Held::Small(vec, start)
         } else {
-            let map = MmapMut::map_anon(len).ok()?;
-            // Where the system has none, it is ordinary memory.
-            let _ = map.advise(Advice::HugePage);
-            Held::Large(map)
+            Held::Large(huge(len).ok()?)
         };
         Some(Memory { held, len })
     }
@@ -95,12 +99,7 @@ impl Buffers {
         let kept = lock(&self.kept).pop();
         let mut buffer = match kept {
             Some(buffer) => buffer,
-            None => {
-                let map = MmapMut::map_anon(self.size)?;
-                // Where the system has none, it is ordinary memory.
-                let _ = map.advise(Advice::HugePage);
-                map
-            }
+            None => huge(self.size)?,
         };
         let done = work(&mut buffer);
         lock(&self.kept).push(buffer);

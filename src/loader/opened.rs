@@ -137,10 +137,20 @@ impl Opened {
         tensors: impl IntoIterator<Item = &'a Tensor>,
     ) -> Result<Vec<Memory>, Error> {
         let tensors: Vec<&Tensor> = tensors.into_iter().collect();
+        Ok(self.load_owned(&tensors, &NEVER)?.0)
+    }
+
+    /// Each in memory of its own, until `stop` is set; and what that did.
+    pub(super) fn load_owned(
+        &self,
+        tensors: &[&Tensor],
+        stop: &AtomicBool,
+    ) -> Result<(Vec<Memory>, Report), Error> {
         let memory = tensors.iter().map(|tensor| self.memory(tensor));
         let mut memory = memory.collect::<Result<Vec<_>, _>>()?;
-        self.load_into(tensors.into_iter().zip(memory.iter_mut().map(|memory| &mut memory[..])))?;
-        Ok(memory)
+        let targets = memory.iter_mut().map(|memory| &mut memory[..]);
+        let report = self.load_until(tensors.iter().copied().zip(targets), stop)?;
+        Ok((memory, report))
     }
 
     /// Loads tensors, or parts of tensors, into memory of exactly their length. After an error what is
@@ -206,8 +216,7 @@ impl Opened {
         self.is_local() || self.maps.has(tensor)
     }
 
-    /// Memory for a tensor.
-    pub(super) fn memory(&self, tensor: &Tensor) -> Result<Memory, Error> {
+    fn memory(&self, tensor: &Tensor) -> Result<Memory, Error> {
         let bytes = tensor.bytes.len();
         let memory = usize::try_from(bytes).ok().and_then(Memory::new);
         memory.ok_or_else(|| Error::Memory { path: self.path.clone(), bytes })

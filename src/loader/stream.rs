@@ -148,10 +148,7 @@ impl Opened {
     }
 
     fn load_batch<'a>(&self, batch: &[&'a Tensor], stop: &AtomicBool) -> Result<Batch<'a>, Error> {
-        let memory = batch.iter().map(|tensor| self.memory(tensor));
-        let mut memory = memory.collect::<Result<Vec<_>, _>>()?;
-        let targets = memory.iter_mut().map(|memory| &mut memory[..]);
-        let report = self.load_until(batch.iter().copied().zip(targets), stop)?;
+        let (memory, report) = self.load_owned(batch, stop)?;
         Ok((batch.iter().copied().zip(memory).collect(), report))
     }
 }
