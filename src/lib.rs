@@ -26,6 +26,7 @@
 
 pub mod checkpoint;
 pub mod export;
+mod huge;
 pub mod image;
 pub mod loader;
 pub mod meeting;

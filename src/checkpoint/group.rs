@@ -148,10 +148,40 @@ pub fn is_kept(name: &str) -> bool {
     kept_by(name).is_some()
 }
 
+/// Whether a file may be a checkpoint by its name. One that is nothing but an extension is none.
+fn may_be_one(name: &str) -> bool {
+    name.rsplit_once('.').is_some_and(|(stem, e)| !stem.is_empty() && EXTENSIONS.contains(&e))
+}
+
+/// The files that are numbered as the shards of a whole file are, in order.
+pub(super) fn numbered(names: &[String], whole: &str) -> Vec<String> {
+    let is_one = |name: &str| ShardName::parse(name).is_some_and(|shard| shard.whole() == whole);
+    let mut numbered: Vec<String> = names.iter().filter(|name| is_one(name)).cloned().collect();
+    numbered.sort();
+    numbered
+}
+
+/// The index that is the only checkpoint of a directory, where the names of its files leave no doubt.
+pub(super) fn only_index(names: &[String]) -> Option<&str> {
+    let mut indexes = names.iter().filter_map(|name| Some((name, indexed(name)?)));
+    let (index, whole) = indexes.next()?;
+    let belongs = |name: &str| ShardName::parse(name).is_some_and(|shard| shard.whole() == whole);
+    let mut others = names.iter().filter(|name| may_be_one(name) && !is_kept(name));
+    (indexes.next().is_none() && others.all(|name| belongs(name))).then_some(index)
+}
+
 /// The checkpoints of a directory, by name.
 pub fn candidates(root: &Arc<Root>, directory: &Path) -> Result<Vec<Candidate>, source::Error> {
-    let names = root.files(directory)?;
-    let mut found = by_name(root, directory, &names, &is_kept);
+    Ok(candidates_of(root, directory, &root.files(directory)?))
+}
+
+/// The same, of a directory whose files are known.
+pub(super) fn candidates_of(
+    root: &Arc<Root>,
+    directory: &Path,
+    names: &[String],
+) -> Vec<Candidate> {
+    let mut found = by_name(root, directory, names, &is_kept);
     found.retain(|candidate| {
         let name = &candidate.name;
         // What cannot be opened is listed, so that opening it can say why; and what calls itself
@@ -164,7 +194,7 @@ pub fn candidates(root: &Arc<Root>, directory: &Path) -> Result<Vec<Candidate>, 
                 Err(_) => true,
             }
     });
-    Ok(found)
+    found
 }
 
 /// The checkpoints that the names of a directory's files suggest. Of the files only indexes are
@@ -180,14 +210,8 @@ pub fn by_name(
     for name in names {
         let Some(whole) = indexed(name) else { continue };
         let named = shards_of(root, &directory.join(name));
-        let beside = names
-            .iter()
-            .filter(|n| {
-                ShardName::parse(n).is_some_and(|shard| shard.whole() == whole)
-                    && !named.contains(*n)
-            })
-            .cloned()
-            .collect::<Vec<_>>();
+        let mut beside = numbered(names, &whole);
+        beside.retain(|name| !named.contains(name));
         claimed.extend(named.iter().cloned());
         claimed.extend(beside.iter().cloned());
         let members = Members::Index { shards: named.into_iter().collect(), beside };
@@ -202,13 +226,7 @@ pub fn by_name(
             Some(shard) => {
                 sets.entry(ShardName { number: 0, ..shard }).or_default().push(shard.number);
             }
-            // A name that is nothing but an extension is none.
-            None if name
-                .rsplit_once('.')
-                .is_some_and(|(stem, e)| !stem.is_empty() && EXTENSIONS.contains(&e)) =>
-            {
-                files.push(name.clone());
-            }
+            None if may_be_one(name) => files.push(name.clone()),
             None => {}
         }
     }

@@ -5,12 +5,12 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::path::{Component, Path};
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use super::Places;
 use super::json::{Text, twice};
 
 /// The largest index that is read: 2,000,000 tensors of names of 200 bytes come to less.
@@ -65,16 +65,14 @@ impl Fault {
 }
 
 /// What an index says: which shard holds which tensor.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Index<'a> {
     shards: Vec<String>,
     held: Vec<usize>,
-    holders: ByTensor<'a>,
+    /// Each with the place of its shard.
+    tensors: Vec<(Cow<'a, str>, u32)>,
+    places: Places,
 }
-
-/// By tensor, the place of its shard. Its hash is seeded by chance, and many times as fast as the
-/// standard library's, which for names as long as these takes longer than reading them.
-type ByTensor<'a> = HashMap<Cow<'a, str>, u32, foldhash::fast::RandomState>;
 
 impl Index<'_> {
     /// The shards, in the order of their names.
@@ -84,7 +82,8 @@ impl Index<'_> {
 
     /// The place of the shard that should hold a tensor.
     pub fn holder(&self, tensor: &str) -> Option<usize> {
-        self.holders.get(tensor).map(|&place| place as usize)
+        let place = self.places.find(tensor, |place| &self.tensors[place].0)?;
+        Some(self.tensors[place].1 as usize)
     }
 
     /// How many tensors the shard at a place should hold.
@@ -94,7 +93,7 @@ impl Index<'_> {
 
     /// The tensors that the shard at a place should hold, in no order.
     pub fn tensors_of(&self, place: usize) -> impl Iterator<Item = &str> {
-        let of = self.holders.iter().filter(move |(_, holder)| **holder as usize == place);
+        let of = self.tensors.iter().filter(move |(_, holder)| *holder as usize == place);
         of.map(|(tensor, _)| &**tensor)
     }
 }
@@ -102,25 +101,22 @@ impl Index<'_> {
 /// Reads an index.
 pub fn parse(json: &[u8], may_leave: bool) -> Result<Index<'_>, Fault> {
     let raw: Raw<Holders> = read(json)?;
-    let (shards, places) = raw.weight_map.shards.sorted();
+    let Holders { shards, holders: mut tensors } = raw.weight_map;
+    let (shards, shard_places) = shards.sorted();
     if shards.is_empty() {
         return Err(Fault::Empty);
     }
-    let tensors = raw.weight_map.holders;
-    let mut holders = ByTensor::with_capacity_and_hasher(tensors.len(), Default::default());
     let mut held = vec![0; shards.len()];
-    for (tensor, place) in tensors {
-        let place = places[place as usize];
-        held[place as usize] += 1;
-        match holders.entry(tensor) {
-            Entry::Occupied(known) => return Err(Fault::Json(twice(known.key()))),
-            Entry::Vacant(new) => drop(new.insert(place)),
-        }
+    for (_, shard) in &mut tensors {
+        *shard = shard_places[*shard as usize];
+        held[*shard as usize] += 1;
     }
+    let places = Places::of(tensors.len(), |place| &tensors[place].0);
+    let places = places.map_err(|place| Fault::Json(twice(&tensors[place].0)))?;
     if let Some(shard) = shards.iter().find(|shard| !may_leave && leaves(shard)) {
         return Err(Fault::Leaves { shard: shard.clone() });
     }
-    Ok(Index { shards, held, holders })
+    Ok(Index { shards, held, tensors, places })
 }
 
 /// Whether a name is not one of a file beneath the directory.

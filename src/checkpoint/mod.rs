@@ -12,9 +12,12 @@ mod group;
 mod index;
 mod json;
 mod listed;
+mod name;
 mod open;
 mod part;
+mod places;
 mod safetensors;
+mod shards;
 mod sharing;
 mod single;
 mod sources;
@@ -29,13 +32,15 @@ pub use group::{
     Candidate, EXTENSIONS, Members, by_name, candidates, is_kept, kept_by, note_of_one,
 };
 pub use index::{Fault as IndexFault, Index, parse as parse_index};
+pub use name::Name;
 pub use open::{open, open_candidate, open_in};
 pub use part::{PartFault, Steps};
+pub(crate) use places::Places;
 pub use safetensors::{Fault as HeaderFault, MAX_HEADER};
 pub use sharing::{MAX_NAMED, sharing};
 pub use single::parse_bytes;
 pub use sources::Sources;
-pub use tensor::{Axis, Bytes, Grid, Layout, Origin, OriginId, Run, Tensor};
+pub use tensor::{Axis, Bytes, Grid, Layout, Origin, OriginId, Run, Shape, Tensor};
 pub use torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
 
 /// How a checkpoint is to be read; all of it enters the image's identity.

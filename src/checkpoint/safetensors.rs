@@ -4,7 +4,8 @@
 //! The reference reader takes the last of two equal keys; here that is a fault, because programs
 //! that disagree on which one counts would see different tensors.
 
-use std::collections::{BTreeMap, HashSet};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -12,7 +13,7 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use crate::source::{self, ReadAt};
 
 use super::json::Text;
-use super::{Bytes, Dtype, MAX_TENSORS, OriginId, Run, Tensor};
+use super::{Bytes, Dtype, MAX_TENSORS, Name, OriginId, Places, Run, Shape, Tensor};
 
 /// The longest header that the reference reader takes.
 pub const MAX_HEADER: u64 = 100_000_000;
@@ -139,35 +140,31 @@ fn check(json: &[u8], data_start: u64, size: u64) -> Result<Header, Fault> {
     let data = size - data_start;
     let mut entries = raw.entries;
     // Empty tensors come before the one that starts at the same byte.
-    entries.sort_by_key(|(_, info)| info.data_offsets);
+    if !entries.is_sorted_by_key(|(_, info)| info.data_offsets) {
+        entries.sort_by_key(|(_, info)| info.data_offsets);
+    }
+    let names: Vec<Name> = Name::all(entries.iter().map(|(name, _)| &**name)).collect();
     let mut before = 0;
     let mut tensors = Vec::with_capacity(entries.len());
-    for (name, info) in entries {
+    for (name, (_, info)) in names.into_iter().zip(entries) {
         let (start, end) = info.data_offsets;
+        let tensor = || name.to_string();
         let Some(len) = end.checked_sub(start) else {
-            return Err(Fault::Reversed { tensor: name.into() });
+            return Err(Fault::Reversed { tensor: tensor() });
         };
         if end > data {
-            return Err(Fault::PastEnd { tensor: name.into(), end, data });
+            return Err(Fault::PastEnd { tensor: tensor(), end, data });
         }
         if start != before {
-            return Err(Fault::Gap { tensor: name.into(), start, before });
+            return Err(Fault::Gap { tensor: tensor(), start, before });
         }
         before = end;
-        if info.dtype.bytes_of(&info.shape) != Some(len) {
-            return Err(Fault::Size {
-                tensor: name.into(),
-                dtype: info.dtype,
-                shape: info.shape.into(),
-                len,
-            });
+        let Info { dtype, shape, .. } = info;
+        if dtype.bytes_of(&shape) != Some(len) {
+            return Err(Fault::Size { tensor: tensor(), dtype, shape: shape.into_vec(), len });
         }
-        tensors.push(Tensor {
-            name,
-            dtype: info.dtype,
-            shape: info.shape,
-            bytes: Bytes::Run(Run { origin: OriginId(0), offset: data_start + start, len }),
-        });
+        let run = Run { origin: OriginId(0), offset: data_start + start, len };
+        tensors.push(Tensor { name, dtype, shape, bytes: Bytes::Run(run) });
     }
     if before != data {
         return Err(Fault::Trailing { extra: data - before });
@@ -180,7 +177,7 @@ struct Info {
     #[serde(deserialize_with = "dtype")]
     dtype: Dtype,
     #[serde(deserialize_with = "shape")]
-    shape: Box<[u64]>,
+    shape: Shape,
     data_offsets: (u64, u64),
 }
 
@@ -189,48 +186,35 @@ fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dtype, D::Error> 
     Dtype::from_name(&name).ok_or_else(|| de::Error::custom(format_args!("unknown dtype `{name}`")))
 }
 
-/// Names by a hash that is seeded by chance, and faster than the standard library's.
-type Seen<'a> = HashSet<&'a str, foldhash::fast::RandomState>;
-
-/// In memory of just its length: there are many shapes, and all of them small.
-fn shape<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[u64]>, D::Error> {
+fn shape<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Shape, D::Error> {
     deserializer.deserialize_seq(ShapeVisitor)
 }
 
 struct ShapeVisitor;
 
 impl<'de> Visitor<'de> for ShapeVisitor {
-    type Value = Box<[u64]>;
+    type Value = Shape;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of numbers")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Box<[u64]>, A::Error> {
-        let (mut first, mut rank) = ([0; 8], 0);
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Shape, A::Error> {
+        let mut shape = Shape::new();
         while let Some(dim) = seq.next_element()? {
-            if let Some(place) = first.get_mut(rank) {
-                (*place, rank) = (dim, rank + 1);
-                continue;
-            }
-            let mut long = first.to_vec();
-            long.push(dim);
-            while let Some(dim) = seq.next_element()? {
-                long.push(dim);
-            }
-            return Ok(long.into());
+            shape.push(dim);
         }
-        Ok(first[..rank].into())
+        Ok(shape)
     }
 }
 
 /// The header's JSON as it stands, equal keys refused.
-struct Raw {
-    entries: Vec<(Box<str>, Info)>,
+struct Raw<'a> {
+    entries: Vec<(Cow<'a, str>, Info)>,
     metadata: BTreeMap<String, String>,
 }
 
-impl<'de> Deserialize<'de> for Raw {
+impl<'de: 'a, 'a> Deserialize<'de> for Raw<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(RawVisitor)
     }
@@ -239,14 +223,14 @@ impl<'de> Deserialize<'de> for Raw {
 struct RawVisitor;
 
 impl<'de> Visitor<'de> for RawVisitor {
-    type Value = Raw;
+    type Value = Raw<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tensors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
-        let mut entries: Vec<(Box<str>, Info)> = Vec::new();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw<'de>, A::Error> {
+        let mut entries: Vec<(Cow<'de, str>, Info)> = Vec::new();
         let mut metadata = None;
         while let Some(Text(key)) = map.next_key()? {
             if key == "__metadata__" {
@@ -259,11 +243,11 @@ impl<'de> Visitor<'de> for RawVisitor {
                 if entries.len() == MAX_TENSORS {
                     return Err(de::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
                 }
-                entries.push((key.into(), map.next_value()?));
+                entries.push((key, map.next_value()?));
             }
         }
-        let mut seen = Seen::with_capacity_and_hasher(entries.len(), Default::default());
-        if let Some((key, _)) = entries.iter().find(|(key, _)| !seen.insert(&**key)) {
+        if let Err(place) = Places::of(entries.len(), |place| &*entries[place].0) {
+            let key = &entries[place].0;
             return Err(de::Error::custom(format_args!("tensor `{key}` is there twice")));
         }
         Ok(Raw { entries, metadata: metadata.unwrap_or_default() })

@@ -54,7 +54,7 @@ mod tests {
 
     fn tensor(origin: u32, offset: u64, len: u64) -> Tensor {
         let bytes = Bytes::Run(Run { origin: OriginId(origin), offset, len });
-        Tensor { name: "t".into(), dtype: Dtype::U8, shape: [len].into(), bytes }
+        Tensor { name: "t".into(), dtype: Dtype::U8, shape: [len].into_iter().collect(), bytes }
     }
 
     #[test]

@@ -2,9 +2,14 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::source;
 
-use super::Dtype;
+use super::{Dtype, Name};
+
+/// A shape. That of nearly every weight takes no memory of its own.
+pub type Shape = SmallVec<[u64; 2]>;
 
 /// Which of a checkpoint's origins: an index into [`super::Checkpoint::origins`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,11 +38,11 @@ impl Origin {
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// The name, unique in its checkpoint.
-    pub name: Box<str>,
+    pub name: Name,
     /// The element type.
     pub dtype: Dtype,
     /// The shape; empty for a scalar.
-    pub shape: Box<[u64]>,
+    pub shape: Shape,
     /// Where the bytes lie.
     pub bytes: Bytes,
 }

@@ -31,7 +31,9 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
     tensors.sort_by(|a, b| order(a).cmp(&order(b)));
     let mut starts = Vec::with_capacity(tensors.len() + 1);
     let mut end = 0u64;
+    let mut header = header::Bound::default();
     for tensor in &tensors {
+        header.add(tensor);
         starts.push(end);
         end = end
             .checked_add(tensor.bytes.len())
@@ -42,8 +44,7 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
     // Readers ask for it, and a checkpoint that states another keeps it: it is then not torch's.
     let states_format = metadata.contains_key("format");
     metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
-    if header::at_most(&tensors, &metadata) > MAX_HEADER
-        && header::write(&tensors, &starts, &metadata).is_none()
+    if header.with(&metadata) > MAX_HEADER && header::write(&tensors, &starts, &metadata).is_none()
     {
         return Err(Error::HeaderTooLong { path, limit: MAX_HEADER });
     }

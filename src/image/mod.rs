@@ -202,7 +202,10 @@ impl Image {
     }
 
     fn weighed(&self) -> u64 {
-        let name = |tensor: &Tensor| tensor.name.len() + size_of_val(&*tensor.shape);
+        let name = |tensor: &Tensor| {
+            let shape = if tensor.shape.spilled() { size_of_val(&*tensor.shape) } else { 0 };
+            tensor.name.len() + shape
+        };
         let tensors = size_of_val(&*self.tensors) + self.tensors.iter().map(name).sum::<usize>();
         let Written { piece_starts, pieces, .. } = self.written();
         let pieces = size_of_val(&**piece_starts) + size_of_val(&**pieces);

@@ -9,8 +9,9 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
 
-use memmap2::{Advice, MmapMut};
+use memmap2::MmapMut;
 
+use crate::huge;
 use crate::threads::lock;
 
 /// From here on memory comes from the system by itself and goes back to it when it is dropped;
@@ -32,13 +33,6 @@ enum Held {
     Large(MmapMut),
 }
 
-/// Zeroed memory in huge pages; where the system has none, it is ordinary memory.
-fn huge(len: usize) -> std::io::Result<MmapMut> {
-    let map = MmapMut::map_anon(len)?;
-    let _ = map.advise(Advice::HugePage);
-    Ok(map)
-}
-
 impl Memory {
     /// So many bytes; nothing if the system has not as many.
     pub fn new(len: usize) -> Option<Memory> {
@@ -49,7 +43,7 @@ impl Memory {
             let start = vec.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
             Held::Small(vec, start)
         } else {
-            Held::Large(huge(len).ok()?)
+            Held::Large(huge::zeroed(len).ok()?)
         };
         Some(Memory { held, len })
     }
@@ -99,7 +93,7 @@ impl Buffers {
         let kept = lock(&self.kept).pop();
         let mut buffer = match kept {
             Some(buffer) => buffer,
-            None => huge(self.size)?,
+            None => huge::zeroed(self.size)?,
         };
         let done = work(&mut buffer);
         lock(&self.kept).push(buffer);

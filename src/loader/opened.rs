@@ -1,6 +1,5 @@
 //! A checkpoint that is open for loading.
 
-use std::collections::HashMap;
 use std::collections::btree_map::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use crate::checkpoint::{Format, Steps, Tensor};
+use crate::checkpoint::{Format, Places, Steps, Tensor};
 use crate::image::{Image, Reader};
 use crate::source::Ways;
 
@@ -35,7 +34,7 @@ pub struct Opened {
     ways: Box<[Option<Ways>]>,
     buffers: Buffers,
     maps: Maps,
-    places: OnceLock<HashMap<Box<str>, u32>>,
+    places: OnceLock<Places>,
     how: How,
 }
 
@@ -106,12 +105,13 @@ impl Opened {
 
     /// The tensor of a name.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, Error> {
+        let tensors = self.tensors();
+        let name_of = |place: usize| &*tensors[place].name;
         let places = self.places.get_or_init(|| {
-            let tensors = (0..).zip(self.tensors());
-            tensors.map(|(place, tensor)| (tensor.name.clone(), place)).collect()
+            Places::of(tensors.len(), name_of).expect("names are unique in a checkpoint")
         });
-        let place = places.get(name).ok_or_else(|| self.unknown(name))?;
-        Ok(&self.tensors()[*place as usize])
+        let place = places.find(name, name_of).ok_or_else(|| self.unknown(name))?;
+        Ok(&tensors[place])
     }
 
     /// A part of a tensor: the named steps of its first axes. Loading it reads little more than its
@@ -137,19 +137,21 @@ impl Opened {
         tensors: impl IntoIterator<Item = &'a Tensor>,
     ) -> Result<Vec<Memory>, Error> {
         let tensors: Vec<&Tensor> = tensors.into_iter().collect();
-        Ok(self.load_owned(&tensors, &NEVER)?.0)
+        Ok(self.load_owned(&tensors, &NEVER, None)?.0)
     }
 
-    /// Each in memory of its own, until `stop` is set; and what that did.
-    pub(super) fn load_owned(
+    /// The same, until it is done or whoever wants it sets `stop`, on so many threads at the most if they
+    /// are said; and what that did.
+    pub fn load_owned(
         &self,
         tensors: &[&Tensor],
         stop: &AtomicBool,
+        threads: Option<usize>,
     ) -> Result<(Vec<Memory>, Report), Error> {
         let memory = tensors.iter().map(|tensor| self.memory(tensor));
         let mut memory = memory.collect::<Result<Vec<_>, _>>()?;
-        let targets = memory.iter_mut().map(|memory| &mut memory[..]);
-        let report = self.load_until(tensors.iter().copied().zip(targets), stop)?;
+        let wanted = tensors.iter().copied().zip(memory.iter_mut().map(|memory| &mut memory[..]));
+        let report = self.load_with(wanted, stop, threads.unwrap_or(self.how.threads))?;
         Ok((memory, report))
     }
 
@@ -172,7 +174,7 @@ impl Opened {
     }
 
     /// The same, on so many threads at the most, whatever the options say; but within their memory.
-    pub fn load_with<'a>(
+    fn load_with<'a>(
         &self,
         wanted: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
         stop: &AtomicBool,

@@ -148,7 +148,7 @@ impl Opened {
     }
 
     fn load_batch<'a>(&self, batch: &[&'a Tensor], stop: &AtomicBool) -> Result<Batch<'a>, Error> {
-        let (memory, report) = self.load_owned(batch, stop)?;
+        let (memory, report) = self.load_owned(batch, stop, None)?;
         Ok((batch.iter().copied().zip(memory).collect(), report))
     }
 }

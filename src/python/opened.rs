@@ -79,7 +79,7 @@ impl Opened {
         if self.is_one_safetensors() {
             let offsets = self.offsets();
             places.sort_by(|&a, &b| {
-                (offsets[a], &tensors[a].name).cmp(&(offsets[b], &tensors[b].name))
+                (offsets[a], &*tensors[a].name).cmp(&(offsets[b], &*tensors[b].name))
             });
         }
         places.into_iter().map(|place| &*tensors[place].name).collect()
@@ -160,15 +160,8 @@ impl Opened {
         let wait = self.wait(tensors.iter(), Wait::OrLeave);
         let (opened, told_to) = (Arc::clone(&self.opened), Arc::clone(&stop));
         let done = without_lock(py, wait, &stop, move || {
-            let memory = tensors.iter().map(|tensor| memory(&opened, tensor));
-            let mut memory = memory.collect::<Result<Vec<_>, Error>>()?;
-            let targets = memory.iter_mut().map(|memory| &mut memory[..]);
-            let wanted = tensors.iter().zip(targets);
-            let report = match threads {
-                None => opened.load_until(wanted, &told_to),
-                Some(threads) => opened.load_with(wanted, &told_to, threads),
-            }?;
-            Ok((memory, report))
+            let tensors: Vec<&checkpoint::Tensor> = tensors.iter().collect();
+            opened.load_owned(&tensors, &told_to, threads)
         })?;
         let (memory, report) = done.map_err(|error| raised(py, &error))?;
         Ok((memory.into_iter().map(Memory::owned).collect(), told(&report)?))
@@ -261,12 +254,6 @@ impl Opened {
             ranges.map(|range| (range.start - data, range.end - data)).collect()
         })
     }
-}
-
-fn memory(opened: &loader::Opened, tensor: &checkpoint::Tensor) -> Result<loader::Memory, Error> {
-    let bytes = tensor.bytes.len();
-    let memory = usize::try_from(bytes).ok().and_then(loader::Memory::new);
-    memory.ok_or_else(|| Error::Memory { path: opened.path().to_path_buf(), bytes })
 }
 
 /// Whether two of the places to load into share a byte.

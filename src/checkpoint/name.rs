@@ -1,0 +1,86 @@
+//! The name of a tensor.
+//!
+//! In: text, or all the names of a file. Out: [`Name`]s. Those of a file share one text, because asking for
+//! memory for each of 100,000 takes longer than reading them.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// The name of a tensor: text, part of one that it may share with others.
+#[derive(Clone)]
+pub struct Name {
+    text: Arc<str>,
+    start: u32,
+    end: u32,
+}
+
+impl Name {
+    /// The names of a file.
+    pub(super) fn all<'a>(
+        names: impl ExactSizeIterator<Item = &'a str> + Clone,
+    ) -> impl Iterator<Item = Name> {
+        let mut text = String::with_capacity(names.clone().map(str::len).sum());
+        text.extend(names.clone());
+        let text = Arc::<str>::from(text);
+        let mut end = 0;
+        names.map(move |name| {
+            let start = end;
+            end += name.len();
+            Name::part(&text, start, end)
+        })
+    }
+
+    fn part(text: &Arc<str>, start: usize, end: usize) -> Name {
+        let place =
+            |at| u32::try_from(at).expect("names fit a header, which takes 100,000,000 bytes");
+        Name { text: Arc::clone(text), start: place(start), end: place(end) }
+    }
+}
+
+impl Deref for Name {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text[self.start as usize..self.end as usize]
+    }
+}
+
+impl From<&str> for Name {
+    fn from(name: &str) -> Self {
+        Name::part(&Arc::from(name), 0, name.len())
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl PartialEq for Name {
+    fn eq(&self, other: &Name) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Name {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_a_file_are_those_that_were_given() {
+        let given = ["a.weight", "", "å", "a.bias"];
+        let names: Vec<Name> = Name::all(given.iter().copied()).collect();
+        assert!(names.iter().map(|name| &**name).eq(given));
+        assert_eq!(names[0], Name::from("a.weight"));
+    }
+}
