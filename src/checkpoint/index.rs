@@ -132,7 +132,8 @@ pub fn shards(json: &[u8]) -> Result<Vec<String>, Fault> {
 }
 
 fn read<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, Fault> {
-    serde_json::from_slice(json).map_err(|error| Fault::Json(error.to_string()))
+    let text = std::str::from_utf8(json).map_err(|error| Fault::Json(error.to_string()))?;
+    serde_json::from_str(text).map_err(|error| Fault::Json(error.to_string()))
 }
 
 #[derive(serde::Deserialize)]

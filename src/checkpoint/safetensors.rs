@@ -136,7 +136,8 @@ fn check(json: &[u8], data_start: u64, size: u64) -> Result<Header, Fault> {
     if json.first() != Some(&b'{') {
         return Err(Fault::Json("it does not begin with `{`".to_owned()));
     }
-    let raw: Raw = serde_json::from_slice(json).map_err(|e| Fault::Json(e.to_string()))?;
+    let text = std::str::from_utf8(json).map_err(|e| Fault::Json(e.to_string()))?;
+    let raw: Raw = serde_json::from_str(text).map_err(|e| Fault::Json(e.to_string()))?;
     let data = size - data_start;
     let mut entries = raw.entries;
     // Empty tensors come before the one that starts at the same byte.
