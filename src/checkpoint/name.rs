@@ -10,7 +10,8 @@ use std::sync::Arc;
 /// The name of a tensor: text, part of one that it may share with others.
 #[derive(Clone)]
 pub struct Name {
-    text: Arc<str>,
+    /// Behind one more step, so that a name is no larger than text of its own would be.
+    text: Arc<Box<str>>,
     start: u32,
     end: u32,
 }
@@ -22,7 +23,7 @@ impl Name {
     ) -> impl Iterator<Item = Name> {
         let mut text = String::with_capacity(names.clone().map(str::len).sum());
         text.extend(names.clone());
-        let text = Arc::<str>::from(text);
+        let text = Arc::new(text.into_boxed_str());
         let mut end = 0;
         names.map(move |name| {
             let start = end;
@@ -31,7 +32,7 @@ impl Name {
         })
     }
 
-    fn part(text: &Arc<str>, start: usize, end: usize) -> Name {
+    fn part(text: &Arc<Box<str>>, start: usize, end: usize) -> Name {
         let place =
             |at| u32::try_from(at).expect("names fit a header, which takes 100,000,000 bytes");
         Name { text: Arc::clone(text), start: place(start), end: place(end) }
@@ -48,7 +49,7 @@ impl Deref for Name {
 
 impl From<&str> for Name {
     fn from(name: &str) -> Self {
-        Name::part(&Arc::from(name), 0, name.len())
+        Name::part(&Arc::new(name.into()), 0, name.len())
     }
 }
 

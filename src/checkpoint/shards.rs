@@ -20,6 +20,9 @@ use super::{Checkpoint, Error, IndexFault, MAX_TENSORS, Options, single};
 /// Threads that read shards: most of it is waiting for a cold disk, the rest is for every core.
 const READERS: usize = 8;
 
+/// Bytes that are asked for at once of a shard whose header is to be read: the headers of most are no longer.
+const HEADER: u64 = 256 << 10;
+
 /// Shards that were read, one after the other in one checkpoint.
 pub struct Shards {
     whole: Option<Checkpoint>,
@@ -44,7 +47,9 @@ pub fn read(
     // Once one is refused none behind it is read.
     let (tensors, refused) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
     let read = |shard: &String| {
-        let part = single::read(&root.open(&directory.join(shard))?, options)?;
+        let file = root.open(&directory.join(shard))?;
+        file.expect(0..HEADER);
+        let part = single::read(&file, options)?;
         let all = tensors.fetch_add(part.tensors.len(), Relaxed) + part.tensors.len();
         let too_many = || Error::TooMany { path: path.to_path_buf(), limit: MAX_TENSORS };
         if all > MAX_TENSORS { Err(too_many()) } else { Ok(part) }

@@ -137,6 +137,12 @@ impl OpenFile {
         Ok(())
     }
 
+    /// Tells the system that these bytes are wanted soon, all of them: it fetches them in one go.
+    pub fn expect(&self, range: std::ops::Range<u64>) {
+        let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
+        let _ = rustix::fs::fadvise(&self.fd, range.start, len, rustix::fs::Advice::WillNeed);
+    }
+
     /// Fills `buf` as far as the file goes now, whatever it was when it was opened.
     pub fn read_some_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
         let mut done = 0;
