@@ -124,7 +124,9 @@ pub fn daemons_of(argument: &str) -> Vec<Daemon> {
             continue;
         };
         let arguments = arguments(pid);
-        let is_ours = arguments.first().is_some_and(|name| name.ends_with("ckptfs"));
+        // A `status` anywhere on the machine asks every mount, by a process of its own.
+        let asks = arguments.get(1).is_some_and(|argument| argument == ckptfs::mount::probe::CHILD);
+        let is_ours = arguments.first().is_some_and(|name| name.ends_with("ckptfs")) && !asks;
         if is_ours
             && arguments.iter().any(|found| found.starts_with(argument))
             && Daemon(pid).runs()
