@@ -4,6 +4,7 @@ Prints medians: seconds, seconds of processor, and the memory at the peak above 
 as a share of the model.
 
     bench_loader.py                          measures everything
+    bench_loader.py opening                  measures opening alone
     bench_loader.py load STATE WAY PATH...   does it once, here, and prints what it took as JSON
 """
 
@@ -294,6 +295,11 @@ def main():
         compare("owned, 2.1 GB in 4 shards of `.bin`", OWNED["bin"], bins)
         compare("mapped, 2.1 GB in 4 shards of `.safetensors`", MAPPED["safetensors"], shards)
         compare("mapped, 2.1 GB in 4 shards of `.bin`", MAPPED["bin"], bins)
+    measure_opening()
+
+
+def measure_opening():
+    with tempfile.TemporaryDirectory() as folder:
         compare_opening(Path(folder) / "many")
 
 
@@ -303,5 +309,7 @@ if __name__ == "__main__":
             load_once(state, way, paths)
         case ["open", state, way, *paths]:
             open_once(state, way, paths)
+        case ["opening"]:
+            measure_opening()
         case _:
             main()

@@ -58,7 +58,9 @@ class safe_open:
     def keys(self):
         """The names of the tensors, sorted."""
         with self._source.use() as opened:
-            return sorted(opened.names)
+            names = opened.names
+        names.sort()
+        return names
 
     def offset_keys(self):
         """The names of the tensors, in the order in which they lie."""

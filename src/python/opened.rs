@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 use crate::checkpoint::{self, Format, Steps};
 use crate::loader::{self, Error, Route};
@@ -73,16 +74,15 @@ impl Opened {
 
     /// The names of its tensors, in the order in which their bytes lie.
     #[getter]
-    fn names(&self) -> Vec<&str> {
+    fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let tensors = self.opened.tensors();
-        let mut places: Vec<usize> = (0..tensors.len()).collect();
-        if self.is_one_safetensors() {
-            let offsets = self.offsets();
-            places.sort_by(|&a, &b| {
-                (offsets[a], &*tensors[a].name).cmp(&(offsets[b], &*tensors[b].name))
-            });
+        if !self.is_one_safetensors() {
+            return PyList::new(py, tensors.iter().map(|tensor| &*tensor.name));
         }
-        places.into_iter().map(|place| &*tensors[place].name).collect()
+        let offsets = self.offsets();
+        let mut places: Vec<usize> = (0..tensors.len()).collect();
+        places.sort_by_key(|&place| (offsets[place], &*tensors[place].name));
+        PyList::new(py, places.into_iter().map(|place| &*tensors[place].name))
     }
 
     /// What it says of itself. One that is not a safetensors file says that it is torch's.
