@@ -38,12 +38,16 @@ _FROM = {
     "TensorMeta": "_open",
     "TensorSpec": "_write",
     "_safe_open_handle": "_open",
+    "configure": "_settings",
     "deserialize": "_write",
+    "install": "_install",
+    "installed": "_install",
     "last_report": "_report",
     "safe_open": "_open",
     "serialize": "_write",
     "serialize_file": "_write",
     "stats": "_report",
+    "uninstall": "_install",
     "__version__": "_ckptfs",
 }
 

@@ -10,8 +10,7 @@ import itertools
 from ckptfs._errors import error
 from ckptfs._frameworks import FLOATS
 from ckptfs._report import Load
-
-MMAP, PREAD = "mmap", "pread"
+from ckptfs._settings import MMAP, PREAD
 
 # What is cast is held twice until it is cast; so much of it at a time.
 _CAST_AT_ONCE = 256 << 20
@@ -19,18 +18,8 @@ _CAST_AT_ONCE = 256 << 20
 # What reading needs at the least.
 _READ_AT_ONCE = 4 << 20
 
-# What the Rust part can be told at the most; more of either is as much.
-_MOST_THREADS, _MOST_MEMORY = 4096, (1 << 63) - 1
-
 # How much a bar moves at once: often enough to be watched, seldom enough to cost nothing.
 _SHOWN_AT_ONCE = 128 << 20
-
-
-def backend(given):
-    """One of the two ways."""
-    if given not in (MMAP, PREAD):
-        raise error(f'backend {given!r} is invalid (expected one of: "mmap", "pread")')
-    return given
 
 
 def chosen(opened, names):
@@ -213,12 +202,3 @@ def for_reading(memory, dtype):
     if memory is None or dtype is None:
         return memory
     return max(memory // 2, min(memory, _READ_AT_ONCE))
-
-
-def limits(num_threads, memory):
-    """Both as the Rust part can take them."""
-    for name, given in (("num_threads", num_threads), ("memory", memory)):
-        if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
-            raise error(f"{name} must be a positive integer, got {given!r}")
-    threads = None if num_threads is None else min(num_threads, _MOST_THREADS)
-    return threads, None if memory is None else min(memory, _MOST_MEMORY)

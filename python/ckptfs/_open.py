@@ -3,7 +3,7 @@
 import os
 from typing import NamedTuple
 
-from ckptfs import _load
+from ckptfs import _load, _settings
 from ckptfs._errors import error
 from ckptfs._frameworks import Torch, framework as framework_named
 from ckptfs._slices import chosen, indexed
@@ -31,7 +31,7 @@ class safe_open:
     changes is an error: choose it where files may be written while you load, and to have all of it in
     memory when the call returns. Nothing that is written to a tensor ever reaches a file.
 
-    The default is "mmap" for torch, because opening and looking then cost nothing, several processes share
+    The default, where `ckptfs.configure` and the environment say nothing, is "mmap" for torch, because opening and looking then cost nothing, several processes share
     what they load, and what safetensors promises is what programs were written for. It is "pread" for numpy,
     whose arrays have memory of their own in safetensors, too.
 
@@ -49,8 +49,8 @@ class safe_open:
                  leave_cache=False):
         self._asked = (framework, device, backend)
         self._framework = framework_named(framework)
-        self._backend = _load.backend(self._framework.BACKEND if backend is None else backend)
-        num_threads, memory = _load.limits(num_threads, memory)
+        self._backend = _settings.backend(backend, self._framework.BACKEND)
+        num_threads, memory = _settings.limits(num_threads, memory)
         how = options(root, allow_partial, follow_symlinks, num_threads, memory, leave_cache)
         self._source = Source(filename, how)
         self._device = self._framework.device(device)

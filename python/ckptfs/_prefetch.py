@@ -14,6 +14,7 @@ from ckptfs import _ckptfs, _load
 from ckptfs._errors import error
 from ckptfs._frameworks import Torch
 from ckptfs._report import Load, is_last
+from ckptfs._settings import PREAD
 
 # So much is handed out at once: large enough to be read fast, small enough that the first come soon.
 _AT_ONCE = 64 << 20
@@ -143,7 +144,7 @@ class PrefetchLoader:
             with Load(0) as load:
                 for batch in _load._batches(list(self._parts.values()), _AT_ONCE):
                     held = _load._memory(
-                        self._opened, batch, _load.PREAD, load, self._stop, self._threads
+                        self._opened, batch, PREAD, load, self._stop, self._threads
                     )
                     ready = {
                         part.name: Torch.put(Torch.of(memory, part.dtype, part.shape), self._device)

@@ -139,7 +139,7 @@ class _Bar:
 
 _here = threading.local()
 _lock = threading.Lock()
-_all = {"loads": 0, "report": Report()}
+_all = {"loads": 0, "originals": 0, "report": Report()}
 
 
 def is_last(report):
@@ -152,6 +152,12 @@ def _keep(report):
     with _lock:
         _all["loads"] += 1
         _all["report"]._add(report)
+
+
+def left_to_original():
+    """One more call that ours could not do."""
+    with _lock:
+        _all["originals"] += 1
 
 
 def _after_fork():
@@ -168,10 +174,12 @@ def last_report():
 
 
 def stats():
-    """What all loads of this process did together: `loads`, and the numbers of a `Report`.
+    """What all loads of this process did together: `loads`, the numbers of a `Report`, and `originals`: how
+    often a call that `ckptfs.install` took over was left to the original after all.
 
         >>> ckptfs.stats()["bytes"]
         16060522496
     """
     with _lock:
-        return {"loads": _all["loads"], **_all["report"].as_dict()}
+        counts = {name: count for name, count in _all.items() if name != "report"}
+        return {**counts, **_all["report"].as_dict()}

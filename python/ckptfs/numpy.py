@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from ckptfs import _load
+from ckptfs import _load, _settings
 from ckptfs._frameworks import Numpy
 from ckptfs._source import Source, options
 from ckptfs._write import TensorSpec, serialize, serialize_file
@@ -13,7 +13,7 @@ from ckptfs import _ckptfs
 __all__ = ["load", "load_file", "save", "save_file"]
 
 
-def load_file(filename, *, backend=_load.PREAD, names=None, into=None, dtype=None, root=None,
+def load_file(filename, *, backend=None, names=None, into=None, dtype=None, root=None,
               allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
               leave_cache=False, progress=False, report=None):
     """The arrays of a checkpoint, by their names. What the options do, `help(ckptfs.torch.load_file)`
@@ -24,13 +24,13 @@ def load_file(filename, *, backend=_load.PREAD, names=None, into=None, dtype=Non
 
         arrays = load_file("model.safetensors", names=["embedding", "head"])
     """
-    num_threads, memory = _load.limits(num_threads, memory)
+    num_threads, memory = _settings.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
                   _load.for_reading(memory, dtype), leave_cache)
     source = Source(filename, how)
     with source.use() as opened:
         return _load.load_named(
-            opened, names, Numpy, _load.backend(backend), into=into, dtype=dtype,
+            opened, names, Numpy, _settings.backend(backend, Numpy.BACKEND), into=into, dtype=dtype,
             memory=memory, progress=progress, report=report,
         )  # fmt: skip
 
@@ -38,7 +38,7 @@ def load_file(filename, *, backend=_load.PREAD, names=None, into=None, dtype=Non
 def load(data):
     """The arrays of a checkpoint whose bytes are in memory."""
     opened = _ckptfs.Opened.of_bytes(data, options())
-    return _load.load_named(opened, None, Numpy, _load.PREAD)
+    return _load.load_named(opened, None, Numpy, _settings.PREAD)
 
 
 def save(tensor_dict, metadata=None):

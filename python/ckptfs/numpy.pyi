@@ -12,7 +12,7 @@ _Backend = Literal["mmap", "pread"]
 def load_file(
     filename: _Path,
     *,
-    backend: _Backend = "pread",
+    backend: _Backend | None = None,
     names: str | Iterable[str] | None = None,
     into: Mapping[str, np.ndarray] | None = None,
     dtype: Any = None,

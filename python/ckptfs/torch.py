@@ -2,7 +2,7 @@
 
 import torch
 
-from ckptfs import _ckptfs, _load
+from ckptfs import _ckptfs, _load, _settings
 from ckptfs._errors import error
 from ckptfs._frameworks import TYPES, Torch, lacking
 from ckptfs._shared import (  # noqa: F401
@@ -22,7 +22,7 @@ __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 _TYPES = {name: getattr(torch, of) for name, of in TYPES.items() if hasattr(torch, of)}
 
 
-def load_file(filename, device="cpu", *, backend=_load.MMAP, names=None, into=None, dtype=None,
+def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dtype=None,
               root=None, allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
               leave_cache=False, progress=False, report=None):
     """The tensors of a checkpoint, by their names.
@@ -52,13 +52,13 @@ def load_file(filename, device="cpu", *, backend=_load.MMAP, names=None, into=No
         halves = load_file("runs/last.ckpt", root="ema", dtype=torch.float16, names="encoder.*")
         load_file("models/llama", into=model.state_dict())
     """
-    num_threads, memory = _load.limits(num_threads, memory)
+    num_threads, memory = _settings.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
                   _load.for_reading(memory, dtype), leave_cache)
     source = Source(filename, how)
     with source.use() as opened:
         return _load.load_named(
-            opened, names, Torch, _load.backend(backend), device=Torch.device(device), into=into,
+            opened, names, Torch, _settings.backend(backend, Torch.BACKEND), device=Torch.device(device), into=into,
             dtype=dtype, memory=memory, progress=progress, report=report,
         )  # fmt: skip
 
@@ -69,7 +69,7 @@ def load(data):
         tensors = load(open("model.safetensors", "rb").read())
     """
     opened = _ckptfs.Opened.of_bytes(data, options())
-    return _load.load_named(opened, None, Torch, _load.PREAD)
+    return _load.load_named(opened, None, Torch, _settings.PREAD)
 
 
 def save(tensors, metadata=None):
@@ -106,7 +106,7 @@ def save_model(model, filename, metadata=None, force_contiguous=True):
         raise ValueError(f"{fault} {hint}") from None
 
 
-def load_model(model, filename, strict=True, device="cpu", *, backend=_load.MMAP, **how):
+def load_model(model, filename, strict=True, device="cpu", *, backend=None, **how):
     """Loads a checkpoint into a model. Gives the names that the model has and the checkpoint lacks, and
     those of the checkpoint that the model lacks; with `strict` any of these is a `RuntimeError`. What
     else `load_file` takes, this takes too."""

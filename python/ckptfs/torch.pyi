@@ -13,7 +13,7 @@ def load_file(
     filename: _Path,
     device: Any = "cpu",
     *,
-    backend: _Backend = "mmap",
+    backend: _Backend | None = None,
     names: str | Iterable[str] | None = None,
     into: Mapping[str, torch.Tensor] | None = None,
     dtype: torch.dtype | str | None = None,
@@ -43,7 +43,7 @@ def load_model(
     strict: bool = True,
     device: Any = "cpu",
     *,
-    backend: _Backend = "mmap",
+    backend: _Backend | None = None,
     **how: Any,
 ) -> tuple[set[str], list[str]]: ...
 def storage_ptr(tensor: torch.Tensor) -> int: ...

@@ -16,7 +16,7 @@ mod pages;
 mod paths;
 mod report;
 #[cfg(feature = "mount")]
-mod sizes;
+pub(crate) mod sizes;
 #[cfg(feature = "mount")]
 mod status;
 #[cfg(feature = "mount")]

@@ -20,6 +20,7 @@ mod _ckptfs {
     use std::ffi::OsString;
     use std::path::PathBuf;
 
+    use pyo3::exceptions::PyValueError;
     use pyo3::prelude::*;
 
     #[pymodule_export]
@@ -37,6 +38,12 @@ mod _ckptfs {
     fn command(py: Python<'_>, args: Vec<OsString>, program: PathBuf, before: Vec<OsString>) -> u8 {
         crate::mount::again::is_run_by(program, before);
         py.detach(|| crate::cli::run(args))
+    }
+
+    /// Bytes, of a size as people write one.
+    #[pyfunction]
+    fn size(text: &str) -> PyResult<u64> {
+        crate::cli::sizes::parse(text).map_err(PyValueError::new_err)
     }
 
     #[pymodule_init]

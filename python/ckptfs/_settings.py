@@ -1,0 +1,132 @@
+"""What holds where a call does not say it: set by `configure` or, below that, by the environment.
+
+In: values as people write them. Out: the same as calls take them; an argument of a call stands above both.
+"""
+
+import functools
+import os
+
+from ckptfs import _ckptfs
+from ckptfs._errors import error
+
+MMAP, PREAD = "mmap", "pread"
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+# What the Rust part can be told at the most; more of either is as much.
+_MOST_THREADS, _MOST_MEMORY = 4096, (1 << 63) - 1
+
+_configured = {}
+
+
+def configure(*, backend=..., threads=..., memory=..., log=..., disable=...):
+    """Sets what holds for every load from now on that does not say otherwise itself. What is not given
+    stays as it is; `None` leaves it to the environment again.
+
+    | `configure(...)` | environment      | argument of a call | by default                          |
+    |------------------|------------------|--------------------|-------------------------------------|
+    | `backend`        | `CKPTFS_BACKEND` | `backend=`         | "mmap"; for numpy "pread"           |
+    | `threads`        | `CKPTFS_THREADS` | `num_threads=`     | 16                                  |
+    | `memory`         | `CKPTFS_MEMORY`  | `memory=`          | no bound; bytes, or text like "64M" |
+    | `log`            | `CKPTFS_LOG`     |                    | warnings alone, as `logging` has it |
+    | `disable`        | `CKPTFS_DISABLE` |                    | no: what is installed takes over    |
+
+    `log` is "debug", "info", "warning" or "error", and has the logger `ckptfs` write to standard error.
+    `disable` leaves every call to the package that `ckptfs.install` stands in for.
+
+        ckptfs.configure(backend="pread", memory="256M")
+    """
+    given = {"backend": backend, "threads": threads, "memory": memory, "log": log, "disable": disable}
+    given = {name: value for name, value in given.items() if value is not ...}
+    # All of it or nothing.
+    _configured.update({name: value if value is None else _KINDS[name](value, f"configure({name}=...)")
+                        for name, value in given.items()})  # fmt: skip
+    if "log" in given:
+        logger.cache_clear()
+
+
+def setting(name):
+    """What was configured, or what the environment says; `None` where neither says anything."""
+    value = _configured.get(name)
+    if value is None:
+        variable = f"CKPTFS_{name.upper()}"
+        text = os.environ.get(variable)
+        value = _KINDS[name](text, variable) if text else None
+    return value
+
+
+def backend(given, by_default):
+    """One of the two ways to load."""
+    if given is None:
+        return setting("backend") or by_default
+    return _backend(given, "backend")
+
+
+def limits(num_threads, memory):
+    """Both as the Rust part can take them."""
+    threads = setting("threads") if num_threads is None else _count(num_threads, "num_threads")
+    memory = setting("memory") if memory is None else _count(memory, "memory")
+    threads = None if threads is None else min(threads, _MOST_THREADS)
+    return threads, None if memory is None else min(memory, _MOST_MEMORY)
+
+
+@functools.cache
+def logger():
+    """What is logged goes here; to standard error where a setting says so."""
+    import logging
+
+    logger, level = logging.getLogger("ckptfs"), setting("log")
+    for handler in [handler for handler in logger.handlers if handler.name == "ckptfs"]:
+        logger.removeHandler(handler)
+    logger.setLevel(level.upper() if level else logging.NOTSET)
+    if level:
+        handler = logging.StreamHandler()
+        handler.name = "ckptfs"
+        handler.setFormatter(logging.Formatter("ckptfs: %(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+    return logger
+
+
+def _backend(given, where):
+    if given not in (MMAP, PREAD):
+        raise error(f'{where} {given!r} is invalid (expected one of: "mmap", "pread")')
+    return given
+
+
+def _count(given, where):
+    # Of the environment everything is text.
+    if isinstance(given, str) and given.isdecimal() and where.startswith("CKPTFS_"):
+        given = int(given)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise error(f"{where} must be a positive integer, got {given!r}")
+    return given
+
+
+def size(given, where):
+    """Bytes: a number, or text such as "64M" and "5GB"."""
+    if not isinstance(given, str):
+        return _count(given, where)
+    try:
+        found = _ckptfs.size(given)
+    except ValueError as fault:
+        raise error(f"{where} {given!r} is no size: {fault}") from None
+    return _count(found, where)
+
+
+def _level(given, where):
+    if not isinstance(given, str) or given.lower() not in _LEVELS:
+        raise error(f"{where} {given!r} is no level", f"give one of {', '.join(_LEVELS)}")
+    return given.lower()
+
+
+def _switch(given, where):
+    if isinstance(given, bool):
+        return given
+    known = {"1": True, "true": True, "yes": True, "on": True,
+             "0": False, "false": False, "no": False, "off": False}  # fmt: skip
+    if not isinstance(given, str) or given.lower() not in known:
+        raise error(f"{where} {given!r} is neither yes nor no", "give 1 or 0")
+    return known[given.lower()]
+
+
+_KINDS = {"backend": _backend, "threads": _count, "memory": size, "log": _level, "disable": _switch}

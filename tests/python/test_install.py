@@ -1,0 +1,402 @@
+"""Our reads in the place of safetensors': everywhere, only while they are installed, and never in the way:
+what ours cannot do the original does."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import types
+
+import ckptfs
+import ckptfs.torch
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+from ckptfs import _install
+
+from samples import numbers, write_shards
+
+ORIGINALS = safetensors.safe_open, safetensors.torch.load_file
+
+
+@pytest.fixture
+def file(tmp_path):
+    tensors = {"a": numbers(1, 4, 6), "b": numbers(2, 5)}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    return tmp_path / "model.safetensors", tensors
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    assert not left(), left()
+    assert (safetensors.safe_open, safetensors.torch.load_file) == ORIGINALS
+
+
+def left():
+    """Where something of ours still is in the modules of others."""
+    ours = "ckptfs._install"
+    return [
+        f"{name}.{key}" for name, module in list(sys.modules.items()) if not name.startswith("ckptfs")
+        for key, value in list(getattr(module, "__dict__", {}).items())
+        if type(value).__module__ == ours
+        or (type(value) is types.FunctionType and value.__code__.co_filename == _install.__file__)
+    ] + [type(finder).__name__ for finder in sys.meta_path if type(finder).__module__ == ours]  # fmt: skip
+
+
+def originals():
+    return ckptfs.stats()["originals"]
+
+
+def check_same(got, wanted):
+    assert got.keys() == wanted.keys() and all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+def run(code, *words, **env):
+    """What a program of its own prints as JSON in its last line."""
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_both_calls_are_ours_while_it_is_installed(file, tmp_path):
+    path, tensors = file
+    write_shards(tmp_path / "shards", 3, 3, 4, 8)
+    before = originals()
+    with ckptfs.installed():
+        check_same(safetensors.torch.load_file(path), tensors)
+        assert ckptfs.last_report().tensors == 2
+        # What the original cannot open at all.
+        assert len(safetensors.torch.load_file(tmp_path / "shards")) == 12
+        with safetensors.safe_open(path, framework="pt", device="cpu") as f:
+            assert isinstance(f, safetensors.safe_open)
+            assert f.keys() == ["a", "b"] and f.metadata() == {"format": "pt"}
+            assert torch.equal(f.get_slice("a")[1:3], tensors["a"][1:3])
+            assert f.get_slice("a").get_shape() == [4, 6] and f.get_slice("a").get_dtype() == "F32"
+            check_same(f.get_tensors(), tensors)
+        assert len(safetensors.numpy.load_file(path)) == 2
+    assert originals() == before
+    with pytest.raises(OSError):
+        safetensors.torch.load_file(tmp_path / "shards")
+
+
+def test_wherever_they_were_imported_to(file):
+    path, tensors = file
+    early = types.ModuleType("an_early_program")
+    sys.modules[early.__name__] = early
+    exec("from safetensors import safe_open\nfrom safetensors.torch import load_file as load", vars(early))
+    late = types.ModuleType("a_late_program")
+    try:
+        with ckptfs.installed():
+            exec("from safetensors import safe_open\nfrom safetensors.torch import load_file", vars(late))
+            sys.modules[late.__name__] = late
+            assert early.load is late.load_file is not ORIGINALS[1]
+            assert early.safe_open is late.safe_open is not ORIGINALS[0]
+            before = ckptfs.stats()["loads"]
+            check_same(early.load(str(path)), tensors)
+            assert ckptfs.stats()["loads"] == before + 1
+        assert (early.safe_open, early.load) == (late.safe_open, late.load_file) == ORIGINALS
+    finally:
+        for module in (early, late):
+            sys.modules.pop(module.__name__, None)
+
+
+def test_what_ours_fails_at_the_original_does_once(file, monkeypatch, caplog):
+    path, tensors = file
+    called = []
+
+    def fails(*given, **how):
+        called.append(given)
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(ckptfs.torch, "load_file", fails)
+    before = originals()
+    with ckptfs.installed():
+        check_same(safetensors.torch.load_file(path), tensors)
+    assert (len(called), originals()) == (1, before + 1)
+    assert "left to safetensors.torch.load_file: RuntimeError: out of luck" in caplog.text
+
+
+def test_also_when_an_open_handle_of_ours_fails(file, monkeypatch):
+    path, tensors = file
+    before = originals()
+    with ckptfs.installed(), safetensors.safe_open(path, "pt") as f:
+        part = f.get_slice("a")
+
+        def fails(*given, **how):
+            raise OSError("the disk is gone")
+
+        for name in ("get_tensor", "keys"):
+            monkeypatch.setattr(ckptfs.safe_open, name, fails)
+        monkeypatch.setattr(ckptfs.PySafeSlice, "__getitem__", fails)
+        assert torch.equal(f.get_tensor("a"), tensors["a"]) and f.keys() == ["a", "b"]
+        assert torch.equal(part[:, 2], tensors["a"][:, 2])
+        assert originals() == before + 3
+        # What works is ours still.
+        assert f.metadata() == {"format": "pt"} and originals() == before + 3
+
+
+def test_a_bad_file_raises_what_the_original_raises(tmp_path):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(b"\xff" * 64)
+
+    def raised(*wanted):
+        with pytest.raises(Exception) as fault:
+            safetensors.torch.load_file(*wanted)
+        return type(fault.value), str(fault.value)
+
+    missing = tmp_path / "missing.safetensors"
+    plain = [raised(path), raised(missing)]
+    before = originals()
+    with ckptfs.installed():
+        assert [raised(path), raised(missing)] == plain
+    assert originals() == before + 2
+
+
+def test_an_unknown_tensor_raises_what_the_original_raises(file):
+    path, _ = file
+    with safetensors.safe_open(path, "pt") as f, pytest.raises(safetensors.SafetensorError) as plain:
+        f.get_tensor("c")
+    with ckptfs.installed(), safetensors.safe_open(path, "pt") as f:
+        with pytest.raises(safetensors.SafetensorError) as fault:
+            f.get_tensor("c")
+        assert str(fault.value) == str(plain.value) and type(fault.value) is type(plain.value)
+
+
+def test_a_closed_handle_stays_closed(file):
+    path, _ = file
+    before = originals()
+    with ckptfs.installed():
+        with safetensors.safe_open(path, "pt") as f:
+            part = f.get_slice("a")
+        for use in (f.keys, lambda: f.get_tensor("a"), lambda: part[0]):
+            with pytest.raises(safetensors.SafetensorError, match="closed"):
+                use()
+    assert originals() == before
+
+
+def test_a_framework_that_is_not_ours_is_left_to_the_original(file):
+    path, _ = file
+    before = originals()
+    with ckptfs.installed():
+        try:
+            f = safetensors.safe_open(path, "flax")
+        except Exception as fault:
+            # As without us, where that framework is not installed.
+            assert "ckptfs" not in str(fault)
+        else:
+            assert type(f) is ORIGINALS[0]
+    assert originals() == before + 1
+
+
+@pytest.mark.parametrize("how", ["environment", "configure"])
+def test_disabled_nothing_is_taken_over(file, monkeypatch, how):
+    path, tensors = file
+    before = ckptfs.stats()
+    if how == "environment":
+        monkeypatch.setenv("CKPTFS_DISABLE", "1")
+    else:
+        ckptfs.configure(disable=True)
+    try:
+        with ckptfs.installed():
+            with safetensors.safe_open(path, "pt") as f:
+                assert type(f) is ORIGINALS[0]
+            check_same(safetensors.torch.load_file(path), tensors)
+    finally:
+        ckptfs.configure(disable=None)
+    assert ckptfs.stats() == before
+
+
+@pytest.mark.parametrize("version", ["0.3.9", "0.10.0", "1.0.0", "new", None])
+def test_a_version_that_is_not_known_is_left_alone(file, monkeypatch, caplog, version):
+    path, tensors = file
+    monkeypatch.setattr(safetensors, "__version__", version)
+    if version is None:
+        monkeypatch.delattr(safetensors, "__version__")
+    with ckptfs.installed():
+        assert (safetensors.safe_open, safetensors.torch.load_file) == ORIGINALS
+        check_same(safetensors.torch.load_file(path), tensors)
+    assert "not known" in caplog.text
+
+
+def test_installed_twice_it_is_taken_away_once():
+    ckptfs.install()
+    ours = safetensors.safe_open
+    ckptfs.install()
+    with ckptfs.installed():
+        assert safetensors.safe_open is ours is not ORIGINALS[0]
+    assert safetensors.safe_open is ours
+    ckptfs.uninstall()
+    assert safetensors.safe_open is ORIGINALS[0]
+    ckptfs.uninstall()
+
+
+def test_threads_load_while_it_comes_and_goes(file):
+    path, tensors = file
+    wrong, stop = [], threading.Event()
+
+    def loads():
+        while not stop.is_set():
+            try:
+                check_same(safetensors.torch.load_file(path), tensors)
+                with safetensors.safe_open(path, "pt") as f:
+                    assert torch.equal(f.get_tensor("b"), tensors["b"])
+            except BaseException as fault:
+                wrong.append(fault)
+                return
+
+    threads = [threading.Thread(target=loads) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        with ckptfs.installed():
+            pass
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_forked_child_can_install(file):
+    path, _ = file
+    child = os.fork()
+    if child == 0:
+        try:
+            ckptfs.install()
+            before = ckptfs.stats()["loads"]
+            good = len(safetensors.torch.load_file(path)) == 2 and ckptfs.stats()["loads"] == before + 1
+            os._exit(0 if good else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_installed_before_safetensors_is_imported(file):
+    path, _ = file
+    code = """
+import json, sys
+import ckptfs
+ckptfs.install()
+early = "safetensors" in sys.modules
+from safetensors import safe_open
+from safetensors.torch import load_file
+import safetensors.torch, safetensors
+loaded = len(load_file(sys.argv[1]))
+loads = ckptfs.stats()["loads"]
+loader = type(safetensors.__spec__.loader).__module__ + type(safetensors.__loader__).__module__
+ckptfs.uninstall()
+back = safetensors.safe_open.__module__ != "ckptfs._install" and "_install" not in repr(sys.meta_path)
+load_file_is_back = load_file is safetensors.torch.load_file and "_install" not in load_file.__code__.co_filename
+print(json.dumps([early, loaded, loads, "ckptfs" in loader, back, load_file_is_back]))
+"""
+    assert run(code, path) == [False, 2, 1, False, True, True]
+
+
+PROGRAMS = """
+import json, sys, threading
+sys.path.insert(0, sys.argv[4])
+first, kind, folder = sys.argv[1:4]
+import ckptfs
+if first == "installed":
+    ckptfs.install()
+import models
+if kind == "transformers":
+    from transformers import LlamaForCausalLM
+    load = lambda: models.tensors_of(LlamaForCausalLM.from_pretrained(folder))
+elif kind == "diffusers":
+    from diffusers import UNet2DConditionModel
+    load = lambda: UNet2DConditionModel.from_pretrained(folder).state_dict()
+elif kind == "accelerate":
+    from accelerate import init_empty_weights, load_checkpoint_in_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+    def load():
+        model = LlamaForCausalLM(LlamaConfig.from_pretrained(folder))
+        load_checkpoint_in_model(model, folder)
+        return model.state_dict()
+elif kind == "peft":
+    from peft.utils import load_peft_weights
+    load = lambda: load_peft_weights(folder, device="cpu")
+plain = models.fingerprints(load()) if first == "imported" else None
+if first == "imported":
+    ckptfs.install()
+before = ckptfs.stats()
+loaded = [models.fingerprints(load())]
+after = ckptfs.stats()
+threads = [threading.Thread(target=lambda: loaded.append(models.fingerprints(load()))) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+ckptfs.uninstall()
+loaded.append(models.fingerprints(load()))
+still = ckptfs.stats()["loads"]
+same = len(loaded) == 4 and all(one == (plain or loaded[0]) for one in loaded)
+print(json.dumps([same, len(loaded[0]), after["loads"] > before["loads"], ckptfs.stats()["originals"]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    """Models by the library that loads them, in shards where it knows them."""
+    import models
+    from diffusers import UNet2DConditionModel
+
+    folder = tmp_path_factory.mktemp("installed")
+    models.save_shards(models.llama(), folder / "transformers")
+    (folder / "accelerate").symlink_to("transformers")
+    unet = UNet2DConditionModel(
+        block_out_channels=(8, 16), layers_per_block=1, sample_size=8, in_channels=4, out_channels=4,
+        down_block_types=("DownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "UpBlock2D"),
+        norm_num_groups=4, cross_attention_dim=8,
+    )  # fmt: skip
+    unet.save_pretrained(folder / "diffusers")
+    lora = {f"base_model.model.layers.{n}.lora_{ab}.weight": numbers(n, 4, 8) for n in range(3) for ab in "AB"}
+    (folder / "peft").mkdir()
+    safetensors.torch.save_file(lora, folder / "peft" / "adapter_model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("first", ["installed", "imported"])
+@pytest.mark.parametrize("kind", ["transformers", "diffusers", "accelerate", "peft"])
+@pytest.mark.parametrize("where", ["plain", "mounted"])
+def test_libraries_load_the_same_through_ours(shelf, mounts, first, kind, where):
+    folder = shelf / kind if where == "plain" else mounts(shelf) / kind
+    same, count, used, left_to_originals = run(PROGRAMS, first, kind, folder, os.path.dirname(__file__))
+    assert (same, used, left_to_originals) == (True, True, 0) and count > 4
+
+
+SCRIPT = """
+import json, os, sys
+import beside
+from safetensors.torch import load_file
+loaded = len(load_file(sys.argv[1]))
+import ckptfs
+print(json.dumps([__name__, sys.argv[1:], loaded, ckptfs.stats()["loads"], beside.HERE]))
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_script_runs_as_it_is(file, tmp_path, as_module):
+    path, _ = file
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "script.py").write_text(SCRIPT)
+    (folder / "beside.py").write_text("HERE = 1")
+    what = ["-m", "script"] if as_module else [str(folder / "script.py")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptfs", "run", *what, str(path), "--two"],
+        capture_output=True, text=True, env=env, cwd=folder if as_module else tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 7, done.stderr
+    assert json.loads(done.stdout) == ["__main__", [str(path), "--two"], 2, 1, 1]
+
+
+def test_what_cannot_be_run_is_told():
+    for words, said in ([], "Usage"), (["-m"], "Usage"), (["nowhere.py"], "nowhere.py: no such file"):
+        done = subprocess.run([sys.executable, "-m", "ckptfs", "run", *words], capture_output=True, text=True)
+        assert done.returncode == 2 and said in done.stderr
