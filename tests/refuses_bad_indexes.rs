@@ -47,6 +47,38 @@ fn a_tensor_in_two_shards() {
 }
 
 #[test]
+fn what_is_left_over_from_another_set_is_not_opened() {
+    let set = set(&[(A, &["a"]), (B, &["b"])], &[("a", A), ("b", B)]);
+    // Opening it would fail: with a link out, as with a shard that hangs.
+    let left = ["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"];
+    left.map(|name| symlink("/proc/self/mem", set.path().join(name)).unwrap());
+    for path in [set.path().to_path_buf(), set.path().join(INDEX)] {
+        let checkpoint = open(&path).unwrap();
+        assert_eq!(names(&checkpoint), ["a", "b"]);
+        assert!(checkpoint.notes.iter().any(|note| note.contains("00003-of-00003")));
+    }
+}
+
+#[test]
+fn fewer_shards_than_are_there() {
+    let set = set(&[(A, &["a"]), (B, &["a", "b"])], &[("a", A)]);
+    let checkpoint = open(set.path()).unwrap();
+    assert_eq!(names(&checkpoint), ["a"]);
+    assert!(checkpoint.notes.iter().any(|note| note.contains("left out") && note.contains(B)));
+}
+
+#[test]
+fn text_that_is_not_utf_8_wherever_it_stands() {
+    let set = set(&[(A, &["a"]), (B, &["b"])], &[("a", A), ("b", B)]);
+    let path = set.path().join(INDEX);
+    let mut bytes = br#"{"metadata":{"author":"Ren"#.to_vec();
+    bytes.push(0xe9);
+    bytes.extend_from_slice(format!(r#""}},"weight_map":{{"a":{A:?},"b":{B:?}}}}}"#).as_bytes());
+    fs::write(&path, &bytes).unwrap();
+    assert!(matches!(fault(open(set.path())), IndexFault::Json(why) if why.contains("utf-8")));
+}
+
+#[test]
 fn one_file_under_two_names() {
     let set = set(&[(A, &["a"])], &[("a", A), ("b", B)]);
     symlink(A, set.path().join(B)).unwrap();

@@ -4,8 +4,9 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let accepted = ckptfs::checkpoint::parse_header(&bytes.to_vec()).is_ok();
-    if accepted {
+    let path = std::path::Path::new("x.safetensors");
+    let read = ckptfs::checkpoint::parse_bytes(bytes, path, &Default::default());
+    if read.is_ok_and(|read| read.format == ckptfs::checkpoint::Format::Safetensors) {
         safetensors::SafeTensors::deserialize(bytes).expect("accepted by the reference reader");
     }
     ckptfs_fuzz::read(bytes, "x.safetensors");

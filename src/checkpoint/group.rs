@@ -161,6 +161,15 @@ pub(super) fn numbered(names: &[String], whole: &str) -> Vec<String> {
     numbered
 }
 
+/// Whether sorted names are those of one set, all of it: then there is none among them that was left over.
+pub(super) fn are_one_set(names: &[String]) -> bool {
+    let parsed: Option<Vec<ShardName>> = names.iter().map(|name| ShardName::parse(name)).collect();
+    let Some([first, rest @ ..]) = parsed.as_deref() else { return false };
+    let next =
+        |(n, shard): (u64, &ShardName)| *shard == ShardName { number: first.number + n, ..*first };
+    first.number <= 1 && names.len() as u64 == first.of && (1..).zip(rest).all(next)
+}
+
 /// The index that is the only checkpoint of a directory, where the names of its files leave no doubt.
 pub(super) fn only_index(names: &[String]) -> Option<&str> {
     let mut indexes = names.iter().filter_map(|name| Some((name, indexed(name)?)));

@@ -8,7 +8,8 @@ use crate::source::{self, Links, OpenFile, ReadAt, Root};
 use crate::threads::{another, joined};
 
 use super::group::{
-    Candidate, Members, candidates, candidates_of, indexed, note_of_one, numbered, only_index,
+    Candidate, Members, are_one_set, candidates, candidates_of, indexed, note_of_one, numbered,
+    only_index,
 };
 use super::index;
 use super::listed::Listed;
@@ -81,6 +82,7 @@ pub fn open_in(
 }
 
 /// Reads the set of an index of a directory, whose shards are most likely the files that are numbered so.
+/// Where some of these are left over from another set, which of them are is not guessed.
 fn open_set_of(
     root: &Arc<Root>,
     directory: &Path,
@@ -89,7 +91,8 @@ fn open_set_of(
     options: &Options,
 ) -> Result<Checkpoint, Error> {
     let set = numbered(names, &indexed(index).unwrap_or_default());
-    open_index(root, directory, index, &set, &set, options)
+    let likely = if are_one_set(&set) { &*set } else { &[] };
+    open_index(root, directory, index, likely, &set, options)
 }
 
 /// Reads a candidate of a directory.
@@ -149,12 +152,16 @@ fn open_index(
     let read = &read;
     let mut checkpoint = std::thread::scope(|scope| {
         let are_inside = may_leave || !likely.iter().any(|shard| index::leaves(shard));
-        let guessed = are_inside.then(|| another(scope, || read(likely))).flatten();
+        let is_worth_it = are_inside && !likely.is_empty();
+        let guessed = is_worth_it.then(|| another(scope, || read(likely))).flatten();
         let json = file.read_whole()?;
         let index = index::parse(&json, may_leave).map_err(fault)?;
         let shards = match guessed.map(joined) {
             Some(shards) if index.shards() == likely => shards,
-            _ => read(index.shards()),
+            others => {
+                drop(others);
+                read(index.shards())
+            }
         };
         let shards = shards.map_err(|(shard, error)| match error {
             Error::Source(source::Error::Missing { .. }) => fault(IndexFault::Missing { shard }),

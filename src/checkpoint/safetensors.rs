@@ -205,6 +205,7 @@ impl<'de> Visitor<'de> for ShapeVisitor {
         while let Some(dim) = seq.next_element()? {
             shape.push(dim);
         }
+        shape.shrink_to_fit();
         Ok(shape)
     }
 }

@@ -203,8 +203,8 @@ impl Image {
 
     fn weighed(&self) -> u64 {
         let name = |tensor: &Tensor| {
-            let shape = if tensor.shape.spilled() { size_of_val(&*tensor.shape) } else { 0 };
-            tensor.name.len() + shape
+            let spilled = if tensor.shape.spilled() { tensor.shape.capacity() } else { 0 };
+            tensor.name.len() + spilled * size_of::<u64>()
         };
         let tensors = size_of_val(&*self.tensors) + self.tensors.iter().map(name).sum::<usize>();
         let Written { piece_starts, pieces, .. } = self.written();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
 
-use crate::checkpoint::{Error, Options, Origin, OriginId, Refused, Tensor, TensorFault};
+use crate::checkpoint::{Error, Name, Options, Origin, OriginId, Refused, Tensor, TensorFault};
 use crate::source::ReadAt;
 
 use super::choose;
@@ -119,14 +119,15 @@ fn placed(
     // Tensors of a class that is not torch's, and the first of them.
     let mut foreign: (usize, Option<String>) = (0, None);
     let mut expanded = 0u64;
-    for (name, id) in entries {
+    let names: Vec<Name> = Name::all(entries.iter().map(|(name, _)| &**name)).collect();
+    for ((name, id), shared) in entries.into_iter().zip(names) {
         let Value::Tensor(view) = meaning::value(arena, id) else { continue };
         let tensor = view.and_then(|view| {
             if let Some(class) = &view.class {
                 foreign.0 += 1;
                 foreign.1.get_or_insert_with(|| format!("`{name}`, {class}"));
             }
-            let tensor = place(&name, &view, storage(view.storage.key)?, swapped)?;
+            let tensor = place(shared, &view, storage(view.storage.key)?, swapped)?;
             if tensor.bytes.repeats() {
                 let bytes = expanded.saturating_add(tensor.bytes.len());
                 if bytes > MAX_EXPANDED {

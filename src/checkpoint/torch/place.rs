@@ -1,6 +1,6 @@
 //! Turns a view of a storage into the place of its bytes: every bound is checked here.
 
-use crate::checkpoint::{Axis, Bytes, Dtype, OriginId, Run, Tensor, TensorFault};
+use crate::checkpoint::{Axis, Bytes, Dtype, Name, OriginId, Run, Tensor, TensorFault};
 
 use super::meaning::{View, shown};
 
@@ -14,7 +14,7 @@ pub struct Stored {
 
 /// The tensor of a view, given where its storage lies and whether it is in the other byte order.
 pub fn place(
-    name: &str,
+    name: Name,
     view: &View<'_>,
     stored: Stored,
     swapped: bool,
@@ -87,5 +87,5 @@ pub fn place(
     let unit = view.dtype.swap_unit();
     let bytes =
         if swapped && unit > 1 { Bytes::Swapped { unit, of: Box::new(bytes) } } else { bytes };
-    Ok(Tensor { name: name.into(), dtype: view.dtype, shape: shape.into(), bytes })
+    Ok(Tensor { name, dtype: view.dtype, shape: shape.into(), bytes })
 }
