@@ -17,6 +17,11 @@ a pickle is executed.
 
     print(ckptfs.last_report())                                  # what the last load did, and how fast
 
+Programs that know nothing of ckptfs read a mount, which lasts as long as its block:
+
+    with ckptfs.mount("models") as path:
+        model = AutoModel.from_pretrained(path / "llama")
+
 An index of a slice means what it means in safetensors. With torch all that torch takes as an index can be
 given, but for two ellipses; of an axis that a list, a tensor or an array indexes all is read. With numpy
 these are refused: integers, slices and one ellipsis, whose slices must not lead out of the tensor.
@@ -31,6 +36,8 @@ nowhere is a `FileNotFoundError`, and what the machine has no memory for a `Memo
 
 # Where each name comes from: `ckptfs` the command loads nothing of it.
 _FROM = {
+    "Mount": "_mounts",
+    "MountInfo": "_mounts",
     "PrefetchLoader": "_prefetch",
     "PySafeSlice": "_open",
     "Report": "_report",
@@ -43,6 +50,8 @@ _FROM = {
     "install": "_install",
     "installed": "_install",
     "last_report": "_report",
+    "mount": "_mounts",
+    "mounts": "_mounts",
     "safe_open": "_open",
     "serialize": "_write",
     "serialize_file": "_write",

@@ -1,6 +1,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, NamedTuple, Self
 
@@ -112,3 +113,45 @@ def serialize_file(
     tensor_dict: Mapping[str, TensorSpec], filename: _Path, metadata: Mapping[str, str] | None = None
 ) -> None: ...
 def deserialize(bytes: bytes) -> list[tuple[str, dict[str, Any]]]: ...
+
+class Mount:
+    source: str
+    path: Path
+    pid: int
+    notes: list[str]
+    def close(self) -> None: ...
+    def __enter__(self) -> Path: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+class MountInfo(NamedTuple):
+    source: str
+    mountpoint: str
+    state: Literal["alive", "dead", "not-answering", "not-permitted", "hidden", "failed"]
+    pid: int | None
+    reason: str | None
+    stats: dict[str, Any] | None
+
+def mount(
+    source: _Path,
+    mountpoint: _Path | None = None,
+    *,
+    show_originals: bool = False,
+    keep: str | Iterable[str] = (),
+    root: str | None = None,
+    allow_partial: bool = False,
+    follow_symlinks: bool = False,
+    allow_other: bool = False,
+    uid: int | None = None,
+    gid: int | None = None,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    readahead: int | str | None = None,
+    no_passthrough: bool = False,
+    nonempty: bool = False,
+    log_file: _Path | None = None,
+    verbose: int = 0,
+    metrics: str | None = None,
+) -> Mount: ...
+def mounts() -> list[MountInfo]: ...

@@ -1,0 +1,84 @@
+"""This very package in a process of its own: as the command `ckptfs`, or as a script that uses it.
+
+In: the words of a command. Out: what it printed, once it has ended, or its refusal as an exception of ours
+that has its words and its remedy.
+"""
+
+import os
+import site
+import subprocess
+import sys
+from typing import NamedTuple
+
+from ckptfs._errors import error
+
+_USAGE = 2
+
+_REFUSAL, _NOTE, _REMEDY = "ckptfs: ", "ckptfs: note: ", "\n  what to do: "
+
+
+class Done(NamedTuple):
+    """What a command that did what it was asked has printed, and what it wants the user to know."""
+
+    out: str
+    notes: list
+
+
+def python():
+    """An interpreter as this one, in which `ckptfs` is this package and nothing comes from the current
+    directory: the start of its command line, and its environment."""
+    if not sys.executable:
+        raise error(
+            "sys.executable is empty, so that ckptfs cannot be started as a command",
+            "let the program that Python runs in set it to an interpreter that has ckptfs",
+        )
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    flag, environment = "-I" if sys.flags.isolated else "-P", dict(os.environ)
+    if home not in (*site.getsitepackages(), site.getusersitepackages()):
+        # An interpreter that heeds no environment would not be told where it is.
+        flag = "-P"
+        told = "" if sys.flags.ignore_environment else environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (home, told)))
+    return [sys.executable, flag], environment
+
+
+def run(*words, timeout=None):
+    """Runs the command `ckptfs` with these words. `timeout` in seconds; without one Ctrl-C ends it."""
+    words = [os.fsdecode(word) for word in words]
+    for word in words:
+        if "\0" in word:
+            raise error(f"{word!r}: no path and no option of a command can have a NUL in it", "leave it out")
+    start, environment = python()
+    try:
+        # In a session of its own: a Ctrl-C is for this program, which may not want to end for it.
+        done = subprocess.run(
+            [*start, "-m", "ckptfs", *words], stdin=subprocess.DEVNULL, capture_output=True,
+            env=environment, timeout=timeout, start_new_session=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        message = f"ckptfs {words[0]} has not ended within {timeout} seconds"
+        raise error(message, "see what the machine is busy with, and do it again") from None
+    except OSError as fault:
+        message = f"{sys.executable}: cannot be run for ckptfs {words[0]}: {fault.strerror}"
+        raise error(message, "see that it is there, and raise the limit on processes (ulimit -u)") from None
+    said = done.stderr.decode(errors="replace")
+    if done.returncode:
+        raise _refused(words[0], done.returncode, said)
+    notes = [line.removeprefix(_NOTE) for line in said.splitlines() if line.startswith(_NOTE)]
+    return Done(done.stdout.decode(errors="replace"), notes)
+
+
+def _refused(command, code, said):
+    lines = said.strip().splitlines()
+    for place, line in enumerate(lines):
+        if line.startswith(_REFUSAL) and not line.startswith(_NOTE):
+            message, _, remedy = "\n".join(lines[place:]).removeprefix(_REFUSAL).partition(_REMEDY)
+            return error(message, remedy)
+        if code == _USAGE and line.startswith("error: "):
+            message = "\n".join(lines[place:]).removeprefix("error: ").partition("\n\n")[0]
+            return error(message, f"help(ckptfs.{command}) tells what each option may be")
+    how = f"was ended by signal {-code}" if code < 0 else f"failed ({code})"
+    return error(
+        f"ckptfs {command} {how}: {said.strip() or 'it said nothing'}",
+        f"see what `{sys.executable} -m ckptfs doctor` says of this machine",
+    )

@@ -1,0 +1,391 @@
+"""`ckptfs.mount` shows a source to any program for as long as a block lasts, and leaves nothing behind
+however that ends; `ckptfs.mounts` tells which there are."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ckptfs
+import pytest
+import safetensors
+import torch
+from ckptfs import _process
+from safetensors.torch import load_file
+
+from compare import check_same
+from mounts import PATIENCE, is_mounted, until
+from samples import numbers, write_shards
+
+Refused = ckptfs.SafetensorError
+
+
+@pytest.fixture(autouse=True)
+def left(tmp_path, monkeypatch):
+    """Gives what a test has left mounted, and left in the directory for new ones; then takes it away."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+
+    def left():
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        points = [line.split(" ")[4] for line in lines]
+        return [point for point in points if point.startswith(str(tmp_path))] + os.listdir(temporary)
+
+    yield left
+    for point in reversed(left()):
+        if point.startswith("/"):
+            subprocess.run(["umount", "-l", point], check=True, timeout=PATIENCE)
+
+
+@pytest.fixture
+def source(tmp_path):
+    return tmp_path / "models", write_shards(tmp_path / "models/llama", 1, 3, 2, 100)
+
+
+@pytest.fixture
+def point(tmp_path):
+    (tmp_path / "mnt").mkdir()
+    return tmp_path / "mnt"
+
+
+def has_ended(pid):
+    return not Path(f"/proc/{pid}").exists()
+
+
+def python(*words, **how):
+    """A program of its own, that runs to its end."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE, **how
+    )
+
+
+def test_shards_are_read_through_it_while_the_block_lasts(source, left):
+    folder, expected = source
+    mount = ckptfs.mount(folder)
+    with mount as path:
+        assert is_mounted(path) and path == mount.path and left()
+        check_same(load_file(path / "llama/model.safetensors"), expected)
+        assert os.listdir(path / "llama") == ["config.json", "model.safetensors"]
+    assert not path.exists() and not left()
+    until("its daemon has ended", lambda: has_ended(mount.pid))
+
+
+def test_it_shows_where_it_is_told_to(source, point, monkeypatch):
+    folder, expected = source
+    monkeypatch.chdir(point.parent)
+    mount = ckptfs.mount("models", b"mnt")
+    monkeypatch.chdir("/")
+    assert mount.path == point
+    check_same(load_file(point / "llama/model.safetensors"), expected)
+    mount.close()
+    assert point.is_dir() and not is_mounted(point)
+
+
+def test_it_shows_over_the_source_itself(source):
+    folder, expected = source
+    shards = sorted(os.listdir(folder / "llama"))
+    with ckptfs.mount(folder, folder) as path:
+        assert path == folder
+        check_same(load_file(folder / "llama/model.safetensors"), expected)
+    assert sorted(os.listdir(folder / "llama")) == shards
+
+
+def test_one_file_can_be_the_source(tmp_path):
+    expected = {"a": numbers(1, 30, 20), "b": torch.arange(9)}
+    torch.save(expected, tmp_path / "last.ckpt")
+    with ckptfs.mount(tmp_path / "last.ckpt") as path:
+        [image] = path.iterdir()
+        check_same(load_file(image), expected)
+
+
+def test_options_are_those_of_the_command(source, tmp_path):
+    folder, expected = source
+    nested = {"state_dict": {"a": numbers(1, 3)}, "ema": {"a": numbers(2, 3)}}
+    torch.save(nested, folder / "last.ckpt")
+    torch.save(expected, folder / "-kept.bin")
+    torch.save(expected, folder / "kept.pt")
+    log = tmp_path / "log"
+    how = {
+        "show_originals": True, "keep": ["-kept.*", "kept.*"], "root": "ema", "uid": 0, "gid": 12,
+        "memory": 64 << 20, "threads": 2, "readahead": "1M", "no_passthrough": True, "log_file": log,
+        "verbose": 1, "metrics": "127.0.0.1:0", "allow_partial": True, "follow_symlinks": True,
+        "allow_other": True,
+    }  # fmt: skip
+    mount = ckptfs.mount(folder, **how)
+    with mount as path:
+        [info] = [info for info in ckptfs.mounts() if info.mountpoint == str(path)]
+        assert info.stats["memory"]["budget"] == 64 << 20 and not info.stats["passthrough"]
+        assert {"-kept.bin", "kept.pt", "last.ckpt", "last.safetensors"} <= set(os.listdir(path))
+        check_same(load_file(path / "last.safetensors"), nested["ema"])
+        assert (path / "llama/config.json").stat().st_gid == 12
+        assert [note for note in mount.notes if note.startswith("metrics at http://127.0.0.1:")]
+        words = Path(f"/proc/{mount.pid}/cmdline").read_text().split("\0")
+        assert {"--threads=2", "--readahead=1M", "--follow-symlinks", "--allow-partial"} <= set(words)
+    assert str(path) in log.read_text()
+
+
+def test_one_pattern_is_enough_to_keep(source):
+    folder, expected = source
+    with ckptfs.mount(folder, keep="*.safetensors") as path:
+        assert len([*path.glob("llama/*.safetensors")]) == 3
+
+
+def test_a_directory_that_is_not_empty_is_hidden_when_asked(source, point):
+    (point / "here").touch()
+    with ckptfs.mount(source[0], point, nonempty=True):
+        assert os.listdir(point) == ["llama"]
+    assert os.listdir(point) == ["here"]
+
+
+REFUSALS = {
+    "its source is missing": ("nothing", "mnt", {}, "no such file or directory", "check the path"),
+    "its mountpoint is missing": ("models", "nothing", {}, "does not exist", "mkdir"),
+    "its mountpoint is a file": ("models", "file", {}, "is not a directory", "empty directory"),
+    "its mountpoint is not empty": ("models", "full", {}, "is not empty", "--nonempty"),
+    "its mountpoint lies in its source": ("models", "models/llama", {"nonempty": True}, "inside", "outside"),
+    "its source is no checkpoint": ("file", "mnt", {}, "file", ""),
+    "a path has a NUL in it": ("models", "m\0t", {}, "NUL", "leave it out"),
+    "an option is too small": ("models", "mnt", {"threads": 0}, "--threads", "help(ckptfs.mount)"),
+    "an option has no value": ("models", "mnt", {"memory": True}, "--memory", "help(ckptfs.mount)"),
+    "an option is neither on nor off": ("models", "mnt", {"nonempty": "yes"}, "--nonempty", "help("),
+    "a word is no number of times": ("models", "mnt", {"verbose": "very"}, "verbose='very'", "give"),
+    "its log would lie under it": ("models", "mnt", {"log_file": "mnt/log"}, "mnt/log", ""),
+}
+
+
+# Without a mountpoint, what is wrong with one cannot be.
+CASES = [(why, False) for why in REFUSALS]
+CASES += [(why, True) for why, case in REFUSALS.items() if case[1] == "mnt" and "log_file" not in case[2]]
+
+
+@pytest.mark.parametrize(("why", "private"), CASES)
+def test_it_is_refused_in_the_words_of_the_command_when(why, private, source, point, left, monkeypatch):
+    name, mountpoint, how, words, remedy = REFUSALS[why]
+    monkeypatch.chdir(point.parent)
+    Path("full/of").mkdir(parents=True)
+    Path("file").write_text("no checkpoint")
+    with pytest.raises(Refused) as refused:
+        ckptfs.mount(name, None if private else mountpoint, **how)
+    assert words in str(refused.value) and any(remedy in note for note in refused.value.__notes__)
+    assert isinstance(refused.value, safetensors.SafetensorError)
+    assert isinstance(refused.value, FileNotFoundError) == why.endswith(" is missing")
+    assert not left() and os.listdir("mnt") == []
+
+
+def test_an_unknown_option_is_no_option(source):
+    with pytest.raises(TypeError):
+        ckptfs.mount(source[0], foreground=True)
+
+
+def test_what_is_mounted_already_stays_so(source, point):
+    with ckptfs.mount(source[0], point):
+        with pytest.raises(Refused, match="already shows") as refused:
+            ckptfs.mount(source[0], point)
+        assert "ckptfs unmount" in refused.value.__notes__[0]
+        check_same(load_file(point / "llama/model.safetensors"), source[1])
+    assert not is_mounted(point)
+
+
+def test_an_exception_in_the_block_ends_the_mount_and_goes_on(source, left):
+    class Own(Exception):
+        pass
+
+    with pytest.raises(Own), ckptfs.mount(source[0]):
+        raise Own
+    assert not left()
+
+
+def test_closing_twice_is_closing_once(source, point):
+    mount = ckptfs.mount(source[0], point)
+    mount.close()
+    with ckptfs.mount(source[0], point):
+        # It is another one's by now.
+        mount.close()
+        assert is_mounted(point)
+    assert "closed" in repr(mount)
+
+
+def test_a_file_that_is_open_goes_on_being_read(source, left):
+    folder, expected = source
+    mount = ckptfs.mount(folder)
+    with mount as path:
+        image = (path / "llama/model.safetensors").read_bytes()
+        file = (path / "llama/model.safetensors").open("rb", buffering=0)
+    assert not path.exists() and not left()
+    with file:
+        assert file.read(len(image) + 1) == image
+        assert not has_ended(mount.pid)
+    until("its daemon has ended", lambda: has_ended(mount.pid))
+    assert len(image) > 100 * 100 * 4 * len(expected)
+
+
+def test_a_daemon_that_was_killed_leaves_nothing(source, left):
+    mount = ckptfs.mount(source[0])
+    with mount as path:
+        os.kill(mount.pid, signal.SIGKILL)
+        until("its daemon has ended", lambda: has_ended(mount.pid))
+        [info] = [info for info in ckptfs.mounts() if info.mountpoint == str(path)]
+        assert (info.state, info.pid, info.stats) == ("dead", None, None)
+    assert not path.exists() and not left()
+
+
+def test_a_daemon_that_is_stuck_is_not_waited_for(source, left):
+    mount = ckptfs.mount(source[0])
+    os.kill(mount.pid, signal.SIGSTOP)
+    try:
+        [info] = [info for info in ckptfs.mounts() if info.mountpoint == str(mount.path)]
+        assert (info.state, info.pid) == ("not-answering", None)
+        mount.close()
+        assert not left()
+    finally:
+        os.kill(mount.pid, signal.SIGKILL)
+
+
+def test_what_was_unmounted_meanwhile_is_closed(source, left):
+    with ckptfs.mount(source[0]) as path:
+        subprocess.run(["umount", path], check=True)
+        assert not is_mounted(path)
+    assert not path.exists() and not left()
+
+
+def test_the_mount_that_somebody_made_in_its_place_is_his(source, point):
+    mount = ckptfs.mount(source[0], point)
+    subprocess.run([sys.executable, "-m", "ckptfs", "unmount", point], check=True)
+    until("its daemon has ended", lambda: has_ended(mount.pid))
+    subprocess.run([sys.executable, "-m", "ckptfs", "mount", source[0], point], check=True)
+    mount.close()
+    assert is_mounted(point)
+
+
+def test_what_lies_over_it_is_not_taken_away(source, point):
+    mount = ckptfs.mount(source[0], point)
+    subprocess.run(["mount", "-t", "tmpfs", "none", point], check=True)
+    with pytest.raises(Refused, match="another mount lies over it"):
+        mount.close()
+    with pytest.raises(KeyError) as raised, mount:
+        raise KeyError
+    assert "another mount lies over it" in raised.value.__notes__[0]
+    subprocess.run(["umount", point], check=True)
+    mount.close()
+    assert not is_mounted(point)
+
+
+def test_two_at_once_are_told_of_and_end_by_themselves(source, point, left):
+    folder, expected = source
+    with ckptfs.mount(folder) as first:
+        with ckptfs.mount(folder, point) as second:
+            known = {info.mountpoint: info for info in ckptfs.mounts()}
+            for path in first, second:
+                info = known[str(path)]
+                assert (info.source, info.state, info.reason) == (str(folder), "alive", None)
+                assert info.stats["pid"] == info.pid and not has_ended(info.pid)
+                check_same(load_file(path / "llama/model.safetensors"), expected)
+        assert is_mounted(first) and not is_mounted(second)
+    assert not left()
+
+
+def test_a_mount_of_a_mount_goes_first_when_the_program_ends(source, tmp_path, left):
+    script = "import ckptfs, sys\na = ckptfs.mount(sys.argv[1])\nb = ckptfs.mount(a.path / 'llama')\n" \
+             "print(*b.path.iterdir())"
+    done = python("-c", script, source[0])
+    assert done.returncode == 0 and not done.stderr and "model.safetensors" in done.stdout
+    assert not left()
+
+
+def test_threads_mount_and_close_at_once(source, left):
+    folder, expected = source
+
+    def work(_):
+        with ckptfs.mount(folder) as path:
+            check_same(load_file(path / "llama/model.safetensors"), expected)
+            return path
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(work, range(8)))) == 8
+    mount = ckptfs.mount(folder)
+    threads = [threading.Thread(target=mount.close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not left()
+
+
+def test_a_forked_child_that_ends_leaves_the_mount(source, left):
+    script = "import ckptfs, os, sys\n" \
+             "with ckptfs.mount(sys.argv[1]) as path:\n" \
+             "    child = os.fork()\n" \
+             "    if not child: sys.exit(3)\n" \
+             "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3\n" \
+             "    assert path.is_mount() and (path / 'llama/model.safetensors').is_file()\n" \
+             "    print('there')\n"
+    done = python("-c", script, source[0])
+    assert (done.stdout, done.stderr, done.returncode) == ("there\n", "", 0)
+    assert not left()
+
+
+@pytest.mark.parametrize("ending", ["", "1 / 0", "sys.exit(4)", "os.kill(os.getpid(), signal.SIGINT)"])
+def test_what_is_not_closed_ends_with_the_interpreter(ending, source, left):
+    script = "import ckptfs, os, signal, sys\n" \
+             "mount = ckptfs.mount(sys.argv[1])\n" \
+             "file = open(mount.path / 'llama/model.safetensors', 'rb')\n" \
+             f"assert mount.path.is_mount(); print(mount.pid, flush=True)\n{ending}"
+    done = python("-c", script, source[0])
+    assert done.stdout and not left()
+    until("its daemon has ended", lambda: has_ended(int(done.stdout)))
+
+
+@pytest.mark.parametrize("place", ["mnt", None])
+def test_ctrl_c_when_it_is_mounted_already_leaves_no_mount(place, source, point, left, monkeypatch):
+    run = _process.run
+
+    def interrupted(*words, **how):
+        done = run(*words, **how)
+        if words[0] == "mount":
+            assert left()
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(_process, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ckptfs.mount(source[0], point if place else None)
+    assert not left()
+
+
+@pytest.mark.parametrize("place", ["mnt", None])
+def test_ctrl_c_while_it_is_mounted_leaves_no_mount(place, source, point, left):
+    script = "import ckptfs, signal, sys, threading\n" \
+             "threading.Timer(float(sys.argv[3]), signal.raise_signal, [signal.SIGINT]).start()\n" \
+             "try:\n    ckptfs.mount(sys.argv[1], sys.argv[2] or None).close()\n" \
+             "except KeyboardInterrupt: pass\n"
+    for delay in (0.05, 0.1, 0.15):
+        python("-c", script, source[0], point if place else "", delay)
+        # What had no one to tell that it is there takes itself away.
+        until("nothing is left", lambda: not left())
+
+
+def test_it_needs_neither_torch_nor_numpy_and_is_found_again(source, tmp_path):
+    home = Path(ckptfs.__file__).parents[1]
+    (tmp_path / "ckptfs").mkdir()
+    script = f"import sys; sys.path.insert(0, {str(home)!r}); import ckptfs\n" \
+             "assert not {'subprocess', 'json', 'ckptfs._mounts'} & set(sys.modules)\n" \
+             "with ckptfs.mount(sys.argv[1]) as path: assert ckptfs.mounts() and path.is_mount()\n" \
+             "assert not {'torch', 'numpy', 'safetensors'} & set(sys.modules)"
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    for flag in "-P", "-I", "-E":
+        done = python(flag, "-c", script, source[0], env=bare, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_interpreter_without_a_name_is_told_so(source, monkeypatch):
+    monkeypatch.setattr(sys, "executable", None)
+    with pytest.raises(Refused, match="sys.executable"):
+        ckptfs.mount(source[0])
+    monkeypatch.setattr(sys, "executable", "/nothing/python")
+    with pytest.raises(Refused, match="/nothing/python: cannot be run"):
+        ckptfs.mounts()
