@@ -12,10 +12,15 @@ from ckptfs import _ckptfs
 
 def main():
     """Runs the command line of this process."""
+    # What Python programs run and measure is theirs alone.
     if sys.argv[1:2] == ["run"]:
         from ckptfs import _run
 
         return _run.main(sys.argv[2:])
+    if sys.argv[1:2] == ["bench"]:
+        from ckptfs import _bench
+
+        return _bench.main(sys.argv[2:])
     # Python would only take note of Ctrl-C, and look at the note when Rust is done.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # What starts this command again must find the same package, and none in the current directory.

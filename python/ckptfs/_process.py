@@ -43,7 +43,8 @@ def python():
 
 
 def run(*words, timeout=None):
-    """Runs the command `ckptfs` with these words. `timeout` in seconds; without one Ctrl-C ends it."""
+    """Runs the command `ckptfs` with these words. `timeout` in seconds; without one Ctrl-C ends it. What it
+    refuses is raised, with the exit code as `code`."""
     words = [os.fsdecode(word) for word in words]
     for word in words:
         if "\0" in word:
@@ -63,7 +64,9 @@ def run(*words, timeout=None):
         raise error(message, "see that it is there, and raise the limit on processes (ulimit -u)") from None
     said = done.stderr.decode(errors="replace")
     if done.returncode:
-        raise _refused(words[0], done.returncode, said)
+        refused = _refused(words[0], done.returncode, said)
+        refused.code = done.returncode
+        raise refused
     notes = [line.removeprefix(_NOTE) for line in said.splitlines() if line.startswith(_NOTE)]
     return Done(done.stdout.decode(errors="replace"), notes)
 
