@@ -23,6 +23,11 @@ def error(message, remedy=None, also=None):
     return raised
 
 
+def in_words(raised):
+    """A refusal and what to do about it, on one line."""
+    return "; ".join([str(raised), *getattr(raised, "__notes__", [])])
+
+
 def of_system(fault, path):
     """What the system refused, told of the path that the user knows; still the same `OSError`."""
     return _made(type(fault), (fault.errno, fault.strerror, path))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptfs import _places, _process
-from ckptfs._errors import SafetensorError, error, of_system
+from ckptfs._errors import SafetensorError, error, in_words, of_system
 
 # Seconds. The command's own patience is shorter; only a machine that does nothing else needs so many.
 _PATIENCE = 60
@@ -73,6 +73,8 @@ class Mount:
             del _all[id(self)]
 
     def __enter__(self):
+        if self._closed:
+            raise error(f"{self.path}: this mount was closed", "make another")
         return self.path
 
     def __exit__(self, _kind, value, _trace):
@@ -82,7 +84,7 @@ class Mount:
             if value is None:
                 raise
             # What ended the block is what its program waits for.
-            value.add_note(f"and then: {_in_words(refused)}")
+            value.add_note(f"and then: {in_words(refused)}")
 
     def __repr__(self):
         return f"<ckptfs.Mount of {self.source!r} at {str(self.path)!r}{', closed' * self._closed}>"
@@ -153,14 +155,16 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
         done = _process.run("mount", *options, "--", source, where)
         return Mount(source, path, done.notes, is_private)
     except BaseException as fault:
-        # What comes from elsewhere, such as Ctrl-C, may come when the mount is there already.
+        is_refused = isinstance(fault, SafetensorError)
+        # What comes from elsewhere, such as Ctrl-C, may come when the mount is there already. One that the
+        # command refused may lie where another was made meanwhile.
         there = _places.place(path)
-        if there and there != before and _places.shows_ckptfs(there):
+        if not is_refused and there and there != before and _places.shows_ckptfs(there):
             _process.run("unmount", "--lazy", "--", there.path, timeout=_PATIENCE)
         if is_private:
             with contextlib.suppress(OSError):
                 os.rmdir(path)
-        if isinstance(fault, SafetensorError):
+        if is_refused:
             raise _told_as_missing(fault, source, where) from None
         raise
 
@@ -192,13 +196,9 @@ def _told_as_missing(refused, *paths):
             if str(refused).startswith(f"{told}: ") and not os.path.lexists(path):
                 what = str(refused).removeprefix(f"{told}: ")
                 missing = of_system(FileNotFoundError(errno.ENOENT, what), path)
-                missing.__notes__ = refused.__notes__
+                missing.__notes__ = getattr(refused, "__notes__", [])
                 return missing
     return refused
-
-
-def _in_words(fault):
-    return "; ".join([str(fault), *getattr(fault, "__notes__", [])])
 
 
 class MountInfo(NamedTuple):
@@ -242,7 +242,7 @@ def _at_exit():
         except Exception as fault:
             # The others have still to go.
             if sys.stderr is not None:
-                print(f"ckptfs: {_in_words(fault)}", file=sys.stderr)
+                print(f"ckptfs: {in_words(fault)}", file=sys.stderr)
 
 
 atexit.register(_at_exit)

@@ -1,8 +1,12 @@
 """What every test here gets: the program under test."""
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from mounts import Mounts
+from mounts import PATIENCE, Mounts
 from program import Ckptfs, find_binary
 
 
@@ -18,3 +22,21 @@ def mounts(tmp_path):
     mounts = Mounts(find_binary(), tmp_path)
     yield mounts
     mounts.end()
+
+
+@pytest.fixture
+def left(tmp_path, monkeypatch):
+    """What a test has left mounted, and left where new directories are made: `left()`; see `ckptfs.mount`.
+    Mounts are gone when the test is."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+
+    def mountpoints():
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        return [point for line in lines if (point := line.split(" ")[4]).startswith(str(tmp_path))]
+
+    yield lambda: mountpoints() + os.listdir(temporary)
+    for point in reversed(mountpoints()):
+        subprocess.run(["umount", "-l", point], check=True, timeout=PATIENCE)
