@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from ckptfs import _page_cache, _process
-from ckptfs._errors import SafetensorError, error
+from ckptfs._errors import SafetensorError, error, in_words
 
 _DONE, _FAILED = 0, 1
 
@@ -81,7 +81,7 @@ def measure(path, device="cpu", runs=5):
     try:
         clear()
     except SafetensorError as refused:
-        notes.append(f"nothing was loaded cold: {refused}")
+        notes.append(f"nothing was loaded cold: {in_words(refused)}")
     else:
         found["cold"] = _numbers(_times(asked, loaders, runs, clear), size, against)
     _page_cache.warm(files)

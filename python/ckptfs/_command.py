@@ -12,17 +12,17 @@ from ckptfs import _ckptfs
 
 def main():
     """Runs the command line of this process."""
-    # What Python programs run and measure is theirs alone.
     if sys.argv[1:2] == ["run"]:
+        # With Ctrl-C as Python programs have it.
         from ckptfs import _run
 
         return _run.main(sys.argv[2:])
+    # Python would only take note of Ctrl-C, and look at the note when Rust is done.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.argv[1:2] == ["bench"]:
         from ckptfs import _bench
 
         return _bench.main(sys.argv[2:])
-    # Python would only take note of Ctrl-C, and look at the note when Rust is done.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     # What starts this command again must find the same package, and none in the current directory.
     apart = "-I" if sys.flags.isolated else "-P"
     return _ckptfs.command(["ckptfs", *sys.argv[1:]], sys.executable, [apart, "-m", "ckptfs"])

@@ -23,8 +23,11 @@ def clear(paths):
     """Has the system forget what it keeps of these files, and says by which means: all else stays cached
     unless only forgetting everything helps, which root may ask for."""
     for path in paths:
-        if _is_in_memory(path):
+        kind = _filesystem(path)
+        if kind in ("tmpfs", "ramfs", "hugetlbfs"):
             raise error(f"{path}: lies in memory, so that it is never read from a disk", "copy it to a disk")
+        if kind == "fuse.ckptfs":
+            raise error(f"{path}: lies in a mount, whose source stays cached", "measure the source itself")
     for path in paths:
         with open(path, "rb") as file:
             # What is not on the disk yet is not forgotten.
@@ -92,7 +95,7 @@ def _resident(file, offset, size):
 _libc = ctypes.CDLL(None)
 
 
-def _is_in_memory(path):
+def _filesystem(path):
     at = _places.place(path)
     entry = at and _places.table().get(at.mount)
-    return entry is not None and entry.kind in ("tmpfs", "ramfs", "hugetlbfs")
+    return entry.kind if entry else None

@@ -1,6 +1,7 @@
 """`ckptfs bench` measures loads that were seen to give equal tensors, in the page cache and out of it, and
 says in words what it could not do."""
 
+import importlib.util
 import json
 import mmap
 import os
@@ -123,6 +124,18 @@ def test_what_cannot_be_loaded_is_refused_in_words(tmp_path):
     assert "what to do: check the path" in bench(tmp_path / "nothing").stderr
 
 
+def test_a_package_that_is_not_installed_is_told(monkeypatch, capsys):
+    installed = {"torch", "safetensors"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(_bench, "_one", lambda *_: {"tensors": {"a": ["float32", [1], "0"]}})
+    assert _bench._checked({}, "safetensors") == ("safetensors", [])
+    installed.remove("safetensors")
+    assert _bench._checked({}, "safetensors") == (None, ["compared with nothing: safetensors is not installed"])
+    installed.remove("torch")
+    assert _bench.main(["x.safetensors"]) == FAILED
+    assert "what to do: pip install torch" in capsys.readouterr().err
+
+
 def test_a_device_that_is_not_there_is_told(tmp_path):
     write_shards(tmp_path / "model", 1, 1, 1, 30)
     done = bench(tmp_path / "model", "--device", "nonsense")
@@ -140,6 +153,17 @@ def test_files_leave_the_page_cache_and_come_back(at_once, tmp_path, monkeypatch
     assert _page_cache.cached(paths) == 0
     _page_cache.warm(paths)
     assert _page_cache.cached(paths) == 1
+
+
+def test_files_of_a_mount_are_not_called_cold(tmp_path, left):
+    tensors = write_shards(tmp_path / "model", 1, 1, 2, 30)
+    with ckptfs.mount(tmp_path / "model") as path:
+        done = bench(path / "model.safetensors", "--runs", 1, "--json")
+        assert done.returncode == DONE, done.stderr
+        found = json.loads(done.stdout)
+    assert found["cold"] is None and found["tensors"] == len(tensors)
+    assert found["cached"]["safetensors"]["speedup"] == 1
+    assert "lies in a mount, whose source stays cached; what to do: measure" in found["notes"][0]
 
 
 def test_files_that_stay_cached_are_not_called_cold(tmp_path, never_all):
