@@ -130,7 +130,8 @@ def test_a_package_that_is_not_installed_is_told(monkeypatch, capsys):
     monkeypatch.setattr(_bench, "_one", lambda *_: {"tensors": {"a": ["float32", [1], "0"]}})
     assert _bench._checked({}, "safetensors") == ("safetensors", [])
     installed.remove("safetensors")
-    assert _bench._checked({}, "safetensors") == (None, ["compared with nothing: safetensors is not installed"])
+    alone = "compared with nothing: safetensors is not installed"
+    assert _bench._checked({}, "safetensors") == (None, [alone])
     installed.remove("torch")
     assert _bench.main(["x.safetensors"]) == FAILED
     assert "what to do: pip install torch" in capsys.readouterr().err
