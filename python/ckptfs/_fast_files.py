@@ -1,0 +1,81 @@
+"""A checkpoint as fastsafetensors sees a file: what is in it, and its tensors.
+
+In: a path to any checkpoint. Out: a `File`, whose `metadata` is known at once and whose tensors are read
+when they are asked for, each into memory of its own.
+"""
+
+from dataclasses import dataclass
+
+from ckptfs import _load
+from ckptfs._errors import error
+from ckptfs._fast_types import DType, TorchTensor, cast
+from ckptfs._frameworks import Torch
+from ckptfs._source import Source
+
+# So much is in the machine's memory at once of what goes elsewhere or is cast.
+_AT_ONCE = 256 << 20
+
+
+@dataclass(frozen=True)
+class TensorFrame:
+    """What a header says of a tensor: `dtype`, `shape`, and where its bytes lie behind the header."""
+
+    dtype: DType
+    shape: list[int]
+    data_offsets: list[int]
+
+
+class SafeTensorsMetadata:
+    """What a checkpoint says of itself: `src` is its path as it was given, `metadata` what it has beside
+    tensors, `tensors` a `TensorFrame` for each name, in the order in which they lie."""
+
+    def __init__(self, src, metadata, tensors):
+        self.src, self.metadata, self.tensors = src, metadata, tensors
+
+    def __repr__(self):
+        return f"<metadata of {self.src!r}: {len(self.tensors)} tensors>"
+
+
+class File:
+    """One checkpoint, open until it is closed."""
+
+    def __init__(self, path, how):
+        self._source = Source(path, how)
+        try:
+            with self._source.use() as opened:
+                frames = {name: _frame(path, opened, name) for name in opened.names}
+                self.metadata = SafeTensorsMetadata(path, opened.metadata, frames)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, names, device, dtype):
+        """Those tensors, as `TorchTensor` by their names."""
+        goes = Torch.device(device.as_str())
+        made = {}
+        with self._source.use() as opened:
+            tensors = [opened.tensor(name) for name in names]
+            at_once = None if goes is None and dtype is DType.AUTO else _AT_ONCE
+            for batch in _load._batches(tensors, at_once):
+                parts = [(tensor, tensor.shape) for tensor in batch]
+                loaded = _load.load_parts(opened, parts, Torch, _load.PREAD)
+                # Taken out one by one, so that none is held longer than it must be.
+                loaded.reverse()
+                for tensor in batch:
+                    raw, stored = loaded.pop(), DType(tensor.dtype)
+                    raw = Torch.put(cast(tensor.name, raw, stored, dtype), goes)
+                    kind = stored if dtype is DType.AUTO else dtype
+                    made[tensor.name] = TorchTensor(device, kind, raw)
+        return made
+
+    def close(self):
+        """Lets go of the files. Tensors stay."""
+        self._source.close()
+
+
+def _frame(path, opened, name):
+    tensor = opened.tensor(name)
+    if tensor.dtype not in DType.__members__:
+        raise error(f"{path}: {name}: torch has no type for {tensor.dtype}",
+                    "load the file with another package", ValueError)  # fmt: skip
+    return TensorFrame(DType(tensor.dtype), list(tensor.shape), list(opened.data_offsets(name)))

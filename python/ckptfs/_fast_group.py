@@ -1,0 +1,114 @@
+"""The ranks that load together, and how tensors get from one to the others.
+
+In: a process group of torch.distributed, or none. Out: a `Group`, which copies tensors between its ranks.
+Every rank makes the same calls in the same order. Tensors travel as bytes, so that every type does with
+every backend, also those that the backend has no word for.
+"""
+
+import contextlib
+import math
+
+import torch
+import torch.distributed
+
+from ckptfs._errors import error
+
+
+class SingleGroup:
+    """The group of one process that loads for itself; the same as `None`."""
+
+    def size(self):
+        """How many ranks."""
+        return 1
+
+    def rank(self):
+        """Which of them this process is."""
+        return 0
+
+
+class Group:
+    """What a loader needs of a group: `size()`, `rank()`, and copies between ranks."""
+
+    def __init__(self, pg):
+        self.real_pg = _real(pg)
+
+    def size(self):
+        """How many ranks."""
+        return self.real_pg.size() if self.real_pg else 1
+
+    def rank(self):
+        """Which of them this process is."""
+        return self.real_pg.rank() if self.real_pg else 0
+
+    def broadcast(self, name, tensor, source):
+        """Copies a rank's tensor into those of the others."""
+        with self._told(name, tensor, f"from rank {source}") as data:
+            if data is not None:
+                torch.distributed.broadcast(data, group=self.real_pg, group_src=source)
+
+    def scatter(self, name, parts, shapes, kind, source, device):
+        """Gives each rank its part. `parts` are those of all ranks on the one that has them, `shapes` are
+        known to all. They may differ, which collectives cannot have: each is sent with as many elements
+        as the largest has."""
+        counts = [math.prod(shape) for shape in shapes]
+        most, mine = max(counts), self.rank()
+        flat = torch.empty(most, dtype=kind, device=device)
+        with self._told(name, flat, f"from rank {source}") as data:
+            if data is not None:
+                sent = parts and [_bytes(_filled_up(part, most)) for part in parts]
+                torch.distributed.scatter(data, sent, group=self.real_pg, group_src=source)
+        return flat[: counts[mine]].view(shapes[mine])
+
+    def send(self, name, tensor, target):
+        """Gives a tensor to one rank, which receives it."""
+        with self._told(name, tensor, f"to rank {target}") as data:
+            if data is not None:
+                torch.distributed.send(data, group=self.real_pg, group_dst=target)
+
+    def receive(self, name, tensor, source):
+        """Fills a tensor with what a rank sends."""
+        with self._told(name, tensor, f"from rank {source}") as data:
+            if data is not None:
+                torch.distributed.recv(data, group=self.real_pg, group_src=source)
+
+    @contextlib.contextmanager
+    def _told(self, name, tensor, where):
+        """The bytes to copy, or `None` if there are none, which every rank knows; and what goes wrong."""
+        try:
+            yield _bytes(tensor) if tensor.numel() else None
+        except RuntimeError as fault:
+            raise error(
+                f"{name}: could not be copied {where}, by rank {self.rank()} of {self.size()}: {fault}",
+                "see why the other rank ended or came too late, and whether every rank makes the same "
+                "calls in the same order; then start all of them again", RuntimeError,
+            ) from fault  # fmt: skip
+        if tensor.is_cuda:
+            # What is handed out may be used on any stream.
+            torch.cuda.synchronize(tensor.device)
+
+
+def _real(pg):
+    """The group of torch.distributed, or `None` for a process by itself."""
+    if pg is None or isinstance(pg, torch.distributed.ProcessGroup):
+        return pg
+    if pg is torch.distributed.GroupMember.NON_GROUP_MEMBER:
+        raise error("this process is no member of pg", "load only in processes that are")
+    # Also one that another package calls so.
+    if callable(getattr(pg, "size", None)) and pg.size() == 1:
+        return None
+    raise error(f"pg must be a torch.distributed.ProcessGroup, got {type(pg).__name__}",
+                "give torch.distributed.group.WORLD, or None for one process")  # fmt: skip
+
+
+def _bytes(tensor):
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _filled_up(part, count):
+    """All elements of a part in order, and whatever is needed behind them."""
+    flat = part.reshape(-1)
+    if flat.numel() == count:
+        return flat
+    made = torch.zeros(count * part.element_size(), dtype=torch.uint8, device=part.device).view(part.dtype)
+    made.view(torch.uint8)[: flat.nbytes] = _bytes(flat)
+    return made
