@@ -45,7 +45,7 @@ class Device:
 
 # By the names in a header, with the one for "as it is stored".
 DType = Enum("DType", {name: name for name in (*TYPES, "AUTO")}, module=__name__)
-DType.__doc__ = "The type of a tensor's elements, by its name in a header; `AUTO` is the one it is stored with."
+DType.__doc__ = "The type of elements, by its name in a header; `AUTO` is the one that they are stored with."
 
 _OF_TORCH = {getattr(torch, of): DType(name) for name, of in TYPES.items() if hasattr(torch, of)}
 
