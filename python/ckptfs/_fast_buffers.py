@@ -29,7 +29,8 @@ class FilesBufferOnDevice:
     it: it stays good when this is closed, whatever the loader was told of borrowing.
 
     A group of one gets the loaded tensor itself, each time the same. Several ranks get a new one with each
-    call; and once all tensors of a file were handed out, its memory is free, and asking again is an error.
+    call; and once all tensors of a file were handed out, its memory is free, and asking again is an error,
+    on every rank. With `auto_mem_delete = False`, set on every rank, it is held until this is closed.
     `device` and `dtype` of a call move and cast what it hands out.
 
         buffers = loader.copy_files_to_device()
@@ -40,7 +41,7 @@ class FilesBufferOnDevice:
 
     def __init__(self, files, pg, device, caches=False):
         self.pg, self._device, self._caches, self._closed = pg, device, caches, False
-        self.auto_mem_delete = pg.size() > 1
+        self.auto_mem_delete = pg.size() > 1 and not caches
         # The rank that has a tensor, and which of its files it is in.
         self.key_to_rank_lidx = {}
         self._files = {rank: [] for rank in range(pg.size())}

@@ -53,9 +53,9 @@ class Group:
         counts = [math.prod(shape) for shape in shapes]
         most, mine = max(counts), self.rank()
         flat = torch.empty(most, dtype=kind, device=device)
+        sent = [_bytes(_filled_up(part, most)) for part in parts] if parts else None
         with self._told(name, flat, f"from rank {source}") as data:
             if data is not None:
-                sent = parts and [_bytes(_filled_up(part, most)) for part in parts]
                 torch.distributed.scatter(data, sent, group=self.real_pg, group_src=source)
         return flat[: counts[mine]].view(shapes[mine])
 
@@ -74,8 +74,9 @@ class Group:
     @contextlib.contextmanager
     def _told(self, name, tensor, where):
         """The bytes to copy, or `None` if there are none, which every rank knows; and what goes wrong."""
+        data = _bytes(tensor) if tensor.numel() else None
         try:
-            yield _bytes(tensor) if tensor.numel() else None
+            yield data
         except RuntimeError as fault:
             raise error(
                 f"{name}: could not be copied {where}, by rank {self.rank()} of {self.size()}: {fault}",
@@ -101,12 +102,13 @@ def _real(pg):
 
 
 def _bytes(tensor):
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    """A view, for tensors whose elements are in order."""
+    return tensor.detach().view(-1).view(torch.uint8)
 
 
 def _filled_up(part, count):
     """All elements of a part in order, and whatever is needed behind them."""
-    flat = part.reshape(-1)
+    flat = part.contiguous().view(-1)
     if flat.numel() == count:
         return flat
     made = torch.zeros(count * part.element_size(), dtype=torch.uint8, device=part.device).view(part.dtype)

@@ -46,8 +46,8 @@ class SafeTensorsFileLoader:
     `pg`: a process group of torch.distributed, or `None` or a `SingleGroup` for one process.
     `device`: where tensors go, as torch calls it.
     `max_threads`: so many read at once.
-    `disable_cache`: with `False`, what several ranks got is kept until the buffers are closed, and asking for
-    the same again copies it here, with no word to the others.
+    `disable_cache`: with `False`, what several ranks read and got is kept until the buffers are closed. Asking
+    for the same again copies it here, with no word to the others.
     `framework`: "pytorch", "pt" or "torch".
     `bbuf_size_kb`, `nogds`, `set_numa`, `debug_log`, `use_fgds` and any other name are taken, so that
     programs need not change, and mean nothing.

@@ -1,0 +1,189 @@
+"""Programs that several ranks run together, each a process: `run(folder, ranks, package, program)` starts
+one per rank and gives, for each rank, what its program put into a dictionary.
+
+    python fastranks.py PACKAGE PROGRAM RANK RANKS FOLDER
+
+A program gets the package under test, its rank, the group and the folder, and fills what it is given.
+"""
+
+import datetime
+import importlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# Longer than any group here waits for one that does not come.
+SECONDS = 120
+
+# A group of those that lose one of them waits so long.
+PATIENCE = 4
+
+
+def start(folder, ranks, package, program):
+    """A process for each rank."""
+    store = folder / f"store-{program}-{package}"
+    return [
+        subprocess.Popen(
+            [sys.executable, __file__, package, program, str(rank), str(ranks), str(folder), str(store)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        ) for rank in range(ranks)
+    ]  # fmt: skip
+
+
+def ended(processes):
+    """The exit code and the words of each, when all have ended; none outlives this."""
+    try:
+        told = [process.communicate(timeout=SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [(process.returncode, *words) for process, words in zip(processes, told, strict=True)]
+
+
+def run(folder, ranks, package, program):
+    import torch
+
+    for code, _, words in ended(start(folder, ranks, package, program)):
+        assert code == 0, words
+    return [torch.load(folder / f"{program}-{package}-{rank}.pt") for rank in range(ranks)]
+
+
+def buffers_of(package, pg, files, **made):
+    loader = package.SafeTensorsFileLoader(pg, "cpu", nogds=True, **made)
+    loader.add_filenames(files)
+    return loader, loader.copy_files_to_device()
+
+
+def even(package, pg, folder, out):
+    """Everything that both packages do, on sizes that divide evenly."""
+    paths = [str(folder / f"{name}.safetensors") for name in "bac"]
+    files = {0: paths[:1], 1: paths[1:]}
+
+    def buffers():
+        loader, made = buffers_of(package, pg, files)
+        out["keys"], out["owners"] = loader.get_keys(), made.key_to_rank_lidx
+        return made
+
+    one = buffers()
+    for name in out["keys"]:
+        out["whole", name] = one.get_tensor(name)
+    for dim in (0, 1, -1):
+        one = buffers()
+        for name in out["keys"]:
+            out["part", name, dim] = one.get_sharded(name, dim)
+    one = buffers()
+    for names, dim in ((("q", "k"), 0), (("q", "k"), 1), (("q", "o"), 0), (("o", "q", "p"), 1), (("q",), 0)):
+        out["columns", names, dim] = one.get_multi_cols(list(names), dim).get_raw()
+    one = buffers()
+    for target in (0, 1):
+        for name in ("k", "o", "p"):
+            out["pushed", name, target] = one.push_tensor(name, target)
+    one = buffers()
+    asked = {name: place % 3 - 1 for place, name in enumerate(out["keys"])}
+    for name, tensor in one.as_dict(asked).items():
+        out["dictionary", name] = tensor.get_raw()
+    one = buffers()
+    st_types = importlib.import_module("fastsafetensors.st_types")
+    out["cast"] = one.get_sharded("q", 0, dtype=st_types.DType.F16)
+    one.close()
+
+
+def uneven(package, pg, folder, out):
+    """Sizes that leave some ranks with less or nothing, every type, and files of other kinds."""
+    files = {0: [str(folder / "odd.bin")], 1: [str(folder / "types.pt")], 2: [str(folder / "sharded")]}
+    loader, one = buffers_of(package, pg, files, disable_cache=False)
+    shapes = {name: loader.get_shape(name) for name in loader.get_keys()}
+    for name, shape in shapes.items():
+        out[name, -1] = one.get_tensor(name)
+        for dim in range(len(shape)):
+            out[name, dim] = one.get_sharded(name, dim)
+    out["columns"] = one.get_multi_cols(["odd.seven", "odd.two", "odd.seven"], 0).get_raw()
+    for name in ("odd.seven", "types.complex", "none"):
+        for target in range(pg.size()):
+            out["pushed", name, target] = one.push_tensor(name, target)
+
+
+def again(package, pg, folder, out):
+    """Asks twice, before and after all of a file was handed out, with a cache and without."""
+    files = {0: [str(folder / "odd.bin")], 1: [str(folder / "types.pt")]}
+    _, one = buffers_of(package, pg, files)
+    first, second = one.get_tensor("odd.two"), one.get_tensor("odd.two")
+    first.zero_()
+    out["independent"] = second, one.get_tensor("odd.two")
+    for name in ("odd.seven", "odd.row", "none"):
+        one.get_tensor(name)
+    for ask in (
+        lambda: one.get_tensor("odd.two"), lambda: one.get_sharded("odd.two", 0),
+        lambda: one.get_multi_cols(["odd.two"], 0), lambda: one.push_tensor("odd.two", 1),
+        lambda: one.get_sharded("types.complex", 2), lambda: one.get_sharded("types.complex", -2),
+        lambda: one.push_tensor("types.complex", 2), lambda: one.get_sharded("types.pairs", 1),
+        lambda: next(one.iter_local_tensors(["types.complex"])),
+    ):  # fmt: skip
+        try:
+            ask()
+        except Exception as fault:
+            out.setdefault("refused", []).append(str(fault))
+    # None of these has taken the ranks apart.
+    out["after"] = one.get_tensor("types.complex")
+    _, kept = buffers_of(package, pg, files, disable_cache=False)
+    for name in ("odd.two", "odd.seven", "odd.row", "none"):
+        kept.get_tensor(name).zero_()
+    if pg.rank() == 0:
+        out["alone"] = kept.get_tensor("odd.two")
+    out["cached"] = kept.get_tensor("odd.two")
+    out["part"] = kept.get_sharded("odd.two", 0)
+    one.close()
+    out["outlives"] = out["after"].clone()
+
+
+def cast(package, pg, folder, out):
+    loader = package.SafeTensorsFileLoader(pg)
+    loader.add_filenames({0: [folder / "odd.bin"], 1: [folder / "a.safetensors"]})
+    one = loader.copy_files_to_device(package.DType.BF16)
+    out |= {name: one.get_sharded(name, 0) for name in loader.get_keys()}
+
+
+def loses_one(package, pg, folder, out):
+    """The last rank ends after copying, while the others wait for what it has."""
+    _, one = buffers_of(package, pg, {0: [str(folder / "a.safetensors")], 1: [str(folder / "odd.bin")]})
+    one.get_tensor("odd.row")
+    if pg.rank() == 1:
+        os._exit(9)
+    one.get_tensor("odd.two")
+
+
+def waits_for_one(package, pg, folder, out):
+    """The last rank does something else."""
+    _, one = buffers_of(package, pg, {0: [str(folder / "a.safetensors")], 1: [str(folder / "odd.bin")]})
+    one.get_tensor("odd.row")
+    if pg.rank() == 1:
+        time.sleep(SECONDS)
+    begun = time.monotonic()
+    try:
+        one.get_sharded("odd.two", 0)
+    finally:
+        print("waited", time.monotonic() - begun, flush=True)
+
+
+def main(package, program, rank, ranks, folder, store):
+    import torch
+    import torch.distributed
+
+    lost = program in ("loses_one", "waits_for_one")
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks),
+        timeout=datetime.timedelta(seconds=PATIENCE if lost else SECONDS),
+    )  # fmt: skip
+    out = {}
+    globals()[program](importlib.import_module(package), torch.distributed.group.WORLD, Path(folder), out)
+    torch.save(out, Path(folder) / f"{program}-{package}-{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
