@@ -27,8 +27,9 @@ given, but for two ellipses; of an axis that a list, a tensor or an array indexe
 these are refused: integers, slices and one ellipsis, whose slices must not lead out of the tensor.
 
 The names and calls are those of the package safetensors, so that `import ckptfs as safetensors` and
-`from ckptfs.torch import load_file` are all that a program has to change. `ckptfs.torch` and
-`ckptfs.numpy` need those packages; this one needs neither.
+`from ckptfs.torch import load_file` are all that a program has to change. Those of fastsafetensors are in
+`ckptfs.fastsafetensors`. It and `ckptfs.torch` need torch, `ckptfs.numpy` needs numpy; this one needs
+neither.
 
 Every refusal is a `SafetensorError` that says the file, the tensor and what to do; a path that leads
 nowhere is a `FileNotFoundError`, and what the machine has no memory for a `MemoryError`.

@@ -29,8 +29,9 @@ class FilesBufferOnDevice:
     it: it stays good when this is closed, whatever the loader was told of borrowing.
 
     A group of one gets the loaded tensor itself, each time the same. Several ranks get a new one with each
-    call; and once all tensors of a file were handed out, its memory is free, and asking again is an error,
-    on every rank. With `auto_mem_delete = False`, set on every rank, it is held until this is closed.
+    call. Once `get_tensor`, `get_sharded` or `as_dict` has handed out each tensor of a file, its memory is
+    free, and asking for one again is an error, on every rank: call the others before. With
+    `auto_mem_delete = False`, set on every rank, it is held until this is closed.
     `device` and `dtype` of a call move and cast what it hands out.
 
         buffers = loader.copy_files_to_device()
@@ -80,12 +81,14 @@ class FilesBufferOnDevice:
         """The same as a `TorchTensor`."""
         file = self._file(tensor_name)
         part = self._part(file, tensor_name, dim).to(device, dtype)
-        self._count(file, [tensor_name])
+        file.left.discard(tensor_name)
+        if not file.left and self.auto_mem_delete:
+            file.tensors = {}
         return part
 
     def push_tensor(self, tensor_name, dst_rank, device=None, dtype=DType.AUTO):
         """A whole tensor of torch on rank `dst_rank`, and `None` on the others. A group of one has it,
-        whatever `dst_rank` is. It does not count as handed out."""
+        whatever `dst_rank` is."""
         file = self._file(tensor_name)
         if self.pg.size() == 1:
             return file.tensors[tensor_name].to(device, dtype).get_raw()
@@ -120,10 +123,7 @@ class FilesBufferOnDevice:
         whole = made[0]
         if len(made) > 1:
             whole = self._wrapped(whole.dtype, joined([part.get_raw() for part in made], dim))
-        whole = whole.to(device, dtype)
-        for (rank, lidx), names in groups.items():
-            self._count(self._files[rank][lidx], names)
-        return whole
+        return whole.to(device, dtype)
 
     def as_dict(self, tensor_shard_dim):
         """This rank's parts of several tensors, by their names: `{"model.norm.weight": -1, "lm_head.weight":
@@ -182,12 +182,6 @@ class FilesBufferOnDevice:
             return self._wrapped(file.frames[names[0]].dtype, whole.clone() if len(names) == 1 else whole)
         self._check_there(file, names[0])
         return self._scattered(file, names, dim)
-
-    def _count(self, file, names):
-        """Frees a file once all of it was handed out."""
-        file.left.difference_update(names)
-        if not file.left and self.auto_mem_delete:
-            file.tensors = {}
 
     def _empty(self, frame):
         kind, shape = Torch.type(frame.dtype.value), native(frame.dtype, frame.shape)

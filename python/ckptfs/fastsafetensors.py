@@ -26,6 +26,8 @@ rank. Casting may also make elements larger. Only torch is served.
 
 import os
 
+import torch
+
 from ckptfs import _load
 from ckptfs._errors import closed, error
 from ckptfs._fast_buffers import FilesBufferOnDevice, Held
@@ -46,8 +48,8 @@ class SafeTensorsFileLoader:
     `pg`: a process group of torch.distributed, or `None` or a `SingleGroup` for one process.
     `device`: where tensors go, as torch calls it.
     `max_threads`: so many read at once.
-    `disable_cache`: with `False`, what several ranks read and got is kept until the buffers are closed. Asking
-    for the same again copies it here, with no word to the others.
+    `disable_cache`: with `False`, what several ranks read and got is kept until the buffers are closed, and
+    asking for the same again copies it here, with no word to the others.
     `framework`: "pytorch", "pt" or "torch".
     `bbuf_size_kb`, `nogds`, `set_numa`, `debug_log`, `use_fgds` and any other name are taken, so that
     programs need not change, and mean nothing.
@@ -105,7 +107,8 @@ class SafeTensorsFileLoader:
     def copy_files_to_device(self, dtype=DType.AUTO, use_buf_register=True,
                              max_copy_block_size=16 * 1024 * 1024 * 1024, allow_inflight=False,
                              borrowed_tensors=False):  # fmt: skip
-        """Reads this rank's files: `FilesBufferOnDevice`, which has their tensors and those of the others.
+        """Reads this rank's files: `FilesBufferOnDevice`, which has their tensors and those of the others. A
+        device that is not the CPU is made torch's current one.
 
         `dtype` is what every tensor is cast to, whatever it is; `DType.AUTO` leaves all as they are. With
         `borrowed_tensors`, which wants a group of one, tensors are no different: they, too, stay good.
@@ -121,6 +124,9 @@ class SafeTensorsFileLoader:
         if borrowed_tensors and self.pg.size() != 1:
             raise error("borrowed_tensors wants a group of one", "leave it out", ValueError)
         chosen = self._chosen(dtype)
+        if self.device.type is not DeviceType.CPU:
+            # Programs go on with "cuda" alone, and mean this one.
+            torch.cuda.set_device(self.device.as_str())
         held = []
         for path, (file, rank) in sorted(self._files.items()):
             mine = rank == self.pg.rank()

@@ -114,6 +114,10 @@ def again(package, pg, folder, out):
     first, second = one.get_tensor("odd.two"), one.get_tensor("odd.two")
     first.zero_()
     out["independent"] = second, one.get_tensor("odd.two")
+    # These leave what is held as it is.
+    for name in ("odd.seven", "odd.row", "none"):
+        one.push_tensor(name, 1)
+        one.get_multi_cols([name], 0)
     for name in ("odd.seven", "odd.row", "none"):
         one.get_tensor(name)
     for ask in (

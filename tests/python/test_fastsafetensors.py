@@ -160,19 +160,13 @@ def test_files_that_are_no_safetensors(tmp_path):
     torch.save({"model": {}, "state_dict": pickled}, tmp_path / "last.ckpt")
     torch.save({"old": numbers(3, 9)}, tmp_path / "x.bin", _use_new_zipfile_serialization=False)
     paths = [str(tmp_path / "sharded"), str(tmp_path / "last.ckpt"), tmp_path / "x.bin"]
-    with ours.fastsafe_open(paths, root=None) as file:
+    with ours.fastsafe_open(paths) as file:
         got = {name: file.get_tensor(name) for name in file.keys()}
         assert file.fb.get_filename("old") == str(tmp_path / "x.bin")
     expected |= pickled | {"old": numbers(3, 9)}
     assert got.keys() == expected.keys()
     for name, tensor in expected.items():
         same(got[name], tensor.contiguous())
-
-
-def test_a_root_of_a_pickle_is_chosen(tmp_path):
-    torch.save({"state_dict": {"w": torch.ones(2)}, "ema": {"w": torch.zeros(2)}}, tmp_path / "x.ckpt")
-    with ours.fastsafe_open(tmp_path / "x.ckpt", root="ema") as file:
-        assert file.get_tensor("w").tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("borrowed", [False, True])
@@ -188,6 +182,7 @@ def test_tensors_stay_good_when_all_else_is_gone(files, borrowed):
     gc.collect()
     for name, tensor in (TENSORS | MORE).items():
         same(got[name], tensor)
+        assert got[name].untyped_storage().nbytes() == tensor.nbytes, "keeps more alive than itself"
     same(parts, TENSORS["floats"])
 
 
@@ -239,6 +234,15 @@ def test_wrapped_tensors(both):
     one.copy_to_buffer(memoryview(memory[0]))
     another.copy_to_buffer(memoryview(memory[1]))
     assert memory[0] == memory[1] and one.data_ptr() == one.get_raw().data_ptr()
+
+
+def test_a_loader_makes_its_device_the_current_one(monkeypatch):
+    """With no files, since there may be no such device."""
+    for device, expected in (("cuda:1", ["cuda:1"]), ("cpu", [])):
+        made = []
+        monkeypatch.setattr(torch.cuda, "set_device", made.append)
+        ours.SafeTensorsFileLoader(None, device).copy_files_to_device()
+        assert made == expected
 
 
 def test_only_who_uses_it_has_torch():

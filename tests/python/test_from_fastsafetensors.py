@@ -1,0 +1,78 @@
+"""What docs/from-fastsafetensors.md shows runs as it stands there, in a folder with such files."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from program import REPOSITORY
+from samples import numbers
+
+PATH = REPOSITORY / "docs/from-fastsafetensors.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PATH.read_text(), re.MULTILINE | re.DOTALL)
+FIRST = {"norm.weight": numbers(1, 5), "head.weight": numbers(2, 7, 5)}
+SECOND = {"q.weight": numbers(3, 4, 5), "k.weight": numbers(4, 2, 5)}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "llama").mkdir()
+    for place, part in enumerate((FIRST, SECOND), 1):
+        save_file(part, tmp_path / f"llama/model-{place:05}-of-00002.safetensors")
+    torch.save({"lora": torch.ones(3)}, tmp_path / "adapter_model.bin")
+    averaged = {"head.weight": torch.zeros(2)}
+    torch.save({"state_dict": {"head.weight": torch.ones(2)}, "ema": averaged}, tmp_path / "last.ckpt")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def ran(block):
+    """The names that a block has made."""
+    made = {}
+    exec(compile(block, PATH.name, "exec"), made)
+    return made
+
+
+def check(got, expected):
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+
+
+def test_there_are_as_many_as_are_run_here():
+    assert len(BLOCKS) == 4
+
+
+def test_only_the_import_changes(folder):
+    check(ran(BLOCKS[0])["tensors"], FIRST | SECOND)
+    theirs = BLOCKS[0].replace("from ckptfs.fastsafetensors", "from fastsafetensors")
+    assert theirs != BLOCKS[0]
+    check(ran(theirs)["tensors"], FIRST | SECOND)
+
+
+def test_any_checkpoint(folder):
+    made = ran(BLOCKS[1])
+    check(made["tensors"], FIRST | SECOND | {"lora": torch.ones(3)})
+    assert made["averaged"].tolist() == [0, 0]
+
+
+def test_casting(folder):
+    made = ran(BLOCKS[2])
+    assert torch.equal(made["halves"].get_tensor("q.weight"), SECOND["q.weight"].half())
+    assert torch.equal(made["single"], FIRST["head.weight"].bfloat16())
+
+
+def test_several_ranks(folder):
+    (folder / "load.py").write_text(BLOCKS[3])
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "load.py"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    size = "torch.Size"
+    assert set(done.stdout.splitlines()) == {
+        f"{rank} {size}([5]) {size}([{rows}, 5]) {size}([3, 5]) {size}([2, 5]) {rank == 0}"
+        for rank, rows in enumerate((4, 3))
+    }
