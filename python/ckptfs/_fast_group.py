@@ -57,7 +57,9 @@ class Group:
         with self._told(name, flat, f"from rank {source}") as data:
             if data is not None:
                 torch.distributed.scatter(data, sent, group=self.real_pg, group_src=source)
-        return flat[: counts[mine]].view(shapes[mine])
+        part = flat[: counts[mine]].view(shapes[mine])
+        # What was sent behind it is let go.
+        return part if counts[mine] == most else part.clone()
 
     def send(self, name, tensor, target):
         """Gives a tensor to one rank, which receives it."""

@@ -90,6 +90,16 @@ def even(package, pg, folder, out):
     st_types = importlib.import_module("fastsafetensors.st_types")
     out["cast"] = one.get_sharded("q", 0, dtype=st_types.DType.F16)
     one.close()
+    loader = package.SafeTensorsFileLoader(pg, "cpu", nogds=True)
+    loader.set_tensor_filter(lambda name: name in "qop")
+    loader.add_filenames(files)
+    one = loader.copy_files_to_device()
+    out["kept"] = loader.get_keys(), one.key_to_rank_lidx
+    for name in loader.get_keys():
+        out["kept", name] = one.get_tensor(name)
+    with package.fastsafe_open(files, pg=pg, nogds=True) as opened:
+        for name in opened.keys():
+            out["opened", name] = opened.get_tensor(name)
 
 
 def uneven(package, pg, folder, out):

@@ -69,6 +69,7 @@ def test_parts_of_sizes_that_ranks_do_not_divide(folder):
             same(got[name, -1], tensor.contiguous())
             for dim in range(tensor.dim()):
                 same(got[name, dim], part(tensor, dim, rank, ranks))
+                assert got[name, dim].untyped_storage().nbytes() == got[name, dim].nbytes
         seven, two = (part(ODD[name], 0, rank, ranks) for name in ("odd.seven", "odd.two"))
         same(got["columns"], torch.cat([seven, two, seven]))
         for name in ("odd.seven", "types.complex", "none"):

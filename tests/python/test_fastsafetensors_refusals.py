@@ -98,6 +98,7 @@ def test_paths_that_lead_nowhere_or_to_something_else(tmp_path, files):
 
 WRONG = {
     "framework": ({"framework": "paddle"}, "framework"), "group": ({"pg": "all"}, "pg must be"),
+    "no member": ({"pg": torch.distributed.GroupMember.NON_GROUP_MEMBER}, "no member of pg"),
     "threads": ({"max_threads": 0}, "num_threads"), "device": ({"device": "nowhere"}, "nowhere"),
     "no device": ({"device": None}, "device"), "meta": ({"device": "meta"}, "meta"),
 }  # fmt: skip
