@@ -54,6 +54,7 @@ class FilesBufferOnDevice:
     def close(self):
         """Lets go of what is held here. Tensors that were handed out stay."""
         self._files, self._closed = {}, True
+        self.pg.close()
 
     def get_filename(self, tensor_name):
         """The file that a tensor is from, as it was named to the loader."""

@@ -31,14 +31,21 @@ class Group:
 
     def __init__(self, pg):
         self.real_pg = _real(pg)
+        self._size = self.real_pg.size() if self.real_pg else 1
+        self._rank = self.real_pg.rank() if self.real_pg else 0
 
     def size(self):
         """How many ranks."""
-        return self.real_pg.size() if self.real_pg else 1
+        return self._size
 
     def rank(self):
         """Which of them this process is."""
-        return self.real_pg.rank() if self.real_pg else 0
+        return self._rank
+
+    def close(self):
+        """Lets go of the process group. A process that ends while something still holds one may be
+        aborted by the threads in it, though its program had `destroy_process_group()`."""
+        self.real_pg = None
 
     def broadcast(self, name, tensor, source):
         """Copies a rank's tensor into those of the others."""

@@ -132,7 +132,8 @@ class SafeTensorsFileLoader:
             mine = rank == self.pg.rank()
             tensors = file.read(list(chosen[path]), self.device, dtype) if mine else {}
             held.append(Held(file.metadata, rank, chosen[path], tensors))
-        return FilesBufferOnDevice(held, self.pg, self.device, not self.disable_cache)
+        # Each has the group until it is closed itself.
+        return FilesBufferOnDevice(held, Group(self.pg.real_pg), self.device, not self.disable_cache)
 
     def reset(self):
         """Forgets the files. Others may be added."""
@@ -144,6 +145,7 @@ class SafeTensorsFileLoader:
         """Lets go of the files, for good. Buffers and tensors stay."""
         self.reset()
         self._closed = True
+        self.pg.close()
 
     def _chosen(self, dtype):
         """By path: the tensors to copy, as they will be on the device. Looked at before anything is read."""
