@@ -157,8 +157,13 @@ def again(package, pg, folder, out):
 def cast(package, pg, folder, out):
     loader = package.SafeTensorsFileLoader(pg)
     loader.add_filenames({0: [folder / "odd.bin"], 1: [folder / "a.safetensors"]})
-    one = loader.copy_files_to_device(package.DType.BF16)
-    out |= {name: one.get_sharded(name, 0) for name in loader.get_keys()}
+    one, names = loader.copy_files_to_device(package.DType.BF16), loader.get_keys()
+    # Buffers have what they need when their loader is gone.
+    loader.close()
+    assert loader.pg.real_pg is None and one.pg.real_pg is pg
+    out |= {name: one.get_sharded(name, 0) for name in names}
+    one.close()
+    assert one.pg.real_pg is None and one.pg.size() == loader.pg.size() == pg.size()
 
 
 def loses_one(package, pg, folder, out):
