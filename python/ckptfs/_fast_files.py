@@ -6,7 +6,7 @@ when they are asked for, each into memory of its own.
 
 from dataclasses import dataclass
 
-from ckptfs import _load
+from ckptfs import _load, _settings
 from ckptfs._errors import error
 from ckptfs._fast_types import DType, TorchTensor, cast
 from ckptfs._frameworks import Torch
@@ -58,7 +58,7 @@ class File:
             at_once = None if goes is None and dtype is DType.AUTO else _AT_ONCE
             for batch in _load._batches(tensors, at_once):
                 parts = [(tensor, tensor.shape) for tensor in batch]
-                loaded = _load.load_parts(opened, parts, Torch, _load.PREAD)
+                loaded = _load.load_parts(opened, parts, Torch, _settings.PREAD)
                 # Taken out one by one, so that none is held longer than it must be.
                 loaded.reverse()
                 for tensor in batch:

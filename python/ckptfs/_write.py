@@ -4,17 +4,15 @@ In: what each tensor is and where its bytes lie in memory. Out: those bytes behi
 them under its name only when it is whole. `deserialize` is the way back.
 """
 
-import contextlib
 import ctypes
 import json
 import math
 import os
-import stat
-import tempfile
 
 from ckptfs import _ckptfs
 from ckptfs._errors import error, of_system
 from ckptfs._frameworks import TYPES
+from ckptfs._new_file import replacing
 from ckptfs._source import options
 
 # As the format's own library orders them: by size, then as they were added to it.
@@ -45,12 +43,16 @@ class TensorSpec:
             self.shape[-1] *= 2
         self.data_ptr, self.data_len = int(data_ptr), int(data_len)
 
+    def _bytes(self):
+        """What is written of it. What gives it is held until the next thing is asked for."""
+        yield memoryview((ctypes.c_ubyte * self.data_len).from_address(self.data_ptr)).cast("B")
+
     def __repr__(self):
         return f"TensorSpec({self.dtype}, {self.shape}, {self.data_len} bytes)"
 
 
-def _parts(tensors, metadata):
-    """A header, and the bytes of each tensor as they follow it."""
+def parts_of(tensors, metadata):
+    """A header, and the bytes of each tensor as they follow it, each when it is asked for."""
     for name, spec in tensors.items():
         if not isinstance(name, str) or not isinstance(spec, TensorSpec):
             raise TypeError(f"{name!r}: expected str and TensorSpec, got {type(spec)}")
@@ -80,66 +82,24 @@ def _parts(tensors, metadata):
     for name in ordered:
         spec = tensors[name]
         if spec.data_len:
-            yield memoryview((ctypes.c_ubyte * spec.data_len).from_address(spec.data_ptr)).cast("B")
+            yield from spec._bytes()
 
 
 def serialize(tensor_dict, metadata=None):
     """The bytes of a safetensors file with these `TensorSpec`s."""
-    return b"".join(_parts(tensor_dict, metadata))
+    return b"".join(parts_of(tensor_dict, metadata))
 
 
 def serialize_file(tensor_dict, filename, metadata=None):
     """Writes a safetensors file with these `TensorSpec`s. It takes the place of what was there only when
     it is whole, so that tensors which are mapped from the old file keep their bytes."""
-    parts, filename = _parts(tensor_dict, metadata), os.fsdecode(filename)
+    parts, filename = parts_of(tensor_dict, metadata), os.fsdecode(filename)
     try:
-        with _replacing(os.path.realpath(filename)) as file:
+        with replacing(os.path.realpath(filename)) as file:
             for part in parts:
                 file.write(part)
     except OSError as fault:
         raise of_system(fault, filename) from None
-
-
-@contextlib.contextmanager
-def _replacing(path):
-    """A file that takes a name when it is whole. What is no regular file is written as it is."""
-    mode = _mode(path)
-    if mode is None:
-        with open(path, "wb", buffering=0) as file:
-            yield _Whole(file)
-        return
-    number, temporary = tempfile.mkstemp(prefix=".ckptfs-", suffix=".part", dir=os.path.dirname(path))
-    try:
-        with open(number, "wb", buffering=0) as file:
-            yield _Whole(file)
-            os.fchmod(number, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-class _Whole:
-    """A file of which every write is whole."""
-
-    def __init__(self, file):
-        self._file = file
-
-    def write(self, part):
-        part = memoryview(part)
-        while part:
-            part = part[self._file.write(part) :]
-
-
-def _mode(path):
-    """The permissions of the file to be, or nothing if the name is another thing's."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        mask = os.umask(0o022)
-        os.umask(mask)
-        return 0o666 & ~mask
-    return stat.S_IMODE(found.st_mode) if stat.S_ISREG(found.st_mode) else None
 
 
 def deserialize(bytes):

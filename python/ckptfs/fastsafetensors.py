@@ -28,7 +28,7 @@ import os
 
 import torch
 
-from ckptfs import _load
+from ckptfs import _settings
 from ckptfs._errors import closed, error
 from ckptfs._fast_buffers import FilesBufferOnDevice, Held
 from ckptfs._fast_files import File, SafeTensorsMetadata, TensorFrame
@@ -64,7 +64,7 @@ class SafeTensorsFileLoader:
                  allow_partial=False, follow_symlinks=False, **kwargs):
         if framework not in ("pytorch", "pt", "torch"):
             raise error(f"framework {framework!r} is invalid", 'use "pytorch"')
-        threads, _ = _load.limits(max_threads, None)
+        threads, _ = _settings.limits(max_threads, None)
         self._how = options(root, allow_partial, follow_symlinks, threads)
         self.pg, self.device, self.disable_cache = Group(pg), as_device(device), disable_cache
         if self.device is None:

@@ -1,8 +1,10 @@
 """Loading and saving tensors of torch; the calls of `safetensors.torch`, for every kind of checkpoint."""
 
+import os
+
 import torch
 
-from ckptfs import _ckptfs, _load, _settings
+from ckptfs import _ckptfs, _load, _settings, _sharded
 from ckptfs._errors import error
 from ckptfs._frameworks import TYPES, Torch, lacking
 from ckptfs._shared import (  # noqa: F401
@@ -16,7 +18,9 @@ from ckptfs._shared import (  # noqa: F401
 from ckptfs._source import Source, options
 from ckptfs._write import TensorSpec, serialize, serialize_file
 
-__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+__all__ = [
+    "load", "load_file", "load_model", "load_sharded", "save", "save_file", "save_model", "save_sharded",
+]  # fmt: skip
 
 # torch's own types, by their names in a header.
 _TYPES = {name: getattr(torch, of) for name, of in TYPES.items() if hasattr(torch, of)}
@@ -130,24 +134,87 @@ def load_model(model, filename, strict=True, device="cpu", *, backend=None, **ho
     return missing, unexpected
 
 
+def save_sharded(tensors, directory, max_shard_size="5GB", metadata=None, *, name="model.safetensors",
+                 num_threads=4):
+    """Writes tensors as a set of shards of at most `max_shard_size` (bytes, or text such as "5GB") with an
+    index, as transformers and diffusers load it; as one file without one where all fit. Gives the names of
+    the files.
+
+    `directory` is made if it is not there. `name` is what the checkpoint would be called as one file. An
+    earlier set of that name is replaced once the new one is whole and on the disk: until then, whatever goes
+    wrong, it stays as it was. `metadata` is that of every shard, `{"format": "pt"}` if none is given.
+
+    Tensors are taken one after the other, those of another device too, so that no second copy of the model is
+    made; `num_threads` shards are written at once.
+
+        save_sharded(model.state_dict(), "models/mine", max_shard_size="2GB")
+    """
+    _check(tensors)
+    most, threads = _settings.size(max_shard_size, "max_shard_size"), _settings.limits(num_threads, None)[0]
+    specs = {key: _Later(key, tensor) for key, tensor in tensors.items()}
+    metadata = {"format": "pt"} if metadata is None else metadata
+    return _sharded.write(specs, directory, most, metadata, name, threads)
+
+
+def load_sharded(directory, device="cpu", **how):
+    """The tensors of a directory of shards, with or without an index, by their names. It takes what
+    `load_file` takes.
+
+        tensors = load_sharded("models/mine", device="cuda:0")
+    """
+    if not os.path.isdir(directory):
+        raise error(f"{os.fsdecode(directory)}: is no directory", "load_file loads files", NotADirectoryError)
+    return load_file(directory, device, **how)
+
+
+class _Later(TensorSpec):
+    """A tensor whose bytes are fetched when they are written."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, name, tensor):
+        _contiguous(name, tensor)
+        super().__init__(**_of_header(tensor))
+        self._tensor = tensor
+
+    def _bytes(self):
+        tensor = _at_hand(self._tensor)
+        yield from TensorSpec(**_of_header(tensor))._bytes()
+        # Until then nobody else holds it.
+        del tensor
+
+
+def _at_hand(tensor):
+    """The values as they are in the machine's memory."""
+    return tensor.detach().to("cpu").resolve_conj().resolve_neg()
+
+
+def _of_header(tensor):
+    kind = str(tensor.dtype).split(".")[-1]
+    return {
+        "dtype": kind, "shape": tensor.shape, "data_ptr": tensor.data_ptr(), "data_len": tensor.nbytes,
+    }  # fmt: skip
+
+
 def _specs(tensors, keep):
     """What to write; `keep` holds the bytes there."""
     _check(tensors)
     specs = {}
     for name, tensor in tensors.items():
-        if not tensor.is_contiguous():
-            raise ValueError(
-                f"You are trying to save a non contiguous tensor: `{name}` which is not allowed. It either"
-                " shares its memory with others: then save the whole, and take the part of it when it is"
-                " loaded; or call `.contiguous()` on it before saving."
-            )
-        tensor = tensor.detach().to("cpu").resolve_conj().resolve_neg()
+        _contiguous(name, tensor)
+        tensor = _at_hand(tensor)
         keep.append(tensor)
-        specs[name] = TensorSpec(
-            dtype=str(tensor.dtype).split(".")[-1], shape=tensor.shape, data_ptr=tensor.data_ptr(),
-            data_len=tensor.nbytes,
-        )  # fmt: skip
+        specs[name] = TensorSpec(**_of_header(tensor))
     return specs
+
+
+def _contiguous(name, tensor):
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"You are trying to save a non contiguous tensor: `{name}` which is not allowed. It either"
+            " shares its memory with others: then save the whole, and take the part of it when it is"
+            " loaded; or call `.contiguous()` on it before saving."
+        )
 
 
 def _check(tensors):

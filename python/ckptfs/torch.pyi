@@ -37,6 +37,16 @@ def save_model(
     metadata: dict[str, str] | None = None,
     force_contiguous: bool = True,
 ) -> None: ...
+def save_sharded(
+    tensors: dict[str, torch.Tensor],
+    directory: _Path,
+    max_shard_size: int | str = "5GB",
+    metadata: dict[str, str] | None = None,
+    *,
+    name: str = "model.safetensors",
+    num_threads: int = 4,
+) -> list[str]: ...
+def load_sharded(directory: _Path, device: Any = "cpu", **how: Any) -> dict[str, torch.Tensor]: ...
 def load_model(
     model: torch.nn.Module,
     filename: _Path,

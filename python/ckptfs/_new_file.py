@@ -1,0 +1,118 @@
+"""A file that has its name only when it is whole.
+
+In: a directory, and bytes. Out: a file under its name, in the place of what was there, once all of it is on
+the disk. Until then it has no name where the filesystem can do without one, so that a process that is killed
+leaves nothing behind.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import tempfile
+
+# How a filesystem says that it has no files without names.
+_NAMED_ONLY = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+
+
+class NewFile:
+    """A file to be. `write` it, `finish` it, and it can `take` a name; `drop` lets go of it."""
+
+    def __init__(self, folder):
+        self._folder, self._name = folder or ".", None
+        try:
+            if not os.path.isdir("/proc/self/fd"):
+                raise OSError(errno.EOPNOTSUPP, "no way to give a name")
+            number = os.open(self._folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError as fault:
+            if fault.errno not in _NAMED_ONLY:
+                raise
+            number, self._name = tempfile.mkstemp(prefix=".ckptfs-", suffix=".part", dir=self._folder)
+        self._file = open(number, "wb", buffering=0)
+
+    def write(self, part):
+        """Writes all of it."""
+        write_whole(self._file, part)
+
+    def finish(self, mode):
+        """Nothing follows; from here on it is on the disk."""
+        os.fchmod(self._file.fileno(), mode)
+        os.fsync(self._file.fileno())
+
+    def take(self, path):
+        """Gives it a name of its directory."""
+        while self._name is None:
+            name = os.path.join(self._folder, f".ckptfs-{secrets.token_hex(8)}.part")
+            number = self._file.fileno()
+            with contextlib.suppress(FileExistsError):
+                # Only a call that is given a directory follows links; of an absolute path it means nothing.
+                os.link(f"/proc/self/fd/{number}", name, src_dir_fd=number, follow_symlinks=True)
+                self._name = name
+        os.replace(self._name, path)
+        self._name = None
+        self._file.close()
+
+    def drop(self):
+        """As if it had never been."""
+        if not self._file.closed:
+            self._file.close()
+        if self._name is not None:
+            name, self._name = self._name, None
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """A file that takes a path when its block ends. What is there and is no regular file is written as it
+    is."""
+    mode = mode_of(path)
+    if mode is None:
+        with open(path, "wb", buffering=0) as file:
+            yield _AsItIs(file)
+        return
+    file = NewFile(os.path.dirname(path))
+    try:
+        yield file
+        file.finish(mode)
+        file.take(path)
+    finally:
+        file.drop()
+    sync_folder(os.path.dirname(path))
+
+
+def sync_folder(folder):
+    """The names in a directory are on the disk too, where the filesystem knows how."""
+    number = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def mode_of(path):
+    """The permissions of the file to be, or nothing if the name is another thing's."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        mask = os.umask(0o022)
+        os.umask(mask)
+        return 0o666 & ~mask
+    return stat.S_IMODE(found.st_mode) if stat.S_ISREG(found.st_mode) else None
+
+
+def write_whole(file, part):
+    """Every byte, however few the system takes at a time."""
+    part = memoryview(part)
+    while part:
+        part = part[file.write(part) :]
+
+
+class _AsItIs:
+    def __init__(self, file):
+        self._file = file
+
+    def write(self, part):
+        write_whole(self._file, part)

@@ -1,0 +1,250 @@
+"""A model saved in shards: what the libraries load, whole or not there, and without a second copy of it."""
+
+import errno
+import json
+import os
+
+import signal
+import subprocess
+import sys
+import time
+
+import ckptfs.torch
+import pytest
+import safetensors.torch
+import torch
+
+import models
+from ckptfs import _new_file
+from compare import check_same
+from samples import numbers
+
+
+@pytest.fixture
+def tensors():
+    made = {f"layers.{n}.weight": numbers(n, 8, 16) for n in range(7)}
+    return made | {"head": numbers(9, 40, 16), "norm": numbers(8, 16).half(), "empty": torch.zeros(0, 3)}
+
+
+def held(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_saved_is_loaded(tmp_path, tensors):
+    names = ckptfs.torch.save_sharded(tensors, tmp_path / "new" / "model", max_shard_size=1600)
+    folder = tmp_path / "new" / "model"
+    assert held(folder) == sorted(names) and len(names) > 3
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
+    found = {}
+    for file in set(index["weight_map"].values()):
+        part = safetensors.torch.load_file(folder / file)
+        assert {name for name, of in index["weight_map"].items() if of == file} == set(part)
+        with safetensors.safe_open(folder / file, "pt") as f:
+            assert f.metadata() == {"format": "pt"}
+        # No more than was allowed, but for one that is larger by itself.
+        assert sum(tensor.nbytes for tensor in part.values()) <= 1600 or len(part) == 1
+        found |= part
+    check_same(found, tensors)
+    check_same(ckptfs.torch.load_sharded(folder), tensors)
+
+
+def test_what_fits_is_one_file(tmp_path, tensors):
+    metadata = {"format": "pt", "about": "größe"}
+    assert ckptfs.torch.save_sharded(tensors, tmp_path, metadata=metadata) == ["model.safetensors"]
+    assert (tmp_path / "model.safetensors").read_bytes() == safetensors.torch.save(tensors, metadata)
+    check_same(ckptfs.torch.load_sharded(tmp_path), tensors)
+
+
+def test_nothing_is_one_file_too(tmp_path):
+    ckptfs.torch.save_sharded({}, tmp_path)
+    assert ckptfs.torch.load_sharded(tmp_path) == {}
+
+
+@pytest.mark.parametrize("before, after", [("600", "1600"), ("1600", "600"), ("600", "1GB"), ("1GB", "600"), ("600", "600")])
+def test_an_earlier_set_is_replaced_and_nothing_else(tmp_path, tensors, before, after):
+    beside = ["config.json", "model-notes.safetensors", "other-00001-of-00002.safetensors", "optimizer.pt"]
+    for name in beside:
+        (tmp_path / name).write_text(name)
+    ckptfs.torch.save_sharded({name: tensor + 1 for name, tensor in tensors.items()}, tmp_path, before)
+    mapped = ckptfs.torch.load_file(next(tmp_path.glob("model-0*")) if before != "1GB" else tmp_path / "model.safetensors")
+    kept = {name: tensor.clone() for name, tensor in mapped.items()}
+    names = ckptfs.torch.save_sharded(tensors, tmp_path, after)
+    assert held(tmp_path) == sorted(names + beside)
+    for name in beside:
+        assert (tmp_path / name).read_text() == name
+        (tmp_path / name).unlink()
+    check_same(ckptfs.torch.load_sharded(tmp_path), tensors)
+    # Who has the old set mapped keeps it.
+    check_same(mapped, kept)
+
+
+def test_transformers_and_diffusers_load_it(tmp_path):
+    from diffusers import AutoencoderKL
+
+    made = models.llama()
+    made.config.save_pretrained(tmp_path / "llama")
+    ckptfs.torch.save_sharded(made.state_dict(), tmp_path / "llama", max_shard_size="20K")
+    assert len(held(tmp_path / "llama")) > 4
+    models.check_same(type(made).from_pretrained(tmp_path / "llama"), made)
+
+    torch.manual_seed(1)
+    vae = AutoencoderKL(block_out_channels=(8, 16), down_block_types=["DownEncoderBlock2D"] * 2,
+                        up_block_types=["UpDecoderBlock2D"] * 2, norm_num_groups=4)  # fmt: skip
+    vae.save_config(tmp_path / "vae")
+    stem = "diffusion_pytorch_model.safetensors"
+    ckptfs.torch.save_sharded(vae.state_dict(), tmp_path / "vae", "30K", name=stem)
+    assert f"{stem}.index.json" in held(tmp_path / "vae")
+    check_same(AutoencoderKL.from_pretrained(tmp_path / "vae").state_dict(), vae.state_dict())
+
+
+@pytest.mark.parametrize("size", ["0", 0, -1, "big", 1.5, None])
+def test_sizes_that_cannot_be(tmp_path, tensors, size):
+    with pytest.raises(ckptfs.SafetensorError, match="max_shard_size"):
+        ckptfs.torch.save_sharded(tensors, tmp_path / "x", size)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["model", "a/model.safetensors", ".safetensors", "model.bin", "../model.safetensors"])
+def test_names_that_cannot_be(tmp_path, tensors, name):
+    with pytest.raises(ckptfs.SafetensorError, match="no name"):
+        ckptfs.torch.save_sharded(tensors, tmp_path / "x", name=name)
+
+
+def test_what_save_file_refuses_is_refused(tmp_path):
+    whole = torch.zeros(4, 4)
+    with pytest.raises(ValueError, match="non contiguous"):
+        ckptfs.torch.save_sharded({"a": whole.t()[1:]}, tmp_path / "x")
+    with pytest.raises(RuntimeError, match="share memory"):
+        ckptfs.torch.save_sharded({"a": whole, "b": whole[1:]}, tmp_path / "x")
+    with pytest.raises(TypeError, match="metadata"):
+        ckptfs.torch.save_sharded({"a": whole}, tmp_path / "x", metadata={"a": 1})
+    with pytest.raises(ckptfs.SafetensorError, match="no directory"):
+        ckptfs.torch.load_sharded(tmp_path / "x.safetensors")
+    assert held(tmp_path) in ([], ["x"]) and not list(tmp_path.glob("x/*"))
+
+
+def test_a_directory_that_cannot_be_written(tmp_path, tensors):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError) as fault:
+        ckptfs.torch.save_sharded(tensors, tmp_path / "file")
+    assert fault.value.errno in (errno.EEXIST, errno.ENOTDIR) and (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    point = tmp_path / "disk"
+    point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", point], check=True)
+    yield point
+    subprocess.run(["umount", point], check=True)
+
+
+@pytest.mark.parametrize("size", ["100K", "1GB"])
+def test_a_full_disk_leaves_the_old_set_and_no_litter(small_disk, tensors, size):
+    names = ckptfs.torch.save_sharded(tensors, small_disk, 1600)
+    large = {f"{n}": torch.zeros(16 << 10) for n in range(32)}
+    with pytest.raises(OSError) as fault:
+        ckptfs.torch.save_sharded(large, small_disk, size)
+    assert fault.value.errno == errno.ENOSPC
+    assert held(small_disk) == sorted(names)
+    check_same(ckptfs.torch.load_sharded(small_disk), tensors)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_where_files_have_to_have_names_it_works_too(tmp_path, tensors, monkeypatch, named):
+    if named:
+        monkeypatch.setattr(os.path, "isdir", lambda path, real=os.path.isdir: path != "/proc/self/fd" and real(path))
+    order = []
+    for name in ("fsync", "replace", "link"):
+        def told(*given, real=getattr(os, name), name=name, **how):
+            order.append(name)
+            return real(*given, **how)
+        monkeypatch.setattr(os, name, told)
+    ckptfs.torch.save_file(tensors, tmp_path / "x.safetensors")
+    # The bytes are on the disk before the name is given, and then the name is.
+    assert order == ["fsync", "replace", "fsync"] if named else ["fsync", "link", "replace", "fsync"]
+    assert held(tmp_path) == ["x.safetensors"]
+    order.clear()
+
+    def fails(self, part):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(_new_file.NewFile, "write", fails)
+    for save in (lambda: ckptfs.torch.save_file({"a": torch.ones(1)}, tmp_path / "x.safetensors"),
+                 lambda: ckptfs.torch.save_sharded(tensors, tmp_path, 1600)):  # fmt: skip
+        with pytest.raises(OSError):
+            save()
+        assert held(tmp_path) == ["x.safetensors"]
+    check_same(ckptfs.torch.load_file(tmp_path / "x.safetensors"), tensors)
+
+
+KILLED = """
+import sys, torch, ckptfs.torch
+tensors = {f"{n}": torch.full((1 << 20,), float(sys.argv[2])) for n in range(24)}
+print("ready", flush=True)
+ckptfs.torch.save_sharded(tensors, sys.argv[1], "8M")
+print("done", flush=True)
+"""
+
+
+def test_killed_at_any_moment_a_set_is_whole_and_of_one_time(tmp_path):
+    folder = tmp_path / "model"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def start(value):
+        words = [sys.executable, "-c", KILLED, str(folder), str(value)]
+        child = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True)
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    child = start(0)
+    began = time.monotonic()
+    assert child.wait() == 0
+    took, killed = time.monotonic() - began, 0
+    for turn in range(1, 7):
+        child = start(turn)
+        time.sleep(took * turn / 8)
+        child.send_signal(signal.SIGKILL)
+        killed += child.wait() == -signal.SIGKILL
+        found = ckptfs.torch.load_sharded(folder)
+        assert len(found) == 24 and len({tensor[0].item() for tensor in found.values()}) == 1
+        assert not list(folder.glob(".*"))
+    assert killed
+
+
+def test_no_second_copy_is_made(tmp_path):
+    code = """
+import resource, sys, torch, ckptfs.torch
+tensors = {f"{n}": torch.ones(4 << 20, dtype=torch.float32) for n in range(16)}
+open("/proc/self/clear_refs", "w").write("5")
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+ckptfs.torch.save_sharded(tensors, sys.argv[1], "32M")
+peak = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print((peak - before) / sum(tensor.nbytes for tensor in tensors.values()))
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # A second copy of one tensor would be 0.06.
+    assert float(done.stdout) < 0.05
+
+
+def test_of_what_is_elsewhere_one_tensor_at_a_time_is_fetched(tmp_path, monkeypatch):
+    at_once, most = [0], [0]
+    real = ckptfs.torch._at_hand
+
+    def fetched(tensor):
+        import weakref
+
+        here = real(tensor).clone()
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        weakref.finalize(here, lambda: at_once.__setitem__(0, at_once[0] - 1))
+        return here
+
+    monkeypatch.setattr(ckptfs.torch, "_at_hand", fetched)
+    tensors = {f"{n}": numbers(n, 64, 64) for n in range(12)}
+    ckptfs.torch.save_sharded(tensors, tmp_path, "40K", num_threads=2)
+    check_same(ckptfs.torch.load_sharded(tmp_path), tensors)
+    assert 1 <= most[0] <= 4 and at_once[0] == 0
