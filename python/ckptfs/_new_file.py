@@ -67,7 +67,7 @@ class NewFile:
 def replacing(path):
     """A file that takes a path when its block ends. What is there and is no regular file is written as it
     is."""
-    mode = mode_of(path)
+    mode = _mode_of(path)
     if mode is None:
         with open(path, "wb", buffering=0) as file:
             yield _AsItIs(file)
@@ -92,14 +92,19 @@ def sync_folder(folder):
         os.close(number)
 
 
-def mode_of(path):
+def usual_mode():
+    """The permissions of a new file of this process."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _mode_of(path):
     """The permissions of the file to be, or nothing if the name is another thing's."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        mask = os.umask(0o022)
-        os.umask(mask)
-        return 0o666 & ~mask
+        return usual_mode()
     return stat.S_IMODE(found.st_mode) if stat.S_ISREG(found.st_mode) else None
 
 

@@ -12,7 +12,7 @@ import re
 import threading
 
 from ckptfs._errors import error, of_system
-from ckptfs._new_file import NewFile, mode_of, sync_folder
+from ckptfs._new_file import NewFile, sync_folder, usual_mode
 from ckptfs._write import parts_of
 
 
@@ -35,30 +35,25 @@ def write(specs, directory, most, metadata, whole, threads):
     if not stem or extension not in ("safetensors", "sft") or os.path.basename(whole) != whole:
         raise error(f"{whole!r} is no name for a checkpoint", 'give one such as "model.safetensors"')
     directory = os.path.realpath(os.fsdecode(directory))
-    shards = split(specs, most)
-    names = [f"{stem}-{n:05}-of-{len(shards):05}{dot}{extension}" for n in range(1, len(shards) + 1)]
-    if len(shards) == 1:
-        names = [whole]
+    shards, files, index = split(specs, most), [], f"{whole}.index.json"
     try:
         os.makedirs(directory, exist_ok=True)
         files = _written(specs, shards, directory, metadata, threads)
-    except OSError as fault:
-        raise of_system(fault, directory) from None
-    index = f"{whole}.index.json"
-    try:
-        if len(shards) > 1:
+        of_set = re.compile(rf"{re.escape(stem)}-\d{{5,8}}-of-\d{{5,8}}{re.escape(dot + extension)}")
+        old = {name for name in os.listdir(directory) if of_set.fullmatch(name) or name in (whole, index)}
+        if len(shards) == 1:
+            names = [whole]
+        else:
+            names = _names(stem, dot + extension, len(shards), _used(directory, index, old))
             files.append(_index(specs, shards, names, directory))
             names.append(index)
-        # In this order no moment shows shards of two sets together: without an index a set of which some are
-        # missing is refused, and the index comes last.
-        of_set = re.compile(rf"{re.escape(stem)}-\d{{5}}-of-\d{{5}}{re.escape(dot + extension)}")
-        old = [name for name in os.listdir(directory) if of_set.fullmatch(name) or name in (whole, index)]
-        for name in sorted(old, key=lambda name: name != index):
-            if name != names[0] or len(names) > 1:
-                os.unlink(os.path.join(directory, name))
+        # The last of them makes it the set that loaders see, in one step. Until then they see the old one,
+        # none of whose files has been touched.
         for file, name in zip(files, names, strict=True):
             file.take(os.path.join(directory, name))
         sync_folder(directory)
+        for name in sorted(old.difference(names), key=lambda name: name != index):
+            os.unlink(os.path.join(directory, name))
     except OSError as fault:
         raise of_system(fault, directory) from None
     finally:
@@ -67,10 +62,28 @@ def write(specs, directory, most, metadata, whole, threads):
     return names
 
 
+def _names(stem, extension, count, used):
+    """Names of shards that the set which is there does not use: with a digit more, if need be."""
+    for digits in range(5, 9):
+        names = [f"{stem}-{n:0{digits}}-of-{count:0{digits}}{extension}" for n in range(1, count + 1)]
+        if used.isdisjoint(names):
+            break
+    return names
+
+
+def _used(directory, index, there):
+    """The files of the set that is there: those of its index, or all if it has none that can be read."""
+    try:
+        with open(os.path.join(directory, index), "rb") as file:
+            return set(json.load(file)["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return there
+
+
 def _written(specs, shards, directory, metadata, threads):
     """The shards, whole and without names."""
     files, stop = [NewFile(directory) for _ in shards], threading.Event()
-    mode = mode_of(os.path.join(directory, f".{os.getpid()}-is-not-there"))
+    mode = usual_mode()
 
     def write_one(file, names):
         for part in parts_of({name: specs[name] for name in names}, metadata):
@@ -101,7 +114,7 @@ def _index(specs, shards, names, directory):
     file = NewFile(directory)
     try:
         file.write(text.encode() + b"\n")
-        file.finish(mode_of(os.path.join(directory, f".{os.getpid()}-is-not-there")))
+        file.finish(usual_mode())
     except BaseException:
         file.drop()
         raise

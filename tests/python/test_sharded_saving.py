@@ -50,7 +50,7 @@ def test_what_is_saved_is_loaded(tmp_path, tensors):
 
 
 def test_what_fits_is_one_file(tmp_path, tensors):
-    metadata = {"format": "pt", "about": "größe"}
+    metadata = {"about": "größe"}
     assert ckptfs.torch.save_sharded(tensors, tmp_path, metadata=metadata) == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == safetensors.torch.save(tensors, metadata)
     check_same(ckptfs.torch.load_sharded(tmp_path), tensors)
@@ -177,6 +177,44 @@ def test_where_files_have_to_have_names_it_works_too(tmp_path, tensors, monkeypa
             save()
         assert held(tmp_path) == ["x.safetensors"]
     check_same(ckptfs.torch.load_file(tmp_path / "x.safetensors"), tensors)
+
+
+class Died(BaseException):
+    """In the place of a signal, at a moment of our choice."""
+
+
+@pytest.mark.parametrize("before, after", [("8K", "8K"), ("8K", "4K"), ("8K", "1GB"), ("1GB", "8K"), ("1GB", "1GB")])
+def test_between_any_two_names_loaders_find_one_whole_set(tmp_path, monkeypatch, before, after):
+    made = models.llama()
+    old, new = made.state_dict(), {name: tensor + 1 for name, tensor in made.state_dict().items()}
+    calls, number = [("os", "replace"), ("os", "unlink")], 0
+    while True:
+        folder, left = tmp_path / str(number), [number]
+        made.config.save_pretrained(folder)
+        ckptfs.torch.save_sharded(old, folder, before)
+        with monkeypatch.context() as patched:
+            for _, name in calls:
+                def counted(*given, real=getattr(os, name), **how):
+                    if not left[0]:
+                        raise Died
+                    left[0] -= 1
+                    return real(*given, **how)
+                patched.setattr(os, name, counted)
+            try:
+                ckptfs.torch.save_sharded(new, folder, after)
+                break
+            except Died:
+                pass
+        found = type(made).from_pretrained(folder).state_dict()
+        wanted = old if all(torch.equal(found[name], old[name]) for name in old) else new
+        check_same(found, wanted)
+        number += 1
+        # Whatever was left, the next save makes a set of it again, and nothing else is there.
+        names = ckptfs.torch.save_sharded(new, folder, after)
+        there = {name for name in held(folder) if "safetensors" in name and not name.startswith(".")}
+        assert there == set(names)
+        check_same(ckptfs.torch.load_sharded(folder), new)
+    assert number > 1 or before == after == "1GB"
 
 
 KILLED = """
