@@ -50,8 +50,9 @@ def load_parts(opened, parts, framework, way, device=None, stop=None):
 
 
 def load_named(opened, names, framework, way, *, device=None, into=None, dtype=None, memory=None,
-               progress=False, report=None):
-    """Loads tensors by their names: a dictionary of them."""
+               progress=False, report=None, why=None):
+    """Loads tensors by their names: a dictionary of them. `why` they are another file's than was asked for
+    stands in the report."""
     if into is not None and device is not None:
         raise error("into= has its own place for every tensor, so device= cannot say another")
     names = chosen(opened, list(into) if into is not None and names is None else names)
@@ -60,6 +61,8 @@ def load_named(opened, names, framework, way, *, device=None, into=None, dtype=N
     kinds = {tensor.name: kind if kind is not None and tensor.dtype in FLOATS
              else framework.type(tensor.dtype) for tensor in tensors}  # fmt: skip
     with Load(sum(tensor.nbytes for tensor in tensors), progress, report) as load:
+        if why:
+            load.report._fell_back(why, len(tensors))
         if into is not None:
             _into(opened, tensors, framework, into, kinds, memory, load, progress)
             return {name: into[name] for name in names}

@@ -5,6 +5,7 @@ import os
 import torch
 
 from ckptfs import _ckptfs, _load, _settings, _sharded
+from ckptfs._cached import loaded_or_made
 from ckptfs._errors import error
 from ckptfs._frameworks import TYPES, Torch, lacking
 from ckptfs._shared import (  # noqa: F401
@@ -19,7 +20,7 @@ from ckptfs._source import Source, options
 from ckptfs._write import TensorSpec, serialize, serialize_file
 
 __all__ = [
-    "load", "load_file", "load_model", "load_sharded", "save", "save_file", "save_model", "save_sharded",
+    "cached", "load", "load_file", "load_model", "load_sharded", "save", "save_file", "save_model", "save_sharded",
 ]  # fmt: skip
 
 # torch's own types, by their names in a header.
@@ -32,7 +33,8 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     """The tensors of a checkpoint, by their names.
 
     `filename` is any checkpoint: a `.safetensors` file, a directory of shards, a `.bin`, `.pt` or
-    `.ckpt`, a file of a ckptfs mount. `device` is where the tensors go.
+    `.ckpt`, a file of a ckptfs mount. Where `x.safetensors` is not there and `x.pt` is, that is loaded, and
+    the report says so. `device` is where the tensors go.
 
     `backend`: "mmap", the default, uses tensors where they lie in their file; "pread" gives each memory
     of its own. `help(ckptfs.safe_open)` says when to choose which.
@@ -59,12 +61,46 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     num_threads, memory = _settings.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
                   _load.for_reading(memory, dtype), leave_cache)
-    source = Source(filename, how)
+    source, why = _source(filename, how)
     with source.use() as opened:
         return _load.load_named(
             opened, names, Torch, _settings.backend(backend, Torch.BACKEND), device=Torch.device(device), into=into,
-            dtype=dtype, memory=memory, progress=progress, report=report,
+            dtype=dtype, memory=memory, progress=progress, report=report, why=why,
         )  # fmt: skip
+
+
+def _source(filename, how):
+    """What is at a path; of `x.safetensors` that is not there, `x.pt`, and that it is that."""
+    missing = None
+    try:
+        source = Source(filename, how)
+    except FileNotFoundError as fault:
+        source, missing = None, fault
+    stem, extension = os.path.splitext(os.fsdecode(filename))
+    instead = f"{stem}.pt"
+    # It is found by the name that a mount would show it under, where that is no other's.
+    if extension == ".safetensors" and not os.path.lexists(filename) and os.path.isfile(instead):
+        why = f"{os.fsdecode(filename)} is not there: {instead} was loaded"
+        return source or Source(instead, how), why
+    if missing:
+        raise missing
+    return source, None
+
+
+def cached(path, make, *, device="cpu", metadata=None, **how):
+    """The tensors of a file; if it is not there, those that `make()` gives, which are saved as it first.
+
+    Any number of processes may ask for the same: on one machine one of them makes it, the others wait and load
+    it. What `make` raises is raised here, and nothing is saved. `how` is what else `load_file` takes.
+
+        latents = ckptfs.torch.cached(f"cache/{key}.safetensors", lambda: {"latent": vae.encode(image)})
+    """
+    return loaded_or_made(
+        path,
+        lambda: load_file(path, device, **how),
+        make,
+        lambda tensors: save_file(tensors, path, metadata),
+    )
 
 
 def load(data):

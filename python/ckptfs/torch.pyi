@@ -26,6 +26,14 @@ def load_file(
     progress: bool = False,
     report: Callable[[Report], object] | None = None,
 ) -> dict[str, torch.Tensor]: ...
+def cached(
+    path: _Path,
+    make: Callable[[], dict[str, torch.Tensor]],
+    *,
+    device: Any = "cpu",
+    metadata: dict[str, str] | None = None,
+    **how: Any,
+) -> dict[str, torch.Tensor]: ...
 def load(data: bytes) -> dict[str, torch.Tensor]: ...
 def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes: ...
 def save_file(

@@ -1,0 +1,141 @@
+"""Tensors that are computed once, whoever wants them; and older files in the place of those to come."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import ckptfs.torch
+import pytest
+import torch
+
+from compare import check_same
+from samples import numbers
+
+TENSORS = {"latent": numbers(1, 4, 4), "mask": numbers(2, 4) > 0}
+
+
+def test_it_is_made_once(tmp_path):
+    path, made = tmp_path / "x.safetensors", []
+
+    def make():
+        made.append(1)
+        return TENSORS
+
+    for _ in range(3):
+        check_same(ckptfs.torch.cached(path, make, metadata={"of": "x"}), TENSORS)
+    assert len(made) == 1 and os.listdir(tmp_path) == ["x.safetensors"]
+    with ckptfs.safe_open(path, "pt") as f:
+        assert f.metadata() == {"of": "x"}
+    halves = ckptfs.torch.cached(path, make, dtype="float16", names="latent")
+    check_same(halves, {"latent": TENSORS["latent"].half()})
+
+
+def test_what_cannot_be_made_or_saved_leaves_nothing(tmp_path):
+    def fails():
+        raise KeyError("no such image")
+
+    with pytest.raises(KeyError, match="no such image"):
+        ckptfs.torch.cached(tmp_path / "x.safetensors", fails)
+    with pytest.raises(ValueError):
+        ckptfs.torch.cached(tmp_path / "x.safetensors", lambda: [1])
+    with pytest.raises(FileNotFoundError):
+        ckptfs.torch.cached(tmp_path / "nowhere" / "x.safetensors", lambda: TENSORS)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_broken_file_is_refused_and_not_replaced(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"half of it")
+    with pytest.raises(ckptfs.SafetensorError):
+        ckptfs.torch.cached(path, lambda: TENSORS)
+    assert path.read_bytes() == b"half of it"
+
+
+def test_threads_wait_for_the_one_that_makes_it(tmp_path):
+    path, made, got = tmp_path / "x.safetensors", [], []
+
+    def make():
+        made.append(1)
+        time.sleep(0.2)
+        return TENSORS
+
+    threads = [threading.Thread(target=lambda: got.append(ckptfs.torch.cached(path, make))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1 and len(got) == 8 and os.listdir(tmp_path) == ["x.safetensors"]
+    for tensors in got:
+        check_same(tensors, TENSORS)
+
+
+RACER = """
+import os, sys, time, torch, ckptfs.torch
+folder, count, mine = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+def make():
+    with open(f"{folder}/made-{n}", "a") as file:
+        file.write(mine)
+    time.sleep(float(sys.argv[4]))
+    return {"a": torch.full((1000,), float(n))}
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(count):
+    tensors = ckptfs.torch.cached(f"{folder}/{n}.safetensors", make)
+    assert tensors["a"].shape == (1000,) and (tensors["a"] == n).all()
+"""
+
+
+def racers(folder, names, count, seconds):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", RACER, str(folder), str(count)]
+    running = [
+        subprocess.Popen([*words, name, str(seconds)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for name in names
+    ]
+    for one in running:
+        assert one.stdout.readline() == "ready\n"
+    for one in running:
+        one.stdin.write("\n")
+        one.stdin.flush()
+    return running
+
+
+def test_processes_race_and_one_makes_each(tmp_path):
+    for one in racers(tmp_path, "abcd", 40, 0.002):
+        assert one.wait() == 0
+    made = [path.read_text() for path in tmp_path.glob("made-*")]
+    assert len(made) == 40 and all(len(who) == 1 for who in made), made
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_one_that_is_killed_leaves_it_to_the_next(tmp_path):
+    (first,) = racers(tmp_path, "a", 1, 60)
+    while not (tmp_path / "made-0").exists() or not (tmp_path / "made-0").read_text():
+        time.sleep(0.01)
+    (second,) = racers(tmp_path, "b", 1, 0)
+    time.sleep(0.2)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert second.wait() == 0 and (tmp_path / "made-0").read_text() == "ab"
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("beside", ["", "config.json"])
+def test_an_older_file_is_loaded_in_its_place(tmp_path, beside):
+    torch.save(TENSORS, tmp_path / "x.pt")
+    if beside:
+        # Where a mount would not show it under that name.
+        (tmp_path / beside).write_text("{}")
+    check_same(ckptfs.torch.load_file(tmp_path / "x.safetensors"), TENSORS)
+    assert ckptfs.last_report().fallbacks.popitem()[0].endswith(f"{tmp_path / 'x.pt'} was loaded")
+    check_same(ckptfs.torch.cached(str(tmp_path / "x.safetensors"), None), TENSORS)
+    newer = {"latent": numbers(5, 2)}
+    ckptfs.torch.save_file(newer, tmp_path / "x.safetensors")
+    check_same(ckptfs.torch.load_file(tmp_path / "x.safetensors"), newer)
+    assert not ckptfs.last_report().fallbacks
+    for name in ("y.safetensors", "x.bin", "x"):
+        with pytest.raises(FileNotFoundError, match=name):
+            ckptfs.torch.load_file(tmp_path / name)
