@@ -8,6 +8,7 @@ import pytest
 
 from mounts import PATIENCE, Mounts
 from program import Ckptfs, find_binary
+from samples import write_shards
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +41,16 @@ def left(tmp_path, monkeypatch):
     yield lambda: mountpoints() + os.listdir(temporary)
     for point in reversed(mountpoints()):
         subprocess.run(["umount", "-l", point], check=True, timeout=PATIENCE)
+
+
+@pytest.fixture
+def source(tmp_path, left):
+    """A directory with a model in shards, to be mounted, and its tensors."""
+    return tmp_path / "models", write_shards(tmp_path / "models/llama", 1, 3, 2, 100)
+
+
+@pytest.fixture
+def point(tmp_path):
+    """An empty directory to mount it at."""
+    (tmp_path / "mnt").mkdir()
+    return tmp_path / "mnt"

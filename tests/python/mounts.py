@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,6 +23,17 @@ def until(what, holds):
 def is_mounted(point):
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return any(line.split(" ")[4] == str(point) for line in lines)
+
+
+def has_ended(pid):
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def python(*words, **how):
+    """A program of its own, that runs to its end."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE, **how
+    )
 
 
 class Mount:

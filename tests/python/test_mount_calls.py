@@ -16,32 +16,10 @@ from ckptfs import _process
 from safetensors.torch import load_file
 
 from compare import check_same
-from mounts import PATIENCE, is_mounted, until
-from samples import numbers, write_shards
+from mounts import has_ended, is_mounted, python, until
+from samples import numbers
 
 Refused = ckptfs.SafetensorError
-
-
-@pytest.fixture
-def source(tmp_path, left):
-    return tmp_path / "models", write_shards(tmp_path / "models/llama", 1, 3, 2, 100)
-
-
-@pytest.fixture
-def point(tmp_path):
-    (tmp_path / "mnt").mkdir()
-    return tmp_path / "mnt"
-
-
-def has_ended(pid):
-    return not Path(f"/proc/{pid}").exists()
-
-
-def python(*words, **how):
-    """A program of its own, that runs to its end."""
-    return subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE, **how
-    )
 
 
 def test_shards_are_read_through_it_while_the_block_lasts(source, left):
