@@ -16,7 +16,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from ckptfs import _install
+from ckptfs import _install, _stand_ins
 
 from samples import numbers, write_shards
 
@@ -39,13 +39,13 @@ def nothing_is_left():
 
 def left():
     """Where something of ours still is in the modules of others."""
-    ours = "ckptfs._install"
+    ours = _install.__name__, _stand_ins.__name__
     return [
         f"{name}.{key}" for name, module in list(sys.modules.items()) if not name.startswith("ckptfs")
         for key, value in list(getattr(module, "__dict__", {}).items())
-        if type(value).__module__ == ours
-        or (type(value) is types.FunctionType and value.__code__.co_filename == _install.__file__)
-    ] + [type(finder).__name__ for finder in sys.meta_path if type(finder).__module__ == ours]  # fmt: skip
+        if type(value).__module__ in ours
+        or (type(value) is types.FunctionType and value.__code__.co_filename == _stand_ins.__file__)
+    ] + [type(finder).__name__ for finder in sys.meta_path if type(finder).__module__ in ours]  # fmt: skip
 
 
 def originals():
@@ -290,8 +290,8 @@ loaded = len(load_file(sys.argv[1]))
 loads = ckptfs.stats()["loads"]
 loader = type(safetensors.__spec__.loader).__module__ + type(safetensors.__loader__).__module__
 ckptfs.uninstall()
-back = safetensors.safe_open.__module__ != "ckptfs._install" and "_install" not in repr(sys.meta_path)
-load_file_is_back = load_file is safetensors.torch.load_file and "_install" not in load_file.__code__.co_filename
+back = "ckptfs" not in repr(type(safetensors.safe_open)) and "ckptfs" not in repr(sys.meta_path)
+load_file_is_back = load_file is safetensors.torch.load_file and "_stand_ins" not in load_file.__code__.co_filename
 print(json.dumps([early, loaded, loads, "ckptfs" in loader, back, load_file_is_back]))
 """
     assert run(code, path) == [False, 2, 1, False, True, True]
