@@ -19,13 +19,13 @@ from bench_common import settle
 RUNS = int(os.environ.get("RUNS", "5"))
 
 
-def sharded(threads):
+def sharded(**how):
     def save(shards, folder):
         from ckptfs.torch import save_sharded
 
         tensors = {name: tensor for shard in shards for name, tensor in shard.items()}
         most = max(sum(tensor.nbytes for tensor in shard.values()) for shard in shards)
-        save_sharded(tensors, folder, most, num_threads=threads)
+        save_sharded(tensors, folder, most, **how)
 
     return save
 
@@ -45,8 +45,9 @@ def by_safetensors(synced):
 
 
 WAYS = {
-    "ckptfs, `save_sharded`": sharded(4),
-    "the same, `num_threads=1`": sharded(1),
+    "ckptfs, `save_sharded`": sharded(),
+    "the same, `num_threads=1`": sharded(num_threads=1),
+    "the same, `sync=False`": sharded(sync=False),
     "safetensors, `save_file`, left in the page cache": by_safetensors(False),
     "the same and `fsync`": by_safetensors(True),
 }

@@ -35,10 +35,11 @@ class NewFile:
         """Writes all of it."""
         write_whole(self._file, part)
 
-    def finish(self, mode):
-        """Nothing follows; from here on it is on the disk."""
+    def finish(self, mode, sync=True):
+        """Nothing follows; with `sync` it is on the disk from here on."""
         os.fchmod(self._file.fileno(), mode)
-        os.fsync(self._file.fileno())
+        if sync:
+            os.fsync(self._file.fileno())
 
     def take(self, path):
         """Gives it a name of its directory."""

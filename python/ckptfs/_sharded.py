@@ -29,7 +29,7 @@ def split(specs, most):
     return shards
 
 
-def write(specs, directory, most, metadata, whole, threads):
+def write(specs, directory, most, metadata, whole, threads, sync):
     """Writes them. Gives the names of the files."""
     stem, dot, extension = whole.rpartition(".")
     if not stem or extension not in ("safetensors", "sft") or os.path.basename(whole) != whole:
@@ -38,20 +38,21 @@ def write(specs, directory, most, metadata, whole, threads):
     shards, files, index = split(specs, most), [], f"{whole}.index.json"
     try:
         os.makedirs(directory, exist_ok=True)
-        files = _written(specs, shards, directory, metadata, threads)
+        files = _written(specs, shards, directory, metadata, threads, sync)
         of_set = re.compile(rf"{re.escape(stem)}-\d{{5,8}}-of-\d{{5,8}}{re.escape(dot + extension)}")
         old = {name for name in os.listdir(directory) if of_set.fullmatch(name) or name in (whole, index)}
         if len(shards) == 1:
             names = [whole]
         else:
             names = _names(stem, dot + extension, len(shards), _used(directory, index, old))
-            files.append(_index(specs, shards, names, directory))
+            files.append(_index(specs, shards, names, directory, sync))
             names.append(index)
         # The last of them makes it the set that loaders see, in one step. Until then they see the old one,
         # none of whose files has been touched.
         for file, name in zip(files, names, strict=True):
             file.take(os.path.join(directory, name))
-        sync_folder(directory)
+        if sync:
+            sync_folder(directory)
         for name in sorted(old.difference(names), key=lambda name: name != index):
             os.unlink(os.path.join(directory, name))
     except OSError as fault:
@@ -80,7 +81,7 @@ def _used(directory, index, there):
         return there
 
 
-def _written(specs, shards, directory, metadata, threads):
+def _written(specs, shards, directory, metadata, threads, sync):
     """The shards, whole and without names."""
     files, stop = [NewFile(directory) for _ in shards], threading.Event()
     mode = usual_mode()
@@ -90,7 +91,7 @@ def _written(specs, shards, directory, metadata, threads):
             if stop.is_set():
                 return
             file.write(part)
-        file.finish(mode)
+        file.finish(mode, sync)
 
     try:
         with concurrent.futures.ThreadPoolExecutor(min(threads, len(shards))) as pool:
@@ -107,14 +108,14 @@ def _written(specs, shards, directory, metadata, threads):
     return files
 
 
-def _index(specs, shards, names, directory):
+def _index(specs, shards, names, directory, sync):
     total = sum(spec.data_len for spec in specs.values())
     weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
     file = NewFile(directory)
     try:
         file.write(text.encode() + b"\n")
-        file.finish(usual_mode())
+        file.finish(usual_mode(), sync)
     except BaseException:
         file.drop()
         raise

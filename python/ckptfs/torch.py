@@ -171,7 +171,7 @@ def load_model(model, filename, strict=True, device="cpu", *, backend=None, **ho
 
 
 def save_sharded(tensors, directory, max_shard_size="5GB", metadata=None, *, name="model.safetensors",
-                 num_threads=4):
+                 num_threads=4, sync=True):
     """Writes tensors as a set of shards of at most `max_shard_size` (bytes, or text such as "5GB") with an
     index, as transformers and diffusers load it; as one file without one where all fit. Gives the names of
     the files.
@@ -181,7 +181,9 @@ def save_sharded(tensors, directory, max_shard_size="5GB", metadata=None, *, nam
     wrong, it stays as it was. `metadata` is that of every shard, `{"format": "pt"}` if none is given.
 
     Tensors are taken one after the other, those of another device too, so that no second copy of the model is
-    made; `num_threads` shards are written at once.
+    made; `num_threads` shards are written at once. With `sync=False` it returns as soon as the system has the
+    bytes, as other libraries do: whatever becomes of this process, the old set or the new one is whole, but a
+    power cut in the next half minute may take both.
 
         save_sharded(model.state_dict(), "models/mine", max_shard_size="2GB")
     """
@@ -189,7 +191,7 @@ def save_sharded(tensors, directory, max_shard_size="5GB", metadata=None, *, nam
     most, threads = _settings.size(max_shard_size, "max_shard_size"), _settings.limits(num_threads, None)[0]
     specs = {key: _Later(key, tensor) for key, tensor in tensors.items()}
     metadata = {"format": "pt"} if metadata is None else metadata
-    return _sharded.write(specs, directory, most, metadata, name, threads)
+    return _sharded.write(specs, directory, most, metadata, name, threads, sync)
 
 
 def load_sharded(directory, device="cpu", **how):

@@ -53,6 +53,7 @@ def save_sharded(
     *,
     name: str = "model.safetensors",
     num_threads: int = 4,
+    sync: bool = True,
 ) -> list[str]: ...
 def load_sharded(directory: _Path, device: Any = "cpu", **how: Any) -> dict[str, torch.Tensor]: ...
 def load_model(

@@ -166,6 +166,13 @@ def test_where_files_have_to_have_names_it_works_too(tmp_path, tensors, monkeypa
     assert order == ["fsync", "replace", "fsync"] if named else ["fsync", "link", "replace", "fsync"]
     assert held(tmp_path) == ["x.safetensors"]
     order.clear()
+    ckptfs.torch.save_sharded(tensors, tmp_path, 1600, sync=False)
+    assert "fsync" not in order and "replace" in order
+    ckptfs.torch.save_sharded(tensors, tmp_path, 1600)
+    assert order.count("fsync") == len(held(tmp_path))
+    for name in held(tmp_path):
+        if name != "x.safetensors":
+            (tmp_path / name).unlink()
 
     def fails(self, part):
         raise OSError(errno.EIO, "Input/output error")
