@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench_common import drop_caches, settle, warm, write_shards
+from bench_common import drop_caches, of_status, settle, warm, write_shards
 
 RUNS = int(os.environ.get("RUNS", "5"))
 
@@ -165,13 +165,6 @@ def safetensors_opened(paths):
 
 
 OPENED = {way.__name__: way for way in (ckptfs_opened, safetensors_opened)}
-
-
-def of_status(name):
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    raise KeyError(name)
 
 
 def load_once(state, way, paths):

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench_common import settle
+from bench_common import of_status, settle
 
 RUNS = int(os.environ.get("RUNS", "5"))
 
@@ -51,13 +51,6 @@ WAYS = {
     "safetensors, `save_file`, left in the page cache": by_safetensors(False),
     "the same and `fsync`": by_safetensors(True),
 }
-
-
-def of_status(name):
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    raise KeyError(name)
 
 
 def once(way):

@@ -153,10 +153,15 @@ fn may_be_one(name: &str) -> bool {
     name.rsplit_once('.').is_some_and(|(stem, e)| !stem.is_empty() && EXTENSIONS.contains(&e))
 }
 
-/// The files that are numbered as the shards of a whole file are, in order.
+/// Whether a file is numbered as the shards of a whole file are.
+fn is_shard_of(name: &str, whole: &str) -> bool {
+    ShardName::parse(name).is_some_and(|shard| shard.whole() == whole)
+}
+
+/// The files that are, in order.
 pub(super) fn numbered(names: &[String], whole: &str) -> Vec<String> {
-    let is_one = |name: &str| ShardName::parse(name).is_some_and(|shard| shard.whole() == whole);
-    let mut numbered: Vec<String> = names.iter().filter(|name| is_one(name)).cloned().collect();
+    let mut numbered: Vec<String> =
+        names.iter().filter(|name| is_shard_of(name, whole)).cloned().collect();
     numbered.sort();
     numbered
 }
@@ -174,9 +179,8 @@ pub(super) fn are_one_set(names: &[String]) -> bool {
 pub(super) fn only_index(names: &[String]) -> Option<&str> {
     let mut indexes = names.iter().filter_map(|name| Some((name, indexed(name)?)));
     let (index, whole) = indexes.next()?;
-    let belongs = |name: &str| ShardName::parse(name).is_some_and(|shard| shard.whole() == whole);
     let mut others = names.iter().filter(|name| may_be_one(name) && !is_kept(name));
-    (indexes.next().is_none() && others.all(|name| belongs(name))).then_some(index)
+    (indexes.next().is_none() && others.all(|name| is_shard_of(name, &whole))).then_some(index)
 }
 
 /// The checkpoints of a directory, by name.
