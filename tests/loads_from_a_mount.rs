@@ -68,7 +68,7 @@ fn every_format_is_loaded_from_its_source() {
             assert!(loaded(&opened) == expected, "{name}");
             let tensor = &opened.tensors()[0];
             let mut memory = vec![0; tensor.bytes.len() as usize];
-            assert_eq!(opened.load_into([(tensor, &mut memory[..])]).unwrap().fallback, None);
+            assert_eq!(opened.load_into([(tensor, &mut memory[..])]).unwrap().fallbacks.len(), 0);
         }
         // Nothing of it went through the mount.
         assert_eq!(reads(&place), 0);
@@ -221,7 +221,7 @@ fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
         let tensor = &opened.tensors()[0];
         let mut memory = vec![0; tensor.bytes.len() as usize];
         let report = opened.load_into([(tensor, &mut memory[..])]).unwrap();
-        assert_eq!(report.fallback.as_ref(), Some(why));
+        assert_eq!(report.fallbacks.keys().collect::<Vec<_>>(), [why]);
     }
     assert!(reads(&place) > 0);
     // It is found again where it was.

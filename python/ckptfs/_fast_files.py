@@ -56,9 +56,10 @@ class File:
         with self._source.use() as opened:
             tensors = [opened.tensor(name) for name in names]
             at_once = None if goes is None and dtype is DType.AUTO else _AT_ONCE
-            for batch in _load._batches(tensors, at_once):
+            for places in _load._batches(range(len(tensors)), tensors, at_once):
+                batch = [tensors[place] for place in places]
                 parts = [(tensor, tensor.shape) for tensor in batch]
-                loaded = _load.load_parts(opened, parts, Torch, _settings.PREAD)
+                loaded = _load.load_parts(parts, Torch, _settings.PREAD)
                 # Taken out one by one, so that none is held longer than it must be.
                 loaded.reverse()
                 for tensor in batch:

@@ -7,6 +7,7 @@ watches, or where what is read must be cast and only so much may be held at once
 import fnmatch
 import itertools
 
+from ckptfs import _ckptfs
 from ckptfs._errors import error
 from ckptfs._frameworks import FLOATS
 from ckptfs._report import Load
@@ -38,13 +39,13 @@ def chosen(opened, names):
     return [name for name in every if name in wanted]
 
 
-def load_parts(opened, parts, framework, way, device=None, stop=None):
+def load_parts(parts, framework, way, device=None):
     """Loads tensors and parts of tensors as they are: pairs of what to read and the shape to give it."""
-    with Load(0) as load:
+    with Load() as load:
         return [
             framework.put(framework.of(memory, part.dtype, shape), device)
             for memory, (part, shape) in zip(
-                _memory(opened, [part for part, _ in parts], way, load, stop), parts, strict=True
+                _memory([part for part, _ in parts], way, load), parts, strict=True
             )
         ]
 
@@ -53,69 +54,108 @@ def load_named(opened, names, framework, way, *, device=None, into=None, dtype=N
                progress=False, report=None, why=None):
     """Loads tensors by their names: a dictionary of them. `why` they are another file's than was asked for
     stands in the report."""
-    if into is not None and device is not None:
+    if into is None:
+        tensors = [opened.tensor(name) for name in chosen(opened, names)]
+        why = {why: len(tensors)} if why else {}
+        [loaded] = load_each([tensors], framework, way, device=device, dtype=dtype, memory=memory,
+                             progress=progress, report=report, why=why)  # fmt: skip
+        return loaded
+    if device is not None:
         raise error("into= has its own place for every tensor, so device= cannot say another")
-    names = chosen(opened, list(into) if into is not None and names is None else names)
+    names = chosen(opened, list(into) if names is None else names)
     tensors = [opened.tensor(name) for name in names]
-    kind = framework.type_named(dtype) if dtype is not None else None
-    kinds = {tensor.name: kind if kind is not None and tensor.dtype in FLOATS
-             else framework.type(tensor.dtype) for tensor in tensors}  # fmt: skip
-    with Load(sum(tensor.nbytes for tensor in tensors), progress, report) as load:
+    kinds = None if dtype is None else _kinds(tensors, framework, dtype)
+    with Load(progress and tensors, report) as load:
         if why:
             load.report._fell_back(why, len(tensors))
-        if into is not None:
-            _into(opened, tensors, framework, into, kinds, memory, load, progress)
-            return {name: into[name] for name in names}
-        loaded = {}
-        as_it_is = [t for t in tensors if kinds[t.name] == framework.type(t.dtype)]
-        for batch in _batches(as_it_is, _SHOWN_AT_ONCE if progress else None):
-            for tensor, held in zip(batch, _memory(opened, batch, way, load), strict=True):
-                made = framework.of(held, tensor.dtype, tensor.shape)
-                loaded[tensor.name] = framework.put(made, device)
-        for tensor, made in _cast(opened, tensors, framework, kinds, way, memory, load):
-            loaded[tensor.name] = framework.put(made, device)
-    return {name: loaded[name] for name in names}
+        _into(tensors, framework, into, kinds, memory, load, progress)
+    return {name: into[name] for name in names}
 
 
-def _memory(opened, tensors, way, load, stop=None, threads=None):
+def load_each(checkpoints, framework, way, *, device=None, dtype=None, memory=None, progress=False, report=None,
+              why=()):
+    """Loads tensors of several checkpoints together, a list for each: a dictionary for each. `why` says what
+    was not done as it was asked for, and of how many tensors."""
+    tensors = [tensor for of in checkpoints for tensor in of]
+    # A type that the framework lacks is refused before anything is read.
+    for tensor in tensors:
+        framework.type(tensor.dtype)
+    kinds = None if dtype is None else _kinds(tensors, framework, dtype)
+    made = [None] * len(tensors)
+    with Load(progress and tensors, report) as load:
+        for reason in why:
+            load.report._fell_back(reason, why[reason])
+        for places in _as_they_are(tensors, kinds, progress):
+            held = _memory([tensors[place] for place in places], way, load)
+            for place, memory_of in zip(places, held, strict=True):
+                tensor = tensors[place]
+                found = framework.of(memory_of, tensor.dtype, tensor.shape)
+                made[place] = found if device is None else framework.put(found, device)
+        if kinds is not None:
+            for place, cast in _cast(tensors, framework, kinds, way, memory, load):
+                made[place] = framework.put(cast, device)
+    made = iter(made)
+    return [{tensor.name: next(made) for tensor in of} for of in checkpoints]
+
+
+def _kinds(tensors, framework, dtype):
+    """What each is to be cast to; `None` if it stays as it is."""
+    kind = framework.type_named(dtype)
+    return [kind if tensor.dtype in FLOATS and framework.type(tensor.dtype) != kind else None
+            for tensor in tensors]  # fmt: skip
+
+
+def _as_they_are(tensors, kinds, progress):
+    """The places of those that are not cast, as many at a time as are to be shown at once."""
+    if kinds is None:
+        places = range(len(tensors))
+    else:
+        places = [place for place, kind in enumerate(kinds) if kind is None]
+    return _batches(places, tensors, _SHOWN_AT_ONCE) if progress else [places]
+
+
+def _memory(tensors, way, load, stop=None, threads=None):
     """The bytes of each, mapped or read."""
     held = [None] * len(tensors)
+    left = range(len(tensors))
     if way == MMAP:
+        left, mapped = [], 0
         for place, tensor in enumerate(tensors):
             if tensor.nbytes:
-                held[place], why = opened.map(tensor)
+                held[place], why = tensor.map()
                 if why:
                     load.report._fell_back(f"read, not mapped: {why}")
-        mapped = [t.nbytes for t, memory in zip(tensors, held, strict=True) if memory is not None]
-        way, why = opened.route
-        if mapped and way == "through":
-            load.report._fell_back(why, len(mapped))
-        load.report.mapped += sum(mapped)
-        load.had(len(mapped), sum(mapped))
-    left = [place for place, memory in enumerate(held) if memory is None]
+            if held[place] is None:
+                left.append(place)
+                continue
+            mapped += tensor.nbytes
+            if tensor.through:
+                load.report._fell_back(tensor.through)
+        load.report.mapped += mapped
+        load.had(len(tensors) - len(left), mapped)
     if left:
-        read, told = opened.load([tensors[place] for place in left], stop, threads)
-        load.report._read(told)
+        read, told = _ckptfs.load([tensors[place] for place in left], stop, threads)
+        load.report._add(told)
         for place, memory in zip(left, read, strict=True):
             held[place] = memory
         load.had(len(left), sum(map(len, read)))
     return held
 
 
-def _into(opened, tensors, framework, into, kinds, memory, load, progress):
+def _into(tensors, framework, into, kinds, memory, load, progress):
     """Lands each in its place; what has to be cast is held beside it for a while."""
-    addresses, ends = {}, []
-    for tensor in tensors:
+    addresses, ends = [], []
+    for place, tensor in enumerate(tensors):
         if tensor.name not in into:
             raise error(f"{tensor.name}: is in names= and not in into=")
         shape = framework.shape(tensor.dtype, tensor.shape)
-        target = into[tensor.name]
-        at = framework.place(tensor.name, target, kinds[tensor.name], shape)
-        addresses[tensor.name] = at
+        target, kind = into[tensor.name], kinds and kinds[place] or framework.type(tensor.dtype)
+        at = framework.place(tensor.name, target, kind, shape)
+        addresses.append(at)
         ends.append((at, at + target.nbytes, tensor.name))
     _check_apart(ends)
     try:
-        _land(opened, tensors, framework, into, kinds, memory, load, progress, addresses)
+        _land(tensors, framework, into, kinds, memory, load, progress, addresses)
     finally:
         framework.changed([into[tensor.name] for tensor in tensors])
 
@@ -129,49 +169,54 @@ def _check_apart(ends):
                         "give each memory of its own")  # fmt: skip
 
 
-def _land(opened, tensors, framework, into, kinds, memory, load, progress, addresses):
-    as_it_is = [t for t in tensors if kinds[t.name] == framework.type(t.dtype)]
-    for batch in _batches(as_it_is, _SHOWN_AT_ONCE if progress else None):
+def _land(tensors, framework, into, kinds, memory, load, progress, addresses):
+    for places in _as_they_are(tensors, kinds, progress):
+        batch = [tensors[place] for place in places]
         try:
-            told = opened.load_into(batch, [addresses[tensor.name] for tensor in batch])
+            told = _ckptfs.load_into(batch, [addresses[place] for place in places])
         except ValueError as fault:
             raise error(str(fault), "give each memory of its own") from None
-        load.report._read(told)
+        load.report._add(told)
         load.had(len(batch), sum(tensor.nbytes for tensor in batch))
-    for _ in _cast(opened, tensors, framework, kinds, PREAD, memory, load, into):
-        pass
+    if kinds is not None:
+        for _ in _cast(tensors, framework, kinds, PREAD, memory, load, into):
+            pass
 
 
-def _cast(opened, tensors, framework, kinds, way, memory, load, into=None):
-    """Those of another type, each with what was made of it. No more is held beside the result than is
-    allowed, however large a tensor is."""
+def _cast(tensors, framework, kinds, way, memory, load, into=None):
+    """Those of another type, by their places, with what was made of each. No more is held beside the result
+    than is allowed, however large a tensor is."""
+    others = [place for place, kind in enumerate(kinds) if kind is not None]
     allowed = _CAST_AT_ONCE if memory is None else memory - for_reading(memory, True)
-    others = [t for t in tensors if kinds[t.name] != framework.type(t.dtype)]
-    small = [t for t in others if t.nbytes <= allowed]
-    for batch in _batches(small, allowed):
+    small = [place for place in others if tensors[place].nbytes <= allowed]
+    for places in _batches(small, tensors, allowed):
         # Taken out one by one, so that none is held longer than it must be.
-        held = _memory(opened, batch, way, load)
+        held = _memory([tensors[place] for place in places], way, load)
         held.reverse()
-        for tensor in batch:
+        for place in places:
+            tensor = tensors[place]
             made = framework.of(held.pop(), tensor.dtype, tensor.shape)
             if into is None:
-                yield tensor, framework.cast(made, kinds[tensor.name])
+                yield place, framework.cast(made, kinds[place])
             else:
                 framework.copy(into[tensor.name], made)
-    for tensor in (t for t in others if t.nbytes > allowed):
+    for place in others:
+        tensor = tensors[place]
+        if tensor.nbytes <= allowed:
+            continue
         if into is None:
-            target = framework.empty(kinds[tensor.name], tensor.shape)
+            target = framework.empty(kinds[place], tensor.shape)
         else:
             target = into[tensor.name]
-        for start, part in _rows(opened, tensor, allowed, memory):
-            [held] = _memory(opened, [part], PREAD, load)
+        for start, part in _rows(tensor, allowed, memory):
+            [held] = _memory([part], PREAD, load)
             rows = framework.of(held, part.dtype, part.shape)
             framework.copy(target[start : start + part.shape[0]], rows)
-        load.report.tensors -= len(list(_rows(opened, tensor, allowed, memory))) - 1
-        yield tensor, target
+        load.report.tensors -= len(list(_rows(tensor, allowed, memory))) - 1
+        yield place, target
 
 
-def _rows(opened, tensor, allowed, memory):
+def _rows(tensor, allowed, memory):
     """Parts of a large tensor, a few rows each."""
     count = tensor.shape[0] if tensor.shape else 1
     row = tensor.nbytes // count
@@ -181,21 +226,22 @@ def _rows(opened, tensor, allowed, memory):
                     f"is to be cast has {row}", "allow more, or load it as it is")  # fmt: skip
     for start in range(0, count, allowed // row):
         rows = min(allowed // row, count - start)
-        yield start, opened.part(tensor.name, [(start, rows, 1)])
+        yield start, tensor.part([(start, rows, 1)])
 
 
-def _batches(tensors, size):
-    """As many at a time as have so many bytes; one at the least."""
+def _batches(places, tensors, size):
+    """As many places at a time as have tensors of so many bytes; one at the least."""
     if size is None:
-        yield tensors
+        yield places
         return
     batch, held = [], 0
-    for tensor in tensors:
-        if batch and held + tensor.nbytes > size:
+    for place in places:
+        needs = tensors[place].nbytes
+        if batch and held + needs > size:
             yield batch
             batch, held = [], 0
-        batch.append(tensor)
-        held += tensor.nbytes
+        batch.append(place)
+        held += needs
     if batch:
         yield batch
 

@@ -77,7 +77,7 @@ class safe_open:
         with self._source.use() as opened:
             tensor = opened.tensor(name)
             [loaded] = _load.load_parts(
-                opened, [(tensor, tensor.shape)], self._framework, self._backend, self._device
+                [(tensor, tensor.shape)], self._framework, self._backend, self._device
             )
             return loaded
 
@@ -120,7 +120,7 @@ class safe_open:
             parts = parts_of(opened, plan)
             for part in parts.values():
                 self._framework.type(part.dtype)
-            return PrefetchLoader(opened, parts, device, threads)
+            return PrefetchLoader(parts, device, threads)
 
     def notes(self):
         """What was chosen and what was left out, in words."""
@@ -183,9 +183,9 @@ class PySafeSlice:
         handle = self._handle
         what = chosen(index, self._tensor.shape, cuts=handle._framework is Torch)
         with handle._source.use() as opened:
-            part = opened.part(self._tensor.name, what.steps)
+            part = opened.tensor(self._tensor.name).part(what.steps)
             [loaded] = _load.load_parts(
-                opened, [(part, what.shape)], handle._framework, handle._backend, handle._device
+                [(part, what.shape)], handle._framework, handle._backend, handle._device
             )
         return loaded if what.rest is None else indexed(loaded, what.rest)
 

@@ -28,13 +28,13 @@ def parts_of(opened, plan):
     for name, rows in plan.items():
         if not isinstance(name, str):
             raise error("prefetch plan keys must be tensor names")
-        parts[name] = _part(opened, opened.tensor(name), rows)
+        parts[name] = _part(opened.tensor(name), rows)
     if not parts:
         raise error("prefetch plan selects no tensors")
     return {name: parts[name] for name in opened.names if name in parts}
 
 
-def _part(opened, tensor, rows):
+def _part(tensor, rows):
     name = tensor.name
     if rows is None:
         return tensor
@@ -52,7 +52,7 @@ def _part(opened, tensor, rows):
         raise error(f"invalid prefetch plan slice for {name}: {fault}") from None
     if step != 1:
         raise error(f"prefetch plan slices must have step 1, got {step} for {name}")
-    return opened.part(name, [(start, max(stop - start, 0), 1)])
+    return tensor.part([(start, max(stop - start, 0), 1)])
 
 
 _all = weakref.WeakSet()
@@ -62,8 +62,8 @@ class PrefetchLoader:
     """Tensors that load in the background, each handed out once: by `take`, or by iterating. `report` is
     the `ckptfs.Report` of what was read, once all of it was."""
 
-    def __init__(self, opened, parts, device, threads):
-        self._opened, self._parts, self._device = opened, parts, device
+    def __init__(self, parts, device, threads):
+        self._parts, self._device = parts, device
         # A number that the Rust part can take; it has no more than have something to do.
         self._threads = min(threads, 1 << 20)
         self.report = None
@@ -141,11 +141,11 @@ class PrefetchLoader:
 
     def _run(self):
         try:
-            with Load(0) as load:
-                for batch in _load._batches(list(self._parts.values()), _AT_ONCE):
-                    held = _load._memory(
-                        self._opened, batch, PREAD, load, self._stop, self._threads
-                    )
+            with Load() as load:
+                parts = list(self._parts.values())
+                for places in _load._batches(range(len(parts)), parts, _AT_ONCE):
+                    batch = [parts[place] for place in places]
+                    held = _load._memory(batch, PREAD, load, self._stop, self._threads)
                     ready = {
                         part.name: Torch.put(Torch.of(memory, part.dtype, part.shape), self._device)
                         for part, memory in zip(batch, held, strict=True)

@@ -4,7 +4,6 @@ In: what each part of a load tells of itself. Out: a `Report`, which is kept for
 `stats` and given to who asked for it.
 """
 
-import json
 import os
 import sys
 import threading
@@ -24,10 +23,11 @@ class Report:
         4.1
     """
 
+    # Of the class until there is something to count: files that are small are loaded by the thousand.
+    tensors = bytes = mapped = cached = direct = buffered = gathered = memory = 0
+    seconds = 0.0
+
     def __init__(self):
-        self.tensors = self.bytes = self.mapped = 0
-        self.cached = self.direct = self.buffered = self.gathered = self.memory = 0
-        self.seconds = 0.0
         self.fallbacks = {}
 
     @property
@@ -37,7 +37,7 @@ class Report:
 
     def as_dict(self):
         """All of it, as JSON can have it."""
-        return {**vars(self), "fallbacks": dict(self.fallbacks)}
+        return {**{name: getattr(self, name) for name in _NUMBERS}, "fallbacks": dict(self.fallbacks)}
 
     def __repr__(self):
         how = ("mapped", "cached", "direct", "buffered", "gathered", "memory")
@@ -49,32 +49,27 @@ class Report:
     def _fell_back(self, why, count=1):
         self.fallbacks[why] = self.fallbacks.get(why, 0) + count
 
-    def _read(self, told):
-        """Adds what a load of the Rust part tells."""
-        told = json.loads(told)
-        why = told.pop("fallback", None)
-        if why:
-            self._fell_back(why, told["tensors"])
-        for name, number in told.items():
-            if name not in ("tensors", "bytes", "seconds"):
-                setattr(self, name, getattr(self, name, 0) + number)
-
-    def _add(self, other):
-        for name, value in vars(other).items():
+    def _add(self, numbers):
+        """Adds numbers by their names."""
+        mine = vars(self)
+        for name, value in numbers.items():
             if name == "fallbacks":
                 for why, count in value.items():
                     self._fell_back(why, count)
-            else:
-                setattr(self, name, getattr(self, name, 0) + value)
+            elif value:
+                mine[name] = mine.get(name, 0) + value
+
+
+_NUMBERS = ("tensors", "bytes", "mapped", "cached", "direct", "buffered", "gathered", "memory", "seconds")
 
 
 class Load:
     """A load that goes on: `with Load(...) as load:`, and `load.report` is filled. Only what came to its
-    end counts."""
+    end counts. How far it is with the tensors that are `shown` can be watched."""
 
-    def __init__(self, total, progress=False, report=None):
+    def __init__(self, shown=None, report=None):
         self.report, self._tell = Report(), report
-        self._bar = _Bar(total) if progress else None
+        self._bar = _Bar(sum(tensor.nbytes for tensor in shown)) if shown else None
 
     def __enter__(self):
         self._begun = time.perf_counter()
@@ -151,7 +146,7 @@ def _keep(report):
     is_last(report)
     with _lock:
         _all["loads"] += 1
-        _all["report"]._add(report)
+        _all["report"]._add(vars(report))
 
 
 def left_to_original():

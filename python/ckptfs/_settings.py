@@ -4,7 +4,6 @@ In: values as people write them. Out: the same as calls take them; an argument o
 """
 
 import functools
-import os
 
 from ckptfs import _ckptfs
 from ckptfs._errors import error
@@ -49,8 +48,8 @@ def setting(name):
     """What was configured, or what the environment says; `None` where neither says anything."""
     value = _configured.get(name)
     if value is None:
-        variable = f"CKPTFS_{name.upper()}"
-        text = os.environ.get(variable)
+        variable = _VARIABLES[name]
+        text = _ckptfs.variable(variable)
         value = _KINDS[name](text, variable) if text else None
     return value
 
@@ -129,4 +128,5 @@ def _switch(given, where):
     return known[given.lower()]
 
 
+_VARIABLES = {name: f"CKPTFS_{name.upper()}" for name in ("backend", "threads", "memory", "log", "disable")}
 _KINDS = {"backend": _backend, "threads": _count, "memory": size, "log": _level, "disable": _switch}

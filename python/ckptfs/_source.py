@@ -4,7 +4,6 @@ In: a path and how to read it. Out: the `Opened` of the Rust part, to whoever as
 who have it when it is closed finish what they do.
 """
 
-import contextlib
 import os
 import threading
 import weakref
@@ -37,21 +36,9 @@ class Source:
         self._lock, self._users, self._broken = threading.Lock(), 0, False
         _all.add(self)
 
-    @contextlib.contextmanager
     def use(self):
-        """What is open; an error once it is closed."""
-        with self._lock:
-            if self._opened is None:
-                raise closed()
-            if self._broken:
-                self._opened, self._broken = self._again(), False
-            opened = self._opened
-            self._users += 1
-        try:
-            yield opened
-        finally:
-            with self._lock:
-                self._users -= 1
+        """What is open, to `with`; an error once it is closed."""
+        return _Use(self)
 
     def _again(self):
         """The same checkpoint opened once more, if it is still the same."""
@@ -69,6 +56,27 @@ class Source:
         # A lock that another thread held when this process began is held for ever here.
         self._lock = threading.Lock()
         self._broken, self._users = self._broken or self._users > 0, 0
+
+
+class _Use:
+    """A class, not a generator: files that are small are opened by the thousand."""
+
+    def __init__(self, source):
+        self._source = source
+
+    def __enter__(self):
+        source = self._source
+        with source._lock:
+            if source._opened is None:
+                raise closed()
+            if source._broken:
+                source._opened, source._broken = source._again(), False
+            source._users += 1
+            return source._opened
+
+    def __exit__(self, kind, value, trace):
+        with self._source._lock:
+            self._source._users -= 1
 
 
 def _after_fork():

@@ -107,7 +107,7 @@ def deserialize(bytes):
     `shape`, `dtype` and `data`."""
     opened = _ckptfs.Opened.of_bytes(bytes, options())
     tensors = [opened.tensor(name) for name in opened.names]
-    held, _ = opened.load(tensors)
+    held, _ = _ckptfs.load(tensors)
     return [
         (tensor.name, {"shape": tensor.shape, "dtype": tensor.dtype, "data": bytearray(memory)})
         for tensor, memory in zip(tensors, held, strict=True)

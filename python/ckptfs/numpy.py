@@ -6,7 +6,7 @@ import numpy as np
 
 from ckptfs import _load, _settings
 from ckptfs._frameworks import Numpy
-from ckptfs._source import Source, options
+from ckptfs._source import options
 from ckptfs._write import TensorSpec, serialize, serialize_file
 from ckptfs import _ckptfs
 
@@ -27,12 +27,11 @@ def load_file(filename, *, backend=None, names=None, into=None, dtype=None, root
     num_threads, memory = _settings.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
                   _load.for_reading(memory, dtype), leave_cache)
-    source = Source(filename, how)
-    with source.use() as opened:
-        return _load.load_named(
-            opened, names, Numpy, _settings.backend(backend, Numpy.BACKEND), into=into, dtype=dtype,
-            memory=memory, progress=progress, report=report,
-        )  # fmt: skip
+    opened = _ckptfs.Opened(filename, how)
+    return _load.load_named(
+        opened, names, Numpy, _settings.backend(backend, Numpy.BACKEND), into=into, dtype=dtype,
+        memory=memory, progress=progress, report=report,
+    )  # fmt: skip
 
 
 def load(data):

@@ -16,7 +16,7 @@ from ckptfs._shared import (  # noqa: F401
     storage_ptr,
     storage_size,
 )
-from ckptfs._source import Source, options
+from ckptfs._source import options
 from ckptfs._write import TensorSpec, serialize, serialize_file
 
 __all__ = [
@@ -61,30 +61,31 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     num_threads, memory = _settings.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
                   _load.for_reading(memory, dtype), leave_cache)
-    source, why = _source(filename, how)
-    with source.use() as opened:
-        return _load.load_named(
-            opened, names, Torch, _settings.backend(backend, Torch.BACKEND), device=Torch.device(device), into=into,
-            dtype=dtype, memory=memory, progress=progress, report=report, why=why,
-        )  # fmt: skip
+    opened, why = _opened(filename, how)
+    return _load.load_named(
+        opened, names, Torch, _settings.backend(backend, Torch.BACKEND), device=Torch.device(device), into=into,
+        dtype=dtype, memory=memory, progress=progress, report=report, why=why,
+    )  # fmt: skip
 
 
-def _source(filename, how):
+def _opened(filename, how):
     """What is at a path; of `x.safetensors` that is not there, `x.pt`, and that it is that."""
     missing = None
     try:
-        source = Source(filename, how)
+        opened = _ckptfs.Opened(filename, how)
+        # A name that is not there is found as what a mount would show, where that is no other's.
+        if opened.format == "safetensors":
+            return opened, None
     except FileNotFoundError as fault:
-        source, missing = None, fault
+        opened, missing = None, fault
     stem, extension = os.path.splitext(os.fsdecode(filename))
     instead = f"{stem}.pt"
-    # It is found by the name that a mount would show it under, where that is no other's.
     if extension == ".safetensors" and not os.path.lexists(filename) and os.path.isfile(instead):
         why = f"{os.fsdecode(filename)} is not there: {instead} was loaded"
-        return source or Source(instead, how), why
+        return opened or _ckptfs.Opened(instead, how), why
     if missing:
         raise missing
-    return source, None
+    return opened, None
 
 
 def cached(path, make, *, device="cpu", metadata=None, **how):

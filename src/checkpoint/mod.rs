@@ -80,7 +80,7 @@ impl Format {
 }
 
 /// A checkpoint, read but for its tensors' bytes.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Checkpoint {
     /// The path to show to people: the file, the index, or a numbered set's name.
     pub path: std::path::PathBuf,
@@ -90,6 +90,8 @@ pub struct Checkpoint {
     pub sharded: bool,
     /// What holds the bytes. Each file is followed by what had to be unpacked of it.
     pub origins: Vec<Origin>,
+    /// The one file that it is, still open, for who reads on at once. Laying it out closes it.
+    pub opened: Option<crate::source::OpenFile>,
     /// The index of a set of shards, which is a source too: another index is another checkpoint.
     pub index: Option<std::sync::Arc<crate::source::File>>,
     /// The tensors, in the order of the source.

@@ -71,7 +71,7 @@ pub fn open_in(
         }
     }
     match root.open_typed(&directory.join(name)) {
-        Ok(file) => open_one(&file, known, options),
+        Ok(file) => open_one(file, known, options),
         Err(missing @ source::Error::Missing { .. }) => {
             let mut found = candidates(root, directory)?.into_iter();
             let set = found.find(|candidate| *candidate.name == *name).ok_or(missing)?;
@@ -105,7 +105,7 @@ pub fn open_candidate(
     match &candidate.members {
         Members::File => {
             let file = root.open(&directory.join(&candidate.name))?;
-            open_one(&file, &candidate.name, options)
+            open_one(file, &candidate.name, options)
         }
         Members::Index { shards, beside } => {
             open_index(root, directory, &candidate.name, shards, beside, options)
@@ -124,8 +124,9 @@ pub fn open_candidate(
     }
 }
 
-fn open_one(file: &OpenFile, name: &str, options: &Options) -> Result<Checkpoint, Error> {
-    let mut checkpoint = single::read(file, options)?;
+fn open_one(file: OpenFile, name: &str, options: &Options) -> Result<Checkpoint, Error> {
+    let mut checkpoint = single::read(&file, options)?;
+    checkpoint.opened = Some(file);
     checkpoint.notes.extend(note_of_one(name));
     Ok(checkpoint)
 }

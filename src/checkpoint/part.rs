@@ -218,13 +218,13 @@ mod tests {
             }
             let origins = [Origin::Memory(source.into())];
             let mut got = vec![0; part.bytes.len() as usize];
-            Sources::open(&origins).unwrap().read(&part.bytes, 0, &mut got).unwrap();
+            Sources::open(&origins, None).unwrap().read(&part.bytes, 0, &mut got).unwrap();
             prop_assert_eq!(&got, &expected);
             // And a part of the part.
             if let Some(first) = part.shape.first().filter(|&&count| count > 1) {
                 let half = part.part(&[Steps::range(0..first / 2)]).unwrap();
                 let mut got = vec![0; half.bytes.len() as usize];
-                Sources::open(&origins).unwrap().read(&half.bytes, 0, &mut got).unwrap();
+                Sources::open(&origins, None).unwrap().read(&half.bytes, 0, &mut got).unwrap();
                 prop_assert_eq!(&got[..], &expected[..got.len()]);
             }
         }

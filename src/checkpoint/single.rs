@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::source::{OpenFile, ReadAt};
+use crate::source::{self, OpenFile, ReadAt};
 
 use super::torch::{self, Contents, LEGACY_MAGIC, LegacyFault, ZIP_MAGIC};
 use super::{Checkpoint, Error, Format, MAX_TENSORS, Options, Origin, safetensors};
@@ -17,6 +17,9 @@ enum Kind {
 
 /// Enough to tell every kind from the others.
 const SNIFFED: usize = 32;
+
+/// Read at once of every file: a page, which asking for less would read as well.
+const FIRST: u64 = 4096;
 
 fn sniff(file: &dyn ReadAt, path: &Path) -> Result<Kind, Error> {
     let mut bytes = [0; SNIFFED];
@@ -63,14 +66,51 @@ fn sniff(file: &dyn ReadAt, path: &Path) -> Result<Kind, Error> {
     })
 }
 
+/// A file whose first bytes were read: what tells its kind and most headers are there.
+struct Begun<'a> {
+    file: &'a OpenFile,
+    first: Vec<u8>,
+}
+
+impl Begun<'_> {
+    fn of(file: &OpenFile) -> Result<Begun<'_>, Error> {
+        let mut first = vec![0; file.size().min(FIRST) as usize];
+        file.read_exact_at(&mut first, 0)?;
+        Ok(Begun { file, first })
+    }
+}
+
+impl ReadAt for Begun<'_> {
+    fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), source::Error> {
+        let range =
+            usize::try_from(offset).ok().and_then(|from| Some(from..from.checked_add(buf.len())?));
+        match range.and_then(|range| self.first.get(range)) {
+            Some(bytes) => buf.copy_from_slice(bytes),
+            None => self.file.read_exact_at(buf, offset)?,
+        }
+        Ok(())
+    }
+}
+
 /// Whether a file looks like a checkpoint by its first bytes.
 pub(super) fn looks_like_one(file: &OpenFile) -> bool {
     matches!(sniff(file, &file.file().path()), Ok(Kind::Checkpoint(_)))
 }
 
+/// A file of no more than this is fetched whole when it is first read: its header and its tensors then cost
+/// a disk one request.
+const SMALL: u64 = 128 << 10;
+
 /// Reads an opened file.
 pub(super) fn read(file: &OpenFile, options: &Options) -> Result<Checkpoint, Error> {
-    let mut checkpoint = parse(file, &file.file().path(), options)?;
+    if file.size() <= SMALL {
+        file.expect(0..file.size());
+    }
+    let mut checkpoint = parse(&Begun::of(file)?, &file.file().path(), options)?;
     checkpoint.origins.insert(0, Origin::File(Arc::clone(file.file())));
     // What was parsed must be what the identity stands for.
     file.check_unchanged()?;
@@ -108,6 +148,7 @@ fn parse(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Checkpoint
         format,
         sharded: false,
         origins: contents.unpacked,
+        opened: None,
         index: None,
         tensors: contents.tensors,
         metadata,

@@ -3,6 +3,8 @@
 //! In: origins, and where bytes lie ([`Bytes`]). Out: any range of them, filled from any thread; there
 //! is no lock, and nothing larger than the request is allocated.
 
+use std::sync::Arc;
+
 use crate::source::{Error, OpenFile, ReadAt};
 
 use super::{Bytes, Origin, OriginId, gather};
@@ -14,15 +16,18 @@ pub struct Sources(Box<[Source]>);
 #[derive(Debug)]
 enum Source {
     File(OpenFile),
-    Memory(std::sync::Arc<[u8]>),
+    Memory(Arc<[u8]>),
 }
 
 impl Sources {
-    /// Opens each, and verifies that it is what was parsed.
-    pub fn open(origins: &[Origin]) -> Result<Sources, Error> {
+    /// Opens each, and verifies that it is what was parsed. One of them may still be open.
+    pub fn open(origins: &[Origin], mut opened: Option<OpenFile>) -> Result<Sources, Error> {
         let open = |origin: &Origin| match origin {
-            Origin::File(file) => file.open().map(Source::File),
-            Origin::Memory(bytes) => Ok(Source::Memory(std::sync::Arc::clone(bytes))),
+            Origin::File(file) => {
+                let opened = opened.take_if(|opened| Arc::ptr_eq(opened.file(), file));
+                Ok(Source::File(opened.map_or_else(|| file.open(), Ok)?))
+            }
+            Origin::Memory(bytes) => Ok(Source::Memory(Arc::clone(bytes))),
         };
         Ok(Sources(origins.iter().map(open).collect::<Result<_, _>>()?))
     }

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::checkpoint::{Checkpoint, Options, Origin, OriginId, Tensor};
-use crate::source;
+use crate::source::{self, OpenFile};
 
 pub use error::Error;
 pub use header::DATA_ALIGNMENT;
@@ -247,6 +247,11 @@ impl Image {
 
     /// Opens the sources, and refuses any that is not what was parsed.
     pub fn open(self: &Arc<Self>) -> Result<Reader, Error> {
-        Reader::new(Arc::clone(self))
+        Reader::new(Arc::clone(self), None)
+    }
+
+    /// The same, where the one file that was parsed may still be open.
+    pub fn open_with(self: &Arc<Self>, opened: Option<OpenFile>) -> Result<Reader, Error> {
+        Reader::new(Arc::clone(self), opened)
     }
 }

@@ -19,8 +19,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(image: Arc<Image>) -> Result<Reader, Error> {
-        let sources = Sources::open(image.origins())?;
+    pub(super) fn new(image: Arc<Image>, opened: Option<OpenFile>) -> Result<Reader, Error> {
+        let sources = Sources::open(image.origins(), opened)?;
         Ok(Reader { image, sources })
     }
 

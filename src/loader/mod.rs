@@ -1,7 +1,7 @@
 //! Loads tensors from a checkpoint straight into memory, whatever its format, mounted or not.
 //!
 //! In: a path: a checkpoint, a directory that holds one, the name that a mount would show, or a file of
-//! a mount. Out: an [`Opened`], which loads whole tensors, parts of them, or many at once. A file of a
+//! a mount. Out: an [`Opened`], which loads whole tensors, parts of them, or many at once; [`load_many`] loads those of several. A file of a
 //! mount is not read through it but from where its bytes lie, if that can be seen and is the same.
 //!
 //! ```no_run
@@ -20,6 +20,7 @@
 
 mod error;
 mod left;
+mod many;
 mod mapped;
 mod memory;
 mod mounted;
@@ -37,6 +38,7 @@ use crate::checkpoint;
 use crate::view;
 
 pub use error::Error;
+pub use many::{Wanted, load_many, load_many_owned};
 pub use mapped::{Mapped, Unmappable};
 pub use memory::Memory;
 use mounted::Found;
@@ -108,8 +110,8 @@ impl Options {
     }
 
     fn hold(&self, path: &Path, found: Found) -> Result<Opened, Error> {
-        let Found { image, format, notes, route } = found;
-        let reader = Arc::new(image).open()?;
+        let Found { image, opened, format, notes, route } = found;
+        let reader = Arc::new(image).open_with(opened)?;
         Ok(Opened::new(path, format, notes, reader, route, self))
     }
 }

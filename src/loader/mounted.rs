@@ -12,7 +12,7 @@ use rustix::fs::Stat;
 use crate::checkpoint::{self, Checkpoint, Members, Options};
 use crate::image::Image;
 use crate::meeting::{self, Told};
-use crate::source::{self, Links, Root};
+use crate::source::{self, Links, OpenFile, Root};
 use crate::view;
 
 use super::{Error, Route};
@@ -20,6 +20,8 @@ use super::{Error, Route};
 /// A checkpoint that was laid out, and the route to it.
 pub struct Found {
     pub image: Image,
+    /// Its one file, still open.
+    pub opened: Option<OpenFile>,
     pub format: checkpoint::Format,
     pub notes: Vec<String>,
     pub route: Route,
@@ -43,9 +45,10 @@ pub fn find(path: &Path, options: &Options) -> Result<Found, Error> {
 }
 
 /// A checkpoint, laid out.
-pub fn laid_out(checkpoint: Checkpoint, route: Route) -> Result<Found, Error> {
+pub fn laid_out(mut checkpoint: Checkpoint, route: Route) -> Result<Found, Error> {
     let (format, notes) = (checkpoint.format, checkpoint.notes.clone());
-    Ok(Found { image: Image::new(checkpoint)?, format, notes, route })
+    let opened = checkpoint.opened.take();
+    Ok(Found { image: Image::new(checkpoint)?, opened, format, notes, route })
 }
 
 /// What a mount of ours says of the file of a path, or of the one in a directory that holds one

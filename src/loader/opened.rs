@@ -5,7 +5,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
 
 use crate::checkpoint::{Format, Places, Steps, Tensor};
 use crate::image::{Image, Reader};
@@ -13,14 +12,9 @@ use crate::source::Ways;
 
 use super::mapped::{Mapped, Maps, Unmappable};
 use super::memory::{Buffers, Memory};
-use super::plan::{Cut, Want, plan};
-use super::read::{self, BUFFER, From, How, STRETCH, Tally};
+use super::read::{self, BUFFER, From, How, Tally};
 use super::report::Report;
-use super::{Error, Options, Route};
-
-/// Bytes that nobody wants and that are read all the same: a disk reads as many in the time that it
-/// takes to be asked once more.
-const GAP: u64 = 64 << 10;
+use super::{Error, Options, Route, Wanted, load_many, load_many_owned};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
@@ -117,9 +111,14 @@ impl Opened {
     /// A part of a tensor: the named steps of its first axes. Loading it reads little more than its
     /// own bytes.
     pub fn part(&self, name: &str, steps: &[Steps]) -> Result<Tensor, Error> {
-        self.tensor(name)?.part(steps).map_err(|fault| Error::Part {
+        self.part_of(self.tensor(name)?, steps)
+    }
+
+    /// The same of a tensor at hand.
+    pub fn part_of(&self, tensor: &Tensor, steps: &[Steps]) -> Result<Tensor, Error> {
+        tensor.part(steps).map_err(|fault| Error::Part {
             path: self.path.clone(),
-            name: name.to_owned(),
+            name: tensor.name.to_string(),
             fault,
         })
     }
@@ -148,11 +147,8 @@ impl Opened {
         stop: &AtomicBool,
         threads: Option<usize>,
     ) -> Result<(Vec<Memory>, Report), Error> {
-        let memory = tensors.iter().map(|tensor| self.memory(tensor));
-        let mut memory = memory.collect::<Result<Vec<_>, _>>()?;
-        let wanted = tensors.iter().copied().zip(memory.iter_mut().map(|memory| &mut memory[..]));
-        let report = self.load_with(wanted, stop, threads.unwrap_or(self.how.threads))?;
-        Ok((memory, report))
+        let tensors: Vec<_> = tensors.iter().map(|tensor| (self, *tensor)).collect();
+        load_many_owned(&tensors, stop, threads)
     }
 
     /// Loads tensors, or parts of tensors, into memory of exactly their length. After an error what is
@@ -170,40 +166,8 @@ impl Opened {
         wanted: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
         stop: &AtomicBool,
     ) -> Result<Report, Error> {
-        self.load_with(wanted, stop, self.how.threads)
-    }
-
-    /// The same, on so many threads at the most, whatever the options say; but within their memory.
-    fn load_with<'a>(
-        &self,
-        wanted: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
-        stop: &AtomicBool,
-        threads: usize,
-    ) -> Result<Report, Error> {
-        let begun = Instant::now();
-        let how = How { threads: threads.clamp(1, self.how.most), ..self.how };
-        let mut wants = Vec::new();
-        for (tensor, target) in wanted {
-            let (needs, given) = (tensor.bytes.len(), target.len() as u64);
-            if needs != given {
-                let (path, name) = (self.path.clone(), tensor.name.to_string());
-                return Err(Error::Length { path, name, needs, given });
-            }
-            wants.push(Want { bytes: &tensor.bytes, target });
-        }
-        let bytes = wants.iter().map(|want| want.target.len() as u64).sum();
-        let tensors = wants.len();
-        let tally = Tally::default();
-        let from = From {
-            path: &self.path,
-            sources: self.reader.sources(),
-            ways: &self.ways,
-            buffers: &self.buffers,
-            tally: &tally,
-            stop,
-        };
-        read::read(&from, plan(wants, Cut { every: STRETCH, gap: GAP }), how)?;
-        Ok(Report::new(tensors, bytes, begun.elapsed(), &tally, &self.route))
+        let wanted = wanted.into_iter().map(|(tensor, target)| Wanted { of: self, tensor, target });
+        load_many(wanted, stop, None)
     }
 
     /// The bytes of a tensor where they lie in its file, without reading them: in memory that may be
@@ -218,10 +182,24 @@ impl Opened {
         self.is_local() || self.maps.has(tensor)
     }
 
-    fn memory(&self, tensor: &Tensor) -> Result<Memory, Error> {
+    pub(super) fn memory(&self, tensor: &Tensor) -> Result<Memory, Error> {
         let bytes = tensor.bytes.len();
         let memory = usize::try_from(bytes).ok().and_then(Memory::new);
         memory.ok_or_else(|| Error::Memory { path: self.path.clone(), bytes })
+    }
+
+    pub(super) fn how(&self) -> How {
+        self.how
+    }
+
+    pub(super) fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
+    /// What a load of it reads from.
+    pub(super) fn from(&self) -> From<'_> {
+        let (path, sources) = (&*self.path, self.reader.sources());
+        From { path, sources, ways: &self.ways, tally: Tally::default() }
     }
 
     fn unknown(&self, name: &str) -> Error {

@@ -31,7 +31,9 @@ impl Target for &mut [u8] {
 /// Something that is wanted, whole.
 #[derive(Debug)]
 pub struct Want<'a, T> {
-    /// Where it lies.
+    /// Of which checkpoint, by its place among those of the load.
+    pub of: usize,
+    /// Where it lies in that.
     pub bytes: &'a Bytes,
     /// Where it belongs: as many bytes.
     pub target: T,
@@ -43,15 +45,15 @@ pub enum Job<'a, T> {
     /// A stretch of an origin, and the pieces of it that are wanted.
     Stretch(Stretch<T>),
     /// A part of what does not lie one byte after the other, from this byte of it on.
-    Gather { bytes: &'a Bytes, offset: u64, target: T },
+    Gather { of: usize, bytes: &'a Bytes, offset: u64, target: T },
 }
 
 impl<T> Job<'_, T> {
-    /// What it reads from.
-    pub fn origin(&self) -> OriginId {
+    /// What it reads from: an origin of a checkpoint.
+    pub fn reads(&self) -> (usize, OriginId) {
         match self {
-            Job::Stretch(stretch) => stretch.origin,
-            Job::Gather { bytes, .. } => bytes.reach().0,
+            Job::Stretch(stretch) => (stretch.of, stretch.origin),
+            Job::Gather { of, bytes, .. } => (*of, bytes.reach().0),
         }
     }
 }
@@ -59,6 +61,7 @@ impl<T> Job<'_, T> {
 /// A stretch of an origin.
 #[derive(Debug)]
 pub struct Stretch<T> {
+    pub of: usize,
     pub origin: OriginId,
     pub range: Range<u64>,
     /// In order; where each begins in the origin.
@@ -78,7 +81,7 @@ pub struct Cut {
 pub fn plan<'a, T: Target>(wanted: Vec<Want<'a, T>>, cut: Cut) -> VecDeque<Job<'a, T>> {
     let mut jobs = VecDeque::new();
     let mut pieces = Vec::new();
-    for Want { bytes, target } in wanted {
+    for Want { of, bytes, target } in wanted {
         let (origin, start) = match bytes {
             Bytes::Run(run) => (run.origin, Some(run.offset)),
             _ => (bytes.reach().0, None),
@@ -90,16 +93,16 @@ pub fn plan<'a, T: Target>(wanted: Vec<Want<'a, T>>, cut: Cut) -> VecDeque<Job<'
             let len = rest.len().min(room);
             let (target, after) = rest.cut(len);
             match start {
-                Some(_) => pieces.push((origin, at, target)),
-                None => jobs.push_back(Job::Gather { bytes, offset: at, target }),
+                Some(_) => pieces.push(((of, origin), at, target)),
+                None => jobs.push_back(Job::Gather { of, bytes, offset: at, target }),
             }
             (at, rest) = (at + len, after);
         }
     }
-    pieces.sort_by_key(|(origin, at, _)| (*origin, *at));
+    pieces.sort_by_key(|(reads, at, _)| (*reads, *at));
     let mut open: Option<Stretch<T>> = None;
-    for (origin, at, piece) in pieces {
-        add(&mut open, &mut jobs, origin, at, piece, cut);
+    for (reads, at, piece) in pieces {
+        add(&mut open, &mut jobs, reads, at, piece, cut);
     }
     jobs.extend(open.map(Job::Stretch));
     jobs
@@ -109,14 +112,14 @@ pub fn plan<'a, T: Target>(wanted: Vec<Want<'a, T>>, cut: Cut) -> VecDeque<Job<'
 fn add<T: Target>(
     open: &mut Option<Stretch<T>>,
     jobs: &mut VecDeque<Job<'_, T>>,
-    origin: OriginId,
+    (of, origin): (usize, OriginId),
     at: u64,
     piece: T,
     cut: Cut,
 ) {
     let end = at + piece.len();
     if let Some(stretch) = open
-        && stretch.origin == origin
+        && (stretch.of, stretch.origin) == (of, origin)
         && stretch.range.start / cut.every == at / cut.every
         && at <= stretch.range.end + cut.gap
     {
@@ -124,7 +127,7 @@ fn add<T: Target>(
         stretch.pieces.push((at, piece));
         return;
     }
-    let new = Stretch { origin, range: at..end, pieces: vec![(at, piece)] };
+    let new = Stretch { of, origin, range: at..end, pieces: vec![(at, piece)] };
     jobs.extend(open.replace(new).map(Job::Stretch));
 }
 
@@ -154,36 +157,39 @@ mod tests {
     proptest! {
         #[test]
         fn all_that_is_wanted_is_read_and_no_stretch_is_large_or_mostly_gap(
-            wanted in prop::collection::vec(any_bytes(), 0..30),
+            wanted in prop::collection::vec((0..2usize, any_bytes()), 0..30),
         ) {
-            let origins: Vec<Origin> = (0..3u8)
-                .map(|n| Origin::Memory((0..600u32).map(|at| (at * 7 + u32::from(n)) as u8).collect()))
-                .collect();
-            let sources = Sources::open(&origins).unwrap();
-            let mut memory: Vec<Vec<u8>> = wanted.iter().map(|b| vec![0; b.len() as usize]).collect();
-            let expected: Vec<Vec<u8>> = wanted.iter().map(|bytes| {
+            let checkpoints: Vec<Sources> = (0..2u8).map(|of| {
+                let bytes = |n: u8| (0..600u32).map(move |at| (at * 7 + u32::from(10 * of + n)) as u8).collect();
+                let origins: Vec<Origin> = (0..3).map(|n| Origin::Memory(bytes(n))).collect();
+                Sources::open(&origins, None).unwrap()
+            }).collect();
+            let mut memory: Vec<Vec<u8>> =
+                wanted.iter().map(|(_, bytes)| vec![0; bytes.len() as usize]).collect();
+            let expected: Vec<Vec<u8>> = wanted.iter().map(|(of, bytes)| {
                 let mut whole = vec![0; bytes.len() as usize];
-                sources.read(bytes, 0, &mut whole).unwrap();
+                checkpoints[*of].read(bytes, 0, &mut whole).unwrap();
                 whole
             }).collect();
             let wants = wanted.iter().zip(&mut memory);
-            let wants = wants.map(|(bytes, out)| Want { bytes, target: &mut out[..] }).collect();
+            let wants =
+                wants.map(|((of, bytes), out)| Want { of: *of, bytes, target: &mut out[..] }).collect();
             let mut last = None;
             for job in plan(wants, CUT) {
                 match job {
-                    Job::Gather { bytes, offset, target } => {
+                    Job::Gather { of, bytes, offset, target } => {
                         prop_assert!(Target::len(&target) <= CUT.every);
-                        sources.read(bytes, offset, target).unwrap();
+                        checkpoints[of].read(bytes, offset, target).unwrap();
                     }
-                    Job::Stretch(Stretch { origin, range, pieces }) => {
+                    Job::Stretch(Stretch { of, origin, range, pieces }) => {
                         prop_assert_eq!(range.start / CUT.every, (range.end - 1) / CUT.every);
                         // In order, and no byte twice.
-                        prop_assert!(last.replace((origin, range.end)) <= Some((origin, range.start)));
+                        prop_assert!(last.replace((of, origin, range.end)) <= Some((of, origin, range.start)));
                         let mut reached = range.start;
                         for (at, piece) in pieces {
                             prop_assert!(at >= range.start && at <= reached + CUT.gap);
                             reached = reached.max(at + Target::len(&piece));
-                            sources.origin(origin).read_exact_at(piece, at).unwrap();
+                            checkpoints[of].origin(origin).read_exact_at(piece, at).unwrap();
                         }
                         prop_assert_eq!(reached, range.end);
                     }

@@ -1,10 +1,10 @@
 //! Does what a plan says, on several threads.
 //!
-//! In: [`Job`]s whose targets are memory. Out: nothing, when all of it is filled with bytes that are what
-//! was parsed; or the first error, and memory of no worth. How each stretch is read is decided when its
-//! turn comes: what the page cache has is copied from there, the rest is read past it, and what is tiny
-//! or comes from another machine plainly. A thread has one buffer, so that memory is bounded by their
-//! number.
+//! In: checkpoints, and [`Job`]s of them whose targets are memory. Out: nothing, when all of it is filled
+//! with bytes that are what was parsed; or the first error, and memory of no worth. How each stretch is
+//! read is decided when its turn comes: what the page cache has is copied from there, the rest is read past
+//! it, and what is tiny or comes from another machine plainly. A thread has one buffer, so that memory is
+//! bounded by their number.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -45,6 +45,13 @@ pub struct How {
     pub leave_cache: bool,
 }
 
+impl How {
+    /// On so many threads at the most, if they are said; but within the memory.
+    pub fn on(self, threads: Option<usize>) -> How {
+        How { threads: threads.unwrap_or(self.threads).clamp(1, self.most), ..self }
+    }
+}
+
 /// Bytes by how they were read.
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -55,33 +62,47 @@ pub struct Tally {
     pub memory: AtomicU64,
 }
 
-/// What a load reads from.
+/// A checkpoint that a load reads from.
 pub struct From<'a> {
     /// To be told with what goes wrong.
     pub path: &'a Path,
     pub sources: &'a Sources,
     /// The ways to read each origin that is a file.
     pub ways: &'a [Option<Ways>],
+    pub tally: Tally,
+}
+
+/// What a load reads with.
+pub struct With<'a> {
+    pub how: How,
     pub buffers: &'a Buffers,
-    pub tally: &'a Tally,
     /// Set by whoever wants no more.
     pub stop: &'a AtomicBool,
 }
 
-/// Does all of it.
-pub fn read(from: &From<'_>, jobs: VecDeque<Job<'_, &mut [u8]>>, how: How) -> Result<(), Error> {
-    let threads = how.threads.min(jobs.len());
-    let left = how.leave_cache.then(|| {
-        let origins = jobs.iter().map(Job::origin);
-        Left::of(origins, from.sources, from.ways)
+/// Does all of it, for as many checkpoints as there are.
+pub fn read(
+    from: &[From<'_>],
+    jobs: VecDeque<Job<'_, &mut [u8]>>,
+    with: &With<'_>,
+) -> Result<(), Error> {
+    let threads = with.how.threads.min(jobs.len());
+    let left: Option<Vec<Left<'_>>> = with.how.leave_cache.then(|| {
+        let checkpoints = from.iter().enumerate().map(|(n, from)| {
+            let origins = jobs.iter().map(Job::reads).filter(|(of, _)| *of == n);
+            Left::of(origins.map(|(_, origin)| origin), from.sources, from.ways)
+        });
+        checkpoints.collect()
     });
     let jobs = Mutex::new(jobs);
     let failed = Mutex::new(None);
-    let is_over = || from.stop.load(Ordering::Relaxed) || lock(&failed).is_some();
+    let is_over = || with.stop.load(Ordering::Relaxed) || lock(&failed).is_some();
     let work = || {
         while !is_over() {
             let Some(job) = lock(&jobs).pop_front() else { return };
-            if let Err(error) = from.one(job, left.as_ref()) {
+            let (of, _) = job.reads();
+            let left = left.as_ref().map(|left| &left[of]);
+            if let Err(error) = from[of].one(job, with.buffers, left) {
                 lock(&failed).get_or_insert(error);
             }
         }
@@ -94,21 +115,27 @@ pub fn read(from: &From<'_>, jobs: VecDeque<Job<'_, &mut [u8]>>, how: How) -> Re
             let _others: Vec<_> = (1..threads).map_while(|_| another(scope, work)).collect();
             work();
         });
-        from.buffers.trim();
+        with.buffers.trim();
     }
     if let Some(error) = failed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
         return Err(error);
     }
-    if from.stop.load(Ordering::Relaxed) {
-        return Err(Error::Stopped { path: from.path.to_path_buf() });
+    if with.stop.load(Ordering::Relaxed) {
+        let path = from.first().map_or(Path::new(""), |from| from.path);
+        return Err(Error::Stopped { path: path.to_path_buf() });
     }
     Ok(())
 }
 
 impl From<'_> {
-    fn one(&self, job: Job<'_, &mut [u8]>, left: Option<&Left<'_>>) -> Result<(), Error> {
+    fn one(
+        &self,
+        job: Job<'_, &mut [u8]>,
+        buffers: &Buffers,
+        left: Option<&Left<'_>>,
+    ) -> Result<(), Error> {
         match job {
-            Job::Gather { bytes, offset, target } => {
+            Job::Gather { bytes, offset, target, .. } => {
                 let origin = bytes.reach().0;
                 self.tally.gathered.fetch_add(target.len() as u64, Ordering::Relaxed);
                 self.sources.read(bytes, offset, target)?;
@@ -118,7 +145,9 @@ impl From<'_> {
                 let ways = self.ways.get(stretch.origin.0 as usize).and_then(Option::as_ref);
                 match ways.zip(self.sources.file(stretch.origin)) {
                     None => self.copy(stretch),
-                    Some((ways, file)) => self.stretch(ways, file, stretch, left),
+                    Some((ways, file)) => {
+                        Reading { from: self, ways, file, buffers }.stretch(stretch, left)
+                    }
                 }
             }
         }
@@ -132,27 +161,29 @@ impl From<'_> {
         }
         Ok(())
     }
+}
 
-    fn stretch(
-        &self,
-        ways: &Ways,
-        file: &OpenFile,
-        stretch: Stretch<&mut [u8]>,
-        left: Option<&Left<'_>>,
-    ) -> Result<(), Error> {
-        let Stretch { origin, range, mut pieces } = stretch;
+/// A file of a checkpoint that a stretch of is read.
+struct Reading<'a> {
+    from: &'a From<'a>,
+    ways: &'a Ways,
+    file: &'a OpenFile,
+    buffers: &'a Buffers,
+}
+
+impl Reading<'_> {
+    fn stretch(&self, stretch: Stretch<&mut [u8]>, left: Option<&Left<'_>>) -> Result<(), Error> {
+        let Stretch { origin, range, mut pieces, .. } = stretch;
+        let Reading { from: From { tally, .. }, ways, file, .. } = self;
         let len = range.end - range.start;
         let is_tiny = len <= TINY;
-        if !is_tiny
-            && ways.is_cached(file, &range)
-            && self.cached(ways, file, &range, &mut pieces)?
-        {
-            self.tally.cached.fetch_add(len, Ordering::Relaxed);
+        if !is_tiny && ways.is_cached(file, &range) && self.cached(&range, &mut pieces)? {
+            tally.cached.fetch_add(len, Ordering::Relaxed);
             return Ok(());
         }
         if is_tiny || !ways.is_direct(file) {
-            self.buffered(ways, file, &range, &mut pieces)?;
-            self.tally.buffered.fetch_add(len, Ordering::Relaxed);
+            self.buffered(&range, &mut pieces)?;
+            tally.buffered.fetch_add(len, Ordering::Relaxed);
             if let Some(left) = left {
                 left.let_go(origin, &range);
             }
@@ -163,21 +194,16 @@ impl From<'_> {
             ways.read(file, buffer, there, aligned.start)
         })?;
         let tally = match way {
-            Way::Direct => &self.tally.direct,
-            Way::Buffered => &self.tally.buffered,
+            Way::Direct => &tally.direct,
+            Way::Buffered => &tally.buffered,
         };
         tally.fetch_add(len, Ordering::Relaxed);
         Ok(())
     }
 
     /// From the page cache; whether all of it was there.
-    fn cached(
-        &self,
-        ways: &Ways,
-        file: &OpenFile,
-        range: &Range<u64>,
-        pieces: &mut [(u64, &mut [u8])],
-    ) -> Result<bool, Error> {
+    fn cached(&self, range: &Range<u64>, pieces: &mut [(u64, &mut [u8])]) -> Result<bool, Error> {
+        let Reading { ways, file, .. } = self;
         let there = if is_scattered(range, pieces) {
             let mut there = false;
             self.through(range, pieces, |buffer, aligned| {
@@ -193,24 +219,26 @@ impl From<'_> {
         Ok(there)
     }
 
-    fn buffered(
-        &self,
-        ways: &Ways,
-        file: &OpenFile,
-        range: &Range<u64>,
-        pieces: &mut [(u64, &mut [u8])],
-    ) -> Result<(), Error> {
-        if is_scattered(range, pieces) {
-            self.through(range, pieces, |buffer, aligned| {
-                let len = (range.end - aligned.start) as usize;
-                ways.read_buffered(file, &mut buffer[..len], aligned.start)?;
-                Ok(Way::Buffered)
-            })?;
+    /// Through the page cache.
+    fn buffered(&self, range: &Range<u64>, pieces: &mut [(u64, &mut [u8])]) -> Result<(), Error> {
+        let Reading { ways, file, .. } = self;
+        if !is_scattered(range, pieces) {
+            return Ok(pieces
+                .iter_mut()
+                .try_for_each(|(at, piece)| ways.read_buffered(file, piece, *at))?);
+        }
+        if range.end - range.start <= TINY {
+            // Fresh memory of the size of a buffer would cost many times what is read.
+            let mut tiny = vec![0; (range.end - range.start) as usize];
+            ways.read_buffered(file, &mut tiny, range.start)?;
+            copy_out(&tiny, range.start, pieces);
             return Ok(());
         }
-        for (at, piece) in pieces {
-            ways.read_buffered(file, piece, *at)?;
-        }
+        self.through(range, pieces, |buffer, aligned| {
+            let len = (range.end - aligned.start) as usize;
+            ways.read_buffered(file, &mut buffer[..len], aligned.start)?;
+            Ok(Way::Buffered)
+        })?;
         Ok(())
     }
 
@@ -227,15 +255,19 @@ impl From<'_> {
         let done = self.buffers.with(|buffer| {
             let buffer = &mut buffer[..(end - start) as usize];
             let way = read(buffer, start..end)?;
-            for (at, piece) in pieces {
-                let from = (*at - start) as usize;
-                piece.copy_from_slice(&buffer[from..from + piece.len()]);
-            }
+            copy_out(buffer, start, pieces);
             Ok::<Way, source::Error>(way)
         });
-        let done = done
-            .map_err(|_| Error::Memory { path: self.path.to_path_buf(), bytes: BUFFER as u64 })?;
-        Ok(done?)
+        let path = || self.from.path.to_path_buf();
+        Ok(done.map_err(|_| Error::Memory { path: path(), bytes: BUFFER as u64 })??)
+    }
+}
+
+/// Fills the pieces of what was read from `start` on.
+fn copy_out(read: &[u8], start: u64, pieces: &mut [(u64, &mut [u8])]) {
+    for (at, piece) in pieces {
+        let from = (*at - start) as usize;
+        piece.copy_from_slice(&read[from..from + piece.len()]);
     }
 }
 

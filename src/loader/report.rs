@@ -1,7 +1,7 @@
 //! What a load did.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use super::Route;
 use super::read::Tally;
@@ -26,32 +26,22 @@ pub struct Report {
     pub gathered: u64,
     /// Bytes that were in memory already.
     pub memory: u64,
-    /// Why the bytes did not come straight from the sources, if they did not.
-    pub fallback: Option<String>,
+    /// Why bytes did not come straight from the sources, and of how many tensors.
+    pub fallbacks: BTreeMap<String, usize>,
 }
 
 impl Report {
-    pub(super) fn new(
-        tensors: usize,
-        bytes: u64,
-        time: Duration,
-        tally: &Tally,
-        route: &Route,
-    ) -> Report {
+    /// Adds so many tensors of one checkpoint.
+    pub(super) fn had(&mut self, tensors: usize, tally: &Tally, route: &Route) {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Report {
-            tensors,
-            bytes,
-            seconds: time.as_secs_f64(),
-            cached: of(&tally.cached),
-            direct: of(&tally.direct),
-            buffered: of(&tally.buffered),
-            gathered: of(&tally.gathered),
-            memory: of(&tally.memory),
-            fallback: match route {
-                Route::Through { why, .. } => Some(why.clone()),
-                Route::Plain | Route::Direct { .. } => None,
-            },
+        self.tensors += tensors;
+        self.cached += of(&tally.cached);
+        self.direct += of(&tally.direct);
+        self.buffered += of(&tally.buffered);
+        self.gathered += of(&tally.gathered);
+        self.memory += of(&tally.memory);
+        if let Route::Through { why } = route {
+            *self.fallbacks.entry(why.clone()).or_default() += tensors;
         }
     }
 
@@ -65,6 +55,8 @@ impl Report {
         self.buffered += other.buffered;
         self.gathered += other.gathered;
         self.memory += other.memory;
-        self.fallback = self.fallback.take().or_else(|| other.fallback.clone());
+        for (why, tensors) in &other.fallbacks {
+            *self.fallbacks.entry(why.clone()).or_default() += tensors;
+        }
     }
 }

@@ -1,10 +1,14 @@
 //! Whether finding what lies at a path may wait for another program or another machine, told without
 //! asking either: what `stat` or `statfs` would ask is the very one that may not answer.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, fstat, openat2, statx,
+};
+use rustix::io::Errno;
 
 use super::table;
 
@@ -19,14 +23,36 @@ const LOCAL: [&str; 17] = [
 /// longer than opening a small file. 0 is no mount's.
 static KNOWN: AtomicU64 = AtomicU64::new(0);
 
-/// Whether it may. The same is said of what the system does not have at hand: to find that takes a while
-/// anywhere.
+/// Whether it may. The same is said where the system has not even the folder at hand: to find that takes a
+/// while anywhere.
 pub fn may_keep_waiting(path: &Path) -> bool {
-    let at_hand = ResolveFlags::CACHED;
-    let found = openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), at_hand);
-    let Ok(found) = found else { return true };
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let at_hand = |path: &Path| openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED);
+    match at_hand(path) {
+        Ok(found) => is_elsewhere(&found),
+        Err(Errno::AGAIN) => {
+            let Some(name) = path.file_name() else { return true };
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let Ok(folder) = at_hand(folder.unwrap_or(Path::new("."))) else { return true };
+            // What lies in a folder of this machine does too, if no other is mounted there and no link
+            // leads away. A folder may have much in it, and to read that takes a while.
+            let here = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+            let is_file = || {
+                let found = openat2(&folder, name, flags, Mode::empty(), here).and_then(fstat);
+                found.is_ok_and(|stat| {
+                    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+                })
+            };
+            is_elsewhere(&folder) || !is_file()
+        }
+        Err(_) => true,
+    }
+}
+
+/// Whether it lies where finding something may take any time.
+fn is_elsewhere(found: &OwnedFd) -> bool {
     let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let Ok(about) = statx(&found, "", known, StatxFlags::MNT_ID) else { return true };
+    let Ok(about) = statx(found, "", known, StatxFlags::MNT_ID) else { return true };
     let mount = about.stx_mnt_id;
     if mount == 0 {
         // Linux before 5.8 does not tell.

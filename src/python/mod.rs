@@ -1,12 +1,13 @@
 //! The Python module `ckptfs._ckptfs`: the loader and the command line for the package `ckptfs`.
 //!
 //! In: paths, tensors and addresses from Python. Out: [`opened::Opened`] checkpoints, [`tensor::Tensor`]s,
-//! which say what there is and load nothing, and [`memory::Memory`], which torch and numpy see as theirs.
+//! which say what there is, and [`memory::Memory`], which torch and numpy see as theirs.
 //! What a user calls, and every decision, is in the Python sources of the package (`python/ckptfs`).
 //! While anything is read the interpreter's lock is free, and the main thread hears signals where that may
 //! take long.
 
 mod fault;
+mod load;
 mod memory;
 mod opened;
 mod tensor;
@@ -23,6 +24,8 @@ mod _ckptfs {
     use pyo3::exceptions::PyValueError;
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use super::load::{load, load_into};
     #[pymodule_export]
     use super::memory::Memory;
     #[pymodule_export]
@@ -44,6 +47,12 @@ mod _ckptfs {
     #[pyfunction]
     fn size(text: &str) -> PyResult<u64> {
         crate::cli::sizes::parse(text).map_err(PyValueError::new_err)
+    }
+
+    /// What the environment says: `os.environ` is the same, and takes ten times as long.
+    #[pyfunction]
+    fn variable(name: &str) -> Option<String> {
+        std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
     }
 
     #[pymodule_init]

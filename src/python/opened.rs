@@ -1,7 +1,6 @@
 //! A checkpoint that is open, as Python sees it.
 //!
-//! In: a path, or bytes. Out: its tensors; and of those, [`Memory`] that was read or mapped. What is
-//! loaded into memory of the caller's is told by address.
+//! In: a path, or bytes. Out: what it is, and its tensors, which know what they are of.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -9,21 +8,16 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::checkpoint::{self, Format, Steps};
+use crate::checkpoint::{self, Format};
 use crate::loader::{self, Error, Route};
 use crate::meeting;
 
 use super::fault::raised;
-use super::memory::Memory;
 use super::tensor::Tensor;
-use super::waiting::{Stop, Wait, without_lock};
-
-/// What is no larger is read from this machine in less time than a thread for it would cost.
-const SMALL: u64 = 1 << 20;
+use super::waiting::{Wait, without_lock};
 
 /// A checkpoint whose files are open. Any number of threads load from it at once.
 #[pyclass(frozen, module = "ckptfs._ckptfs")]
@@ -127,7 +121,7 @@ impl Opened {
     /// The tensor of a name.
     fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         let found = self.opened.tensor(name).map_err(|error| raised(py, &error))?;
-        Ok(Tensor(found.clone()))
+        Ok(self.told(found.clone()))
     }
 
     /// Where the bytes of a tensor begin and end in the data of the file.
@@ -137,88 +131,6 @@ impl Opened {
         let place = (std::ptr::from_ref(found).addr() - first.addr()) / size_of_val(found);
         Ok(self.offsets()[place])
     }
-
-    /// A part of a tensor: of each of its first axes the first step, how many, and from one to the next.
-    fn part(&self, py: Python<'_>, name: &str, steps: Vec<(u64, u64, u64)>) -> PyResult<Tensor> {
-        let steps: Vec<Steps> =
-            steps.into_iter().map(|(start, count, step)| Steps { start, count, step }).collect();
-        Ok(Tensor(self.opened.part(name, &steps).map_err(|error| raised(py, &error))?))
-    }
-
-    /// Loads tensors, each into memory of its own. Also what the load did, as JSON. `threads` are those of
-    /// the options if none are said.
-    #[pyo3(signature = (tensors, stop=None, threads=None))]
-    fn load(
-        &self,
-        py: Python<'_>,
-        tensors: Vec<PyRef<'_, Tensor>>,
-        stop: Option<PyRef<'_, Stop>>,
-        threads: Option<usize>,
-    ) -> PyResult<(Vec<Memory>, String)> {
-        let tensors: Vec<checkpoint::Tensor> = tensors.iter().map(|t| t.0.clone()).collect();
-        let stop = Stop::flag(stop.as_deref());
-        let wait = self.wait(tensors.iter(), Wait::OrLeave);
-        let (opened, told_to) = (Arc::clone(&self.opened), Arc::clone(&stop));
-        let done = without_lock(py, wait, &stop, move || {
-            let tensors: Vec<&checkpoint::Tensor> = tensors.iter().collect();
-            opened.load_owned(&tensors, &told_to, threads)
-        })?;
-        let (memory, report) = done.map_err(|error| raised(py, &error))?;
-        Ok((memory.into_iter().map(Memory::owned).collect(), told(&report)?))
-    }
-
-    /// Loads tensors, each into the memory that begins at its address, which must be there, writable, as
-    /// long as the tensor and nobody else's until this returns.
-    #[pyo3(signature = (tensors, addresses, stop=None))]
-    #[allow(unsafe_code)]
-    fn load_into(
-        &self,
-        py: Python<'_>,
-        tensors: Vec<PyRef<'_, Tensor>>,
-        addresses: Vec<usize>,
-        stop: Option<PyRef<'_, Stop>>,
-    ) -> PyResult<String> {
-        if tensors.len() != addresses.len() {
-            return Err(PyValueError::new_err("every tensor needs one address"));
-        }
-        let places = tensors.iter().zip(addresses).filter(|(tensor, _)| !tensor.0.bytes.is_empty());
-        let places: Vec<(checkpoint::Tensor, usize)> =
-            places.map(|(tensor, at)| (tensor.0.clone(), at)).collect();
-        // No slice may begin at address 0; tensors whose memory was freed tell that one.
-        if places.iter().any(|&(_, at)| at == 0) {
-            return Err(PyValueError::new_err("one of the tensors to load into has no memory"));
-        }
-        if overlap(&places) {
-            return Err(PyValueError::new_err("two of the tensors to load into share memory"));
-        }
-        let stop = Stop::flag(stop.as_deref());
-        // The memory is the caller's, who may use it for something else from the return of this on.
-        let wait = self.wait(places.iter().map(|(tensor, _)| tensor), Wait::ToTheEnd);
-        let (opened, told_to) = (Arc::clone(&self.opened), Arc::clone(&stop));
-        let done = without_lock(py, wait, &stop, move || {
-            let wanted = places.iter().map(|(tensor, at)| {
-                let len = tensor.bytes.len() as usize;
-                // SAFETY: the package has seen that this memory belongs to a contiguous tensor of that
-                // many bytes, and holds on to it until this returns, which is when the work has ended;
-                // and it was just seen that no two of them overlap.
-                (tensor, unsafe { std::slice::from_raw_parts_mut(*at as *mut u8, len) })
-            });
-            opened.load_until(wanted, &told_to)
-        })?;
-        told(&done.map_err(|error| raised(py, &error))?)
-    }
-
-    /// The bytes of a tensor where they lie in its file; or, in words, why they cannot be used there.
-    fn map(&self, py: Python<'_>, tensor: &Tensor) -> PyResult<(Option<Memory>, Option<String>)> {
-        let wait = if self.opened.maps_at_once(&tensor.0) { Wait::Here } else { Wait::OrLeave };
-        let (opened, tensor) = (Arc::clone(&self.opened), tensor.0.clone());
-        let work = move || opened.map(&tensor);
-        let mapped = without_lock(py, wait, &AtomicBool::new(false), work)?;
-        match mapped.map_err(|error| raised(py, &error))? {
-            Ok(mapped) => Ok((Some(Memory::mapped(mapped)), None)),
-            Err(why) => Ok((None, Some(why.to_string()))),
-        }
-    }
 }
 
 impl Opened {
@@ -227,10 +139,8 @@ impl Opened {
         Ok(Opened { opened: Arc::new(opened), offsets: OnceLock::new() })
     }
 
-    /// How loading tensors is waited for, if not in the calling thread.
-    fn wait<'a>(&self, tensors: impl Iterator<Item = &'a checkpoint::Tensor>, long: Wait) -> Wait {
-        let bytes: u64 = tensors.map(|tensor| tensor.bytes.len()).sum();
-        if bytes <= SMALL && self.opened.is_local() { Wait::Here } else { long }
+    fn told(&self, tensor: checkpoint::Tensor) -> Tensor {
+        Tensor { of: Arc::clone(&self.opened), tensor }
     }
 
     /// Whether what is read is one real safetensors file: then its own header says what stands where.
@@ -254,18 +164,4 @@ impl Opened {
             ranges.map(|range| (range.start - data, range.end - data)).collect()
         })
     }
-}
-
-/// Whether two of the places to load into share a byte.
-fn overlap(places: &[(checkpoint::Tensor, usize)]) -> bool {
-    let mut ranges: Vec<(usize, usize)> = places
-        .iter()
-        .map(|(tensor, at)| (*at, at.saturating_add(tensor.bytes.len() as usize)))
-        .collect();
-    ranges.sort_unstable();
-    ranges.windows(2).any(|pair| pair[0].1 > pair[1].0)
-}
-
-fn told(report: &loader::Report) -> PyResult<String> {
-    serde_json::to_string(report).map_err(|error| PyValueError::new_err(error.to_string()))
 }

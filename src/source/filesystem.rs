@@ -31,15 +31,23 @@ const REMOTE: [FsWord; 19] = [
 /// Its files' pages belong to the filesystem beneath, and asking about its own finds none.
 const OVERLAY: FsWord = 0x794c_7630;
 
-impl OpenFile {
-    /// Whether the bytes come from this machine's own disk or memory. What cannot be told is taken
-    /// for remote: that is slower, and never holds anybody up.
-    pub fn is_local(&self) -> bool {
-        fstatfs(self).is_ok_and(|stat| !REMOTE.contains(&stat.f_type))
-    }
+/// What is known of the filesystem of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Filesystem {
+    /// The bytes come from this machine's own disk or memory. What cannot be told is taken for remote:
+    /// that is slower, and never holds anybody up.
+    pub local: bool,
+    /// The file's pages are kept under another inode than its own.
+    pub overlaid: bool,
+}
 
-    /// Whether the file's pages are kept under another inode than its own.
-    pub(super) fn is_overlaid(&self) -> bool {
-        fstatfs(self).is_ok_and(|stat| stat.f_type == OVERLAY)
+impl OpenFile {
+    /// What it lies on.
+    pub(super) fn filesystem(&self) -> Filesystem {
+        let kind = fstatfs(self).map(|stat| stat.f_type).ok();
+        Filesystem {
+            local: kind.is_some_and(|kind| !REMOTE.contains(&kind)),
+            overlaid: kind == Some(OVERLAY),
+        }
     }
 }

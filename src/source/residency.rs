@@ -16,6 +16,7 @@ use rustix::param::page_size;
 use crate::threads::lock;
 
 use super::cachestat::cached_pages;
+use super::filesystem::Filesystem;
 use super::{OpenFile, ReadAt};
 
 /// How far beyond a range its file must be in the page cache too, up to its end. A read that comes
@@ -49,9 +50,9 @@ pub struct Residency {
 const VAIN: Duration = Duration::from_secs(1);
 
 impl Residency {
-    /// What is known of a file just opened.
-    pub fn of(file: &OpenFile) -> Residency {
-        Residency { untold: file.is_overlaid().into(), ..Residency::default() }
+    /// What is known of a file just opened that lies on this.
+    pub fn on(filesystem: Filesystem) -> Residency {
+        Residency { untold: filesystem.overlaid.into(), ..Residency::default() }
     }
 
     /// Whether a range is there, and enough beyond it that reading it starts nothing.
@@ -170,7 +171,7 @@ mod tests {
         std::fs::write(dir.path().join("f"), &bytes).unwrap();
         let (root, way) = Root::around(dir.path(), Links::Inside).unwrap();
         let file = root.open(&way.join(Path::new("f"))).unwrap();
-        let told = Residency::of(&file);
+        let told = Residency::on(file.filesystem());
         let untold = Residency { untold: true.into(), ..Residency::default() };
         let mut buf = vec![0; 100_000];
         for residency in [&told, &untold] {

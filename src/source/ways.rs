@@ -31,9 +31,10 @@ pub enum Way {
 impl Ways {
     /// What is known of a file just opened.
     pub fn of(file: &OpenFile) -> Ways {
+        let on = file.filesystem();
         Ways {
-            local: file.is_local(),
-            residency: Residency::of(file),
+            local: on.local,
+            residency: Residency::on(on),
             direct: OnceLock::new(),
             refused: AtomicBool::new(false),
         }

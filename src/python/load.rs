@@ -1,0 +1,126 @@
+//! Loading tensors, of one checkpoint or of several in one plan.
+//!
+//! In: [`Tensor`]s, and for memory of the caller's its addresses. Out: [`Memory`] that was read, or nothing;
+//! and what the load did.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::checkpoint;
+use crate::loader::{self, Wanted};
+
+use super::fault::raised;
+use super::memory::Memory;
+use super::tensor::Tensor;
+use super::waiting::{Stop, Wait, without_lock};
+
+/// What is no larger is read from this machine in less time than a thread for it would cost.
+const SMALL: u64 = 1 << 20;
+
+/// A tensor and what has it, for a thread that Python's lock does not hold up.
+type One = (Arc<loader::Opened>, checkpoint::Tensor);
+
+/// What a load did, but for what it was asked: bytes by how they were had, and why not all came as was asked,
+/// with the number of tensors. A dictionary.
+#[derive(IntoPyObject)]
+pub struct Told {
+    cached: u64,
+    direct: u64,
+    buffered: u64,
+    gathered: u64,
+    memory: u64,
+    fallbacks: BTreeMap<String, usize>,
+}
+
+/// Loads tensors, each into memory of its own. Also what the load did. `threads` are those with
+/// which the first was opened if none are said.
+#[pyfunction]
+#[pyo3(signature = (tensors, stop=None, threads=None))]
+pub fn load(
+    py: Python<'_>,
+    tensors: Vec<PyRef<'_, Tensor>>,
+    stop: Option<PyRef<'_, Stop>>,
+    threads: Option<usize>,
+) -> PyResult<(Vec<Memory>, Told)> {
+    let tensors: Vec<One> = tensors.iter().map(|tensor| one(tensor)).collect();
+    let stop = Stop::flag(stop.as_deref());
+    let wait = wait(&tensors, Wait::OrLeave);
+    let told_to = Arc::clone(&stop);
+    let done = without_lock(py, wait, &stop, move || {
+        let tensors: Vec<_> = tensors.iter().map(|(of, tensor)| (&**of, tensor)).collect();
+        loader::load_many_owned(&tensors, &told_to, threads)
+    })?;
+    let (memory, report) = done.map_err(|error| raised(py, &error))?;
+    Ok((memory.into_iter().map(Memory::owned).collect(), told(report)))
+}
+
+/// Loads tensors, each into the memory that begins at its address, which must be there, writable, as
+/// long as the tensor and nobody else's until this returns.
+#[pyfunction]
+#[pyo3(signature = (tensors, addresses, stop=None))]
+#[allow(unsafe_code)]
+pub fn load_into(
+    py: Python<'_>,
+    tensors: Vec<PyRef<'_, Tensor>>,
+    addresses: Vec<usize>,
+    stop: Option<PyRef<'_, Stop>>,
+) -> PyResult<Told> {
+    if tensors.len() != addresses.len() {
+        return Err(PyValueError::new_err("every tensor needs one address"));
+    }
+    let places = tensors.iter().zip(addresses).filter(|(it, _)| !it.tensor.bytes.is_empty());
+    let (tensors, addresses): (Vec<One>, Vec<usize>) =
+        places.map(|(tensor, at)| (one(tensor), at)).unzip();
+    // No slice may begin at address 0; tensors whose memory was freed tell that one.
+    if addresses.contains(&0) {
+        return Err(PyValueError::new_err("one of the tensors to load into has no memory"));
+    }
+    if overlap(&tensors, &addresses) {
+        return Err(PyValueError::new_err("two of the tensors to load into share memory"));
+    }
+    let stop = Stop::flag(stop.as_deref());
+    // The memory is the caller's, who may use it for something else from the return of this on.
+    let wait = wait(&tensors, Wait::ToTheEnd);
+    let told_to = Arc::clone(&stop);
+    let done = without_lock(py, wait, &stop, move || {
+        let wanted = tensors.iter().zip(addresses).map(|((of, tensor), at)| {
+            let len = tensor.bytes.len() as usize;
+            // SAFETY: the package has seen that this memory belongs to a contiguous tensor of that
+            // many bytes, and holds on to it until this returns, which is when the work has ended;
+            // and it was just seen that no two of them overlap.
+            let target = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) };
+            Wanted { of, tensor, target }
+        });
+        loader::load_many(wanted, &told_to, None)
+    })?;
+    Ok(told(done.map_err(|error| raised(py, &error))?))
+}
+
+fn one(tensor: &Tensor) -> One {
+    (Arc::clone(&tensor.of), tensor.tensor.clone())
+}
+
+/// How loading them is waited for: `long`, if not in the calling thread.
+fn wait(tensors: &[One], long: Wait) -> Wait {
+    let bytes: u64 = tensors.iter().map(|(_, tensor)| tensor.bytes.len()).sum();
+    let of_one = |(a, _): &One, (b, _): &One| Arc::ptr_eq(a, b);
+    let is_local = || tensors.chunk_by(of_one).all(|all| all[0].0.is_local());
+    if bytes <= SMALL && is_local() { Wait::Here } else { long }
+}
+
+/// Whether two of the places to load into share a byte.
+fn overlap(tensors: &[One], addresses: &[usize]) -> bool {
+    let end = |(_, tensor): &One, at: usize| at.saturating_add(tensor.bytes.len() as usize);
+    let ranges = tensors.iter().zip(addresses).map(|(tensor, &at)| (at, end(tensor, at)));
+    let mut ranges: Vec<(usize, usize)> = ranges.collect();
+    ranges.sort_unstable();
+    ranges.windows(2).any(|pair| pair[0].1 > pair[1].0)
+}
+
+fn told(report: loader::Report) -> Told {
+    let loader::Report { cached, direct, buffered, gathered, memory, fallbacks, .. } = report;
+    Told { cached, direct, buffered, gathered, memory, fallbacks }
+}
