@@ -2,7 +2,7 @@
 
 In: a directory, and bytes. Out: a file under its name, in the place of what was there, once all of it is on
 the disk. Until then it has no name where the filesystem can do without one, so that a process that is killed
-leaves nothing behind.
+leaves nothing behind; unless it is set aside, for who writes more of them than a process can have open.
 """
 
 import contextlib
@@ -41,8 +41,20 @@ class NewFile:
         if sync:
             os.fsync(self._file.fileno())
 
+    def set_aside(self):
+        """Closes it, under a hidden name, until it takes its own."""
+        self._link()
+        self._file.close()
+
     def take(self, path):
         """Gives it a name of its directory."""
+        self._link()
+        os.replace(self._name, path)
+        self._name = None
+        self._file.close()
+
+    def _link(self):
+        """A hidden name, if it has none yet."""
         while self._name is None:
             name = os.path.join(self._folder, f".ckptfs-{secrets.token_hex(8)}.part")
             number = self._file.fileno()
@@ -50,9 +62,6 @@ class NewFile:
                 # Only a call that is given a directory follows links; of an absolute path it means nothing.
                 os.link(f"/proc/self/fd/{number}", name, src_dir_fd=number, follow_symlinks=True)
                 self._name = name
-        os.replace(self._name, path)
-        self._name = None
-        self._file.close()
 
     def drop(self):
         """As if it had never been."""

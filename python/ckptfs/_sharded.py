@@ -9,6 +9,8 @@ import concurrent.futures
 import json
 import os
 import re
+import resource
+import sys
 import threading
 
 from ckptfs._errors import error, of_system
@@ -82,30 +84,52 @@ def _used(directory, index, there):
 
 
 def _written(specs, shards, directory, metadata, threads, sync):
-    """The shards, whole and without names."""
-    files, stop = [NewFile(directory) for _ in shards], threading.Event()
-    mode = usual_mode()
+    """The shards, whole, and without names as far as they can all be open at once."""
+    most, mode, stop = _most_open(), usual_mode(), threading.Event()
+    files, threads = [None] * len(shards), min(threads, len(shards), most)
+    # Beside those that stay open each thread has one.
+    kept = len(shards) if len(shards) <= most else most - threads
 
-    def write_one(file, names):
+    def write_one(number, names):
+        if stop.is_set():
+            return
+        file = files[number] = NewFile(directory)
         for part in parts_of({name: specs[name] for name in names}, metadata):
             if stop.is_set():
                 return
             file.write(part)
         file.finish(mode, sync)
+        if number >= kept:
+            file.set_aside()
 
     try:
-        with concurrent.futures.ThreadPoolExecutor(min(threads, len(shards))) as pool:
+        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
             try:
-                for done in [pool.submit(write_one, *one) for one in zip(files, shards, strict=True)]:
+                for done in [pool.submit(write_one, *one) for one in enumerate(shards)]:
                     done.result()
             except BaseException:
                 stop.set()
                 raise
     except BaseException:
-        for file in files:
+        for file in filter(None, files):
             file.drop()
         raise
     return files
+
+
+def _most_open():
+    """How many files may be open at once: half of those that this process can still open, because others
+    in it open theirs meanwhile."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most == resource.RLIM_INFINITY:
+        return sys.maxsize
+    try:
+        # Not counting the one that it takes to look.
+        most -= len(os.listdir("/proc/self/fd")) - 1
+    except OSError:
+        # Where nobody tells, few are left open.
+        most = min(most, 64)
+    return max(1, most // 2)
 
 
 def _index(specs, shards, names, directory, sync):

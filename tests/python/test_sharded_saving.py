@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 import models
-from ckptfs import _new_file
+from ckptfs import _new_file, _sharded
 from compare import check_same
 from samples import numbers
 
@@ -140,8 +140,16 @@ def small_disk(tmp_path):
     subprocess.run(["umount", point], check=True)
 
 
+@pytest.fixture
+def few(request, monkeypatch):
+    """So few files may be open at once; as many as are wanted, if none are said."""
+    if request.param:
+        monkeypatch.setattr(_sharded, "_most_open", lambda: request.param)
+
+
+@pytest.mark.parametrize("few", [None, 1, 3], indirect=True)
 @pytest.mark.parametrize("size", ["100K", "1GB"])
-def test_a_full_disk_leaves_the_old_set_and_no_litter(small_disk, tensors, size):
+def test_a_full_disk_leaves_the_old_set_and_no_litter(small_disk, tensors, size, few):
     names = ckptfs.torch.save_sharded(tensors, small_disk, 1600)
     large = {f"{n}": torch.zeros(16 << 10) for n in range(32)}
     with pytest.raises(OSError) as fault:
@@ -190,8 +198,11 @@ class Died(BaseException):
     """In the place of a signal, at a moment of our choice."""
 
 
-@pytest.mark.parametrize("before, after", [("8K", "8K"), ("8K", "4K"), ("8K", "1GB"), ("1GB", "8K"), ("1GB", "1GB")])
-def test_between_any_two_names_loaders_find_one_whole_set(tmp_path, monkeypatch, before, after):
+@pytest.mark.parametrize("few, before, after", [
+    (None, "8K", "8K"), (None, "8K", "4K"), (None, "8K", "1GB"), (None, "1GB", "8K"), (None, "1GB", "1GB"),
+    (1, "8K", "8K"), (3, "1GB", "8K"),
+], indirect=["few"])
+def test_between_any_two_names_loaders_find_one_whole_set(tmp_path, monkeypatch, few, before, after):
     made = models.llama()
     old, new = made.state_dict(), {name: tensor + 1 for name, tensor in made.state_dict().items()}
     calls, number = [("os", "replace"), ("os", "unlink")], 0
@@ -224,8 +235,65 @@ def test_between_any_two_names_loaders_find_one_whole_set(tmp_path, monkeypatch,
     assert number > 1 or before == after == "1GB"
 
 
+FEW = """
+import json, os, resource, sys, threading, torch, ckptfs.torch
+folder, open_now = sys.argv[1], lambda: len(os.listdir("/proc/self/fd"))
+tensors = {f"{n:03}": torch.full((4,), float(n)) for n in range(400)}
+told, before = [], open_now()
+resource.setrlimit(resource.RLIMIT_NOFILE, (before + 40,) * 2)
+replace = os.replace
+os.replace = lambda *given: (told.append(open_now() - before), replace(*given))
+names = ckptfs.torch.save_sharded(tensors, folder, 16, sync=False)
+after = open_now() - before
+
+def full(self, part, real=ckptfs._new_file.NewFile.write):
+    if any(name.startswith(".ckptfs-") for name in os.listdir(folder)):
+        raise OSError(28, "No space left on device")
+    real(self, part)
+
+ckptfs._new_file.NewFile.write = full
+try:
+    ckptfs.torch.save_sharded(tensors, folder, 16, sync=False)
+    failed = 0
+except OSError as fault:
+    failed = fault.errno
+print(json.dumps([names, told[0], after, failed, open_now() - before]))
+"""
+
+
+def test_there_may_be_more_shards_than_files_that_can_be_open(tmp_path):
+    folder, env = tmp_path / "model", {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", FEW, str(folder)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names, held_open, after, failed, at_the_end = json.loads(done.stdout)
+    # As many as may be stay without a name, so that little is left of a process that is killed.
+    assert len(names) == 401 and 10 <= held_open <= 20 and (after, at_the_end) == (0, 0)
+    assert failed == errno.ENOSPC and held(folder) == sorted(names)
+    found = ckptfs.torch.load_sharded(folder)
+    assert len(found) == 400 and all((tensor == float(name)).all() for name, tensor in found.items())
+
+
+def test_where_one_file_cannot_be_made_the_others_are_closed_at_once(tmp_path, monkeypatch, tensors):
+    made = []
+
+    class Fifth(_new_file.NewFile):
+        def __init__(self, folder):
+            if len(made) == 4:
+                raise OSError(errno.EMFILE, "Too many open files")
+            super().__init__(folder)
+            made.append(self)
+
+    monkeypatch.setattr(_sharded, "NewFile", Fifth)
+    with pytest.raises(OSError) as fault:
+        ckptfs.torch.save_sharded(tensors, tmp_path, 600, num_threads=1)
+    assert fault.value.errno == errno.EMFILE
+    assert len(made) == 4 and all(file._file.closed for file in made) and not held(tmp_path)
+
+
 KILLED = """
-import sys, torch, ckptfs.torch
+import os, resource, sys, torch, ckptfs.torch
+if sys.argv[3] != "None":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + int(sys.argv[3]),) * 2)
 tensors = {f"{n}": torch.full((1 << 20,), float(sys.argv[2])) for n in range(24)}
 print("ready", flush=True)
 ckptfs.torch.save_sharded(tensors, sys.argv[1], "8M")
@@ -233,12 +301,13 @@ print("done", flush=True)
 """
 
 
-def test_killed_at_any_moment_a_set_is_whole_and_of_one_time(tmp_path):
+@pytest.mark.parametrize("files", [None, 8])
+def test_killed_at_any_moment_a_set_is_whole_and_of_one_time(tmp_path, files):
     folder = tmp_path / "model"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
     def start(value):
-        words = [sys.executable, "-c", KILLED, str(folder), str(value)]
+        words = [sys.executable, "-c", KILLED, str(folder), str(value), str(files)]
         child = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True)
         assert child.stdout.readline() == "ready\n"
         return child
@@ -254,7 +323,8 @@ def test_killed_at_any_moment_a_set_is_whole_and_of_one_time(tmp_path):
         killed += child.wait() == -signal.SIGKILL
         found = ckptfs.torch.load_sharded(folder)
         assert len(found) == 24 and len({tensor[0].item() for tensor in found.values()}) == 1
-        assert not list(folder.glob(".*"))
+        hidden = list(folder.glob(".*"))
+        assert all(path.match(".ckptfs-*.part") for path in hidden) if files else not hidden
     assert killed
 
 
