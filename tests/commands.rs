@@ -30,6 +30,31 @@ fn a_directory_with_one_checkpoint_is_that_checkpoint() {
 }
 
 #[test]
+fn what_comes_with_the_python_package_is_told_and_not_listed() {
+    let folder = tempfile::tempdir().unwrap();
+    // A directory of that name is not what is meant, as with every other command.
+    fs::create_dir(folder.path().join("bench")).unwrap();
+    fs::create_dir(folder.path().join("there")).unwrap();
+    for name in ["run", "bench"] {
+        for words in [vec![name], vec![name, "there"], vec![name, "--help"], vec!["help", name]] {
+            let mut command = Command::new(running::ckptfs());
+            let done = running::done(command.current_dir(folder.path()).args(&words));
+            assert_eq!(done.code, 2, "{words:?}: {}", done.stderr);
+            assert!(done.stdout.is_empty(), "{words:?}: {}", done.stdout);
+            let said = format!("ckptfs: {name}: comes with the Python package");
+            assert!(done.stderr.starts_with(&said), "{words:?}: {}", done.stderr);
+            assert!(done.stderr.contains("pip install ckptfs"), "{words:?}: {}", done.stderr);
+        }
+    }
+    for words in [vec!["--help"], vec!["help"], vec![]] {
+        let done = run(&words);
+        let listed = done.stdout + &done.stderr;
+        assert!(listed.contains("  export "), "{listed}");
+        assert!(!listed.contains("  run ") && !listed.contains("  bench "), "{listed}");
+    }
+}
+
+#[test]
 fn a_directory_with_several_wants_one_named() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.safetensors", "b-00001-of-00002.safetensors", "b-00002-of-00002.safetensors"] {

@@ -12,17 +12,20 @@ from ckptfs import _ckptfs
 
 def main():
     """Runs the command line of this process."""
-    if sys.argv[1:2] == ["run"]:
+    words = sys.argv[1:]
+    if words[:2] in (["help", "run"], ["help", "bench"]):
+        words = [words[1], "--help"]
+    if words[:1] == ["run"]:
         # With Ctrl-C as Python programs have it.
         from ckptfs import _run
 
-        return _run.main(sys.argv[2:])
+        return _run.main(words[1:])
     # Python would only take note of Ctrl-C, and look at the note when Rust is done.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.argv[1:2] == ["bench"]:
+    if words[:1] == ["bench"]:
         from ckptfs import _bench
 
-        return _bench.main(sys.argv[2:])
+        return _bench.main(words[1:])
     # What starts this command again must find the same package, and none in the current directory.
     apart = "-I" if sys.flags.isolated else "-P"
-    return _ckptfs.command(["ckptfs", *sys.argv[1:]], sys.executable, [apart, "-m", "ckptfs"])
+    return _ckptfs.command(["ckptfs", *words], sys.executable, [apart, "-m", "ckptfs"])

@@ -10,6 +10,7 @@ mod ls;
 mod meter;
 #[cfg(feature = "mount")]
 mod mount;
+mod of_python;
 mod open;
 mod pages;
 #[cfg(feature = "mount")]
@@ -121,6 +122,10 @@ pub fn main() -> ExitCode {
 /// process, before anything else in it; where that is not the program `ckptfs`,
 /// [`again::is_run_by`](crate::mount::again::is_run_by) must have been told what it is.
 pub fn run(given: Vec<OsString>) -> u8 {
+    if let Some(failure) = of_python::refused(&given) {
+        failure.tell();
+        return failure.code;
+    }
     #[cfg(feature = "mount")]
     let (args, started) = match mount::begin(given) {
         Ok(begun) => begun,

@@ -21,6 +21,11 @@ pub fn is_run_by(program: PathBuf, before: Vec<OsString>) {
     let _ = RUNNER.set((program, before));
 }
 
+/// Whether it is not the program `ckptfs` that runs this command.
+pub fn is_run_by_another() -> bool {
+    RUNNER.get().is_some()
+}
+
 /// This very command, under that name where it has a name of its own.
 pub fn command(name: &OsStr) -> Command {
     match RUNNER.get() {

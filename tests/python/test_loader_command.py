@@ -3,6 +3,7 @@ neither torch nor numpy."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,6 +90,23 @@ def test_exit_codes_and_output(command, tmp_path, source):
     assert run("inspect", "--json", source[0] / "llama").json()["tensors"]
     module = subprocess.run([sys.executable, "-m", "ckptfs", "--version"], capture_output=True, text=True)
     assert module.stdout == run("--version").stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], []])
+def test_it_lists_what_only_it_can_do(command, words):
+    done = Ckptfs(command)(*words)
+    assert done.code == (DONE if words else USAGE)
+    listed = dict(re.findall(r"^  (\w+) +(.+)$", done.stdout + done.stderr, re.MULTILINE))
+    assert listed["run"].startswith("Run a Python program") and listed["bench"].startswith("Tell how fast")
+    assert "export" in listed
+
+
+@pytest.mark.parametrize("name", ["run", "bench"])
+def test_help_of_what_only_it_can_do(command, name):
+    asked, told = Ckptfs(command)("help", name), Ckptfs(command)(name, "--help")
+    assert (asked.code, asked.stdout) == (DONE, told.stdout) and f"ckptfs {name}" in told.stdout
+    # An argument of another command is no command.
+    assert Ckptfs(command)("inspect", name).code == FAILED
 
 
 def test_ctrl_c_ends_it(command, tmp_path, source):

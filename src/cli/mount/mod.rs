@@ -20,7 +20,7 @@ use crate::mount::{self, Mounted, Options, probe};
 use crate::view;
 
 use super::args::{Args, Command, Mount};
-use super::{DONE, FAILED, Failure, note};
+use super::{DONE, FAILED, Failure, note, of_python};
 use background::Caller;
 use control::Control;
 
@@ -44,7 +44,7 @@ pub fn begin(given: Vec<OsString>) -> Result<(Args, Started), u8> {
     }
     let caller = background::arrive();
     probe::ask_by_process();
-    let mut command = Args::command();
+    let mut command = of_python::listed(Args::command());
     // Only then it knows `help`.
     command.build();
     let from_mount8 = words::is_from_mount8(&given, &command);
@@ -64,7 +64,7 @@ impl Started {
 }
 
 fn parse(given: &[OsString], from_mount8: bool) -> Result<Args, clap::Error> {
-    let mut command = Args::command();
+    let mut command = of_python::listed(Args::command());
     let parsed = |command: &mut clap::Command, given: &[OsString]| {
         let matches = command.try_get_matches_from_mut(given)?;
         Args::from_arg_matches(&matches).map_err(|error| error.format(command))
