@@ -1,15 +1,22 @@
 """What stands in for the calls of safetensors.
 
 In: an original. Out: a call that takes what it takes and does it our way. Whatever ours refuses or fails at,
-the original is called for: once, counted and logged; and what it raises is what is raised.
+the original is called for: once, counted and logged; and what it raises is what is raised. Thousands of files
+that are refused for one reason are one warning.
 """
 
 import contextlib
 import functools
+import os
+import re
 import threading
 
 from ckptfs import _report
 from ckptfs._settings import logger, setting
+
+# Reasons that were told, without what differs from file to file; and how many of them, and how much of each,
+# are kept.
+_told, _MOST_TOLD, _LONGEST = set(), 64, 500
 
 # Whether this thread is in a call that was left to an original, which calls others.
 _here = threading.local()
@@ -19,10 +26,29 @@ def _is_wanted():
     return not getattr(_here, "is_left", False) and not setting("disable")
 
 
-def _left(original, why):
+def _left(original, why, filename):
     """Takes note of what the original does in our place."""
     _report.left_to_original()
-    logger().warning("left to %s: %s: %s", original, type(why).__name__, why)
+    kind = type(why).__name__
+    if _is_news(original, kind, why, filename):
+        said = "left to %s: %s: %s; later ones for this reason are logged at level debug"
+        logger().warning(said, original, kind, why)
+    else:
+        logger().debug("left to %s: %s: %s", original, kind, why)
+
+
+def _is_news(original, kind, why, filename):
+    """Whether nobody was told this yet, be it of another file, tensor or number."""
+    text = ""
+    # What cannot be put into words is one reason too, and keeps nothing from being loaded.
+    with contextlib.suppress(Exception):
+        # The path that was given may have blanks in it.
+        text = str(why).replace(os.fsdecode(filename) or "/", "/")
+    reason = original, kind, re.sub(r"\S*[/\d]\S*", "/", text[:_LONGEST])
+    if reason in _told or len(_told) >= _MOST_TOLD:
+        return False
+    _told.add(reason)
+    return True
 
 
 @contextlib.contextmanager
@@ -51,7 +77,7 @@ def safe_open_of(original):
 
                     return _Handle(safe_open(filename, framework, device, **how), again)
             except Exception as fault:
-                _left("safetensors.safe_open", fault)
+                _left("safetensors.safe_open", fault, filename)
             return again()
 
     safe_open.__doc__, safe_open.__module__ = original.__doc__, original.__module__
@@ -69,7 +95,7 @@ def load_file_of(original):
 
                 return load_file(filename, device, **how)
         except Exception as fault:
-            _left("safetensors.torch.load_file", fault)
+            _left("safetensors.torch.load_file", fault, filename)
         with _leaving():
             return original(filename, device=device, **how)
 
@@ -93,9 +119,10 @@ class _Handle:
         try:
             return getattr(self._ours, name)(*args, **how)
         except Exception as fault:
-            if self._again is None:
+            again = self._again
+            if again is None:
                 raise
-            _left(f"safetensors.safe_open().{name}", fault)
+            _left(f"safetensors.safe_open().{name}", fault, again.args[0])
         return getattr(self._original(), name)(*args, **how)
 
     def __getattr__(self, name):
@@ -144,9 +171,10 @@ class _Slice:
         try:
             return self._held[index]
         except Exception as fault:
-            if self._handle._again is None:
+            again = self._handle._again
+            if again is None:
                 raise
-            _left("a slice of safetensors.safe_open()", fault)
+            _left("a slice of safetensors.safe_open()", fault, again.args[0])
         return self._handle._original().get_slice(self._name)[index]
 
     def __repr__(self):

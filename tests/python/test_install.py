@@ -3,6 +3,7 @@ what ours cannot do the original does."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ def file(tmp_path):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
+    _stand_ins._told.clear()
     yield
     assert not left(), left()
     assert (safetensors.safe_open, safetensors.torch.load_file) == ORIGINALS
@@ -212,18 +214,6 @@ def test_disabled_nothing_is_taken_over(file, monkeypatch, how):
     assert ckptfs.stats() == before
 
 
-@pytest.mark.parametrize("version", ["0.3.9", "0.10.0", "1.0.0", "new", None])
-def test_a_version_that_is_not_known_is_left_alone(file, monkeypatch, caplog, version):
-    path, tensors = file
-    monkeypatch.setattr(safetensors, "__version__", version)
-    if version is None:
-        monkeypatch.delattr(safetensors, "__version__")
-    with ckptfs.installed():
-        assert (safetensors.safe_open, safetensors.torch.load_file) == ORIGINALS
-        check_same(safetensors.torch.load_file(path), tensors)
-    assert "not known" in caplog.text
-
-
 def test_installed_twice_it_is_taken_away_once():
     ckptfs.install()
     ours = safetensors.safe_open
@@ -234,6 +224,19 @@ def test_installed_twice_it_is_taken_away_once():
     ckptfs.uninstall()
     assert safetensors.safe_open is ORIGINALS[0]
     ckptfs.uninstall()
+
+
+def test_taken_away_within_a_block_it_is_away():
+    with ckptfs.installed():
+        with ckptfs.installed():
+            assert safetensors.safe_open is not ORIGINALS[0]
+        assert safetensors.safe_open is not ORIGINALS[0]
+        ckptfs.uninstall()
+        assert (safetensors.safe_open, safetensors.torch.load_file) == ORIGINALS
+        with ckptfs.installed():
+            assert safetensors.safe_open is not ORIGINALS[0]
+        assert safetensors.safe_open is ORIGINALS[0]
+    assert not left()
 
 
 def test_threads_load_while_it_comes_and_goes(file):
@@ -262,18 +265,69 @@ def test_threads_load_while_it_comes_and_goes(file):
     assert not wrong
 
 
-def test_a_forked_child_can_install(file):
-    path, _ = file
+def in_child(act):
+    """Whether it holds in a forked child."""
     child = os.fork()
     if child == 0:
         try:
-            ckptfs.install()
-            before = ckptfs.stats()["loads"]
-            good = len(safetensors.torch.load_file(path)) == 2 and ckptfs.stats()["loads"] == before + 1
-            os._exit(0 if good else 1)
+            os._exit(0 if act() else 1)
         except BaseException:
             os._exit(2)
-    assert os.waitpid(child, 0)[1] == 0
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_can_install(file):
+    path, _ = file
+
+    def installs():
+        ckptfs.install()
+        before = ckptfs.stats()["loads"]
+        return len(safetensors.torch.load_file(path)) == 2 and ckptfs.stats()["loads"] == before + 1
+
+    assert in_child(installs)
+
+
+def test_a_child_that_takes_it_away_takes_it_from_itself_alone(file):
+    path, tensors = file
+
+    def takes_away():
+        ours = safetensors.safe_open is not ORIGINALS[0]
+        ckptfs.uninstall()
+        before = ckptfs.stats()["loads"]
+        check_same(safetensors.torch.load_file(path), tensors)
+        away = (safetensors.safe_open, safetensors.torch.load_file) == ORIGINALS and not left()
+        return ours and away and ckptfs.stats()["loads"] == before
+
+    with ckptfs.installed():
+        assert in_child(takes_away)
+        before = ckptfs.stats()["loads"]
+        check_same(safetensors.torch.load_file(path), tensors)
+        assert ckptfs.stats()["loads"] == before + 1
+
+
+def test_a_child_forked_while_a_thread_installs_can_install_too(file):
+    path, _ = file
+    held, done = threading.Event(), threading.Event()
+
+    def holds():
+        with _install._lock:
+            held.set()
+            done.wait(60)
+
+    def installs():
+        # Where it would wait for a thread that is not here.
+        signal.alarm(20)
+        ckptfs.install()
+        before = ckptfs.stats()["loads"]
+        return len(safetensors.torch.load_file(path)) == 2 and ckptfs.stats()["loads"] == before + 1
+
+    thread = threading.Thread(target=holds)
+    thread.start()
+    try:
+        assert held.wait(60) and in_child(installs)
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_installed_before_safetensors_is_imported(file):
