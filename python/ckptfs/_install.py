@@ -23,6 +23,9 @@ _lock = threading.RLock()
 # Originals and what stands in for them.
 _pairs = []
 
+# Who wants it so: `install`, and each block of `installed`.
+_wanted = set()
+
 
 def install():
     """From now on `safetensors.safe_open` and `safetensors.torch.load_file` read with ckptfs, also where
@@ -42,7 +45,38 @@ def install():
     Only names in modules are replaced: a program that keeps such a call elsewhere (in a dictionary of its
     own, say) goes on with the one it has. `python -m ckptfs run script.py` installs before the script begins.
     """
+    _install_for("install")
+
+
+def uninstall():
+    """Takes away what `install` did, everywhere. Handles that are open stay as they are."""
     with _lock:
+        _wanted.clear()
+        _take_away()
+
+
+@contextlib.contextmanager
+def installed():
+    """`install` for a while: until the last such block of all threads ends. Within a program that has it
+    installed this changes nothing.
+
+        with ckptfs.installed():
+            pipe = DiffusionPipeline.from_pretrained("models/sdxl")
+    """
+    block = object()
+    try:
+        _install_for(block)
+        yield
+    finally:
+        with _lock:
+            _wanted.discard(block)
+            if not _wanted:
+                _take_away()
+
+
+def _install_for(who):
+    with _lock:
+        _wanted.add(who)
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
         for name in _CALLS:
@@ -50,31 +84,12 @@ def install():
                 _replace(sys.modules[name])
 
 
-def uninstall():
-    """Takes away what `install` did, everywhere. Handles that are open stay as they are."""
-    with _lock:
-        if _finder in sys.meta_path:
-            sys.meta_path.remove(_finder)
-        for original, ours in _pairs:
-            _put(ours, original)
-        _pairs.clear()
-
-
-@contextlib.contextmanager
-def installed():
-    """`install` for a while. Within a program that has it installed this changes nothing.
-
-        with ckptfs.installed():
-            pipe = DiffusionPipeline.from_pretrained("models/sdxl")
-    """
-    with _lock:
-        before = _finder in sys.meta_path
-        install()
-    try:
-        yield
-    finally:
-        if not before:
-            uninstall()
+def _take_away():
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    for original, ours in _pairs:
+        _put(ours, original)
+    _pairs.clear()
 
 
 def _replace(module):

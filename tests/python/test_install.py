@@ -226,6 +226,32 @@ def test_installed_twice_it_is_taken_away_once():
     ckptfs.uninstall()
 
 
+def test_blocks_of_threads_that_overlap_each_have_it_to_their_end():
+    began, end = threading.Event(), threading.Event()
+
+    def first():
+        with ckptfs.installed():
+            began.set()
+            end.wait(60)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert began.wait(60)
+    with ckptfs.installed():
+        end.set()
+        thread.join()
+        assert safetensors.safe_open is not ORIGINALS[0]
+    assert (safetensors.safe_open, safetensors.torch.load_file) == ORIGINALS
+
+
+def test_installed_within_a_block_it_stays():
+    with ckptfs.installed():
+        ckptfs.install()
+    assert safetensors.safe_open is not ORIGINALS[0]
+    ckptfs.uninstall()
+    assert safetensors.safe_open is ORIGINALS[0]
+
+
 def test_taken_away_within_a_block_it_is_away():
     with ckptfs.installed():
         with ckptfs.installed():
