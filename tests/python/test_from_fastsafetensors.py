@@ -1,6 +1,5 @@
 """What docs/from-fastsafetensors.md shows runs as it stands there, in a folder with such files."""
 
-import re
 import subprocess
 import sys
 
@@ -8,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from program import REPOSITORY
+from compare import check_same
+from guides import blocks, ran
 from samples import numbers
 
-PATH = REPOSITORY / "docs/from-fastsafetensors.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PATH.read_text(), re.MULTILINE | re.DOTALL)
+ONLY_THE_IMPORT, ANY_CHECKPOINT, CASTING, SEVERAL_RANKS = blocks("from-fastsafetensors.md")
 FIRST = {"norm.weight": numbers(1, 5), "head.weight": numbers(2, 7, 5)}
 SECOND = {"q.weight": numbers(3, 4, 5), "k.weight": numbers(4, 2, 5)}
 
@@ -29,43 +28,27 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def ran(block):
-    """The names that a block has made."""
-    made = {}
-    exec(compile(block, PATH.name, "exec"), made)
-    return made
-
-
-def check(got, expected):
-    assert got.keys() == expected.keys()
-    assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
-
-
-def test_there_are_as_many_as_are_run_here():
-    assert len(BLOCKS) == 4
-
-
 def test_only_the_import_changes(folder):
-    check(ran(BLOCKS[0])["tensors"], FIRST | SECOND)
-    theirs = BLOCKS[0].replace("from ckptfs.fastsafetensors", "from fastsafetensors")
-    assert theirs != BLOCKS[0]
-    check(ran(theirs)["tensors"], FIRST | SECOND)
+    check_same(ran(ONLY_THE_IMPORT)["tensors"], FIRST | SECOND)
+    theirs = ONLY_THE_IMPORT.replace("from ckptfs.fastsafetensors", "from fastsafetensors")
+    assert theirs != ONLY_THE_IMPORT
+    check_same(ran(theirs)["tensors"], FIRST | SECOND)
 
 
 def test_any_checkpoint(folder):
-    made = ran(BLOCKS[1])
-    check(made["tensors"], FIRST | SECOND | {"lora": torch.ones(3)})
+    made = ran(ANY_CHECKPOINT)
+    check_same(made["tensors"], FIRST | SECOND | {"lora": torch.ones(3)})
     assert made["averaged"].tolist() == [0, 0]
 
 
 def test_casting(folder):
-    made = ran(BLOCKS[2])
+    made = ran(CASTING)
     assert torch.equal(made["halves"].get_tensor("q.weight"), SECOND["q.weight"].half())
     assert torch.equal(made["single"], FIRST["head.weight"].bfloat16())
 
 
 def test_several_ranks(folder):
-    (folder / "load.py").write_text(BLOCKS[3])
+    (folder / "load.py").write_text(SEVERAL_RANKS)
     # Each with a file for what it prints, which would be mixed in a pipe.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(

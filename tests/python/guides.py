@@ -1,0 +1,34 @@
+"""The code that a guide in docs/ shows, taken out of it to be run as it stands there.
+
+In: the name of a guide. Out: its blocks, for the test to name one by one, so that none is left out: a guide
+with a block more or less than its test names is a failure.
+"""
+
+import os
+import re
+import sys
+
+from program import REPOSITORY
+
+
+def blocks(guide, language="python"):
+    """What stands between ```language and ``` in a guide, in its order."""
+    text = (REPOSITORY / "docs" / guide).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def ran(block, **given):
+    """The names that a block has once it ran; `given` are those that the guide supposes."""
+    made = {"__name__": "a_guide", **given}
+    exec(compile(block, "a block of a guide", "exec"), made)
+    return made
+
+
+def with_command(folder):
+    """The environment of a shell that has this package's command `ckptfs`, and this Python."""
+    program = folder / "bin" / "ckptfs"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m ckptfs "$@"\n')
+    program.chmod(0o755)
+    path = os.pathsep.join([str(program.parent), os.path.dirname(sys.executable), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -1,0 +1,199 @@
+"""What docs/training.md shows runs as it stands there, and holds what the guide says of it."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import ckptfs
+import pytest
+import torch
+from ckptfs.torch import load_file, save_sharded
+from diffusers import StableDiffusionPipeline
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from transformers import AutoModelForCausalLM
+
+import models
+from compare import check_same
+from guides import blocks, ran, with_command
+from pipelines import stable_diffusion
+from samples import numbers
+
+COMPUTED_ONCE, A_LORA, OF_DIFFUSERS, TO_GO_ON_FROM, OF_OTHERS = blocks("training.md")
+(UNCHANGED,) = blocks("training.md", "sh")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_first_to_want_it_computes_it(folder):
+    """Two processes with two workers each, for two epochs."""
+    captions = [f"a red cat {n}" for n in range(12)]
+
+    def encode(text):
+        with open("made", "a") as file:
+            file.write(f"{text}\n")
+        return torch.full((3, 4), float(text.split()[-1]))
+
+    child = os.fork()
+    loader = ran(COMPUTED_ONCE, captions=captions, encode=encode)["loader"]
+    got = [batch["embedding"] for _ in range(2) for batch in loader]
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    expected = torch.arange(12.0)[:, None, None].expand(12, 3, 4)
+    assert torch.equal(torch.cat(got), torch.cat([expected, expected]))
+    assert sorted((folder / "made").read_text().splitlines()) == sorted(captions)
+    assert len(os.listdir("cache")) == 12
+
+
+TRAIN = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[2])
+import ckptfs
+print(ckptfs.stats()["loads"] > 0, ckptfs.stats()["originals"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("line", UNCHANGED.splitlines())
+def test_programs_stay_as_they_are(folder, line):
+    models.save_shards(models.llama(), folder / "models/llama")
+    (folder / "train.py").write_text(TRAIN)
+    done = subprocess.run(
+        ["sh", "-c", line], env=with_command(folder), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = 2 if "nproc-per-node 2" in line else 1
+    assert done.stdout.split() == ["True", "0"] * ranks, done.stdout
+
+
+def test_a_lora_is_loaded_again(folder):
+    base = models.llama()
+    base.save_pretrained("base")
+    config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    model = get_peft_model(base, config)
+    ran(A_LORA, model=model)
+    with ckptfs.safe_open("lora", framework="pt") as f:
+        assert f.metadata() == {"format": "pt", "base": "models/llama", "step": "100"}
+        check_same(f.get_tensors(), get_peft_model_state_dict(model))
+    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("base"), "lora")
+    check_same(get_peft_model_state_dict(again), get_peft_model_state_dict(model))
+    of_transformers = AutoModelForCausalLM.from_pretrained("base")
+    of_transformers.load_adapter("lora")
+    prompt = torch.tensor([[1, 7, 8, 9]])
+    wanted = model(prompt).logits
+    assert torch.equal(again.eval()(prompt).logits, wanted)
+    assert torch.equal(of_transformers.eval()(prompt).logits, wanted)
+
+
+def test_a_lora_of_diffusers_is_loaded_again(folder):
+    pipe = stable_diffusion(folder / "tokenizer")
+    pipe.save_pretrained("sd")
+    config = LoraConfig(r=4, lora_alpha=7, target_modules=["to_q", "to_k"], init_lora_weights=False)
+    pipe.unet.add_adapter(config)
+    made = ran(OF_DIFFUSERS, pipe=pipe)
+    with ckptfs.safe_open("style/pytorch_lora_weights.safetensors", framework="pt") as f:
+        assert f.metadata() == made["metadata"]
+    again = StableDiffusionPipeline.from_pretrained("sd", safety_checker=None)
+    again.load_lora_weights("style")
+    (loaded,) = again.unet.peft_config.values()
+    assert (loaded.r, loaded.lora_alpha, loaded.target_modules) == (4, 7, {"to_q", "to_k"})
+    name = again.get_active_adapters()[0]
+    tensors = get_peft_model_state_dict(again.unet, adapter_name=name)
+    check_same(tensors, get_peft_model_state_dict(pipe.unet))
+
+
+STEPS = 12
+
+TRAINER = """
+import sys
+until, steps = map(int, sys.argv[1:])
+model = torch.nn.Sequential(torch.nn.Linear(8, 200), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(200))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+done = resume("last", model, optimizer)
+print("resumed", done, flush=True)
+for step in range(done + 1, steps + 1):
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+    save("last", model, optimizer, step)
+    if step == until:
+        print("killed in one of these", flush=True)
+    while step == until:
+        save("last", model, optimizer, step)
+"""
+
+
+def train(folder, until=None):
+    """Trains in a process of its own, to the end or until it is killed while it saves a step. Gives the step
+    after which it began."""
+    folder.mkdir(exist_ok=True)
+    program = f"import torch\ntorch.manual_seed(0)\n{TO_GO_ON_FROM.replace('2GB', '10kB')}\n{TRAINER}"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = subprocess.Popen(
+        [sys.executable, "-c", program, str(until or -1), str(STEPS)],
+        cwd=folder, env=env, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with running.stdout:
+        began = int(running.stdout.readline().split()[1])
+        if until is not None:
+            assert "killed" in running.stdout.readline()
+            time.sleep(random.random() / 10)
+            running.send_signal(signal.SIGKILL)
+        assert running.wait() == (0 if until is None else -signal.SIGKILL)
+    return began
+
+
+def test_killed_and_resumed_it_ends_at_the_same_weights(folder):
+    assert train(folder / "whole") == 0
+    assert train(folder / "broken", until=3) == 0
+    assert train(folder / "broken", until=7) == 3
+    assert train(folder / "broken") == 7
+    assert len(os.listdir(folder / "broken/last")) > 2
+    check_same(load_file(folder / "broken/last"), load_file(folder / "whole/last"))
+
+
+def test_tied_weights(folder):
+    model = models.gpt2()
+    given = lambda: dict(model.named_parameters()) | dict(model.named_buffers())
+    with pytest.raises(RuntimeError, match="share memory"):
+        save_sharded(model.state_dict(), "last")
+    save_sharded(given(), "last")
+    with pytest.raises(ckptfs.SafetensorError, match="lm_head.weight"):
+        load_file("last", into=model.state_dict())
+    wanted = models.fingerprints(models.tensors_of(model))
+    with torch.no_grad():
+        for tensor in given().values():
+            tensor.zero_()
+    load_file("last", into=given())
+    assert models.fingerprints(models.tensors_of(model)) == wanted
+
+
+def test_checkpoints_of_others(folder):
+    class Runs:
+        def __reduce__(self):
+            return open, ("ran", "w")
+
+    (folder / "runs").mkdir()
+    model = torch.nn.ModuleDict({"encoder": torch.nn.Linear(3, 4), "head": torch.nn.Linear(4, 2)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    model["head"](model["encoder"](numbers(1, 5, 3))).sum().backward()
+    optimizer.step()
+    ema = {name: numbers(3, *tensor.shape) for name, tensor in model.state_dict().items()}
+    everything = {"state_dict": model.state_dict(), "ema": ema, "optimizer": optimizer.state_dict(), "epoch": 3}
+    torch.save({**everything, "callbacks": Runs()}, "runs/last.ckpt")
+    made = ran(OF_OTHERS)
+    assert not os.path.exists("ran")
+    check_same(made["trained"], dict(model.state_dict()))
+    check_same(made["averaged"], {name: tensor for name, tensor in ema.items() if name.startswith("encoder.")})
+    check_same(made["moments"], {f"0.{key}": value for key, value in optimizer.state_dict()["state"][0].items()})
+    told = subprocess.run(
+        ["ckptfs", "inspect", "runs/last.ckpt"], env=with_command(folder), capture_output=True, text=True
+    )
+    assert "shown: `state_dict`" in told.stdout and "choose with --root: `ema`, `optimizer`" in told.stdout
