@@ -1,0 +1,203 @@
+"""What docs/serving.md shows runs as it stands there, and holds what the guide says of it."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import ckptfs
+import pytest
+import torch
+from ckptfs.torch import load_file, save_file
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+
+import models
+from compare import check_same
+from guides import blocks, ran
+from mounts import until
+from samples import numbers
+
+SEVERAL, HOW_MUCH, IN_THE_BACKGROUND, ADAPTERS, WHAT_GOES_ON, WHEN_WRONG = blocks("serving.md")
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch, left):
+    """A service's folder: a model in shards, one in a pickle, adapters as pickles. Nothing stays mounted."""
+    models.save_shards(models.llama(), tmp_path / "models/llama")
+    models.save_bin(models.gpt2(), tmp_path / "models/gpt2")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    ckptfs.uninstall()
+    ckptfs.configure(backend=None, threads=None, memory=None)
+    assert not left()
+
+
+def mapped(name):
+    """The files with such a name that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[-1] for line in lines if name in line}
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_several_models(shelf, installed):
+    block = SEVERAL if installed else SEVERAL.replace("ckptfs.install()\n", "")
+    assert installed == (block == SEVERAL)
+    served = ran(block)["models"]
+    models.check_same(served["llama"], models.llama())
+    models.check_same(served["gpt2"], models.gpt2())
+    assert len(mapped(f"{shelf}/models/llama/model-")) == (4 if installed else 0)
+    assert mapped("/llama/model.safetensors") == (set() if installed else {"/llama/model.safetensors"})
+
+
+SIZE = 64 << 20
+
+MEMORY = """
+import sys, ckptfs.torch
+tensors = ckptfs.torch.load_file(sys.argv[1], backend=sys.argv[2])
+tensors["w"].sum()
+print("ready", flush=True)
+sys.stdin.readline()
+lines = open("/proc/self/smaps").read().splitlines() if sys.argv[2] == "mmap" else []
+at = [n for n, line in enumerate(lines) if line.endswith(sys.argv[1])]
+print(sum(int(line.split()[1]) << 10 for n in at for line in lines[n:n + 8] if line.startswith("Pss:")))
+print([int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("RssAnon")][0])
+"""
+
+
+def memory_of_two(path, backend):
+    """What each of two processes with the same tensors has of its own: of the mapped file, and else."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", MEMORY, str(path), backend]
+    both = [
+        subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for one in both:
+        assert one.stdout.readline() == "ready\n"
+    found = []
+    for one in both:
+        one.stdin.write("\n")
+        one.stdin.flush()
+        found.append([int(one.stdout.readline()) for _ in range(2)])
+    # Both stay until both were asked: the one that is left would have all of it.
+    for one in both:
+        one.communicate()
+    return found
+
+
+def test_processes_share_what_they_map(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(SIZE // 4)}, path)
+    [(shared, own), _] = memory_of_two(path, "mmap")
+    [(_, owned), _] = memory_of_two(path, "pread")
+    assert SIZE / 3 < shared < SIZE * 2 / 3, "half of it each"
+    assert owned - own > SIZE * 2 / 3
+
+
+def test_what_becomes_of_tensors_when_their_file_changes(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"w": numbers(1, 5000)}, tmp_path / "newer.safetensors")
+    newer = (tmp_path / "newer.safetensors").read_bytes()
+    for how, after in (("mmap", numbers(1, 5000)), ("pread", numbers(2, 5000))):
+        save_file({"w": numbers(2, 5000)}, path)
+        tensor = load_file(path, backend=how)["w"]
+        save_file({"w": numbers(3, 5000)}, path)
+        assert torch.equal(tensor, numbers(2, 5000)), "another file took its place"
+        save_file({"w": numbers(2, 5000)}, path)
+        tensor = load_file(path, backend=how)["w"]
+        with path.open("r+b") as file:
+            file.write(newer)
+        assert torch.equal(tensor, after), "it was written over"
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_a_truncated_file_ends_those_who_map_it(tmp_path, backend):
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(1 << 20)}, path)
+    program = (
+        "import os, sys, ckptfs.torch; w = ckptfs.torch.load_file(sys.argv[1], backend=sys.argv[2])['w'];"
+        "os.truncate(sys.argv[1], 0); print(w.sum().item())"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program, path, backend]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if backend == "mmap":
+        assert done.returncode == -signal.SIGBUS
+    else:
+        assert (done.returncode, done.stdout) == (0, f"{float(1 << 20)}\n")
+
+
+def test_what_is_configured_holds_for_libraries_too(shelf):
+    ran(HOW_MUCH)
+    ran(SEVERAL)
+    assert not mapped(f"{shelf}/models")
+    load_file("models/llama")
+    assert ckptfs.last_report().mapped == 0
+
+
+def test_in_the_background(shelf, capsys):
+    made = ran(IN_THE_BACKGROUND)
+    check_same(made["tensors"], models.llama().state_dict())
+    assert not mapped(f"{shelf}/models/llama")
+    assert made["upcoming"].report.tensors == len(made["tensors"])
+    assert "tensors" in capsys.readouterr().out
+
+
+def test_adapters(shelf):
+    saved = {}
+    for seed, name in enumerate(("first", "second", "newer")):
+        torch.manual_seed(seed)
+        config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+        model = get_peft_model(models.llama(), config)
+        model.save_pretrained(shelf / "models/adapters" / name, safe_serialization=False)
+        saved[name] = get_peft_model_state_dict(model)
+        assert (shelf / "models/adapters" / name / "adapter_model.bin").exists()
+    model = ran(ADAPTERS)["model"]
+    assert model.active_adapter == "second"
+    for name, values in (("first", "first"), ("second", "newer")):
+        check_same(get_peft_model_state_dict(model, adapter_name=name), saved[values])
+    kept = {name.replace(".base_layer", ""): tensor for name, tensor in model.get_base_model().state_dict().items()}
+    check_same({name: kept[name] for name in models.llama().state_dict()}, models.llama().state_dict())
+
+
+def test_what_goes_on(shelf, caplog):
+    caplog.set_level(logging.INFO)
+    before = ckptfs.stats()["loads"]
+    made = ran(WHAT_GOES_ON)
+    assert f"{len(made['tensors'])} tensors" in caplog.text
+    assert made["totals"]["loads"] == before + 1
+    assert not [mount for mount in made["broken"] if mount.mountpoint.startswith(str(shelf))]
+
+
+def test_metrics(shelf):
+    mount = ckptfs.mount("models", metrics="127.0.0.1:0")
+    with mount:
+        (address,) = [word for note in mount.notes for word in note.split() if word.startswith("http://")]
+        assert "ckptfs_" in urllib.request.urlopen(address, timeout=20).read().decode()
+
+
+def test_what_is_wrong_is_told(shelf, caplog):
+    load = ran(WHEN_WRONG)["load"]
+    assert load("models/nowhere") is None
+    assert caplog.messages == ["models/nowhere: is not there"]
+    (shelf / "bad.safetensors").write_bytes(b"half of it, and no more")
+    assert load("bad.safetensors") is None
+    assert "bad.safetensors" in caplog.messages[1] and "; what to do: " in caplog.messages[1]
+    check_same(load("models/llama", names="lm_head.weight"), {"lm_head.weight": models.llama().lm_head.weight})
+
+
+def test_a_dead_mount(shelf):
+    (shelf / "mnt").mkdir()
+    mount = ckptfs.mount("models", "mnt")
+    loaded = load_file("mnt/llama")
+    os.kill(mount.pid, signal.SIGKILL)
+    until("it is dead", lambda: [one for one in ckptfs.mounts() if one.state == "dead"])
+    with pytest.raises(ckptfs.SafetensorError) as fault:
+        load_file("mnt/llama")
+    assert "ckptfs unmount" in " ".join(fault.value.__notes__)
+    check_same(loaded, models.llama().state_dict())
+    with ckptfs.mount("models", "mnt"):
+        check_same(load_file("mnt/llama"), models.llama().state_dict())
