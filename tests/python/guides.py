@@ -4,6 +4,7 @@ In: the name of a guide. Out: its blocks, for the test to name one by one, so th
 with a block more or less than its test names is a failure.
 """
 
+import itertools
 import os
 import re
 import sys
@@ -32,3 +33,11 @@ def with_command(folder):
     program.chmod(0o755)
     path = os.pathsep.join([str(program.parent), os.path.dirname(sys.executable), os.environ["PATH"]])
     return {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def rows(guide, first):
+    """The cells of each row of the table whose first heading this is."""
+    lines = (REPOSITORY / "docs" / guide).read_text().splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    table = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [re.split(r" (?<!\\)\| ", line[2:-2]) for line in table]
