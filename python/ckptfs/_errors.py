@@ -58,8 +58,16 @@ def _reduced(raised):
     return _made, (raised._also, told)
 
 
+# What the command's options are called here.
+_ARGUMENTS = {
+    "--allow-partial": "allow_partial=True", "--follow-symlinks": "follow_symlinks=True", "--root KEY": "root=",
+}  # fmt: skip
+
+
 def of(kind, message, remedy, path):
     """The exception for what the Rust part tells."""
+    for option, argument in _ARGUMENTS.items():
+        remedy = remedy and remedy.replace(option, argument)
     if kind == "missing":
         return FileNotFoundError(f"No such file or directory: {path}")
     if kind == "memory":

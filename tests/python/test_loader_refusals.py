@@ -14,6 +14,7 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
+from compare import check_same
 from samples import numbers
 
 Refused = ckptfs.SafetensorError
@@ -230,3 +231,14 @@ def test_refusals_leave_no_descriptor_open(path):
             with pytest.raises(Refused):
                 ckptfs.torch.load_file(path, **asked)
     assert descriptors() == before
+
+
+def test_what_to_do_names_arguments(tmp_path):
+    """Not the options of the command."""
+    torch.save({"a": torch.ones(2)}, tmp_path / "elsewhere.pt")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/model.pt").symlink_to("../elsewhere.pt")
+    with pytest.raises(ckptfs.SafetensorError) as fault:
+        ckptfs.torch.load_file(tmp_path / "models")
+    assert "follow_symlinks=True" in fault.value.__notes__[0] and "--" not in fault.value.__notes__[0]
+    check_same(ckptfs.torch.load_file(tmp_path / "models", follow_symlinks=True), {"a": torch.ones(2)})

@@ -45,7 +45,9 @@ def mapped(name):
 def test_several_models(shelf, installed):
     block = SEVERAL if installed else SEVERAL.replace("ckptfs.install()\n", "")
     assert installed == (block == SEVERAL)
+    before = ckptfs.stats()["loads"]
     served = ran(block)["models"]
+    assert (ckptfs.stats()["loads"] > before) == installed
     models.check_same(served["llama"], models.llama())
     models.check_same(served["gpt2"], models.gpt2())
     assert len(mapped(f"{shelf}/models/llama/model-")) == (4 if installed else 0)
