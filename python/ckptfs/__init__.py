@@ -15,6 +15,8 @@ a pickle is executed.
             print(name, f.get_slice(name).get_shape())
         part = f.get_slice("lm_head.weight")[:, 128:256]         # reads these columns alone
 
+    unet, vae = ckptfs.load_many(["sdxl/unet", "sdxl/vae"])      # together, in one plan
+
     print(ckptfs.last_report())                                  # what the last load did, and how fast
 
 Programs that know nothing of ckptfs read a mount, which lasts as long as its block:
@@ -51,6 +53,7 @@ _FROM = {
     "install": "_install",
     "installed": "_install",
     "last_report": "_report",
+    "load_many": "_many",
     "mount": "_mounts",
     "mounts": "_mounts",
     "safe_open": "_open",

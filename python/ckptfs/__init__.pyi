@@ -1,15 +1,16 @@
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal, NamedTuple, Self
+from typing import IO, Any, Literal, NamedTuple, Self, TypeVar, overload
 
 __version__: str
 
 _Path = str | PathLike[str]
 _Framework = Literal["pt", "torch", "pytorch", "np", "numpy"]
 _Backend = Literal["mmap", "pread"]
+_Name = TypeVar("_Name", bound=Hashable)
 
 class SafetensorError(Exception): ...
 
@@ -47,7 +48,7 @@ class safe_open:
         allow_partial: bool = False,
         follow_symlinks: bool = False,
         num_threads: int | None = None,
-        memory: int | None = None,
+        memory: int | str | None = None,
         leave_cache: bool = False,
     ) -> None: ...
     def keys(self) -> list[str]: ...
@@ -87,6 +88,42 @@ class Report:
     def gb_per_second(self) -> float: ...
     def as_dict(self) -> dict[str, Any]: ...
 
+@overload
+def load_many(
+    filenames: Mapping[_Name, _Path],
+    framework: _Framework = "pt",
+    device: Any = "cpu",
+    *,
+    backend: _Backend | None = None,
+    names: str | Iterable[str] | None = None,
+    dtype: Any = None,
+    root: str | None = None,
+    allow_partial: bool = False,
+    follow_symlinks: bool = False,
+    num_threads: int | None = None,
+    memory: int | str | None = None,
+    leave_cache: bool = False,
+    progress: bool = False,
+    report: Callable[[Report], object] | None = None,
+) -> dict[_Name, dict[str, Any]]: ...
+@overload
+def load_many(
+    filenames: Iterable[_Path],
+    framework: _Framework = "pt",
+    device: Any = "cpu",
+    *,
+    backend: _Backend | None = None,
+    names: str | Iterable[str] | None = None,
+    dtype: Any = None,
+    root: str | None = None,
+    allow_partial: bool = False,
+    follow_symlinks: bool = False,
+    num_threads: int | None = None,
+    memory: int | str | None = None,
+    leave_cache: bool = False,
+    progress: bool = False,
+    report: Callable[[Report], object] | None = None,
+) -> list[dict[str, Any]]: ...
 def configure(
     *,
     backend: _Backend | None = ...,

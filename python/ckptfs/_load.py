@@ -56,44 +56,38 @@ def load_named(opened, names, framework, way, *, device=None, into=None, dtype=N
     stands in the report."""
     if into is None:
         tensors = [opened.tensor(name) for name in chosen(opened, names)]
-        why = {why: len(tensors)} if why else {}
-        [loaded] = load_each([tensors], framework, way, device=device, dtype=dtype, memory=memory,
-                             progress=progress, report=report, why=why)  # fmt: skip
+        with Load(progress, report) as load:
+            load.begins(tensors, why)
+            [loaded] = load_each([tensors], framework, way, load, device=device, dtype=dtype, memory=memory)
         return loaded
     if device is not None:
         raise error("into= has its own place for every tensor, so device= cannot say another")
     names = chosen(opened, list(into) if names is None else names)
     tensors = [opened.tensor(name) for name in names]
     kinds = None if dtype is None else _kinds(tensors, framework, dtype)
-    with Load(progress and tensors, report) as load:
-        if why:
-            load.report._fell_back(why, len(tensors))
-        _into(tensors, framework, into, kinds, memory, load, progress)
+    with Load(progress, report) as load:
+        load.begins(tensors, why)
+        _into(tensors, framework, into, kinds, memory, load)
     return {name: into[name] for name in names}
 
 
-def load_each(checkpoints, framework, way, *, device=None, dtype=None, memory=None, progress=False, report=None,
-              why=()):
-    """Loads tensors of several checkpoints together, a list for each: a dictionary for each. `why` says what
-    was not done as it was asked for, and of how many tensors."""
+def load_each(checkpoints, framework, way, load, *, device=None, dtype=None, memory=None):
+    """Loads tensors of several checkpoints together, a list for each: a dictionary for each."""
     tensors = [tensor for of in checkpoints for tensor in of]
     # A type that the framework lacks is refused before anything is read.
     for tensor in tensors:
         framework.type(tensor.dtype)
     kinds = None if dtype is None else _kinds(tensors, framework, dtype)
     made = [None] * len(tensors)
-    with Load(progress and tensors, report) as load:
-        for reason in why:
-            load.report._fell_back(reason, why[reason])
-        for places in _as_they_are(tensors, kinds, progress):
-            held = _memory([tensors[place] for place in places], way, load)
-            for place, memory_of in zip(places, held, strict=True):
-                tensor = tensors[place]
-                found = framework.of(memory_of, tensor.dtype, tensor.shape)
-                made[place] = found if device is None else framework.put(found, device)
-        if kinds is not None:
-            for place, cast in _cast(tensors, framework, kinds, way, memory, load):
-                made[place] = framework.put(cast, device)
+    for places in _as_they_are(tensors, kinds, load):
+        held = _memory([tensors[place] for place in places], way, load)
+        for place, memory_of in zip(places, held, strict=True):
+            tensor = tensors[place]
+            found = framework.of(memory_of, tensor.dtype, tensor.shape)
+            made[place] = found if device is None else framework.put(found, device)
+    if kinds is not None:
+        for place, cast in _cast(tensors, framework, kinds, way, memory, load):
+            made[place] = framework.put(cast, device)
     made = iter(made)
     return [{tensor.name: next(made) for tensor in of} for of in checkpoints]
 
@@ -105,13 +99,13 @@ def _kinds(tensors, framework, dtype):
             for tensor in tensors]  # fmt: skip
 
 
-def _as_they_are(tensors, kinds, progress):
+def _as_they_are(tensors, kinds, load):
     """The places of those that are not cast, as many at a time as are to be shown at once."""
     if kinds is None:
         places = range(len(tensors))
     else:
         places = [place for place, kind in enumerate(kinds) if kind is None]
-    return _batches(places, tensors, _SHOWN_AT_ONCE) if progress else [places]
+    return _batches(places, tensors, _SHOWN_AT_ONCE) if load.is_shown() else [places]
 
 
 def _memory(tensors, way, load, stop=None, threads=None):
@@ -142,7 +136,7 @@ def _memory(tensors, way, load, stop=None, threads=None):
     return held
 
 
-def _into(tensors, framework, into, kinds, memory, load, progress):
+def _into(tensors, framework, into, kinds, memory, load):
     """Lands each in its place; what has to be cast is held beside it for a while."""
     addresses, ends = [], []
     for place, tensor in enumerate(tensors):
@@ -155,7 +149,7 @@ def _into(tensors, framework, into, kinds, memory, load, progress):
         ends.append((at, at + target.nbytes, tensor.name))
     _check_apart(ends)
     try:
-        _land(tensors, framework, into, kinds, memory, load, progress, addresses)
+        _land(tensors, framework, into, kinds, memory, load, addresses)
     finally:
         framework.changed([into[tensor.name] for tensor in tensors])
 
@@ -169,8 +163,8 @@ def _check_apart(ends):
                         "give each memory of its own")  # fmt: skip
 
 
-def _land(tensors, framework, into, kinds, memory, load, progress, addresses):
-    for places in _as_they_are(tensors, kinds, progress):
+def _land(tensors, framework, into, kinds, memory, load, addresses):
+    for places in _as_they_are(tensors, kinds, load):
         batch = [tensors[place] for place in places]
         try:
             told = _ckptfs.load_into(batch, [addresses[place] for place in places])

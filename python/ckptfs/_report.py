@@ -65,15 +65,26 @@ _NUMBERS = ("tensors", "bytes", "mapped", "cached", "direct", "buffered", "gathe
 
 class Load:
     """A load that goes on: `with Load(...) as load:`, and `load.report` is filled. Only what came to its
-    end counts. How far it is with the tensors that are `shown` can be watched."""
+    end counts."""
 
-    def __init__(self, shown=None, report=None):
+    def __init__(self, progress=False, report=None):
         self.report, self._tell = Report(), report
-        self._bar = _Bar(sum(tensor.nbytes for tensor in shown)) if shown else None
+        self._bar = _Bar() if progress else None
 
     def __enter__(self):
         self._begun = time.perf_counter()
         return self
+
+    def begins(self, tensors, why=None):
+        """So much is to come. `why` they are another file's than was asked for stands in the report."""
+        if why:
+            self.report._fell_back(why, len(tensors))
+        if self._bar:
+            self._bar.total += sum(tensor.nbytes for tensor in tensors)
+
+    def is_shown(self):
+        """Whether someone watches."""
+        return self._bar is not None
 
     def had(self, tensors, size):
         """So much more is there."""
@@ -95,8 +106,8 @@ class Load:
 class _Bar:
     """A line on the terminal; elsewhere only its last state."""
 
-    def __init__(self, total):
-        self._total, self._said = total, ""
+    def __init__(self):
+        self.total, self._said = 0, ""
         self._live = self._broken = False
         self._try(self._look)
 
@@ -119,10 +130,10 @@ class _Bar:
         self._live = sys.stderr.isatty()
 
     def _show(self, done, seconds):
-        share = done / self._total if self._total else 1.0
+        share = done / self.total if self.total else 1.0
         filled = "#" * round(share * 24)
         speed = done / seconds / 1e9 if seconds else 0.0
-        self._said = (f"[{filled:.<24}] {share:4.0%}  {done / 1e9:.2f} of {self._total / 1e9:.2f} GB  "
+        self._said = (f"[{filled:.<24}] {share:4.0%}  {done / 1e9:.2f} of {self.total / 1e9:.2f} GB  "
                       f"{speed:.2f} GB/s")
         if self._live:
             print(f"\r{self._said}", end="", file=sys.stderr, flush=True)

@@ -64,7 +64,7 @@ def backend(given, by_default):
 def limits(num_threads, memory):
     """Both as the Rust part can take them."""
     threads = setting("threads") if num_threads is None else _count(num_threads, "num_threads")
-    memory = setting("memory") if memory is None else _count(memory, "memory")
+    memory = setting("memory") if memory is None else size(memory, "memory")
     threads = None if threads is None else min(threads, _MOST_THREADS)
     return threads, None if memory is None else min(memory, _MOST_MEMORY)
 

@@ -9,11 +9,10 @@ import concurrent.futures
 import json
 import os
 import re
-import resource
-import sys
 import threading
 
 from ckptfs._errors import error, of_system
+from ckptfs._limits import most_open
 from ckptfs._new_file import NewFile, sync_folder, usual_mode
 from ckptfs._write import parts_of
 
@@ -85,7 +84,7 @@ def _used(directory, index, there):
 
 def _written(specs, shards, directory, metadata, threads, sync):
     """The shards, whole, and without names as far as they can all be open at once."""
-    most, mode, stop = _most_open(), usual_mode(), threading.Event()
+    most, mode, stop = most_open(), usual_mode(), threading.Event()
     files, threads = [None] * len(shards), min(threads, len(shards), most)
     # Beside those that stay open each thread has one.
     kept = len(shards) if len(shards) <= most else most - threads
@@ -115,21 +114,6 @@ def _written(specs, shards, directory, metadata, threads, sync):
             file.drop()
         raise
     return files
-
-
-def _most_open():
-    """How many files may be open at once: half of those that this process can still open, because others
-    in it open theirs meanwhile."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if most == resource.RLIM_INFINITY:
-        return sys.maxsize
-    try:
-        # Not counting the one that it takes to look.
-        most -= len(os.listdir("/proc/self/fd")) - 1
-    except OSError:
-        # Where nobody tells, few are left open.
-        most = min(most, 64)
-    return max(1, most // 2)
 
 
 def _index(specs, shards, names, directory, sync):

@@ -1,9 +1,11 @@
-"""A checkpoint that is open until it is closed, in this process and in what is forked from it.
+"""Checkpoints that are open: for one load, or until they are closed, in this process and in what is forked
+from it.
 
 In: a path and how to read it. Out: the `Opened` of the Rust part, to whoever asks while it is open. Those
 who have it when it is closed finish what they do.
 """
 
+import itertools
 import os
 import threading
 import weakref
@@ -21,6 +23,50 @@ def options(root=None, allow_partial=False, follow_symlinks=False, num_threads=N
         "root": root, "allow_partial": allow_partial, "follow_symlinks": follow_symlinks,
         "threads": num_threads, "memory": memory, "leave_cache": leave_cache,
     }  # fmt: skip
+
+
+# So many are opened together, where each is one file: a set may have as many as a process can open.
+_TOGETHER = 64
+_ONE_FILE = (".safetensors", ".sft", ".pt", ".pth", ".bin", ".ckpt")
+
+
+def open_one(filename, how):
+    """What is at a path, for a load that begins now; of `x.safetensors` that is not there, `x.pt`, and that it
+    is that."""
+    try:
+        found = _ckptfs.Opened(filename, how)
+    except FileNotFoundError as fault:
+        found = fault
+    return _instead(filename, found, how)
+
+
+def open_each(filenames, how, most):
+    """The same of many, one after the other. No more than `most` files are opened ahead."""
+    for is_file, some in itertools.groupby(filenames, lambda name: os.fsdecode(name).endswith(_ONE_FILE)):
+        some = list(some)
+        # Each is open with its directory.
+        count = max(1, min(_TOGETHER, most // 2)) if is_file else 1
+        for start in range(0, len(some), count):
+            batch = some[start : start + count]
+            for filename, found in zip(batch, _ckptfs.open_each(batch, how), strict=True):
+                yield _instead(filename, found, how)
+
+
+def _instead(filename, found, how):
+    missing = isinstance(found, FileNotFoundError)
+    if isinstance(found, Exception) and not missing:
+        raise found
+    # A name that is not there is found as what a mount would show, where that is no other's.
+    if not missing and found.format == "safetensors":
+        return found, None
+    stem, extension = os.path.splitext(os.fsdecode(filename))
+    instead = f"{stem}.pt"
+    if extension == ".safetensors" and not os.path.lexists(filename) and os.path.isfile(instead):
+        why = f"{os.fsdecode(filename)} is not there: {instead} was loaded"
+        return _ckptfs.Opened(instead, how) if missing else found, why
+    if missing:
+        raise found
+    return found, None
 
 
 class Source:

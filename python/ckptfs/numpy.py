@@ -6,7 +6,7 @@ import numpy as np
 
 from ckptfs import _load, _settings
 from ckptfs._frameworks import Numpy
-from ckptfs._source import options
+from ckptfs._source import open_one, options
 from ckptfs._write import TensorSpec, serialize, serialize_file
 from ckptfs import _ckptfs
 
@@ -27,10 +27,10 @@ def load_file(filename, *, backend=None, names=None, into=None, dtype=None, root
     num_threads, memory = _settings.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
                   _load.for_reading(memory, dtype), leave_cache)
-    opened = _ckptfs.Opened(filename, how)
+    opened, why = open_one(filename, how)
     return _load.load_named(
         opened, names, Numpy, _settings.backend(backend, Numpy.BACKEND), into=into, dtype=dtype,
-        memory=memory, progress=progress, report=report,
+        memory=memory, progress=progress, report=report, why=why,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ def load_file(
     allow_partial: bool = False,
     follow_symlinks: bool = False,
     num_threads: int | None = None,
-    memory: int | None = None,
+    memory: int | str | None = None,
     leave_cache: bool = False,
     progress: bool = False,
     report: Callable[[Report], object] | None = None,

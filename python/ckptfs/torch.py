@@ -1,7 +1,5 @@
 """Loading and saving tensors of torch; the calls of `safetensors.torch`, for every kind of checkpoint."""
 
-import os
-
 import torch
 
 from ckptfs import _ckptfs, _load, _settings, _sharded
@@ -16,7 +14,7 @@ from ckptfs._shared import (  # noqa: F401
     storage_ptr,
     storage_size,
 )
-from ckptfs._source import options
+from ckptfs._source import open_one, options
 from ckptfs._write import TensorSpec, serialize, serialize_file
 
 __all__ = [
@@ -47,8 +45,8 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     `dtype`: the type that tensors of floating point are cast to; others stay as they are.
     `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot
     be loaded, `follow_symlinks` lets links lead out of a directory.
-    `num_threads` read at once. `memory`: bytes that may be held beside the result, 16 MiB or so being
-    plenty. With `backend="pread"` `leave_cache` leaves in the page cache only what it had; tensors that
+    `num_threads` read at once. `memory`: bytes, or text such as "64M", that may be held beside the
+    result, 16 MiB or so being plenty. With `backend="pread"` `leave_cache` leaves in the page cache only what it had; tensors that
     are mapped it does not cover.
     `progress` shows a bar; `report` is called with the `ckptfs.Report` that `ckptfs.last_report()` gives.
 
@@ -61,31 +59,11 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     num_threads, memory = _settings.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
                   _load.for_reading(memory, dtype), leave_cache)
-    opened, why = _opened(filename, how)
+    opened, why = open_one(filename, how)
     return _load.load_named(
         opened, names, Torch, _settings.backend(backend, Torch.BACKEND), device=Torch.device(device), into=into,
         dtype=dtype, memory=memory, progress=progress, report=report, why=why,
     )  # fmt: skip
-
-
-def _opened(filename, how):
-    """What is at a path; of `x.safetensors` that is not there, `x.pt`, and that it is that."""
-    missing = None
-    try:
-        opened = _ckptfs.Opened(filename, how)
-        # A name that is not there is found as what a mount would show, where that is no other's.
-        if opened.format == "safetensors":
-            return opened, None
-    except FileNotFoundError as fault:
-        opened, missing = None, fault
-    stem, extension = os.path.splitext(os.fsdecode(filename))
-    instead = f"{stem}.pt"
-    if extension == ".safetensors" and not os.path.lexists(filename) and os.path.isfile(instead):
-        why = f"{os.fsdecode(filename)} is not there: {instead} was loaded"
-        return opened or _ckptfs.Opened(instead, how), why
-    if missing:
-        raise missing
-    return opened, None
 
 
 def cached(path, make, *, device="cpu", metadata=None, **how):

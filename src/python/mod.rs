@@ -29,7 +29,7 @@ mod _ckptfs {
     #[pymodule_export]
     use super::memory::Memory;
     #[pymodule_export]
-    use super::opened::Opened;
+    use super::opened::{Opened, open_each};
     #[pymodule_export]
     use super::tensor::Tensor;
     #[pymodule_export]

@@ -14,10 +14,14 @@ use pyo3::types::PyList;
 use crate::checkpoint::{self, Format};
 use crate::loader::{self, Error, Route};
 use crate::meeting;
+use crate::threads::together;
 
 use super::fault::raised;
 use super::tensor::Tensor;
 use super::waiting::{Wait, without_lock};
+
+/// So many are opened at once: while one waits for the disk, others are parsed.
+const OPENERS: usize = 8;
 
 /// A checkpoint whose files are open. Any number of threads load from it at once.
 #[pyclass(frozen, module = "ckptfs._ckptfs")]
@@ -30,7 +34,7 @@ pub struct Opened {
 /// The options of a checkpoint, as Python gives them.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-struct Options {
+pub struct Options {
     root: Option<String>,
     allow_partial: bool,
     follow_symlinks: bool,
@@ -95,6 +99,12 @@ impl Opened {
         self.opened.format().name()
     }
 
+    /// How many files it holds open.
+    #[getter]
+    fn files(&self) -> usize {
+        self.opened.image().files().len()
+    }
+
     /// What was chosen and what was left out, in words.
     #[getter]
     fn notes(&self) -> Vec<String> {
@@ -131,6 +141,25 @@ impl Opened {
         let place = (std::ptr::from_ref(found).addr() - first.addr()) / size_of_val(found);
         Ok(self.offsets()[place])
     }
+}
+
+/// Opens what each path leads to, several at once: an [`Opened`] or an exception for each.
+#[pyfunction]
+pub fn open_each<'py>(
+    py: Python<'py>,
+    paths: Vec<PathBuf>,
+    options: Options,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let options = loader::Options::from(options);
+    let elsewhere = paths.iter().any(|path| meeting::may_keep_waiting(path));
+    let wait = if elsewhere { Wait::OrLeave } else { Wait::Here };
+    let work = move || together(&paths, OPENERS, |path| options.open(path));
+    let opened = without_lock(py, wait, &AtomicBool::new(false), work)?;
+    let made = opened.into_iter().map(|opened| match Opened::of(py, opened) {
+        Ok(opened) => Ok(Bound::new(py, opened)?.into_any()),
+        Err(error) => Ok(error.into_value(py).into_bound(py).into_any()),
+    });
+    made.collect()
 }
 
 impl Opened {

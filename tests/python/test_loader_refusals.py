@@ -123,14 +123,16 @@ def test_values_that_cannot_be_meant(path):
 @pytest.mark.parametrize("dtype", [None, "float16"])
 @pytest.mark.parametrize("module", [ckptfs.torch, ckptfs.numpy])
 def test_limits_are_looked_at_before_they_are_used(path, module, dtype):
-    for asked in {"memory": "1G"}, {"memory": 1.5e9}, {"num_threads": "4"}, {"num_threads": True}:
+    for asked in {"memory": -1}, {"memory": 1.5e9}, {"num_threads": "4"}, {"num_threads": True}:
         [(name, value)] = asked.items()
         with pytest.raises(Refused, match=f"{name} must be a positive integer, got {value!r}"):
             module.load_file(path, dtype=dtype, **asked)
     for memory in 1001, 500_001:
         with pytest.raises(Refused, match=f"{memory} bytes of memory were allowed"):
             module.load_file(path, dtype=dtype, memory=memory)
-    for asked in {"memory": 6 << 20}, {"memory": 2**70, "num_threads": 2**70}:
+    with pytest.raises(Refused, match="memory 'much' is no size"):
+        module.load_file(path, dtype=dtype, memory="much")
+    for asked in {"memory": 6 << 20}, {"memory": "1G"}, {"memory": 2**70, "num_threads": 2**70}:
         assert module.load_file(path, dtype=dtype, **asked)["a"].shape == (30, 20)
 
 

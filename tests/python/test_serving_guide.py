@@ -20,7 +20,7 @@ from guides import blocks, ran
 from mounts import until
 from samples import numbers
 
-SEVERAL, HOW_MUCH, IN_THE_BACKGROUND, ADAPTERS, WHAT_GOES_ON, WHEN_WRONG = blocks("serving.md")
+SEVERAL, HOW_MUCH, IN_THE_BACKGROUND, AT_ONCE, ADAPTERS, WHAT_GOES_ON, WHEN_WRONG = blocks("serving.md")
 
 
 @pytest.fixture
@@ -164,6 +164,19 @@ def test_adapters(shelf):
     base, kept = models.llama().state_dict(), model.get_base_model().state_dict()
     kept = {name.replace(".base_layer", ""): tensor for name, tensor in kept.items()}
     check_same({name: kept[name] for name in base}, base)
+
+
+def test_several_at_once(shelf):
+    adapter = {"up": numbers(2, 4, 8), "steps": torch.arange(3)}
+    (shelf / "models/adapters/first").mkdir(parents=True)
+    save_file(adapter, shelf / "models/adapters/first/adapter_model.safetensors")
+    parts = ran(AT_ONCE)["parts"]
+    report = ckptfs.last_report()
+    check_same(parts["adapter"], {"up": adapter["up"].bfloat16(), "steps": adapter["steps"]})
+    for name, of in (("base", "llama"), ("other", "gpt2")):
+        stored = load_file(f"models/{of}", dtype="bfloat16")
+        check_same(parts[name], stored)
+    assert report.tensors == sum(map(len, parts.values())) and not report.mapped
 
 
 def test_what_goes_on(shelf, caplog):
