@@ -83,6 +83,7 @@ class Report:
     gathered: int
     memory: int
     mapped: int
+    received: int
     fallbacks: dict[str, int]
     @property
     def gb_per_second(self) -> float: ...

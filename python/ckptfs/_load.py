@@ -57,7 +57,7 @@ def load_named(opened, names, framework, way, *, device=None, into=None, dtype=N
     if into is None:
         tensors = [opened.tensor(name) for name in chosen(opened, names)]
         with Load(progress, report) as load:
-            load.begins(tensors, why)
+            load.begins(len(tensors), (tensor.nbytes for tensor in tensors), why)
             [loaded] = load_each([tensors], framework, way, load, device=device, dtype=dtype, memory=memory)
         return loaded
     if device is not None:
@@ -66,7 +66,7 @@ def load_named(opened, names, framework, way, *, device=None, into=None, dtype=N
     tensors = [opened.tensor(name) for name in names]
     kinds = None if dtype is None else _kinds(tensors, framework, dtype)
     with Load(progress, report) as load:
-        load.begins(tensors, why)
+        load.begins(len(tensors), (tensor.nbytes for tensor in tensors), why)
         _into(tensors, framework, into, kinds, memory, load)
     return {name: into[name] for name in names}
 

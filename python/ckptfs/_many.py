@@ -48,7 +48,7 @@ def _groups(paths, names, how, load):
     most, held, group = most_open(), 0, []
     for opened, why in open_each(paths, how, most // 2):
         tensors = [opened.tensor(name) for name in _load.chosen(opened, names)]
-        load.begins(tensors, why)
+        load.begins(len(tensors), (tensor.nbytes for tensor in tensors), why)
         # Beside its files a checkpoint holds its directory.
         held += opened.files + 1
         group.append(tensors)

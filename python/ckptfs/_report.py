@@ -14,8 +14,8 @@ class Report:
     """What a load did: how much, how fast, and how each byte was had.
 
     `tensors`, `bytes`, `seconds`; of the bytes, those `cached` (copied out of the page cache), `direct`
-    (read past it), `buffered` (read through it), `gathered` (put together from pieces), from `memory`
-    and `mapped` (used where they lie, and not read at all); and `fallbacks`: what was not done as it was
+    (read past it), `buffered` (read through it), `gathered` (put together from pieces), from `memory`,
+    `mapped` (used where they lie, and not read at all) and `received` (read by other ranks); and `fallbacks`: what was not done as it was
     asked for, with the number of tensors.
 
         >>> ckptfs.torch.load_file("model.bin", backend="pread")
@@ -24,7 +24,7 @@ class Report:
     """
 
     # Of the class until there is something to count: files that are small are loaded by the thousand.
-    tensors = bytes = mapped = cached = direct = buffered = gathered = memory = 0
+    tensors = bytes = mapped = cached = direct = buffered = gathered = memory = received = 0
     seconds = 0.0
 
     def __init__(self):
@@ -40,7 +40,7 @@ class Report:
         return {**{name: getattr(self, name) for name in _NUMBERS}, "fallbacks": dict(self.fallbacks)}
 
     def __repr__(self):
-        how = ("mapped", "cached", "direct", "buffered", "gathered", "memory")
+        how = ("mapped", "cached", "direct", "buffered", "gathered", "memory", "received")
         how = ", ".join(f"{name} {getattr(self, name):,}" for name in how if getattr(self, name))
         why = "".join(f"; {why} ({count})" for why, count in self.fallbacks.items())
         return (f"<{self.tensors:,} tensors, {self.bytes:,} bytes in {self.seconds:.3f} s "
@@ -60,7 +60,8 @@ class Report:
                 mine[name] = mine.get(name, 0) + value
 
 
-_NUMBERS = ("tensors", "bytes", "mapped", "cached", "direct", "buffered", "gathered", "memory", "seconds")
+_NUMBERS = ("tensors", "bytes", "mapped", "cached", "direct", "buffered", "gathered", "memory", "received",
+            "seconds")  # fmt: skip
 
 
 class Load:
@@ -75,12 +76,13 @@ class Load:
         self._begun = time.perf_counter()
         return self
 
-    def begins(self, tensors, why=None):
-        """So much is to come. `why` they are another file's than was asked for stands in the report."""
+    def begins(self, count, sizes, why=None):
+        """So many tensors of so many bytes are to come. `why` they are another file's than was asked for stands
+        in the report."""
         if why:
-            self.report._fell_back(why, len(tensors))
+            self.report._fell_back(why, count)
         if self._bar:
-            self._bar.total += sum(tensor.nbytes for tensor in tensors)
+            self._bar.total += sum(sizes)
 
     def is_shown(self):
         """Whether someone watches."""

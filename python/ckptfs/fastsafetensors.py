@@ -32,7 +32,7 @@ from ckptfs import _settings
 from ckptfs._errors import closed, error
 from ckptfs._fast_buffers import FilesBufferOnDevice, Held
 from ckptfs._fast_files import File, SafeTensorsMetadata, TensorFrame
-from ckptfs._fast_group import Group, SingleGroup
+from ckptfs._group import Group, SingleGroup
 from ckptfs._fast_types import Device, DeviceType, DType, TorchTensor, as_device, as_dtype
 from ckptfs._source import options
 

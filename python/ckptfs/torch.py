@@ -15,10 +15,12 @@ from ckptfs._shared import (  # noqa: F401
     storage_size,
 )
 from ckptfs._source import open_one, options
+from ckptfs._together import load_distributed
 from ckptfs._write import TensorSpec, serialize, serialize_file
 
 __all__ = [
-    "cached", "load", "load_file", "load_model", "load_sharded", "save", "save_file", "save_model", "save_sharded",
+    "cached", "load", "load_distributed", "load_file", "load_model", "load_sharded", "save", "save_file",
+    "save_model", "save_sharded",
 ]  # fmt: skip
 
 # torch's own types, by their names in a header.

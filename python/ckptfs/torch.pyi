@@ -26,6 +26,23 @@ def load_file(
     progress: bool = False,
     report: Callable[[Report], object] | None = None,
 ) -> dict[str, torch.Tensor]: ...
+def load_distributed(
+    filename: _Path,
+    group: Any = None,
+    device: Any = "cpu",
+    *,
+    names: str | Iterable[str] | None = None,
+    shard: Mapping[str, int | None] | None = None,
+    dtype: torch.dtype | str | None = None,
+    root: str | None = None,
+    allow_partial: bool = False,
+    follow_symlinks: bool = False,
+    num_threads: int | None = None,
+    memory: int | str | None = None,
+    leave_cache: bool = False,
+    progress: bool = False,
+    report: Callable[[Report], object] | None = None,
+) -> dict[str, torch.Tensor]: ...
 def cached(
     path: _Path,
     make: Callable[[], dict[str, torch.Tensor]],

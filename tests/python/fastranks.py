@@ -1,55 +1,16 @@
-"""Programs that several ranks run together, each a process: `run(folder, ranks, package, program)` starts
-one per rank and gives, for each rank, what its program put into a dictionary.
+"""Programs that several ranks run with fastsafetensors, or with ours in its place; `ranks` starts them.
 
-    python fastranks.py PACKAGE PROGRAM RANK RANKS FOLDER
-
-A program gets the package under test, its rank, the group and the folder, and fills what it is given.
+A program gets the package under test, the group and a folder, and fills what it is given.
 """
 
-import datetime
 import importlib
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-# Longer than any group here waits for one that does not come.
-SECONDS = 120
+from ranks import SECONDS
 
-# A group of those that lose one of them waits so long.
-PATIENCE = 4
-
-
-def start(folder, ranks, package, program):
-    """A process for each rank."""
-    store = folder / f"store-{program}-{package}"
-    return [
-        subprocess.Popen(
-            [sys.executable, __file__, package, program, str(rank), str(ranks), str(folder), str(store)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        ) for rank in range(ranks)
-    ]  # fmt: skip
-
-
-def ended(processes):
-    """The exit code and the words of each, when all have ended; none outlives this."""
-    try:
-        told = [process.communicate(timeout=SECONDS) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [(process.returncode, *words) for process, words in zip(processes, told, strict=True)]
-
-
-def run(folder, ranks, package, program):
-    import torch
-
-    for code, _, words in ended(start(folder, ranks, package, program)):
-        assert code == 0, words
-    return [torch.load(folder / f"{program}-{package}-{rank}.pt") for rank in range(ranks)]
+# Those that lose a rank.
+IMPATIENT = ("loses_one", "waits_for_one")
 
 
 def buffers_of(package, pg, files, **made):
@@ -186,23 +147,3 @@ def waits_for_one(package, pg, folder, out):
         one.get_sharded("odd.two", 0)
     finally:
         print("waited", time.monotonic() - begun, flush=True)
-
-
-def main(package, program, rank, ranks, folder, store):
-    import torch
-    import torch.distributed
-
-    lost = program in ("loses_one", "waits_for_one")
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks),
-        timeout=datetime.timedelta(seconds=PATIENCE if lost else SECONDS),
-    )  # fmt: skip
-    out = {}
-    globals()[program](importlib.import_module(package), torch.distributed.group.WORLD, Path(folder), out)
-    torch.save(out, Path(folder) / f"{program}-{package}-{rank}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

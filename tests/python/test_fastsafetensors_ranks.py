@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compare import bits
-from fastranks import PATIENCE, SECONDS, ended, run, start
+from ranks import PATIENCE, SECONDS, ended, run, start
 from samples import numbers, write_shards
 
 OURS, THEIRS = "ckptfs.fastsafetensors", "fastsafetensors"
@@ -50,7 +50,7 @@ def part(tensor, dim, rank, ranks):
 
 
 def test_what_both_can_do_is_the_same_on_every_rank(folder):
-    mine, others = run(folder, 2, OURS, "even"), run(folder, 2, THEIRS, "even")
+    mine, others = run(folder, 2, "fastranks", OURS, "even"), run(folder, 2, "fastranks", THEIRS, "even")
     for got, expected in zip(mine, others, strict=True):
         assert got.keys() == expected.keys() and len(got) > 40
         for key, value in expected.items():
@@ -64,7 +64,7 @@ def test_what_both_can_do_is_the_same_on_every_rank(folder):
 def test_parts_of_sizes_that_ranks_do_not_divide(folder):
     ranks = 3
     expected = ODD | TYPES | {f"layers.{n}.0.weight": numbers(8 + 1000 * n, 5, 5) for n in range(2)}
-    for rank, got in enumerate(run(folder, ranks, OURS, "uneven")):
+    for rank, got in enumerate(run(folder, ranks, "fastranks", OURS, "uneven")):
         for name, tensor in expected.items():
             same(got[name, -1], tensor.contiguous())
             for dim in range(tensor.dim()):
@@ -81,7 +81,7 @@ def test_parts_of_sizes_that_ranks_do_not_divide(folder):
 
 
 def test_asking_twice(folder):
-    for rank, got in enumerate(run(folder, 2, OURS, "again")):
+    for rank, got in enumerate(run(folder, 2, "fastranks", OURS, "again")):
         for tensor in (*got["independent"], got["cached"], *([got["alone"]] if rank == 0 else [])):
             same(tensor, ODD["odd.two"])
         same(got["part"], ODD["odd.two"][rank : rank + 1])
@@ -99,21 +99,21 @@ def test_asking_twice(folder):
 
 def test_casting_while_copying_is_known_to_every_rank(folder):
     expected = ODD | load_file(folder / "a.safetensors")
-    for rank, got in enumerate(run(folder, 2, OURS, "cast")):
+    for rank, got in enumerate(run(folder, 2, "fastranks", OURS, "cast")):
         assert got.keys() == expected.keys()
         for name, tensor in expected.items():
             same(got[name], part(tensor.bfloat16(), 0, rank, 2))
 
 
 def test_a_rank_that_dies_ends_the_others_with_an_error(folder):
-    (code, _, words), (died, _, _) = ended(start(folder, 2, OURS, "loses_one"))
+    (code, _, words), (died, _, _) = ended(start(folder, 2, "fastranks", OURS, "loses_one"))
     assert died == 9 and code == 1
     assert "SafetensorError: odd.two: could not be copied from rank 1, by rank 0 of 2" in words
     assert "what to do: see why the other rank ended" in words
 
 
 def test_a_rank_that_does_not_come_is_waited_for_as_long_as_the_group_says(folder):
-    processes = start(folder, 2, OURS, "waits_for_one")
+    processes = start(folder, 2, "fastranks", OURS, "waits_for_one")
     try:
         told, words = processes[0].communicate(timeout=SECONDS)
     finally:

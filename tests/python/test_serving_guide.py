@@ -20,7 +20,7 @@ from guides import blocks, ran
 from mounts import until
 from samples import numbers
 
-SEVERAL, HOW_MUCH, IN_THE_BACKGROUND, AT_ONCE, ADAPTERS, WHAT_GOES_ON, WHEN_WRONG = blocks("serving.md")
+SEVERAL, HOW_MUCH, IN_THE_BACKGROUND, AT_ONCE, RANKS, ADAPTERS, WHAT_GOES_ON, WHEN_WRONG = blocks("serving.md")
 
 
 @pytest.fixture
@@ -177,6 +177,29 @@ def test_several_at_once(shelf):
         stored = load_file(f"models/{of}", dtype="bfloat16")
         check_same(parts[name], stored)
     assert report.tensors == sum(map(len, parts.values())) and not report.mapped
+
+
+CHECKED = """
+from ckptfs.torch import load_file
+rank, alone = torch.distributed.get_rank(), load_file("models/llama")
+dims = {"o_proj": 1, "q_proj": 0}
+for name, tensor in alone.items():
+    dim = next((dim for part, dim in dims.items() if part in name), None)
+    tensor = tensor if dim is None else tensor.chunk(2, dim)[rank]
+    assert torch.equal(weights[name], tensor), name
+print("same", len(weights), flush=True)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_several_ranks(shelf):
+    (shelf / "serve.py").write_text(RANKS + CHECKED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "serve.py"]
+    # torchrun leaves its own directory behind.
+    env = {**os.environ, "TMPDIR": str(shelf)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=shelf, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"same {len(load_file('models/llama'))}") == 2
 
 
 def test_what_goes_on(shelf, caplog):

@@ -11,7 +11,7 @@ import math
 import torch
 import torch.distributed
 
-from ckptfs._errors import error
+from ckptfs._errors import error, in_words
 
 
 class SingleGroup:
@@ -46,6 +46,41 @@ class Group:
         """Lets go of the process group. A process that ends while something still holds one may be
         aborted by the threads in it, though its program had `destroy_process_group()`."""
         self.real_pg = None
+
+    def carries(self, kind):
+        """Whether it copies what is on devices of a kind."""
+        if self.real_pg is None:
+            return True
+        backends = torch.distributed.get_backend_config(self.real_pg)
+        return kind in [part.partition(":")[0] for part in str(backends).split(",")]
+
+    def told(self, what):
+        """What each rank says, any object of a few bytes, in their order."""
+        if self.real_pg is None:
+            return [what]
+        said = [None] * self.size()
+        with self._failing("what every rank says could not be told"):
+            torch.distributed.all_gather_object(said, what, group=self.real_pg)
+        return said
+
+    def agree(self, fault, device):
+        """All go on, or none: raises a rank's own fault, and on the others what it says. `device` is where
+        this rank has tensors for the group."""
+        if self.real_pg is None:
+            if fault is not None:
+                raise fault
+            return
+        flag = torch.tensor([fault is not None], dtype=torch.int32, device=device)
+        with self._failing("whether every rank goes on could not be told"):
+            torch.distributed.all_reduce(flag, group=self.real_pg)
+        if not flag.item():
+            return
+        said = self.told(None if fault is None else in_words(fault))
+        if fault is not None:
+            raise fault
+        rank, why = next((rank, why) for rank, why in enumerate(said) if why)
+        raise error(f"rank {rank} of {self.size()} could not load: {why}",
+                    "mend that, and load again on all ranks: none has anything", RuntimeError)  # fmt: skip
 
     def broadcast(self, name, tensor, source):
         """Copies a rank's tensor into those of the others."""
@@ -84,17 +119,24 @@ class Group:
     def _told(self, name, tensor, where):
         """The bytes to copy, or `None` if there are none, which every rank knows; and what goes wrong."""
         data = _bytes(tensor) if tensor.numel() else None
-        try:
+        with self._failing(f"{name}: could not be copied {where}"):
             yield data
-        except RuntimeError as fault:
-            raise error(
-                f"{name}: could not be copied {where}, by rank {self.rank()} of {self.size()}: {fault}",
-                "see why the other rank ended or came too late, and whether every rank makes the same "
-                "calls in the same order; then start all of them again", RuntimeError,
-            ) from fault  # fmt: skip
         if tensor.is_cuda:
             # What is handed out may be used on any stream.
             torch.cuda.synchronize(tensor.device)
+
+
+    @contextlib.contextmanager
+    def _failing(self, what):
+        """What the group says when a rank is gone, in words."""
+        try:
+            yield
+        except RuntimeError as fault:
+            raise error(
+                f"{what}, by rank {self.rank()} of {self.size()}: {fault}",
+                "see why the other rank ended or came too late, and whether every rank makes the same "
+                "calls in the same order; then start all of them again", RuntimeError,
+            ) from fault  # fmt: skip
 
 
 def _real(pg):

@@ -1,0 +1,206 @@
+"""What the ranks of a group do to load a checkpoint together: read, send, receive, and put in place.
+
+In: its tensors, who wants which (a plan of `_shares`), and the group. Out: this rank's tensors. In each round
+every rank reads a parcel, while the one before goes to those who want it.
+"""
+
+import concurrent.futures
+import math
+
+import torch
+
+from ckptfs import _ckptfs, _load
+from ckptfs._frameworks import FLOATS, Torch
+from ckptfs._settings import PREAD
+from ckptfs._shares import is_alone, part_of, rounds
+
+# Where pieces begin that are sent together: there elements of any type can.
+_ALIGNMENT = 64
+
+# Integers of the same size, which can be copied whatever they mean.
+_ALIKE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_CPU = torch.device("cpu")
+
+
+class Exchange:
+    """One load, on one rank. `between` is where tensors are while they go from rank to rank."""
+
+    def __init__(self, group, tensors, plan, between, device, kind, load):
+        self._group, self._tensors, self._plan = group, tensors, plan
+        self._between, self._device, self._load = between, device, load
+        self._mine, self._made, self._stop = group.rank(), {}, _ckptfs.Stop()
+        self._kinds = [Torch.type(tensor.dtype) for tensor in tensors]
+        # What each is cast to, of those that are.
+        self._casts = {} if kind is None else {
+            place: kind for place, tensor in enumerate(tensors)
+            if tensor.dtype in FLOATS and self._kinds[place] != kind
+        }  # fmt: skip
+
+    def run(self, at_once, why):
+        """This rank's tensors, by their names."""
+        fault, plan = None, []
+        try:
+            plan = rounds(self._plan, self._group.size(), at_once)
+            self._begin(why)
+        except Exception as raised:
+            fault = raised
+        self._group.agree(fault, self._between)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            try:
+                self._exchange(plan, pool)
+            finally:
+                self._stop.set()
+        mine = [place for place, wanted in enumerate(self._plan) if self._mine in wanted.takers]
+        return {self._tensors[place].name: self._made[place] for place in mine}
+
+    def _begin(self, why):
+        """Makes room for what comes, and reads what this rank reads for itself."""
+        alone, shared = [], []
+        for place, wanted in enumerate(self._plan):
+            if self._mine in wanted.takers:
+                (alone if is_alone(wanted) else shared).append(place)
+        for place in shared:
+            kind = self._casts.get(place, self._kinds[place])
+            self._made[place] = torch.empty(self._shape(place, self._mine), dtype=kind, device=self._device)
+        sizes = [self._made[place].numel() * self._kinds[place].itemsize for place in shared]
+        parts = [self._part(place) for place in alone]
+        self._load.begins(len(alone) + len(shared), [*sizes, *(part.nbytes for part in parts)], why)
+        self._load.had(len(shared), 0)
+        for kind in {self._casts.get(place) for place in alone}:
+            some = [n for n, place in enumerate(alone) if self._casts.get(place) == kind]
+            [loaded] = _load.load_each(
+                [[parts[n] for n in some]], Torch, PREAD, self._load, dtype=kind,
+                device=None if self._device == _CPU else self._device,
+            )  # fmt: skip
+            self._made |= zip((alone[n] for n in some), loaded.values(), strict=True)
+
+    def _part(self, place):
+        """What this rank reads of a tensor for itself."""
+        tensor, dim = self._tensors[place], self._plan[place].dim
+        if dim is None:
+            return tensor
+        before = [(0, size, 1) for size in tensor.shape[:dim]]
+        start, count = part_of(tensor.shape[dim], self._mine, self._group.size())
+        return tensor.part([*before, (start, count, 1)])
+
+    def _shape(self, place, rank):
+        """Of what a rank gets of a tensor."""
+        shape, dim = list(self._plan[place].shape), self._plan[place].dim
+        if dim is not None:
+            _, shape[dim] = part_of(shape[dim], rank, self._group.size())
+        return shape
+
+    def _exchange(self, plan, pool):
+        reads = [parcels[self._mine] for parcels in plan]
+        ahead = pool.submit(self._read, reads[0]) if reads else None
+        for number, parcels in enumerate(plan):
+            fault = data = None
+            try:
+                data, told = ahead.result()
+                self._load.report._add(told)
+            except Exception as raised:
+                fault = raised
+            self._group.agree(fault, self._between)
+            if number + 1 < len(plan):
+                ahead = pool.submit(self._read, reads[number + 1])
+            for reader, parcel in enumerate(parcels):
+                if parcel and self._mine in parcel.takers:
+                    self._pass_on(parcel, reader, data)
+
+    def _read(self, parcel):
+        """The bytes of a parcel that this rank reads, and how they were had."""
+        if parcel is None:
+            return None, {}
+        data, parts = self._room(parcel, None, _CPU), []
+        for piece in parcel.pieces:
+            tensor = self._tensors[piece.place]
+            if piece.axis is not None:
+                tensor = tensor.part([*[(0, 1, 1)] * piece.axis, (piece.start, piece.count, 1)])
+            parts.append(tensor)
+        at = [data.data_ptr() + start for _, _, start, _ in self._layout(parcel, None)]
+        return data, _ckptfs.load_into(parts, at, self._stop)
+
+    def _pass_on(self, parcel, reader, data):
+        """Gives a parcel to those who want it; puts in place what this rank gets of it."""
+        name = self._tensors[parcel.pieces[0].place].name
+        if parcel.is_cut:
+            self._scatter(name, parcel, reader, data)
+            return
+        if self._mine == reader:
+            data = data.to(self._between)
+        else:
+            data = self._room(parcel, None, self._between)
+            self._load.report.received += data.nbytes
+        if len(parcel.takers) == self._group.size():
+            self._group.broadcast(name, data, reader)
+        elif self._mine == reader:
+            for taker in parcel.takers:
+                if taker != reader:
+                    self._group.send(name, data, taker)
+        else:
+            self._group.receive(name, data, reader)
+        self._land(parcel, None, data)
+
+    def _scatter(self, name, parcel, reader, data):
+        """The same of tensors that are cut: to each its part."""
+        if self._mine != reader:
+            data = self._room(parcel, self._mine, self._between)
+            self._group.receive(name, data, reader)
+            self._load.report.received += data.nbytes
+            self._land(parcel, self._mine, data)
+            return
+        whole = self._values(parcel, None, data)
+        for taker in parcel.takers:
+            part = self._room(parcel, taker, _CPU)
+            for piece, value, target in zip(
+                parcel.pieces, whole, self._values(parcel, taker, part), strict=True
+            ):
+                dim = self._plan[piece.place].dim
+                target.copy_(value.narrow(dim, *part_of(value.shape[dim], taker, self._group.size())))
+            if taker == reader:
+                self._land(parcel, taker, part)
+            else:
+                self._group.send(name, part.to(self._between), taker)
+
+    def _room(self, parcel, rank, device):
+        """Memory for a parcel, or for a rank's part of it. For one piece that is used as it is read this is the
+        tensor's own."""
+        if not parcel.is_cut and len(parcel.pieces) == 1:
+            [piece] = parcel.pieces
+            if piece.place not in self._casts and self._device == device:
+                return self._rows(piece).view(-1).view(torch.uint8)
+        _, _, start, size = self._layout(parcel, rank)[-1]
+        return torch.empty(start + size, dtype=torch.uint8, device=device)
+
+    def _layout(self, parcel, rank):
+        """Of each piece, or of a rank's part of it, the type that is as large, the shape, and where it lies."""
+        found, end = [], 0
+        for piece in parcel.pieces:
+            shape = self._plan[piece.place].shape if rank is None else self._shape(piece.place, rank)
+            shape = [piece.count if axis == piece.axis else size for axis, size in enumerate(shape)]
+            kind = _ALIKE[self._kinds[piece.place].itemsize]
+            size = math.prod(shape) * kind.itemsize
+            found.append((kind, shape, end, size))
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return found
+
+    def _values(self, parcel, rank, data):
+        """Its pieces, or a rank's parts of them, as integers."""
+        return [data[start : start + size].view(kind).view(shape)
+                for kind, shape, start, size in self._layout(parcel, rank)]  # fmt: skip
+
+    def _rows(self, piece):
+        """Where a piece belongs in this rank's tensor."""
+        made = self._made[piece.place]
+        return made if piece.axis is None else made.narrow(piece.axis, piece.start, piece.count)
+
+    def _land(self, parcel, rank, data):
+        for piece, value in zip(parcel.pieces, self._values(parcel, rank, data), strict=True):
+            rows = self._rows(piece)
+            if rows.data_ptr() != value.data_ptr():
+                if piece.place in self._casts:
+                    rows.copy_(value.view(self._kinds[piece.place]))
+                else:
+                    rows.view(value.dtype).copy_(value)
+            self._load.had(0, value.nbytes)

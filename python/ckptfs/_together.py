@@ -1,0 +1,120 @@
+"""Loading a checkpoint with several ranks: each reads its share, and the others get it from that rank.
+
+In: a path and a process group; what this rank wants. Out: its tensors. Every rank makes the same call, and
+either all have what they want, or all have an error.
+"""
+
+import fnmatch
+import hashlib
+
+import torch
+
+from ckptfs import _load, _settings
+from ckptfs._errors import error
+from ckptfs._exchange import Exchange
+from ckptfs._frameworks import Torch
+from ckptfs._group import Group
+from ckptfs._report import Load
+from ckptfs._shares import Wanted
+from ckptfs._source import open_one, options
+
+# So much a rank reads and sends at once, unless less may be held.
+_AT_ONCE = 16 << 20
+
+# Reading has half of what may be held, and less than the rest of this would be nothing but waiting.
+_LEAST = 16 << 20
+
+
+def load_distributed(filename, group=None, device="cpu", *, names=None, shard=None, dtype=None, root=None,
+                     allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
+                     leave_cache=False, progress=False, report=None):
+    """The tensors of a checkpoint, by their names, on every rank of a process group of torch.distributed; its
+    bytes are read once by all of them together. Every rank makes this call, and where one fails all do.
+
+    `group` is the default group if none is named. `names` are those that this rank wants, which may be others
+    on each rank: a list, or one string, which may be a glob. `shard` says of which tensors each rank gets a
+    part alone, and along which dimension: a dictionary with a name or a glob for each, the same on every rank,
+    of which a whole name counts before a glob and the first glob before others; `None` leaves it whole. Parts are those of `torch.chunk`, and may be empty at the end.
+    Everything else is that of `load_file`; each tensor has memory of its own.
+
+        weights = load_distributed("models/llama")
+        parts = load_distributed("models/llama", shard={"*.o_proj.weight": 1, "*_proj.weight": 0})
+        layer = load_distributed("models/llama", names=f"model.layers.{torch.distributed.get_rank()}.*")
+    """
+    group = Group(torch.distributed.group.WORLD if group is None else group)
+    device = Torch.device(device) or torch.device("cpu")
+    between, fault = _between(group, device), None
+    try:
+        num_threads, memory = _settings.limits(num_threads, memory)
+        reading = _load.for_reading(memory, True)
+        how = options(root, allow_partial, follow_symlinks, num_threads, reading, leave_cache)
+        opened, why = open_one(filename, how)
+        tensors = [opened.tensor(name) for name in opened.names]
+        wanted = set(_load.chosen(opened, names))
+        dims = [_dim(tensor, shard) if shard else None for tensor in tensors]
+        kind = None if dtype is None else Torch.type_named(dtype)
+        at_once = _at_once(memory, reading)
+    except Exception as raised:
+        fault = raised
+    group.agree(fault, between)
+    takers, at_once = _takers(group, tensors, wanted, dims, at_once)
+    plan = [
+        Wanted(tensor.nbytes, tuple(Torch.shape(tensor.dtype, tensor.shape)), tensor.dtype != "F4", *rest)
+        for tensor, *rest in zip(tensors, takers, dims, strict=True)
+    ]
+    with Load(progress, report) as load:
+        return Exchange(group, tensors, plan, between, device, kind, load).run(at_once, why)
+
+
+def _at_once(memory, reading):
+    """Bytes that a rank reads at once. It has as many that it reads, that it sends, that it receives, and that
+    it cuts."""
+    if memory is None:
+        return _AT_ONCE
+    if memory < _LEAST:
+        raise error(f"memory= allows {memory} bytes, and loading with other ranks needs {_LEAST}", "allow more")
+    return min(_AT_ONCE, (memory - reading) // 4)
+
+
+def _between(group, device):
+    """Where tensors are while they go from rank to rank."""
+    for kind in dict.fromkeys([device.type, "cpu"]):
+        if group.carries(kind):
+            return device if kind == device.type else torch.device("cpu")
+    raise error(f"the backend of the group carries no tensors of {device.type}",
+                'make the group with init_process_group("cpu:gloo,cuda:nccl"), or load to the device of its '
+                "backend")  # fmt: skip
+
+
+def _dim(tensor, shard):
+    name, count = tensor.name, len(tensor.shape)
+    fits = (dim for glob, dim in shard.items() if fnmatch.fnmatchcase(name, glob))
+    found = shard[name] if name in shard else next(fits, None)
+    if found is None:
+        return None
+    if not isinstance(found, int) or not -count <= found < count:
+        raise error(f"{name}: cannot be cut along {found!r}: its shape is {tensor.shape}",
+                    "name one of its dimensions", IndexError)  # fmt: skip
+    dim = found % count
+    if tensor.dtype == "F4" and dim == count - 1:
+        raise error(f"{name}: cannot be cut along {dim}: two elements share a byte",
+                    "cut it along another dimension, or load all of it", ValueError)  # fmt: skip
+    return dim
+
+
+def _takers(group, tensors, wanted, dims, at_once):
+    """The ranks that want each tensor, and how much is sent at once, after a look at whether all load alike."""
+    everything = hashlib.sha256()
+    for tensor, dim in zip(tensors, dims, strict=True):
+        everything.update(f"{tensor.name!r} {tensor.dtype} {tensor.shape} {dim}".encode())
+    mine = None if len(wanted) == len(tensors) else wanted
+    said = group.told((everything.hexdigest(), mine, at_once))
+    for rank, (other, *_) in enumerate(said):
+        if other != said[0][0]:
+            raise error(f"rank {rank} of {group.size()} has other tensors, or cuts them otherwise, than rank 0",
+                        "give the same checkpoint, root= and shard= on every rank", RuntimeError)  # fmt: skip
+    sets, found = {}, []
+    for tensor in tensors:
+        takers = tuple(rank for rank, (_, its, _) in enumerate(said) if its is None or tensor.name in its)
+        found.append(sets.setdefault(takers, takers))
+    return found, min(most for *_, most in said)

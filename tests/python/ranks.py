@@ -1,0 +1,77 @@
+"""Several ranks that each run a program, each a process: `run(folder, ranks, programs, package, program)` starts
+one per rank and gives, for each rank, what its program put into a dictionary.
+
+    python ranks.py PROGRAMS PACKAGE PROGRAM RANK RANKS FOLDER STORE
+
+PROGRAMS is a module with a function PROGRAM, which gets PACKAGE, imported, the group, the folder and the
+dictionary; `IMPATIENT` there names those whose group waits for no rank for long.
+"""
+
+import datetime
+import importlib
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+# Longer than any group here waits for one that does not come.
+SECONDS = 120
+
+# A group of those that lose one of them waits so long.
+PATIENCE = 4
+
+
+def start(folder, ranks, programs, package, program):
+    """A process for each rank."""
+    # Of this group alone: one that lost a rank leaves its own behind.
+    store = folder / f"store-{uuid.uuid4()}"
+    words = [sys.executable, __file__, programs, package, program]
+    return [
+        subprocess.Popen(
+            [*words, str(rank), str(ranks), str(folder), str(store)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        ) for rank in range(ranks)
+    ]  # fmt: skip
+
+
+def ended(processes):
+    """The exit code and the words of each, when all have ended; none outlives this."""
+    try:
+        told = [process.communicate(timeout=SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [(process.returncode, *words) for process, words in zip(processes, told, strict=True)]
+
+
+def run(folder, ranks, programs, package, program):
+    import torch
+
+    for code, _, words in ended(start(folder, ranks, programs, package, program)):
+        assert code == 0, words
+    return [torch.load(folder / f"{program}-{package}-{rank}.pt") for rank in range(ranks)]
+
+
+def main(programs, package, program, rank, ranks, folder, store):
+    import torch
+    import torch.distributed
+
+    programs = importlib.import_module(programs)
+    patience = PATIENCE if program in programs.IMPATIENT else SECONDS
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks),
+        timeout=datetime.timedelta(seconds=patience),
+    )  # fmt: skip
+    out = {}
+    group = torch.distributed.group.WORLD
+    getattr(programs, program)(importlib.import_module(package), group, Path(folder), out)
+    torch.save(out, Path(folder) / f"{program}-{package}-{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

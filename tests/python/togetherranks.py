@@ -1,0 +1,120 @@
+"""Programs that several ranks run to load a checkpoint together; `ranks` starts them.
+
+A program gets ckptfs.torch, the group and a folder, and fills what it is given.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import ckptfs
+from ckptfs import _exchange, _together
+
+from ranks import SECONDS
+
+# Those whose group waits for no rank for long.
+IMPATIENT = ("waits_for_one",)
+
+
+def read_from_disk():
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def loaded(package, out, key, path, group, **how):
+    """Keeps what comes, and how it was had."""
+    before = read_from_disk()
+    out[key] = package.load_distributed(path, group, **how)
+    out[key, "disk"] = read_from_disk() - before
+    out[key, "report"] = ckptfs.last_report().as_dict()
+
+
+def whole(package, group, folder, out):
+    """Every tensor on every rank: of a large checkpoint at once, of others in many small parcels."""
+    loaded(package, out, "large", folder / "large", group)
+    _together._AT_ONCE = 700
+    for name in ("types.pt", "sharded", "odd.bin"):
+        loaded(package, out, name, folder / name, group)
+    loaded(package, out, "cast", folder / "odd.bin", None, dtype="bfloat16", leave_cache=True)
+
+
+def cut(package, group, folder, out):
+    _together._AT_ONCE = 700
+    for dim in (0, 1, 2, -1):
+        shard = {"wide.*" if dim != 2 else "wide.three": dim, "none": 0, "one": None}
+        out[dim] = package.load_distributed(folder / "wide.safetensors", group, shard=shard)
+    shard = {"wide.t*": 0, "wide.two": 1, "wide.five*": -1, "wide.*": 0, "wide.row": None}
+    out["globs"] = package.load_distributed(folder / "wide.safetensors", group, shard=shard, dtype="float16")
+    _together._AT_ONCE = 1 << 30
+    out["memory"] = package.load_distributed(folder / "large", group, shard={"*": 1}, memory="16M")
+
+
+def subsets(package, group, folder, out):
+    """Every rank wants something else, and some of it is what others want."""
+    _together._AT_ONCE = 700
+    rank, path = group.rank(), folder / "wide.safetensors"
+    wants = [["wide.two", "wide.three"], "wide.t*", ["one"], []][rank % 4]
+    loaded(package, out, "whole", path, group, names=wants)
+    loaded(package, out, "cut", path, group, names=wants, shard={"wide.three": 1, "wide.two": 1})
+
+
+def refused(package, group, folder, out):
+    """One rank cannot: all have an error, and none is left behind."""
+    rank, path, words = group.rank(), folder / "wide.safetensors", []
+    read = _exchange.Exchange._read
+
+    def fails(exchange, parcel):
+        if rank == 1:
+            raise OSError(5, "this disk is broken")
+        return read(exchange, parcel)
+
+    def broken():
+        _exchange.Exchange._read = fails
+        try:
+            package.load_distributed(path, group)
+        finally:
+            _exchange.Exchange._read = read
+
+    for attempt in (
+        lambda: package.load_distributed(folder / "nothing" if rank == 1 else path, group),
+        lambda: package.load_distributed(path, group, names="missing.*" if rank == 0 else None),
+        lambda: package.load_distributed(folder / "odd.bin" if rank == 1 else path, group),
+        lambda: package.load_distributed(path, group, shard={"wide.two": rank}),
+        lambda: package.load_distributed(path, group, shard={"wide.two": 2}),
+        lambda: package.load_distributed(path, group, memory=8 << 20),
+        broken,
+    ):
+        try:
+            attempt()
+        except Exception as fault:
+            words.append(f"{type(fault).__name__}: {fault}")
+        # All came out of it at the same place.
+        loaded(package, out, "after", path, group)
+    out["refused"] = words
+
+
+def loses_one(package, group, folder, out):
+    """The last rank is gone in the middle."""
+    read, _together._AT_ONCE = _exchange.Exchange._read, 700
+
+    def dies(exchange, parcel):
+        dies.left -= 1
+        if not dies.left:
+            os._exit(9)
+        return read(exchange, parcel)
+
+    dies.left = 3
+    if group.rank() == group.size() - 1:
+        _exchange.Exchange._read = dies
+    package.load_distributed(folder / "wide.safetensors", group)
+
+
+def waits_for_one(package, group, folder, out):
+    """The last rank does something else."""
+    if group.rank() == group.size() - 1:
+        time.sleep(SECONDS)
+    begun = time.monotonic()
+    try:
+        package.load_distributed(folder / "wide.safetensors", group)
+    finally:
+        print("waited", time.monotonic() - begun, flush=True)
