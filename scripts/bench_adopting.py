@@ -1,0 +1,219 @@
+"""What programs that change nothing, or little, get: `from_pretrained` under `ckptfs.install`, on the plain
+filesystem and on a mount, and thousands of small files; beside the same without ckptfs, in one run, each in a
+process of its own, in turn; cold, with caches dropped (which needs root), and with the files in the page cache.
+
+    bench_adopting.py                            measures everything
+    bench_adopting.py model STATE WAY FOLDER     does it once, here, and prints what it took as JSON
+    bench_adopting.py small STATE WAY FOLDER
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench_common import drop_caches, settle, warm
+
+RUNS = int(os.environ.get("RUNS", "5"))
+
+# Files of the small kind: an embedding and a latent, as trainers cache them.
+SMALL = 2000
+
+MAKE = """
+import sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+torch.set_default_dtype(torch.bfloat16)
+config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
+                     num_key_value_heads=4, vocab_size=32000)
+model = LlamaForCausalLM(config)
+model.save_pretrained(sys.argv[1], max_shard_size="600MB")
+"""
+
+
+@contextlib.contextmanager
+def plain(folder):
+    yield folder
+
+
+@contextlib.contextmanager
+def installed(folder):
+    import ckptfs
+
+    with ckptfs.installed():
+        yield folder
+
+
+@contextlib.contextmanager
+def disabled(folder):
+    import ckptfs
+
+    ckptfs.configure(disable=True)
+    with ckptfs.installed():
+        yield folder
+
+
+@contextlib.contextmanager
+def mounted(folder):
+    import ckptfs
+
+    with ckptfs.installed(), ckptfs.mount(folder) as point:
+        yield point
+
+
+@contextlib.contextmanager
+def mounted_alone(folder):
+    import ckptfs
+
+    with ckptfs.mount(folder) as point:
+        yield point
+
+
+MODEL = {
+    "plain, without ckptfs": plain,
+    "plain, installed and disabled": disabled,
+    "plain, installed": installed,
+    "mount, installed": mounted,
+    "mount, without `install`": mounted_alone,
+}
+
+
+def model_once(state, way, folder):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    files = sorted(Path(folder).glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in files)
+    with MODEL[way](folder) as path:
+        settle(size * 9 // 4)
+        if state == "cached":
+            warm(files)
+        else:
+            # Here, so that what is measured is the model's files and not the programs'.
+            drop_caches()
+        start, used = time.perf_counter(), time.process_time()
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+        sums = [tensor.view(torch.uint8).reshape(-1)[::4096].sum().item() for tensor in model.state_dict().values()]
+        took = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - used, "sum": sum(sums)}
+        import ckptfs
+
+        # What stands in does, or leaves it alone.
+        assert (ckptfs.stats()["loads"] > 0) == (way in ("plain, installed", "mount, installed"))
+        assert ckptfs.stats()["originals"] == 0
+        del model
+    print(json.dumps(took))
+
+
+def one_by_one(load_file):
+    def load(paths, **how):
+        return [load_file(path, **how) for path in paths]
+
+    return load
+
+
+def safetensors():
+    from safetensors.torch import load_file
+
+    return one_by_one(load_file)
+
+
+def ours():
+    from ckptfs.torch import load_file
+
+    return one_by_one(load_file)
+
+
+def installed_but_disabled():
+    import ckptfs
+    from safetensors import torch
+
+    ckptfs.configure(disable=True)
+    ckptfs.install()
+    return one_by_one(torch.load_file)
+
+
+def together():
+    import ckptfs
+
+    return ckptfs.load_many
+
+
+FILES = {
+    "safetensors, `load_file`": safetensors,
+    "the same, ckptfs installed and disabled": installed_but_disabled,
+    "ckptfs, `load_file`": ours,
+    "ckptfs, `load_many`": together,
+}
+
+
+def small_once(state, way, backend, folder):
+    import torch
+
+    torch.set_num_threads(1)
+    load, paths = FILES[way](), [f"{folder}/{n}.safetensors" for n in range(SMALL)]
+    load(paths[:10], backend=backend)
+    if state == "cached":
+        load(paths, backend=backend)
+    else:
+        drop_caches()
+    start, used, total = time.perf_counter(), time.process_time(), 0
+    for tensors in load(paths, backend=backend):
+        for tensor in tensors.values():
+            total += tensor.view(-1)[::1000].sum().item()
+    print(json.dumps({"seconds": time.perf_counter() - start, "cpu": time.process_time() - used, "sum": total}))
+
+
+def once(*words):
+    done = subprocess.run([sys.executable, __file__, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(title, unit, scale, what, ways, *more):
+    """All of them in turn, several times. What they load has one sum."""
+    print(f"\n| {title} | | {unit} | of processor | time in that of the first: median (least to most) |")
+    print("|---|---|---|---|---|")
+    for state in ("cold", "cached"):
+        took = {name: [] for name in ways}
+        for run in range(RUNS):
+            # The first is not always the one after the longest.
+            for name in list(ways)[:: 1 if run % 2 else -1]:
+                took[name].append(once(what, state, name, *more))
+        assert len({run["sum"] for runs in took.values() for run in runs}) == 1
+        first = [run["seconds"] for run in next(iter(took.values()))]
+        for name, runs in took.items():
+            seconds, cpu = (statistics.median(run[key] for run in runs) * scale for key in ("seconds", "cpu"))
+            ratios = sorted(run["seconds"] / other for run, other in zip(runs, first))
+            spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            print(f"| {name} | {state} | {seconds:.4g} | {cpu:.4g} | {spread} |", flush=True)
+
+
+def main():
+    assert os.geteuid() == 0, "dropping caches needs root"
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", MAKE, folder], check=True, capture_output=True)
+        compare("`from_pretrained`, 2.2 GB in 4 shards", "seconds", 1, "model", MODEL, folder)
+    with tempfile.TemporaryDirectory() as folder:
+        import torch
+        from safetensors.torch import save_file
+
+        for n in range(SMALL):
+            save_file({"latent": torch.randn(4, 32, 32), "embed": torch.randn(77, 16)}, f"{folder}/{n}.safetensors")
+        for backend in ("mmap", "pread"):
+            compare(f"{SMALL} files of 21 kB, `backend={backend!r}`, for each", "microseconds", 1e6 / SMALL, "small",
+                    FILES, backend, folder)  # fmt: skip
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["model", *words]:
+            model_once(*words)
+        case ["small", state, way, backend, folder]:
+            small_once(state, way, backend, folder)
+        case _:
+            main()
