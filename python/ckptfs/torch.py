@@ -1,5 +1,7 @@
 """Loading and saving tensors of torch; the calls of `safetensors.torch`, for every kind of checkpoint."""
 
+import os
+
 import torch
 
 from ckptfs import _ckptfs, _load, _settings, _sharded

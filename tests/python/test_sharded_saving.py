@@ -144,7 +144,7 @@ def small_disk(tmp_path):
 def few(request, monkeypatch):
     """So few files may be open at once; as many as are wanted, if none are said."""
     if request.param:
-        monkeypatch.setattr(_sharded, "_most_open", lambda: request.param)
+        monkeypatch.setattr(_sharded, "most_open", lambda: request.param)
 
 
 @pytest.mark.parametrize("few", [None, 1, 3], indirect=True)
