@@ -48,20 +48,32 @@ class NewFile:
 
     def take(self, path):
         """Gives it a name of its directory."""
-        self._link()
-        os.replace(self._name, path)
-        self._name = None
+        if not self._named(path):
+            self._link()
+            os.replace(self._name, path)
+            self._name = None
         self._file.close()
+
+    def _named(self, path):
+        """Whether it has the name now: in one step, where it has none yet and nothing else has that one."""
+        if self._name is None:
+            with contextlib.suppress(FileExistsError):
+                self._linked(path)
+                return True
+        return False
 
     def _link(self):
         """A hidden name, if it has none yet."""
         while self._name is None:
             name = os.path.join(self._folder, f".ckptfs-{secrets.token_hex(8)}.part")
-            number = self._file.fileno()
             with contextlib.suppress(FileExistsError):
-                # Only a call that is given a directory follows links; of an absolute path it means nothing.
-                os.link(f"/proc/self/fd/{number}", name, src_dir_fd=number, follow_symlinks=True)
+                self._linked(name)
                 self._name = name
+
+    def _linked(self, name):
+        number = self._file.fileno()
+        # Only a call that is given a directory follows links; of an absolute path it means nothing.
+        os.link(f"/proc/self/fd/{number}", name, src_dir_fd=number, follow_symlinks=True)
 
     def drop(self):
         """As if it had never been."""
