@@ -139,3 +139,47 @@ def test_an_older_file_is_loaded_in_its_place(tmp_path, beside):
     for name in ("y.safetensors", "x.bin", "x"):
         with pytest.raises(FileNotFoundError, match=name):
             ckptfs.torch.load_file(tmp_path / name)
+
+
+def test_what_makes_it_cannot_wait_for_itself(tmp_path):
+    path = tmp_path / "x.safetensors"
+    again = tmp_path / "." / "x.safetensors"
+    with pytest.raises(ckptfs.SafetensorError, match="asks for it"):
+        ckptfs.torch.cached(path, lambda: ckptfs.torch.cached(again, lambda: TENSORS))
+    assert os.listdir(tmp_path) == []
+    other = tmp_path / "y.safetensors"
+    check_same(ckptfs.torch.cached(path, lambda: ckptfs.torch.cached(other, lambda: TENSORS)), TENSORS)
+    assert sorted(os.listdir(tmp_path)) == ["x.safetensors", "y.safetensors"]
+
+
+@pytest.mark.parametrize("length", [249, 250, 255])
+def test_a_name_may_be_as_long_as_any(tmp_path, length):
+    path = tmp_path / f"{'x' * (length - len('.safetensors'))}.safetensors"
+    check_same(ckptfs.torch.cached(path, lambda: TENSORS), TENSORS)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError) as fault:
+        ckptfs.torch.cached(tmp_path / "nowhere" / "x.safetensors", lambda: TENSORS)
+    assert fault.value.filename == str(tmp_path / "nowhere")
+
+
+def test_a_child_of_what_makes_it_lets_nobody_in(tmp_path):
+    path, there = tmp_path / "x.safetensors", []
+
+    def make():
+        child = os.fork()
+        if not child:
+            raise SystemExit
+        os.waitpid(child, 0)
+        there.extend(os.listdir(tmp_path))
+        return TENSORS
+
+    maker = os.getpid()
+    try:
+        check_same(ckptfs.torch.cached(path, make), TENSORS)
+    finally:
+        if os.getpid() != maker:
+            os._exit(0)
+    assert there == [".x.safetensors.lock"] and os.listdir(tmp_path) == [path.name]
