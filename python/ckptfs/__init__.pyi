@@ -7,7 +7,7 @@ from typing import IO, Any, Literal, NamedTuple, Self, TypeVar, overload
 
 __version__: str
 
-_Path = str | PathLike[str]
+_Path = str | bytes | PathLike[str]
 _Framework = Literal["pt", "torch", "pytorch", "np", "numpy"]
 _Backend = Literal["mmap", "pread"]
 _Name = TypeVar("_Name", bound=Hashable)

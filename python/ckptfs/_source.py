@@ -33,6 +33,7 @@ _ONE_FILE = (".safetensors", ".sft", ".pt", ".pth", ".bin", ".ckpt")
 def open_one(filename, how):
     """What is at a path, for a load that begins now; of `x.safetensors` that is not there, `x.pt`, and that it
     is that."""
+    filename = os.fsdecode(filename)
     try:
         found = _ckptfs.Opened(filename, how)
     except FileNotFoundError as fault:
@@ -42,7 +43,8 @@ def open_one(filename, how):
 
 def open_each(filenames, how, most):
     """The same of many, one after the other. No more than `most` files are opened ahead."""
-    for is_file, some in itertools.groupby(filenames, lambda name: os.fsdecode(name).endswith(_ONE_FILE)):
+    filenames = map(os.fsdecode, filenames)
+    for is_file, some in itertools.groupby(filenames, lambda name: name.endswith(_ONE_FILE)):
         some = list(some)
         # Each is open with its directory.
         count = max(1, min(_TOGETHER, most // 2)) if is_file else 1
@@ -59,10 +61,10 @@ def _instead(filename, found, how):
     # A name that is not there is found as what a mount would show, where that is no other's.
     if not missing and found.format == "safetensors":
         return found, None
-    stem, extension = os.path.splitext(os.fsdecode(filename))
+    stem, extension = os.path.splitext(filename)
     instead = f"{stem}.pt"
     if extension == ".safetensors" and not os.path.lexists(filename) and os.path.isfile(instead):
-        why = f"{os.fsdecode(filename)} is not there: {instead} was loaded"
+        why = f"{filename} is not there: {instead} was loaded"
         return _ckptfs.Opened(instead, how) if missing else found, why
     if missing:
         raise found
@@ -78,7 +80,7 @@ class Source:
         self.path, self.how = os.fsdecode(path), how
         if not os.path.isabs(self.path):
             self.path = os.path.join(os.getcwd(), self.path)
-        self._opened = _ckptfs.Opened(path, how)
+        self._opened = _ckptfs.Opened(os.fsdecode(path), how)
         self._lock, self._users, self._broken = threading.Lock(), 0, False
         _all.add(self)
 

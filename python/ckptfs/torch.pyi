@@ -6,7 +6,7 @@ import torch
 
 from ckptfs import Report
 
-_Path = str | PathLike[str]
+_Path = str | bytes | PathLike[str]
 _Backend = Literal["mmap", "pread"]
 
 def load_file(

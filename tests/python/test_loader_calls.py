@@ -288,3 +288,21 @@ def test_a_whole_path_opens_from_a_directory_that_is_gone(folder, tmp_path):
     done = subprocess.run(command, cwd=tmp_path / "gone", capture_output=True, text=True)
     with ckptfs.safe_open(folder / "sharded", "pt") as file:
         assert done.stdout.strip() == str(len(file.keys())), done.stderr
+
+
+def test_paths_may_be_bytes(tmp_path):
+    tensors, path = {"a": numbers(1, 3)}, os.fsencode(tmp_path) + b"/\xff.safetensors"
+    ckptfs.torch.save_file(tensors, path)
+    check_same(ckptfs.torch.load_file(path), tensors)
+    for loaded in ckptfs.load_many([path, os.fsdecode(path)]):
+        check_same(loaded, tensors)
+    with ckptfs.safe_open(path, "pt") as f:
+        check_same(f.get_tensors(), tensors)
+    check_same(ckptfs.torch.cached(path, dict), tensors)
+    arrays = ckptfs.numpy.load_file(path)
+    assert (arrays["a"] == tensors["a"].numpy()).all()
+    folder = os.fsencode(tmp_path) + b"/\xfe"
+    ckptfs.torch.save_sharded(tensors, folder)
+    check_same(ckptfs.torch.load_sharded(folder), tensors)
+    with pytest.raises(FileNotFoundError):
+        ckptfs.torch.load_file(path + b"x")
