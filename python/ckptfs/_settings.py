@@ -6,7 +6,7 @@ In: values as people write them. Out: the same as calls take them; an argument o
 import functools
 
 from ckptfs import _ckptfs
-from ckptfs._errors import error
+from ckptfs._errors import SafetensorError, error, in_words
 
 MMAP, PREAD = "mmap", "pread"
 
@@ -74,7 +74,12 @@ def logger():
     """What is logged goes here; to standard error where a setting says so."""
     import logging
 
-    logger, level = logging.getLogger("ckptfs"), setting("log")
+    logger, level, wrong = logging.getLogger("ckptfs"), None, None
+    try:
+        level = setting("log")
+    except SafetensorError as fault:
+        # No load fails because of what the environment says of a log.
+        wrong = fault
     for handler in [handler for handler in logger.handlers if handler.name == "ckptfs"]:
         logger.removeHandler(handler)
     logger.setLevel(level.upper() if level else logging.NOTSET)
@@ -83,6 +88,8 @@ def logger():
         handler.name = "ckptfs"
         handler.setFormatter(logging.Formatter("ckptfs: %(levelname)s: %(message)s"))
         logger.addHandler(handler)
+    if wrong:
+        logger.warning("%s", in_words(wrong))
     return logger
 
 

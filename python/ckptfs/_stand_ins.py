@@ -12,6 +12,7 @@ import re
 import threading
 
 from ckptfs import _report
+from ckptfs._errors import closed
 from ckptfs._settings import logger, setting
 
 # Reasons that were told, without what differs from file to file; and how many of them, and how much of each,
@@ -106,7 +107,7 @@ class _Handle:
     """A handle of ours. A call that fails is made once more, to a handle of the original's."""
 
     def __init__(self, ours, again):
-        self._ours, self._again = ours, again
+        self._ours, self._kind, self._again = ours, type(ours), again
         self._theirs, self._lock = None, threading.Lock()
 
     def _original(self):
@@ -116,8 +117,11 @@ class _Handle:
             return self._theirs
 
     def _call(self, name, *args, **how):
+        ours = self._ours
+        if ours is None:
+            raise closed()
         try:
-            return getattr(self._ours, name)(*args, **how)
+            return getattr(ours, name)(*args, **how)
         except Exception as fault:
             again = self._again
             if again is None:
@@ -128,8 +132,9 @@ class _Handle:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        kind = type(self._ours)
-        if not hasattr(kind, name):
+        if not hasattr(self._kind, name):
+            if self._ours is None:
+                raise closed()
             return getattr(self._original(), name)
         return functools.partial(self._call, name)
 
@@ -137,9 +142,9 @@ class _Handle:
         return _Slice(self, name, self._call("get_slice", name))
 
     def close(self):
-        # What is closed is closed; the original would open it again.
-        self._again = None
-        self._ours.close()
+        # What is closed is closed; the original would open it again. Ours is let go of and not closed: slices
+        # hold it, which can be read when their handle is closed, as those of the original can.
+        self._again = self._ours = None
         with self._lock:
             theirs, self._theirs = self._theirs, None
         if theirs is not None:
@@ -152,7 +157,7 @@ class _Handle:
         self.close()
 
     def __repr__(self):
-        return repr(self._ours)
+        return "<ckptfs.safe_open, closed>" if self._ours is None else repr(self._ours)
 
 
 class _Slice:

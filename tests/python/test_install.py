@@ -175,11 +175,41 @@ def test_a_closed_handle_stays_closed(file):
     before = originals()
     with ckptfs.installed():
         with safetensors.safe_open(path, "pt") as f:
-            part = f.get_slice("a")
-        for use in (f.keys, lambda: f.get_tensor("a"), lambda: part[0]):
+            pass
+        for use in (f.keys, lambda: f.get_tensor("a"), lambda: f.get_slice("a"), lambda: f.no_such_call):
             with pytest.raises(safetensors.SafetensorError, match="closed"):
                 use()
+        assert "closed" in repr(f)
     assert originals() == before
+
+
+def test_a_slice_of_a_closed_handle_reads_on_as_the_original_does(file):
+    path, tensors = file
+    before = originals()
+
+    def part():
+        with safetensors.safe_open(path, "pt") as f:
+            return f.get_slice("a")
+
+    assert torch.equal(part()[1:3], tensors["a"][1:3])
+    with ckptfs.installed():
+        held = len(os.listdir("/proc/self/fd"))
+        assert torch.equal(part()[1:3], tensors["a"][1:3])
+        assert len(os.listdir("/proc/self/fd")) == held
+    assert originals() == before
+
+
+def test_a_log_that_is_set_wrong_keeps_nothing_from_the_original(file, monkeypatch, caplog):
+    path, tensors = file
+    monkeypatch.setenv("CKPTFS_LOG", "loud")
+    ckptfs.configure(log=None)
+    before = originals()
+    with ckptfs.installed(), safetensors.safe_open(path, "pt") as f:
+        assert torch.equal(f.get_slice("a")[..., ...], tensors["a"])
+    assert originals() == before + 1
+    assert "CKPTFS_LOG" in caplog.text and "ellipsis" in caplog.text
+    monkeypatch.delenv("CKPTFS_LOG")
+    ckptfs.configure(log=None)
 
 
 def test_a_framework_that_is_not_ours_is_left_to_the_original(file):
