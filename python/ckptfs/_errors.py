@@ -5,6 +5,7 @@ too, so that a handler written for that package catches it; nobody's package is 
 """
 
 import functools
+import re
 import sys
 
 
@@ -58,16 +59,22 @@ def _reduced(raised):
     return _made, (raised._also, told)
 
 
-# What the command's options are called here.
-_ARGUMENTS = {
-    "--allow-partial": "allow_partial=True", "--follow-symlinks": "follow_symlinks=True", "--root KEY": "root=",
-}  # fmt: skip
+# An option of the command, with what stands for its value.
+_OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)( [A-Z]+\b| <[A-Z]+>|=<[A-Z]+>)?")
+
+
+def in_python(words):
+    """The same words where the command's options have the names of arguments."""
+
+    def named(option):
+        return option[1].replace("-", "_") + ("=" if option[2] else "=True")
+
+    return words and _OPTION.sub(named, words)
 
 
 def of(kind, message, remedy, path):
     """The exception for what the Rust part tells."""
-    for option, argument in _ARGUMENTS.items():
-        remedy = remedy and remedy.replace(option, argument)
+    remedy = in_python(remedy)
     if kind == "missing":
         return FileNotFoundError(f"No such file or directory: {path}")
     if kind == "memory":

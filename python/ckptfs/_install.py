@@ -23,6 +23,9 @@ _lock = threading.RLock()
 # Originals and what stands in for them.
 _pairs = []
 
+# Versions of which that was said.
+_unknown = set()
+
 # Who wants it so: `install`, and each block of `installed`.
 _wanted = set()
 
@@ -98,8 +101,10 @@ def _replace(module):
     version = getattr(sys.modules.get("safetensors"), "__version__", "")
     found = re.match(r"(\d+)\.(\d+)", version)
     if not found or not _KNOWN[0] <= tuple(map(int, found.groups())) <= _KNOWN[1]:
-        logger().warning("safetensors %s is not known to this ckptfs: its calls are left as they are",
-                         version or "of no version")  # fmt: skip
+        if version not in _unknown:
+            _unknown.add(version)
+            logger().warning("safetensors %s is not known to this ckptfs: its calls are left as they are",
+                             version or "of no version")  # fmt: skip
         return
     name, ours = _CALLS[module.__name__]
     original = vars(module).get(name)

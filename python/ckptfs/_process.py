@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from ckptfs._errors import error
+from ckptfs._errors import error, in_python
 
 _USAGE = 2
 
@@ -76,10 +76,10 @@ def _refused(command, code, said):
     for place, line in enumerate(lines):
         if line.startswith(_REFUSAL) and not line.startswith(_NOTE):
             message, _, remedy = "\n".join(lines[place:]).removeprefix(_REFUSAL).partition(_REMEDY)
-            return error(message, remedy)
+            return error(in_python(message), in_python(remedy))
         if code == _USAGE and line.startswith("error: "):
             message = "\n".join(lines[place:]).removeprefix("error: ").partition("\n\n")[0]
-            return error(message, f"help(ckptfs.{command}) tells what each option may be")
+            return error(in_python(message), f"help(ckptfs.{command}) tells what each option may be")
     how = f"was ended by signal {-code}" if code < 0 else f"failed ({code})"
     return error(
         f"ckptfs {command} {how}: {said.strip() or 'it said nothing'}",

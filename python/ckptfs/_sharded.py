@@ -17,6 +17,12 @@ from ckptfs._new_file import NewFile, sync_folder, usual_mode
 from ckptfs._write import parts_of
 
 
+# A variant of a name that loaders look for.
+_VARIANT = re.compile(
+    r"(model|pytorch_model|diffusion_pytorch_model|adapter_model|pytorch_lora_weights)\.(.+)\.(safetensors|sft)"
+)
+
+
 def split(specs, most):
     """Lists of names, in the order given: as many tensors as fit into a shard of so many bytes. One that
     is larger has a shard of its own."""
@@ -36,16 +42,17 @@ def write(specs, directory, most, metadata, whole, threads, sync):
     if not stem or extension not in ("safetensors", "sft") or os.path.basename(whole) != whole:
         raise error(f"{whole!r} is no name for a checkpoint", 'give one such as "model.safetensors"')
     directory = os.path.realpath(os.fsdecode(directory))
-    shards, files, index = split(specs, most), [], f"{whole}.index.json"
+    shards, files, index = split(specs, most), [], _index_name(whole)
+    indexes = {index, f"{whole}.index.json"}
     try:
         os.makedirs(directory, exist_ok=True)
         files = _written(specs, shards, directory, metadata, threads, sync)
         of_set = re.compile(rf"{re.escape(stem)}-\d{{5,8}}-of-\d{{5,8}}{re.escape(dot + extension)}")
-        old = {name for name in os.listdir(directory) if of_set.fullmatch(name) or name in (whole, index)}
+        old = {name for name in os.listdir(directory) if of_set.fullmatch(name) or name == whole or name in indexes}
         if len(shards) == 1:
             names = [whole]
         else:
-            names = _names(stem, dot + extension, len(shards), _used(directory, index, old))
+            names = _names(stem, dot + extension, len(shards), _used(directory, indexes, old))
             files.append(_index(specs, shards, names, directory, sync))
             names.append(index)
         # The last of them makes it the set that loaders see, in one step. Until then they see the old one,
@@ -54,7 +61,7 @@ def write(specs, directory, most, metadata, whole, threads, sync):
             file.take(os.path.join(directory, name))
         if sync:
             sync_folder(directory)
-        for name in sorted(old.difference(names), key=lambda name: name != index):
+        for name in sorted(old.difference(names), key=lambda name: name not in indexes):
             os.unlink(os.path.join(directory, name))
     except OSError as fault:
         raise of_system(fault, directory) from None
@@ -73,13 +80,24 @@ def _names(stem, extension, count, used):
     return names
 
 
-def _used(directory, index, there):
+def _index_name(whole):
+    """That of the set of a name. Of a variant it is what transformers and diffusers look for."""
+    variant = _VARIANT.fullmatch(whole)
+    return "{0}.{2}.index.{1}.json".format(*variant.groups()) if variant else f"{whole}.index.json"
+
+
+def _used(directory, indexes, there):
     """The files of the set that is there: those of its index, or all if it has none that can be read."""
-    try:
-        with open(os.path.join(directory, index), "rb") as file:
-            return set(json.load(file)["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return there
+    used = set()
+    for index in indexes:
+        try:
+            with open(os.path.join(directory, index), "rb") as file:
+                used |= set(json.load(file)["weight_map"].values())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return there
+    return used or there
 
 
 def _written(specs, shards, directory, metadata, threads, sync):

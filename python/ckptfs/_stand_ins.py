@@ -19,12 +19,18 @@ from ckptfs._settings import logger, setting
 # are kept.
 _told, _MOST_TOLD, _LONGEST = set(), 64, 500
 
-# Whether this thread is in a call that was left to an original, which calls others.
-_here = threading.local()
+
+class _Here(threading.local):
+    """Of this thread: how many calls it is in that were left to an original, which calls others."""
+
+    left = 0
+
+
+_here = _Here()
 
 
 def _is_wanted():
-    return not getattr(_here, "is_left", False) and not setting("disable")
+    return not _here.left and not setting("disable")
 
 
 def _left(original, why, filename):
@@ -52,14 +58,18 @@ def _is_news(original, kind, why, filename):
     return True
 
 
-@contextlib.contextmanager
-def _leaving():
-    """What the original calls is not tried by us again."""
-    before, _here.is_left = getattr(_here, "is_left", False), True
-    try:
-        yield
-    finally:
-        _here.is_left = before
+class _Leaving:
+    """What the original calls is not tried by us again. A class, not a generator: small files are loaded by the
+    thousand."""
+
+    def __enter__(self):
+        _here.left += 1
+
+    def __exit__(self, kind, value, trace):
+        _here.left -= 1
+
+
+_leaving = _Leaving()
 
 
 def safe_open_of(original):
@@ -97,7 +107,7 @@ def load_file_of(original):
                 return load_file(filename, device, **how)
         except Exception as fault:
             _left("safetensors.torch.load_file", fault, filename)
-        with _leaving():
+        with _leaving:
             return original(filename, device=device, **how)
 
     return load_file
@@ -137,6 +147,9 @@ class _Handle:
                 raise closed()
             return getattr(self._original(), name)
         return functools.partial(self._call, name)
+
+    def __dir__(self):
+        return sorted({*super().__dir__(), *dir(self._kind)})
 
     def get_slice(self, name):
         return _Slice(self, name, self._call("get_slice", name))

@@ -5,6 +5,7 @@ them under its name only when it is whole. `deserialize` is the way back.
 """
 
 import ctypes
+import errno
 import json
 import math
 import os
@@ -95,6 +96,8 @@ def serialize_file(tensor_dict, filename, metadata=None):
     it is whole, so that tensors which are mapped from the old file keep their bytes."""
     parts, filename = parts_of(tensor_dict, metadata), os.fsdecode(filename)
     try:
+        if not os.path.basename(filename):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with replacing(os.path.realpath(filename)) as file:
             for part in parts:
                 file.write(part)

@@ -79,6 +79,7 @@ def test_both_calls_are_ours_while_it_is_installed(file, tmp_path):
             assert isinstance(f, safetensors.safe_open)
             assert f.keys() == ["a", "b"] and f.metadata() == {"format": "pt"}
             assert torch.equal(f.get_slice("a")[1:3], tensors["a"][1:3])
+            assert {"keys", "get_tensor", "metadata"} <= set(dir(f))
             assert f.get_slice("a").get_shape() == [4, 6] and f.get_slice("a").get_dtype() == "F32"
             check_same(f.get_tensors(), tensors)
         assert len(safetensors.numpy.load_file(path)) == 2

@@ -176,6 +176,13 @@ def test_links_that_lead_nowhere_are_refused(folder):
     assert sorted(os.listdir(folder)) == before
 
 
+def test_a_name_that_is_a_directorys_is_refused(folder):
+    with pytest.raises(IsADirectoryError) as refused:
+        ckptfs.torch.save_file({"a": torch.ones(2)}, f"{folder}/new.safetensors/")
+    assert isinstance(refused.value, ckptfs.SafetensorError) and refused.value.filename.endswith("/")
+    assert not (folder / "new.safetensors").exists()
+
+
 def test_another_name_of_the_file_keeps_the_old(folder):
     path, twin = folder / "x.safetensors", folder / "twin.safetensors"
     twin.hardlink_to(path)

@@ -97,6 +97,17 @@ def test_transformers_and_diffusers_load_it(tmp_path):
     assert f"{stem}.index.json" in held(tmp_path / "vae")
     check_same(AutoencoderKL.from_pretrained(tmp_path / "vae").state_dict(), vae.state_dict())
 
+    # A variant has the names that both look for, and takes the place of one with another index.
+    variant = f"{stem.removesuffix('.safetensors')}.fp16.safetensors"
+    for folder, name, model in (("llama", "model.fp16.safetensors", made), ("vae", variant, vae)):
+        other = {"tensor": torch.ones(9)}
+        old = ckptfs.torch.save_sharded(other, tmp_path / folder, 1, name=name)
+        old = (tmp_path / folder / old[-1]).rename(tmp_path / folder / f"{name}.index.json")
+        ckptfs.torch.save_sharded(model.state_dict(), tmp_path / folder, "20K", name=name)
+        found = type(model).from_pretrained(tmp_path / folder, variant="fp16")
+        check_same(found.state_dict(), model.state_dict())
+        assert not old.exists() and f"{name.replace('.fp16', '')}.index.fp16.json" in held(tmp_path / folder)
+
 
 @pytest.mark.parametrize("size", ["0", 0, -1, "big", 1.5, None])
 def test_sizes_that_cannot_be(tmp_path, tensors, size):
