@@ -1,15 +1,16 @@
 """What programs that change nothing, or little, get: `from_pretrained` under `ckptfs.install`, on the plain
 filesystem and on a mount, and thousands of small files; beside the same without ckptfs, in one run, each in a
-process of its own, in turn; cold, with caches dropped (which needs root), and with the files in the page cache.
+process of its own, in any order; cold, with caches dropped (which needs root), and with the files in the page cache.
 
     bench_adopting.py                            measures everything
     bench_adopting.py model STATE WAY FOLDER     does it once, here, and prints what it took as JSON
-    bench_adopting.py small STATE WAY FOLDER
+    bench_adopting.py small STATE WAY BACKEND FOLDER
 """
 
 import contextlib
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -174,15 +175,18 @@ def once(*words):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+shuffled = random.Random(1)
+
+
 def compare(title, unit, scale, what, ways, *more):
     """All of them in turn, several times. What they load has one sum."""
     print(f"\n| {title} | | {unit} | of processor | time in that of the first: median (least to most) |")
     print("|---|---|---|---|---|")
     for state in ("cold", "cached"):
         took = {name: [] for name in ways}
-        for run in range(RUNS):
-            # The first is not always the one after the longest.
-            for name in list(ways)[:: 1 if run % 2 else -1]:
+        for _ in range(RUNS):
+            # What went before leaves the machine's memory in one state or another.
+            for name in shuffled.sample(list(ways), len(ways)):
                 took[name].append(once(what, state, name, *more))
         assert len({run["sum"] for runs in took.values() for run in runs}) == 1
         first = [run["seconds"] for run in next(iter(took.values()))]
