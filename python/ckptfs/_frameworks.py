@@ -114,7 +114,11 @@ class Torch:
     @staticmethod
     def shape(name, shape):
         """As torch counts: of types that share a byte, the bytes."""
-        return [*shape[:-1], shape[-1] // 2] if name == "F4" else list(shape)
+        if name != "F4":
+            return list(shape)
+        if not shape or shape[-1] % 2:
+            raise error(f"F4 of shape {shape}: torch has two elements of a row in each byte, and no half of one")
+        return [*shape[:-1], shape[-1] // 2]
 
     @staticmethod
     def of(memory, name, shape):

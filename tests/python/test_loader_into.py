@@ -147,6 +147,18 @@ def test_autograd_sees_that_a_target_changed(path, how):
         product.backward()
 
 
+def test_halves_of_a_byte_find_no_place(tmp_path):
+    header = b'{"x":{"dtype":"F4","shape":[2,3],"data_offsets":[0,3]}} '
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
+    memory = torch.zeros(64, dtype=torch.uint8)
+    target = memory[:2].view(torch.float4_e2m1fn_x2).reshape(2, 1)
+    with pytest.raises(Refused, match="F4 of shape"):
+        ckptfs.torch.load_file(tmp_path / "x.safetensors", into={"x": target})
+    with pytest.raises(Refused, match="F4 of shape"):
+        ckptfs.torch.load_file(tmp_path / "x.safetensors")
+    assert not memory.any()
+
+
 def test_autograd_sees_it_after_a_load_that_failed(path):
     with ckptfs.safe_open(path, "pt", backend="pread") as file:
         os.truncate(path, 3000)
