@@ -33,6 +33,8 @@ def load_many(filenames, framework="pt", device="cpu", *, backend=None, names=No
     how = options(root, allow_partial, follow_symlinks, num_threads,
                   _load.for_reading(memory, dtype), leave_cache)
     way, device = _settings.backend(backend, framework.BACKEND), framework.device(device)
+    # For each the same, also if it can be asked but once.
+    names = names if names is None or isinstance(names, str) else list(names)
     paths = list(filenames.values() if hasattr(filenames, "keys") else filenames)
     loaded = []
     with Load(progress, report) as load:

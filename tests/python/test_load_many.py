@@ -54,6 +54,8 @@ def test_names_are_kept_and_options_hold_for_each(source, tmp_path):
     assert loaded[7]["down"].dtype == torch.int64 and loaded[7]["up"].dtype == torch.bfloat16
     [only] = ckptfs.load_many([folder / "sharded"], names="layers.1.*")
     assert only and all(name.startswith("layers.1.") for name in only)
+    for of in ckptfs.load_many([folder / "sharded"] * 2, names=iter(only)):
+        check_same(of, only)
     with pytest.raises(ckptfs.SafetensorError, match="memory"):
         ckptfs.load_many(given, memory=1)
 
