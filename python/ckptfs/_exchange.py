@@ -10,6 +10,7 @@ import math
 import torch
 
 from ckptfs import _ckptfs, _load
+from ckptfs._errors import error
 from ckptfs._frameworks import FLOATS, Torch
 from ckptfs._settings import PREAD
 from ckptfs._shares import is_alone, part_of, rounds
@@ -26,9 +27,10 @@ _CPU = torch.device("cpu")
 class Exchange:
     """One load, on one rank. `between` is where tensors are while they go from rank to rank."""
 
-    def __init__(self, group, tensors, plan, between, device, kind, load):
+    def __init__(self, group, tensors, plan, between, device, kind, memory, load):
         self._group, self._tensors, self._plan = group, tensors, plan
         self._between, self._device, self._load = between, device, load
+        self._memory = memory
         self._mine, self._made, self._stop = group.rank(), {}, _ckptfs.Stop()
         self._kinds = [Torch.type(tensor.dtype) for tensor in tensors]
         # What each is cast to, of those that are.
@@ -39,13 +41,11 @@ class Exchange:
 
     def run(self, at_once, why):
         """This rank's tensors, by their names."""
-        fault, plan = None, []
-        try:
+        with self._group.agreeing(self._between):
             plan = rounds(self._plan, self._group.size(), at_once)
+            if self._memory is not None:
+                self._check_held(plan, at_once)
             self._begin(why)
-        except Exception as raised:
-            fault = raised
-        self._group.agree(fault, self._between)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             try:
                 self._exchange(plan, pool)
@@ -53,6 +53,16 @@ class Exchange:
                 self._stop.set()
         mine = [place for place, wanted in enumerate(self._plan) if self._mine in wanted.takers]
         return {self._tensors[place].name: self._made[place] for place in mine}
+
+    def _check_held(self, plan, at_once):
+        """A row is the least that is sent: one that is too large to be held is refused."""
+        for parcel in (parcel for parcels in plan for parcel in parcels if parcel):
+            size, piece = sum(piece.nbytes for piece in parcel.pieces), parcel.pieces[0]
+            if size > at_once and self._mine in parcel.takers and not self._is_in_place(parcel, _CPU):
+                raise error(
+                    f"{self._tensors[piece.place].name}: memory={self._memory} allows {at_once} bytes at once, "
+                    f"and a row has {size}", "allow more, or load it whole, as it is, on the CPU",
+                )  # fmt: skip
 
     def _begin(self, why):
         """Makes room for what comes, and reads what this rank reads for itself."""
@@ -70,7 +80,7 @@ class Exchange:
         for kind in {self._casts.get(place) for place in alone}:
             some = [n for n, place in enumerate(alone) if self._casts.get(place) == kind]
             [loaded] = _load.load_each(
-                [[parts[n] for n in some]], Torch, PREAD, self._load, dtype=kind,
+                [[parts[n] for n in some]], Torch, PREAD, self._load, dtype=kind, memory=self._memory,
                 device=None if self._device == _CPU else self._device,
             )  # fmt: skip
             self._made |= zip((alone[n] for n in some), loaded.values(), strict=True)
@@ -93,17 +103,14 @@ class Exchange:
 
     def _exchange(self, plan, pool):
         reads = [parcels[self._mine] for parcels in plan]
-        ahead = pool.submit(self._read, reads[0]) if reads else None
+        # Taken out when it is waited for: what went wrong would hold itself here.
+        ahead = [pool.submit(self._read, reads[0])] if reads else []
         for number, parcels in enumerate(plan):
-            fault = data = None
-            try:
-                data, told = ahead.result()
+            with self._group.agreeing(self._between):
+                data, told = ahead.pop().result()
                 self._load.report._add(told)
-            except Exception as raised:
-                fault = raised
-            self._group.agree(fault, self._between)
             if number + 1 < len(plan):
-                ahead = pool.submit(self._read, reads[number + 1])
+                ahead.append(pool.submit(self._read, reads[number + 1]))
             for reader, parcel in enumerate(parcels):
                 if parcel and self._mine in parcel.takers:
                     self._pass_on(parcel, reader, data)
@@ -118,7 +125,11 @@ class Exchange:
             if piece.axis is not None:
                 tensor = tensor.part([*[(0, 1, 1)] * piece.axis, (piece.start, piece.count, 1)])
             parts.append(tensor)
-        at = [data.data_ptr() + start for _, _, start, _ in self._layout(parcel, None)]
+        at = []
+        for tensor, (_, _, start, size) in zip(parts, self._layout(parcel, None), strict=True):
+            if tensor.nbytes != size:
+                raise error(f"{tensor.name}: has {tensor.nbytes} bytes, and there is room for {size}")
+            at.append(data.data_ptr() + start)
         return data, _ckptfs.load_into(parts, at, self._stop)
 
     def _pass_on(self, parcel, reader, data):
@@ -131,7 +142,7 @@ class Exchange:
             data = data.to(self._between)
         else:
             data = self._room(parcel, None, self._between)
-            self._load.report.received += data.nbytes
+            self._received(parcel, None)
         if len(parcel.takers) == self._group.size():
             self._group.broadcast(name, data, reader)
         elif self._mine == reader:
@@ -147,7 +158,7 @@ class Exchange:
         if self._mine != reader:
             data = self._room(parcel, self._mine, self._between)
             self._group.receive(name, data, reader)
-            self._load.report.received += data.nbytes
+            self._received(parcel, self._mine)
             self._land(parcel, self._mine, data)
             return
         whole = self._values(parcel, None, data)
@@ -166,12 +177,15 @@ class Exchange:
     def _room(self, parcel, rank, device):
         """Memory for a parcel, or for a rank's part of it. For one piece that is used as it is read this is the
         tensor's own."""
-        if not parcel.is_cut and len(parcel.pieces) == 1:
-            [piece] = parcel.pieces
-            if piece.place not in self._casts and self._device == device:
-                return self._rows(piece).view(-1).view(torch.uint8)
+        if self._is_in_place(parcel, device):
+            return self._rows(parcel.pieces[0]).view(-1).view(torch.uint8)
         _, _, start, size = self._layout(parcel, rank)[-1]
         return torch.empty(start + size, dtype=torch.uint8, device=device)
+
+    def _is_in_place(self, parcel, device):
+        """Whether it is one piece that is used as it is read."""
+        is_one = not parcel.is_cut and len(parcel.pieces) == 1
+        return is_one and parcel.pieces[0].place not in self._casts and self._device == device
 
     def _layout(self, parcel, rank):
         """Of each piece, or of a rank's part of it, the type that is as large, the shape, and where it lies."""
@@ -184,6 +198,10 @@ class Exchange:
             found.append((kind, shape, end, size))
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         return found
+
+    def _received(self, parcel, rank):
+        # What lies between pieces counts for nothing.
+        self._load.report.received += sum(size for *_, size in self._layout(parcel, rank))
 
     def _values(self, parcel, rank, data):
         """Its pieces, or a rank's parts of them, as integers."""

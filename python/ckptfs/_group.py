@@ -58,27 +58,35 @@ class Group:
         """What each rank says, any object of a few bytes, in their order."""
         if self.real_pg is None:
             return [what]
-        said = [None] * self.size()
         with self._failing("what every rank says could not be told"):
-            torch.distributed.all_gather_object(said, what, group=self.real_pg)
+            return self._told_by_all(what)
+
+    def _told_by_all(self, what):
+        said = [None] * self.size()
+        torch.distributed.all_gather_object(said, what, group=self.real_pg)
         return said
 
-    def agree(self, fault, device):
-        """All go on, or none: raises a rank's own fault, and on the others what it says. `device` is where
-        this rank has tensors for the group."""
+    def agreeing(self, device=None):
+        """`with` this all come to the end of what they do in it, or none goes on: where one fails its fault is
+        raised, and on the others what it says. `device` is where every rank has tensors for the group, and
+        `None` while that is not sure."""
+        return _Agreeing(self, device)
+
+    def agree(self, why, device):
+        """Tells the others that this rank goes on, or in words why not, and hears the same of them."""
         if self.real_pg is None:
-            if fault is not None:
-                raise fault
             return
-        flag = torch.tensor([fault is not None], dtype=torch.int32, device=device)
         with self._failing("whether every rank goes on could not be told"):
-            torch.distributed.all_reduce(flag, group=self.real_pg)
-        if not flag.item():
+            if device is not None:
+                flag = torch.tensor([why is not None], dtype=torch.int32, device=device)
+                torch.distributed.all_reduce(flag, group=self.real_pg)
+                if not flag.item():
+                    return
+            said = self._told_by_all(why)
+        others = [(rank, told) for rank, told in enumerate(said) if told is not None]
+        if why is not None or not others:
             return
-        said = self.told(None if fault is None else in_words(fault))
-        if fault is not None:
-            raise fault
-        rank, why = next((rank, why) for rank, why in enumerate(said) if why)
+        [(rank, why), *_] = others
         raise error(f"rank {rank} of {self.size()} could not load: {why}",
                     "mend that, and load again on all ranks: none has anything", RuntimeError)  # fmt: skip
 
@@ -137,6 +145,21 @@ class Group:
                 "see why the other rank ended or came too late, and whether every rank makes the same "
                 "calls in the same order; then start all of them again", RuntimeError,
             ) from fault  # fmt: skip
+
+
+class _Agreeing:
+    """A class, which holds on to no fault: with one go the memory and the files of a load that failed."""
+
+    def __init__(self, group, device):
+        self._group, self._device = group, device
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, fault, trace):
+        if fault is None or isinstance(fault, Exception):
+            why = None if fault is None else in_words(fault) or kind.__name__
+            self._group.agree(why, self._device)
 
 
 def _real(pg):

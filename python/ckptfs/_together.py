@@ -42,28 +42,34 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
         layer = load_distributed("models/llama", names=f"model.layers.{torch.distributed.get_rank()}.*")
     """
     group = Group(torch.distributed.group.WORLD if group is None else group)
-    device = Torch.device(device) or torch.device("cpu")
-    between, fault = _between(group, device), None
-    try:
+    with group.agreeing():
+        device = Torch.device(device) or torch.device("cpu")
+        # One that is not there is refused while the others can still be told.
+        torch.empty(1, device=device)
+        between = _between(group, device)
         num_threads, memory = _settings.limits(num_threads, memory)
         reading = _load.for_reading(memory, True)
         how = options(root, allow_partial, follow_symlinks, num_threads, reading, leave_cache)
         opened, why = open_one(filename, how)
         tensors = [opened.tensor(name) for name in opened.names]
         wanted = set(_load.chosen(opened, names))
+        for tensor in tensors:
+            if tensor.name in wanted:
+                Torch.type(tensor.dtype)
+                Torch.shape(tensor.dtype, tensor.shape)
         dims = [_dim(tensor, shard) if shard else None for tensor in tensors]
         kind = None if dtype is None else Torch.type_named(dtype)
         at_once = _at_once(memory, reading)
-    except Exception as raised:
-        fault = raised
-    group.agree(fault, between)
-    takers, at_once = _takers(group, tensors, wanted, dims, at_once)
+    takers, at_once, between = _takers(group, tensors, wanted, dims, root, at_once, between)
+    # Nobody need have room for what nobody wants, nor torch a type.
+    kept = [of for of in zip(tensors, takers, dims, strict=True) if of[1]]
     plan = [
         Wanted(tensor.nbytes, tuple(Torch.shape(tensor.dtype, tensor.shape)), tensor.dtype != "F4", *rest)
-        for tensor, *rest in zip(tensors, takers, dims, strict=True)
+        for tensor, *rest in kept
     ]
+    tensors = [tensor for tensor, *_ in kept]
     with Load(progress, report) as load:
-        return Exchange(group, tensors, plan, between, device, kind, load).run(at_once, why)
+        return Exchange(group, tensors, plan, between, device, kind, memory, load).run(at_once, why)
 
 
 def _at_once(memory, reading):
@@ -102,19 +108,23 @@ def _dim(tensor, shard):
     return dim
 
 
-def _takers(group, tensors, wanted, dims, at_once):
-    """The ranks that want each tensor, and how much is sent at once, after a look at whether all load alike."""
-    everything = hashlib.sha256()
+def _takers(group, tensors, wanted, dims, root, at_once, between):
+    """The ranks that want each tensor, how much is sent at once, and where tensors are meanwhile on all of
+    them, after a look at whether all load alike."""
+    everything = hashlib.sha256(f"{root!r}".encode())
     for tensor, dim in zip(tensors, dims, strict=True):
         everything.update(f"{tensor.name!r} {tensor.dtype} {tensor.shape} {dim}".encode())
     mine = None if len(wanted) == len(tensors) else wanted
-    said = group.told((everything.hexdigest(), mine, at_once))
+    said = group.told((everything.hexdigest(), mine, at_once, between.type))
     for rank, (other, *_) in enumerate(said):
         if other != said[0][0]:
             raise error(f"rank {rank} of {group.size()} has other tensors, or cuts them otherwise, than rank 0",
                         "give the same checkpoint, root= and shard= on every rank", RuntimeError)  # fmt: skip
     sets, found = {}, []
     for tensor in tensors:
-        takers = tuple(rank for rank, (_, its, _) in enumerate(said) if its is None or tensor.name in its)
+        takers = tuple(rank for rank, (_, its, *_) in enumerate(said) if its is None or tensor.name in its)
         found.append(sets.setdefault(takers, takers))
-    return found, min(most for *_, most in said)
+    # One cannot send from a device what another receives elsewhere.
+    if len({kind for *_, kind in said}) > 1:
+        between = _between(group, torch.device("cpu"))
+    return found, min(most for *_, most, _ in said), between

@@ -2,6 +2,7 @@
 them, and where one fails or ends the others have an error."""
 
 import os
+import json
 import random
 
 import ckptfs
@@ -37,6 +38,15 @@ def folder(tmp_path_factory):
     torch.save(ODD, folder / "odd.bin")
     torch.save(TYPES, folder / "types.pt")
     save_file(WIDE, folder / "wide.safetensors")
+    save_file({"rows": numbers(31, 2, 1 << 20)}, folder / "rows.safetensors")
+    torch.save({of: {"w": torch.full((9,), place)} for place, of in enumerate(("first", "second"))}, folder / "two.pt")
+    header = json.dumps({
+        "whole": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        "half": {"dtype": "F4", "shape": [2, 3], "data_offsets": [4, 7]},
+        "six": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [7, 10]},
+    }).encode()  # fmt: skip
+    header += b" " * (-len(header) % 8)
+    (folder / "half.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(10))
     write_shards(folder / "sharded", 8, 3, 4, 25)
     write_shards(folder / "large", 9, 2, 3, 2400)
     return folder
@@ -77,6 +87,7 @@ def test_the_disk_is_read_once_and_every_rank_has_everything(folder, ranks):
             for key, tensor in expected.items():
                 same(of[name][key], tensor)
             assert (report["tensors"], report["bytes"]) == (len(expected), size)
+        assert sum(report["received"] for report in reports) == (ranks - 1) * size
         reads = [sum(report[how] for how in ("cached", "direct", "buffered", "gathered")) for report in reports]
         if name == "large":
             # Of each no more than its share, and of all together the checkpoint.
@@ -126,8 +137,11 @@ def test_where_one_rank_cannot_all_have_an_error(folder):
     for got in (first, second):
         for name, tensor in WIDE.items():
             same(got["after"][name], tensor)
+        # What nobody wants need be nothing that torch has.
+        same(got["only"]["whole"], torch.zeros(1))
+        same(got["rows"]["rows"], numbers(31, 2, 1 << 20))
     ours, theirs = first["refused"], second["refused"]
-    assert len(ours) == len(theirs) == 7, (ours, theirs)
+    assert len(ours) == len(theirs) == 14, (ours, theirs)
     assert "rank 1 of 2 could not load: No such file or directory" in ours[0]
     assert theirs[0].startswith("FileNotFoundError")
     assert "no tensor matches 'missing.*'" in ours[1] and "rank 0 of 2 could not load" in theirs[1]
@@ -136,7 +150,19 @@ def test_where_one_rank_cannot_all_have_an_error(folder):
         assert "wide.two: cannot be cut along 2: its shape is [9, 50]" in words[4]
         assert "memory= allows 8388608 bytes" in words[5]
         assert "this disk is broken" in words[6]
+        assert "rank 1 of 2 has other tensors" in words[10]
+        assert "F4 of shape [2, 3]" in words[11]
+        assert "Dtype not understood: F6_E2M3" in words[12]
+        assert "rows: memory=16777216 allows 2097152 bytes at once, and a row has 4194304" in words[13]
     assert "rank 1 of 2 could not load" in ours[6]
+    assert "rank 1 of 2 could not load: MemoryError" in ours[7] and theirs[7].startswith("MemoryError")
+    assert "rank 1 of 2 could not load: device nowhere is invalid" in ours[8]
+    assert "rank 1 of 2 could not load: " in ours[9]
+
+
+def test_what_a_load_that_failed_had_is_gone(folder):
+    for got in run(folder, 2, "togetherranks", OURS, "lets_go"):
+        assert (got["open"], got["held"]) == (0, 0)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -168,6 +194,12 @@ def test_a_process_without_a_group_loads_by_itself(folder):
         load_distributed(folder / "types.pt", shard={"types.pairs": 1})
     with pytest.raises(FileNotFoundError):
         load_distributed(folder / "nothing")
+
+
+def test_what_a_rank_casts_for_itself_is_held_within_memory(tmp_path):
+    save_file({"row": torch.zeros(1, 3 << 20)}, tmp_path / "row.safetensors")
+    with pytest.raises(ckptfs.SafetensorError, match="memory= allows 8388608 bytes of memory=16777216"):
+        load_distributed(tmp_path / "row.safetensors", dtype="bfloat16", memory="16M")
 
 
 def test_every_byte_that_several_want_is_read_by_one_of_them():

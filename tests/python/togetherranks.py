@@ -3,6 +3,7 @@
 A program gets ckptfs.torch, the group and a folder, and fills what it is given.
 """
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -63,12 +64,12 @@ def refused(package, group, folder, out):
     rank, path, words = group.rank(), folder / "wide.safetensors", []
     read = _exchange.Exchange._read
 
-    def fails(exchange, parcel):
-        if rank == 1:
-            raise OSError(5, "this disk is broken")
-        return read(exchange, parcel)
+    def broken(fault):
+        def fails(exchange, parcel):
+            if rank == 1:
+                raise fault
+            return read(exchange, parcel)
 
-    def broken():
         _exchange.Exchange._read = fails
         try:
             package.load_distributed(path, group)
@@ -82,7 +83,14 @@ def refused(package, group, folder, out):
         lambda: package.load_distributed(path, group, shard={"wide.two": rank}),
         lambda: package.load_distributed(path, group, shard={"wide.two": 2}),
         lambda: package.load_distributed(path, group, memory=8 << 20),
-        broken,
+        lambda: broken(OSError(5, "this disk is broken")),
+        lambda: broken(MemoryError()),
+        lambda: package.load_distributed(path, group, device="nowhere" if rank == 1 else "cpu"),
+        lambda: package.load_distributed(path, group, device="cuda:999" if rank == 1 else "cpu"),
+        lambda: package.load_distributed(folder / "two.pt", group, root="first" if rank == 1 else "second"),
+        lambda: package.load_distributed(folder / "half.safetensors", group, names="half"),
+        lambda: package.load_distributed(folder / "half.safetensors", group, names="six"),
+        lambda: package.load_distributed(folder / "rows.safetensors", group, shard={"*": 1}, memory="16M"),
     ):
         try:
             attempt()
@@ -91,6 +99,34 @@ def refused(package, group, folder, out):
         # All came out of it at the same place.
         loaded(package, out, "after", path, group)
     out["refused"] = words
+    out["only"] = package.load_distributed(folder / "half.safetensors", group, names="whole")
+    out["rows"] = package.load_distributed(folder / "rows.safetensors", group, memory="16M")
+
+
+def lets_go(package, group, folder, out):
+    """What a load that fails had open and made is gone with its fault."""
+    rank, path, read = group.rank(), folder / "wide.safetensors", _exchange.Exchange._read
+
+    def fails(exchange, parcel):
+        if rank == 1:
+            raise OSError(5, "this disk is broken")
+        return read(exchange, parcel)
+
+    package.load_distributed(path, group)
+    gc.collect()
+    gc.disable()
+    before = len(os.listdir("/proc/self/fd"))
+    for reads, names in ((fails, None), (read, "missing.*" if rank == 0 else None)):
+        _exchange.Exchange._read = reads
+        try:
+            package.load_distributed(path, group, names=names)
+        except Exception:
+            pass
+        else:
+            raise AssertionError
+    out["open"] = len(os.listdir("/proc/self/fd")) - before
+    out["held"] = sum(type(it) is _exchange.Exchange for it in gc.get_objects())
+    gc.enable()
 
 
 def loses_one(package, group, folder, out):
