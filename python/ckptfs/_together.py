@@ -58,6 +58,9 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
                 Torch.type(tensor.dtype)
                 Torch.shape(tensor.dtype, tensor.shape)
         dims = [_dim(tensor, shard) if shard else None for tensor in tensors]
+        for fits in shard or ():
+            if not any(fnmatch.fnmatchcase(tensor.name, fits) or tensor.name == fits for tensor in tensors):
+                raise error(f"shard: no tensor matches {fits!r}", "see which there are, with `ckptfs inspect`")
         kind = None if dtype is None else Torch.type_named(dtype)
         at_once = _at_once(memory, reading)
     takers, at_once, between = _takers(group, tensors, wanted, dims, root, at_once, between)

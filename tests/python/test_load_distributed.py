@@ -192,6 +192,8 @@ def test_a_process_without_a_group_loads_by_itself(folder):
         same(got[name], tensor)
     with pytest.raises(ckptfs.SafetensorError, match="types.pairs: cannot be cut along 1"):
         load_distributed(folder / "types.pt", shard={"types.pairs": 1})
+    with pytest.raises(ckptfs.SafetensorError, match="no tensor matches 'wide.t.'"):
+        load_distributed(folder / "wide.safetensors", shard={"wide.t.": 1})
     with pytest.raises(FileNotFoundError):
         load_distributed(folder / "nothing")
 
