@@ -104,16 +104,24 @@ class Exchange:
     def _exchange(self, plan, pool):
         reads = [parcels[self._mine] for parcels in plan]
         # Taken out when it is waited for: what went wrong would hold itself here.
-        ahead = [pool.submit(self._read, reads[0])] if reads else []
+        ahead, passed = [pool.submit(self._read, reads[0])] if reads else [], []
         for number, parcels in enumerate(plan):
+            # What may fail on one rank alone is done while the others ask whether it did.
             with self._group.agreeing(self._between):
+                self._land_all(passed)
                 data, told = ahead.pop().result()
                 self._load.report._add(told)
+                passed = [
+                    (parcel, reader, self._held(parcel, reader, data))
+                    for reader, parcel in enumerate(parcels) if parcel and self._mine in parcel.takers
+                ]  # fmt: skip
+                data = None
             if number + 1 < len(plan):
                 ahead.append(pool.submit(self._read, reads[number + 1]))
-            for reader, parcel in enumerate(parcels):
-                if parcel and self._mine in parcel.takers:
-                    self._pass_on(parcel, reader, data)
+            for parcel, reader, held in passed:
+                self._pass_on(parcel, reader, held)
+        with self._group.agreeing(self._between):
+            self._land_all(passed)
 
     def _read(self, parcel):
         """The bytes of a parcel that this rank reads, and how they were had."""
@@ -132,47 +140,46 @@ class Exchange:
             at.append(data.data_ptr() + start)
         return data, _ckptfs.load_into(parts, at, self._stop)
 
-    def _pass_on(self, parcel, reader, data):
-        """Gives a parcel to those who want it; puts in place what this rank gets of it."""
-        name = self._tensors[parcel.pieces[0].place].name
-        if parcel.is_cut:
-            self._scatter(name, parcel, reader, data)
-            return
-        if self._mine == reader:
-            data = data.to(self._between)
+    def _held(self, parcel, reader, data):
+        """What a parcel is sent from, or received into; of one that is cut the reader has a part for each."""
+        if not parcel.is_cut:
+            return data.to(self._between) if self._mine == reader else self._room(parcel, None, self._between)
+        if self._mine != reader:
+            return self._room(parcel, self._mine, self._between)
+        return {taker: self._cut(parcel, taker, data) for taker in parcel.takers}
+
+    def _cut(self, parcel, taker, data):
+        """A rank's part of what was read."""
+        part = self._room(parcel, taker, _CPU)
+        whole, parts = self._values(parcel, None, data), self._values(parcel, taker, part)
+        for piece, value, target in zip(parcel.pieces, whole, parts, strict=True):
+            dim = self._plan[piece.place].dim
+            target.copy_(value.narrow(dim, *part_of(value.shape[dim], taker, self._group.size())))
+        return part if taker == self._mine else part.to(self._between)
+
+    def _pass_on(self, parcel, reader, held):
+        """Gives a parcel to those who want it, each its part if it is cut."""
+        name, is_mine = self._tensors[parcel.pieces[0].place].name, self._mine == reader
+        if not parcel.is_cut and len(parcel.takers) == self._group.size():
+            self._group.broadcast(name, held, reader)
+        elif not is_mine:
+            self._group.receive(name, held, reader)
         else:
-            data = self._room(parcel, None, self._between)
-            self._received(parcel, None)
-        if len(parcel.takers) == self._group.size():
-            self._group.broadcast(name, data, reader)
-        elif self._mine == reader:
             for taker in parcel.takers:
                 if taker != reader:
-                    self._group.send(name, data, taker)
-        else:
-            self._group.receive(name, data, reader)
-        self._land(parcel, None, data)
+                    self._group.send(name, held[taker] if parcel.is_cut else held, taker)
 
-    def _scatter(self, name, parcel, reader, data):
-        """The same of tensors that are cut: to each its part."""
-        if self._mine != reader:
-            data = self._room(parcel, self._mine, self._between)
-            self._group.receive(name, data, reader)
-            self._received(parcel, self._mine)
-            self._land(parcel, self._mine, data)
-            return
-        whole = self._values(parcel, None, data)
-        for taker in parcel.takers:
-            part = self._room(parcel, taker, _CPU)
-            for piece, value, target in zip(
-                parcel.pieces, whole, self._values(parcel, taker, part), strict=True
-            ):
-                dim = self._plan[piece.place].dim
-                target.copy_(value.narrow(dim, *part_of(value.shape[dim], taker, self._group.size())))
-            if taker == reader:
-                self._land(parcel, taker, part)
-            else:
-                self._group.send(name, part.to(self._between), taker)
+    def _land_all(self, passed):
+        """Puts in place what this rank got of the parcels of a round, and lets go of them."""
+        while passed:
+            parcel, reader, held = passed.pop()
+            rank = self._mine if parcel.is_cut else None
+            if self._mine != reader:
+                # What lies between pieces counts for nothing.
+                self._load.report.received += sum(size for *_, size in self._layout(parcel, rank))
+            elif parcel.is_cut:
+                held = held[self._mine]
+            self._land(parcel, rank, held)
 
     def _room(self, parcel, rank, device):
         """Memory for a parcel, or for a rank's part of it. For one piece that is used as it is read this is the
@@ -198,10 +205,6 @@ class Exchange:
             found.append((kind, shape, end, size))
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         return found
-
-    def _received(self, parcel, rank):
-        # What lies between pieces counts for nothing.
-        self._load.report.received += sum(size for *_, size in self._layout(parcel, rank))
 
     def _values(self, parcel, rank, data):
         """Its pieces, or a rank's parts of them, as integers."""

@@ -62,7 +62,7 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
             if not any(fnmatch.fnmatchcase(tensor.name, fits) or tensor.name == fits for tensor in tensors):
                 raise error(f"shard: no tensor matches {fits!r}", "see which there are, with `ckptfs inspect`")
         kind = None if dtype is None else Torch.type_named(dtype)
-        at_once = _at_once(memory, reading)
+        at_once = _at_once(memory, reading, group.size())
     takers, at_once, between = _takers(group, tensors, wanted, dims, root, at_once, between)
     # Nobody need have room for what nobody wants, nor torch a type.
     kept = [of for of in zip(tensors, takers, dims, strict=True) if of[1]]
@@ -75,14 +75,14 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
         return Exchange(group, tensors, plan, between, device, kind, memory, load).run(at_once, why)
 
 
-def _at_once(memory, reading):
-    """Bytes that a rank reads at once. It has as many that it reads, that it sends, that it receives, and that
-    it cuts."""
+def _at_once(memory, reading, ranks):
+    """Bytes that a rank reads at once. It holds as many of each rank, what it cuts of its own, and what it reads
+    meanwhile."""
     if memory is None:
         return _AT_ONCE
     if memory < _LEAST:
         raise error(f"memory= allows {memory} bytes, and loading with other ranks needs {_LEAST}", "allow more")
-    return min(_AT_ONCE, (memory - reading) // 4)
+    return min(_AT_ONCE, (memory - reading) // (ranks + 2))
 
 
 def _between(group, device):

@@ -1,8 +1,8 @@
 """Several ranks load a checkpoint together: each gets what it would load alone, the disk is read once by all of
 them, and where one fails or ends the others have an error."""
 
-import os
 import json
+import os
 import random
 
 import ckptfs
@@ -141,7 +141,7 @@ def test_where_one_rank_cannot_all_have_an_error(folder):
         same(got["only"]["whole"], torch.zeros(1))
         same(got["rows"]["rows"], numbers(31, 2, 1 << 20))
     ours, theirs = first["refused"], second["refused"]
-    assert len(ours) == len(theirs) == 14, (ours, theirs)
+    assert len(ours) == len(theirs) == 16, (ours, theirs)
     assert "rank 1 of 2 could not load: No such file or directory" in ours[0]
     assert theirs[0].startswith("FileNotFoundError")
     assert "no tensor matches 'missing.*'" in ours[1] and "rank 0 of 2 could not load" in theirs[1]
@@ -158,6 +158,9 @@ def test_where_one_rank_cannot_all_have_an_error(folder):
     assert "rank 1 of 2 could not load: MemoryError" in ours[7] and theirs[7].startswith("MemoryError")
     assert "rank 1 of 2 could not load: device nowhere is invalid" in ours[8]
     assert "rank 1 of 2 could not load: " in ours[9]
+    for place in (14, 15):
+        assert "rank 1 of 2 could not load: no room" in ours[place]
+        assert theirs[place] == "MemoryError: no room"
 
 
 def test_what_a_load_that_failed_had_is_gone(folder):

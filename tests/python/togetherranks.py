@@ -62,19 +62,20 @@ def subsets(package, group, folder, out):
 def refused(package, group, folder, out):
     """One rank cannot: all have an error, and none is left behind."""
     rank, path, words = group.rank(), folder / "wide.safetensors", []
-    read = _exchange.Exchange._read
 
-    def broken(fault):
-        def fails(exchange, parcel):
+    def broken(fault, where="_read"):
+        does = getattr(_exchange.Exchange, where)
+
+        def fails(*given):
             if rank == 1:
                 raise fault
-            return read(exchange, parcel)
+            return does(*given)
 
-        _exchange.Exchange._read = fails
+        setattr(_exchange.Exchange, where, fails)
         try:
             package.load_distributed(path, group)
         finally:
-            _exchange.Exchange._read = read
+            setattr(_exchange.Exchange, where, does)
 
     for attempt in (
         lambda: package.load_distributed(folder / "nothing" if rank == 1 else path, group),
@@ -91,6 +92,9 @@ def refused(package, group, folder, out):
         lambda: package.load_distributed(folder / "half.safetensors", group, names="half"),
         lambda: package.load_distributed(folder / "half.safetensors", group, names="six"),
         lambda: package.load_distributed(folder / "rows.safetensors", group, shard={"*": 1}, memory="16M"),
+        # Between what all do together, and when the last was sent.
+        lambda: broken(MemoryError("no room"), "_held"),
+        lambda: broken(MemoryError("no room"), "_land"),
     ):
         try:
             attempt()
