@@ -4,17 +4,19 @@ In: what headers say of tensors, a dimension, a number of ranks. Out: from where
 a refusal that every rank comes to by itself.
 """
 
+import operator
+
 import torch
 
 from ckptfs._errors import error
 from ckptfs._fast_types import DType
+from ckptfs._shares import checked_dim, part_of
 
 
 def cuts_of(name, frame, dim, ranks):
     """From where to where each rank's part of a tensor goes, as torch counts."""
-    size = frame.shape[dim]
-    block = -(-size // ranks)
-    ends = [min(rank * block, size) for rank in range(ranks + 1)]
+    parts = [part_of(frame.shape[dim], rank, ranks) for rank in range(ranks)]
+    ends = [0, *(start + count for start, count in parts)]
     if frame.dtype is DType.F4 and dim == len(frame.shape) - 1:
         if any(end % 2 for end in ends):
             raise error(f"{name}: cannot be cut along {dim} into {ranks}: two elements share a byte",
@@ -26,10 +28,7 @@ def cuts_of(name, frame, dim, ranks):
 def checked_to_fit(frames, dim):
     """The dimension along which tensors can be put one behind the other, counted from the front."""
     (first_name, first), *others = frames.items()
-    if not -len(first.shape) <= dim < len(first.shape):
-        raise error(f"{first_name}: cannot be cut along {dim}: its shape is {first.shape}",
-                    "name one of its dimensions", IndexError)  # fmt: skip
-    dim %= len(first.shape)
+    dim = checked_dim(first_name, first.shape, operator.index(dim))
     for name, frame in others:
         if frame.dtype != first.dtype or _beside(frame.shape, dim) != _beside(first.shape, dim):
             raise error(

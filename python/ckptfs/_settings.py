@@ -135,5 +135,5 @@ def _switch(given, where):
     return known[given.lower()]
 
 
-_VARIABLES = {name: f"CKPTFS_{name.upper()}" for name in ("backend", "threads", "memory", "log", "disable")}
 _KINDS = {"backend": _backend, "threads": _count, "memory": size, "log": _level, "disable": _switch}
+_VARIABLES = {name: f"CKPTFS_{name.upper()}" for name in _KINDS}

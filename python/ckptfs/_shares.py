@@ -7,6 +7,8 @@ the parcels that it reads for others too. Every rank comes to the same plan by i
 import math
 from typing import NamedTuple
 
+from ckptfs._errors import error
+
 
 class Wanted(NamedTuple):
     """A tensor: its bytes, its shape as torch counts, whether it can be cut anywhere along an axis, the ranks
@@ -43,6 +45,14 @@ def part_of(size, rank, ranks):
     block = -(-size // ranks)
     start = min(rank * block, size)
     return start, min(start + block, size) - start
+
+
+def checked_dim(name, shape, dim):
+    """A dimension to cut along, counted from the front."""
+    if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
+        raise error(f"{name}: cannot be cut along {dim!r}: its shape is {shape}",
+                    "name one of its dimensions", IndexError)  # fmt: skip
+    return dim % len(shape)
 
 
 def is_alone(wanted):

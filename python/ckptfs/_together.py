@@ -15,7 +15,7 @@ from ckptfs._exchange import Exchange
 from ckptfs._frameworks import Torch
 from ckptfs._group import Group
 from ckptfs._report import Load
-from ckptfs._shares import Wanted
+from ckptfs._shares import Wanted, checked_dim
 from ckptfs._source import open_one, options
 
 # So much a rank reads and sends at once, unless less may be held.
@@ -96,16 +96,13 @@ def _between(group, device):
 
 
 def _dim(tensor, shard):
-    name, count = tensor.name, len(tensor.shape)
+    name = tensor.name
     fits = (dim for glob, dim in shard.items() if fnmatch.fnmatchcase(name, glob))
     found = shard[name] if name in shard else next(fits, None)
     if found is None:
         return None
-    if not isinstance(found, int) or not -count <= found < count:
-        raise error(f"{name}: cannot be cut along {found!r}: its shape is {tensor.shape}",
-                    "name one of its dimensions", IndexError)  # fmt: skip
-    dim = found % count
-    if tensor.dtype == "F4" and dim == count - 1:
+    dim = checked_dim(name, tensor.shape, found)
+    if tensor.dtype == "F4" and dim == len(tensor.shape) - 1:
         raise error(f"{name}: cannot be cut along {dim}: two elements share a byte",
                     "cut it along another dimension, or load all of it", ValueError)  # fmt: skip
     return dim

@@ -47,6 +47,37 @@ def ended(processes):
     return [(process.returncode, *words) for process, words in zip(processes, told, strict=True)]
 
 
+def waited(processes):
+    """Of the first, while the last does something else: its exit code, how long it says that it waited, and its
+    words. None outlives this."""
+    try:
+        told, words = processes[0].communicate(timeout=SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return processes[0].returncode, float(told.split("waited")[1]), words
+
+
+def same(mine, other):
+    import torch
+    from compare import bits
+
+    assert mine.dtype == other.dtype and mine.shape == other.shape
+    assert torch.equal(bits(mine), bits(other))
+
+
+def part(tensor, dim, rank, ranks):
+    """What a rank gets of a tensor that is cut, by torch's own rule for chunks; all of it if it is not."""
+    from compare import bits
+
+    if dim is None:
+        return tensor
+    parts = bits(tensor.contiguous()).chunk(ranks, dim)
+    part = parts[rank] if rank < len(parts) else parts[0].narrow(dim, 0, 0)
+    return part.contiguous().view(tensor.dtype)
+
+
 def run(folder, ranks, programs, package, program):
     import torch
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compare import bits
-from ranks import PATIENCE, SECONDS, ended, run, start
+from ranks import PATIENCE, ended, part, run, same, start, waited
 from samples import numbers, write_shards
 
 OURS, THEIRS = "ckptfs.fastsafetensors", "fastsafetensors"
@@ -35,18 +34,6 @@ def folder(tmp_path_factory):
     torch.save(TYPES, folder / "types.pt")
     write_shards(folder / "sharded", 8, 2, 1, 5)
     return folder
-
-
-def same(mine, other):
-    assert mine.dtype == other.dtype and mine.shape == other.shape
-    assert torch.equal(bits(mine), bits(other))
-
-
-def part(tensor, dim, rank, ranks):
-    """By torch's own rule for chunks, which is the same."""
-    parts = bits(tensor.contiguous()).chunk(ranks, dim)
-    part = parts[rank] if rank < len(parts) else parts[0].narrow(dim, 0, 0)
-    return part.contiguous().view(tensor.dtype)
 
 
 def test_what_both_can_do_is_the_same_on_every_rank(folder):
@@ -113,13 +100,7 @@ def test_a_rank_that_dies_ends_the_others_with_an_error(folder):
 
 
 def test_a_rank_that_does_not_come_is_waited_for_as_long_as_the_group_says(folder):
-    processes = start(folder, 2, "fastranks", OURS, "waits_for_one")
-    try:
-        told, words = processes[0].communicate(timeout=SECONDS)
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert processes[0].returncode == 1
+    code, seconds, words = waited(start(folder, 2, "fastranks", OURS, "waits_for_one"))
+    assert code == 1
     assert "SafetensorError: odd.two: could not be copied from rank 1" in words
-    assert PATIENCE - 1 < float(told.split("waited")[1]) < PATIENCE + 30
+    assert PATIENCE - 1 < seconds < PATIENCE + 30

@@ -12,8 +12,7 @@ from ckptfs import _shares
 from ckptfs.torch import load_distributed, load_file
 from safetensors.torch import save_file
 
-from compare import bits
-from ranks import PATIENCE, SECONDS, ended, run, start
+from ranks import PATIENCE, ended, part, run, same, start, waited
 from samples import numbers, write_shards
 
 OURS = "ckptfs.torch"
@@ -50,20 +49,6 @@ def folder(tmp_path_factory):
     write_shards(folder / "sharded", 8, 3, 4, 25)
     write_shards(folder / "large", 9, 2, 3, 2400)
     return folder
-
-
-def same(mine, other):
-    assert mine.dtype == other.dtype and mine.shape == other.shape
-    assert torch.equal(bits(mine), bits(other))
-
-
-def part(tensor, dim, rank, ranks):
-    """By torch's own rule for chunks."""
-    if dim is None:
-        return tensor
-    parts = bits(tensor.contiguous()).chunk(ranks, dim)
-    part = parts[rank] if rank < len(parts) else parts[0].narrow(dim, 0, 0)
-    return part.contiguous().view(tensor.dtype)
 
 
 def evict(path):
@@ -178,15 +163,9 @@ def test_a_rank_that_dies_ends_the_others_with_an_error(folder, ranks):
 
 
 def test_a_rank_that_does_not_come_is_waited_for_as_long_as_the_group_says(folder):
-    processes = start(folder, 2, "togetherranks", OURS, "waits_for_one")
-    try:
-        told, words = processes[0].communicate(timeout=SECONDS)
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert processes[0].returncode == 1 and "SafetensorError: whether every rank goes on" in words
-    assert PATIENCE - 1 < float(told.split("waited")[1]) < PATIENCE + 30
+    code, seconds, words = waited(start(folder, 2, "togetherranks", OURS, "waits_for_one"))
+    assert code == 1 and "SafetensorError: whether every rank goes on" in words
+    assert PATIENCE - 1 < seconds < PATIENCE + 30
 
 
 def test_a_process_without_a_group_loads_by_itself(folder):

@@ -2,7 +2,6 @@
 tells which mounts there are."""
 
 import os
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -3,6 +3,7 @@
 A program gets ckptfs.torch, the group and a folder, and fills what it is given.
 """
 
+import contextlib
 import gc
 import os
 import time
@@ -59,23 +60,34 @@ def subsets(package, group, folder, out):
     loaded(package, out, "cut", path, group, names=wants, shard={"wide.three": 1, "wide.two": 1})
 
 
+@contextlib.contextmanager
+def broken(group, fault, where="_read"):
+    """Rank 1 fails at that, with what `fault()` is."""
+    does = getattr(_exchange.Exchange, where)
+
+    def fails(*given):
+        if group.rank() == 1:
+            raise fault()
+        return does(*given)
+
+    setattr(_exchange.Exchange, where, fails)
+    try:
+        yield
+    finally:
+        setattr(_exchange.Exchange, where, does)
+
+
+def broken_disk():
+    return OSError(5, "this disk is broken")
+
+
 def refused(package, group, folder, out):
     """One rank cannot: all have an error, and none is left behind."""
     rank, path, words = group.rank(), folder / "wide.safetensors", []
 
-    def broken(fault, where="_read"):
-        does = getattr(_exchange.Exchange, where)
-
-        def fails(*given):
-            if rank == 1:
-                raise fault
-            return does(*given)
-
-        setattr(_exchange.Exchange, where, fails)
-        try:
+    def fails(fault, where="_read"):
+        with broken(group, fault, where):
             package.load_distributed(path, group)
-        finally:
-            setattr(_exchange.Exchange, where, does)
 
     for attempt in (
         lambda: package.load_distributed(folder / "nothing" if rank == 1 else path, group),
@@ -84,8 +96,8 @@ def refused(package, group, folder, out):
         lambda: package.load_distributed(path, group, shard={"wide.two": rank}),
         lambda: package.load_distributed(path, group, shard={"wide.two": 2}),
         lambda: package.load_distributed(path, group, memory=8 << 20),
-        lambda: broken(OSError(5, "this disk is broken")),
-        lambda: broken(MemoryError()),
+        lambda: fails(broken_disk),
+        lambda: fails(MemoryError),
         lambda: package.load_distributed(path, group, device="nowhere" if rank == 1 else "cpu"),
         lambda: package.load_distributed(path, group, device="cuda:999" if rank == 1 else "cpu"),
         lambda: package.load_distributed(folder / "two.pt", group, root="first" if rank == 1 else "second"),
@@ -93,8 +105,8 @@ def refused(package, group, folder, out):
         lambda: package.load_distributed(folder / "half.safetensors", group, names="six"),
         lambda: package.load_distributed(folder / "rows.safetensors", group, shard={"*": 1}, memory="16M"),
         # Between what all do together, and when the last was sent.
-        lambda: broken(MemoryError("no room"), "_held"),
-        lambda: broken(MemoryError("no room"), "_land"),
+        lambda: fails(lambda: MemoryError("no room"), "_held"),
+        lambda: fails(lambda: MemoryError("no room"), "_land"),
     ):
         try:
             attempt()
@@ -109,21 +121,16 @@ def refused(package, group, folder, out):
 
 def lets_go(package, group, folder, out):
     """What a load that fails had open and made is gone with its fault."""
-    rank, path, read = group.rank(), folder / "wide.safetensors", _exchange.Exchange._read
-
-    def fails(exchange, parcel):
-        if rank == 1:
-            raise OSError(5, "this disk is broken")
-        return read(exchange, parcel)
-
+    rank, path = group.rank(), folder / "wide.safetensors"
     package.load_distributed(path, group)
     gc.collect()
     gc.disable()
     before = len(os.listdir("/proc/self/fd"))
-    for reads, names in ((fails, None), (read, "missing.*" if rank == 0 else None)):
-        _exchange.Exchange._read = reads
+    for where, names in ((broken(group, broken_disk), None),
+                         (contextlib.nullcontext(), "missing.*" if rank == 0 else None)):  # fmt: skip
         try:
-            package.load_distributed(path, group, names=names)
+            with where:
+                package.load_distributed(path, group, names=names)
         except Exception:
             pass
         else:
