@@ -55,9 +55,8 @@ class File:
         made = {}
         with self._source.use() as opened:
             tensors = [opened.tensor(name) for name in names]
-            at_once = None if goes is None and dtype is DType.AUTO else _AT_ONCE
-            for places in _load._batches(range(len(tensors)), tensors, at_once):
-                batch = [tensors[place] for place in places]
+            stay = goes is None and dtype is DType.AUTO
+            for batch in [tensors] if stay else _load.batches(tensors, _AT_ONCE):
                 parts = [(tensor, tensor.shape) for tensor in batch]
                 loaded = _load.load_parts(parts, Torch, _settings.PREAD)
                 # Taken out one by one, so that none is held longer than it must be.

@@ -128,7 +128,15 @@ class Torch:
         kind, shape = Torch.type(name), Torch.shape(name, shape)
         if len(memory) == 0:
             return torch.empty(shape, dtype=kind, device="cpu")
-        return torch.frombuffer(memory, dtype=kind).reshape(shape)
+        flat = torch.frombuffer(memory, dtype=kind)
+        # A view of numbers one by one takes half as long as one of a list.
+        return flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(shape)
+
+    @staticmethod
+    def of_each(memory, tensors, device):
+        """A tensor for each, on a device if it is said."""
+        made = [Torch.of(held, it.dtype, it.shape) for held, it in zip(memory, tensors, strict=True)]
+        return made if device is None else [tensor.to(device) for tensor in made]
 
     @staticmethod
     def empty(kind, shape):
@@ -232,7 +240,15 @@ class Numpy:
         """An array of these bytes, which it keeps alive."""
         import numpy
 
-        return numpy.frombuffer(memory, dtype=Numpy.type(name)).reshape(shape)
+        return numpy.ndarray(shape, Numpy.type(name), memory)
+
+    @staticmethod
+    def of_each(memory, tensors, device):
+        """An array for each."""
+        from numpy import ndarray
+
+        type = Numpy.type
+        return [ndarray(it.shape, type(it.dtype), held) for held, it in zip(memory, tensors, strict=True)]
 
     @staticmethod
     def empty(kind, shape):

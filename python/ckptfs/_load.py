@@ -11,7 +11,7 @@ from ckptfs import _ckptfs
 from ckptfs._errors import error
 from ckptfs._frameworks import FLOATS
 from ckptfs._report import Load
-from ckptfs._settings import MMAP, PREAD
+from ckptfs._settings import PREAD
 
 # What is cast is held twice until it is cast; so much of it at a time.
 _CAST_AT_ONCE = 256 << 20
@@ -24,19 +24,17 @@ _SHOWN_AT_ONCE = 128 << 20
 
 
 def chosen(opened, names):
-    """The names that a list or a glob chooses, in the order in which they lie."""
-    every = opened.names
+    """The tensors that a list or a glob chooses, in the order in which they lie."""
     if names is None:
-        return every
+        return opened.tensors
+    every = opened.names
     if isinstance(names, str):
         found = fnmatch.filter(every, names) if names not in every else [names]
         if not found:
             raise error(f"no tensor matches {names!r}", "see which there are, with `ckptfs inspect`")
-        return found
-    wanted = dict.fromkeys(names)
-    for name in wanted:
-        opened.tensor(name)
-    return [name for name in every if name in wanted]
+        return [opened.tensor(name) for name in found]
+    wanted = {name: opened.tensor(name) for name in names}
+    return [wanted[name] for name in every if name in wanted]
 
 
 def load_parts(parts, framework, way, device=None):
@@ -55,20 +53,19 @@ def load_named(opened, names, framework, way, *, device=None, into=None, dtype=N
     """Loads tensors by their names: a dictionary of them. `why` they are another file's than was asked for
     stands in the report."""
     if into is None:
-        tensors = [opened.tensor(name) for name in chosen(opened, names)]
+        tensors = chosen(opened, names)
         with Load(progress, report) as load:
             load.begins(len(tensors), (tensor.nbytes for tensor in tensors), why)
             [loaded] = load_each([tensors], framework, way, load, device=device, dtype=dtype, memory=memory)
         return loaded
     if device is not None:
         raise error("into= has its own place for every tensor, so device= cannot say another")
-    names = chosen(opened, list(into) if names is None else names)
-    tensors = [opened.tensor(name) for name in names]
+    tensors = chosen(opened, list(into) if names is None else names)
     kinds = None if dtype is None else _kinds(tensors, framework, dtype)
     with Load(progress, report) as load:
         load.begins(len(tensors), (tensor.nbytes for tensor in tensors), why)
         _into(tensors, framework, into, kinds, memory, load)
-    return {name: into[name] for name in names}
+    return {tensor.name: into[tensor.name] for tensor in tensors}
 
 
 def load_each(checkpoints, framework, way, load, *, device=None, dtype=None, memory=None):
@@ -77,19 +74,17 @@ def load_each(checkpoints, framework, way, load, *, device=None, dtype=None, mem
     # A type that the framework lacks is refused before anything is read.
     for tensor in tensors:
         framework.type(tensor.dtype)
-    kinds = None if dtype is None else _kinds(tensors, framework, dtype)
-    made = [None] * len(tensors)
-    for places in _as_they_are(tensors, kinds, load):
-        held = _memory([tensors[place] for place in places], way, load)
-        for place, memory_of in zip(places, held, strict=True):
-            tensor = tensors[place]
-            found = framework.of(memory_of, tensor.dtype, tensor.shape)
-            made[place] = found if device is None else framework.put(found, device)
-    if kinds is not None:
-        for place, cast in _cast(tensors, framework, kinds, way, memory, load):
-            made[place] = framework.put(cast, device)
+    if dtype is None:
+        made = _as_they_are(tensors, framework, way, load, device)
+    else:
+        kinds = _kinds(tensors, framework, dtype)
+        stay = [tensor for tensor, kind in zip(tensors, kinds, strict=True) if kind is None]
+        stay = iter(_as_they_are(stay, framework, way, load, device))
+        cast = {place: framework.put(tensor, device)
+                for place, tensor in _cast(tensors, framework, kinds, way, memory, load)}  # fmt: skip
+        made = [next(stay) if kind is None else cast[place] for place, kind in enumerate(kinds)]
     made = iter(made)
-    return [{tensor.name: next(made) for tensor in of} for of in checkpoints]
+    return [{tensor.name: each for tensor, each in zip(of, made, strict=False)} for of in checkpoints]
 
 
 def _kinds(tensors, framework, dtype):
@@ -99,40 +94,47 @@ def _kinds(tensors, framework, dtype):
             for tensor in tensors]  # fmt: skip
 
 
-def _as_they_are(tensors, kinds, load):
-    """The places of those that are not cast, as many at a time as are to be shown at once."""
-    if kinds is None:
-        places = range(len(tensors))
-    else:
-        places = [place for place, kind in enumerate(kinds) if kind is None]
-    return _batches(places, tensors, _SHOWN_AT_ONCE) if load.is_shown() else [places]
+def _as_they_are(tensors, framework, way, load, device):
+    made = []
+    for some in _shown(tensors, load):
+        made += framework.of_each(_memory(some, way, load), some, device)
+    return made
 
 
-def _memory(tensors, way, load, stop=None, threads=None):
+def _shown(tensors, load):
+    """As many at a time as are to be shown at once."""
+    return batches(tensors, _SHOWN_AT_ONCE) if load.is_shown() else [tensors]
+
+
+def read(tensors, load, stop=None, threads=None):
+    """The bytes of each, in memory of its own."""
+    held, told = _ckptfs.load(tensors, stop, threads)
+    load.report._add(told)
+    load.had(len(held), sum(map(len, held)))
+    return held
+
+
+def _memory(tensors, way, load):
     """The bytes of each, mapped or read."""
-    held = [None] * len(tensors)
-    left = range(len(tensors))
-    if way == MMAP:
-        left, mapped = [], 0
-        for place, tensor in enumerate(tensors):
-            if tensor.nbytes:
-                held[place], why = tensor.map()
-                if why:
-                    load.report._fell_back(f"read, not mapped: {why}")
-            if held[place] is None:
-                left.append(place)
-                continue
-            mapped += tensor.nbytes
-            if tensor.through:
-                load.report._fell_back(tensor.through)
-        load.report.mapped += mapped
-        load.had(len(tensors) - len(left), mapped)
+    if way == PREAD:
+        return read(tensors, load)
+    held, left, mapped = [None] * len(tensors), [], 0
+    for place, tensor in enumerate(tensors):
+        if tensor.nbytes:
+            held[place], why = tensor.map()
+            if why:
+                load.report._fell_back(f"read, not mapped: {why}")
+        if held[place] is None:
+            left.append(place)
+            continue
+        mapped += tensor.nbytes
+        if tensor.through:
+            load.report._fell_back(tensor.through)
+    load.report.mapped += mapped
+    load.had(len(tensors) - len(left), mapped)
     if left:
-        read, told = _ckptfs.load([tensors[place] for place in left], stop, threads)
-        load.report._add(told)
-        for place, memory in zip(left, read, strict=True):
+        for place, memory in zip(left, read([tensors[place] for place in left], load), strict=True):
             held[place] = memory
-        load.had(len(left), sum(map(len, read)))
     return held
 
 
@@ -164,10 +166,11 @@ def _check_apart(ends):
 
 
 def _land(tensors, framework, into, kinds, memory, load, addresses):
-    for places in _as_they_are(tensors, kinds, load):
-        batch = [tensors[place] for place in places]
+    at = {id(tensor): address for tensor, address in zip(tensors, addresses, strict=True)}
+    stay = tensors if kinds is None else [it for it, kind in zip(tensors, kinds, strict=True) if kind is None]
+    for batch in _shown(stay, load):
         try:
-            told = _ckptfs.load_into(batch, [addresses[place] for place in places])
+            told = _ckptfs.load_into(batch, [at[id(tensor)] for tensor in batch])
         except ValueError as fault:
             raise error(str(fault), "give each memory of its own") from None
         load.report._add(told)
@@ -183,12 +186,12 @@ def _cast(tensors, framework, kinds, way, memory, load, into=None):
     others = [place for place, kind in enumerate(kinds) if kind is not None]
     allowed = _CAST_AT_ONCE if memory is None else memory - for_reading(memory, True)
     small = [place for place in others if tensors[place].nbytes <= allowed]
-    for places in _batches(small, tensors, allowed):
+    place_of = iter(small)
+    for some in batches([tensors[place] for place in small], allowed):
         # Taken out one by one, so that none is held longer than it must be.
-        held = _memory([tensors[place] for place in places], way, load)
+        held = _memory(some, way, load)
         held.reverse()
-        for place in places:
-            tensor = tensors[place]
+        for tensor, place in zip(some, place_of, strict=False):
             made = framework.of(held.pop(), tensor.dtype, tensor.shape)
             if into is None:
                 yield place, framework.cast(made, kinds[place])
@@ -203,7 +206,7 @@ def _cast(tensors, framework, kinds, way, memory, load, into=None):
         else:
             target = into[tensor.name]
         for start, part in _rows(tensor, allowed, memory):
-            [held] = _memory([part], PREAD, load)
+            [held] = read([part], load)
             rows = framework.of(held, part.dtype, part.shape)
             framework.copy(target[start : start + part.shape[0]], rows)
         load.report.tensors -= len(list(_rows(tensor, allowed, memory))) - 1
@@ -223,18 +226,15 @@ def _rows(tensor, allowed, memory):
         yield start, tensor.part([(start, rows, 1)])
 
 
-def _batches(places, tensors, size):
-    """As many places at a time as have tensors of so many bytes; one at the least."""
-    if size is None:
-        yield places
-        return
+def batches(tensors, size):
+    """As many at a time as have so many bytes; one at the least."""
     batch, held = [], 0
-    for place in places:
-        needs = tensors[place].nbytes
+    for tensor in tensors:
+        needs = tensor.nbytes
         if batch and held + needs > size:
             yield batch
             batch, held = [], 0
-        batch.append(place)
+        batch.append(tensor)
         held += needs
     if batch:
         yield batch

@@ -49,7 +49,7 @@ def _groups(paths, names, how, load):
     """The tensors of each, of as many at a time as may be open."""
     most, held, group = most_open(), 0, []
     for opened, why in open_each(paths, how, most // 2):
-        tensors = [opened.tensor(name) for name in _load.chosen(opened, names)]
+        tensors = _load.chosen(opened, names)
         load.begins(len(tensors), (tensor.nbytes for tensor in tensors), why)
         # Beside its files a checkpoint holds its directory.
         held += opened.files + 1

@@ -14,7 +14,6 @@ from ckptfs import _ckptfs, _load
 from ckptfs._errors import error
 from ckptfs._frameworks import Torch
 from ckptfs._report import Load, is_last
-from ckptfs._settings import PREAD
 
 # So much is handed out at once: large enough to be read fast, small enough that the first come soon.
 _AT_ONCE = 64 << 20
@@ -142,10 +141,8 @@ class PrefetchLoader:
     def _run(self):
         try:
             with Load() as load:
-                parts = list(self._parts.values())
-                for places in _load._batches(range(len(parts)), parts, _AT_ONCE):
-                    batch = [parts[place] for place in places]
-                    held = _load._memory(batch, PREAD, load, self._stop, self._threads)
+                for batch in _load.batches(self._parts.values(), _AT_ONCE):
+                    held = _load.read(batch, load, self._stop, self._threads)
                     ready = {
                         part.name: Torch.put(Torch.of(memory, part.dtype, part.shape), self._device)
                         for part, memory in zip(batch, held, strict=True)

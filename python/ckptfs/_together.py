@@ -52,7 +52,7 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
         how = options(root, allow_partial, follow_symlinks, num_threads, reading, leave_cache)
         opened, why = open_one(filename, how)
         tensors = [opened.tensor(name) for name in opened.names]
-        wanted = set(_load.chosen(opened, names))
+        wanted = {tensor.name for tensor in _load.chosen(opened, names)}
         for tensor in tensors:
             if tensor.name in wanted:
                 Torch.type(tensor.dtype)

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::source::{self, Links, OpenFile, ReadAt, Root};
+use crate::source::{self, Links, OpenFile, ReadAt, Root, Typed};
 use crate::threads::{another, joined};
 
 use super::group::{
@@ -20,8 +20,8 @@ use super::{Checkpoint, Error, IndexFault, Options, shards, single};
 /// A directory must hold just one; where it holds several, the path of one of them tells which.
 pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
     let links = if options.follow_symlinks { Links::Anywhere } else { Links::Inside };
-    match source::is_directory(path) {
-        Ok(true) => {
+    match Typed::at(path) {
+        Ok(Typed::Directory) => {
             let (root, directory) = Root::around(path, links)?;
             let names = root.files(&directory)?;
             if let Some(index) = only_index(&names) {
@@ -40,8 +40,11 @@ pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
                 }
             }
         }
-        // A numbered set is called by a name that no file has.
-        Ok(false) | Err(source::Error::Missing { .. }) => {
+        Ok(Typed::File(file)) if indexed(name_of(path)).is_none() => {
+            open_one(file, name_of(path), options)
+        }
+        // A numbered set is called by a name that no file has, and the shards of an index lie beside it.
+        Ok(Typed::File(_)) | Err(source::Error::Missing { .. }) => {
             let missing = || source::Error::Missing { path: path.to_path_buf() };
             let name = path.file_name().ok_or_else(missing)?;
             let parent = path.parent().unwrap_or(Path::new(""));
@@ -53,6 +56,10 @@ pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
         }
         Err(error) => Err(error.into()),
     }
+}
+
+fn name_of(path: &Path) -> &str {
+    path.file_name().and_then(OsStr::to_str).unwrap_or_default()
 }
 
 /// Reads the checkpoint that a name in a directory stands for: a file, an index, or a numbered set by

@@ -75,7 +75,12 @@ struct Begun<'a> {
 impl Begun<'_> {
     fn of(file: &OpenFile) -> Result<Begun<'_>, Error> {
         let mut first = vec![0; file.size().min(FIRST) as usize];
-        file.read_exact_at(&mut first, 0)?;
+        if !file.read_at_hand(&mut first, 0) {
+            if file.size() <= SMALL {
+                file.expect(0..file.size());
+            }
+            file.read_exact_at(&mut first, 0)?;
+        }
         Ok(Begun { file, first })
     }
 }
@@ -107,9 +112,6 @@ const SMALL: u64 = 128 << 10;
 
 /// Reads an opened file.
 pub(super) fn read(file: &OpenFile, options: &Options) -> Result<Checkpoint, Error> {
-    if file.size() <= SMALL {
-        file.expect(0..file.size());
-    }
     let mut checkpoint = parse(&Begun::of(file)?, &file.file().path(), options)?;
     checkpoint.origins.insert(0, Origin::File(Arc::clone(file.file())));
     // What was parsed must be what the identity stands for.

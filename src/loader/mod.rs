@@ -101,6 +101,13 @@ impl Options {
         self.hold(path, mounted::find(path, &self.checkpoint)?)
     }
 
+    /// The same at a path where no mount can be, as [`meeting::may_keep_waiting`](crate::meeting::may_keep_waiting)
+    /// tells.
+    pub fn open_here(&self, path: &Path) -> Result<Opened, Error> {
+        self.check(path)?;
+        self.hold(path, mounted::laid_out(view::open(path, &self.checkpoint)?, Route::Plain)?)
+    }
+
     /// Opens a checkpoint whose bytes are in memory; they are copied.
     pub fn open_bytes(&self, bytes: &[u8]) -> Result<Opened, Error> {
         let path = Path::new("bytes in memory");

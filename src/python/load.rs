@@ -3,11 +3,12 @@
 //! In: [`Tensor`]s, and for memory of the caller's its addresses. Out: [`Memory`] that was read, or nothing;
 //! and what the load did.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::checkpoint;
 use crate::loader::{self, Wanted};
@@ -24,15 +25,32 @@ const SMALL: u64 = 1 << 20;
 type One = (Arc<loader::Opened>, checkpoint::Tensor);
 
 /// What a load did, but for what it was asked: bytes by how they were had, and why not all came as was asked,
-/// with the number of tensors. A dictionary.
-#[derive(IntoPyObject)]
-pub struct Told {
-    cached: u64,
-    direct: u64,
-    buffered: u64,
-    gathered: u64,
-    memory: u64,
-    fallbacks: BTreeMap<String, usize>,
+/// with the number of tensors. A dictionary of those that there are.
+pub struct Told(loader::Report);
+
+impl<'py> IntoPyObject<'py> for Told {
+    type Target = PyDict;
+    type Output = Bound<'py, PyDict>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let loader::Report { cached, direct, buffered, gathered, memory, fallbacks, .. } = self.0;
+        let told = PyDict::new(py);
+        let bytes = [
+            (intern!(py, "cached"), cached),
+            (intern!(py, "direct"), direct),
+            (intern!(py, "buffered"), buffered),
+            (intern!(py, "gathered"), gathered),
+            (intern!(py, "memory"), memory),
+        ];
+        for (name, bytes) in bytes.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            told.set_item(name, bytes)?;
+        }
+        if !fallbacks.is_empty() {
+            told.set_item(intern!(py, "fallbacks"), fallbacks)?;
+        }
+        Ok(told)
+    }
 }
 
 /// Loads tensors, each into memory of its own. Also what the load did. `threads` are those with
@@ -54,7 +72,7 @@ pub fn load(
         loader::load_many_owned(&tensors, &told_to, threads)
     })?;
     let (memory, report) = done.map_err(|error| raised(py, &error))?;
-    Ok((memory.into_iter().map(Memory::owned).collect(), told(report)))
+    Ok((memory.into_iter().map(Memory::owned).collect(), Told(report)))
 }
 
 /// Loads tensors, each into the memory that begins at its address, which must be there, writable, as
@@ -96,7 +114,7 @@ pub fn load_into(
         });
         loader::load_many(wanted, &told_to, None)
     })?;
-    Ok(told(done.map_err(|error| raised(py, &error))?))
+    Ok(Told(done.map_err(|error| raised(py, &error))?))
 }
 
 fn one(tensor: &Tensor) -> One {
@@ -118,9 +136,4 @@ fn overlap(tensors: &[One], addresses: &[usize]) -> bool {
     let mut ranges: Vec<(usize, usize)> = ranges.collect();
     ranges.sort_unstable();
     ranges.windows(2).any(|pair| pair[0].1 > pair[1].0)
-}
-
-fn told(report: loader::Report) -> Told {
-    let loader::Report { cached, direct, buffered, gathered, memory, fallbacks, .. } = report;
-    Told { cached, direct, buffered, gathered, memory, fallbacks }
 }

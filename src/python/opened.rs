@@ -57,10 +57,14 @@ impl Opened {
     #[new]
     fn new(py: Python<'_>, path: PathBuf, options: Options) -> PyResult<Opened> {
         let options = loader::Options::from(options);
-        let wait = if meeting::may_keep_waiting(&path) { Wait::OrLeave } else { Wait::Here };
-        // Opening is not told to stop: it ends, or hangs and is left behind.
-        let work = move || options.open(&path);
-        Opened::of(py, without_lock(py, wait, &AtomicBool::new(false), work)?)
+        let never = AtomicBool::new(false);
+        let opened = if meeting::may_keep_waiting(&path) {
+            // Opening is not told to stop: it ends, or hangs and is left behind.
+            without_lock(py, Wait::OrLeave, &never, move || options.open(&path))?
+        } else {
+            without_lock(py, Wait::Here, &never, move || options.open_here(&path))?
+        };
+        Opened::of(py, opened)
     }
 
     /// Opens a checkpoint whose bytes are in memory.
@@ -74,13 +78,7 @@ impl Opened {
     #[getter]
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let tensors = self.opened.tensors();
-        if !self.is_one_safetensors() {
-            return PyList::new(py, tensors.iter().map(|tensor| &*tensor.name));
-        }
-        let offsets = self.offsets();
-        let mut places: Vec<usize> = (0..tensors.len()).collect();
-        places.sort_by_key(|&place| (offsets[place], &*tensors[place].name));
-        PyList::new(py, places.into_iter().map(|place| &*tensors[place].name))
+        PyList::new(py, self.order().into_iter().map(|place| &*tensors[place].name))
     }
 
     /// What it says of itself. One that is not a safetensors file says that it is torch's.
@@ -128,6 +126,15 @@ impl Opened {
         }
     }
 
+    /// Its tensors, in the order of their names above.
+    #[getter]
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let tensors = self.opened.tensors();
+        let made = self.order().into_iter().map(|place| self.told(tensors[place].clone()));
+        let made = made.map(|tensor| Bound::new(py, tensor)).collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, made)
+    }
+
     /// The tensor of a name.
     fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         let found = self.opened.tensor(name).map_err(|error| raised(py, &error))?;
@@ -166,6 +173,17 @@ impl Opened {
     fn of(py: Python<'_>, opened: Result<loader::Opened, Error>) -> PyResult<Opened> {
         let opened = opened.map_err(|error| raised(py, &error))?;
         Ok(Opened { opened: Arc::new(opened), offsets: OnceLock::new() })
+    }
+
+    /// The places of its tensors, in the order in which their bytes lie.
+    fn order(&self) -> Vec<usize> {
+        let tensors = self.opened.tensors();
+        let mut places: Vec<usize> = (0..tensors.len()).collect();
+        if self.is_one_safetensors() {
+            let offsets = self.offsets();
+            places.sort_by_key(|&place| (offsets[place], &*tensors[place].name));
+        }
+        places
     }
 
     fn told(&self, tensor: checkpoint::Tensor) -> Tensor {

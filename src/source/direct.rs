@@ -44,7 +44,7 @@ impl OpenFile {
         let fd = match rustix::fs::openat(CWD, &own, flags, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::LOOP) => {
-                self.file.root.resolve(&self.file.inside, flags, self.file.links).ok()?
+                self.file.place.again(flags).ok()?
             }
             Err(_) => return None,
         };

@@ -6,9 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{FileType, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{Error, Links, ReadAt, Root};
+
+/// How a file is opened for reading. What it is was settled before: opening a pipe blocks, and opening a
+/// device can do things.
+const READING: OFlags =
+    OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
 /// What tells one state of a file from another. The change time is not part of it: a link, a
 /// rename or a chmod moves it and leaves every byte as it was.
@@ -60,18 +66,87 @@ impl From<&Stat> for State {
     }
 }
 
-/// A regular file beneath a root, as it was when it was first opened. Holds no descriptor.
+/// Where a file is found.
+pub(super) enum Place {
+    /// Beneath a root.
+    Inside { root: Arc<Root>, way: PathBuf, links: Links },
+    /// Where the path leads that the user typed; and that path from the top, wherever the process is by then.
+    Typed { path: PathBuf, whole: PathBuf },
+}
+
+impl Place {
+    fn path(&self) -> PathBuf {
+        match self {
+            Place::Inside { root, way, .. } => root.path().join(way),
+            Place::Typed { path, .. } => path.clone(),
+        }
+    }
+
+    /// Opens what is there for reading, if it is a regular file.
+    fn open(&self) -> Result<(OwnedFd, Stat), Error> {
+        let look = |e| Error::io(&self.path(), "look at it", e);
+        let stat = match self {
+            Place::Inside { root, way, links } => {
+                fstat(root.resolve(way, OFlags::PATH, *links)?).map_err(look)?
+            }
+            Place::Typed { whole, .. } => statat(CWD, whole, AtFlags::empty()).map_err(look)?,
+        };
+        self.open_seen(&stat)
+    }
+
+    /// The same, of what was just looked at.
+    fn open_seen(&self, stat: &Stat) -> Result<(OwnedFd, Stat), Error> {
+        require_regular(stat, || self.path())?;
+        let fd = self.again(READING)?;
+        let stat = fstat(&fd).map_err(|e| Error::io(&self.path(), "look at it", e))?;
+        require_regular(&stat, || self.path())?;
+        Ok((fd, stat))
+    }
+
+    /// Opens what is there.
+    pub(super) fn again(&self, flags: OFlags) -> Result<OwnedFd, Error> {
+        match self {
+            Place::Inside { root, way, links } => root.resolve(way, flags, *links),
+            Place::Typed { path, whole } => {
+                openat(CWD, whole, flags, Mode::empty()).map_err(|e| Error::io(path, "open it", e))
+            }
+        }
+    }
+}
+
+/// What lies at a path that the user typed: where its links lead is theirs to say.
+pub enum Typed {
+    /// A directory.
+    Directory,
+    /// A regular file.
+    File(OpenFile),
+}
+
+impl Typed {
+    /// Opens it, but for a directory.
+    pub fn at(path: &Path) -> Result<Typed, Error> {
+        let look = |e: Errno| Error::io(path, "look at it", e);
+        let stat = statat(CWD, path, AtFlags::empty()).map_err(look)?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            return Ok(Typed::Directory);
+        }
+        let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        let place = Place::Typed { path: path.to_path_buf(), whole };
+        let (fd, stat) = place.open_seen(&stat)?;
+        Ok(Typed::File(OpenFile::new(fd, &stat, place)))
+    }
+}
+
+/// A regular file, as it was when it was first opened. Holds no descriptor.
 pub struct File {
-    pub(super) root: Arc<Root>,
-    pub(super) inside: PathBuf,
-    pub(super) links: Links,
-    pub(super) state: State,
+    pub(super) place: Place,
+    state: State,
 }
 
 impl File {
     /// The path to show to people.
     pub fn path(&self) -> PathBuf {
-        self.root.path().join(&self.inside)
+        self.place.path()
     }
 
     /// The state that was parsed; every later read must find the same.
@@ -86,7 +161,7 @@ impl File {
 
     /// Opens the file again, and refuses one that is not the one that was parsed.
     pub fn open(self: &Arc<Self>) -> Result<OpenFile, Error> {
-        let (fd, stat) = self.root.open_regular(&self.inside, self.links)?;
+        let (fd, stat) = self.place.open()?;
         if Identity::from(&stat) != self.state.identity {
             return Err(Error::Changed { path: self.path() });
         }
@@ -108,6 +183,16 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
+    /// Opens the regular file that lies at a place.
+    pub(super) fn at(place: Place) -> Result<OpenFile, Error> {
+        let (fd, stat) = place.open()?;
+        Ok(OpenFile::new(fd, &stat, place))
+    }
+
+    fn new(fd: OwnedFd, stat: &Stat, place: Place) -> OpenFile {
+        OpenFile { fd, file: Arc::new(File { place, state: State::from(stat) }) }
+    }
+
     /// The file at rest.
     pub fn file(&self) -> &Arc<File> {
         &self.file
@@ -143,6 +228,14 @@ impl OpenFile {
         let _ = rustix::fs::fadvise(&self.fd, range.start, len, rustix::fs::Advice::WillNeed);
     }
 
+    /// Fills `buf` if the page cache has all of it, and says whether it did. To be followed by
+    /// [`OpenFile::check_unchanged`].
+    pub fn read_at_hand(&self, buf: &mut [u8], offset: u64) -> bool {
+        let mut into = [std::io::IoSliceMut::new(buf)];
+        let read = rustix::io::preadv2(&self.fd, &mut into, offset, ReadWriteFlags::NOWAIT);
+        read.is_ok_and(|read| read == buf.len())
+    }
+
     /// Fills `buf` as far as the file goes now, whatever it was when it was opened.
     pub fn read_some_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
         let mut done = 0;
@@ -150,7 +243,7 @@ impl OpenFile {
             match rustix::io::pread(&self.fd, &mut buf[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(n) => done += n,
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 Err(e) => return Err(Error::io(&self.file.path(), "read it", e)),
             }
         }
@@ -209,9 +302,9 @@ pub(super) fn kind_in_words(kind: FileType) -> &'static str {
     }
 }
 
-pub(super) fn require_regular(stat: &Stat, path: &Path) -> Result<(), Error> {
+fn require_regular(stat: &Stat, path: impl FnOnce() -> PathBuf) -> Result<(), Error> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(()),
-        kind => Err(Error::NotAFile { path: path.to_path_buf(), kind: kind_in_words(kind) }),
+        kind => Err(Error::NotAFile { path: path(), kind: kind_in_words(kind) }),
     }
 }

@@ -23,7 +23,7 @@ pub use attributes::{Attributes, Kind};
 pub use direct::DIRECT_ALIGNMENT;
 use direct::{Direct, DirectRead};
 pub use error::Error;
-pub use file::{File, Identity, OpenFile, State};
+pub use file::{File, Identity, OpenFile, State, Typed};
 use residency::Residency;
 pub use root::{Destination, Entry, Links, Root, is_directory, is_hub_repository};
 pub use uncached::uncached;

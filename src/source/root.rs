@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags, makedev, openat2,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags, makedev, openat2,
 };
 use rustix::io::Errno;
 
-use super::file::require_regular;
-use super::{Attributes, Error, File, Kind, OpenFile, State};
+use super::file::Place;
+use super::{Attributes, Error, Kind, OpenFile};
 
 /// Whether a folder is called as a hub cache calls a repository's.
 pub fn is_hub_repository(name: &OsStr) -> bool {
@@ -125,27 +125,7 @@ impl Root {
     }
 
     fn open_with(self: &Arc<Self>, inside: &Path, links: Links) -> Result<OpenFile, Error> {
-        let (fd, stat) = self.open_regular(inside, links)?;
-        let state = State::from(&stat);
-        let file = File { root: Arc::clone(self), inside: inside.to_path_buf(), links, state };
-        Ok(OpenFile { fd, file: Arc::new(file) })
-    }
-
-    /// Opens `inside` for reading if it is a regular file. What it is gets settled before it is
-    /// opened in earnest: opening a pipe blocks, and opening a device can do things.
-    pub(super) fn open_regular(
-        &self,
-        inside: &Path,
-        links: Links,
-    ) -> Result<(OwnedFd, Stat), Error> {
-        let shown = self.path.join(inside);
-        let probe = self.resolve(inside, OFlags::PATH, links)?;
-        let stat = rustix::fs::fstat(&probe).map_err(|e| Error::io(&shown, "look at it", e))?;
-        require_regular(&stat, &shown)?;
-        let fd = self.resolve(inside, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, links)?;
-        let stat = rustix::fs::fstat(&fd).map_err(|e| Error::io(&shown, "look at it", e))?;
-        require_regular(&stat, &shown)?;
-        Ok((fd, stat))
+        OpenFile::at(Place::Inside { root: Arc::clone(self), way: inside.to_path_buf(), links })
     }
 
     pub(super) fn resolve(

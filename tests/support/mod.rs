@@ -22,7 +22,7 @@ use ckptfs::image::{Image, Reader};
 
 /// How long reading the worst small file may take, in an unoptimised build on a busy machine. What
 /// grows out of proportion takes hours.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Reads bytes as a torch file.
 pub fn torch(bytes: &[u8]) -> Result<Checkpoint, Error> {
