@@ -199,6 +199,30 @@ fn every_way_of_ending_it_leaves_nothing() {
     }
 }
 
+/// The hidden name that goes with `out.safetensors`.
+const PART: &str = ".ckptfs-87ca48165b77441c.part";
+
+#[test]
+fn what_a_killed_export_left_the_next_removes() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = path(folder.path(), "model.safetensors");
+    model(Path::new(&source), 2, 100);
+    let (out, part) = (path(folder.path(), "out.safetensors"), folder.path().join(PART));
+    fs::write(folder.path().join(".ckptfs-0.part"), "another's").unwrap();
+    let kept = [".ckptfs-0.part", "model.safetensors", "out.safetensors"];
+    for force in [&["export"][..], &["export", "--force"]] {
+        fs::write(&part, "left").unwrap();
+        assert_eq!(run(&[force, &[&source, &out]].concat()).code, 0);
+        assert_eq!(names_in(folder.path()), kept);
+    }
+    // A living process says by a lock that it is there.
+    let held = fs::File::create(&part).unwrap();
+    held.lock().unwrap();
+    assert_eq!(run(&["export", "--force", &source, &out]).code, 0);
+    assert!(part.exists());
+    assert_eq!(names_in(folder.path()).len(), 4);
+}
+
 #[test]
 fn a_source_deleted_while_it_is_open_is_read_to_its_end() {
     let folder = tempfile::tempdir().unwrap();

@@ -2,33 +2,40 @@
 
 In: a directory, and bytes. Out: a file under its name, in the place of what was there, once all of it is on
 the disk. Until then it has no name where the filesystem can do without one, so that a process that is killed
-leaves nothing behind; unless it is set aside, for who writes more of them than a process can have open.
+leaves nothing behind. Else it has a hidden one, and what a process that was killed leaves of that is removed
+by the next who saves the same; but not of one that was set aside, for who writes more of them than a process
+can have open.
 """
 
 import contextlib
 import errno
 import os
-import secrets
 import stat
-import tempfile
+
+from ckptfs import _hidden
 
 # How a filesystem says that it has no files without names.
 _NAMED_ONLY = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 
 
 class NewFile:
-    """A file to be. `write` it, `finish` it, and it can `take` a name; `drop` lets go of it."""
+    """A file to be. `write` it, `finish` it, and it can `take` a name; `drop` lets go of it. With the `name`
+    that it will take, what a process that was killed left of that one is removed first."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, name=None):
         self._folder, self._name = folder or ".", None
+        wanted = name and _hidden.name_for(self._folder, name)
+        if wanted:
+            _hidden.sweep(wanted)
         try:
             if not os.path.isdir("/proc/self/fd"):
                 raise OSError(errno.EOPNOTSUPP, "no way to give a name")
             number = os.open(self._folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            _hidden.hold(number)
         except OSError as fault:
             if fault.errno not in _NAMED_ONLY:
                 raise
-            number, self._name = tempfile.mkstemp(prefix=".ckptfs-", suffix=".part", dir=self._folder)
+            number = self._hide(wanted, _hidden.claimed)
         self._file = open(number, "wb", buffering=0)
 
     def write(self, part):
@@ -42,14 +49,16 @@ class NewFile:
             os.fsync(self._file.fileno())
 
     def set_aside(self):
-        """Closes it, under a hidden name, until it takes its own."""
-        self._link()
+        """Closes it, under a hidden name of its own, until it takes its own."""
+        if self._name is None:
+            self._hide(None, self._linked)
         self._file.close()
 
     def take(self, path):
         """Gives it a name of its directory."""
         if not self._named(path):
-            self._link()
+            if self._name is None:
+                self._hide(_hidden.name_for(self._folder, os.path.basename(path)), self._linked)
             os.replace(self._name, path)
             self._name = None
         self._file.close()
@@ -58,31 +67,39 @@ class NewFile:
         """Whether it has the name now: in one step, where it has none yet and nothing else has that one."""
         if self._name is None:
             with contextlib.suppress(FileExistsError):
-                self._linked(path)
-                return True
+                return self._linked(path)
         return False
 
-    def _link(self):
-        """A hidden name, if it has none yet."""
-        while self._name is None:
-            name = os.path.join(self._folder, f".ckptfs-{secrets.token_hex(8)}.part")
-            with contextlib.suppress(FileExistsError):
-                self._linked(name)
+    def _hide(self, wanted, make):
+        """What `make` makes of a hidden name, which it has from then on: the one that is wanted, unless
+        somebody who lives has that."""
+        while True:
+            name = wanted or _hidden.name_of_its_own(self._folder)
+            try:
+                made = make(name)
+            except FileExistsError:
+                wanted = wanted if wanted and _hidden.sweep(wanted) else None
+                continue
+            if made is not None:
                 self._name = name
+                return made
+            wanted = None
 
     def _linked(self, name):
         number = self._file.fileno()
         # Only a call that is given a directory follows links; of an absolute path it means nothing.
         os.link(f"/proc/self/fd/{number}", name, src_dir_fd=number, follow_symlinks=True)
+        return True
 
     def drop(self):
         """As if it had never been."""
-        if not self._file.closed:
-            self._file.close()
+        # While it is held: without that the name might be another's by now.
         if self._name is not None:
             name, self._name = self._name, None
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
+        if not self._file.closed:
+            self._file.close()
 
 
 @contextlib.contextmanager
@@ -94,7 +111,7 @@ def replacing(path):
         with open(path, "wb", buffering=0) as file:
             yield _AsItIs(file)
         return
-    file = NewFile(os.path.dirname(path))
+    file = NewFile(*os.path.split(path))
     try:
         yield file
         file.finish(mode)

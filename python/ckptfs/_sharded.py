@@ -11,6 +11,7 @@ import os
 import re
 import threading
 
+from ckptfs import _hidden
 from ckptfs._errors import error, of_system
 from ckptfs._limits import most_open
 from ckptfs._new_file import NewFile, sync_folder, usual_mode
@@ -46,15 +47,20 @@ def write(specs, directory, most, metadata, whole, threads, sync):
     indexes = {index, f"{whole}.index.json"}
     try:
         os.makedirs(directory, exist_ok=True)
-        files = _written(specs, shards, directory, metadata, threads, sync)
+        # Of one file the name is known before.
+        named = whole if len(shards) == 1 else None
+        files = _written(specs, shards, directory, named, metadata, threads, sync)
         of_set = re.compile(rf"{re.escape(stem)}-\d{{5,8}}-of-\d{{5,8}}{re.escape(dot + extension)}")
         old = {name for name in os.listdir(directory) if of_set.fullmatch(name) or name == whole or name in indexes}
         if len(shards) == 1:
             names = [whole]
         else:
             names = _names(stem, dot + extension, len(shards), _used(directory, indexes, old))
-            files.append(_index(specs, shards, names, directory, sync))
+            files.append(_index(specs, shards, names, directory, index, sync))
             names.append(index)
+        # What a process left that was killed while one of them was replaced.
+        for name in old | indexes | {whole}:
+            _hidden.sweep(_hidden.name_for(directory, name))
         # The last of them makes it the set that loaders see, in one step. Until then they see the old one,
         # none of whose files has been touched.
         for file, name in zip(files, names, strict=True):
@@ -100,7 +106,7 @@ def _used(directory, indexes, there):
     return used or there
 
 
-def _written(specs, shards, directory, metadata, threads, sync):
+def _written(specs, shards, directory, named, metadata, threads, sync):
     """The shards, whole, and without names as far as they can all be open at once."""
     most, mode, stop = most_open(), usual_mode(), threading.Event()
     files, threads = [None] * len(shards), min(threads, len(shards), most)
@@ -110,7 +116,7 @@ def _written(specs, shards, directory, metadata, threads, sync):
     def write_one(number, names):
         if stop.is_set():
             return
-        file = files[number] = NewFile(directory)
+        file = files[number] = NewFile(directory, named)
         for part in parts_of({name: specs[name] for name in names}, metadata):
             if stop.is_set():
                 return
@@ -134,11 +140,11 @@ def _written(specs, shards, directory, metadata, threads, sync):
     return files
 
 
-def _index(specs, shards, names, directory, sync):
+def _index(specs, shards, names, directory, index, sync):
     total = sum(spec.data_len for spec in specs.values())
     weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
-    file = NewFile(directory)
+    file = NewFile(directory, index)
     try:
         file.write(text.encode() + b"\n")
         file.finish(usual_mode(), sync)

@@ -4,6 +4,7 @@
 //! it has no name until it is complete and on the disk.
 
 mod copy;
+mod hidden;
 mod replace;
 
 use std::io;

@@ -4,12 +4,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use super::Error;
+use super::{Error, hidden};
 
 /// What `open` gives a new file before the umask.
 const NEW_FILE: u32 = 0o666;
@@ -20,13 +19,14 @@ pub struct NewFile {
     file: File,
     path: PathBuf,
     directory: PathBuf,
-    /// Where the filesystem has no files without a name, the name it has until it is complete.
+    /// The hidden name that it has, if it has one: until it is complete where the filesystem has no files
+    /// without a name, else while it takes the place of another.
     part: Option<PathBuf>,
     replace: bool,
 }
 
 impl NewFile {
-    /// Starts a file that is to be called `path`.
+    /// Starts a file that is to be called `path`, and removes what a process that was killed left of it.
     pub fn create(path: &Path, replace: bool) -> Result<NewFile, Error> {
         NewFile::create_by(path, replace, nameless)
     }
@@ -41,15 +41,15 @@ impl NewFile {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
             _ => PathBuf::from("."),
         };
+        hidden::sweep(&hidden::name_for(path));
         let (fd, part) = match nameless(&directory) {
-            Some(fd) => (fd, None),
-            None => {
-                let part = part_name(&directory);
-                let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-                let fd = rustix::fs::open(&part, flags, Mode::from_raw_mode(NEW_FILE))
-                    .map_err(|e| Error::io(path, "create it", e))?;
-                (fd, Some(part))
+            Some(fd) => {
+                hidden::hold(&fd);
+                (fd, None)
             }
+            None => hide(path, |part| hidden::claimed(part, Mode::from_raw_mode(NEW_FILE)))
+                .map(|(fd, part)| (fd, Some(part)))
+                .map_err(|e| Error::io(path, "create it", e))?,
         };
         Ok(NewFile { file: File::from(fd), path: path.to_path_buf(), directory, part, replace })
     }
@@ -85,10 +85,10 @@ impl NewFile {
     /// Gives the file its name, in one step.
     pub fn publish(mut self) -> Result<(), Error> {
         match (&self.part, self.replace) {
-            (None, false) => self.link(&self.path.clone())?,
+            (None, false) => self.link(&self.path).map_err(|e| self.naming(e.into()))?,
             (None, true) => {
-                let part = part_name(&self.directory);
-                self.link(&part)?;
+                let ((), part) = hide(&self.path, |part| self.link(part).map(Some))
+                    .map_err(|e| self.naming(e.into()))?;
                 self.part = Some(part);
                 self.rename(RenameFlags::empty())?;
             }
@@ -111,10 +111,9 @@ impl NewFile {
         Ok(())
     }
 
-    fn link(&self, to: &Path) -> Result<(), Error> {
+    fn link(&self, to: &Path) -> Result<(), Errno> {
         let from = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         rustix::fs::linkat(CWD, from, CWD, to, AtFlags::SYMLINK_FOLLOW)
-            .map_err(|e| self.naming(e.into()))
     }
 
     fn rename(&mut self, flags: RenameFlags) -> Result<(), Error> {
@@ -150,10 +149,23 @@ fn nameless(directory: &Path) -> Option<OwnedFd> {
     linkable.then_some(fd)
 }
 
-/// A name that no other process, alive or dead, has used; short, whatever the file's own name is.
-fn part_name(directory: &Path) -> PathBuf {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    directory.join(format!(".ckptfs-{}-{now}.part", std::process::id()))
+/// What `make` makes of a hidden name, and the name: the one that goes with `path`, unless somebody who
+/// lives has that.
+fn hide<T>(
+    path: &Path,
+    make: impl Fn(&Path) -> Result<Option<T>, Errno>,
+) -> Result<(T, PathBuf), Errno> {
+    let wanted = hidden::name_for(path);
+    let mut its_own = false;
+    loop {
+        let name = if its_own { hidden::name_of_its_own(path) } else { wanted.clone() };
+        match make(&name) {
+            Ok(Some(made)) => return Ok((made, name)),
+            Ok(None) => its_own = true,
+            Err(Errno::EXIST) => its_own = its_own || !hidden::sweep(&wanted),
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Where the file is to be: what a link leads to, if it is one that is replaced. Refuses a name that
@@ -237,6 +249,48 @@ mod tests {
             std::fs::write(&path, "mine").unwrap();
             assert!(matches!(new.publish(), Err(Error::Exists { .. })));
             assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+            assert_eq!(names(folder), ["out"]);
+        });
+    }
+
+    /// What is left hidden by a process that is dead, and what one that lives has there.
+    #[test]
+    fn what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not() {
+        both(|folder, create| {
+            let path = folder.join("out");
+            let part = hidden::name_for(&path);
+            for replace in [false, true] {
+                std::fs::write(&part, "left").unwrap();
+                create(&path, replace).unwrap().publish().unwrap();
+                assert_eq!(names(folder), ["out"]);
+            }
+            // Left while it was written, as by one that is killed when it takes the name.
+            let new = create(&path, true).unwrap();
+            if new.part.is_none() {
+                std::fs::write(&part, "left").unwrap();
+            }
+            new.publish().unwrap();
+            assert_eq!(names(folder), ["out"]);
+            let held = File::create(&part).unwrap();
+            assert!(hidden::hold(&held));
+            create(&path, true).unwrap().publish().unwrap();
+            drop(create(&path, true).unwrap());
+            assert_eq!(names(folder).len(), 2);
+            assert!(part.exists());
+        });
+    }
+
+    #[test]
+    fn a_file_that_is_written_is_nobody_elses_to_remove() {
+        both(|folder, create| {
+            let path = folder.join("out");
+            let (one, other) = (create(&path, true).unwrap(), create(&path, true).unwrap());
+            one.file().write_all(b"one").unwrap();
+            other.file().write_all(b"other").unwrap();
+            other.publish().unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), b"other");
+            one.publish().unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), b"one");
             assert_eq!(names(folder), ["out"]);
         });
     }

@@ -292,10 +292,10 @@ def test_where_one_file_cannot_be_made_the_others_are_closed_at_once(tmp_path, m
     made = []
 
     class Fifth(_new_file.NewFile):
-        def __init__(self, folder):
+        def __init__(self, *given):
             if len(made) == 4:
                 raise OSError(errno.EMFILE, "Too many open files")
-            super().__init__(folder)
+            super().__init__(*given)
             made.append(self)
 
     monkeypatch.setattr(_sharded, "NewFile", Fifth)

@@ -1,0 +1,171 @@
+"""Saving over a file, killed in the middle: what it leaves hidden the next save of that name removes, and
+never what belongs to one who lives."""
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+
+import ckptfs.torch
+import pytest
+import torch
+
+from ckptfs import _hidden
+from compare import check_same
+from samples import numbers
+
+TARGET = "x.safetensors"
+
+# How a filesystem without nameless files looks to whoever saves.
+NAMED = """
+import os
+os.path.isdir = lambda path, real=os.path.isdir: path != "/proc/self/fd" and real(path)
+"""
+
+
+def old():
+    return {f"{n}": numbers(n, 8, 8) for n in range(4)}
+
+
+def hidden(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+
+
+def part_of(folder, name=TARGET):
+    """The hidden file of a name."""
+    return type(folder)(_hidden.name_for(os.fspath(folder), name))
+
+
+def killed(folder, act, at, named=False):
+    """A process that is killed when it first calls this function of `os`."""
+    code = f"""
+import os, signal, sys, torch, ckptfs.torch
+{NAMED if named else ""}
+os.{at} = lambda *given, **how: os.kill(os.getpid(), signal.SIGKILL)
+tensors = {{f"{{n}}": torch.full((8, 8), n + 0.5) for n in range(4)}}
+folder = sys.argv[1]
+{act}
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], env=env, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def test_the_name_that_goes_with_another_is_known_everywhere():
+    # The unit tests of src/export/hidden.rs have the same names.
+    assert _hidden.name_for("a", "model.safetensors") == "a/.ckptfs-f92548523eb0edb1.part"
+    assert _hidden.name_for("", "größe.bin") == ".ckptfs-a7631d0a463cca65.part"
+    assert len(os.path.basename(_hidden.name_for("a", "n" * 255))) == 29
+
+
+@pytest.mark.parametrize("at, named", [("replace", False), ("replace", True), ("fsync", True)])
+def test_the_next_save_removes_what_a_killed_one_left(tmp_path, at, named):
+    ckptfs.torch.save_file(old(), tmp_path / TARGET)
+    (tmp_path / ".ckptfs-0123456789abcdef.part").write_bytes(b"another's")
+    killed(tmp_path, f"ckptfs.torch.save_file(tensors, folder + '/{TARGET}')", at, named)
+    assert part_of(tmp_path).exists() and len(hidden(tmp_path)) == 2
+    check_same(ckptfs.torch.load_file(tmp_path / TARGET), old())
+    # Another name's save leaves it, this one's removes it, and so does one that finds nothing to replace.
+    ckptfs.torch.save_file(old(), tmp_path / "other.safetensors")
+    assert part_of(tmp_path).exists()
+    new = {name: tensor + 1 for name, tensor in old().items()}
+    ckptfs.torch.save_file(new, tmp_path / TARGET)
+    assert hidden(tmp_path) == [".ckptfs-0123456789abcdef.part"]
+    check_same(ckptfs.torch.load_file(tmp_path / TARGET), new)
+    part_of(tmp_path).write_bytes(b"left")
+    (tmp_path / TARGET).unlink()
+    ckptfs.torch.save_file(new, tmp_path / TARGET)
+    assert hidden(tmp_path) == [".ckptfs-0123456789abcdef.part"]
+
+
+@pytest.mark.parametrize("before, during, after", [("1GB", "1GB", "400"), ("400", "400", "1GB"), ("400", "1GB", "400")])
+def test_the_next_set_removes_what_a_killed_one_left(tmp_path, before, during, after):
+    ckptfs.torch.save_sharded(old(), tmp_path, before)
+    act = f"ckptfs.torch.save_sharded(tensors, folder, '{during}')"
+    if before == during:
+        killed(tmp_path, act, "replace")
+        assert len(hidden(tmp_path)) == 1
+    else:
+        # Of one file where there are shards nothing is replaced, so that this one is put there.
+        part_of(tmp_path, "model.safetensors").write_bytes(b"left")
+    ckptfs.torch.save_sharded(old(), tmp_path, after)
+    assert not hidden(tmp_path)
+    check_same(ckptfs.torch.load_sharded(tmp_path), old())
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_what_a_living_process_has_there_is_left_to_it(tmp_path, monkeypatch, named):
+    if named:
+        monkeypatch.setattr(os.path, "isdir", lambda path, real=os.path.isdir: path != "/proc/self/fd" and real(path))
+    part = part_of(tmp_path)
+    with open(part, "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for _ in range(2):
+            ckptfs.torch.save_file(old(), tmp_path / TARGET)
+            assert hidden(tmp_path) == [part.name]
+    ckptfs.torch.save_file(old(), tmp_path / TARGET)
+    assert not hidden(tmp_path)
+    check_same(ckptfs.torch.load_file(tmp_path / TARGET), old())
+
+
+@pytest.mark.parametrize("what", ["directory", "pipe", "link"])
+def test_what_is_no_file_is_not_opened_and_stays(tmp_path, what):
+    part = part_of(tmp_path)
+    {"directory": part.mkdir, "pipe": lambda: os.mkfifo(part), "link": lambda: part.symlink_to(TARGET)}[what]()
+    for _ in range(2):
+        ckptfs.torch.save_file(old(), tmp_path / TARGET)
+    assert hidden(tmp_path) == [part.name]
+    check_same(ckptfs.torch.load_file(tmp_path / TARGET), old())
+
+
+def test_without_locks_nothing_is_taken_for_a_dead_ones(tmp_path, monkeypatch):
+    def none(*given):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    part_of(tmp_path).write_bytes(b"whose?")
+    for _ in range(2):
+        ckptfs.torch.save_file(old(), tmp_path / TARGET)
+    assert part_of(tmp_path).read_bytes() == b"whose?" and len(hidden(tmp_path)) == 1
+
+
+# Enough for each pair of calls of the system to fall between any other.
+ROUNDS, SAVERS = 400, 4
+
+
+def saves(folder, number, named):
+    if named:
+        exec(NAMED)
+    for turn in range(ROUNDS):
+        tensors = {"a": torch.full((64,), float(number)), "b": torch.full((64,), float(number))}
+        ckptfs.torch.save_file(tensors, folder / TARGET)
+        if turn % 3 == 0:
+            # As a process leaves it that is killed: whole, under its name, and held by nobody.
+            made = folder / f"made-{number}"
+            made.write_bytes(b"left")
+            try:
+                os.link(made, part_of(folder))
+            except FileExistsError:
+                pass
+            made.unlink()
+        if turn % 5 == 0:
+            found = ckptfs.torch.load_file(folder / TARGET, backend="pread")
+            assert found["a"][0] == found["b"][-1] and len(set(found["a"].tolist() + found["b"].tolist())) == 1
+
+
+@pytest.mark.parametrize("kinds", ["nameless", "named", "both"])
+def test_savers_of_one_name_at_once_never_fail_and_leave_nothing(tmp_path, monkeypatch, kinds):
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+    start = multiprocessing.get_context("fork").Process
+    named = {"nameless": [False], "named": [True], "both": [False, True]}[kinds]
+    savers = [start(target=saves, args=(tmp_path, n, named[n % len(named)])) for n in range(SAVERS)]
+    for saver in savers:
+        saver.start()
+    for saver in savers:
+        saver.join()
+    assert [saver.exitcode for saver in savers] == [0] * SAVERS
+    ckptfs.torch.save_file(old(), tmp_path / TARGET)
+    assert [path.name for path in tmp_path.iterdir()] == [TARGET]
+    check_same(ckptfs.torch.load_file(tmp_path / TARGET), old())
