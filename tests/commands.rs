@@ -85,6 +85,26 @@ fn a_directory_with_several_wants_one_named() {
 }
 
 #[test]
+fn a_file_beside_what_is_left_of_a_set_of_its_name_is_what_is_meant() {
+    let folder = tempfile::tempdir().unwrap();
+    model(&folder.path().join("model.safetensors"), 2, 8);
+    let rest = ["model-00001-of-00002.safetensors", "model.safetensors.index.json"];
+    model(&folder.path().join(rest[0]), 3, 8);
+    fs::write(folder.path().join(rest[1]), format!(r#"{{"weight_map": {{"x": "{}"}}}}"#, rest[0]))
+        .unwrap();
+    let (whole, out) = (folder.path().to_str().unwrap(), path(folder.path(), "out"));
+    let done = run(&["inspect", whole]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert!(done.stdout.contains("2 U8 (16 bytes)"), "{}", done.stdout);
+    let exported = run(&["export", whole, &out]);
+    assert_eq!(exported.code, 0, "{}", exported.stderr);
+    for name in rest {
+        assert!(done.stdout.contains(name), "{}", done.stdout);
+        assert!(exported.stderr.contains(name), "{}", exported.stderr);
+    }
+}
+
+#[test]
 fn exit_codes_tell_failures_apart() {
     let folder = tempfile::tempdir().unwrap();
     let (good, bad) =

@@ -110,17 +110,78 @@ fn numbered_sets_that_count_from_zero_and_sets_with_a_file_too_many() {
     }
 }
 
+/// A directory with these files, each with a tensor that is called as it.
+fn directory_of(files: &[&str]) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for file in files {
+        let bytes = match file.strip_suffix(".json") {
+            None => support::safetensors::valid(&[file]),
+            Some(_) => br#"{"weight_map": {"s": "m-00001-of-00002.safetensors"}}"#.to_vec(),
+        };
+        fs::write(directory.path().join(file), bytes).unwrap();
+    }
+    directory
+}
+
+/// What a kill leaves while one file takes the place of shards, or the other way round.
+#[test]
+fn a_file_comes_before_shards_and_an_index_of_its_own_name() {
+    for beside in [
+        &["m-00001-of-00001.safetensors"][..],
+        &["m-00002-of-00002.safetensors"],
+        &["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"],
+        &["m.safetensors.index.json"],
+        &[
+            "m-00001-of-00002.safetensors",
+            "m-00002-of-00002.safetensors",
+            "m.safetensors.index.json",
+        ],
+        &[
+            "m-000001-of-000002.safetensors",
+            "m-00001-of-00003.safetensors",
+            "m.safetensors.index.json",
+        ],
+        &["m-00000-of-00001.safetensors", "m-00001-of-00001.safetensors"],
+    ] {
+        let directory = directory_of(&[beside, &["m.safetensors"]].concat());
+        let found = open(directory.path()).unwrap();
+        assert_eq!(names(&found), ["m.safetensors"]);
+        let [note] = &*found.notes else { panic!("{:?}", found.notes) };
+        assert!(beside.iter().all(|file| note.contains(&format!("`{file}`"))), "{note}");
+    }
+}
+
+/// But for exactly that.
+#[test]
+fn a_file_beside_anything_else_is_one_of_several() {
+    for files in [
+        &["m.safetensors", "n.safetensors"][..],
+        &["m.safetensors", "n-00001-of-00001.safetensors"],
+        &["m.safetensors", "n.safetensors.index.json"],
+        &["m.safetensors", "m-00001-of-00001.safetensors", "n.safetensors"],
+        &["m.safetensors", "m.fp16-00001-of-00001.safetensors"],
+        &["m.safetensors", "m-00001-of-00001.fp16.safetensors"],
+        &["m.safetensors", "m.sft", "m-00001-of-00001.sft"],
+        &["m.safetensors", "m-00001-of-00001.bin"],
+        &["m.bin", "m-00001-of-00001.bin"],
+        &["m.bin", "m-00001-of-00001.safetensors"],
+        &["m-00000-of-00001.safetensors", "m-00001-of-00001.safetensors"],
+    ] {
+        let directory = directory_of(files);
+        let opened = open(directory.path());
+        assert!(matches!(&opened, Err(Error::Several { .. })), "{files:?}: {opened:?}");
+    }
+}
+
 #[test]
 fn a_set_beside_a_file_of_its_name_can_still_be_named() {
-    let directory = tempfile::tempdir().unwrap();
-    for (file, tensor) in [("m-00001-of-00001.safetensors", "set"), ("m.safetensors", "file")] {
-        fs::write(directory.path().join(file), support::safetensors::valid(&[tensor])).unwrap();
-    }
+    let set = "m-00001-of-00001.safetensors";
+    let directory = directory_of(&[set, "m.safetensors", "n.safetensors"]);
     let Err(Error::Several { names: listed, .. }) = open(directory.path()) else {
         panic!("several")
     };
-    assert_eq!(listed, ["m-*-of-00001.safetensors", "m.safetensors"]);
-    for (name, tensor) in listed.iter().zip(["set", "file"]) {
+    assert_eq!(listed, ["m-*-of-00001.safetensors", "m.safetensors", "n.safetensors"]);
+    for (name, tensor) in listed.iter().zip([set, "m.safetensors", "n.safetensors"]) {
         assert_eq!(names(&open(&directory.path().join(name)).unwrap()), [tensor]);
     }
 }

@@ -60,13 +60,16 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
         halves = load_file("runs/last.ckpt", root="ema", dtype=torch.float16, names="encoder.*")
         load_file("models/llama", into=model.state_dict())
     """
+    # What cannot be meant is refused whether the file is there or not: `cached` asks first, and then makes it.
     num_threads, memory = _settings.limits(num_threads, memory)
+    way, device = _settings.backend(backend, Torch.BACKEND), Torch.device(device)
+    dtype = None if dtype is None else Torch.type_named(dtype)
     how = options(root, allow_partial, follow_symlinks, num_threads,
                   _load.for_reading(memory, dtype), leave_cache)
     opened, why = open_one(filename, how)
     return _load.load_named(
-        opened, names, Torch, _settings.backend(backend, Torch.BACKEND), device=Torch.device(device), into=into,
-        dtype=dtype, memory=memory, progress=progress, report=report, why=why,
+        opened, names, Torch, way, device=device, into=into, dtype=dtype, memory=memory, progress=progress,
+        report=report, why=why,
     )  # fmt: skip
 
 
@@ -74,7 +77,8 @@ def cached(path, make, *, device="cpu", metadata=None, **how):
     """The tensors of a file; if it is not there, those that `make()` gives, which are saved as it first.
 
     Any number of processes may ask for the same: on one machine one of them makes it, the others wait and load
-    it. What `make` raises is raised here, and nothing is saved. `how` is what else `load_file` takes.
+    it. What `make` raises is raised here, and nothing is saved. `how` is what else `load_file` takes; what it
+    refuses is refused before anything is made.
 
         latents = ckptfs.torch.cached(f"cache/{key}.safetensors", lambda: {"latent": vae.encode(image)})
     """

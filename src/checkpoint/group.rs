@@ -154,7 +154,7 @@ fn may_be_one(name: &str) -> bool {
 }
 
 /// Whether a file is numbered as the shards of a whole file are.
-fn is_shard_of(name: &str, whole: &str) -> bool {
+pub(super) fn is_shard_of(name: &str, whole: &str) -> bool {
     ShardName::parse(name).is_some_and(|shard| shard.whole() == whole)
 }
 

@@ -13,11 +13,13 @@ use super::group::{
 };
 use super::index;
 use super::listed::Listed;
+use super::meant::{meant, note_of_rest};
 use super::{Checkpoint, Error, IndexFault, Options, shards, single};
 
 /// Reads the checkpoint at a path that the user typed.
 ///
-/// A directory must hold just one; where it holds several, the path of one of them tells which.
+/// A directory must hold just one, or a file and what lies beside it of its own set ([`meant`]); where it holds
+/// several, the path of one of them tells which.
 pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
     let links = if options.follow_symlinks { Links::Anywhere } else { Links::Inside };
     match Typed::at(path) {
@@ -27,14 +29,16 @@ pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
             if let Some(index) = only_index(&names) {
                 return open_set_of(&root, &directory, index, &names, options);
             }
-            let mut found = candidates_of(&root, &directory, &names);
-            match found.pop() {
-                None => Err(Error::None { path: path.to_path_buf() }),
-                Some(candidate) if found.is_empty() => {
-                    open_candidate(&root, &directory, &candidate, options)
+            match meant(candidates_of(&root, &directory, &names)) {
+                Ok(candidate) => {
+                    let mut checkpoint = open_candidate(&root, &directory, &candidate, options)?;
+                    if candidate.members == Members::File {
+                        checkpoint.notes.extend(note_of_rest(&candidate.name, &names));
+                    }
+                    Ok(checkpoint)
                 }
-                Some(last) => {
-                    found.push(last);
+                Err(found) if found.is_empty() => Err(Error::None { path: path.to_path_buf() }),
+                Err(found) => {
                     let names = found.into_iter().map(|c| c.name).collect();
                     Err(Error::Several { path: path.to_path_buf(), names })
                 }

@@ -51,16 +51,15 @@ pub fn laid_out(mut checkpoint: Checkpoint, route: Route) -> Result<Found, Error
     Ok(Found { image: Image::new(checkpoint)?, opened, format, notes, route })
 }
 
-/// What a mount of ours says of the file of a path, or of the one in a directory that holds one
-/// checkpoint, which is one file.
+/// What a mount of ours says of the file of a path, or of the one in a directory by which a file is meant.
 fn told_of(path: &Path) -> Option<(PathBuf, Result<Told, String>)> {
     let told = meeting::told(path)?;
     if !source::is_directory(path).ok()? {
         return Some((path.to_path_buf(), told));
     }
     let (root, way) = Root::around(path, Links::Inside).ok()?;
-    match &*checkpoint::candidates(&root, &way).ok()? {
-        [one] if one.members == Members::File => {
+    match checkpoint::meant(checkpoint::candidates(&root, &way).ok()?) {
+        Ok(one) if one.members == Members::File => {
             let file = path.join(&one.name);
             let told = meeting::told(&file)?;
             Some((file, told))

@@ -72,6 +72,15 @@ def test_threads_wait_for_the_one_that_makes_it(tmp_path):
         check_same(tensors, TENSORS)
 
 
+@pytest.mark.parametrize("wrong", [{"dtype": "nonsense"}, {"dtype": 3}, {"dtype": torch.float32, "backend": "none"},
+                                   {"device": "nowhere"}, {"num_threads": 0}, {"memory": "much"}], ids=str)  # fmt: skip
+def test_what_load_file_refuses_is_refused_before_anything_is_made(tmp_path, wrong):
+    made = []
+    with pytest.raises(ckptfs.SafetensorError, match=str(next(reversed(wrong.values())))):
+        ckptfs.torch.cached(tmp_path / "x.safetensors", lambda: made.append(1) or TENSORS, **wrong)
+    assert not made and not os.listdir(tmp_path)
+
+
 RACER = """
 import os, sys, time, torch, ckptfs.torch
 folder, count, mine = sys.argv[1], int(sys.argv[2]), sys.argv[3]
