@@ -110,14 +110,15 @@ class FilesBufferOnDevice:
     def get_multi_cols(self, tensor_names, dim, device=None, dtype=DType.AUTO):
         """This rank's parts of several tensors, each cut along `dim` as by `get_sharded`, one behind the
         other along `dim`: a `TorchTensor`. They come in the order of the names where one file has them
-        all; else those of rank 0 are first, and of one rank those of the file whose path sorts first."""
+        all; else those of rank 0 are first, and of one rank those of the file whose path sorts first. Only
+        a group of one may count `dim` from the end."""
         if not tensor_names:
             raise error("get_multi_cols: no tensor is named", also=ValueError)
         groups = {}
         for name in tensor_names:
             groups.setdefault(self._rank_lidx(name), []).append(name)
         frames = {name: self._file(name).frames[name] for name in tensor_names}
-        dim = checked_to_fit(frames, dim)
+        dim = checked_to_fit(frames, dim, self.pg.size())
         made = []
         for (rank, lidx), names in sorted(groups.items(), key=lambda group: group[0]):
             made.append(self._columns(self._files[rank][lidx], names, dim))

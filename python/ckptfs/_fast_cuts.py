@@ -25,10 +25,15 @@ def cuts_of(name, frame, dim, ranks):
     return list(zip(ends, ends[1:], strict=False))
 
 
-def checked_to_fit(frames, dim):
+def checked_to_fit(frames, dim, ranks):
     """The dimension along which tensors can be put one behind the other, counted from the front."""
     (first_name, first), *others = frames.items()
-    dim = checked_dim(first_name, first.shape, operator.index(dim))
+    counted = checked_dim(first_name, first.shape, operator.index(dim))
+    if dim < 0 and ranks > 1:
+        # Here -1 would mean the last dimension, and to `get_sharded` it means all of a tensor.
+        raise error(f"{first_name}: columns cannot be cut along {dim}: a group of several ranks counts "
+                    "dimensions from the front", f"give {counted}", ValueError)  # fmt: skip
+    dim = counted
     for name, frame in others:
         if frame.dtype != first.dtype or _beside(frame.shape, dim) != _beside(first.shape, dim):
             raise error(

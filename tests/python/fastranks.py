@@ -39,6 +39,12 @@ def even(package, pg, folder, out):
     one = buffers()
     for names, dim in ((("q", "k"), 0), (("q", "k"), 1), (("q", "o"), 0), (("o", "q", "p"), 1), (("q",), 0)):
         out["columns", names, dim] = one.get_multi_cols(list(names), dim).get_raw()
+    # Columns that are counted from the end are an error, on every rank.
+    for dim in (-1, -2):
+        try:
+            one.get_multi_cols(["q", "k"], dim)
+        except Exception:
+            out["from the end", dim] = "refused"
     one = buffers()
     for target in (0, 1):
         for name in ("k", "o", "p"):
@@ -97,6 +103,7 @@ def again(package, pg, folder, out):
         lambda: one.get_sharded("types.complex", 2), lambda: one.get_sharded("types.complex", -2),
         lambda: one.push_tensor("types.complex", 2), lambda: one.get_sharded("types.pairs", 1),
         lambda: next(one.iter_local_tensors(["types.complex"])),
+        lambda: one.get_multi_cols(["types.complex"], -1),
     ):  # fmt: skip
         try:
             ask()

@@ -45,6 +45,7 @@ def test_what_both_can_do_is_the_same_on_every_rank(folder):
                 same(got[key], value)
             else:
                 assert got[key] == value, key
+    assert all(got["from the end", dim] == "refused" for got in mine for dim in (-1, -2))
     assert mine[0]["pushed", "o", 1] is None and mine[1]["pushed", "o", 1] is not None
 
 
@@ -75,13 +76,14 @@ def test_asking_twice(folder):
         same(got["after"], TYPES["types.complex"])
         same(got["outlives"], TYPES["types.complex"])
         words = got["refused"]
-        assert len(words) == 9, words
+        assert len(words) == 10, words
         assert all("odd.two: all tensors of" in word and "odd.bin" in word for word in words[:4])
         assert "types.complex: cannot be cut along 2" in words[4]
         assert "types.complex: cannot be cut along -2" in words[5]
         assert "types.complex: cannot go to rank 2 of 2" in words[6]
         assert "types.pairs: cannot be cut along 1 into 2: two elements share a byte" in words[7]
         assert "several ranks" in words[8]
+        assert "types.complex: columns cannot be cut along -1" in words[9]
 
 
 def test_casting_while_copying_is_known_to_every_rank(folder):
