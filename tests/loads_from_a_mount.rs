@@ -107,6 +107,22 @@ fn so_is_what_is_mounted_over_itself_bound_elsewhere_or_shown_as_it_is() {
 }
 
 #[test]
+fn so_is_a_file_beside_what_is_left_of_a_set_of_its_name() {
+    let place = Place::new();
+    let expected = loaded(&open(&place.source));
+    let shard = "model-00001-of-00002.safetensors";
+    fs::write(Path::new(&place.source).join(shard), "left").unwrap();
+    let done = running::run(&["mount", &place.source, &place.mountpoint]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let opened = open(&place.mountpoint);
+    assert!(source_of(&opened).starts_with(&place.source), "{opened:?}");
+    assert!(opened.notes().iter().any(|note| note.contains(shard)), "{:?}", opened.notes());
+    assert!(loaded(&opened) == expected);
+    let done = running::run(&["unmount", &place.mountpoint]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+}
+
+#[test]
 fn options_of_the_mount_are_those_of_the_load() {
     let place = Place::new();
     let (_folder, path) = all().swap_remove(1).1;

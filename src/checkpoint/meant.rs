@@ -1,39 +1,62 @@
 //! Which of the checkpoints that a directory holds is meant by the directory itself.
 //!
-//! In: its [`Candidate`]s. Out: the one that is meant, or all of them where several could be.
+//! In: the names of its files. Out: the one that is meant and what to tell of the rest, or all of them where
+//! several could be meant.
 
-use super::group::{Candidate, Members, indexed, is_shard_of};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::source::Root;
+
+use super::group::{Candidate, Members, candidates_of, indexed, is_shard_of};
 use super::listed::Listed;
 
-/// The only one; or the one file that lies beside nothing but shards and an index of its own name, which is
-/// what a process leaves that is killed while it puts one in the place of the other. Transformers and
-/// diffusers take the file too.
-pub fn meant(mut found: Vec<Candidate>) -> Result<Candidate, Vec<Candidate>> {
-    let is_file = |one: &Candidate| {
-        one.members == Members::File
-            && (one.name.ends_with(".safetensors") || one.name.ends_with(".sft"))
-    };
-    let place = match &*found {
-        [_] => Some(0),
-        _ => found.iter().position(|one| {
-            let of_its_set = |other: &Candidate| {
-                other == one
-                    || is_shard_of(&other.name, &one.name)
-                    || (other.whole == one.name && other.members != Members::File)
-            };
-            is_file(one) && found.iter().all(of_its_set)
-        }),
-    };
-    place.map(|place| found.swap_remove(place)).ok_or(found)
+/// The checkpoint that is meant by a directory.
+#[derive(Debug)]
+pub struct Meant {
+    /// Its files.
+    pub candidate: Candidate,
+    /// What is left out beside it, in words.
+    pub note: Option<String>,
 }
 
-/// What to tell of the files of a directory that a file in it comes before, if there are any.
-pub(super) fn note_of_rest(file: &str, names: &[String]) -> Option<String> {
-    let is_of = |name: &&String| {
-        is_shard_of(name, file) || indexed(name).is_some_and(|whole| whole == file)
-    };
-    let rest = Listed::of(names.iter().filter(is_of));
-    (!rest.is_empty()).then(|| {
-        format!("`{file}` is what loaders take, and so does this; left out beside it: {rest}")
+/// The only one; or the one file that lies beside nothing but shards and indexes of its own name, which is
+/// what a process leaves that is killed while it puts one in the place of the other. Transformers and
+/// diffusers take the file too.
+pub fn meant(
+    root: &Arc<Root>,
+    directory: &Path,
+    names: &[String],
+) -> Result<Meant, Vec<Candidate>> {
+    let mut found = candidates_of(root, directory, names);
+    if found.len() == 1 {
+        return Ok(Meant { candidate: found.remove(0), note: None });
+    }
+    match found.iter().position(|one| is_safetensors(one) && is_above_all(one, &found)) {
+        Some(place) => {
+            let candidate = found.swap_remove(place);
+            let note = Some(note_of_rest(&candidate.name, names));
+            Ok(Meant { candidate, note })
+        }
+        None => Err(found),
+    }
+}
+
+fn is_safetensors(one: &Candidate) -> bool {
+    let is_named = one.name.ends_with(".safetensors") || one.name.ends_with(".sft");
+    is_named && one.members == Members::File
+}
+
+/// Whether all others are of the set that has its name.
+fn is_above_all(one: &Candidate, all: &[Candidate]) -> bool {
+    all.iter().filter(|other| *other != one).all(|other| match other.members {
+        Members::File => is_shard_of(&other.name, &one.name),
+        Members::Index { .. } | Members::Numbered { .. } => other.whole == one.name,
     })
+}
+
+fn note_of_rest(file: &str, names: &[String]) -> String {
+    let is_index = |name| indexed(name).is_some_and(|whole| whole == file);
+    let rest = Listed::of(names.iter().filter(|name| is_shard_of(name, file) || is_index(name)));
+    format!("`{file}` is what other loaders take of this directory too; left out beside it: {rest}")
 }

@@ -33,7 +33,7 @@ pub use group::{
     Candidate, EXTENSIONS, Members, by_name, candidates, is_kept, kept_by, note_of_one,
 };
 pub use index::{Fault as IndexFault, Index, parse as parse_index};
-pub use meant::meant;
+pub use meant::{Meant, meant};
 pub use name::Name;
 pub use open::{open, open_candidate, open_in};
 pub use part::{PartFault, Steps};

@@ -8,12 +8,11 @@ use crate::source::{self, Links, OpenFile, ReadAt, Root, Typed};
 use crate::threads::{another, joined};
 
 use super::group::{
-    Candidate, Members, are_one_set, candidates, candidates_of, indexed, note_of_one, numbered,
-    only_index,
+    Candidate, Members, are_one_set, candidates, indexed, note_of_one, numbered, only_index,
 };
 use super::index;
 use super::listed::Listed;
-use super::meant::{meant, note_of_rest};
+use super::meant::{Meant, meant};
 use super::{Checkpoint, Error, IndexFault, Options, shards, single};
 
 /// Reads the checkpoint at a path that the user typed.
@@ -29,12 +28,10 @@ pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
             if let Some(index) = only_index(&names) {
                 return open_set_of(&root, &directory, index, &names, options);
             }
-            match meant(candidates_of(&root, &directory, &names)) {
-                Ok(candidate) => {
+            match meant(&root, &directory, &names) {
+                Ok(Meant { candidate, note }) => {
                     let mut checkpoint = open_candidate(&root, &directory, &candidate, options)?;
-                    if candidate.members == Members::File {
-                        checkpoint.notes.extend(note_of_rest(&candidate.name, &names));
-                    }
+                    checkpoint.notes.extend(note);
                     Ok(checkpoint)
                 }
                 Err(found) if found.is_empty() => Err(Error::None { path: path.to_path_buf() }),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rustix::fs::Stat;
 
-use crate::checkpoint::{self, Checkpoint, Members, Options};
+use crate::checkpoint::{self, Checkpoint, Meant, Members, Options};
 use crate::image::Image;
 use crate::meeting::{self, Told};
 use crate::source::{self, Links, OpenFile, Root};
@@ -33,8 +33,11 @@ pub fn find(path: &Path, options: &Options) -> Result<Found, Error> {
     let told = options.root_key.is_none().then(|| told_of(path)).flatten();
     let route = match told {
         None => Route::Plain,
-        Some((file, told)) => match told.and_then(|told| at_its_source(&file, &told)) {
-            Ok(found) => return Ok(found),
+        Some((file, note, told)) => match told.and_then(|told| at_its_source(&file, &told)) {
+            Ok(mut found) => {
+                found.notes.extend(note);
+                return Ok(found);
+            }
             Err(why) => {
                 tracing::info!(path = %file.display(), why, "read through the mount");
                 Route::Through { why }
@@ -51,21 +54,21 @@ pub fn laid_out(mut checkpoint: Checkpoint, route: Route) -> Result<Found, Error
     Ok(Found { image: Image::new(checkpoint)?, opened, format, notes, route })
 }
 
-/// What a mount of ours says of the file of a path, or of the one in a directory by which a file is meant.
-fn told_of(path: &Path) -> Option<(PathBuf, Result<Told, String>)> {
+/// What a mount of ours says of the file of a path, or of the one in a directory by which a file is meant;
+/// and what to tell of the rest of that.
+fn told_of(path: &Path) -> Option<(PathBuf, Option<String>, Result<Told, String>)> {
     let told = meeting::told(path)?;
     if !source::is_directory(path).ok()? {
-        return Some((path.to_path_buf(), told));
+        return Some((path.to_path_buf(), None, told));
     }
     let (root, way) = Root::around(path, Links::Inside).ok()?;
-    match checkpoint::meant(checkpoint::candidates(&root, &way).ok()?) {
-        Ok(one) if one.members == Members::File => {
-            let file = path.join(&one.name);
-            let told = meeting::told(&file)?;
-            Some((file, told))
-        }
-        _ => None,
+    let Meant { candidate, note } = checkpoint::meant(&root, &way, &root.files(&way).ok()?).ok()?;
+    if candidate.members != Members::File {
+        return None;
     }
+    let file = path.join(&candidate.name);
+    let told = meeting::told(&file)?;
+    Some((file, note, told))
 }
 
 /// What lies at the source of a file of a mount, or why that cannot be read.
