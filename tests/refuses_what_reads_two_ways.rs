@@ -1,5 +1,7 @@
 //! Promise: what two programs could read in two ways is refused, not read in one of them.
 
+#![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
+
 mod support;
 
 use std::fs;
