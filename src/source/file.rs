@@ -2,19 +2,15 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::fs::Stat;
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::{Error, Links, ReadAt, Root};
-
-/// How a file is opened for reading. What it is was settled before: opening a pipe blocks, and opening a
-/// device can do things.
-const READING: OFlags =
-    OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
+use super::place::Place;
+use super::{Error, ReadAt};
 
 /// What tells one state of a file from another. The change time is not part of it: a link, a
 /// rename or a chmod moves it and leaves every byte as it was.
@@ -63,77 +59,6 @@ impl From<&Stat> for State {
             ctime: stat.st_ctime,
             ctime_nsec: u32::try_from(stat.st_ctime_nsec).unwrap_or(0),
         }
-    }
-}
-
-/// Where a file is found.
-pub(super) enum Place {
-    /// Beneath a root.
-    Inside { root: Arc<Root>, way: PathBuf, links: Links },
-    /// Where the path leads that the user typed; and that path from the top, wherever the process is by then.
-    Typed { path: PathBuf, whole: PathBuf },
-}
-
-impl Place {
-    fn path(&self) -> PathBuf {
-        match self {
-            Place::Inside { root, way, .. } => root.path().join(way),
-            Place::Typed { path, .. } => path.clone(),
-        }
-    }
-
-    /// Opens what is there for reading, if it is a regular file.
-    fn open(&self) -> Result<(OwnedFd, Stat), Error> {
-        let look = |e| Error::io(&self.path(), "look at it", e);
-        let stat = match self {
-            Place::Inside { root, way, links } => {
-                fstat(root.resolve(way, OFlags::PATH, *links)?).map_err(look)?
-            }
-            Place::Typed { whole, .. } => statat(CWD, whole, AtFlags::empty()).map_err(look)?,
-        };
-        self.open_seen(&stat)
-    }
-
-    /// The same, of what was just looked at.
-    fn open_seen(&self, stat: &Stat) -> Result<(OwnedFd, Stat), Error> {
-        require_regular(stat, || self.path())?;
-        let fd = self.again(READING)?;
-        let stat = fstat(&fd).map_err(|e| Error::io(&self.path(), "look at it", e))?;
-        require_regular(&stat, || self.path())?;
-        Ok((fd, stat))
-    }
-
-    /// Opens what is there.
-    pub(super) fn again(&self, flags: OFlags) -> Result<OwnedFd, Error> {
-        match self {
-            Place::Inside { root, way, links } => root.resolve(way, flags, *links),
-            Place::Typed { path, whole } => {
-                openat(CWD, whole, flags, Mode::empty()).map_err(|e| Error::io(path, "open it", e))
-            }
-        }
-    }
-}
-
-/// What lies at a path that the user typed: where its links lead is theirs to say.
-pub enum Typed {
-    /// A directory.
-    Directory,
-    /// A regular file.
-    File(OpenFile),
-}
-
-impl Typed {
-    /// Opens it, but for a directory.
-    pub fn at(path: &Path) -> Result<Typed, Error> {
-        let look = |e: Errno| Error::io(path, "look at it", e);
-        let stat = statat(CWD, path, AtFlags::empty()).map_err(look)?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            return Ok(Typed::Directory);
-        }
-        let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-        let place = Place::Typed { path: path.to_path_buf(), whole };
-        let (fd, stat) = place.open_seen(&stat)?;
-        Ok(Typed::File(OpenFile::new(fd, &stat, place)))
     }
 }
 
@@ -189,7 +114,7 @@ impl OpenFile {
         Ok(OpenFile::new(fd, &stat, place))
     }
 
-    fn new(fd: OwnedFd, stat: &Stat, place: Place) -> OpenFile {
+    pub(super) fn new(fd: OwnedFd, stat: &Stat, place: Place) -> OpenFile {
         OpenFile { fd, file: Arc::new(File { place, state: State::from(stat) }) }
     }
 
@@ -208,9 +133,7 @@ impl OpenFile {
         }
         Ok(())
     }
-}
 
-impl OpenFile {
     /// Refuses a file about which anything has changed, also what leaves its bytes as they are: who
     /// opens it now can be given a new look.
     pub fn check_untouched(&self) -> Result<(), Error> {
@@ -249,9 +172,7 @@ impl OpenFile {
         }
         Ok(done)
     }
-}
 
-impl OpenFile {
     /// The whole file as memory that may be written: what is written stays in this process. Whoever
     /// uses it must bear that a file which is truncated under it ends the process (SIGBUS).
     #[allow(unsafe_code)]
@@ -287,24 +208,5 @@ impl ReadAt for OpenFile {
             return Err(Error::Short { path: self.file.path(), offset });
         }
         Ok(())
-    }
-}
-
-/// What a thing that is not a regular file is, with its article.
-pub(super) fn kind_in_words(kind: FileType) -> &'static str {
-    match kind {
-        FileType::Directory => "a directory",
-        FileType::Symlink => "a symbolic link",
-        FileType::Fifo => "a named pipe",
-        FileType::Socket => "a socket",
-        FileType::CharacterDevice | FileType::BlockDevice => "a device",
-        _ => "no regular file",
-    }
-}
-
-fn require_regular(stat: &Stat, path: impl FnOnce() -> PathBuf) -> Result<(), Error> {
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Ok(()),
-        kind => Err(Error::NotAFile { path: path(), kind: kind_in_words(kind) }),
     }
 }

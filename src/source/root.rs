@@ -11,7 +11,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::file::Place;
+use super::place::Place;
 use super::{Attributes, Error, Kind, OpenFile};
 
 /// Whether a folder is called as a hub cache calls a repository's.

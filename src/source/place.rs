@@ -1,0 +1,105 @@
+//! Where files lie, and opening them there: beneath a root, or where a path leads that the user typed.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::io::Errno;
+
+use super::{Error, Links, OpenFile, Root};
+
+/// How a file is opened for reading. What it is was settled before: opening a pipe blocks, and opening a
+/// device can do things.
+const READING: OFlags =
+    OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
+
+/// Where a file is found.
+pub(super) enum Place {
+    /// Beneath a root.
+    Inside { root: Arc<Root>, way: PathBuf, links: Links },
+    /// Where the path leads that the user typed; and that path from the top, wherever the process is by then.
+    Typed { path: PathBuf, whole: PathBuf },
+}
+
+impl Place {
+    pub(super) fn path(&self) -> PathBuf {
+        match self {
+            Place::Inside { root, way, .. } => root.path().join(way),
+            Place::Typed { path, .. } => path.clone(),
+        }
+    }
+
+    /// Opens what is there for reading, if it is a regular file.
+    pub(super) fn open(&self) -> Result<(OwnedFd, Stat), Error> {
+        let look = |e| Error::io(&self.path(), "look at it", e);
+        let stat = match self {
+            Place::Inside { root, way, links } => {
+                fstat(root.resolve(way, OFlags::PATH, *links)?).map_err(look)?
+            }
+            Place::Typed { whole, .. } => statat(CWD, whole, AtFlags::empty()).map_err(look)?,
+        };
+        self.open_seen(&stat)
+    }
+
+    /// The same, of what was just looked at.
+    fn open_seen(&self, stat: &Stat) -> Result<(OwnedFd, Stat), Error> {
+        require_regular(stat, || self.path())?;
+        let fd = self.again(READING)?;
+        let stat = fstat(&fd).map_err(|e| Error::io(&self.path(), "look at it", e))?;
+        require_regular(&stat, || self.path())?;
+        Ok((fd, stat))
+    }
+
+    /// Opens what is there.
+    pub(super) fn again(&self, flags: OFlags) -> Result<OwnedFd, Error> {
+        match self {
+            Place::Inside { root, way, links } => root.resolve(way, flags, *links),
+            Place::Typed { path, whole } => {
+                openat(CWD, whole, flags, Mode::empty()).map_err(|e| Error::io(path, "open it", e))
+            }
+        }
+    }
+}
+
+/// What lies at a path that the user typed: where its links lead is theirs to say.
+pub enum Typed {
+    /// A directory.
+    Directory,
+    /// A regular file.
+    File(OpenFile),
+}
+
+impl Typed {
+    /// Opens it, but for a directory.
+    pub fn at(path: &Path) -> Result<Typed, Error> {
+        let look = |e: Errno| Error::io(path, "look at it", e);
+        let stat = statat(CWD, path, AtFlags::empty()).map_err(look)?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            return Ok(Typed::Directory);
+        }
+        let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        let place = Place::Typed { path: path.to_path_buf(), whole };
+        let (fd, stat) = place.open_seen(&stat)?;
+        Ok(Typed::File(OpenFile::new(fd, &stat, place)))
+    }
+}
+
+/// What a thing that is not a regular file is, with its article.
+fn kind_in_words(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symbolic link",
+        FileType::Fifo => "a named pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        _ => "no regular file",
+    }
+}
+
+fn require_regular(stat: &Stat, path: impl FnOnce() -> PathBuf) -> Result<(), Error> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(()),
+        kind => Err(Error::NotAFile { path: path(), kind: kind_in_words(kind) }),
+    }
+}
