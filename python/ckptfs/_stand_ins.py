@@ -81,15 +81,15 @@ def safe_open_of(original):
 
     class safe_open(metaclass=Kind):
         def __new__(cls, filename, framework, device="cpu", **how):
-            again = functools.partial(original, filename, framework, device=device, **how)
             try:
                 if _is_wanted():
                     from ckptfs import safe_open
 
+                    again = functools.partial(original, filename, framework, device=device, **how)
                     return _Handle(safe_open(filename, framework, device, **how), again)
             except Exception as fault:
                 _left("safetensors.safe_open", fault, filename)
-            return again()
+            return original(filename, framework, device=device, **how)
 
     safe_open.__doc__, safe_open.__module__ = original.__doc__, original.__module__
     return safe_open
@@ -107,6 +107,9 @@ def load_file_of(original):
                 return load_file(filename, device, **how)
         except Exception as fault:
             _left("safetensors.torch.load_file", fault, filename)
+        else:
+            # What the original calls is not wanted either.
+            return original(filename, device=device, **how)
         with _leaving:
             return original(filename, device=device, **how)
 

@@ -75,12 +75,11 @@ struct Begun<'a> {
 impl Begun<'_> {
     fn of(file: &OpenFile) -> Result<Begun<'_>, Error> {
         let mut first = vec![0; file.size().min(FIRST) as usize];
-        if !file.read_at_hand(&mut first, 0) {
-            if file.size() <= SMALL {
-                file.expect(0..file.size());
-            }
-            file.read_exact_at(&mut first, 0)?;
+        if file.size() <= SMALL {
+            // Not only where the page cache lacks it: to ask that makes the system fetch a part of it first.
+            file.expect(0..file.size());
         }
+        file.read_exact_at(&mut first, 0)?;
         Ok(Begun { file, first })
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::Stat;
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 
 use super::place::Place;
 use super::{Error, ReadAt};
@@ -149,14 +149,6 @@ impl OpenFile {
     pub fn expect(&self, range: std::ops::Range<u64>) {
         let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
         let _ = rustix::fs::fadvise(&self.fd, range.start, len, rustix::fs::Advice::WillNeed);
-    }
-
-    /// Fills `buf` if the page cache has all of it, and says whether it did. To be followed by
-    /// [`OpenFile::check_unchanged`].
-    pub fn read_at_hand(&self, buf: &mut [u8], offset: u64) -> bool {
-        let mut into = [std::io::IoSliceMut::new(buf)];
-        let read = rustix::io::preadv2(&self.fd, &mut into, offset, ReadWriteFlags::NOWAIT);
-        read.is_ok_and(|read| read == buf.len())
     }
 
     /// Fills `buf` as far as the file goes now, whatever it was when it was opened.
