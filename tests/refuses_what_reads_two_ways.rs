@@ -176,6 +176,17 @@ fn a_file_beside_anything_else_is_one_of_several() {
 }
 
 #[test]
+fn an_index_that_names_other_files_makes_several() {
+    for named in ["other.safetensors", "n-00001-of-00001.safetensors"] {
+        let directory = directory_of(&["m.safetensors", named]);
+        let index = format!(r#"{{"weight_map": {{"s": "{named}"}}}}"#);
+        fs::write(directory.path().join("m.safetensors.index.json"), index).unwrap();
+        let opened = open(directory.path());
+        assert!(matches!(&opened, Err(Error::Several { .. })), "{named}: {opened:?}");
+    }
+}
+
+#[test]
 fn a_set_beside_a_file_of_its_name_can_still_be_named() {
     let set = "m-00001-of-00001.safetensors";
     let directory = directory_of(&[set, "m.safetensors", "n.safetensors"]);

@@ -42,10 +42,15 @@ def hold(number):
     return True
 
 
+def made(path):
+    """Makes a file of this hidden name."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
 def claimed(path):
-    """Makes a file of this hidden name, which is held. Nothing, if somebody takes it for a dead one's just
-    then: it is theirs to remove."""
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    """The same, of a name that others look for: a file which is held. Nothing, if somebody takes it for a dead
+    one's just then: it is theirs to remove."""
+    number = made(path)
     # Whoever removes it has the lock first, and keeps it until it is gone.
     if hold(number) and _is(path, number):
         return number

@@ -35,7 +35,7 @@ class NewFile:
         except OSError as fault:
             if fault.errno not in _NAMED_ONLY:
                 raise
-            number = self._hide(wanted, _hidden.claimed)
+            number = self._hide(wanted, _hidden.claimed, _hidden.made)
         self._file = open(number, "wb", buffering=0)
 
     def write(self, part):
@@ -51,14 +51,15 @@ class NewFile:
     def set_aside(self):
         """Closes it, under a hidden name of its own, until it takes its own."""
         if self._name is None:
-            self._hide(None, self._linked)
+            self._hide(None, self._linked, self._linked)
         self._file.close()
 
     def take(self, path):
         """Gives it a name of its directory."""
         if not self._named(path):
             if self._name is None:
-                self._hide(_hidden.name_for(self._folder, os.path.basename(path)), self._linked)
+                wanted = _hidden.name_for(self._folder, os.path.basename(path))
+                self._hide(wanted, self._linked, self._linked)
             os.replace(self._name, path)
             self._name = None
         self._file.close()
@@ -70,20 +71,23 @@ class NewFile:
                 return self._linked(path)
         return False
 
-    def _hide(self, wanted, make):
-        """What `make` makes of a hidden name, which it has from then on: the one that is wanted, unless
-        somebody who lives has that."""
-        while True:
-            name = wanted or _hidden.name_of_its_own(self._folder)
+    def _hide(self, wanted, claim, make):
+        """What `claim` makes of the hidden name that is wanted; or, where somebody who lives has that, `make` of
+        a name of its own. It has that name from then on."""
+        made, name = None, wanted
+        while name and made is None:
             try:
-                made = make(name)
+                made = claim(name)
+                # Nothing: somebody who lives has it.
+                name = name if made is not None else None
             except FileExistsError:
-                wanted = wanted if wanted and _hidden.sweep(wanted) else None
-                continue
-            if made is not None:
-                self._name = name
-                return made
-            wanted = None
+                name = name if _hidden.sweep(name) else None
+        while made is None:
+            name = _hidden.name_of_its_own(self._folder)
+            with contextlib.suppress(FileExistsError):
+                made = make(name)
+        self._name = name
+        return made
 
     def _linked(self, name):
         number = self._file.fileno()

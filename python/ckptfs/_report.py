@@ -152,7 +152,7 @@ _here = threading.local()
 _lock = threading.Lock()
 _all = {"loads": 0, "originals": 0, "report": Report()}
 
-# Reports that are not yet in the sum, and how many there may be.
+# The numbers of reports that are not yet in the sum, and of how many they may be.
 _fresh, _FRESH = collections.deque(), 64
 
 
@@ -163,8 +163,9 @@ def is_last(report):
 
 def _keep(report):
     is_last(report)
-    # One step of the interpreter, which needs no lock: files that are small are loaded by the thousand.
-    _fresh.append(report)
+    # One step of the interpreter, which needs no lock: files that are small are loaded by the thousand. Its numbers
+    # as they are now, before others have it.
+    _fresh.append({**vars(report), "fallbacks": {**report.fallbacks}})
     if len(_fresh) >= _FRESH:
         _count()
 
@@ -174,7 +175,7 @@ def _count():
     with _lock:
         while _fresh:
             _all["loads"] += 1
-            _all["report"]._add(vars(_fresh.popleft()))
+            _all["report"]._add(_fresh.popleft())
 
 
 def left_to_original():

@@ -47,20 +47,20 @@ def write(specs, directory, most, metadata, whole, threads, sync):
     indexes = {index, f"{whole}.index.json"}
     try:
         os.makedirs(directory, exist_ok=True)
+        of_set = re.compile(rf"{re.escape(stem)}-\d{{5,8}}-of-\d{{5,8}}{re.escape(dot + extension)}")
+        # What a process left that was killed while it replaced one of them.
+        for name in _of_it(directory, of_set, indexes, whole) | indexes | {whole}:
+            _hidden.sweep(_hidden.name_for(directory, name))
         # Of one file the name is known before.
         named = whole if len(shards) == 1 else None
         files = _written(specs, shards, directory, named, metadata, threads, sync)
-        of_set = re.compile(rf"{re.escape(stem)}-\d{{5,8}}-of-\d{{5,8}}{re.escape(dot + extension)}")
-        old = {name for name in os.listdir(directory) if of_set.fullmatch(name) or name == whole or name in indexes}
+        old = _of_it(directory, of_set, indexes, whole)
         if len(shards) == 1:
             names = [whole]
         else:
             names = _names(stem, dot + extension, len(shards), _used(directory, indexes, old))
             files.append(_index(specs, shards, names, directory, index, sync))
             names.append(index)
-        # What a process left that was killed while one of them was replaced.
-        for name in old | indexes | {whole}:
-            _hidden.sweep(_hidden.name_for(directory, name))
         # The last of them makes it the set that loaders see, in one step. Until then they see the old one,
         # none of whose files has been touched.
         for file, name in zip(files, names, strict=True):
@@ -75,6 +75,11 @@ def write(specs, directory, most, metadata, whole, threads, sync):
         for file in files:
             file.drop()
     return names
+
+
+def _of_it(directory, of_set, indexes, whole):
+    """The files that are there of what is to be replaced."""
+    return {name for name in os.listdir(directory) if of_set.fullmatch(name) or name == whole or name in indexes}
 
 
 def _names(stem, extension, count, used):

@@ -49,14 +49,18 @@ fn is_safetensors(one: &Candidate) -> bool {
 
 /// Whether all others are of the set that has its name.
 fn is_above_all(one: &Candidate, all: &[Candidate]) -> bool {
-    all.iter().filter(|other| *other != one).all(|other| match other.members {
-        Members::File => is_shard_of(&other.name, &one.name),
-        Members::Index { .. } | Members::Numbered { .. } => other.whole == one.name,
+    let is_shard = |name: &String| is_shard_of(name, &one.name);
+    all.iter().filter(|other| *other != one).all(|other| match &other.members {
+        Members::File => is_shard(&other.name),
+        Members::Index { shards, .. } => other.whole == one.name && shards.iter().all(is_shard),
+        Members::Numbered { .. } => other.whole == one.name,
     })
 }
 
 fn note_of_rest(file: &str, names: &[String]) -> String {
     let is_index = |name| indexed(name).is_some_and(|whole| whole == file);
     let rest = Listed::of(names.iter().filter(|name| is_shard_of(name, file) || is_index(name)));
-    format!("`{file}` is what other loaders take of this directory too; left out beside it: {rest}")
+    format!(
+        "`{file}` is taken of this directory, as by transformers and diffusers; left out beside it: {rest}"
+    )
 }

@@ -38,11 +38,16 @@ pub fn hold(file: impl AsFd) -> bool {
     flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
 }
 
-/// Makes a file of this hidden name, which is held. Nothing, if somebody takes it for a dead one's just
-/// then: it is theirs to remove.
-pub fn claimed(path: &Path, mode: Mode) -> Result<Option<OwnedFd>, Errno> {
+/// Makes a file of this hidden name.
+pub fn made(path: &Path, mode: Mode) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, mode)?;
+    rustix::fs::open(path, flags, mode)
+}
+
+/// The same, of a name that others look for: a file which is held. Nothing, if somebody takes it for a dead one's
+/// just then: it is theirs to remove.
+pub fn claimed(path: &Path, mode: Mode) -> Result<Option<OwnedFd>, Errno> {
+    let file = made(path, mode)?;
     // Whoever removes it has the lock first, and keeps it until it is gone.
     let mine = hold(&file) && is_at(path, &file).unwrap_or(false);
     Ok(mine.then_some(file))

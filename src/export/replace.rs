@@ -47,9 +47,13 @@ impl NewFile {
                 hidden::hold(&fd);
                 (fd, None)
             }
-            None => hide(path, |part| hidden::claimed(part, Mode::from_raw_mode(NEW_FILE)))
-                .map(|(fd, part)| (fd, Some(part)))
-                .map_err(|e| Error::io(path, "create it", e))?,
+            None => {
+                let mode = Mode::from_raw_mode(NEW_FILE);
+                let claim = |part: &Path| hidden::claimed(part, mode);
+                hide(path, claim, |part| hidden::made(part, mode))
+                    .map(|(fd, part)| (fd, Some(part)))
+                    .map_err(|e| Error::io(path, "create it", e))?
+            }
         };
         Ok(NewFile { file: File::from(fd), path: path.to_path_buf(), directory, part, replace })
     }
@@ -87,7 +91,8 @@ impl NewFile {
         match (&self.part, self.replace) {
             (None, false) => self.link(&self.path).map_err(|e| self.naming(e.into()))?,
             (None, true) => {
-                let ((), part) = hide(&self.path, |part| self.link(part).map(Some))
+                let link = |part: &Path| self.link(part);
+                let ((), part) = hide(&self.path, |part| link(part).map(Some), link)
                     .map_err(|e| self.naming(e.into()))?;
                 self.part = Some(part);
                 self.rename(RenameFlags::empty())?;
@@ -149,21 +154,27 @@ fn nameless(directory: &Path) -> Option<OwnedFd> {
     linkable.then_some(fd)
 }
 
-/// What `make` makes of a hidden name, and the name: the one that goes with `path`, unless somebody who
-/// lives has that.
+/// What `claim` makes of the hidden name that goes with `path`, and the name; or, where somebody who lives has
+/// that, `make` of a name of its own.
 fn hide<T>(
     path: &Path,
-    make: impl Fn(&Path) -> Result<Option<T>, Errno>,
+    claim: impl Fn(&Path) -> Result<Option<T>, Errno>,
+    make: impl Fn(&Path) -> Result<T, Errno>,
 ) -> Result<(T, PathBuf), Errno> {
     let wanted = hidden::name_for(path);
-    let mut its_own = false;
     loop {
-        let name = if its_own { hidden::name_of_its_own(path) } else { wanted.clone() };
-        match make(&name) {
-            Ok(Some(made)) => return Ok((made, name)),
-            Ok(None) => its_own = true,
-            Err(Errno::EXIST) => its_own = its_own || !hidden::sweep(&wanted),
+        match claim(&wanted) {
+            Ok(Some(made)) => return Ok((made, wanted)),
+            Err(Errno::EXIST) if hidden::sweep(&wanted) => {}
+            Ok(None) | Err(Errno::EXIST) => break,
             Err(error) => return Err(error),
+        }
+    }
+    loop {
+        let name = hidden::name_of_its_own(path);
+        match make(&name) {
+            Err(Errno::EXIST) => {}
+            made => return made.map(|made| (made, name)),
         }
     }
 }

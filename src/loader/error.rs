@@ -74,6 +74,14 @@ pub enum Error {
         /// The checkpoint.
         path: PathBuf,
     },
+    /// What was read cannot get to where it belongs.
+    #[error("{path}: cannot get to where it is wanted: {fault}")]
+    Stage {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What is wrong there.
+        fault: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Whoever wanted it wants no more.
     #[error("{path}: was stopped before all of it was read")]
     Stopped {
@@ -95,6 +103,7 @@ impl Error {
             | Error::Memory { path, .. }
             | Error::Budget { path, .. }
             | Error::Threads { path }
+            | Error::Stage { path, .. }
             | Error::Stopped { path } => path,
         }
     }
@@ -113,6 +122,7 @@ impl Error {
             Error::Threads { .. } => {
                 "allow more threads (`ulimit -u`, or the limit of the container)"
             }
+            Error::Stage { .. } => "load it on the CPU",
             Error::Stopped { .. } => "load it again",
         }
     }

@@ -9,8 +9,9 @@ use std::time::Instant;
 
 use crate::checkpoint::Tensor;
 
-use super::plan::{Cut, Want, plan};
+use super::plan::{Cut, Target, Want, plan};
 use super::read::{From, STRETCH, With, read};
+use super::stage::Stage;
 use super::{Error, Memory, Opened, Report};
 
 /// Bytes that nobody wants and that are read all the same: a disk reads as many in the time that it
@@ -50,12 +51,26 @@ pub fn load_many<'a>(
     stop: &AtomicBool,
     threads: Option<usize>,
 ) -> Result<Report, Error> {
+    let mut wanted = wanted.into_iter().peekable();
+    let Some(Wanted { of, .. }) = wanted.peek() else { return Ok(Report::default()) };
+    let stage = of.buffers();
+    let wanted = wanted.map(|Wanted { of, tensor, target }| (of, tensor, target));
+    load_by(wanted, stage, stop, threads)
+}
+
+/// The same, by way of a stage that knows where the targets are.
+pub fn load_by<'a, T: Target + Send>(
+    wanted: impl IntoIterator<Item = (&'a Opened, &'a Tensor, T)>,
+    stage: &impl Stage<T>,
+    stop: &AtomicBool,
+    threads: Option<usize>,
+) -> Result<Report, Error> {
     let begun = Instant::now();
     let (mut places, mut all) = (HashMap::new(), Vec::new());
     let mut wants = Vec::new();
     let (mut bytes, mut tensors) = (0, Vec::new());
-    for Wanted { of, tensor, target } in wanted {
-        let (needs, given) = (tensor.bytes.len(), target.len() as u64);
+    for (of, tensor, target) in wanted {
+        let (needs, given) = (tensor.bytes.len(), target.len());
         if needs != given {
             let (path, name) = (of.path().to_path_buf(), tensor.name.to_string());
             return Err(Error::Length { path, name, needs, given });
@@ -70,7 +85,7 @@ pub fn load_many<'a>(
         wants.push(Want { of: place, bytes: &tensor.bytes, target });
     }
     let Some(first) = all.first() else { return Ok(Report::default()) };
-    let with = With { how: first.how().on(threads), buffers: first.buffers(), stop };
+    let with = With { how: first.how().on(threads), stage, stop };
     let from: Vec<From<'_>> = all.iter().map(|opened| opened.from()).collect();
     read(&from, plan(wants, Cut { every: STRETCH, gap: GAP }), &with)?;
     let mut report = Report { bytes, seconds: begun.elapsed().as_secs_f64(), ..Report::default() };

@@ -28,6 +28,7 @@ mod opened;
 mod plan;
 mod read;
 mod report;
+mod stage;
 mod stream;
 
 use std::num::NonZeroUsize;
@@ -38,12 +39,20 @@ use crate::checkpoint;
 use crate::view;
 
 pub use error::Error;
+#[cfg(feature = "cuda")]
+pub(crate) use many::load_by;
 pub use many::{Wanted, load_many, load_many_owned};
 pub use mapped::{Mapped, Unmappable};
 pub use memory::Memory;
 use mounted::Found;
 pub use opened::Opened;
+#[cfg(feature = "cuda")]
+pub(crate) use plan::Target;
+#[cfg(feature = "cuda")]
+pub(crate) use read::BUFFER;
 pub use report::Report;
+#[cfg(feature = "cuda")]
+pub(crate) use stage::Stage;
 
 /// How a checkpoint is opened and read.
 #[derive(Clone, Debug, Default)]
@@ -101,8 +110,8 @@ impl Options {
         self.hold(path, mounted::find(path, &self.checkpoint)?)
     }
 
-    /// The same at a path where no mount can be, as [`meeting::may_keep_waiting`](crate::meeting::may_keep_waiting)
-    /// tells.
+    /// The same at a path that lies on a filesystem of this machine's own, and so on no mount of ours, as
+    /// [`meeting::may_keep_waiting`](crate::meeting::may_keep_waiting) tells.
     pub fn open_here(&self, path: &Path) -> Result<Opened, Error> {
         self.check(path)?;
         self.hold(path, mounted::laid_out(view::open(path, &self.checkpoint)?, Route::Plain)?)

@@ -1,10 +1,10 @@
 //! Does what a plan says, on several threads.
 //!
-//! In: checkpoints, and [`Job`]s of them whose targets are memory. Out: nothing, when all of it is filled
-//! with bytes that are what was parsed; or the first error, and memory of no worth. How each stretch is
-//! read is decided when its turn comes: what the page cache has is copied from there, the rest is read past
-//! it, and what is tiny or comes from another machine plainly. A thread has one buffer, so that memory is
-//! bounded by their number.
+//! In: checkpoints, [`Job`]s of them, and a [`Stage`] that knows the way to their targets. Out: nothing, when
+//! all of it was handed on and is what was parsed; or the first error, and targets of no worth. How each stretch
+//! is read is decided when its turn comes: what the page cache has is copied from there, the rest is read past
+//! it, and what is tiny or comes from another machine plainly. A thread fills one buffer of the stage at a
+//! time, so that memory is bounded by their number.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,8 +18,8 @@ use crate::threads::{another, lock};
 
 use super::Error;
 use super::left::Left;
-use super::memory::Buffers;
-use super::plan::{Job, Stretch};
+use super::plan::{Job, Stretch, Target};
+use super::stage::{Stage, copy_out};
 
 /// Where stretches are cut: enough that a disk is not asked too often, and small enough that several
 /// threads have something to do even for one large tensor.
@@ -73,18 +73,18 @@ pub struct From<'a> {
 }
 
 /// What a load reads with.
-pub struct With<'a> {
+pub struct With<'a, S> {
     pub how: How,
-    pub buffers: &'a Buffers,
+    pub stage: &'a S,
     /// Set by whoever wants no more.
     pub stop: &'a AtomicBool,
 }
 
 /// Does all of it, for as many checkpoints as there are.
-pub fn read(
+pub fn read<T: Target + Send, S: Stage<T>>(
     from: &[From<'_>],
-    jobs: VecDeque<Job<'_, &mut [u8]>>,
-    with: &With<'_>,
+    jobs: VecDeque<Job<'_, T>>,
+    with: &With<'_, S>,
 ) -> Result<(), Error> {
     let threads = with.how.threads.min(jobs.len());
     let left: Option<Vec<Left<'_>>> = with.how.leave_cache.then(|| {
@@ -102,7 +102,7 @@ pub fn read(
             let Some(job) = lock(&jobs).pop_front() else { return };
             let (of, _) = job.reads();
             let left = left.as_ref().map(|left| &left[of]);
-            if let Err(error) = from[of].one(job, with.buffers, left) {
+            if let Err(error) = from[of].one(job, with.stage, left) {
                 lock(&failed).get_or_insert(error);
             }
         }
@@ -115,7 +115,7 @@ pub fn read(
             let _others: Vec<_> = (1..threads).map_while(|_| another(scope, work)).collect();
             work();
         });
-        with.buffers.trim();
+        with.stage.end();
     }
     if let Some(error) = failed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
         return Err(error);
@@ -128,25 +128,29 @@ pub fn read(
 }
 
 impl From<'_> {
-    fn one(
+    fn one<T: Target, S: Stage<T>>(
         &self,
-        job: Job<'_, &mut [u8]>,
-        buffers: &Buffers,
+        job: Job<'_, T>,
+        stage: &S,
         left: Option<&Left<'_>>,
     ) -> Result<(), Error> {
         match job {
             Job::Gather { bytes, offset, target, .. } => {
                 let origin = bytes.reach().0;
-                self.tally.gathered.fetch_add(target.len() as u64, Ordering::Relaxed);
-                self.sources.read(bytes, offset, target)?;
+                let len = target.len();
+                self.tally.gathered.fetch_add(len, Ordering::Relaxed);
+                let mut piece = [(0, target)];
+                self.fill(stage, 0..len, &mut piece, |buffer, _| {
+                    self.sources.read(bytes, offset, buffer)
+                })?;
                 Ok(self.sources.check_unchanged(origin)?)
             }
             Job::Stretch(stretch) => {
                 let ways = self.ways.get(stretch.origin.0 as usize).and_then(Option::as_ref);
                 match ways.zip(self.sources.file(stretch.origin)) {
-                    None => self.copy(stretch),
+                    None => self.copy(stage, stretch),
                     Some((ways, file)) => {
-                        Reading { from: self, ways, file, buffers }.stretch(stretch, left)
+                        Reading { from: self, ways, file, stage }.stretch(stretch, left)
                     }
                 }
             }
@@ -154,25 +158,56 @@ impl From<'_> {
     }
 
     /// From memory.
-    fn copy(&self, stretch: Stretch<&mut [u8]>) -> Result<(), Error> {
-        for (at, piece) in stretch.pieces {
-            self.tally.memory.fetch_add(piece.len() as u64, Ordering::Relaxed);
-            self.sources.origin(stretch.origin).read_exact_at(piece, at)?;
+    fn copy<T: Target, S: Stage<T>>(
+        &self,
+        stage: &S,
+        mut stretch: Stretch<T>,
+    ) -> Result<(), Error> {
+        let had: u64 = stretch.pieces.iter().map(|(_, piece)| piece.len()).sum();
+        self.tally.memory.fetch_add(had, Ordering::Relaxed);
+        let origin = self.sources.origin(stretch.origin);
+        self.fill(stage, stretch.range, &mut stretch.pieces, |buffer, at| {
+            origin.read_exact_at(buffer, at)
+        })
+    }
+
+    /// Has `read` fill each piece, or all of the range and what lies between where the pieces are no memory.
+    fn fill<T, S: Stage<T>>(
+        &self,
+        stage: &S,
+        range: Range<u64>,
+        pieces: &mut [(u64, T)],
+        read: impl Fn(&mut [u8], u64) -> Result<(), source::Error>,
+    ) -> Result<(), Error> {
+        if let Some(pieces) = in_place::<T, S>(pieces) {
+            return Ok(pieces.into_iter().try_for_each(|(at, piece)| read(piece, at))?);
         }
+        let len = (range.end - range.start) as usize;
+        stage.pass(self.path, range.start, pieces, |buffer| {
+            read(&mut buffer[..len], range.start).map(Some)
+        })?;
         Ok(())
     }
 }
 
+/// The memory of all pieces, if all of them are memory.
+fn in_place<T, S: Stage<T>>(pieces: &mut [(u64, T)]) -> Option<Vec<(u64, &mut [u8])>> {
+    pieces.iter_mut().map(|(at, piece)| Some((*at, S::memory(piece)?))).collect()
+}
+
 /// A file of a checkpoint that a stretch of is read.
-struct Reading<'a> {
+struct Reading<'a, S> {
     from: &'a From<'a>,
     ways: &'a Ways,
     file: &'a OpenFile,
-    buffers: &'a Buffers,
+    stage: &'a S,
 }
 
-impl Reading<'_> {
-    fn stretch(&self, stretch: Stretch<&mut [u8]>, left: Option<&Left<'_>>) -> Result<(), Error> {
+impl<S> Reading<'_, S> {
+    fn stretch<T: Target>(&self, stretch: Stretch<T>, left: Option<&Left<'_>>) -> Result<(), Error>
+    where
+        S: Stage<T>,
+    {
         let Stretch { origin, range, mut pieces, .. } = stretch;
         let Reading { from: From { tally, .. }, ways, file, .. } = self;
         let len = range.end - range.start;
@@ -191,87 +226,89 @@ impl Reading<'_> {
         }
         let way = self.through(&range, &mut pieces, |buffer, aligned| {
             let there = (aligned.end.min(file.file().identity().size) - aligned.start) as usize;
-            ways.read(file, buffer, there, aligned.start)
+            ways.read(file, buffer, there, aligned.start).map(Some)
         })?;
         let tally = match way {
-            Way::Direct => &tally.direct,
-            Way::Buffered => &tally.buffered,
+            Some(Way::Buffered) => &tally.buffered,
+            _ => &tally.direct,
         };
         tally.fetch_add(len, Ordering::Relaxed);
         Ok(())
     }
 
     /// From the page cache; whether all of it was there.
-    fn cached(&self, range: &Range<u64>, pieces: &mut [(u64, &mut [u8])]) -> Result<bool, Error> {
+    fn cached<T: Target>(&self, range: &Range<u64>, pieces: &mut [(u64, T)]) -> Result<bool, Error>
+    where
+        S: Stage<T>,
+    {
         let Reading { ways, file, .. } = self;
-        let there = if is_scattered(range, pieces) {
-            let mut there = false;
-            self.through(range, pieces, |buffer, aligned| {
-                let len = (range.end - aligned.start) as usize;
-                there = ways.read_cached(file, &mut buffer[..len], aligned.start);
-                Ok(Way::Buffered)
-            })?;
-            there
-        } else {
-            pieces.iter_mut().all(|(at, piece)| ways.read_cached(file, piece, *at))
-        };
-        file.check_unchanged()?;
-        Ok(there)
+        if !is_scattered(range, pieces)
+            && let Some(pieces) = in_place::<T, S>(pieces)
+        {
+            let mut pieces = pieces.into_iter();
+            let there = pieces.all(|(at, piece)| ways.read_cached(file, piece, at));
+            file.check_unchanged()?;
+            return Ok(there);
+        }
+        let there = self.through(range, pieces, |buffer, aligned| {
+            let len = (range.end - aligned.start) as usize;
+            let there = ways.read_cached(file, &mut buffer[..len], aligned.start);
+            file.check_unchanged()?;
+            Ok(there.then_some(Way::Buffered))
+        })?;
+        Ok(there.is_some())
     }
 
     /// Through the page cache.
-    fn buffered(&self, range: &Range<u64>, pieces: &mut [(u64, &mut [u8])]) -> Result<(), Error> {
+    fn buffered<T: Target>(&self, range: &Range<u64>, pieces: &mut [(u64, T)]) -> Result<(), Error>
+    where
+        S: Stage<T>,
+    {
         let Reading { ways, file, .. } = self;
-        if !is_scattered(range, pieces) {
-            return Ok(pieces
-                .iter_mut()
-                .try_for_each(|(at, piece)| ways.read_buffered(file, piece, *at))?);
-        }
-        if range.end - range.start <= TINY {
-            // Fresh memory of the size of a buffer would cost many times what is read.
-            let mut tiny = vec![0; (range.end - range.start) as usize];
-            ways.read_buffered(file, &mut tiny, range.start)?;
-            copy_out(&tiny, range.start, pieces);
-            return Ok(());
+        let (is_scattered, is_tiny) =
+            (is_scattered(range, pieces), range.end - range.start <= TINY);
+        if (!is_scattered || is_tiny)
+            && let Some(mut pieces) = in_place::<T, S>(pieces)
+        {
+            if is_scattered {
+                // Fresh memory of the size of a buffer would cost many times what is read.
+                let mut tiny = vec![0; (range.end - range.start) as usize];
+                ways.read_buffered(file, &mut tiny, range.start)?;
+                copy_out(&tiny, range.start, &mut pieces);
+                return Ok(());
+            }
+            let mut pieces = pieces.into_iter();
+            return Ok(pieces.try_for_each(|(at, piece)| ways.read_buffered(file, piece, at))?);
         }
         self.through(range, pieces, |buffer, aligned| {
             let len = (range.end - aligned.start) as usize;
             ways.read_buffered(file, &mut buffer[..len], aligned.start)?;
-            Ok(Way::Buffered)
+            Ok(Some(Way::Buffered))
         })?;
         Ok(())
     }
 
-    /// Reads all of a range into a buffer, and copies the pieces out.
-    fn through(
+    /// Has `read` fill memory with all of a range, and more on both sides so that both ends are aligned; then
+    /// the pieces get theirs.
+    fn through<T: Target>(
         &self,
         range: &Range<u64>,
-        pieces: &mut [(u64, &mut [u8])],
-        read: impl FnOnce(&mut [u8], Range<u64>) -> Result<Way, source::Error>,
-    ) -> Result<Way, Error> {
+        pieces: &mut [(u64, T)],
+        read: impl FnOnce(&mut [u8], Range<u64>) -> Result<Option<Way>, source::Error>,
+    ) -> Result<Option<Way>, Error>
+    where
+        S: Stage<T>,
+    {
         const ALIGNMENT: u64 = DIRECT_ALIGNMENT as u64;
         let start = range.start / ALIGNMENT * ALIGNMENT;
         let end = range.end.next_multiple_of(ALIGNMENT);
-        let done = self.buffers.with(|buffer| {
-            let buffer = &mut buffer[..(end - start) as usize];
-            let way = read(buffer, start..end)?;
-            copy_out(buffer, start, pieces);
-            Ok::<Way, source::Error>(way)
-        });
-        let path = || self.from.path.to_path_buf();
-        Ok(done.map_err(|_| Error::Memory { path: path(), bytes: BUFFER as u64 })??)
+        self.stage.pass(self.from.path, start, pieces, |buffer| {
+            read(&mut buffer[..(end - start) as usize], start..end)
+        })
     }
 }
 
-/// Fills the pieces of what was read from `start` on.
-fn copy_out(read: &[u8], start: u64, pieces: &mut [(u64, &mut [u8])]) {
-    for (at, piece) in pieces {
-        let from = (*at - start) as usize;
-        piece.copy_from_slice(&read[from..from + piece.len()]);
-    }
-}
-
-fn is_scattered(range: &Range<u64>, pieces: &[(u64, &mut [u8])]) -> bool {
+fn is_scattered<T>(range: &Range<u64>, pieces: &[(u64, T)]) -> bool {
     (range.end - range.start) / (pieces.len() as u64) < SCATTERED
 }
 

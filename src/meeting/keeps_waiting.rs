@@ -19,9 +19,13 @@ const LOCAL: [&str; 17] = [
     "overlay", "ramfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
 ];
 
-/// The mount that was last seen to be local, by its number and its device's: reading the table takes
-/// longer than opening a small file. 0 is no mount's.
+/// The mount that was last seen to be local, by the number that no other will ever have: reading the table takes
+/// longer than opening a small file. 0 is no mount's. The number that the table has is given to another mount as
+/// soon as this one is gone.
 static KNOWN: AtomicU64 = AtomicU64::new(0);
+
+/// Of `statx`: that number (since Linux 6.8).
+const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
 /// Whether it may. The same is said where the system has not even the folder at hand: to find that takes a
 /// while anywhere.
@@ -52,21 +56,21 @@ pub fn may_keep_waiting(path: &Path) -> bool {
 /// Whether it lies where finding something may take any time.
 fn is_elsewhere(found: &OwnedFd) -> bool {
     let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let Ok(about) = statx(found, "", known, UNIQUE) else { return true };
+    let unique = (about.stx_mask & UNIQUE.bits() != 0).then_some(about.stx_mnt_id);
+    if unique.is_some_and(|unique| unique == KNOWN.load(Ordering::Relaxed)) {
+        return false;
+    }
     let Ok(about) = statx(found, "", known, StatxFlags::MNT_ID) else { return true };
     let mount = about.stx_mnt_id;
     if mount == 0 {
         // Linux before 5.8 does not tell.
         return true;
     }
-    // Both are given again some day, and hardly together.
-    let here = mount << 32 | u64::from(about.stx_dev_minor);
-    if KNOWN.load(Ordering::Relaxed) == here {
-        return false;
-    }
     let entry = table::all().ok().and_then(|all| all.into_iter().find(|entry| entry.id == mount));
     let is_local = entry.is_some_and(|entry| LOCAL.iter().any(|kind| entry.kind == *kind));
-    if is_local {
-        KNOWN.store(here, Ordering::Relaxed);
+    if let Some(unique) = unique.filter(|_| is_local) {
+        KNOWN.store(unique, Ordering::Relaxed);
     }
     !is_local
 }

@@ -1,4 +1,7 @@
-//! Where files lie, and opening them there: beneath a root, or where a path leads that the user typed.
+//! Where files lie, and opening them there.
+//!
+//! In: a way beneath a root, or a path that the user typed. Out: a descriptor of a regular file that lies there,
+//! and what the system says of it, now and whenever it is opened again.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -39,13 +42,17 @@ impl Place {
             }
             Place::Typed { whole, .. } => statat(CWD, whole, AtFlags::empty()).map_err(look)?,
         };
-        self.open_seen(&stat)
+        self.open_seen(&stat, || self.again(READING))
     }
 
-    /// The same, of what was just looked at.
-    fn open_seen(&self, stat: &Stat) -> Result<(OwnedFd, Stat), Error> {
+    /// The same by `open`, of what was just looked at.
+    fn open_seen(
+        &self,
+        stat: &Stat,
+        open: impl FnOnce() -> Result<OwnedFd, Error>,
+    ) -> Result<(OwnedFd, Stat), Error> {
         require_regular(stat, || self.path())?;
-        let fd = self.again(READING)?;
+        let fd = open()?;
         let stat = fstat(&fd).map_err(|e| Error::io(&self.path(), "look at it", e))?;
         require_regular(&stat, || self.path())?;
         Ok((fd, stat))
@@ -80,7 +87,10 @@ impl Typed {
         }
         let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
         let place = Place::Typed { path: path.to_path_buf(), whole };
-        let (fd, stat) = place.open_seen(&stat)?;
+        // Not by the whole path, which may be too long, or lead through directories that nobody may pass.
+        let open =
+            || openat(CWD, path, READING, Mode::empty()).map_err(|e| Error::io(path, "open it", e));
+        let (fd, stat) = place.open_seen(&stat, open)?;
         Ok(Typed::File(OpenFile::new(fd, &stat, place)))
     }
 }

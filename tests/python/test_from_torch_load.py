@@ -166,7 +166,7 @@ def test_what_is_refused_among_tensors(folder, what):
     torch.save(value, "x.pt")
     with pytest.raises(ckptfs.SafetensorError, match=f"`it`: .*{said}") as fault:
         ckptfs.torch.load_file("x.pt")
-    assert str(fault.value).startswith("./x.pt: ")
+    assert str(fault.value).startswith("x.pt: ")
     assert fault.value.__notes__ == ["what to do: leave them out with allow_partial=True"]
     check_same(ckptfs.torch.load_file("x.pt", allow_partial=True), {"w": ONE})
     assert not os.path.exists("ran")

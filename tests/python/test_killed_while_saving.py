@@ -131,6 +131,16 @@ def test_without_locks_nothing_is_taken_for_a_dead_ones(tmp_path, monkeypatch):
     assert part_of(tmp_path).read_bytes() == b"whose?" and len(hidden(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("says", ["locked", "another"])
+def test_a_filesystem_that_says_nonsense_keeps_nobody_from_saving(tmp_path, monkeypatch, says):
+    """It has files with names alone, and of each that it is locked, or another than that of its name."""
+    monkeypatch.setattr(os.path, "isdir", lambda path, real=os.path.isdir: path != "/proc/self/fd" and real(path))
+    monkeypatch.setattr(_hidden, "hold" if says == "locked" else "_is", lambda *given: False)
+    ckptfs.torch.save_file(old(), tmp_path / TARGET)
+    check_same(ckptfs.torch.load_file(tmp_path / TARGET), old())
+    assert len(hidden(tmp_path)) <= 1
+
+
 # Enough for each pair of calls of the system to fall between any other.
 ROUNDS, SAVERS = 400, 4
 

@@ -306,3 +306,40 @@ def test_paths_may_be_bytes(tmp_path):
     check_same(ckptfs.torch.load_sharded(folder), tensors)
     with pytest.raises(FileNotFoundError):
         ckptfs.torch.load_file(path + b"x")
+
+
+def test_what_a_program_does_to_a_report_changes_no_sum(folder):
+    before = ckptfs.stats()
+
+    def change(report):
+        report.note, report.bytes = "x", "many"
+        report.fallbacks["mine"] = "much"
+
+    for _ in range(200):
+        loaded = ckptfs.torch.load_file(folder / "sharded", report=change)
+    after = ckptfs.stats()
+    assert after["loads"] == before["loads"] + 200
+    assert after["tensors"] == before["tensors"] + 200 * len(loaded)
+    assert after["bytes"] == before["bytes"] + 200 * sum(tensor.nbytes for tensor in loaded.values())
+    assert "mine" not in after["fallbacks"]
+
+
+def test_a_relative_path_that_is_too_long_when_whole(tmp_path, monkeypatch):
+    tensors = {"x": torch.arange(9)}
+    safetensors.torch.save_file(tensors, tmp_path / "x.safetensors")
+    monkeypatch.chdir(tmp_path)
+    above = os.open(".", os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250)
+        os.chdir("d" * 250)
+    os.rename("x.safetensors", "x.safetensors", src_dir_fd=above)
+    os.close(above)
+    try:
+        for backend in ("mmap", "pread"):
+            check_same(ckptfs.torch.load_file("x.safetensors", backend=backend), tensors)
+    finally:
+        # Nobody else can remove what lies so deep.
+        os.unlink("x.safetensors")
+        for _ in range(20):
+            os.chdir("..")
+            os.rmdir("d" * 250)

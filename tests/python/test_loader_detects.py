@@ -70,6 +70,20 @@ def check(path, backend, kind, expected):
     return got[1]
 
 
+def test_a_mount_with_the_number_of_one_that_is_gone(mounts, source, shows):
+    """The kernel gives a mount the number of the last that went, and its device's too."""
+    folder, images = source
+    shown, made_of = next((shown, of) for shown, of in images.items() if shown != of)
+    expected = loaded(folder / made_of)
+    (folder.parent / "gone").mkdir()
+    gone = shows("gone", "-t", "tmpfs", "none")
+    ckptfs.numpy.save_file({"x": numpy.zeros(9)}, gone / "x.safetensors")
+    for _ in range(2):
+        loaded(gone / "x.safetensors")
+    subprocess.run(["umount", gone], check=True, timeout=PATIENCE)
+    check(mounts(folder) / shown, "pread", "direct", expected)
+
+
 def test_a_mount_over_its_own_source(mounts, source, backend):
     folder, images = source
     expected = {shown: loaded(folder / made_of) for shown, made_of in images.items()}
