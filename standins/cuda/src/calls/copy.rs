@@ -1,0 +1,91 @@
+//! Copies and memsets, done at once or given to a stream.
+
+use super::table;
+use crate::codes::Code;
+use crate::driver::{Needs, call};
+use crate::streams::Place::{Device, Host};
+
+table![
+    cuMemcpy,
+    cuMemcpyAsync,
+    cuMemcpyDtoD_v2,
+    cuMemcpyDtoDAsync_v2,
+    cuMemcpyDtoH_v2,
+    cuMemcpyDtoHAsync_v2,
+    cuMemcpyHtoD_v2,
+    cuMemcpyHtoDAsync_v2,
+    cuMemsetD8_v2,
+    cuMemsetD8Async,
+];
+
+/// Copies to the device.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyHtoD_v2(to: u64, from: usize, bytes: usize) -> Code {
+    call("cuMemcpyHtoD_v2", Needs::Context, |driver| driver.copy_now(Device(to), Host(from), bytes))
+}
+
+/// Copies to the device when a stream gets to it.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: usize, bytes: usize, stream: u64) -> Code {
+    call("cuMemcpyHtoDAsync_v2", Needs::Context, |driver| {
+        driver.copy_later(Device(to), Host(from), bytes, stream)
+    })
+}
+
+/// Copies from the device.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoH_v2(to: usize, from: u64, bytes: usize) -> Code {
+    call("cuMemcpyDtoH_v2", Needs::Context, |driver| driver.copy_now(Host(to), Device(from), bytes))
+}
+
+/// Copies from the device when a stream gets to it.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoHAsync_v2(to: usize, from: u64, bytes: usize, stream: u64) -> Code {
+    call("cuMemcpyDtoHAsync_v2", Needs::Context, |driver| {
+        driver.copy_later(Host(to), Device(from), bytes, stream)
+    })
+}
+
+/// Copies within the device.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) -> Code {
+    call("cuMemcpyDtoD_v2", Needs::Context, |driver| {
+        driver.copy_now(Device(to), Device(from), bytes)
+    })
+}
+
+/// Copies within the device when a stream gets to it.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64) -> Code {
+    call("cuMemcpyDtoDAsync_v2", Needs::Context, |driver| {
+        driver.copy_later(Device(to), Device(from), bytes, stream)
+    })
+}
+
+/// Copies from anywhere to anywhere.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpy(to: u64, from: u64, bytes: usize) -> Code {
+    call("cuMemcpy", Needs::Context, |driver| {
+        driver.copy_now(driver.place(to), driver.place(from), bytes)
+    })
+}
+
+/// Copies from anywhere to anywhere when a stream gets to it.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: u64) -> Code {
+    call("cuMemcpyAsync", Needs::Context, |driver| {
+        driver.copy_later(driver.place(to), driver.place(from), bytes, stream)
+    })
+}
+
+/// Fills device memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) -> Code {
+    call("cuMemsetD8_v2", Needs::Context, |driver| driver.fill(to, value, bytes, None))
+}
+
+/// Fills device memory when a stream gets to it.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: u64) -> Code {
+    call("cuMemsetD8Async", Needs::Context, |driver| driver.fill(to, value, bytes, Some(stream)))
+}

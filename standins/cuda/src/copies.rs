@@ -1,0 +1,194 @@
+//! What moves bytes: copies and memsets, checked when they are asked for, and done at once or when their
+//! stream gets to them. In: both sides of a copy, and a stream if it need not be done at once. Out: bytes.
+
+use crate::codes::{self, Code, Done};
+use crate::driver::Driver;
+use crate::host_memory::Kind;
+use crate::streams::{Place, Work};
+
+impl Driver {
+    /// The side of a copy that an address without a kind stands for.
+    pub fn place(&self, address: u64) -> Place {
+        match self.device.is_mine(address) {
+            true => Place::Device(address),
+            false => Place::Host(address as usize),
+        }
+    }
+
+    /// Copies before it returns, after all that the legacy stream waits for.
+    pub fn copy_now(&mut self, to: Place, from: Place, bytes: usize) -> Done {
+        for place in [to, from] {
+            self.check(place, bytes)?;
+        }
+        self.finish_legacy();
+        self.perform(Work::Copy { to, from, bytes });
+        Ok(())
+    }
+
+    /// Gives a copy to a stream.
+    pub fn copy_later(&mut self, to: Place, from: Place, bytes: usize, stream: u64) -> Done {
+        let mut is_pageable = false;
+        for place in [to, from] {
+            is_pageable |= self.check(place, bytes)?;
+        }
+        let stream = self.stream_here(stream)?;
+        if !is_pageable || bytes == 0 {
+            self.give(stream, Work::Copy { to, from, bytes });
+            return Ok(());
+        }
+        self.pageable += 1;
+        if self.settings.pageable_is_a_fault {
+            let words = "a copy given to a stream has a host side that is not pinned";
+            return Err(self.fault(codes::INVALID_VALUE, words));
+        }
+        match (to, from) {
+            // As the real one does: the bytes are taken now, and are on their way.
+            (Place::Device(to), Place::Host(from)) => {
+                let mut taken = vec![0; bytes];
+                // SAFETY: by the interface so many bytes can be read at `from` while the call lasts.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(from as *const u8, taken.as_mut_ptr(), bytes)
+                };
+                self.give(stream, Work::Write { to, bytes: taken });
+            }
+            // As the real one does: it comes back when the bytes are there.
+            _ => {
+                let end = self.give(stream, Work::Copy { to, from, bytes });
+                self.wait_for(end);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn fill(&mut self, to: u64, value: u8, bytes: usize, stream: Option<u64>) -> Done {
+        self.check(Place::Device(to), bytes)?;
+        let work = Work::Fill { to, value, bytes };
+        match stream {
+            Some(stream) => {
+                let stream = self.stream_here(stream)?;
+                self.give(stream, work);
+            }
+            None => {
+                self.finish_legacy();
+                self.perform(work);
+            }
+        }
+        Ok(())
+    }
+
+    /// A stream that belongs to the current context.
+    pub fn stream_here(&mut self, handle: u64) -> Result<u64, Code> {
+        let id = self.stream(handle)?;
+        match self.streams.streams.get(&id).is_some_and(|stream| stream.context == self.here) {
+            true => Ok(id),
+            false => {
+                let words = format!("the stream {handle:#x} is not of the current context");
+                Err(self.fault(codes::INVALID_CONTEXT, words))
+            }
+        }
+    }
+
+    fn finish_legacy(&mut self) {
+        for point in self.streams.before_legacy(self.here) {
+            self.wait_for(point);
+        }
+    }
+
+    /// Checks one side of a copy that is asked for: whether it is pageable.
+    fn check(&mut self, place: Place, bytes: usize) -> Result<bool, Code> {
+        let wrong = match place {
+            Place::Device(address) => match self.device.find(address, bytes) {
+                Ok((base, one)) if one.ends => {
+                    format!("the device memory at {base:#x} was given back by cuMemFreeAsync")
+                }
+                Ok((base, one)) if one.context != self.here => {
+                    format!("the device memory at {base:#x} is not of the current context")
+                }
+                Ok(_) => return Ok(false),
+                Err(words) => words,
+            },
+            Place::Host(address) if self.device.is_mine(address as u64) => {
+                format!("{address:#x} is of the device, where a place in host memory is meant")
+            }
+            Place::Host(address) => match self.host.kind(address, bytes) {
+                Kind::Wrong(words) => words,
+                kind => return Ok(kind == Kind::Pageable),
+            },
+        };
+        Err(self.fault(codes::INVALID_VALUE, wrong))
+    }
+
+    /// Does work whose turn has come.
+    pub fn perform(&mut self, work: Work) {
+        let done = match work {
+            Work::Copy { to, from, bytes } => self.copy(to, from, bytes),
+            Work::Write { to, bytes } => {
+                self.device.bytes_mut(to, bytes.len()).map(|place| place.copy_from_slice(&bytes))
+            }
+            Work::Fill { to, value, bytes } => {
+                self.device.bytes_mut(to, bytes).map(|place| place.fill(value))
+            }
+            Work::Free { address } => self.free(address),
+            Work::Record { event } => {
+                if let Some(event) = self.streams.events.get_mut(&event) {
+                    event.time = Some(std::time::Instant::now());
+                }
+                Ok(())
+            }
+            Work::Wait(_) => Ok(()),
+        };
+        if let Err(words) = done {
+            self.sticky = Some(self.fault(codes::ILLEGAL_ADDRESS, words));
+        }
+    }
+
+    fn copy(&mut self, to: Place, from: Place, bytes: usize) -> Result<(), String> {
+        match (to, from) {
+            (Place::Device(to), Place::Device(from)) => {
+                let taken = self.device.bytes(from, bytes)?.to_vec();
+                self.device.bytes_mut(to, bytes)?.copy_from_slice(&taken);
+            }
+            (Place::Device(to), Place::Host(from)) => {
+                let place = self.device.bytes_mut(to, bytes)?.as_mut_ptr();
+                // SAFETY: the place has so many bytes, and is no memory that a caller can know. By the
+                // interface so many can be read at `from` until the copy is done; that pinned memory is
+                // still there was seen to.
+                unsafe { std::ptr::copy_nonoverlapping(from as *const u8, place, bytes) };
+            }
+            (Place::Host(to), Place::Device(from)) => {
+                let place = self.device.bytes(from, bytes)?.as_ptr();
+                // SAFETY: as above, the other way.
+                unsafe { std::ptr::copy_nonoverlapping(place, to as *mut u8, bytes) };
+            }
+            (Place::Host(to), Place::Host(from)) => {
+                // SAFETY: by the interface so many bytes can be read at the one and written at the other.
+                unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees device memory that nothing queued may need. Words for what is wrong.
+    pub fn free(&mut self, address: u64) -> Result<(), String> {
+        let (base, one) = self.device.find(address, 0)?;
+        let end = base + one.len() as u64;
+        if base != address {
+            return Err(format!("{address:#x} is not where device memory begins"));
+        }
+        let is_inside = |&(place, _): &(Place, usize)| matches!(place, Place::Device(at) if (base..end).contains(&at));
+        let needs = |work: &Work| {
+            work.ranges().iter().any(is_inside)
+                || matches!(work, Work::Free { address } if *address == base)
+        };
+        if let Some(who) = self.streams.who_needs(needs) {
+            return Err(format!("the device memory at {address:#x} is freed and {who}"));
+        }
+        self.device.free(address).map_or(Ok(()), Err)
+    }
+
+    /// Words for pinned or registered memory that something queued needs.
+    pub fn who_needs_host(&self, base: usize, bytes: usize) -> Option<String> {
+        let is_inside = |&(place, _): &(Place, usize)| matches!(place, Place::Host(at) if (base..base + bytes).contains(&at));
+        self.streams.who_needs(|work| work.ranges().iter().any(is_inside))
+    }
+}

@@ -1,0 +1,139 @@
+//! The one state of the process, and the way into it. In: a call. Out: its answer, after everything that is
+//! the same for all calls: it is counted, a failure that was planned happens, a context is asked for.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::codes::{self, Code, Done};
+use crate::contexts::Contexts;
+use crate::device_memory::DeviceMemory;
+use crate::host_memory::HostMemory;
+use crate::settings::Settings;
+use crate::streams::Streams;
+
+/// Handles are no addresses of anything: who follows one dies at once.
+const HANDLES: u64 = 0x5AFE_0000_0000_0000;
+
+/// What a call cannot do without.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Needs {
+    Nothing,
+    /// `cuInit` went well.
+    Init,
+    /// An event or a stream that is named; no context need be current.
+    Handle,
+    /// A context is current in this thread.
+    Context,
+}
+
+pub struct Driver {
+    pub settings: Settings,
+    pub initialised: bool,
+    /// The call that is being answered, and the context that is current in its thread (0: none).
+    pub call: &'static str,
+    pub here: u64,
+    pub calls: BTreeMap<&'static str, u64>,
+    pub faults: Vec<String>,
+    /// The answer that spoiled the contexts.
+    pub sticky: Option<Code>,
+    /// Copies given to a stream whose host side is not pinned.
+    pub pageable: u64,
+    pub contexts: Contexts,
+    pub device: DeviceMemory,
+    pub host: HostMemory,
+    pub streams: Streams,
+    handles: u64,
+}
+
+impl Driver {
+    fn new(settings: Settings) -> Driver {
+        Driver {
+            contexts: Contexts::new(settings.devices.len()),
+            device: DeviceMemory::default(),
+            host: HostMemory::default(),
+            streams: Streams::default(),
+            settings,
+            initialised: false,
+            call: "",
+            here: 0,
+            calls: BTreeMap::new(),
+            faults: Vec::new(),
+            sticky: None,
+            pageable: 0,
+            handles: HANDLES,
+        }
+    }
+
+    /// A handle that no other thing ever had.
+    pub fn fresh(&mut self) -> u64 {
+        self.handles += 16;
+        self.handles
+    }
+
+    /// Whether a handle was given out once, be it that its thing is gone.
+    pub fn was_given(&self, handle: u64) -> bool {
+        (HANDLES + 1..=self.handles).contains(&handle)
+    }
+
+    fn enter(&mut self, name: &'static str, needs: Needs) -> Done {
+        (self.call, self.here) = (name, 0);
+        let nth = self.calls.entry(name).or_default();
+        *nth += 1;
+        let nth = *nth;
+        if let Some(code) = self.planned_failure(name, nth) {
+            return Err(code);
+        }
+        if needs == Needs::Nothing {
+            return Ok(());
+        }
+        if !self.initialised {
+            return Err(codes::NOT_INITIALIZED);
+        }
+        if matches!(needs, Needs::Handle | Needs::Context) {
+            self.sticky.map_or(Ok(()), Err)?;
+        }
+        self.here = crate::contexts::current();
+        if needs == Needs::Context {
+            self.check_current()?;
+        }
+        Ok(())
+    }
+
+    fn check_current(&mut self) -> Done {
+        if self.here == 0 {
+            let words = "no context is current in this thread: call cuCtxSetCurrent first";
+            return Err(self.fault(codes::INVALID_CONTEXT, words));
+        }
+        if self.contexts.device_of(self.here).is_none() {
+            let words = "the context that is current in this thread was released for good";
+            return Err(self.fault(codes::CONTEXT_IS_DESTROYED, words));
+        }
+        Ok(())
+    }
+}
+
+static DRIVER: OnceLock<Mutex<Driver>> = OnceLock::new();
+
+/// The state, from the first call on, which also sees to the report at the end.
+pub fn driver() -> MutexGuard<'static, Driver> {
+    let driver = DRIVER.get_or_init(|| {
+        // SAFETY: `at_exit` is a function of C without arguments, and this library is never unloaded.
+        unsafe { libc::atexit(at_exit) };
+        Mutex::new(Driver::new(Settings::from_environment()))
+    });
+    driver.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+extern "C" fn at_exit() {
+    driver().end();
+}
+
+/// Answers a call.
+pub fn call(name: &'static str, needs: Needs, body: impl FnOnce(&mut Driver) -> Done) -> Code {
+    let mut driver = driver();
+    let spoiled = driver.sticky;
+    let done = driver.enter(name, needs).and_then(|()| body(&mut driver));
+    // What goes wrong in queued work is answered to who waits for it.
+    let in_work = driver.sticky.filter(|_| spoiled.is_none());
+    done.err().or(in_work).unwrap_or(codes::SUCCESS)
+}

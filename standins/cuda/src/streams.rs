@@ -1,0 +1,273 @@
+//! Streams and events: work that is queued, and the waits that do it. In: work for a stream, and what
+//! somebody waits for. Out: the work done, as far as it was waited for and no further.
+//!
+//! The work of a stream is numbered from 1. What waits names a stream and a number; that is done once the
+//! stream has done so much. Whatever work waits for was given before it, so that no two wait for each other.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::thread::ThreadId;
+
+use crate::codes::{self, Code};
+use crate::driver::Driver;
+
+/// A side of a copy.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    Device(u64),
+    Host(usize),
+}
+
+/// What a stream is given to do.
+#[derive(Debug)]
+pub enum Work {
+    Copy {
+        to: Place,
+        from: Place,
+        bytes: usize,
+    },
+    /// Bytes that were taken from pageable memory when the work was given.
+    Write {
+        to: u64,
+        bytes: Vec<u8>,
+    },
+    Fill {
+        to: u64,
+        value: u8,
+        bytes: usize,
+    },
+    Free {
+        address: u64,
+    },
+    Record {
+        event: u64,
+    },
+    Wait(Point),
+}
+
+/// So much of the work of a stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    pub stream: u64,
+    pub number: u64,
+}
+
+pub struct Stream {
+    pub context: u64,
+    pub flags: u32,
+    pub priority: i32,
+    pub kind: Kind,
+    queue: VecDeque<Work>,
+    done: u64,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// By `cuStreamCreate`.
+    Created,
+    /// Destroyed before its work was done, which is still to be done.
+    Destroyed,
+    /// The one of a context that waits for all that block, and they for it.
+    Legacy,
+    /// The one of a context that each thread has for itself.
+    OfThread(ThreadId),
+}
+
+#[derive(Default)]
+pub struct Event {
+    pub context: u64,
+    pub flags: u32,
+    /// What it was recorded after last.
+    pub recorded: Option<Point>,
+    /// When that was done.
+    pub time: Option<std::time::Instant>,
+}
+
+#[derive(Default)]
+pub struct Streams {
+    pub streams: BTreeMap<u64, Stream>,
+    pub events: BTreeMap<u64, Event>,
+}
+
+impl Stream {
+    pub fn new(context: u64, flags: u32, priority: i32, kind: Kind) -> Stream {
+        Stream { context, flags, priority, kind, queue: VecDeque::new(), done: 0 }
+    }
+
+    fn blocks(&self) -> bool {
+        const NON_BLOCKING: u32 = 1;
+        self.flags & NON_BLOCKING == 0
+    }
+
+    pub fn queue(&self) -> impl Iterator<Item = &Work> {
+        self.queue.iter()
+    }
+
+    fn given(&self) -> u64 {
+        self.done + self.queue.len() as u64
+    }
+}
+
+impl Streams {
+    /// Where a stream is when all is done that it was given.
+    pub fn end_of(&self, stream: u64) -> Point {
+        Point { stream, number: self.streams.get(&stream).map_or(0, Stream::given) }
+    }
+
+    /// A stream that is gone has done everything.
+    pub fn is_done(&self, point: Point) -> bool {
+        self.streams.get(&point.stream).is_none_or(|stream| stream.done >= point.number)
+    }
+
+    /// How much is queued in a context.
+    pub fn queued_in(&self, context: u64) -> usize {
+        let here = self.streams.values().filter(|stream| stream.context == context);
+        here.map(|stream| stream.queue.len()).sum()
+    }
+
+    /// The streams of a context that have something to do.
+    fn busy(&self, context: u64, which: impl Fn(&Stream) -> bool) -> Vec<Point> {
+        let busy = self.streams.iter().filter(|(_, stream)| {
+            stream.context == context && !stream.queue.is_empty() && which(stream)
+        });
+        busy.map(|(&id, _)| self.end_of(id)).collect()
+    }
+
+    /// All of a context that has to be done before its legacy stream has done its work.
+    pub fn before_legacy(&self, context: u64) -> Vec<Point> {
+        self.busy(context, Stream::blocks)
+    }
+
+    /// All that a context has to do.
+    pub fn all_of(&self, context: u64) -> Vec<Point> {
+        self.busy(context, |_| true)
+    }
+
+    /// The work that is queued anywhere and needs something.
+    pub fn who_needs(&self, needs: impl Fn(&Work) -> bool) -> Option<String> {
+        let found = self.streams.iter().find_map(|(id, stream)| {
+            stream.queue.iter().find(|work| needs(work)).map(|work| (id, work.name()))
+        });
+        found
+            .map(|(id, name)| format!("{name} that is queued in the stream {id:#x} still needs it"))
+    }
+}
+
+impl Work {
+    fn name(&self) -> &'static str {
+        match self {
+            Work::Copy { .. } | Work::Write { .. } => "a copy",
+            Work::Fill { .. } => "a memset",
+            Work::Free { .. } => "a free",
+            Work::Record { .. } => "a record",
+            Work::Wait(_) => "a wait",
+        }
+    }
+
+    /// The ranges that the work reads and writes.
+    pub fn ranges(&self) -> Vec<(Place, usize)> {
+        match self {
+            Work::Copy { to, from, bytes } => vec![(*to, *bytes), (*from, *bytes)],
+            Work::Write { to, bytes } => vec![(Place::Device(*to), bytes.len())],
+            Work::Fill { to, bytes, .. } => vec![(Place::Device(*to), *bytes)],
+            Work::Free { .. } | Work::Record { .. } | Work::Wait(_) => Vec::new(),
+        }
+    }
+}
+
+impl Driver {
+    /// The stream of a handle, which is null for that of the context.
+    pub fn stream(&mut self, handle: u64) -> Result<u64, Code> {
+        let kind = match handle {
+            0 | 1 => Kind::Legacy,
+            2 => Kind::OfThread(std::thread::current().id()),
+            _ => {
+                let found = self.streams.streams.get(&handle);
+                if found.is_some_and(|stream| stream.kind == Kind::Created) {
+                    return Ok(handle);
+                }
+                let was = if self.was_given(handle) { "no longer" } else { "not" };
+                let words = format!("{handle:#x} is {was} a stream");
+                return Err(self.fault(codes::INVALID_HANDLE, words));
+            }
+        };
+        if self.here == 0 {
+            let words = "the stream is that of the current context, and none is current";
+            return Err(self.fault(codes::INVALID_CONTEXT, words));
+        }
+        let here = self.here;
+        let found = self.streams.streams.iter().find(|(_, s)| s.context == here && s.kind == kind);
+        if let Some((&id, _)) = found {
+            return Ok(id);
+        }
+        let id = self.fresh();
+        self.streams.streams.insert(id, Stream::new(here, 0, 0, kind));
+        Ok(id)
+    }
+
+    /// An event that is there.
+    pub fn event(&mut self, handle: u64) -> Result<&mut Event, Code> {
+        if !self.streams.events.contains_key(&handle) {
+            let was = if self.was_given(handle) { "no longer" } else { "not" };
+            let words = format!("{handle:#x} is {was} an event");
+            return Err(self.fault(codes::INVALID_HANDLE, words));
+        }
+        self.streams.events.get_mut(&handle).ok_or(codes::INVALID_HANDLE)
+    }
+
+    /// Gives work to a stream.
+    pub fn give(&mut self, stream: u64, work: Work) -> Point {
+        let about = self.streams.streams.get(&stream).map(|s| (s.context, s.kind, s.blocks()));
+        let before = match about {
+            Some((context, Kind::Legacy, _)) => self.streams.before_legacy(context),
+            Some((context, _, true)) => self.streams.busy(context, |s| s.kind == Kind::Legacy),
+            _ => Vec::new(),
+        };
+        if let Some(given) = self.streams.streams.get_mut(&stream) {
+            let others = before.into_iter().filter(|point| point.stream != stream);
+            given.queue.extend(others.map(Work::Wait));
+            given.queue.push_back(work);
+        }
+        self.streams.end_of(stream)
+    }
+
+    /// Does what a stream was given, up to a point.
+    pub fn wait_for(&mut self, point: Point) {
+        while !self.streams.is_done(point) {
+            self.step(point.stream);
+        }
+    }
+
+    /// Does one thing: the next of a stream, or the next of what that waits for.
+    pub fn step(&mut self, id: u64) {
+        let Some(stream) = self.streams.streams.get_mut(&id) else {
+            return;
+        };
+        if let Some(&Work::Wait(point)) = stream.queue.front()
+            && !self.streams.is_done(point)
+        {
+            return self.step(point.stream);
+        }
+        let Some(stream) = self.streams.streams.get_mut(&id) else {
+            return;
+        };
+        let work = stream.queue.pop_front();
+        stream.done += u64::from(work.is_some());
+        if stream.kind == Kind::Destroyed && stream.queue.is_empty() {
+            self.streams.streams.remove(&id);
+        }
+        if let Some(work) = work {
+            self.perform(work);
+        }
+    }
+
+    /// Whether a point was reached before; if not, one thing more is done of it.
+    pub fn poll(&mut self, points: &[Point]) -> codes::Done {
+        match points.iter().find(|&&point| !self.streams.is_done(point)) {
+            None => Ok(()),
+            Some(point) => {
+                self.step(point.stream);
+                Err(codes::NOT_READY)
+            }
+        }
+    }
+}
