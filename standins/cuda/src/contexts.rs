@@ -86,6 +86,13 @@ impl Driver {
         self.contexts.primary[device].handle
     }
 
+    /// Does all that a context has to do.
+    pub fn finish(&mut self, context: u64) {
+        for point in self.streams.all_of(context) {
+            self.wait_for(point);
+        }
+    }
+
     /// Releases it. Who is last must leave nothing to be done.
     pub fn release(&mut self, device: usize) -> Done {
         let Primary { handle, retained, .. } = self.contexts.primary[device];
@@ -95,14 +102,15 @@ impl Driver {
                 return Err(self.fault(codes::INVALID_CONTEXT, words));
             }
             1 => {
-                let queued = self.streams.queued_in(handle);
-                if queued > 0 {
+                let left = self.streams.left_in(handle, None);
+                if left > 0 {
                     let words = format!(
-                        "the primary context of device {device} is released for good while {queued} \
-                         operations are queued in it"
+                        "the primary context of device {device} is released for good with {left} \
+                         operations to do"
                     );
                     return Err(self.fault(codes::INVALID_CONTEXT, words));
                 }
+                self.finish(handle);
             }
             _ => {}
         }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::driver::Driver;
-use crate::streams::Kind;
+use crate::streams::{Kind, Stream};
 
 impl Driver {
     /// Writes the report that the settings ask for.
@@ -24,8 +24,7 @@ impl Driver {
     fn report(&self) -> String {
         let calls = map(self.calls.iter().map(|(name, times)| (*name, times.to_string())));
         let created = self.streams.streams.values().filter(|stream| stream.kind == Kind::Created);
-        let queued: usize =
-            self.streams.streams.values().map(|stream| stream.queue().count()).sum();
+        let queued: usize = self.streams.streams.values().map(Stream::queued).sum();
         let contexts = self.contexts.primary.iter().filter(|primary| primary.retained > 0).count();
         let retained: u32 = self.contexts.primary.iter().map(|primary| primary.retained).sum();
         let allocated = map([

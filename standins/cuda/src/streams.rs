@@ -98,8 +98,8 @@ impl Stream {
         self.flags & NON_BLOCKING == 0
     }
 
-    pub fn queue(&self) -> impl Iterator<Item = &Work> {
-        self.queue.iter()
+    pub fn queued(&self) -> usize {
+        self.queue.len()
     }
 
     fn given(&self) -> u64 {
@@ -118,10 +118,18 @@ impl Streams {
         self.streams.get(&point.stream).is_none_or(|stream| stream.done >= point.number)
     }
 
-    /// How much is queued in a context.
-    pub fn queued_in(&self, context: u64) -> usize {
-        let here = self.streams.values().filter(|stream| stream.context == context);
-        here.map(|stream| stream.queue.len()).sum()
+    /// How much of what is queued in a context, or in one stream of it, moves bytes or waits for what does.
+    /// The rest does no harm whenever it is done.
+    pub fn left_in(&self, context: u64, only: Option<u64>) -> usize {
+        let is_left = |work: &Work| match work {
+            Work::Wait(point) => !self.is_done(*point),
+            Work::Copy { .. } | Work::Write { .. } | Work::Fill { .. } => true,
+            Work::Free { .. } | Work::Record { .. } => false,
+        };
+        let meant = self.streams.iter().filter(|(id, stream)| {
+            stream.context == context && only.is_none_or(|only| only == **id)
+        });
+        meant.flat_map(|(_, stream)| &stream.queue).filter(|work| is_left(work)).count()
     }
 
     /// The streams of a context that have something to do.

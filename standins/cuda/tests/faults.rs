@@ -178,10 +178,32 @@ fn a_queued_record_keeps_its_event() {
 
 #[test]
 fn queued_work_keeps_its_context() {
-    faults("queued_work_keeps_its_context", &[], "released for good while 1 operations", || {
+    faults(
+        "queued_work_keeps_its_context",
+        &[],
+        "released for good with 1 operations to do",
+        || {
+            begin(0);
+            queued();
+            cuDevicePrimaryCtxRelease_v2(0);
+        },
+    );
+}
+
+#[test]
+fn a_queued_free_harms_nobody() {
+    alone("a_queued_free_harms_nobody", &[], || {
         begin(0);
-        queued();
-        cuDevicePrimaryCtxRelease_v2(0);
+        let stream = stream();
+        ok(cuMemFreeAsync(device_memory(BYTES), stream));
+        ok(cuStreamDestroy_v2(stream));
+        let memory = device_memory(BYTES);
+        ok(cuMemFreeAsync(memory, 0));
+        ok(cuDevicePrimaryCtxRelease_v2(0));
+        let mut byte = 0;
+        // SAFETY: there is room for one byte.
+        let gone = unsafe { standin_cuda_peek(&mut byte, memory, 1) };
+        assert_eq!(gone, codes::INVALID_VALUE);
     });
 }
 
@@ -275,5 +297,19 @@ fn a_fault_may_be_an_answer() {
         ok(cuStreamSynchronize(stream));
         assert_eq!(peek(to, 1), [7]);
         ok(cuMemFree_v2(to));
+    });
+}
+
+#[test]
+fn a_fault_in_queued_work_is_told_to_who_waits() {
+    let test = "a_fault_in_queued_work_is_told_to_who_waits";
+    alone(test, &[("FAULTS", "count")], || {
+        begin(0);
+        let ((_, _, to), other) = (queued(), stream());
+        ok(cuMemFreeAsync(to, other));
+        assert_eq!(standin_cuda_faults(), 0);
+        assert_eq!(cuStreamSynchronize(other), codes::ILLEGAL_ADDRESS);
+        assert_eq!(standin_cuda_faults(), 1);
+        assert_eq!(cuCtxSynchronize(), codes::ILLEGAL_ADDRESS);
     });
 }

@@ -161,9 +161,7 @@ pub extern "C" fn cuCtxGetStreamPriorityRange(least: Out<'_, i32>, greatest: Out
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> Code {
     call("cuCtxSynchronize", Needs::Context, |driver| {
-        for point in driver.streams.all_of(driver.here) {
-            driver.wait_for(point);
-        }
+        driver.finish(driver.here);
         Ok(())
     })
 }

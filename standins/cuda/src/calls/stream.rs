@@ -54,13 +54,8 @@ pub extern "C" fn cuStreamDestroy_v2(stream: u64) -> Code {
         if id != stream {
             return Err(codes::INVALID_HANDLE);
         }
-        let found = driver.streams.streams.get(&id).ok_or(codes::INVALID_HANDLE)?;
-        let is_left = |work: &Work| match work {
-            Work::Wait(point) => !driver.streams.is_done(*point),
-            Work::Copy { .. } | Work::Write { .. } | Work::Fill { .. } => true,
-            Work::Free { .. } | Work::Record { .. } => false,
-        };
-        let left = found.queue().filter(|work| is_left(work)).count();
+        let context = about(driver, stream)?.context;
+        let left = driver.streams.left_in(context, Some(id));
         if left > 0 && driver.settings.destroying_is_a_fault {
             let words = format!("the stream {id:#x} is destroyed with {left} operations to do");
             return Err(driver.fault(codes::INVALID_HANDLE, words));
