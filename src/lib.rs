@@ -42,6 +42,9 @@ pub mod cache;
 #[cfg(feature = "mount")]
 pub mod mount;
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+
 #[cfg(feature = "cli")]
 pub mod cli;
 

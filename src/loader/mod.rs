@@ -27,6 +27,7 @@ mod mounted;
 mod opened;
 mod plan;
 mod read;
+mod reading;
 mod report;
 mod stage;
 mod stream;

@@ -1,0 +1,141 @@
+//! Work for a device, and points in it to wait for.
+//!
+//! In: copies out of pinned memory, and events of other streams. Out: events.
+
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+
+use super::Error;
+use super::driver::{Device, Handle};
+
+impl Device {
+    /// A stream of its own, which waits for no other that it is not told to.
+    pub fn stream(self: &Arc<Self>) -> Result<Stream, Error> {
+        let _entered = self.enter()?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(|e| self.fault("cuStreamCreate", e))?;
+        Ok(Stream { device: Arc::clone(self), stream: Handle(stream), is_ours: true })
+    }
+
+    /// Somebody else's stream, by its handle as a number: torch's `cuda_stream`; 0 is the device's default.
+    ///
+    /// # Safety
+    ///
+    /// It must be a stream of this device, and live as long as this is used.
+    pub unsafe fn stream_of(self: &Arc<Self>, handle: usize) -> Stream {
+        let stream = Handle(handle as sys::CUstream);
+        Stream { device: Arc::clone(self), stream, is_ours: false }
+    }
+
+    fn event(self: &Arc<Self>) -> Result<Event, Error> {
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+            .map_err(|e| self.fault("cuEventCreate", e))?;
+        Ok(Event { device: Arc::clone(self), event: Handle(event) })
+    }
+}
+
+/// Work for a device, done in the order in which it was given.
+#[derive(Debug)]
+pub struct Stream {
+    device: Arc<Device>,
+    stream: Handle<sys::CUstream>,
+    is_ours: bool,
+}
+
+impl Stream {
+    /// Its device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// What it was given so far, as an event.
+    pub fn mark(&self) -> Result<Event, Error> {
+        let _entered = self.device.enter()?;
+        let event = self.device.event()?;
+        // SAFETY: both live here.
+        unsafe { result::event::record(event.event.0, self.stream.0) }
+            .map_err(|e| self.device.fault("cuEventRecord", e))?;
+        Ok(event)
+    }
+
+    /// What it is given from now on waits for an event. Nobody else does.
+    pub fn wait_for(&self, event: &Event) -> Result<(), Error> {
+        let _entered = self.device.enter()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live here; the driver keeps what it needs of the event.
+        unsafe { result::stream::wait_event(self.stream.0, event.event.0, flags) }
+            .map_err(|e| self.device.fault("cuStreamWaitEvent", e))
+    }
+
+    /// Waits until all that it was given is done.
+    pub fn finish(&self) -> Result<(), Error> {
+        let _entered = self.device.enter()?;
+        // SAFETY: it lives here.
+        unsafe { result::stream::synchronize(self.stream.0) }
+            .map_err(|e| self.device.fault("cuStreamSynchronize", e))
+    }
+
+    /// Has bytes of a chunk copied to an address of the device, some time from now. Until then the chunk must
+    /// stay as it is: who calls this marks the stream, and says so to the chunk (`Pinned::is_read_until`).
+    ///
+    /// # Safety
+    ///
+    /// As many bytes at that address must be the caller's until this is done.
+    pub(super) unsafe fn copy(&self, from: &[u8], to: u64) -> Result<(), Error> {
+        let _entered = self.device.enter()?;
+        // SAFETY: the caller's word for the address; the bytes are of a chunk, which waits for the mark.
+        unsafe { result::memcpy_htod_async(to, from, self.stream.0) }
+            .map_err(|e| self.device.fault("cuMemcpyHtoDAsync", e))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.is_ours
+            && let Ok(_entered) = self.device.enter()
+        {
+            // SAFETY: it was made here and nobody else has it. Its work goes on to the end.
+            let _ = unsafe { result::stream::destroy(self.stream.0) };
+        }
+    }
+}
+
+/// A point in the work of a stream.
+#[derive(Debug)]
+pub struct Event {
+    device: Arc<Device>,
+    event: Handle<sys::CUevent>,
+}
+
+impl Event {
+    /// Whether the work before it is done.
+    pub fn is_over(&self) -> Result<bool, Error> {
+        let _entered = self.device.enter()?;
+        // SAFETY: it lives here.
+        match unsafe { result::event::query(self.event.0) } {
+            Ok(()) => Ok(true),
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(e) => Err(self.device.fault("cuEventQuery", e)),
+        }
+    }
+
+    /// Waits until it is.
+    pub fn wait(&self) -> Result<(), Error> {
+        let _entered = self.device.enter()?;
+        // SAFETY: it lives here.
+        unsafe { result::event::synchronize(self.event.0) }
+            .map_err(|e| self.device.fault("cuEventSynchronize", e))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.device.enter() {
+            // SAFETY: it was made here and nobody else has it.
+            let _ = unsafe { result::event::destroy(self.event.0) };
+        }
+    }
+}
