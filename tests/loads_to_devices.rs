@@ -209,6 +209,10 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
             // What could not be let go of because the call for that failed stays; nothing else.
             let is_left = report["allocated"]["device"]["count"] != 0;
             assert!(!is_left || call.starts_with("cuCtx"), "{fails}: {report}");
+            // Of a chunk whose copy may go on for ever nothing is known.
+            let is_left = report["allocated"]["pinned"]["count"] != 0;
+            let unknown = call.starts_with("cuEvent") || call.starts_with("cuCtx");
+            assert!(!is_left || unknown, "{fails}: {report}");
         }
     }
 }
