@@ -240,6 +240,8 @@ fn what_is_stopped_or_truncated_leaves_nothing() {
         let nothing =
             unsafe { loader.load_into(Vec::new(), &[], &AtomicBool::new(true), None) }.unwrap();
         assert_eq!(nothing.bytes, 0);
+        let nowhere = loader.load(&of(&opened), 1).unwrap_err();
+        assert!(matches!(nowhere, Error::NoDevice { ordinal: 1, count: 1 }), "{nowhere:?}");
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.set_len(9 << 20).unwrap();
         let error = loader.load(&of(&opened), 0).unwrap_err();

@@ -68,6 +68,11 @@ impl Loader {
         Ok(Loader { streams, home, ring: Ring::new(chunks) })
     }
 
+    fn device(&self, on: usize) -> Result<&Arc<Device>, Error> {
+        let none = || Error::NoDevice { ordinal: on, count: self.streams.len() };
+        self.streams.get(on).map(Stream::device).ok_or_else(none)
+    }
+
     /// Its devices.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = &Arc<Device>> {
         self.streams.iter().map(Stream::device)
@@ -79,7 +84,7 @@ impl Loader {
         tensors: &[(&Opened, &Tensor)],
         on: usize,
     ) -> Result<(Vec<Memory>, Report), Error> {
-        let device = self.streams[on].device();
+        let device = self.device(on)?;
         let memory = tensors.iter().map(|(_, tensor)| device.memory(tensor.bytes.len() as usize));
         let memory = memory.collect::<Result<Vec<_>, _>>()?;
         let wanted = tensors.iter().zip(&memory);
@@ -109,6 +114,8 @@ impl Loader {
         stop: &AtomicBool,
         threads: Option<usize>,
     ) -> Result<Report, Error> {
+        let wanted: Vec<Wanted<'a>> = wanted.into_iter().collect();
+        wanted.iter().try_for_each(|wanted| self.device(wanted.on).map(|_| ()))?;
         for user in users {
             let before = user.mark()?;
             self.streams.iter().try_for_each(|stream| stream.wait_for(&before))?;
