@@ -4,7 +4,7 @@
 //! In: threads that take chunks, fill them, have them copied and give them back. Out: that none is filled while a
 //! copy reads it, that none gets lost, and that nobody waits for ever.
 
-#[allow(dead_code)]
+#[allow(dead_code)] // The room uses all of it.
 #[path = "../../../src/cuda/ring.rs"]
 mod ring;
 
