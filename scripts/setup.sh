@@ -1,6 +1,9 @@
 # Sourced by scripts/test, scripts/demo and scripts/bench: brings what a bare Debian 12 machine with
 # Rust lacks, and says what it brings. Leaves in $python an interpreter that has what the tests need.
 
+# What is built is looked for here, wherever this user's cargo builds by default.
+export CARGO_TARGET_DIR=$PWD/target
+
 say() { printf '== %s\n' "$*"; }
 
 as_root() {
