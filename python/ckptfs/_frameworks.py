@@ -133,12 +133,6 @@ class Torch:
         return flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(shape)
 
     @staticmethod
-    def of_each(memory, tensors, device):
-        """A tensor for each, on a device if it is said."""
-        made = [Torch.of(held, it.dtype, it.shape) for held, it in zip(memory, tensors, strict=True)]
-        return made if device is None else [tensor.to(device) for tensor in made]
-
-    @staticmethod
     def empty(kind, shape):
         import torch
 
@@ -241,14 +235,6 @@ class Numpy:
         import numpy
 
         return numpy.ndarray(shape, Numpy.type(name), memory)
-
-    @staticmethod
-    def of_each(memory, tensors, device):
-        """An array for each."""
-        from numpy import ndarray
-
-        type = Numpy.type
-        return [ndarray(it.shape, type(it.dtype), held) for held, it in zip(memory, tensors, strict=True)]
 
     @staticmethod
     def empty(kind, shape):

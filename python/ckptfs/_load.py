@@ -97,8 +97,14 @@ def _kinds(tensors, framework, dtype):
 def _as_they_are(tensors, framework, way, load, device):
     made = []
     for some in _shown(tensors, load):
-        made += framework.of_each(_memory(some, way, load), some, device)
+        made += of_each(_memory(some, way, load), some, framework, device)
     return made
+
+
+def of_each(memory, parts, framework, device):
+    """A tensor for each of what was read, on a device if it is said."""
+    made = [framework.of(held, part.dtype, part.shape) for held, part in zip(memory, parts, strict=True)]
+    return made if device is None else [framework.put(tensor, device) for tensor in made]
 
 
 def _shown(tensors, load):

@@ -143,10 +143,8 @@ class PrefetchLoader:
             with Load() as load:
                 for batch in _load.batches(self._parts.values(), _AT_ONCE):
                     held = _load.read(batch, load, self._stop, self._threads)
-                    ready = {
-                        part.name: Torch.put(Torch.of(memory, part.dtype, part.shape), self._device)
-                        for part, memory in zip(batch, held, strict=True)
-                    }
+                    made = _load.of_each(held, batch, Torch, self._device)
+                    ready = {part.name: tensor for part, tensor in zip(batch, made, strict=True)}
                     with self._changed:
                         if self._closed:
                             return
