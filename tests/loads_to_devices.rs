@@ -3,76 +3,26 @@
 
 #![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
 
+mod devices;
 mod standin;
 mod support;
 
-use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use ckptfs::checkpoint::Tensor;
 use ckptfs::cuda::{self, Device, Error, Loader, Wanted};
-use ckptfs::loader::{self, Opened, Options};
+use ckptfs::loader;
+use cudarc::driver::{CudaContext, result};
+use devices::{CHUNK, file, is_clean, large, of, open, same};
 use serde_json::{Value, json};
 use standin::with_driver;
-use support::safetensors::{entry, raw};
-use support::samples::{all, bytes, directory};
-
-/// What readers fill at a time.
-const CHUNK: u64 = 4 << 20;
-
-fn open(path: &Path, threads: usize) -> Opened {
-    Options { threads: NonZeroUsize::new(threads), ..Options::default() }.open(path).unwrap()
-}
-
-/// Everything is given back, and nothing was done that must not be.
-fn is_clean(report: &Value) {
-    for what in ["device", "pinned", "registered"] {
-        assert_eq!(report["allocated"][what]["count"], 0, "{what}: {report}");
-    }
-    for what in ["streams", "events", "contexts"] {
-        assert_eq!(report["allocated"][what], 0, "{what}: {report}");
-    }
-    assert_eq!(
-        (&report["faults"], &report["pageable_copies"]),
-        (&json!([]), &json!(0)),
-        "{report}"
-    );
-}
-
-fn same(opened: &Opened, loaded: &[cuda::Memory]) {
-    for (tensor, memory) in opened.tensors().iter().zip(loaded) {
-        let expected = opened.load(tensor).unwrap();
-        assert!(*memory.to_host().unwrap() == *expected, "{}", tensor.name);
-    }
-}
-
-fn of(opened: &Opened) -> Vec<(&Opened, &Tensor)> {
-    opened.tensors().iter().map(|tensor| (opened, tensor)).collect()
-}
-
-/// A checkpoint of many chunks, with tensors that are larger than one, and such as share one.
-fn large() -> (tempfile::TempDir, PathBuf) {
-    let sizes = [3 << 20, 9 << 20, 100, 5000, (4 << 20) + 4, 64, 8 << 20, 12, 70_000];
-    let (mut entries, mut data) = (Vec::new(), Vec::new());
-    for (n, size) in sizes.into_iter().enumerate() {
-        let start = data.len() as u64;
-        data.extend(bytes(size, n as u64));
-        let (name, shape) = (format!("t{n}"), format!("[{size}]"));
-        entries.push(entry(&name, "U8", &shape, start, start + size as u64));
-    }
-    let header = format!("{{{}}}", entries.join(","));
-    let folder = directory();
-    let path = folder.path().join("large.safetensors");
-    std::fs::write(&path, raw(header.len() as u64, header.as_bytes(), &data)).unwrap();
-    (folder, path)
-}
+use support::samples::all;
 
 #[test]
 fn every_format_gets_there_through_few_chunks() {
     let report = with_driver("every_format_gets_there_through_few_chunks", &[], || {
         for chunks in [1, 2, 5] {
-            let loader = Loader::new(&[0], chunks * CHUNK).unwrap();
+            let loader = Loader::new(chunks * CHUNK);
             for (name, (_folder, path)) in all() {
                 for threads in [1, 4] {
                     let opened = open(&path, threads);
@@ -96,7 +46,7 @@ fn chunks_are_used_over_and_over() {
         let (_folder, path) = large();
         for (threads, chunks) in [(1, 1), (8, 1), (8, 2), (3, 7)] {
             let opened = open(&path, threads);
-            let loader = Loader::new(&[0], chunks * CHUNK).unwrap();
+            let loader = Loader::new(chunks * CHUNK);
             for _ in 0..2 {
                 let (loaded, _) = loader.load(&of(&opened), 0).unwrap();
                 same(&opened, &loaded);
@@ -109,36 +59,86 @@ fn chunks_are_used_over_and_over() {
 #[test]
 fn several_devices_in_one_load() {
     let test = "several_devices_in_one_load";
-    let report = with_driver(test, &[("STANDIN_CUDA_DEVICES", "3")], || {
+    let settings = [("STANDIN_CUDA_DEVICES", "3"), ("STANDIN_CUDA_DESTROY", "allow")];
+    let report = with_driver(test, &settings, || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
-        let loader = Loader::new(&[2, 0], 3 * CHUNK).unwrap();
+        let loader = Loader::new(3 * CHUNK);
+        let on = |n: usize| 2 - n % 2 * 2;
         let memory: Vec<_> = opened
             .tensors()
             .iter()
             .enumerate()
             .map(|(n, tensor)| {
-                let device = loader.devices().nth(n % 2).unwrap();
-                device.memory(tensor.bytes.len() as usize).unwrap()
+                let device = loader.device(on(n)).unwrap();
+                device.pieces(&[tensor.bytes.len() as usize]).unwrap().remove(0)
             })
             .collect();
         let wanted = opened.tensors().iter().zip(&memory).enumerate();
         let wanted = wanted.map(|(n, (tensor, memory))| Wanted {
             of: &opened,
             tensor,
-            on: n % 2,
+            on: on(n),
             at: memory.at(),
         });
-        // SAFETY: the memory is on the device that is said, and stays until the load is over.
+        let user = memory[0].device().stream().unwrap();
+        let users = std::slice::from_ref(&user);
+        // SAFETY: the memory is on the device that is said, and stays until the user's stream is over.
         #[allow(unsafe_code)]
-        unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap();
+        unsafe { loader.load_into(wanted, users, &AtomicBool::new(false), None) }.unwrap();
+        // What nobody else waits for is there.
+        for (tensor, memory) in
+            opened.tensors().iter().zip(&memory).filter(|(_, it)| it.device().ordinal() == 0)
+        {
+            assert!(*memory.to_host().unwrap() == *opened.load(tensor).unwrap(), "{}", tensor.name);
+        }
+        user.finish().unwrap();
         same(&opened, &memory);
         assert_eq!(memory[0].device().ordinal(), 2);
+        assert_eq!(
+            result::ctx::get_current().unwrap(),
+            None,
+            "the thread has no context, as before"
+        );
     });
     report.iter().for_each(is_clean);
 }
 
-/// Nothing waits on the host: whoever uses the memory next finds it there, by the order of their stream.
+/// What lies together in the file and on the device is one copy; what lies together in one of them only is not.
+#[test]
+fn what_lies_together_is_copied_together() {
+    let test = "what_lies_together_is_copied_together";
+    const COUNT: usize = 64;
+    let report = with_driver(test, &[], || {
+        let (_folder, path) = file((0..COUNT).map(|n| 1000 + n));
+        let opened = open(&path, 1);
+        let loader = Loader::new(CHUNK);
+        let in_order: Vec<&Tensor> = opened.tensors().iter().collect();
+        let turned = in_order.iter().rev().copied().collect();
+        let every_second = in_order.iter().step_by(2).copied().collect();
+        for tensors in [in_order, turned, every_second] {
+            let expected: Vec<u8> =
+                tensors.iter().flat_map(|it| opened.load(it).unwrap().to_vec()).collect();
+            let memory = loader.device(0).unwrap().memory(expected.len()).unwrap();
+            let wanted = tensors.iter().scan(memory.at(), |next, &tensor| {
+                let at = *next;
+                *next += tensor.bytes.len();
+                Some(Wanted { of: &opened, tensor, on: 0, at })
+            });
+            // SAFETY: the memory has room for all of them, and stays until the load is over.
+            #[allow(unsafe_code)]
+            unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap();
+            assert!(memory.to_host().unwrap() == expected);
+        }
+    });
+    if let Some(report) = report {
+        is_clean(&report);
+        assert_eq!(report["calls"]["cuMemcpyHtoDAsync_v2"], 1 + COUNT + COUNT / 2, "{report}");
+    }
+}
+
+/// Nothing waits on the host: whoever uses the memory next finds it there, by the order of their stream, and what
+/// they did with it before is done before.
 #[test]
 fn who_uses_it_next_finds_it_there() {
     // The driver keeps what it needs of an event that is let go of.
@@ -146,25 +146,37 @@ fn who_uses_it_next_finds_it_there() {
     let report = with_driver("who_uses_it_next_finds_it_there", &settings, || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
-        let loader = Loader::new(&[0], 64 * CHUNK).unwrap();
         let device = Device::at(0).unwrap();
-        let user = device.stream().unwrap();
-        let memory = opened.tensors().iter().map(|it| device.memory(it.bytes.len() as usize));
-        let memory: Vec<_> = memory.collect::<Result<_, _>>().unwrap();
-        let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| Wanted {
-            of: &opened,
-            tensor,
-            on: 0,
-            at: memory.at(),
-        });
-        // SAFETY: the memory stays until the user's stream is over.
+        let theirs = CudaContext::new(0).unwrap().new_stream().unwrap();
+        // SAFETY: it is one of this device, and stays.
         #[allow(unsafe_code)]
-        unsafe {
-            loader.load_into(wanted, std::slice::from_ref(&user), &AtomicBool::new(false), None)
+        let user = unsafe { device.stream_of(theirs.cu_stream() as usize) };
+        let lengths: Vec<_> = opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
+        for chunks in [1, 64] {
+            let loader = Loader::new(chunks * CHUNK);
+            let memory = device.pieces(&lengths).unwrap();
+            for it in &memory {
+                // SAFETY: it stays until the stream is over.
+                #[allow(unsafe_code)]
+                unsafe { result::memset_d8_async(it.at(), 7, it.len(), theirs.cu_stream()) }
+                    .unwrap();
+            }
+            let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| Wanted {
+                of: &opened,
+                tensor,
+                on: 0,
+                at: memory.at(),
+            });
+            let users = std::slice::from_ref(&user);
+            // SAFETY: the memory stays until the user's stream is over.
+            #[allow(unsafe_code)]
+            unsafe { loader.load_into(wanted, users, &AtomicBool::new(false), None) }.unwrap();
+            // Where the loader is let go of, its chunks stay until they are read.
+            let kept = (chunks > 1).then_some(loader);
+            user.finish().unwrap();
+            same(&opened, &memory);
+            drop(kept);
         }
-        .unwrap();
-        user.finish().unwrap();
-        same(&opened, &memory);
     });
     report.iter().for_each(is_clean);
 }
@@ -187,21 +199,22 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
         "cuStreamSynchronize",
     ];
     for call in calls {
-        for nth in [1, 2, 5] {
+        for (nth, chunks) in [(1, 1), (2, 2), (5, 2)] {
             let fails = format!("{call}:{nth}=999");
             let settings = [("STANDIN_CUDA_FAIL", &*fails)];
             let test = "a_call_that_fails_is_an_error_and_nothing_is_left";
             let report = with_driver(test, &settings, || {
                 let (_folder, path) = large();
                 let opened = open(&path, 4);
-                let loaded =
-                    Loader::new(&[0], 2 * CHUNK).and_then(|loader| loader.load(&of(&opened), 0));
-                match loaded {
+                let loader = Loader::new(chunks * CHUNK);
+                match loader.load(&of(&opened), 0) {
                     Ok((memory, _)) => same(&opened, &memory),
-                    Err(error) => assert!(
-                        matches!(error, Error::Driver { .. } | Error::Pinned { .. }),
-                        "{error:?}"
-                    ),
+                    Err(Error::Driver { .. } | Error::Pinned { .. }) => {
+                        // It goes on with what is left.
+                        let (memory, _) = loader.load(&of(&opened), 0).unwrap();
+                        same(&opened, &memory);
+                    }
+                    Err(error) => panic!("{error:?}"),
                 }
             });
             let Some(report) = report else { return };
@@ -217,13 +230,39 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
     }
 }
 
+/// Where nobody can say when a copy is over, the memory that it reads is left to the system.
+#[test]
+fn what_may_be_read_for_ever_is_never_given_back() {
+    let fails = "cuEventRecord:1=999,cuStreamSynchronize:1=999";
+    let settings = [("STANDIN_CUDA_FAIL", fails), ("STANDIN_CUDA_DESTROY", "allow")];
+    let test = "what_may_be_read_for_ever_is_never_given_back";
+    let report = with_driver(test, &settings, || {
+        let (_folder, path) = file([1000]);
+        let opened = open(&path, 1);
+        let [tensor] = opened.tensors() else { panic!("there is one") };
+        let memory = Device::at(0).unwrap().memory(1000).unwrap();
+        let wanted = [Wanted { of: &opened, tensor, on: 0, at: memory.at() }];
+        let loader = Loader::new(CHUNK);
+        // SAFETY: the memory stays until the device has done everything.
+        #[allow(unsafe_code)]
+        unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap_err();
+        drop(loader);
+        CudaContext::new(0).unwrap().synchronize().unwrap();
+        assert!(memory.to_host().unwrap() == *opened.load(tensor).unwrap());
+    });
+    if let Some(report) = report {
+        assert_eq!(report["allocated"]["pinned"]["count"], 1, "{report}");
+        assert_eq!(report["faults"], json!([]), "{report}");
+    }
+}
+
 #[test]
 fn a_device_without_room_says_so() {
     let settings = [("STANDIN_CUDA_MEMORY", "8388608")];
     let report = with_driver("a_device_without_room_says_so", &settings, || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
-        let error = Loader::new(&[0], 2 * CHUNK).unwrap().load(&of(&opened), 0).unwrap_err();
+        let error = Loader::new(2 * CHUNK).load(&of(&opened), 0).unwrap_err();
         assert!(matches!(error, Error::Memory { ordinal: 0, total: 8_388_608, .. }), "{error:?}");
     });
     report.iter().for_each(is_clean);
@@ -234,12 +273,14 @@ fn what_is_stopped_or_truncated_leaves_nothing() {
     let report = with_driver("what_is_stopped_or_truncated_leaves_nothing", &[], || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
-        let loader = Loader::new(&[0], 2 * CHUNK).unwrap();
+        let loader = Loader::new(2 * CHUNK);
         // SAFETY: nothing is wanted.
         #[allow(unsafe_code)]
         let nothing =
             unsafe { loader.load_into(Vec::new(), &[], &AtomicBool::new(true), None) }.unwrap();
         assert_eq!(nothing.bytes, 0);
+        let stopped = loader.load_until(&of(&opened), 0, &AtomicBool::new(true), None).unwrap_err();
+        assert!(matches!(stopped, Error::Load(loader::Error::Stopped { .. })), "{stopped:?}");
         let nowhere = loader.load(&of(&opened), 1).unwrap_err();
         assert!(matches!(nowhere, Error::NoDevice { ordinal: 1, count: 1 }), "{nowhere:?}");
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -250,12 +291,75 @@ fn what_is_stopped_or_truncated_leaves_nothing() {
     report.iter().for_each(is_clean);
 }
 
+/// Whoever has the memory may use it for something else as soon as they have the error.
+#[test]
+fn after_an_error_nothing_is_written() {
+    let settings = [("STANDIN_CUDA_FAIL", "cuMemcpyHtoDAsync_v2:4=2")];
+    let report = with_driver("after_an_error_nothing_is_written", &settings, || {
+        let (_folder, path) = large();
+        let opened = open(&path, 1);
+        let context = CudaContext::new(0).unwrap();
+        let loader = Loader::new(8 * CHUNK);
+        let device = Device::at(0).unwrap();
+        let lengths: Vec<_> = opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
+        let memory = device.pieces(&lengths).unwrap();
+        let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| Wanted {
+            of: &opened,
+            tensor,
+            on: 0,
+            at: memory.at(),
+        });
+        // SAFETY: the memory stays, and is used again once this has returned.
+        #[allow(unsafe_code)]
+        unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap_err();
+        context.bind_to_thread().unwrap();
+        for piece in &memory {
+            // SAFETY: the memory is that long, and nobody else uses it.
+            #[allow(unsafe_code)]
+            unsafe { result::memset_d8_sync(piece.at(), 7, piece.len()) }.unwrap();
+        }
+        // It waits for copies out of its chunks, if there are any.
+        drop(loader);
+        for piece in &memory {
+            assert!(piece.to_host().unwrap().iter().all(|&byte| byte == 7));
+        }
+    });
+    report.iter().for_each(is_clean);
+}
+
+/// A device that uses the host's memory has the bytes where they were read to: nothing is copied.
+#[test]
+fn an_integrated_device_needs_no_copy() {
+    let settings = [("STANDIN_CUDA_ATTRIBUTES", "INTEGRATED=1")];
+    let report = with_driver("an_integrated_device_needs_no_copy", &settings, || {
+        let loader = Loader::new(2 * CHUNK);
+        for (name, (_folder, path)) in all() {
+            let opened = open(&path, 4);
+            let (loaded, report) = loader.load(&of(&opened), 0).unwrap();
+            same(&opened, &loaded);
+            assert_eq!(report.tensors, loaded.len(), "{name}");
+        }
+        let (_folder, path) = large();
+        let opened = open(&path, 4);
+        let (loaded, _) = loader.load(&of(&opened), 0).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(9 << 20).unwrap();
+        assert!(matches!(loader.load(&of(&opened), 0), Err(Error::Load(_))));
+        drop(loaded);
+    });
+    if let Some(report) = report {
+        is_clean(&report);
+        assert_eq!(report["calls"]["cuMemcpyHtoDAsync_v2"], Value::Null, "{report}");
+        assert_eq!(report["peak"]["device"], 0, "{report}");
+    }
+}
+
 #[test]
 fn a_machine_without_a_driver_says_so() {
     // Of the machine itself: one that has a driver has devices, or none.
-    match Loader::new(&[usize::MAX], CHUNK) {
+    match Loader::new(CHUNK).device(usize::MAX) {
         Err(Error::NoDriver) => assert!(!cuda::is_there()),
-        Err(Error::NoDevice { .. }) => assert!(cuda::is_there()),
+        Err(Error::NoDevice { count, .. }) => assert_eq!(cuda::is_there(), count > 0),
         other => panic!("{other:?}"),
     }
 }

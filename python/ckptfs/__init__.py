@@ -39,6 +39,7 @@ nowhere is a `FileNotFoundError`, and what the machine has no memory for a `Memo
 
 # Where each name comes from: `ckptfs` the command loads nothing of it.
 _FROM = {
+    "Array": "_dlpack",
     "Mount": "_mounts",
     "MountInfo": "_mounts",
     "PrefetchLoader": "_prefetch",

@@ -8,7 +8,7 @@ from typing import IO, Any, Literal, NamedTuple, Self, TypeVar, overload
 __version__: str
 
 _Path = str | bytes | PathLike[str]
-_Framework = Literal["pt", "torch", "pytorch", "np", "numpy"]
+_Framework = Literal["pt", "torch", "pytorch", "np", "numpy", "dlpack"]
 _Backend = Literal["mmap", "pread"]
 _Name = TypeVar("_Name", bound=Hashable)
 
@@ -79,12 +79,14 @@ class Report:
     seconds: float
     cached: int
     direct: int
+    gpudirect: int
     buffered: int
     gathered: int
     memory: int
     mapped: int
     received: int
     fallbacks: dict[str, int]
+    without_gpudirect: str | None
     @property
     def gb_per_second(self) -> float: ...
     def as_dict(self) -> dict[str, Any]: ...
@@ -130,6 +132,8 @@ def configure(
     backend: _Backend | None = ...,
     threads: int | None = ...,
     memory: int | str | None = ...,
+    pinned: int | str | None = ...,
+    gpudirect: bool | None = ...,
     log: Literal["debug", "info", "warning", "error"] | None = ...,
     disable: bool | None = ...,
 ) -> None: ...
@@ -138,6 +142,23 @@ def uninstall() -> None: ...
 def installed() -> AbstractContextManager[None]: ...
 def last_report() -> Report | None: ...
 def stats() -> dict[str, Any]: ...
+
+class Array:
+    dtype: str
+    shape: tuple[int, ...]
+    @property
+    def device(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
 
 class TensorSpec:
     dtype: str

@@ -5,6 +5,8 @@ every rank reads a parcel, while the one before goes to those who want it.
 """
 
 import concurrent.futures
+import contextlib
+import functools
 import math
 
 import torch
@@ -12,14 +14,12 @@ import torch
 from ckptfs import _ckptfs, _load
 from ckptfs._errors import error
 from ckptfs._frameworks import FLOATS, Torch
+from ckptfs._reading import is_straight
 from ckptfs._settings import PREAD
 from ckptfs._shares import is_alone, part_of, rounds
 
 # Where pieces begin that are sent together: there elements of any type can.
 _ALIGNMENT = 64
-
-# Integers of the same size, which can be copied whatever they mean.
-_ALIKE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _CPU = torch.device("cpu")
 
@@ -31,6 +31,12 @@ class Exchange:
         self._group, self._tensors, self._plan = group, tensors, plan
         self._between, self._device, self._load = between, device, load
         self._memory = memory
+        # Where parcels are read to, and with what: the other thread's work has the order of this one's.
+        self._reads_to = between if is_straight(between, Torch, load) else _CPU
+        self._same_stream = contextlib.nullcontext
+        if self._reads_to != _CPU:
+            load.is_pinning()
+            self._same_stream = functools.partial(torch.cuda.stream, torch.cuda.current_stream(between))
         self._mine, self._made, self._stop = group.rank(), {}, _ckptfs.Stop()
         self._kinds = [Torch.type(tensor.dtype) for tensor in tensors]
         # What each is cast to, of those that are.
@@ -127,18 +133,22 @@ class Exchange:
         """The bytes of a parcel that this rank reads, and how they were had."""
         if parcel is None:
             return None, {}
-        data, parts = self._room(parcel, None, _CPU), []
+        parts = []
         for piece in parcel.pieces:
             tensor = self._tensors[piece.place]
             if piece.axis is not None:
                 tensor = tensor.part([*[(0, 1, 1)] * piece.axis, (piece.start, piece.count, 1)])
             parts.append(tensor)
-        at = []
-        for tensor, (_, _, start, size) in zip(parts, self._layout(parcel, None), strict=True):
-            if tensor.nbytes != size:
-                raise error(f"{tensor.name}: has {tensor.nbytes} bytes, and there is room for {size}")
-            at.append(data.data_ptr() + start)
-        return data, _ckptfs.load_into(parts, at, self._stop)
+        with self._same_stream():
+            data = self._room(parcel, None, self._reads_to)
+            rooms = []
+            for tensor, (_, _, start, size) in zip(parts, self._layout(parcel, None), strict=True):
+                if tensor.nbytes != size:
+                    raise error(f"{tensor.name}: has {tensor.nbytes} bytes, and there is room for {size}")
+                rooms.append(data[start : start + size])
+            if self._reads_to == _CPU:
+                return data, _ckptfs.load_into(parts, [room.data_ptr() for room in rooms], self._stop)
+            return data, Torch.fill_there(parts, rooms, self._stop)
 
     def _held(self, parcel, reader, data):
         """What a parcel is sent from, or received into; of one that is cut the reader has a part for each."""
@@ -150,7 +160,7 @@ class Exchange:
 
     def _cut(self, parcel, taker, data):
         """A rank's part of what was read."""
-        part = self._room(parcel, taker, _CPU)
+        part = self._room(parcel, taker, self._reads_to)
         whole, parts = self._values(parcel, None, data), self._values(parcel, taker, part)
         for piece, value, target in zip(parcel.pieces, whole, parts, strict=True):
             dim = self._plan[piece.place].dim
@@ -200,7 +210,7 @@ class Exchange:
         for piece in parcel.pieces:
             shape = self._plan[piece.place].shape if rank is None else self._shape(piece.place, rank)
             shape = [piece.count if axis == piece.axis else size for axis, size in enumerate(shape)]
-            kind = _ALIKE[self._kinds[piece.place].itemsize]
+            kind = Torch.alike(self._kinds[piece.place])
             size = math.prod(shape) * kind.itemsize
             found.append((kind, shape, end, size))
             end += -(-size // _ALIGNMENT) * _ALIGNMENT

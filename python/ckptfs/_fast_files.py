@@ -10,6 +10,7 @@ from ckptfs import _load, _settings
 from ckptfs._errors import error
 from ckptfs._fast_types import DType, TorchTensor, cast
 from ckptfs._frameworks import Torch
+from ckptfs._reading import batches, is_straight
 from ckptfs._source import Source
 
 # So much is in the machine's memory at once of what goes elsewhere or is cast.
@@ -55,10 +56,11 @@ class File:
         made = {}
         with self._source.use() as opened:
             tensors = [opened.tensor(name) for name in names]
-            stay = goes is None and dtype is DType.AUTO
-            for batch in [tensors] if stay else _load.batches(tensors, _AT_ONCE):
+            straight = goes if is_straight(goes, Torch) else None
+            stay = goes == straight and dtype is DType.AUTO
+            for batch in [tensors] if stay else batches(tensors, _AT_ONCE):
                 parts = [(tensor, tensor.shape) for tensor in batch]
-                loaded = _load.load_parts(parts, Torch, _settings.PREAD)
+                loaded = _load.load_parts(parts, Torch, _settings.PREAD, straight)
                 # Taken out one by one, so that none is held longer than it must be.
                 loaded.reverse()
                 for tensor in batch:

@@ -1,13 +1,13 @@
-"""Tensors of torch and arrays of numpy: made of memory, cast, moved, and landed in.
+"""Tensors of torch: made of memory, cast, moved, and landed in.
 
-Each of the two has the same calls, so that what loads need not know which it is. Neither is imported
-before a tensor of it is made.
+The arrays of numpy (`_arrays`) and those for DLPack (`_dlpack`) have the same calls, so that what loads need not
+know which it is. No package is imported before a tensor of it is made.
 """
 
 import functools
-import operator
 
 from ckptfs._errors import error
+from ckptfs._placement import Placement
 
 # The types of a safetensors header, by the names that torch has for them.
 TYPES = {
@@ -21,17 +21,27 @@ TYPES = {
 # Types of numbers that can be cast one into the other; of F4 two share a byte.
 FLOATS = {name for name, of in TYPES.items() if "float" in of} - {"F4"}
 
-_NAMES = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "numpy": "numpy"}
+_NAMES = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "numpy": "numpy",
+          "dlpack": "dlpack"}  # fmt: skip
 
 
 def framework(name):
     """The one of a name, as safetensors calls them."""
     if _NAMES.get(name) is None:
-        raise error(f"framework {name!r} is invalid", 'use "pt" or "np", and convert what comes of it')
-    return Torch if _NAMES[name] == "torch" else Numpy
+        raise error(f"framework {name!r} is invalid",
+                    'use "pt" or "np" and convert what comes of it, or "dlpack"')  # fmt: skip
+    if _NAMES[name] == "torch":
+        return Torch
+    if _NAMES[name] == "numpy":
+        from ckptfs._arrays import Numpy
+
+        return Numpy
+    from ckptfs._dlpack import DLPack
+
+    return DLPack
 
 
-def _type(name, of, package):
+def type_of(name, of, package):
     """A type of a package, or the refusal of one that it lacks."""
     found = getattr(package, TYPES.get(name, ""), None)
     if found is None:
@@ -39,7 +49,7 @@ def _type(name, of, package):
     return found
 
 
-def _refuse_into(name, why, remedy="give a contiguous tensor in memory of the tensor's own type and shape"):
+def refuse_into(name, why, remedy="give a contiguous tensor in memory of the tensor's own type and shape"):
     return error(f"{name}: cannot be loaded into what was given: {why}", remedy)
 
 
@@ -82,7 +92,14 @@ class Torch:
         """Of a name in a header."""
         import torch
 
-        return _type(name, "torch", torch)
+        return type_of(name, "torch", torch)
+
+    @staticmethod
+    def alike(kind):
+        """Integers of the same size, which can be copied whatever they mean."""
+        import torch
+
+        return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]
 
     @staticmethod
     def type_named(given):
@@ -103,6 +120,8 @@ class Torch:
         """Where tensors go, or nothing if they stay."""
         if given is None or given == "cpu":
             return None
+        if isinstance(given, dict):
+            return Placement({module: Torch.device(one) for module, one in given.items()})
         import torch
 
         try:
@@ -110,6 +129,27 @@ class Torch:
         except (RuntimeError, TypeError, ValueError) as fault:
             raise error(f"device {given} is invalid: {fault}") from None
         return None if device.type == "cpu" else device
+
+    @staticmethod
+    def lacks(device):
+        """Why nothing can be loaded straight to a CUDA device; nothing if it can."""
+        from ckptfs import _devices
+
+        return _devices.lacks(device)
+
+    @staticmethod
+    def load_there(parts, devices, load, stop, threads):
+        """A tensor of each part, on its device."""
+        from ckptfs import _devices
+
+        return _devices.load(parts, devices, load, stop, threads)
+
+    @staticmethod
+    def fill_there(parts, targets, stop=None):
+        """Loads each into a tensor on a device. Gives what that did."""
+        from ckptfs import _devices
+
+        return _devices.into(parts, targets, stop)
 
     @staticmethod
     def shape(name, shape):
@@ -133,10 +173,15 @@ class Torch:
         return flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(shape)
 
     @staticmethod
-    def empty(kind, shape):
+    def shaped(tensor, name, shape):
+        """The same bytes in another shape."""
+        return tensor.view(Torch.shape(name, shape))
+
+    @staticmethod
+    def empty(kind, shape, device):
         import torch
 
-        return torch.empty(shape, dtype=kind, device="cpu")
+        return torch.empty(shape, dtype=kind, device=device or "cpu")
 
     @staticmethod
     def cast(tensor, kind):
@@ -161,17 +206,22 @@ class Torch:
         if not isinstance(target, torch.Tensor):
             raise TypeError(f"{name}: expected torch.Tensor to load into, got {type(target)}")
         if target.is_nested:
-            raise _refuse_into(name, *lacking(target))
-        if target.layout != torch.strided or target.device.type != "cpu":
-            raise _refuse_into(name, f"it is {target.layout} on {target.device}")
+            raise refuse_into(name, *lacking(target))
+        if target.layout != torch.strided or target.device.type == "meta":
+            raise refuse_into(name, f"it is {target.layout} on {target.device}")
         if (target.dtype, list(target.shape)) != (kind, shape):
-            raise _refuse_into(name, f"it is {target.dtype} {list(target.shape)}, not {kind} {shape}")
+            raise refuse_into(name, f"it is {target.dtype} {list(target.shape)}, not {kind} {shape}")
         if not target.is_contiguous() or target.is_conj() or target.is_neg():
-            raise _refuse_into(name, "it is not contiguous")
+            raise refuse_into(name, "it is not contiguous")
         missing = lacking(target)
         if missing:
-            raise _refuse_into(name, *missing)
+            raise refuse_into(name, *missing)
         return target.data_ptr()
+
+    @staticmethod
+    def where(target):
+        """The device that has it, or nothing if this machine's memory does."""
+        return None if target.device.type == "cpu" else target.device
 
     @staticmethod
     def changed(targets):
@@ -182,91 +232,3 @@ class Torch:
         increment = getattr(torch.autograd.graph, "increment_version", None)
         for target in targets if increment else ():
             increment(target)
-
-
-class Numpy:
-    """Arrays. Types that numpy lacks are there once ml_dtypes was imported."""
-
-    # Each in memory of its own, as safetensors does.
-    BACKEND = "pread"
-
-    @staticmethod
-    @functools.cache
-    def type(name):
-        """Of a name in a header."""
-        import numpy
-
-        if name == "F4" or name not in TYPES:
-            raise error(f"Dtype not understood: {name} (numpy)", "load it with torch")
-        try:
-            return numpy.dtype(TYPES[name])
-        except TypeError as fault:
-            remedy = "import ml_dtypes, or load it with torch"
-            raise error(f"Dtype not understood: {name} (numpy): {fault}", remedy, TypeError) from None
-
-    @staticmethod
-    def type_named(given):
-        """Of what a user calls one."""
-        import numpy
-
-        try:
-            found = numpy.dtype(given)
-        except TypeError as fault:
-            raise error(f"{given!r} is no type of numpy: {fault}") from None
-        try:
-            numpy.zeros(1, numpy.float32).astype(found)
-        except (TypeError, ValueError) as fault:
-            raise error(f"nothing can be cast to {found}: {fault}", "load it as it is") from None
-        return found
-
-    @staticmethod
-    def device(given):
-        """Arrays stay where they are."""
-        if given not in (None, "cpu"):
-            raise error(f"Device {given} is not supported for framework numpy")
-
-    @staticmethod
-    def shape(name, shape):
-        return list(shape)
-
-    @staticmethod
-    def of(memory, name, shape):
-        """An array of these bytes, which it keeps alive."""
-        import numpy
-
-        return numpy.ndarray(shape, Numpy.type(name), memory)
-
-    @staticmethod
-    def empty(kind, shape):
-        import numpy
-
-        return numpy.empty(shape, dtype=kind)
-
-    @staticmethod
-    def cast(array, kind):
-        return array.astype(kind, copy=False)
-
-    @staticmethod
-    def put(array, device):
-        return array
-
-    @staticmethod
-    def copy(target, source):
-        target[...] = source
-
-    @staticmethod
-    def place(name, target, kind, shape):
-        """The address of what is to be loaded into, after a look at whether it can be."""
-        import numpy
-
-        if not isinstance(target, numpy.ndarray):
-            raise TypeError(f"{name}: expected numpy.ndarray to load into, got {type(target)}")
-        if (target.dtype, list(target.shape)) != (kind, shape):
-            raise _refuse_into(name, f"it is {target.dtype} {list(target.shape)}, not {kind} {shape}")
-        if not target.flags.c_contiguous or not target.flags.writeable:
-            raise _refuse_into(name, "it is not contiguous, or not writeable")
-        return operator.index(target.__array_interface__["data"][0])
-
-    @staticmethod
-    def changed(targets):
-        """Nobody keeps count."""

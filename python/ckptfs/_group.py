@@ -129,10 +129,6 @@ class Group:
         data = _bytes(tensor) if tensor.numel() else None
         with self._failing(f"{name}: could not be copied {where}"):
             yield data
-        if tensor.is_cuda:
-            # What is handed out may be used on any stream.
-            torch.cuda.synchronize(tensor.device)
-
 
     @contextlib.contextmanager
     def _failing(self, what):

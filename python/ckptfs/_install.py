@@ -1,19 +1,21 @@
 """Our reads in the place of safetensors', in a program that knows nothing of us.
 
 In: the modules of a program, those that it has and those that it will import. Out: `safe_open` and
-`load_file` of safetensors, wherever they were imported to, are ours until `uninstall`. What ours cannot do
-the original does: it is called instead, once, counted and logged.
+`load_file` of safetensors, wherever they were imported to, are ours until `uninstall`, and so is the step of
+transformers that takes a tensor to its device. What ours cannot do the original does: it is called instead,
+once, counted and logged.
 """
 
 import contextlib
 import importlib.abc
+import inspect
 import os
 import re
 import sys
 import threading
 
 from ckptfs._settings import logger
-from ckptfs._stand_ins import load_file_of, safe_open_of
+from ckptfs._stand_ins import load_file_of, materialize_of, safe_open_of
 
 # The versions whose calls these are.
 _KNOWN = ((0, 4), (0, 9))
@@ -35,6 +37,7 @@ def install():
     transformers, diffusers, accelerate, peft or any other module has imported them by now, or will.
     Installing what is installed changes nothing.
 
+    Tensors that transformers takes to a CUDA device (`device_map="cuda"`) are read there straight.
     Files of a ckptfs mount are then read from where their bytes lie, and directories of shards, `.bin` and
     `.pt` can be given to those calls as well. Whatever ours refuses or fails at is left to the original:
     `ckptfs.stats()["originals"]` counts that, and the logger `ckptfs` says why: with a warning the first
@@ -96,23 +99,32 @@ def _take_away():
 
 
 def _replace(module):
-    """Puts ours where a module of safetensors has the original."""
-    # Not imported, which would wait for a thread that imports it and waits for this one.
-    version = getattr(sys.modules.get("safetensors"), "__version__", "")
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if not found or not _KNOWN[0] <= tuple(map(int, found.groups())) <= _KNOWN[1]:
-        if version not in _unknown:
-            _unknown.add(version)
-            logger().warning("safetensors %s is not known to this ckptfs: its calls are left as they are",
-                             version or "of no version")  # fmt: skip
-        return
-    name, ours = _CALLS[module.__name__]
+    """Puts ours where a module has the original."""
+    name, ours, is_known = _CALLS[module.__name__]
     original = vars(module).get(name)
-    if original is None or any(original in pair for pair in _pairs):
+    if original is None or not is_known(original) or any(original in pair for pair in _pairs):
         return
     pair = (original, ours(original))
     _pairs.append(pair)
     _put(*pair)
+
+
+def _is_of_known_version(_original):
+    # Not imported, which would wait for a thread that imports it and waits for this one.
+    version = getattr(sys.modules.get("safetensors"), "__version__", "")
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and _KNOWN[0] <= tuple(map(int, found.groups())) <= _KNOWN[1]:
+        return True
+    if version not in _unknown:
+        _unknown.add(version)
+        logger().warning("safetensors %s is not known to this ckptfs: its calls are left as they are",
+                         version or "of no version")  # fmt: skip
+    return False
+
+
+def _takes_a_slice_to_a_device(original):
+    # It is transformers' own affair, which other versions have otherwise, or not at all.
+    return list(inspect.signature(original).parameters) == ["tensor", "device", "dtype"]
 
 
 def _put(what, instead):
@@ -125,12 +137,16 @@ def _put(what, instead):
                 names[name] = instead
 
 
-# By the modules of safetensors that define them; the others import them from there.
-_CALLS = {"safetensors": ("safe_open", safe_open_of), "safetensors.torch": ("load_file", load_file_of)}
+# By the modules that define them, from which others import them.
+_CALLS = {
+    "safetensors": ("safe_open", safe_open_of, _is_of_known_version),
+    "safetensors.torch": ("load_file", load_file_of, _is_of_known_version),
+    "transformers.core_model_loading": ("_materialize_copy", materialize_of, _takes_a_slice_to_a_device),
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Sees to it that ours is there when a module of safetensors is first imported."""
+    """Sees to it that ours is there when such a module is first imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in _CALLS:

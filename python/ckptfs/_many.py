@@ -4,7 +4,7 @@ In: their paths. Out: the tensors of each. Those that can be open at once are re
 threads, within one bound of memory.
 """
 
-from ckptfs import _load, _settings
+from ckptfs import _casts, _load, _settings
 from ckptfs._errors import error
 from ckptfs._frameworks import framework as framework_of
 from ckptfs._limits import most_open
@@ -31,7 +31,7 @@ def load_many(filenames, framework="pt", device="cpu", *, backend=None, names=No
     framework = framework_of(framework)
     num_threads, memory = _settings.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
-                  _load.for_reading(memory, dtype), leave_cache)
+                  _casts.for_reading(memory, dtype), leave_cache)
     way, device = _settings.backend(backend, framework.BACKEND), framework.device(device)
     # For each the same, also if it can be asked but once.
     names = names if names is None or isinstance(names, str) else list(names)

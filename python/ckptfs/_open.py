@@ -21,8 +21,8 @@ class TensorMeta(NamedTuple):
 class safe_open:
     """Opens a checkpoint, and loads of it what is asked for.
 
-    `filename` is any checkpoint: see `help(ckptfs)`. `framework` is "pt" or "np"; `device` where tensors
-    of torch go.
+    `filename` is any checkpoint: see `help(ckptfs)`. `framework` is "pt" or "np", or "dlpack" for arrays that
+    cupy, jax and others take as they are (`ckptfs.Array`); `device` is where tensors of torch and such arrays go.
 
     `backend` is "mmap", as in safetensors: tensors are used where they lie in their file, nothing is
     copied, and pages that are written become this process's own. Those that do not lie so (strided ones
@@ -188,6 +188,14 @@ class PySafeSlice:
                 [(part, what.shape)], handle._framework, handle._backend, handle._device
             )
         return loaded if what.rest is None else indexed(loaded, what.rest)
+
+    def _taken_to(self, device):
+        """All of it on a device, if it can be loaded there straight; else nothing, and nothing is read."""
+        handle = self._handle
+        device = handle._framework.device(device)
+        with handle._source.use() as opened:
+            tensor = opened.tensor(self._tensor.name)
+            return _load.load_straight(tensor, handle._framework, handle._backend, device)
 
     def __repr__(self):
         return f"<slice of {self._tensor!r}>"

@@ -5,15 +5,20 @@ its batch. What was read and not yet taken is held until it is taken or the load
 """
 
 import atexit
+import contextlib
 import operator
 import os
 import threading
+import traceback
 import weakref
 
-from ckptfs import _ckptfs, _load
+from ckptfs import _ckptfs
 from ckptfs._errors import error
 from ckptfs._frameworks import Torch
+from ckptfs._placement import Placement
+from ckptfs._reading import batches, of_each
 from ckptfs._report import Load, is_last
+from ckptfs._settings import PREAD
 
 # So much is handed out at once: large enough to be read fast, small enough that the first come soon.
 _AT_ONCE = 64 << 20
@@ -54,6 +59,17 @@ def _part(tensor, rows):
     return tensor.part([(start, max(stop - start, 0), 1)])
 
 
+def aside(device):
+    """What a load in the background makes tensors of a device with, if the device has streams."""
+    if isinstance(device, Placement):
+        raise error("prefetch loads to one device", "name it, or load with get_tensors")
+    if device is None or device.type != "cuda":
+        return None
+    from ckptfs._devices import Aside
+
+    return Aside(device)
+
+
 _all = weakref.WeakSet()
 
 
@@ -65,7 +81,7 @@ class PrefetchLoader:
         self._parts, self._device = parts, device
         # A number that the Rust part can take; it has no more than have something to do.
         self._threads = min(threads, 1 << 20)
-        self.report = None
+        self.report, self._aside = None, aside(device)
         self._changed, self._stop = threading.Condition(), _ckptfs.Stop()
         self._ready, self._taken, self._fault, self._closed = {}, set(), None, False
         self._process = os.getpid()
@@ -123,7 +139,9 @@ class PrefetchLoader:
 
     def _hand_out(self, name):
         self._taken.add(name)
-        tensor = self._ready.pop(name)
+        tensor, mark = self._ready.pop(name)
+        if mark is not None:
+            self._aside.hand_over(tensor, mark)
         if len(self._taken) == len(self._parts):
             while self.report is None and self._fault is None:
                 self._changed.wait()
@@ -140,23 +158,36 @@ class PrefetchLoader:
 
     def _run(self):
         try:
-            with Load() as load:
-                for batch in _load.batches(self._parts.values(), _AT_ONCE):
-                    held = _load.read(batch, load, self._stop, self._threads)
-                    made = _load.of_each(held, batch, Torch, self._device)
-                    ready = {part.name: tensor for part, tensor in zip(batch, made, strict=True)}
-                    with self._changed:
-                        if self._closed:
-                            return
-                        self._ready.update(ready)
-                        self._changed.notify_all()
+            with Load() as load, self._aside or contextlib.nullcontext():
+                for batch in batches(self._parts.values(), _AT_ONCE):
+                    if not self._goes_on(batch, load):
+                        return
             with self._changed:
                 self.report = load.report
                 self._changed.notify_all()
         except BaseException as fault:
+            _let_go(fault)
             with self._changed:
                 self._fault = fault
                 self._changed.notify_all()
+
+    def _goes_on(self, batch, load):
+        """Reads a batch. Nothing holds what it read once this returns, but those who may take it."""
+        made = of_each(batch, Torch, PREAD, load, self._device, self._stop, self._threads)
+        mark = self._aside and self._aside.mark()
+        with self._changed:
+            if self._closed:
+                return False
+            self._ready.update({part.name: (tensor, mark) for part, tensor in zip(batch, made, strict=True)})
+            self._changed.notify_all()
+        return True
+
+
+def _let_go(fault):
+    """Of an exception that is kept: what the calls held that it came through is theirs no more."""
+    while fault is not None:
+        traceback.clear_frames(fault.__traceback__)
+        fault = fault.__cause__ or fault.__context__
 
 
 def _after_fork():

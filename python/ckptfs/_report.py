@@ -10,14 +10,19 @@ import sys
 import threading
 import time
 
+from ckptfs import _ckptfs
+
 
 class Report:
     """What a load did: how much, how fast, and how each byte was had.
 
     `tensors`, `bytes`, `seconds`; of the bytes, those `cached` (copied out of the page cache), `direct`
-    (read past it), `buffered` (read through it), `gathered` (put together from pieces), from `memory`,
-    `mapped` (used where they lie, and not read at all) and `received` (read by other ranks); and `fallbacks`: what was not done as it was
-    asked for, with the number of tensors.
+    (read past it), `gpudirect` (written to a device by storage itself), `buffered` (read through it),
+    `gathered` (put together from pieces), from `memory`, `mapped` (used where they lie, and not read at all) and
+    `received` (read by other ranks): bytes between those that were asked for count where they were read with them.
+    `seconds` end when all was read; of a device, when the copies were given to it. `fallbacks`: what was not done
+    as it was asked for, with the number of tensors; and `without_gpudirect`: why storage did not write all to the
+    device by itself.
 
         >>> ckptfs.torch.load_file("model.bin", backend="pread")
         >>> ckptfs.last_report().gb_per_second
@@ -25,8 +30,9 @@ class Report:
     """
 
     # Of the class until there is something to count: files that are small are loaded by the thousand.
-    tensors = bytes = mapped = cached = direct = buffered = gathered = memory = received = 0
+    tensors = bytes = mapped = cached = direct = gpudirect = buffered = gathered = memory = received = 0
     seconds = 0.0
+    without_gpudirect = None
 
     def __init__(self):
         self.fallbacks = {}
@@ -38,12 +44,14 @@ class Report:
 
     def as_dict(self):
         """All of it, as JSON can have it."""
-        return {**{name: getattr(self, name) for name in _NUMBERS}, "fallbacks": dict(self.fallbacks)}
+        return {**{name: getattr(self, name) for name in _NUMBERS}, "fallbacks": dict(self.fallbacks),
+                "without_gpudirect": self.without_gpudirect}  # fmt: skip
 
     def __repr__(self):
-        how = ("mapped", "cached", "direct", "buffered", "gathered", "memory", "received")
+        how = ("mapped", "cached", "direct", "gpudirect", "buffered", "gathered", "memory", "received")
         how = ", ".join(f"{name} {getattr(self, name):,}" for name in how if getattr(self, name))
-        why = "".join(f"; {why} ({count})" for why, count in self.fallbacks.items())
+        why = f"; {self.without_gpudirect}" if self.without_gpudirect else ""
+        why += "".join(f"; {why} ({count})" for why, count in self.fallbacks.items())
         return (f"<{self.tensors:,} tensors, {self.bytes:,} bytes in {self.seconds:.3f} s "
                 f"({self.gb_per_second:.2f} GB/s): {how or 'nothing read'}{why}>")
 
@@ -59,17 +67,23 @@ class Report:
             if name == "fallbacks":
                 for why, count in value.items():
                     self._fell_back(why, count)
+            elif name == "without_gpudirect":
+                # The first reason.
+                mine.setdefault(name, value)
             else:
                 mine[name] = mine.get(name, 0) + value
 
 
-_NUMBERS = ("tensors", "bytes", "mapped", "cached", "direct", "buffered", "gathered", "memory", "received",
-            "seconds")  # fmt: skip
+_NUMBERS = ("tensors", "bytes", "mapped", "cached", "direct", "gpudirect", "buffered", "gathered", "memory",
+            "received", "seconds")  # fmt: skip
 
 
 class Load:
     """A load that goes on: `with Load(...) as load:`, and `load.report` is filled. Only what came to its
     end counts."""
+
+    # Whether memory was pinned for it, and how many loads of this process that holds for.
+    _pins, _pinning = False, 0
 
     def __init__(self, progress=False, report=None):
         self.report, self._tell = Report(), report
@@ -91,6 +105,17 @@ class Load:
         """Whether someone watches."""
         return self._bar is not None
 
+    def is_pinning(self):
+        """It passes bytes through pinned memory, most of which the last such load gives back at its end."""
+        with _lock:
+            Load._pinning += not self._pins
+            self._pins = True
+
+    def _end_of_pinning(self):
+        with _lock:
+            Load._pinning -= 1
+            return Load._pinning == 0
+
     def had(self, tensors, size):
         """So much more is there."""
         self.report.tensors += tensors
@@ -102,6 +127,8 @@ class Load:
         self.report.seconds = time.perf_counter() - self._begun
         if self._bar:
             self._bar.end()
+        if self._pins and self._end_of_pinning():
+            _ckptfs.trim_pinned()
         if kind is None:
             _keep(self.report)
             if self._tell:
@@ -187,6 +214,7 @@ def left_to_original():
 def _after_fork():
     global _lock
     _lock = threading.Lock()
+    Load._pinning = 0
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -15,27 +15,37 @@ _LEVELS = ("debug", "info", "warning", "error")
 # What the Rust part can be told at the most; more of either is as much.
 _MOST_THREADS, _MOST_MEMORY = 4096, (1 << 63) - 1
 
+# What loads to devices may pin if nobody says it.
+_PINNED = 512 << 20
+
 _configured = {}
 
 
-def configure(*, backend=..., threads=..., memory=..., log=..., disable=...):
+def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=..., log=...,
+              disable=...):
     """Sets what holds for every load from now on that does not say otherwise itself. What is not given
     stays as it is; `None` leaves it to the environment again.
 
-    | `configure(...)` | environment      | argument of a call | by default                          |
-    |------------------|------------------|--------------------|-------------------------------------|
-    | `backend`        | `CKPTFS_BACKEND` | `backend=`         | "mmap"; for numpy "pread"           |
-    | `threads`        | `CKPTFS_THREADS` | `num_threads=`     | 16                                  |
-    | `memory`         | `CKPTFS_MEMORY`  | `memory=`          | no bound; bytes, or text like "64M" |
-    | `log`            | `CKPTFS_LOG`     |                    | warnings alone, as `logging` has it |
-    | `disable`        | `CKPTFS_DISABLE` |                    | no: what is installed takes over    |
+    | `configure(...)` | environment        | argument of a call | by default                                    |
+    |------------------|--------------------|--------------------|-----------------------------------------------|
+    | `backend`        | `CKPTFS_BACKEND`   | `backend=`         | "mmap"; for numpy "pread"                     |
+    | `threads`        | `CKPTFS_THREADS`   | `num_threads=`     | 16                                            |
+    | `memory`         | `CKPTFS_MEMORY`    | `memory=`          | no bound; bytes, or text like "64M"           |
+    | `pinned`         | `CKPTFS_PINNED`    |                    | 512M, of which 64M stay for the next load     |
+    | `gpudirect`      | `CKPTFS_GPUDIRECT` |                    | where the kernel's part, nvidia-fs, is loaded |
+    | `log`            | `CKPTFS_LOG`       |                    | warnings alone, as `logging` has it           |
+    | `disable`        | `CKPTFS_DISABLE`   |                    | no: what is installed takes over              |
 
+    `pinned` is the memory of the host that loads to CUDA devices pass bytes through, at the most: devices read it
+    by themselves, and the system cannot take it away meanwhile. `gpudirect` has storage write to CUDA devices by
+    itself (GPUDirect Storage) wherever NVIDIA's library says that it can, or nowhere; reports say where it did not.
     `log` is "debug", "info", "warning" or "error", and has the logger `ckptfs` write to standard error.
     `disable` leaves every call to the package that `ckptfs.install` stands in for.
 
         ckptfs.configure(backend="pread", memory="256M")
     """
-    given = {"backend": backend, "threads": threads, "memory": memory, "log": log, "disable": disable}
+    given = {"backend": backend, "threads": threads, "memory": memory, "pinned": pinned,
+             "gpudirect": gpudirect, "log": log, "disable": disable}  # fmt: skip
     given = {name: value for name, value in given.items() if value is not ...}
     # All of it or nothing.
     _configured.update({name: value if value is None else _KINDS[name](value, f"configure({name}=...)")
@@ -67,6 +77,12 @@ def limits(num_threads, memory):
     memory = setting("memory") if memory is None else size(memory, "memory")
     threads = None if threads is None else min(threads, _MOST_THREADS)
     return threads, None if memory is None else min(memory, _MOST_MEMORY)
+
+
+def on_devices():
+    """How loads to devices go, as the Rust part takes it: how much memory they may pin, and whether GPUDirect
+    Storage is wanted."""
+    return min(setting("pinned") or _PINNED, _MOST_MEMORY), setting("gpudirect")
 
 
 @functools.cache
@@ -135,5 +151,6 @@ def _switch(given, where):
     return known[given.lower()]
 
 
-_KINDS = {"backend": _backend, "threads": _count, "memory": size, "log": _level, "disable": _switch}
+_KINDS = {"backend": _backend, "threads": _count, "memory": size, "pinned": size,
+          "gpudirect": _switch, "log": _level, "disable": _switch}  # fmt: skip
 _VARIABLES = {name: f"CKPTFS_{name.upper()}" for name in _KINDS}

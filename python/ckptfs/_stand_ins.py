@@ -116,6 +116,20 @@ def load_file_of(original):
     return load_file
 
 
+def materialize_of(original):
+    """What stands in for the step of transformers that reads a slice whole and takes it to a device."""
+
+    @functools.wraps(original)
+    def _materialize_copy(tensor, device=None, dtype=None):
+        if type(tensor) is _Slice and device is not None and _is_wanted():
+            made = tensor.taken_to(device)
+            if made is not None:
+                return made if dtype is None else made.to(dtype)
+        return original(tensor, device, dtype)
+
+    return _materialize_copy
+
+
 class _Handle:
     """A handle of ours. A call that fails is made once more, to a handle of the original's."""
 
@@ -187,6 +201,15 @@ class _Slice:
 
     def get_dtype(self):
         return self._held.get_dtype()
+
+    def taken_to(self, device):
+        """The whole tensor on a device, where it can be loaded there straight; else nothing."""
+        take = getattr(self._held, "_taken_to", None)
+        try:
+            return take and take(device)
+        except Exception as fault:
+            _left("transformers' way to a device", fault, self._handle._again.args[0])
+        return None
 
     def __getitem__(self, index):
         try:

@@ -9,7 +9,7 @@ import hashlib
 
 import torch
 
-from ckptfs import _load, _settings
+from ckptfs import _casts, _load, _settings
 from ckptfs._errors import error
 from ckptfs._exchange import Exchange
 from ckptfs._frameworks import Torch
@@ -48,7 +48,7 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
         torch.empty(1, device=device)
         between = _between(group, device)
         num_threads, memory = _settings.limits(num_threads, memory)
-        reading = _load.for_reading(memory, True)
+        reading = _casts.for_reading(memory, True)
         how = options(root, allow_partial, follow_symlinks, num_threads, reading, leave_cache)
         opened, why = open_one(filename, how)
         tensors = [opened.tensor(name) for name in opened.names]

@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 
-from ckptfs import _load, _settings
-from ckptfs._frameworks import Numpy
+from ckptfs import _casts, _load, _settings
+from ckptfs._arrays import Numpy
 from ckptfs._source import open_one, options
 from ckptfs._write import TensorSpec, serialize, serialize_file
 from ckptfs import _ckptfs
@@ -26,7 +26,7 @@ def load_file(filename, *, backend=None, names=None, into=None, dtype=None, root
     """
     num_threads, memory = _settings.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
-                  _load.for_reading(memory, dtype), leave_cache)
+                  _casts.for_reading(memory, dtype), leave_cache)
     opened, why = open_one(filename, how)
     return _load.load_named(
         opened, names, Numpy, _settings.backend(backend, Numpy.BACKEND), into=into, dtype=dtype,

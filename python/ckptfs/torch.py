@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from ckptfs import _ckptfs, _load, _settings, _sharded
+from ckptfs import _casts, _ckptfs, _load, _settings, _sharded
 from ckptfs._cached import loaded_or_made
 from ckptfs._errors import error
 from ckptfs._frameworks import TYPES, Torch, lacking
@@ -36,15 +36,16 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
 
     `filename` is any checkpoint: a `.safetensors` file, a directory of shards, a `.bin`, `.pt` or
     `.ckpt`, a file of a ckptfs mount. Where `x.safetensors` is not there and `x.pt` is, that is loaded, and
-    the report says so. `device` is where the tensors go.
+    the report says so. `device` is where the tensors go: to a CUDA device straight, in memory of torch's own; or a
+    dictionary of names of modules with a device for each, as accelerate has them, `""` for all others.
 
     `backend`: "mmap", the default, uses tensors where they lie in their file; "pread" gives each memory
     of its own. `help(ckptfs.safe_open)` says when to choose which.
     `names`: those to load: a list of whole names, or one string, which may be a glob such as
     "model.layers.0.*"; in a list nothing is taken for a glob.
     `into`: tensors by their names to load into, each of the type and shape of what is loaded, contiguous
-    and in the machine's memory, with memory of its own that no other has a part of: of a DTensor give
-    what `.to_local()` gives. Without `names` those of `into` are loaded, and it is they who are
+    and on any device, with memory of its own that no other has a part of: of a DTensor give what
+    `.to_local()` gives. Without `names` those of `into` are loaded, and it is they who are
     returned. After an error what they hold is of no worth.
     `dtype`: the type that tensors of floating point are cast to; others stay as they are.
     `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot
@@ -65,7 +66,7 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     way, device = _settings.backend(backend, Torch.BACKEND), Torch.device(device)
     dtype = None if dtype is None else Torch.type_named(dtype)
     how = options(root, allow_partial, follow_symlinks, num_threads,
-                  _load.for_reading(memory, dtype), leave_cache)
+                  _casts.for_reading(memory, dtype), leave_cache)
     opened, why = open_one(filename, how)
     return _load.load_named(
         opened, names, Torch, way, device=device, into=into, dtype=dtype, memory=memory, progress=progress,

@@ -3,7 +3,7 @@
 //! In: a [`Tensor`], and for each of its axes which [`Steps`] are wanted. Out: a tensor of those alone,
 //! whose bytes are arithmetic on those of the whole: nothing is read.
 
-use super::{Axis, Bytes, OriginId, Run, Tensor};
+use super::{Axis, Bytes, Dtype, Grid, OriginId, Run, Shape, Tensor};
 
 /// Some steps of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,15 @@ pub enum PartFault {
 }
 
 impl Tensor {
+    /// Of one whose bytes are spread out: all from the first to the last of them, as a tensor of bytes, and how
+    /// it lies there. What reads that reads one stretch, and puts it in order itself.
+    pub fn spread(&self) -> Option<(Tensor, &Grid)> {
+        let Bytes::Grid(grid) = &self.bytes else { return None };
+        let run = Run { origin: grid.origin, offset: grid.base, len: grid.span() };
+        let (name, shape) = (self.name.clone(), Shape::from_slice(&[run.len]));
+        Some((Tensor { name, dtype: Dtype::U8, shape, bytes: Bytes::Run(run) }, grid))
+    }
+
     /// A part of it. Axes that are not named are whole.
     pub fn part(&self, steps: &[Steps]) -> Result<Tensor, PartFault> {
         let has = self.shape.len();

@@ -9,6 +9,9 @@ pub enum Error {
     /// There is no driver.
     #[error("CUDA: this machine has no driver (libcuda.so.1)")]
     NoDriver,
+    /// This process was forked from one that uses the driver.
+    #[error("CUDA: this process was forked from one that uses it")]
+    Forked,
     /// There is no such device.
     #[error("cuda:{ordinal}: there is no such device, of {count}")]
     NoDevice {
@@ -57,6 +60,7 @@ impl Error {
     pub fn remedy(&self) -> &str {
         match self {
             Error::NoDriver => "install NVIDIA's driver, or load on the CPU",
+            Error::Forked => "start processes with `spawn`, or load on the CPU",
             Error::NoDevice { .. } => "see which there are, with `nvidia-smi`",
             Error::Memory { .. } => "free memory on the device, or load fewer tensors",
             Error::Pinned { .. } => {

@@ -5,12 +5,13 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::result;
 
 use super::Error;
 use super::driver::{Device, Handle, words};
 use super::ring::Chunk;
-use super::stream::Event;
+use super::stream::Stream;
+use super::taken::{Busy, Passage};
 
 /// Memory of the host that every context can use, whichever it was made in.
 const PORTABLE: u32 = 1;
@@ -25,7 +26,7 @@ impl Device {
         // So that whoever reads it before it was filled reads nothing of another program.
         // SAFETY: it is `len` bytes, and nobody else has them.
         unsafe { std::ptr::write_bytes(at.cast::<u8>(), 0, len) };
-        Ok(Pinned { device: Arc::clone(self), at: Handle(at), len, busy: Vec::new() })
+        Ok(Pinned { device: Arc::clone(self), at: Handle(at), len, busy: Busy::default() })
     }
 
     /// Memory on the device, of no known content.
@@ -35,13 +36,8 @@ impl Device {
         }
         let _entered = self.enter()?;
         // SAFETY: what is allocated belongs to the memory alone.
-        let at = unsafe { result::malloc_sync(len) }.map_err(|e| {
-            if e.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-                return self.fault("cuMemAlloc", e);
-            }
-            let (free, total) = result::mem_get_info().unwrap_or((0, 0));
-            Error::Memory { ordinal: self.ordinal(), bytes: len, free, total }
-        })?;
+        let at =
+            unsafe { result::malloc_sync(len) }.map_err(|e| self.no_room(len, "cuMemAlloc", e))?;
         Ok(Memory { device: Arc::clone(self), at, len })
     }
 }
@@ -52,26 +48,27 @@ pub struct Pinned {
     device: Arc<Device>,
     at: Handle<*mut c_void>,
     len: usize,
-    /// Whoever reads it has done so when these are over.
-    busy: Vec<Event>,
+    busy: Busy,
 }
 
 impl Pinned {
     /// Its bytes, to fill. Only of a chunk that is idle.
     pub fn bytes(&mut self) -> &mut [u8] {
-        debug_assert!(self.busy.is_empty(), "a chunk is filled while it may be read");
+        debug_assert!(self.busy.is_free(), "a chunk is filled while it may be read");
         // SAFETY: it is that long, it was zeroed, and it is this chunk's alone; no copy out of it is under way.
         unsafe { std::slice::from_raw_parts_mut(self.at.0.cast::<u8>(), self.len) }
     }
+}
 
-    /// It is read until these are over.
-    pub fn is_read_until(&mut self, over: Vec<Event>) {
-        self.busy.extend(over);
+impl Passage for Pinned {
+    fn busy(&mut self) -> &mut Busy {
+        &mut self.busy
     }
 
-    /// It is known to be idle.
-    pub fn is_free(&mut self) {
-        self.busy.clear();
+    unsafe fn copy(&mut self, at: usize, len: usize, by: &Stream, to: u64) -> Result<(), Error> {
+        let bytes = &self.bytes()[at..at + len];
+        // SAFETY: the caller's word for the address; the bytes are there until the chunk's marks are over.
+        unsafe { by.copy(bytes, to) }
     }
 }
 
@@ -79,16 +76,11 @@ impl Chunk for Pinned {
     type Fault = Error;
 
     fn is_idle(&self) -> Result<bool, Error> {
-        for event in &self.busy {
-            if !event.is_over()? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        self.busy.is_over()
     }
 
     fn wait(&self) -> Result<(), Error> {
-        self.busy.iter().try_for_each(Event::wait)
+        self.busy.wait()
     }
 }
 
@@ -135,11 +127,17 @@ impl Memory {
 
     /// A copy of its bytes on the host.
     pub fn to_host(&self) -> Result<Vec<u8>, Error> {
-        let mut bytes = vec![0; self.len];
-        if self.len > 0 {
+        self.to_host_from(0, self.len)
+    }
+
+    /// The same of a part of it.
+    pub(super) fn to_host_from(&self, start: usize, len: usize) -> Result<Vec<u8>, Error> {
+        assert!(start <= self.len && len <= self.len - start, "a part lies in the whole");
+        let mut bytes = vec![0; len];
+        if len > 0 {
             let _entered = self.device.enter()?;
             // SAFETY: both are that long, and the memory is ours.
-            unsafe { result::memcpy_dtoh_sync(&mut bytes, self.at) }
+            unsafe { result::memcpy_dtoh_sync(&mut bytes, self.at + start as u64) }
                 .map_err(|e| self.device.fault("cuMemcpyDtoH", e))?;
         }
         Ok(bytes)
@@ -148,10 +146,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        // Whoever had it may have given the device work that is not over: then it is left to the system.
         if self.len > 0
+            && self.device.finish().is_ok()
             && let Ok(_entered) = self.device.enter()
         {
-            // SAFETY: it was made here and nobody else has it.
+            // SAFETY: it was made here, and nobody uses it any more.
             let _ = unsafe { result::free_sync(self.at) };
         }
     }

@@ -21,13 +21,15 @@ pub trait Chunk {
 /// Chunks, used over and over.
 #[derive(Debug)]
 pub struct Ring<C> {
-    most: usize,
     chunks: Mutex<Chunks<C>>,
     more: Condvar,
 }
 
 #[derive(Debug)]
 struct Chunks<C> {
+    /// How many there may be, and how many it turned out that there can be.
+    limit: usize,
+    most: usize,
     /// Those that nobody has, in the order in which they came back, which is the one in which they become idle.
     back: VecDeque<C>,
     /// Those that there are.
@@ -37,17 +39,30 @@ struct Chunks<C> {
 impl<C: Chunk> Ring<C> {
     /// Of so many at the most; one at the least.
     pub fn new(most: usize) -> Ring<C> {
-        let chunks = Chunks { back: VecDeque::new(), made: 0 };
-        Ring { most: most.max(1), chunks: Mutex::new(chunks), more: Condvar::new() }
+        let limit = most.max(1);
+        let chunks = Chunks { limit, most: limit, back: VecDeque::new(), made: 0 };
+        Ring { chunks: Mutex::new(chunks), more: Condvar::new() }
     }
 
     /// A chunk that is idle: one that came back, or a new one; or, where there may be no more, the one that came
-    /// back first, as soon as it is idle.
-    pub fn take<E: From<C::Fault>>(&self, make: impl FnOnce() -> Result<C, E>) -> Result<C, E> {
+    /// back first, as soon as it is idle. If none can be made but there are some, there are to be no more than
+    /// those until some are let go of.
+    pub fn take<E: From<C::Fault>>(&self, mut make: impl FnMut() -> Result<C, E>) -> Result<C, E> {
         let mut chunks = lock(&self.chunks);
         loop {
-            let is_idle = chunks.back.front().map(C::is_idle).transpose()?;
-            let may_make = chunks.made < self.most;
+            let is_idle = match chunks.back.front().map(C::is_idle).transpose() {
+                Ok(is_idle) => is_idle,
+                Err(fault) => {
+                    // Nobody will ever know: it is none any more, and others need not fail because of it.
+                    let unknown = chunks.back.pop_front();
+                    chunks.made -= 1;
+                    self.more.notify_all();
+                    drop(chunks);
+                    drop(unknown);
+                    return Err(fault.into());
+                }
+            };
+            let may_make = chunks.made < chunks.most;
             if is_idle == Some(true) || (is_idle.is_some() && !may_make) {
                 let Some(first) = chunks.back.pop_front() else { continue };
                 drop(chunks);
@@ -60,7 +75,19 @@ impl<C: Chunk> Ring<C> {
             if may_make {
                 chunks.made += 1;
                 drop(chunks);
-                return make().inspect_err(|_| self.lost());
+                let fault = match make() {
+                    Ok(made) => return Ok(made),
+                    Err(fault) => fault,
+                };
+                // In one step, or two who fail could each go on trying because of the other.
+                chunks = lock(&self.chunks);
+                chunks.made -= 1;
+                self.more.notify_all();
+                if chunks.made == 0 {
+                    return Err(fault);
+                }
+                chunks.most = chunks.made;
+                continue;
             }
             chunks = wait(&self.more, chunks);
         }
@@ -72,13 +99,22 @@ impl<C: Chunk> Ring<C> {
         self.more.notify_one();
     }
 
-    /// Lets go of those that nobody has.
-    pub fn drain(&self) -> Vec<C> {
+    /// Lets go of those that nobody has and that are idle, until there are no more than `keep`.
+    pub fn shrink(&self, keep: usize) -> Vec<C> {
         let mut chunks = lock(&self.chunks);
-        chunks.made -= chunks.back.len();
-        let drained = chunks.back.drain(..).collect();
+        let mut gone = Vec::new();
+        while chunks.made > keep && matches!(chunks.back.front().map(C::is_idle), Some(Ok(true))) {
+            gone.extend(chunks.back.pop_front());
+            chunks.made -= 1;
+        }
+        chunks.most = chunks.limit;
         self.more.notify_all();
-        drained
+        gone
+    }
+
+    /// Whether there are any, whoever has them.
+    pub fn has_any(&self) -> bool {
+        lock(&self.chunks).made > 0
     }
 
     /// One that was taken, or was to be made, is no more.

@@ -55,8 +55,10 @@ proptest! {
                 ring.give(chunk);
             }
         }
-        let (had, out) = (ring.drain().len(), held.len());
-        prop_assert_eq!(had + out, made);
+        // What is busy stays.
+        let idle = ring.shrink(0).into_iter().inspect(|chunk| assert!(chunk.from <= now.get())).count();
+        now.set(u32::MAX);
+        prop_assert_eq!(idle + ring.shrink(0).len() + held.len(), made);
     }
 }
 
@@ -65,5 +67,40 @@ fn what_could_not_be_made_may_be_made_later() {
     let ring = Ring::<Timed>::new(1);
     assert!(ring.take(|| Err::<Timed, ()>(())).is_err());
     let now = Rc::new(Cell::new(0));
-    assert!(ring.take(|| Ok::<_, ()>(Timed { number: 1, from: 0, now })).is_ok());
+    assert!(ring.take(|| Ok::<_, ()>(Timed { number: 1, from: 0, now: Rc::clone(&now) })).is_ok());
+}
+
+#[test]
+fn where_no_more_can_be_made_those_that_there_are_go_round() {
+    let now = Rc::new(Cell::new(0));
+    let ring = Ring::new(3);
+    let tries = Cell::new(0);
+    let one = || {
+        tries.set(tries.get() + 1);
+        if tries.get() > 1 {
+            Err(())
+        } else {
+            Ok(Timed { number: 1, from: 0, now: Rc::clone(&now) })
+        }
+    };
+    for round in 1..4 {
+        let mut chunk = ring.take(one).unwrap();
+        assert!(chunk.from <= now.get());
+        chunk.from = now.get() + round;
+        ring.give(chunk);
+    }
+    // Once it could not be made it was not tried again.
+    assert_eq!((tries.get(), now.get()), (2, 3));
+}
+
+#[test]
+fn so_many_are_kept() {
+    let now = Rc::new(Cell::new(0));
+    let ring = Ring::new(4);
+    let timed = |number, from| Timed { number, from, now: Rc::clone(&now) };
+    let held: Vec<_> = (0..4).map(|n| ring.take(|| Ok::<_, ()>(timed(n, 0))).unwrap()).collect();
+    held.into_iter().for_each(|chunk| ring.give(chunk));
+    let gone: Vec<_> = ring.shrink(3).iter().map(|chunk| chunk.number).collect();
+    assert_eq!(gone, [0]);
+    assert_eq!(ring.shrink(3).len(), 0);
 }

@@ -70,6 +70,13 @@ impl Stream {
             .map_err(|e| self.device.fault("cuStreamWaitEvent", e))
     }
 
+    /// Whether all that it was given is done. Waits for nothing.
+    pub(super) fn is_over(&self) -> bool {
+        let Ok(_entered) = self.device.enter() else { return false };
+        // SAFETY: it lives here.
+        unsafe { sys::cuStreamQuery(self.stream.0) }.result().is_ok()
+    }
+
     /// Waits until all that it was given is done.
     pub fn finish(&self) -> Result<(), Error> {
         let _entered = self.device.enter()?;
@@ -79,7 +86,7 @@ impl Stream {
     }
 
     /// Has bytes of a chunk copied to an address of the device, some time from now. Until then the chunk must
-    /// stay as it is: who calls this marks the stream, and says so to the chunk (`Pinned::is_read_until`).
+    /// stay as it is: who calls this marks the stream, and says so to the chunk (`Taken::copy`).
     ///
     /// # Safety
     ///
@@ -89,6 +96,18 @@ impl Stream {
         // SAFETY: the caller's word for the address; the bytes are of a chunk, which waits for the mark.
         unsafe { result::memcpy_htod_async(to, from, self.stream.0) }
             .map_err(|e| self.device.fault("cuMemcpyHtoDAsync", e))
+    }
+
+    /// The same out of a chunk on the device.
+    ///
+    /// # Safety
+    ///
+    /// So many bytes at both addresses, of this device, must be the caller's until this is done.
+    pub(super) unsafe fn copy_within(&self, from: u64, len: usize, to: u64) -> Result<(), Error> {
+        let _entered = self.device.enter()?;
+        // SAFETY: the caller's word for both.
+        unsafe { result::memcpy_dtod_async(to, from, len, self.stream.0) }
+            .map_err(|e| self.device.fault("cuMemcpyDtoDAsync", e))
     }
 }
 

@@ -52,6 +52,7 @@ impl How {
 pub struct Tally {
     pub cached: AtomicU64,
     pub direct: AtomicU64,
+    pub gpudirect: AtomicU64,
     pub buffered: AtomicU64,
     pub gathered: AtomicU64,
     pub memory: AtomicU64,
@@ -93,14 +94,16 @@ pub fn read<T: Target + Send, S: Stage<T>>(
     let failed = Mutex::new(None);
     let is_over = || with.stop.load(Ordering::Relaxed) || lock(&failed).is_some();
     let work = || {
-        while !is_over() {
-            let Some(job) = lock(&jobs).pop_front() else { return };
-            let (of, _) = job.reads();
-            let left = left.as_ref().map(|left| &left[of]);
-            if let Err(error) = from[of].one(job, with.stage, left) {
-                lock(&failed).get_or_insert(error);
+        with.stage.reads(|| {
+            while !is_over() {
+                let Some(job) = lock(&jobs).pop_front() else { return };
+                let (of, _) = job.reads();
+                let left = left.as_ref().map(|left| &left[of]);
+                if let Err(error) = from[of].one(job, with.stage, left) {
+                    lock(&failed).get_or_insert(error);
+                }
             }
-        }
+        })
     };
     if threads <= 1 {
         work();

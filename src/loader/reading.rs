@@ -45,6 +45,10 @@ impl<S> Reading<'_, S> {
             tally.cached.fetch_add(len, Ordering::Relaxed);
             return Ok(());
         }
+        if !is_tiny && self.stage.straight(self.from.path, file, &range, &mut pieces)? {
+            tally.gpudirect.fetch_add(len, Ordering::Relaxed);
+            return Ok(());
+        }
         if is_tiny || !ways.is_direct(file) {
             self.buffered(&range, &mut pieces)?;
             tally.buffered.fetch_add(len, Ordering::Relaxed);

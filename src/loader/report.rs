@@ -20,6 +20,8 @@ pub struct Report {
     pub cached: u64,
     /// Bytes read past it.
     pub direct: u64,
+    /// Bytes that storage wrote to a device by itself.
+    pub gpudirect: u64,
     /// Bytes read through it.
     pub buffered: u64,
     /// Bytes put together from pieces, or turned round.
@@ -28,6 +30,8 @@ pub struct Report {
     pub memory: u64,
     /// Why bytes did not come straight from the sources, and of how many tensors.
     pub fallbacks: BTreeMap<String, usize>,
+    /// Why bytes that were to be read to a device came by way of the host's memory: the first reason.
+    pub without_gpudirect: Option<String>,
 }
 
 impl Report {
@@ -37,6 +41,7 @@ impl Report {
         self.tensors += tensors;
         self.cached += of(&tally.cached);
         self.direct += of(&tally.direct);
+        self.gpudirect += of(&tally.gpudirect);
         self.buffered += of(&tally.buffered);
         self.gathered += of(&tally.gathered);
         self.memory += of(&tally.memory);
@@ -52,11 +57,15 @@ impl Report {
         self.seconds += other.seconds;
         self.cached += other.cached;
         self.direct += other.direct;
+        self.gpudirect += other.gpudirect;
         self.buffered += other.buffered;
         self.gathered += other.gathered;
         self.memory += other.memory;
         for (why, tensors) in &other.fallbacks {
             *self.fallbacks.entry(why.clone()).or_default() += tensors;
+        }
+        if self.without_gpudirect.is_none() {
+            self.without_gpudirect.clone_from(&other.without_gpudirect);
         }
     }
 }

@@ -1,12 +1,13 @@
 //! How what is read gets to where it belongs: straight, where that is memory that reads can fill; else by way
-//! of memory that they can.
+//! of memory that they can, or without the host's memory at all.
 //!
 //! In: pieces, each with where it belongs, and how to fill memory with a stretch of a file. Out: nothing; the
 //! pieces are where they belong, or will be by the time that whoever made the stage says.
 
+use std::ops::Range;
 use std::path::Path;
 
-use crate::source;
+use crate::source::{self, OpenFile};
 
 use super::Error;
 use super::memory::Buffers;
@@ -26,6 +27,23 @@ pub trait Stage<T>: Sync {
         pieces: &mut [(u64, T)],
         fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::Error>,
     ) -> Result<Option<W>, Error>;
+
+    /// Reads a stretch of a file without the host's memory, sees that the file is what it was, and hands the pieces
+    /// on; or does nothing, and says so.
+    fn straight(
+        &self,
+        _path: &Path,
+        _file: &OpenFile,
+        _range: &Range<u64>,
+        _pieces: &mut [(u64, T)],
+    ) -> Result<bool, Error> {
+        Ok(false)
+    }
+
+    /// A thread of the load begins: it does all its work in this.
+    fn reads<R>(&self, work: impl FnOnce() -> R) -> R {
+        work()
+    }
 
     /// The load is over, and its threads have ended.
     fn end(&self) {}

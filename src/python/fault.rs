@@ -3,16 +3,32 @@
 //! In: an error of the loader. Out: what `ckptfs._errors.of` makes of its kind, words and remedy: which
 //! class it is, is decided there.
 
+use std::path::Path;
+
 use pyo3::prelude::*;
 
+use crate::cuda;
 use crate::loader::Error;
 use crate::{checkpoint, image, source, view};
 
 /// The exception for an error.
 pub fn raised(py: Python<'_>, error: &Error) -> PyErr {
+    made(py, kind(error), error.to_string(), error.remedy(), Some(error.path()))
+}
+
+/// The exception for one of a device.
+pub fn raised_of_device(py: Python<'_>, error: &cuda::Error) -> PyErr {
+    match error {
+        cuda::Error::Load(error) => raised(py, error),
+        cuda::Error::Memory { .. } => made(py, "memory", error.to_string(), error.remedy(), None),
+        error => made(py, "refused", error.to_string(), error.remedy(), None),
+    }
+}
+
+fn made(py: Python<'_>, kind: &str, told: String, remedy: &str, path: Option<&Path>) -> PyErr {
     let made = || {
         let of = py.import("ckptfs._errors")?.getattr("of")?;
-        of.call1((kind(error), error.to_string(), error.remedy(), error.path()))
+        of.call1((kind, told, remedy, path))
     };
     made().map_or_else(|error| error, PyErr::from_value)
 }

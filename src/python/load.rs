@@ -22,11 +22,11 @@ use super::waiting::{Stop, Wait, without_lock};
 const SMALL: u64 = 1 << 20;
 
 /// A tensor and what has it, for a thread that Python's lock does not hold up.
-type One = (Arc<loader::Opened>, checkpoint::Tensor);
+pub type One = (Arc<loader::Opened>, checkpoint::Tensor);
 
 /// What a load did, but for what it was asked: bytes by how they were had, and why not all came as was asked,
 /// with the number of tensors. A dictionary of those that there are.
-pub struct Told(loader::Report);
+pub struct Told(pub loader::Report);
 
 impl<'py> IntoPyObject<'py> for Told {
     type Target = PyDict;
@@ -34,11 +34,22 @@ impl<'py> IntoPyObject<'py> for Told {
     type Error = PyErr;
 
     fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let loader::Report { cached, direct, buffered, gathered, memory, fallbacks, .. } = self.0;
+        let loader::Report {
+            cached,
+            direct,
+            gpudirect,
+            buffered,
+            gathered,
+            memory,
+            fallbacks,
+            without_gpudirect,
+            ..
+        } = self.0;
         let told = PyDict::new(py);
         let bytes = [
             (intern!(py, "cached"), cached),
             (intern!(py, "direct"), direct),
+            (intern!(py, "gpudirect"), gpudirect),
             (intern!(py, "buffered"), buffered),
             (intern!(py, "gathered"), gathered),
             (intern!(py, "memory"), memory),
@@ -48,6 +59,9 @@ impl<'py> IntoPyObject<'py> for Told {
         }
         if !fallbacks.is_empty() {
             told.set_item(intern!(py, "fallbacks"), fallbacks)?;
+        }
+        if let Some(why) = without_gpudirect {
+            told.set_item(intern!(py, "without_gpudirect"), why)?;
         }
         Ok(told)
     }
@@ -92,13 +106,7 @@ pub fn load_into(
     let places = tensors.iter().zip(addresses).filter(|(it, _)| !it.tensor.bytes.is_empty());
     let (tensors, addresses): (Vec<One>, Vec<usize>) =
         places.map(|(tensor, at)| (one(tensor), at)).unzip();
-    // No slice may begin at address 0; tensors whose memory was freed tell that one.
-    if addresses.contains(&0) {
-        return Err(PyValueError::new_err("one of the tensors to load into has no memory"));
-    }
-    if overlap(&tensors, &addresses) {
-        return Err(PyValueError::new_err("two of the tensors to load into share memory"));
-    }
+    check_places(&tensors, &addresses)?;
     let stop = Stop::flag(stop.as_deref());
     // The memory is the caller's, who may use it for something else from the return of this on.
     let wait = wait(&tensors, Wait::ToTheEnd);
@@ -117,16 +125,29 @@ pub fn load_into(
     Ok(Told(done.map_err(|error| raised(py, &error))?))
 }
 
-fn one(tensor: &Tensor) -> One {
+pub fn one(tensor: &Tensor) -> One {
     (Arc::clone(&tensor.of), tensor.tensor.clone())
 }
 
 /// How loading them is waited for: `long`, if not in the calling thread.
-fn wait(tensors: &[One], long: Wait) -> Wait {
+pub fn wait(tensors: &[One], long: Wait) -> Wait {
     let bytes: u64 = tensors.iter().map(|(_, tensor)| tensor.bytes.len()).sum();
     let of_one = |(a, _): &One, (b, _): &One| Arc::ptr_eq(a, b);
     let is_local = || tensors.chunk_by(of_one).all(|all| all[0].0.is_local());
     if bytes <= SMALL && is_local() { Wait::Here } else { long }
+}
+
+/// Refuses places to load into that are none, or of which two share a byte.
+pub fn check_places(tensors: &[One], addresses: &[usize]) -> PyResult<()> {
+    // Nothing begins at address 0; tensors whose memory was freed tell that one.
+    let has_none = |(tensor, at): (&One, &usize)| !tensor.1.bytes.is_empty() && *at == 0;
+    if tensors.iter().zip(addresses).any(has_none) {
+        return Err(PyValueError::new_err("one of the tensors to load into has no memory"));
+    }
+    if overlap(tensors, addresses) {
+        return Err(PyValueError::new_err("two of the tensors to load into share memory"));
+    }
+    Ok(())
 }
 
 /// Whether two of the places to load into share a byte.

@@ -1,11 +1,14 @@
 //! The Python module `ckptfs._ckptfs`: the loader and the command line for the package `ckptfs`.
 //!
 //! In: paths, tensors and addresses from Python. Out: [`opened::Opened`] checkpoints, [`tensor::Tensor`]s,
-//! which say what there is, and [`memory::Memory`], which torch and numpy see as theirs.
+//! which say what there is, and [`memory::Memory`], which torch and numpy see as theirs;
+//! or bytes in memory of devices that Python has.
 //! What a user calls, and every decision, is in the Python sources of the package (`python/ckptfs`).
 //! While anything is read the interpreter's lock is free, and the main thread hears signals where that may
 //! take long.
 
+mod device;
+mod dlpack;
 mod fault;
 mod load;
 mod memory;
@@ -25,13 +28,19 @@ mod _ckptfs {
     use pyo3::prelude::*;
 
     #[pymodule_export]
+    use super::device::{
+        is_integrated, lacks_device, load_on_device, load_to_devices, trim_pinned,
+    };
+    #[pymodule_export]
+    use super::dlpack::dlpack;
+    #[pymodule_export]
     use super::load::{load, load_into};
     #[pymodule_export]
     use super::memory::Memory;
     #[pymodule_export]
     use super::opened::{Opened, open_each};
     #[pymodule_export]
-    use super::tensor::Tensor;
+    use super::tensor::{Tensor, spread};
     #[pymodule_export]
     use super::waiting::Stop;
 

@@ -1,5 +1,6 @@
 //! A tensor of a checkpoint, or a part of one: what it is, and where it is to be had.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -19,6 +20,9 @@ pub struct Tensor {
     pub of: Arc<loader::Opened>,
     pub tensor: checkpoint::Tensor,
 }
+
+/// All of a stretch, and how a tensor lies in it.
+pub type Spread = (Tensor, Vec<(u64, u64)>, u64);
 
 #[pymethods]
 impl Tensor {
@@ -75,5 +79,29 @@ impl Tensor {
 
     fn __repr__(&self) -> String {
         format!("<{} {} {:?}>", self.tensor.name, self.tensor.dtype, self.tensor.shape)
+    }
+}
+
+/// Of those tensors whose elements lie spread out, in pieces of less than `short` bytes and all within `most`: by
+/// its place one tensor of all bytes from the first to the last, the steps and the bytes between them of each axis,
+/// and the bytes of a piece. None of which most would be read for nothing.
+#[pyfunction]
+pub fn spread(tensors: Vec<PyRef<'_, Tensor>>, short: u64, most: u64) -> BTreeMap<usize, Spread> {
+    let spread = tensors.iter().enumerate();
+    spread.filter_map(|(place, tensor)| Some((place, tensor.spread(short, most)?))).collect()
+}
+
+impl Tensor {
+    fn spread(&self, short: u64, most: u64) -> Option<Spread> {
+        let Tensor { of, tensor } = self;
+        let (all, grid) = tensor.spread()?;
+        let bits = u64::from(tensor.dtype.bits());
+        let is_whole = |bytes: u64| bits >= 8 && (bytes * 8).is_multiple_of(bits);
+        let fits = grid.run < short
+            && all.bytes.len() <= most.min(tensor.bytes.len().saturating_mul(2))
+            && is_whole(grid.run)
+            && grid.axes.iter().all(|axis| is_whole(axis.stride));
+        let axes = grid.axes.iter().map(|axis| (axis.count, axis.stride)).collect();
+        fits.then(|| (Tensor { of: Arc::clone(of), tensor: all }, axes, grid.run))
     }
 }

@@ -1,6 +1,6 @@
 //! Reading past the page cache: a second descriptor of the same file, with `O_DIRECT`.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -53,12 +53,18 @@ impl OpenFile {
     }
 }
 
+impl AsFd for Direct {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 impl Direct {
     /// Fills `buf` from `offset`, both aligned; but for the end of the file, where only the bytes
     /// up to it are read. Fewer than those are an error.
     ///
     /// Like every read, it must be followed by [`OpenFile::check_unchanged`].
-    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<DirectRead, Error> {
+    pub(super) fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<DirectRead, Error> {
         let wanted =
             self.file.identity().size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let mut done = 0;

@@ -21,8 +21,8 @@ mod ways;
 mod whole;
 
 pub use attributes::{Attributes, Kind};
-pub use direct::DIRECT_ALIGNMENT;
-use direct::{Direct, DirectRead};
+use direct::DirectRead;
+pub use direct::{DIRECT_ALIGNMENT, Direct};
 pub use error::Error;
 pub use file::{File, Identity, OpenFile, State};
 pub use place::Typed;

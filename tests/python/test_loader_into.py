@@ -127,7 +127,7 @@ def test_bytes_at_the_address_0_are_not_saved(tmp_path):
 
 @pytest.mark.parametrize("how", [{}, {"progress": True}, {"dtype": "float64"}], ids=str)
 def test_places_that_share_memory_are_refused_before_anything_is_read(path, how, monkeypatch):
-    monkeypatch.setattr("ckptfs._load._SHOWN_AT_ONCE", 1)
+    monkeypatch.setattr("ckptfs._reading._SHOWN_AT_ONCE", 1)
     for module, zeros in (ckptfs.torch, torch.zeros), (ckptfs.numpy, numpy.zeros):
         kind = getattr(torch if zeros is torch.zeros else numpy, how.get("dtype", "float32"))
         whole = zeros(900, dtype=kind)

@@ -1,6 +1,6 @@
-//! A CUDA driver for tests on machines without a GPU: the stand-in of `standins/cuda`, built when it is first
-//! needed, and a process that finds it. In: a test's name, settings (`standins/cuda/README.md`), and what to
-//! do there. Out: the stand-in's report of it.
+//! NVIDIA's libraries for tests on machines without a GPU: the stand-ins of `standins`, built when they are first
+//! needed, and a process that finds them. In: a test's name, settings (the `README.md` of each), and what to do
+//! there. Out: the stand-ins' reports of it.
 
 #![allow(dead_code)] // Each test file uses a part of it.
 #![allow(clippy::unwrap_used)] // As in tests: what fails fails the test.
@@ -15,57 +15,109 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use child::{in_child, must_pass};
+use serde_json::Value;
 
-/// The names that programs look for.
-const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+/// A library that stands in for one of NVIDIA's.
+struct Standin {
+    /// Its folder of `standins`, and what its settings begin with.
+    name: &'static str,
+    settings: &'static str,
+    /// What is built.
+    built: &'static str,
+    /// The names that programs look for.
+    names: &'static [&'static str],
+}
 
-/// The folder that has the library, under all names that programs look for. Builds it first, once, however
-/// many tests and processes of tests want it.
-pub fn folder() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("standin-cuda");
+/// The driver.
+const DRIVER: Standin = Standin {
+    name: "cuda",
+    settings: "STANDIN_CUDA",
+    built: "libcuda.so",
+    names: &["libcuda.so", "libcuda.so.1"],
+};
+
+/// The library for GPUDirect Storage.
+const STORAGE: Standin = Standin {
+    name: "cufile",
+    settings: "STANDIN_CUFILE",
+    built: "libcufile.so",
+    names: &["libcufile.so.0"],
+};
+
+impl Standin {
+    /// The folder that has the library, under all names that programs look for. Builds it first, once, however
+    /// many tests and processes of tests want it.
+    fn folder(&self) -> PathBuf {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("standin-{}", self.name));
         let folder = target.join("found");
         fs::create_dir_all(&folder).unwrap();
         let only_one = File::create(target.join("lock")).unwrap();
         only_one.lock().unwrap();
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/standins/cuda/Cargo.toml");
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("standins").join(self.name);
         let mut build = Command::new(cargo);
-        build.args(["build", "--quiet", "--locked", "--lib", "--manifest-path", manifest]);
-        let done = build.arg("--target-dir").arg(&target).output().unwrap();
+        build.args(["build", "--quiet", "--locked", "--lib", "--manifest-path"]);
+        build.arg(manifest.join("Cargo.toml")).arg("--target-dir").arg(&target);
+        let done = build.output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        let library = target.join("debug/libcuda.so");
+        let library = target.join("debug").join(self.built);
         assert!(library.exists(), "{}: not built", library.display());
-        for name in NAMES {
-            match symlink("../debug/libcuda.so", folder.join(name)) {
+        for name in self.names {
+            match symlink(Path::new("../debug").join(self.built), folder.join(name)) {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => panic!("{name}: {error}"),
                 _ => {}
             }
         }
         folder
-    })
+    }
 }
 
-/// Does the test of this name in a process that finds the stand-in and its settings, and passes on what the
-/// stand-in reports at the end of that; nothing in the process itself.
+/// Where the driver and the library for GPUDirect Storage are.
+fn folders() -> &'static [PathBuf; 2] {
+    static FOLDERS: OnceLock<[PathBuf; 2]> = OnceLock::new();
+    FOLDERS.get_or_init(|| [DRIVER, STORAGE].map(|standin| standin.folder()))
+}
+
+/// Does the test of this name in a process that finds the stand-in for the driver and its settings, and passes on
+/// what that reports at the end of it; nothing in the process itself.
 #[track_caller]
-pub fn with_driver(
+pub fn with_driver(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) -> Option<Value> {
+    let [driver, _] = in_process(test, &[DRIVER], settings, body)?;
+    Some(driver.expect("the test calls the driver"))
+}
+
+/// The same with the library for GPUDirect Storage, which may not be called.
+#[track_caller]
+pub fn with_storage(
     test: &str,
     settings: &[(&str, &str)],
     body: impl FnOnce(),
-) -> Option<serde_json::Value> {
+) -> Option<(Value, Option<Value>)> {
+    let [driver, storage] = in_process(test, &[DRIVER, STORAGE], settings, body)?;
+    Some((driver.expect("the test calls the driver"), storage))
+}
+
+#[track_caller]
+fn in_process(
+    test: &str,
+    standins: &[Standin],
+    settings: &[(&str, &str)],
+    body: impl FnOnce(),
+) -> Option<[Option<Value>; 2]> {
     let place = tempfile::tempdir().unwrap();
-    let report = place.path().join("report.json");
+    let report = |standin: &Standin| place.path().join(standin.name);
     let prepare = |command: &mut Command| {
         let others = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others = std::env::split_paths(&others).filter(|path| !path.as_os_str().is_empty());
-        let paths = std::env::join_paths([folder().to_owned()].into_iter().chain(others)).unwrap();
-        command.env("LD_LIBRARY_PATH", paths).env("STANDIN_CUDA_REPORT", &report);
-        command.envs(settings.iter().copied());
+        let ours = folders().iter().take(standins.len()).cloned();
+        let paths = std::env::join_paths(ours.chain(others)).unwrap();
+        command.env("LD_LIBRARY_PATH", paths).envs(settings.iter().copied());
+        for standin in standins {
+            command.env(format!("{}_REPORT", standin.settings), report(standin));
+        }
     };
     let output = in_child(test, prepare, body)?;
     must_pass(&output);
-    let report = fs::read(&report).expect("the test calls the driver");
-    Some(serde_json::from_slice(&report).unwrap())
+    let reports = [DRIVER, STORAGE].map(|standin| fs::read(report(&standin)).ok());
+    Some(reports.map(|report| Some(serde_json::from_slice(&report?).unwrap())))
 }

@@ -2,7 +2,7 @@
 //! and expanded views, the other byte order, packed, and the older form.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, TensorView};
 use tempfile::TempDir;
@@ -26,9 +26,12 @@ pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|_| numbers.below(256) as u8).collect()
 }
 
-/// A directory on a disk: what lies in memory cannot be made to be read again.
+/// A directory on a disk: what lies in memory cannot be made to be read again. On another machine than the one
+/// it was built on it is where that has temporary files.
 pub fn directory() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory")
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let found = if built.is_dir() { built.to_owned() } else { std::env::temp_dir() };
+    tempfile::tempdir_in(found).expect("a directory")
 }
 
 /// Three shards with large, small and tiny tensors.

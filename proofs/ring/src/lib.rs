@@ -53,7 +53,10 @@ mod tests {
             assert!(made.fetch_add(1, Ordering::SeqCst) < most, "there are more than may be");
             Ok::<_, ()>(Busy { is_read: Arc::new(AtomicBool::new(false)) })
         });
-        let chunk = chunk.unwrap();
+        filled(ring, chunk.unwrap());
+    }
+
+    fn filled(ring: &Ring<Busy>, chunk: Busy) {
         // It is filled, which must be while nobody reads it; then a copy begins.
         assert!(!chunk.is_read.swap(true, Ordering::SeqCst), "filled while it is read");
         ring.give(chunk);
@@ -73,7 +76,11 @@ mod tests {
                 .collect();
             (0..rounds).for_each(|_| one_round(&ring, &made, most));
             others.into_iter().for_each(|other| other.join().unwrap());
-            assert_eq!(ring.drain().len(), made.load(Ordering::SeqCst));
+            // None is lost: with as many at the most they are waited for, one after the other.
+            let made = made.load(Ordering::SeqCst);
+            assert_eq!(ring.shrink(0).len(), 0);
+            let no_more = || Err(());
+            (0..made).for_each(|_| drop(ring.take(no_more).unwrap()));
         });
     }
 
@@ -103,6 +110,80 @@ mod tests {
             };
             let made = AtomicUsize::new(0);
             one_round(&ring, &made, 1);
+            other.join().unwrap();
+        });
+    }
+
+    /// A chunk of which it is not known, the first time, whether it is idle.
+    struct Doubtful {
+        is_known: AtomicBool,
+    }
+
+    impl Chunk for Doubtful {
+        type Fault = ();
+
+        fn is_idle(&self) -> Result<bool, ()> {
+            self.is_known.swap(true, Ordering::SeqCst).then_some(true).ok_or(())
+        }
+
+        fn wait(&self) -> Result<(), ()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn whoever_waits_goes_on_when_another_fails() {
+        loom::model(|| {
+            let ring = Arc::new(Ring::new(1));
+            let chunk = ring.take(|| Ok::<_, ()>(Doubtful { is_known: AtomicBool::new(false) }));
+            let others: Vec<_> = (0..2)
+                .map(|_| {
+                    let ring = Arc::clone(&ring);
+                    thread::spawn(move || {
+                        let taken = ring.take(|| Err(()));
+                        taken.into_iter().for_each(|chunk| ring.give(chunk));
+                    })
+                })
+                .collect();
+            ring.give(chunk.ok().unwrap());
+            others.into_iter().for_each(|other| other.join().unwrap());
+        });
+    }
+
+    /// Where none can be made nobody waits for one.
+    #[test]
+    fn who_cannot_make_any_is_told() {
+        loom::model(|| {
+            let ring = Arc::new(Ring::<Busy>::new(1));
+            let other = {
+                let ring = Arc::clone(&ring);
+                thread::spawn(move || assert!(ring.take(|| Err(())).is_err()))
+            };
+            assert!(ring.take(|| Err(())).is_err());
+            other.join().unwrap();
+        });
+    }
+
+    /// Where no more can be made, whoever failed to make one goes on with those that there are.
+    #[test]
+    fn who_cannot_make_one_waits_for_another() {
+        loom::model(|| {
+            let (ring, made) = (Arc::new(Ring::<Busy>::new(2)), Arc::new(AtomicUsize::new(0)));
+            let round = |ring: &Ring<Busy>, made: &AtomicUsize| {
+                let chunk = ring.take(|| match made.fetch_add(1, Ordering::SeqCst) {
+                    0 => Ok(Busy { is_read: Arc::new(AtomicBool::new(false)) }),
+                    _ => Err(()),
+                });
+                // Only while there is none at all.
+                if let Ok(chunk) = chunk {
+                    filled(ring, chunk);
+                }
+            };
+            let other = {
+                let (ring, made) = (Arc::clone(&ring), Arc::clone(&made));
+                thread::spawn(move || round(&ring, &made))
+            };
+            round(&ring, &made);
             other.join().unwrap();
         });
     }

@@ -6,6 +6,9 @@ use crate::driver::Driver;
 use crate::host_memory::Kind;
 use crate::streams::{Place, Work};
 
+/// The attribute of a device that has no memory of its own.
+const INTEGRATED: i32 = 18;
+
 impl Driver {
     /// The side of a copy that an address without a kind stands for.
     pub fn place(&self, address: u64) -> Place {
@@ -15,8 +18,22 @@ impl Driver {
         }
     }
 
+    /// Where an address really is: a device that uses the host's memory sees what is pinned there, at the same
+    /// address.
+    fn seen(&self, place: Place, bytes: usize) -> Place {
+        let Place::Device(address) = place else { return place };
+        let device = self.contexts.device_of(self.here).unwrap_or(0);
+        let is_integrated = self.settings.attribute(device, INTEGRATED) == Some(1);
+        let is_pinned = || matches!(self.host.kind(address as usize, bytes), Kind::Pinned(..));
+        match is_integrated && !self.device.is_mine(address) && is_pinned() {
+            true => Place::Host(address as usize),
+            false => place,
+        }
+    }
+
     /// Copies before it returns, after all that the legacy stream waits for.
     pub fn copy_now(&mut self, to: Place, from: Place, bytes: usize) -> Done {
+        let [to, from] = [to, from].map(|place| self.seen(place, bytes));
         for place in [to, from] {
             self.check(place, bytes)?;
         }
@@ -27,6 +44,7 @@ impl Driver {
 
     /// Gives a copy to a stream.
     pub fn copy_later(&mut self, to: Place, from: Place, bytes: usize, stream: u64) -> Done {
+        let [to, from] = [to, from].map(|place| self.seen(place, bytes));
         let mut is_pageable = false;
         for place in [to, from] {
             is_pageable |= self.check(place, bytes)?;
@@ -57,6 +75,17 @@ impl Driver {
                 self.wait_for(end);
             }
         }
+        Ok(())
+    }
+
+    /// Gives a copy from the memory of one context to that of another to a stream.
+    pub fn copy_between(&mut self, [to, from]: [(u64, u64); 2], bytes: usize, stream: u64) -> Done {
+        for (address, context) in [to, from] {
+            self.check_device(address, bytes, context)?;
+        }
+        let stream = self.stream_here(stream)?;
+        let [to, from] = [to, from].map(|(address, _)| Place::Device(address));
+        self.give(stream, Work::Copy { to, from, bytes });
         Ok(())
     }
 
@@ -97,16 +126,9 @@ impl Driver {
     /// Checks one side of a copy that is asked for: whether it is pageable.
     fn check(&mut self, place: Place, bytes: usize) -> Result<bool, Code> {
         let wrong = match place {
-            Place::Device(address) => match self.device.find(address, bytes) {
-                Ok((base, one)) if one.ends => {
-                    format!("the device memory at {base:#x} was given back by cuMemFreeAsync")
-                }
-                Ok((base, one)) if one.context != self.here => {
-                    format!("the device memory at {base:#x} is not of the current context")
-                }
-                Ok(_) => return Ok(false),
-                Err(words) => words,
-            },
+            Place::Device(address) => {
+                return self.check_device(address, bytes, self.here).map(|()| false);
+            }
             Place::Host(address) if self.device.is_mine(address as u64) => {
                 format!("{address:#x} is of the device, where a place in host memory is meant")
             }
@@ -114,6 +136,21 @@ impl Driver {
                 Kind::Wrong(words) => words,
                 kind => return Ok(kind == Kind::Pageable),
             },
+        };
+        Err(self.fault(codes::INVALID_VALUE, wrong))
+    }
+
+    fn check_device(&mut self, address: u64, bytes: usize, context: u64) -> Done {
+        let wrong = match self.device.find(address, bytes) {
+            Ok((base, one)) if one.ends => {
+                format!("the device memory at {base:#x} was given back by cuMemFreeAsync")
+            }
+            Ok((base, one)) if one.context != context => {
+                let meant = if context == self.here { "current context" } else { "context named" };
+                format!("the device memory at {base:#x} is not of the {meant}")
+            }
+            Ok(_) => return Ok(()),
+            Err(words) => words,
         };
         Err(self.fault(codes::INVALID_VALUE, wrong))
     }

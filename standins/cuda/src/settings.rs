@@ -7,27 +7,48 @@ use std::path::PathBuf;
 
 use crate::codes::Code;
 
-/// Beyond what is settled here, every attribute of a device is 0.
-const ATTRIBUTES: [(&str, i32, i32); 24] = [
-    ("MULTIPROCESSOR_COUNT", 16, 4),
+/// What kernels would have is that of an H100. Beyond what is settled here, every attribute of a device is 0.
+const ATTRIBUTES: [(&str, i32, i32); 45] = [
+    ("MAX_THREADS_PER_BLOCK", 1, 1024),
+    ("MAX_BLOCK_DIM_X", 2, 1024),
+    ("MAX_BLOCK_DIM_Y", 3, 1024),
+    ("MAX_BLOCK_DIM_Z", 4, 64),
+    ("MAX_GRID_DIM_X", 5, i32::MAX),
+    ("MAX_GRID_DIM_Y", 6, 65535),
+    ("MAX_GRID_DIM_Z", 7, 65535),
+    ("MAX_SHARED_MEMORY_PER_BLOCK", 8, 49152),
+    ("TOTAL_CONSTANT_MEMORY", 9, 65536),
+    ("WARP_SIZE", 10, 32),
+    ("MAX_PITCH", 11, i32::MAX),
+    ("MAX_REGISTERS_PER_BLOCK", 12, 65536),
+    ("MULTIPROCESSOR_COUNT", 16, 132),
     ("INTEGRATED", 18, 0),
     ("CAN_MAP_HOST_MEMORY", 19, 1),
     ("COMPUTE_MODE", 20, 0),
     ("CONCURRENT_KERNELS", 31, 1),
+    ("ECC_ENABLED", 32, 1),
     ("PCI_BUS_ID", 33, 0),
     ("PCI_DEVICE_ID", 34, 0),
+    ("GLOBAL_MEMORY_BUS_WIDTH", 37, 5120),
+    ("L2_CACHE_SIZE", 38, 52428800),
+    ("MAX_THREADS_PER_MULTIPROCESSOR", 39, 2048),
     ("ASYNC_ENGINE_COUNT", 40, 2),
     ("UNIFIED_ADDRESSING", 41, 1),
     ("PCI_DOMAIN_ID", 50, 0),
-    ("STREAM_PRIORITIES_SUPPORTED", 78, 1),
     ("COMPUTE_CAPABILITY_MAJOR", 75, 9),
     ("COMPUTE_CAPABILITY_MINOR", 76, 0),
+    ("STREAM_PRIORITIES_SUPPORTED", 78, 1),
+    ("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR", 81, 233472),
+    ("MAX_REGISTERS_PER_MULTIPROCESSOR", 82, 65536),
     ("MANAGED_MEMORY", 83, 1),
     ("PAGEABLE_MEMORY_ACCESS", 88, 0),
     ("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM", 91, 1),
+    ("COOPERATIVE_LAUNCH", 95, 1),
+    ("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", 97, 232448),
     ("HOST_REGISTER_SUPPORTED", 99, 1),
     ("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES", 100, 0),
     ("DIRECT_MANAGED_MEM_ACCESS_FROM_HOST", 101, 0),
+    ("MAX_BLOCKS_PER_MULTIPROCESSOR", 106, 32),
     ("READ_ONLY_HOST_REGISTER_SUPPORTED", 113, 1),
     ("MEMORY_POOLS_SUPPORTED", 115, 1),
     ("GPU_DIRECT_RDMA_SUPPORTED", 116, 0),
@@ -169,7 +190,7 @@ mod tests {
     #[test]
     fn attributes_are_set_for_one_device_or_all() {
         let both = |name: &str| (name == "DEVICES").then(|| "2".to_owned());
-        let attributes = "INTEGRATED=1,1.PCI_BUS_ID=7,0.12=5".to_owned();
+        let attributes = "INTEGRATED=1,1.PCI_BUS_ID=7,0.13=5".to_owned();
         let read = Settings::read(|name| {
             both(name).or((name == "ATTRIBUTES").then(|| attributes.clone()))
         });
@@ -177,7 +198,7 @@ mod tests {
         let of = |number| [0, 1].map(|device| read.attribute(device, number));
         assert_eq!(of(18), [Some(1), Some(1)]);
         assert_eq!(of(PCI_BUS_ID), [Some(1), Some(7)]);
-        assert_eq!(of(12), [Some(5), Some(0)]);
+        assert_eq!(of(13), [Some(5), Some(0)]);
         assert_eq!(of(ATTRIBUTES_END), [None, None]);
     }
 

@@ -86,6 +86,33 @@ fn contexts_are_pushed_and_popped() {
 }
 
 #[test]
+fn devices_copy_to_each_other() {
+    alone("devices_copy_to_each_other", &[("DEVICES", "2")], || {
+        let one = begin(0);
+        let (first, from) = (device_memory(8), pinned(8, 7));
+        ok(cuMemcpyHtoD_v2(first, from, 8));
+        let two = begin(1);
+        let (second, stream) = (device_memory(8), stream());
+        ok(cuMemcpyPeerAsync(second, two, first, one, 8, stream));
+        assert_eq!(peek(second, 8), [POISON; 8]);
+        ok(cuStreamSynchronize(stream));
+        assert_eq!(peek(second, 8), [7; 8]);
+    });
+}
+
+#[test]
+fn a_copy_between_devices_names_the_contexts_of_its_memory() {
+    let test = "a_copy_between_devices_names_the_contexts_of_its_memory";
+    faults(test, &[("DEVICES", "2")], "is not of the context named", || {
+        let one = begin(0);
+        let first = device_memory(8);
+        let two = begin(1);
+        let second = device_memory(8);
+        cuMemcpyPeerAsync(second, one, first, two, 8, 0);
+    });
+}
+
+#[test]
 fn functions_are_found_by_name() {
     alone("functions_are_found_by_name", &[], || {
         let find = |name| {

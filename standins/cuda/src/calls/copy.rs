@@ -14,6 +14,7 @@ table![
     cuMemcpyDtoHAsync_v2,
     cuMemcpyHtoD_v2,
     cuMemcpyHtoDAsync_v2,
+    cuMemcpyPeerAsync,
     cuMemsetD8_v2,
     cuMemsetD8Async,
 ];
@@ -75,6 +76,21 @@ pub extern "C" fn cuMemcpy(to: u64, from: u64, bytes: usize) -> Code {
 pub extern "C" fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: u64) -> Code {
     call("cuMemcpyAsync", Needs::Context, |driver| {
         driver.copy_later(driver.place(to), driver.place(from), bytes, stream)
+    })
+}
+
+/// Copies from the memory of one context to that of another when a stream gets to it.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyPeerAsync(
+    to: u64,
+    to_context: u64,
+    from: u64,
+    from_context: u64,
+    bytes: usize,
+    stream: u64,
+) -> Code {
+    call("cuMemcpyPeerAsync", Needs::Context, |driver| {
+        driver.copy_between([(to, to_context), (from, from_context)], bytes, stream)
     })
 }
 

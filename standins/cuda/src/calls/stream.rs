@@ -1,5 +1,7 @@
 //! Streams: work in order, done when it is waited for.
 
+use std::cell::Cell;
+
 use super::{Out, put, table};
 use crate::codes::{self, Code, Done};
 use crate::driver::{Driver, Needs, call};
@@ -16,6 +18,7 @@ table![
     cuStreamQuery,
     cuStreamSynchronize,
     cuStreamWaitEvent,
+    cuThreadExchangeStreamCaptureMode,
 ];
 
 /// Creates a stream.
@@ -95,6 +98,25 @@ pub extern "C" fn cuStreamSynchronize(stream: u64) -> Code {
     call("cuStreamSynchronize", Needs::Handle, |driver| {
         all(driver, stream)?.into_iter().for_each(|point| driver.wait_for(point));
         Ok(())
+    })
+}
+
+/// Exchanges what a thread says of captures that other threads begin: the mode that it had comes back. There are no
+/// captures here.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuThreadExchangeStreamCaptureMode(mode: Out<'_, i32>) -> Code {
+    const MODES: std::ops::Range<i32> = 0..3;
+    thread_local! {
+        static MODE: Cell<i32> = const { Cell::new(0) };
+    }
+    call("cuThreadExchangeStreamCaptureMode", Needs::Init, |_| {
+        let mode = mode.ok_or(codes::INVALID_VALUE)?;
+        // SAFETY: the caller says in it what it wants.
+        let wanted = unsafe { mode.assume_init_read() };
+        if !MODES.contains(&wanted) {
+            return Err(codes::INVALID_VALUE);
+        }
+        put(Some(mode), MODE.replace(wanted))
     })
 }
 

@@ -59,6 +59,23 @@ pub unsafe extern "C" fn standin_cuda_peek(to: *mut u8, from: u64, bytes: usize)
     }
 }
 
+/// Writes to device memory at once, as hardware beside the device does: nothing that is queued is waited for.
+///
+/// # Safety
+///
+/// So many bytes can be read at `from`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn standin_cuda_write(to: u64, from: *const u8, bytes: usize) -> Code {
+    match driver().device.bytes_mut(to, bytes) {
+        Ok(place) => {
+            // SAFETY: by the caller, and so many bytes were found.
+            unsafe { std::ptr::copy_nonoverlapping(from, place.as_mut_ptr(), bytes) };
+            codes::SUCCESS
+        }
+        Err(_) => codes::INVALID_VALUE,
+    }
+}
+
 /// Sets a byte of device memory that begins at `base`, or of what guards it on both sides.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_cuda_poke(base: u64, offset: isize, value: u8) -> Code {

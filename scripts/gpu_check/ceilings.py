@@ -1,0 +1,171 @@
+"""What nothing that loads can exceed: how fast bytes get to the device, into pinned memory, and off the disk.
+A program of `children`.
+
+In: a device, a file on a disk, the same in memory. Out: one thing told for each measurement: what, GB/s, and how
+it was had. Files are read by `os.preadv` on threads, which hold no lock meanwhile.
+"""
+
+import ctypes
+import itertools
+import mmap
+import os
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+import children
+
+# What a thread reads at once, as ckptfs does.
+_PIECE = 4 << 20
+
+_TIMES = 5
+
+
+def answer(what, device, disk, shm, quick=False):
+    measure = {"copies": copies, "reads": reads, "cold": cold, "registered": registered}[what]
+    for name, speed, how in measure(device, disk, shm, 2 if quick else _TIMES, quick):
+        children.tell(name=name, speed=speed, how=how)
+
+
+def copies(device, disk, shm, times, quick):
+    """Host to device, out of pinned memory and out of any other."""
+    sizes = [16 << 20, 256 << 20] if quick else [4 << 20, 64 << 20, 256 << 20, 1 << 30]
+    for pinned in True, False:
+        for size in sizes:
+            source = torch.ones(size, dtype=torch.uint8, pin_memory=pinned)
+            target = torch.empty(size, dtype=torch.uint8, device=device)
+
+            def copy():
+                # Short copies one after the other, as in a load.
+                for _ in range(max(1, (256 << 20) // size)):
+                    target.copy_(source, non_blocking=pinned)
+                torch.cuda.synchronize()
+
+            speed = _speed(copy, max(size, 256 << 20), times)
+            yield f"copy, {'pinned' if pinned else 'pageable'}", speed, f"{size >> 20} MiB at a time"
+
+
+def reads(device, disk, shm, times, quick):
+    """Out of the page cache and out of memory, into pinned memory."""
+    for name, path in (("page cache", disk), ("tmpfs", shm)):
+        if path is None:
+            continue
+        _read(path, 8, [mmap.mmap(-1, _PIECE) for _ in range(8)], os.O_RDONLY)
+        for threads in [4] if quick else [1, 4, 8, 16, 32]:
+            if device == "cpu":
+                memory = [mmap.mmap(-1, _PIECE) for _ in range(threads)]
+            else:
+                kept = [torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(threads)]
+                memory = [(ctypes.c_char * _PIECE).from_address(tensor.data_ptr()) for tensor in kept]
+            speed = _speed(lambda: _read(path, threads, memory, os.O_RDONLY), os.path.getsize(path), times)
+            kind = "memory" if device == "cpu" else "pinned memory"
+            yield f"{name} to {kind}", speed, f"{threads} threads"
+
+
+def cold(device, disk, shm, times, quick):
+    """Off the disk, past the page cache, once it has nothing of the file."""
+    from ckptfs import _page_cache
+
+    for threads in [8] if quick else [4, 8, 16, 32]:
+        # Memory of a mapping begins with a page, which reads past the page cache need.
+        memory, took = [mmap.mmap(-1, _PIECE) for _ in range(threads)], []
+        for _ in range(min(times, 3)):
+            how = _page_cache.clear([disk])
+            start = time.perf_counter()
+            _read(disk, threads, memory, os.O_RDONLY | os.O_DIRECT)
+            took.append(time.perf_counter() - start)
+        speed = os.path.getsize(disk) / statistics.median(took) / 1e9
+        yield "disk, O_DIRECT", speed, f"{threads} threads, after {how}"
+
+
+# Of cuMemHostRegister: the pages are only read.
+_READ_ONLY = 8
+
+
+def registered(device, disk, shm, times, quick):
+    """Pages of the page cache themselves, registered with the driver and copied from: no copy between."""
+    cuda, libc = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    cuda.cuMemHostRegister_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
+    cuda.cuMemHostUnregister.argtypes = [ctypes.c_void_p]
+    cuda.cuMemcpyHtoD_v2.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t]
+
+    def must(code, call):
+        if code:
+            words = ctypes.c_char_p()
+            cuda.cuGetErrorString(code, ctypes.byref(words))
+            raise RuntimeError(f"{call} answers {code}: {(words.value or b'').decode()}")
+
+    # torch's context is this thread's from here on.
+    target = torch.empty(64 << 20, dtype=torch.uint8, device=device)
+    torch.cuda.synchronize()
+    for name, path in (("page cache", disk), ("tmpfs", shm)):
+        if path is None:
+            continue
+        size = os.path.getsize(path) // len(target) * len(target)
+        fd = os.open(path, os.O_RDONLY)
+        took = [0.0, 0.0, 0.0]
+
+        def whole():
+            at = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+            if at == ctypes.c_void_p(-1).value:
+                raise OSError(ctypes.get_errno(), "mmap")
+            try:
+                for piece in range(at, at + size, len(target)):
+                    begun = time.perf_counter()
+                    must(cuda.cuMemHostRegister_v2(piece, len(target), _READ_ONLY), "cuMemHostRegister")
+                    made = time.perf_counter()
+                    must(cuda.cuMemcpyHtoD_v2(target.data_ptr(), piece, len(target)), "cuMemcpyHtoD")
+                    copied = time.perf_counter()
+                    must(cuda.cuMemHostUnregister(piece), "cuMemHostUnregister")
+                    steps = (made - begun, copied - made, time.perf_counter() - copied)
+                    took[:] = map(sum, zip(took, steps))
+            finally:
+                libc.munmap(at, size)
+
+        try:
+            speed = _speed(whole, size, times)
+        except (OSError, RuntimeError) as fault:
+            yield f"{name}, registered", None, str(fault)
+        else:
+            parts = ", ".join(f"{step} {one / sum(took):.0%}" for step, one in
+                              zip(("registering", "copying", "unregistering"), took))  # fmt: skip
+            yield f"{name}, registered", speed, f"mapped READ_ONLY, 64 MiB at a time, one thread: {parts}"
+        finally:
+            os.close(fd)
+
+
+def _speed(work, size, times):
+    took = []
+    for n in range(times + 1):
+        start = time.perf_counter()
+        work()
+        # The first touches what is new.
+        took += [time.perf_counter() - start] if n else []
+    return size / statistics.median(took) / 1e9
+
+
+def _read(path, threads, memory, flags):
+    """All of a file, by several threads, each into its own memory over and over."""
+    places, size, fd = itertools.count(0, _PIECE), os.path.getsize(path), os.open(path, flags)
+
+    def one(into):
+        # Taking the next place is one step of the interpreter.
+        while (at := next(places)) < size:
+            if os.preadv(fd, [into], at) < min(_PIECE, size - at):
+                raise OSError(f"{path}: too little was read")
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(one, memory))
+    finally:
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(children.serve(answer))

@@ -1,0 +1,132 @@
+"""Makes what `scripts/gpu-check` takes along to a machine that has a GPU, and no Rust and no network.
+
+In: this repository, cargo, and pip's registry. Out: a folder with the wheel of ckptfs, the wheels of the
+libraries that it is measured against, and the Rust test that needs a device. With the files of the repository
+it must be small enough to travel.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# The repository and the pack together.
+MOST = 64 << 20
+
+# Pythons that the other machine may have; what comes first matters most.
+PYTHONS = ["3.12", "3.11", "3.13"]
+
+# What is measured against. `humanize` is what runai's needs and few machines have. Of a list the first that the
+# registry has is taken.
+PEERS = [
+    ["safetensors==0.8.*"],
+    ["safetensors==0.9.*", "safetensors>=0.9.0rc0,<0.10"],
+    ["fastsafetensors==0.5.0"],
+    ["runai-model-streamer==0.17.0"],
+    ["humanize"],
+    ["instanttensor==0.2.2"],
+]
+
+# Wheels for any glibc that a machine with a GPU may have: pip takes the best of what is there.
+PLATFORMS = ["any", "manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(17, 36))]
+
+TEST = "loads_to_a_gpu"
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="scripts/gpu-check --pack", description=__doc__.splitlines()[0])
+    parser.add_argument("dir", nargs="?", type=Path, default=REPOSITORY / "gpu-check-pack", metavar="DIR")
+    folder = parser.parse_args().dir
+    if folder.exists():
+        # Nothing of an earlier pack may be taken for this one's. What is no pack is left alone.
+        if any(path.is_dir() or path.suffix != ".whl" and path.name != TEST for path in folder.iterdir()):
+            sys.exit(f"gpu-check: {folder}: holds other things than a pack; name another folder")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    wheel_of_ours(folder)
+    test_of_rust(folder)
+    wheels_of_peers(folder)
+    tell(folder)
+
+
+def wheel_of_ours(folder):
+    say("building the wheel of ckptfs")
+    pip("wheel", "--no-deps", "--wheel-dir", folder, REPOSITORY)
+
+
+def test_of_rust(folder):
+    say(f"building the test {TEST}")
+    command = ["cargo", "test", "--locked", "--features", "cuda", "--test", TEST, "--no-run",
+               "--message-format=json"]  # fmt: skip
+    done = subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE, text=True)
+    for message in map(json.loads, done.stdout.splitlines()):
+        if message.get("executable") and message["target"]["name"] == TEST:
+            subprocess.run(["strip", "-o", folder / TEST, message["executable"]], check=True)
+            return
+    sys.exit(f"gpu-check: cargo built no {TEST}")
+
+
+def wheels_of_peers(folder):
+    for python in PYTHONS:
+        for versions in PEERS:
+            if not any(fetched(version, python, folder) for version in versions):
+                say(f"{versions[0]}: the registry has no wheel for Python {python}")
+
+
+def fetched(version, python, folder):
+    with tempfile.TemporaryDirectory() as place:
+        platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+        # A candidate is taken only where it is asked for by its name.
+        pre = ["--pre"] if "rc" in version else []
+        done = pip("download", "--no-deps", "--only-binary", ":all:", "--python-version", python,
+                   *platforms, *pre, "--dest", place, version, must=False)  # fmt: skip
+        for wheel in Path(place).iterdir():
+            shutil.copyfile(wheel, folder / wheel.name)
+    return done.returncode == 0
+
+
+def tell(folder):
+    """Each file with its size and what it needs; an error if it is too much."""
+    total = 0
+    for path in sorted(folder.iterdir()):
+        total += path.stat().st_size
+        print(f"{path.stat().st_size:>12,}  {path.name}{needs(path)}")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    tracked = subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE, text=True).stdout
+    files = [REPOSITORY / name for name in tracked.split("\0") if name]
+    ours = sum(path.lstat().st_size for path in files if path.exists() or path.is_symlink())
+    print(f"{total:>12,}  the pack, in {folder}\n{ours:>12,}  the repository's files")
+    if total + ours > MOST:
+        sys.exit(f"gpu-check: {total + ours:,} bytes are more than the {MOST:,} that may travel")
+
+
+def needs(path):
+    """The glibc that what was built here needs."""
+    if not (path.name == TEST or path.name.startswith("ckptfs-")):
+        return ""
+    with tempfile.TemporaryDirectory() as place:
+        built = [path]
+        if path.suffix == ".whl":
+            shutil.unpack_archive(path, place, "zip")
+            built = Path(place).rglob("*.so")
+        found = {int(minor) for file in built for minor in re.findall(rb"GLIBC_2\.(\d+)", file.read_bytes())}
+    return f"  (needs glibc 2.{max(found)})" if found else ""
+
+
+def pip(*words, must=True):
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *map(str, words)]
+    return subprocess.run(command, check=must, stderr=None if must else subprocess.DEVNULL)
+
+
+def say(words):
+    print(f"== {words}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+//! The part of `cufile.h` that is used: layouts, numbers and the types of its functions.
+//!
+//! As in the header of libcufile 1.17 (the wheel `nvidia-cufile` 1.17.1.22), on 64-bit Linux.
+
+use std::ffi::{c_int, c_void};
+
+/// `CUfileError_t`, which is returned by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Status {
+    /// 0, or one of the library's own errors, which are above 5000.
+    pub error: c_int,
+    /// What CUDA's driver said, where that is the error.
+    pub of_driver: c_int,
+}
+
+/// `CUfileDescr_t`. Its union of a descriptor and a pointer is the descriptor, and what that leaves.
+#[repr(C)]
+pub struct Description {
+    pub kind: c_int,
+    pub _before: c_int,
+    pub descriptor: c_int,
+    pub _rest: c_int,
+    pub operations: *const c_void,
+}
+
+/// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
+pub const DESCRIPTOR: c_int = 1;
+
+/// `CUfileDrvProps_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Properties {
+    /// Of nvidia-fs, with what follows up to `control`.
+    pub major: u32,
+    pub minor: u32,
+    pub poll_threshold: usize,
+    pub max_direct: usize,
+    /// A bit for each kind of storage that there is support for.
+    pub status: u32,
+    /// A bit for each setting.
+    pub control: u32,
+    pub features: u32,
+    pub device_cache: u32,
+    pub buffer_cache: u32,
+    pub pinned: u32,
+    pub batch: u32,
+    pub batch_timeout: u32,
+    /// Room for what later versions may write.
+    pub _later: [u64; 16],
+}
+
+/// Bits of `status` (`CUfileDriverStatusFlags_t`).
+pub mod status {
+    pub const LUSTRE: u32 = 1 << 0;
+    pub const NFS: u32 = 1 << 2;
+    pub const GPFS: u32 = 1 << 3;
+    pub const NVME: u32 = 1 << 4;
+    pub const NVME_OVER_FABRICS: u32 = 1 << 5;
+    pub const SCSI: u32 = 1 << 6;
+    pub const SCALEFLUX: u32 = 1 << 7;
+    pub const NVMESH: u32 = 1 << 8;
+    pub const BEEGFS: u32 = 1 << 9;
+}
+
+/// Bits of `control` (`CUfileDriverControlFlags_t`).
+pub mod control {
+    /// It may read by the host's memory where it cannot do otherwise, and says nothing of it.
+    pub const ALLOW_COMPAT: u32 = 1 << 1;
+    /// It always does.
+    pub const POSIX_IO: u32 = 1 << 2;
+    /// It reads once more in that way what could not be read.
+    pub const FALLBACK_IO: u32 = 1 << 4;
+}
+
+pub type Handle = *mut c_void;
+
+pub type DriverCall = unsafe extern "C" fn() -> Status;
+pub type GetProperties = unsafe extern "C" fn(*mut Properties) -> Status;
+pub type HandleRegister = unsafe extern "C" fn(*mut Handle, *mut Description) -> Status;
+pub type HandleDeregister = unsafe extern "C" fn(Handle);
+pub type BufRegister = unsafe extern "C" fn(*const c_void, usize, c_int) -> Status;
+pub type BufDeregister = unsafe extern "C" fn(*const c_void) -> Status;
+pub type Read = unsafe extern "C" fn(Handle, *mut c_void, usize, i64, i64) -> isize;
+
+// What the header's own compiler makes of them.
+const _: () = {
+    use std::mem::{offset_of, size_of};
+    assert!(size_of::<Status>() == 8 && size_of::<Description>() == 24);
+    assert!(offset_of!(Description, descriptor) == 8 && offset_of!(Description, operations) == 16);
+    assert!(offset_of!(Properties, max_direct) == 16 && offset_of!(Properties, status) == 24);
+    assert!(offset_of!(Properties, features) == 32 && offset_of!(Properties, _later) == 56);
+};

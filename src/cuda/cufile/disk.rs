@@ -1,0 +1,128 @@
+//! What a file lies on: its filesystem, and the disks beneath.
+//!
+//! In: an open file. Out: what the system says of it (`statfs`, and `/sys/dev/block`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FsWord, fstat, fstatfs, major, minor};
+
+use crate::source::OpenFile;
+
+/// How deep disks lie in disks at the most: partitions of arrays of volumes.
+const DEEP: usize = 8;
+
+/// What a file lies on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lies {
+    /// The number of its filesystem's kind; 0 where the system does not say.
+    pub filesystem: FsWord,
+    /// The disks that have its bytes; none where there is none, or it is not known.
+    pub disks: Vec<Disk>,
+}
+
+/// A disk, by how it is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Disk {
+    /// In this machine.
+    Nvme,
+    /// In another, by remote DMA.
+    NvmeOverFabrics,
+    Scsi,
+    ScaleFlux,
+    /// Anything else, by its name.
+    Other(String),
+}
+
+impl Lies {
+    /// Of an open file.
+    pub fn of(file: &OpenFile) -> Lies {
+        let filesystem = fstatfs(file).map(|stat| stat.f_type).unwrap_or_default();
+        let mut disks = Vec::new();
+        if let Ok(stat) = fstat(file) {
+            let name = format!("{}:{}", major(stat.st_dev), minor(stat.st_dev));
+            if let Ok(device) = fs::canonicalize(Path::new("/sys/dev/block").join(name)) {
+                beneath(device, DEEP, &mut disks);
+            }
+        }
+        Lies { filesystem, disks }
+    }
+}
+
+/// The disks that a device of blocks is made of.
+fn beneath(device: PathBuf, deep: usize, disks: &mut Vec<Disk>) {
+    let parts = fs::read_dir(device.join("slaves")).into_iter().flatten().flatten();
+    let parts: Vec<PathBuf> = parts.filter_map(|part| fs::canonicalize(part.path()).ok()).collect();
+    let whole = device.join("partition").exists().then(|| device.parent()).flatten();
+    match whole {
+        _ if deep == 0 => disks.push(Disk::Other(name(&device))),
+        Some(whole) => beneath(whole.to_path_buf(), deep - 1, disks),
+        None if parts.is_empty() => disks.push(disk(&device)),
+        None => parts.into_iter().for_each(|part| beneath(part, deep - 1, disks)),
+    }
+}
+
+fn disk(device: &Path) -> Disk {
+    let name = name(device);
+    if name.starts_with("nvme") {
+        // Of one that has several ways the disk has none, and each way has one.
+        let transport = fs::read_to_string(device.join("device/transport"));
+        return match transport.as_deref().map(str::trim) {
+            Ok("pcie") | Err(_) => Disk::Nvme,
+            Ok("rdma") => Disk::NvmeOverFabrics,
+            Ok(_) => Disk::Other(name),
+        };
+    }
+    match &name {
+        name if name.starts_with("sfd") => Disk::ScaleFlux,
+        name if name.starts_with("sd") => Disk::Scsi,
+        _ => Disk::Other(name),
+    }
+}
+
+fn name(device: &Path) -> String {
+    device.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn found(device: &Path) -> Vec<Disk> {
+        let mut disks = Vec::new();
+        beneath(fs::canonicalize(device).unwrap(), DEEP, &mut disks);
+        disks
+    }
+
+    #[test]
+    fn partitions_and_arrays_are_the_disks_beneath() {
+        let system = tempfile::tempdir().unwrap();
+        let at = |name: &str| system.path().join(name);
+        for (disk, transport) in
+            [("nvme0n1", "pcie\n"), ("nvme1n1", "rdma\n"), ("nvme2n1", "tcp\n")]
+        {
+            fs::create_dir_all(at(disk).join("device")).unwrap();
+            fs::write(at(disk).join("device/transport"), transport).unwrap();
+        }
+        for folder in ["nvme0n1/nvme0n1p2", "sda", "vda", "sfdv0n1", "md0/slaves", "dm-0/slaves"] {
+            fs::create_dir_all(at(folder)).unwrap();
+        }
+        fs::write(at("nvme0n1/nvme0n1p2/partition"), "2").unwrap();
+        symlink(at("nvme0n1/nvme0n1p2"), at("md0/slaves/nvme0n1p2")).unwrap();
+        symlink(at("md0"), at("dm-0/slaves/md0")).unwrap();
+        assert_eq!(found(&at("dm-0")), [Disk::Nvme]);
+        symlink(at("dm-0"), at("md0/slaves/dm-0")).unwrap();
+        assert!(found(&at("dm-0")).iter().any(|disk| matches!(disk, Disk::Other(_))), "no end");
+        for (name, disk) in [
+            ("nvme1n1", Disk::NvmeOverFabrics),
+            ("nvme2n1", Disk::Other("nvme2n1".to_owned())),
+            ("sda", Disk::Scsi),
+            ("sfdv0n1", Disk::ScaleFlux),
+            ("vda", Disk::Other("vda".to_owned())),
+        ] {
+            assert_eq!(found(&at(name)), [disk]);
+        }
+    }
+}

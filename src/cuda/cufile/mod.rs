@@ -1,0 +1,20 @@
+//! GPUDirect Storage: the storage writes what is read of a file straight into the memory of a device.
+//!
+//! In: open files, and chunks of device memory. Out: bytes in the chunks, or what is missing, in words. NVIDIA's
+//! library for it (`libcufile`) is found when it is first needed. Where it would read by the host's memory
+//! instead, it is taken for not there: we do that faster.
+
+mod abi;
+mod chunk;
+mod disk;
+mod file;
+mod library;
+mod missing;
+mod offer;
+#[cfg(test)]
+mod offer_tests;
+
+pub use chunk::Registered;
+pub use file::Registration;
+pub use library::Session;
+pub use missing::Missing;

@@ -1,0 +1,155 @@
+//! Processors near devices: who fills memory there copies it to the device by the shortest way.
+//!
+//! In: the address of a device on its bus, and what the system shows of buses and processors. Out: the processors
+//! of its node, of those that this thread may use; nothing where that makes no difference or is not known.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Where the system shows it.
+const SYSTEM: &str = "/sys";
+
+/// Processors that threads of a load are kept on.
+#[derive(Debug, Default)]
+pub struct Near(Option<CpuSet>);
+
+impl Near {
+    /// Those near all of these devices, by their addresses on the bus.
+    pub fn to<'a>(buses: impl IntoIterator<Item = &'a str>) -> Near {
+        let Ok(allowed) = sched_getaffinity(None) else { return Near(None) };
+        Near(shared(Path::new(SYSTEM), buses, &allowed))
+    }
+
+    /// Does the work on them.
+    pub fn work<T>(&self, work: impl FnOnce() -> T) -> T {
+        let Some(near) = &self.0 else { return work() };
+        let Ok(before) = sched_getaffinity(None) else { return work() };
+        // Where the system does not allow it, it is done elsewhere.
+        let _ = sched_setaffinity(None, near);
+        let done = work();
+        let _ = sched_setaffinity(None, &before);
+        done
+    }
+}
+
+/// The processors of the one node that all devices are at.
+fn shared<'a>(
+    system: &Path,
+    buses: impl IntoIterator<Item = &'a str>,
+    allowed: &CpuSet,
+) -> Option<CpuSet> {
+    let mut nodes = buses.into_iter().map(|bus| node(system, bus));
+    let first = nodes.next()??;
+    if !nodes.all(|node| node == Some(first)) {
+        return None;
+    }
+    let list = system.join(format!("devices/system/node/node{first}/cpulist"));
+    let list = fs::read_to_string(list).ok()?;
+    let mut near = CpuSet::new();
+    listed(&list)?.filter(|&one| one < CpuSet::MAX_CPU).for_each(|one| {
+        if allowed.is_set(one) {
+            near.set(one);
+        }
+    });
+    // Of all that there are none is nearer than another.
+    (near.count() > 0 && near.count() < allowed.count()).then_some(near)
+}
+
+/// The node of a device; the system says -1 where there are none.
+fn node(system: &Path, bus: &str) -> Option<u32> {
+    // The driver writes the same address with larger letters and longer numbers.
+    let is_part = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
+    if !bus.bytes().all(is_part) {
+        return None;
+    }
+    let devices = system.join("bus/pci/devices");
+    let bus = bus.to_ascii_lowercase();
+    let short = bus.strip_prefix("0000").unwrap_or(&bus);
+    let found = [&*bus, short].into_iter().map(|bus| devices.join(bus).join("numa_node"));
+    let node = found.into_iter().find_map(|path| fs::read_to_string(path).ok())?;
+    node.trim().parse().ok()
+}
+
+/// Numbers of a list such as `0-3,8`.
+fn listed(list: &str) -> Option<impl Iterator<Item = usize>> {
+    let parts = list.trim().split(',').map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse::<usize>().ok()?..=last.parse::<usize>().ok()?)
+    });
+    Some(parts.collect::<Option<Vec<_>>>()?.into_iter().flatten().take(CpuSet::MAX_CPU))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(all: impl IntoIterator<Item = usize>) -> CpuSet {
+        let mut set = CpuSet::new();
+        all.into_iter().for_each(|one| set.set(one));
+        set
+    }
+
+    /// A system with a device at each of two nodes, and one that is at none.
+    fn system() -> tempfile::TempDir {
+        let system = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = system.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("devices/system/node/node0/cpulist", "0-2,6\n");
+        write("devices/system/node/node1/cpulist", "3-5,7\n");
+        write("bus/pci/devices/0000:3b:00.0/numa_node", "0\n");
+        write("bus/pci/devices/0000:af:00.0/numa_node", "1\n");
+        write("bus/pci/devices/0000:b0:00.0/numa_node", "1\n");
+        write("bus/pci/devices/0000:01:00.0/numa_node", "-1\n");
+        system
+    }
+
+    #[test]
+    fn processors_of_the_node_that_may_be_used() {
+        let system = system();
+        let near = |buses: &[&str], allowed: CpuSet| {
+            shared(system.path(), buses.iter().copied(), &allowed)
+        };
+        assert_eq!(near(&["0000:3B:00.0"], of(0..8)), Some(of([0, 1, 2, 6])));
+        assert_eq!(near(&["00000000:AF:00.0"], of(0..8)), Some(of([3, 4, 5, 7])));
+        assert_eq!(near(&["0000:af:00.0", "0000:b0:00.0"], of(2..5)), Some(of([3, 4])));
+        let elsewhere: [(&[&str], CpuSet); 7] = [
+            // Of two nodes, of none, of nothing that is known.
+            (&["0000:3b:00.0", "0000:af:00.0"], of(0..8)),
+            (&["0000:01:00.0"], of(0..8)),
+            (&["0000:99:00.0"], of(0..8)),
+            (&["../../../etc"], of(0..8)),
+            (&[], of(0..8)),
+            // Nothing near may be used, or nothing else.
+            (&["0000:3b:00.0"], of(3..6)),
+            (&["0000:3b:00.0"], of(0..3)),
+        ];
+        for (buses, allowed) in elsewhere {
+            assert_eq!(near(buses, allowed), None, "{buses:?}");
+        }
+    }
+
+    #[test]
+    fn lists_of_processors() {
+        let all = |list: &str| listed(list).map(Iterator::collect::<Vec<_>>);
+        assert_eq!(all("0-2,6\n"), Some(vec![0, 1, 2, 6]));
+        assert_eq!(all("4"), Some(vec![4]));
+        for wrong in ["", "a", "1-", "1-x"] {
+            assert_eq!(all(wrong), None, "{wrong}");
+        }
+        assert!(all("0-99999999999").unwrap().len() <= CpuSet::MAX_CPU);
+    }
+
+    #[test]
+    fn threads_are_back_where_they_were() {
+        let before = sched_getaffinity(None).unwrap();
+        let one = (0..CpuSet::MAX_CPU).find(|&one| before.is_set(one)).unwrap();
+        let there = Near(Some(of([one]))).work(|| sched_getaffinity(None).unwrap());
+        assert_eq!(there, of([one]));
+        assert_eq!(sched_getaffinity(None).unwrap(), before);
+    }
+}

@@ -1,0 +1,7 @@
+//! Gives the library the name inside that the real one has, and keeps it loaded.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcufile.so.0");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+}

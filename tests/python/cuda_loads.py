@@ -1,0 +1,520 @@
+"""What is loaded to CUDA devices in processes that have the stand-ins: each function is run in one of its own."""
+
+import os
+import threading
+from pathlib import Path
+
+import ckptfs
+import pytest
+import torch
+from ckptfs import _casts, _ckptfs, _devices, _prefetch, _reading
+from ckptfs._frameworks import Torch
+from ckptfs._report import Load
+from ckptfs.torch import load_file
+
+import kernels
+from compare import bits
+
+MIB = 1 << 20
+
+# What does not come until then does not come.
+SECONDS = 60
+
+# Not in the process of the tests. The stand-ins have no kernels.
+if "STANDIN_CUDA_REPORT" in os.environ:
+    kernels.in_every_thread()
+
+
+def same(loaded, expected, device="cuda:0"):
+    assert loaded.keys() == expected.keys()
+    for name, tensor in expected.items():
+        got = loaded[name]
+        assert (str(got.device), got.dtype, got.shape) == (device, tensor.dtype, tensor.shape), name
+        assert got.is_contiguous() and torch.equal(bits(got.cpu()), bits(tensor)), name
+
+
+def straight(report=None):
+    """Nothing was done otherwise than was asked for."""
+    report = report or ckptfs.last_report()
+    assert report.fallbacks == {} and report.mapped == 0, report
+
+
+def loads(paths):
+    """Every call, of every kind of checkpoint."""
+    every = {}
+    for path in map(Path, paths):
+        expected = load_file(path, backend="pread")
+        for backend in ("mmap", "pread"):
+            same(load_file(path, "cuda", backend=backend), expected)
+            straight()
+        report = ckptfs.last_report()
+        assert (report.tensors, report.bytes) == (len(expected), sum(t.nbytes for t in expected.values()))
+        same(load_file(path, device=0, num_threads=3, progress=True), expected)
+        with ckptfs.safe_open(path, "pt", device="cuda") as file:
+            same(file.get_tensors(), expected)
+            for name in list(expected)[:20]:
+                tensor, part = expected[name], file.get_slice(name)
+                same({name: file.get_tensor(name)}, {name: tensor})
+                same({name: part[...]}, {name: tensor})
+                if tensor.ndim and tensor.shape[0] > 2:
+                    same({name: part[1:-1]}, {name: tensor[1:-1]})
+                    same({name: part[1]}, {name: tensor[1].clone()})
+                    same({name: part[..., ::2]}, {name: tensor[..., ::2].contiguous()})
+                straight()
+            with file.prefetch() as loader:
+                same(dict(loader), expected)
+                straight(loader.report)
+        every[path] = expected
+    for got, expected in zip(ckptfs.load_many(list(every), device="cuda"), every.values(), strict=True):
+        same(got, expected)
+    straight()
+
+
+def small_tensors_share_blocks(path):
+    expected = load_file(path)
+    loaded = load_file(path, "cuda")
+    for tensor in loaded.values():
+        assert tensor.data_ptr() % 256 == 0
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in loaded.values()}
+    assert len(storages) < len(loaded) / 20
+    assert max(storage.nbytes() for storage in storages.values()) <= 4 * MIB
+    # One tensor keeps its block and no other.
+    name = next(iter(loaded))
+    kept = loaded[name]
+    del loaded, storages, tensor
+    torch.cuda.synchronize()
+    assert 0 < torch.cuda.memory_allocated() <= 4 * MIB
+    same({name: kept}, {name: expected[name]})
+
+
+def streams_keep_their_order(path):
+    """What a stream did with memory is over before a load has it, and what it does next finds what was loaded."""
+    expected = load_file(path)
+    size = max(tensor.nbytes for tensor in expected.values())
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            torch.cuda.synchronize()
+            old = torch.full((size,), 7, dtype=torch.uint8).to("cuda")
+            # A copy on the device that nobody has waited for when its source is given to the load.
+            kept = torch.empty_like(old).copy_(old)
+            del old
+            loaded = load_file(path, "cuda")
+            copies = {name: torch.empty_like(tensor).copy_(tensor) for name, tensor in loaded.items()}
+            same(copies, expected)
+            assert (kept.cpu() == 7).all()
+            del loaded, copies, kept
+
+
+def prefetch_hands_over(path):
+    """To whatever stream takes a tensor; its memory is not given out again while that uses it."""
+    expected = load_file(path)
+    other = torch.cuda.Stream()
+    with ckptfs.safe_open(path, "pt", device="cuda") as file:
+        with torch.cuda.stream(other), file.prefetch() as loader:
+            copies = {}
+            for name, tensor in loader:
+                copies[name] = torch.empty_like(tensor).copy_(tensor)
+                del tensor
+            again = load_file(path, "cuda")
+            same(copies, expected)
+            same(again, expected)
+        # Closed at once: what is under way ends, and its memory can be used.
+        loader = file.prefetch()
+        loader.close()
+        loader._thread.join()
+    same(load_file(path, "cuda"), expected)
+    with ckptfs.safe_open(path, "pt") as file, pytest.raises(ckptfs.SafetensorError, match="one device"):
+        file.prefetch(device={"": "cuda"})
+
+
+def handed_over_memory_stays(path):
+    """Whose stream has been given a tensor has its memory until that is done with it, whoever is given memory next."""
+    expected = load_file(path)
+    aside, other = _devices.Aside(torch.device("cuda")), torch.cuda.Stream()
+    with aside:
+        loaded = load_file(path, "cuda")
+        mark = aside.mark()
+    with torch.cuda.stream(other):
+        copies = {}
+        for name, tensor in expected.items():
+            aside.hand_over(loaded[name], mark)
+            copies[name] = torch.empty_like(tensor, device="cuda").copy_(loaded.pop(name))
+    with aside:
+        others = [torch.zeros_like(tensor).to("cuda") for tensor in expected.values()]
+        torch.cuda.current_stream().synchronize()
+    with torch.cuda.stream(other):
+        same(copies, expected)
+    assert not any(tensor.any() for tensor in map(torch.Tensor.cpu, others))
+
+
+def is_stopped(path):
+    """What is to stop ends with an error."""
+    stop = _ckptfs.Stop()
+    stop.set()
+    with ckptfs.safe_open(path, "pt") as file, file._source.use() as opened, Load() as load:
+        parts = [opened.tensor(name) for name in opened.names]
+        with pytest.raises(ckptfs.SafetensorError, match="stopped"):
+            _devices.load(parts, [torch.device("cuda")] * len(parts), load, stop)
+    assert torch.cuda.memory_allocated() == 0
+
+
+def lands_in_place(path):
+    expected = load_file(path)
+    into = {name: torch.empty_like(tensor, device="cuda") for name, tensor in expected.items()}
+    version = {name: tensor._version for name, tensor in into.items()}
+    assert load_file(path, into=into).keys() == into.keys()
+    straight()
+    same(into, expected)
+    assert all(tensor._version > version[name] for name, tensor in into.items())
+    # Some here, some there.
+    names = list(expected)
+    into = {name: torch.empty_like(expected[name], device="cuda" if n % 2 else "cpu")
+            for n, name in enumerate(names)}  # fmt: skip
+    load_file(path, into=into)
+    same({name: into[name] for name in names[1::2]}, {name: expected[name] for name in names[1::2]})
+    same({name: into[name] for name in names[::2]}, {name: expected[name] for name in names[::2]}, "cpu")
+    shared = torch.empty(max(tensor.nbytes for tensor in expected.values()), dtype=torch.uint8, device="cuda")
+    shared = {name: shared[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+              for name, tensor in expected.items()}  # fmt: skip
+    with pytest.raises(ckptfs.SafetensorError, match="share memory"):
+        load_file(path, into=shared)
+
+
+def casts_there(path):
+    copy = Torch.copy
+
+    def there(target, source):
+        assert target.device == source.device
+        copy(target, source)
+
+    Torch.copy = staticmethod(there)
+    expected = {name: tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+                for name, tensor in load_file(path).items()}  # fmt: skip
+    for at_once in (256 * MIB, 5 * MIB):
+        _casts._CAST_AT_ONCE = at_once
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        loaded = load_file(path, "cuda", dtype="float64")
+        straight()
+        # Torch gives memory in steps; here two of the tensors are large.
+        most = sum(tensor.nbytes for tensor in expected.values()) + at_once + 3 * MIB
+        assert torch.cuda.max_memory_allocated() - before <= most, torch.cuda.max_memory_allocated()
+        same(loaded, expected)
+        del loaded
+        into = {name: torch.empty_like(tensor, device="cuda") for name, tensor in expected.items()}
+        load_file(path, into=into, dtype=torch.float64)
+        same(into, expected)
+
+
+def is_placed(path, names):
+    """Parts of a model on devices of their own, in one load."""
+    expected = load_file(path)
+    first, rest = names
+    asked = {first: 1, rest: "cuda:0", "": "cpu"}
+    where = {name: "cuda:1" if name.startswith(f"{first}.") else "cuda:0" if name.startswith(f"{rest}.") else "cpu"
+             for name in expected}  # fmt: skip
+    assert set(where.values()) == {"cuda:0", "cuda:1", "cpu"}
+    for dtype in (None, torch.float64):
+        loaded = load_file(path, asked, dtype=dtype)
+        for name, tensor in expected.items():
+            same({name: loaded[name]}, {name: tensor if dtype is None else tensor.to(dtype)}, where[name])
+    with ckptfs.safe_open(path, "pt", device=asked) as file:
+        for name, tensor in expected.items():
+            same({name: file.get_tensor(name)}, {name: tensor}, where[name])
+    with pytest.raises(ckptfs.SafetensorError, match="have none for it"):
+        load_file(path, {first: 1})
+    assert torch.cuda.current_device() == 0
+    same(load_file(path, "cuda:1"), expected, "cuda:1")
+    torch.cuda.set_device(1)
+    same(load_file(path, "cuda"), expected, "cuda:1")
+    assert torch.cuda.current_device() == 1
+
+
+def has_no_room(path):
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(torch.OutOfMemoryError):
+        load_file(path, "cuda")
+    assert torch.cuda.memory_allocated() == before
+    some = load_file(path, "cuda", names="small*")
+    same(some, load_file(path, names="small*"))
+
+
+def pins_nothing(path):
+    """Where no memory can be pinned torch copies, and the report says so."""
+    expected = load_file(path)
+    loaded = load_file(path, "cuda")
+    [(why, count)] = ckptfs.last_report().fallbacks.items()
+    assert why.startswith("copied to cuda by torch: cuda:0: there is no host memory"), why
+    assert count == len(expected)
+    same(loaded, expected)
+    into = {name: torch.empty_like(tensor, device="cuda") for name, tensor in expected.items()}
+    same(load_file(path, into=into), expected)
+
+
+def pins_little(path, most):
+    """With what can be pinned everything goes through that."""
+    expected = load_file(path)
+    for _ in range(2):
+        same(load_file(path, "cuda"), expected)
+        straight()
+    ckptfs.configure(pinned=most)
+    same(load_file(path, "cuda"), expected)
+    straight()
+
+
+def fails_and_goes_on(path, call):
+    """A copy that fails is an error; nothing is left of it, and the next load is right."""
+    expected = load_file(path)
+    with pytest.raises(ckptfs.SafetensorError, match=f"cuda:0: {call}: "):
+        load_file(path, "cuda")
+    assert torch.cuda.memory_allocated() == 0
+    same(load_file(path, "cuda"), expected)
+
+
+def truncated_meanwhile(path):
+    with ckptfs.safe_open(path, "pt", device="cuda") as file:
+        os.truncate(path, os.path.getsize(path) // 2)
+        with pytest.raises(ckptfs.SafetensorError, match="changed|shorter|truncated"):
+            file.get_tensors()
+    assert torch.cuda.memory_allocated() == 0
+
+
+def many_threads(path):
+    expected, failed = load_file(path), []
+
+    def load(stream):
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(4):
+                    same(load_file(path, "cuda"), expected)
+        except BaseException as fault:
+            failed.append(fault)
+
+    threads = [threading.Thread(target=load, args=[torch.cuda.Stream()]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+
+
+def forked(path):
+    """A child of a process that has loaded says that it cannot, as torch does there; the parent goes on."""
+    expected = load_file(path)
+    same(load_file(path, "cuda"), expected)
+    child = os.fork()
+    if not child:
+        try:
+            load_file(path, "cuda")
+        except RuntimeError as fault:
+            os._exit(0 if "forked" in str(fault) else 2)
+        except BaseException:
+            os._exit(3)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    same(load_file(path, "cuda"), expected)
+
+
+def transformers_on_a_device(folder):
+    """Each tensor goes to its device straight, once ours is installed."""
+    import models
+    from transformers import LlamaForCausalLM
+
+    plain = LlamaForCausalLM.from_pretrained(folder).state_dict()
+    ckptfs.install()
+    copied = []
+    to, torch.Tensor.to = torch.Tensor.to, lambda *args, **how: copied.append(how) or to(*args, **how)
+    before = ckptfs.stats()
+    model = LlamaForCausalLM.from_pretrained(folder, device_map="cuda")
+    torch.Tensor.to = to
+    after = ckptfs.stats()
+    assert after["originals"] == 0 and after["bytes"] - before["bytes"] >= sum(t.nbytes for t in plain.values())
+    assert not any("cuda" in str(how.get("device")) for how in copied), copied
+    assert models.fingerprints({name: tensor.cpu() for name, tensor in model.state_dict().items()}) == \
+        models.fingerprints(plain)
+
+
+def in_steps(path):
+    """A bar that moves, in as many calls as that takes."""
+    _reading._SHOWN_AT_ONCE = MIB
+    same(load_file(path, "cuda", progress=True), load_file(path))
+
+
+def arrays_for_others(paths):
+    """Torch takes what is on the device as it is, and the driver has it back once nobody needs it."""
+    torch.cuda.init()
+    for path in paths:
+        expected = load_file(path)
+        with ckptfs.safe_open(path, "dlpack", device="cuda:0") as file:
+            arrays = file.get_tensors()
+            straight()
+            [name] = [name for name in expected if name in ("large", "float32")]
+            rows = torch.from_dlpack(file.get_slice(name)[1:])
+            assert torch.equal(rows.cpu(), expected[name][1:])
+        assert arrays[name].__dlpack_device__() == (2, 0) and arrays[name].device == "cuda:0"
+        with pytest.raises(BufferError):
+            memoryview(arrays[name]._memory)
+        loaded = {name: torch.from_dlpack(array) for name, array in arrays.items()}
+        del arrays, rows
+        same(loaded, expected)
+        del loaded
+
+
+# Programs of several ranks may wait for each other as long as they like.
+IMPATIENT = ()
+
+
+def on_every_rank(package, group, folder, out):
+    """Every rank has every tensor on its device, and the ranks together have read each byte once."""
+    from ckptfs import _together
+
+    for at_once in (MIB, 64 * MIB):
+        _together._AT_ONCE = at_once
+        loaded = package.load_distributed(folder / "mixed.safetensors", group, device="cuda")
+        report = ckptfs.last_report()
+        out[at_once] = {name: tensor.cpu() for name, tensor in loaded.items()}
+        out[at_once, "read"] = report.cached + report.direct + report.buffered
+        assert all(tensor.device.type == "cuda" for tensor in loaded.values()) and report.fallbacks == {}
+        rows = {"large": 0, "small.b": 0}
+        loaded = package.load_distributed(folder / "mixed.safetensors", group, device="cuda", names=list(rows), shard=rows)
+        out[at_once, "cut"] = {name: tensor.cpu() for name, tensor in loaded.items()}
+
+
+def several_ranks(folder):
+    import ranks
+
+    folder = Path(folder)
+    expected = load_file(folder / "mixed.safetensors")
+    ours = ranks.run(folder, 2, "cuda_loads", "ckptfs.torch", "on_every_rank")
+    for at_once in (MIB, 64 * MIB):
+        for rank, out in enumerate(ours):
+            same(out[at_once], expected, "cpu")
+            for name, tensor in out[at_once, "cut"].items():
+                ranks.same(tensor, ranks.part(expected[name], 0, rank, 2))
+        total = sum(tensor.nbytes for tensor in expected.values())
+        assert sum(out[at_once, "read"] for out in ours) <= total + MIB
+
+
+def shares_memory(path):
+    expected = load_file(path)
+    for backend in ("mmap", "pread"):
+        loaded = load_file(path, "cuda", backend=backend)
+        straight()
+        same(loaded, expected)
+    with ckptfs.safe_open(path, "pt", device="cuda") as file:
+        with file.prefetch() as loader:
+            same(dict(loader), expected)
+        same({"large": file.get_slice("large")[1:3]}, {"large": expected["large"][1:3]})
+    # Used by work that is not over when the last name of it is gone.
+    copies = {name: torch.empty_like(tensor).copy_(tensor) for name, tensor in loaded.items()}
+    del loaded
+    same(copies, expected)
+    _ckptfs.trim_pinned()
+
+
+def storage_writes(path):
+    """Storage writes to the device by itself where that is asked for; elsewhere the report says why not."""
+    # Pages that are mapped cannot be evicted.
+    expected = load_file(path, backend="pread")
+
+    def loaded(**how):
+        with open(path, "rb") as file:
+            os.fsync(file)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        same(load_file(path, "cuda", **how), expected)
+        straight()
+        return ckptfs.last_report()
+
+    report = loaded()
+    assert report.gpudirect == 0 and "nvidia-fs is not loaded" in report.without_gpudirect
+    ckptfs.configure(gpudirect=True)
+    report = loaded()
+    assert report.gpudirect > 19 * MIB and report.direct == 0 and report.without_gpudirect is None, report
+    assert "gpudirect 2" in repr(report) and ckptfs.stats()["gpudirect"] == report.gpudirect
+    ckptfs.configure(gpudirect=False)
+    report = loaded()
+    assert report.gpudirect == 0 and report.without_gpudirect == "GPUDirect Storage: is switched off", report
+    assert "is switched off" in repr(report)
+
+
+def as_fastsafetensors_does(path):
+    """Its calls have tensors on the device straight, as they are and cast."""
+    from ckptfs.fastsafetensors import fastsafe_open
+
+    expected = load_file(path)
+    with fastsafe_open([path], device="cuda:0") as file:
+        same({name: file.get_tensor(name) for name in expected}, expected)
+        straight()
+
+
+def nothing_is_held(path):
+    """Of a load in the background that is closed, or fails, or whose tensors were taken, without the collector."""
+    import gc
+
+    gc.disable()
+    _prefetch._AT_ONCE = MIB
+    read, changed = _prefetch.of_each, threading.Condition()
+    for ends in ("taken", "closed", "failed"):
+        given, taken, held = 0, 0, []
+
+        def batch(parts, *how, ends=ends, held=held):
+            nonlocal given
+            with changed:
+                # Until all that was read before has been taken, and let go of.
+                assert ends != "taken" or changed.wait_for(lambda: taken == given, SECONDS)
+            held.append(torch.cuda.memory_allocated())
+            if ends == "failed" and len(held) == 3:
+                raise torch.OutOfMemoryError("no more")
+            given += len(parts)
+            return read(parts, *how)
+
+        _prefetch.of_each = batch
+        with ckptfs.safe_open(path, "pt", device="cuda") as file, file.prefetch() as loader:
+            if ends == "taken":
+                for _ in range(len(loader)):
+                    # Let go of at once.
+                    next(iter(loader))
+                    with changed:
+                        taken += 1
+                        changed.notify_all()
+                assert len(held) > 2 and not any(held), held
+            elif ends == "failed":
+                loader._thread.join()
+                with pytest.raises(ckptfs.SafetensorError, match="no more"):
+                    next(iter(loader))
+        loader._thread.join()
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() == 0, (ends, torch.cuda.memory_allocated())
+
+
+def refuses_a_capture(path):
+    real = torch.cuda.is_current_stream_capturing
+    torch.cuda.init()
+    torch.cuda.is_current_stream_capturing = lambda: torch.cuda.current_device() == 0
+    into = {name: torch.empty_like(tensor, device="cuda") for name, tensor in load_file(path).items()}
+    for load in (lambda: load_file(path, "cuda"), lambda: load_file(path, into=into)):
+        with pytest.raises(ckptfs.SafetensorError, match="part of a CUDA graph"):
+            load()
+    torch.cuda.is_current_stream_capturing = real
+    same(load_file(path, "cuda"), load_file(path))
+    with pytest.raises(ckptfs.SafetensorError, match="no such device, of 1"):
+        load_file(path, "cuda:5")
+
+
+def forked_arrays(path):
+    """A child of a process that has arrays on a device calls nothing of the driver."""
+    with ckptfs.safe_open(path, "dlpack", device="cuda:0") as file:
+        arrays = [file.get_tensor("large")]
+        child = os.fork()
+        if not child:
+            try:
+                arrays.clear()
+                file.get_tensor("large")
+            except ckptfs.SafetensorError as fault:
+                os._exit(0 if "forked" in str(fault) else 2)
+            except BaseException:
+                os._exit(3)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    array = torch.from_dlpack(arrays.pop())
+    assert torch.equal(array.cpu(), load_file(path)["large"])
