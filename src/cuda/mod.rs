@@ -213,7 +213,7 @@ impl Loader {
     /// Gives pinned memory back to the system, until there is no more than this: as much of it as is idle. And to
     /// the devices what storage wrote to.
     pub fn trim(&self, pinned: u64) {
-        drop(self.ring.shrink(usize::try_from(pinned / BUFFER as u64).unwrap_or(usize::MAX)));
+        self.ring.shrink(usize::try_from(pinned / BUFFER as u64).unwrap_or(usize::MAX), drop);
         self.straight.trim();
     }
 }

@@ -55,10 +55,9 @@ impl<C: Chunk> Ring<C> {
                 Err(fault) => {
                     // Nobody will ever know: it is none any more, and others need not fail because of it.
                     let unknown = chunks.back.pop_front();
-                    chunks.made -= 1;
-                    self.more.notify_all();
                     drop(chunks);
                     drop(unknown);
+                    self.lost();
                     return Err(fault.into());
                 }
             };
@@ -99,17 +98,20 @@ impl<C: Chunk> Ring<C> {
         self.more.notify_one();
     }
 
-    /// Lets go of those that nobody has and that are idle, until there are no more than `keep`.
-    pub fn shrink(&self, keep: usize) -> Vec<C> {
+    /// Lets go of those that nobody has and that are idle, until there are no more than `keep`. Each counts until
+    /// it has been ended: no other is made in its place before.
+    pub fn shrink(&self, keep: usize, mut end: impl FnMut(C)) {
         let mut chunks = lock(&self.chunks);
-        let mut gone = Vec::new();
         while chunks.made > keep && matches!(chunks.back.front().map(C::is_idle), Some(Ok(true))) {
-            gone.extend(chunks.back.pop_front());
+            let Some(first) = chunks.back.pop_front() else { break };
+            drop(chunks);
+            // Outside the lock: others come and go meanwhile.
+            end(first);
+            chunks = lock(&self.chunks);
             chunks.made -= 1;
         }
         chunks.most = chunks.limit;
         self.more.notify_all();
-        gone
     }
 
     /// Whether there are any, whoever has them.

@@ -56,9 +56,14 @@ proptest! {
             }
         }
         // What is busy stays.
-        let idle = ring.shrink(0).into_iter().inspect(|chunk| assert!(chunk.from <= now.get())).count();
+        let mut ended = 0;
+        ring.shrink(0, |chunk| {
+            assert!(chunk.from <= now.get());
+            ended += 1;
+        });
         now.set(u32::MAX);
-        prop_assert_eq!(idle + ring.shrink(0).len() + held.len(), made);
+        ring.shrink(0, |_| ended += 1);
+        prop_assert_eq!(ended + held.len(), made);
     }
 }
 
@@ -100,7 +105,17 @@ fn so_many_are_kept() {
     let timed = |number, from| Timed { number, from, now: Rc::clone(&now) };
     let held: Vec<_> = (0..4).map(|n| ring.take(|| Ok::<_, ()>(timed(n, 0))).unwrap()).collect();
     held.into_iter().for_each(|chunk| ring.give(chunk));
-    let gone: Vec<_> = ring.shrink(3).iter().map(|chunk| chunk.number).collect();
+    let mut gone = Vec::new();
+    ring.shrink(3, |chunk| gone.push(chunk.number));
     assert_eq!(gone, [0]);
-    assert_eq!(ring.shrink(3).len(), 0);
+    ring.shrink(3, |_| panic!("there are no more"));
+}
+
+#[test]
+fn what_is_let_go_of_counts_until_it_is_gone() {
+    let ring = Ring::<Timed>::new(1);
+    let timed = |number| Timed { number, from: 0, now: Rc::new(Cell::new(0)) };
+    ring.give(ring.take(|| Ok::<_, ()>(timed(0))).unwrap());
+    ring.shrink(0, |_| assert!(ring.has_any()));
+    assert!(!ring.has_any());
 }

@@ -72,7 +72,7 @@ impl Straight {
     /// Gives the chunks back that are idle.
     pub fn trim(&self) {
         let rings: Vec<_> = lock(&self.rings).values().map(Arc::clone).collect();
-        rings.iter().for_each(|ring| drop(ring.shrink(0)));
+        rings.iter().for_each(|ring| ring.shrink(0, drop));
     }
 }
 

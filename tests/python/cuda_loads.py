@@ -296,6 +296,8 @@ def many_threads(path):
     for thread in threads:
         thread.join()
     assert not failed, failed
+    # What was busy when the last of them ended stays pinned until a load finds it idle.
+    same(load_file(path, "cuda"), expected)
 
 
 def forked(path):
