@@ -1,14 +1,18 @@
 //! Buffers, kept and used again.
 //!
-//! In: a limit in bytes. Out: page-aligned buffers, never more of them than the limit, those at
-//! rest included. Memory fresh from the kernel costs more than reading a disk into it (a page at a
-//! time, 2.6 GB/s where the disk gives 3.8), so a buffer that comes back is the first to go out.
+//! In: a limit in bytes. Out: page-aligned buffers, never more memory for them than the limit, that at rest
+//! included. Memory fresh from the system costs more than reading a disk into it, so a buffer that comes back is
+//! the first to go out. It is taken in huge pages, in each of which lie two small buffers: of ordinary ones a
+//! disk needs several requests for a mebibyte, and reads at half the speed or less.
 
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use memmap2::MmapMut;
 
+use crate::huge;
 use crate::threads::lock;
 
 /// How large a buffer is.
@@ -34,6 +38,42 @@ impl Size {
             Size::Large => 8 << 20,
         }
     }
+
+    /// What is taken from the system, and given back to it, at once.
+    const fn slab(self) -> usize {
+        if self.bytes() < huge::SIZE { huge::SIZE } else { self.bytes() }
+    }
+}
+
+/// The memory of one buffer.
+#[derive(Debug)]
+struct Part {
+    start: NonNull<u8>,
+    len: usize,
+    /// What it is a part of. Held by its parts alone.
+    slab: Arc<MmapMut>,
+}
+
+// SAFETY: parts of a slab do not overlap, and each has one owner, which alone reaches what is in it.
+#[allow(unsafe_code)]
+unsafe impl Send for Part {}
+// SAFETY: the same; by a shared one it is only read.
+#[allow(unsafe_code)]
+unsafe impl Sync for Part {}
+
+impl Part {
+    /// Memory fresh from the system, in parts of this size.
+    fn all(size: Size) -> Option<impl Iterator<Item = Part>> {
+        let mut map = huge::zeroed(size.slab()).ok()?;
+        let starts: Vec<_> = map.chunks_exact_mut(size.bytes()).map(NonNull::from).collect();
+        let slab = Arc::new(map);
+        let part = move |bytes: NonNull<[u8]>| Part {
+            start: bytes.cast(),
+            len: bytes.len(),
+            slab: Arc::clone(&slab),
+        };
+        Some(starts.into_iter().map(part))
+    }
 }
 
 #[derive(Debug)]
@@ -44,28 +84,42 @@ pub struct Pool {
 #[derive(Debug)]
 struct AtRest {
     limit: u64,
-    /// Bytes of all buffers, in use or at rest.
+    /// Bytes of all slabs, in use or at rest.
     held: u64,
-    small: Vec<MmapMut>,
-    large: Vec<MmapMut>,
+    small: Vec<Part>,
+    large: Vec<Part>,
 }
 
 impl AtRest {
-    fn of(&mut self, size: Size) -> &mut Vec<MmapMut> {
+    fn of(&mut self, size: Size) -> &mut Vec<Part> {
         match size {
             Size::Small => &mut self.small,
             Size::Large => &mut self.large,
         }
     }
 
-    /// Gives buffers at rest back to the system until this many more bytes fit.
+    /// Gives slabs at rest back to the system until this many more bytes fit.
     fn make_room(&mut self, bytes: u64) -> bool {
         for size in [Size::Small, Size::Large] {
-            while self.held + bytes > self.limit && self.of(size).pop().is_some() {
-                self.held -= size.bytes() as u64;
-            }
+            while self.held + bytes > self.limit && self.give_back(size) {}
         }
         self.held + bytes <= self.limit
+    }
+
+    /// Gives the slab back that is longest at rest, of those of which nothing is in use.
+    fn give_back(&mut self, size: Size) -> bool {
+        let parts = self.of(size);
+        let per_slab = size.slab() / size.bytes();
+        let whole = |part: &&Part| {
+            let same = parts.iter().filter(|other| Arc::ptr_eq(&other.slab, &part.slab));
+            same.count() == per_slab
+        };
+        let Some(slab) = parts.iter().find(whole).map(|part| Arc::clone(&part.slab)) else {
+            return false;
+        };
+        parts.retain(|part| !Arc::ptr_eq(&part.slab, &slab));
+        self.held -= size.slab() as u64;
+        true
     }
 }
 
@@ -77,20 +131,22 @@ impl Pool {
 
     /// A buffer that was used before. What is in it is of no worth.
     pub fn used(self: &Arc<Self>, size: Size) -> Option<Buffer> {
-        let map = self.lock().of(size).pop()?;
-        Some(Buffer { map: Some(map), size, pool: Arc::clone(self) })
+        let part = self.lock().of(size).pop()?;
+        Some(Buffer { part: Some(part), size, pool: Arc::clone(self) })
     }
 
     /// A buffer fresh from the system, if the limit allows one more.
     pub fn fresh(self: &Arc<Self>, size: Size) -> Option<Buffer> {
-        let bytes = size.bytes() as u64;
+        let bytes = size.slab() as u64;
         let mut at_rest = self.lock();
         if !at_rest.make_room(bytes) {
             return None;
         }
-        let map = MmapMut::map_anon(size.bytes()).ok()?;
+        let mut parts = Part::all(size)?;
+        let part = parts.next();
+        at_rest.of(size).extend(parts);
         at_rest.held += bytes;
-        Some(Buffer { map: Some(map), size, pool: Arc::clone(self) })
+        Some(Buffer { part, size, pool: Arc::clone(self) })
     }
 
     /// Another limit. What is in use above it goes when it comes back.
@@ -109,10 +165,9 @@ impl Pool {
     /// Gives everything at rest back to the system.
     pub fn trim(&self) {
         let mut at_rest = self.lock();
-        let (small, large) = (at_rest.small.len(), at_rest.large.len());
-        at_rest.held -= (small * Size::Small.bytes() + large * Size::Large.bytes()) as u64;
-        at_rest.small = Vec::new();
-        at_rest.large = Vec::new();
+        for size in [Size::Small, Size::Large] {
+            while at_rest.give_back(size) {}
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, AtRest> {
@@ -123,7 +178,7 @@ impl Pool {
 /// Page-aligned memory that goes back to its pool.
 #[derive(Debug)]
 pub struct Buffer {
-    map: Option<MmapMut>,
+    part: Option<Part>,
     size: Size,
     pool: Arc<Pool>,
 }
@@ -131,22 +186,28 @@ pub struct Buffer {
 impl Deref for Buffer {
     type Target = [u8];
 
+    #[allow(unsafe_code)]
     fn deref(&self) -> &[u8] {
-        self.map.as_deref().unwrap_or_default()
+        let Some(part) = &self.part else { return &[] };
+        // SAFETY: initialized memory of a slab that the part keeps, and that nobody else has.
+        unsafe { slice::from_raw_parts(part.start.as_ptr(), part.len) }
     }
 }
 
 impl DerefMut for Buffer {
+    #[allow(unsafe_code)]
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.map.as_deref_mut().unwrap_or_default()
+        let Some(part) = &mut self.part else { return &mut [] };
+        // SAFETY: the same, and this buffer is borrowed for it alone.
+        unsafe { slice::from_raw_parts_mut(part.start.as_ptr(), part.len) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let Some(map) = self.map.take() else { return };
+        let Some(part) = self.part.take() else { return };
         let mut at_rest = self.pool.lock();
-        at_rest.of(self.size).push(map);
+        at_rest.of(self.size).push(part);
         at_rest.make_room(0);
     }
 }
@@ -159,19 +220,41 @@ mod tests {
     fn no_more_is_held_than_the_limit_says() {
         let pool = Pool::new(10 << 20);
         let large = pool.fresh(Size::Large).unwrap();
-        let small: Vec<Buffer> = std::iter::from_fn(|| pool.fresh(Size::Small)).collect();
+        let next = || pool.used(Size::Small).or_else(|| pool.fresh(Size::Small));
+        let small: Vec<Buffer> = std::iter::from_fn(next).collect();
         assert_eq!((small.len(), pool.held_and_limit()), (2, (10 << 20, 10 << 20)));
         drop(large);
         assert!(pool.used(Size::Small).is_none());
         // What rests in the other size makes room.
-        let more: Vec<Buffer> = std::iter::from_fn(|| pool.fresh(Size::Small)).collect();
+        let mut more: Vec<Buffer> = std::iter::from_fn(next).collect();
         assert_eq!((more.len(), pool.held_and_limit().0), (8, 10 << 20));
-        pool.set_limit(3 << 20);
+        pool.set_limit(5 << 20);
         assert!(pool.fresh(Size::Small).is_none());
+        // Half of a slab cannot be given back.
+        let half = more.pop();
         drop((small, more));
-        assert_eq!(pool.held_and_limit(), (3 << 20, 3 << 20));
+        assert_eq!(pool.held_and_limit(), (4 << 20, 5 << 20));
         assert!(pool.used(Size::Small).is_some());
         pool.trim();
+        assert_eq!(pool.held_and_limit().0, 2 << 20);
+        drop(half);
+        pool.trim();
         assert_eq!(pool.held_and_limit().0, 0);
+    }
+
+    #[test]
+    fn no_two_buffers_share_memory() {
+        let pool = Pool::new(64 << 20);
+        let next = |n: u8| {
+            let mut buffer = pool.used(Size::Small).or_else(|| pool.fresh(Size::Small)).unwrap();
+            buffer.fill(n);
+            buffer
+        };
+        let all: Vec<Buffer> = (0..32).map(next).collect();
+        assert!(
+            (0..)
+                .zip(&all)
+                .all(|(n, buffer)| buffer.len() == 1 << 20 && buffer.iter().all(|&b| b == n))
+        );
     }
 }
