@@ -1,10 +1,23 @@
-"""What the benchmarks share: a model to read, and a machine in a known state."""
+"""What the benchmarks share: a model to read, a machine in a known state, and mounts that begin anew.
+
+In: RUNS, how often each thing is measured, and CKPTFS, the program; without it the release build. Out: calls.
+"""
 
 import json
 import mmap
 import os
 import struct
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RUNS = int(os.environ.get("RUNS", "5"))
+CKPTFS = os.environ.get("CKPTFS", str(REPOSITORY / "target/release/ckptfs"))
+
 
 def write_shards(folder, shards, tensors, elements):
     """A sharded model of BF16 tensors as their usual writer makes it, filled with noise."""
@@ -56,9 +69,58 @@ def warm(paths):
                 pass
 
 
-def of_status(name):
-    """Bytes that the system tells of this process, such as `VmRSS`."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def of_status(name, pid="self"):
+    """Bytes that the system tells of a process, such as `VmRSS`."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
     raise KeyError(name)
+
+
+def in_turn(ways, measure, runs=RUNS):
+    """What each took, run by run: all of them in turn, every other time the other way round."""
+    rows = []
+    for n in range(runs):
+        took = {way: measure(way) for way in (ways if n % 2 == 0 else ways[::-1])}
+        rows.append({way: took[way] for way in ways})
+    return rows
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A mount and the process behind it."""
+
+    point: Path
+    pid: int
+    budget: int
+
+    @property
+    def cpu(self):
+        """Seconds of processor so far."""
+        words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def peak(self):
+        return of_status("VmHWM", self.pid)
+
+    def wait_for_end(self):
+        while Path(f"/proc/{self.pid}/exe").exists():
+            time.sleep(0.01)
+
+
+@contextmanager
+def mounted(source, point, *options, remembered=None):
+    """A mount by a daemon of its own, which has ended when this has. What it remembers of earlier ones is in
+    the folder `remembered`; without one, nothing."""
+    with tempfile.TemporaryDirectory() as cache:
+        env = os.environ | {"XDG_CACHE_HOME": str(remembered or cache)}
+        subprocess.run([CKPTFS, "mount", source, point, *options], check=True, env=env)
+        try:
+            told = json.loads(subprocess.run([CKPTFS, "status", "--json"], check=True, capture_output=True).stdout)
+            (stats,) = (each["stats"] for each in told if each["mountpoint"] == str(point))
+            daemon = Daemon(Path(point), stats["pid"], stats["memory"]["budget"])
+            yield daemon
+        finally:
+            subprocess.run([CKPTFS, "unmount", point], check=True)
+        daemon.wait_for_end()
