@@ -5,35 +5,28 @@ process of its own, in any order; cold, with caches dropped (which needs root), 
     bench_adopting.py                            measures everything
     bench_adopting.py model STATE WAY FOLDER     does it once, here, and prints what it took as JSON
     bench_adopting.py small STATE WAY BACKEND FOLDER
+
+In: RUNS. Out: `adopting.json`, and its tables.
 """
 
 import contextlib
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from bench_common import drop_caches, settle, warm
-
-RUNS = int(os.environ.get("RUNS", "5"))
+from bench_common import RUNS, drop_caches, settle, warm
+from bench_models import apart
+from bench_results import Results
 
 # Files of the small kind: an embedding and a latent, as trainers cache them.
 SMALL = 2000
 
-MAKE = """
-import sys, torch
-from transformers import LlamaConfig, LlamaForCausalLM
-torch.set_default_dtype(torch.bfloat16)
-config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
-                     num_key_value_heads=4, vocab_size=32000)
-model = LlamaForCausalLM(config)
-model.save_pretrained(sys.argv[1], max_shard_size="600MB")
-"""
+STATES = ("cold", "cached")
 
 
 @contextlib.contextmanager
@@ -192,41 +185,43 @@ def once(*words):
 shuffled = random.Random(1)
 
 
-def compare(title, unit, scale, what, ways, *more):
-    """All of them in turn, several times. What they load has one sum."""
-    print(f"\n| {title} | | {unit} | of processor | time in that of the first: median (least to most) |")
-    print("|---|---|---|---|---|")
-    for state in ("cold", "cached"):
-        took = {name: [] for name in ways}
-        for _ in range(RUNS):
-            # What went before leaves the machine's memory in one state or another.
-            for name in shuffled.sample(list(ways), len(ways)):
-                took[name].append(once(what, state, name, *more))
-        assert len({run["sum"] for runs in took.values() for run in runs}) == 1
-        first = [run["seconds"] for run in next(iter(took.values()))]
-        for name, runs in took.items():
-            seconds, cpu = (statistics.median(run[key] for run in runs) * scale for key in ("seconds", "cpu"))
-            ratios = sorted(run["seconds"] / other for run, other in zip(runs, first))
-            spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            print(f"| {name} | {state} | {seconds:.4g} | {cpu:.4g} | {spread} |", flush=True)
+def compared(what, state, ways, *more):
+    """The runs of each: all of them in turn, several times. What they load has one sum."""
+    took = {name: [] for name in ways}
+    for _ in range(RUNS):
+        # What went before leaves the machine's memory in one state or another.
+        for name in shuffled.sample(list(ways), len(ways)):
+            took[name].append(once(what, state, name, *more))
+    assert len({run["sum"] for runs in took.values() for run in runs}) == 1
+    return {name: [{key: run[key] for key in ("seconds", "cpu")} for run in runs] for name, runs in took.items()}
+
+
+def of_each_file(runs):
+    return [run["seconds"] / SMALL for run in runs]
 
 
 def main():
     assert os.geteuid() == 0, "dropping caches needs root"
+    results = Results("adopting")
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-c", MAKE, folder], check=True, capture_output=True)
-        compare("`from_pretrained`, 2.2 GB in 4 shards", "seconds", 1, "model", MODEL, folder)
+        apart("llama", folder, 1)
+        for state in STATES:
+            for name, runs in compared("model", state, MODEL, folder).items():
+                results.add("adopting", [name, state], runs)
     with tempfile.TemporaryDirectory() as folder:
         import torch
         from safetensors.torch import save_file
 
         for n in range(SMALL):
             save_file({"latent": torch.randn(4, 32, 32), "embed": torch.randn(77, 16)}, f"{folder}/{n}.safetensors")
-        for backend in ("mmap", "pread"):
-            compare(f"{SMALL} files of 21 kB, `backend={backend!r}`, for each", "microseconds", 1e6 / SMALL, "small",
-                    FILES, backend, folder)  # fmt: skip
-        compare(f"{SMALL} files of 21 kB, arrays of numpy, for each", "microseconds", 1e6 / SMALL, "small", ARRAYS,
-                "pread", folder)  # fmt: skip
+        for state in STATES:
+            mapped, read = (compared("small", state, FILES, backend, folder) for backend in ("mmap", "pread"))
+            for name in FILES:
+                pairs = zip(of_each_file(mapped[name]), of_each_file(read[name]), strict=True)
+                results.add("small-files", [name, state], [{"mmap": one, "pread": other} for one, other in pairs])
+        for state in STATES:
+            for name, runs in compared("small", state, ARRAYS, "pread", folder).items():
+                results.add("arrays", [name, state], [{"seconds": seconds} for seconds in of_each_file(runs)])
 
 
 if __name__ == "__main__":

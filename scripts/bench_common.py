@@ -69,6 +69,14 @@ def warm(paths):
                 pass
 
 
+def first_byte(path):
+    """Seconds until it is there."""
+    start = time.perf_counter()
+    with open(path, "rb") as file:
+        assert file.read(1)
+    return time.perf_counter() - start
+
+
 def of_status(name, pid="self"):
     """Bytes that the system tells of a process, such as `VmRSS`."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -93,6 +101,8 @@ class Daemon:
     point: Path
     pid: int
     budget: int
+    # What the command took that made it.
+    seconds: float
 
     @property
     def cpu(self):
@@ -110,16 +120,18 @@ class Daemon:
 
 
 @contextmanager
-def mounted(source, point, *options, remembered=None):
+def mounted(source, point, remembered=None):
     """A mount by a daemon of its own, which has ended when this has. What it remembers of earlier ones is in
     the folder `remembered`; without one, nothing."""
     with tempfile.TemporaryDirectory() as cache:
         env = os.environ | {"XDG_CACHE_HOME": str(remembered or cache)}
-        subprocess.run([CKPTFS, "mount", source, point, *options], check=True, env=env)
+        start = time.perf_counter()
+        subprocess.run([CKPTFS, "mount", source, point], check=True, env=env)
+        seconds = time.perf_counter() - start
         try:
             told = json.loads(subprocess.run([CKPTFS, "status", "--json"], check=True, capture_output=True).stdout)
             (stats,) = (each["stats"] for each in told if each["mountpoint"] == str(point))
-            daemon = Daemon(Path(point), stats["pid"], stats["memory"]["budget"])
+            daemon = Daemon(Path(point), stats["pid"], stats["memory"]["budget"], seconds)
             yield daemon
         finally:
             subprocess.run([CKPTFS, "unmount", point], check=True)

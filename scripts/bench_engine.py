@@ -1,21 +1,33 @@
-"""Whole-process figures: reading large headers, and `export` beside `cp` in turn.
+"""The engine by itself (`cargo bench`), and whole processes: reading large headers, and `export` beside `cp` in turn.
 
 Each command runs once unmeasured and then several times; what is compared alternates, so that a
-machine that grows slower does so for both. Prints medians, and the spread of the ratios.
+machine that grows slower does so for both.
+
+In: RUNS, CKPTFS. Out: `engine.json`, and its tables.
 """
 
 import os
+import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from bench_common import write_shards
+from bench_common import CKPTFS, REPOSITORY, RUNS, in_turn, write_shards
+from bench_results import Results
 
-RUNS = 7
+BENCHES = {
+    "image_of_100_000_tensors_in_160_shards": ("engine", "image of 100,000 tensors in 160 shards with an index"),
+    "image_of_a_pt_with_10_000_tensors": ("engine", "image of a `.pt` of 10,000 tensors"),
+    "plain_pread_in_1_mib_requests": ("reads", "plain `pread` of the same bytes"),
+    "read_at_in_1_mib_requests": ("reads", "`Reader::read_at`"),
+}
+
+# As `cargo bench` prints a time.
+TIME = r"([\d.]+) (ns|µs|ms|s)\s+"
+SCALE = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1}
 
 # In a process of its own: a child's peak memory counts that of the parent it was forked from.
 TORCH_MODELS = '''
@@ -27,34 +39,39 @@ torch.save(many, sys.argv[1] + "/legacy.pt", _use_new_zipfile_serialization=Fals
 
 
 def run(command):
-    """Seconds, and the peak memory of the process in MB."""
+    """Seconds, and the peak memory of the process in bytes."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     assert status == 0, command
-    return time.perf_counter() - start, usage.ru_maxrss / 1024
+    return {"seconds": time.perf_counter() - start, "peak": usage.ru_maxrss * 1024}
 
 
-def repeated(command):
-    run(command)
-    runs = [run(command) for _ in range(RUNS)]
-    return statistics.median(seconds for seconds, _ in runs), max(peak for _, peak in runs)
+def by_cargo(results):
+    command = ["cargo", "bench", "--quiet", "--locked", "--bench", "engine"]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY).stdout
+    for name, (table, row) in BENCHES.items():
+        found = re.search(rf"{name}\s+{TIME}│ {TIME}│ {TIME}", told)
+        numbers, units = found.groups()[::2], found.groups()[1::2]
+        least, most, median = (float(number) * SCALE[unit] for number, unit in zip(numbers, units))
+        # All that it tells of its many runs.
+        results.add(table, [row], [{"seconds": seconds} for seconds in (least, median, most)])
 
 
-def headers(ckptfs, folder):
+def headers(results, folder):
     write_shards(folder / "many", 160, 625, 32)
     subprocess.run([sys.executable, "-c", TORCH_MODELS, str(folder)], check=True)
-    print("\n| `ckptfs inspect --json` of | seconds | peak MB |\n|---|---|---|")
     for name, path in [
         ("100,000 tensors in 160 shards", "many"),
         ("a `.pt` of 10,000 tensors", "many.pt"),
         ("the same in the older form", "legacy.pt"),
     ]:
-        seconds, peak = repeated([ckptfs, "inspect", "--json", str(folder / path)])
-        print(f"| {name} | {seconds:.3f} | {peak:.0f} |")
+        command = [CKPTFS, "inspect", "--json", str(folder / path)]
+        run(command)
+        results.add("headers", [name], [run(command) for _ in range(RUNS)])
 
 
-def copies(ckptfs, folder):
+def copies(results, folder):
     model, out = folder / "model", folder / "out"
     write_shards(model, 4, 50, 5 << 20)
     files = sorted(str(file) for file in model.glob("*.safetensors"))
@@ -63,23 +80,23 @@ def copies(ckptfs, folder):
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
         os.sync()
-        return run(command)[0]
+        return run(command)["seconds"]
 
-    export = [ckptfs, "export", str(model), str(out / "model.safetensors")]
+    export = [CKPTFS, "export", str(model), str(out / "model.safetensors")]
     copy = ["cp", *files, str(out)]
     copy_and_sync = ["sh", "-c", 'cp "$@" && sync "$0"/*', str(out), *files, str(out)]
-    print("\n| 2.1 GB from the page cache | `export` s | the other s | speed of `export` in it: median (worst to best) |")
-    print("|---|---|---|---|")
-    for name, other in [("beside `cp`, which does not wait for the disk", copy), ("beside `cp` and `sync`", copy_and_sync)]:
+    for name, other in [
+        ("beside `cp`, which does not wait for the disk", copy),
+        ("beside `cp` and `sync`", copy_and_sync),
+    ]:
+        commands = {"export": export, "other": other}
         timed(export), timed(other)
-        pairs = [(timed(export), timed(other)) for _ in range(RUNS)]
-        ratios = sorted(b / a for a, b in pairs)
-        ours, theirs = (statistics.median(column) for column in zip(*pairs))
-        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        print(f"| {name} | {ours:.2f} | {theirs:.2f} | {spread} |")
+        results.add("copies", [name], in_turn(list(commands), lambda side: timed(commands[side])))
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        headers(sys.argv[1], Path(folder))
-        copies(sys.argv[1], Path(folder))
+        results = Results("engine")
+        by_cargo(results)
+        headers(results, Path(folder))
+        copies(results, Path(folder))

@@ -13,14 +13,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import bench_loader
 import bench_process as ways
-from bench_common import RUNS, drop_caches, in_turn, mounted, settle, warm
-from bench_floors_table import FLOORS, HEAD, line
+from bench_common import RUNS, drop_caches, first_byte, in_turn, mounted, settle, warm
 from bench_models import Models
 from bench_process import Measured
 from bench_results import Results
@@ -222,15 +220,12 @@ def mapped(bench):
     yield "mapped", beside_others(bench, "cached", loaders, 4 * RUNS)
 
 
-def first_byte(bench):
+def to_first_byte(bench):
     runs, many = [], bench.models.many
     for _ in range(RUNS):
         bench.warm(sorted(many.iterdir()))
         with bench.mounted(many):
-            start = time.perf_counter()
-            with open(bench.image, "rb") as file:
-                assert file.read(1)
-            runs.append({"mount": time.perf_counter() - start})
+            runs.append({"mount": first_byte(bench.image)})
     yield "first byte", runs
 
 
@@ -275,7 +270,7 @@ CASES = {
     "page cache": page_cache,
     "owned": owned,
     "mapped": mapped,
-    "first byte": first_byte,
+    "first byte": to_first_byte,
     "owned through the mount": owned_through_the_mount,
     # The last, for it is about all of them.
     "daemon memory": daemon_memory,
@@ -287,15 +282,12 @@ def main(names):
         raise SystemExit(f"no case {unknown[0]!r}; there are: {', '.join(CASES)}")
     assert os.geteuid() == 0, "dropping caches needs root"
     results = Results("floors", whole=not names)
-    floors = {floor.row: floor for floor in FLOORS}
     with tempfile.TemporaryDirectory() as folder:
         models = Models(Path(os.environ.get("CKPTFS_BENCH_MODELS", folder)), SIZE)
         bench = Bench(Path(folder), models)
-        print(HEAD)
         for name in [name for name in CASES if name in names or not names]:
             for row, runs in CASES[name](bench):
-                new = results.add("floors", [row], runs)
-                print(line(floors[row], new["runs"]), flush=True)
+                results.add("floors", [row], runs)
 
 
 if __name__ == "__main__":

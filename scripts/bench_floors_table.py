@@ -1,11 +1,13 @@
 """What the mount and the loader promise beside the plain filesystem and others, and the table that says what was
 measured of it.
 
-In: rows of results, as scripts/bench_floors.py has them. Out: lines of Markdown.
+In: rows of results, as scripts/bench_floors.py has them. Out: the columns of the table, and figures for its chart.
 """
 
 import statistics
 from dataclasses import dataclass
+
+from bench_cells import label, spread
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class Floor:
         best = self.best(runs)
         return [run[self.ours] / run[best] for run in runs]
 
+    @property
+    def is_plain(self):
+        """No ratio, but a number of something."""
+        return self.unit in ("ms", "MB")
+
     def best(self, runs):
         others = (self.other,) if isinstance(self.other, str) else self.other
         return min(others, key=lambda name: statistics.median(run[name] for run in runs))
@@ -40,7 +47,7 @@ class Floor:
 
 PEERS = ("safetensors", "fastsafetensors", "runai-model-streamer")
 
-FLOORS = [
+FLOORS = {floor.row: floor for floor in [
     Floor("from_pretrained", "mount", "ext4", 0.85, 0.65),
     Floor("load_file", "mount", "ext4", 0.9, 0.7),
     Floor("random order", "mount", "ext4", 1.0, 0.8),
@@ -59,23 +66,55 @@ FLOORS = [
     Floor("owned through the mount", "mount", "ext4", 2.2, 1.6),
     Floor("owned through the mount, again", "mount", "ext4", 1.1, 1.0),
     Floor("daemon memory", "peak", "budget", 64, unit="MB"),
-]
-
-HEAD = "| | | beside | measured: median (least to most) | floor | goal |\n|---|---|---|---|---|---|"
+]}  # fmt: skip
 
 
-def line(floor, runs):
-    def middle(name):
-        value = statistics.median(run[name] for run in runs)
-        return f"{value:.2f} s" if floor.unit == "s" else f"{value / 1e9:.2f} GB"
+def floor_of(row):
+    return FLOORS[row["row"][0]]
 
-    plain = floor.unit in ("ms", "MB")
-    digits, unit = (0, f" {floor.unit}") if plain else (2, "")
-    other = floor.best(runs) if floor.other else ""
-    sides = (f"{floor.ours} {middle(floor.ours)}", f"{other} {middle(other)}") if other else ("", "")
-    figures = floor.figures(runs)
-    spread = f"{min(figures):.{digits}f} to {max(figures):.{digits}f}"
-    measured = f"{statistics.median(figures):.{digits}f}{unit} ({spread})"
-    missed = "" if floor.measured(runs) <= floor.floor else ", missed"
-    goal = "" if floor.goal is None else f"{floor.goal:g}{unit}"
-    return f"| {floor.row} | {sides[0]} | {sides[1]} | {measured} | {floor.floor:g}{unit}{missed} | {goal} |"
+
+def figures(row, rows):
+    return floor_of(row).figures(row["runs"])
+
+
+def side(name, row):
+    """The median of one side."""
+    floor = floor_of(row)
+    value = statistics.median(run[name] for run in row["runs"])
+    return f"{name} {value:.2f} s" if floor.unit == "s" else f"{name} {value / 1e9:.2f} GB"
+
+
+def ours(row, rows):
+    floor = floor_of(row)
+    return side(floor.ours, row) if floor.other else ""
+
+
+def other(row, rows):
+    floor = floor_of(row)
+    return side(floor.best(row["runs"]), row) if floor.other else ""
+
+
+def with_unit(text, floor):
+    return f"{text} {floor.unit}" if floor.is_plain else text
+
+
+def measured(row, rows):
+    floor = floor_of(row)
+    return with_unit(spread(figures(row, rows), 0 if floor.is_plain else 2), floor)
+
+
+def held(row, rows):
+    floor = floor_of(row)
+    missed = "" if floor.measured(row["runs"]) <= floor.floor else ", missed"
+    return with_unit(f"{floor.floor:g}", floor) + missed
+
+
+def goal(row, rows):
+    floor = floor_of(row)
+    return "" if floor.goal is None else with_unit(f"{floor.goal:g}", floor)
+
+
+COLUMNS = (
+    label(), ("", ours), ("beside", other), ("measured: median (least to most)", measured), ("floor", held),
+    ("goal", goal),
+)  # fmt: skip

@@ -1,27 +1,27 @@
 """The loader beside what people load with today, in one run: each in a process of its own, in turn, on
 the same files; cold, with caches dropped (which needs root), and with all of them in the page cache.
-Prints medians: seconds, seconds of processor, and the memory at the peak above what the imports took,
-as a share of the model.
+Measures seconds, seconds of processor, and the memory at the peak above what the imports took, as a share of
+the model.
 
     bench_loader.py                          measures everything
     bench_loader.py opening                  measures opening alone
     bench_loader.py load STATE WAY PATH...   does it once, here, and prints what it took as JSON
+
+In: RUNS. Out: `loader.json` and `opening.json`, and their tables.
 """
 
 import hashlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from bench_common import drop_caches, of_status, settle, warm, write_shards
-
-RUNS = int(os.environ.get("RUNS", "5"))
-
+from bench_common import drop_caches, in_turn, of_status, settle, warm, write_shards
+from bench_models import apart
+from bench_results import Results
 
 # Each of these imports what it needs and gives what loads: a list of files in, tensors by name out.
 
@@ -226,74 +226,43 @@ def once(what, state, way, version, paths):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def compare(title, rows, paths):
+def compare(results, table, rows, paths):
     """All of them in turn, several times. Before that what they load is compared."""
     digests = {once("load", "checked", way, version, paths)["digest"] for _, way, version in rows}
     assert len(digests) == 1, digests
-    print(f"\n| {title} | | seconds | of processor | peak memory | time in ckptfs's: median (least to most) |")
-    print("|---|---|---|---|---|---|")
     for state in ("cold", "cached"):
-        took = {name: [] for name, _, _ in rows}
-        for _ in range(RUNS):
-            for name, way, version in rows:
-                took[name].append(once("load", state, way, version, paths))
-        ours = [run["seconds"] for run in took[rows[0][0]]]
-        for name, runs in took.items():
-            middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-            ratios = sorted(run["seconds"] / our for run, our in zip(runs, ours))
-            spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            print(f"| {name} | {state} | {middle['seconds']:.2f} | {middle['cpu']:.2f} | "
-                  f"{middle['peak']:.2f} | {spread} |", flush=True)
-
-
-def compare_opening(folder):
-    write_shards(folder, 160, 625, 32)
-    paths = sorted(folder.glob("*.safetensors"))
-    print("\n| opening 100,000 tensors in 160 shards | | seconds | of processor |\n|---|---|---|---|")
-    for state in ("cold", "cached"):
-        took = {}
-        for _ in range(RUNS):
-            for way in OPENED.values():
-                took.setdefault(way.__name__, []).append(once("open", state, way, None, paths))
-        assert {run["count"] for runs in took.values() for run in runs} == {100_000}
-        for name, runs in took.items():
-            middle = [statistics.median(run[key] for run in runs) for key in ("seconds", "cpu")]
-            print(f"| {name.removesuffix('_opened')} | {state} | {middle[0]:.3f} | {middle[1]:.3f} |", flush=True)
-
-
-# In a process of its own, whose memory is gone when it ends.
-AS_BIN = """
-import json, sys, torch
-from pathlib import Path
-from safetensors.torch import load_file
-model, out = map(Path, sys.argv[1:])
-weight_map = {}
-for n, path in enumerate(sorted(model.glob("*.safetensors"))):
-    tensors, name = load_file(path), f"pytorch_model-{n + 1:05}-of-00004.bin"
-    torch.save(tensors, out / name)
-    weight_map |= dict.fromkeys(tensors, name)
-(out / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-"""
+        ways = {name: (way, version) for name, way, version in rows}
+        runs = in_turn(list(ways), lambda name: once("load", state, *ways[name], paths))
+        for name in ways:
+            results.add(table, [name, state], [run[name] for run in runs])
 
 
 def main():
     assert os.geteuid() == 0, "dropping caches needs root"
+    results = Results("loader")
     with tempfile.TemporaryDirectory() as folder:
         model, pickled = Path(folder) / "model", Path(folder) / "pickled"
         write_shards(model, 4, 50, 5 << 20)
-        pickled.mkdir()
-        subprocess.run([sys.executable, "-c", AS_BIN, model, pickled], check=True)
+        apart("bin", model, pickled)
         shards, bins = sorted(model.glob("*.safetensors")), sorted(pickled.glob("*.bin"))
-        compare("owned, 2.1 GB in 4 shards of `.safetensors`", OWNED["safetensors"], shards)
-        compare("owned, 2.1 GB in 4 shards of `.bin`", OWNED["bin"], bins)
-        compare("mapped, 2.1 GB in 4 shards of `.safetensors`", MAPPED["safetensors"], shards)
-        compare("mapped, 2.1 GB in 4 shards of `.bin`", MAPPED["bin"], bins)
+        compare(results, "owned", OWNED["safetensors"], shards)
+        compare(results, "owned-bin", OWNED["bin"], bins)
+        compare(results, "mapped", MAPPED["safetensors"], shards)
+        compare(results, "mapped-bin", MAPPED["bin"], bins)
     measure_opening()
 
 
 def measure_opening():
+    results = Results("opening")
     with tempfile.TemporaryDirectory() as folder:
-        compare_opening(Path(folder) / "many")
+        many = Path(folder) / "many"
+        write_shards(many, 160, 625, 32)
+        paths = sorted(many.glob("*.safetensors"))
+        for state in ("cold", "cached"):
+            runs = in_turn(list(OPENED), lambda name: once("open", state, OPENED[name], None, paths))
+            assert {took["count"] for run in runs for took in run.values()} == {100_000}
+            for name in OPENED:
+                results.add("opening", [name.removesuffix("_opened"), state], [run[name] for run in runs])
 
 
 if __name__ == "__main__":

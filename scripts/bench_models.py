@@ -1,5 +1,5 @@
-"""Models to measure with, as their usual writers make them: each is made in a process of its own, whose memory is
-gone when it ends.
+"""Models to measure with, as their usual writers make them: `apart`, in processes of their own, whose memory is gone
+when they end.
 
     bench_models.py llama FOLDER SIZE     a Llama of 2.2 GB in 4 shards, or so much of its layers; a tiny one for 0
     bench_models.py bin MODEL FOLDER      the same tensors in as many shards of `.bin`
@@ -16,7 +16,8 @@ from pathlib import Path
 from bench_common import CKPTFS, write_shards
 
 
-def made(*words):
+def apart(*words):
+    """What the words above say, in a process of its own."""
     subprocess.run([sys.executable, __file__, *map(str, words)], check=True, capture_output=True)
 
 
@@ -60,8 +61,8 @@ class Models:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
             for name, share in (("whole", size), ("tiny", 0)):
-                made("llama", self.shards(name), share)
-                made("bin", self.shards(name), self.bins(name))
+                apart("llama", self.shards(name), share)
+                apart("bin", self.shards(name), self.bins(name))
                 export = [CKPTFS, "export", self.shards(name), self.plain(name)]
                 subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
             write_shards(self.many, 160, 625, 32)

@@ -1,21 +1,19 @@
 """The mount beside the plain filesystem, in one run: the same file once as it is exported, once as the
-mount shows it. Cold means caches dropped and a fresh daemon; needs root. Prints medians and the spread
-of the ratios, in which more than 1 is faster than the plain filesystem.
+mount shows it. Cold means caches dropped and a fresh daemon; needs root.
+
+In: RUNS, CKPTFS. Out: `mount.json`, and its tables, in which more than 1 is faster than the plain filesystem.
 """
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
-from bench_common import drop_caches, settle, warm, write_shards
-
-RUNS = int(os.environ.get("RUNS", "5"))
+from bench_common import CKPTFS, RUNS, drop_caches, first_byte, in_turn, mounted, settle, warm, write_shards
+from bench_results import Results
 
 # Twice the model: its bytes are kept once by the system and once by who loads it.
 SETTLED = 4 << 30
@@ -31,21 +29,9 @@ for tensor in tensors.values():
 print(time.perf_counter() - start)
 """
 
-CKPTFS = sys.argv[1]
-assert os.geteuid() == 0, "dropping caches needs root"
-
 
 def sh(*command, **options):
     return subprocess.run(command, check=True, **options)
-
-
-@contextmanager
-def mounted(source, point, *options):
-    sh(CKPTFS, "mount", source, point, *options)
-    try:
-        yield point
-    finally:
-        sh(CKPTFS, "unmount", point)
 
 
 def fio(path, *options):
@@ -63,59 +49,47 @@ def load(path):
     return float(done.stdout)
 
 
+RANDOM = ["--rw=randread", "--bs=4k", "--ioengine=psync", "--io_size=64M", "--randseed=7", "--norandommap"]
+
 WAYS = {
     "sequential `read`, 1 MiB": lambda path: fio(path, "--rw=read", "--bs=1M", "--ioengine=psync"),
     "sequential through `mmap`": lambda path: fio(path, "--rw=read", "--bs=1M", "--ioengine=mmap"),
     "`load_file`, every page touched": load,
+    "16,384 random reads of 4 KiB": lambda path: fio(path, *RANDOM),
 }
 
-RANDOM = ["--rw=randread", "--bs=4k", "--ioengine=psync", "--io_size=64M", "--randseed=7", "--norandommap"]
 
+def compare(results, title, plain, shown, originals, way, state):
+    """In turn: the plain file, and the mount, in the same state."""
 
-def compare(title, plain, shown, originals, way, state, options=()):
-    """Runs in turn: the plain file, then the mount, in the same state."""
-    pairs = []
-    for _ in range(RUNS):
+    def one(side):
         drop_caches()
         if state != "cold":
-            warm([plain])
-        settle(SETTLED)
-        ours = way(plain)
-        drop_caches()
-        if state != "cold":
-            warm(originals)
-        with tempfile.TemporaryDirectory() as point, mounted(shown.parent, point, *options):
+            warm([plain] if side == "plain" else originals)
+        if side == "plain":
+            settle(SETTLED)
+            return way(plain)
+        with tempfile.TemporaryDirectory() as point, mounted(shown.parent, point):
             file = Path(point) / "model.safetensors"
             if state == "second read":
                 warm([file])
             settle(SETTLED)
-            theirs = way(file)
-        pairs.append((ours, theirs))
-    ratios = sorted(a / b for a, b in pairs)
-    a, b = (statistics.median(column) for column in zip(*pairs))
-    spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    print(f"| {title} | {state} | {a:.2f} | {b:.2f} | {spread} |", flush=True)
+            return way(file)
+
+    results.add("mount", [title, state], in_turn(["plain", "mount"], one))
 
 
-def throughput(folder, what, options=()):
+def throughput(results, folder):
     model, plain = folder / "model", folder / "plain.safetensors"
-    if not model.exists():
-        write_shards(model, 4, 50, 5 << 20)
-        sh(CKPTFS, "export", model, plain, stdout=subprocess.DEVNULL)
+    write_shards(model, 4, 50, 5 << 20)
+    sh(CKPTFS, "export", model, plain, stdout=subprocess.DEVNULL)
     originals = sorted(model.glob("*.safetensors"))
-    print(f"\n| {what} | | plain s | mount s | speed against plain: median (worst to best) |")
-    print("|---|---|---|---|---|")
     for title, way in WAYS.items():
         for state in ("cold", "source cached", "second read"):
-            compare(title, plain, model / "model.safetensors", originals, way, state, options)
-    for state in ("cold", "source cached", "second read"):
-        random = lambda path: fio(path, *RANDOM)
-        compare("16,384 random reads of 4 KiB", plain, model / "model.safetensors", originals, random, state, options)
+            compare(results, title, plain, model / "model.safetensors", originals, way, state)
 
 
-def first_bytes(folder):
-    print("\n| checkpoints in the directory | `ckptfs mount` s | first byte of one s | listing all s |")
-    print("|---|---|---|---|")
+def checkpoints(results, folder):
     for count in (1, 100, 10_000):
         many = folder / f"many{count}"
         many.mkdir()
@@ -124,46 +98,36 @@ def first_bytes(folder):
         data = sample.read_bytes()
         for n in range(count):
             (many / f"model{n}.pt").write_bytes(data)
-        times = []
+        runs = []
         for _ in range(RUNS):
             drop_caches()
-            with tempfile.TemporaryDirectory() as point:
+            with tempfile.TemporaryDirectory() as point, mounted(many, point) as daemon:
+                byte = first_byte(f"{point}/model{count - 1}.safetensors")
                 start = time.perf_counter()
-                with mounted(many, point):
-                    up = time.perf_counter()
-                    with open(f"{point}/model{count - 1}.safetensors", "rb") as file:
-                        assert file.read(1)
-                    byte = time.perf_counter()
-                    assert len(os.listdir(point)) == count
-                    listed = time.perf_counter()
-                times.append((up - start, byte - up, listed - byte))
-        row = " | ".join(f"{statistics.median(column):.3f}" for column in zip(*times))
-        print(f"| {count:,} | {row} |", flush=True)
+                assert len(os.listdir(point)) == count
+                runs.append({"mount": daemon.seconds, "byte": byte, "listed": time.perf_counter() - start})
+        results.add("checkpoints", [f"{count:,}"], runs)
 
 
-def large_header(folder):
+def large_header(results, folder):
     model = folder / "tensors"
     write_shards(model, 160, 625, 32)
-    times = []
+    built, again = [], []
     for _ in range(RUNS):
         drop_caches()
-        with tempfile.TemporaryDirectory() as point, mounted(model, point):
-            def first():
-                start = time.perf_counter()
-                with open(f"{point}/model.safetensors", "rb") as file:
-                    assert file.read(1)
-                return time.perf_counter() - start
-            built = first()
+        with tempfile.TemporaryDirectory() as point, mounted(model, point) as daemon:
+            image = daemon.point / "model.safetensors"
+            built.append({"seconds": first_byte(image)})
             time.sleep(1)
-            times.append((built, first()))
-    built, again = (statistics.median(column) * 1000 for column in zip(*times))
-    print("\n| first byte of 100,000 tensors in 160 shards | ms | floor |\n|---|---|---|")
-    print(f"| after the mount, caches dropped | {built:.0f} | 500 |")
-    print(f"| once built | {again:.1f} | 10 |")
+            again.append({"seconds": first_byte(image)})
+    results.add("first-byte", ["after the mount, caches dropped"], built)
+    results.add("first-byte", ["once built"], again)
 
 
 if __name__ == "__main__":
+    assert os.geteuid() == 0, "dropping caches needs root"
+    results = Results("mount")
     with tempfile.TemporaryDirectory() as folder:
-        throughput(Path(folder), "2.1 GB in 4 shards, 200 tensors")
-        first_bytes(Path(folder))
-        large_header(Path(folder))
+        throughput(results, Path(folder))
+        checkpoints(results, Path(folder))
+        large_header(results, Path(folder))

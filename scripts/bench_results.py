@@ -1,6 +1,7 @@
 """What a part measured, as a file of its own: the raw numbers of each run, the machine and the command.
 
-In: rows as they are measured. Out: `docs/performance/PART.json`, from which scripts/bench_page.py makes the page.
+In: rows as they are measured. Out: `docs/performance/PART.json`, from which scripts/bench_page.py makes the page; and
+each row at once, as it will stand there.
 
     {"command": "…", "machine": {…}, "tables": {NAME: [{"row": ["…"], "runs": [{"…": 0.1}]}]}}
 
@@ -17,6 +18,7 @@ import subprocess
 from pathlib import Path
 
 from bench_common import CKPTFS, REPOSITORY
+from bench_tables import TABLES
 
 SETTINGS = ("RUNS", "SIZE")
 LIBRARIES = ("torch", "safetensors", "transformers", "fastsafetensors", "runai-model-streamer")
@@ -48,6 +50,7 @@ class Results:
     """`whole`: what is measured takes the place of all that the file had; else of the rows that it has too."""
 
     def __init__(self, part, whole=True):
+        self.told = None
         said = [f"{name}={shlex.quote(os.environ[name])}" for name in SETTINGS if name in os.environ]
         self.found = {"command": " ".join([*said, "scripts/bench", part]), "machine": machine(), "tables": {}}
         folder = kept_in()
@@ -61,7 +64,7 @@ class Results:
             self.found = before
 
     def add(self, table, row, runs):
-        """A row with its runs, each a dictionary of numbers. It is in the file when this returns."""
+        """A row with its runs, each a dictionary of numbers. It is told, and in the file, when this returns."""
         rows = self.found["tables"].setdefault(table, [])
         new = {"row": list(row), "runs": [{key: rounded(value) for key, value in run.items()} for run in runs]}
         places = [n for n, old in enumerate(rows) if old["row"] == new["row"]]
@@ -69,10 +72,14 @@ class Results:
             rows[places[0]] = new
         else:
             rows.append(new)
+            rows.sort(key=TABLES[table].place)
         if self.file:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_text(written(self.found))
-        return new
+        if table != self.told:
+            print(f"\n{TABLES[table].head()}")
+            self.told = table
+        print(TABLES[table].line(new, rows), flush=True)
 
 
 def rounded(value):

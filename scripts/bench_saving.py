@@ -1,22 +1,22 @@
 """Saving in shards beside safetensors: each in a process of its own, in turn, tensors that are in memory.
-Prints seconds, seconds of processor and the memory at the peak above the tensors, as a share of them.
+Measures seconds, seconds of processor and the memory at the peak above the tensors, as a share of them.
 
     bench_saving.py              measures everything
     bench_saving.py once WAY     does it once, here, and prints what it took as JSON
+
+In: RUNS. Out: `saving.json`, and its table.
 """
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from bench_common import of_status, settle
-
-RUNS = int(os.environ.get("RUNS", "5"))
+from bench_common import in_turn, of_status, settle
+from bench_results import Results
 
 
 def sharded(**how):
@@ -75,19 +75,16 @@ def once(way):
     print(json.dumps(took))
 
 
+def apart(way):
+    done = subprocess.run([sys.executable, __file__, "once", way], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
 def main():
-    took = {way: [] for way in WAYS}
-    for _ in range(RUNS):
-        for way in WAYS:
-            done = subprocess.run([sys.executable, __file__, "once", way], check=True, capture_output=True, text=True)
-            took[way].append(json.loads(done.stdout))
-    print("| saving 2.1 GB in 4 shards | seconds (least to most) | of processor | memory beside them |")
-    print("|---|---|---|---|")
-    for way, runs in took.items():
-        seconds = sorted(run["seconds"] for run in runs)
-        cpu, peak = (statistics.median(run[key] for run in runs) for key in ("cpu", "peak"))
-        spread = f"{statistics.median(seconds):.2f} ({seconds[0]:.2f} to {seconds[-1]:.2f})"
-        print(f"| {way} | {spread} | {cpu:.2f} | {peak:.2f} |")
+    results = Results("saving")
+    runs = in_turn(list(WAYS), apart)
+    for way in WAYS:
+        results.add("saving", [way], [run[way] for run in runs])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""docs/performance.md from the results: what stands there between the markers `<!-- table NAME -->` and
+`<!-- end -->`, and the charts. All else on the page is written by hand, and what no file of results has stays.
+
+    bench_page.py            writes the page and its charts
+    bench_page.py --check    says whether they are what the results give
+
+In: `docs/performance/PART.json`, as scripts/bench_results.py describes it. Out: the page, and
+`docs/performance/NAME.svg`; the same for the same results.
+"""
+
+import json
+import re
+import sys
+import textwrap
+
+from bench_results import FOLDER
+from bench_tables import TABLES
+
+BEGIN = re.compile(r"<!-- table (\S+) -->")
+END = "<!-- end -->"
+
+
+class Refused(Exception):
+    """The page is not what can be written into."""
+
+
+def results_of(folder):
+    """Tables by name, each with its rows and, for the first of a part, where they are from."""
+    found = {}
+    for part in dict.fromkeys(table.part for table in TABLES.values()):
+        file = folder / f"{part}.json"
+        if not file.exists():
+            continue
+        results = json.loads(file.read_text())
+        for name, rows in results["tables"].items():
+            if name not in TABLES or TABLES[name].part != part:
+                raise Refused(f"{file} has a table {name!r}, which is none of that part's: measure it anew")
+        names = [name for name in TABLES if results["tables"].get(name)]
+        for name in names:
+            found[name] = results["tables"][name], origin(results, names) if name == names[0] else ""
+    return found
+
+
+def origin(results, names):
+    machine = results["machine"]
+    counts = sorted({len(row["runs"]) for name in names for row in results["tables"][name]})
+    runs = f"{counts[0]} runs" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} runs"
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    text = (f"`{results['command']}`, {runs}; {machine['cores']} cores, {machine['memory_gb']} GB, "
+            f"{machine['filesystem']}, Linux {machine['kernel']}; {versions}.")  # fmt: skip
+    return "\n".join(textwrap.wrap(text, 110, break_on_hyphens=False))
+
+
+def block(name, rows, said, charts):
+    """What stands between the markers. A blank line before a table makes it one."""
+    table = TABLES[name]
+    lines = [*([said, ""] if said else []), *table.lines(rows)]
+    if table.chart:
+        lines += ["", f"![{table.chart.title.replace('`', '')}]({charts}/{name}.svg)"]
+    return "\n".join(lines)
+
+
+def rendered(page, results, charts="performance"):
+    """The page with the tables of these results in their places."""
+    counts = {name: 0 for name in TABLES}
+    parts, at = [], 0
+    while begin := BEGIN.search(page, at):
+        name, end = begin[1], page.find(END, begin.end())
+        if name not in TABLES:
+            raise Refused(f"the page has a marker for a table {name!r}: no bench measures it; remove the marker")
+        following = BEGIN.search(page, begin.end())
+        if end < 0 or following and following.start() < end:
+            raise Refused(f"table {name!r} has no end on the page: write {END} behind it")
+        counts[name] += 1
+        if counts[name] > 1:
+            raise Refused(f"table {name!r} stands twice on the page: remove one of its markers")
+        if END in page[at : begin.start()]:
+            raise Refused(f"before table {name!r} the page has {END} where nothing began: remove it")
+        if name in results:
+            parts += [page[at : begin.end()], "\n", block(name, *results[name], charts), "\n", END]
+        else:
+            parts.append(page[at : end + len(END)])
+        at = end + len(END)
+    if END in page[at:]:
+        raise Refused(f"the page ends with {END} where nothing began: remove it")
+    if missing := [name for name, count in counts.items() if not count]:
+        raise Refused(f"the page has no place for table {missing[0]!r}: write <!-- table {missing[0]} --> and {END}")
+    return "".join(parts) + page[at:]
+
+
+def files(page, folder):
+    """What the page and the charts are to be, by their paths."""
+    results = results_of(folder)
+    made = {page: rendered(page.read_text(), results, folder.name)}
+    for name, (rows, _) in results.items():
+        if TABLES[name].chart:
+            made[folder / f"{name}.svg"] = TABLES[name].chart.svg(rows)
+    return made
+
+
+def stray(made, folder):
+    """Charts of nothing that is there."""
+    return sorted(set(folder.glob("*.svg")) - set(made))
+
+
+def different(page, folder):
+    """Files that are not what the results give."""
+    made = files(page, folder)
+    changed = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
+    return changed + stray(made, folder)
+
+
+def write(page, folder):
+    made = files(page, folder)
+    for path, text in made.items():
+        path.write_text(text)
+    for path in stray(made, folder):
+        path.unlink()
+
+
+def main(words, page=FOLDER.with_suffix(".md"), folder=FOLDER):
+    try:
+        if words != ["--check"]:
+            write(page, folder)
+        elif changed := different(page, folder):
+            raise Refused(f"{changed[0]} is not what the results give: run scripts/bench page")
+    except Refused as refused:
+        sys.exit(f"bench_page: {refused}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

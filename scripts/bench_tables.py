@@ -1,0 +1,100 @@
+"""The tables of docs/performance.md, by the names that their markers there have: which part measures each, what
+its columns say of the raw numbers, and what is drawn of it.
+
+In: nothing. Out: TABLES.
+"""
+
+import bench_floors_table as floors
+from bench_cells import Table, in_first, label, middle, most, numbers, of_first, promised, ratios, spreads
+from bench_charts import Chart
+
+SPEED = ratios("plain", "mount")
+
+MOUNT_FLOORS = {
+    ("sequential `read`, 1 MiB", "cold"): "1.0",
+    ("sequential `read`, 1 MiB", "source cached"): "0.35",
+    ("sequential `read`, 1 MiB", "second read"): "0.70",
+    ("sequential through `mmap`", "cold"): "1.0",
+}
+
+
+def seconds_of(row, rows):
+    return numbers("seconds")(row, rows)
+
+
+def is_ours(row):
+    return row["row"][0].startswith("ckptfs")
+
+
+def loads(title):
+    """Loaders beside the first of them, which is ours."""
+    columns = (
+        label(), label(place=1), middle("seconds", "seconds"), middle("of processor", "cpu"),
+        middle("peak memory", "peak"),
+        spreads("time in ckptfs's: median (least to most)", in_first("seconds")),
+    )  # fmt: skip
+    return Table("loader", columns, Chart(f"{title}: seconds", seconds_of, is_ours))
+
+
+TABLES = {
+    "floors": Table("floors", floors.COLUMNS, Chart(
+        "time, or what else is held to a floor (the mark), in that of what it is beside", floors.figures,
+        mark=lambda row: floors.floor_of(row).floor, is_drawn=lambda row: not floors.floor_of(row).is_plain,
+    ), tuple(floors.FLOORS)),
+    "engine": Table("engine", (
+        label(), middle("seconds", "seconds", 3),
+        promised("floor", {"image of 100,000 tensors in 160 shards with an index": "0.5",
+                           "image of a `.pt` of 10,000 tensors": "0.2"}),
+    )),
+    "headers": Table("engine", (
+        label("`ckptfs inspect --json` of"), middle("seconds", "seconds", 3), most("peak MB", "peak", 1e-6),
+        promised("floor", {"100,000 tensors in 160 shards": "150 MB"}),
+    )),
+    "reads": Table("engine", (
+        label(), middle("milliseconds", "seconds", 1, 1000),
+        spreads("speed in that of `pread`: median (least to most)", of_first("seconds")),
+        promised("floor", {"`Reader::read_at`": "0.9"}),
+    )),
+    "copies": Table("engine", (
+        label(), middle("`export` s", "export"), middle("the other s", "other"),
+        spreads("speed of `export`: median (least to most)", ratios("other", "export")),
+        promised("floor", {"beside `cp`, which does not wait for the disk": "0.9"}),
+    )),
+    "mount": Table("mount", (
+        label(), label(place=1), middle("plain s", "plain"), middle("mount s", "mount"),
+        spreads("speed against plain: median (least to most)", SPEED),
+        promised("floor", MOUNT_FLOORS),
+    ), Chart("speed of the mount in that of the plain file (the mark: as fast)", SPEED, mark=lambda row: 1)),
+    "checkpoints": Table("mount", (
+        label("checkpoints in the directory"), middle("`ckptfs mount` s", "mount", 3),
+        middle("first byte of one s", "byte", 3), middle("listing all s", "listed", 3),
+    )),
+    "first-byte": Table("mount", (
+        label("first byte of 100,000 tensors in 160 shards"), middle("ms", "seconds", 1, 1000),
+        promised("floor", {"after the mount, caches dropped": "500", "once built": "10"}),
+    )),
+    "owned": loads("owned, `.safetensors`"),
+    "owned-bin": loads("owned, `.bin`"),
+    "mapped": loads("mapped, `.safetensors`"),
+    "mapped-bin": loads("mapped, `.bin`"),
+    "opening": Table("opening", (
+        label("opening 100,000 tensors in 160 shards"), label(place=1), middle("seconds", "seconds", 3),
+        middle("of processor", "cpu", 3), spreads("time in ckptfs's: median (least to most)", in_first("seconds")),
+    )),
+    "saving": Table("saving", (
+        label("saving 2.1 GB in 4 shards"), spreads("seconds (least to most)", seconds_of),
+        middle("of processor", "cpu"), middle("memory beside them", "peak"),
+    ), Chart("saving: seconds", seconds_of, lambda row: not row["row"][0].startswith("safetensors"))),
+    "adopting": Table("adopting", (
+        label(), label(place=1), middle("seconds", "seconds"), middle("of processor", "cpu"),
+        spreads("time in that of the first: median (least to most)", in_first("seconds"), 3),
+    ), Chart("from_pretrained: seconds", seconds_of, lambda row: "mount" in row["row"][0])),
+    "small-files": Table("adopting", (
+        label(), label(place=1), middle("`mmap`", "mmap", 0, 1e6), spreads("time in safetensors'", in_first("mmap")),
+        middle("`pread`", "pread", 0, 1e6), spreads("time in safetensors'", in_first("pread")),
+    )),
+    "arrays": Table("adopting", (
+        label(), label(place=1), middle("microseconds", "seconds", 0, 1e6),
+        spreads("time in safetensors'", in_first("seconds")),
+    )),
+}  # fmt: skip
