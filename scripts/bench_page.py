@@ -18,6 +18,7 @@ from bench_tables import TABLES
 
 BEGIN = re.compile(r"<!-- table (\S+) -->")
 END = "<!-- end -->"
+MARKER = re.compile(rf"(<!-- table \S+ -->|{END})")
 
 
 class Refused(Exception):
@@ -62,30 +63,30 @@ def block(name, rows, said, charts):
 
 def rendered(page, results, charts="performance"):
     """The page with the tables of these results in their places."""
-    counts = {name: 0 for name in TABLES}
-    parts, at = [], 0
-    while begin := BEGIN.search(page, at):
-        name, end = begin[1], page.find(END, begin.end())
-        if name not in TABLES:
-            raise Refused(f"the page has a marker for a table {name!r}: no bench measures it; remove the marker")
-        following = BEGIN.search(page, begin.end())
-        if end < 0 or following and following.start() < end:
-            raise Refused(f"table {name!r} has no end on the page: write {END} behind it")
-        counts[name] += 1
-        if counts[name] > 1:
-            raise Refused(f"table {name!r} stands twice on the page: remove one of its markers")
-        if END in page[at : begin.start()]:
-            raise Refused(f"before table {name!r} the page has {END} where nothing began: remove it")
-        if name in results:
-            parts += [page[at : begin.end()], "\n", block(name, *results[name], charts), "\n", END]
-        else:
-            parts.append(page[at : end + len(END)])
-        at = end + len(END)
-    if END in page[at:]:
-        raise Refused(f"the page ends with {END} where nothing began: remove it")
-    if missing := [name for name, count in counts.items() if not count]:
-        raise Refused(f"the page has no place for table {missing[0]!r}: write <!-- table {missing[0]} --> and {END}")
-    return "".join(parts) + page[at:]
+    parts, seen, inside = [], [], None
+    for text in MARKER.split(page):
+        if begin := BEGIN.fullmatch(text):
+            if inside:
+                raise Refused(f"table {inside!r} has no end on the page: write {END} behind it")
+            inside = begin[1]
+            if inside not in TABLES:
+                raise Refused(f"the page has a marker for a table {inside!r}: no bench measures it; remove the marker")
+            if inside in seen:
+                raise Refused(f"table {inside!r} stands twice on the page: remove one of its places")
+            seen.append(inside)
+        elif text == END:
+            if not inside:
+                raise Refused(f"the page has {END} where nothing began: remove it")
+            inside = None
+        elif inside in results:
+            text = f"\n{block(inside, *results[inside], charts)}\n"
+        parts.append(text)
+    if inside:
+        raise Refused(f"table {inside!r} has no end on the page: write {END} behind it")
+    for name in TABLES:
+        if name not in seen:
+            raise Refused(f"the page has no place for table {name!r}: write <!-- table {name} --> and {END}")
+    return "".join(parts)
 
 
 def files(page, folder):

@@ -1,0 +1,222 @@
+"""docs/performance.md has between its markers what the results give, and nothing else of it is touched."""
+
+import json
+import re
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from program import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+
+import bench_common
+import bench_page
+import bench_results
+from bench_page import Refused
+from bench_tables import TABLES
+
+MACHINE = {"cores": 2, "memory_gb": 16, "kernel": "6.1.0", "filesystem": "ext4", "versions": {"ckptfs": "0.1.0"}}
+
+SAVING = [
+    {"row": ["ckptfs, `save_sharded`"], "runs": [
+        {"seconds": 3.0, "cpu": 0.5, "peak": 0.01}, {"seconds": 1.0, "cpu": 0.75, "peak": 0.01},
+        {"seconds": 2.0, "cpu": 0.25, "peak": 0.01},
+    ]},
+    {"row": ["the <other> & more"], "runs": [{"seconds": 4.0, "cpu": 1.0, "peak": 0.0}] * 3},
+]  # fmt: skip
+
+SAVING_LINES = """\
+`RUNS=3 scripts/bench saving`, 3 runs; 2 cores, 16 GB, ext4, Linux 6.1.0; ckptfs 0.1.0.
+
+| saving 2.1 GB in 4 shards | seconds (least to most) | of processor | memory beside them |
+|---|---|---|---|
+| ckptfs, `save_sharded` | 2.00 (1.00 to 3.00) | 0.50 | 0.01 |
+| the <other> & more | 4.00 (4.00 to 4.00) | 1.00 | 0.00 |
+
+![saving: seconds](performance/saving.svg)"""
+
+
+def results(part, **tables):
+    return {"command": f"RUNS=3 scripts/bench {part}", "machine": MACHINE, "tables": tables}
+
+
+def place(name, text="| as it was |"):
+    return f"Before {name}.\n\n<!-- table {name} -->\n{text}\n<!-- end -->\n\nBehind {name}.\n"
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A page with a place for every table, and a folder with the results of one."""
+    folder = tmp_path / "performance"
+    folder.mkdir()
+    (folder / "saving.json").write_text(bench_results.written(results("saving", saving=SAVING)))
+    page = tmp_path / "performance.md"
+    page.write_text("\n".join(map(place, TABLES)))
+    return page
+
+
+def folder_of(page):
+    return page.with_suffix("")
+
+
+def add(page, found):
+    (folder_of(page) / f"{found['command'].split()[-1]}.json").write_text(bench_results.written(found))
+
+
+def test_what_has_results_is_replaced_and_all_else_stays(page):
+    before = page.read_text()
+    bench_page.write(page, folder_of(page))
+    assert page.read_text() == before.replace(place("saving"), place("saving", SAVING_LINES))
+    assert sorted(path.name for path in folder_of(page).iterdir()) == ["saving.json", "saving.svg"]
+
+
+def test_rendering_again_changes_nothing_and_new_results_do(page):
+    folder = folder_of(page)
+    assert bench_page.different(page, folder) == [page, folder / "saving.svg"]
+    bench_page.write(page, folder)
+    files = {path: path.read_bytes() for path in (page, *folder.iterdir())}
+    assert not bench_page.different(page, folder)
+    bench_page.write(page, folder)
+    assert files == {path: path.read_bytes() for path in (page, *folder.iterdir())}
+    add(page, results("saving", saving=SAVING[:1]))
+    assert bench_page.different(page, folder) == [page, folder / "saving.svg"]
+    bench_page.write(page, folder)
+    assert "the <other>" not in page.read_text() + (folder / "saving.svg").read_text()
+
+
+def test_a_number_that_a_hand_changed_is_noticed_and_a_chart_of_nothing(page):
+    folder = folder_of(page)
+    bench_page.write(page, folder)
+    page.write_text(page.read_text().replace("2.00 (1.00", "1.90 (1.00"))
+    assert bench_page.different(page, folder) == [page]
+    with pytest.raises(SystemExit, match="performance.md is not what the results give: run scripts/bench page"):
+        bench_page.main(["--check"], page, folder)
+    bench_page.main([], page, folder)
+    (folder / "old.svg").write_text("<svg/>")
+    assert bench_page.different(page, folder) == [folder / "old.svg"]
+    bench_page.main([], page, folder)
+    bench_page.main(["--check"], page, folder)
+    assert not (folder / "old.svg").exists()
+
+
+def test_a_chart_has_a_bar_and_a_spread_for_each_row(page):
+    bench_page.write(page, folder_of(page))
+    drawn = ElementTree.parse(folder_of(page) / "saving.svg").getroot()
+    kinds = [each.get("class") for each in drawn.iter()]
+    assert kinds.count("ours") == 2 and kinds.count("spread") == 2
+    texts = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == ["saving: seconds", "ckptfs, save_sharded", "2.00", "the <other> & more", "4.00"]
+    first, second = (float(each.get("width")) for each in drawn.iter("{http://www.w3.org/2000/svg}rect"))
+    assert second == 2 * first
+    assert "prefers-color-scheme:dark" in (folder_of(page) / "saving.svg").read_text()
+
+
+def test_floors_that_are_missed_say_so(page):
+    rows = [
+        {"row": ["load_file"], "runs": [{"mount": 1.0, "ext4": 2.0}, {"mount": 1.5, "ext4": 1.0}]},
+        {"row": ["random order"], "runs": [{"mount": 1.0, "ext4": 1.0}]},
+        {"row": ["owned, cold"], "runs": [
+            {"ckptfs": 1.0, "safetensors": 5.0, "fastsafetensors": 2.0, "runai-model-streamer": 3.0},
+            {"ckptfs": 1.0, "safetensors": 1.0, "fastsafetensors": 2.5, "runai-model-streamer": 3.0},
+            {"ckptfs": 1.0, "safetensors": 5.0, "fastsafetensors": 2.5, "runai-model-streamer": 3.0},
+        ]},
+        {"row": ["first byte"], "runs": [{"mount": 0.6}]},
+        {"row": ["daemon memory"], "runs": [{"peak": 10_000_000, "budget": 5_000_000}] * 2
+         + [{"peak": 100_000_000, "budget": 5_000_000}]},
+    ]  # fmt: skip
+    add(page, results("floors", floors=rows))
+    bench_page.write(page, folder_of(page))
+    for line in [
+        "| load_file | mount 1.25 s | ext4 1.50 s | 1.00 (0.50 to 1.50) | 0.9, missed | 0.7 |",
+        "| random order | mount 1.00 s | ext4 1.00 s | 1.00 (1.00 to 1.00) | 1 | 0.8 |",
+        # The best by its median, not whoever was fastest in one run.
+        "| owned, cold | ckptfs 1.00 s | fastsafetensors 2.50 s | 0.40 (0.40 to 0.50) | 0.95 | 0.7 |",
+        "| first byte |  |  | 600 (600 to 600) ms | 500 ms, missed | 200 ms |",
+        "| daemon memory | peak 0.01 GB | budget 0.01 GB | 5 (5 to 95) MB | 64 MB, missed |  |",
+    ]:
+        assert line in page.read_text().splitlines(), line
+    drawn = (folder_of(page) / "floors.svg").read_text()
+    assert "load_file" in drawn and "first byte" not in drawn and 'class="mark"' in drawn
+
+
+def test_times_are_told_in_those_of_the_first_in_the_same_state(page):
+    def row(name, state, *seconds):
+        return {"row": [name, state], "runs": [{"seconds": each, "cpu": 1.0, "peak": 1.0} for each in seconds]}
+
+    rows = [row("ckptfs", "cold", 1.0, 2.0, 4.0), row("other", "cold", 3.0, 3.0, 4.0),
+            row("ckptfs", "cached", 0.5, 0.5, 0.5), row("other", "cached", 1.0, 1.0, 1.0)]  # fmt: skip
+    add(page, results("loader", owned=rows))
+    bench_page.write(page, folder_of(page))
+    assert "| other | cold | 3.00 | 1.00 | 1.00 | 1.50 (1.00 to 3.00) |" in page.read_text()
+    assert "| other | cached | 1.00 | 1.00 | 1.00 | 2.00 (2.00 to 2.00) |" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "broken, said",
+    [
+        (lambda text: text.replace(place("saving"), ""), "no place for table 'saving'"),
+        (lambda text: text + place("saving"), "table 'saving' stands twice"),
+        (lambda text: text + place("speed"), "a marker for a table 'speed': no bench measures it"),
+        (lambda text: text.replace("it was |\n<!-- end -->", "", 1), f"table '{[*TABLES][0]}' has no end"),
+        (lambda text: text[: text.rindex("<!-- end -->")], f"table '{[*TABLES][-1]}' has no end"),
+        (lambda text: "<!-- end -->" + text, "has <!-- end --> where nothing began"),
+        (lambda text: text + "<!-- end -->", "has <!-- end --> where nothing began"),
+    ],
+)
+def test_markers_that_do_not_fit_are_refused_and_nothing_is_written(page, broken, said):
+    text = broken(page.read_text())
+    page.write_text(text)
+    with pytest.raises(Refused, match=re.escape(said)):
+        bench_page.write(page, folder_of(page))
+    assert page.read_text() == text and not list(folder_of(page).glob("*.svg"))
+
+
+def test_results_of_no_table_are_refused(page):
+    add(page, results("saving", speed=SAVING))
+    with pytest.raises(Refused, match="saving.json has a table 'speed'"):
+        bench_page.write(page, folder_of(page))
+
+
+def test_results_are_kept_row_by_row(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("CKPTFS_BENCH_RESULTS", str(tmp_path))
+    monkeypatch.setenv("RUNS", "3")
+    monkeypatch.delenv("SIZE", raising=False)
+    monkeypatch.setattr(bench_results, "machine", lambda: MACHINE)
+    kept = bench_results.Results("floors")
+    kept.add("floors", ["random order"], [{"mount": 1.0000004, "ext4": 2}])
+    found = json.loads((tmp_path / "floors.json").read_text())
+    assert found == results("floors", floors=[{"row": ["random order"], "runs": [{"mount": 1.0, "ext4": 2}]}])
+    kept = bench_results.Results("floors", whole=False)
+    kept.add("floors", ["load_file"], [{"mount": 1.0, "ext4": 2.0}])
+    kept.add("floors", ["random order"], [{"mount": 5.0, "ext4": 2.0}])
+    rows = json.loads((tmp_path / "floors.json").read_text())["tables"]["floors"]
+    assert [(each["row"], each["runs"][0]["mount"]) for each in rows] == [(["load_file"], 1.0), (["random order"], 5.0)]
+    assert "| load_file | mount 1.00 s | ext4 2.00 s | 0.50 (0.50 to 0.50) | 0.9 | 0.7 |" in capsys.readouterr().out
+    monkeypatch.setenv("RUNS", "4")
+    with pytest.raises(SystemExit, match="results of another command"):
+        bench_results.Results("floors", whole=False)
+    bench_results.Results("floors").add("floors", ["load_file"], [{"mount": 1.0, "ext4": 2.0}])
+    assert len(json.loads((tmp_path / "floors.json").read_text())["tables"]["floors"]) == 1
+
+
+def test_what_is_compared_takes_turns():
+    order = []
+    runs = bench_common.in_turn(["a", "b"], lambda way: order.append(way) or len(order), 3)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert runs == [{"a": 1, "b": 2}, {"a": 4, "b": 3}, {"a": 5, "b": 6}] and list(runs[1]) == ["a", "b"]
+
+
+def test_what_is_for_no_page_is_kept_nowhere(monkeypatch):
+    for name in ("CKPTFS_BENCH_RESULTS", "SIZE", "CKPTFS"):
+        monkeypatch.delenv(name, raising=False)
+    assert bench_results.kept_in() == REPOSITORY / "docs/performance"
+    for name in ("SIZE", "CKPTFS"):
+        with monkeypatch.context() as context:
+            context.setenv(name, "x")
+            assert bench_results.kept_in() is None
+
+
+def test_the_page_is_what_its_results_give():
+    assert not bench_page.different(REPOSITORY / "docs/performance.md", REPOSITORY / "docs/performance")
