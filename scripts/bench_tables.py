@@ -29,7 +29,7 @@ def is_ours(row):
 def loads(title):
     """Loaders beside the first of them, which is ours."""
     columns = (
-        label(), label(place=1), middle("seconds", "seconds"), middle("of processor", "cpu"),
+        label(title), label(place=1), middle("seconds", "seconds"), middle("of processor", "cpu"),
         middle("peak memory", "peak"),
         spreads("time in ckptfs's: median (least to most)", in_first("seconds")),
     )  # fmt: skip
@@ -73,10 +73,10 @@ TABLES = {
         label("first byte of 100,000 tensors in 160 shards"), middle("ms", "seconds", 1, 1000),
         promised("floor", {"after the mount, caches dropped": "500", "once built": "10"}),
     )),
-    "owned": loads("owned, `.safetensors`"),
-    "owned-bin": loads("owned, `.bin`"),
-    "mapped": loads("mapped, `.safetensors`"),
-    "mapped-bin": loads("mapped, `.bin`"),
+    "owned": loads("owned, 2.1 GB in 4 shards of `.safetensors`"),
+    "owned-bin": loads("owned, 2.1 GB in 4 shards of `.bin`"),
+    "mapped": loads("mapped, 2.1 GB in 4 shards of `.safetensors`"),
+    "mapped-bin": loads("mapped, 2.1 GB in 4 shards of `.bin`"),
     "opening": Table("opening", (
         label("opening 100,000 tensors in 160 shards"), label(place=1), middle("seconds", "seconds", 3),
         middle("of processor", "cpu", 3), spreads("time in ckptfs's: median (least to most)", in_first("seconds")),
