@@ -6,11 +6,11 @@ In: what each part of a load tells of itself. Out: a `Report`, which is kept for
 
 import collections
 import os
-import sys
 import threading
 import time
 
 from ckptfs import _ckptfs
+from ckptfs._bar import Bar
 
 
 class Report:
@@ -87,7 +87,7 @@ class Load:
 
     def __init__(self, progress=False, report=None):
         self.report, self._tell = Report(), report
-        self._bar = _Bar() if progress else None
+        self._bar, self._coming = Bar() if progress else None, 0
 
     def __enter__(self):
         self._begun = time.perf_counter()
@@ -99,7 +99,7 @@ class Load:
         if why:
             self.report._fell_back(why, count)
         if self._bar:
-            self._bar.total += sum(sizes)
+            self._coming += sum(sizes)
 
     def is_shown(self):
         """Whether someone watches."""
@@ -121,7 +121,12 @@ class Load:
         self.report.tensors += tensors
         self.report.bytes += size
         if self._bar:
-            self._bar.show(self.report.bytes, time.perf_counter() - self._begun)
+            self._show(self.report.bytes, time.perf_counter() - self._begun)
+
+    def _show(self, done, seconds):
+        speed = done / seconds / 1e9 if seconds else 0.0
+        words = f"{done / 1e9:.2f} of {self._coming / 1e9:.2f} GB  {speed:.2f} GB/s"
+        self._bar.show(done / self._coming if self._coming else 1.0, words)
 
     def __exit__(self, kind, value, trace):
         self.report.seconds = time.perf_counter() - self._begun
@@ -133,46 +138,6 @@ class Load:
             _keep(self.report)
             if self._tell:
                 self._tell(self.report)
-
-
-class _Bar:
-    """A line on the terminal; elsewhere only its last state."""
-
-    def __init__(self):
-        self.total, self._said = 0, ""
-        self._live = self._broken = False
-        self._try(self._look)
-
-    def show(self, done, seconds):
-        self._try(self._show, done, seconds)
-
-    def end(self):
-        self._try(self._end)
-
-    def _try(self, act, *given):
-        # No load fails because nobody can be shown how it goes.
-        if sys.stderr is None or self._broken:
-            return
-        try:
-            act(*given)
-        except Exception:
-            self._broken = True
-
-    def _look(self):
-        self._live = sys.stderr.isatty()
-
-    def _show(self, done, seconds):
-        share = done / self.total if self.total else 1.0
-        filled = "#" * round(share * 24)
-        speed = done / seconds / 1e9 if seconds else 0.0
-        self._said = (f"[{filled:.<24}] {share:4.0%}  {done / 1e9:.2f} of {self.total / 1e9:.2f} GB  "
-                      f"{speed:.2f} GB/s")
-        if self._live:
-            print(f"\r{self._said}", end="", file=sys.stderr, flush=True)
-
-    def _end(self):
-        if self._said:
-            print("" if self._live else self._said, file=sys.stderr, flush=True)
 
 
 _here = threading.local()
