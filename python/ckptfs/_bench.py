@@ -1,47 +1,78 @@
-"""`ckptfs bench FILE`: how fast ckptfs loads a checkpoint here, beside the library that it was written for.
+"""`ckptfs bench PATH`: how fast a checkpoint loads here, with ckptfs and with what people load with today.
 
-In: a checkpoint. Out: a table, or JSON, of what each loader took with a cold and with a filled page cache,
-after all of them were seen to give equal tensors. Each load is in a process of its own, and the loaders
-take turns, so that none has what another left behind.
+In: a checkpoint. Out: a table, JSON or a page of HTML of what each loader took with a cold and with a filled
+page cache, after all of them were seen to give equal tensors: ckptfs itself, a mount that is made for it, and
+the other libraries. Each load is in a process of its own, and the loaders take turns, so that none has what
+another left behind.
 """
 
 import argparse
-import importlib.util
+import contextlib
 import json
 import os
-import statistics
-import subprocess
 import sys
 
-from ckptfs import _page_cache, _process
+from ckptfs import _bench_loads, _bench_page, _bench_report, _new_file, _page_cache, _process, _stops
+from ckptfs._bar import Bar
+from ckptfs._bench_loaders import MOUNTED, OURS, PEERS, REFERENCES, chosen, is_installed
+from ckptfs._bench_machine import machine
+from ckptfs._bench_mount import Shown, daemon_of
 from ckptfs._errors import SafetensorError, error, in_words
 
 _DONE, _FAILED = 0, 1
 
-_OURS = ["ckptfs owned", "ckptfs mapped"]
+# The share of what was loaded cached that must be in the page cache for it to be called that.
+_CACHED = 0.99
+
+_HELP = f"""\
+The loaders: `ckptfs` is this package, owned (in memory of its own) and mapped; `mount` is safetensors reading
+the file that a mount shows, which is made for this, owned (backend="pread") and mapped. The others, by their
+words for --against: {", ".join(PEERS)}.
+
+Cold: as root all caches of the machine are dropped before each load; as another user those of the files.
+Cached: the files, and what the mount shows, are in the page cache.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 refused checkpoint.
+"""
 
 
 def main(words):
     """Runs `ckptfs bench` with these words, and gives its exit code."""
     asked = _parser().parse_args(words)
+    bar = Bar(vanishes=True)
     try:
-        found = measure(asked.file, asked.device, asked.runs)
+        with _stops.heeded(), contextlib.ExitStack() as ends:
+            ends.callback(bar.end)
+            # Before anything is measured: it may not be possible to write there.
+            file = _new_page(asked.html, ends)
+            found = measure(asked.path, asked.device, asked.runs, asked.against, bar)
+            if file:
+                file.write(_bench_page.page(found))
+    except _stops.Stopped as stopped:
+        return stopped.die()
     except SafetensorError as refused:
         print(f"ckptfs: {refused}", *getattr(refused, "__notes__", []), sep="\n  ", file=sys.stderr)
         return getattr(refused, "code", _FAILED)
-    print(json.dumps(found, indent=2) if asked.json else "\n".join(_table(found)))
+    except OSError as fault:
+        print(f"ckptfs: {fault.filename or asked.path}: {fault.strerror}", file=sys.stderr)
+        return _FAILED
+    print(json.dumps(found, indent=2) if asked.json else "\n".join(_bench_report.table(found)))
     return _DONE
 
 
 def _parser():
     parser = argparse.ArgumentParser(
-        prog="ckptfs bench",
-        description="Tell how fast a checkpoint loads with ckptfs, and with safetensors or torch.load",
+        prog="ckptfs bench", epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Tell how fast a checkpoint loads with ckptfs, through a mount, and with other libraries",
+    )  # fmt: skip
+    parser.add_argument("path", metavar="PATH", help="a checkpoint file, or a directory that holds one")
+    parser.add_argument("--device", default="cpu", help="where the tensors go, such as cuda:0 (cpu)")
+    parser.add_argument(
+        "--against", type=_peers, metavar="NAME,...", help="what to compare with (all that is installed)"
     )
-    parser.add_argument("file", metavar="FILE", help="a checkpoint file, or a directory that holds one")
-    parser.add_argument("--device", default="cpu", help="where the tensors go, such as cuda:0")
     parser.add_argument("--runs", type=_count, default=5, metavar="N", help="loads of each kind (5)")
-    parser.add_argument("--json", action="store_true", help="print JSON, with the time of every load")
+    parser.add_argument("--json", action="store_true", help="print JSON, with the numbers of every load")
+    parser.add_argument("--html", metavar="FILE", help="write a page with the table and charts, too")
     return parser
 
 
@@ -51,121 +82,121 @@ def _count(text):
     return int(text)
 
 
-def measure(path, device="cpu", runs=5):
-    """What `--json` prints: see `_table` for what is what."""
-    if importlib.util.find_spec("torch") is None:
+def _peers(text):
+    names = [*dict.fromkeys(text.split(","))]
+    for name in names:
+        if name not in PEERS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PEERS)}")
+    return names
+
+
+def _new_page(path, ends):
+    """The file that has its name when all is well at the end; nothing where none is asked for."""
+    try:
+        return path and ends.enter_context(_new_file.replacing(path))
+    except OSError as fault:
+        raise error(f"{path}: cannot be written: {fault.strerror}", "see that its directory is there") from None
+
+
+def measure(path, device="cpu", runs=5, against=None, bar=None):
+    """What `--json` prints: see docs/formats.md for what is what."""
+    if not is_installed("torch"):
         raise error("ckptfs bench loads with torch, which is not installed", "pip install torch")
-    about = json.loads(_process.run("inspect", "--json", "--tensors", path).out)
+    with _stops.waits():
+        about = json.loads(_process.run("inspect", "--json", "--tensors", "--", path).out)
     files = [file["path"] for file in about["files"]]
     asked = {
         "path": path, "device": device, "names": [tensor["name"] for tensor in about["tensors"]],
-        "files": [file for file in files if not file.endswith(".json")], "tell": False,
+        "files": [file for file in files if not file.endswith(".json")],
     }  # fmt: skip
+    form = "safetensors" if about["format"] == "safetensors" else "torch"
     if path.endswith(".safetensors") and os.path.isfile(path):
         # Also the image of a pickle in a mount, which is what another library reads.
-        asked["files"], against = [path], "safetensors"
-    else:
-        against = "safetensors" if about["format"] == "safetensors" else "torch.load"
-    against, notes = _checked(asked, against)
-    loaders = [*_OURS, against] if against else _OURS
-    size = sum(tensor["nbytes"] for tensor in about["tensors"])
-    found = {
-        "path": path, "format": about["format"], "device": device, "runs": runs, "bytes": size,
-        "tensors": len(about["tensors"]), "files": about["files"], "against": against, "cleared_by": None,
-        "cold": None, "cached": None, "notes": notes,
-    }  # fmt: skip
+        asked["files"], form = [path], "safetensors"
+    others, notes = chosen(against, form, device)
+    with contextlib.ExitStack() as ends:
+        daemon = daemon_of(asked["files"][0])
+        # Others read the mount that is there already: another one would be of that.
+        shown = None if daemon else _shown(path, about, notes, ends)
+        loaders = [*OURS, *(MOUNTED if shown else []), *others]
+        loads = ends.enter_context(_bench_loads.Loads())
+        case = _bench_loads.Case(asked, shown, daemon)
+        tick = _Steps(bar, len(loaders), runs)
+        loaders, refused, called = _bench_loads.checked(loads, case, loaders, tick)
+        found = {
+            "path": path, "format": about["format"], "device": device, "runs": runs,
+            "bytes": sum(tensor["nbytes"] for tensor in about["tensors"]), "tensors": len(about["tensors"]),
+            "files": about["files"], "loaders": loaders, "against": _reference(loaders),
+            "cleared_by": None, "cold": None, "cached": None, "notes": notes + refused,
+            "machine": machine(files[0]) | {"device": called},
+        }  # fmt: skip
+        if found["against"] is None:
+            found["notes"].append("compared with nothing: no other library that was asked loads it")
+        _measure_states(found, files, loads, case, tick)
+        return found
+
+
+def _shown(path, about, notes, ends):
+    """The checkpoint in a mount of its own; nothing, and a note, where there can be none."""
+    if not is_installed("safetensors"):
+        notes.append("nothing was loaded through a mount: safetensors is not installed, which would read it")
+        return None
+    try:
+        return ends.enter_context(Shown(path, about))
+    except SafetensorError as refused:
+        notes.append(f"nothing was loaded through a mount: {in_words(refused)}")
+        return None
+
+
+def _reference(loaders):
+    """Which of those that load it the others are compared with."""
+    others = [name for name in [*REFERENCES, *loaders] if name in loaders and name not in OURS + MOUNTED]
+    return others[0] if others else None
+
+
+def _measure_states(found, files, loads, case, tick):
+    """Fills in what is found cold and cached."""
+
+    def measured(state, clear=None):
+        taken, failed = _bench_loads.times(loads, case, found["loaders"], found["runs"], clear, tick)
+        found["notes"] += failed
+        found[state] = _bench_loads.numbers(taken, found["bytes"], found["against"])
 
     def clear():
-        found["cleared_by"] = _page_cache.clear(files)
+        how = _page_cache.clear(files)
+        try:
+            found["cleared_by"] = _page_cache.drop_all()
+        except OSError:
+            found["cleared_by"] = how
 
     try:
-        clear()
-    except SafetensorError as refused:
-        notes.append(f"nothing was loaded cold: {in_words(refused)}")
+        with _stops.waits():
+            clear()
+    except SafetensorError as told:
+        found["notes"].append(f"nothing was loaded cold: {in_words(told)}")
     else:
-        found["cold"] = _numbers(_times(asked, loaders, runs, clear), size, against)
-    _page_cache.warm(files)
-    found["cached"] = _numbers(_times(asked, loaders, runs, lambda: None), size, against)
-    return found
+        if found["cleared_by"].startswith("posix_fadvise"):
+            found["notes"].append("cold is the page cache without these files: only root may drop all caches")
+        measured("cold", clear)
+    warmed = list(files)
+    if case.shown:
+        case.shown.renew()
+        warmed.append(case.shown.image)
+    with _stops.waits():
+        _page_cache.warm(warmed)
+        share = _page_cache.cached(files)
+    if share is not None and share < _CACHED:
+        found["notes"].append(f"only {share:.0%} of the files stay in the page cache: there is no memory for more")
+    measured("cached")
 
 
-def _checked(asked, against):
-    """Which other loader there is to compare with, and why none; a difference is an error."""
-    notes, told = [], {}
-    if against == "safetensors" and importlib.util.find_spec("safetensors") is None:
-        against, notes = None, ["compared with nothing: safetensors is not installed"]
-    for loader in [*_OURS, against] if against else _OURS:
-        answer = _one({**asked, "tell": True}, loader)
-        if "fault" not in answer:
-            told[loader] = answer["tensors"]
-        elif loader in _OURS:
-            raise error(f"{asked['path']}: {loader}: {answer['fault']}", "load it without bench to see more")
-        else:
-            against, notes = None, [f"compared with nothing: {loader} does not load it: {answer['fault']}"]
-    [first, expected], *others = told.items()
-    for loader, tensors in others:
-        differing = sorted(name for name in {*expected, *tensors} if expected.get(name) != tensors.get(name))
-        if differing:
-            message = f"{asked['path']}: {first} and {loader} give different tensors: {differing[0]}"
-            more = f", and {len(differing) - 1} more" * (len(differing) > 1)
-            raise error(message + more, "see that nothing writes to it, and which files each of them reads")
-    return against, notes
+class _Steps:
+    """Tells a bar how far it is, of comparing and of two states with all their rounds."""
 
+    def __init__(self, bar, loaders, runs):
+        self._bar, self._all, self._done = bar, loaders * (1 + 2 * runs), 0
 
-def _times(asked, loaders, runs, before):
-    times = {loader: [] for loader in loaders}
-    for run in range(runs):
-        turn = run % len(loaders)
-        for loader in loaders[turn:] + loaders[:turn]:
-            before()
-            answer = _one(asked, loader)
-            if "fault" in answer:
-                raise error(f"{asked['path']}: {loader}: {answer['fault']}", "see that nothing changes it")
-            times[loader].append(answer)
-    return times
-
-
-def _one(asked, loader):
-    """What a process of its own tells of one load."""
-    start, environment = _process.python()
-    done = subprocess.run(
-        [*start, "-m", "ckptfs._bench_one"], input=json.dumps({**asked, "loader": loader}).encode(),
-        capture_output=True, env=environment,
-    )  # fmt: skip
-    try:
-        return json.loads(done.stdout)
-    except ValueError:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        return {"fault": said[-1] if said else f"its process ended with {done.returncode}"}
-
-
-def _numbers(times, size, against):
-    middle = {loader: statistics.median(one["had"] for one in all) for loader, all in times.items()}
-    return {
-        loader: {
-            "returned_seconds": [one["returned"] for one in all],
-            "seconds": [one["had"] for one in all],
-            "median_seconds": middle[loader],
-            "mb_per_second": size / middle[loader] / 1e6,
-            "speedup": middle[against] / middle[loader] if against else None,
-        }
-        for loader, all in times.items()
-    }
-
-
-def _table(found):
-    count = f"{found['tensors']:,} tensors, {found['bytes'] / 1e6:,.1f} MB"
-    yield f"{found['path']} ({found['format']}): {count}, to {found['device']}, median of {found['runs']}"
-    loaders = ", ".join(found["cached"])
-    yield f"{loaders}: gave equal tensors"
-    for state, words in (("cold", f"cold, by {found['cleared_by']}"), ("cached", "in the page cache")):
-        if found[state] is None:
-            continue
-        against = f"  speed-up against {found['against']}" if found["against"] else ""
-        yield f"\n{words:<32}  {'returned':>10}  {'all there':>10}  {'MB/s':>10}{against}"
-        for loader, numbers in found[state].items():
-            returned = statistics.median(numbers["returned_seconds"])
-            line = f"  {loader:<30}  {returned:>8.4f} s  {numbers['median_seconds']:>8.4f} s"
-            line += f"  {numbers['mb_per_second']:>10,.0f}"
-            yield line + (f"  {numbers['speedup']:.2f}x" if found["against"] else "")
-    yield from (f"\nnote: {note}" for note in found["notes"])
+    def __call__(self, words):
+        if self._bar:
+            self._bar.show(min(1, self._done / self._all), words)
+        self._done += 1

@@ -1,68 +1,29 @@
-"""One load with one library, in a process that does nothing else: what `ckptfs bench` measures.
+"""Loads with one library each, every one in a process that does nothing else: what `ckptfs bench` measures.
 
-In, as JSON on standard input: which loader, the path, its files, the names of its tensors, the device, and
-whether to tell what was loaded. Out, as JSON on standard output: seconds until the call returned and until
-every byte was there; or, if asked for, each tensor's type, shape and digest; or what went wrong.
+In, by a connection: which loader, the path, its files, the names of its tensors, the device, and whether to
+tell what was loaded. Out: that all is imported; and then, when that is answered, what the load took from
+there on; or, if asked for, each tensor's type, shape and digest; or what went wrong.
+
+This process imports torch and nothing else. Each load is in a fork of it, which begins with torch in memory
+and with no thread, no device and no memory that another load had.
 """
 
 import ctypes
 import hashlib
-import json
+import os
+import signal
 import sys
 import time
-from collections import deque
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
+from ckptfs import _bench_loaders
+
 _PAGE = 4096
 
-
-def _ckptfs(backend):
-    from ckptfs.torch import load_file
-
-    return lambda asked: load_file(asked["path"], device=asked["device"], backend=backend)
-
-
-def _safetensors():
-    from safetensors.torch import load_file
-
-    def load(asked):
-        parts = [load_file(path, device=asked["device"]) for path in asked["files"]]
-        return {name: tensor for part in parts for name, tensor in part.items()}
-
-    return load
-
-
-def _torch():
-    def load(asked):
-        parts = [
-            torch.load(path, map_location=asked["device"], weights_only=True) for path in asked["files"]
-        ]
-        if len(parts) > 1:
-            return {name: tensor for part in parts for name, tensor in part.items()}
-        return _holding(parts[0], asked["names"])
-
-    return load
-
-
-def _holding(value, names):
-    """The dictionary of a training checkpoint that has these tensors."""
-    inside = deque([value])
-    while inside:
-        found = inside.popleft()
-        if isinstance(found, dict):
-            if all(isinstance(found.get(name), torch.Tensor) for name in names):
-                return {name: found[name] for name in names}
-            inside.extend(found.values())
-    raise ValueError("no dictionary in it has the tensors that ckptfs shows")
-
-
-LOADERS = {
-    "ckptfs owned": lambda: _ckptfs("pread"),
-    "ckptfs mapped": lambda: _ckptfs("mmap"),
-    "safetensors": _safetensors,
-    "torch.load": _torch,
-}
+_PR_SET_PDEATHSIG = 1
 
 
 def _have(tensors, device):
@@ -84,25 +45,78 @@ def _digest(tensor):
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), digest]
 
 
-def measured(asked):
-    """What is told of one load."""
-    load = LOADERS[asked["loader"]]()
+def _memory(name):
+    """Bytes that the system tells of this process, such as `VmRSS`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {name}")
+
+
+def _peak_begins():
+    """What this process holds now, from where on its peak counts; nothing where the system does not tell."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        return _memory("VmRSS")
+    except OSError:
+        return None
+
+
+def _measured(asked, wait):
+    """What is told of one load, which begins when `wait` returns."""
+    load = _bench_loaders.LOADERS[asked["loader"]]()
     device = torch.device(asked["device"])
     # The first use of a device sets it up.
     torch.zeros(1, device=device)
-    begun = time.perf_counter()
+    wait()
+    before = _peak_begins()
+    begun, used = time.perf_counter(), time.process_time()
     tensors = load(asked)
     returned = time.perf_counter()
     _have(tensors, device)
-    had = time.perf_counter()
+    had, spent = time.perf_counter(), time.process_time()
+    peak = None if before is None else max(0, _memory("VmHWM") - before)
     if asked["tell"]:
-        return {"tensors": {name: _digest(tensor) for name, tensor in tensors.items()}}
-    return {"returned": returned - begun, "had": had - begun}
+        called = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        return {"tensors": {name: _digest(tensor) for name, tensor in tensors.items()}, "device": called}
+    return {"returned": returned - begun, "had": had - begun, "cpu": spent - used, "peak": peak}
+
+
+def _load(asked, to):
+    """In a process of its own, which ends with this."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def wait():
+        to.send({"ready": True})
+        to.recv()
+
+    try:
+        told = _measured(asked, wait)
+    except Exception as fault:
+        told = {"fault": f"{type(fault).__name__}: {fault}"}
+    to.send(told)
+    # What a library does at its end is not measured.
+    os._exit(0)
+
+
+def main(number):
+    """Does what is asked until nobody asks any more."""
+    to = Connection(number)
+    while True:
+        try:
+            asked = to.recv()
+        except EOFError:
+            return
+        child = os.fork()
+        if child == 0:
+            try:
+                _load(asked, to)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        if status:
+            to.send({"fault": f"its process ended with {os.waitstatus_to_exitcode(status)}"})
 
 
 if __name__ == "__main__":
-    try:
-        told = measured(json.load(sys.stdin))
-    except Exception as fault:
-        told = {"fault": f"{type(fault).__name__}: {fault}"}
-    json.dump(told, sys.stdout)
+    main(int(sys.argv[1]))

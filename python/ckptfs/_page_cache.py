@@ -23,7 +23,7 @@ def clear(paths):
     """Has the system forget what it keeps of these files, and says by which means: all else stays cached
     unless only forgetting everything helps, which root may ask for."""
     for path in paths:
-        kind = _filesystem(path)
+        kind = filesystem(path)
         if kind in ("tmpfs", "ramfs", "hugetlbfs"):
             raise error(f"{path}: lies in memory, so that it is never read from a disk", "copy it to a disk")
         if kind == "fuse.ckptfs":
@@ -40,8 +40,7 @@ def clear(paths):
         return "posix_fadvise"
     why = f"after posix_fadvise {share:.0%} of it"
     try:
-        with open(_DROP, "w") as file:
-            file.write("1\n")
+        drop_all()
     except OSError as fault:
         why += f", and {_DROP} says: {fault.strerror}"
     else:
@@ -51,6 +50,14 @@ def clear(paths):
         why = f"after {_DROP} {share:.0%} of it"
     message = f"{paths[0]}: stays in the page cache, {why}"
     raise error(message, "end the programs that have it mapped, or run this as root")
+
+
+def drop_all():
+    """Has the system forget everything that it can read again, names and places of files too, which only root
+    may ask for. Gives what it was asked by."""
+    with open(_DROP, "w") as file:
+        file.write("3\n")
+    return _DROP
 
 
 def warm(paths):
@@ -95,7 +102,8 @@ def _resident(file, offset, size):
 _libc = ctypes.CDLL(None)
 
 
-def _filesystem(path):
+def filesystem(path):
+    """The type of the filesystem that a file lies on; `None` where the system does not tell."""
     at = _places.place(path)
     entry = at and _places.table().get(at.mount)
     return entry.kind if entry else None

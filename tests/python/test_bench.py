@@ -1,7 +1,6 @@
 """`ckptfs bench` measures loads that were seen to give equal tensors, in the page cache and out of it, and
 says in words what it could not do."""
 
-import importlib.util
 import json
 import mmap
 import os
@@ -12,7 +11,7 @@ from pathlib import Path
 import ckptfs
 import pytest
 import torch
-from ckptfs import _bench, _page_cache
+from ckptfs import _bench, _bench_loaders, _bench_loads, _page_cache
 
 from program import DONE, FAILED, REFUSED, USAGE
 from samples import numbers, write_shards
@@ -20,6 +19,7 @@ from samples import numbers, write_shards
 Refused = ckptfs.SafetensorError
 
 OURS = ["ckptfs owned", "ckptfs mapped"]
+MOUNTED = ["mount owned", "mount mapped"]
 
 
 def bench(*words):
@@ -27,86 +27,130 @@ def bench(*words):
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def never_all(monkeypatch, tmp_path):
     """What other programs have cached is not forgotten for a test."""
     monkeypatch.setattr(_page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
 
 
-def test_shards_are_measured_against_safetensors(tmp_path):
+def test_shards_are_measured_against_all_that_is_installed(tmp_path, capsys, left):
     tensors = write_shards(tmp_path / "model", 1, 2, 2, 400)
-    done = bench(tmp_path / "model", "--runs", 1, "--json")
-    assert done.returncode == DONE, done.stderr
-    found = json.loads(done.stdout)
+    assert _bench.main([str(tmp_path / "model"), "--runs", "2", "--json"]) == DONE
+    said = capsys.readouterr()
+    # Standard error is no terminal here.
+    assert said.err == "" and left() == []
+    found = json.loads(said.out)
     size = sum(tensor.nbytes for tensor in tensors.values())
     assert (found["tensors"], found["bytes"], found["format"]) == (len(tensors), size, "safetensors")
     assert found["against"] == "safetensors" and len(found["files"]) == 3
-    assert found["cold"] and found["cleared_by"] and not found["notes"]
+    others = ["safetensors owned", "safetensors", "fastsafetensors", "runai"]
+    assert found["loaders"] == [*OURS, *MOUNTED, *others]
+    assert found["cleared_by"] == "posix_fadvise"
+    assert found["notes"] == ["cold is the page cache without these files: only root may drop all caches"]
+    assert found["machine"]["libraries"]["torch"] == torch.__version__.partition("+")[0]
+    assert found["machine"]["memory_bytes"] > 1 << 20 and found["machine"]["filesystem"]
     for state in found["cold"], found["cached"]:
-        assert list(state) == [*OURS, "safetensors"]
-        for one in state.values():
+        assert list(state) == found["loaders"]
+        for name, one in state.items():
             pairs = [*zip(one["returned_seconds"], one["seconds"], strict=True)]
-            assert len(pairs) == 1 and all(0 < returned <= seconds for returned, seconds in pairs)
-            assert [one["median_seconds"]] == one["seconds"]
-            assert one["mb_per_second"] == pytest.approx(size / one["median_seconds"] / 1e6)
-            reference = state["safetensors"]["median_seconds"]
-            assert one["speedup"] == pytest.approx(reference / one["median_seconds"])
+            assert len(pairs) == 2 and all(0 < returned <= seconds for returned, seconds in pairs)
+            assert one["median_seconds"] == pytest.approx(sum(one["seconds"]) / 2)
+            assert one["gb_per_second"] == pytest.approx(size / one["median_seconds"] / 1e9)
+            reference = state["safetensors"]
+            assert one["speedup"] == pytest.approx(reference["median_seconds"] / one["median_seconds"])
+            ratios = [a / b for a, b in zip(reference["seconds"], one["seconds"], strict=True)]
+            assert (one["speedup_least"], one["speedup_most"]) == (min(ratios), max(ratios))
+            # To import torch takes more than this of either.
+            assert all(0 <= cpu < 0.7 for cpu in one["cpu_seconds"])
+            assert all(size / 2 < peak < 60e6 for peak in one["peak_bytes"]), (name, one)
+            assert (one["daemon_cpu_seconds"] is not None) == (name in MOUNTED)
 
 
-def test_a_training_checkpoint_is_measured_against_torch_load(tmp_path):
+def test_a_training_checkpoint_is_measured_against_torch_load(tmp_path, capsys):
     state = {"state_dict": {"a": numbers(1, 300, 200).t(), "b": torch.tensor(2)}, "epoch": 3}
     torch.save(state, tmp_path / "last.ckpt")
-    done = bench(tmp_path / "last.ckpt", "--runs", 1)
-    assert done.returncode == DONE, done.stderr
-    lines = done.stdout.splitlines()
+    (tmp_path / "beside.bin").write_bytes(b"no checkpoint")
+    assert _bench.main([str(tmp_path / "last.ckpt"), "--runs", "1"]) == DONE
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    loaders = [*OURS, *MOUNTED, "torch.load", "torch.load mapped"]
     assert lines[0] == f"{tmp_path / 'last.ckpt'} (torch zip): 2 tensors, 0.2 MB, to cpu, median of 1"
-    assert lines[1] == "ckptfs owned, ckptfs mapped, torch.load: gave equal tensors"
-    for loader in *OURS, "torch.load":
-        rows = [line for line in lines if line.startswith(f"  {loader} ")]
-        assert len(rows) == 2 and all(row.endswith("x") for row in rows), done.stdout
-    assert done.stdout.count("speed-up against torch.load") == 2
+    assert lines[1] == f"{', '.join(loaders)}: gave equal tensors"
+    for loader in loaders:
+        rows = [line for line in lines if line.startswith(f"  {loader}  ")]
+        assert len(rows) == 2 and all("x (" in row for row in rows), said
+    assert said.count("speed-up against torch.load") == 2 and said.count("daemon's CPU") == 2
+    assert "\nfilesystem: " in said and "torch " in said
 
 
-def test_where_the_other_library_cannot_load_it_that_is_told(tmp_path):
+def test_where_no_other_library_loads_it_that_is_told(tmp_path, capsys):
     torch.save({"a": numbers(1, 3), "made": Path("somewhere")}, tmp_path / "x.pt")
-    done = bench(tmp_path / "x.pt", "--runs", 1)
-    assert done.returncode == DONE, done.stderr
-    assert "note: compared with nothing: torch.load does not load it" in done.stdout
-    assert "ckptfs owned, ckptfs mapped: gave equal tensors" in done.stdout
-    assert "speed-up" not in done.stdout
+    assert _bench.main([str(tmp_path / "x.pt"), "--runs", "1", "--against", "torch,safetensors"]) == DONE
+    said = capsys.readouterr().out
+    assert "note: torch.load does not load it: " in said and "note: compared with nothing" in said
+    assert "note: safetensors does not read torch checkpoints, and was not asked to" in said
+    assert f"{', '.join([*OURS, *MOUNTED])}: gave equal tensors" in said
+    assert "speed-up" not in said
 
 
-def test_runs_take_turns_and_their_median_counts(monkeypatch):
-    said = iter([4.0, 2.0, 8.0, 1.0, 1.0, 5.0, 3.0, 9.0])
-    order = []
+class Told:
+    """Loads that tell what they are given."""
 
-    def one(_, loader):
-        order.append(loader)
-        return {"returned": 0.5, "had": next(said)}
+    def __init__(self, answers):
+        self.order, self._answers = [], answers
 
-    monkeypatch.setattr(_bench, "_one", one)
-    times = _bench._times({}, ["a", "b"], 4, lambda: order.append("clear"))
-    assert order == ["clear" if n % 2 == 0 else "ab"[n // 2 % 4 in (1, 2)] for n in range(16)]
-    numbers = _bench._numbers(times, 12_000_000, "b")
+    def one(self, asked, before, daemon):
+        self.order.append(asked["loader"])
+        if before:
+            before()
+        answer = next(self._answers)
+        return answer if isinstance(answer, dict) else {
+            "returned": 0.5, "had": answer, "cpu": 0.25, "peak": 7, "daemon": daemon and daemon()
+        }  # fmt: skip
+
+
+def test_runs_take_turns_and_their_median_counts():
+    loads = Told(iter([4.0, 2.0, 8.0, 1.0, 1.0, 5.0, 3.0, 9.0]))
+    case, steps = _bench_loads.Case({}), []
+    clear = lambda: loads.order.append("clear")
+    taken, notes = _bench_loads.times(loads, case, ["a", "b"], 4, clear, steps.append)
+    assert loads.order == ["clear" if n % 2 else "ab"[n // 2 % 4 in (1, 2)] for n in range(16)]
+    assert steps[0] == "cold: a, 1 of 4" and len(steps) == 8 and not notes
+    numbers = _bench_loads.numbers(taken, 12_000_000, "b")
     assert numbers["a"]["seconds"] == [4.0, 1.0, 1.0, 9.0] and numbers["a"]["median_seconds"] == 2.5
     assert numbers["b"]["seconds"] == [2.0, 8.0, 5.0, 3.0] and numbers["b"]["median_seconds"] == 4.0
-    assert numbers["a"]["speedup"] == 1.6 and numbers["a"]["mb_per_second"] == 4.8
+    assert numbers["a"]["speedup"] == 1.6 and numbers["a"]["gb_per_second"] == 0.0048
+    assert (numbers["a"]["speedup_least"], numbers["a"]["speedup_most"]) == (3 / 9, 8.0)
 
 
-def test_tensors_that_differ_are_an_error(tmp_path, monkeypatch, capsys, never_all):
+def test_who_fails_between_is_left_out_unless_it_is_ours():
+    fault = {"fault": "OSError: gone"}
+    case, quiet = _bench_loads.Case({"path": "x"}, daemon=lambda: 3), lambda _: None
+    loads = Told(iter([1.0, 2.0, fault, 4.0]))
+    taken, notes = _bench_loads.times(loads, case, ["ckptfs owned", "runai"], 2, None, quiet)
+    assert [*taken] == ["ckptfs owned"] and [one["daemon"] for one in taken["ckptfs owned"]] == [3, 3]
+    assert notes == ["runai failed, cached, in round 2: OSError: gone"]
+    assert _bench_loads.numbers(taken, 1, "runai")["ckptfs owned"]["speedup"] is None
+    with pytest.raises(Refused, match="x: ckptfs owned: OSError: gone"):
+        _bench_loads.times(Told(iter([fault])), case, ["ckptfs owned"], 1, None, quiet)
+
+
+@pytest.mark.parametrize("other", ["safetensors", "mount mapped"])
+def test_tensors_that_differ_are_an_error(other, tmp_path, monkeypatch, capsys, left):
     write_shards(tmp_path / "model", 1, 1, 2, 30)
-    one = _bench._one
+    one = _bench_loads.Loads.one
 
-    def other(asked, loader):
-        answer = one(asked, loader)
-        if loader == "safetensors":
+    def changed(loads, asked, *more):
+        answer = one(loads, asked, *more)
+        if asked["loader"] == other:
             answer["tensors"]["layers.0.1.weight"][2] = "0" * 32
         return answer
 
-    monkeypatch.setattr(_bench, "_one", other)
-    assert _bench.main([str(tmp_path / "model")]) == FAILED
+    monkeypatch.setattr(_bench_loads.Loads, "one", changed)
+    assert _bench.main([str(tmp_path / "model"), "--against", "safetensors"]) == FAILED
     said = capsys.readouterr()
-    assert "safetensors give different tensors: layers.0.1.weight\n" in said.err and not said.out
+    assert f"{other} give different tensors: layers.0.1.weight\n" in said.err and not said.out
+    assert left() == []
 
 
 def test_what_cannot_be_loaded_is_refused_in_words(tmp_path):
@@ -116,7 +160,9 @@ def test_what_cannot_be_loaded_is_refused_in_words(tmp_path):
         ([tmp_path / "broken.safetensors"], REFUSED, "not a valid safetensors file"),
         ([tmp_path], REFUSED, "what to do: "),
         ([tmp_path, "--runs", 0], USAGE, "'0' is no number"),
-        ([], USAGE, "FILE"),
+        ([tmp_path, "--against", "safetensors,nobody"], USAGE, "'nobody' is none of safetensors, "),
+        ([tmp_path, "--html", tmp_path / "no/x.html"], FAILED, "no/x.html: cannot be written: No such file"),
+        ([], USAGE, "PATH"),
     ]
     for words, code, said in cases:
         done = bench(*words)
@@ -126,12 +172,15 @@ def test_what_cannot_be_loaded_is_refused_in_words(tmp_path):
 
 def test_a_package_that_is_not_installed_is_told(monkeypatch, capsys):
     installed = {"torch", "safetensors"}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
-    monkeypatch.setattr(_bench, "_one", lambda *_: {"tensors": {"a": ["float32", [1], "0"]}})
-    assert _bench._checked({}, "safetensors") == ("safetensors", [])
-    installed.remove("safetensors")
-    alone = "compared with nothing: safetensors is not installed"
-    assert _bench._checked({}, "safetensors") == (None, [alone])
+    found = lambda name: name if name in installed else None
+    monkeypatch.setattr(_bench_loaders.importlib.util, "find_spec", found)
+    assert _bench_loaders.chosen(None, "safetensors", "cpu") == (["safetensors owned", "safetensors"], [])
+    with pytest.raises(Refused, match="--against runai: it is not installed") as refused:
+        _bench_loaders.chosen(["safetensors", "runai"], "safetensors", "cpu")
+    assert refused.value.__notes__ == ["what to do: pip install runai-model-streamer"]
+    installed.add("fastsafetensors")
+    loaders, _ = _bench_loaders.chosen(["fastsafetensors"], "safetensors", "cuda:0")
+    assert loaders == ["fastsafetensors", "fastsafetensors nogds"]
     installed.remove("torch")
     assert _bench.main(["x.safetensors"]) == FAILED
     assert "what to do: pip install torch" in capsys.readouterr().err
@@ -144,7 +193,7 @@ def test_a_device_that_is_not_there_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("at_once", [1 << 30, 1 << 20])
-def test_files_leave_the_page_cache_and_come_back(at_once, tmp_path, monkeypatch, never_all):
+def test_files_leave_the_page_cache_and_come_back(at_once, tmp_path, monkeypatch):
     monkeypatch.setattr(_page_cache, "_AT_ONCE", at_once)
     paths = [tmp_path / "large", tmp_path / "small", tmp_path / "empty"]
     for path, size in zip(paths, (5 << 20, 100, 0), strict=True):
@@ -156,18 +205,17 @@ def test_files_leave_the_page_cache_and_come_back(at_once, tmp_path, monkeypatch
     assert _page_cache.cached(paths) == 1
 
 
-def test_files_of_a_mount_are_not_called_cold(tmp_path, left):
-    tensors = write_shards(tmp_path / "model", 1, 1, 2, 30)
-    with ckptfs.mount(tmp_path / "model") as path:
-        done = bench(path / "model.safetensors", "--runs", 1, "--json")
-        assert done.returncode == DONE, done.stderr
-        found = json.loads(done.stdout)
-    assert found["cold"] is None and found["tensors"] == len(tensors)
-    assert found["cached"]["safetensors"]["speedup"] == 1
-    assert "lies in a mount, whose source stays cached; what to do: measure" in found["notes"][0]
+def test_root_has_all_caches_dropped(tmp_path, monkeypatch, capsys):
+    write_shards(tmp_path / "model", 1, 1, 1, 30)
+    drop = tmp_path / "drop_caches"
+    monkeypatch.setattr(_page_cache, "_DROP", str(drop))
+    words = [str(tmp_path / "model"), "--runs", "1", "--json", "--against", "safetensors"]
+    assert _bench.main(words) == DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["cleared_by"] == str(drop) and drop.read_text() == "3\n" and not found["notes"]
 
 
-def test_files_that_stay_cached_are_not_called_cold(tmp_path, never_all):
+def test_files_that_stay_cached_are_not_called_cold(tmp_path):
     path = tmp_path / "used"
     path.write_bytes(os.urandom(1 << 20))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:

@@ -1,0 +1,130 @@
+"""`ckptfs bench` tells people: in a page that stands by itself, and on the terminal while it measures."""
+
+import io
+import json
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from ckptfs import _bench, _bench_page, _bench_report, _page_cache
+
+from program import DONE
+from samples import write_shards
+
+HOSTILE = "<img src=x onerror=alert(1)> & \"'\x1b[31m\u202e\n"
+
+
+@pytest.fixture(autouse=True)
+def never_all(monkeypatch, tmp_path):
+    """What other programs have cached is not forgotten for a test."""
+    monkeypatch.setattr(_page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
+
+
+class Page(HTMLParser):
+    """What is in a page: its tags, which must be closed in order, their attributes, and its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.values, self.text, self._open = [], [], "", []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.handle_startendtag(tag, attrs)
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.values += [f"{name}={value}" for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def one(seconds, daemon=None):
+    return {
+        "returned_seconds": seconds, "seconds": seconds, "median_seconds": seconds[0], "gb_per_second": 0.5,
+        "cpu_seconds": seconds, "daemon_cpu_seconds": daemon, "peak_bytes": [1_500_000] * len(seconds),
+        "speedup": 1.5, "speedup_least": 1.25, "speedup_most": 2.0,
+    }  # fmt: skip
+
+
+def found(**more):
+    told = {"ckptfs owned": one([2.0, 1.0, 4.0]), "mount mapped": one([3.0, 3.0, 3.0], [0.5, 0.5, 0.5])}
+    return {
+        "path": "model", "format": "safetensors", "device": "cpu", "runs": 3, "bytes": 10, "tensors": 1,
+        "files": [], "loaders": [*told], "against": "safetensors", "cleared_by": "posix_fadvise",
+        "cold": told, "cached": told, "notes": [], **more,
+        "machine": {"processor": "P", "cores": 2, "memory_bytes": 1, "system": "S", "filesystem": "ext4",
+                    "python": "3", "libraries": {"torch": "2"}, "device": HOSTILE},
+    }  # fmt: skip
+
+
+def test_a_page_is_written_beside_the_table(tmp_path, capsys, left):
+    folder = tmp_path / HOSTILE
+    write_shards(folder, 1, 1, 1, 30)
+    written = tmp_path / "page.html"
+    written.write_text("an older one")
+    words = [str(folder), "--runs", "1", "--against", "safetensors", "--html", str(written)]
+    assert _bench.main(words) == DONE
+    said = capsys.readouterr()
+    assert "ckptfs mapped" in said.out and "\x1b" not in said.out and "\u202e" not in said.out
+    page = Page(written.read_text())
+    assert "<img src=x onerror=alert(1)> & \"'\\x1b[31m\\u202e\\n" in page.text
+    assert page.tags.count("svg") == 6 and page.tags.count("table") == 2
+    assert page.text.count("mount mapped") == 2 * 4 and "torch" in page.text
+
+
+def test_nothing_hostile_is_in_a_page_as_it_is():
+    page = _bench_page.page(found(path=HOSTILE, notes=[HOSTILE], cleared_by=HOSTILE, against=HOSTILE))
+    parsed = Page(page.decode())
+    assert not {"img", "script", "link", "iframe", "object"} & {*parsed.tags}
+    assert not any(value.startswith(("on", "src=", "href=")) for value in parsed.values)
+    assert b"\x1b" not in page and "\u202e" not in page.decode()
+    # The path twice, the note, the means once, the reference in two tables, and the device.
+    assert parsed.text.count("<img src=x") == 7
+    assert _bench_page.page(found(path="\udcff")).decode().count("\\udcff") == 2
+    assert "http" not in page.decode().replace("http-equiv", "")
+
+
+def test_bars_are_as_long_as_medians_with_their_spread():
+    parsed = Page(_bench_page.page(found()).decode())
+    # Of 420 for the most, which is 4 seconds; from there on the left edge of the bars, at 170.
+    assert "width=210.0" in parsed.values and "width=315.0" in parsed.values
+    assert "d=M275.0 9.0v8m0 -4H590.0m0 -4v8" in parsed.values
+    assert "2.0000 s (1.0000 to 4.0000)" in parsed.text
+    # With the daemon's.
+    assert "3.500 s (3.500 to 3.500)" in parsed.text
+
+
+def test_a_table_has_the_columns_that_are_known():
+    lines = [*_bench_report.table(found())]
+    heads = next(line for line in lines if line.startswith("cold"))
+    assert "daemon's CPU" in heads and heads.endswith("speed-up against safetensors")
+    row = next(line for line in lines if line.startswith("  ckptfs owned"))
+    assert row.endswith("  1.50x (1.25 to 2.00)") and len(row) == len(heads)
+    told = one([1.0]) | {"speedup": None, "peak_bytes": None}
+    lines = "\n".join(_bench_report.table(found(cold=None, cached={"a": told}, against=None)))
+    assert "cold" not in lines and "daemon" not in lines and "peak" not in lines and "speed-up" not in lines
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_how_far_it_is_and_keeps_nothing_of_it(tmp_path, monkeypatch, capsys, left):
+    write_shards(tmp_path / "model", 1, 1, 1, 30)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    words = [str(tmp_path / "model"), "--runs", "1", "--json", "--against", "safetensors"]
+    assert _bench.main(words) == DONE
+    json.loads(capsys.readouterr().out)
+    shown = terminal.getvalue().split("\r")
+    assert "  0%  comparing: ckptfs owned" in shown[1] and "cached: safetensors, 1 of 1" in shown[-3]
+    assert shown[-2].strip() == shown[-1] == "" and len(shown[-2]) >= max(map(len, shown))
