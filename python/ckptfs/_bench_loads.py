@@ -95,7 +95,8 @@ def checked(loads, case, loaders, tick):
         tick(f"comparing: {loader}")
         answer = loads.one(case.of(loader, tell=True))
         if "fault" not in answer:
-            told[loader], device = answer["tensors"], answer.get("device") or device
+            told[loader], device = answer["tensors"], answer["device"]
+            notes += [f"{loader}: tensors {why}: {count:,}" for why, count in answer["fallbacks"].items()]
         elif loader in OURS:
             raise _failed(case, loader, answer, "load it without bench to see more")
         else:

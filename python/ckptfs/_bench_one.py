@@ -2,7 +2,8 @@
 
 In, by a connection: which loader, the path, its files, the names of its tensors, the device, and whether to
 tell what was loaded. Out: that all is imported; and then, when that is answered, what the load took from
-there on; or, if asked for, each tensor's type, shape and digest; or what went wrong.
+there on; or, if asked for, each tensor's type, shape and digest, and what ckptfs did in another way than was
+asked; or what went wrong.
 
 This process imports torch and nothing else. Each load is in a fork of it, which begins with torch in memory
 and with no thread, no device and no memory that another load had.
@@ -78,7 +79,11 @@ def _measured(asked, wait):
     peak = None if before is None else max(0, _memory("VmHWM") - before)
     if asked["tell"]:
         called = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        return {"tensors": {name: _digest(tensor) for name, tensor in tensors.items()}, "device": called}
+        # Of ours alone: what was not done as it was asked for.
+        report = sys.modules["ckptfs"].last_report() if asked["loader"] in _bench_loaders.OURS else None
+        fallbacks = report.fallbacks if report else {}
+        digests = {name: _digest(tensor) for name, tensor in tensors.items()}
+        return {"tensors": digests, "device": called, "fallbacks": fallbacks}
     return {"returned": returned - begun, "had": had - begun, "cpu": spent - used, "peak": peak}
 
 

@@ -19,7 +19,6 @@ def _lines(found):
         heads = list(HEADS)
         if found["against"]:
             heads[-1] = f"speed-up against {found['against']}"
-        kept = [n for n, head in enumerate(heads) if any(cells[n] for cells in rows)]
         heads[0] = title
         lines = [heads, *([f"  {cells[0]}", *cells[1:]] for cells in rows)]
         kept = [n for n in range(len(heads)) if any(cells[n] for cells in rows)]

@@ -10,7 +10,10 @@ use super::{Failure, USAGE};
 /// Their names, and what `--help` says of them.
 const COMMANDS: [(&str, &str); 2] = [
     ("run", "Run a Python program with the reads of ckptfs in the place of safetensors'"),
-    ("bench", "Tell how fast a checkpoint loads with ckptfs, through a mount, and with other libraries"),
+    (
+        "bench",
+        "Tell how fast a checkpoint loads with ckptfs, through a mount, and with other libraries",
+    ),
 ];
 
 /// The table, for who has the package.

@@ -79,6 +79,7 @@ def test_a_training_checkpoint_is_measured_against_torch_load(tmp_path, capsys):
     for loader in loaders:
         rows = [line for line in lines if line.startswith(f"  {loader}  ")]
         assert len(rows) == 2 and all("x (" in row for row in rows), said
+    assert "\nnote: ckptfs mapped: tensors read, not mapped: its bytes do not lie in order: 1\n" in said
     assert said.count("speed-up against torch.load") == 2 and said.count("daemon's CPU") == 2
     assert "\nfilesystem: " in said and "torch " in said
 

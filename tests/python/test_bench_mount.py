@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import ckptfs
 import pytest
@@ -139,8 +140,10 @@ def test_a_signal_leaves_nothing(number, state, tmp_path, left):
             # The process that imports torch has forked one that loads.
             forks = lambda: [pid for pid in processes(mark) if b"_bench_one" in words_of(pid)]
             until("it loads", lambda: len(forks()) > 1 or running.poll() is not None)
-        # As a terminal sends it: to all that is started with it, and more than once.
+        # As a terminal sends it: to all that was started with it. What comes after it changes nothing.
         os.killpg(running.pid, number)
+        time.sleep(0.05)
+        os.killpg(running.pid, signal.SIGTERM)
         out, said = running.communicate(timeout=PATIENCE)
     finally:
         running.kill()
