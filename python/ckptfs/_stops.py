@@ -37,7 +37,6 @@ def heeded():
     # What is ignored, as after nohup, stays so.
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     before = {number: was for number, was in before.items() if was not in (signal.SIG_IGN, None)}
-    _Heeded.came = None
     try:
         for number in before:
             signal.signal(number, _heard)
@@ -47,6 +46,7 @@ def heeded():
     finally:
         for number, was in before.items():
             signal.signal(number, was)
+        _Heeded.came = None
 
 
 @contextlib.contextmanager
