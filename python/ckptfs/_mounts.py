@@ -165,7 +165,9 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
             with contextlib.suppress(OSError):
                 os.rmdir(path)
         if is_refused:
-            raise _told_as_missing(fault, source, where) from None
+            # A directory that was made for this is gone by now, and was not missing.
+            named = [source] if is_private else [source, where]
+            raise _told_as_missing(fault, *named) from None
         raise
 
 

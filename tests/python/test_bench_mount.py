@@ -158,3 +158,13 @@ def words_of(pid):
             return file.read()
     except OSError:
         return b""
+
+
+def test_a_mount_that_is_refused_is_no_missing_file(tmp_path, monkeypatch, left):
+    def refused(*words, **_):
+        raise error(f"{words[-1]}: mount failed: Operation not permitted", "see that fusermount3 is setuid root")
+
+    monkeypatch.setattr(_process, "run", refused)
+    with pytest.raises(ckptfs.SafetensorError) as told:
+        ckptfs.mount(tmp_path)
+    assert not isinstance(told.value, OSError) and left() == []
