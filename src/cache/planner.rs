@@ -12,6 +12,9 @@
 //! Loaders take tensors in the order of their names, or of their own, which is seldom that of the
 //! file. So a stream that began in a tensor fetches not much more than that tensor, until it is seen
 //! to go on behind it.
+//!
+//! What the kernel reads around a page that is touched looks like the first steps of a stream. Where readers only
+//! touch and go elsewhere, what lies further is not fetched until one of them goes on to it.
 
 use std::ops::Range;
 
@@ -24,6 +27,18 @@ const FIRST_WINDOW: u64 = 1 << 20;
 /// How far a read may lie from where its stream is and still belong to it. The kernel reads around
 /// a page fault, in requests that overtake one another.
 const NEAR: u64 = 1 << 20;
+
+/// How far a read may lie beyond the furthest one of its stream: whoever leaves out more has jumped, also if
+/// it is to where the stream has been fetched ahead.
+const AHEAD: u64 = 4 << 20;
+
+/// What the kernel reads around a page that is touched, at the most: a stream that got no further touched it and
+/// no more.
+const TOUCH: u64 = 8 << 20;
+
+/// How many of the latest streams tell whether readers only touch, and how many of those must have.
+const LATEST: u32 = 8;
+const MOST_TOUCHED: u32 = 5;
 
 /// How far behind the end of its tensor a stream fetches, and the kernel reads by itself: around a
 /// page fault it asks for as much as it may read ahead.
@@ -46,10 +61,14 @@ pub enum Seen {
 pub struct Planner {
     streams: Vec<Stream>,
     reads: u64,
+    /// A bit for each of the latest streams that are over: whether it only touched.
+    touched: u32,
 }
 
 #[derive(Debug)]
 struct Stream {
+    /// Where it began.
+    start: u64,
     /// The end of its furthest read.
     at: u64,
     /// The end of what was fetched for it.
@@ -57,6 +76,8 @@ struct Stream {
     window: u64,
     /// Where what it fetches ends as long as it is not known to go further.
     bound: u64,
+    /// Where it ends then.
+    beyond: u64,
     /// The number of its latest read.
     latest: u64,
 }
@@ -88,8 +109,8 @@ impl Planner {
             return Seen::Step(None);
         }
         stream.at = range.end;
-        if stream.at > stream.bound {
-            stream.bound = u64::MAX;
+        while stream.at > stream.bound {
+            stream.bound = std::mem::replace(&mut stream.beyond, u64::MAX);
         }
         let left = stream.fetched.saturating_sub(stream.at);
         if left > stream.window / 2 {
@@ -107,9 +128,8 @@ impl Planner {
 
     /// The stream that a read belongs to: of those near it, the one that is nearest.
     fn stream_of(&self, range: &Range<u64>) -> Option<usize> {
-        let near = |stream: &Stream| {
-            range.end + NEAR >= stream.at && range.start <= stream.at.max(stream.fetched) + NEAR
-        };
+        let near =
+            |stream: &Stream| range.end + NEAR >= stream.at && range.start <= stream.at + AHEAD;
         let streams = self.streams.iter().enumerate().filter(|(_, stream)| near(stream));
         streams.min_by_key(|(_, stream)| stream.at.abs_diff(range.start)).map(|(n, _)| n)
     }
@@ -117,11 +137,19 @@ impl Planner {
     fn begin(&mut self, range: &Range<u64>, ends: Ends) {
         let (at, latest) = (range.end, self.reads);
         // What is read before the first tensor is read from the start: all of it is wanted.
-        let bound = ends.tensor.map_or(u64::MAX, |end| end.saturating_add(BEHIND));
-        let stream = Stream { at, fetched: at, window: 0, bound, latest };
+        let tensor = ends.tensor.map_or(u64::MAX, |end| end.saturating_add(BEHIND));
+        let (bound, beyond) = if self.touched.count_ones() >= MOST_TOUCHED {
+            (range.start + TOUCH, tensor)
+        } else {
+            (tensor, u64::MAX)
+        };
+        let start = range.start;
+        let stream = Stream { start, at, fetched: at, window: 0, bound, beyond, latest };
         if self.streams.len() < STREAMS {
             self.streams.push(stream);
         } else if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.latest) {
+            let has_touched = oldest.at <= oldest.start + TOUCH;
+            self.touched = (self.touched << 1 | u32::from(has_touched)) & ((1 << LATEST) - 1);
             *oldest = stream;
         }
     }
@@ -239,6 +267,35 @@ mod tests {
         let scattered = (0..20).map(|n| n * 7 % 20);
         assert!(tensors(scattered) < 20 * (20 * MIB + BEHIND));
         assert!(tensors(0..20) > 20 * 20 * MIB);
+    }
+
+    /// Touches pages so far apart, as the kernel does: it reads 8 MiB around each. How much was fetched besides.
+    fn touches(planner: &mut Planner, count: u64, apart: u64) -> u64 {
+        let mut bytes = 0;
+        for touched in 0..count {
+            let around = touched * apart..touched * apart + TOUCH;
+            for at in around.clone().step_by(MIB as usize) {
+                let ends = Ends { tensor: Some((touched + 1) * apart), image: MOST };
+                let fetch = fetched(planner.read(&(at..at + MIB), ends, WIDEST, MOST));
+                bytes +=
+                    fetch.map_or(0, |fetch| fetch.end.saturating_sub(around.end.max(fetch.start)));
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn where_pages_are_only_touched_little_is_fetched_behind_them() {
+        let (mut planner, apart) = (Planner::default(), 20 * MIB);
+        assert!(touches(&mut planner, 16, apart) < 16 * (apart - TOUCH + BEHIND));
+        assert_eq!(touches(&mut planner, 100, apart), 0);
+        // Whoever then goes on is fetched for again.
+        let mut last = None;
+        for at in (0..apart).step_by(MIB as usize) {
+            let ends = Ends { tensor: Some(apart), image: MOST };
+            last = fetched(planner.read(&(at..at + MIB), ends, WIDEST, MOST)).or(last);
+        }
+        assert!(last.as_ref().is_some_and(|fetch| fetch.end >= apart), "{last:?}");
     }
 
     proptest! {
