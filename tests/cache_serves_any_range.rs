@@ -43,7 +43,7 @@ fn evict(reader: &Reader) {
 }
 
 fn cache(memory: u64) -> Arc<Cache> {
-    Cache::new(Limits { memory, readahead: 4 << 20 })
+    Cache::new(Limits { memory, readahead: 4 << 20 }, None)
 }
 
 type Answered = Receiver<Result<Vec<u8>, String>>;

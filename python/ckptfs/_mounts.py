@@ -119,7 +119,8 @@ class Mount:
 
 def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, allow_partial=False,
           follow_symlinks=False, allow_other=False, uid=None, gid=None, memory=None, threads=None,
-          readahead=None, no_passthrough=False, nonempty=False, log_file=None, verbose=0, metrics=None):
+          readahead=None, no_passthrough=False, no_remember=False, nonempty=False, log_file=None, verbose=0,
+          metrics=None):
     """Shows the checkpoints of `source`, a directory or one file, as `.safetensors` files that any program
     reads, for as long as the block lasts:
 

@@ -24,6 +24,8 @@ pub struct Counters {
     pub prefetch_used: u64,
     /// Those that were given up before anybody did.
     pub prefetch_wasted: u64,
+    /// Those among the prefetched that a load before is remembered to have read next.
+    pub replayed: u64,
     /// Bytes of buffers held now.
     pub held_bytes: u64,
     /// Bytes of buffers that may be held.
@@ -48,6 +50,7 @@ pub(super) struct Counting {
     pub prefetched: Count,
     pub prefetch_used: Count,
     pub prefetch_wasted: Count,
+    pub replayed: Count,
     pub direct_bytes: Count,
     pub buffered_bytes: Count,
     pub cached_bytes: Count,
@@ -83,6 +86,7 @@ impl Counting {
             prefetched: self.prefetched.now(),
             prefetch_used: self.prefetch_used.now(),
             prefetch_wasted: self.prefetch_wasted.now(),
+            replayed: self.replayed.now(),
             held_bytes: 0,
             budget_bytes: 0,
             direct_bytes: self.direct_bytes.now(),

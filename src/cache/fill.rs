@@ -13,8 +13,18 @@ use super::store::{Block, BlockId, Of};
 struct Fill {
     served: Arc<Served>,
     id: BlockId,
-    ahead: bool,
+    why: Why,
     state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// Somebody waits for it.
+    Now,
+    /// Somebody may come to want it.
+    Ahead,
+    /// The same, because the load before did.
+    Remembered,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,13 +38,22 @@ enum State {
 
 /// Has a block filled that somebody waits for.
 pub fn now(served: &Arc<Served>, id: BlockId) {
-    let fill = Fill { served: Arc::clone(served), id, ahead: false, state: State::Waiting };
+    let fill = Fill { served: Arc::clone(served), id, why: Why::Now, state: State::Waiting };
     served.origin_of(id).lane.run_now(Box::new(move || fill.run()));
 }
 
 /// Has a block filled that somebody may come to want.
 pub fn ahead(served: &Arc<Served>, id: BlockId) {
-    let fill = Fill { served: Arc::clone(served), id, ahead: true, state: State::Waiting };
+    ahead_for(Why::Ahead, served, id);
+}
+
+/// Has a block filled that the load before went on with.
+pub fn remembered(served: &Arc<Served>, id: BlockId) {
+    ahead_for(Why::Remembered, served, id);
+}
+
+fn ahead_for(why: Why, served: &Arc<Served>, id: BlockId) {
+    let fill = Fill { served: Arc::clone(served), id, why, state: State::Waiting };
     served.origin_of(id).lane.run_ahead(Box::new(move || fill.run()));
 }
 
@@ -43,7 +62,7 @@ impl Fill {
         let (served, id) = (Arc::clone(&self.served), self.id);
         let store = &served.cache.store;
         let (size, range) = served.extent(id);
-        if self.ahead {
+        if self.why != Why::Now {
             // What the page cache has is answered from there.
             let cached = matches!(id.of, Of::File(_))
                 && !store.is_wanted(id)
@@ -82,7 +101,12 @@ impl Fill {
 
     fn finish(&mut self, block: Option<&Arc<Block>>, bytes: Result<&[u8], &Error>) {
         self.state = State::Over;
-        for waiter in self.served.cache.store.finish(self.id, block) {
+        let cache = &self.served.cache;
+        let waiters = cache.store.finish(self.id, block);
+        if self.why == Why::Remembered && block.is_some() && waiters.is_empty() {
+            cache.counting.replayed.one();
+        }
+        for waiter in waiters {
             waiter.answer(bytes);
         }
     }
@@ -104,7 +128,7 @@ impl Drop for Fill {
     fn drop(&mut self) {
         let store = &self.served.cache.store;
         let waiters = match self.state {
-            State::Waiting => store.abandon(self.id, self.ahead),
+            State::Waiting => store.abandon(self.id, self.why != Why::Now),
             State::Begun => store.finish(self.id, None),
             State::Over => return,
         };

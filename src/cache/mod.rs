@@ -9,13 +9,16 @@
 //! checked to be those that were parsed after they are read and again before each answer.
 //!
 //! [`Served::read`] is the way in; `planner` says what to read ahead, `store` what is there, `fill`
-//! reads, and `lane` has the threads, those of one device apart from those of the others.
+//! reads, and `lane` has the threads, those of one device apart from those of the others. `order` follows
+//! the load before, which `orders` keeps on disk as `written` has it.
 
 mod alone;
 mod counters;
 mod error;
 mod fill;
 mod lane;
+mod order;
+mod orders;
 mod origin;
 mod planner;
 mod pool;
@@ -23,9 +26,10 @@ mod request;
 mod served;
 mod store;
 mod wanted;
+mod written;
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -40,6 +44,7 @@ pub use served::Served;
 
 use counters::Counting;
 use lane::Lane;
+use orders::Orders;
 use store::Store;
 
 /// How much the cache may take.
@@ -70,6 +75,7 @@ pub struct Cache {
     store: Store,
     counting: Arc<Counting>,
     readahead: u64,
+    orders: Option<Arc<Orders>>,
     lanes: Mutex<Lanes>,
     images: AtomicU64,
     /// What was logged of files that cannot be read.
@@ -84,13 +90,15 @@ struct Lanes {
 }
 
 impl Cache {
-    /// An empty one. Nothing runs until something is read.
-    pub fn new(limits: Limits) -> Arc<Cache> {
+    /// An empty one. Nothing runs until something is opened. `orders` is the folder where the order of each
+    /// load is remembered, to be fetched ahead of the next; without one, none is.
+    pub fn new(limits: Limits, orders: Option<PathBuf>) -> Arc<Cache> {
         let counting = Arc::new(Counting::default());
         Arc::new(Cache {
             store: Store::new(limits.memory, Arc::clone(&counting)),
             counting,
             readahead: limits.readahead,
+            orders: orders.map(Orders::new),
             lanes: Mutex::default(),
             images: AtomicU64::new(0),
             said: Said::default(),
@@ -113,6 +121,11 @@ impl Cache {
     /// copied just then.
     pub fn set_memory(&self, bytes: u64) {
         self.store.set_memory(bytes);
+    }
+
+    /// Remembers the loads of images that are still open too, and waits a moment until all are written.
+    pub fn settle(&self) {
+        self.orders.iter().for_each(Orders::settle);
     }
 
     /// Answers all that wait with [`Error::Stopped`], and from now on every read that would have

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::image::{Image, Reader, SegmentBytes};
 use crate::threads::lock;
 
+use super::order::Order;
+use super::orders::Kept;
 use super::origin::OpenOrigin;
 use super::planner::{Ends, Planner, Seen};
 use super::pool::Size;
@@ -36,6 +38,8 @@ pub struct Served {
     /// How large the blocks of strided tensors are.
     pub(super) large: Size,
     planner: Mutex<Planner>,
+    /// In which order it is read, if that is remembered.
+    kept: Option<Arc<Kept>>,
     /// Why nothing of it can be read any more.
     broken: OnceLock<Arc<Error>>,
 }
@@ -47,7 +51,12 @@ impl Served {
         let (_, limit) = cache.store.pool.held_and_limit();
         let large = if limit >= LARGE_FROM { Size::Large } else { Size::Small };
         let (planner, broken) = Default::default();
-        Served { cache, reader, origins, number, large, planner, broken }
+        let image = reader.image();
+        // A file as it is has no layout that would be known again.
+        let orders = cache.orders.as_ref().filter(|_| !image.is_plain());
+        let kept =
+            orders.and_then(|orders| Some(orders.keep(image.layout(), Order::new(image.size())?)));
+        Served { cache, reader, origins, number, large, planner, kept, broken }
     }
 
     /// What reads the image by itself.
@@ -80,6 +89,9 @@ impl Served {
             counting.hits.one();
             return answer.give(Ok(header));
         }
+        if let Some(kept) = &self.kept {
+            lock(&kept.order).note(&range);
+        }
         let Some(wanted) = self.wanted(&range) else {
             counting.misses.one();
             return self.read_in_pieces(range, answer);
@@ -89,6 +101,7 @@ impl Served {
         if let Some(blocks) = self.cache.store.get_all(ids) {
             counting.hits.one();
             self.answer_from(range.clone(), wanted, blocks, answer);
+            self.replay();
             if let Seen::Step(ahead) = self.see(&range) {
                 self.fetch_ahead(ahead);
             }
@@ -104,9 +117,11 @@ impl Served {
                 let (served, len) = (Arc::clone(self), (range.end - range.start) as usize);
                 let read = move || served.read_alone(origin, offset, len, answer);
                 self.origins[origin as usize].lane.run_now(Box::new(read));
+                self.replay();
             }
             (seen, _) => {
                 self.join(&range, wanted, answer);
+                self.replay();
                 if let Seen::Step(ahead) = seen {
                     self.fetch_ahead(ahead);
                 }
@@ -282,16 +297,34 @@ impl Served {
         }
     }
 
+    /// Has fetched what the load before went on with.
+    fn replay(self: &Arc<Self>) {
+        let Some(kept) = &self.kept else { return };
+        let (_, limit) = self.cache.store.pool.held_and_limit();
+        // Half of what streams may take together: they go on beside it.
+        let ahead = lock(&kept.order).ahead(self.cache.readahead.min(limit / 4));
+        ahead.into_iter().for_each(|range| self.fetch_blocks(range, fill::remembered));
+    }
+
     /// Has fetched what will probably be read next.
     fn fetch_ahead(self: &Arc<Self>, ahead: Option<Range<u64>>) {
         let Some(ahead) = ahead else { return };
+        let ahead = match &self.kept {
+            Some(kept) => lock(&kept.order).left_to_streams(ahead),
+            None => vec![ahead],
+        };
+        ahead.into_iter().for_each(|range| self.fetch_blocks(range, fill::ahead));
+    }
+
+    /// Has the blocks of a range filled that are neither there nor about to be.
+    fn fetch_blocks(self: &Arc<Self>, range: Range<u64>, fill: fn(&Arc<Served>, BlockId)) {
         let mut last = None;
-        for segment in self.image().segments(ahead) {
+        for segment in self.image().segments(range) {
             let Some((of, size, offset)) = self.place(segment.bytes) else { continue };
             for (number, ..) in blocks_of(size, offset, &segment.range) {
                 let id = BlockId { served: self.number, of, number };
                 if last.replace(id) != Some(id) && self.cache.store.announce(id) {
-                    fill::ahead(self, id);
+                    fill(self, id);
                 }
             }
         }

@@ -175,6 +175,11 @@ pub struct Mount {
     /// Serve every byte by the daemon, also of files shown as they are
     #[arg(long)]
     pub no_passthrough: bool,
+    /// Keep no note of the order in which images are loaded, and follow none. By default it is kept in
+    /// $XDG_CACHE_HOME/ckptfs/orders (~/.cache/ckptfs/orders), a few kB for each layout of a model, and the
+    /// next cold load is read ahead by it
+    #[arg(long)]
+    pub no_remember: bool,
     /// Mount over a directory that is not empty, hiding what is in it
     #[arg(long)]
     pub nonempty: bool,

@@ -184,7 +184,11 @@ fn numbers(stats: &Stats) -> [String; 6] {
         fetched => {
             let share = |part: u64| 100.0 * part as f64 / fetched as f64;
             let (used, wasted) = (share(stats.prefetch.used), share(stats.prefetch.wasted));
-            format!("{used:.0}% used, {wasted:.0}% wasted")
+            let replayed = match share(stats.prefetch.replayed) {
+                0.0 => String::new(),
+                replayed => format!(", {replayed:.0}% remembered"),
+            };
+            format!("{used:.0}% used, {wasted:.0}% wasted{replayed}")
         }
     };
     [
@@ -223,13 +227,14 @@ mod tests {
         stats.images.known = 3;
         stats.prefetch.fetched = 100;
         stats.prefetch.used = 90;
+        stats.prefetch.replayed = 40;
         let mounts =
             [mount("/a", State::Alive, Some(stats)), mount("/dead\x1b\nmount", State::Dead, None)];
         let mut text = Vec::new();
         write(&mounts, false, &mut text).unwrap();
         let expected = "\
-MOUNTPOINT             SOURCE   UP      SERVED  IMAGES  CACHE               READ AHEAD           ERRORS
-/a                     /models  1m 30s  2.2 GB  3       0 bytes of 0 bytes  90% used, 0% wasted  0
+MOUNTPOINT             SOURCE   UP      SERVED  IMAGES  CACHE               READ AHEAD                           ERRORS
+/a                     /models  1m 30s  2.2 GB  3       0 bytes of 0 bytes  90% used, 0% wasted, 40% remembered  0
 /dead\\u{1b}\\nmount  /models  DEAD: its daemon was killed; ckptfs unmount or mount takes it away
 ";
         let text = String::from_utf8(text).unwrap();

@@ -220,6 +220,11 @@ fn is_same(now: &Attributes, then: &Attributes) -> bool {
 }
 
 impl fuser::Filesystem for Filesystem {
+    /// The session's end, which waits a moment for what loads leave: files may be open in it to the last.
+    fn destroy(&mut self) {
+        self.inner.opened.settle();
+    }
+
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Each is asked for by itself: a kernel that lacks one has the others.
         for wanted in [

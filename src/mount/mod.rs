@@ -69,6 +69,9 @@ pub struct Options {
     pub readahead: Option<u64>,
     /// Leave reading of unchanged files to the kernel itself, where it can.
     pub passthrough: bool,
+    /// The folder where the order of each load is remembered, to read the next one ahead; `None`
+    /// remembers nothing. What this user may not write, or others may, is not used.
+    pub orders: Option<PathBuf>,
     /// Mount over what is in the mountpoint.
     pub nonempty: bool,
     /// Show the files that images are made of beside them.
@@ -92,6 +95,7 @@ impl Options {
             threads: None,
             readahead: None,
             passthrough: true,
+            orders: None,
             nonempty: false,
             show_originals: false,
             keep: Keep::default(),
@@ -176,7 +180,7 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     let view = Arc::new(View::new(&place.source, show)?);
     see_that_it_is_one(&place.source, &view)?;
     let readahead = options.readahead.unwrap_or(READAHEAD);
-    let cache = Cache::new(Limits { memory, readahead });
+    let cache = Cache::new(Limits { memory, readahead }, options.orders.clone());
     let opened = Arc::new(OpenedFiles::new(Arc::clone(&cache), memory, options.passthrough));
     let counters = Arc::new(Counters::default());
     let standing = Arc::new(Standing::new(Arc::clone(&view), place.source.clone()));
@@ -258,6 +262,7 @@ fn numbers(
                 fetched: blocks.prefetched,
                 used: blocks.prefetch_used,
                 wasted: blocks.prefetch_wasted,
+                replayed: blocks.replayed,
             },
         }
     })

@@ -245,6 +245,11 @@ impl OpenedFiles {
         }
     }
 
+    /// Nothing more is read.
+    pub fn settle(&self) {
+        self.cache.settle();
+    }
+
     pub fn close(&self, view: &View, number: u64, handle: u64) {
         let Some(content) = lock(&self.files).remove(&handle) else { return };
         match &*content {

@@ -101,6 +101,8 @@ pub struct Prefetch {
     pub used: u64,
     /// Of these, dropped unused.
     pub wasted: u64,
+    /// Of those read, because a load before is remembered to have read them next.
+    pub replayed: u64,
 }
 
 impl Stats {

@@ -43,8 +43,10 @@ class Mount:
         self.binary, self.point, self.log = binary, point, log
         point.mkdir(exist_ok=True)
         command = [*prefix, binary, "mount", source, point, "--log-file", log, *options]
+        # What it remembers is of this test, and goes with it.
+        env = os.environ | {"XDG_CACHE_HOME": str(log.parent / "cache")}
         done = subprocess.run(
-            list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE
+            list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, env=env
         )
         assert done.returncode == 0, done.stderr.decode()
         self.pid = self.stats()["pid"]

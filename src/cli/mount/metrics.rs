@@ -127,6 +127,7 @@ fn page(stats: &Stats) -> String {
         ("prefetch_fetched_bytes", true, "Bytes read ahead", prefetch.fetched),
         ("prefetch_used_bytes", true, "Of these, given to readers", prefetch.used),
         ("prefetch_wasted_bytes", true, "Of these, dropped unused", prefetch.wasted),
+        ("prefetch_replayed", true, "Blocks read ahead as in the load before", prefetch.replayed),
     ];
     let labels = format!(
         "{{mountpoint=\"{}\",source=\"{}\"}}",

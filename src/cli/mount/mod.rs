@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::TcpListener;
+use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
@@ -179,12 +180,21 @@ fn options(args: &Mount) -> Result<Options, Failure> {
         threads: args.threads.map(usize::from),
         readahead: args.readahead,
         passthrough: !args.no_passthrough,
+        orders: if args.no_remember { None } else { orders() },
         nonempty: args.nonempty,
         show_originals,
         keep,
         checkpoint,
         ..Options::new(args.source.clone(), args.mountpoint.clone())
     })
+}
+
+/// Where the order of loads is kept: by the XDG Base Directory Specification, by which paths that are not
+/// absolute do not count. A daemon without a home keeps none.
+fn orders() -> Option<PathBuf> {
+    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));
+    Some(caches?.join("ckptfs/orders"))
 }
 
 impl From<mount::Error> for Failure {
