@@ -70,9 +70,8 @@ def test_options_are_those_of_the_command(source, tmp_path):
     how = {
         "show_originals": True, "keep": ["-kept.*", "kept.*"], "root": "ema", "uid": 0, "gid": 12,
         "memory": 64 << 20, "threads": 2, "readahead": "1M", "no_passthrough": True, "log_file": log,
-        "no_remember": True,
-        "verbose": 1, "metrics": "127.0.0.1:0", "allow_partial": True, "follow_symlinks": True,
-        "allow_other": True,
+        "no_remember": True, "verbose": 1, "metrics": "127.0.0.1:0", "allow_partial": True,
+        "follow_symlinks": True, "allow_other": True,
     }  # fmt: skip
     mount = ckptfs.mount(folder, **how)
     with mount as path:
