@@ -16,6 +16,7 @@ mod alone;
 mod counters;
 mod error;
 mod fill;
+mod given;
 mod lane;
 mod order;
 mod orders;

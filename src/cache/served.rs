@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::image::{Image, Reader, SegmentBytes};
 use crate::threads::lock;
 
+use super::given::Given;
 use super::order::Order;
 use super::orders::Kept;
 use super::origin::OpenOrigin;
@@ -38,6 +39,7 @@ pub struct Served {
     /// How large the blocks of strided tensors are.
     pub(super) large: Size,
     planner: Mutex<Planner>,
+    given: Mutex<Given>,
     /// In which order it is read, if that is remembered.
     kept: Option<Arc<Kept>>,
     /// Why nothing of it can be read any more.
@@ -51,12 +53,13 @@ impl Served {
         let (_, limit) = cache.store.pool.held_and_limit();
         let large = if limit >= LARGE_FROM { Size::Large } else { Size::Small };
         let (planner, broken) = Default::default();
+        let given = Mutex::new(Given::new(reader.image().size()));
         let image = reader.image();
         // A file as it is has no layout that would be known again.
         let orders = cache.orders.as_ref().filter(|_| !image.is_plain());
         let kept =
             orders.and_then(|orders| Some(orders.keep(image.layout(), Order::new(image.size())?)));
-        Served { cache, reader, origins, number, large, planner, kept, broken }
+        Served { cache, reader, origins, number, large, planner, given, kept, broken }
     }
 
     /// What reads the image by itself.
@@ -131,6 +134,7 @@ impl Served {
 
     /// What a read turns out to be among those before it.
     fn see(&self, range: &Range<u64>) -> Seen {
+        lock(&self.given).note(range);
         let (_, limit) = self.cache.store.pool.held_and_limit();
         let image = self.image();
         let tensor = image.tensor_at(range.start).map(|place| image.tensor_range(place).end);
@@ -309,11 +313,12 @@ impl Served {
     /// Has fetched what will probably be read next.
     fn fetch_ahead(self: &Arc<Self>, ahead: Option<Range<u64>>) {
         let Some(ahead) = ahead else { return };
-        let ahead = match &self.kept {
-            Some(kept) => lock(&kept.order).left_to_streams(ahead),
-            None => vec![ahead],
-        };
-        ahead.into_iter().for_each(|range| self.fetch_blocks(range, fill::ahead));
+        let left = lock(&self.given).left(ahead);
+        let left = left.into_iter().flat_map(|left| match &self.kept {
+            Some(kept) => lock(&kept.order).left_to_streams(left),
+            None => vec![left],
+        });
+        left.for_each(|range| self.fetch_blocks(range, fill::ahead));
     }
 
     /// Has the blocks of a range filled that are neither there nor about to be.

@@ -1,0 +1,103 @@
+//! What of an image its readers were given, and so what is not to be fetched ahead: the kernel keeps it.
+//!
+//! In: the range of each read. Out: what of a range was not read yet. A pure state machine.
+
+use std::ops::Range;
+
+/// What is told apart: the least that the kernel reads ahead.
+const CELL: u64 = 128 << 10;
+
+/// Cells of an image at the most, 64 KiB of memory: those of an image of more than 64 GiB are longer.
+const MOST_CELLS: u64 = 1 << 19;
+
+#[derive(Debug)]
+pub struct Given {
+    cell: u64,
+    /// A bit for each cell that was read whole, by one read.
+    whole: Vec<u64>,
+}
+
+impl Given {
+    /// Of an image of so many bytes.
+    pub fn new(size: u64) -> Given {
+        let cell = size.div_ceil(MOST_CELLS).next_power_of_two().max(CELL);
+        Given { cell, whole: vec![0; size.div_ceil(cell).div_ceil(64) as usize] }
+    }
+
+    /// Takes note of a read. Who reads what was read before shows that the kernel has not kept it: then nothing
+    /// is known of the rest either.
+    pub fn note(&mut self, range: &Range<u64>) {
+        let cells = range.start.div_ceil(self.cell)..range.end / self.cell;
+        if !cells.is_empty() && cells.clone().all(|cell| self.has(cell)) {
+            self.whole.fill(0);
+        }
+        for cell in cells {
+            if let Some(word) = self.whole.get_mut((cell / 64) as usize) {
+                *word |= 1 << (cell % 64);
+            }
+        }
+    }
+
+    /// What of a range was not given.
+    pub fn left(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut left: Vec<Range<u64>> = Vec::new();
+        for cell in range.start / self.cell..range.end.div_ceil(self.cell) {
+            let start = range.start.max(cell * self.cell);
+            let end = range.end.min((cell + 1) * self.cell);
+            match left.last_mut() {
+                _ if self.has(cell) => {}
+                Some(last) if last.end == start => last.end = end,
+                _ => left.push(start..end),
+            }
+        }
+        left
+    }
+
+    fn has(&self, cell: u64) -> bool {
+        self.whole.get((cell / 64) as usize).is_some_and(|word| word >> (cell % 64) & 1 == 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn who_reads_again_is_fetched_for_again() {
+        let mut given = Given::new(100 * CELL);
+        given.note(&(0..50 * CELL));
+        assert_eq!(given.left(0..60 * CELL), [50 * CELL..60 * CELL]);
+        given.note(&(10 * CELL..11 * CELL));
+        assert_eq!(given.left(0..60 * CELL), [0..10 * CELL, 11 * CELL..60 * CELL]);
+    }
+
+    #[test]
+    fn what_was_read_in_part_is_left() {
+        let mut given = Given::new(10 * CELL - 5);
+        given.note(&(1..2 * CELL - 1));
+        given.note(&(4 * CELL + 1..6 * CELL));
+        assert_eq!(given.left(0..10 * CELL - 5), [0..5 * CELL, 6 * CELL..10 * CELL - 5]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_left_is_what_no_read_had(
+            size in 1u64..1 << 40, reads in prop::collection::vec((0f64..1.0, 0u64..1 << 30), 0..20),
+        ) {
+            let mut given = Given::new(size);
+            prop_assert!(given.whole.len() <= 1 << 13);
+            for (at, len) in reads {
+                let start = (size as f64 * at) as u64;
+                let read = start..(start + len).min(size);
+                given.note(&read);
+                let left = given.left(read.clone());
+                // Where cells were read whole nothing is left, and elsewhere all.
+                let bytes: u64 = left.iter().map(|left| left.end - left.start).sum();
+                prop_assert!(bytes < 2 * given.cell);
+                prop_assert!(left.iter().all(|left| read.start <= left.start && left.end <= read.end));
+            }
+        }
+    }
+}
