@@ -28,9 +28,9 @@ class Shown:
             made.close()
 
     def renew(self):
-        """A new daemon, which has read nothing yet."""
+        """A new daemon, which has read nothing yet, and does not know the order of the load before."""
         self.__exit__()
-        self._mount = _mounts.mount(self._source)
+        self._mount = _mounts.mount(self._source, no_remember=True)
 
     @property
     def image(self):

@@ -68,7 +68,8 @@ mod tests {
     fn who_reads_again_is_fetched_for_again() {
         let mut given = Given::new(100 * CELL);
         given.note(&(0..50 * CELL));
-        assert_eq!(given.left(0..60 * CELL), [50 * CELL..60 * CELL]);
+        let unread = 50 * CELL..60 * CELL;
+        assert_eq!(given.left(0..60 * CELL), [unread]);
         given.note(&(10 * CELL..11 * CELL));
         assert_eq!(given.left(0..60 * CELL), [0..10 * CELL, 11 * CELL..60 * CELL]);
     }

@@ -160,13 +160,12 @@ impl Order {
     }
 
     /// What is to be fetched of a range that a stream would read next. While an order is followed that is
-    /// what the load before did not read, or this one passed by: the rest was read, or is fetched in its turn.
+    /// what the load before did not read, or this one passed by: the rest is fetched in its turn.
     pub fn left_to_streams(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let Some(followed) = self.followed.as_ref().filter(|followed| followed.is_under_way())
-        else {
-            return vec![range];
-        };
-        let is_left = |stretch: &usize| !self.asked.has(*stretch) && !followed.comes_to(*stretch);
+        let length = self.stretches.length;
+        let followed = self.followed.as_ref().filter(|followed| followed.is_under_way(length));
+        let Some(followed) = followed else { return vec![range] };
+        let is_left = |stretch: &usize| !followed.comes_to(*stretch);
         let left = self.stretches.joined(self.stretches.touched(&range).filter(is_left));
         left.into_iter().map(|left| left.start.max(range.start)..left.end.min(range.end)).collect()
     }
@@ -180,9 +179,9 @@ impl Order {
 }
 
 impl Followed {
-    /// Whether reads are where it is, and it goes on.
-    fn is_under_way(&self) -> bool {
-        (1..self.order.len()).contains(&self.at)
+    /// Whether reads are where it is, it goes on, and there is room to fetch what comes next.
+    fn is_under_way(&self, length: u64) -> bool {
+        (1..self.order.len()).contains(&self.at) && self.window >= length
     }
 
     fn comes_to(&self, stretch: usize) -> bool {
@@ -349,10 +348,12 @@ mod tests {
         order.follow((0..30).chain(40..100).collect());
         assert_eq!(order.left_to_streams(all()), [all()], "nothing says yet that it is followed");
         order.note(&(10 * MIB..11 * MIB));
-        let passed_by = 5 * MIB + 7..10 * MIB;
-        assert_eq!(order.left_to_streams(all()), [passed_by.clone(), 30 * MIB..40 * MIB]);
-        order.note(&(30 * MIB..39 * MIB));
-        assert_eq!(order.left_to_streams(all()), [passed_by, 39 * MIB..40 * MIB]);
+        order.ahead(MIB - 1);
+        assert_eq!(order.left_to_streams(all()), [all()], "there is no room to follow it with");
+        order.ahead(WIDEST);
+        // Also what was read before: who reads it again has to be read ahead of again.
+        let passed_by = 5 * MIB + 7..11 * MIB;
+        assert_eq!(order.left_to_streams(all()), [passed_by, 30 * MIB..40 * MIB]);
         order.note(&(0..100 * MIB));
         assert_eq!(order.left_to_streams(all()), [all()], "it is over");
     }

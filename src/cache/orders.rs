@@ -10,14 +10,16 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, renameat, statat, unlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fstat, mkdirat,
+    openat, renameat, statat, unlinkat, utimensat,
 };
+
+use rustix::io::Errno;
 
 use crate::image::Hash;
 use crate::threads::lock;
@@ -60,7 +62,7 @@ impl Orders {
     pub fn keep(self: &Arc<Self>, layout: Hash, order: Order) -> Arc<Kept> {
         let order = Arc::new(Mutex::new(order));
         let (orders, weak) = (Arc::clone(self), Arc::downgrade(&order));
-        self.lane.run_now(Box::new(move || {
+        self.lane.run_ahead(Box::new(move || {
             let Some(order) = weak.upgrade() else { return };
             let stretches = lock(&order).stretches();
             let read = opened(&orders.folder).and_then(|folder| read(&folder, &layout.to_string()));
@@ -87,18 +89,25 @@ impl Orders {
     }
 
     fn write(self: &Arc<Self>, layout: Hash, order: &Arc<Mutex<Order>>) {
-        let order = Arc::clone(order);
+        let bytes = {
+            let order = lock(order);
+            order.load().map(|load| to_bytes(order.stretches(), load))
+        };
+        let Some(bytes) = bytes else { return };
         let writing = Writing::begin(self);
-        self.lane.run_now(Box::new(move || {
-            let bytes = {
-                let order = lock(&order);
-                order.load().map(|load| to_bytes(order.stretches(), load))
-            };
-            let Some(bytes) = bytes else { return };
+        // Of those that wait for a folder that hangs the oldest are dropped.
+        self.lane.run_ahead(Box::new(move || {
             if let Err(error) = write(&writing.0.folder, &layout.to_string(), &bytes) {
                 tracing::debug!(%layout, %error, "a load is not remembered");
             }
         }));
+    }
+}
+
+impl Drop for Orders {
+    fn drop(&mut self) {
+        // Nothing waits in it: that would hold this.
+        self.lane.stop();
     }
 }
 
@@ -136,13 +145,25 @@ fn opened(folder: &Path) -> io::Result<OwnedFd> {
 /// The folder, made if it is not there. Nothing is made in directories of others: who runs a daemon with
 /// another user's home is not to leave there what that user cannot remove.
 fn made(folder: &Path) -> io::Result<OwnedFd> {
-    if let Some(there) = folder.ancestors().find(|path| path.exists())
-        && there != folder
-    {
-        see_that_it_is_mine(&rustix::fs::stat(there)?)?;
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let Some(there) = folder.ancestors().find(|path| path.exists()) else { return opened(folder) };
+    let Ok(missing) = folder.strip_prefix(there) else { return opened(folder) };
+    if missing.as_os_str().is_empty() {
+        return opened(folder);
     }
-    opened(folder)
+    // A link too has to be one's own: where it leads is for its owner to say.
+    see_that_it_is_mine(&rustix::fs::lstat(there)?)?;
+    let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut made = rustix::fs::open(there, how, Mode::empty())?;
+    for name in missing {
+        see_that_it_is_mine(&fstat(&made)?)?;
+        match mkdirat(&made, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        made = openat(&made, name, how | OFlags::NOFOLLOW, Mode::empty())?;
+    }
+    see_that_it_is_ours(&fstat(&made)?)?;
+    Ok(made)
 }
 
 fn see_that_it_is_ours(stat: &Stat) -> io::Result<()> {
@@ -177,7 +198,10 @@ fn read(folder: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
 fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let folder = made(folder)?;
     if read(&folder, name).is_ok_and(|known| known == bytes) {
-        return Ok(());
+        // It is as good as new: the oldest are removed first.
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let times = Timestamps { last_access: now, last_modification: now };
+        return Ok(utimensat(&folder, name, &times, AtFlags::SYMLINK_NOFOLLOW)?);
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let unfinished = format!("{name}-{}-{now}", std::process::id());
@@ -212,7 +236,8 @@ fn make_room(folder: &OwnedFd) -> io::Result<()> {
         if count <= MOST_FILES && bytes <= MOST_IN_ALL {
             break;
         }
-        unlinkat(folder, &name, AtFlags::empty())?;
+        // Another daemon may have been first, and what cannot be removed must not keep the others.
+        let _ = unlinkat(folder, &name, AtFlags::empty());
         (count, bytes) = (count - 1, bytes - size);
     }
     Ok(())

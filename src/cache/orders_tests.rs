@@ -117,6 +117,33 @@ fn the_oldest_go_where_there_are_too_many_or_too_much_and_what_is_not_ours_stays
     );
 }
 
+#[test]
+fn one_that_is_written_again_is_new_again() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("orders");
+    write(&folder, NAME, b"one").unwrap();
+    File::open(folder.join(NAME)).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    write(&folder, NAME, b"one").unwrap();
+    let since = fs::metadata(folder.join(NAME)).unwrap().modified().unwrap().elapsed().unwrap();
+    assert!(since < Duration::from_secs(60));
+}
+
+#[test]
+fn no_folder_is_made_where_anothers_link_leads() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (mine, link) = (place.path().join("mine"), place.path().join("link"));
+    fs::create_dir(&mine).unwrap();
+    symlink(&mine, &link).unwrap();
+    std::os::unix::fs::lchown(&link, Some(1), None).unwrap();
+    assert!(write(&link.join("ckptfs/orders"), NAME, b"one").is_err());
+    assert!(names(&mine).is_empty());
+    std::os::unix::fs::lchown(&link, Some(0), None).unwrap();
+    write(&link.join("ckptfs/orders"), NAME, b"one").unwrap();
+}
+
 fn hash() -> Hash {
     let made = crate::image::Image::made(vec![0; 4096]);
     made.layout()

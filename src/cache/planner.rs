@@ -139,7 +139,7 @@ impl Planner {
         // What is read before the first tensor is read from the start: all of it is wanted.
         let tensor = ends.tensor.map_or(u64::MAX, |end| end.saturating_add(BEHIND));
         let (bound, beyond) = if self.touched.count_ones() >= MOST_TOUCHED {
-            (range.start + TOUCH, tensor)
+            ((range.start + TOUCH).min(tensor), tensor)
         } else {
             (tensor, u64::MAX)
         };

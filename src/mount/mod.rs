@@ -180,7 +180,9 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     let view = Arc::new(View::new(&place.source, show)?);
     see_that_it_is_one(&place.source, &view)?;
     let readahead = options.readahead.unwrap_or(READAHEAD);
-    let cache = Cache::new(Limits { memory, readahead }, options.orders.clone());
+    // What is written there by way of the mount itself would wait for the mount.
+    let orders = options.orders.clone().filter(|orders| !place.hides(orders));
+    let cache = Cache::new(Limits { memory, readahead }, orders);
     let opened = Arc::new(OpenedFiles::new(Arc::clone(&cache), memory, options.passthrough));
     let counters = Arc::new(Counters::default());
     let standing = Arc::new(Standing::new(Arc::clone(&view), place.source.clone()));

@@ -19,6 +19,14 @@ pub(super) struct Place {
     pub mountpoint: PathBuf,
 }
 
+impl Place {
+    /// Whether the mount will lie over a path, as far as that is there.
+    pub fn hides(&self, path: &Path) -> bool {
+        let there = path.ancestors().find_map(|above| std::fs::canonicalize(above).ok());
+        there.is_some_and(|there| there.starts_with(&self.mountpoint))
+    }
+}
+
 pub(super) fn check(options: &Options) -> Result<Place, Error> {
     // Before the source is looked at, which may be this very directory.
     let healed = heal::heal(&options.mountpoint).map_err(|error| match error {
@@ -86,4 +94,25 @@ fn is_empty(path: &Path) -> Result<bool, Error> {
         }
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_mount_will_lie_over_is_hidden_by_whatever_way_it_is_named() {
+        let temporary = tempfile::tempdir().unwrap();
+        let all = temporary.path().canonicalize().unwrap();
+        let mountpoint = all.join("models");
+        std::fs::create_dir(&mountpoint).unwrap();
+        std::os::unix::fs::symlink(&mountpoint, all.join("link")).unwrap();
+        let place = Place { source: all.clone(), mountpoint };
+        for hidden in ["models", "models/not/there", "link/cache"] {
+            assert!(place.hides(&all.join(hidden)), "{hidden}");
+        }
+        for shown in ["models2/cache", "cache", ""] {
+            assert!(!place.hides(&all.join(shown)), "{shown}");
+        }
+    }
 }
