@@ -82,7 +82,7 @@ def test_each_cold_load_has_a_daemon_that_has_read_nothing(tmp_path, left):
 def test_where_no_mount_can_be_made_the_rest_is_measured(tmp_path, monkeypatch, capsys, left):
     write_shards(tmp_path / "model", 1, 1, 1, 30)
 
-    def none(_):
+    def none(_, **options):
         raise error("/dev/fuse: is not there", "modprobe fuse")
 
     monkeypatch.setattr(_mounts, "mount", none)
