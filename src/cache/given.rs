@@ -43,6 +43,37 @@ impl Given {
         }
     }
 
+    /// The first byte from here on that was not given.
+    pub fn next(&self, from: u64) -> u64 {
+        let cell = self.next_cell(from / self.cell);
+        from.max(cell * self.cell)
+    }
+
+    /// Where so many bytes from here on end, of those that were not given.
+    pub fn forward(&self, from: u64, bytes: u64) -> u64 {
+        let (mut at, mut left) = (self.next(from), bytes);
+        loop {
+            let end = (at / self.cell + 1) * self.cell;
+            if left <= end - at {
+                return at + left;
+            }
+            left -= end - at;
+            at = self.next(end);
+        }
+    }
+
+    fn next_cell(&self, from: u64) -> u64 {
+        let mut cell = from;
+        while let Some(word) = self.read.get((cell / 64) as usize) {
+            let skipped = u64::from((!word >> (cell % 64)).trailing_zeros());
+            if skipped < 64 {
+                return cell + skipped;
+            }
+            cell = (cell / 64 + 1) * 64;
+        }
+        cell
+    }
+
     /// What of a range was not given.
     pub fn left(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut left: Vec<Range<u64>> = Vec::new();
@@ -97,6 +128,20 @@ mod tests {
             given.note(&(at..at + 8 * CELL));
         }
         assert_eq!(given.left(777..90 * CELL), []);
+    }
+
+    #[test]
+    fn what_was_given_is_passed_over() {
+        let mut given = Given::new(1000 * CELL);
+        assert_eq!((given.next(5), given.forward(5, 300 * CELL)), (5, 300 * CELL + 5));
+        given.note(&(2 * CELL..500 * CELL));
+        assert_eq!((given.next(CELL), given.next(3 * CELL + 1)), (CELL, 500 * CELL));
+        assert_eq!(given.forward(CELL, CELL), 2 * CELL);
+        assert_eq!(given.forward(CELL, CELL + 1), 500 * CELL + 1);
+        assert_eq!(given.forward(400 * CELL, 10 * CELL), 510 * CELL);
+        given.note(&(500 * CELL..1000 * CELL));
+        assert!(given.next(7 * CELL) >= 1000 * CELL && given.forward(7 * CELL, 1) > 1000 * CELL);
+        assert!(given.next(u64::MAX) == u64::MAX);
     }
 
     proptest! {

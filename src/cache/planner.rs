@@ -1,6 +1,7 @@
 //! What to read before it is asked for.
 //!
-//! In: the range of each read of one image, whoever asked, and the end of the tensor that it begins in.
+//! In: the range of each read of one image, whoever asked, the end of the tensor that it begins in, and what
+//! readers were given so far.
 //! Out: the range to fetch ahead, if any.
 //! A pure state machine: it reads nothing, knows no clock and cannot fail.
 //!
@@ -13,10 +14,15 @@
 //! file. So a stream that began in a tensor fetches not much more than that tensor, until it is seen
 //! to go on behind it.
 //!
+//! What was given is not read again: a stream goes on where it meets something that was not.
+//!
 //! What the kernel reads around a page that is touched looks like the first steps of a stream. Where readers only
 //! touch and go elsewhere, what lies further is not fetched until one of them goes on to it.
 
+use std::cmp::Reverse;
 use std::ops::Range;
+
+use super::given::Given;
 
 /// Streams recognised at once. A loader uses no more threads than this to read one file.
 const STREAMS: usize = 8;
@@ -92,12 +98,19 @@ pub struct Ends {
 }
 
 impl Planner {
-    /// Takes note of a read. `most` are the bytes that may be fetched ahead for all streams
+    /// Takes note of a read, with what was given before it. `most` are the bytes that may be fetched ahead for all streams
     /// together, and `widest` those for one.
-    pub fn read(&mut self, range: &Range<u64>, ends: Ends, widest: u64, most: u64) -> Seen {
+    pub fn read(
+        &mut self,
+        range: &Range<u64>,
+        ends: Ends,
+        given: &Given,
+        widest: u64,
+        most: u64,
+    ) -> Seen {
         self.reads += 1;
         let now = self.reads;
-        let Some(n) = self.stream_of(range) else {
+        let Some(n) = self.stream_of(range, given) else {
             self.begin(range, ends);
             return Seen::Jump;
         };
@@ -112,12 +125,11 @@ impl Planner {
         while stream.at > stream.bound {
             stream.bound = std::mem::replace(&mut stream.beyond, u64::MAX);
         }
-        let left = stream.fetched.saturating_sub(stream.at);
-        if left > stream.window / 2 {
+        if stream.fetched > given.forward(stream.at, stream.window / 2) {
             return Seen::Step(None);
         }
         stream.window = (stream.window * 2).max(FIRST_WINDOW).min(widest).min(share);
-        let end = (stream.at + stream.window).min(stream.bound).min(ends.image);
+        let end = given.forward(stream.at, stream.window).min(stream.bound).min(ends.image);
         let fetch = stream.fetched.max(stream.at)..end;
         if fetch.is_empty() {
             return Seen::Step(None);
@@ -126,12 +138,16 @@ impl Planner {
         Seen::Step(Some(fetch))
     }
 
-    /// The stream that a read belongs to: of those near it, the one that is nearest.
-    fn stream_of(&self, range: &Range<u64>) -> Option<usize> {
-        let near =
-            |stream: &Stream| range.end + NEAR >= stream.at && range.start <= stream.at + AHEAD;
-        let streams = self.streams.iter().enumerate().filter(|(_, stream)| near(stream));
-        streams.min_by_key(|(_, stream)| stream.at.abs_diff(range.start)).map(|(n, _)| n)
+    /// The stream that a read belongs to: of those near it the one that is nearest, and of several the one that
+    /// was read last.
+    fn stream_of(&self, range: &Range<u64>, given: &Given) -> Option<usize> {
+        let near = |(n, stream): (usize, &Stream)| {
+            let next = given.next(stream.at).max(stream.at);
+            let is_near = range.end + NEAR >= stream.at && range.start <= next + AHEAD;
+            let apart = stream.at.abs_diff(range.start).min(next.abs_diff(range.start));
+            is_near.then_some((apart, Reverse(stream.latest), n))
+        };
+        self.streams.iter().enumerate().filter_map(near).min().map(|(.., n)| n)
     }
 
     fn begin(&mut self, range: &Range<u64>, ends: Ends) {
@@ -177,8 +193,12 @@ mod tests {
         Ends { tensor: None, image }
     }
 
+    fn nothing() -> Given {
+        Given::new(0)
+    }
+
     fn step(planner: &mut Planner, at: u64, end: u64) -> Option<Range<u64>> {
-        fetched(planner.read(&(at..at + STEP), ends(end), WIDEST, MOST))
+        fetched(planner.read(&(at..at + STEP), ends(end), &nothing(), WIDEST, MOST))
     }
 
     #[test]
@@ -211,7 +231,10 @@ mod tests {
         let mut planner = Planner::default();
         for n in 0..1000 {
             let at = n * 11 * MIB;
-            assert_eq!(planner.read(&(at..at + STEP), ends(MOST * 64), WIDEST, MOST), Seen::Jump);
+            assert_eq!(
+                planner.read(&(at..at + STEP), ends(MOST * 64), &nothing(), WIDEST, MOST),
+                Seen::Jump
+            );
         }
     }
 
@@ -224,9 +247,13 @@ mod tests {
                 let start = stream as u64 * 1000 * MIB;
                 let at = start + n * STEP;
                 let read = at..at + STEP;
-                if let Some(range) =
-                    self::fetched(planner.read(&read, ends(MOST * 64), WIDEST, 64 * MIB))
-                {
+                if let Some(range) = self::fetched(planner.read(
+                    &read,
+                    ends(MOST * 64),
+                    &nothing(),
+                    WIDEST,
+                    64 * MIB,
+                )) {
                     assert!(range.end - range.start <= WIDEST);
                     assert!(n < 200 || range.end - at <= 9 * MIB, "an eighth of it each");
                     *fetched = range.end - start;
@@ -254,7 +281,7 @@ mod tests {
             let (start, end) = (MIB + tensor * 20 * MIB, MIB + (tensor + 1) * 20 * MIB);
             for at in (start..end).step_by(STEP as usize) {
                 let ends = Ends { tensor: Some(end), image: MOST };
-                let fetch = fetched(planner.read(&(at..at + STEP), ends, WIDEST, MOST));
+                let fetch = fetched(planner.read(&(at..at + STEP), ends, &nothing(), WIDEST, MOST));
                 assert!(at < start + 3 * STEP || fetch.as_ref().is_none_or(|f| f.end > at + STEP));
                 bytes += fetch.map_or(0, |range| range.end - range.start);
             }
@@ -276,7 +303,7 @@ mod tests {
             let around = touched * apart..touched * apart + TOUCH;
             for at in around.clone().step_by(MIB as usize) {
                 let ends = Ends { tensor: Some((touched + 1) * apart), image: MOST };
-                let fetch = fetched(planner.read(&(at..at + MIB), ends, WIDEST, MOST));
+                let fetch = fetched(planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST));
                 bytes +=
                     fetch.map_or(0, |fetch| fetch.end.saturating_sub(around.end.max(fetch.start)));
             }
@@ -293,9 +320,32 @@ mod tests {
         let mut last = None;
         for at in (0..apart).step_by(MIB as usize) {
             let ends = Ends { tensor: Some(apart), image: MOST };
-            last = fetched(planner.read(&(at..at + MIB), ends, WIDEST, MOST)).or(last);
+            last = fetched(planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST)).or(last);
         }
         assert!(last.as_ref().is_some_and(|fetch| fetch.end >= apart), "{last:?}");
+    }
+
+    #[test]
+    fn who_goes_through_tensors_that_were_touched_before_is_fetched_for_from_one_to_the_next() {
+        let (mut planner, mut given) = (Planner::default(), Given::new(MOST));
+        let apart = 20 * MIB;
+        touches(&mut planner, 40, apart);
+        (0..40).for_each(|n| given.note(&(n * apart..n * apart + TOUCH)));
+        let mut fetched = Given::new(MOST);
+        for at in (0..40 * apart).step_by(MIB as usize) {
+            let read = at..at + MIB;
+            if given.left(read.clone()).is_empty() {
+                continue;
+            }
+            let ends = Ends { tensor: Some(at / apart * apart + apart), image: MOST };
+            assert!(
+                at < 2 * apart || fetched.left(read.clone()).is_empty(),
+                "{at} was not fetched"
+            );
+            let fetch = self::fetched(planner.read(&read, ends, &given, WIDEST, MOST));
+            given.note(&read);
+            fetch.iter().for_each(|fetch| fetched.note(fetch));
+        }
     }
 
     proptest! {
@@ -305,14 +355,17 @@ mod tests {
             widest in 0..WIDEST, most in 0..4 * WIDEST,
         ) {
             let (mut planner, end) = (Planner::default(), 400 * MIB);
+            let mut given = Given::new(end);
             for (at, len, tensor) in reads {
                 let range = at * MIB..(at * MIB + len).min(end);
                 let tensor = (tensor < 400).then_some(range.start.max(tensor * MIB));
                 let ends = Ends { tensor, image: end };
-                if let Some(fetch) = fetched(planner.read(&range, ends, widest, most)) {
+                if let Some(fetch) = fetched(planner.read(&range, ends, &given, widest, most)) {
                     prop_assert!(fetch.start >= range.end && fetch.end <= end && !fetch.is_empty());
-                    prop_assert!(fetch.end - fetch.start <= widest.min(most));
+                    let left = given.left(fetch).into_iter().map(|left| left.end - left.start);
+                    prop_assert!(left.sum::<u64>() <= widest.min(most));
                 }
+                given.note(&range);
                 prop_assert!(planner.streams.len() <= STREAMS);
             }
         }

@@ -134,12 +134,14 @@ impl Served {
 
     /// What a read turns out to be among those before it.
     fn see(&self, range: &Range<u64>) -> Seen {
-        lock(&self.given).note(range);
+        let mut given = lock(&self.given);
         let (_, limit) = self.cache.store.pool.held_and_limit();
         let image = self.image();
         let tensor = image.tensor_at(range.start).map(|place| image.tensor_range(place).end);
         let ends = Ends { tensor, image: image.size() };
-        lock(&self.planner).read(range, ends, self.cache.readahead, limit / 2)
+        let seen = lock(&self.planner).read(range, ends, &given, self.cache.readahead, limit / 2);
+        given.note(range);
+        seen
     }
 
     /// Answers from blocks all of which are there. Whether their files changed is asked here where
