@@ -13,12 +13,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import bench_loader
 import bench_process as ways
-from bench_common import RUNS, drop_caches, first_byte, in_turn, mounted, settle, warm
+from bench_common import RUNS, drop_caches, first_byte, in_turn, mounted, warm
+from bench_memory import Keeper
 from bench_models import Models
 from bench_process import Measured
 from bench_results import Results
@@ -28,19 +29,19 @@ IMAGE = "model.safetensors"
 
 
 class Bench:
-    """The models, a place to mount them, and the peak memory of every daemon so far."""
+    """The models, a place to mount them, who keeps free memory, and the peak memory of every daemon so far."""
 
-    def __init__(self, folder, models):
+    def __init__(self, folder, models, keeper):
         self.models = models
+        self.keeper = keeper
         self.point = folder / "mount"
         self.point.mkdir()
         self.image = self.point / IMAGE
         self.peaks = []
 
     def cold(self):
-        # Twice the model: its bytes are kept once by the system and once by who loads it.
-        settle(2 * self.models.bytes)
         drop_caches()
+        self.keeper.take()
 
     def warm(self, paths):
         self.cold()
@@ -282,9 +283,9 @@ def main(names):
         raise SystemExit(f"no case {unknown[0]!r}; there are: {', '.join(CASES)}")
     assert os.geteuid() == 0, "dropping caches needs root"
     results = Results("floors", whole=not names)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, closing(Keeper()) as keeper:
         models = Models(Path(os.environ.get("CKPTFS_BENCH_MODELS", folder)), SIZE)
-        bench = Bench(Path(folder), models)
+        bench = Bench(Path(folder), models, keeper)
         for name in [name for name in CASES if name in names or not names]:
             for row, runs in CASES[name](bench):
                 results.add("floors", [row], runs)

@@ -42,9 +42,10 @@ const AHEAD: u64 = 4 << 20;
 /// no more.
 const TOUCH: u64 = 8 << 20;
 
-/// How many of the latest streams tell whether readers only touch, and how many of those must have.
+/// How many of the latest streams tell whether readers only touch, and how many of those must have. Those before
+/// the first are taken to have: to fetch for nothing costs more than to wait once.
 const LATEST: u32 = 8;
-const MOST_TOUCHED: u32 = 5;
+const MOST_TOUCHED: u32 = 3;
 
 /// How far behind the end of its tensor a stream fetches, and the kernel reads by itself: around a
 /// page fault it asks for as much as it may read ahead.
@@ -63,7 +64,7 @@ pub enum Seen {
     Step(Option<Range<u64>>),
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Planner {
     streams: Vec<Stream>,
     reads: u64,
@@ -95,6 +96,12 @@ pub struct Ends {
     pub tensor: Option<u64>,
     /// The end of the image.
     pub image: u64,
+}
+
+impl Default for Planner {
+    fn default() -> Self {
+        Planner { streams: Vec::new(), reads: 0, touched: (1 << LATEST) - 1 }
+    }
 }
 
 impl Planner {
@@ -154,7 +161,8 @@ impl Planner {
         let (at, latest) = (range.end, self.reads);
         // What is read before the first tensor is read from the start: all of it is wanted.
         let tensor = ends.tensor.map_or(u64::MAX, |end| end.saturating_add(BEHIND));
-        let (bound, beyond) = if self.touched.count_ones() >= MOST_TOUCHED {
+        let may_touch = ends.tensor.is_some() && self.touched.count_ones() >= MOST_TOUCHED;
+        let (bound, beyond) = if may_touch {
             ((range.start + TOUCH).min(tensor), tensor)
         } else {
             (tensor, u64::MAX)
