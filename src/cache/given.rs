@@ -32,11 +32,11 @@ impl Given {
         if range.end - range.start < half {
             return;
         }
-        let cells = (range.start + half - 1) / self.cell..(range.end + half) / self.cell;
-        if !cells.is_empty() && cells.clone().all(|cell| self.has(cell)) {
+        let mut whole = range.start.div_ceil(self.cell)..range.end / self.cell;
+        if !whole.is_empty() && whole.all(|cell| self.has(cell)) {
             self.read.fill(0);
         }
-        for cell in cells {
+        for cell in (range.start + half - 1) / self.cell..(range.end + half) / self.cell {
             if let Some(word) = self.read.get_mut((cell / 64) as usize) {
                 *word |= 1 << (cell % 64);
             }
@@ -119,6 +119,14 @@ mod tests {
         given.note(&(8 * CELL + CELL / 3..9 * CELL));
         let left = [2 * CELL..5 * CELL, 7 * CELL..8 * CELL, 9 * CELL..10 * CELL - 5];
         assert_eq!(given.left(0..10 * CELL - 5), left);
+    }
+
+    #[test]
+    fn who_reads_the_other_half_of_a_cell_reads_nothing_again() {
+        let mut given = Given::new(100 * CELL);
+        given.note(&(0..10 * CELL + CELL / 2));
+        given.note(&(10 * CELL + CELL / 2..11 * CELL));
+        assert_eq!(given.left(0..11 * CELL), []);
     }
 
     #[test]
