@@ -43,9 +43,13 @@ class Keeper:
 
     def take(self):
         """Has it take all that is free now, but for the least."""
-        os.write(self._say, b"t")
-        if not os.read(self._heard, 1):
-            raise SystemExit("failed: what keeps memory has ended, was there too little of it?")
+        try:
+            os.write(self._say, b"t")
+            is_done = os.read(self._heard, 1)
+        except BrokenPipeError:
+            is_done = False
+        if not is_done:
+            raise SystemExit("failed: who keeps free memory has ended. Did other programs need all of it?")
 
     def close(self):
         os.close(self._say)
