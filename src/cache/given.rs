@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use super::stretches::{Set, Stretches};
+
 /// What is told apart: the least that the kernel reads ahead.
 const CELL: u64 = 128 << 10;
 
@@ -12,48 +14,46 @@ const MOST_CELLS: u64 = 1 << 19;
 
 #[derive(Debug)]
 pub struct Given {
-    cell: u64,
-    /// A bit for each cell half of which was read at once: programs read from where a tensor begins, and what
-    /// another read had of a cell is not worth fetching.
-    read: Vec<u64>,
+    cells: Stretches,
+    /// Half of these was read at once: programs read from where a tensor begins, and what another read had of a
+    /// cell is not worth fetching.
+    read: Set,
 }
 
 impl Given {
     /// Of an image of so many bytes.
     pub fn new(size: u64) -> Given {
-        let cell = size.div_ceil(MOST_CELLS).next_power_of_two().max(CELL);
-        Given { cell, read: vec![0; size.div_ceil(cell).div_ceil(64) as usize] }
+        let cells = Stretches::of(size, CELL, MOST_CELLS);
+        Given { cells, read: Set::of(cells) }
     }
 
     /// Takes note of a read. Who reads what was read before shows that the kernel has not kept it: then nothing
     /// is known of the rest either.
     pub fn note(&mut self, range: &Range<u64>) {
-        let half = self.cell / 2;
+        let (cell, half) = (self.cells.length, self.cells.length / 2);
         if range.end - range.start < half {
             return;
         }
-        let mut whole = range.start.div_ceil(self.cell)..range.end / self.cell;
-        if !whole.is_empty() && whole.all(|cell| self.has(cell)) {
-            self.read.fill(0);
+        let mut whole = range.start.div_ceil(cell)..range.end / cell;
+        if !whole.is_empty() && whole.all(|cell| self.read.has(cell as usize)) {
+            self.read.clear();
         }
-        for cell in (range.start + half - 1) / self.cell..(range.end + half) / self.cell {
-            if let Some(word) = self.read.get_mut((cell / 64) as usize) {
-                *word |= 1 << (cell % 64);
-            }
+        for cell in (range.start + half - 1) / cell..(range.end + half) / cell {
+            self.read.add(cell as usize);
         }
     }
 
     /// The first byte from here on that was not given.
     pub fn next(&self, from: u64) -> u64 {
-        let cell = self.next_cell(from / self.cell);
-        from.max(cell * self.cell)
+        let cell = self.read.next_missing((from / self.cells.length) as usize);
+        from.max(cell as u64 * self.cells.length)
     }
 
     /// Where so many bytes from here on end, of those that were not given.
     pub fn forward(&self, from: u64, bytes: u64) -> u64 {
         let (mut at, mut left) = (self.next(from), bytes);
         loop {
-            let end = (at / self.cell + 1) * self.cell;
+            let end = (at / self.cells.length + 1) * self.cells.length;
             if left <= end - at {
                 return at + left;
             }
@@ -62,35 +62,9 @@ impl Given {
         }
     }
 
-    fn next_cell(&self, from: u64) -> u64 {
-        let mut cell = from;
-        while let Some(word) = self.read.get((cell / 64) as usize) {
-            let skipped = u64::from((!word >> (cell % 64)).trailing_zeros());
-            if skipped < 64 {
-                return cell + skipped;
-            }
-            cell = (cell / 64 + 1) * 64;
-        }
-        cell
-    }
-
     /// What of a range was not given.
-    pub fn left(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let mut left: Vec<Range<u64>> = Vec::new();
-        for cell in range.start / self.cell..range.end.div_ceil(self.cell) {
-            let start = range.start.max(cell * self.cell);
-            let end = range.end.min((cell + 1) * self.cell);
-            match left.last_mut() {
-                _ if self.has(cell) => {}
-                Some(last) if last.end == start => last.end = end,
-                _ => left.push(start..end),
-            }
-        }
-        left
-    }
-
-    fn has(&self, cell: u64) -> bool {
-        self.read.get((cell / 64) as usize).is_some_and(|word| word >> (cell % 64) & 1 == 1)
+    pub fn left(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        self.cells.left(range, |cell| !self.read.has(cell))
     }
 }
 
@@ -105,9 +79,9 @@ mod tests {
         let mut given = Given::new(100 * CELL);
         given.note(&(0..50 * CELL));
         let unread = 50 * CELL..60 * CELL;
-        assert_eq!(given.left(0..60 * CELL), [unread]);
+        assert_eq!(given.left(&(0..60 * CELL)), [unread]);
         given.note(&(10 * CELL..11 * CELL));
-        assert_eq!(given.left(0..60 * CELL), [0..10 * CELL, 11 * CELL..60 * CELL]);
+        assert_eq!(given.left(&(0..60 * CELL)), [0..10 * CELL, 11 * CELL..60 * CELL]);
     }
 
     #[test]
@@ -118,7 +92,7 @@ mod tests {
         given.note(&(4 * CELL + CELL / 2 + 1..6 * CELL + CELL / 2));
         given.note(&(8 * CELL + CELL / 3..9 * CELL));
         let left = [2 * CELL..5 * CELL, 7 * CELL..8 * CELL, 9 * CELL..10 * CELL - 5];
-        assert_eq!(given.left(0..10 * CELL - 5), left);
+        assert_eq!(given.left(&(0..10 * CELL - 5)), left);
     }
 
     #[test]
@@ -126,7 +100,7 @@ mod tests {
         let mut given = Given::new(100 * CELL);
         given.note(&(0..10 * CELL + CELL / 2));
         given.note(&(10 * CELL + CELL / 2..11 * CELL));
-        assert_eq!(given.left(0..11 * CELL), []);
+        assert_eq!(given.left(&(0..11 * CELL)), []);
     }
 
     #[test]
@@ -135,7 +109,7 @@ mod tests {
         for at in (777..90 * CELL).step_by(8 * CELL as usize) {
             given.note(&(at..at + 8 * CELL));
         }
-        assert_eq!(given.left(777..90 * CELL), []);
+        assert_eq!(given.left(&(777..90 * CELL)), []);
     }
 
     #[test]
@@ -158,14 +132,14 @@ mod tests {
             size in 1u64..1 << 40, reads in prop::collection::vec((0f64..1.0, 0u64..1 << 30), 0..20),
         ) {
             let mut given = Given::new(size);
-            prop_assert!(given.read.len() <= 1 << 13);
+            prop_assert!(given.cells.count().div_ceil(64) <= 1 << 13);
             for (at, len) in reads {
                 let start = (size as f64 * at) as u64;
                 let read = start..(start + len).min(size);
                 given.note(&read);
-                let left = given.left(read.clone());
+                let left = given.left(&read);
                 let bytes: u64 = left.iter().map(|left| left.end - left.start).sum();
-                prop_assert!(bytes < given.cell, "less than half of a cell at either end");
+                prop_assert!(bytes < given.cells.length, "less than half of a cell at either end");
                 prop_assert!(left.iter().all(|left| read.start <= left.start && left.end <= read.end));
             }
         }

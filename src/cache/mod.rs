@@ -26,6 +26,7 @@ mod pool;
 mod request;
 mod served;
 mod store;
+mod stretches;
 mod wanted;
 mod written;
 

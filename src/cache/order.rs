@@ -11,6 +11,8 @@
 
 use std::ops::Range;
 
+use super::stretches::{Set, Stretches};
+
 /// Stretches are at least as long as blocks are.
 const STRETCH: u64 = 1 << 20;
 
@@ -31,64 +33,9 @@ const NEAR: usize = 64;
 /// Stretches in a row that are in the order, but not near where it is, after which it is given up.
 const STRAYED: u32 = 8;
 
-/// The stretches of an image: all are of one length, but for the last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretches {
-    /// The image's size.
-    pub size: u64,
-    length: u64,
-}
-
-impl Stretches {
-    pub fn of(size: u64) -> Stretches {
-        let length = size.div_ceil(MOST_STRETCHES).next_power_of_two().max(STRETCH);
-        Stretches { size, length }
-    }
-
-    pub fn count(self) -> usize {
-        self.size.div_ceil(self.length) as usize
-    }
-
-    /// Those that a range touches.
-    fn touched(self, range: &Range<u64>) -> Range<usize> {
-        let end = range.end.min(self.size);
-        (range.start / self.length) as usize..end.div_ceil(self.length) as usize
-    }
-
-    /// The bytes of some, in their order; those that follow one another are one range.
-    fn joined(self, of: impl Iterator<Item = usize>) -> Vec<Range<u64>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for stretch in of.map(|stretch| stretch as u64 * self.length) {
-            let end = (stretch + self.length).min(self.size);
-            match ranges.last_mut() {
-                Some(last) if last.end == stretch => last.end = end,
-                _ => ranges.push(stretch..end),
-            }
-        }
-        ranges
-    }
-}
-
-/// A set of stretches.
-#[derive(Clone, Debug)]
-pub struct Set(Box<[u64]>);
-
-impl Set {
-    pub fn of(stretches: Stretches) -> Set {
-        Set(vec![0; stretches.count().div_ceil(64)].into())
-    }
-
-    /// Whether it was not in it; from now on it is.
-    pub fn add(&mut self, stretch: usize) -> bool {
-        let (word, bit) = (&mut self.0[stretch / 64], 1 << (stretch % 64));
-        let is_new = *word & bit == 0;
-        *word |= bit;
-        is_new
-    }
-
-    fn has(&self, stretch: usize) -> bool {
-        self.0[stretch / 64] >> (stretch % 64) & 1 == 1
-    }
+/// The stretches of an image of so many bytes.
+pub fn stretches(size: u64) -> Stretches {
+    Stretches::of(size, STRETCH, MOST_STRETCHES)
 }
 
 /// What is known of the order in which one open image is read. At its largest, with an order to follow,
@@ -122,7 +69,7 @@ const NOWHERE: u32 = u32::MAX;
 impl Order {
     /// Of an image of so many bytes; `None` if it is too small to be remembered.
     pub fn new(size: u64) -> Option<Order> {
-        let stretches = Stretches::of(size);
+        let stretches = stretches(size);
         let (asked, noted) = (Set::of(stretches), Vec::new());
         (size >= LEAST).then_some(Order { stretches, asked, noted, followed: None })
     }
@@ -165,9 +112,8 @@ impl Order {
         let length = self.stretches.length;
         let followed = self.followed.as_ref().filter(|followed| followed.is_under_way(length));
         let Some(followed) = followed else { return vec![range] };
-        let is_left = |stretch: &usize| !followed.comes_to(*stretch);
-        let left = self.stretches.joined(self.stretches.touched(&range).filter(is_left));
-        left.into_iter().map(|left| left.start.max(range.start)..left.end.min(range.end)).collect()
+        let is_left = |stretch| !followed.comes_to(stretch);
+        self.stretches.left(&range, is_left)
     }
 
     /// The order so far, if that was a load.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use super::super::order::Stretches;
+use super::super::order::stretches;
 use super::*;
 
 const NAME: &str = "00112233445566778899aabbccddeeff";
@@ -214,5 +214,5 @@ fn what_is_damaged_is_not_followed_and_the_next_load_takes_its_place() {
     drop(orders.keep(hash(), backwards()));
     orders.settle();
     let written = fs::read(folder.join(hash().to_string())).unwrap();
-    assert!(from_bytes(&written, Stretches::of(100 << 20)).is_some_and(|order| order[0] == 99));
+    assert!(from_bytes(&written, stretches(100 << 20)).is_some_and(|order| order[0] == 99));
 }

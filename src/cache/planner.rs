@@ -342,14 +342,11 @@ mod tests {
         let mut fetched = Given::new(MOST);
         for at in (0..40 * apart).step_by(MIB as usize) {
             let read = at..at + MIB;
-            if given.left(read.clone()).is_empty() {
+            if given.left(&read).is_empty() {
                 continue;
             }
             let ends = Ends { tensor: Some(at / apart * apart + apart), image: MOST };
-            assert!(
-                at < 2 * apart || fetched.left(read.clone()).is_empty(),
-                "{at} was not fetched"
-            );
+            assert!(at < 2 * apart || fetched.left(&read).is_empty(), "{at} was not fetched");
             let fetch = self::fetched(planner.read(&read, ends, &given, WIDEST, MOST));
             given.note(&read);
             fetch.iter().for_each(|fetch| fetched.note(fetch));
@@ -370,7 +367,7 @@ mod tests {
                 let ends = Ends { tensor, image: end };
                 if let Some(fetch) = fetched(planner.read(&range, ends, &given, widest, most)) {
                     prop_assert!(fetch.start >= range.end && fetch.end <= end && !fetch.is_empty());
-                    let left = given.left(fetch).into_iter().map(|left| left.end - left.start);
+                    let left = given.left(&fetch).into_iter().map(|left| left.end - left.start);
                     prop_assert!(left.sum::<u64>() <= widest.min(most));
                 }
                 given.note(&range);

@@ -315,7 +315,7 @@ impl Served {
     /// Has fetched what will probably be read next.
     fn fetch_ahead(self: &Arc<Self>, ahead: Option<Range<u64>>) {
         let Some(ahead) = ahead else { return };
-        let left = lock(&self.given).left(ahead);
+        let left = lock(&self.given).left(&ahead);
         let left = left.into_iter().flat_map(|left| match &self.kept {
             Some(kept) => lock(&kept.order).left_to_streams(left),
             None => vec![left],

@@ -6,7 +6,7 @@
 //! A line with the version, the image's size, runs of stretches that follow one another (the first, and
 //! how many come after it, two bytes each), and a hash of all that. Numbers are little-endian.
 
-use super::order::{Set, Stretches};
+use super::stretches::{Set, Stretches};
 
 const VERSION: &[u8] = b"ckptfs order 1\n";
 const SIZE: usize = 8;
@@ -62,10 +62,11 @@ fn hash(bytes: &[u8]) -> [u8; HASH] {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::order;
     use super::*;
 
     fn stretches() -> Stretches {
-        Stretches::of((300 << 20) - 7)
+        order::stretches((300 << 20) - 7)
     }
 
     /// These runs, with a hash that is right.
@@ -85,13 +86,13 @@ mod tests {
         for runs in [&[(0, 300)][..], &[(300, 0)], &[(u16::MAX, u16::MAX)], &[(5, 1), (6, 0)]] {
             assert_eq!(from_bytes(&hashed(runs), stretches()), None, "{runs:?}");
         }
-        let others = Stretches::of(300 << 20);
+        let others = order::stretches(300 << 20);
         assert_eq!(from_bytes(&hashed(&[(5, 1)]), others), None);
     }
 
     #[test]
     fn the_largest_is_no_larger_than_said() {
-        let all = Stretches::of(1 << 40);
+        let all = order::stretches(1 << 40);
         let apart: Vec<u16> = (0..=u16::MAX).rev().collect();
         let bytes = to_bytes(all, &apart);
         assert_eq!((bytes.len(), from_bytes(&bytes, all)), (MOST_BYTES, Some(apart)));
