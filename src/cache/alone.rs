@@ -28,9 +28,9 @@ impl Served {
         }
     }
 
-    /// Whether any of the blocks is being read already, or about to be.
+    /// Whether anything of it is being read already, or about to be.
     pub(super) fn comes_anyway(&self, wanted: &Wanted) -> bool {
-        wanted.blocks.iter().any(|(id, _)| self.cache.store.is_coming(*id))
+        self.cache.store.is_coming(self.number, &wanted.pieces)
     }
 
     /// Reads what was jumped to, and nothing around it: the next jump goes elsewhere.

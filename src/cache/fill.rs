@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use crate::source::DIRECT_ALIGNMENT;
+
 use super::Error;
 use super::request::Waiter;
 use super::served::{Served, with_scratch};
@@ -61,7 +63,7 @@ impl Fill {
     fn run(mut self) {
         let (served, id) = (Arc::clone(&self.served), self.id);
         let store = &served.cache.store;
-        let (size, range) = served.extent(id);
+        let (size, range) = (served.size_of(id.of), id.start..id.end);
         if self.why != Why::Now {
             // What the page cache has is answered from there.
             let cached = matches!(id.of, Of::File(_))
@@ -81,12 +83,12 @@ impl Fill {
             return self.without_a_buffer();
         };
         let filled = {
-            let fetch = || served.fetch(id, &range, &mut buffer, len);
+            let fetch = || served.fetch(id, &range, &mut buffer);
             catch_unwind(AssertUnwindSafe(fetch)).unwrap_or_else(|_| Err(served.panicked(id)))
         };
         match filled {
-            Ok(()) => {
-                let block = Arc::new(Block::new(buffer, len));
+            Ok(start) => {
+                let block = Arc::new(Block::new(buffer, start..start + len));
                 self.finish(Some(&block), Ok(block.bytes()));
                 drop(block);
                 store.shrink();
@@ -140,11 +142,10 @@ impl Drop for Fill {
 fn waiter_alone(served: &Served, id: BlockId, waiter: Waiter) {
     with_scratch(waiter.wanted() as usize, |scratch| {
         let mut read = Ok(());
-        let (_, extent) = served.extent(id);
         let waiter = waiter.moved(|bytes, at| {
             let out = &mut scratch[at..at + bytes.len()];
             if read.is_ok() {
-                read = served.fetch_part(id, extent.start + bytes.start as u64, out);
+                read = served.fetch_part(id, id.start + bytes.start as u64, out);
             }
         });
         match read {
@@ -155,20 +156,23 @@ fn waiter_alone(served: &Served, id: BlockId, waiter: Waiter) {
 }
 
 impl Served {
-    /// Reads a block's bytes, and makes sure that they are those that were parsed.
-    fn fetch(
-        &self,
-        id: BlockId,
-        range: &Range<u64>,
-        out: &mut [u8],
-        len: usize,
-    ) -> Result<(), Error> {
+    /// Reads a block's bytes, and makes sure that they are those that were parsed; from where on they are in `out`.
+    fn fetch(&self, id: BlockId, range: &Range<u64>, out: &mut [u8]) -> Result<usize, Error> {
+        const ALIGNMENT: u64 = DIRECT_ALIGNMENT as u64;
         match id.of {
             Of::File(_) => {
                 let counting = &self.cache.counting;
-                Ok(self.origin_of(id).read(&self.reader, out, len, range.start, counting)?)
+                let start = range.start / ALIGNMENT * ALIGNMENT;
+                let len = (range.end - start) as usize;
+                let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT)];
+                self.origin_of(id).read(&self.reader, out, len, start, counting)?;
+                Ok((range.start - start) as usize)
             }
-            Of::Tensor(_) => self.fetch_part(id, range.start, &mut out[..len]),
+            Of::Tensor(_) => {
+                let len = (range.end - range.start) as usize;
+                self.fetch_part(id, range.start, &mut out[..len])?;
+                Ok(0)
+            }
         }
     }
 

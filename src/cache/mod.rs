@@ -14,6 +14,7 @@
 
 mod alone;
 mod counters;
+mod cover;
 mod error;
 mod fill;
 mod given;

@@ -2,8 +2,8 @@
 //!
 //! In: a limit in bytes. Out: page-aligned buffers, never more memory for them than the limit, that at rest
 //! included. Memory fresh from the system costs more than reading a disk into it, so a buffer that comes back is
-//! the first to go out. It is taken in huge pages, in each of which lie two small buffers: of ordinary ones a
-//! disk needs several requests for a mebibyte, and reads at half the speed or less.
+//! the first to go out. It is taken in huge pages, several at once for many buffers: of ordinary ones a disk needs
+//! several requests for a mebibyte, and reads at half the speed or less.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use memmap2::MmapMut;
 
 use crate::huge;
+use crate::source::DIRECT_ALIGNMENT;
 use crate::threads::lock;
 
 /// How large a buffer is.
@@ -39,11 +40,28 @@ impl Size {
         }
     }
 
-    /// What is taken from the system, and given back to it, at once.
-    const fn slab(self) -> usize {
-        if self.bytes() < huge::SIZE { huge::SIZE } else { self.bytes() }
+    /// What a buffer has: as many bytes, and those around them that are read past the page cache with them.
+    const fn room(self) -> usize {
+        match self {
+            Size::Small => self.bytes() + DIRECT_ALIGNMENT,
+            Size::Large => self.bytes(),
+        }
+    }
+
+    /// What is taken from the system, and given back to it, at once. Where there is little, no more than a buffer.
+    const fn slab(self, limit: u64) -> usize {
+        match self {
+            Size::Small if limit >= SLAB_FROM => SLAB,
+            _ => self.room(),
+        }
     }
 }
+
+/// Has 15 small buffers, and little is left over.
+const SLAB: usize = 8 * huge::SIZE;
+
+/// The limit from which on so much is taken at once: an eighth of it at most.
+const SLAB_FROM: u64 = 8 * SLAB as u64;
 
 /// The memory of one buffer.
 #[derive(Debug)]
@@ -63,9 +81,9 @@ unsafe impl Sync for Part {}
 
 impl Part {
     /// Memory fresh from the system, in parts of this size.
-    fn all(size: Size) -> Option<impl Iterator<Item = Part>> {
-        let mut map = huge::zeroed(size.slab()).ok()?;
-        let starts: Vec<_> = map.chunks_exact_mut(size.bytes()).map(NonNull::from).collect();
+    fn all(size: Size, bytes: usize) -> Option<impl Iterator<Item = Part>> {
+        let mut map = huge::zeroed(bytes).ok()?;
+        let starts: Vec<_> = map.chunks_exact_mut(size.room()).map(NonNull::from).collect();
         let slab = Arc::new(map);
         let part = move |bytes: NonNull<[u8]>| Part {
             start: bytes.cast(),
@@ -109,16 +127,15 @@ impl AtRest {
     /// Gives the slab back that is longest at rest, of those of which nothing is in use.
     fn give_back(&mut self, size: Size) -> bool {
         let parts = self.of(size);
-        let per_slab = size.slab() / size.bytes();
         let whole = |part: &&Part| {
             let same = parts.iter().filter(|other| Arc::ptr_eq(&other.slab, &part.slab));
-            same.count() == per_slab
+            same.count() == part.slab.len() / size.room()
         };
         let Some(slab) = parts.iter().find(whole).map(|part| Arc::clone(&part.slab)) else {
             return false;
         };
         parts.retain(|part| !Arc::ptr_eq(&part.slab, &slab));
-        self.held -= size.slab() as u64;
+        self.held -= slab.len() as u64;
         true
     }
 }
@@ -137,12 +154,13 @@ impl Pool {
 
     /// A buffer fresh from the system, if the limit allows one more.
     pub fn fresh(self: &Arc<Self>, size: Size) -> Option<Buffer> {
-        let bytes = size.slab() as u64;
         let mut at_rest = self.lock();
+        let slab = size.slab(at_rest.limit);
+        let bytes = slab as u64;
         if !at_rest.make_room(bytes) {
             return None;
         }
-        let mut parts = Part::all(size)?;
+        let mut parts = Part::all(size, slab)?;
         let part = parts.next();
         at_rest.of(size).extend(parts);
         at_rest.held += bytes;
@@ -216,45 +234,60 @@ impl Drop for Buffer {
 mod tests {
     use super::*;
 
+    fn next(pool: &Arc<Pool>) -> Option<Buffer> {
+        pool.used(Size::Small).or_else(|| pool.fresh(Size::Small))
+    }
+
     #[test]
     fn no_more_is_held_than_the_limit_says() {
-        let pool = Pool::new(10 << 20);
+        const ROOM: u64 = Size::Small.room() as u64;
+        let limit = (8 << 20) + 2 * ROOM;
+        let pool = Pool::new(limit);
         let large = pool.fresh(Size::Large).unwrap();
-        let next = || pool.used(Size::Small).or_else(|| pool.fresh(Size::Small));
-        let small: Vec<Buffer> = std::iter::from_fn(next).collect();
-        assert_eq!((small.len(), pool.held_and_limit()), (2, (10 << 20, 10 << 20)));
+        let small: Vec<Buffer> = std::iter::from_fn(|| next(&pool)).collect();
+        assert_eq!((small.len(), pool.held_and_limit()), (2, (limit, limit)));
         drop(large);
         assert!(pool.used(Size::Small).is_none());
         // What rests in the other size makes room.
-        let mut more: Vec<Buffer> = std::iter::from_fn(next).collect();
-        assert_eq!((more.len(), pool.held_and_limit().0), (8, 10 << 20));
+        let more: Vec<Buffer> = std::iter::from_fn(|| next(&pool)).collect();
+        assert_eq!((more.len(), pool.held_and_limit().0), (7, 9 * ROOM));
         pool.set_limit(5 << 20);
         assert!(pool.fresh(Size::Small).is_none());
-        // Half of a slab cannot be given back.
-        let half = more.pop();
         drop((small, more));
-        assert_eq!(pool.held_and_limit(), (4 << 20, 5 << 20));
+        assert_eq!(pool.held_and_limit(), (4 * ROOM, 5 << 20));
         assert!(pool.used(Size::Small).is_some());
-        pool.trim();
-        assert_eq!(pool.held_and_limit().0, 2 << 20);
-        drop(half);
         pool.trim();
         assert_eq!(pool.held_and_limit().0, 0);
     }
 
     #[test]
+    fn what_was_taken_at_once_is_given_back_at_once() {
+        let pool = Pool::new(SLAB_FROM);
+        let mut all: Vec<Buffer> = (0..15).map(|_| next(&pool).unwrap()).collect();
+        assert_eq!(
+            (pool.held_and_limit().0, pool.used(Size::Small).is_none()),
+            (SLAB as u64, true)
+        );
+        let last = all.pop();
+        pool.set_limit(0);
+        drop(all);
+        assert_eq!(pool.held_and_limit().0, SLAB as u64);
+        drop(last);
+        assert_eq!(pool.held_and_limit().0, 0);
+    }
+
+    #[test]
     fn no_two_buffers_share_memory() {
-        let pool = Pool::new(64 << 20);
-        let next = |n: u8| {
-            let mut buffer = pool.used(Size::Small).or_else(|| pool.fresh(Size::Small)).unwrap();
+        let pool = Pool::new(SLAB_FROM);
+        let filled = |n: u8| {
+            let mut buffer = next(&pool).unwrap();
             buffer.fill(n);
             buffer
         };
-        let all: Vec<Buffer> = (0..32).map(next).collect();
-        assert!(
-            (0..)
-                .zip(&all)
-                .all(|(n, buffer)| buffer.len() == 1 << 20 && buffer.iter().all(|&b| b == n))
-        );
+        let all: Vec<Buffer> = (0..32).map(filled).collect();
+        let is_whole = |(n, buffer): (u8, &Buffer)| {
+            buffer.len() == Size::Small.room() && buffer.iter().all(|&b| b == n)
+        };
+        assert!((0..).zip(&all).all(is_whole));
     }
 }

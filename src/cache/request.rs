@@ -166,7 +166,7 @@ mod tests {
         };
         answer().give(Ok(b"x"));
         drop(answer());
-        let pool = Pool::new(2 << 20);
+        let pool = Pool::new(3 << 20);
         let buffer = || pool.used(Size::Small).or_else(|| pool.fresh(Size::Small)).unwrap();
         let gathering = Gathering::new(buffer(), 2, 2, answer());
         gathering.take(&[], Err(&Error::Stopped));

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::image::{Image, Reader, SegmentBytes};
 use crate::threads::lock;
 
+use super::cover::Parts;
 use super::given::Given;
 use super::order::Order;
 use super::orders::Kept;
@@ -17,8 +18,8 @@ use super::origin::OpenOrigin;
 use super::planner::{Ends, Planner, Seen};
 use super::pool::Size;
 use super::request::{Answer, Done, Gathering, Waiter};
-use super::store::{Block, BlockId, Of};
-use super::wanted::{Wanted, blocks_of};
+use super::store::{Block, BlockId, Found, Joined, Of};
+use super::wanted::Wanted;
 use super::{Cache, Error, fill};
 
 thread_local! {
@@ -95,15 +96,10 @@ impl Served {
         if let Some(kept) = &self.kept {
             lock(&kept.order).note(&range);
         }
-        let Some(wanted) = self.wanted(&range) else {
-            counting.misses.one();
-            return self.read_in_pieces(range, answer);
-        };
-        let ids = wanted.blocks.iter();
-        let ids = ids.map(|(id, parts)| (*id, parts.iter().map(|p| p.bytes.len() as u64).sum()));
-        if let Some(blocks) = self.cache.store.get_all(ids) {
+        let wanted = self.wanted(&range);
+        if let Some(found) = self.cache.store.get_all(self.number, &wanted.pieces) {
             counting.hits.one();
-            self.answer_from(range.clone(), wanted, blocks, answer);
+            self.answer_from(range.clone(), wanted, found, answer);
             self.replay();
             if let Seen::Step(ahead) = self.see(&range) {
                 self.fetch_ahead(ahead);
@@ -123,7 +119,7 @@ impl Served {
                 self.replay();
             }
             (seen, _) => {
-                self.join(&range, wanted, answer);
+                self.join(&range, &wanted, answer);
                 self.replay();
                 if let Seen::Step(ahead) = seen {
                     self.fetch_ahead(ahead);
@@ -150,28 +146,22 @@ impl Served {
         self: &Arc<Self>,
         range: Range<u64>,
         wanted: Wanted,
-        blocks: Vec<Arc<Block>>,
+        found: Vec<Found>,
         answer: Answer,
     ) {
-        let remote = wanted.blocks.iter().map(|(id, _)| self.origin_of(*id)).find(|o| !o.local);
+        let remote = found.iter().map(|found| self.origin_of(found.id)).find(|o| !o.local);
         let Some(remote) = remote else {
-            return self.answer_checked(&range, &wanted, &blocks, answer);
+            return self.answer_checked(&range, &wanted, &found, answer);
         };
         let served = Arc::clone(self);
         remote.lane.run_now(Box::new(move || {
-            served.answer_checked(&range, &wanted, &blocks, answer);
+            served.answer_checked(&range, &wanted, &found, answer);
         }));
     }
 
-    fn answer_checked(
-        &self,
-        range: &Range<u64>,
-        wanted: &Wanted,
-        blocks: &[Arc<Block>],
-        answer: Answer,
-    ) {
+    fn answer_checked(&self, range: &Range<u64>, wanted: &Wanted, found: &[Found], answer: Answer) {
         let mut checked = None;
-        for (id, _) in &wanted.blocks {
+        for Found { id, .. } in found {
             if checked != Some(id.of)
                 && let Err(error) = self.check(*id)
             {
@@ -179,14 +169,14 @@ impl Served {
             }
             checked = Some(id.of);
         }
-        if let ([(_, parts)], [block]) = (&*wanted.blocks, blocks)
+        if let [Found { block, parts, .. }] = found
             && let [part] = &**parts
             && wanted.at_hand.is_empty()
         {
             return answer.give(Ok(&block.bytes()[part.bytes.clone()]));
         }
         with_scratch((range.end - range.start) as usize, |scratch| {
-            for ((_, parts), block) in wanted.blocks.iter().zip(blocks) {
+            for Found { block, parts, .. } in found {
                 for part in parts {
                     scratch[part.at..part.at + part.bytes.len()]
                         .copy_from_slice(&block.bytes()[part.bytes.clone()]);
@@ -258,28 +248,18 @@ impl Served {
     }
 
     /// Waits for the blocks that are not there.
-    fn join(self: &Arc<Self>, range: &Range<u64>, wanted: Wanted, answer: Answer) {
-        let single = |wanted: &Wanted| {
-            wanted.at_hand.is_empty() && wanted.blocks.len() == 1 && wanted.blocks[0].1.len() == 1
-        };
-        let store = &self.cache.store;
-        let joined = if single(&wanted) {
-            let whole = wanted.blocks.into_iter().zip([answer]).map(|((id, mut parts), answer)| {
-                (id, Waiter::Whole(parts.swap_remove(0).bytes, answer))
-            });
-            store.join(whole)
-        } else {
-            let len = (range.end - range.start) as usize;
-            let Some(mut bytes) = Size::of(len).and_then(|size| store.buffer(size)) else {
-                return self.read_in_pieces(range.clone(), answer);
-            };
-            if let Err(error) = self.copy_at_hand(&wanted, &mut bytes) {
-                return answer.give(Err(&error));
+    fn join(self: &Arc<Self>, range: &Range<u64>, wanted: &Wanted, answer: Answer) {
+        let mut answer = Some(answer);
+        // One part of one block is the answer itself; of more it is put together.
+        let whole = |parts: Parts| match &*parts {
+            [(id, parts)] if parts.len() == 1 && wanted.at_hand.is_empty() => {
+                Some(vec![(*id, Waiter::Whole(parts[0].bytes.clone(), answer.take()?))])
             }
-            let gathering = Gathering::new(bytes, len, wanted.blocks.len(), answer);
-            let parts = wanted.blocks.into_iter();
-            let parts = parts.map(|(id, parts)| (id, Waiter::Parts(parts, Arc::clone(&gathering))));
-            store.join(parts)
+            _ => None,
+        };
+        let joined = self.cache.store.join(self.number, &wanted.pieces, whole);
+        let Some(joined) = joined.or_else(|| self.join_parts(range, wanted, answer.take()?)) else {
+            return;
         };
         for id in joined.to_fill {
             fill::now(self, id);
@@ -294,6 +274,36 @@ impl Served {
                 origin.lane.run_now(job);
             }
         }
+    }
+
+    /// The same for what is put together; `None` if that was answered otherwise.
+    fn join_parts(
+        self: &Arc<Self>,
+        range: &Range<u64>,
+        wanted: &Wanted,
+        answer: Answer,
+    ) -> Option<Joined> {
+        let store = &self.cache.store;
+        let len = (range.end - range.start) as usize;
+        let Some(mut bytes) = Size::of(len).and_then(|size| store.buffer(size)) else {
+            self.read_in_pieces(range.clone(), answer);
+            return None;
+        };
+        if let Err(error) = self.copy_at_hand(wanted, &mut bytes) {
+            answer.give(Err(&error));
+            return None;
+        }
+        let mut answer = Some(answer);
+        let gathered = |parts: Parts| {
+            let gathering = Gathering::new(bytes, len, parts.len(), answer.take()?);
+            let waiter = |(id, parts)| (id, Waiter::Parts(parts, Arc::clone(&gathering)));
+            Some(parts.into_iter().map(waiter).collect())
+        };
+        let joined = store.join(self.number, &wanted.pieces, gathered);
+        if let Some(answer) = answer {
+            self.read_in_pieces(range.clone(), answer);
+        }
+        joined
     }
 
     fn answer_waiter(&self, id: BlockId, block: &Block, waiter: Waiter) {
@@ -323,18 +333,11 @@ impl Served {
         left.for_each(|range| self.fetch_blocks(range, fill::ahead));
     }
 
-    /// Has the blocks of a range filled that are neither there nor about to be.
+    /// Has filled what no block has of a range, nor is about to.
     fn fetch_blocks(self: &Arc<Self>, range: Range<u64>, fill: fn(&Arc<Served>, BlockId)) {
-        let mut last = None;
-        for segment in self.image().segments(range) {
-            let Some((of, size, offset)) = self.place(segment.bytes) else { continue };
-            for (number, ..) in blocks_of(size, offset, &segment.range) {
-                let id = BlockId { served: self.number, of, number };
-                if last.replace(id) != Some(id) && self.cache.store.announce(id) {
-                    fill(self, id);
-                }
-            }
-        }
+        let wanted = self.wanted(&range);
+        let new = self.cache.store.announce(self.number, &wanted.pieces);
+        new.into_iter().for_each(|id| fill(self, id));
     }
 
     /// Refuses bytes of a file that changed.

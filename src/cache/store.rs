@@ -1,10 +1,11 @@
 //! The blocks: which are there, which are being filled, who waits for them, and which goes next.
 //!
-//! In: names of blocks. Out: their bytes if they are there, or a place in the queue of those who
-//! wait; a block is filled once however many wait. The lock is held to look and to note, never
-//! while bytes are read or copied.
+//! In: pieces that are wanted. Out: the blocks that have them if they are there, or a place in the queue of
+//! those who wait; a block is filled once however many wait. The lock is held to look and to note, never while
+//! bytes are read or copied.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lru::LruCache;
@@ -12,19 +13,21 @@ use lru::LruCache;
 use crate::threads::lock;
 
 use super::counters::Counting;
+use super::cover::{Cover, Parts, Piece};
 use super::pool::{Buffer, Pool, Size};
-use super::request::Waiter;
+use super::request::{Part, Waiter};
 
-/// The name of a block: of which open image, of what, and its number there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The name of a block: of which open image, of what, and which bytes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId {
     pub served: u64,
     pub of: Of,
-    pub number: u64,
+    pub start: u64,
+    pub end: u64,
 }
 
 /// What blocks are counted in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Of {
     /// A source file, by its origin.
     File(u32),
@@ -36,22 +39,27 @@ pub enum Of {
 #[derive(Debug)]
 pub struct Block {
     buffer: Buffer,
-    len: usize,
+    /// Where in it they are.
+    bytes: Range<usize>,
 }
 
 impl Block {
-    pub fn new(buffer: Buffer, len: usize) -> Block {
-        Block { buffer, len }
+    pub fn new(buffer: Buffer, bytes: Range<usize>) -> Block {
+        Block { buffer, bytes }
     }
 
     pub fn bytes(&self) -> &[u8] {
-        &self.buffer[..self.len]
+        &self.buffer[self.bytes.clone()]
     }
 }
 
 /// A block is used up once all but a sixteenth of it was asked for: what lies between tensors
 /// never is.
 const SPARE: u64 = 16;
+
+/// Blocks that one read is put together from. A read of more small pieces than this, far apart, is
+/// made piece by piece: whole blocks would read many times what is wanted.
+const MOST_BLOCKS: usize = 8;
 
 /// Blocks looked at for one that can go. Those that cannot are being copied to a reader just now,
 /// and there are not more of them than threads that do so.
@@ -68,7 +76,7 @@ struct Ready {
 
 impl Ready {
     fn is_used_up(&self) -> bool {
-        let len = self.block.len as u64;
+        let len = self.block.bytes.len() as u64;
         self.used >= len - len / SPARE
     }
 
@@ -93,8 +101,17 @@ pub struct Store {
 }
 
 struct Blocks {
+    /// Those of `ready` and `filling`.
+    cover: Cover,
     ready: LruCache<BlockId, Ready>,
     filling: HashMap<BlockId, Filling>,
+}
+
+/// A block that is there, and what of it is wanted.
+pub struct Found {
+    pub id: BlockId,
+    pub block: Arc<Block>,
+    pub parts: Vec<Part>,
 }
 
 /// What became of a read's wish for blocks.
@@ -108,27 +125,44 @@ pub struct Joined {
 
 impl Store {
     pub fn new(memory: u64, counting: Arc<Counting>) -> Store {
-        let blocks = Blocks { ready: LruCache::unbounded(), filling: HashMap::new() };
+        let (cover, filling) = Default::default();
+        let blocks = Blocks { cover, ready: LruCache::unbounded(), filling };
         Store { pool: Pool::new(memory), counting, blocks: Mutex::new(blocks) }
     }
 
-    /// The blocks, if all are there; of each so many bytes are about to be used.
-    pub fn get_all(
-        &self,
-        wanted: impl Iterator<Item = (BlockId, u64)> + Clone,
-    ) -> Option<Vec<Arc<Block>>> {
+    /// The blocks that have some pieces, if all are there, and not more than one read is made of.
+    pub fn get_all(&self, served: u64, pieces: &[Piece]) -> Option<Vec<Found>> {
         let mut blocks = self.lock();
-        if !wanted.clone().all(|(id, _)| blocks.ready.contains(&id)) {
+        let parts = blocks.cover.covered(served, pieces, MOST_BLOCKS)?;
+        if !parts.iter().all(|(id, _)| blocks.ready.contains(id)) {
             return None;
         }
-        wanted.map(|(id, bytes)| blocks.get(id, bytes, &self.counting)).collect()
+        let found = parts.into_iter().map(|(id, parts)| {
+            let bytes = parts.iter().map(|part| part.bytes.len() as u64).sum();
+            let block = blocks.get(id, bytes, &self.counting)?;
+            Some(Found { id, block, parts })
+        });
+        found.collect()
     }
 
-    /// Hands out the blocks that are there, and has their readers wait for the others.
-    pub fn join(&self, wanted: impl Iterator<Item = (BlockId, Waiter)>) -> Joined {
+    /// Hands out the blocks that are there, and has their readers wait for the others. `waiters` are told which
+    /// blocks have the pieces, and give one waiter for each; or none, and then nothing has happened. Nor if the
+    /// blocks are too many for one read.
+    pub fn join(
+        &self,
+        served: u64,
+        pieces: &[Piece],
+        waiters: impl FnOnce(Parts) -> Option<Vec<(BlockId, Waiter)>>,
+    ) -> Option<Joined> {
         let mut joined = Joined::default();
         let mut blocks = self.lock();
-        for (id, waiter) in wanted {
+        let new = blocks.cover.cover(served, pieces);
+        let parts = blocks.cover.covered(served, pieces, MOST_BLOCKS);
+        let Some(waiters) = parts.and_then(waiters) else {
+            new.into_iter().for_each(|id| blocks.cover.remove(id));
+            return None;
+        };
+        for (id, waiter) in waiters {
             if let Some(block) = blocks.get(id, waiter.wanted(), &self.counting) {
                 joined.ready.push((id, block, waiter));
                 continue;
@@ -140,17 +174,22 @@ impl Store {
             }
             filling.wanted = true;
         }
-        joined
+        Some(joined)
     }
 
-    /// Whether a block is neither there nor about to be; from now on it is about to be.
-    pub fn announce(&self, id: BlockId) -> bool {
+    /// Blocks for what no other has of some pieces, nor is about to: from now on these are about to.
+    pub fn announce(&self, served: u64, pieces: &[Piece]) -> Vec<BlockId> {
         let mut blocks = self.lock();
-        if blocks.ready.contains(&id) || blocks.filling.contains_key(&id) {
-            return false;
-        }
-        blocks.filling.insert(id, Filling::default());
-        true
+        let new = blocks.cover.cover(served, pieces);
+        blocks.filling.extend(new.iter().map(|id| (*id, Filling::default())));
+        new
+    }
+
+    /// Whether any block that has something of these pieces is being filled, or about to be.
+    pub fn is_coming(&self, served: u64, pieces: &[Piece]) -> bool {
+        let blocks = self.lock();
+        let mut touching = pieces.iter().flat_map(|piece| blocks.cover.touching(served, piece));
+        touching.any(|id| blocks.filling.contains_key(&id))
     }
 
     /// Whether a block still waits to be filled and nobody does it; from now on somebody does.
@@ -164,11 +203,6 @@ impl Store {
         }
     }
 
-    /// Whether a block is being filled, or about to be.
-    pub fn is_coming(&self, id: BlockId) -> bool {
-        self.lock().filling.contains_key(&id)
-    }
-
     /// Whether somebody waits for a block that is not there.
     pub fn is_wanted(&self, id: BlockId) -> bool {
         self.lock().filling.get(&id).is_some_and(|filling| filling.wanted)
@@ -178,6 +212,9 @@ impl Store {
     pub fn finish(&self, id: BlockId, block: Option<&Arc<Block>>) -> Vec<Waiter> {
         let mut blocks = self.lock();
         let Some(filling) = blocks.filling.remove(&id) else { return Vec::new() };
+        if block.is_none() {
+            blocks.cover.remove(id);
+        }
         if let Some(block) = block {
             let used = filling.waiters.iter().map(Waiter::wanted).sum();
             let ready = Ready { block: Arc::clone(block), used, unasked: !filling.wanted };
@@ -199,6 +236,7 @@ impl Store {
         let mut blocks = self.lock();
         match blocks.filling.get(&id) {
             Some(filling) if !(filling.begun || ahead && filling.wanted) => {
+                blocks.cover.remove(id);
                 blocks.filling.remove(&id).map(|filling| filling.waiters).unwrap_or_default()
             }
             _ => Vec::new(),
@@ -243,7 +281,7 @@ impl Store {
         let mut blocks = self.lock();
         let gone: Vec<BlockId> =
             blocks.ready.iter().filter(|(id, _)| id.served == served).map(|(id, _)| *id).collect();
-        let gone: Vec<Ready> = gone.iter().filter_map(|id| blocks.ready.pop(id)).collect();
+        let gone: Vec<Ready> = gone.iter().filter_map(|id| blocks.remove(id)).collect();
         let none_left = blocks.ready.is_empty();
         drop(blocks);
         self.counting.prefetch_wasted.add(gone.iter().filter(|ready| ready.unasked).count() as u64);
@@ -274,13 +312,18 @@ impl Blocks {
         Some(block)
     }
 
+    fn remove(&mut self, id: &BlockId) -> Option<Ready> {
+        self.cover.remove(*id);
+        self.ready.pop(id)
+    }
+
     /// Lets go of the block that is next to go, or only of one that is used up.
     fn evict(&mut self, used_up: bool, counting: &Counting) -> bool {
         let next = self.ready.iter().rev().take(LOOK_AT);
         let mut free =
             next.filter(|(_, ready)| ready.is_free() && (!used_up || ready.is_used_up()));
         let Some(id) = free.next().map(|(id, _)| *id) else { return false };
-        if self.ready.pop(&id).is_some_and(|ready| ready.unasked) {
+        if self.remove(&id).is_some_and(|ready| ready.unasked) {
             counting.prefetch_wasted.one();
         }
         true

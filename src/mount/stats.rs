@@ -81,9 +81,9 @@ pub struct Memory {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cache {
-    /// Blocks that were there when asked for.
+    /// Reads answered from memory.
     pub hits: u64,
-    /// Blocks that had to be read.
+    /// Reads that waited for a disk.
     pub misses: u64,
     /// What it may hold.
     pub budget_bytes: u64,
@@ -91,7 +91,7 @@ pub struct Cache {
     pub held_bytes: u64,
 }
 
-/// Bytes read before they were asked for.
+/// Blocks read before they were asked for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Prefetch {

@@ -120,13 +120,13 @@ fn page(stats: &Stats) -> String {
         ("images_refused", false, "Checkpoints not shown", images.refused),
         ("memory_budget_bytes", false, "What may be held in memory", memory.budget),
         ("memory_held_bytes", false, "What is held in memory", memory.held),
-        ("cache_hits", true, "Blocks that were there", cache.hits),
-        ("cache_misses", true, "Blocks that had to be read", cache.misses),
+        ("cache_hits", true, "Reads answered from memory", cache.hits),
+        ("cache_misses", true, "Reads that waited for a disk", cache.misses),
         ("cache_budget_bytes", false, "What the cache may hold", cache.budget_bytes),
         ("cache_held_bytes", false, "What the cache holds", cache.held_bytes),
-        ("prefetch_fetched_bytes", true, "Bytes read ahead", prefetch.fetched),
-        ("prefetch_used_bytes", true, "Of these, given to readers", prefetch.used),
-        ("prefetch_wasted_bytes", true, "Of these, dropped unused", prefetch.wasted),
+        ("prefetch_fetched", true, "Blocks read ahead", prefetch.fetched),
+        ("prefetch_used", true, "Of these, given to readers", prefetch.used),
+        ("prefetch_wasted", true, "Of these, dropped unused", prefetch.wasted),
         ("prefetch_replayed", true, "Blocks read ahead as in the load before", prefetch.replayed),
     ];
     let labels = format!(
