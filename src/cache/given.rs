@@ -12,31 +12,44 @@ const CELL: u64 = 128 << 10;
 /// Cells of an image at the most, 64 KiB of memory: those of an image of more than 64 GiB are longer.
 const MOST_CELLS: u64 = 1 << 19;
 
+/// How much is read again, with nothing new between, before that shows that the kernel keeps nothing. It lets go of
+/// some pages of every load, where memory is short or what fits is apart: their being read again shows nothing.
+const LOST: u64 = 16 << 20;
+
 #[derive(Debug)]
 pub struct Given {
     cells: Stretches,
     /// Half of these was read at once: programs read from where a tensor begins, and what another read had of a
     /// cell is not worth fetching.
     read: Set,
+    /// Bytes that were read again, less those that were new since.
+    again: u64,
 }
 
 impl Given {
     /// Of an image of so many bytes.
     pub fn new(size: u64) -> Given {
         let cells = Stretches::of(size, CELL, MOST_CELLS);
-        Given { cells, read: Set::of(cells) }
+        Given { cells, read: Set::of(cells), again: 0 }
     }
 
-    /// Takes note of a read. Who reads what was read before shows that the kernel has not kept it: then nothing
-    /// is known of the rest either.
+    /// Takes note of a read. Who reads much of what was read before shows that the kernel has not kept it: then
+    /// nothing is known of the rest either.
     pub fn note(&mut self, range: &Range<u64>) {
         let (cell, half) = (self.cells.length, self.cells.length / 2);
-        if range.end - range.start < half {
+        let bytes = range.end - range.start;
+        if bytes < half {
             return;
         }
         let mut whole = range.start.div_ceil(cell)..range.end / cell;
         if !whole.is_empty() && whole.all(|cell| self.read.has(cell as usize)) {
+            self.again += bytes;
+        } else {
+            self.again = self.again.saturating_sub(bytes);
+        }
+        if self.again >= LOST {
             self.read.clear();
+            self.again = 0;
         }
         for cell in (range.start + half - 1) / cell..(range.end + half) / cell {
             self.read.add(cell as usize);
@@ -76,12 +89,26 @@ mod tests {
 
     #[test]
     fn who_reads_again_is_fetched_for_again() {
-        let mut given = Given::new(100 * CELL);
-        given.note(&(0..50 * CELL));
-        let unread = 50 * CELL..60 * CELL;
-        assert_eq!(given.left(&(0..60 * CELL)), [unread]);
-        given.note(&(10 * CELL..11 * CELL));
-        assert_eq!(given.left(&(0..60 * CELL)), [0..10 * CELL, 11 * CELL..60 * CELL]);
+        let (mut given, lost) = (Given::new(4 * LOST), LOST / CELL);
+        given.note(&(0..2 * LOST));
+        for n in 0..lost - 1 {
+            given.note(&(n * CELL..(n + 1) * CELL));
+        }
+        let unread = 2 * LOST..4 * LOST;
+        assert_eq!(given.left(&(0..4 * LOST)), [unread]);
+        given.note(&(LOST - CELL..LOST));
+        assert_eq!(given.left(&(0..4 * LOST)), [0..LOST - CELL, LOST..4 * LOST]);
+    }
+
+    #[test]
+    fn pages_that_the_kernel_let_go_of_say_nothing_of_the_others() {
+        let mut given = Given::new(1 << 30);
+        given.note(&(0..1 << 29));
+        for n in 0..1 << 10 {
+            given.note(&(n * CELL..(n + 1) * CELL));
+            given.note(&((1 << 29) + n * CELL..(1 << 29) + (n + 1) * CELL));
+        }
+        assert_eq!(given.next(0), (1 << 29) + (CELL << 10));
     }
 
     #[test]
