@@ -202,7 +202,7 @@ mod tests {
     }
 
     fn nothing() -> Given {
-        Given::new(0)
+        Given::default()
     }
 
     fn step(planner: &mut Planner, at: u64, end: u64) -> Option<Range<u64>> {
@@ -335,11 +335,11 @@ mod tests {
 
     #[test]
     fn who_goes_through_tensors_that_were_touched_before_is_fetched_for_from_one_to_the_next() {
-        let (mut planner, mut given) = (Planner::default(), Given::new(MOST));
+        let (mut planner, mut given) = (Planner::default(), Given::default());
         let apart = 20 * MIB;
         touches(&mut planner, 40, apart);
         (0..40).for_each(|n| given.note(&(n * apart..n * apart + TOUCH)));
-        let mut fetched = Given::new(MOST);
+        let mut fetched = Given::default();
         for at in (0..40 * apart).step_by(MIB as usize) {
             let read = at..at + MIB;
             if given.left(&read).is_empty() {
@@ -360,7 +360,7 @@ mod tests {
             widest in 0..WIDEST, most in 0..4 * WIDEST,
         ) {
             let (mut planner, end) = (Planner::default(), 400 * MIB);
-            let mut given = Given::new(end);
+            let mut given = Given::default();
             for (at, len, tensor) in reads {
                 let range = at * MIB..(at * MIB + len).min(end);
                 let tensor = (tensor < 400).then_some(range.start.max(tensor * MIB));

@@ -53,8 +53,7 @@ impl Served {
         let origins = origins.map(|(n, _)| OpenOrigin::new(&cache, &reader, n)).collect();
         let (_, limit) = cache.store.pool.held_and_limit();
         let large = if limit >= LARGE_FROM { Size::Large } else { Size::Small };
-        let (planner, broken) = Default::default();
-        let given = Mutex::new(Given::new(reader.image().size()));
+        let (planner, given, broken) = Default::default();
         let image = reader.image();
         // A file as it is has no layout that would be known again.
         let orders = cache.orders.as_ref().filter(|_| !image.is_plain());

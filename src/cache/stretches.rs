@@ -68,21 +68,4 @@ impl Set {
     pub fn has(&self, stretch: usize) -> bool {
         self.0.get(stretch / 64).is_some_and(|word| word >> (stretch % 64) & 1 == 1)
     }
-
-    /// The first from this one on that is not in it, also where none is any more.
-    pub fn next_missing(&self, from: usize) -> usize {
-        let mut stretch = from;
-        while let Some(word) = self.0.get(stretch / 64) {
-            let skipped = (!word >> (stretch % 64)).trailing_zeros() as usize;
-            if skipped < 64 {
-                return stretch + skipped;
-            }
-            stretch = (stretch / 64 + 1) * 64;
-        }
-        stretch
-    }
-
-    pub fn clear(&mut self) {
-        self.0.fill(0);
-    }
 }
