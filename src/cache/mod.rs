@@ -8,15 +8,17 @@
 //! nowhere. Memory has one limit ([`Limits::memory`]); under pressure reads get slower. Bytes are
 //! checked to be those that were parsed after they are read and again before each answer.
 //!
-//! [`Served::read`] is the way in; `planner` says what to read ahead, `store` what is there, `fill`
+//! [`Served::read`] is the way in; `foresight` says what to read ahead, `store` what is there, `fill`
 //! reads, and `lane` has the threads, those of one device apart from those of the others. `order` follows
 //! the load before, which `orders` keeps on disk as `written` has it.
 
 mod alone;
 mod counters;
+mod course;
 mod cover;
 mod error;
 mod fill;
+mod foresight;
 mod given;
 mod lane;
 mod order;

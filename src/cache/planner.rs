@@ -1,8 +1,8 @@
 //! What to read before it is asked for.
 //!
-//! In: the range of each read of one image, whoever asked, the end of the tensor that it begins in, and what
-//! readers were given so far.
-//! Out: the range to fetch ahead, if any.
+//! In: the range of each read of one image, whoever asked, the tensor that it begins in, and what readers were given
+//! so far.
+//! Out: the range to fetch ahead, if any, and whether a reader comes to a tensor.
 //! A pure state machine: it reads nothing, knows no clock and cannot fail.
 //!
 //! Reads that follow one another closely are a stream. Real loaders have several at once, from
@@ -55,13 +55,21 @@ const BEHIND: u64 = 4 << 20;
 /// memory goes to the others.
 const FORGOTTEN: u64 = 512;
 
+/// How much further before a page that is touched the kernel may begin to read than it reads behind it.
+const SLACK: u64 = 64 << 10;
+
+/// The window with which a stream begins that goes on.
+const GOING_ON: u64 = 4 << 20;
+
 /// What a read turned out to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
     /// Nothing that was read before leads to it.
-    Jump,
-    /// A step of a stream; the range to fetch ahead, if any.
-    Step(Option<Range<u64>>),
+    pub is_jump: bool,
+    /// The range to fetch ahead, if any.
+    pub ahead: Option<Range<u64>>,
+    /// It is the first of a reader in its tensor, who does not only touch it.
+    pub comes: bool,
 }
 
 #[derive(Debug)]
@@ -87,13 +95,17 @@ struct Stream {
     beyond: u64,
     /// The number of its latest read.
     latest: u64,
+    /// It began in the middle of a tensor whose beginning was given.
+    goes_on: bool,
+    /// Where the furthest tensor begins that it came to.
+    came: Option<u64>,
 }
 
 /// Where to stop.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Ends {
-    /// The end of the tensor that the read begins in, if it begins in one.
-    pub tensor: Option<u64>,
+    /// The tensor that the read begins in, if it begins in one.
+    pub tensor: Option<Range<u64>>,
     /// The end of the image.
     pub image: u64,
 }
@@ -117,32 +129,36 @@ impl Planner {
     ) -> Seen {
         self.reads += 1;
         let now = self.reads;
-        let Some(n) = self.stream_of(range, given) else {
-            self.begin(range, ends);
-            return Seen::Jump;
+        let (n, is_jump) = match self.stream_of(range, given) {
+            Some(n) => (n, false),
+            None => (self.begin(range, &ends, given), true),
         };
+        let only_touch = self.only_touch();
         let alive = |stream: &&Stream| stream.window > 0 && stream.latest + FORGOTTEN > now;
         let share = most / (self.streams.iter().filter(alive).count().max(1) as u64);
         let stream = &mut self.streams[n];
         stream.latest = now;
-        if range.end <= stream.at {
-            return Seen::Step(None);
+        let comes = stream.comes(&ends, only_touch);
+        if is_jump || range.end <= stream.at {
+            return Seen { is_jump, ahead: None, comes };
         }
         stream.at = range.end;
         while stream.at > stream.bound {
             stream.bound = std::mem::replace(&mut stream.beyond, u64::MAX);
         }
         if stream.fetched > given.forward(stream.at, stream.window / 2) {
-            return Seen::Step(None);
+            return Seen { is_jump, ahead: None, comes };
         }
         stream.window = (stream.window * 2).max(FIRST_WINDOW).min(widest).min(share);
         let end = given.forward(stream.at, stream.window).min(stream.bound).min(ends.image);
         let fetch = stream.fetched.max(stream.at)..end;
-        if fetch.is_empty() {
-            return Seen::Step(None);
-        }
-        stream.fetched = fetch.end;
-        Seen::Step(Some(fetch))
+        stream.fetched = stream.fetched.max(fetch.end);
+        Seen { is_jump, ahead: (!fetch.is_empty()).then_some(fetch), comes }
+    }
+
+    /// Whether readers only touch, as far as is known.
+    fn only_touch(&self) -> bool {
+        self.touched.count_ones() >= MOST_TOUCHED
     }
 
     /// The stream that a read belongs to: of those near it the one that is nearest, and of several the one that
@@ -157,25 +173,48 @@ impl Planner {
         self.streams.iter().enumerate().filter_map(near).min().map(|(.., n)| n)
     }
 
-    fn begin(&mut self, range: &Range<u64>, ends: Ends) {
-        let (at, latest) = (range.end, self.reads);
+    /// A stream that begins with this read, in the place of the oldest if there are enough.
+    fn begin(&mut self, range: &Range<u64>, ends: &Ends, given: &Given) -> usize {
+        let (start, at, latest) = (range.start, range.end, self.reads);
         // What is read before the first tensor is read from the start: all of it is wanted.
-        let tensor = ends.tensor.map_or(u64::MAX, |end| end.saturating_add(BEHIND));
-        let may_touch = ends.tensor.is_some() && self.touched.count_ones() >= MOST_TOUCHED;
-        let (bound, beyond) = if may_touch {
-            ((range.start + TOUCH).min(tensor), tensor)
-        } else {
-            (tensor, u64::MAX)
-        };
-        let start = range.start;
-        let stream = Stream { start, at, fetched: at, window: 0, bound, beyond, latest };
+        let tensor = ends.tensor.as_ref().map_or(u64::MAX, |t| t.end.saturating_add(BEHIND));
+        let goes_on = ends.tensor.as_ref().is_some_and(|tensor| {
+            given.next(tensor.start) > tensor.start && start + BEHIND + SLACK < tensor.end
+        });
+        let may_touch = ends.tensor.is_some() && self.only_touch() && !goes_on;
+        let (bound, beyond) =
+            if may_touch { ((start + TOUCH).min(tensor), tensor) } else { (tensor, u64::MAX) };
+        let window = if goes_on { GOING_ON } else { 0 };
+        let came = None;
+        let stream =
+            Stream { start, at, fetched: at, window, bound, beyond, latest, goes_on, came };
         if self.streams.len() < STREAMS {
             self.streams.push(stream);
-        } else if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.latest) {
-            let has_touched = oldest.at <= oldest.start + TOUCH;
-            self.touched = (self.touched << 1 | u32::from(has_touched)) & ((1 << LATEST) - 1);
-            *oldest = stream;
+            return self.streams.len() - 1;
         }
+        let oldest = (0..STREAMS).min_by_key(|&n| self.streams[n].latest).unwrap_or_default();
+        let has_touched = u32::from(!self.streams[oldest].has_gone_on());
+        self.touched = (self.touched << 1 | has_touched) & ((1 << LATEST) - 1);
+        self.streams[oldest] = stream;
+        oldest
+    }
+}
+
+impl Stream {
+    /// Whether it did more than to touch something.
+    fn has_gone_on(&self) -> bool {
+        self.goes_on || self.at > self.start + TOUCH
+    }
+
+    /// Whether it comes to a tensor with this read.
+    fn comes(&mut self, ends: &Ends, only_touch: bool) -> bool {
+        let Some(tensor) = &ends.tensor else { return false };
+        let may_come = !only_touch || self.has_gone_on();
+        let comes = may_come && self.came.is_none_or(|came| came < tensor.start);
+        if comes {
+            self.came = Some(tensor.start);
+        }
+        comes
     }
 }
 
@@ -191,10 +230,7 @@ mod tests {
     const MOST: u64 = 1 << 30;
 
     fn fetched(seen: Seen) -> Option<Range<u64>> {
-        match seen {
-            Seen::Jump => None,
-            Seen::Step(fetch) => fetch,
-        }
+        seen.ahead
     }
 
     fn ends(image: u64) -> Ends {
@@ -239,10 +275,8 @@ mod tests {
         let mut planner = Planner::default();
         for n in 0..1000 {
             let at = n * 11 * MIB;
-            assert_eq!(
-                planner.read(&(at..at + STEP), ends(MOST * 64), &nothing(), WIDEST, MOST),
-                Seen::Jump
-            );
+            let seen = planner.read(&(at..at + STEP), ends(MOST * 64), &nothing(), WIDEST, MOST);
+            assert_eq!(seen, Seen { is_jump: true, ..Seen::default() });
         }
     }
 
@@ -288,7 +322,7 @@ mod tests {
         for tensor in order {
             let (start, end) = (MIB + tensor * 20 * MIB, MIB + (tensor + 1) * 20 * MIB);
             for at in (start..end).step_by(STEP as usize) {
-                let ends = Ends { tensor: Some(end), image: MOST };
+                let ends = Ends { tensor: Some(start..end), image: MOST };
                 let fetch = fetched(planner.read(&(at..at + STEP), ends, &nothing(), WIDEST, MOST));
                 assert!(at < start + 3 * STEP || fetch.as_ref().is_none_or(|f| f.end > at + STEP));
                 bytes += fetch.map_or(0, |range| range.end - range.start);
@@ -310,7 +344,8 @@ mod tests {
         for touched in 0..count {
             let around = touched * apart..touched * apart + TOUCH;
             for at in around.clone().step_by(MIB as usize) {
-                let ends = Ends { tensor: Some((touched + 1) * apart), image: MOST };
+                let ends =
+                    Ends { tensor: Some(touched * apart..(touched + 1) * apart), image: MOST };
                 let fetch = fetched(planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST));
                 bytes +=
                     fetch.map_or(0, |fetch| fetch.end.saturating_sub(around.end.max(fetch.start)));
@@ -327,7 +362,7 @@ mod tests {
         // Whoever then goes on is fetched for again.
         let mut last = None;
         for at in (0..apart).step_by(MIB as usize) {
-            let ends = Ends { tensor: Some(apart), image: MOST };
+            let ends = Ends { tensor: Some(0..apart), image: MOST };
             last = fetched(planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST)).or(last);
         }
         assert!(last.as_ref().is_some_and(|fetch| fetch.end >= apart), "{last:?}");
@@ -345,7 +380,8 @@ mod tests {
             if given.left(&read).is_empty() {
                 continue;
             }
-            let ends = Ends { tensor: Some(at / apart * apart + apart), image: MOST };
+            let tensor = at / apart * apart;
+            let ends = Ends { tensor: Some(tensor..tensor + apart), image: MOST };
             assert!(at < 2 * apart || fetched.left(&read).is_empty(), "{at} was not fetched");
             let fetch = self::fetched(planner.read(&read, ends, &given, WIDEST, MOST));
             given.note(&read);
@@ -363,7 +399,7 @@ mod tests {
             let mut given = Given::default();
             for (at, len, tensor) in reads {
                 let range = at * MIB..(at * MIB + len).min(end);
-                let tensor = (tensor < 400).then_some(range.start.max(tensor * MIB));
+                let tensor = (tensor < 400).then_some(0..range.start.max(tensor * MIB) + 1);
                 let ends = Ends { tensor, image: end };
                 if let Some(fetch) = fetched(planner.read(&range, ends, &given, widest, most)) {
                     prop_assert!(fetch.start >= range.end && fetch.end <= end && !fetch.is_empty());

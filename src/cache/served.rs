@@ -5,17 +5,13 @@
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use crate::image::{Image, Reader, SegmentBytes};
-use crate::threads::lock;
 
 use super::cover::Parts;
-use super::given::Given;
-use super::order::Order;
-use super::orders::Kept;
+use super::foresight::Foresight;
 use super::origin::OpenOrigin;
-use super::planner::{Ends, Planner, Seen};
 use super::pool::Size;
 use super::request::{Answer, Done, Gathering, Waiter};
 use super::store::{Block, BlockId, Found, Joined, Of};
@@ -39,10 +35,7 @@ pub struct Served {
     pub(super) number: u64,
     /// How large the blocks of strided tensors are.
     pub(super) large: Size,
-    planner: Mutex<Planner>,
-    given: Mutex<Given>,
-    /// In which order it is read, if that is remembered.
-    kept: Option<Arc<Kept>>,
+    pub(super) foresight: Foresight,
     /// Why nothing of it can be read any more.
     broken: OnceLock<Arc<Error>>,
 }
@@ -53,13 +46,9 @@ impl Served {
         let origins = origins.map(|(n, _)| OpenOrigin::new(&cache, &reader, n)).collect();
         let (_, limit) = cache.store.pool.held_and_limit();
         let large = if limit >= LARGE_FROM { Size::Large } else { Size::Small };
-        let (planner, given, broken) = Default::default();
-        let image = reader.image();
-        // A file as it is has no layout that would be known again.
-        let orders = cache.orders.as_ref().filter(|_| !image.is_plain());
-        let kept =
-            orders.and_then(|orders| Some(orders.keep(image.layout(), Order::new(image.size())?)));
-        Served { cache, reader, origins, number, large, planner, given, kept, broken }
+        let broken = OnceLock::new();
+        let foresight = Foresight::new(&cache, reader.image());
+        Served { cache, reader, origins, number, large, foresight, broken }
     }
 
     /// What reads the image by itself.
@@ -92,17 +81,14 @@ impl Served {
             counting.hits.one();
             return answer.give(Ok(header));
         }
-        if let Some(kept) = &self.kept {
-            lock(&kept.order).note(&range);
-        }
+        self.foresight.note(&range);
         let wanted = self.wanted(&range);
         if let Some(found) = self.cache.store.get_all(self.number, &wanted.pieces) {
             counting.hits.one();
             self.answer_from(range.clone(), wanted, found, answer);
             self.replay();
-            if let Seen::Step(ahead) = self.see(&range) {
-                self.fetch_ahead(ahead);
-            }
+            let seen = self.see(&range);
+            self.fetch_ahead(&range, seen);
             return;
         }
         let answer = match self.answer_cached(&range, answer) {
@@ -110,33 +96,17 @@ impl Served {
             Err(answer) => answer,
         };
         counting.misses.one();
-        match (self.see(&range), self.run_alone(&range)) {
-            (Seen::Jump, Some((origin, offset))) if !self.comes_anyway(&wanted) => {
+        let seen = self.see(&range);
+        match self.run_alone(&range) {
+            Some((origin, offset)) if seen.is_jump && !self.comes_anyway(&wanted) => {
                 let (served, len) = (Arc::clone(self), (range.end - range.start) as usize);
                 let read = move || served.read_alone(origin, offset, len, answer);
                 self.origins[origin as usize].lane.run_now(Box::new(read));
-                self.replay();
             }
-            (seen, _) => {
-                self.join(&range, &wanted, answer);
-                self.replay();
-                if let Seen::Step(ahead) = seen {
-                    self.fetch_ahead(ahead);
-                }
-            }
+            _ => self.join(&range, &wanted, answer),
         }
-    }
-
-    /// What a read turns out to be among those before it.
-    fn see(&self, range: &Range<u64>) -> Seen {
-        let mut given = lock(&self.given);
-        let (_, limit) = self.cache.store.pool.held_and_limit();
-        let image = self.image();
-        let tensor = image.tensor_at(range.start).map(|place| image.tensor_range(place).end);
-        let ends = Ends { tensor, image: image.size() };
-        let seen = lock(&self.planner).read(range, ends, &given, self.cache.readahead, limit / 2);
-        given.note(range);
-        seen
+        self.replay();
+        self.fetch_ahead(&range, seen);
     }
 
     /// Answers from blocks all of which are there. Whether their files changed is asked here where
@@ -310,33 +280,6 @@ impl Served {
             Ok(()) => waiter.answer(Ok(block.bytes())),
             Err(error) => waiter.answer(Err(&error)),
         }
-    }
-
-    /// Has fetched what the load before went on with.
-    fn replay(self: &Arc<Self>) {
-        let Some(kept) = &self.kept else { return };
-        let (_, limit) = self.cache.store.pool.held_and_limit();
-        // Half of what streams may take together: they go on beside it.
-        let ahead = lock(&kept.order).ahead(self.cache.readahead.min(limit / 4));
-        ahead.into_iter().for_each(|range| self.fetch_blocks(range, fill::remembered));
-    }
-
-    /// Has fetched what will probably be read next.
-    fn fetch_ahead(self: &Arc<Self>, ahead: Option<Range<u64>>) {
-        let Some(ahead) = ahead else { return };
-        let left = lock(&self.given).left(&ahead);
-        let left = left.into_iter().flat_map(|left| match &self.kept {
-            Some(kept) => lock(&kept.order).left_to_streams(left),
-            None => vec![left],
-        });
-        left.for_each(|range| self.fetch_blocks(range, fill::ahead));
-    }
-
-    /// Has filled what no block has of a range, nor is about to.
-    fn fetch_blocks(self: &Arc<Self>, range: Range<u64>, fill: fn(&Arc<Served>, BlockId)) {
-        let wanted = self.wanted(&range);
-        let new = self.cache.store.announce(self.number, &wanted.pieces);
-        new.into_iter().for_each(|id| fill(self, id));
     }
 
     /// Refuses bytes of a file that changed.

@@ -1,0 +1,134 @@
+//! What is fetched before it is asked for: what `planner` says of the streams that readers are, the tensors that come
+//! next by `course`, and what the load before went on with by `order`.
+//!
+//! In: each read of an open image. Out: blocks that are about to be filled.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::image::Image;
+use crate::threads::lock;
+
+use super::course::Course;
+use super::given::Given;
+use super::order::Order;
+use super::orders::Kept;
+use super::planner::{Ends, Planner, Seen};
+use super::served::Served;
+use super::store::BlockId;
+use super::{Cache, fill};
+
+/// A tensor of less comes with others in one read: which one comes next says little.
+const LARGE_TENSOR: u64 = 1 << 20;
+
+/// What is known of how an open image is read.
+pub(super) struct Foresight {
+    planner: Mutex<Planner>,
+    given: Mutex<Given>,
+    course: OnceLock<Mutex<Course>>,
+    /// In which order it is read, if that is remembered.
+    kept: Option<Arc<Kept>>,
+}
+
+impl Foresight {
+    pub(super) fn new(cache: &Cache, image: &Image) -> Foresight {
+        // A file as it is has no layout that would be known again.
+        let orders = cache.orders.as_ref().filter(|_| !image.is_plain());
+        let kept =
+            orders.and_then(|orders| Some(orders.keep(image.layout(), Order::new(image.size())?)));
+        let (planner, given, course) = Default::default();
+        Foresight { planner, given, course, kept }
+    }
+
+    /// Takes note of a read, for the load after this one.
+    pub(super) fn note(&self, range: &Range<u64>) {
+        if let Some(kept) = &self.kept {
+            lock(&kept.order).note(range);
+        }
+    }
+}
+
+impl Served {
+    /// What a read turns out to be among those before it.
+    pub(super) fn see(&self, range: &Range<u64>) -> Seen {
+        let mut given = lock(&self.foresight.given);
+        let (_, limit) = self.cache.store.pool.held_and_limit();
+        let image = self.image();
+        let tensor = image.tensor_at(range.start).map(|place| image.tensor_range(place));
+        let ends = Ends { tensor, image: image.size() };
+        let seen = lock(&self.foresight.planner).read(
+            range,
+            ends,
+            &given,
+            self.cache.readahead,
+            limit / 2,
+        );
+        given.note(range);
+        seen
+    }
+
+    /// Has fetched what the load before went on with.
+    pub(super) fn replay(self: &Arc<Self>) {
+        let Some(kept) = &self.foresight.kept else { return };
+        let (_, limit) = self.cache.store.pool.held_and_limit();
+        // Half of what streams may take together: they go on beside it.
+        let ahead = lock(&kept.order).ahead(self.cache.readahead.min(limit / 4));
+        ahead.into_iter().for_each(|range| self.fetch_blocks(range, fill::remembered));
+    }
+
+    /// Has fetched what will probably be read next.
+    pub(super) fn fetch_ahead(self: &Arc<Self>, range: &Range<u64>, seen: Seen) {
+        if let Some(ahead) = seen.ahead {
+            self.fetch_left(&ahead, u64::MAX);
+        }
+        if let Some(place) = self.image().tensor_at(range.start).filter(|_| seen.comes) {
+            for (next, bytes) in self.foresee(place as u32) {
+                self.fetch_left(&self.image().tensor_range(next as usize), bytes);
+            }
+        }
+    }
+
+    /// The tensors that will probably be read after one, and how much of each to fetch.
+    fn foresee(&self, place: u32) -> Vec<(u32, u64)> {
+        let image = self.image();
+        let range = |place: u32| image.tensor_range(place as usize);
+        let is_large = |place: u32| range(place).end - range(place).start >= LARGE_TENSOR;
+        if !is_large(place) {
+            return Vec::new();
+        }
+        let name = |place: u32| &*image.tensors()[place as usize].name;
+        let course = self.foresight.course.get_or_init(|| {
+            let all = 0..image.tensors().len() as u32;
+            Mutex::new(Course::new(all.filter(|&n| is_large(n)).map(|n| (n, name(n)))))
+        });
+        let (_, limit) = self.cache.store.pool.held_and_limit();
+        let widest = self.cache.readahead.min(limit / 4);
+        let left = |place| {
+            let left = lock(&self.foresight.given).left(&range(place));
+            left.into_iter().map(|left| left.end - left.start).sum()
+        };
+        lock(course).come(place, name(place), widest, left)
+    }
+
+    /// Has fetched so many bytes at the most of what was not given of a range.
+    fn fetch_left(self: &Arc<Self>, range: &Range<u64>, most: u64) {
+        let left = lock(&self.foresight.given).left(range);
+        let mut room = most;
+        for left in left {
+            let left = left.start..left.end.min(left.start.saturating_add(room));
+            room -= left.end - left.start;
+            let left = match &self.foresight.kept {
+                Some(kept) => lock(&kept.order).left_to_streams(left),
+                None => vec![left],
+            };
+            left.into_iter().for_each(|range| self.fetch_blocks(range, fill::ahead));
+        }
+    }
+
+    /// Has filled what no block has of a range, nor is about to.
+    fn fetch_blocks(self: &Arc<Self>, range: Range<u64>, fill: fn(&Arc<Served>, BlockId)) {
+        let wanted = self.wanted(&range);
+        let new = self.cache.store.announce(self.number, &wanted.pieces);
+        new.into_iter().for_each(|id| fill(self, id));
+    }
+}
