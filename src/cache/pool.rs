@@ -5,6 +5,7 @@
 //! the first to go out. It is taken in huge pages, several at once for many buffers: of ordinary ones a disk needs
 //! several requests for a mebibyte, and reads at half the speed or less.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
@@ -80,6 +81,10 @@ unsafe impl Send for Part {}
 unsafe impl Sync for Part {}
 
 impl Part {
+    fn of(&self) -> *const MmapMut {
+        Arc::as_ptr(&self.slab)
+    }
+
     /// Memory fresh from the system, in parts of this size.
     fn all(size: Size, bytes: usize) -> Option<impl Iterator<Item = Part>> {
         let mut map = huge::zeroed(bytes).ok()?;
@@ -119,24 +124,29 @@ impl AtRest {
     /// Gives slabs at rest back to the system until this many more bytes fit.
     fn make_room(&mut self, bytes: u64) -> bool {
         for size in [Size::Small, Size::Large] {
-            while self.held + bytes > self.limit && self.give_back(size) {}
+            self.give_back(size, (self.held + bytes).saturating_sub(self.limit));
         }
         self.held + bytes <= self.limit
     }
 
-    /// Gives the slab back that is longest at rest, of those of which nothing is in use.
-    fn give_back(&mut self, size: Size) -> bool {
+    /// Gives slabs of so many bytes back, if there are: those that are longest at rest, of those of which nothing is
+    /// in use.
+    fn give_back(&mut self, size: Size, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
         let parts = self.of(size);
-        let whole = |part: &&Part| {
-            let same = parts.iter().filter(|other| Arc::ptr_eq(&other.slab, &part.slab));
-            same.count() == part.slab.len() / size.room()
-        };
-        let Some(slab) = parts.iter().find(whole).map(|part| Arc::clone(&part.slab)) else {
-            return false;
-        };
-        parts.retain(|part| !Arc::ptr_eq(&part.slab, &slab));
-        self.held -= slab.len() as u64;
-        true
+        let mut resting: HashMap<*const MmapMut, usize> = HashMap::new();
+        parts.iter().for_each(|part| *resting.entry(part.of()).or_default() += 1);
+        let (mut gone, mut freed) = (HashSet::new(), 0);
+        for part in parts.iter() {
+            let is_whole = resting[&part.of()] == part.slab.len() / size.room();
+            if freed < bytes && is_whole && gone.insert(part.of()) {
+                freed += part.slab.len() as u64;
+            }
+        }
+        parts.retain(|part| !gone.contains(&part.of()));
+        self.held -= freed;
     }
 }
 
@@ -167,7 +177,7 @@ impl Pool {
         Some(Buffer { part, size, pool: Arc::clone(self) })
     }
 
-    /// Another limit. What is in use above it goes when it comes back.
+    /// Another limit. What is in use above it goes when room is made, or nothing is in use.
     pub fn set_limit(&self, limit: u64) {
         let mut at_rest = self.lock();
         at_rest.limit = limit;
@@ -184,7 +194,7 @@ impl Pool {
     pub fn trim(&self) {
         let mut at_rest = self.lock();
         for size in [Size::Small, Size::Large] {
-            while at_rest.give_back(size) {}
+            at_rest.give_back(size, u64::MAX);
         }
     }
 
