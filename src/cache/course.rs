@@ -25,7 +25,11 @@ const STEPS: usize = 4;
 const OFTEN: u32 = 8;
 
 /// Patterns of names that steps are known of. A model has some dozens.
-const PATTERNS: usize = 1 << 10;
+const PATTERNS: usize = 1 << 8;
+
+/// A longer name, or one with more numbers, is not taken apart: files may have names of megabytes.
+const LONGEST: usize = 256;
+const NUMBERS: usize = 16;
 
 /// Tensors that are foreseen at once.
 const FORESEEN: usize = 64;
@@ -87,7 +91,8 @@ impl Course {
     /// Of tensors with these places and names.
     pub fn new<'a>(tensors: impl Iterator<Item = (u32, &'a str)>) -> Course {
         let hasher = RandomState::new();
-        let places = tensors.map(|(place, name)| (hasher.hash_one(name), place)).collect();
+        let short = tensors.filter(|(_, name)| name.len() <= LONGEST);
+        let places = short.map(|(place, name)| (hasher.hash_one(name), place)).collect();
         Course { hasher, places, ..Course::default() }
     }
 
@@ -100,7 +105,10 @@ impl Course {
         widest: u64,
         left: impl Fn(u32) -> u64,
     ) -> Vec<(u32, u64)> {
-        let name = Name::of(name);
+        let Some(name) = Name::of(name) else {
+            self.last = None;
+            return Vec::new();
+        };
         if self.last.as_ref() == Some(&name) {
             return Vec::new();
         }
@@ -173,7 +181,10 @@ impl Course {
 }
 
 impl Name {
-    fn of(name: &str) -> Name {
+    fn of(name: &str) -> Option<Name> {
+        if name.len() > LONGEST {
+            return None;
+        }
         let (mut pattern, mut numbers, mut rest) = (String::new(), Vec::new(), name);
         while !rest.is_empty() {
             let is_digit = rest.starts_with(|c: char| c.is_ascii_digit());
@@ -190,7 +201,7 @@ impl Name {
             }
             rest = after;
         }
-        Name { pattern, numbers }
+        (numbers.len() <= NUMBERS).then_some(Name { pattern, numbers })
     }
 
     fn text(&self) -> String {
@@ -329,13 +340,14 @@ mod tests {
     #[test]
     fn names_are_what_they_were() {
         for name in ["", "a", "0", "a.10.b.2", "a.007", "1234567890123", "ä.1", "#", "a#1#"] {
-            let taken = Name::of(name);
+            let taken = Name::of(name).unwrap();
             assert!(taken.text() == name || name.contains('#'), "{name}");
         }
-        let (from, to) = (Name::of("a.3.b"), Name::of("c.2.1"));
-        assert_eq!(Step::between(&from, &to).from(&Name::of("a.5.b")), Some(Name::of("c.4.1")));
-        assert_eq!(Step::between(&from, &to).from(&Name::of("a.0.b")), None);
-        assert_eq!(Step::between(&from, &to).from(&Name::of("a.b")), None);
+        let of = |name| Name::of(name).unwrap();
+        let step = Step::between(&of("a.3.b"), &of("c.2.1"));
+        assert_eq!(step.from(&of("a.5.b")), Some(of("c.4.1")));
+        assert_eq!(step.from(&of("a.0.b")), None);
+        assert_eq!(step.from(&of("a.b")), None);
     }
 
     #[test]
@@ -345,7 +357,10 @@ mod tests {
             let letters: String = n.to_string().chars().map(|c| (c as u8 + 49) as char).collect();
             course.come(n, &letters, WIDEST, |_| MIB);
             course.come(n, &format!("x.{}", n * n % 7919), WIDEST, |_| MIB);
+            course.come(n, &"x.".repeat(LONGEST), WIDEST, |_| MIB);
+            course.come(n, &"1.".repeat(NUMBERS + 1), WIDEST, |_| MIB);
         }
+        assert!(course.steps.keys().all(|pattern| pattern.len() <= LONGEST));
         assert!(
             course.steps.len() <= PATTERNS
                 && course.steps.values().all(|steps| steps.len() <= STEPS)

@@ -115,6 +115,9 @@ impl Served {
         let left = lock(&self.foresight.given).left(range);
         let mut room = most;
         for left in left {
+            if room == 0 {
+                break;
+            }
             let left = left.start..left.end.min(left.start.saturating_add(room));
             room -= left.end - left.start;
             let left = match &self.foresight.kept {
@@ -127,8 +130,7 @@ impl Served {
 
     /// Has filled what no block has of a range, nor is about to.
     fn fetch_blocks(self: &Arc<Self>, range: Range<u64>, fill: fn(&Arc<Served>, BlockId)) {
-        let wanted = self.wanted(&range);
-        let new = self.cache.store.announce(self.number, &wanted.pieces);
+        let new = self.cache.store.announce(self.number, &self.to_fetch(range));
         new.into_iter().for_each(|id| fill(self, id));
     }
 }

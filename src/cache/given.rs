@@ -20,7 +20,7 @@ const LOST: u64 = 16 << 20;
 pub struct Given {
     /// The end of each range by its start. Between any two lies a speck at least.
     ranges: BTreeMap<u64, u64>,
-    /// Bytes that were read again, less those that were new since.
+    /// Bytes that were read again, less those that were read since of what was not given yet.
     again: u64,
 }
 
@@ -29,8 +29,7 @@ impl Given {
     /// nothing is known of the rest either.
     pub fn note(&mut self, range: &Range<u64>) {
         let bytes = range.end - range.start;
-        if bytes >= SPECK && self.range_at(range.start).is_some_and(|known| known.end >= range.end)
-        {
+        if self.range_at(range.start).is_some_and(|known| known.end >= range.end) {
             self.again += bytes;
             if self.again < LOST {
                 return;

@@ -58,7 +58,7 @@ const FORGOTTEN: u64 = 512;
 /// How much further before a page that is touched the kernel may begin to read than it reads behind it.
 const SLACK: u64 = 64 << 10;
 
-/// The window with which a stream begins that goes on.
+/// The window of a stream that goes on before it grows for the first time.
 const GOING_ON: u64 = 4 << 20;
 
 /// What a read turned out to be.

@@ -177,11 +177,21 @@ impl Pool {
         Some(Buffer { part, size, pool: Arc::clone(self) })
     }
 
-    /// Another limit. What is in use above it goes when room is made, or nothing is in use.
+    /// Another limit. What is in use above it goes as its slab comes to rest.
     pub fn set_limit(&self, limit: u64) {
         let mut at_rest = self.lock();
         at_rest.limit = limit;
         at_rest.make_room(0);
+    }
+
+    /// How many buffers of each slab are at rest.
+    pub fn resting(&self) -> HashMap<SlabId, usize> {
+        let at_rest = self.lock();
+        let mut resting = HashMap::new();
+        for part in at_rest.small.iter().chain(&at_rest.large) {
+            *resting.entry(SlabId(part.of())).or_default() += 1;
+        }
+        resting
     }
 
     /// Bytes held, and the limit.
@@ -200,6 +210,18 @@ impl Pool {
 
     fn lock(&self) -> MutexGuard<'_, AtRest> {
         lock(&self.at_rest)
+    }
+}
+
+/// The name of a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlabId(*const MmapMut);
+
+impl Buffer {
+    /// The slab that it is a part of, and how many buffers that has.
+    pub fn slab(&self) -> Option<(SlabId, usize)> {
+        let part = self.part.as_ref()?;
+        Some((SlabId(part.of()), part.slab.len() / self.size.room()))
     }
 }
 

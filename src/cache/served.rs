@@ -83,27 +83,33 @@ impl Served {
         }
         self.foresight.note(&range);
         let wanted = self.wanted(&range);
-        if let Some(found) = self.cache.store.get_all(self.number, &wanted.pieces) {
-            counting.hits.one();
-            self.answer_from(range.clone(), wanted, found, answer);
-            self.replay();
-            let seen = self.see(&range);
-            self.fetch_ahead(&range, seen);
-            return;
-        }
+        let found = wanted.as_ref().and_then(|w| self.cache.store.get_all(self.number, &w.pieces));
+        let wanted = match (wanted, found) {
+            (Some(wanted), Some(found)) => {
+                counting.hits.one();
+                self.answer_from(range.clone(), wanted, found, answer);
+                self.replay();
+                let seen = self.see(&range);
+                return self.fetch_ahead(&range, seen);
+            }
+            (wanted, _) => wanted,
+        };
         let answer = match self.answer_cached(&range, answer) {
             Ok(()) => return,
             Err(answer) => answer,
         };
         counting.misses.one();
         let seen = self.see(&range);
-        match self.run_alone(&range) {
-            Some((origin, offset)) if seen.is_jump && !self.comes_anyway(&wanted) => {
+        match (wanted, self.run_alone(&range)) {
+            (None, _) => self.read_in_pieces(range.clone(), answer),
+            (Some(wanted), Some((origin, offset)))
+                if seen.is_jump && !self.comes_anyway(&wanted) =>
+            {
                 let (served, len) = (Arc::clone(self), (range.end - range.start) as usize);
                 let read = move || served.read_alone(origin, offset, len, answer);
                 self.origins[origin as usize].lane.run_now(Box::new(read));
             }
-            _ => self.join(&range, &wanted, answer),
+            (Some(wanted), _) => self.join(&range, &wanted, answer),
         }
         self.replay();
         self.fetch_ahead(&range, seen);

@@ -14,7 +14,7 @@ use crate::threads::lock;
 
 use super::counters::Counting;
 use super::cover::{Cover, Parts, Piece};
-use super::pool::{Buffer, Pool, Size};
+use super::pool::{Buffer, Pool, Size, SlabId};
 use super::request::{Part, Waiter};
 
 /// The name of a block: of which open image, of what, and which bytes of it.
@@ -59,7 +59,7 @@ const SPARE: u64 = 16;
 
 /// Blocks that one read is put together from. A read of more small pieces than this, far apart, is
 /// made piece by piece: whole blocks would read many times what is wanted.
-const MOST_BLOCKS: usize = 8;
+pub const MOST_BLOCKS: usize = 8;
 
 /// Blocks looked at for one that can go. Those that cannot are being copied to a reader just now,
 /// and there are not more of them than threads that do so.
@@ -130,10 +130,10 @@ impl Store {
         Store { pool: Pool::new(memory), counting, blocks: Mutex::new(blocks) }
     }
 
-    /// The blocks that have some pieces, if all are there, and not more than one read is made of.
+    /// The blocks that have some pieces, if all are there.
     pub fn get_all(&self, served: u64, pieces: &[Piece]) -> Option<Vec<Found>> {
         let mut blocks = self.lock();
-        let parts = blocks.cover.covered(served, pieces, MOST_BLOCKS)?;
+        let parts = blocks.cover.covered(served, pieces, usize::MAX)?;
         if !parts.iter().all(|(id, _)| blocks.ready.contains(id)) {
             return None;
         }
@@ -253,7 +253,11 @@ impl Store {
         if let Some(buffer) = self.pool.used(size).or_else(|| self.pool.fresh(size)) {
             return Some(buffer);
         }
-        while self.lock().evict(false, &self.counting) {
+        let evict = || match size {
+            Size::Small => self.lock().evict(false, &self.counting),
+            Size::Large => self.evict_slab(),
+        };
+        while evict() {
             if let Some(buffer) = self.pool.used(size).or_else(|| self.pool.fresh(size)) {
                 return Some(buffer);
             }
@@ -273,7 +277,30 @@ impl Store {
             let (held, limit) = self.pool.held_and_limit();
             held > limit
         };
-        while over() && self.lock().evict(false, &self.counting) {}
+        while over() && self.evict_slab() {}
+    }
+
+    /// Lets go of all blocks of a slab, which then can be given back to the system: of the slab that has the block
+    /// longest unused, of those of which nothing else is in use. If there is none, of the block longest unused.
+    fn evict_slab(&self) -> bool {
+        let mut blocks = self.lock();
+        let mut free = self.pool.resting();
+        let ready = blocks.ready.iter().rev().filter(|(_, ready)| ready.is_free());
+        let of = |(id, ready): (&BlockId, &Ready)| {
+            let (slab, buffers) = ready.block.buffer.slab()?;
+            Some((*id, slab, buffers))
+        };
+        let all: Vec<(BlockId, SlabId, usize)> = ready.filter_map(of).collect();
+        all.iter().for_each(|(_, slab, _)| *free.entry(*slab).or_default() += 1);
+        let whole = all.iter().find(|(_, slab, buffers)| free[slab] == *buffers);
+        let Some(&(_, whole, _)) = whole else {
+            return blocks.evict(false, &self.counting);
+        };
+        let gone = all.iter().filter(|(_, slab, _)| *slab == whole);
+        let gone: Vec<Ready> = gone.filter_map(|(id, ..)| blocks.remove(id)).collect();
+        drop(blocks);
+        self.counting.prefetch_wasted.add(gone.iter().filter(|ready| ready.unasked).count() as u64);
+        true
     }
 
     /// Lets go of all blocks of an image that is closed, and of all memory with the last of them.
@@ -327,5 +354,39 @@ impl Blocks {
             counting.prefetch_wasted.one();
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn room_that_is_needed_costs_the_blocks_of_one_slab_and_no_more() {
+        let store = Store::new(160 * MIB, Arc::default());
+        let mut buffers: Vec<Buffer> =
+            (0..150).map(|_| store.buffer(Size::Small).unwrap()).collect();
+        for n in 0..150 {
+            // Blocks come in an order that is none of their slabs'.
+            let buffer = buffers.swap_remove(n * 37 % buffers.len());
+            let bytes = n as u64 * MIB..(n as u64 + 1) * MIB;
+            let piece = Piece { of: Of::File(0), bytes: bytes.clone(), at: 0, within: bytes };
+            let [id] = *store.announce(1, &[piece]) else { panic!() };
+            assert!(store.begin(id));
+            store.finish(id, Some(&Arc::new(Block::new(buffer, 0..MIB as usize))));
+        }
+        let ready = || store.lock().ready.len();
+        assert_eq!(ready(), 150);
+        store.set_memory(160 * MIB - 1);
+        assert_eq!(ready(), 135);
+        let large = [(); 2].map(|()| store.buffer(Size::Large).unwrap());
+        assert_eq!(ready(), 120);
+        assert!(store.pool.held_and_limit().0 < 160 * MIB);
+        drop(large);
+        store.forget(1);
+        assert_eq!(store.pool.held_and_limit().0, 0);
+        assert_eq!(store.announce(1, &[]), []);
     }
 }

@@ -12,11 +12,15 @@ use super::cover::Piece;
 use super::origin::OpenOrigin;
 use super::pool::Size;
 use super::served::Served;
-use super::store::{BlockId, Of};
+use super::store::{BlockId, MOST_BLOCKS, Of};
 
 /// From so many bytes of a file on exactly those are read that are wanted: the kernel reads on from there, and
 /// asks for no byte twice. Of less, what lies around it is read too: small tensors share a block.
 const EXACT: u64 = 256 << 10;
+
+/// Blocks that are fetched of one range ahead of time. Of one that has more the rest is read when it is asked for: it is
+/// tiny tensors that each have to be gathered.
+const MOST_FETCHED: usize = 128;
 
 /// What a read is made of.
 #[derive(Default)]
@@ -27,20 +31,49 @@ pub(super) struct Wanted {
 }
 
 impl Served {
-    /// What a range wants.
-    pub(super) fn wanted(&self, range: &Range<u64>) -> Wanted {
-        let mut wanted = Wanted::default();
+    /// What a read wants; `None` if that lies in more blocks than one read is made of.
+    pub(super) fn wanted(&self, range: &Range<u64>) -> Option<Wanted> {
+        let (mut wanted, mut blocks) = (Wanted::default(), Vec::new());
         for segment in self.image().segments(range.clone()) {
             let at = (segment.range.start - range.start) as usize;
-            match self.place(segment.bytes) {
-                Some((of, offset)) => {
-                    let end = offset + (segment.range.end - segment.range.start);
-                    wanted.pieces.extend(self.pieces(of, offset..end, at));
+            let Some((of, offset)) = self.place(segment.bytes) else {
+                wanted.at_hand.push((at, segment.range));
+                continue;
+            };
+            let end = offset + (segment.range.end - segment.range.start);
+            for piece in self.pieces(of, offset..end, at) {
+                let block = (of, piece.within.start);
+                if !blocks.contains(&block) {
+                    if blocks.len() == MOST_BLOCKS {
+                        return None;
+                    }
+                    blocks.push(block);
                 }
-                None => wanted.at_hand.push((at, segment.range)),
+                wanted.pieces.push(piece);
             }
         }
-        wanted
+        Some(wanted)
+    }
+
+    /// What to fetch of a range ahead of time: its pieces, those that lie in one block as one.
+    pub(super) fn to_fetch(&self, range: Range<u64>) -> Vec<Piece> {
+        let mut fetch: Vec<Piece> = Vec::new();
+        for segment in self.image().segments(range) {
+            let Some((of, offset)) = self.place(segment.bytes) else { continue };
+            let end = offset + (segment.range.end - segment.range.start);
+            for piece in self.pieces(of, offset..end, 0) {
+                if let Some(last) = fetch.last_mut()
+                    && (last.of, &last.within) == (of, &piece.within)
+                {
+                    last.bytes.end = piece.bytes.end;
+                } else if fetch.len() < MOST_FETCHED {
+                    fetch.push(piece);
+                } else {
+                    return fetch;
+                }
+            }
+        }
+        fetch
     }
 
     /// Cut so that each lies in one block.
