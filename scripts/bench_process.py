@@ -68,7 +68,7 @@ def mapped(path):
 def keep_programs():
     """Has all pages of this process's programs mapped: those that are not go when caches are dropped, and the kernel
     then reads half a gigabyte of libraries beside what is measured."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
         place, access, _, _, _, *path = line.split(maxsplit=5)
         if access.startswith("r") and path and path[0].startswith("/"):

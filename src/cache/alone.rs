@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::image::SegmentBytes;
-use crate::source::DIRECT_ALIGNMENT;
 
 use super::pool::Size;
 use super::request::Answer;
@@ -35,11 +34,7 @@ impl Served {
 
     /// Reads what was jumped to, and nothing around it: the next jump goes elsewhere.
     pub(super) fn read_alone(&self, origin: u32, offset: u64, len: usize, answer: Answer) {
-        const ALIGNMENT: u64 = DIRECT_ALIGNMENT as u64;
         let (store, from) = (&self.cache.store, &self.origins[origin as usize]);
-        let start = offset / ALIGNMENT * ALIGNMENT;
-        let end = (offset + len as u64).next_multiple_of(ALIGNMENT);
-        let into = (offset - start) as usize;
         let Some(mut buffer) = store.buffer(Size::Small) else {
             return with_scratch(len, |scratch| {
                 match from.read_buffered(&self.reader, scratch, offset) {
@@ -48,9 +43,9 @@ impl Served {
                 }
             });
         };
-        let out = &mut buffer[..(end - start) as usize];
-        match from.read(&self.reader, out, into + len, start, &self.cache.counting) {
-            Ok(()) => answer.give(Ok(&out[into..into + len])),
+        let range = offset..offset + len as u64;
+        match from.read(&self.reader, &mut buffer, &range, &self.cache.counting) {
+            Ok(bytes) => answer.give(Ok(&buffer[bytes])),
             Err(error) => answer.give(Err(&self.failed(error.into()))),
         }
     }

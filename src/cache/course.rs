@@ -11,7 +11,6 @@
 //! that is, and one that is not ends it.
 
 use std::cmp::Reverse;
-use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
 
@@ -40,7 +39,6 @@ const DIGITS: usize = 9;
 /// What is known of an open image. Of each tensor it keeps a number of 8 bytes and its place.
 #[derive(Debug, Default)]
 pub struct Course {
-    hasher: RandomState,
     /// The places of tensors by the hash of their names: to take one for another costs a wrong guess.
     places: HashMap<u64, u32>,
     steps: HashMap<String, Vec<Known>>,
@@ -90,10 +88,11 @@ struct Foreseen {
 impl Course {
     /// Of tensors with these places and names.
     pub fn new<'a>(tensors: impl Iterator<Item = (u32, &'a str)>) -> Course {
-        let hasher = RandomState::new();
-        let short = tensors.filter(|(_, name)| name.len() <= LONGEST);
-        let places = short.map(|(place, name)| (hasher.hash_one(name), place)).collect();
-        Course { hasher, places, ..Course::default() }
+        let mut course = Course::default();
+        for (place, name) in tensors.filter(|(_, name)| name.len() <= LONGEST) {
+            course.places.insert(course.hash(name), place);
+        }
+        course
     }
 
     /// A reader comes to a tensor; which ones to fetch now, and how many bytes of each, the next first. `left` says how
@@ -149,6 +148,10 @@ impl Course {
         fetch
     }
 
+    fn hash(&self, name: &str) -> u64 {
+        self.places.hasher().hash_one(name)
+    }
+
     fn learn(&mut self, from: Name, to: &Name) {
         let is_known = self.steps.contains_key(&from.pattern);
         if !is_known && self.steps.len() >= PATTERNS {
@@ -174,7 +177,7 @@ impl Course {
         let mut steps = self.steps.get(&from.pattern)?.iter();
         steps.find_map(|Known { step, .. }| {
             let name = step.from(from)?;
-            let place = self.places.get(&self.hasher.hash_one(name.text().as_str()))?;
+            let place = self.places.get(&self.hash(&name.text()))?;
             Some((*place, name))
         })
     }

@@ -4,8 +4,6 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::source::DIRECT_ALIGNMENT;
-
 use super::Error;
 use super::request::Waiter;
 use super::served::{Served, with_scratch};
@@ -78,7 +76,6 @@ impl Fill {
             return;
         }
         self.state = State::Begun;
-        let len = (range.end - range.start) as usize;
         let Some(mut buffer) = store.buffer(size) else {
             return self.without_a_buffer();
         };
@@ -87,8 +84,8 @@ impl Fill {
             catch_unwind(AssertUnwindSafe(fetch)).unwrap_or_else(|_| Err(served.panicked(id)))
         };
         match filled {
-            Ok(start) => {
-                let block = Arc::new(Block::new(buffer, start..start + len));
+            Ok(bytes) => {
+                let block = Arc::new(Block::new(buffer, bytes));
                 self.finish(Some(&block), Ok(block.bytes()));
                 drop(block);
                 store.shrink();
@@ -156,22 +153,22 @@ fn waiter_alone(served: &Served, id: BlockId, waiter: Waiter) {
 }
 
 impl Served {
-    /// Reads a block's bytes, and makes sure that they are those that were parsed; from where on they are in `out`.
-    fn fetch(&self, id: BlockId, range: &Range<u64>, out: &mut [u8]) -> Result<usize, Error> {
-        const ALIGNMENT: u64 = DIRECT_ALIGNMENT as u64;
+    /// Reads a block's bytes, and makes sure that they are those that were parsed; where they are in `out`.
+    fn fetch(
+        &self,
+        id: BlockId,
+        range: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<Range<usize>, Error> {
         match id.of {
             Of::File(_) => {
                 let counting = &self.cache.counting;
-                let start = range.start / ALIGNMENT * ALIGNMENT;
-                let len = (range.end - start) as usize;
-                let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT)];
-                self.origin_of(id).read(&self.reader, out, len, start, counting)?;
-                Ok((range.start - start) as usize)
+                Ok(self.origin_of(id).read(&self.reader, out, range, counting)?)
             }
             Of::Tensor(_) => {
                 let len = (range.end - range.start) as usize;
                 self.fetch_part(id, range.start, &mut out[..len])?;
-                Ok(0)
+                Ok(0..len)
             }
         }
     }

@@ -70,9 +70,7 @@ impl Served {
     /// Has fetched what the load before went on with.
     pub(super) fn replay(self: &Arc<Self>) {
         let Some(kept) = &self.foresight.kept else { return };
-        let (_, limit) = self.cache.store.pool.held_and_limit();
-        // Half of what streams may take together: they go on beside it.
-        let ahead = lock(&kept.order).ahead(self.cache.readahead.min(limit / 4));
+        let ahead = lock(&kept.order).ahead(self.widest());
         ahead.into_iter().for_each(|range| self.fetch_blocks(range, fill::remembered));
     }
 
@@ -81,7 +79,9 @@ impl Served {
         if let Some(ahead) = seen.ahead {
             self.fetch_left(&ahead, u64::MAX);
         }
-        if let Some(place) = self.image().tensor_at(range.start).filter(|_| seen.comes) {
+        if seen.comes
+            && let Some(place) = self.image().tensor_at(range.start)
+        {
             for (next, bytes) in self.foresee(place as u32) {
                 self.fetch_left(&self.image().tensor_range(next as usize), bytes);
             }
@@ -101,13 +101,17 @@ impl Served {
             let all = 0..image.tensors().len() as u32;
             Mutex::new(Course::new(all.filter(|&n| is_large(n)).map(|n| (n, name(n)))))
         });
-        let (_, limit) = self.cache.store.pool.held_and_limit();
-        let widest = self.cache.readahead.min(limit / 4);
         let left = |place| {
             let left = lock(&self.foresight.given).left(&range(place));
             left.into_iter().map(|left| left.end - left.start).sum()
         };
-        lock(course).come(place, name(place), widest, left)
+        lock(course).come(place, name(place), self.widest(), left)
+    }
+
+    /// What may be fetched ahead otherwise than for streams: half of what those may take together, which go on beside it.
+    fn widest(&self) -> u64 {
+        let (_, limit) = self.cache.store.pool.held_and_limit();
+        self.cache.readahead.min(limit / 4)
     }
 
     /// Has fetched so many bytes at the most of what was not given of a range.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::checkpoint::OriginId;
 use crate::image::Reader;
-use crate::source::{Error, OpenFile, Way, Ways};
+use crate::source::{DIRECT_ALIGNMENT, Error, OpenFile, Way, Ways};
 
 use super::Cache;
 use super::counters::Counting;
@@ -38,23 +38,25 @@ impl OpenOrigin {
         self.ways.as_ref().zip(reader.file(self.id))
     }
 
-    /// Fills `out`, aligned memory of which the file may end before the end, from an aligned
-    /// offset: past the page cache if the filesystem can.
+    /// Reads a range into aligned memory, past the page cache if the filesystem can; where in it the range lies then,
+    /// behind what had to be read before it.
     pub fn read(
         &self,
         reader: &Reader,
         out: &mut [u8],
-        len: usize,
-        offset: u64,
+        range: &Range<u64>,
         counting: &Counting,
-    ) -> Result<(), Error> {
-        let Some((ways, file)) = self.file(reader) else { return Ok(()) };
-        let count = match ways.read(file, out, len, offset)? {
+    ) -> Result<Range<usize>, Error> {
+        let before = range.start as usize % DIRECT_ALIGNMENT;
+        let len = before + (range.end - range.start) as usize;
+        let Some((ways, file)) = self.file(reader) else { return Ok(before..len) };
+        let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT)];
+        let count = match ways.read(file, out, len, range.start - before as u64)? {
             Way::Direct => &counting.direct_bytes,
             Way::Buffered => &counting.buffered_bytes,
         };
         count.add(len as u64);
-        Ok(())
+        Ok(before..len)
     }
 
     /// Fills `out` through the page cache.

@@ -139,21 +139,11 @@ impl Planner {
         let stream = &mut self.streams[n];
         stream.latest = now;
         let comes = stream.comes(&ends, only_touch);
-        if is_jump || range.end <= stream.at {
-            return Seen { is_jump, ahead: None, comes };
-        }
-        stream.at = range.end;
-        while stream.at > stream.bound {
-            stream.bound = std::mem::replace(&mut stream.beyond, u64::MAX);
-        }
-        if stream.fetched > given.forward(stream.at, stream.window / 2) {
-            return Seen { is_jump, ahead: None, comes };
-        }
-        stream.window = (stream.window * 2).max(FIRST_WINDOW).min(widest).min(share);
-        let end = given.forward(stream.at, stream.window).min(stream.bound).min(ends.image);
-        let fetch = stream.fetched.max(stream.at)..end;
-        stream.fetched = stream.fetched.max(fetch.end);
-        Seen { is_jump, ahead: (!fetch.is_empty()).then_some(fetch), comes }
+        let ahead = match is_jump {
+            true => None,
+            false => stream.step(range, given, widest.min(share), ends.image),
+        };
+        Seen { is_jump, ahead, comes }
     }
 
     /// Whether readers only touch, as far as is known.
@@ -201,6 +191,31 @@ impl Planner {
 }
 
 impl Stream {
+    /// Goes on to a read; what to fetch then, with no more than this much ahead.
+    fn step(
+        &mut self,
+        range: &Range<u64>,
+        given: &Given,
+        widest: u64,
+        image: u64,
+    ) -> Option<Range<u64>> {
+        if range.end <= self.at {
+            return None;
+        }
+        self.at = range.end;
+        while self.at > self.bound {
+            self.bound = std::mem::replace(&mut self.beyond, u64::MAX);
+        }
+        if self.fetched > given.forward(self.at, self.window / 2) {
+            return None;
+        }
+        self.window = (self.window * 2).max(FIRST_WINDOW).min(widest);
+        let end = given.forward(self.at, self.window).min(self.bound).min(image);
+        let fetch = self.fetched.max(self.at)..end;
+        self.fetched = self.fetched.max(fetch.end);
+        (!fetch.is_empty()).then_some(fetch)
+    }
+
     /// Whether it did more than to touch something.
     fn has_gone_on(&self) -> bool {
         self.goes_on || self.at > self.start + TOUCH

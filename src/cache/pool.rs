@@ -81,8 +81,8 @@ unsafe impl Send for Part {}
 unsafe impl Sync for Part {}
 
 impl Part {
-    fn of(&self) -> *const MmapMut {
-        Arc::as_ptr(&self.slab)
+    fn slab(&self) -> SlabId {
+        SlabId(Arc::as_ptr(&self.slab))
     }
 
     /// Memory fresh from the system, in parts of this size.
@@ -135,18 +135,26 @@ impl AtRest {
         if bytes == 0 {
             return;
         }
+        let resting = self.resting();
         let parts = self.of(size);
-        let mut resting: HashMap<*const MmapMut, usize> = HashMap::new();
-        parts.iter().for_each(|part| *resting.entry(part.of()).or_default() += 1);
         let (mut gone, mut freed) = (HashSet::new(), 0);
         for part in parts.iter() {
-            let is_whole = resting[&part.of()] == part.slab.len() / size.room();
-            if freed < bytes && is_whole && gone.insert(part.of()) {
+            let is_whole = resting[&part.slab()] == part.slab.len() / size.room();
+            if freed < bytes && is_whole && gone.insert(part.slab()) {
                 freed += part.slab.len() as u64;
             }
         }
-        parts.retain(|part| !gone.contains(&part.of()));
+        parts.retain(|part| !gone.contains(&part.slab()));
         self.held -= freed;
+    }
+
+    /// How many parts of each slab are here.
+    fn resting(&self) -> HashMap<SlabId, usize> {
+        let mut resting = HashMap::new();
+        for part in self.small.iter().chain(&self.large) {
+            *resting.entry(part.slab()).or_default() += 1;
+        }
+        resting
     }
 }
 
@@ -186,12 +194,7 @@ impl Pool {
 
     /// How many buffers of each slab are at rest.
     pub fn resting(&self) -> HashMap<SlabId, usize> {
-        let at_rest = self.lock();
-        let mut resting = HashMap::new();
-        for part in at_rest.small.iter().chain(&at_rest.large) {
-            *resting.entry(SlabId(part.of())).or_default() += 1;
-        }
-        resting
+        self.lock().resting()
     }
 
     /// Bytes held, and the limit.
@@ -221,7 +224,7 @@ impl Buffer {
     /// The slab that it is a part of, and how many buffers that has.
     pub fn slab(&self) -> Option<(SlabId, usize)> {
         let part = self.part.as_ref()?;
-        Some((SlabId(part.of()), part.slab.len() / self.size.room()))
+        Some((part.slab(), part.slab.len() / self.size.room()))
     }
 }
 

@@ -212,20 +212,19 @@ impl Store {
     pub fn finish(&self, id: BlockId, block: Option<&Arc<Block>>) -> Vec<Waiter> {
         let mut blocks = self.lock();
         let Some(filling) = blocks.filling.remove(&id) else { return Vec::new() };
-        if block.is_none() {
+        let Some(block) = block else {
             blocks.cover.remove(id);
+            return filling.waiters;
+        };
+        let used = filling.waiters.iter().map(Waiter::wanted).sum();
+        let ready = Ready { block: Arc::clone(block), used, unasked: !filling.wanted };
+        if ready.unasked {
+            self.counting.prefetched.one();
         }
-        if let Some(block) = block {
-            let used = filling.waiters.iter().map(Waiter::wanted).sum();
-            let ready = Ready { block: Arc::clone(block), used, unasked: !filling.wanted };
-            if ready.unasked {
-                self.counting.prefetched.one();
-            }
-            let used_up = ready.is_used_up();
-            blocks.ready.put(id, ready);
-            if used_up {
-                blocks.ready.demote(&id);
-            }
+        let used_up = ready.is_used_up();
+        blocks.ready.put(id, ready);
+        if used_up {
+            blocks.ready.demote(&id);
         }
         filling.waiters
     }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::checkpoint::Bytes;
-use crate::image::SegmentBytes;
+use crate::image::{Segment, SegmentBytes};
 
 use super::cover::Piece;
 use super::origin::OpenOrigin;
@@ -36,12 +36,11 @@ impl Served {
         let (mut wanted, mut blocks) = (Wanted::default(), Vec::new());
         for segment in self.image().segments(range.clone()) {
             let at = (segment.range.start - range.start) as usize;
-            let Some((of, offset)) = self.place(segment.bytes) else {
+            let Some((of, bytes)) = self.place(&segment) else {
                 wanted.at_hand.push((at, segment.range));
                 continue;
             };
-            let end = offset + (segment.range.end - segment.range.start);
-            for piece in self.pieces(of, offset..end, at) {
+            for piece in self.pieces(of, bytes, at) {
                 let block = (of, piece.within.start);
                 if !blocks.contains(&block) {
                     if blocks.len() == MOST_BLOCKS {
@@ -59,9 +58,8 @@ impl Served {
     pub(super) fn to_fetch(&self, range: Range<u64>) -> Vec<Piece> {
         let mut fetch: Vec<Piece> = Vec::new();
         for segment in self.image().segments(range) {
-            let Some((of, offset)) = self.place(segment.bytes) else { continue };
-            let end = offset + (segment.range.end - segment.range.start);
-            for piece in self.pieces(of, offset..end, 0) {
+            let Some((of, bytes)) = self.place(&segment) else { continue };
+            for piece in self.pieces(of, bytes, 0) {
                 if let Some(last) = fetch.last_mut()
                     && (last.of, &last.within) == (of, &piece.within)
                 {
@@ -91,16 +89,17 @@ impl Served {
         })
     }
 
-    /// What a segment's bytes are of, and from which byte on; `None` if they are in memory.
-    fn place(&self, bytes: SegmentBytes) -> Option<(Of, u64)> {
-        match bytes {
-            SegmentBytes::Header(_) => None,
+    /// What a segment's bytes are of, and which of it; `None` if they are in memory.
+    fn place(&self, segment: &Segment) -> Option<(Of, Range<u64>)> {
+        let (of, offset) = match segment.bytes {
+            SegmentBytes::Header(_) => return None,
             SegmentBytes::Run { origin, offset } => {
                 self.reader.file(origin)?;
-                Some((Of::File(origin.0), offset))
+                (Of::File(origin.0), offset)
             }
-            SegmentBytes::Tensor { place, offset } => Some((Of::Tensor(place as u32), offset)),
-        }
+            SegmentBytes::Tensor { place, offset } => (Of::Tensor(place as u32), offset),
+        };
+        Some((of, offset..offset + (segment.range.end - segment.range.start)))
     }
 
     /// How large blocks of it are at the most.
