@@ -18,13 +18,21 @@ struct Fill {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Why {
+pub enum Why {
     /// Somebody waits for it.
     Now,
+    /// Somebody asked for it, and waits for something else first.
+    Soon,
     /// Somebody may come to want it.
     Ahead,
     /// The same, because the load before did.
     Remembered,
+}
+
+impl Why {
+    fn is_ahead(self) -> bool {
+        matches!(self, Why::Ahead | Why::Remembered)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,25 +44,15 @@ enum State {
     Over,
 }
 
-/// Has a block filled that somebody waits for.
-pub fn now(served: &Arc<Served>, id: BlockId) {
-    let fill = Fill { served: Arc::clone(served), id, why: Why::Now, state: State::Waiting };
-    served.origin_of(id).lane.run_now(Box::new(move || fill.run()));
-}
-
-/// Has a block filled that somebody may come to want.
-pub fn ahead(served: &Arc<Served>, id: BlockId) {
-    ahead_for(Why::Ahead, served, id);
-}
-
-/// Has a block filled that the load before went on with.
-pub fn remembered(served: &Arc<Served>, id: BlockId) {
-    ahead_for(Why::Remembered, served, id);
-}
-
-fn ahead_for(why: Why, served: &Arc<Served>, id: BlockId) {
+/// Has a block filled.
+pub fn start(served: &Arc<Served>, id: BlockId, why: Why) {
     let fill = Fill { served: Arc::clone(served), id, why, state: State::Waiting };
-    served.origin_of(id).lane.run_ahead(Box::new(move || fill.run()));
+    let (lane, job) = (&served.origin_of(id).lane, Box::new(move || fill.run()));
+    match why {
+        Why::Now => lane.run_now(job),
+        Why::Soon => lane.run_soon(job),
+        Why::Ahead | Why::Remembered => lane.run_ahead(job),
+    }
 }
 
 impl Fill {
@@ -62,7 +60,7 @@ impl Fill {
         let (served, id) = (Arc::clone(&self.served), self.id);
         let store = &served.cache.store;
         let (size, range) = (served.size_of(id.of), id.start..id.end);
-        if self.why != Why::Now {
+        if self.why.is_ahead() {
             // What the page cache has is answered from there.
             let cached = matches!(id.of, Of::File(_))
                 && !store.is_wanted(id)
@@ -127,7 +125,7 @@ impl Drop for Fill {
     fn drop(&mut self) {
         let store = &self.served.cache.store;
         let waiters = match self.state {
-            State::Waiting => store.abandon(self.id, self.why != Why::Now),
+            State::Waiting => store.abandon(self.id, self.why.is_ahead()),
             State::Begun => store.finish(self.id, None),
             State::Over => return,
         };

@@ -10,12 +10,12 @@ use crate::image::Image;
 use crate::threads::lock;
 
 use super::course::Course;
+use super::fill::Why;
 use super::given::Given;
 use super::order::Order;
 use super::orders::Kept;
 use super::planner::{Ends, Planner, Seen};
 use super::served::Served;
-use super::store::BlockId;
 use super::{Cache, fill};
 
 /// A tensor of less comes with others in one read: which one comes next says little.
@@ -56,7 +56,7 @@ impl Served {
         let image = self.image();
         let tensor = image.tensor_at(range.start).map(|place| image.tensor_range(place));
         let ends = Ends { tensor, image: image.size() };
-        let seen = lock(&self.foresight.planner).read(
+        let mut seen = lock(&self.foresight.planner).read(
             range,
             ends,
             &given,
@@ -64,14 +64,21 @@ impl Served {
             limit / 2,
         );
         given.note(range);
+        // It is the first page of a tensor that is touched.
+        seen.is_around &= !self.begins_tensor(range);
         seen
+    }
+
+    fn begins_tensor(&self, range: &Range<u64>) -> bool {
+        let last = self.image().tensor_at(range.end - 1);
+        last.is_some_and(|place| self.image().tensor_range(place).start >= range.start)
     }
 
     /// Has fetched what the load before went on with.
     pub(super) fn replay(self: &Arc<Self>) {
         let Some(kept) = &self.foresight.kept else { return };
         let ahead = lock(&kept.order).ahead(self.widest());
-        ahead.into_iter().for_each(|range| self.fetch_blocks(range, fill::remembered));
+        ahead.into_iter().for_each(|range| self.fetch_blocks(range, Why::Remembered));
     }
 
     /// Has fetched what will probably be read next.
@@ -128,13 +135,13 @@ impl Served {
                 Some(kept) => lock(&kept.order).left_to_streams(left),
                 None => vec![left],
             };
-            left.into_iter().for_each(|range| self.fetch_blocks(range, fill::ahead));
+            left.into_iter().for_each(|range| self.fetch_blocks(range, Why::Ahead));
         }
     }
 
     /// Has filled what no block has of a range, nor is about to.
-    fn fetch_blocks(self: &Arc<Self>, range: Range<u64>, fill: fn(&Arc<Served>, BlockId)) {
+    fn fetch_blocks(self: &Arc<Self>, range: Range<u64>, why: Why) {
         let new = self.cache.store.announce(self.number, &self.to_fetch(range));
-        new.into_iter().for_each(|id| fill(self, id));
+        new.into_iter().for_each(|id| fill::start(self, id, why));
     }
 }

@@ -1,6 +1,6 @@
 //! The threads that may wait for one device.
 //!
-//! In: jobs, wanted now or ahead of time. Out: each is run once, those wanted now first, on threads
+//! In: jobs, wanted now, soon or ahead of time. Out: each is run once, in this order, on threads
 //! that are started when there is work and end when there is none. A device that hangs holds up the
 //! threads of its own lane and nobody else.
 
@@ -25,6 +25,9 @@ const IDLE: Duration = Duration::from_secs(5);
 /// so long ago has been read by then, or never will be.
 const MOST_AHEAD: usize = 512;
 
+/// Jobs that are wanted now and go before one that is wanted soon: there is a reader behind each of those, too.
+const IN_A_ROW: usize = 3;
+
 /// Work that may wait for the disk. One that is dropped without being run must see to it by itself
 /// that nobody goes on waiting for it.
 pub type Job = Box<dyn FnOnce() + Send>;
@@ -38,7 +41,10 @@ pub struct Lane {
 #[derive(Default)]
 struct Queue {
     now: VecDeque<Job>,
+    soon: VecDeque<Job>,
     ahead: VecDeque<Job>,
+    /// Jobs of `now` that went before those of `soon`.
+    in_a_row: usize,
     running: usize,
     idle: usize,
     stopped: bool,
@@ -58,7 +64,15 @@ impl Lane {
         });
     }
 
-    /// Runs a job when nothing is wanted now.
+    /// Runs a job when little is wanted now.
+    pub fn run_soon(self: &Arc<Self>, job: Job) {
+        self.add(|queue| {
+            queue.soon.push_back(job);
+            None
+        });
+    }
+
+    /// Runs a job when nothing else is wanted.
     pub fn run_ahead(self: &Arc<Self>, job: Job) {
         self.add(|queue| {
             queue.ahead.push_back(job);
@@ -70,7 +84,7 @@ impl Lane {
     pub fn stop(&self) {
         let mut queue = self.lock();
         queue.stopped = true;
-        let jobs = (std::mem::take(&mut queue.now), std::mem::take(&mut queue.ahead));
+        let jobs = queue.take_all();
         drop(queue);
         self.work.notify_all();
         drop(jobs);
@@ -84,8 +98,7 @@ impl Lane {
             drop(queue);
             return self.stop();
         }
-        let waiting = queue.now.len() + queue.ahead.len();
-        let start = queue.idle < waiting && queue.running < self.threads;
+        let start = queue.idle < queue.waiting() && queue.running < self.threads;
         let wake = queue.idle > 0;
         if start {
             queue.running += 1;
@@ -110,7 +123,7 @@ impl Lane {
         if queue.running > 0 {
             return;
         }
-        let jobs = (std::mem::take(&mut queue.now), std::mem::take(&mut queue.ahead));
+        let jobs = queue.take_all();
         drop(queue);
         tracing::error!("no thread can be started to read with");
         drop(jobs);
@@ -125,7 +138,7 @@ impl Lane {
     fn work(&self) {
         let mut queue = self.lock();
         loop {
-            if let Some(job) = queue.now.pop_front().or_else(|| queue.ahead.pop_front()) {
+            if let Some(job) = queue.next() {
                 drop(queue);
                 // A job that panics has told those who wait as it was dropped.
                 drop(catch_unwind(AssertUnwindSafe(job)));
@@ -140,7 +153,7 @@ impl Lane {
                 self.work.wait_timeout(queue, IDLE).unwrap_or_else(PoisonError::into_inner);
             queue = woken;
             queue.idle -= 1;
-            if waited.timed_out() && queue.now.is_empty() && queue.ahead.is_empty() {
+            if waited.timed_out() && queue.waiting() == 0 {
                 break;
             }
         }
@@ -149,6 +162,27 @@ impl Lane {
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         lock(&self.queue)
+    }
+}
+
+impl Queue {
+    fn waiting(&self) -> usize {
+        self.now.len() + self.soon.len() + self.ahead.len()
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        self.in_a_row = if self.soon.is_empty() { 0 } else { self.in_a_row + 1 };
+        if self.in_a_row <= IN_A_ROW
+            && let Some(job) = self.now.pop_front()
+        {
+            return Some(job);
+        }
+        self.in_a_row = 0;
+        [&mut self.soon, &mut self.now, &mut self.ahead].into_iter().find_map(VecDeque::pop_front)
+    }
+
+    fn take_all(&mut self) -> [VecDeque<Job>; 3] {
+        [&mut self.now, &mut self.soon, &mut self.ahead].map(std::mem::take)
     }
 }
 
@@ -172,6 +206,34 @@ mod tests {
         lane.run_now(Box::new(move || say.send(0).unwrap()));
         hold.send(()).unwrap();
         assert_eq!(said.iter().collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn what_is_wanted_soon_waits_for_what_is_wanted_now_but_not_for_ever() {
+        let lane = Arc::new(Lane { threads: 1, ..Arc::into_inner(Lane::new(true)).unwrap() });
+        let (hold, held) = channel::<()>();
+        let (say, said) = channel();
+        let begin = say.clone();
+        lane.run_now(Box::new(move || {
+            begin.send("begun").unwrap();
+            held.recv().unwrap();
+        }));
+        assert_eq!(said.recv(), Ok("begun"));
+        let job = |word: &'static str| -> Job {
+            let say = say.clone();
+            Box::new(move || say.send(word).unwrap())
+        };
+        lane.run_ahead(job("ahead"));
+        for word in ["soon 1", "soon 2", "soon 3"] {
+            lane.run_soon(job(word));
+        }
+        for word in ["now 1", "now 2", "now 3", "now 4"] {
+            lane.run_now(job(word));
+        }
+        drop(say);
+        hold.send(()).unwrap();
+        let order = ["now 1", "now 2", "now 3", "soon 1", "now 4", "soon 2", "soon 3", "ahead"];
+        assert_eq!(said.iter().collect::<Vec<_>>(), order);
     }
 
     #[test]

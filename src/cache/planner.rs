@@ -70,6 +70,9 @@ pub struct Seen {
     pub ahead: Option<Range<u64>>,
     /// It is the first of a reader in its tensor, who does not only touch it.
     pub comes: bool,
+    /// The kernel reads it around a page that is touched: its reader waits for that page, if it is none of these, and may
+    /// never want them.
+    pub is_around: bool,
 }
 
 #[derive(Debug)]
@@ -97,6 +100,8 @@ struct Stream {
     latest: u64,
     /// It began in the middle of a tensor whose beginning was given.
     goes_on: bool,
+    /// Its reader was taken to touch a page when it began.
+    may_touch: bool,
     /// Where the furthest tensor begins that it came to.
     came: Option<u64>,
 }
@@ -143,7 +148,8 @@ impl Planner {
             true => None,
             false => stream.step(range, given, widest.min(share), ends.image),
         };
-        Seen { is_jump, ahead, comes }
+        let is_around = stream.may_touch && !stream.has_gone_on();
+        Seen { is_jump, ahead, comes, is_around }
     }
 
     /// Whether readers only touch, as far as is known.
@@ -176,8 +182,18 @@ impl Planner {
             if may_touch { ((start + TOUCH).min(tensor), tensor) } else { (tensor, u64::MAX) };
         let window = if goes_on { GOING_ON } else { 0 };
         let came = None;
-        let stream =
-            Stream { start, at, fetched: at, window, bound, beyond, latest, goes_on, came };
+        let stream = Stream {
+            start,
+            at,
+            fetched: at,
+            window,
+            bound,
+            beyond,
+            latest,
+            goes_on,
+            may_touch,
+            came,
+        };
         if self.streams.len() < STREAMS {
             self.streams.push(stream);
             return self.streams.len() - 1;
@@ -381,6 +397,26 @@ mod tests {
             last = fetched(planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST)).or(last);
         }
         assert!(last.as_ref().is_some_and(|fetch| fetch.end >= apart), "{last:?}");
+    }
+
+    #[test]
+    fn what_is_read_around_a_page_is_told_from_what_its_reader_goes_on_to() {
+        let (mut planner, apart) = (Planner::default(), 20 * MIB);
+        let mut is_around = |at: u64| {
+            let tensor = at / apart * apart;
+            let ends = Ends { tensor: Some(tensor..tensor + apart), image: MOST };
+            planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST).is_around
+        };
+        for tensor in 0..10 {
+            assert!((0..TOUCH).step_by(MIB as usize).all(|at| is_around(tensor * apart + at)));
+        }
+        assert!((9 * apart + TOUCH..10 * apart).step_by(MIB as usize).all(|at| !is_around(at)));
+        // Who reads from the image's start reads all of it.
+        let mut planner = Planner::default();
+        let mut seen = |at, ends| planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST);
+        assert!(!seen(0, ends(MOST)).is_around);
+        let tensor = || Ends { tensor: Some(MIB..64 * MIB), image: MOST };
+        assert!((MIB..10 * MIB).step_by(MIB as usize).all(|at| !seen(at, tensor()).is_around));
     }
 
     #[test]

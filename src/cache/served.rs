@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use crate::image::{Image, Reader, SegmentBytes};
 
 use super::cover::Parts;
+use super::fill::Why;
 use super::foresight::Foresight;
 use super::origin::OpenOrigin;
 use super::pool::Size;
@@ -109,7 +110,10 @@ impl Served {
                 let read = move || served.read_alone(origin, offset, len, answer);
                 self.origins[origin as usize].lane.run_now(Box::new(read));
             }
-            (Some(wanted), _) => self.join(&range, &wanted, answer),
+            (Some(wanted), _) => {
+                let why = if seen.is_around { Why::Soon } else { Why::Now };
+                self.join(&range, &wanted, why, answer);
+            }
         }
         self.replay();
         self.fetch_ahead(&range, seen);
@@ -223,7 +227,7 @@ impl Served {
     }
 
     /// Waits for the blocks that are not there.
-    fn join(self: &Arc<Self>, range: &Range<u64>, wanted: &Wanted, answer: Answer) {
+    fn join(self: &Arc<Self>, range: &Range<u64>, wanted: &Wanted, why: Why, answer: Answer) {
         let mut answer = Some(answer);
         // One part of one block is the answer itself; of more it is put together.
         let whole = |parts: Parts| match &*parts {
@@ -237,7 +241,7 @@ impl Served {
             return;
         };
         for id in joined.to_fill {
-            fill::now(self, id);
+            fill::start(self, id, why);
         }
         for (id, block, waiter) in joined.ready {
             let origin = self.origin_of(id);
