@@ -1,25 +1,12 @@
-"""What programs that change nothing, or little, get: `from_pretrained` under `ckptfs.install`, on the plain
-filesystem and on a mount, and thousands of small files; beside the same without ckptfs, in one run, each in a
-process of its own, in any order; cold, with caches dropped (which needs root), and with the files in the page cache.
+"""What programs that change nothing, or little, get: `from_pretrained` under `ckptfs.install`, on the plain filesystem
+and on a mount, and thousands of small files; beside the same without ckptfs, in one run, each in a process of its
+own, in turn; cold, and with the files in the page cache. Needs root.
 
-    bench_adopting.py                            measures everything
-    bench_adopting.py model STATE WAY FOLDER     does it once, here, and prints what it took as JSON
-    bench_adopting.py small STATE WAY BACKEND FOLDER
-
-In: RUNS. Out: `adopting.json`, and its tables.
+In: RUNS, CKPTFS. Out: `adopting.json`, and its tables.
 """
 
-import contextlib
-import json
-import os
-import random
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
-
-from bench_common import RUNS, drop_caches, settle, warm
+import bench_ways as ways
+from bench_machine import machine
 from bench_models import apart
 from bench_results import Results
 
@@ -28,79 +15,16 @@ SMALL = 2000
 
 STATES = ("cold", "cached")
 
-
-@contextlib.contextmanager
-def plain(folder):
-    yield folder
-
-
-@contextlib.contextmanager
-def installed(folder):
-    import ckptfs
-
-    with ckptfs.installed():
-        yield folder
-
-
-@contextlib.contextmanager
-def disabled(folder):
-    import ckptfs
-
-    ckptfs.configure(disable=True)
-    with ckptfs.installed():
-        yield folder
-
-
-@contextlib.contextmanager
-def mounted(folder):
-    import ckptfs
-
-    with ckptfs.installed(), ckptfs.mount(folder) as point:
-        yield point
-
-
-@contextlib.contextmanager
-def mounted_alone(folder):
-    import ckptfs
-
-    with ckptfs.mount(folder) as point:
-        yield point
-
-
+# Where, and what loads there.
 MODEL = {
-    "plain, without ckptfs": plain,
-    "plain, installed and disabled": disabled,
-    "plain, installed": installed,
-    "mount, installed": mounted,
-    "mount, without `install`": mounted_alone,
+    "plain, without ckptfs": ("plain", ways.from_pretrained),
+    "plain, installed and disabled": ("plain", ways.from_pretrained_disabled),
+    "plain, installed": ("plain", ways.from_pretrained_installed),
+    "mount, installed": ("mount", ways.from_pretrained_installed),
+    "mount, without `install`": ("mount", ways.from_pretrained),
 }
 
-
-def model_once(state, way, folder):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(1)
-    files = sorted(Path(folder).glob("*.safetensors"))
-    size = sum(file.stat().st_size for file in files)
-    with MODEL[way](folder) as path:
-        settle(size * 9 // 4)
-        if state == "cached":
-            warm(files)
-        else:
-            # Here, so that what is measured is the model's files and not the programs'.
-            drop_caches()
-        start, used = time.perf_counter(), time.process_time()
-        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
-        sums = [tensor.view(torch.uint8).reshape(-1)[::4096].sum().item() for tensor in model.state_dict().values()]
-        took = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - used, "sum": sum(sums)}
-        import ckptfs
-
-        # What stands in does, or leaves it alone.
-        assert (ckptfs.stats()["loads"] > 0) == (way in ("plain, installed", "mount, installed"))
-        assert ckptfs.stats()["originals"] == 0
-        del model
-    print(json.dumps(took))
+# Each imports what it needs and gives what loads: paths in, a list of tensors by name out.
 
 
 def one_by_one(load_file):
@@ -159,76 +83,71 @@ FILES = {
 ARRAYS = {"safetensors, `numpy.load_file`": arrays, "ckptfs, `numpy.load_file`": our_arrays}
 
 
-def small_once(state, way, backend, folder):
+def small_files(folder, kind, backend):
+    """One number of every thousand of each array; the files are named by their numbers."""
+    ways.with_one_thread()
+    load, paths, kept = (FILES | ARRAYS)[kind](), ways.files_of(folder), []
+
+    def loaded():
+        kept.extend(load(paths, backend=backend))
+        return sum(array.reshape(-1)[::1000].sum().item() for arrays in kept for array in arrays.values())
+
+    return loaded
+
+
+def models(results, machine):
+    model, tiny = machine.folder / "model", machine.folder / "tiny"
+    apart("llama", model, 1)
+    apart("llama", tiny, 0)
+    for state in STATES:
+        prepare = machine.cold if state == "cold" else lambda: machine.warm(ways.files_of(model))
+
+        def load(place, loader):
+            path, source = (model, None) if place == "plain" else (machine.point, model)
+            return lambda: machine.apart((ways.touching, loader), tiny, path, source=source, prepare=prepare)
+
+        runs = machine.compared({name: load(*way) for name, way in MODEL.items()})
+        for name in MODEL:
+            results.add("adopting", [name, state], [run[name] for run in runs])
+
+
+def files(results, machine):
     import torch
+    from safetensors.torch import save_file
 
-    torch.set_num_threads(1)
-    load, paths = (FILES | ARRAYS)[way](), [f"{folder}/{n}.safetensors" for n in range(SMALL)]
-    load(paths[:10], backend=backend)
-    if state == "cached":
-        load(paths, backend=backend)
-    else:
-        drop_caches()
-    start, used, total = time.perf_counter(), time.process_time(), 0
-    for tensors in load(paths, backend=backend):
-        for tensor in tensors.values():
-            total += tensor.reshape(-1)[::1000].sum().item()
-    print(json.dumps({"seconds": time.perf_counter() - start, "cpu": time.process_time() - used, "sum": total}))
+    many, few = machine.folder / "many", machine.folder / "few"
+    for folder, count in ((many, SMALL), (few, 10)):
+        folder.mkdir()
+        for n in range(count):
+            save_file({"latent": torch.randn(4, 32, 32), "embed": torch.randn(77, 16)}, folder / f"{n}.safetensors")
 
+    def of_each_file(state, kinds, backend):
+        """Seconds, run by run."""
+        prepare = machine.cold if state == "cold" else lambda: machine.warm(ways.files_of(many))
 
-def once(*words):
-    done = subprocess.run([sys.executable, __file__, *map(str, words)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+        def load(kind):
+            return lambda: machine.apart((small_files, kind, backend), few, many, prepare=prepare)
 
+        runs = machine.compared({kind: load(kind) for kind in kinds})
+        return [{kind: took["seconds"] / SMALL for kind, took in run.items()} for run in runs]
 
-shuffled = random.Random(1)
-
-
-def compared(what, state, ways, *more):
-    """The runs of each: all of them in turn, several times. What they load has one sum."""
-    took = {name: [] for name in ways}
-    for _ in range(RUNS):
-        # What went before leaves the machine's memory in one state or another.
-        for name in shuffled.sample(list(ways), len(ways)):
-            took[name].append(once(what, state, name, *more))
-    assert len({run["sum"] for runs in took.values() for run in runs}) == 1
-    return {name: [{key: run[key] for key in ("seconds", "cpu")} for run in runs] for name, runs in took.items()}
-
-
-def of_each_file(runs):
-    return [run["seconds"] / SMALL for run in runs]
+    for state in STATES:
+        mapped, read = (of_each_file(state, FILES, backend) for backend in ("mmap", "pread"))
+        for kind in FILES:
+            pairs = [{"mmap": one[kind], "pread": other[kind]} for one, other in zip(mapped, read, strict=True)]
+            results.add("small-files", [kind, state], pairs)
+    for state in STATES:
+        runs = of_each_file(state, ARRAYS, "pread")
+        for kind in ARRAYS:
+            results.add("arrays", [kind, state], [{"seconds": run[kind]} for run in runs])
 
 
 def main():
-    assert os.geteuid() == 0, "dropping caches needs root"
     results = Results("adopting")
-    with tempfile.TemporaryDirectory() as folder:
-        apart("llama", folder, 1)
-        for state in STATES:
-            for name, runs in compared("model", state, MODEL, folder).items():
-                results.add("adopting", [name, state], runs)
-    with tempfile.TemporaryDirectory() as folder:
-        import torch
-        from safetensors.torch import save_file
-
-        for n in range(SMALL):
-            save_file({"latent": torch.randn(4, 32, 32), "embed": torch.randn(77, 16)}, f"{folder}/{n}.safetensors")
-        for state in STATES:
-            mapped, read = (compared("small", state, FILES, backend, folder) for backend in ("mmap", "pread"))
-            for name in FILES:
-                pairs = zip(of_each_file(mapped[name]), of_each_file(read[name]), strict=True)
-                results.add("small-files", [name, state], [{"mmap": one, "pread": other} for one, other in pairs])
-        for state in STATES:
-            for name, runs in compared("small", state, ARRAYS, "pread", folder).items():
-                results.add("arrays", [name, state], [{"seconds": seconds} for seconds in of_each_file(runs)])
+    with machine() as measuring:
+        models(results, measuring)
+        files(results, measuring)
 
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["model", *words]:
-            model_once(*words)
-        case ["small", state, way, backend, folder]:
-            small_once(state, way, backend, folder)
-        case _:
-            main()
+    main()

@@ -4,7 +4,6 @@ In: RUNS, how often each thing is measured, and CKPTFS, the program; without it 
 """
 
 import json
-import mmap
 import os
 import struct
 import subprocess
@@ -43,23 +42,6 @@ def write_shards(folder, shards, tensors, elements):
 def drop_caches():
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3")
-
-
-def settle(size):
-    """Has the system own so much free memory, for a second or two. What was just given back may be lent
-    to others by a virtual machine's host, and every page of it that is used again then costs many times
-    what copying it does."""
-    # Of either kind of page, because what is freed as one is not at once found as the other.
-    for huge in (False, True):
-        if os.fork() == 0:
-            with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-                if huge:
-                    memory.madvise(mmap.MADV_HUGEPAGE)
-                for at in range(0, size, mmap.PAGESIZE):
-                    memory[at] = 1
-            os._exit(0)
-    for _ in range(2):
-        os.wait()
 
 
 def warm(paths):

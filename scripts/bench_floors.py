@@ -13,128 +13,93 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
-import bench_loader
-import bench_process as ways
-from bench_common import RUNS, drop_caches, first_byte, in_turn, mounted, warm
-from bench_memory import Keeper
+import bench_ways as ways
+from bench_common import RUNS, first_byte, in_turn
+from bench_machine import machine
 from bench_models import Models
 from bench_process import Measured
 from bench_results import Results
 
 SIZE = float(os.environ.get("SIZE", "1"))
-IMAGE = "model.safetensors"
 
 
 class Bench:
-    """The models, a place to mount them, who keeps free memory, and the peak memory of every daemon so far."""
+    """The machine, and the models in each of their forms."""
 
-    def __init__(self, folder, models, keeper):
+    def __init__(self, machine, models):
+        self.machine = machine
         self.models = models
-        self.keeper = keeper
-        self.point = folder / "mount"
-        self.point.mkdir()
-        self.image = self.point / IMAGE
-        self.peaks = []
 
-    def cold(self):
-        drop_caches()
-        self.keeper.take()
-
-    def warm(self, paths):
-        self.cold()
-        warm(paths)
-
-    @contextmanager
-    def mounted(self, source, **how):
-        with mounted(source, self.point, **how) as daemon:
-            yield daemon
-            self.peaks.append({"peak": daemon.peak, "budget": daemon.budget})
-
-    def load(self, way, tiny, path, source=None, count=1, prepare=None, **how):
-        """Seconds until all of so many processes are done, and the sum that they all have; through a fresh mount
-        of the source, if there is one."""
-        processes = [Measured(way, tiny, path) for _ in range(count)]
-        (prepare or self.cold)()
-        with self.mounted(source, **how) if source else nullcontext():
-            for each in processes:
-                each.go()
-            took = [each.took() for each in processes]
-        (total,) = {each["sum"] for each in took}
-        return max(each["end"] for each in took) - min(each["start"] for each in took), total
+    def seconds(self, *load, **how):
+        took, number = self.machine.apart(*load, **how)
+        return took["seconds"], number
 
     def beside_ext4(self, way, tiny, source, shown, plain):
-        """What the mount of the source shows there, and what lies on the plain filesystem: they have one sum."""
-        sides = {"mount": (shown, source), "ext4": (plain,)}
-        sums = set()
+        """What the mount of the source shows there, and what lies on the plain filesystem."""
+        return self.machine.compared({
+            "mount": lambda: self.seconds(way, tiny, shown, source=source),
+            "ext4": lambda: self.seconds(way, tiny, plain),
+        })  # fmt: skip
 
-        def one(side):
-            seconds, total = self.load(way, tiny, *sides[side])
-            sums.add(total)
-            return seconds
+    def of_folder(self, kind):
+        point = self.machine.point
+        return self.beside_ext4((ways.touching, ways.from_pretrained), kind("tiny"), kind(), point, kind())
 
-        runs = in_turn(list(sides), one)
-        assert len(sums) == 1, sums
-        return runs
-
-    def of_one_file(self, way):
+    def of_one_file(self, *way):
         m = self.models
-        return self.beside_ext4(way, m.plain("tiny"), m.shards(), self.image, m.plain())
+        return self.beside_ext4(way, m.plain("tiny"), m.shards(), self.machine.image, m.plain())
 
 
 def from_pretrained(bench):
-    m = bench.models
-    yield "from_pretrained", bench.beside_ext4(
-        ways.from_pretrained, m.shards("tiny"), m.shards(), bench.point, m.shards()
-    )
+    yield "from_pretrained", bench.of_folder(bench.models.shards)
 
 
 def load_file(bench):
-    yield "load_file", bench.of_one_file(ways.load_file)
+    yield "load_file", bench.of_one_file(ways.touching, ways.safetensors_mapped)
 
 
 def random_order(bench):
-    yield "random order", bench.of_one_file(ways.random_order)
+    yield "random order", bench.of_one_file(ways.in_random_order)
 
 
 def pickled(bench):
-    m = bench.models
-    yield ".bin", bench.beside_ext4(ways.from_pretrained, m.bins("tiny"), m.bins(), bench.point, m.bins())
+    yield ".bin", bench.of_folder(bench.models.bins)
 
 
 def remembered(bench):
-    m = bench.models
-    for name, way, tiny, path in [
-        ("from_pretrained", ways.from_pretrained, m.shards("tiny"), bench.point),
-        ("random order", ways.random_order, m.plain("tiny"), bench.image),
+    m, machine = bench.models, bench.machine
+    for name, *load in [
+        ("from_pretrained", (ways.touching, ways.from_pretrained), m.shards("tiny"), machine.point),
+        ("random order", (ways.in_random_order,), m.plain("tiny"), machine.image),
     ]:
         runs = []
         for _ in range(RUNS):
             with tempfile.TemporaryDirectory() as cache:
-                first, again = (bench.load(way, tiny, path, m.shards(), remembered=cache)[0] for _ in range(2))
+                first, again = (bench.seconds(*load, source=m.shards(), remembered=cache)[0] for _ in range(2))
             runs.append({"first": first, "again": again})
         yield f"remembered, {name}", runs
 
 
 def eight_processes(bench):
-    m, reads = bench.models, []
-    sides = {"mount": (bench.image, m.shards()), "ext4": (m.plain(),)}
+    m, machine, before, reads = bench.models, bench.machine, [], []
 
-    def one(side):
-        before = []
+    def prepare():
+        machine.cold()
+        before.append(read_from_disk(m.folder))
 
-        def prepare():
-            bench.cold()
-            before.append(read_from_disk(m.folder))
+    way, tiny = (ways.mapping,), m.plain("tiny")
 
-        seconds, _ = bench.load(ways.mapped, m.plain("tiny"), *sides[side], count=8, prepare=prepare)
-        if side == "mount":
-            reads.append({"read": read_from_disk(m.folder) - before[0], "model": m.bytes})
-        return seconds
+    def of_mount():
+        took = bench.seconds(way, tiny, machine.image, source=m.shards(), count=8, prepare=prepare)
+        reads.append({"read": read_from_disk(m.folder) - before[-1], "model": m.bytes})
+        return took
 
-    yield "8 processes", in_turn(list(sides), one)
+    def of_ext4():
+        return bench.seconds(way, tiny, m.plain(), count=8, prepare=prepare)
+
+    yield "8 processes", machine.compared({"mount": of_mount, "ext4": of_ext4})
     yield "8 processes, read from the disk", reads
 
 
@@ -149,12 +114,12 @@ def daemon_cpu(bench):
     m = bench.models
 
     def one(side):
-        bench.cold()
+        bench.machine.cold()
         if side == "cat":
             return cat(m.plain())
-        with bench.mounted(m.shards()) as daemon:
+        with bench.machine.mounted(m.shards()) as daemon:
             before = daemon.cpu
-            cat(bench.image)
+            cat(bench.machine.image)
             return daemon.cpu - before
 
     yield "daemon CPU", in_turn(["daemon", "cat"], one)
@@ -171,22 +136,21 @@ def cat(path):
 
 
 def page_cache(bench):
-    m, used, changed = bench.models, [], []
+    m, machine, used, changed = bench.models, bench.machine, [], []
 
     def held(prepare):
         """Bytes in the page cache: of the sources before a load and after it, and of the image."""
-        process = Measured(ways.load_file, m.plain("tiny"), bench.image)
+        process = Measured((ways.touching, ways.safetensors_mapped), m.plain("tiny"), machine.image)
         prepare()
-        with bench.mounted(m.shards()):
+        with machine.mounted(m.shards()):
             before = cached(m.sources)
-            process.go()
-            process.took()
-            return before, cached(m.sources), cached([bench.image])
+            machine.measured([process])
+            return before, cached(m.sources), cached([machine.image])
 
     for _ in range(RUNS):
-        _, sources, image = held(bench.cold)
+        _, sources, image = held(machine.cold)
         used.append({"cached": sources + image, "model": m.bytes})
-        before, sources, _ = held(lambda: bench.warm(m.sources))
+        before, sources, _ = held(lambda: machine.warm(m.sources))
         changed.append({"changed": abs(sources - before), "source": before})
     yield "page cache", used
     yield "page cache, of a cached source changed", changed
@@ -199,55 +163,57 @@ def cached(paths):
 
 
 def beside_others(bench, state, loaders, runs=RUNS):
-    return in_turn(
-        list(loaders),
-        lambda name: bench_loader.once("load", state, loaders[name], None, bench.models.sources)["seconds"],
-        runs,
-    )
+    m, machine = bench.models, bench.machine
+    prepare = machine.cold if state == "cold" else lambda: machine.warm(m.sources)
+
+    def load(loader):
+        return lambda: bench.seconds((ways.touching, loader), m.shards("tiny"), m.shards(), prepare=prepare)
+
+    return machine.compared({name: load(loader) for name, loader in loaders.items()}, runs)
 
 
 def owned(bench):
     loaders = {
-        "ckptfs": bench_loader.ckptfs_owned, "safetensors": bench_loader.safetensors_pread,
-        "fastsafetensors": bench_loader.fastsafetensors_buffer, "runai-model-streamer": bench_loader.runai_buffer,
+        "ckptfs": ways.ckptfs_owned, "safetensors": ways.safetensors_owned,
+        "fastsafetensors": ways.fastsafetensors_buffer, "runai-model-streamer": ways.runai_buffer,
     }  # fmt: skip
     for state in ("cold", "cached"):
         yield f"owned, {state}", beside_others(bench, state, loaders)
 
 
 def mapped(bench):
-    loaders = {"ckptfs": bench_loader.ckptfs_mapped, "safetensors": bench_loader.safetensors_mapped}
+    loaders = {"ckptfs": ways.ckptfs_mapped, "safetensors": ways.safetensors_mapped}
     # Short, and close to each other.
     yield "mapped", beside_others(bench, "cached", loaders, 4 * RUNS)
 
 
 def to_first_byte(bench):
-    runs, many = [], bench.models.many
+    runs, many, machine = [], bench.models.many, bench.machine
     for _ in range(RUNS):
-        bench.warm(sorted(many.iterdir()))
-        with bench.mounted(many):
-            runs.append({"mount": first_byte(bench.image)})
+        machine.warm(sorted(many.iterdir()))
+        with machine.mounted(many):
+            runs.append({"mount": first_byte(machine.image)})
     yield "first byte", runs
 
 
 def owned_through_the_mount(bench):
-    m, first, again = bench.models, [], []
+    m, machine, first, again = bench.models, bench.machine, [], []
+    way = ways.touching, ways.safetensors_owned
 
     def load(path):
-        process = Measured(ways.load_file_owned, m.plain("tiny"), path)
+        process = Measured(way, m.plain("tiny"), path)
         # What the load before had is free by now.
-        bench.keeper.take()
-        process.go()
-        took = process.took()
+        machine.keeper.take()
+        (took,) = machine.measured([process])
         return took["end"] - took["start"]
 
     def one(side):
         if side == "ext4":
-            bench.warm([m.plain()])
+            machine.warm([m.plain()])
             return [load(m.plain())]
-        bench.warm(m.sources)
-        with bench.mounted(m.shards()):
-            return [load(bench.image), load(bench.image)]
+        machine.warm(m.sources)
+        with machine.mounted(m.shards()):
+            return [load(machine.image), load(machine.image)]
 
     for run in in_turn(["mount", "ext4"], one):
         first.append({"mount": run["mount"][0], "ext4": run["ext4"][0]})
@@ -257,9 +223,9 @@ def owned_through_the_mount(bench):
 
 
 def daemon_memory(bench):
-    if not bench.peaks:
-        bench.of_one_file(ways.load_file)
-    yield "daemon memory", bench.peaks
+    if not bench.machine.peaks:
+        bench.of_one_file(ways.touching, ways.safetensors_mapped)
+    yield "daemon memory", bench.machine.peaks
 
 
 CASES = {
@@ -283,11 +249,9 @@ CASES = {
 def main(names):
     if unknown := [name for name in names if name not in CASES]:
         raise SystemExit(f"no case {unknown[0]!r}; there are: {', '.join(CASES)}")
-    assert os.geteuid() == 0, "dropping caches needs root"
     results = Results("floors", whole=not names)
-    with tempfile.TemporaryDirectory() as folder, closing(Keeper()) as keeper:
-        models = Models(Path(os.environ.get("CKPTFS_BENCH_MODELS", folder)), SIZE)
-        bench = Bench(Path(folder), models, keeper)
+    with machine() as measuring:
+        bench = Bench(measuring, Models(os.environ.get("CKPTFS_BENCH_MODELS", measuring.folder), SIZE))
         for name in [name for name in CASES if name in names or not names]:
             for row, runs in CASES[name](bench):
                 results.add("floors", [row], runs)

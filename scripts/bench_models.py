@@ -56,7 +56,7 @@ class Models:
     What the folder has from before is used again."""
 
     def __init__(self, folder, size):
-        self.folder = folder / f"size-{size:g}"
+        self.folder = Path(folder) / f"size-{size:g}"
         if not (self.folder / "complete").exists():
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)

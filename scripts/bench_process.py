@@ -1,68 +1,30 @@
 """The measured process: does its work on something tiny, so that all that it imports is there, says `ready`, waits
 for a line, and then does it on PATH and prints what it took as JSON.
 
-    bench_process.py WAY TINY PATH
+    bench_process.py MODULE WAY TINY PATH [WORD...]
 
-In: a way of WAYS, a path for a try and the one that counts, which need not be there before the line comes.
-Out: when it began and ended, on the system's clock, and a sum of what was touched: one byte in every 4096.
+In: a way, which given a path and words makes ready and gives what is measured: a call that returns a number, the
+same of all who do the same. Then a path for a try, or nothing, and the one that counts, which need not be there before
+the line comes.
+Out: when it began and ended, on the system's clock; seconds of processor; the memory at the peak above what was there
+before, in bytes; and the number. It ends with its input, so that many at once have what they loaded until all are
+done.
 """
 
 import ctypes
+import importlib
+import inspect
 import json
-import mmap
 import os
-import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from bench_common import of_status
+
 # Python has no name for it.
 MADV_POPULATE_READ = 22
-
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-
-
-def touched(tensor):
-    import torch
-
-    return tensor.view(torch.uint8).reshape(-1)[::4096].sum().item()
-
-
-def from_pretrained(path):
-    import torch
-    from transformers import LlamaForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-    return sum(map(touched, model.state_dict().values()))
-
-
-def load_file(path, backend="mmap"):
-    from safetensors.torch import load_file
-
-    tensors = load_file(path, backend=backend)
-    return sum(map(touched, tensors.values()))
-
-
-def load_file_owned(path):
-    return load_file(path, "pread")
-
-
-def random_order(path):
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as f:
-        names = sorted(f.keys())
-        random.Random(7).shuffle(names)
-        return sum(touched(f.get_tensor(name)) for name in names)
-
-
-def mapped(path):
-    """Without torch, for many at once."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
-        return sum(view[:: mmap.PAGESIZE])
 
 
 def keep_programs():
@@ -76,15 +38,15 @@ def keep_programs():
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_POPULATE_READ)
 
 
-WAYS = {way.__name__: way for way in (from_pretrained, load_file, load_file_owned, random_order, mapped)}
-
-
 class Measured:
-    """Such a process, seen from who measures. It is ready when this is made."""
+    """Such a process, seen from who measures. It is ready when this is made. A way and its words, names or what has
+    one, are one tuple."""
 
-    def __init__(self, way, tiny, path):
-        command = [sys.executable, __file__, way.__name__, str(tiny), str(path)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, way, tiny, path, env=None):
+        way, *words = way
+        module, words = Path(inspect.getfile(way)).stem, [getattr(word, "__name__", word) for word in words]
+        command = [sys.executable, __file__, module, way.__name__, str(tiny or ""), str(path), *words]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self._said("ready")
 
     def go(self):
@@ -92,9 +54,10 @@ class Measured:
         self.process.stdin.flush()
 
     def took(self):
-        took = json.loads(self._said("{"))
+        return json.loads(self._said("{"))
+
+    def end(self):
         self.process.communicate()
-        return took
 
     def _said(self, start):
         line = self.process.stdout.readline()
@@ -103,18 +66,24 @@ class Measured:
         return line
 
 
-def main(way, tiny, path):
-    if way != mapped.__name__:
-        import torch
-
-        torch.set_num_threads(1)
-    WAYS[way](tiny)
+def main(module, way, tiny, path, *words):
+    way = getattr(importlib.import_module(module), way)
+    if tiny:
+        way(tiny, *words)()
+    measured = way(path, *words)
     keep_programs()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = of_status("VmRSS")
     print("ready", flush=True)
     sys.stdin.readline()
-    start = time.monotonic()
-    total = WAYS[way](path)
-    print(json.dumps({"start": start, "end": time.monotonic(), "sum": total}), flush=True)
+    start, used = time.monotonic(), time.process_time()
+    number = measured()
+    end, cpu = time.monotonic(), time.process_time() - used
+    took = {"start": start, "end": end, "cpu": cpu, "peak": of_status("VmHWM") - before, "number": number}
+    print(json.dumps(took), flush=True)
+    sys.stdin.read()
+    # What libraries do at their end is nothing to wait for.
+    os._exit(0)
 
 
 if __name__ == "__main__":

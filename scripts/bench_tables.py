@@ -36,6 +36,14 @@ def loads(title):
     return Table("loader", columns, Chart(f"{title}: seconds", seconds_of, is_ours))
 
 
+def shapes(title):
+    """Loaders beside the first of them, which is safetensors; no chart, they are few."""
+    return Table("shapes", (
+        label(title), label(place=1), middle("seconds", "seconds"), middle("of processor", "cpu"),
+        spreads("time in that of the first: median (least to most)", in_first("seconds")),
+    ))  # fmt: skip
+
+
 TABLES = {
     "floors": Table("floors", floors.COLUMNS, Chart(
         "time, or what else is held to a floor (the mark), in that of what it is beside", floors.figures,
@@ -81,6 +89,8 @@ TABLES = {
         label("opening 100,000 tensors in 160 shards"), label(place=1), middle("seconds", "seconds", 3),
         middle("of processor", "cpu", 3), spreads("time in ckptfs's: median (least to most)", in_first("seconds")),
     )),
+    "few-huge": shapes("4 tensors of 512 MiB in 2 shards"),
+    "many-small": shapes("100,000 tensors of 16 KiB in 4 shards"),
     "saving": Table("saving", (
         label("saving 2.1 GB in 4 shards"), spreads("seconds (least to most)", seconds_of),
         middle("of processor", "cpu"), middle("memory beside them", "peak"),
