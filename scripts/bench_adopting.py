@@ -100,7 +100,7 @@ def models(results, machine):
     apart("llama", model, 1)
     apart("llama", tiny, 0)
     for state in STATES:
-        prepare = machine.cold if state == "cold" else lambda: machine.warm(ways.files_of(model))
+        prepare = machine.cold if state == "cold" else lambda: machine.warm(model)
 
         def load(place, loader):
             path, source = (model, None) if place == "plain" else (machine.point, model)
@@ -123,7 +123,7 @@ def files(results, machine):
 
     def of_each_file(state, kinds, backend):
         """Seconds, run by run."""
-        prepare = machine.cold if state == "cold" else lambda: machine.warm(ways.files_of(many))
+        prepare = machine.cold if state == "cold" else lambda: machine.warm(many)
 
         def load(kind):
             return lambda: machine.apart((small_files, kind, backend), few, many, prepare=prepare)

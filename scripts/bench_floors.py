@@ -150,7 +150,7 @@ def page_cache(bench):
     for _ in range(RUNS):
         _, sources, image = held(machine.cold)
         used.append({"cached": sources + image, "model": m.bytes})
-        before, sources, _ = held(lambda: machine.warm(m.sources))
+        before, sources, _ = held(lambda: machine.warm(*m.sources))
         changed.append({"changed": abs(sources - before), "source": before})
     yield "page cache", used
     yield "page cache, of a cached source changed", changed
@@ -164,7 +164,7 @@ def cached(paths):
 
 def beside_others(bench, state, loaders, runs=RUNS):
     m, machine = bench.models, bench.machine
-    prepare = machine.cold if state == "cold" else lambda: machine.warm(m.sources)
+    prepare = machine.cold if state == "cold" else lambda: machine.warm(m.shards())
 
     def load(loader):
         return lambda: bench.seconds((ways.touching, loader), m.shards("tiny"), m.shards(), prepare=prepare)
@@ -190,7 +190,7 @@ def mapped(bench):
 def to_first_byte(bench):
     runs, many, machine = [], bench.models.many, bench.machine
     for _ in range(RUNS):
-        machine.warm(sorted(many.iterdir()))
+        machine.warm(many)
         with machine.mounted(many):
             runs.append({"mount": first_byte(machine.image)})
     yield "first byte", runs
@@ -209,9 +209,9 @@ def owned_through_the_mount(bench):
 
     def one(side):
         if side == "ext4":
-            machine.warm([m.plain()])
+            machine.warm(m.plain())
             return [load(m.plain())]
-        machine.warm(m.sources)
+        machine.warm(m.shards())
         with machine.mounted(m.shards()):
             return [load(machine.image), load(machine.image)]
 

@@ -58,9 +58,8 @@ def loaders(machine, way, those, tiny, model, prepare):
 
 def compare(results, machine, table, those, tiny, model):
     """All of them in turn, several times. Before that what they load is compared."""
-    files = sorted(map(str, model.iterdir()))
-    prepares = {"cold": machine.cold, "cached": lambda: machine.warm(files)}
-    size = sum(os.path.getsize(file) for file in files)
+    prepares = {"cold": machine.cold, "cached": lambda: machine.warm(model)}
+    size = sum(file.stat().st_size for file in model.iterdir())
     machine.compared(loaders(machine, ways.checking, those, None, model, lambda: None), 1)
     for state in STATES:
         runs = machine.compared(loaders(machine, ways.touching, those, tiny, model, prepares[state]))
@@ -88,7 +87,7 @@ def measure_opening(machine):
     write_shards(many, 160, 625, 32)
     write_shards(tiny, 2, 2, 32)
     for state in STATES:
-        prepare = machine.cold if state == "cold" else lambda: machine.warm(sorted(many.iterdir()))
+        prepare = machine.cold if state == "cold" else lambda: machine.warm(many)
 
         def load(name):
             return lambda: machine.apart((OPENED[name],), tiny, many, prepare=prepare)

@@ -31,9 +31,10 @@ class Machine:
         drop_caches()
         self.keeper.take()
 
-    def warm(self, paths):
+    def warm(self, *paths):
+        """All files of folders, too."""
         self.cold()
-        warm(paths)
+        warm(file for path in map(Path, paths) for file in (sorted(path.iterdir()) if path.is_dir() else [path]))
 
     @contextmanager
     def mounted(self, source, **how):
@@ -56,13 +57,13 @@ class Machine:
 
     def measured(self, processes):
         """They end together: none gives up what it has while another is at work."""
-        for each in processes:
-            each.go()
-        took = [each.took() for each in processes]
-        for each in processes:
-            each.end()
-        return took
-
+        try:
+            for each in processes:
+                each.go()
+            return [each.took() for each in processes]
+        finally:
+            for each in processes:
+                each.end()
 
     def compared(self, loads, runs=RUNS):
         """The runs of loads by name, each a call that gives what it took and a number, which is the same for all."""

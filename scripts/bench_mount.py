@@ -75,7 +75,7 @@ class Sides:
         if state == "cold":
             self.machine.cold()
         else:
-            self.machine.warm([self.plain] if side == "plain" else sorted(self.model.glob("*.safetensors")))
+            self.machine.warm(self.plain if side == "plain" else self.model)
 
     def read_before(self, state):
         if state == "second read":

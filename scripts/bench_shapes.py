@@ -36,9 +36,8 @@ def main():
         write_shards(tiny, 1, 2, 1 << 10)
         for table, shape in SHAPES.items():
             write_shards(model, *shape)
-            files = sorted(model.iterdir())
             for state in ("cold", "cached"):
-                prepare = measuring.cold if state == "cold" else lambda: measuring.warm(files)
+                prepare = measuring.cold if state == "cold" else lambda: measuring.warm(model)
                 runs = measuring.compared(loads(measuring, tiny, model, prepare))
                 for name in runs[0]:
                     results.add(table, [name, state], [run[name] for run in runs])

@@ -56,7 +56,7 @@ impl Served {
         let image = self.image();
         let tensor = image.tensor_at(range.start).map(|place| image.tensor_range(place));
         let ends = Ends { tensor, image: image.size() };
-        let mut seen = lock(&self.foresight.planner).read(
+        let seen = lock(&self.foresight.planner).read(
             range,
             ends,
             &given,
@@ -64,12 +64,11 @@ impl Served {
             limit / 2,
         );
         given.note(range);
-        // It is the first page of a tensor that is touched.
-        seen.is_around &= !self.begins_tensor(range);
         seen
     }
 
-    fn begins_tensor(&self, range: &Range<u64>) -> bool {
+    /// Whether the first page of a tensor is in it.
+    pub(super) fn begins_tensor(&self, range: &Range<u64>) -> bool {
         let last = self.image().tensor_at(range.end - 1);
         last.is_some_and(|place| self.image().tensor_range(place).start >= range.start)
     }

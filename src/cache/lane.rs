@@ -1,6 +1,6 @@
 //! The threads that may wait for one device.
 //!
-//! In: jobs, wanted now, soon or ahead of time. Out: each is run once, in this order, on threads
+//! In: jobs, wanted now, soon or ahead of time. Out: each is run once, mostly in this order, on threads
 //! that are started when there is work and end when there is none. A device that hangs holds up the
 //! threads of its own lane and nobody else.
 

@@ -70,8 +70,8 @@ pub struct Seen {
     pub ahead: Option<Range<u64>>,
     /// It is the first of a reader in its tensor, who does not only touch it.
     pub comes: bool,
-    /// The kernel reads it around a page that is touched: its reader waits for that page, if it is none of these, and may
-    /// never want them.
+    /// It may be what the kernel reads around the first page of a tensor that is touched: where that page is not in it,
+    /// nobody waits for it yet.
     pub is_around: bool,
 }
 
@@ -100,8 +100,8 @@ struct Stream {
     latest: u64,
     /// It began in the middle of a tensor whose beginning was given.
     goes_on: bool,
-    /// Its reader was taken to touch a page when it began.
-    may_touch: bool,
+    /// It began so near before a tensor that it may be what the kernel reads around that tensor's first page.
+    is_near_tensor: bool,
     /// Where the furthest tensor begins that it came to.
     came: Option<u64>,
 }
@@ -148,7 +148,7 @@ impl Planner {
             true => None,
             false => stream.step(range, given, widest.min(share), ends.image),
         };
-        let is_around = stream.may_touch && !stream.has_gone_on();
+        let is_around = stream.is_near_tensor && !stream.has_gone_on();
         Seen { is_jump, ahead, comes, is_around }
     }
 
@@ -181,6 +181,8 @@ impl Planner {
         let (bound, beyond) =
             if may_touch { ((start + TOUCH).min(tensor), tensor) } else { (tensor, u64::MAX) };
         let window = if goes_on { GOING_ON } else { 0 };
+        let begins_near = |tensor: &Range<u64>| tensor.start == start || tensor.end < start + TOUCH;
+        let is_near_tensor = may_touch && ends.tensor.as_ref().is_some_and(begins_near);
         let came = None;
         let stream = Stream {
             start,
@@ -191,7 +193,7 @@ impl Planner {
             beyond,
             latest,
             goes_on,
-            may_touch,
+            is_near_tensor,
             came,
         };
         if self.streams.len() < STREAMS {
@@ -411,6 +413,8 @@ mod tests {
             assert!((0..TOUCH).step_by(MIB as usize).all(|at| is_around(tensor * apart + at)));
         }
         assert!((9 * apart + TOUCH..10 * apart).step_by(MIB as usize).all(|at| !is_around(at)));
+        // Who reads in the middle of a tensor may wait for any of it.
+        assert!(!is_around(10 * apart + 5 * MIB) && is_around(11 * apart + 15 * MIB));
         // Who reads from the image's start reads all of it.
         let mut planner = Planner::default();
         let mut seen = |at, ends| planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST);

@@ -111,7 +111,8 @@ impl Served {
                 self.origins[origin as usize].lane.run_now(Box::new(read));
             }
             (Some(wanted), _) => {
-                let why = if seen.is_around { Why::Soon } else { Why::Now };
+                let is_beside = seen.is_around && !self.begins_tensor(&range);
+                let why = if is_beside { Why::Soon } else { Why::Now };
                 self.join(&range, &wanted, why, answer);
             }
         }
@@ -236,8 +237,9 @@ impl Served {
             }
             _ => None,
         };
-        let joined = self.cache.store.join(self.number, &wanted.pieces, whole);
-        let Some(joined) = joined.or_else(|| self.join_parts(range, wanted, answer.take()?)) else {
+        let joined = self.cache.store.join(self.number, &wanted.pieces, why, whole);
+        let joined = joined.or_else(|| self.join_parts(range, wanted, why, answer.take()?));
+        let Some(joined) = joined else {
             return;
         };
         for id in joined.to_fill {
@@ -260,6 +262,7 @@ impl Served {
         self: &Arc<Self>,
         range: &Range<u64>,
         wanted: &Wanted,
+        why: Why,
         answer: Answer,
     ) -> Option<Joined> {
         let store = &self.cache.store;
@@ -278,7 +281,7 @@ impl Served {
             let waiter = |(id, parts)| (id, Waiter::Parts(parts, Arc::clone(&gathering)));
             Some(parts.into_iter().map(waiter).collect())
         };
-        let joined = store.join(self.number, &wanted.pieces, gathered);
+        let joined = store.join(self.number, &wanted.pieces, why, gathered);
         if let Some(answer) = answer {
             self.read_in_pieces(range.clone(), answer);
         }

@@ -14,6 +14,7 @@ use crate::threads::lock;
 
 use super::counters::Counting;
 use super::cover::{Cover, Parts, Piece};
+use super::fill::Why;
 use super::pool::{Buffer, Pool, Size, SlabId};
 use super::request::{Part, Waiter};
 
@@ -89,8 +90,10 @@ impl Ready {
 #[derive(Default)]
 struct Filling {
     waiters: Vec<Waiter>,
-    /// Somebody wants it now.
+    /// Somebody asked for it.
     wanted: bool,
+    /// Somebody waits for it.
+    now: bool,
     begun: bool,
 }
 
@@ -119,7 +122,7 @@ pub struct Found {
 pub struct Joined {
     /// These are there, for those who want them.
     pub ready: Vec<(BlockId, Arc<Block>, Waiter)>,
-    /// These are to be filled now.
+    /// These are to be filled.
     pub to_fill: Vec<BlockId>,
 }
 
@@ -152,6 +155,7 @@ impl Store {
         &self,
         served: u64,
         pieces: &[Piece],
+        why: Why,
         waiters: impl FnOnce(Parts) -> Option<Vec<(BlockId, Waiter)>>,
     ) -> Option<Joined> {
         let mut joined = Joined::default();
@@ -169,10 +173,13 @@ impl Store {
             }
             let filling = blocks.filling.entry(id).or_default();
             filling.waiters.push(waiter);
-            if !filling.wanted && !filling.begun {
+            // Once more if that is to be sooner: whoever is first fills it.
+            let is_sooner = !filling.wanted || why == Why::Now && !filling.now;
+            if is_sooner && !filling.begun {
                 joined.to_fill.push(id);
             }
             filling.wanted = true;
+            filling.now |= why == Why::Now;
         }
         Some(joined)
     }
@@ -358,6 +365,7 @@ impl Blocks {
 
 #[cfg(test)]
 mod tests {
+    use super::super::request::Answer;
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -387,5 +395,34 @@ mod tests {
         store.forget(1);
         assert_eq!(store.pool.held_and_limit().0, 0);
         assert_eq!(store.announce(1, &[]), []);
+    }
+
+    #[test]
+    fn a_block_that_is_wanted_soon_and_then_now_is_filled_for_both_by_whoever_is_first() {
+        let store = Store::new(16 * MIB, Arc::default());
+        let piece = Piece { of: Of::File(0), bytes: 0..MIB, at: 0, within: 0..MIB };
+        let (say, said) = std::sync::mpsc::channel();
+        let join = |why| {
+            let say = say.clone();
+            let done = Box::new(move |answer: Result<&[u8], &super::super::Error>| {
+                say.send(answer.is_ok()).unwrap();
+            });
+            let answer = Answer::new(done, Arc::default());
+            let waiter = |parts: Parts| Some(vec![(parts[0].0, Waiter::Whole(0..1, answer))]);
+            let joined = store.join(1, std::slice::from_ref(&piece), why, waiter).unwrap();
+            assert!(joined.ready.is_empty());
+            joined.to_fill
+        };
+        let [id] = *join(Why::Soon) else { panic!() };
+        assert_eq!(join(Why::Soon), []);
+        assert_eq!(join(Why::Now), [id]);
+        assert_eq!(join(Why::Now), []);
+        assert!(store.begin(id) && !store.begin(id));
+        assert_eq!(join(Why::Now), []);
+        let block = Arc::new(Block::new(store.buffer(Size::Small).unwrap(), 0..MIB as usize));
+        let waiters = store.finish(id, Some(&block));
+        waiters.into_iter().for_each(|waiter| waiter.answer(Ok(block.bytes())));
+        drop(say);
+        assert_eq!(said.iter().collect::<Vec<_>>(), [true; 5]);
     }
 }
