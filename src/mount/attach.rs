@@ -181,14 +181,13 @@ impl Attached {
         detach(&spot)
     }
 
-    /// Lets the kernel read ahead so far, and tells whether it could: only root can.
+    /// Lets the kernel read ahead so far, and tells whether that is allowed: only root may.
     pub fn raise_readahead(&self, bytes: u64) -> bool {
         let knob = format!("/sys/class/bdi/{}/read_ahead_kb", self.device);
-        let written = std::fs::write(&knob, (bytes / 1024).to_string());
-        if let Err(error) = &written {
-            tracing::debug!("{knob}: {error}");
-        }
-        written.is_ok()
+        let Err(error) = std::fs::write(&knob, (bytes / 1024).to_string()) else { return true };
+        tracing::debug!("{knob}: {error}");
+        // Somebody was quick to unmount it.
+        error.kind() == std::io::ErrorKind::NotFound
     }
 }
 
