@@ -40,7 +40,7 @@ impl Served {
                 wanted.at_hand.push((at, segment.range));
                 continue;
             };
-            for piece in self.pieces(of, bytes, at) {
+            for piece in self.pieces(of, bytes, 0, at) {
                 let block = (of, piece.within.start);
                 if !blocks.contains(&block) {
                     if blocks.len() == MOST_BLOCKS {
@@ -54,12 +54,15 @@ impl Served {
         Some(wanted)
     }
 
-    /// What to fetch of a range ahead of time: its pieces, those that lie in one block as one.
-    pub(super) fn to_fetch(&self, range: Range<u64>) -> Vec<Piece> {
+    /// What to fetch of a range ahead of time: its pieces, those that lie in one block as one. Who read something that
+    /// begins at `asked` and reads on asks for whole requests from there: each is to lie in one block, to be answered
+    /// from it as it is.
+    pub(super) fn to_fetch(&self, range: Range<u64>, asked: u64) -> Vec<Piece> {
         let mut fetch: Vec<Piece> = Vec::new();
         for segment in self.image().segments(range) {
             let Some((of, bytes)) = self.place(&segment) else { continue };
-            for piece in self.pieces(of, bytes, 0) {
+            let over = segment.range.start.wrapping_sub(asked);
+            for piece in self.pieces(of, bytes, over, 0) {
                 if let Some(last) = fetch.last_mut()
                     && (last.of, &last.within) == (of, &piece.within)
                 {
@@ -74,16 +77,20 @@ impl Served {
         fetch
     }
 
-    /// Cut so that each lies in one block.
-    fn pieces(&self, of: Of, bytes: Range<u64>, at: usize) -> impl Iterator<Item = Piece> {
-        let (size, all) = (self.size_of(of).bytes() as u64, self.len_of(of));
+    /// Cut so that each lies in one block. Blocks that have exactly what is asked for begin so that one would have begun
+    /// `over` bytes before it; others at multiples of their size.
+    fn pieces(
+        &self,
+        of: Of,
+        bytes: Range<u64>,
+        over: u64,
+        at: usize,
+    ) -> impl Iterator<Item = Piece> {
         let is_exact = matches!(of, Of::File(_)) && bytes.end - bytes.start >= EXACT;
-        // Where blocks begin: with the piece, or at what is a multiple of their size.
-        let first = if is_exact { bytes.start } else { bytes.start / size * size };
-        let last = if is_exact { bytes.end } else { all };
-        let starts = (first..bytes.end).step_by(size as usize);
-        starts.map(move |start| {
-            let within = start..(start + size).min(last);
+        let (over, all) =
+            if is_exact { (over, bytes.clone()) } else { (bytes.start, 0..self.len_of(of)) };
+        cut(bytes.clone(), self.size_of(of).bytes() as u64, over).map(move |within| {
+            let within = within.start.max(all.start)..within.end.min(all.end);
             let part = bytes.start.max(within.start)..bytes.end.min(within.end);
             Piece { of, at: at + (part.start - bytes.start) as usize, bytes: part, within }
         })
@@ -133,5 +140,33 @@ impl Served {
             Of::Tensor(place) => self.image().tensors()[place as usize].bytes.reach().0.0,
         };
         &self.origins[origin as usize]
+    }
+}
+
+/// The ranges of one size that these bytes lie in, if one begins so many bytes before them.
+fn cut(bytes: Range<u64>, size: u64, before: u64) -> impl Iterator<Item = Range<u64>> {
+    let first = bytes.start + size - before % size;
+    let ends = (first..bytes.end.saturating_add(size)).step_by(size as usize);
+    ends.map(move |end| end.saturating_sub(size)..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cut;
+
+    fn all(start: u64, end: u64, before: u64) -> Vec<(u64, u64)> {
+        cut(start..end, 10, before).map(|range| (range.start, range.end)).collect()
+    }
+
+    #[test]
+    fn blocks_begin_where_whole_ones_would_before_them() {
+        assert_eq!(all(40, 60, 0), [(40, 50), (50, 60)]);
+        assert_eq!(all(43, 61, 20), [(43, 53), (53, 63)]);
+        assert_eq!(all(43, 61, 43), [(40, 50), (50, 60), (60, 70)]);
+        assert_eq!(all(43, 60, 43), [(40, 50), (50, 60)]);
+        assert_eq!(all(43, 44, 47), [(36, 46)]);
+        // Before the beginning of a file there is nothing.
+        assert_eq!(all(3, 12, 4), [(0, 9), (9, 19)]);
+        assert_eq!(all(7, 7, 0), []);
     }
 }
