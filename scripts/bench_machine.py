@@ -39,6 +39,7 @@ class Machine:
     @contextmanager
     def mounted(self, source, **how):
         with mounted(source, self.point, **how) as daemon:
+            self.keeper.renew()
             yield daemon
             self.peaks.append({"peak": daemon.peak, "budget": daemon.budget})
 
@@ -58,6 +59,7 @@ class Machine:
     def measured(self, processes):
         """They end together: none gives up what it has while another is at work."""
         try:
+            self.keeper.renew()
             for each in processes:
                 each.go()
             return [each.took() for each in processes]

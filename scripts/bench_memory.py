@@ -5,7 +5,11 @@ page of it that is used again then costs many times what copying it does. A load
 that: the second half of it would measure the host. So a process of ours has all memory but a little, and gives it
 to the others just as fast as they take it.
 
-In: when to take again what is free. Out: nothing; whoever measures finds memory as on a machine of their own.
+What little is left free is taken back as well, if it is for long: so just before something is measured it is used
+once.
+
+In: when to take again what is free, and when something is about to be measured. Out: nothing; whoever measures finds
+memory as on a machine of their own.
 """
 
 import mmap
@@ -16,6 +20,9 @@ CHUNK = 32 << 20
 
 # Free memory below which some is given, and up to which. Above it nobody has to wait for the kernel's reclaim.
 LEAST, ENOUGH = 512 << 20, 768 << 20
+
+# Of what is left free so much is not used before something is measured: with less the kernel reclaims.
+UNUSED = 160 << 20
 
 # How often to look, in seconds: no more than some MiB are taken meanwhile.
 OFTEN = 0.002
@@ -43,8 +50,15 @@ class Keeper:
 
     def take(self):
         """Has it take all that is free now, but for the least."""
+        self._ask(b"t")
+
+    def renew(self):
+        """Has it use once what is free."""
+        self._ask(b"r")
+
+    def _ask(self, what):
         try:
-            os.write(self._say, b"t")
+            os.write(self._say, what)
             is_done = os.read(self._heard, 1)
         except BrokenPipeError:
             is_done = False
@@ -61,17 +75,31 @@ def keep(said, hear):
     # If memory runs out this is the one to go.
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
+    # Who takes memory must not wait for it to be given.
+    os.nice(-20)
     kept = []
     while True:
         if select.select([said], [], [], OFTEN)[0]:
-            if not os.read(said, 1):
-                return
-            while free() > LEAST + CHUNK:
-                kept.append(taken())
-            os.write(hear, b"t")
+            match os.read(said, 1):
+                case b"t":
+                    kept += taken_down_to(LEAST)
+                case b"r":
+                    for chunk in taken_down_to(UNUSED):
+                        chunk.close()
+                case _:
+                    return
+            os.write(hear, b".")
         if free() < LEAST:
             while kept and free() < ENOUGH:
                 kept.pop().close()
+
+
+def taken_down_to(least):
+    """All that is free but for this much."""
+    chunks = []
+    while free() > least + CHUNK:
+        chunks.append(taken())
+    return chunks
 
 
 def taken():
