@@ -19,10 +19,11 @@ import select
 CHUNK = 32 << 20
 
 # Free memory below which some is given, and up to which. Above it nobody has to wait for the kernel's reclaim.
-LEAST, ENOUGH = 512 << 20, 768 << 20
+LEAST, ENOUGH = 768 << 20, 1024 << 20
 
-# Of what is left free so much is not used before something is measured: with less the kernel reclaims.
-UNUSED = 160 << 20
+# Of what is left free so much is not used before something is measured. With less there may be no huge page left, for
+# which the kernel takes from the page cache; and the most recently used is given first.
+UNUSED = 448 << 20
 
 # How often to look, in seconds: no more than some MiB are taken meanwhile.
 OFTEN = 0.002
