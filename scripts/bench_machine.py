@@ -39,7 +39,6 @@ class Machine:
     @contextmanager
     def mounted(self, source, **how):
         with mounted(source, self.point, **how) as daemon:
-            self.keeper.renew()
             yield daemon
             self.peaks.append({"peak": daemon.peak, "budget": daemon.budget})
 

@@ -112,6 +112,9 @@ def main(number):
             asked = to.recv()
         except EOFError:
             return
+        if asked == "go":
+            # For a load whose process ended before it heard that.
+            continue
         child = os.fork()
         if child == 0:
             try:

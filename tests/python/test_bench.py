@@ -4,6 +4,7 @@ says in words what it could not do."""
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,26 @@ def test_runs_take_turns_and_their_median_counts():
     assert numbers["b"]["seconds"] == [2.0, 8.0, 5.0, 3.0] and numbers["b"]["median_seconds"] == 4.0
     assert numbers["a"]["speedup"] == 1.6 and numbers["a"]["gb_per_second"] == 0.0048
     assert (numbers["a"]["speedup_least"], numbers["a"]["speedup_most"]) == (3 / 9, 8.0)
+
+
+def test_a_load_that_is_killed_when_it_is_about_to_begin_says_nothing_of_the_next(tmp_path):
+    write_shards(tmp_path / "model", 1, 1, 1, 100)
+    file = str(next((tmp_path / "model").glob("*.safetensors")))
+    asked = {
+        "loader": "ckptfs owned", "path": file, "files": [file], "names": ["layers.0.0.weight"], "device": "cpu",
+        "tell": False,
+    }  # fmt: skip
+    with _bench_loads.Loads() as loads:
+        pid = loads._running.pid
+
+        def kill():
+            (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            os.kill(int(child), signal.SIGKILL)
+
+        for _ in range(2):
+            assert loads.one(asked, kill)["fault"] == "its process ended with -9"
+            assert loads.one(asked)["had"] > 0
+            assert list(loads.one({**asked, "tell": True})["tensors"]) == asked["names"]
 
 
 def test_who_fails_between_is_left_out_unless_it_is_ours():
