@@ -133,7 +133,7 @@ impl Served {
             let left = left.start..left.end.min(left.start.saturating_add(room));
             room -= left.end - left.start;
             let left = match &self.foresight.kept {
-                Some(kept) => lock(&kept.order).left_to_streams(left),
+                Some(kept) => lock(&kept.order).left_to_streams(left, asked),
                 None => vec![left],
             };
             left.into_iter().for_each(|range| self.fetch_blocks(range, asked, Why::Ahead));

@@ -46,6 +46,8 @@ pub struct Order {
     asked: Set,
     /// The same in order.
     noted: Vec<u16>,
+    /// How much was read.
+    bytes: u64,
     followed: Option<Followed>,
 }
 
@@ -71,7 +73,7 @@ impl Order {
     pub fn new(size: u64) -> Option<Order> {
         let stretches = stretches(size);
         let (asked, noted) = (Set::of(stretches), Vec::new());
-        (size >= LEAST).then_some(Order { stretches, asked, noted, followed: None })
+        (size >= LEAST).then_some(Order { stretches, asked, noted, bytes: 0, followed: None })
     }
 
     pub fn stretches(&self) -> Stretches {
@@ -90,6 +92,7 @@ impl Order {
 
     /// Takes note of a read.
     pub fn note(&mut self, range: &Range<u64>) {
+        self.bytes = self.bytes.saturating_add(range.end.saturating_sub(range.start));
         for stretch in self.stretches.touched(range) {
             if self.asked.add(stretch) {
                 self.noted.push(stretch as u16);
@@ -106,12 +109,15 @@ impl Order {
         self.stretches.joined(next.filter(|&stretch| !self.asked.has(stretch)))
     }
 
-    /// What is to be fetched of a range that a stream would read next. While an order is followed that is
-    /// what the load before did not read, or this one passed by: the rest is fetched in its turn.
-    pub fn left_to_streams(&self, range: Range<u64>) -> Vec<Range<u64>> {
+    /// What is to be fetched of a range that a stream would read next, whose reader asked for something that begins
+    /// there. While an order is followed that is what the load before did not read, or this one passed by: the rest is
+    /// fetched in its turn. For a reader who is far ahead of the order its turn may never come.
+    pub fn left_to_streams(&self, range: Range<u64>, asked: u64) -> Vec<Range<u64>> {
         let length = self.stretches.length;
-        let followed = self.followed.as_ref().filter(|followed| followed.is_under_way(length));
-        let Some(followed) = followed else { return vec![range] };
+        let asked = (asked / length) as usize;
+        let under_way =
+            |followed: &&Followed| followed.is_under_way(length) && !followed.is_far_from(asked);
+        let Some(followed) = self.followed.as_ref().filter(under_way) else { return vec![range] };
         let is_left = |stretch| !followed.comes_to(stretch);
         self.stretches.left(&range, is_left)
     }
@@ -119,7 +125,9 @@ impl Order {
     /// The order so far, if that was a load.
     pub fn load(&self) -> Option<&[u16]> {
         let bytes = self.noted.len() as u64 * self.stretches.length;
-        let is_load = bytes >= LEAST && self.noted.len() * 2 >= self.stretches.count();
+        // Who reads a little here and there comes by many, and there is nothing to be fetched for them.
+        let is_read = self.bytes >= bytes / 2;
+        let is_load = is_read && bytes >= LEAST && self.noted.len() * 2 >= self.stretches.count();
         is_load.then_some(&*self.noted)
     }
 }
@@ -133,6 +141,12 @@ impl Followed {
     fn comes_to(&self, stretch: usize) -> bool {
         let place = self.places[stretch];
         place != NOWHERE && place as usize >= self.at
+    }
+
+    /// Whether it comes to a stretch only when much else was read.
+    fn is_far_from(&self, stretch: usize) -> bool {
+        let place = self.places.get(stretch).copied().unwrap_or(NOWHERE);
+        place != NOWHERE && place as usize >= self.at + NEAR
     }
 
     /// Whether it is still followed after this stretch. One that is not in the order, or comes later than
@@ -274,6 +288,15 @@ mod tests {
     }
 
     #[test]
+    fn a_little_here_and_there_is_no_load() {
+        let mut order = Order::new(400 * MIB).unwrap();
+        (0..400).for_each(|n| order.note(&(n * MIB..n * MIB + 4096)));
+        assert_eq!(order.load(), None);
+        (0..400).for_each(|n| order.note(&(n * MIB + 4096..(n + 1) * MIB)));
+        assert_eq!(order.load().unwrap().len(), 400);
+    }
+
+    #[test]
     fn stretches_of_large_images_are_longer_and_never_more() {
         for (size, count) in
             [(64 << 30, 1 << 16), ((64 << 30) + 1, (1 << 15) + 1), (1 << 40, 1 << 16)]
@@ -289,19 +312,28 @@ mod tests {
     fn streams_fetch_what_the_order_does_not_come_to() {
         let mut order = Order::new(400 * MIB).unwrap();
         let all = || 5 * MIB + 7..75 * MIB - 7;
-        assert_eq!(order.left_to_streams(all()), [all()]);
+        assert_eq!(order.left_to_streams(all(), 10 * MIB), [all()]);
         // Of the first hundred, thirty to forty were not read then.
         order.follow((0..30).chain(40..100).collect());
-        assert_eq!(order.left_to_streams(all()), [all()], "nothing says yet that it is followed");
+        assert_eq!(
+            order.left_to_streams(all(), 10 * MIB),
+            [all()],
+            "nothing says yet that it is followed"
+        );
         order.note(&(10 * MIB..11 * MIB));
         order.ahead(MIB - 1);
-        assert_eq!(order.left_to_streams(all()), [all()], "there is no room to follow it with");
+        assert_eq!(
+            order.left_to_streams(all(), 10 * MIB),
+            [all()],
+            "there is no room to follow it with"
+        );
         order.ahead(WIDEST);
         // Also what was read before: who reads it again has to be read ahead of again.
         let passed_by = 5 * MIB + 7..11 * MIB;
-        assert_eq!(order.left_to_streams(all()), [passed_by, 30 * MIB..40 * MIB]);
+        assert_eq!(order.left_to_streams(all(), 10 * MIB), [passed_by, 30 * MIB..40 * MIB]);
+        assert_eq!(order.left_to_streams(all(), 90 * MIB), [all()], "its turn comes much later");
         order.note(&(0..100 * MIB));
-        assert_eq!(order.left_to_streams(all()), [all()], "it is over");
+        assert_eq!(order.left_to_streams(all(), 10 * MIB), [all()], "it is over");
     }
 
     proptest! {

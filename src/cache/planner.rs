@@ -38,6 +38,10 @@ const NEAR: u64 = 1 << 20;
 /// it is to where the stream has been fetched ahead.
 const AHEAD: u64 = 4 << 20;
 
+/// Both as a multiple of what is read, at the most: the kernel asks in small requests for what it reads close by, and
+/// who reads a little here and there wants nothing of what lies between.
+const STRIDE: u64 = 16;
+
 /// What the kernel reads around a page that is touched, at the most: a stream that got no further touched it and
 /// no more.
 const TOUCH: u64 = 8 << 20;
@@ -160,9 +164,11 @@ impl Planner {
     /// The stream that a read belongs to: of those near it the one that is nearest, and of several the one that
     /// was read last.
     fn stream_of(&self, range: &Range<u64>, given: &Given) -> Option<usize> {
+        let stride = (range.end - range.start).saturating_mul(STRIDE);
         let near = |(n, stream): (usize, &Stream)| {
             let next = given.next(stream.at).max(stream.at);
-            let is_near = range.end + NEAR >= stream.at && range.start <= next + AHEAD;
+            let is_near = range.end + NEAR.min(stride) >= stream.at
+                && range.start <= next + AHEAD.min(stride);
             let apart = stream.at.abs_diff(range.start).min(next.abs_diff(range.start));
             is_near.then_some((apart, Reverse(stream.latest), n))
         };
@@ -310,6 +316,26 @@ mod tests {
             let at = n * 11 * MIB;
             let seen = planner.read(&(at..at + STEP), ends(MOST * 64), &nothing(), WIDEST, MOST);
             assert_eq!(seen, Seen { is_jump: true, ..Seen::default() });
+        }
+    }
+
+    #[test]
+    fn who_reads_a_little_here_and_there_is_no_stream() {
+        const PAGE: u64 = 4096;
+        for apart in [128 << 10, MIB, 4 * MIB] {
+            let mut planner = Planner::default();
+            for at in (0..1000).map(|n| n * apart) {
+                let seen =
+                    planner.read(&(at..at + PAGE), ends(MOST * 64), &nothing(), WIDEST, MOST);
+                assert_eq!(seen, Seen { is_jump: true, ..Seen::default() });
+            }
+        }
+        // But page by page it is one, and so is a little of it left out.
+        for apart in [PAGE, 8 * PAGE] {
+            let mut planner = Planner::default();
+            let read =
+                |at| fetched(planner.read(&(at..at + PAGE), ends(MOST), &nothing(), WIDEST, MOST));
+            assert!((0..1000).map(|n| n * apart).filter_map(read).last().is_some());
         }
     }
 
