@@ -4,11 +4,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::checkpoint::OriginId;
 use crate::image::SegmentBytes;
 
 use super::pool::Size;
 use super::request::Answer;
-use super::served::{Served, with_scratch};
+use super::scratch::with_scratch;
+use super::served::Served;
 use super::wanted::Wanted;
 
 /// A jump of no more than this reads what it asks for alone. Random reads of 4 KiB took six times as
@@ -52,17 +54,12 @@ impl Served {
 
     /// Reads a range through the page cache, piece by piece.
     pub(super) fn read_in_pieces(self: &Arc<Self>, range: Range<u64>, answer: Answer) {
-        let origin = self.image().segments(range.clone()).find_map(|segment| match segment.bytes {
-            SegmentBytes::Header(_) => None,
-            SegmentBytes::Run { origin, .. } => Some(origin),
-            SegmentBytes::Tensor { place, .. } => {
-                Some(self.image().tensors()[place].bytes.reach().0)
-            }
-        });
-        let Some(origin) = origin else { return };
         let served = Arc::clone(self);
+        let Some(origin) = self.origins_of(&range).next() else { return };
         self.origins[origin.0 as usize].lane.run_now(Box::new(move || {
             let len = (range.end - range.start) as usize;
+            // Pieces are smaller than what the disk gives at once: those around them are wanted soon.
+            served.origins_of(&range).for_each(|origin| served.will_be_left(origin));
             with_scratch(len, |scratch| match served.reader.read_at(scratch, range.start) {
                 Ok(_) => {
                     served.cache.counting.buffered_bytes.add(len as u64);
@@ -71,5 +68,20 @@ impl Served {
                 Err(error) => answer.give(Err(&served.failed(error.into()))),
             });
         }));
+    }
+
+    /// Where the parts of a range come from.
+    fn origins_of(&self, range: &Range<u64>) -> impl Iterator<Item = OriginId> {
+        self.image().segments(range.clone()).filter_map(|segment| match segment.bytes {
+            SegmentBytes::Header(_) => None,
+            SegmentBytes::Run { origin, .. } => Some(origin),
+            SegmentBytes::Tensor { place, .. } => {
+                Some(self.image().tensors()[place].bytes.reach().0)
+            }
+        })
+    }
+
+    fn will_be_left(&self, origin: OriginId) {
+        self.origins[origin.0 as usize].will_be_left(&self.reader);
     }
 }

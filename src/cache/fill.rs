@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::Error;
 use super::request::Waiter;
-use super::served::{Served, with_scratch};
+use super::scratch::with_scratch;
+use super::served::Served;
 use super::store::{Block, BlockId, Of};
 
 /// A block that is to be filled. Dropped without it, those who wait are told.
@@ -178,6 +179,7 @@ impl Served {
             Of::File(_) => Ok(self.origin_of(id).read_buffered(&self.reader, out, offset)?),
             Of::Tensor(place) => {
                 let start = self.image().tensor_range(place as usize).start;
+                self.origin_of(id).will_be_left(&self.reader);
                 self.reader.read_at(out, start + offset)?;
                 Ok(())
             }

@@ -27,6 +27,7 @@ mod origin;
 mod planner;
 mod pool;
 mod request;
+mod scratch;
 mod served;
 mod store;
 mod stretches;

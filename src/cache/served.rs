@@ -3,7 +3,6 @@
 //! In order: from blocks that are there; from the sources' own page cache, copied once and kept
 //! nowhere; from the disk, into blocks that others then find.
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -15,17 +14,10 @@ use super::foresight::Foresight;
 use super::origin::OpenOrigin;
 use super::pool::Size;
 use super::request::{Answer, Done, Gathering, Waiter};
+use super::scratch::with_scratch;
 use super::store::{Block, BlockId, Found, Joined, Of};
 use super::wanted::Wanted;
 use super::{Cache, Error, fill};
-
-thread_local! {
-    /// Where this thread puts together what it answers at once.
-    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
-
-/// Memory that a thread keeps between reads: as much as the kernel asks for at once.
-const SCRATCH_KEPT: usize = 1 << 20;
 
 /// An open image, shared by all who have it open.
 pub struct Served {
@@ -342,19 +334,6 @@ const LARGE_FROM: u64 = 64 << 20;
 impl Drop for Served {
     fn drop(&mut self) {
         self.cache.store.forget(self.number);
+        self.origins.iter().for_each(|origin| origin.leave(&self.reader));
     }
-}
-
-/// Memory of this thread, of that length and any content.
-pub(super) fn with_scratch<T>(len: usize, work: impl FnOnce(&mut [u8]) -> T) -> T {
-    // Taken, not borrowed: what is called with it may read in its turn.
-    let mut scratch = SCRATCH.take();
-    if scratch.len() < len {
-        scratch.resize(len, 0);
-    }
-    let result = work(&mut scratch[..len]);
-    if scratch.len() <= SCRATCH_KEPT {
-        SCRATCH.set(scratch);
-    }
-    result
 }

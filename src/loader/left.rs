@@ -2,13 +2,13 @@
 //!
 //! In: the origins of a load, before it. Out: [`Left`], which lets go of what was not there: of a stretch
 //! that was read just now, so that little is held at a time, and of all the rest when it is dropped, since
-//! the system reads ahead.
+//! the system reads ahead. Where the system does not tell what was there, that is nothing.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::checkpoint::{OriginId, Sources};
-use crate::source::{Ways, uncached};
+use crate::source::{ReadAt, Ways, uncached};
 
 /// What the page cache did not have.
 pub struct Left<'a> {
@@ -27,7 +27,9 @@ impl<'a> Left<'a> {
         let mut missing = BTreeMap::new();
         for origin in origins {
             if let Some(file) = sources.file(origin) {
-                missing.entry(origin).or_insert_with(|| uncached(file));
+                let whole = 0..file.size();
+                let missing = missing.entry(origin);
+                missing.or_insert_with(|| uncached(file).unwrap_or_else(|| vec![whole]));
             }
         }
         Left { sources, ways, missing }
@@ -37,12 +39,7 @@ impl<'a> Left<'a> {
     pub fn let_go(&self, origin: OriginId, range: &Range<u64>) {
         let ways = self.ways.get(origin.0 as usize).and_then(Option::as_ref);
         let (Some(ways), Some(file)) = (ways, self.sources.file(origin)) else { return };
-        for missing in self.missing.get(&origin).into_iter().flatten() {
-            let part = missing.start.max(range.start)..missing.end.min(range.end);
-            if !part.is_empty() {
-                ways.forget(file, &part);
-            }
-        }
+        ways.forget(file, self.missing.get(&origin).map_or(&[], Vec::as_slice), range);
     }
 }
 

@@ -1,7 +1,6 @@
 //! What of a file the page cache does not have, to leave it as it was found.
 //!
-//! In: an [`OpenFile`]. Out: the ranges that are not there. Where the system does not tell, that is all of
-//! it: then nothing was.
+//! In: an [`OpenFile`]. Out: the ranges that are not there, where the system tells.
 
 use std::ops::Range;
 
@@ -16,10 +15,10 @@ use super::{OpenFile, ReadAt};
 const QUESTIONS: usize = 20_000;
 
 /// The ranges of a file that the page cache has nothing of, in order.
-pub fn uncached(file: &OpenFile) -> Vec<Range<u64>> {
-    let whole = 0..file.size();
+pub fn uncached(file: &OpenFile) -> Option<Vec<Range<u64>>> {
     let (mut found, mut questions) = (Vec::new(), 0);
-    let mut left = vec![whole.clone()];
+    let whole = 0..file.size();
+    let mut left = vec![whole];
     while let Some(range) = left.pop() {
         if range.is_empty() || questions == QUESTIONS {
             continue;
@@ -34,10 +33,10 @@ pub fn uncached(file: &OpenFile) -> Vec<Range<u64>> {
                 left.extend([middle..range.end, range.start..middle]);
             }
             Ok(_) => {}
-            Err(_) => return vec![whole],
+            Err(_) => return None,
         }
     }
-    found
+    Some(found)
 }
 
 /// The pages that are there, and all of them.
@@ -71,15 +70,15 @@ mod tests {
         std::fs::write(dir.path().join("f"), vec![7; len as usize]).unwrap();
         let (root, way) = Root::around(dir.path(), Links::Inside).unwrap();
         let file = root.open(&way.join(Path::new("f"))).unwrap();
-        assert_eq!(uncached(&file), []);
+        assert_eq!(uncached(&file).unwrap(), []);
         std::fs::File::open(dir.path().join("f")).unwrap().sync_all().unwrap();
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-        assert_eq!(uncached(&file), std::slice::from_ref(&(0..len)));
+        assert_eq!(uncached(&file).unwrap(), std::slice::from_ref(&(0..len)));
         // Without readahead, so that it is these pages alone.
         fadvise(&file, 0, None, Advice::Random).unwrap();
         for at in [0, 500, 501, 999] {
             file.read_exact_at(&mut [0], at * page).unwrap();
         }
-        assert_eq!(uncached(&file), [page..500 * page, 502 * page..999 * page]);
+        assert_eq!(uncached(&file).unwrap(), [page..500 * page, 502 * page..999 * page]);
     }
 }

@@ -3,9 +3,12 @@
 //! In: an [`OpenFile`]. Out: [`Ways`], which knows which of them its filesystem has, and fills memory by
 //! one of them. Every read but [`Ways::read_cached`] makes sure that the file is what it was.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{Advice, fadvise};
 
 use super::{Direct, DirectRead, Error, OpenFile, ReadAt, Residency};
 
@@ -88,11 +91,17 @@ impl Ways {
         self.local && self.residency.holds(file, range)
     }
 
-    /// Lets go of what the page cache has of a range, but for pages that somebody maps or writes.
-    pub fn forget(&self, file: &OpenFile, range: &Range<u64>) {
-        let len = std::num::NonZeroU64::new(range.end - range.start);
-        // A wish: what stays is only memory that another may want.
-        let _ = rustix::fs::fadvise(file, range.start, len, rustix::fs::Advice::DontNeed);
+    /// Lets go of what the page cache has of a range, if it did not have that before, but for pages that somebody maps
+    /// or writes.
+    pub fn forget(&self, file: &OpenFile, missing: &[Range<u64>], range: &Range<u64>) {
+        for missing in missing {
+            let part = missing.start.max(range.start)..missing.end.min(range.end);
+            let len = NonZeroU64::new(part.end.saturating_sub(part.start));
+            if len.is_some() {
+                // A wish: what stays is only memory that another may want.
+                let _ = fadvise(file, part.start, len, Advice::DontNeed);
+            }
+        }
     }
 
     fn direct(&self, file: &OpenFile) -> Option<&Direct> {

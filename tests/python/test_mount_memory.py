@@ -130,10 +130,10 @@ def test_a_model_of_twice_the_memory(mounts, group, source):
     mount.unmount()
 
 
-@pytest.mark.parametrize("memory", [16, 64])
-def test_the_budget_holds(mounts, source, memory):
+@pytest.mark.parametrize("memory, threads", [(16, 8), (64, 8), (16, 256)])
+def test_the_budget_holds(mounts, source, memory, threads):
     """Read by many at once, in ways that are hard to foresee."""
-    mount = mounts(source, "--memory", f"{memory}M", "--no-passthrough")
+    mount = mounts(source, "--memory", f"{memory}M", "--threads", str(threads), "--no-passthrough")
     before, _ = mount.resident()
     forget(source)
     reader = Path(__file__).with_name("test_mount_faults.py")
