@@ -77,20 +77,20 @@ impl Served {
     pub(super) fn replay(self: &Arc<Self>) {
         let Some(kept) = &self.foresight.kept else { return };
         let ahead = lock(&kept.order).ahead(self.widest());
-        ahead.into_iter().for_each(|range| self.fetch_blocks(range, 0, Why::Remembered));
+        ahead.into_iter().for_each(|range| self.fetch_blocks(range, &(0..0), Why::Remembered));
     }
 
     /// Has fetched what will probably be read next.
     pub(super) fn fetch_ahead(self: &Arc<Self>, range: &Range<u64>, seen: Seen) {
         if let Some(ahead) = seen.ahead {
-            self.fetch_left(&ahead, u64::MAX, range.start);
+            self.fetch_left(&ahead, u64::MAX, range);
         }
         if seen.comes
             && let Some(place) = self.image().tensor_at(range.start)
         {
             for (next, bytes) in self.foresee(place as u32) {
                 let next = self.image().tensor_range(next as usize);
-                self.fetch_left(&next, bytes, range.start);
+                self.fetch_left(&next, bytes, range);
             }
         }
     }
@@ -122,8 +122,8 @@ impl Served {
     }
 
     /// Has fetched so many bytes at the most of what was not given of a range, as is expected to be asked for by who
-    /// asked for something that begins at `asked`.
-    fn fetch_left(self: &Arc<Self>, range: &Range<u64>, most: u64, asked: u64) {
+    /// asked for another.
+    fn fetch_left(self: &Arc<Self>, range: &Range<u64>, most: u64, asked: &Range<u64>) {
         let left = lock(&self.foresight.given).left(range);
         let mut room = most;
         for left in left {
@@ -133,7 +133,7 @@ impl Served {
             let left = left.start..left.end.min(left.start.saturating_add(room));
             room -= left.end - left.start;
             let left = match &self.foresight.kept {
-                Some(kept) => lock(&kept.order).left_to_streams(left, asked),
+                Some(kept) => lock(&kept.order).left_to_streams(left, asked.start),
                 None => vec![left],
             };
             left.into_iter().for_each(|range| self.fetch_blocks(range, asked, Why::Ahead));
@@ -141,7 +141,7 @@ impl Served {
     }
 
     /// Has filled what no block has of a range, nor is about to.
-    fn fetch_blocks(self: &Arc<Self>, range: Range<u64>, asked: u64, why: Why) {
+    fn fetch_blocks(self: &Arc<Self>, range: Range<u64>, asked: &Range<u64>, why: Why) {
         let new = self.cache.store.announce(self.number, &self.to_fetch(range, asked));
         new.into_iter().for_each(|id| fill::start(self, id, why));
     }

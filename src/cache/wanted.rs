@@ -54,19 +54,26 @@ impl Served {
         Some(wanted)
     }
 
-    /// What to fetch of a range ahead of time: its pieces, those that lie in one block as one. Who read something that
-    /// begins at `asked` and reads on asks for whole requests from there: each is to lie in one block, to be answered
-    /// from it as it is.
-    pub(super) fn to_fetch(&self, range: Range<u64>, asked: u64) -> Vec<Piece> {
+    /// What to fetch of a range ahead of time: its pieces, those that lie in one block as one. Who asked for a range and
+    /// reads on asks for as much each time: each request is to lie in one block, to be answered from it as it is.
+    pub(super) fn to_fetch(&self, range: Range<u64>, asked: &Range<u64>) -> Vec<Piece> {
+        let request = asked.end - asked.start;
         let mut fetch: Vec<Piece> = Vec::new();
         for segment in self.image().segments(range) {
             let Some((of, bytes)) = self.place(&segment) else { continue };
-            let over = segment.range.start.wrapping_sub(asked);
+            let over = segment.range.start.wrapping_sub(asked.start);
+            // Of smaller requests a block has several, and may begin at any of them.
+            let over = if (1..Size::Small.bytes() as u64).contains(&request) {
+                over % request
+            } else {
+                over
+            };
             for piece in self.pieces(of, bytes, over, 0) {
                 if let Some(last) = fetch.last_mut()
                     && (last.of, &last.within) == (of, &piece.within)
                 {
-                    last.bytes.end = piece.bytes.end;
+                    let (start, end) = (piece.bytes.start, piece.bytes.end);
+                    last.bytes = last.bytes.start.min(start)..last.bytes.end.max(end);
                 } else if fetch.len() < MOST_FETCHED {
                     fetch.push(piece);
                 } else {

@@ -1,5 +1,6 @@
 """What a mount reads ahead of its readers, and of whom it does not."""
 
+import mmap
 import os
 
 import pytest
@@ -19,13 +20,17 @@ def models(tmp_path_factory):
     return models
 
 
-@pytest.fixture
-def cold(mounts, models):
-    """A mount of it, with nothing of it in memory."""
+def forgotten(models):
     for path in models.glob("llama/*"):
         with open(path, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return mounts(models)
+    return models
+
+
+@pytest.fixture
+def cold(mounts, models):
+    """A mount of it, with nothing of it in memory."""
+    return mounts(forgotten(models))
 
 
 def fetched(mount):
@@ -43,3 +48,15 @@ def test_nothing_where_a_little_is_read_here_and_there(cold, apart):
 def test_most_of_what_is_read_from_its_beginning_to_its_end(cold):
     assert len((cold / IMAGE).read_bytes()) > 128 * MIB
     assert fetched(cold) > 64
+
+
+def test_small_requests_that_follow_one_another_share_blocks(mounts, models):
+    mount = mounts(forgotten(models), "--readahead", "1M")
+    into = mmap.mmap(-1, MIB // 8)
+    # Past the page cache of the mount, so that the kernel asks for no more than this.
+    file = os.open(mount / IMAGE, os.O_RDONLY | os.O_DIRECT)
+    size = os.fstat(file).st_size
+    assert sum(os.preadv(file, [into], at) for at in range(0, size, len(into))) == size
+    os.close(file)
+    # And a few for the first windows, and where one file ends.
+    assert 32 < fetched(mount) <= size // MIB + 16
