@@ -121,14 +121,19 @@ def _written(specs, shards, directory, named, metadata, threads, sync):
     def write_one(number, names):
         if stop.is_set():
             return
-        file = files[number] = NewFile(directory, named)
-        for part in parts_of({name: specs[name] for name in names}, metadata):
-            if stop.is_set():
-                return
-            file.write(part)
-        file.finish(mode, sync)
-        if number >= kept:
-            file.set_aside()
+        try:
+            file = files[number] = NewFile(directory, named)
+            for part in parts_of({name: specs[name] for name in names}, metadata):
+                if stop.is_set():
+                    return
+                file.write(part)
+            file.finish(mode, sync)
+            if number >= kept:
+                file.set_aside()
+        except BaseException:
+            # Before another begins one more: what failed is open until all of them have ended.
+            stop.set()
+            raise
 
     try:
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:

@@ -252,7 +252,7 @@ def test_between_any_two_names_loaders_find_one_whole_set(tmp_path, monkeypatch,
 
 
 FEW = """
-import json, os, resource, sys, threading, torch, ckptfs.torch
+import json, os, resource, sys, threading, time, torch, ckptfs.torch
 folder, open_now = sys.argv[1], lambda: len(os.listdir("/proc/self/fd"))
 tensors = {f"{n:03}": torch.full((4,), float(n)) for n in range(400)}
 told, before = [], open_now()
@@ -263,6 +263,9 @@ names = ckptfs.torch.save_sharded(tensors, folder, 16, sync=False)
 after = open_now() - before
 
 def full(self, part, real=ckptfs._new_file.NewFile.write):
+    # One is slow: what the others do meanwhile leaves it what it needs.
+    if threading.current_thread().name.endswith("_0"):
+        time.sleep(0.05)
     if any(name.startswith(".ckptfs-") for name in os.listdir(folder)):
         raise OSError(28, "No space left on device")
     real(self, part)
