@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import bench_ways as ways
-from bench_common import RUNS, first_byte, in_turn
+from bench_common import RUNS, first_byte, in_page_cache, in_turn
 from bench_machine import machine
 from bench_models import Models
 from bench_process import Measured
@@ -144,9 +144,10 @@ def page_cache(bench):
         process = Measured((ways.touching, ways.safetensors_mapped), m.plain("tiny"), machine.image)
         prepare()
         with machine.mounted(m.shards()):
-            before = cached(m.sources)
+            machine.refill()
+            before = sum(in_page_cache(m.sources))
             machine.measured([process])
-            return before, cached(m.sources), cached([machine.image])
+            return before, sum(in_page_cache(m.sources)), sum(in_page_cache([machine.image]))
 
     for _ in range(RUNS):
         _, sources, image = held(machine.cold)
@@ -155,12 +156,6 @@ def page_cache(bench):
         changed.append({"changed": abs(sources - before), "source": before})
     yield "page cache", used
     yield "page cache, of a cached source changed", changed
-
-
-def cached(paths):
-    told = subprocess.run(["fincore", "--bytes", "--noheadings", "--raw", "--output", "RES", *paths], check=True,
-                          capture_output=True, text=True)  # fmt: skip
-    return sum(map(int, told.stdout.split()))
 
 
 def beside_others(bench, state, loaders, runs=RUNS):
@@ -215,7 +210,9 @@ def owned_through_the_mount(bench):
             return [load(m.plain())]
         machine.warm(m.shards())
         with machine.mounted(m.shards()):
-            return [load(machine.image), load(machine.image)]
+            first = load(machine.image)
+            machine.read(machine.image)
+            return [first, load(machine.image)]
 
     for run in in_turn(["mount", "ext4"], one):
         first.append({"mount": run["mount"][0], "ext4": run["ext4"][0]})

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
-from bench_common import RUNS, drop_caches, in_turn, mounted, warm
+from bench_common import RUNS, drop_caches, in_page_cache, in_turn, mounted, warm
 from bench_memory import Keeper
 from bench_process import Measured
 
@@ -26,15 +26,36 @@ class Machine:
         self.point.mkdir()
         self.image = self.point / IMAGE
         self.peaks = []
+        self.warmed = []
 
     def cold(self):
+        self.warmed = []
         drop_caches()
         self.keeper.take()
 
     def warm(self, *paths):
         """All files of folders, too."""
         self.cold()
-        warm(file for path in map(Path, paths) for file in (sorted(path.iterdir()) if path.is_dir() else [path]))
+        self.read(*paths)
+
+    def read(self, *paths):
+        """These are in the page cache from now on, whenever something is measured."""
+        self.warmed = [
+            file for path in map(Path, paths) for file in (sorted(path.iterdir()) if path.is_dir() else [path])
+        ]  # fmt: skip
+        warm(self.warmed)
+
+    def refill(self):
+        """Reads again what was read and let go of since: the system may reclaim what it thinks unused, within a
+        second or two."""
+        gone = self.warmed
+        for _ in range(8):
+            there = in_page_cache(gone) if gone else []
+            gone = [path for path, held in zip(gone, there, strict=True) if held < path.stat().st_size]
+            if not gone:
+                return
+            warm(gone)
+        raise SystemExit(f"failed: the page cache does not keep {gone[0]}, which is to be measured from there")
 
     @contextmanager
     def mounted(self, source, **how):
@@ -59,6 +80,7 @@ class Machine:
         """They end together: none gives up what it has while another is at work."""
         try:
             self.keeper.renew()
+            self.refill()
             for each in processes:
                 each.go()
             return [each.took() for each in processes]

@@ -11,7 +11,7 @@ import sys
 import time
 
 import bench_ways as ways
-from bench_common import CKPTFS, RUNS, first_byte, in_turn, warm, write_shards
+from bench_common import CKPTFS, RUNS, first_byte, in_turn, write_shards
 from bench_machine import machine
 from bench_results import Results
 
@@ -56,6 +56,7 @@ class Sides:
         """Seconds of a read."""
         def seconds(path):
             self.machine.keeper.renew()
+            self.machine.refill()
             return way(path)
 
         self.prepare(state, side)
@@ -83,7 +84,7 @@ class Sides:
 
     def read_before(self, state):
         if state == "second read":
-            warm([self.machine.image])
+            self.machine.read(self.machine.image)
             self.machine.keeper.take()
 
 

@@ -1,6 +1,7 @@
 """docs/performance.md has between its markers what the results give, and nothing else of it is touched."""
 
 import json
+import os
 import re
 import sys
 from xml.etree import ElementTree
@@ -12,6 +13,7 @@ from program import REPOSITORY
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 
 import bench_common
+import bench_machine
 import bench_page
 import bench_results
 from bench_page import Refused
@@ -220,3 +222,26 @@ def test_what_is_for_no_page_is_kept_nowhere(monkeypatch):
 
 def test_the_page_is_what_its_results_give():
     assert not bench_page.different(REPOSITORY / "docs/performance.md", REPOSITORY / "docs/performance")
+
+
+def test_what_is_measured_from_the_page_cache_is_there_again_when_it_was_let_go(tmp_path):
+    machine = bench_machine.Machine(tmp_path, keeper=None)
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_bytes(bytes(3 << 20))
+    os.sync()
+    machine.read(*files)
+    with open(files[1], "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert bench_common.in_page_cache([files[1]]) == [0]
+    machine.refill()
+    assert bench_common.in_page_cache(files) == [3 << 20] * 2
+
+
+def test_what_the_page_cache_does_not_keep_is_not_measured(tmp_path, monkeypatch):
+    machine = bench_machine.Machine(tmp_path, keeper=None)
+    (tmp_path / "a").write_bytes(b"something")
+    machine.read(tmp_path / "a")
+    monkeypatch.setattr("bench_machine.in_page_cache", lambda paths: [0 for _ in paths])
+    with pytest.raises(SystemExit, match="does not keep .*/a"):
+        machine.refill()
