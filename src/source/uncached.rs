@@ -16,6 +16,10 @@ const QUESTIONS: usize = 20_000;
 
 /// The ranges of a file that the page cache has nothing of, in order.
 pub fn uncached(file: &OpenFile) -> Option<Vec<Range<u64>>> {
+    // The pages of a file of an overlay are those of the file beneath: the system tells of none, and lets go of all.
+    if file.filesystem().overlaid {
+        return None;
+    }
     let (mut found, mut questions) = (Vec::new(), 0);
     let whole = 0..file.size();
     let mut left = vec![whole];

@@ -53,6 +53,23 @@ def strided(tmp_path):
     return tmp_path / "models"
 
 
+@pytest.fixture
+def overlay(tmp_path):
+    """Shows a folder as the upper one of a container does; gone when the test is."""
+    where = tmp_path / "overlay"
+    where.mkdir()
+
+    def over(folder):
+        for name in ("upper", "work"):
+            (tmp_path / name).mkdir()
+        how = f"lowerdir={folder},upperdir={tmp_path / 'upper'},workdir={tmp_path / 'work'}"
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", how, where], check=True)
+        return where
+
+    yield over
+    subprocess.run(["umount", "-l", where], check=True)
+
+
 def sources(folder):
     return sorted(path for path in Path(folder).glob("*/*") if path.suffix in (".safetensors", ".pt"))
 
@@ -84,3 +101,15 @@ def test_what_another_filesystem_has_that_is_not_of_this_machine(mounts, shards)
     # Like all that programs serve, a mount of ours is such a one for another mount.
     between = mounts(shards, "--keep", "*", "--no-passthrough")
     reads_once(mounts(between.point), "llama/model.safetensors", sources(between.point))
+
+
+def test_what_lies_in_an_overlay_stays(mounts, strided, overlay):
+    (source,) = sources(strided)
+    mount = mounts(overlay(strided))
+    source.read_bytes()
+    before = of_page_cache([source])
+    assert before >= 64 * MIB
+    with open(mount / "loose/turned.safetensors", "rb") as file:
+        assert len(file.read()) > 64 * MIB
+    until("the image is closed", lambda: mount.stats()["images"]["open"] == 0)
+    assert of_page_cache([source]) >= before // 2
