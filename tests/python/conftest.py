@@ -1,6 +1,7 @@
 """What every test here gets: the program under test."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 from mounts import PATIENCE, Mounts
 from program import Ckptfs, find_binary
 from samples import write_shards
+
+# A shell has what it starts in the background ignore ctrl-C, and so would all that is started here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
