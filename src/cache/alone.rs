@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::checkpoint::OriginId;
-use crate::image::SegmentBytes;
+use crate::image::{Segment, SegmentBytes};
 
+use super::Error;
 use super::pool::Size;
 use super::request::Answer;
 use super::scratch::with_scratch;
@@ -16,6 +17,9 @@ use super::wanted::Wanted;
 /// A jump of no more than this reads what it asks for alone. Random reads of 4 KiB took six times as
 /// long where each read a block; larger reads are what the kernel asks for streams with.
 const SMALL: u64 = 256 << 10;
+
+/// Pieces of one read that are each let go of as they are read.
+const FEW: usize = 8;
 
 impl Served {
     /// Where a range lies if it is small and one run of one file.
@@ -39,7 +43,7 @@ impl Served {
         let (store, from) = (&self.cache.store, &self.origins[origin as usize]);
         let Some(mut buffer) = store.buffer(Size::Small) else {
             return with_scratch(len, |scratch| {
-                match from.read_buffered(&self.reader, scratch, offset) {
+                match from.read_passing(&self.reader, scratch, offset) {
                     Ok(()) => answer.give(Ok(scratch)),
                     Err(error) => answer.give(Err(&self.failed(error.into()))),
                 }
@@ -55,33 +59,70 @@ impl Served {
     /// Reads a range through the page cache, piece by piece.
     pub(super) fn read_in_pieces(self: &Arc<Self>, range: Range<u64>, answer: Answer) {
         let served = Arc::clone(self);
-        let Some(origin) = self.origins_of(&range).next() else { return };
-        self.origins[origin.0 as usize].lane.run_now(Box::new(move || {
+        let Some(first) = self.image().segments(range.clone()).find_map(|s| self.origin_in(&s))
+        else {
+            return;
+        };
+        self.origins[first.0 as usize].lane.run_now(Box::new(move || {
             let len = (range.end - range.start) as usize;
-            // Pieces are smaller than what the disk gives at once: those around them are wanted soon.
-            served.origins_of(&range).for_each(|origin| served.will_be_left(origin));
-            with_scratch(len, |scratch| match served.reader.read_at(scratch, range.start) {
-                Ok(_) => {
+            with_scratch(len, |scratch| match served.fill_in_pieces(&range, scratch) {
+                Ok(()) => {
                     served.cache.counting.buffered_bytes.add(len as u64);
                     answer.give(Ok(scratch));
                 }
-                Err(error) => answer.give(Err(&served.failed(error.into()))),
+                Err(error) => answer.give(Err(&served.failed(error))),
             });
         }));
     }
 
-    /// Where the parts of a range come from.
-    fn origins_of(&self, range: &Range<u64>) -> impl Iterator<Item = OriginId> {
-        self.image().segments(range.clone()).filter_map(|segment| match segment.bytes {
+    fn fill_in_pieces(&self, range: &Range<u64>, out: &mut [u8]) -> Result<(), Error> {
+        let segments: Vec<Segment> = self.image().segments(range.clone()).collect();
+        // Reads come back to the pages that hold tiny pieces.
+        let passing = |segment: &Segment| match segment.bytes {
+            SegmentBytes::Run { origin, offset } if segments.len() <= FEW => Some((origin, offset)),
+            _ => None,
+        };
+        let near = |a: &Segment, b: &Segment| passing(a).is_none() && passing(b).is_none();
+        for segments in segments.chunk_by(near) {
+            let (first, last) = (&segments[0], &segments[segments.len() - 1]);
+            let part = first.range.start..last.range.end;
+            let out =
+                &mut out[(part.start - range.start) as usize..(part.end - range.start) as usize];
+            if let Some((origin, offset)) = passing(first) {
+                self.origins[origin.0 as usize].read_passing(&self.reader, out, offset)?;
+            } else {
+                segments.iter().for_each(|segment| self.keep(segment));
+                self.reader.read_at(out, part.start)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// To be called before it is read through the page cache to which reads come back.
+    fn keep(&self, segment: &Segment) {
+        match segment.bytes {
+            SegmentBytes::Header(_) => {}
+            SegmentBytes::Tensor { place, .. } => self.keep_tensor(place),
+            SegmentBytes::Run { origin, offset } => {
+                let len = segment.range.end - segment.range.start;
+                self.origins[origin.0 as usize].keep(&self.reader, &(offset..offset + len));
+            }
+        }
+    }
+
+    /// To be called before a part of a tensor is gathered: the next part of it comes back to the same pages.
+    pub(super) fn keep_tensor(&self, place: usize) {
+        let (origin, offset, len) = self.image().tensors()[place].bytes.reach();
+        self.origins[origin.0 as usize].keep(&self.reader, &(offset..offset.saturating_add(len)));
+    }
+
+    fn origin_in(&self, segment: &Segment) -> Option<OriginId> {
+        match segment.bytes {
             SegmentBytes::Header(_) => None,
             SegmentBytes::Run { origin, .. } => Some(origin),
             SegmentBytes::Tensor { place, .. } => {
                 Some(self.image().tensors()[place].bytes.reach().0)
             }
-        })
-    }
-
-    fn will_be_left(&self, origin: OriginId) {
-        self.origins[origin.0 as usize].will_be_left(&self.reader);
+        }
     }
 }

@@ -176,10 +176,10 @@ impl Served {
     fn fetch_part(&self, id: BlockId, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         self.cache.counting.buffered_bytes.add(out.len() as u64);
         match id.of {
-            Of::File(_) => Ok(self.origin_of(id).read_buffered(&self.reader, out, offset)?),
+            Of::File(_) => Ok(self.origin_of(id).read_passing(&self.reader, out, offset)?),
             Of::Tensor(place) => {
                 let start = self.image().tensor_range(place as usize).start;
-                self.origin_of(id).will_be_left(&self.reader);
+                self.keep_tensor(place as usize);
                 self.reader.read_at(out, start + offset)?;
                 Ok(())
             }

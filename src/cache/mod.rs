@@ -13,6 +13,7 @@
 //! the load before, which `orders` keeps on disk as `written` has it.
 
 mod alone;
+mod brought;
 mod counters;
 mod course;
 mod cover;

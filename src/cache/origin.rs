@@ -3,13 +3,14 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::checkpoint::OriginId;
 use crate::image::Reader;
-use crate::source::{DIRECT_ALIGNMENT, Error, OpenFile, Way, Ways, uncached};
+use crate::source::{DIRECT_ALIGNMENT, Error, OpenFile, Ways};
 
 use super::Cache;
+use super::brought::Brought;
 use super::counters::Counting;
 use super::lane::Lane;
 
@@ -22,9 +23,7 @@ pub struct OpenOrigin {
     /// The file, if it is one.
     pub path: Option<PathBuf>,
     ways: Option<Ways>,
-    /// What the page cache had nothing of before it was first read through that. Nothing where the system does not tell:
-    /// what another has there is not ours to let go of.
-    missing: OnceLock<Vec<Range<u64>>>,
+    brought: Brought,
 }
 
 impl OpenOrigin {
@@ -34,15 +33,15 @@ impl OpenOrigin {
         let ways = file.map(Ways::of);
         let local = ways.as_ref().is_none_or(Ways::is_local);
         let lane = cache.lane(file.map(|file| file.file().identity().dev), local);
-        let (path, missing) = (file.map(|file| file.file().path()), OnceLock::new());
-        OpenOrigin { id, local, lane, path, ways, missing }
+        let path = file.map(|file| file.file().path());
+        OpenOrigin { id, local, lane, path, ways, brought: Brought::default() }
     }
 
     fn file<'a>(&'a self, reader: &'a Reader) -> Option<(&'a Ways, &'a OpenFile)> {
         self.ways.as_ref().zip(reader.file(self.id))
     }
 
-    /// Reads a range into aligned memory, past the page cache if the filesystem can, and else as `read_buffered` does;
+    /// Reads a range into aligned memory, past the page cache if the filesystem can, and else as `read_passing` does;
     /// where in it the range lies then, behind what had to be read before it.
     pub fn read(
         &self,
@@ -53,48 +52,41 @@ impl OpenOrigin {
     ) -> Result<Range<usize>, Error> {
         let before = range.start as usize % DIRECT_ALIGNMENT;
         let len = before + (range.end - range.start) as usize;
-        let Some((ways, file)) = self.file(reader) else { return Ok(before..len) };
-        let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT)];
         let start = range.start - before as u64;
-        if !ways.is_direct(file) {
-            self.missing(file);
-        }
-        let count = match ways.read(file, out, len, start)? {
-            Way::Direct => &counting.direct_bytes,
-            Way::Buffered => {
-                ways.forget(file, self.missing(file), &(start..range.end));
-                &counting.buffered_bytes
-            }
+        let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT)];
+        let file = self.file(reader);
+        let count = if file.map_or(Ok(false), |(ways, file)| ways.read_direct(file, out, start))? {
+            &counting.direct_bytes
+        } else {
+            self.read_passing(reader, &mut out[..len], start)?;
+            &counting.buffered_bytes
         };
         count.add(len as u64);
         Ok(before..len)
     }
 
     /// Fills `out` through the page cache, which keeps of it what it had: the rest would be there twice.
-    pub fn read_buffered(&self, reader: &Reader, out: &mut [u8], offset: u64) -> Result<(), Error> {
-        let Some((ways, file)) = self.file(reader) else { return Ok(()) };
-        let missing = self.missing(file);
-        ways.read_buffered(file, out, offset)?;
-        ways.forget(file, missing, &(offset..offset + out.len() as u64));
-        Ok(())
+    pub fn read_passing(&self, reader: &Reader, out: &mut [u8], offset: u64) -> Result<(), Error> {
+        let Some((ways, file)) = self.file(reader) else {
+            return reader.sources().origin(self.id).read_exact_at(out, offset);
+        };
+        let range = offset..offset + out.len() as u64;
+        self.brought.passing(ways, file, &range, || ways.read_alone(file, out, offset))
     }
 
-    /// To be called before it is read through the page cache in ways that come back to the same pages again and again.
-    pub fn will_be_left(&self, reader: &Reader) {
-        if let Some(file) = reader.file(self.id) {
-            self.missing(file);
+    /// To be called before a range is read through the page cache in ways that come back to the same pages again and
+    /// again: it is let go of by `leave`.
+    pub fn keep(&self, reader: &Reader, range: &Range<u64>) {
+        if let Some((ways, file)) = self.file(reader) {
+            self.brought.keep(ways, file, range);
         }
     }
 
-    /// Leaves the page cache as it was before the first read through it.
+    /// To be called when nothing more is read.
     pub fn leave(&self, reader: &Reader) {
-        if let (Some((ways, file)), Some(missing)) = (self.file(reader), self.missing.get()) {
-            ways.forget(file, missing, &(0..u64::MAX));
+        if let Some(file) = reader.file(self.id) {
+            self.brought.let_go(file);
         }
-    }
-
-    fn missing(&self, file: &OpenFile) -> &[Range<u64>] {
-        self.missing.get_or_init(|| uncached(file).unwrap_or_default())
     }
 
     /// Fills `out` if the page cache has all of it.

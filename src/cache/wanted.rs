@@ -30,6 +30,20 @@ pub(super) struct Wanted {
     pub at_hand: Vec<(usize, Range<u64>)>,
 }
 
+/// Requests that follow one another.
+#[derive(Clone, Copy)]
+struct Requests {
+    /// Of each: no more than a block has.
+    length: u64,
+    /// How far before a range one of them begins.
+    over: u64,
+}
+
+impl Requests {
+    /// The range is the request.
+    const ONE: Requests = Requests { length: 1, over: 0 };
+}
+
 impl Served {
     /// What a read wants; `None` if that lies in more blocks than one read is made of.
     pub(super) fn wanted(&self, range: &Range<u64>) -> Option<Wanted> {
@@ -40,7 +54,7 @@ impl Served {
                 wanted.at_hand.push((at, segment.range));
                 continue;
             };
-            for piece in self.pieces(of, bytes, 0, at) {
+            for piece in self.pieces(of, bytes, Requests::ONE, at) {
                 let block = (of, piece.within.start);
                 if !blocks.contains(&block) {
                     if blocks.len() == MOST_BLOCKS {
@@ -57,18 +71,13 @@ impl Served {
     /// What to fetch of a range ahead of time: its pieces, those that lie in one block as one. Who asked for a range and
     /// reads on asks for as much each time: each request is to lie in one block, to be answered from it as it is.
     pub(super) fn to_fetch(&self, range: Range<u64>, asked: &Range<u64>) -> Vec<Piece> {
-        let request = asked.end - asked.start;
+        let length = (asked.end - asked.start).clamp(1, Size::Small.bytes() as u64);
         let mut fetch: Vec<Piece> = Vec::new();
         for segment in self.image().segments(range) {
             let Some((of, bytes)) = self.place(&segment) else { continue };
-            let over = segment.range.start.wrapping_sub(asked.start);
-            // Of smaller requests a block has several, and may begin at any of them.
-            let over = if (1..Size::Small.bytes() as u64).contains(&request) {
-                over % request
-            } else {
-                over
-            };
-            for piece in self.pieces(of, bytes, over, 0) {
+            let over = (segment.range.start as i64 - asked.start as i64).rem_euclid(length as i64);
+            let requests = Requests { length, over: over as u64 };
+            for piece in self.pieces(of, bytes, requests, 0) {
                 if let Some(last) = fetch.last_mut()
                     && (last.of, &last.within) == (of, &piece.within)
                 {
@@ -84,19 +93,23 @@ impl Served {
         fetch
     }
 
-    /// Cut so that each lies in one block. Blocks that have exactly what is asked for begin so that one would have begun
-    /// `over` bytes before it; others at multiples of their size.
+    /// Cut so that each lies in one block. Blocks that have exactly what is asked for have as many whole requests as fit;
+    /// others begin at multiples of their size.
     fn pieces(
         &self,
         of: Of,
         bytes: Range<u64>,
-        over: u64,
+        requests: Requests,
         at: usize,
     ) -> impl Iterator<Item = Piece> {
         let is_exact = matches!(of, Of::File(_)) && bytes.end - bytes.start >= EXACT;
-        let (over, all) =
-            if is_exact { (over, bytes.clone()) } else { (bytes.start, 0..self.len_of(of)) };
-        cut(bytes.clone(), self.size_of(of).bytes() as u64, over).map(move |within| {
+        let size = self.size_of(of).bytes() as u64;
+        let (size, before, all) = if is_exact {
+            (size - size % requests.length, requests.over, bytes.clone())
+        } else {
+            (size, bytes.start, 0..self.len_of(of))
+        };
+        cut(bytes.clone(), size, before).map(move |within| {
             let within = within.start.max(all.start)..within.end.min(all.end);
             let part = bytes.start.max(within.start)..bytes.end.min(within.end);
             Piece { of, at: at + (part.start - bytes.start) as usize, bytes: part, within }

@@ -8,12 +8,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::checkpoint::{OriginId, Sources};
-use crate::source::{ReadAt, Ways, uncached};
+use crate::source::{ReadAt, Ways, forget};
 
 /// What the page cache did not have.
 pub struct Left<'a> {
     sources: &'a Sources,
-    ways: &'a [Option<Ways>],
     missing: BTreeMap<OriginId, Vec<Range<u64>>>,
 }
 
@@ -22,24 +21,27 @@ impl<'a> Left<'a> {
     pub fn of(
         origins: impl Iterator<Item = OriginId>,
         sources: &'a Sources,
-        ways: &'a [Option<Ways>],
+        ways: &[Option<Ways>],
     ) -> Left<'a> {
         let mut missing = BTreeMap::new();
         for origin in origins {
-            if let Some(file) = sources.file(origin) {
+            let ways = ways.get(origin.0 as usize).and_then(Option::as_ref);
+            if let (Some(ways), Some(file)) = (ways, sources.file(origin)) {
                 let whole = 0..file.size();
-                let missing = missing.entry(origin);
-                missing.or_insert_with(|| uncached(file).unwrap_or_else(|| vec![whole]));
+                let uncached =
+                    || ways.uncached(file, &whole).unwrap_or_else(|| vec![whole.clone()]);
+                missing.entry(origin).or_insert_with(uncached);
             }
         }
-        Left { sources, ways, missing }
+        Left { sources, missing }
     }
 
     /// Lets go of a part of one.
     pub fn let_go(&self, origin: OriginId, range: &Range<u64>) {
-        let ways = self.ways.get(origin.0 as usize).and_then(Option::as_ref);
-        let (Some(ways), Some(file)) = (ways, self.sources.file(origin)) else { return };
-        ways.forget(file, self.missing.get(&origin).map_or(&[], Vec::as_slice), range);
+        let Some(file) = self.sources.file(origin) else { return };
+        for missing in self.missing.get(&origin).into_iter().flatten() {
+            forget(file, &(missing.start.max(range.start)..missing.end.min(range.end)));
+        }
     }
 }
 

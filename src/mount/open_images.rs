@@ -40,8 +40,8 @@ pub struct OpenImages {
 /// Descriptors for everything else: directories, files passed through, the device.
 const RESERVED: u64 = 128;
 
-/// A source is opened twice: for the page cache, and past it.
-const PER_FILE: usize = 2;
+/// How often a source is opened: for the page cache, past it, and for reads of which the kernel reads nothing ahead.
+const PER_FILE: usize = 3;
 
 impl OpenImages {
     pub fn new(cache: Arc<Cache>) -> OpenImages {

@@ -153,9 +153,14 @@ impl OpenFile {
 
     /// Fills `buf` as far as the file goes now, whatever it was when it was opened.
     pub fn read_some_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        self.read_some_by(&self.fd, buf, offset)
+    }
+
+    /// The same by another descriptor of it.
+    fn read_some_by(&self, fd: &OwnedFd, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
         let mut done = 0;
         while done < buf.len() {
-            match rustix::io::pread(&self.fd, &mut buf[done..], offset + done as u64) {
+            match rustix::io::pread(fd, &mut buf[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(n) => done += n,
                 Err(Errno::INTR) => {}
@@ -163,6 +168,21 @@ impl OpenFile {
             }
         }
         Ok(done)
+    }
+
+    /// Fills `buf` by another descriptor of it.
+    pub(super) fn read_exact_by(
+        &self,
+        fd: &OwnedFd,
+        buf: &mut [u8],
+        offset: u64,
+    ) -> Result<(), Error> {
+        if self.read_some_by(fd, buf, offset)? < buf.len() {
+            // Shorter than its own size: it was truncated under us.
+            self.check_unchanged()?;
+            return Err(Error::Short { path: self.file.path(), offset });
+        }
+        Ok(())
     }
 
     /// The whole file as memory that may be written: what is written stays in this process. Whoever
@@ -194,11 +214,6 @@ impl ReadAt for OpenFile {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
-        if self.read_some_at(buf, offset)? < buf.len() {
-            // Shorter than its own size: it was truncated under us.
-            self.check_unchanged()?;
-            return Err(Error::Short { path: self.file.path(), offset });
-        }
-        Ok(())
+        self.read_exact_by(&self.fd, buf, offset)
     }
 }

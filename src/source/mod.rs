@@ -26,9 +26,10 @@ pub use direct::{DIRECT_ALIGNMENT, Direct};
 pub use error::Error;
 pub use file::{File, Identity, OpenFile, State};
 pub use place::Typed;
+pub use residency::BEYOND;
 use residency::Residency;
 pub use root::{Destination, Entry, Links, Root, is_directory, is_hub_repository};
-pub use uncached::uncached;
+pub use uncached::forget;
 pub use ways::{Way, Ways};
 pub use whole::Whole;
 

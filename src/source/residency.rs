@@ -23,7 +23,7 @@ use super::{OpenFile, ReadAt};
 /// near the end of what is cached makes the kernel read on from there (at a page that it marked as
 /// it read ahead), and a reader who goes on so never leaves the page cache, which is the slower
 /// way. Twice the readahead of the fastest disks.
-const BEYOND: u64 = 16 << 20;
+pub const BEYOND: u64 = 16 << 20;
 
 /// How much is asked about at once, so that a reader who goes on asks seldom: the kernel looks at
 /// every page.
@@ -38,9 +38,8 @@ pub struct Residency {
     waits: AtomicBool,
     /// What was found to be there. Reading it finds out what has gone since.
     there: Mutex<Range<u64>>,
-    /// A descriptor to try on: a read that finds nothing makes the kernel read ahead for it, even
-    /// one that must not wait (Linux 6.18: 32 pages for one request). This one reads nothing
-    /// ahead, so that trying costs one page.
+    /// To try on, too: a read that finds nothing makes the kernel read ahead for it, even one that must not wait
+    /// (Linux 6.18: 32 pages for one request). Here trying costs one page.
     quiet: OnceLock<Option<OwnedFd>>,
     /// Where it was last tried in vain.
     vain: Mutex<Option<(u64, Instant)>>,
@@ -92,6 +91,16 @@ impl Residency {
         }
     }
 
+    /// A descriptor of the same file for which the kernel reads nothing ahead.
+    pub fn quiet(&self, file: &OpenFile) -> Option<&OwnedFd> {
+        let quiet = self.quiet.get_or_init(|| {
+            let fd = file.again(OFlags::empty())?;
+            fadvise(&fd, 0, None, Advice::Random).ok()?;
+            Some(fd)
+        });
+        quiet.as_ref()
+    }
+
     /// Tries the last byte of a range, and the last that is needed beyond it.
     fn is_there_by_trial(&self, file: &OpenFile, last: u64, beyond: u64) -> bool {
         let lately = lock(&self.vain)
@@ -99,12 +108,7 @@ impl Residency {
         if lately || self.waits.load(Ordering::Relaxed) {
             return false;
         }
-        let quiet = self.quiet.get_or_init(|| {
-            let fd = file.again(OFlags::empty())?;
-            fadvise(&fd, 0, None, Advice::Random).ok()?;
-            Some(fd)
-        });
-        let Some(quiet) = quiet else { return false };
+        let Some(quiet) = self.quiet(file) else { return false };
         let there = [beyond, last].iter().all(|at| self.read_at_once(quiet, &mut [0], *at));
         if !there {
             *lock(&self.vain) = Some((last, Instant::now()));

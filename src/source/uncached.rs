@@ -1,27 +1,28 @@
 //! What of a file the page cache does not have, to leave it as it was found.
 //!
-//! In: an [`OpenFile`]. Out: the ranges that are not there, where the system tells.
+//! In: an [`OpenFile`], and a range of it. Out: the ranges that are not there, where the system tells; nothing, where they
+//! are to be let go of.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
 
+use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
 use rustix::param::page_size;
 
 use super::cachestat::cached_pages;
 use super::{OpenFile, ReadAt};
 
-/// Questions that are asked about one file at the most: enough for a thousand islands. What is left then,
+/// Questions that are asked about one range at the most: enough for a thousand islands. What is left then,
 /// part there and part not, counts as there.
 const QUESTIONS: usize = 20_000;
 
-/// The ranges of a file that the page cache has nothing of, in order.
-pub fn uncached(file: &OpenFile) -> Option<Vec<Range<u64>>> {
-    // The pages of a file of an overlay are those of the file beneath: the system tells of none, and lets go of all.
-    if file.filesystem().overlaid {
-        return None;
-    }
+/// What of a range the page cache has nothing of, in whole pages and in order. Not of a file of an overlay.
+pub fn uncached(file: &OpenFile, range: &Range<u64>) -> Option<Vec<Range<u64>>> {
     let (mut found, mut questions) = (Vec::new(), 0);
-    let whole = 0..file.size();
+    let page = page_size() as u64;
+    let whole =
+        range.start / page * page..range.end.div_ceil(page).saturating_mul(page).min(file.size());
     let mut left = vec![whole];
     while let Some(range) = left.pop() {
         if range.is_empty() || questions == QUESTIONS {
@@ -31,7 +32,6 @@ pub fn uncached(file: &OpenFile) -> Option<Vec<Range<u64>>> {
         match there(file, &range) {
             Ok((0, _)) => add(&mut found, range),
             Ok((some, all)) if some < all => {
-                let page = page_size() as u64;
                 let middle = range.start / page * page + all / 2 * page;
                 // The first half is next, so that what is found is in order.
                 left.extend([middle..range.end, range.start..middle]);
@@ -41,6 +41,15 @@ pub fn uncached(file: &OpenFile) -> Option<Vec<Range<u64>>> {
         }
     }
     Some(found)
+}
+
+/// Lets go of the whole pages of a range, but for those that somebody maps or writes.
+pub fn forget(file: &OpenFile, range: &Range<u64>) {
+    let len = NonZeroU64::new(range.end.saturating_sub(range.start));
+    if len.is_some() {
+        // A wish: what stays is only memory that another may want.
+        let _ = fadvise(file, range.start, len, Advice::DontNeed);
+    }
 }
 
 /// The pages that are there, and all of them.
@@ -61,8 +70,6 @@ fn add(found: &mut Vec<Range<u64>>, range: Range<u64>) {
 mod tests {
     use std::path::Path;
 
-    use rustix::fs::{Advice, fadvise};
-
     use super::*;
     use crate::source::{Links, Root};
 
@@ -74,15 +81,26 @@ mod tests {
         std::fs::write(dir.path().join("f"), vec![7; len as usize]).unwrap();
         let (root, way) = Root::around(dir.path(), Links::Inside).unwrap();
         let file = root.open(&way.join(Path::new("f"))).unwrap();
-        assert_eq!(uncached(&file).unwrap(), []);
+        assert_eq!(uncached(&file, &(0..len)).unwrap(), []);
         std::fs::File::open(dir.path().join("f")).unwrap().sync_all().unwrap();
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-        assert_eq!(uncached(&file).unwrap(), std::slice::from_ref(&(0..len)));
+        assert_eq!(uncached(&file, &(0..len)).unwrap(), std::slice::from_ref(&(0..len)));
         // Without readahead, so that it is these pages alone.
         fadvise(&file, 0, None, Advice::Random).unwrap();
         for at in [0, 500, 501, 999] {
             file.read_exact_at(&mut [0], at * page).unwrap();
         }
-        assert_eq!(uncached(&file).unwrap(), [page..500 * page, 502 * page..999 * page]);
+        assert_eq!(uncached(&file, &(0..len)).unwrap(), [page..500 * page, 502 * page..999 * page]);
+        // Of a part of it: in whole pages, and not behind the end.
+        assert_eq!(
+            uncached(&file, &(499 * page + 5..503 * page - 5)).unwrap(),
+            [499 * page..500 * page, 502 * page..503 * page]
+        );
+        assert_eq!(uncached(&file, &(999 * page..u64::MAX - 7)).unwrap(), []);
+        forget(&file, &(999 * page..len));
+        assert_eq!(
+            uncached(&file, &(999 * page..u64::MAX - 7)).unwrap(),
+            std::slice::from_ref(&(999 * page..len))
+        );
     }
 }

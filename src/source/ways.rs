@@ -3,19 +3,18 @@
 //! In: an [`OpenFile`]. Out: [`Ways`], which knows which of them its filesystem has, and fills memory by
 //! one of them. Every read but [`Ways::read_cached`] makes sure that the file is what it was.
 
-use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Advice, fadvise};
-
+use super::uncached::uncached;
 use super::{Direct, DirectRead, Error, OpenFile, ReadAt, Residency};
 
 /// What is known of reading one file.
 #[derive(Debug)]
 pub struct Ways {
     local: bool,
+    overlaid: bool,
     residency: Residency,
     /// Opened when it is first needed.
     direct: OnceLock<Option<Direct>>,
@@ -37,6 +36,7 @@ impl Ways {
         let on = file.filesystem();
         Ways {
             local: on.local,
+            overlaid: on.overlaid,
             residency: Residency::on(on),
             direct: OnceLock::new(),
             refused: AtomicBool::new(false),
@@ -57,22 +57,40 @@ impl Ways {
         len: usize,
         offset: u64,
     ) -> Result<Way, Error> {
-        if let Some(direct) = self.direct(file) {
-            match direct.read_exact_at(out, offset)? {
-                DirectRead::Done => {
-                    file.check_unchanged()?;
-                    return Ok(Way::Direct);
-                }
-                DirectRead::Refused => self.refuse(file),
-            }
+        if self.read_direct(file, out, offset)? {
+            return Ok(Way::Direct);
         }
         self.read_buffered(file, &mut out[..len], offset)?;
         Ok(Way::Buffered)
     }
 
+    /// The same past the page cache, or not at all: whether the filesystem can.
+    pub fn read_direct(&self, file: &OpenFile, out: &mut [u8], offset: u64) -> Result<bool, Error> {
+        let Some(direct) = self.direct(file) else { return Ok(false) };
+        match direct.read_exact_at(out, offset)? {
+            DirectRead::Done => {
+                file.check_unchanged()?;
+                Ok(true)
+            }
+            DirectRead::Refused => {
+                self.refuse(file);
+                Ok(false)
+            }
+        }
+    }
+
     /// Fills `out`, any memory, from any offset, through the page cache.
     pub fn read_buffered(&self, file: &OpenFile, out: &mut [u8], offset: u64) -> Result<(), Error> {
         file.read_exact_at(out, offset)?;
+        file.check_unchanged()
+    }
+
+    /// The same, and the kernel reads nothing ahead.
+    pub fn read_alone(&self, file: &OpenFile, out: &mut [u8], offset: u64) -> Result<(), Error> {
+        let Some(quiet) = self.residency.quiet(file) else {
+            return self.read_buffered(file, out, offset);
+        };
+        file.read_exact_by(quiet, out, offset)?;
         file.check_unchanged()
     }
 
@@ -91,17 +109,10 @@ impl Ways {
         self.local && self.residency.holds(file, range)
     }
 
-    /// Lets go of what the page cache has of a range, if it did not have that before, but for pages that somebody maps
-    /// or writes.
-    pub fn forget(&self, file: &OpenFile, missing: &[Range<u64>], range: &Range<u64>) {
-        for missing in missing {
-            let part = missing.start.max(range.start)..missing.end.min(range.end);
-            let len = NonZeroU64::new(part.end.saturating_sub(part.start));
-            if len.is_some() {
-                // A wish: what stays is only memory that another may want.
-                let _ = fadvise(file, part.start, len, Advice::DontNeed);
-            }
-        }
+    /// What of a range the page cache has nothing of, in whole pages and in order, where the system tells.
+    pub fn uncached(&self, file: &OpenFile, range: &Range<u64>) -> Option<Vec<Range<u64>>> {
+        // The pages of a file of an overlay are those of the file beneath: the system tells of none, and lets go of all.
+        if self.overlaid { None } else { uncached(file, range) }
     }
 
     fn direct(&self, file: &OpenFile) -> Option<&Direct> {
