@@ -57,6 +57,11 @@ class Machine:
             warm(gone)
         raise SystemExit(f"failed: the page cache does not keep {gone[0]}, which is to be measured from there")
 
+    def ready(self):
+        """Right before a clock starts."""
+        self.keeper.renew()
+        self.refill()
+
     @contextmanager
     def mounted(self, source, **how):
         with mounted(source, self.point, **how) as daemon:
@@ -79,8 +84,7 @@ class Machine:
     def measured(self, processes):
         """They end together: none gives up what it has while another is at work."""
         try:
-            self.keeper.renew()
-            self.refill()
+            self.ready()
             for each in processes:
                 each.go()
             return [each.took() for each in processes]

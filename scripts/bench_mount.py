@@ -55,8 +55,7 @@ class Sides:
     def read(self, way, state, side):
         """Seconds of a read."""
         def seconds(path):
-            self.machine.keeper.renew()
-            self.machine.refill()
+            self.machine.ready()
             return way(path)
 
         self.prepare(state, side)
@@ -109,7 +108,7 @@ def checkpoints(results, machine):
         runs = []
         for _ in range(RUNS):
             machine.cold()
-            machine.keeper.renew()
+            machine.ready()
             with machine.mounted(many) as daemon:
                 byte = first_byte(daemon.point / f"model{count - 1}.safetensors")
                 start = time.perf_counter()
@@ -125,7 +124,7 @@ def large_header(results, machine):
     for _ in range(RUNS):
         machine.cold()
         with machine.mounted(many):
-            machine.keeper.renew()
+            machine.ready()
             built.append({"seconds": first_byte(machine.image)})
             time.sleep(1)
             again.append({"seconds": first_byte(machine.image)})

@@ -8,6 +8,7 @@ use crate::checkpoint::OriginId;
 use crate::image::{Segment, SegmentBytes};
 
 use super::Error;
+use super::brought::Reading;
 use super::pool::Size;
 use super::request::Answer;
 use super::scratch::with_scratch;
@@ -91,29 +92,30 @@ impl Served {
             if let Some((origin, offset)) = passing(first) {
                 self.origins[origin.0 as usize].read_passing(&self.reader, out, offset)?;
             } else {
-                segments.iter().for_each(|segment| self.keep(segment));
+                let _kept: Vec<_> =
+                    segments.iter().filter_map(|segment| self.keep(segment)).collect();
                 self.reader.read_at(out, part.start)?;
             }
         }
         Ok(())
     }
 
-    /// To be called before it is read through the page cache to which reads come back.
-    fn keep(&self, segment: &Segment) {
+    /// To be called before it is read through the page cache to which reads come back, and held until it was.
+    fn keep(&self, segment: &Segment) -> Option<Reading<'_>> {
         match segment.bytes {
-            SegmentBytes::Header(_) => {}
+            SegmentBytes::Header(_) => None,
             SegmentBytes::Tensor { place, .. } => self.keep_tensor(place),
             SegmentBytes::Run { origin, offset } => {
                 let len = segment.range.end - segment.range.start;
-                self.origins[origin.0 as usize].keep(&self.reader, &(offset..offset + len));
+                self.origins[origin.0 as usize].keep(&self.reader, &(offset..offset + len))
             }
         }
     }
 
-    /// To be called before a part of a tensor is gathered: the next part of it comes back to the same pages.
-    pub(super) fn keep_tensor(&self, place: usize) {
+    /// The same for a part of a tensor that is gathered: the next part of it comes back to the same pages.
+    pub(super) fn keep_tensor(&self, place: usize) -> Option<Reading<'_>> {
         let (origin, offset, len) = self.image().tensors()[place].bytes.reach();
-        self.origins[origin.0 as usize].keep(&self.reader, &(offset..offset.saturating_add(len)));
+        self.origins[origin.0 as usize].keep(&self.reader, &(offset..offset.saturating_add(len)))
     }
 
     fn origin_in(&self, segment: &Segment) -> Option<OriginId> {

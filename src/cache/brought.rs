@@ -10,13 +10,13 @@ use std::sync::Mutex;
 use rangemap::RangeSet;
 use rustix::param::page_size;
 
-use crate::source::{BEYOND, Error, OpenFile, Ways, forget};
+use crate::source::{BEYOND, Error, OpenFile, ReadAt, Ways, forget};
 use crate::threads::lock;
 
 /// Read before any of it is let go of, which takes the kernel as long as a small read.
 const TOGETHER: u64 = 1 << 20;
 
-/// Ranges that are remembered of one file at the most. What would be more stays.
+/// Ranges that are remembered of one file at the most. Before there are more, all are let go of.
 const MOST: usize = 16 << 10;
 
 /// Ranges that are tried again after others, at the most.
@@ -29,7 +29,7 @@ pub struct Brought(Mutex<Pages>);
 struct Pages {
     /// What was not there before our reads, and may be since.
     ours: RangeSet<u64>,
-    /// What is being read, and let go of then; in whole pages.
+    /// What is being read, in whole pages: what is let go of there may come back.
     reading: Vec<Range<u64>>,
     /// What of ours was read and need not stay. Pages of which only a part was read are there until what is beside them is
     /// read, or the image is closed.
@@ -37,8 +37,11 @@ struct Pages {
     /// What of that is to be let go of next, and how much was read since that was done.
     next: Vec<Range<u64>>,
     owed: u64,
-    /// What was asked about for reads that come back to it.
+    /// What was asked about before reads other than those that pass. Its pages, like those that others had read, may be
+    /// such that the kernel reads on at, whoever comes to them.
     kept: RangeSet<u64>,
+    /// There are too many ranges, and others hold on to them.
+    stuck: bool,
 }
 
 impl Pages {
@@ -50,9 +53,10 @@ impl Pages {
         }
     }
 
-    /// These are not there any more. What is being read comes back.
-    fn remove(&mut self, gone: &[Range<u64>]) {
+    /// Sees what of a range is not there any more. To be asked under the lock: what is read since is there, or being read.
+    fn remove_gone(&mut self, ways: &Ways, file: &OpenFile, range: &Range<u64>) {
         let reading: RangeSet<u64> = self.reading.iter().cloned().collect();
+        let gone = ways.uncached(file, range).unwrap_or_default();
         for gone in gone.iter().flat_map(|gone| reading.gaps(gone)) {
             self.ours.remove(gone.clone());
             self.kept.remove(gone);
@@ -61,20 +65,42 @@ impl Pages {
 
     /// What of a range is ours.
     fn ours_in(&self, range: &Range<u64>) -> Vec<Range<u64>> {
-        let ours = self.ours.overlapping(range);
-        ours.map(|ours| ours.start.max(range.start)..ours.end.min(range.end)).collect()
+        within(&self.ours, range)
     }
 
     /// What was read since this was called last, with what was left of what lies beside it.
     fn take_next(&mut self) -> Vec<Range<u64>> {
         let mut taken = Vec::new();
         for next in std::mem::take(&mut self.next) {
-            if let Some(all) = self.passed.get(&next.start).cloned() {
-                self.passed.remove(all.clone());
-                taken.push(all);
+            for passed in within(&self.passed, &whole_pages(&next)) {
+                self.passed.remove(passed.clone());
+                taken.push(passed);
             }
         }
         taken
+    }
+}
+
+fn within(set: &RangeSet<u64>, range: &Range<u64>) -> Vec<Range<u64>> {
+    let common = |of: &Range<u64>| of.start.max(range.start)..of.end.min(range.end);
+    set.overlapping(range).map(common).collect()
+}
+
+/// With all of the pages at its ends.
+fn whole_pages(range: &Range<u64>) -> Range<u64> {
+    let page = page_size() as u64;
+    range.start / page * page..range.end.div_ceil(page).saturating_mul(page)
+}
+
+/// A range is being read for as long as this lives.
+pub struct Reading<'a>(&'a Mutex<Pages>, Range<u64>);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let reading = &mut lock(self.0).reading;
+        if let Some(this) = reading.iter().position(|reading| *reading == self.1) {
+            reading.swap_remove(this);
+        }
     }
 }
 
@@ -90,37 +116,45 @@ impl Brought {
         if range.is_empty() {
             return read();
         }
-        let page = page_size() as u64;
-        let whole = range.start / page * page..range.end.div_ceil(page) * page;
-        lock(&self.0).reading.push(whole.clone());
-        let missing = ways.uncached(file, range).unwrap_or_default();
-        lock(&self.0).add(&missing);
-        let read = read();
-        let passed = {
+        self.make_room(ways, file);
+        let whole = whole_pages(range);
+        let reading = self.reading(whole.clone());
+        let Some(missing) = ways.uncached(file, range) else { return read() };
+        let may_go_on = {
             let mut pages = lock(&self.0);
-            if let Some(this) = pages.reading.iter().position(|reading| *reading == whole) {
-                pages.reading.swap_remove(this);
-            }
+            pages.add(&missing);
+            let all = whole.start..whole.end.min(file.size());
+            !all.is_empty() && (pages.ours.gaps(&all).next().is_some() || pages.kept.overlaps(&all))
+        };
+        let ahead = may_go_on.then(|| range.end..range.end.saturating_add(BEYOND));
+        let read = self.with_ahead(ways, file, ahead, read);
+        {
+            let mut pages = lock(&self.0);
             for ours in pages.ours_in(range) {
                 pages.passed.insert(ours.clone());
                 pages.next.push(ours);
             }
-            pages.owed += range.end - range.start;
+            pages.owed += whole.end - whole.start;
+        }
+        drop(reading);
+        let passed = {
+            let mut pages = lock(&self.0);
             if pages.owed < TOGETHER {
                 return read;
             }
             pages.owed = 0;
             pages.take_next()
         };
+        let page = page_size() as u64;
         for passed in passed {
             forget(file, &passed);
-            let gone = ways.uncached(file, &passed).unwrap_or_default();
             let mut pages = lock(&self.0);
-            pages.remove(&gone);
+            pages.remove_gone(ways, file, &passed);
             for left in pages.ours_in(&passed) {
                 pages.passed.insert(left.clone());
                 // Somebody is at it just now.
-                if left.end - left.start >= page && pages.next.len() < AGAIN {
+                let has_whole_page = left.start.next_multiple_of(page) + page <= left.end;
+                if has_whole_page && pages.next.len() < AGAIN {
                     pages.next.push(left);
                 }
             }
@@ -128,177 +162,81 @@ impl Brought {
         read
     }
 
-    /// Reads will come back to the pages of a range, or to those behind it, until the image is closed: they are not asked
-    /// about again, so that what others have had read of them by then is let go of, too.
-    pub fn keep(&self, ways: &Ways, file: &OpenFile, range: &Range<u64>) {
-        // With what the kernel reads ahead.
-        let end = range.end.saturating_add(BEYOND).div_ceil(BEYOND).saturating_mul(BEYOND);
-        let new = {
-            let mut pages = lock(&self.0);
-            let new: Vec<Range<u64>> = pages.kept.gaps(&(range.start..end)).collect();
-            pages.kept.extend(new.iter().cloned());
-            new
-        };
-        for range in new {
-            let missing = ways.uncached(file, &range).unwrap_or_default();
-            lock(&self.0).add(&missing);
+    /// What comes to be there of what lies ahead while it is read is ours, too.
+    fn with_ahead(
+        &self,
+        ways: &Ways,
+        file: &OpenFile,
+        ahead: Option<Range<u64>>,
+        read: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let Some(ahead) = ahead else { return read() };
+        let before = ways.uncached(file, &ahead).unwrap_or_default();
+        let read = read();
+        let mut came: RangeSet<u64> = before.into_iter().collect();
+        for missing in ways.uncached(file, &ahead).unwrap_or_default() {
+            came.remove(missing);
         }
+        let mut pages = lock(&self.0);
+        for came in came {
+            pages.add(std::slice::from_ref(&came));
+            pages.kept.insert(came);
+        }
+        read
     }
 
-    /// To be called when nothing more is read.
-    pub fn let_go(&self, file: &OpenFile) {
-        lock(&self.0).ours.iter().for_each(|range| forget(file, range));
+    /// To be called before a range is read and held until it was. Reads will come back to its pages, or to those behind it,
+    /// until the image is closed: they are not asked about again, so that what others have had read of them by then is
+    /// let go of, too.
+    pub fn keep(&self, ways: &Ways, file: &OpenFile, range: &Range<u64>) -> Reading<'_> {
+        self.make_room(ways, file);
+        // With what the kernel reads ahead.
+        let end = range.end.saturating_add(BEYOND).div_ceil(BEYOND).saturating_mul(BEYOND);
+        let range = whole_pages(&(range.start..end));
+        let reading = self.reading(range.clone());
+        let new: Vec<Range<u64>> = lock(&self.0).kept.gaps(&range).collect();
+        for range in new {
+            let missing = ways.uncached(file, &range).unwrap_or_default();
+            let mut pages = lock(&self.0);
+            pages.add(&missing);
+            pages.kept.insert(range);
+        }
+        reading
+    }
+
+    fn reading(&self, range: Range<u64>) -> Reading<'_> {
+        lock(&self.0).reading.push(range.clone());
+        Reading(&self.0, range)
+    }
+
+    fn make_room(&self, ways: &Ways, file: &OpenFile) {
+        {
+            let mut pages = lock(&self.0);
+            pages.stuck &= pages.ours.len() >= MOST / 2;
+            if pages.ours.len() < MOST || pages.stuck {
+                return;
+            }
+        }
+        self.let_go(ways, file);
+        let mut pages = lock(&self.0);
+        pages.stuck = pages.ours.len() >= MOST / 2;
+    }
+
+    /// Lets go of all that is ours.
+    pub fn let_go(&self, ways: &Ways, file: &OpenFile) {
+        let ours: Vec<Range<u64>> = {
+            let mut pages = lock(&self.0);
+            pages.passed.clear();
+            pages.next.clear();
+            pages.ours.iter().cloned().collect()
+        };
+        for ours in ours {
+            forget(file, &ours);
+            lock(&self.0).remove_gone(ways, file, &ours);
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use rustix::fs::{Advice, fadvise};
-
-    use super::*;
-    use crate::source::{Links, ReadAt, Root};
-
-    const SIZE: u64 = 8 << 20;
-
-    struct Sample {
-        file: OpenFile,
-        ways: Ways,
-        brought: Brought,
-        _dir: tempfile::TempDir,
-    }
-
-    impl Sample {
-        /// A file of which the page cache has nothing.
-        fn new() -> Sample {
-            // Not /tmp, which may be of memory, where nothing can be evicted.
-            let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-            let path = dir.path().join("f");
-            std::fs::write(&path, vec![7; SIZE as usize]).unwrap();
-            std::fs::File::open(&path).unwrap().sync_all().unwrap();
-            let (root, way) = Root::around(dir.path(), Links::Inside).unwrap();
-            let file = root.open(&way.join(Path::new("f"))).unwrap();
-            let (ways, brought) = (Ways::of(&file), Brought::default());
-            forget(&file, &(0..SIZE));
-            let sample = Sample { file, ways, brought, _dir: dir };
-            assert_eq!(sample.there(), []);
-            sample
-        }
-
-        /// As others do, with nothing ahead.
-        fn others_read(&self, range: &Range<u64>) {
-            fadvise(&self.file, 0, None, Advice::Random).unwrap();
-            let mut out = vec![0; (range.end - range.start) as usize];
-            self.file.read_exact_at(&mut out, range.start).unwrap();
-        }
-
-        fn pass(&self, range: Range<u64>) {
-            let Sample { file, ways, brought, .. } = self;
-            let mut out = vec![0; (range.end - range.start) as usize];
-            let read = || ways.read_alone(file, &mut out, range.start);
-            brought.passing(ways, file, &range, read).unwrap();
-            assert!(out.iter().all(|byte| *byte == 7));
-        }
-
-        fn keep(&self, range: Range<u64>) {
-            self.brought.keep(&self.ways, &self.file, &range);
-            self.others_read(&range);
-        }
-
-        /// What the page cache has.
-        fn there(&self) -> Vec<Range<u64>> {
-            let missing = self.ways.uncached(&self.file, &(0..SIZE)).unwrap();
-            missing.into_iter().collect::<RangeSet<u64>>().gaps(&(0..SIZE)).collect()
-        }
-    }
-
-    #[test]
-    fn what_was_there_stays_and_the_rest_is_let_go_of_as_it_is_read() {
-        let (sample, page) = (Sample::new(), page_size() as u64);
-        let before = [page..3 * page, 700 * page..701 * page];
-        before.iter().for_each(|range| sample.others_read(range));
-        // As blocks begin behind a header, in no order.
-        for block in [3, 0, 1, 2, 6, 5, 4] {
-            let start = 77 + block * TOGETHER;
-            sample.pass(start..start + TOGETHER);
-            let there = sample.there().iter().map(|range| range.end - range.start).sum::<u64>();
-            assert!(there <= 4 * page + 7 * 2 * page, "{there}");
-        }
-        // The first page and the last were read in part.
-        let end = (77 + 7 * TOGETHER) / page * page;
-        assert_eq!(sample.there(), [0..3 * page, 700 * page..701 * page, end..end + page]);
-        sample.brought.let_go(&sample.file);
-        assert_eq!(sample.there(), before);
-    }
-
-    #[test]
-    fn what_others_have_read_since_stays() {
-        let (sample, theirs) = (Sample::new(), 2 << 20..3 << 20);
-        sample.pass(0..1 << 20);
-        sample.others_read(&theirs);
-        sample.pass(1 << 20..5 << 20);
-        assert_eq!(sample.there(), std::slice::from_ref(&theirs));
-        sample.brought.let_go(&sample.file);
-        assert_eq!(sample.there(), [theirs]);
-    }
-
-    #[test]
-    fn what_is_let_go_of_while_it_is_read_again_is_let_go_of_again() {
-        let (sample, range) = (Sample::new(), 77..77 + TOGETHER);
-        let read = || {
-            sample.pass(range.clone());
-            assert_eq!(sample.there().len(), 2, "pages that were read in part");
-            sample.others_read(&range);
-            Ok(())
-        };
-        let Sample { file, ways, brought, .. } = &sample;
-        brought.passing(ways, file, &range, read).unwrap();
-        brought.let_go(file);
-        assert_eq!(sample.there(), []);
-    }
-
-    #[test]
-    fn nothing_is_left_by_many_who_read_the_same() {
-        let sample = Sample::new();
-        let before = 300 * page_size() as u64..301 * page_size() as u64;
-        sample.others_read(&before);
-        std::thread::scope(|scope| {
-            for thread in 0..8 {
-                let sample = &sample;
-                scope.spawn(move || {
-                    for n in 0..100 {
-                        let start = (n * 1_234_567 + thread * 7_654_321) % (SIZE - TOGETHER);
-                        sample.pass(start..start + TOGETHER);
-                    }
-                });
-            }
-        });
-        sample.brought.let_go(&sample.file);
-        assert_eq!(sample.there(), [before]);
-    }
-
-    #[test]
-    fn small_reads_are_let_go_of_together() {
-        let (sample, page) = (Sample::new(), page_size() as u64);
-        for n in 0..TOGETHER / page {
-            assert_eq!(sample.there().len() as u64, n);
-            sample.pass(n * 3 * page..(n * 3 + 1) * page);
-        }
-        assert_eq!(sample.there(), []);
-    }
-
-    #[test]
-    fn what_is_kept_stays_until_all_is_let_go_of() {
-        let (sample, page) = (Sample::new(), page_size() as u64);
-        sample.others_read(&(5 * page..6 * page));
-        sample.keep(4 * page..8 * page);
-        sample.pass(1 << 20..3 << 20);
-        // What lies behind it was asked about with it: the kernel reads ahead.
-        sample.others_read(&(4 << 20..5 << 20));
-        sample.keep(2 * page..10 * page);
-        assert_eq!(sample.there(), [2 * page..10 * page, 4 << 20..5 << 20]);
-        sample.brought.let_go(&sample.file);
-        assert_eq!(sample.there(), std::slice::from_ref(&(5 * page..6 * page)));
-    }
-}
+#[path = "brought_tests.rs"]
+mod tests;

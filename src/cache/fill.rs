@@ -179,7 +179,7 @@ impl Served {
             Of::File(_) => Ok(self.origin_of(id).read_passing(&self.reader, out, offset)?),
             Of::Tensor(place) => {
                 let start = self.image().tensor_range(place as usize).start;
-                self.keep_tensor(place as usize);
+                let _kept = self.keep_tensor(place as usize);
                 self.reader.read_at(out, start + offset)?;
                 Ok(())
             }

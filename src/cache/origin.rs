@@ -10,7 +10,7 @@ use crate::image::Reader;
 use crate::source::{DIRECT_ALIGNMENT, Error, OpenFile, Ways};
 
 use super::Cache;
-use super::brought::Brought;
+use super::brought::{Brought, Reading};
 use super::counters::Counting;
 use super::lane::Lane;
 
@@ -75,17 +75,15 @@ impl OpenOrigin {
     }
 
     /// To be called before a range is read through the page cache in ways that come back to the same pages again and
-    /// again: it is let go of by `leave`.
-    pub fn keep(&self, reader: &Reader, range: &Range<u64>) {
-        if let Some((ways, file)) = self.file(reader) {
-            self.brought.keep(ways, file, range);
-        }
+    /// again, and held until it was: it is let go of by `leave`.
+    pub fn keep(&self, reader: &Reader, range: &Range<u64>) -> Option<Reading<'_>> {
+        self.file(reader).map(|(ways, file)| self.brought.keep(ways, file, range))
     }
 
     /// To be called when nothing more is read.
     pub fn leave(&self, reader: &Reader) {
-        if let Some(file) = reader.file(self.id) {
-            self.brought.let_go(file);
+        if let Some((ways, file)) = self.file(reader) {
+            self.brought.let_go(ways, file);
         }
     }
 

@@ -42,6 +42,22 @@ struct Requests {
 impl Requests {
     /// The range is the request.
     const ONE: Requests = Requests { length: 1, over: 0 };
+
+    /// Those before and after one, of a range that begins there.
+    fn like(asked: &Range<u64>, start: u64) -> Requests {
+        let length = (asked.end - asked.start).clamp(1, Size::Small.bytes() as u64);
+        let over = if start < asked.start {
+            length - 1 - (asked.start - start - 1) % length
+        } else {
+            (start - asked.start) % length
+        };
+        Requests { length, over }
+    }
+
+    /// These bytes in blocks of at most this size, of whole requests but for the first and the last.
+    fn blocks(self, bytes: Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> {
+        cut(bytes, size - size % self.length, self.over)
+    }
 }
 
 impl Served {
@@ -71,12 +87,10 @@ impl Served {
     /// What to fetch of a range ahead of time: its pieces, those that lie in one block as one. Who asked for a range and
     /// reads on asks for as much each time: each request is to lie in one block, to be answered from it as it is.
     pub(super) fn to_fetch(&self, range: Range<u64>, asked: &Range<u64>) -> Vec<Piece> {
-        let length = (asked.end - asked.start).clamp(1, Size::Small.bytes() as u64);
         let mut fetch: Vec<Piece> = Vec::new();
         for segment in self.image().segments(range) {
             let Some((of, bytes)) = self.place(&segment) else { continue };
-            let over = (segment.range.start as i64 - asked.start as i64).rem_euclid(length as i64);
-            let requests = Requests { length, over: over as u64 };
+            let requests = Requests::like(asked, segment.range.start);
             for piece in self.pieces(of, bytes, requests, 0) {
                 if let Some(last) = fetch.last_mut()
                     && (last.of, &last.within) == (of, &piece.within)
@@ -104,12 +118,12 @@ impl Served {
     ) -> impl Iterator<Item = Piece> {
         let is_exact = matches!(of, Of::File(_)) && bytes.end - bytes.start >= EXACT;
         let size = self.size_of(of).bytes() as u64;
-        let (size, before, all) = if is_exact {
-            (size - size % requests.length, requests.over, bytes.clone())
+        let (requests, all) = if is_exact {
+            (requests, bytes.clone())
         } else {
-            (size, bytes.start, 0..self.len_of(of))
+            (Requests { length: 1, over: bytes.start }, 0..self.len_of(of))
         };
-        cut(bytes.clone(), size, before).map(move |within| {
+        requests.blocks(bytes.clone(), size).map(move |within| {
             let within = within.start.max(all.start)..within.end.min(all.end);
             let part = bytes.start.max(within.start)..bytes.end.min(within.end);
             Piece { of, at: at + (part.start - bytes.start) as usize, bytes: part, within }
@@ -172,10 +186,32 @@ fn cut(bytes: Range<u64>, size: u64, before: u64) -> impl Iterator<Item = Range<
 
 #[cfg(test)]
 mod tests {
-    use super::cut;
+    use super::{Requests, Size, cut};
 
     fn all(start: u64, end: u64, before: u64) -> Vec<(u64, u64)> {
         cut(start..end, 10, before).map(|range| (range.start, range.end)).collect()
+    }
+
+    #[test]
+    fn requests_that_follow_one_another_lie_in_one_block_each_whatever_their_length() {
+        let size = Size::Small.bytes() as u64;
+        for length in [1, 512, 4096, 100_000, 384 << 10, 700_001, size, 3 * size] {
+            for start in [4 * size, 5 * size + 77, 9 * size - 1] {
+                let asked = 5 * size + 77..5 * size + 77 + length;
+                let end = start + 10 * size;
+                let blocks: Vec<_> =
+                    Requests::like(&asked, start).blocks(start..end, size).collect();
+                assert!(blocks.iter().all(|block| block.end - block.start <= size));
+                assert!(blocks[0].start <= start && blocks[blocks.len() - 1].end >= end);
+                assert!(blocks.windows(2).all(|pair| pair[0].end == pair[1].start));
+                let length = length.min(size);
+                let over = |block: u64| (block + 100 * size * length - asked.start) % length;
+                assert!(
+                    blocks.iter().skip(1).all(|block| over(block.start) == 0),
+                    "{length} {start}"
+                );
+            }
+        }
     }
 
     #[test]

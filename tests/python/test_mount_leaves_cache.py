@@ -57,6 +57,16 @@ def strided(tmp_path):
 
 
 @pytest.fixture
+def mixed(tmp_path):
+    """A checkpoint of 64 MiB with one such tensor between others."""
+    path = tmp_path / "models/loose/mixed.pt"
+    path.parent.mkdir(parents=True)
+    a, b, c = (numbers(n, 2048, 2560) for n in range(3))
+    torch.save({"a": a, "turned": b.t(), "c": c}, path)
+    return tmp_path / "models"
+
+
+@pytest.fixture
 def overlay(tmp_path):
     """Shows a folder as the upper one of a container does; gone when the test is."""
     where = tmp_path / "overlay"
@@ -152,6 +162,15 @@ def test_a_little_of_another_filesystem_is_let_go_of_at_once(mounts, shards, len
     # And nothing is read ahead of it that would stay.
     until("hardly any of it is there", lambda: of_page_cache(sources(between.point)) <= 2 * MIB)
     os.close(image)
+
+
+def test_of_some_that_is_gathered_and_some_that_is_not_nothing_is_left(mounts, mixed):
+    between = mounts(mixed, "--keep", "*", "--no-passthrough")
+    evict(sources(between.point))
+    mount = mounts(between.point, "--memory", "64M")
+    os.close(reads_at_random(mount / "loose/mixed.safetensors", 8, 40, MIB))
+    until("the image is closed", lambda: mount.stats()["images"]["open"] == 0)
+    until("nothing of it is there", lambda: of_page_cache(sources(between.point)) <= EDGES)
 
 
 def test_what_others_have_read_since_the_image_was_opened_stays(mounts, shards):
