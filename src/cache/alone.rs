@@ -78,23 +78,20 @@ impl Served {
 
     fn fill_in_pieces(&self, range: &Range<u64>, out: &mut [u8]) -> Result<(), Error> {
         let segments: Vec<Segment> = self.image().segments(range.clone()).collect();
-        // Reads come back to the pages that hold tiny pieces.
-        let passing = |segment: &Segment| match segment.bytes {
-            SegmentBytes::Run { origin, offset } if segments.len() <= FEW => Some((origin, offset)),
-            _ => None,
-        };
-        let near = |a: &Segment, b: &Segment| passing(a).is_none() && passing(b).is_none();
-        for segments in segments.chunk_by(near) {
-            let (first, last) = (&segments[0], &segments[segments.len() - 1]);
-            let part = first.range.start..last.range.end;
-            let out =
-                &mut out[(part.start - range.start) as usize..(part.end - range.start) as usize];
-            if let Some((origin, offset)) = passing(first) {
+        if segments.len() > FEW {
+            // Reads come back to the pages that hold tiny pieces.
+            let _kept: Vec<_> = segments.iter().filter_map(|segment| self.keep(segment)).collect();
+            self.reader.read_at(out, range.start)?;
+            return Ok(());
+        }
+        for segment in &segments {
+            let Range { start, end } = segment.range;
+            let out = &mut out[(start - range.start) as usize..(end - range.start) as usize];
+            if let SegmentBytes::Run { origin, offset } = segment.bytes {
                 self.origins[origin.0 as usize].read_passing(&self.reader, out, offset)?;
             } else {
-                let _kept: Vec<_> =
-                    segments.iter().filter_map(|segment| self.keep(segment)).collect();
-                self.reader.read_at(out, part.start)?;
+                let _kept = self.keep(segment);
+                self.reader.read_at(out, start)?;
             }
         }
         Ok(())

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use rangemap::RangeSet;
 use rustix::param::page_size;
 
-use crate::source::{BEYOND, Error, OpenFile, ReadAt, Ways, forget};
+use crate::source::{BEYOND, Error, OpenFile, ReadAt, Ways, forget, whole_pages};
 use crate::threads::lock;
 
 /// Read before any of it is let go of, which takes the kernel as long as a small read.
@@ -86,12 +86,6 @@ fn within(set: &RangeSet<u64>, range: &Range<u64>) -> Vec<Range<u64>> {
     set.overlapping(range).map(common).collect()
 }
 
-/// With all of the pages at its ends.
-fn whole_pages(range: &Range<u64>) -> Range<u64> {
-    let page = page_size() as u64;
-    range.start / page * page..range.end.div_ceil(page).saturating_mul(page)
-}
-
 /// A range is being read for as long as this lives.
 pub struct Reading<'a>(&'a Mutex<Pages>, Range<u64>);
 
@@ -128,23 +122,20 @@ impl Brought {
         };
         let ahead = may_go_on.then(|| range.end..range.end.saturating_add(BEYOND));
         let read = self.with_ahead(ways, file, ahead, read);
-        {
+        let passed = {
             let mut pages = lock(&self.0);
             for ours in pages.ours_in(range) {
                 pages.passed.insert(ours.clone());
                 pages.next.push(ours);
             }
             pages.owed += whole.end - whole.start;
-        }
-        drop(reading);
-        let passed = {
-            let mut pages = lock(&self.0);
             if pages.owed < TOGETHER {
                 return read;
             }
             pages.owed = 0;
             pages.take_next()
         };
+        drop(reading);
         let page = page_size() as u64;
         for passed in passed {
             forget(file, &passed);

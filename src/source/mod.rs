@@ -29,7 +29,7 @@ pub use place::Typed;
 pub use residency::BEYOND;
 use residency::Residency;
 pub use root::{Destination, Entry, Links, Root, is_directory, is_hub_repository};
-pub use uncached::forget;
+pub use uncached::{forget, whole_pages};
 pub use ways::{Way, Ways};
 pub use whole::Whole;
 

@@ -21,8 +21,8 @@ const QUESTIONS: usize = 20_000;
 pub fn uncached(file: &OpenFile, range: &Range<u64>) -> Option<Vec<Range<u64>>> {
     let (mut found, mut questions) = (Vec::new(), 0);
     let page = page_size() as u64;
-    let whole =
-        range.start / page * page..range.end.div_ceil(page).saturating_mul(page).min(file.size());
+    let mut whole = whole_pages(range);
+    whole.end = whole.end.min(file.size());
     let mut left = vec![whole];
     while let Some(range) = left.pop() {
         if range.is_empty() || questions == QUESTIONS {
@@ -41,6 +41,12 @@ pub fn uncached(file: &OpenFile, range: &Range<u64>) -> Option<Vec<Range<u64>>> 
         }
     }
     Some(found)
+}
+
+/// A range with all of the pages at its ends.
+pub fn whole_pages(range: &Range<u64>) -> Range<u64> {
+    let page = page_size() as u64;
+    range.start / page * page..range.end.div_ceil(page).saturating_mul(page)
 }
 
 /// Lets go of the whole pages of a range, but for those that somebody maps or writes.
