@@ -46,6 +46,14 @@ pub enum Error {
         /// What is wrong.
         fault: LegacyFault,
     },
+    /// One rank's file of a checkpoint that was saved sharded: parts of tensors under the names of whole ones.
+    #[error(
+        "{path}: one rank's part of a sharded checkpoint: its tensors are pieces under full names"
+    )]
+    RankShard {
+        /// The file.
+        path: PathBuf,
+    },
     /// There is no dictionary of tensors to show.
     #[error("{path}: {fault}")]
     Choice {
@@ -140,6 +148,7 @@ impl Error {
             | Error::Zip { path, .. }
             | Error::Pickle { path, .. }
             | Error::Legacy { path, .. }
+            | Error::RankShard { path }
             | Error::Choice { path, .. }
             | Error::Index { path, .. }
             | Error::Twice { path, .. }
@@ -164,6 +173,9 @@ impl Error {
                 "fetch the file again; if it comes from someone you do not know, do not open it with torch.load"
             }
             Error::Legacy { .. } => "fetch the file again, or save it again with a current torch",
+            Error::RankShard { .. } => {
+                "join the ranks first, with torch.distributed.checkpoint's consolidate_safetensors_files, or save with enable_consolidation=True"
+            }
             Error::Choice { fault, .. } => fault.remedy(),
             Error::Index { fault, .. } => fault.remedy(),
             Error::Twice { .. } => {

@@ -1,6 +1,7 @@
 //! Reads one file, whatever its format: told by content, since names lie.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -168,6 +169,9 @@ fn read_safetensors(
         safetensors::Fault::Read(error) => Error::Source(error),
         fault => Error::Header { path: path.to_path_buf(), fault },
     })?;
+    if is_rank_shard(path, &header.metadata) {
+        return Err(Error::RankShard { path: path.to_path_buf() });
+    }
     if let Some(key) = &options.root_key {
         let fault = torch::ChoiceFault::NoSuchKey { key: key.clone(), found: Default::default() };
         return Err(Error::Choice { path: path.to_path_buf(), fault });
@@ -179,6 +183,30 @@ fn read_safetensors(
         refused: Vec::new(),
     };
     Ok((contents, header.metadata))
+}
+
+/// The key under which torch.distributed.checkpoint writes where each tensor's piece begins.
+const SHARDING_INFO: &str = "DCP_SHARDING_INFO";
+
+/// Whether a file holds one rank's pieces of a sharded save.
+///
+/// A file that was saved whole has the key too, with offsets of zero. The first rank's offsets are zero as well:
+/// only its name, `shard-00001-…`, tells it from a whole one.
+fn is_rank_shard(path: &Path, metadata: &BTreeMap<String, String>) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Piece {
+        saved_offsets: Vec<u64>,
+    }
+    let Some(info) = metadata.get(SHARDING_INFO) else { return false };
+    let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    let is_named_by_rank = name
+        .strip_prefix("shard-")
+        .and_then(|rest| rest.split_once('-'))
+        .is_some_and(|(rank, _)| !rank.is_empty() && rank.bytes().all(|b| b.is_ascii_digit()));
+    let begins_at_zero = |piece: &Piece| piece.saved_offsets.iter().all(|&offset| offset == 0);
+    is_named_by_rank
+        || serde_json::from_str::<BTreeMap<String, Piece>>(info)
+            .map_or(true, |pieces| !pieces.values().all(begins_at_zero))
 }
 
 fn not_by_torch(error: Error) -> Error {

@@ -3,15 +3,15 @@
 from program import REFUSED
 
 
-def check_refused(ckptfs, path, *words, tensor=None):
+def check_refused(ckptfs, path, *words, tensor=None, options=()):
     """Exit code 3, quickly, in bounded memory, in words that help, and nothing written.
 
     `words` must stand in the message; `tensor` is the entry at fault, where there is one.
     """
     before = sorted(path.parent.iterdir())
-    export = ckptfs("export", path, path.with_name("out.safetensors"), bounded=True)
+    export = ckptfs("export", path, path.with_name("out.safetensors"), *options, bounded=True)
     assert sorted(path.parent.iterdir()) == before, "something was written"
-    inspect = ckptfs("inspect", "--json", path, bounded=True)
+    inspect = ckptfs("inspect", "--json", path, *options, bounded=True)
     named = [] if tensor is None else [f"`{tensor}`"]
     for outcome in export, inspect:
         assert outcome.code == REFUSED, outcome

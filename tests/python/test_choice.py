@@ -112,6 +112,16 @@ def test_nested_dictionaries_are_flattened_with_dots(saved, shows):
     shows(saved(nested), expected)
 
 
+TORCH_KINDS = (torch.dtype, torch.layout, torch.qscheme)
+CONSTANTS = sorted(name for name in dir(torch) if isinstance(getattr(torch, name), TORCH_KINDS))
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_torchs_constants_are_plain_values(saved, shows, name):
+    notes = shows(saved({"w": A, "constant": getattr(torch, name)}), {"w": A})
+    assert noted(notes, "left out, not tensors", "`constant`")
+
+
 def test_a_bare_tensor_is_called_tensor(saved, shows):
     shows(saved(A), {"tensor": A})
 

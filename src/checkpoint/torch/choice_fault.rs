@@ -22,6 +22,11 @@ pub enum Fault {
         /// Its class.
         class: String,
     },
+    /// One rank's model states of DeepSpeed at ZeRO stage 3: the parameters are empty.
+    #[error(
+        "has no weights: at ZeRO stage 3, DeepSpeed keeps them in the files `*_optim_states.pt` of all ranks"
+    )]
+    ZeroStage3,
     /// Two entries come to the same name.
     #[error("two entries come to the name `{name}`")]
     Collision {
@@ -40,6 +45,9 @@ impl Fault {
     /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
+            Fault::ZeroStage3 => {
+                "run `python zero_to_fp32.py . OUT` in the folder of the run, which joins the ranks, and give OUT"
+            }
             Fault::NoTensors(_) => "give the file that holds the weights",
             Fault::NoSuchKey { .. } | Fault::Collision { .. } => {
                 "choose another dictionary with --root KEY"

@@ -11,7 +11,7 @@ use crate::checkpoint::listed::Listed;
 
 use super::census::Census;
 use super::choice_fault::Fault;
-use super::meaning::{self, Value, key_text};
+use super::meaning::{self, Value, counts, key_text};
 use super::naming::{Chosen, Naming};
 use super::pickle::{Arena, Id};
 
@@ -44,6 +44,9 @@ pub fn choose(arena: &Arena, top: Id, root_key: Option<&str>) -> Result<Chosen, 
     if let Value::Opaque(class) = meaning::value(arena, root) {
         return Err(Fault::Object { class });
     }
+    if is_zero_stage_3(arena, top, root) {
+        return Err(Fault::ZeroStage3);
+    }
     let mut naming = Naming::new(arena, &census, chosen);
     match meaning::value(arena, root) {
         Value::Tensor(tensor) => naming.add("tensor".to_owned(), root, tensor.err())?,
@@ -63,6 +66,31 @@ pub fn choose(arena: &Arena, top: Id, root_key: Option<&str>) -> Result<Chosen, 
         chosen.notes.push(format!("left out, not tensors: {left_out}"));
     }
     Ok(chosen)
+}
+
+/// Whether a dictionary is the `module` of DeepSpeed's model states at ZeRO stage 3: shapes stand beside it,
+/// and a parameter that has one is empty.
+fn is_zero_stage_3(arena: &Arena, top: Id, root: Id) -> bool {
+    let entry = |at: Id, wanted: &str| {
+        let mut entries = arena.entries(at).unwrap_or_default().iter();
+        entries.find(|&&(key, _)| arena.text(key) == Some(wanted)).map(|&(_, value)| value)
+    };
+    let is_empty = |id: Id| match meaning::value(arena, id) {
+        Value::Tensor(Ok(tensor)) => tensor.shape.contains(&0),
+        _ => false,
+    };
+    let Some(shapes) = entry(top, "param_shapes") else { return false };
+    let groups = arena.items(shapes).unwrap_or(std::slice::from_ref(&shapes));
+    let shaped: HashSet<&str> = groups
+        .iter()
+        .flat_map(|&group| arena.entries(group).unwrap_or_default())
+        .filter(|&&(_, shape)| counts(arena, shape).is_none_or(|shape| !shape.contains(&0)))
+        .filter_map(|&(name, _)| arena.text(name))
+        .collect();
+    let mut weights = arena.entries(root).unwrap_or_default().iter();
+    weights.any(|&(name, value)| {
+        arena.text(name).is_some_and(|name| shaped.contains(name)) && is_empty(value)
+    })
 }
 
 /// Walks down by the rule.

@@ -85,13 +85,28 @@ pub fn value(arena: &Arena, id: Id) -> Value<'_> {
     }
 }
 
-/// `torch.float32`, `torch.strided` and the like: names that stand for themselves.
+/// Whether a name in torch stands for itself: a dtype, layout, memory format or quantisation scheme.
 fn is_torch_constant(name: &str) -> bool {
+    let is_numbered = |prefix: &str| {
+        let digits = |rest: &str| rest.bytes().next().is_some_and(|b| b.is_ascii_digit());
+        name.strip_prefix(prefix).is_some_and(digits)
+    };
     Dtype::from_torch(name).is_some()
-        || name.starts_with("complex")
+        || ["bits", "int", "uint", "qint", "quint", "complex", "bcomplex"]
+            .into_iter()
+            .any(is_numbered)
+        || ["sparse_", "per_tensor_", "per_channel_"]
+            .into_iter()
+            .any(|prefix| name.starts_with(prefix))
         || matches!(
             name,
-            "strided" | "sparse_coo" | "contiguous_format" | "channels_last" | "preserve_format"
+            "bit"
+                | "strided"
+                | "jagged"
+                | "_mkldnn"
+                | "channels_last"
+                | "contiguous_format"
+                | "preserve_format"
         )
 }
 
@@ -423,7 +438,7 @@ fn count(arena: &Arena, id: Id) -> Option<u64> {
 }
 
 /// A tuple of counts, or a `torch.Size` of one. Not a list: a list can change after the call.
-fn counts(arena: &Arena, id: Id) -> Option<Vec<u64>> {
+pub fn counts(arena: &Arena, id: Id) -> Option<Vec<u64>> {
     let tuple = match arena.node(id) {
         Node::Tuple(_) => id,
         Node::Call(callable, args) if arena.global(callable) == Some(("torch", "Size")) => {

@@ -1,0 +1,97 @@
+"""A file that holds one rank's share of a checkpoint is refused: its tensors are pieces, or empty, under the
+names of whole ones. Files of the same writers that hold whole tensors are shown.
+"""
+
+import json
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+from compare import check_export
+from refusals import check_refused
+
+WEIGHTS = {"a": torch.arange(12.0).view(4, 3), "b": torch.arange(5)}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Saves the weights with torch.distributed.checkpoint as safetensors; gives the one file."""
+
+    def write(*, by_rank):
+        writer = HuggingFaceStorageWriter(
+            str(tmp_path / "saved"), fqn_to_index_mapping=dict.fromkeys(WEIGHTS, 1),
+            save_distributed=by_rank,
+        )  # fmt: skip
+        dcp.save(dict(WEIGHTS), storage_writer=writer, no_dist=True)
+        (file,) = (tmp_path / "saved").glob("*.safetensors")
+        return file
+
+    return write
+
+
+def test_a_ranks_file_is_refused(ckptfs, written):
+    file = written(by_rank=True)
+    assert file.name.startswith("shard-00001-")
+    check_refused(ckptfs, file, "one rank's part of a sharded checkpoint")
+
+
+def test_a_directory_of_ranks_files_shows_no_virtual_file(ckptfs, written):
+    file = written(by_rank=True)
+    (listing,) = ckptfs("ls", "--json", file.parent).json()
+    assert [entry["kind"] for entry in listing["entries"]] == ["file"]
+    (refused,) = listing["refused"]
+    assert refused["names"] == [file.name]
+    assert "one rank's part" in refused["reason"] and "consolidate" in refused["remedy"]
+
+
+def test_a_file_that_was_saved_whole_is_shown(ckptfs, written, tmp_path):
+    file = written(by_rank=False)
+    check_export(ckptfs, file, WEIGHTS, tmp_path / "out.safetensors")
+
+
+SHARDING = {
+    "a-piece-that-begins-later": json.dumps({"a": {"saved_offsets": [0, 0]}, "b": {"saved_offsets": [5]}}),
+    "another-form": json.dumps({"a": [0, 0]}),
+    "no-json": "a",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sharding", SHARDING)
+def test_a_renamed_piece_is_refused_by_its_offsets(ckptfs, tmp_path, sharding):
+    file = tmp_path / "model.safetensors"
+    save_file(WEIGHTS, file, metadata={"format": "pt", "DCP_SHARDING_INFO": SHARDING[sharding]})
+    check_refused(ckptfs, file, "one rank's part of a sharded checkpoint")
+
+
+def zero_stage_3(module):
+    """What DeepSpeed writes of a rank at stage 3: the parameters are empty, buffers are not."""
+    return {
+        "module": module,
+        "buffer_names": ["buffer"],
+        "param_shapes": [{"a": torch.Size([4, 3])}],
+        "ds_version": "0.19.6",
+    }
+
+
+@pytest.mark.parametrize("name", ["zero_pp_rank_0_mp_rank_00_model_states.pt", "renamed.pt"])
+@pytest.mark.parametrize("options", [(), ("--root", "module")], ids=["by-the-rule", "by-key"])
+def test_empty_parameters_of_zero_stage_3_are_refused(ckptfs, tmp_path, name, options):
+    file = tmp_path / name
+    module = {"a": torch.empty(0, dtype=torch.bfloat16), "buffer": torch.arange(4.0)}
+    torch.save(zero_stage_3(module), file)
+    check_refused(ckptfs, file, "ZeRO stage 3", "zero_to_fp32.py", options=options)
+
+
+def test_full_parameters_of_zero_are_shown(ckptfs, tmp_path):
+    file = tmp_path / "mp_rank_00_model_states.pt"
+    torch.save(zero_stage_3(WEIGHTS), file)
+    check_export(ckptfs, file, WEIGHTS, tmp_path / "out.safetensors")
+
+
+def test_empty_tensors_of_others_are_shown(ckptfs, tmp_path):
+    file = tmp_path / "model.pt"
+    torch.save({"module": {"a": torch.empty(0)}, "epoch": 1}, file)
+    check_export(ckptfs, file, {"a": torch.empty(0)}, tmp_path / "out.safetensors")
