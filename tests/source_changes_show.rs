@@ -414,3 +414,103 @@ fn replaced_again_and_again_under_load() {
     assert!(whole.load(Ordering::Relaxed) > 10);
     model.unmount();
 }
+
+// A system stamps a file when a write begins, not when it ends, and pages that are mapped once for many stores.
+// What is read meanwhile is an instant's; who opens the file afterwards gets what is there then.
+
+/// A file's bytes, mapped for writing, with a time that no store moves any more.
+fn mapped_for_stores(path: &std::path::Path) -> memmap2::MmapMut {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let mut map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
+    for at in (0..map.len()).step_by(4096) {
+        let byte = map[at];
+        // Each page is touched, so that the system has noted that it is written to.
+        unsafe { std::ptr::write_volatile(&raw mut map[at], byte) };
+    }
+    // Long enough for the time to be taken for settled, were it not for the mapping.
+    std::thread::sleep(Duration::from_millis(200));
+    map
+}
+
+#[test]
+fn stores_through_a_mapping_show_to_who_opens_afterwards() {
+    let model = Model::new(&[]);
+    let mut map = mapped_for_stores(&model.shard(2));
+    let first = File::open(model.image()).unwrap();
+    let read = |file: &File| {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, file.metadata().unwrap().len() - 1).unwrap();
+        byte[0]
+    };
+    assert_eq!(read(&first), 2);
+    let end = map.len() - 1;
+    for value in 3..6 {
+        map[end] = value;
+        assert_eq!(read(&File::open(model.image()).unwrap()), value);
+    }
+    drop((map, first));
+    model.unmount();
+}
+
+#[test]
+fn stores_through_a_mapping_of_a_file_as_it_is_show_too() {
+    let model = Model::new(&["--no-passthrough"]);
+    let name = "model/other.dat";
+    fs::write(model.source(name), vec![1; 2 << 20]).unwrap();
+    let mut map = mapped_for_stores(&model.source(name));
+    let shown = PathBuf::from(&model.place.mountpoint).join(name);
+    let first = File::open(&shown).unwrap();
+    assert_eq!(fs::read(&shown).unwrap(), vec![1; 2 << 20]);
+    map[1 << 20] = 7;
+    assert_eq!(fs::read(&shown).unwrap()[1 << 20], 7);
+    drop((map, first));
+    model.unmount();
+}
+
+#[test]
+fn a_header_that_is_mended_through_a_mapping_is_shown() {
+    let model = Model::new(&[]);
+    let mut map = mapped_for_stores(&model.shard(2));
+    let brace = map[8];
+    map[8] = b'!';
+    until("the broken set is not shown", || !model.image().exists());
+    map[8] = brace;
+    until("the mended set is shown", || model.image().exists());
+    assert_eq!(values(&File::open(model.image()).unwrap()).unwrap(), (1, 2));
+    drop(map);
+    model.unmount();
+}
+
+/// One long write, and readers meanwhile: who opens it after its end sees what it wrote, and nothing else.
+#[test]
+fn read_while_one_long_write_is_under_way() {
+    const LONG: usize = 192 << 20;
+    let model = Model::new(&[]);
+    let path = model.source("model/model-00001-of-00002.safetensors");
+    let write = |fill: u8| fs::write(&path, &shards(fill, LONG)[0].1).unwrap();
+    write(20);
+    let new = shards(40, LONG).swap_remove(0).1;
+    std::thread::sleep(Duration::from_millis(200));
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let file = File::options().write(true).open(&path).unwrap();
+            file.write_all_at(&new, 0).unwrap();
+            ended.store(true, Ordering::Release);
+        });
+        while !ended.load(Ordering::Acquire) {
+            // Whatever it gives, or refuses to give: the kernel may now have it.
+            let Ok(file) = File::open(model.image()) else { continue };
+            let size = file.metadata().unwrap().len();
+            let mut bytes = vec![0; 1 << 20];
+            for at in (4096..size.saturating_sub(1 << 20)).rev().step_by(16 << 20) {
+                let _ = file.read_at(&mut bytes, at);
+            }
+        }
+    });
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut File::open(model.image()).unwrap(), &mut bytes).unwrap();
+    let tensor = &bytes[bytes.len() - LONG - BYTES..bytes.len() - BYTES];
+    assert_eq!(tensor.iter().filter(|&&byte| byte != 40).count(), 0, "bytes from before the write");
+    model.unmount();
+}

@@ -86,6 +86,8 @@ pub fn on_opening(error: &view::Error) -> Errno {
         view::Error::Source(error)
         | view::Error::Image(image::Error::Source(error))
         | view::Error::Checkpoint(checkpoint::Error::Source(error)) => error,
+        // It was a virtual file when it was looked up.
+        view::Error::Checkpoint(_) => return Errno::ESTALE,
         error => return errno(error),
     };
     match source {

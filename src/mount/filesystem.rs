@@ -257,7 +257,9 @@ impl fuser::Filesystem for Filesystem {
     }
 
     fn forget(&self, _: &Request, number: INodeNo, times: u64) {
-        self.inner.nodes.forget(number.0, times);
+        if self.inner.nodes.forget(number.0, times) {
+            self.inner.opened.forget(number.0);
+        }
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
@@ -333,7 +335,7 @@ impl fuser::Filesystem for Filesystem {
     ) {
         // Who closes a file waits for no answer, and closing its sources may take time.
         reply.ok();
-        self.ask(number, move |inner| inner.opened.close(&inner.view, number.0, handle.0));
+        self.ask(number, move |inner| inner.opened.close(&inner.view, handle.0));
     }
 
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {

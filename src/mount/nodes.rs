@@ -125,18 +125,16 @@ impl Nodes {
         }
     }
 
-    /// The kernel forgets so many of the times it learned the number.
-    pub fn forget(&self, number: u64, times: u64) {
+    /// The kernel forgets so many of the times it learned the number; whether it has forgotten it altogether.
+    pub fn forget(&self, number: u64, times: u64) -> bool {
         let mut known = lock(&self.0);
-        if number == ROOT {
-            return;
+        let Some(entry) = known.get_mut(&number).filter(|_| number != ROOT) else { return false };
+        entry.lookups = entry.lookups.saturating_sub(times);
+        let is_forgotten = entry.lookups == 0;
+        if is_forgotten {
+            known.remove(&number);
         }
-        if let Some(entry) = known.get_mut(&number) {
-            entry.lookups = entry.lookups.saturating_sub(times);
-            if entry.lookups == 0 {
-                known.remove(&number);
-            }
-        }
+        is_forgotten
     }
 }
 

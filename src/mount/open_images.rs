@@ -14,16 +14,26 @@ use crate::threads::lock;
 
 /// An image that is open at least once.
 pub struct OpenImage {
-    image: Arc<Image>,
-    served: Mutex<Option<Arc<Served>>>,
+    now: Mutex<Now>,
     /// When it was last read, in reads of any.
     used: AtomicU64,
+}
+
+/// What reads go by. All who have the image open share it.
+struct Now {
+    image: Arc<Image>,
+    /// Nothing where its sources were closed.
+    served: Option<Arc<Served>>,
 }
 
 impl OpenImage {
     /// The device of its first source: who opens it waits for that.
     pub fn device(&self) -> u64 {
-        self.image.files().first().map_or(0, |file| file.identity().dev)
+        self.image().files().first().map_or(0, |file| file.identity().dev)
+    }
+
+    fn image(&self) -> Arc<Image> {
+        Arc::clone(&lock(&self.now).image)
     }
 }
 
@@ -52,28 +62,37 @@ impl OpenImages {
     }
 
     /// Opens an image once more. One that is open already is verified to be what its sources are.
+    ///
+    /// Unless what was read before still holds, nothing of it is used: `image` gives the image anew, and from now
+    /// on all reads go by that.
     pub fn open(
         &self,
         number: u64,
+        holds: bool,
         image: impl FnOnce() -> Result<Arc<Image>, crate::view::Error>,
     ) -> Result<Arc<OpenImage>, crate::view::Error> {
-        let known = lock(&self.open).get(&number).map(|(open, _)| Arc::clone(open));
-        let opened = match known {
-            Some(open) => {
-                self.served(&open)?.reader().check_all_untouched()?;
-                open
-            }
+        let known = || lock(&self.open).get(&number).map(|(open, _)| Arc::clone(open));
+        let opened = match holds.then(known).flatten() {
+            Some(open) => open,
             None => {
-                let (served, used) = (Mutex::new(None), AtomicU64::new(0));
-                let open = Arc::new(OpenImage { image: image()?, served, used });
-                self.served(&open)?.reader().check_all_untouched()?;
-                open
+                let now = Mutex::new(Now { image: image()?, served: None });
+                Arc::new(OpenImage { now, used: AtomicU64::new(0) })
             }
         };
+        let served = self.served(&opened)?;
+        served.reader().check_all_untouched()?;
         let mut open = lock(&self.open);
-        let (shared, count) = open.entry(number).or_insert((opened, 0));
+        let (shared, count) = open.entry(number).or_insert_with(|| (Arc::clone(&opened), 0));
         *count += 1;
-        Ok(Arc::clone(shared))
+        let shared = Arc::clone(shared);
+        drop(open);
+        if !holds && !Arc::ptr_eq(&shared, &opened) {
+            let new = Now { image: opened.image(), served: Some(served) };
+            let old = std::mem::replace(&mut *lock(&shared.now), new);
+            // Its blocks go, and its files are closed, outside the lock.
+            drop(old);
+        }
+        Ok(shared)
     }
 
     pub fn close(&self, number: u64) {
@@ -91,28 +110,34 @@ impl OpenImages {
     /// What reads an image, if its sources are open.
     pub fn at_hand(&self, open: &OpenImage) -> Option<Arc<Served>> {
         open.used.store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-        lock(&open.served).clone()
+        lock(&open.now).served.clone()
     }
 
     /// The same; its sources are opened if they are not, which may wait for them.
     pub fn served(&self, open: &OpenImage) -> Result<Arc<Served>, image::Error> {
-        if let Some(served) = self.at_hand(open) {
-            return Ok(served);
+        loop {
+            if let Some(served) = self.at_hand(open) {
+                return Ok(served);
+            }
+            let image = open.image();
+            self.make_room(image.files().len());
+            let reader = Arc::new(image.open()?);
+            let mut now = lock(&open.now);
+            // Another may have opened it meanwhile, or read it anew.
+            if Arc::ptr_eq(&now.image, &image) {
+                let served = now.served.get_or_insert_with(|| self.cache.serve(reader));
+                return Ok(Arc::clone(served));
+            }
         }
-        self.make_room(open.image.files().len());
-        let reader = Arc::new(open.image.open()?);
-        let mut served = lock(&open.served);
-        // Another may have opened it meanwhile.
-        Ok(Arc::clone(served.get_or_insert_with(|| self.cache.serve(reader))))
     }
 
     fn make_room(&self, files: usize) {
         let mut holding: Vec<Arc<OpenImage>> = lock(&self.open)
             .values()
-            .filter(|(open, _)| lock(&open.served).is_some())
+            .filter(|(open, _)| lock(&open.now).served.is_some())
             .map(|(open, _)| Arc::clone(open))
             .collect();
-        let held = |open: &Arc<OpenImage>| open.image.files().len() * PER_FILE;
+        let held = |open: &Arc<OpenImage>| open.image().files().len() * PER_FILE;
         let mut total = files * PER_FILE + holding.iter().map(held).sum::<usize>();
         if total <= self.limit {
             return;
@@ -123,7 +148,7 @@ impl OpenImages {
                 break;
             }
             total -= held(&open);
-            let gone = lock(&open.served).take();
+            let gone = lock(&open.now).served.take();
             drop(gone);
         }
     }
@@ -131,6 +156,6 @@ impl OpenImages {
     /// How many are open, and what they weigh.
     pub fn count(&self) -> (u64, u64) {
         let open = lock(&self.open);
-        (open.len() as u64, open.values().map(|(open, _)| open.image.weight()).sum())
+        (open.len() as u64, open.values().map(|(open, _)| open.image().weight()).sum())
     }
 }

@@ -1,6 +1,6 @@
 //! What is open: images, files passed through, and files that the kernel reads by itself.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -28,7 +28,7 @@ pub struct Opened {
 /// Everything that is open.
 pub struct OpenedFiles {
     next: AtomicU64,
-    files: Mutex<HashMap<u64, Arc<Content>>>,
+    files: Mutex<HashMap<u64, Arc<Handle>>>,
     images: OpenImages,
     cache: Arc<Cache>,
     /// What reads each file passed through ahead, by number of inode: one for all who have it open.
@@ -38,6 +38,9 @@ pub struct OpenedFiles {
     backings: Mutex<HashMap<u64, (Arc<BackingId>, usize)>>,
     /// The state that each file passed through had when the kernel last began to keep its bytes.
     kept: Mutex<lru::LruCache<u64, State>>,
+    /// Images, by number of inode, of which the kernel may have bytes that were read while a source could be
+    /// written to unnoticed.
+    suspect: Mutex<HashSet<u64>>,
     passthrough: AtomicBool,
     /// Who is told that what the kernel knows is no longer so.
     kernel: OnceLock<fuser::Notifier>,
@@ -53,6 +56,23 @@ const KEPT: std::num::NonZeroUsize = std::num::NonZeroUsize::new(65_536).unwrap(
 
 /// A file of fewer bytes is read as it is asked for: reading ahead would gain nothing.
 const SMALL: u64 = 1 << 20;
+
+/// One opening of a file.
+struct Handle {
+    number: u64,
+    content: Content,
+    /// Until the opening is over, the kernel may still have older bytes, which it drops at its end. A first use
+    /// shows that it is over: from then on what the kernel has is good.
+    proves: Mutex<Option<Proof>>,
+}
+
+/// What the kernel's bytes of a file are good for.
+enum Proof {
+    /// They are an image's.
+    Image,
+    /// They are of this state of a file.
+    File(State),
+}
 
 /// What is behind an open file.
 pub enum Content {
@@ -73,6 +93,7 @@ impl OpenedFiles {
             ahead: Mutex::default(),
             backings: Mutex::default(),
             kept: Mutex::new(lru::LruCache::new(KEPT)),
+            suspect: Mutex::default(),
             passthrough: AtomicBool::new(passthrough),
             kernel: OnceLock::new(),
             memory,
@@ -118,11 +139,15 @@ impl OpenedFiles {
     ) -> Result<Opened, view::Error> {
         match &node.what {
             What::Image(shown) => {
-                let image = self.images.open(number, || view.image(shown))?;
+                let holds = shown.is_settled() && !lock(&self.suspect).contains(&number);
+                let image = self.images.open(number, holds, || view.image(shown))?;
                 self.balance(view);
-                let handle = self.add(Content::Image(image));
-                // An image never changes: what the kernel has of it stays good.
-                Ok(Opened { handle, flags: FopenFlags::FOPEN_KEEP_CACHE | NO_FLUSH, backing: None })
+                if !shown.is_settled() {
+                    lock(&self.suspect).insert(number);
+                }
+                let proof = (shown.is_settled() && !holds).then_some(Proof::Image);
+                let handle = self.add(number, Content::Image(image), proof);
+                Ok(Opened { handle, flags: keep_if(holds) | NO_FLUSH, backing: None })
             }
             _ => self.open_source(view, number, node, reply),
         }
@@ -151,15 +176,21 @@ impl OpenedFiles {
         if self.wants_passthrough()
             && let Some(backing) = self.backing(number, &file, reply)
         {
-            let handle = self.add(Content::Backing);
+            let handle = self.add(number, Content::Backing, None);
             return Ok(Opened { handle, flags: NO_FLUSH, backing: Some(backing) });
         }
         let state = file.file().state();
-        let same = lock(&self.kept).put(number, state) == Some(state);
-        let keep = if same { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
-        let served = if identity.size < SMALL { None } else { Some(self.ahead(number, &file)?) };
-        let handle = self.add(Content::File(Arc::new(file), served));
-        Ok(Opened { handle, flags: keep | NO_FLUSH, backing: None })
+        let is_settled = file.is_settled();
+        let holds = is_settled && lock(&self.kept).get(&number) == Some(&state);
+        if !holds {
+            lock(&self.kept).pop(&number);
+        }
+        // What is read ahead is kept, and there would be no telling how long it is good.
+        let is_ahead = is_settled && identity.size >= SMALL;
+        let served = if is_ahead { Some(self.ahead(number, &file)?) } else { None };
+        let proof = (is_settled && !holds).then_some(Proof::File(state));
+        let handle = self.add(number, Content::File(Arc::new(file), served), proof);
+        Ok(Opened { handle, flags: keep_if(holds) | NO_FLUSH, backing: None })
     }
 
     /// What reads a file ahead: what already does, if the file is still what it was then.
@@ -203,18 +234,34 @@ impl OpenedFiles {
         }
     }
 
-    fn add(&self, content: Content) -> u64 {
+    fn add(&self, number: u64, content: Content, proof: Option<Proof>) -> u64 {
         let handle = self.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.files).insert(handle, Arc::new(content));
+        let open = Handle { number, content, proves: Mutex::new(proof) };
+        lock(&self.files).insert(handle, Arc::new(open));
         handle
+    }
+
+    /// The opening of a handle is over.
+    fn used(&self, handle: &Handle) {
+        match lock(&handle.proves).take() {
+            None => {}
+            Some(Proof::Image) => drop(lock(&self.suspect).remove(&handle.number)),
+            Some(Proof::File(state)) => drop(lock(&self.kept).put(handle.number, state)),
+        }
+    }
+
+    /// The kernel has forgotten an inode, and all that it had of it.
+    pub fn forget(&self, number: u64) {
+        lock(&self.suspect).remove(&number);
     }
 
     /// Answers a read of an open file, now or later.
     pub fn read(self: &Arc<Self>, handle: u64, range: Range, answer: Answer) {
-        let Some(content) = lock(&self.files).get(&handle).cloned() else {
+        let Some(open) = lock(&self.files).get(&handle).cloned() else {
             return answer.refuse(Errno::EBADF);
         };
-        match &*content {
+        self.used(&open);
+        match &open.content {
             // The kernel reads it by itself.
             Content::Backing => answer.refuse(Errno::EBADF),
             Content::Image(image) => match self.images.at_hand(image) {
@@ -250,15 +297,17 @@ impl OpenedFiles {
         self.cache.settle();
     }
 
-    pub fn close(&self, view: &View, number: u64, handle: u64) {
-        let Some(content) = lock(&self.files).remove(&handle) else { return };
-        match &*content {
+    pub fn close(&self, view: &View, handle: u64) {
+        let Some(open) = lock(&self.files).remove(&handle) else { return };
+        self.used(&open);
+        let number = open.number;
+        match &open.content {
             Content::Image(_) => {
                 self.images.close(number);
                 self.balance(view);
             }
             Content::File(..) => {
-                drop(content);
+                drop(open);
                 let mut ahead = lock(&self.ahead);
                 if ahead.get(&number).is_some_and(|served| served.strong_count() == 0) {
                     ahead.remove(&number);
@@ -275,6 +324,11 @@ impl OpenedFiles {
             }
         }
     }
+}
+
+/// Whether the kernel is to keep the bytes that it has.
+fn keep_if(holds: bool) -> FopenFlags {
+    if holds { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
 }
 
 /// Whether a file has another size or time than the kernel was told.

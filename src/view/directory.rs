@@ -5,7 +5,6 @@ use std::ffi::{OsStr, OsString};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
 
 use crate::checkpoint::{Candidate, Members, by_name};
 use crate::source::{self, Attributes, Kind, Root};
@@ -36,20 +35,12 @@ pub struct Directory {
     told: Mutex<HashSet<OsString>>,
 }
 
+/// A directory's state, and whether a later change must leave another.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
-    dev: u64,
-    ino: u64,
-    mtime: SystemTime,
-    ctime: SystemTime,
-    /// Whether the time of the directory was old enough when it was read that no later change can
-    /// have the same.
+    state: source::State,
     is_settled: bool,
 }
-
-/// The coarsest step of the times that local filesystems keep is a tick of 10 ms; networks' clocks
-/// differ more.
-const SETTLED: Duration = Duration::from_millis(100);
 
 /// Threads that parse the checkpoints of a directory: most of it is waiting for the disk.
 pub const PARSERS: usize = 8;
@@ -59,15 +50,8 @@ const MOST_BENEATH: usize = 1_000;
 
 impl State {
     fn of(attributes: &Attributes) -> State {
-        // The time of a write can be set, also to one that is yet to come; that of a change cannot.
-        let age = SystemTime::now().duration_since(attributes.ctime);
-        State {
-            dev: attributes.dev,
-            ino: attributes.ino,
-            mtime: attributes.mtime,
-            ctime: attributes.ctime,
-            is_settled: age.is_ok_and(|age| age > SETTLED),
-        }
+        let state = attributes.state();
+        State { state, is_settled: source::is_past_clock_step(&state) }
     }
 }
 
@@ -306,7 +290,7 @@ impl Directory {
         if kind == Kind::Directory
             && let Ok(found) = view.root.attributes_at_hand(&self.way.join(name))
             && found.kind == Kind::Directory
-            && found.dev != self.state.dev
+            && found.dev != self.state.state.identity.dev
         {
             return Ok(Some(Entry::Source(found)));
         }

@@ -3,6 +3,7 @@
 //! Either holds as long as the files that it was made of are what they were.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,6 +19,10 @@ use super::{Error, View, index};
 /// the kernel asks twice a second for each name in use.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// What was read while its files could still be written to unnoticed is read again after so many times the time
+/// that reading took, and no sooner than this.
+const READ_AGAIN: (u32, Duration) = (10, Duration::from_millis(250));
+
 /// A plan, and what became of it.
 #[derive(Debug)]
 pub struct Planned {
@@ -26,6 +31,8 @@ pub struct Planned {
     files: Vec<PathBuf>,
     made: OnceLock<Made>,
     looked: Mutex<Option<Looked>>,
+    /// Bytes were found that are not those that it was made of, under an unchanged state.
+    is_outdated: AtomicBool,
     after: Option<After>,
 }
 
@@ -38,10 +45,10 @@ struct Looked {
 }
 
 /// What was shown by the name before the files changed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct After {
     changed: Change,
-    was_image: bool,
+    was: Outcome,
 }
 
 /// When files changed; nothing if they were only touched: moved, linked, given other permissions.
@@ -52,12 +59,29 @@ struct Made {
     /// The state of each of the files, as it was before they were read.
     states: Vec<Option<State>>,
     outcome: Outcome,
+    /// When it is to be read again although its files look the same; nothing if every change to them shows.
+    expires: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
 pub enum Outcome {
     Image(Arc<Facts>),
     Refused(Arc<Refusal>),
+}
+
+impl Outcome {
+    /// The identity of the virtual file, if it is one.
+    fn identity(&self) -> Option<Hash> {
+        match self {
+            Outcome::Image(facts) => Some(facts.identity),
+            Outcome::Refused(_) => None,
+        }
+    }
+
+    /// Whether it was refused for this reason.
+    fn is_refused_for(&self, reason: &str) -> bool {
+        matches!(self, Outcome::Refused(refusal) if refusal.reason == reason)
+    }
 }
 
 /// What is known of an image without holding it.
@@ -75,6 +99,8 @@ pub struct Facts {
     tensors: usize,
     format: Format,
     notes: Vec<String>,
+    /// Whether every change to its files since they were read shows in their states.
+    is_settled: bool,
     open: Mutex<Weak<Image>>,
 }
 
@@ -106,7 +132,7 @@ impl Planned {
         let files = rules::originals(&plan.candidate);
         let files = files.into_iter().map(|name| way.join(name)).collect();
         let (made, looked) = (OnceLock::new(), Mutex::new(None));
-        Planned { plan, files, made, looked, after: None }
+        Planned { plan, files, made, looked, is_outdated: AtomicBool::new(false), after: None }
     }
 
     /// A plan for a name that there was one for before, which goes on if it still holds.
@@ -114,7 +140,7 @@ impl Planned {
         let is_same = before.plan == plan;
         let after = match before.made.get() {
             None if is_same => return Arc::clone(before),
-            None => before.after,
+            None => before.after.clone(),
             Some(made) => {
                 // Another plan comes of other names, or of an index that was written since the last look.
                 let changed = match is_same {
@@ -124,8 +150,7 @@ impl Planned {
                 if is_same && changed.is_none() {
                     return Arc::clone(before);
                 }
-                let was_image = matches!(made.outcome, Outcome::Image(_));
-                changed.map(|changed| After { changed, was_image })
+                changed.map(|changed| After { changed, was: made.outcome.clone() })
             }
         };
         Arc::new(Planned { after, ..Planned::new(way, plan) })
@@ -135,16 +160,22 @@ impl Planned {
     /// Nothing if its files have changed since: then it is a plan for what is gone.
     pub fn outcome(&self, view: &View, way: &Path) -> Option<Outcome> {
         let made = self.made.get_or_init(|| {
-            let states = self.states(&view.root);
-            let states = states.into_iter().map(|a| a.map(|a| a.state())).collect();
-            let outcome = make(view, way, &self.plan);
-            if let Some(After { changed, was_image }) = self.after
-                && (was_image || matches!(outcome, Outcome::Image(_)))
-                && let Some(when) = changed
+            let settled = self.settled_states(&view.root);
+            let states: Vec<Option<State>> =
+                self.states(&view.root).into_iter().map(|a| a.map(|a| a.state())).collect();
+            let is_settled = settled == states;
+            let begun = Instant::now();
+            let was = self.after.as_ref().map(|after| &after.was);
+            let outcome = make(view, way, &self.plan, is_settled, was);
+            let (times, least) = READ_AGAIN;
+            let expires =
+                (!is_settled).then(|| Instant::now() + least.max(begun.elapsed() * times));
+            if let Some(After { changed: Some(when), was }) = &self.after
+                && was.identity() != outcome.identity()
             {
-                view.moved(way, when);
+                view.moved(way, *when);
             }
-            Made { states, outcome }
+            Made { states, outcome, expires }
         });
         self.look(&view.root, made).ok()?;
         Some(made.outcome.clone())
@@ -188,11 +219,21 @@ impl Planned {
         Some(Shown { attributes, is_index: true, ..image })
     }
 
-    /// The last look is not good any more.
+    /// The last look is not good any more, and what was made of files that may be written to unnoticed is neither.
     pub fn look_again(&self) {
+        self.is_outdated.store(true, Ordering::Relaxed);
         if let Some(looked) = lock(&self.looked).as_mut() {
             looked.at = None;
         }
+    }
+
+    /// The state of each file, but of those that are not settled. One that cannot be opened is not read either.
+    fn settled_states(&self, root: &Arc<Root>) -> Vec<Option<State>> {
+        let settled = |file: &PathBuf| match root.open(file) {
+            Ok(file) => file.is_settled().then(|| file.file().state()),
+            Err(_) => Some(root.attributes(file).ok()?.state()),
+        };
+        self.files.iter().map(settled).collect()
     }
 
     fn states(&self, root: &Root) -> Vec<Option<Attributes>> {
@@ -202,6 +243,12 @@ impl Planned {
     /// Compares the files with what they were, if the last look is not good any more. An error is a
     /// change.
     fn look(&self, root: &Root, made: &Made) -> Result<(), Change> {
+        if made
+            .expires
+            .is_some_and(|at| self.is_outdated.load(Ordering::Relaxed) || Instant::now() >= at)
+        {
+            return Err(Some(SystemTime::now()));
+        }
         let at = lock(&self.looked).as_ref().and_then(|looked| looked.at);
         if at.is_some_and(|at| at.elapsed() < LOOK) {
             return Ok(());
@@ -273,14 +320,15 @@ fn refusal(plan: &Plan, error: &Error) -> Refusal {
     }
 }
 
-fn make(view: &View, way: &Path, plan: &Plan) -> Outcome {
+fn make(view: &View, way: &Path, plan: &Plan, is_settled: bool, was: Option<&Outcome>) -> Outcome {
     let read = read(view, way, plan, &view.options.checkpoint);
     let (image, facts) = match read {
-        Ok(read) => read,
+        Ok((image, facts)) => (image, Facts { is_settled, ..facts }),
         Err(error) => {
             let refusal = refusal(plan, &error);
             let name = plan.candidate.name.as_str();
-            if refusal.is_other {
+            let is_known = was.is_some_and(|was| was.is_refused_for(&refusal.reason));
+            if refusal.is_other || is_known {
                 tracing::debug!(name, reason = refusal.reason, "stays as it is");
             } else {
                 tracing::warn!(
@@ -293,7 +341,9 @@ fn make(view: &View, way: &Path, plan: &Plan) -> Outcome {
             return Outcome::Refused(Arc::new(refusal));
         }
     };
-    view.images.keep(&image);
+    if is_settled {
+        view.images.keep(&image);
+    }
     for note in &facts.notes {
         tracing::info!(name = plan.shown, note, "shown");
     }
@@ -341,6 +391,7 @@ fn read(
         tensors: image.tensors().len(),
         format,
         notes,
+        is_settled: false,
         open: Mutex::new(Arc::downgrade(&image)),
     };
     Ok((image, facts))
@@ -377,6 +428,12 @@ impl Shown {
         &self.facts.options
     }
 
+    /// Whether every change to its files since they were read shows in their states. If not, bytes that were read
+    /// before an opening may be older than what it must show.
+    pub fn is_settled(&self) -> bool {
+        self.facts.is_settled
+    }
+
     /// What was chosen and left out.
     pub fn notes(&self) -> &[String] {
         &self.facts.notes
@@ -409,14 +466,17 @@ impl Shown {
     /// The image, also of its index.
     fn whole(&self, view: &View) -> Result<Arc<Image>, Error> {
         let facts = &self.facts;
-        if let Some(image) = lock(&facts.open).upgrade().or_else(|| view.images.get(facts.identity))
-        {
+        let known = || lock(&facts.open).upgrade().or_else(|| view.images.get(facts.identity));
+        if let Some(image) = facts.is_settled.then(known).flatten() {
             return Ok(image);
         }
         let (image, _) = read(view, &facts.way, &facts.plan, &facts.options)?;
         if image.identity() != facts.identity {
             let path = view.root.path().join(self.source());
             return Err(crate::source::Error::Changed { path }.into());
+        }
+        if !facts.is_settled {
+            return Ok(image);
         }
         let mut open = lock(&facts.open);
         // Another may have read it meanwhile; one is enough.

@@ -1,0 +1,146 @@
+"""What was written is what the next open shows, however long the write took and whoever read meanwhile.
+
+A system stamps a file when a write begins, and pages of a mapping once for many stores, so that what is read in
+the middle of either looks like a state of the file and is none.
+"""
+
+import os
+import random
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from mounts import until
+
+# More of them, and longer ones, find what is rarer.
+WRITES = int(os.environ.get("CKPTFS_TEST_WRITES", 24))
+LONGEST = int(os.environ.get("CKPTFS_TEST_LONGEST_WRITE", 24 << 20))
+READERS = 3
+STEP = 1 << 20
+
+# Fills a range of a file in one of the ways that there are, says so, and keeps the file open until it is told.
+WRITER = """
+import mmap, os, sys
+how, path, start, length, fill = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+flags = os.O_RDWR | (os.O_DIRECT if how == "direct" else 0)
+file = os.open(path, flags)
+new = mmap.mmap(-1, length)
+new.write(bytes([fill]) * length)
+if how == "mapped":
+    stores = mmap.mmap(file, 0)
+    stores[start:start + length] = new[:]
+    stores.flush()
+elif how == "stores":
+    stores = mmap.mmap(file, 0)
+    stores[start:start + length] = new[:]
+elif how == "truncated":
+    old = os.pread(file, start, 0)
+    size = os.fstat(file).st_size
+    os.ftruncate(file, 0)
+    os.pwrite(file, old, 0)
+    os.pwrite(file, new, start)
+    os.ftruncate(file, size)
+else:
+    done = os.pwrite(file, new, start)
+    assert done == length
+print("ended", flush=True)
+sys.stdin.read()
+"""
+# Reads here and there for as long as it lives, as loaders do: by reads, and by a mapping. Each look is a process
+# of its own, for a mapping of a file that is truncated ends its process.
+READER = """
+import mmap, os, random, signal, sys
+path, step, rng = sys.argv[1], int(sys.argv[2]), random.Random(sys.argv[3])
+def look():
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        for _ in range(8):
+            os.pread(file.fileno(), step, rng.randrange(size))
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            at = rng.randrange(size) // step * step
+            for page in range(at, min(at + step, size), mmap.PAGESIZE):
+                mapped[page]
+while True:
+    rng.random()
+    child = os.fork()
+    if child == 0:
+        try:
+            look()
+        finally:
+            os._exit(0)  # Just then it may have been no whole checkpoint, or another one than a moment before.
+    os.waitpid(child, 0)
+"""
+WAYS = ("one", "direct", "mapped", "stores", "truncated")
+
+
+def write_shard(path, name, size):
+    header = b'{"%s":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (name.encode(), size, size)
+    header += b" " * (-(len(header) + 8) % 4096)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        for _ in range(0, size, STEP):
+            file.write(bytes([1]) * STEP)
+    return 8 + len(header)
+
+
+def differing(shown, source, start):
+    """Pages of a tensor that are not those of its source."""
+    pages = 0
+    with open(shown, "rb", buffering=0) as new, open(source, "rb", buffering=0) as old:
+        data = 8 + struct.unpack("<Q", new.read(8))[0]
+        for at in range(0, LONGEST, STEP):
+            one, other = os.pread(new.fileno(), STEP, data + at), os.pread(old.fileno(), STEP, start + at)
+            if one != other:
+                pages += sum(one[n : n + 4096] != other[n : n + 4096] for n in range(0, STEP, 4096))
+    return pages
+
+
+def wrong_after_writes(shown, source, start):
+    """Writes to the source again and again; pages that the mount shows otherwise after each, by the write."""
+    rng = random.Random(5)
+    wrong = {}
+    for n in range(WRITES):
+        length = int(4096 * 2 ** (rng.random() * (LONGEST // 4096).bit_length()))
+        length = max(4096, min(LONGEST, length) // 4096 * 4096)
+        at = start + rng.randrange(0, LONGEST - length + 1, 4096)
+        how = WAYS[n % len(WAYS)]
+        command = [sys.executable, "-c", WRITER, how, source, at, length, 2 + n % 250]
+        writer = subprocess.Popen(
+            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert writer.stdout.readline() == "ended\n", how
+            if rng.random() < 0.5:
+                writer.communicate()
+            # Just after it was cut and made whole again, it may still be taken for no checkpoint.
+            until("the name is there again", shown.exists)
+            # The readers that opened it before go on while it is looked at.
+            for _ in range(2):
+                if pages := differing(shown, source, start):
+                    wrong[n, how, length] = pages
+        finally:
+            writer.communicate()
+        assert writer.returncode == 0
+    return wrong
+
+
+@pytest.mark.parametrize("options", [(), ("--memory", "64M", "--readahead", "0")], ids=["", "little-memory"])
+def test_an_open_after_a_write_shows_all_of_it(mounts, tmp_path, options):
+    models = tmp_path / "models"
+    models.mkdir()
+    source = models / "model-00001-of-00002.safetensors"
+    start = write_shard(source, "a", LONGEST)
+    write_shard(models / "model-00002-of-00002.safetensors", "b", STEP)
+    mount = mounts(models, *options)
+    shown = mount / "model.safetensors"
+    reader = [sys.executable, "-c", READER, str(shown), str(STEP)]
+    readers = [subprocess.Popen([*reader, str(n)]) for n in range(READERS)]
+    try:
+        wrong = wrong_after_writes(shown, source, start)
+    finally:
+        for process in readers:
+            process.kill()
+            process.wait()
+    assert wrong == {}
