@@ -3,7 +3,10 @@
 use fuser::{Errno, FileAttr, FileType, INodeNo};
 
 use crate::source::{self, Attributes, Kind};
+
 use crate::{checkpoint, image, view};
+
+use super::nodes::LastSeen;
 
 /// The owner that is shown instead of the source's.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +27,9 @@ pub fn kind(kind: Kind) -> FileType {
     }
 }
 
+/// What readers take as the size to read at: as large as a request can be.
+const BLOCK: u32 = 1 << 20;
+
 pub fn attr(number: u64, attributes: &Attributes, owner: Owner) -> FileAttr {
     let (major, minor) = (rustix::fs::major(attributes.rdev), rustix::fs::minor(attributes.rdev));
     FileAttr {
@@ -41,8 +47,29 @@ pub fn attr(number: u64, attributes: &Attributes, owner: Owner) -> FileAttr {
         gid: owner.gid.unwrap_or(attributes.gid),
         // As the kernel packs a device into 32 bits.
         rdev: (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12),
-        // What readers take as the size to read at: as large as a request can be.
-        blksize: 1 << 20,
+        blksize: BLOCK,
+        flags: 0,
+    }
+}
+
+/// What is told of a thing that is no longer where it was.
+pub fn last_attr(number: u64, last: &LastSeen, owner: Owner) -> FileAttr {
+    let mtime = last.mtime.into();
+    FileAttr {
+        ino: INodeNo(number),
+        size: last.size,
+        blocks: last.size.div_ceil(512),
+        atime: mtime,
+        mtime,
+        ctime: mtime,
+        crtime: last.born.unwrap_or(last.mtime).into(),
+        kind: kind(last.kind),
+        perm: last.mode,
+        nlink: last.links,
+        uid: owner.uid.unwrap_or(last.uid),
+        gid: owner.gid.unwrap_or(last.gid),
+        rdev: 0,
+        blksize: BLOCK,
         flags: 0,
     }
 }

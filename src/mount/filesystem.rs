@@ -8,7 +8,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ use fuser::{
     ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
 
-use crate::source::{Attributes, Kind};
-use crate::view::{Entry, View};
+use crate::source::Attributes;
+use crate::view::{Entry, Names, View};
 
 use super::Error;
 use super::answers::{Askers, guarded};
-use super::attr::{Owner, attr, errno, on_opening};
-use super::listings::{self, Listed, Listings, Takes};
-use super::nodes::{Node, Nodes, ROOT, What};
+use super::attr::{Owner, attr, errno, last_attr, on_opening};
+use super::listings::{self, DirSink, Listings};
+use super::nodes::{LastSeen, Node, Nodes, ROOT, What};
 use super::opened::{Opened, OpenedFiles};
 use super::reads::{Answer, Range};
 use super::xattrs;
@@ -67,26 +67,20 @@ impl Filesystem {
         context: Arc<Context>,
         opened: Arc<OpenedFiles>,
         owner: Owner,
+        listings: Listings,
     ) -> Result<Self, Error> {
         let view = Arc::clone(&context.view);
         let root = view.attributes("".as_ref())?;
         let askers =
             Askers::new().map_err(|e| Error::io(&context.source, "start a thread for it", e))?;
-        let inner = Inner {
-            view,
-            nodes: Nodes::new(root),
-            opened,
-            listings: Listings::default(),
-            context,
-            owner,
-        };
+        let inner = Inner { view, nodes: Nodes::new(&root), opened, listings, context, owner };
         Ok(Filesystem { inner: Arc::new(inner), askers })
     }
 
     /// Answers on another thread what is asked of a file or directory.
     fn ask(&self, number: INodeNo, answer: impl FnOnce(&Inner) + Send + 'static) {
         let inner = Arc::clone(&self.inner);
-        let device = inner.nodes.get(number.0).map_or(0, |node| node.attributes.dev);
+        let device = inner.nodes.get(number.0).map_or(0, |node| node.last.dev);
         self.askers.ask(device, move || answer(&inner));
     }
 }
@@ -97,17 +91,21 @@ impl Inner {
         self.nodes.get(number.0).ok_or(Errno::ESTALE)
     }
 
-    pub fn attr(&self, number: u64, node: &Node) -> fuser::FileAttr {
-        attr(number, &node.attributes, self.owner)
+    pub fn attr(&self, number: u64, attributes: &Attributes) -> fuser::FileAttr {
+        attr(number, attributes, self.owner)
+    }
+
+    pub fn last_attr(&self, number: u64, node: &Node) -> fuser::FileAttr {
+        last_attr(number, &node.last, self.owner)
     }
 
     fn look_up(&self, parent: INodeNo, name: &OsStr) -> Result<fuser::FileAttr, Errno> {
-        let parent = self.node(parent)?;
-        let entry = self.view.entry(&parent.place, name).map_err(|e| self.refuse(&e))?;
+        let directory = self.node(parent)?.path.to_path();
+        let entry = self.view.entry(&directory, name).map_err(|e| self.refuse(&e))?;
         let entry = entry.ok_or_else(|| self.missing())?;
-        let node = Node::new(parent.place.join(name), &entry);
-        let number = self.nodes.learn(node.clone());
-        Ok(self.attr(number, &node))
+        let path = self.nodes.path(parent.0, &directory, name);
+        let number = self.nodes.learn(Node::new(path, &entry));
+        Ok(self.attr(number, entry.attributes()))
     }
 
     fn attributes(&self, number: INodeNo) -> Result<fuser::FileAttr, Errno> {
@@ -122,73 +120,52 @@ impl Inner {
                 }
                 _ => None,
             },
-            What::Source => match self.view.attributes(&node.place) {
-                Ok(now) if is_same(&now, &node.attributes) => Some(now),
+            What::Source => match self.view.attributes(&node.path.to_path()) {
+                Ok(now) if node.last.is_same(&LastSeen::from(&now)) => Some(now),
                 _ => None,
             },
             What::Link(_) => None,
         };
-        let Some(attributes) = now else { return Ok(self.attr(number.0, &node)) };
-        let node = Node { attributes, ..(*node).clone() };
-        self.nodes.update(number.0, node.clone());
-        Ok(self.attr(number.0, &node))
+        let Some(now) = now else { return Ok(self.last_attr(number.0, &node)) };
+        self.nodes.update(number.0, Node { last: LastSeen::from(&now), ..(*node).clone() });
+        Ok(self.attr(number.0, &now))
     }
 
     fn entry_at(&self, node: &Node) -> Option<Entry> {
-        self.view.entry(node.place.parent()?, node.place.file_name()?).ok()?
+        let (directory, name) = node.path.parts()?;
+        self.view.entry(directory, name).ok()?
     }
 
     fn link(&self, number: INodeNo) -> Result<PathBuf, Errno> {
         match &self.node(number)?.what {
-            What::Link(Some(target)) => Ok(target.clone()),
+            What::Link(Some(target)) => Ok((**target).clone()),
             What::Link(None) => Err(Errno::EACCES),
             _ => Err(Errno::EINVAL),
         }
     }
 
-    /// Gives the names of a directory from an offset on; from the start, as they are now.
+    /// Gives the names of a directory from an offset on.
     fn list(
         &self,
         number: INodeNo,
         handle: FileHandle,
         offset: u64,
-        reply: &mut impl Takes,
+        reply: &mut impl DirSink,
     ) -> Result<(), Errno> {
         let own = self.node(number)?;
-        let known = self.listings.get(handle.0).filter(|_| offset > 0);
-        let listed = match known {
-            Some(listed) => listed,
-            None => {
-                let listing = self.view.list(&own.place).map_err(|e| self.refuse(&e))?;
-                if number.0 == ROOT && listing.entries.is_empty() {
-                    self.missing();
-                }
-                let named = listing.entries.into_iter().map(|named| {
-                    let node = Node::new(own.place.join(&named.name), &named.entry);
-                    // What another filesystem was not asked for is asked for by name.
-                    let is_elsewhere = node.attributes.kind == Kind::Directory
-                        && node.attributes.dev != own.attributes.dev;
-                    let ttl = if is_elsewhere { Duration::ZERO } else { TTL };
-                    Listed { name: named.name, node, ttl }
-                });
-                // What cannot be looked at has a name all the same; who asks about it is told why.
-                let unreadable = (0..).zip(listing.unreadable).map(|(n, (name, kind, error))| {
-                    tracing::debug!(%error, "listed by its name alone");
-                    let mut attributes = own.attributes;
-                    (attributes.kind, attributes.mode, attributes.ino) = (kind, 0, n);
-                    let node =
-                        Node { place: own.place.join(&name), what: What::Source, attributes };
-                    Listed { name, node, ttl: Duration::ZERO }
-                });
-                let listed = named.chain(unreadable);
-                self.listings.set(handle.0, listed.collect())
-            }
-        };
-        listings::give(self, (number.0, &own), &listed, offset, reply);
-        Ok(())
+        listings::give(self, (number.0, handle.0), &own, offset, reply)
     }
 
-    fn refuse(&self, error: &crate::view::Error) -> Errno {
+    /// The names of a directory as they are now.
+    pub fn names(&self, number: u64, directory: &Path) -> Result<Names, Errno> {
+        let names = self.view.names(directory).map_err(|e| self.refuse(&e))?;
+        if number == ROOT && names.is_empty() {
+            self.missing();
+        }
+        Ok(names)
+    }
+
+    pub fn refuse(&self, error: &crate::view::Error) -> Errno {
         let errno = errno(error);
         if i32::from(errno) == i32::from(Errno::ENOENT) {
             return self.missing();
@@ -210,13 +187,6 @@ impl Inner {
             tracing::warn!("{error}");
         }
     }
-}
-
-/// Whether a name still stands for the same file; any directory there is the same one.
-fn is_same(now: &Attributes, then: &Attributes) -> bool {
-    let file = |a: &Attributes| (a.dev, a.ino, a.born);
-    let are_directories = now.kind == Kind::Directory && then.kind == Kind::Directory;
-    are_directories || file(now) == file(then)
 }
 
 impl fuser::Filesystem for Filesystem {
@@ -283,9 +253,9 @@ impl fuser::Filesystem for Filesystem {
         self.ask(number, move |inner| {
             let open = || {
                 let node = inner.node(number)?;
-                inner.opened.open(&inner.view, number.0, &node, &reply).map_err(|e| {
+                inner.opened.open(number.0, &node, &reply).map_err(|e| {
                     // The kernel looks the name up once more, and must be told what is there now.
-                    inner.view.look_again(&node.place);
+                    inner.view.look_again(&node.path.to_path());
                     inner.failed(&e);
                     on_opening(&e)
                 })
@@ -335,7 +305,7 @@ impl fuser::Filesystem for Filesystem {
     ) {
         // Who closes a file waits for no answer, and closing its sources may take time.
         reply.ok();
-        self.ask(number, move |inner| inner.opened.close(&inner.view, handle.0));
+        self.ask(number, move |inner| inner.opened.close(handle.0));
     }
 
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {

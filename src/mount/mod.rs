@@ -15,6 +15,7 @@ mod filesystem;
 pub mod heal;
 pub mod helper;
 mod listings;
+mod node_path;
 mod nodes;
 mod open_images;
 mod opened;
@@ -43,6 +44,7 @@ use crate::said::Said;
 use crate::view::{self, Keep, View};
 use counters::Counters;
 use filesystem::Filesystem;
+use listings::Listings;
 use opened::OpenedFiles;
 use standing::Standing;
 
@@ -142,6 +144,9 @@ const KERNEL_READAHEAD: u64 = 4 << 20;
 /// Of the budget, one part in so many is for images that nobody has open; the rest is for blocks.
 const FOR_IMAGES: u64 = 4;
 
+/// Names of directories that are being listed take at most one part in so many of what the budget is, besides it.
+const FOR_LISTINGS: u64 = 4;
+
 /// The least budget: a buffer for tensors that are gathered is 8 MiB, and images want a part besides.
 /// With less every read would wait for the only buffer.
 pub const LEAST_MEMORY: u64 = 16 << 20;
@@ -183,7 +188,9 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     // What is written there by way of the mount itself would wait for the mount.
     let orders = options.orders.clone().filter(|orders| !place.hides(orders));
     let cache = Cache::new(Limits { memory, readahead }, orders);
-    let opened = Arc::new(OpenedFiles::new(Arc::clone(&cache), memory, options.passthrough));
+    let opened =
+        OpenedFiles::new(Arc::clone(&view), Arc::clone(&cache), memory, options.passthrough);
+    let opened = Arc::new(opened);
     let counters = Arc::new(Counters::default());
     let standing = Arc::new(Standing::new(Arc::clone(&view), place.source.clone()));
     let numbers = numbers(&place, &standing, &view, &cache, &opened, &counters, memory);
@@ -197,7 +204,8 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     let (said, numbers_too) = (Said::default(), Arc::clone(&numbers));
     let context = Context { view, source, counters, standing, said, numbers: numbers_too };
     let owner = attr::Owner { uid: options.uid, gid: options.gid };
-    let filesystem = Filesystem::new(Arc::new(context), Arc::clone(&opened), owner)?;
+    let listings = Listings::new((memory / FOR_LISTINGS) as usize);
+    let filesystem = Filesystem::new(Arc::new(context), Arc::clone(&opened), owner, listings)?;
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.threads.unwrap_or(THREADS));
     let attached = attach::attach(&wanted)?;
@@ -253,7 +261,7 @@ fn numbers(
             reads: counters.reads(),
             errors: counters.errors(),
             images: stats::Images { known: known.images, open, refused: known.refused },
-            memory: stats::Memory { budget, held: opened.weight(&view) + blocks.held_bytes },
+            memory: stats::Memory { budget, held: opened.weight() + blocks.held_bytes },
             cache: stats::Cache {
                 hits: blocks.hits,
                 misses: blocks.misses,

@@ -8,11 +8,11 @@ use fuser::{BackingId, Errno, FopenFlags, ReplyOpen};
 
 use crate::cache::{Cache, Served};
 use crate::image::Image;
-use crate::source::{self, Attributes, Identity, OpenFile, State};
+use crate::source::{self, OpenFile, State};
 use crate::threads::lock;
 use crate::view::{self, View};
 
-use super::attr::of_image;
+use super::attr::errno;
 use super::nodes::{Node, What};
 use super::open_images::{OpenImage, OpenImages};
 use super::reads::{Answer, Range};
@@ -30,6 +30,7 @@ pub struct OpenedFiles {
     next: AtomicU64,
     files: Mutex<HashMap<u64, Arc<Handle>>>,
     images: OpenImages,
+    view: Arc<View>,
     cache: Arc<Cache>,
     /// What reads each file passed through ahead, by number of inode: one for all who have it open.
     ahead: Mutex<HashMap<u64, Weak<Served>>>,
@@ -48,7 +49,8 @@ pub struct OpenedFiles {
     memory: u64,
 }
 
-/// Of the budget, what is left to blocks however much images take: a few for each reader.
+/// Of the budget, what is left to blocks: open images take the rest at most, but for a single one that is larger.
+/// A few blocks for each reader.
 const LEAST: u64 = 8 << 20;
 
 /// Files whose last state is remembered.
@@ -84,11 +86,13 @@ pub enum Content {
 }
 
 impl OpenedFiles {
-    pub fn new(cache: Arc<Cache>, memory: u64, passthrough: bool) -> OpenedFiles {
+    pub fn new(view: Arc<View>, cache: Arc<Cache>, memory: u64, passthrough: bool) -> OpenedFiles {
+        let for_images = memory.saturating_sub(LEAST.min(memory));
         OpenedFiles {
             next: AtomicU64::new(1),
             files: Mutex::default(),
-            images: OpenImages::new(Arc::clone(&cache)),
+            images: OpenImages::new(Arc::clone(&view), Arc::clone(&cache), for_images),
+            view,
             cache,
             ahead: Mutex::default(),
             backings: Mutex::default(),
@@ -120,28 +124,22 @@ impl OpenedFiles {
     }
 
     /// About how many bytes images take, open or kept.
-    pub fn weight(&self, view: &View) -> u64 {
-        self.images.count().1 + view.kept_bytes()
+    pub fn weight(&self) -> u64 {
+        self.images.count().1 + self.view.kept_bytes()
     }
 
     /// Leaves to blocks what images do not take.
-    fn balance(&self, view: &View) {
-        let rest = self.memory.saturating_sub(self.weight(view));
+    fn balance(&self) {
+        let rest = self.memory.saturating_sub(self.weight());
         self.cache.set_memory(rest.max(LEAST.min(self.memory)));
     }
 
-    pub fn open(
-        &self,
-        view: &View,
-        number: u64,
-        node: &Node,
-        reply: &ReplyOpen,
-    ) -> Result<Opened, view::Error> {
+    pub fn open(&self, number: u64, node: &Node, reply: &ReplyOpen) -> Result<Opened, view::Error> {
         match &node.what {
             What::Image(shown) => {
                 let holds = shown.is_settled() && !lock(&self.suspect).contains(&number);
-                let image = self.images.open(number, holds, || view.image(shown))?;
-                self.balance(view);
+                let image = self.images.open(number, shown, holds)?;
+                self.balance();
                 if !shown.is_settled() {
                     lock(&self.suspect).insert(number);
                 }
@@ -149,24 +147,23 @@ impl OpenedFiles {
                 let handle = self.add(number, Content::Image(image), proof);
                 Ok(Opened { handle, flags: keep_if(holds) | NO_FLUSH, backing: None })
             }
-            _ => self.open_source(view, number, node, reply),
+            _ => self.open_source(number, node, reply),
         }
     }
 
     fn open_source(
         &self,
-        view: &View,
         number: u64,
         node: &Node,
         reply: &ReplyOpen,
     ) -> Result<Opened, view::Error> {
-        let file = view.open(&node.place)?;
+        let file = self.view.open(&node.path.to_path())?;
         let identity = file.file().identity();
-        if (identity.dev, identity.ino) != (node.attributes.dev, node.attributes.ino) {
+        if (identity.dev, identity.ino) != (node.last.dev, node.last.ino) {
             let path = file.file().path();
             return Err(source::Error::Changed { path }.into());
         }
-        if is_other(&identity, &node.attributes)
+        if !node.last.is_state(&identity)
             && let Some(kernel) = self.kernel.get()
         {
             // Who opens it is to see all of it, and not as much as there was at the last look. What the
@@ -269,13 +266,16 @@ impl OpenedFiles {
                 None => {
                     let (opened, image) = (Arc::clone(self), Arc::clone(image));
                     let asker = answer.asker.clone();
-                    asker.ask(image.device(), move || match opened.images.served(&image) {
-                        Ok(served) => answer.with(&served, range),
+                    asker.ask(image.device, move || match opened.images.served(&image) {
+                        Ok(served) => {
+                            opened.balance();
+                            answer.with(&served, range);
+                        }
                         Err(error) => {
                             if opened.cache.may_say(Some(error.path())) {
                                 tracing::error!("{error}");
                             }
-                            answer.refuse(of_image(&error));
+                            answer.refuse(errno(&error));
                         }
                     });
                 }
@@ -297,14 +297,14 @@ impl OpenedFiles {
         self.cache.settle();
     }
 
-    pub fn close(&self, view: &View, handle: u64) {
+    pub fn close(&self, handle: u64) {
         let Some(open) = lock(&self.files).remove(&handle) else { return };
         self.used(&open);
         let number = open.number;
         match &open.content {
             Content::Image(_) => {
                 self.images.close(number);
-                self.balance(view);
+                self.balance();
             }
             Content::File(..) => {
                 drop(open);
@@ -329,11 +329,6 @@ impl OpenedFiles {
 /// Whether the kernel is to keep the bytes that it has.
 fn keep_if(holds: bool) -> FopenFlags {
     if holds { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
-}
-
-/// Whether a file has another size or time than the kernel was told.
-fn is_other(now: &Identity, told: &Attributes) -> bool {
-    *now != told.identity()
 }
 
 /// By the protocol: no page of the file.

@@ -32,7 +32,7 @@ fn source(context: &Context, node: &Node) -> Option<Vec<u8>> {
     let view = &context.view;
     let (way, image, options) = match &node.what {
         What::Image(shown) => (shown.source(), true, shown.options()),
-        _ => (view.way(&node.place), false, &view.options().checkpoint),
+        _ => (view.way(&node.path.to_path()), false, &view.options().checkpoint),
     };
     let source = Source {
         version: VERSION,

@@ -87,6 +87,29 @@ impl Attributes {
         Attributes::with(fd, AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, shown)
     }
 
+    /// Of a thing of which no more is known than its kind: nobody may do anything with it.
+    pub fn unknown(kind: Kind, dev: u64, ino: u64) -> Attributes {
+        let identity = Identity { dev, ino, size: 0, mtime: 0, mtime_nsec: 0 };
+        let then = SystemTime::UNIX_EPOCH;
+        Attributes {
+            kind,
+            dev,
+            ino,
+            size: 0,
+            blocks: 0,
+            mode: 0,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            atime: then,
+            mtime: then,
+            ctime: then,
+            born: None,
+            state: State { identity, ctime: 0, ctime_nsec: 0 },
+        }
+    }
+
     fn with(fd: impl AsFd, flags: AtFlags, shown: &Path) -> Result<Attributes, Error> {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = rustix::fs::statx(fd, "", flags, wanted)

@@ -1,6 +1,6 @@
 //! One directory: its names as they are, and what is to become of its checkpoints.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -15,21 +15,26 @@ use super::hub::{self, Notes};
 use super::index;
 use super::made::{Outcome, Planned, Shown};
 use super::rules;
-use super::{Answer, Entry, Error, Keep, Known, Listing, Named, TRIES, View, links, lookalikes};
+use super::{
+    Answer, Entry, Error, Keep, Known, Listed, Listing, Named, Names, TRIES, View, links,
+    lookalikes,
+};
 
 /// A directory as it was at one time. Its checkpoints are read when they are asked for.
 #[derive(Debug)]
 pub struct Directory {
     way: PathBuf,
     state: State,
-    names: BTreeMap<OsString, Kind>,
+    names: Names,
+    /// Of each name, in their order.
+    kinds: Box<[Kind]>,
     planned: Vec<Arc<Planned>>,
     /// Which of the planned has this name as an image, and which has it as a file of its own.
     images: HashMap<OsString, usize>,
     originals: HashMap<OsString, usize>,
     /// Which of the planned has an index of this name that stays.
     indexes: HashMap<OsString, usize>,
-    left: Vec<(OsString, String)>,
+    left: Box<[(OsString, String)]>,
     notes: Option<Notes>,
     /// Links that lead out, of which the log was told.
     told: Mutex<HashSet<OsString>>,
@@ -64,18 +69,18 @@ impl Directory {
         known: Option<&Directory>,
     ) -> Result<Directory, Error> {
         let state = State::of(attributes);
-        let entries = view.root.entries(way)?;
-        let is_one = |name: &OsStr| match &view.only {
-            Some(only) if way == view.base => only.has(name),
-            _ => true,
-        };
-        let names: BTreeMap<OsString, Kind> = entries
-            .into_iter()
-            .filter(|entry| is_one(&entry.name))
-            .map(|entry| (entry.name, entry.kind))
-            .collect();
+        let mut entries = view.root.entries(way)?;
+        if let Some(only) = view.only.as_ref().filter(|_| way == view.base) {
+            entries.retain(|entry| only.has(&entry.name));
+        }
+        // A directory that changes meanwhile may give a name twice.
+        entries.dedup_by(|a, b| a.name == b.name);
+        let names = Names::of(entries.iter().map(|entry| &*entry.name));
+        let kinds: Box<[Kind]> = entries.iter().map(|entry| entry.kind).collect();
+        drop(entries);
         let files: Vec<&OsStr> = names
             .iter()
+            .zip(&kinds)
             .filter(|(name, kind)| match kind {
                 Kind::File => true,
                 // A link to nothing is a file that cannot be opened.
@@ -85,7 +90,7 @@ impl Directory {
                 },
                 _ => false,
             })
-            .map(|(name, _)| &**name)
+            .map(|(name, _)| name)
             .collect();
         let texts: Vec<String> =
             files.iter().filter_map(|name| name.to_str().map(str::to_owned)).collect();
@@ -101,7 +106,7 @@ impl Directory {
         };
         let mut left = unlike(&files, &candidates, keep);
         let taken: Vec<String> =
-            names.keys().filter_map(|name| name.to_str().map(str::to_owned)).collect();
+            names.iter().filter_map(|name| name.to_str().map(str::to_owned)).collect();
         let rules::Plans { plans, left: by_rule } = rules::plan(&taken, candidates, keep);
         left.extend(by_rule.into_iter().map(|(name, why)| (name.into(), why)));
         left.sort();
@@ -128,13 +133,26 @@ impl Directory {
         // Originals that are shown have their own.
         let indexes = match view.options.show_originals {
             true => HashMap::new(),
-            false => index::that_stay(&planned, names.keys(), &originals),
+            false => index::that_stay(&planned, names.iter(), &originals),
         };
         let notes = hub::notes(view.root.real(), way);
         let way = way.to_path_buf();
         // What was told of a link is not told again.
         let told = known.map(|known| lock(&known.told).clone()).unwrap_or_default().into();
-        Ok(Directory { way, state, names, planned, images, originals, indexes, left, notes, told })
+        let left = left.into();
+        Ok(Directory {
+            way,
+            state,
+            names,
+            kinds,
+            planned,
+            images,
+            originals,
+            indexes,
+            left,
+            notes,
+            told,
+        })
     }
 
     /// Whether this is what the directory holds now, given what it says of itself now.
@@ -214,7 +232,7 @@ impl Directory {
 
     /// Whether a name that is there is shown as what it is.
     pub fn shows(&self, view: &View, name: &OsStr, is_last: bool) -> Answer<bool> {
-        if !self.names.contains_key(name) {
+        if self.names.find(name).is_err() {
             return Answer::Is(false);
         }
         if let Some(&n) = self.originals.get(name) {
@@ -254,8 +272,9 @@ impl Directory {
                 Some(outcome) => hides |= matches!(outcome, Outcome::Image(_)),
             }
         }
-        let folders = self.names.iter().filter(|(_, kind)| **kind == Kind::Directory);
-        let folders = folders.map(|(name, _)| name.clone()).collect();
+        let folders = self.names.iter().zip(&self.kinds);
+        let folders = folders.filter(|(_, kind)| **kind == Kind::Directory);
+        let folders = folders.map(|(name, _)| name.to_owned()).collect();
         Answer::Is((hides && !view.options.show_originals, folders))
     }
 
@@ -315,46 +334,95 @@ impl Directory {
 
     /// Everything: each checkpoint is read for it.
     pub fn list(&self, view: &View, is_last: bool) -> Result<Answer<Listing>, Error> {
-        let mut listing = Listing { left: self.left.clone(), ..Listing::default() };
-        let mut is_image = Vec::with_capacity(self.planned.len());
-        for (planned, outcome) in self.planned.iter().zip(self.outcomes(view, is_last)) {
-            is_image.push(matches!(outcome, Some(Outcome::Image(_))));
+        let Some(outcomes) = self.all_outcomes(view, is_last) else { return Ok(Answer::Stale) };
+        let mut listing = Listing { left: self.left.to_vec(), ..Listing::default() };
+        for (planned, outcome) in self.planned.iter().zip(&outcomes) {
             match outcome {
-                None => return Ok(Answer::Stale),
-                Some(Outcome::Refused(refusal)) => listing.refused.push(refusal),
-                Some(Outcome::Image(facts)) => {
-                    if let Some(shown) = planned.shown(&facts) {
+                Outcome::Refused(refusal) => listing.refused.push(Arc::clone(refusal)),
+                Outcome::Image(facts) => {
+                    if let Some(shown) = planned.shown(facts) {
                         let name = OsString::from(&planned.plan.shown);
                         listing.entries.push(Named { name, entry: image(shown) });
                     }
                 }
             }
         }
-        for (name, kind) in &self.names {
-            let of = self.originals.get(name).filter(|n| is_image[**n]);
-            if of.is_some() && self.indexes.contains_key(name) {
-                match self.entry(view, name, is_last)? {
-                    Answer::Stale => return Ok(Answer::Stale),
-                    Answer::Is(entry) => {
-                        let entry = entry.map(|entry| Named { name: name.clone(), entry });
-                        listing.entries.extend(entry);
-                    }
+        for name in self.names.iter() {
+            if let Some(why) = self.why_hidden(view, name, &outcomes) {
+                listing.hidden.push((name.to_owned(), why));
+                continue;
+            }
+            match self.listed(view, name, is_last)? {
+                Answer::Stale => return Ok(Answer::Stale),
+                Answer::Is(Ok(Some(entry))) => {
+                    listing.entries.push(Named { name: name.to_owned(), entry });
                 }
-            } else if let Some(&n) = of.filter(|_| !view.options.show_originals) {
-                let why = format!("is in {}", self.planned[n].plan.shown);
-                listing.hidden.push((name.clone(), why));
-            } else if let Some(why) = self.hidden_note(view, name) {
-                listing.hidden.push((name.clone(), why.to_owned()));
-            } else {
-                match self.as_listed(view, name, *kind) {
-                    Ok(Some(entry)) => listing.entries.push(Named { name: name.clone(), entry }),
-                    Ok(None) => {}
-                    Err(error) => listing.unreadable.push((name.clone(), *kind, error)),
+                Answer::Is(Ok(None)) => {}
+                Answer::Is(Err((kind, error))) => {
+                    listing.unreadable.push((name.to_owned(), kind, error));
                 }
             }
         }
         listing.entries.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(Answer::Is(listing))
+    }
+
+    /// The names that it shows: each checkpoint is read for it, and of other files nothing.
+    pub fn shown_names(&self, view: &View, is_last: bool) -> Answer<Names> {
+        let Some(outcomes) = self.all_outcomes(view, is_last) else { return Answer::Stale };
+        let images = self.planned.iter().zip(&outcomes).filter_map(|(planned, outcome)| {
+            matches!(outcome, Outcome::Image(_)).then(|| OsStr::new(&planned.plan.shown))
+        });
+        let others =
+            self.names.iter().filter(|name| self.why_hidden(view, name, &outcomes).is_none());
+        let mut names: Vec<&OsStr> = images.chain(others).collect();
+        names.sort();
+        names.dedup();
+        Answer::Is(Names::of(names))
+    }
+
+    /// What a name that is shown stands for, for a listing, which waits for nobody; nothing if it is gone. An
+    /// error where the system says no more of it than its kind.
+    pub fn listed(
+        &self,
+        view: &View,
+        name: &OsStr,
+        is_last: bool,
+    ) -> Result<Answer<Listed>, Error> {
+        let is_own = self.images.contains_key(name) || self.indexes.contains_key(name);
+        match self.names.find(name) {
+            Ok(place) if !is_own => {
+                let kind = self.kinds[place];
+                let entry = self.as_listed(view, name, kind);
+                Ok(Answer::Is(entry.map_err(|error| (kind, error))))
+            }
+            _ => Ok(match self.entry(view, name, is_last)? {
+                Answer::Stale => Answer::Stale,
+                Answer::Is(entry) => Answer::Is(Ok(entry)),
+            }),
+        }
+    }
+
+    /// Why a name that is there is not shown, given what became of the planned images.
+    fn why_hidden(&self, view: &View, name: &OsStr, outcomes: &[Outcome]) -> Option<String> {
+        let is_image = |n: &&usize| matches!(outcomes[**n], Outcome::Image(_));
+        match self.originals.get(name).filter(is_image) {
+            Some(_) if self.indexes.contains_key(name) => None,
+            Some(&n) if !view.options.show_originals => {
+                Some(format!("is in {}", self.planned[n].plan.shown))
+            }
+            _ => self.hidden_note(view, name).map(str::to_owned),
+        }
+    }
+
+    /// Bytes of memory that its names take.
+    pub fn weight(&self) -> usize {
+        size_of::<Directory>() + self.names.weight() + self.kinds.len()
+    }
+
+    /// What became of all planned images; nothing if files of one have changed since.
+    fn all_outcomes(&self, view: &View, is_last: bool) -> Option<Vec<Outcome>> {
+        self.outcomes(view, is_last).into_iter().collect()
     }
 
     /// What became of each planned image, read by several threads where that is to be found out.

@@ -34,12 +34,12 @@ const FOUND_BY_NAME: &str = "model.";
 /// found by name. `originals` says what the names in the directory become part of.
 pub fn that_stay<'a>(
     planned: &[Arc<Planned>],
-    names: impl Iterator<Item = &'a OsString> + Clone,
+    names: impl Iterator<Item = &'a OsStr> + Clone,
     originals: &HashMap<OsString, usize>,
 ) -> HashMap<OsString, usize> {
     let is_safetensors = |name: &OsStr| name.as_encoded_bytes().ends_with(b".safetensors");
     let is_beside = |n| {
-        let is_other = |name: &OsString| originals.get(name) != Some(&n);
+        let is_other = |name: &OsStr| originals.get(name) != Some(&n);
         planned.len() > 1 || names.clone().any(|name| is_safetensors(name) && is_other(name))
     };
     let indexes = planned.iter().enumerate().filter_map(|(n, planned)| {

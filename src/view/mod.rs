@@ -18,6 +18,8 @@ mod keep;
 mod links;
 mod lookalikes;
 mod made;
+mod names;
+mod recent;
 mod rules;
 
 use std::ffi::{OsStr, OsString};
@@ -41,6 +43,8 @@ pub use headers::Header;
 use images::Images;
 pub use keep::{Keep, KeepError};
 pub use made::{Refusal, Shown};
+pub use names::Names;
+use recent::Recent;
 
 /// How a view is to be made.
 #[derive(Clone, Debug, Default)]
@@ -51,15 +55,15 @@ pub struct Options {
     pub show_originals: bool,
     /// Names that never become an image.
     pub keep: Keep,
-    /// Bytes that images which nobody has open may take; what is remembered of directories goes by it too.
+    /// Bytes that images which nobody has open may take, and about as many that directories may.
     pub memory: u64,
 }
 
-/// Directories whose plan is remembered at the most, and at the least.
-const DIRECTORIES: [usize; 2] = [256, 16_384];
+/// Bytes that the plans of directories may take: at most, whatever the budget, and at least.
+const DIRECTORIES: [u64; 2] = [1 << 20, 64 << 20];
 
-/// What one takes: some hundred bytes, and its names.
-const DIRECTORY: u64 = 4 << 10;
+/// Directories of which it is remembered when something in them changed that their own time does not tell.
+const MOVED: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 
 /// Looks at a directory that changes under our hands before we give up.
 const TRIES: usize = 5;
@@ -73,7 +77,7 @@ pub struct View {
     /// Where it is one checkpoint, its files.
     only: Option<Only>,
     options: Options,
-    directories: Mutex<LruCache<PathBuf, Arc<Directory>>>,
+    directories: Mutex<Recent>,
     /// When something changed in a directory that its own time does not tell.
     moved: Mutex<LruCache<PathBuf, SystemTime>>,
     images: Images,
@@ -92,6 +96,16 @@ pub enum Entry {
     Link(Attributes, Option<PathBuf>),
 }
 
+impl Entry {
+    /// What it says of itself.
+    pub fn attributes(&self) -> &Attributes {
+        match self {
+            Entry::Image(shown) | Entry::Index(shown) => shown.attributes(),
+            Entry::Source(attributes) | Entry::Link(attributes, _) => attributes,
+        }
+    }
+}
+
 /// One name of a listing.
 #[derive(Clone, Debug)]
 pub struct Named {
@@ -100,6 +114,10 @@ pub struct Named {
     /// What it stands for.
     pub entry: Entry,
 }
+
+/// What a name of a listing stands for; nothing if it is gone. An error where the system says no more of it than
+/// its kind.
+pub type Listed = Result<Option<Entry>, (Kind, Error)>;
 
 /// Everything that is to be told of a directory.
 #[derive(Debug, Default)]
@@ -143,10 +161,8 @@ impl View {
         };
         let images = Images::new(options.memory);
         let [least, most] = DIRECTORIES;
-        let fit = usize::try_from(options.memory / DIRECTORY).unwrap_or(most).clamp(least, most);
-        let fit = NonZeroUsize::new(fit).unwrap_or(NonZeroUsize::MIN);
-        let directories = Mutex::new(LruCache::new(fit));
-        let moved = Mutex::new(LruCache::new(fit));
+        let directories = Mutex::new(Recent::new(options.memory.clamp(least, most) as usize));
+        let moved = Mutex::new(LruCache::new(MOVED));
         let view = View { root, base, only, options, directories, moved, images };
         if view.only.is_some() {
             let listing = view.list(Path::new(""))?;
@@ -196,7 +212,7 @@ impl View {
     /// Finds out what became of checkpoints that were read and have changed: who goes by the time of
     /// a directory does not look at its names.
     fn refresh(&self, way: &Path) {
-        let known = lock(&self.directories).peek(way).cloned();
+        let known = lock(&self.directories).peek(way);
         if known.is_some_and(|known| !known.is_fresh(&self.root)) {
             // What goes wrong is for those to hear who ask for the names.
             let _ = self.settled(way, |directory, is_last| Ok(directory.refresh(self, is_last)));
@@ -219,7 +235,7 @@ impl View {
     /// then.
     pub fn look_again(&self, place: &Path) {
         let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else { return };
-        let known = lock(&self.directories).peek(&self.way(parent)).cloned();
+        let known = lock(&self.directories).peek(&self.way(parent));
         if let Some(known) = known {
             known.look_again(name);
         }
@@ -243,6 +259,32 @@ impl View {
     /// Everything in the directory at a place. All its checkpoints are parsed for it, several at once.
     pub fn list(&self, place: &Path) -> Result<Listing, Error> {
         self.settled(&self.way(place), |directory, is_last| directory.list(self, is_last))
+    }
+
+    /// The names that the directory at a place shows. All its checkpoints are parsed for it, several at once.
+    pub fn names(&self, place: &Path) -> Result<Names, Error> {
+        self.settled(
+            &self.way(place),
+            |directory, is_last| Ok(directory.shown_names(self, is_last)),
+        )
+    }
+
+    /// What some of these names stand for.
+    pub fn listed<'a>(
+        &self,
+        place: &Path,
+        names: impl Iterator<Item = &'a OsStr> + Clone,
+    ) -> Result<Vec<Listed>, Error> {
+        self.settled(&self.way(place), |directory, is_last| {
+            let mut all = Vec::new();
+            for name in names.clone() {
+                match directory.listed(self, name, is_last)? {
+                    Answer::Stale => return Ok(Answer::Stale),
+                    Answer::Is(listed) => all.push(listed),
+                }
+            }
+            Ok(Answer::Is(all))
+        })
     }
 
     /// What the headers of the safetensors files say that a listing of this place shows as they are.
@@ -272,7 +314,7 @@ impl View {
     /// Images that are known, and checkpoints that were refused.
     pub fn known(&self) -> Known {
         let mut known = Known::default();
-        for (_, directory) in lock(&self.directories).iter() {
+        for directory in lock(&self.directories).iter() {
             directory.count(&mut known);
         }
         known
@@ -297,7 +339,7 @@ impl View {
 
     /// The directory as it is now, but not `old`, which is known not to be.
     fn directory(&self, way: &Path, old: Option<&Arc<Directory>>) -> Result<Arc<Directory>, Error> {
-        let known = lock(&self.directories).get(way).cloned();
+        let known = lock(&self.directories).get(way);
         let attributes = self.root.attributes(way)?;
         if let Some(known) = &known
             && !old.is_some_and(|old| Arc::ptr_eq(old, known))
@@ -309,15 +351,15 @@ impl View {
         let mut directories = lock(&self.directories);
         // Another may have read it meanwhile; what it began to parse is not parsed again.
         if let Some(other) = directories.get(way)
-            && !known.is_some_and(|known| Arc::ptr_eq(other, &known))
+            && !known.is_some_and(|known| Arc::ptr_eq(&other, &known))
         {
             if other.is_of(&attributes) {
-                return Ok(Arc::clone(other));
+                return Ok(other);
             }
-            new.take_over(other);
+            new.take_over(&other);
         }
         let new = Arc::new(new);
-        directories.put(way.to_path_buf(), Arc::clone(&new));
+        directories.put(way, Arc::clone(&new));
         Ok(new)
     }
 }

@@ -181,3 +181,81 @@ def test_a_file_that_is_open_many_times_is_read_once(mounts, tmp_path):
     for file in files:
         os.close(file)
     mount.unmount()
+
+
+def many_names(source, folders, names):
+    for folder in range(folders):
+        (source / f"{folder:03}").mkdir(parents=True)
+        for name in range(names):
+            (source / f"{folder:03}" / f"file-{name:06}.json").touch()
+
+
+# What the daemon holds of each name that the kernel remembers, and of each of a directory that is being listed.
+PER_NAME, PER_LISTED_NAME = 256, 64
+
+
+def test_a_name_that_was_looked_at_takes_little(mounts, tmp_path):
+    folders, names = 40, 1000
+    many_names(tmp_path / "source", folders, names)
+    mount = mounts(tmp_path / "source", "--memory", "16M")
+    before, _ = mount.resident()
+    found = subprocess.run(["find", mount.point, "-type", "f"], capture_output=True, check=True)
+    assert found.stdout.count(b"\n") == folders * names
+    grown = mount.resident()[0] - before
+    print(f"{grown / folders / names:.0f} bytes a name")
+    assert grown < folders * names * PER_NAME + (4 << 20)
+    mount.unmount()
+
+
+def test_directories_that_are_open_many_times_share_their_names(mounts, tmp_path):
+    names, handles = 30_000, 40
+    many_names(tmp_path / "source", 1, names)
+    mount = mounts(tmp_path / "source", "--memory", "16M")
+    folder = mount / "000"
+    assert len(os.listdir(folder)) == names
+    before, _ = mount.resident()
+    readers = [os.scandir(folder) for _ in range(handles)]
+    for reader in readers:
+        next(reader)
+    grown = mount.resident()[0] - before
+    print(f"{grown >> 10} KiB for {handles} handles")
+    assert grown < handles * names * PER_LISTED_NAME / 10
+    # Names that went meanwhile do not keep the others from being given, each once.
+    (tmp_path / "source/000/file-020000.json").unlink()
+    for reader in readers:
+        rest = sum(1 for _ in reader)
+        assert rest in (names - 1, names - 2)
+        reader.close()
+    mount.unmount()
+
+
+def test_open_files_of_many_tensors_stay_within_the_budget(mounts, tmp_path):
+    """Each takes most of the budget: what was not read for longest is read again when it is needed."""
+    tensors, files, budget = 50_000, 6, 16 << 20
+    for n in range(files):
+        folder = tmp_path / f"source/{n}"
+        folder.mkdir(parents=True)
+        for shard in (1, 2):
+            entries = ",".join(
+                f'"{shard}.layer.{t}.weight":{{"dtype":"U8","shape":[1],"data_offsets":[{t},{t + 1}]}}'
+                for t in range(tensors)
+            )
+            header = f"{{{entries}}}".encode()
+            data = bytes([16 * n + shard]) * tensors
+            path = folder / f"model-0000{shard}-of-00002.safetensors"
+            path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    mount = mounts(tmp_path / "source", "--memory", "16M")
+    opened = [open(mount / f"{n}/model.safetensors", "rb", buffering=0) for n in range(files)]
+    size = os.fstat(opened[0].fileno()).st_size
+    for turn in range(2):
+        for n, file in enumerate(opened):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            assert set(os.pread(file.fileno(), 2 * tensors, size - 2 * tensors)) == {16 * n + 1, 16 * n + 2}
+            held = mount.stats()["memory"]["held"]
+            # One is held even if it is larger by itself.
+            assert held < budget + (32 << 20), f"{held >> 20} MiB in turn {turn}"
+    print(f"resident {mount.resident()[0] >> 20} MiB, held {held >> 20} MiB")
+    assert mount.resident()[0] < budget + ALLOWANCE + (32 << 20)
+    for file in opened:
+        file.close()
+    mount.unmount()
