@@ -33,7 +33,7 @@ type Owed = Box<dyn FnOnce() + Send>;
 
 struct State {
     files: Vec<(String, Vec<u8>)>,
-    began: SystemTime,
+    written: SystemTime,
     mood: Mutex<(Mood, VecDeque<Owed>)>,
 }
 
@@ -48,7 +48,8 @@ impl Faulty {
     /// Mounts it at a directory, which is made.
     pub fn new(at: &str, files: Vec<(String, Vec<u8>)>) -> Faulty {
         std::fs::create_dir(at).unwrap();
-        let state = State { files, began: SystemTime::now(), mood: Mutex::default() };
+        let written = SystemTime::now() - LONG_AGO;
+        let state = State { files, written, mood: Mutex::default() };
         let state = Arc::new(state);
         let filesystem = Filesystem(Arc::clone(&state));
         let mut config = fuser::Config::default();
@@ -81,6 +82,9 @@ impl Drop for Faulty {
 
 struct Filesystem(Arc<State>);
 
+/// The age of its files: of younger ones on such a filesystem nothing is kept.
+const LONG_AGO: Duration = Duration::from_secs(3600);
+
 /// Everything is asked again each time.
 const TTL: Duration = Duration::ZERO;
 
@@ -103,7 +107,7 @@ impl Filesystem {
         let size = file.map_or(0, |(_, bytes)| bytes.len() as u64);
         let kind = if file.is_some() { FileType::RegularFile } else { FileType::Directory };
         let perm = if file.is_some() { 0o644 } else { 0o755 };
-        let time = self.0.began;
+        let time = self.0.written;
         Some(FileAttr {
             ino: number,
             size,
