@@ -70,66 +70,103 @@ def aside(device):
     return Aside(device)
 
 
+# The states of loads whose thread or loader is still there.
 _all = weakref.WeakSet()
+
+
+class _State:
+    """What a loader and its thread share. It holds neither, so that a loader nobody refers to is freed at
+    once and ends its thread."""
+
+    def __init__(self, parts, device, threads):
+        self.parts, self.device = parts, device
+        # A number that the Rust part can take; it has no more than have something to do.
+        self.threads = min(threads, 1 << 20)
+        self.aside = aside(device)
+        self.changed, self.stop = threading.Condition(), _ckptfs.Stop()
+        self.ready, self.taken = {}, set()
+        self.report = self.fault = self.thread = None
+        self.is_closed, self.process = False, os.getpid()
+
+    def close(self):
+        """Ends the load, lets go of what nobody took, and wakes those who wait."""
+        self.stop.set()
+        with self.changed:
+            self.is_closed = True
+            self.ready.clear()
+            self.changed.notify_all()
+
+    def abandon(self):
+        """Ends the load when its loader is freed. A finalizer runs in any thread, whatever locks that holds:
+        this takes none, and nobody waits who could be woken."""
+        self.is_closed = True
+        self.stop.set()
+        self.ready.clear()
 
 
 class PrefetchLoader:
     """Tensors that load in the background, each handed out once: by `take`, or by iterating. `report` is
-    the `ckptfs.Report` of what was read, once all of it was."""
+    the `ckptfs.Report` of what was read, once all of it was. The load ends with its block, with `close`, or
+    when nothing refers to the loader any more."""
 
     def __init__(self, parts, device, threads):
-        self._parts, self._device = parts, device
-        # A number that the Rust part can take; it has no more than have something to do.
-        self._threads = min(threads, 1 << 20)
-        self.report, self._aside = None, aside(device)
-        self._changed, self._stop = threading.Condition(), _ckptfs.Stop()
-        self._ready, self._taken, self._fault, self._closed = {}, set(), None, False
-        self._process = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="ckptfs prefetch", daemon=True)
-        _all.add(self)
-        self._thread.start()
+        state = self._state = _State(parts, device, threads)
+        # The end of the interpreter has a way of its own, which waits for the thread.
+        weakref.finalize(self, state.abandon).atexit = False
+        _all.add(state)
+        state.thread = threading.Thread(target=_run, args=(state,), name="ckptfs prefetch", daemon=True)
+        try:
+            state.thread.start()
+        except RuntimeError:
+            # It would hold the state, which holds it.
+            state.thread = None
+            raise error("the system starts no thread to prefetch with",
+                        "allow more threads (`ulimit -u`, or the limit of the container)",
+                        RuntimeError) from None  # fmt: skip
+
+    @property
+    def report(self):
+        return self._state.report
 
     def names(self):
         """The names that it hands out, in the order in which they lie."""
-        return list(self._parts)
+        return list(self._state.parts)
 
     def __len__(self):
-        return len(self._parts)
+        return len(self._state.parts)
 
     def take(self, name):
         """The tensor of a name, waiting for it if it must. Each can be taken once."""
-        if name not in self._parts:
+        state = self._state
+        if name not in state.parts:
             raise error(f"tensor {name} is not in the prefetch plan")
-        with self._changed:
+        with state.changed:
             while True:
                 self._check()
-                if name in self._taken:
+                if name in state.taken:
                     raise error(f"{name}: was already delivered")
-                if name in self._ready:
+                if name in state.ready:
                     return self._hand_out(name)
-                self._changed.wait()
+                state.changed.wait()
 
     def __iter__(self):
         """Names and tensors as they come; those that were taken are left out."""
+        state = self._state
         while True:
-            with self._changed:
+            with state.changed:
                 self._check()
-                while not self._ready:
-                    if len(self._taken) == len(self._parts):
+                while not state.ready:
+                    if len(state.taken) == len(state.parts):
                         return
-                    self._changed.wait()
+                    state.changed.wait()
                     self._check()
-                name = next(iter(self._ready))
+                name = next(iter(state.ready))
                 tensor = self._hand_out(name)
             yield name, tensor
 
     def close(self):
         """Ends the load, and lets go of what nobody took. Tensors that were handed out stay."""
-        self._stop.set()
-        with self._changed:
-            self._closed = True
-            self._ready.clear()
-            self._changed.notify_all()
+        self._state.close()
 
     def __enter__(self):
         return self
@@ -138,49 +175,59 @@ class PrefetchLoader:
         self.close()
 
     def _hand_out(self, name):
-        self._taken.add(name)
-        tensor, mark = self._ready.pop(name)
+        state = self._state
+        state.taken.add(name)
+        tensor, mark = state.ready.pop(name)
         if mark is not None:
-            self._aside.hand_over(tensor, mark)
-        if len(self._taken) == len(self._parts):
-            while self.report is None and self._fault is None:
-                self._changed.wait()
-            is_last(self.report)
+            state.aside.hand_over(tensor, mark)
+        if len(state.taken) == len(state.parts):
+            while state.report is None and state.fault is None and not state.is_closed:
+                state.changed.wait()
+            if state.report is not None:
+                is_last(state.report)
         return tensor
 
     def _check(self):
-        if self._closed:
+        state = self._state
+        if state.is_closed:
             raise error("the prefetch loader is closed")
-        if self._process != os.getpid():
+        if state.process != os.getpid():
             raise error("a prefetch loader loads in the process that made it", "make one here")
-        if self._fault is not None:
-            raise error(f"the prefetch failed: {self._fault}") from self._fault
+        if state.fault is not None:
+            raise error(f"the prefetch failed: {state.fault}") from state.fault
 
-    def _run(self):
-        try:
-            with Load() as load, self._aside or contextlib.nullcontext():
-                for batch in batches(self._parts.values(), _AT_ONCE):
-                    if not self._goes_on(batch, load):
-                        return
-            with self._changed:
-                self.report = load.report
-                self._changed.notify_all()
-        except BaseException as fault:
-            _let_go(fault)
-            with self._changed:
-                self._fault = fault
-                self._changed.notify_all()
 
-    def _goes_on(self, batch, load):
-        """Reads a batch. Nothing holds what it read once this returns, but those who may take it."""
-        made = of_each(batch, Torch, PREAD, load, self._device, self._stop, self._threads)
-        mark = self._aside and self._aside.mark()
-        with self._changed:
-            if self._closed:
-                return False
-            self._ready.update({part.name: (tensor, mark) for part, tensor in zip(batch, made, strict=True)})
-            self._changed.notify_all()
-        return True
+def _run(state):
+    """The thread of a loader, which it must not refer to."""
+    try:
+        _read_all(state)
+    except BaseException as fault:
+        _let_go(fault)
+        with state.changed:
+            state.fault = fault
+            state.changed.notify_all()
+
+
+def _read_all(state):
+    with Load() as load, state.aside or contextlib.nullcontext():
+        for batch in batches(state.parts.values(), _AT_ONCE):
+            if not _goes_on(state, batch, load):
+                return
+    with state.changed:
+        state.report = load.report
+        state.changed.notify_all()
+
+
+def _goes_on(state, batch, load):
+    """Reads a batch. Nothing holds what it read once this returns, but those who may take it."""
+    made = of_each(batch, Torch, PREAD, load, state.device, state.stop, state.threads)
+    mark = state.aside and state.aside.mark()
+    with state.changed:
+        if state.is_closed:
+            return False
+        state.ready.update({part.name: (tensor, mark) for part, tensor in zip(batch, made, strict=True)})
+        state.changed.notify_all()
+    return True
 
 
 def _let_go(fault):
@@ -192,16 +239,16 @@ def _let_go(fault):
 
 def _after_fork():
     # A lock that another thread held when this process began is held for ever here, and nobody loads.
-    for loader in list(_all):
-        loader._changed = threading.Condition()
+    for state in list(_all):
+        state.changed = threading.Condition()
 
 
 def _at_exit():
     # A thread that came back to Python once that is gone would end the process.
-    for loader in list(_all):
-        if loader._process == os.getpid():
-            loader.close()
-            loader._thread.join()
+    for state in list(_all):
+        if state.process == os.getpid() and state.thread is not None:
+            state.close()
+            state.thread.join()
 
 
 os.register_at_fork(after_in_child=_after_fork)

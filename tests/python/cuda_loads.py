@@ -121,7 +121,7 @@ def prefetch_hands_over(path):
         # Closed at once: what is under way ends, and its memory can be used.
         loader = file.prefetch()
         loader.close()
-        loader._thread.join()
+        loader._state.thread.join()
     same(load_file(path, "cuda"), expected)
     with ckptfs.safe_open(path, "pt") as file, pytest.raises(ckptfs.SafetensorError, match="one device"):
         file.prefetch(device={"": "cuda"})
@@ -481,10 +481,10 @@ def nothing_is_held(path):
                         changed.notify_all()
                 assert len(held) > 2 and not any(held), held
             elif ends == "failed":
-                loader._thread.join()
+                loader._state.thread.join()
                 with pytest.raises(ckptfs.SafetensorError, match="no more"):
                     next(iter(loader))
-        loader._thread.join()
+        loader._state.thread.join()
         torch.cuda.synchronize()
         assert torch.cuda.memory_allocated() == 0, (ends, torch.cuda.memory_allocated())
 

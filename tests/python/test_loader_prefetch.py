@@ -1,5 +1,6 @@
 """`prefetch` hands every tensor out once, in whatever order it is asked for, and ends when it is told to."""
 
+import gc
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import ckptfs
 import pytest
 import torch
 
+from ckptfs import _prefetch
 from compare import check_same
 from samples import write_all
 
@@ -166,7 +168,7 @@ def test_a_forked_process_is_not_held_up_by_who_held_the_loader(file):
     loader, held, done = file.prefetch(), threading.Event(), threading.Event()
 
     def hold():
-        with loader._changed:
+        with loader._state.changed:
             held.set()
             done.wait()
 
@@ -196,3 +198,85 @@ def test_a_program_ends_while_it_loads(tmp_path):
         command = [sys.executable, "-c", script, tmp_path / "x.pt"]
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def batches_that_wait(folder, monkeypatch):
+    """Batches of one tensor, the second of which waits for `go`; how many were read; the threads of loads."""
+    read, begun, go, before = [], threading.Event(), threading.Event(), set(threading.enumerate())
+
+    def of_each(batch, *how):
+        if read:
+            begun.set()
+            go.wait(60)
+        read.append(len(batch))
+        return original(batch, *how)
+
+    original = _prefetch.of_each
+    monkeypatch.setattr(_prefetch, "of_each", of_each)
+    monkeypatch.setattr(_prefetch, "_AT_ONCE", 1)
+
+    def end():
+        go.set()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(60)
+            assert not thread.is_alive()
+        return len(read)
+
+    yield begun, end
+    end()
+
+
+def dropped(file):
+    file.prefetch()
+
+
+def dropped_by_a_generator(file):
+    next(iter(file.prefetch()))
+
+
+def dropped_by_a_loop(file):
+    for _ in file.prefetch():
+        break
+
+
+def dropped_by_an_exception(file):
+    with pytest.raises(ZeroDivisionError):
+        for _ in file.prefetch():
+            raise ZeroDivisionError
+
+
+def dropped_in_a_cycle(file):
+    loader = file.prefetch()
+    loader.itself = loader
+    del loader
+    gc.collect()
+
+
+@pytest.mark.parametrize("drop", [
+    dropped, dropped_by_a_generator, dropped_by_a_loop, dropped_by_an_exception, dropped_in_a_cycle,
+])  # fmt: skip
+def test_one_that_is_dropped_reads_no_more(folder, batches_that_wait, drop):
+    _, end = batches_that_wait
+    with ckptfs.safe_open(folder / "loose/strided.pt", "pt") as file:
+        drop(file)
+        gc.collect()
+        assert end() <= 2 < len(file.keys())
+
+
+def test_one_whose_generator_is_kept_goes_on(file):
+    stream = iter(file.prefetch())
+    gc.collect()
+    check_same(dict(stream), file.get_tensors())
+
+
+def test_the_system_starts_no_thread(file, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(Refused, match="no thread") as refused:
+            file.prefetch()
+    assert isinstance(refused.value, RuntimeError) and "ulimit -u" in refused.value.__notes__[0]
+    check_same(dict(file.prefetch()), file.get_tensors())
