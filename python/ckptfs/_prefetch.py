@@ -9,7 +9,6 @@ import contextlib
 import operator
 import os
 import threading
-import traceback
 import weakref
 
 from ckptfs import _ckptfs
@@ -92,7 +91,7 @@ class _State:
         """Ends the load, lets go of what nobody took, and wakes those who wait."""
         self.stop.set()
         with self.changed:
-            self.is_closed = True
+            self.is_closed, self.fault = True, None
             self.ready.clear()
             self.changed.notify_all()
 
@@ -202,9 +201,10 @@ def _run(state):
     try:
         _read_all(state)
     except BaseException as fault:
-        _let_go(fault)
+        _drop_traceback(fault)
         with state.changed:
-            state.fault = fault
+            if not state.is_closed:
+                state.fault = fault
             state.changed.notify_all()
 
 
@@ -230,11 +230,12 @@ def _goes_on(state, batch, load):
     return True
 
 
-def _let_go(fault):
-    """Of an exception that is kept: what the calls held that it came through is theirs no more."""
-    while fault is not None:
-        traceback.clear_frames(fault.__traceback__)
-        fault = fault.__cause__ or fault.__context__
+def _drop_traceback(fault):
+    """The calls that an exception came through hold tensors, and the state that keeps it."""
+    fault.__traceback__ = None
+    for earlier in (fault.__cause__, fault.__context__):
+        if earlier is not None and earlier.__traceback__ is not None:
+            _drop_traceback(earlier)
 
 
 def _after_fork():

@@ -270,6 +270,39 @@ def test_one_whose_generator_is_kept_goes_on(file):
     check_same(dict(stream), file.get_tensors())
 
 
+@pytest.mark.parametrize("ends", ["closed", "dropped", "failed"])
+def test_one_that_ends_early_holds_nothing(folder, batches_that_wait, monkeypatch, ends):
+    begun, end = batches_that_wait
+    slow, count = _prefetch.of_each, iter(range(100))
+
+    def of_each(*how):
+        if ends == "failed" and next(count):
+            raise RuntimeError("no more")
+        return slow(*how)
+
+    monkeypatch.setattr(_prefetch, "of_each", of_each)
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        with ckptfs.safe_open(folder / "loose/strided.pt", "pt") as file:
+            loader = file.prefetch()
+            if ends == "failed":
+                end()
+                with pytest.raises(Refused, match="no more"):
+                    loader.take(loader.names()[-1])
+            else:
+                assert begun.wait(60)
+            if ends == "closed":
+                loader.close()
+            del loader
+        del file
+        end()
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
+
+
 def test_the_system_starts_no_thread(file, monkeypatch):
     def start(thread):
         raise RuntimeError("can't start new thread")
