@@ -38,17 +38,13 @@ class SafeTensorsMetadata:
 
 
 class File:
-    """One checkpoint, open until it is closed."""
+    """One checkpoint, open until nothing holds this."""
 
     def __init__(self, path, how):
         self._source = Source(path, how)
-        try:
-            with self._source.use() as opened:
-                frames = {name: _frame(path, opened, name) for name in opened.names}
-                self.metadata = SafeTensorsMetadata(path, opened.metadata, frames)
-        except BaseException:
-            self.close()
-            raise
+        with self._source.use() as opened:
+            frames = {name: _frame(path, opened, name) for name in opened.names}
+            self.metadata = SafeTensorsMetadata(path, opened.metadata or {}, frames)
 
     def read(self, names, device, dtype):
         """Those tensors, as `TorchTensor` by their names."""
@@ -69,10 +65,6 @@ class File:
                     kind = stored if dtype is DType.AUTO else dtype
                     made[tensor.name] = TorchTensor(device, kind, raw)
         return made
-
-    def close(self):
-        """Lets go of the files. Tensors stay."""
-        self._source.close()
 
 
 def _frame(path, opened, name):

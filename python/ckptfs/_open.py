@@ -4,7 +4,7 @@ import os
 from typing import NamedTuple
 
 from ckptfs import _load, _settings
-from ckptfs._errors import error
+from ckptfs._errors import closed, error
 from ckptfs._frameworks import Torch, framework as framework_named
 from ckptfs._slices import chosen, indexed
 from ckptfs._source import Source, options
@@ -52,8 +52,17 @@ class safe_open:
         self._backend = _settings.backend(backend, self._framework.BACKEND)
         num_threads, memory = _settings.limits(num_threads, memory)
         how = options(root, allow_partial, follow_symlinks, num_threads, memory, leave_cache)
-        self._source = Source(filename, how)
+        # Nothing once it is closed. Slices hold it too.
+        self._held = Source(filename, how)
+        self._path = self._held.path
         self._device = self._framework.device(device)
+
+    @property
+    def _source(self):
+        source = self._held
+        if source is None:
+            raise closed()
+        return source
 
     def keys(self):
         """The names of the tensors, sorted."""
@@ -88,9 +97,11 @@ class safe_open:
             return _load.load_named(opened, names, self._framework, self._backend, **how)
 
     def get_slice(self, name):
-        """A tensor to be indexed: `f.get_slice("weight")[:, ::2]` reads those bytes alone."""
-        with self._source.use() as opened:
-            return PySafeSlice(self, opened.tensor(name))
+        """A tensor to be indexed: `f.get_slice("weight")[:, ::2]` reads those bytes alone, also when the handle
+        is closed by then."""
+        source = self._source
+        with source.use() as opened:
+            return PySafeSlice(source, opened.tensor(name), self._framework, self._backend, self._device)
 
     def get_tensor_meta(self, name):
         """What the header says of a tensor: `dtype`, `shape`, `data_offsets`. Nothing is read."""
@@ -128,8 +139,8 @@ class safe_open:
             return opened.notes
 
     def close(self):
-        """Lets go of the files. Tensors stay."""
-        self._source.close()
+        """Lets go of the files, but for those that slices hold. Tensors stay, and slices can be read."""
+        self._held = None
 
     def __enter__(self):
         return self
@@ -138,11 +149,12 @@ class safe_open:
         self.close()
 
     def __reduce__(self):
-        with self._source.use() as opened:
-            return _reopened, (self._source.path, self._asked, self._source.how, opened.identity)
+        source = self._source
+        with source.use() as opened:
+            return _reopened, (source.path, self._asked, source.how, opened.identity)
 
     def __repr__(self):
-        return f"<ckptfs.safe_open {self._source.path!r}>"
+        return f"<ckptfs.safe_open {self._path!r}>"
 
 
 def _reopened(path, asked, how, identity):
@@ -166,10 +178,12 @@ class _safe_open_handle(safe_open):
 
 class PySafeSlice:
     """A tensor to be indexed. Each index reads its own bytes: integers, slices and one ellipsis choose
-    them; of torch, whatever else it takes is left to it, on what was read."""
+    them; of torch, whatever else it takes is left to it, on what was read. It holds the files of its
+    checkpoint open."""
 
-    def __init__(self, handle, tensor):
-        self._handle, self._tensor = handle, tensor
+    def __init__(self, source, tensor, framework, backend, device):
+        self._source, self._tensor = source, tensor
+        self._framework, self._backend, self._device = framework, backend, device
 
     def get_shape(self):
         """As the header has it."""
@@ -180,22 +194,18 @@ class PySafeSlice:
         return self._tensor.dtype
 
     def __getitem__(self, index):
-        handle = self._handle
-        what = chosen(index, self._tensor.shape, cuts=handle._framework is Torch)
-        with handle._source.use() as opened:
+        what = chosen(index, self._tensor.shape, cuts=self._framework is Torch)
+        with self._source.use() as opened:
             part = opened.tensor(self._tensor.name).part(what.steps)
-            [loaded] = _load.load_parts(
-                [(part, what.shape)], handle._framework, handle._backend, handle._device
-            )
+            [loaded] = _load.load_parts([(part, what.shape)], self._framework, self._backend, self._device)
         return loaded if what.rest is None else indexed(loaded, what.rest)
 
     def _taken_to(self, device):
         """All of it on a device, if it can be loaded there straight; else nothing, and nothing is read."""
-        handle = self._handle
-        device = handle._framework.device(device)
-        with handle._source.use() as opened:
+        device = self._framework.device(device)
+        with self._source.use() as opened:
             tensor = opened.tensor(self._tensor.name)
-            return _load.load_straight(tensor, handle._framework, handle._backend, device)
+            return _load.load_straight(tensor, self._framework, self._backend, device)
 
     def __repr__(self):
         return f"<slice of {self._tensor!r}>"

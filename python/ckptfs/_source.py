@@ -1,8 +1,7 @@
-"""Checkpoints that are open: for one load, or until they are closed, in this process and in what is forked
-from it.
+"""Checkpoints that are open: for one load, or as long as something holds them, in this process and in what is
+forked from it.
 
-In: a path and how to read it. Out: the `Opened` of the Rust part, to whoever asks while it is open. Those
-who have it when it is closed finish what they do.
+In: a path and how to read it. Out: the `Opened` of the Rust part.
 """
 
 import itertools
@@ -11,7 +10,7 @@ import threading
 import weakref
 
 from ckptfs import _ckptfs
-from ckptfs._errors import closed, error
+from ckptfs._errors import error
 
 _all = weakref.WeakSet()
 
@@ -72,7 +71,7 @@ def _instead(filename, found, how):
 
 
 class Source:
-    """`with source.use() as opened:`, from any thread."""
+    """`with source.use() as opened:`, from any thread. Its files are open until nothing holds it."""
 
     def __init__(self, path, how):
         # It may be opened again after the directory was changed. Not by `abspath`, which follows words:
@@ -85,7 +84,7 @@ class Source:
         _all.add(self)
 
     def use(self):
-        """What is open, to `with`; an error once it is closed."""
+        """What is open, to `with`."""
         return _Use(self)
 
     def _again(self):
@@ -94,11 +93,6 @@ class Source:
         if opened.identity != self._opened.identity:
             raise error(f"{self.path}: changed on disk since it was opened", "open it again")
         return opened
-
-    def close(self):
-        """Whoever comes from now on is told that it is closed."""
-        with self._lock:
-            self._opened = None
 
     def _after_fork(self):
         # A lock that another thread held when this process began is held for ever here.
@@ -115,8 +109,6 @@ class _Use:
     def __enter__(self):
         source = self._source
         with source._lock:
-            if source._opened is None:
-                raise closed()
             if source._broken:
                 source._opened, source._broken = source._again(), False
             source._users += 1

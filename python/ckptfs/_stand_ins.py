@@ -172,9 +172,10 @@ class _Handle:
         return _Slice(self, name, self._call("get_slice", name))
 
     def close(self):
-        # What is closed is closed; the original would open it again. Ours is let go of and not closed: slices
-        # hold it, which can be read when their handle is closed, as those of the original can.
-        self._again = self._ours = None
+        # What is closed is closed; the original would open it again. Slices can still be read.
+        ours, self._again, self._ours = self._ours, None, None
+        if ours is not None:
+            ours.close()
         with self._lock:
             theirs, self._theirs = self._theirs, None
         if theirs is not None:

@@ -80,8 +80,6 @@ class SafeTensorsFileLoader:
             raise closed()
         for path, rank in _in_turn(filenames):
             file = File(path, self._how)
-            if path in self._files:
-                self._files[path][0].close()
             self._files[path] = file, rank
             self.meta[path] = file.metadata, rank
             self.frames |= file.metadata.tensors
@@ -137,8 +135,6 @@ class SafeTensorsFileLoader:
 
     def reset(self):
         """Forgets the files. Others may be added."""
-        for file, _ in self._files.values():
-            file.close()
         self._files, self.meta, self.frames = {}, {}, {}
 
     def close(self):

@@ -175,11 +175,11 @@ def test_indexes_that_mean_nothing(path, index):
 
 def test_a_closed_handle(path):
     with ckptfs.safe_open(path, "pt") as file:
-        part = file.get_slice("a")
+        pass
     file.close()
     for ask in [
         file.keys, file.offset_keys, file.metadata, file.get_tensors, file.prefetch,
-        lambda: file.get_tensor("a"), lambda: file.get_slice("a"), lambda: part[0],
+        lambda: file.get_tensor("a"), lambda: file.get_slice("a"),
         lambda: file.get_tensor_meta("a"), file.__reduce__,
     ]:  # fmt: skip
         with pytest.raises(Refused, match="closed"):

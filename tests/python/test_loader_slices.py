@@ -1,5 +1,7 @@
 """An index of a slice means what it means in safetensors, for torch and for numpy."""
 
+import os
+
 import ckptfs
 import numpy
 import pytest
@@ -7,7 +9,8 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
-from samples import numbers
+from compare import check_same
+from samples import numbers, write_shards
 
 Refused = ckptfs.SafetensorError
 s = numpy.s_
@@ -16,7 +19,7 @@ s = numpy.s_
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("slices") / "x.safetensors"
-    save_file({"a": numbers(1, 6, 5, 4), "z": torch.zeros(0, 5)}, path)
+    save_file({"a": numbers(1, 6, 5, 4), "b": torch.arange(8).reshape(2, 4), "z": torch.zeros(0, 5)}, path)
     return path
 
 
@@ -113,3 +116,29 @@ def test_what_is_chosen_by_slices_is_all_that_is_read(path):
     with ckptfs.safe_open(path, "pt", backend="pread") as file:
         file.get_slice("a")[2, :, [0, 1]]
     assert ckptfs.last_report().bytes == 5 * 4 * 4
+
+
+@pytest.mark.parametrize("framework", ["pt", "np"])
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_a_slice_is_read_after_its_handle_was_closed(path, framework, backend):
+    def parts(opened):
+        with opened as file:
+            yield from [file.get_slice("a"), file.get_slice("b")]
+
+    ours = parts(ckptfs.safe_open(path, framework, backend=backend))
+    theirs = parts(safetensors.safe_open(path, framework))
+    for mine, other in zip(list(ours), list(theirs), strict=True):
+        assert mine.get_shape() == other.get_shape() and mine.get_dtype() == other.get_dtype()
+        assert torch.equal(torch.as_tensor(mine[:, 1:3]), torch.as_tensor(other[:, 1:3]))
+        assert torch.equal(torch.as_tensor(mine[:]), torch.as_tensor(other[:]))
+
+
+def test_slices_hold_the_files_until_they_are_gone(tmp_path):
+    tensors = write_shards(tmp_path / "llama", 1, 3, 2, 100)
+    before = len(os.listdir("/proc/self/fd"))
+    file = ckptfs.safe_open(tmp_path / "llama", "pt", backend="pread")
+    parts = {name: file.get_slice(name) for name in file.keys()}
+    file.close()
+    check_same({name: part[...] for name, part in parts.items()}, tensors)
+    parts.clear()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -101,11 +101,15 @@ def in_a_fork(work):
 def test_forks_load_whatever_other_threads_do(model, backend):
     folder, expected = model
     file = ckptfs.safe_open(folder, "pt", backend=backend)
+    with ckptfs.safe_open(folder, "pt", backend=backend) as other:
+        slices = [other.get_slice(name) for name in expected]
     stop = threading.Event()
 
     def load():
         while not stop.is_set():
             file.get_tensors()
+            for part in slices:
+                part[1:]
 
     threads = [threading.Thread(target=load) for _ in range(3)]
     for thread in threads:
@@ -113,6 +117,7 @@ def test_forks_load_whatever_other_threads_do(model, backend):
     try:
         for _ in range(20):
             assert in_a_fork(lambda: [file.get_slice(name)[1] for name in expected])
+            assert in_a_fork(lambda: [part[1] for part in slices])
     finally:
         stop.set()
         for thread in threads:
