@@ -77,9 +77,9 @@ class safe_open:
             return opened.names
 
     def metadata(self):
-        """What the checkpoint says of itself beside the tensors; `None` if that is nothing."""
+        """What the checkpoint says of itself beside the tensors; `None` if it has no place for that."""
         with self._source.use() as opened:
-            return opened.metadata or None
+            return opened.metadata
 
     def get_tensor(self, name):
         """A whole tensor."""

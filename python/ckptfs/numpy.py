@@ -6,11 +6,15 @@ import numpy as np
 
 from ckptfs import _casts, _load, _settings
 from ckptfs._arrays import Numpy
+from ckptfs._open import safe_open
 from ckptfs._source import open_one, options
-from ckptfs._write import TensorSpec, serialize, serialize_file
+from ckptfs._write import TensorSpec, deserialize, serialize, serialize_file
 from ckptfs import _ckptfs
 
-__all__ = ["load", "load_file", "save", "save_file"]
+__all__ = [
+    "TensorSpec", "deserialize", "load", "load_file", "safe_open", "save", "save_file", "serialize",
+    "serialize_file",
+]  # fmt: skip
 
 
 def load_file(filename, *, backend=None, names=None, into=None, dtype=None, root=None,

@@ -5,6 +5,11 @@ from typing import Any, Literal
 import numpy as np
 
 from ckptfs import Report
+from ckptfs import TensorSpec as TensorSpec
+from ckptfs import deserialize as deserialize
+from ckptfs import safe_open as safe_open
+from ckptfs import serialize as serialize
+from ckptfs import serialize_file as serialize_file
 
 _Path = str | bytes | PathLike[str]
 _Backend = Literal["mmap", "pread"]

@@ -8,6 +8,7 @@ from ckptfs import _casts, _ckptfs, _load, _settings, _sharded
 from ckptfs._cached import loaded_or_made
 from ckptfs._errors import error
 from ckptfs._frameworks import TYPES, Torch, lacking
+from ckptfs._open import safe_open
 from ckptfs._shared import (  # noqa: F401
     _end_ptr,
     _find_shared_tensors,
@@ -18,11 +19,12 @@ from ckptfs._shared import (  # noqa: F401
 )
 from ckptfs._source import open_one, options
 from ckptfs._together import load_distributed
-from ckptfs._write import TensorSpec, serialize, serialize_file
+from ckptfs._write import TensorSpec, deserialize, serialize, serialize_file
 
 __all__ = [
-    "cached", "load", "load_distributed", "load_file", "load_model", "load_sharded", "save", "save_file",
-    "save_model", "save_sharded",
+    "TensorSpec", "cached", "deserialize", "load", "load_distributed", "load_file", "load_model",
+    "load_sharded", "safe_open", "save", "save_file", "save_model", "save_sharded", "serialize",
+    "serialize_file",
 ]  # fmt: skip
 
 # torch's own types, by their names in a header.

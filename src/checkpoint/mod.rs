@@ -98,8 +98,8 @@ pub struct Checkpoint {
     pub index: Option<std::sync::Arc<crate::source::File>>,
     /// The tensors, in the order of the source.
     pub tensors: Vec<Tensor>,
-    /// The metadata that the source has.
-    pub metadata: BTreeMap<String, String>,
+    /// The metadata that the source has, be it empty; nothing where it has none.
+    pub metadata: Option<BTreeMap<String, String>>,
     /// What was chosen and what was left out, in words.
     pub notes: Vec<String>,
     /// What cannot be shown. Not empty means refused, unless the options allow a part.

@@ -107,8 +107,8 @@ pub enum Fault {
 pub struct Header {
     /// The tensors in the order of their bytes, all of origin 0.
     pub tensors: Vec<Tensor>,
-    /// `__metadata__`.
-    pub metadata: BTreeMap<String, String>,
+    /// `__metadata__`, where there is one.
+    pub metadata: Option<BTreeMap<String, String>>,
 }
 
 /// Reads and checks a header.
@@ -213,7 +213,7 @@ impl<'de> Visitor<'de> for ShapeVisitor {
 /// The header's JSON as it stands, equal keys refused.
 struct Raw<'a> {
     entries: Vec<(Cow<'a, str>, Info)>,
-    metadata: BTreeMap<String, String>,
+    metadata: Option<BTreeMap<String, String>>,
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Raw<'a> {
@@ -240,7 +240,7 @@ impl<'de> Visitor<'de> for RawVisitor {
                     return Err(de::Error::custom("`__metadata__` is there twice"));
                 }
                 let given = map.next_value::<Option<super::json::Unique<String>>>()?;
-                metadata = Some(given.map(|unique| unique.0).unwrap_or_default());
+                metadata = Some(given.map(|unique| unique.0));
             } else {
                 if entries.len() == MAX_TENSORS {
                     return Err(de::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
@@ -252,6 +252,6 @@ impl<'de> Visitor<'de> for RawVisitor {
             let key = &entries[place].0;
             return Err(de::Error::custom(format_args!("tensor `{key}` is there twice")));
         }
-        Ok(Raw { entries, metadata: metadata.unwrap_or_default() })
+        Ok(Raw { entries, metadata: metadata.flatten() })
     }
 }

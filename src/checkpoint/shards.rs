@@ -97,7 +97,9 @@ impl Shards {
                 whole.notes.push(note);
             }
         }
-        join_metadata(&mut whole.metadata, part.metadata, &mut whole.notes);
+        if let Some(metadata) = part.metadata {
+            join_metadata(whole.metadata.get_or_insert_default(), metadata, &mut whole.notes);
+        }
         let (tensors, refused) = (tensors..whole.tensors.len(), refused..whole.refused.len());
         self.parts.push(Part { path: part.path, tensors, refused });
     }

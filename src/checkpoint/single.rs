@@ -137,9 +137,9 @@ fn parse(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Checkpoint
     };
     let (contents, metadata) = match format {
         Format::Safetensors => read_safetensors(file, path, options)?,
-        Format::TorchZip => (torch::read_zip(file, path, options)?, BTreeMap::new()),
+        Format::TorchZip => (torch::read_zip(file, path, options)?, None),
         Format::TorchLegacy => {
-            (torch::read_legacy(file, path, options).map_err(not_by_torch)?, BTreeMap::new())
+            (torch::read_legacy(file, path, options).map_err(not_by_torch)?, None)
         }
     };
     if contents.tensors.len() > MAX_TENSORS {
@@ -164,7 +164,7 @@ fn read_safetensors(
     file: &dyn ReadAt,
     path: &Path,
     options: &Options,
-) -> Result<(Contents, BTreeMap<String, String>), Error> {
+) -> Result<(Contents, Option<BTreeMap<String, String>>), Error> {
     let header = safetensors::parse(file).map_err(|fault| match fault {
         safetensors::Fault::Read(error) => Error::Source(error),
         fault => Error::Header { path: path.to_path_buf(), fault },

@@ -80,7 +80,7 @@ impl Report {
                 })
                 .collect(),
             tensors: tensors.collect(),
-            metadata: checkpoint.metadata.clone(),
+            metadata: checkpoint.metadata.clone().unwrap_or_default(),
             notes: checkpoint.notes.clone(),
             refused: refused.collect(),
             image: None,

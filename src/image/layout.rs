@@ -19,7 +19,7 @@ const MAX_DATA: u64 = i64::MAX as u64 - 2 * MAX_HEADER;
 
 pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
     let files: Vec<Arc<File>> = checkpoint.files().cloned().collect();
-    let Checkpoint { path, origins, mut tensors, mut metadata, refused, options, .. } = checkpoint;
+    let Checkpoint { path, origins, mut tensors, metadata, refused, options, .. } = checkpoint;
     if !refused.is_empty() {
         if !options.allow_partial {
             return Err(Error::refused(path, refused));
@@ -42,6 +42,8 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
     }
     starts.push(end);
     // Readers ask for it, and a checkpoint that states another keeps it: it is then not torch's.
+    let states_metadata = metadata.is_some();
+    let mut metadata = metadata.unwrap_or_default();
     let states_format = metadata.contains_key("format");
     metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
     if header.with(&metadata) > MAX_HEADER && header::write(&tensors, &starts, &metadata).is_none()
@@ -54,6 +56,7 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
         origins: origins.into(),
         files: files.into(),
         metadata,
+        states_metadata,
         states_format,
         options,
         written: OnceLock::new(),
@@ -98,6 +101,7 @@ fn of_one_piece(piece: Piece, header: Arc<[u8]>, data: u64, files: Box<[Arc<File
         origins: files.iter().cloned().map(Origin::File).collect(),
         files,
         metadata: Default::default(),
+        states_metadata: false,
         states_format: false,
         options,
         written: written.into(),

@@ -43,6 +43,7 @@ pub struct Image {
     origins: Box<[Origin]>,
     files: Box<[Arc<source::File>]>,
     metadata: BTreeMap<String, String>,
+    states_metadata: bool,
     states_format: bool,
     options: Options,
     /// Written when it is first asked for: who only loads tensors never does.
@@ -177,6 +178,11 @@ impl Image {
     /// The metadata in the header.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
+    }
+
+    /// Whether the source has metadata, be it empty, or the image alone.
+    pub fn states_metadata(&self) -> bool {
+        self.states_metadata
     }
 
     /// Whether the source says of itself what `format` in the metadata says, or the image added it.

@@ -81,14 +81,19 @@ impl Opened {
         PyList::new(py, self.order().into_iter().map(|place| &*tensors[place].name))
     }
 
-    /// What it says of itself. One that is not a safetensors file says that it is torch's.
+    /// What it says of itself: of one safetensors file what its header says, and nothing where that has no
+    /// metadata. Any other checkpoint says that it is torch's.
     #[getter]
-    fn metadata(&self) -> BTreeMap<String, String> {
+    fn metadata(&self) -> Option<BTreeMap<String, String>> {
+        let image = self.opened.image();
+        if self.is_one_safetensors() && !image.states_metadata() {
+            return None;
+        }
         let mut metadata = self.opened.metadata().clone();
-        if self.is_one_safetensors() && !self.opened.image().states_format() {
+        if self.is_one_safetensors() && !image.states_format() {
             metadata.remove("format");
         }
-        metadata
+        Some(metadata)
     }
 
     /// The format of its files.

@@ -3,6 +3,8 @@ bounds, with a report; for torch and numpy, zero-copy and owned."""
 
 import fnmatch
 import gc
+import importlib
+import json
 import os
 import pickle
 import subprocess
@@ -130,6 +132,38 @@ def test_it_is_a_file_of_safetensors_to_those_who_ask(folder):
     assert data[8 + length :][start:end] == expected.numpy().tobytes()
     with ckptfs.safe_open(folder / "loose/small.bin", "pt") as file:
         assert file.metadata() == {"format": "pt"}
+
+
+HEADERS = {
+    "none": {}, "null": {"__metadata__": None}, "empty": {"__metadata__": {}}, "some": {"__metadata__": {"a": "b"}},
+    "format": {"__metadata__": {"format": "pt"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", ["pt", "np"])
+@pytest.mark.parametrize("metadata", HEADERS.values(), ids=HEADERS)
+def test_metadata_is_what_safetensors_says(tmp_path, metadata, framework):
+    header = json.dumps(metadata | {"x": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    with safetensors.safe_open(path, framework) as theirs:
+        expected = theirs.metadata()
+    with ckptfs.safe_open(path, framework) as ours:
+        assert ours.metadata() == expected
+    with ckptfs.installed(), safetensors.safe_open(path, framework) as file:
+        assert file.metadata() == expected
+
+
+@pytest.mark.parametrize("name", ["", ".torch", ".numpy"])
+def test_every_public_name_of_safetensors_is_in_the_same_module(name):
+    theirs = importlib.import_module(f"safetensors{name}")
+    ours = importlib.import_module(f"ckptfs{name}")
+    theirs = {name: str(getattr(value, "__module__", "")) for name, value in vars(theirs).items()}
+    # What is written in Rust says that it is Python's own.
+    own = ("safetensors", "builtins")
+    public = {name for name, of in theirs.items() if not name.startswith("_") and of.startswith(own)}
+    assert {"safe_open", "serialize_file"} <= public
+    assert not {name for name in public if not hasattr(ours, name)}
 
 
 def test_bytes_in_memory(folder):
