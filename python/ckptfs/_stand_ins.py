@@ -86,7 +86,7 @@ def safe_open_of(original):
                     from ckptfs import safe_open
 
                     again = functools.partial(original, filename, framework, device=device, **how)
-                    return _Handle(safe_open(filename, framework, device, **how), again)
+                    return _Handle(safe_open(filename, framework, device, **how), filename, again)
             except Exception as fault:
                 _left("safetensors.safe_open", fault, filename)
             return original(filename, framework, device=device, **how)
@@ -133,8 +133,9 @@ def materialize_of(original):
 class _Handle:
     """A handle of ours. A call that fails is made once more, to a handle of the original's."""
 
-    def __init__(self, ours, again):
+    def __init__(self, ours, filename, again):
         self._ours, self._kind, self._again = ours, type(ours), again
+        self._filename = filename
         self._theirs, self._lock = None, threading.Lock()
 
     def _original(self):
@@ -153,7 +154,7 @@ class _Handle:
             again = self._again
             if again is None:
                 raise
-            _left(f"safetensors.safe_open().{name}", fault, again.args[0])
+            _left(f"safetensors.safe_open().{name}", fault, self._filename)
         return getattr(self._original(), name)(*args, **how)
 
     def __getattr__(self, name):
@@ -209,7 +210,7 @@ class _Slice:
         try:
             return take and take(device)
         except Exception as fault:
-            _left("transformers' way to a device", fault, self._handle._again.args[0])
+            _left("transformers' way to a device", fault, self._handle._filename)
         return None
 
     def __getitem__(self, index):
@@ -219,7 +220,7 @@ class _Slice:
             again = self._handle._again
             if again is None:
                 raise
-            _left("a slice of safetensors.safe_open()", fault, again.args[0])
+            _left("a slice of safetensors.safe_open()", fault, self._handle._filename)
         return self._handle._original().get_slice(self._name)[index]
 
     def __repr__(self):

@@ -200,6 +200,26 @@ def test_a_slice_of_a_closed_handle_reads_on_as_the_original_does(file):
     assert originals() == before
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_slice_that_cannot_go_straight_to_a_device_goes_as_the_original_does(file, monkeypatch, caplog, is_open):
+    from transformers import core_model_loading
+    path, tensors = file
+
+    def fails(part, device):
+        raise RuntimeError("no way there")
+
+    monkeypatch.setattr(ckptfs.PySafeSlice, "_taken_to", fails)
+    before = originals()
+    with ckptfs.installed():
+        f = safetensors.safe_open(path, "pt")
+        part = f.get_slice("a")
+        if not is_open:
+            f.__exit__(None, None, None)
+        made = core_model_loading._materialize_copy(part, torch.device("cpu"), torch.float64)
+        assert torch.equal(made, tensors["a"].double())
+    assert originals() == before + 1 and "no way there" in caplog.text
+
+
 def test_a_log_that_is_set_wrong_keeps_nothing_from_the_original(file, monkeypatch, caplog):
     path, tensors = file
     monkeypatch.setenv("CKPTFS_LOG", "loud")
