@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use ckptfs::checkpoint::{Checkpoint, Error, IndexFault};
+use ckptfs::checkpoint::{Checkpoint, Error, IndexFault, Options};
 use ckptfs::source;
 use support::safetensors::valid;
 use support::shards::{A, B, INDEX, fault, index, names, open, open_following, set};
@@ -68,6 +68,28 @@ fn links_that_leave_the_directory() {
     fs::write(set.path().join(INDEX), index(&[("a", "sub/shard.safetensors")])).unwrap();
     assert!(is_outside(open(set.path())), "a linked directory");
     assert_eq!(names(&open_following(set.path()).unwrap()), ["a"]);
+}
+
+#[test]
+fn a_link_to_nothing_is_told_as_that_wherever_it_leads() {
+    let outside = tempfile::tempdir().unwrap();
+    for target in [outside.path().join("nothing.safetensors"), "nothing.safetensors".into()] {
+        let set = set(&[], &[("a", "link.safetensors")]);
+        let link = set.path().join("link.safetensors");
+        symlink(&target, &link).unwrap();
+        fs::remove_file(set.path().join(INDEX)).unwrap();
+        for follow_symlinks in [false, true] {
+            let options = Options { follow_symlinks, ..Options::default() };
+            for path in [set.path(), &link] {
+                let error = ckptfs::view::open(path, &options).unwrap_err();
+                let Error::Source(source::Error::Dangling { path, target: told }) = &error else {
+                    panic!("{error}");
+                };
+                assert_eq!((path, told), (&link, &target));
+                assert!(!error.remedy().contains("follow"), "{}", error.remedy());
+            }
+        }
+    }
 }
 
 #[test]

@@ -4,7 +4,9 @@
 too, so that a handler written for that package catches it; nobody's package is imported for that.
 """
 
+import errno
 import functools
+import os
 import re
 import sys
 
@@ -18,7 +20,10 @@ class SafetensorError(Exception):
 def error(message, remedy=None, also=None):
     """A refusal in words, with what the user can do about it. `also`: an exception of Python that it is
     one of too, where programs wait for that."""
-    raised = _made(also, (message,))
+    return _with_remedy(_made(also, (message,)), remedy)
+
+
+def _with_remedy(raised, remedy):
     if remedy:
         raised.add_note(f"what to do: {remedy}")
     return raised
@@ -27,6 +32,14 @@ def error(message, remedy=None, also=None):
 def in_words(raised):
     """A refusal and what to do about it, on one line."""
     return "; ".join([str(raised), *getattr(raised, "__notes__", [])])
+
+
+def path_of(given):
+    """A path that the user gave, as text."""
+    path = os.fsdecode(given)
+    if "\0" in path:
+        raise error(f"{path!r}: no path can have a NUL in it", "leave it out", ValueError)
+    return path
 
 
 def of_system(fault, path):
@@ -72,11 +85,17 @@ def in_python(words):
     return words and _OPTION.sub(named, words)
 
 
-def of(kind, message, remedy, path):
-    """The exception for what the Rust part tells."""
+def of(kind, message, remedy, path, number):
+    """The exception for what the Rust part tells. `number` is the system's own of what it refused."""
     remedy = in_python(remedy)
-    if kind == "missing":
-        return FileNotFoundError(f"No such file or directory: {path}")
+    if kind in ("missing", "dangling"):
+        # In the words of safetensors: with a file name it would have Python's.
+        missing = FileNotFoundError(f"No such file or directory: {path if kind == 'missing' else message}")
+        missing.errno = errno.ENOENT
+        return _with_remedy(missing, remedy)
+    if kind == "system":
+        refused = of_system(OSError(number, os.strerror(number)), os.fspath(path))
+        return _with_remedy(refused, remedy)
     if kind == "memory":
         return MemoryError(message)
     if kind == "unknown":

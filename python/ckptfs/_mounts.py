@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptfs import _places, _process
-from ckptfs._errors import SafetensorError, error, in_words, of_system
+from ckptfs._errors import SafetensorError, error, in_words, of_system, path_of
 
 # Seconds. The command's own patience is shorter; only a machine that does nothing else needs so many.
 _PATIENCE = 60
@@ -147,8 +147,8 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     """
     options = _words({**locals()})
     is_private = mountpoint is None
-    source = os.fsdecode(source)
-    where = tempfile.mkdtemp(prefix="ckptfs-") if is_private else os.fsdecode(mountpoint)
+    source = path_of(source)
+    where = tempfile.mkdtemp(prefix="ckptfs-") if is_private else path_of(mountpoint)
     # It must lead there also when the program has gone to another directory.
     path = Path(os.path.join(os.getcwd(), where))
     before = _places.place(path)

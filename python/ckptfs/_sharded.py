@@ -12,7 +12,7 @@ import re
 import threading
 
 from ckptfs import _hidden
-from ckptfs._errors import error, of_system
+from ckptfs._errors import error, of_system, path_of
 from ckptfs._limits import most_open
 from ckptfs._new_file import NewFile, sync_folder, usual_mode
 from ckptfs._write import parts_of
@@ -42,7 +42,7 @@ def write(specs, directory, most, metadata, whole, threads, sync):
     stem, dot, extension = whole.rpartition(".")
     if not stem or extension not in ("safetensors", "sft") or os.path.basename(whole) != whole:
         raise error(f"{whole!r} is no name for a checkpoint", 'give one such as "model.safetensors"')
-    directory = os.path.realpath(os.fsdecode(directory))
+    directory = os.path.realpath(path_of(directory))
     shards, files, index = split(specs, most), [], _index_name(whole)
     indexes = {index, f"{whole}.index.json"}
     try:

@@ -10,7 +10,7 @@ import threading
 import weakref
 
 from ckptfs import _ckptfs
-from ckptfs._errors import error
+from ckptfs._errors import error, path_of
 
 _all = weakref.WeakSet()
 
@@ -32,7 +32,7 @@ _ONE_FILE = (".safetensors", ".sft", ".pt", ".pth", ".bin", ".ckpt")
 def open_one(filename, how):
     """What is at a path, for a load that begins now; of `x.safetensors` that is not there, `x.pt`, and that it
     is that."""
-    filename = os.fsdecode(filename)
+    filename = path_of(filename)
     try:
         found = _ckptfs.Opened(filename, how)
     except FileNotFoundError as fault:
@@ -42,7 +42,7 @@ def open_one(filename, how):
 
 def open_each(filenames, how, most):
     """The same of many, one after the other. No more than `most` files are opened ahead."""
-    filenames = map(os.fsdecode, filenames)
+    filenames = map(path_of, filenames)
     for is_file, some in itertools.groupby(filenames, lambda name: name.endswith(_ONE_FILE)):
         some = list(some)
         # Each is open with its directory.
@@ -76,10 +76,11 @@ class Source:
     def __init__(self, path, how):
         # It may be opened again after the directory was changed. Not by `abspath`, which follows words:
         # what comes after `link/..` lies elsewhere.
-        self.path, self.how = os.fsdecode(path), how
+        path = path_of(path)
+        self.path, self.how = path, how
         if not os.path.isabs(self.path):
             self.path = os.path.join(os.getcwd(), self.path)
-        self._opened = _ckptfs.Opened(os.fsdecode(path), how)
+        self._opened = _ckptfs.Opened(path, how)
         self._lock, self._users, self._broken = threading.Lock(), 0, False
         _all.add(self)
 

@@ -11,7 +11,7 @@ import math
 import os
 
 from ckptfs import _ckptfs
-from ckptfs._errors import error, of_system
+from ckptfs._errors import error, of_system, path_of
 from ckptfs._frameworks import TYPES
 from ckptfs._new_file import replacing
 from ckptfs._source import options
@@ -94,7 +94,7 @@ def serialize(tensor_dict, metadata=None):
 def serialize_file(tensor_dict, filename, metadata=None):
     """Writes a safetensors file with these `TensorSpec`s. It takes the place of what was there only when
     it is whole, so that tensors which are mapped from the old file keep their bytes."""
-    parts, filename = parts_of(tensor_dict, metadata), os.fsdecode(filename)
+    parts, filename = parts_of(tensor_dict, metadata), path_of(filename)
     try:
         if not os.path.basename(filename):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

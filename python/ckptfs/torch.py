@@ -6,7 +6,7 @@ import torch
 
 from ckptfs import _casts, _ckptfs, _load, _settings, _sharded
 from ckptfs._cached import loaded_or_made
-from ckptfs._errors import error
+from ckptfs._errors import error, path_of
 from ckptfs._frameworks import TYPES, Torch, lacking
 from ckptfs._open import safe_open
 from ckptfs._shared import (  # noqa: F401
@@ -190,8 +190,9 @@ def load_sharded(directory, device="cpu", **how):
 
         tensors = load_sharded("models/mine", device="cuda:0")
     """
+    directory = path_of(directory)
     if not os.path.isdir(directory):
-        raise error(f"{os.fsdecode(directory)}: is no directory", "load_file loads files", NotADirectoryError)
+        raise error(f"{directory}: is no directory", "load_file loads files", NotADirectoryError)
     return load_file(directory, device, **how)
 
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::source;
 
 use super::index::Fault as IndexFault;
+use super::listed::Listed;
 use super::safetensors::Fault as HeaderFault;
 use super::torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
 
@@ -115,7 +116,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A directory with several, and none was named.
-    #[error("{path}: several checkpoints in this directory")]
+    #[error("{path}: several checkpoints in this directory: {}", Listed::of(.names))]
     Several {
         /// The directory.
         path: PathBuf,

@@ -53,7 +53,8 @@ impl From<checkpoint::Error> for Failure {
     fn from(error: checkpoint::Error) -> Self {
         match &error {
             checkpoint::Error::Several { path, names } => {
-                let mut message = error.to_string();
+                let path_shown = path.display();
+                let mut message = format!("{path_shown}: several checkpoints in this directory:");
                 for name in names {
                     message += &format!("\n    {}", path.join(name).display());
                 }

@@ -95,7 +95,7 @@ pub fn of_image(error: &image::Error) -> Errno {
 
 pub fn of_source(error: &source::Error) -> Errno {
     match error {
-        source::Error::Missing { .. } => Errno::ENOENT,
+        source::Error::Missing { .. } | source::Error::Dangling { .. } => Errno::ENOENT,
         source::Error::Outside { .. } => Errno::EACCES,
         source::Error::NotAFile { .. } | source::Error::Changed { .. } => Errno::EIO,
         source::Error::Short { .. } => Errno::EIO,

@@ -13,22 +13,32 @@ use crate::{checkpoint, image, source, view};
 
 /// The exception for an error.
 pub fn raised(py: Python<'_>, error: &Error) -> PyErr {
-    made(py, kind(error), error.to_string(), error.remedy(), Some(error.path()))
+    let errno = of_source(error).and_then(source::Error::errno);
+    made(py, kind(error), error.to_string(), error.remedy(), Some(error.path()), errno)
 }
 
 /// The exception for one of a device.
 pub fn raised_of_device(py: Python<'_>, error: &cuda::Error) -> PyErr {
     match error {
         cuda::Error::Load(error) => raised(py, error),
-        cuda::Error::Memory { .. } => made(py, "memory", error.to_string(), error.remedy(), None),
-        error => made(py, "refused", error.to_string(), error.remedy(), None),
+        cuda::Error::Memory { .. } => {
+            made(py, "memory", error.to_string(), error.remedy(), None, None)
+        }
+        error => made(py, "refused", error.to_string(), error.remedy(), None, None),
     }
 }
 
-fn made(py: Python<'_>, kind: &str, told: String, remedy: &str, path: Option<&Path>) -> PyErr {
+fn made(
+    py: Python<'_>,
+    kind: &str,
+    told: String,
+    remedy: &str,
+    path: Option<&Path>,
+    errno: Option<i32>,
+) -> PyErr {
     let made = || {
         let of = py.import("ckptfs._errors")?.getattr("of")?;
-        of.call1((kind, told, remedy, path))
+        of.call1((kind, told, remedy, path, errno))
     };
     made().map_or_else(|error| error, PyErr::from_value)
 }
@@ -42,7 +52,9 @@ fn kind(error: &Error) -> &'static str {
         Error::Stopped { .. } => "stopped",
         error => match of_source(error) {
             Some(source::Error::Missing { .. }) => "missing",
+            Some(source::Error::Dangling { .. }) => "dangling",
             Some(error) if error.is_no_memory() => "memory",
+            Some(error) if error.errno().is_some() => "system",
             _ => "refused",
         },
     }

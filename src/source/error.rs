@@ -14,6 +14,14 @@ pub enum Error {
         /// The path as it was asked for.
         path: PathBuf,
     },
+    /// A link by that name leads to nothing, be it inside of the directory that the user named or out of it.
+    #[error("{path}: is a link to {target}, where nothing is")]
+    Dangling {
+        /// The path as it was asked for.
+        path: PathBuf,
+        /// What the link says.
+        target: PathBuf,
+    },
     /// It exists and is neither a regular file nor, where one is wanted, a directory.
     #[error("{path}: is {kind}, and a checkpoint is a regular file")]
     NotAFile {
@@ -74,6 +82,7 @@ impl Error {
     pub fn path(&self) -> &Path {
         match self {
             Error::Missing { path }
+            | Error::Dangling { path, .. }
             | Error::NotAFile { path, .. }
             | Error::Outside { path, .. }
             | Error::Changed { path }
@@ -96,6 +105,7 @@ impl Error {
     pub fn remedy(&self) -> &'static str {
         match self {
             Error::Missing { .. } => "check the path",
+            Error::Dangling { .. } => "put the file there, or remove the link",
             Error::NotAFile { .. } => "give a checkpoint file or a directory that holds one",
             Error::Outside { .. } => {
                 "if you trust where it leads, allow it with --follow-symlinks; otherwise copy the file into the directory"
@@ -125,6 +135,31 @@ impl Error {
         }
     }
 
+    /// The same error of a path that the user typed, or that lies in a directory which the user typed: a link that
+    /// leads nowhere is told as that. The system is asked as the caller, wherever the link leads.
+    pub fn seen_by_the_user(self) -> Error {
+        match &self {
+            Error::Missing { path } | Error::Outside { path, .. } => {
+                let is_there = rustix::fs::stat(path).map(|_| ());
+                match (is_there, std::fs::read_link(path)) {
+                    (Err(Errno::NOENT), Ok(target)) => {
+                        Error::Dangling { path: path.clone(), target }
+                    }
+                    _ => self,
+                }
+            }
+            _ => self,
+        }
+    }
+
+    /// The system's number for it, where it is the system's own answer.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Error::Io { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+
     /// Whether the system has not as much memory, or as many addresses.
     pub fn is_no_memory(&self) -> bool {
         matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory)
@@ -133,7 +168,7 @@ impl Error {
     /// Whether the checkpoint itself is at fault, rather than the machine.
     pub fn is_refusal(&self) -> bool {
         match self {
-            Error::Missing { .. } | Error::Gone { .. } => false,
+            Error::Missing { .. } | Error::Dangling { .. } | Error::Gone { .. } => false,
             Error::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
             _ => true,
         }

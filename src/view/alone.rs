@@ -80,6 +80,13 @@ pub fn taken_apart(path: &Path) -> Result<(&Path, &OsStr), source::Error> {
 /// Reads the checkpoint at a path that the user typed, as [`checkpoint::open`] does, and also by the
 /// name of its image, which is in the view of its directory and nowhere on disk.
 pub fn open(path: &Path, options: &checkpoint::Options) -> Result<Checkpoint, checkpoint::Error> {
+    open_shown(path, options).map_err(|error| match error {
+        checkpoint::Error::Source(error) => error.seen_by_the_user().into(),
+        error => error,
+    })
+}
+
+fn open_shown(path: &Path, options: &checkpoint::Options) -> Result<Checkpoint, checkpoint::Error> {
     match checkpoint::open(path, options) {
         Err(checkpoint::Error::Source(missing @ source::Error::Missing { .. })) => {
             let Ok((parent, name)) = taken_apart(path) else { return Err(missing.into()) };

@@ -1,12 +1,17 @@
 """What cannot be done is refused by the documented exception, with words that help; nothing half done is
 handed out, and the next load works."""
 
+import contextlib
+import errno
 import json
 import os
+import pickle
 import subprocess
 import sys
+import tempfile
 
 import ckptfs
+import ckptfs.fastsafetensors
 import ckptfs.numpy
 import ckptfs.torch
 import pytest
@@ -63,6 +68,94 @@ def test_paths_that_lead_nowhere_or_to_something_else(tmp_path):
         ckptfs.torch.load(b"no checkpoint")
     with pytest.raises(TypeError):
         ckptfs.safe_open(3, "pt")
+
+
+OF_THE_SYSTEM = {
+    "below-a-file": ("x.safetensors/y.safetensors", NotADirectoryError, errno.ENOTDIR),
+    "a-loop": ("loop.safetensors", OSError, errno.ELOOP),
+    "a-long-name": ("n" * 300, OSError, errno.ENAMETOOLONG),
+    "a-folder-that-may-not-be-read": ("locked", PermissionError, errno.EACCES),
+    "a-file-that-may-not-be-read": ("locked.safetensors", PermissionError, errno.EACCES),
+    "nothing": ("nothing.safetensors", FileNotFoundError, errno.ENOENT),
+    "a-link-to-nothing": ("dangling.safetensors", FileNotFoundError, errno.ENOENT),
+}
+
+ASKS = {
+    "load_file": lambda path: ckptfs.torch.load_file(path), "numpy": lambda path: ckptfs.numpy.load_file(path),
+    "safe_open": lambda path: ckptfs.safe_open(path, "pt"), "load_many": lambda path: ckptfs.load_many([path]),
+    "fastsafetensors": lambda path: ckptfs.fastsafetensors.fastsafe_open(path),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+@pytest.mark.parametrize(("name", "kind", "number"), OF_THE_SYSTEM.values(), ids=OF_THE_SYSTEM)
+def test_what_the_system_refuses_is_its_error(path, name, kind, number, ask):
+    (path.parent / "loop.safetensors").symlink_to("loop.safetensors")
+    (path.parent / "dangling.safetensors").symlink_to("nothing.safetensors")
+    (path.parent / "locked").mkdir(mode=0)
+    (path.parent / "locked.safetensors").touch(mode=0)
+    asked = str(path.parent / name)
+    with as_nobody(path.parent), pytest.raises(kind) as refused:
+        ask(asked)
+    fault = refused.value
+    assert fault.errno == number and asked in str(fault)
+    assert any("what to do" in note and "dmesg" not in note for note in fault.__notes__)
+    if kind is FileNotFoundError:
+        assert str(fault).startswith(f"No such file or directory: {asked}")
+        return
+    assert fault.filename == asked and isinstance(fault, Refused)
+    again = pickle.loads(pickle.dumps(fault))
+    assert type(again) is type(fault) and (again.errno, again.filename) == (number, asked)
+
+
+@contextlib.contextmanager
+def as_nobody(folder):
+    """As a user to whom permissions mean something."""
+    if os.geteuid():
+        yield
+        return
+    opened = [above for above in (folder, *folder.parents) if above.is_relative_to(tempfile.gettempdir())]
+    modes = [(above, above.stat().st_mode) for above in opened]
+    for above in opened:
+        above.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        for above, mode in modes:
+            above.chmod(mode)
+
+
+@pytest.mark.parametrize("ask", [
+    *ASKS.values(), lambda path: ckptfs.torch.save_file({"a": torch.ones(1)}, path),
+    lambda path: ckptfs.numpy.save_file({}, path), lambda path: ckptfs.serialize_file({}, path),
+    lambda path: ckptfs.torch.save_sharded({"a": torch.ones(1)}, path), ckptfs.torch.load_sharded,
+    lambda path: ckptfs.torch.cached(path, dict), ckptfs.mount, lambda path: ckptfs.mount("/nothing", path),
+], ids=[*ASKS, "save", "numpy-save", "serialize", "sharded", "load-sharded", "cached", "mount", "mount-at"])  # fmt: skip
+def test_a_path_with_a_nul(ask):
+    with pytest.raises(Refused, match="no path can have a NUL in it") as refused:
+        ask("m\0")
+    assert isinstance(refused.value, ValueError) and refused.value.__notes__ == ["what to do: leave it out"]
+
+
+@pytest.mark.parametrize("how", [{}, {"follow_symlinks": True}], ids=["", "following"])
+def test_a_link_that_leads_out_and_to_nothing(tmp_path, how):
+    (tmp_path / "models").mkdir()
+    link = tmp_path / "models/model.pt"
+    link.symlink_to("../nothing.pt")
+    with pytest.raises(FileNotFoundError, match="is a link to ../nothing.pt, where nothing is") as missing:
+        ckptfs.torch.load_file(tmp_path / "models", **how)
+    assert str(missing.value).startswith(f"No such file or directory: {link}: is a link")
+    assert missing.value.__notes__ == ["what to do: put the file there, or remove the link"]
+
+
+def test_several_checkpoints_are_listed(tmp_path):
+    for n in range(12):
+        torch.save({"a": torch.ones(1)}, tmp_path / f"{n:02}.pt")
+    with pytest.raises(Refused, match="several checkpoints .*: `00.pt`, `01.pt`, .*, and 4 more") as refused:
+        ckptfs.torch.load_file(tmp_path)
+    assert refused.value.__notes__ == ["what to do: name one of them"]
 
 
 INTO = {
