@@ -4,10 +4,8 @@ In: a path to any checkpoint. Out: a `File`, whose `metadata` is known at once a
 when they are asked for, each into memory of its own.
 """
 
-from dataclasses import dataclass
-
 from ckptfs import _load, _settings
-from ckptfs._errors import error
+from ckptfs._fast_metadata import SafeTensorsMetadata
 from ckptfs._fast_types import DType, TorchTensor, cast
 from ckptfs._frameworks import Torch
 from ckptfs._reading import batches, is_straight
@@ -17,34 +15,13 @@ from ckptfs._source import Source
 _AT_ONCE = 256 << 20
 
 
-@dataclass(frozen=True)
-class TensorFrame:
-    """What a header says of a tensor: `dtype`, `shape`, and where its bytes lie behind the header."""
-
-    dtype: DType
-    shape: list[int]
-    data_offsets: list[int]
-
-
-class SafeTensorsMetadata:
-    """What a checkpoint says of itself: `src` is its path as it was given, `metadata` what it has beside
-    tensors, `tensors` a `TensorFrame` for each name, in the order in which they lie."""
-
-    def __init__(self, src, metadata, tensors):
-        self.src, self.metadata, self.tensors = src, metadata, tensors
-
-    def __repr__(self):
-        return f"<metadata of {self.src!r}: {len(self.tensors)} tensors>"
-
-
 class File:
     """One checkpoint, open until nothing holds this."""
 
     def __init__(self, path, how):
         self._source = Source(path, how)
         with self._source.use() as opened:
-            frames = {name: _frame(path, opened, name) for name in opened.names}
-            self.metadata = SafeTensorsMetadata(path, opened.metadata or {}, frames)
+            self.metadata = SafeTensorsMetadata.of(opened, path)
 
     def read(self, names, device, dtype):
         """Those tensors, as `TorchTensor` by their names."""
@@ -65,11 +42,3 @@ class File:
                     kind = stored if dtype is DType.AUTO else dtype
                     made[tensor.name] = TorchTensor(device, kind, raw)
         return made
-
-
-def _frame(path, opened, name):
-    tensor = opened.tensor(name)
-    if tensor.dtype not in DType.__members__:
-        raise error(f"{path}: {name}: torch has no type for {tensor.dtype}",
-                    "load the file with another package", ValueError)  # fmt: skip
-    return TensorFrame(DType(tensor.dtype), list(tensor.shape), list(opened.data_offsets(name)))

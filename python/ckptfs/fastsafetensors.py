@@ -24,6 +24,7 @@ Where it differs: bytes are read by ckptfs, which looks itself for the best way,
 rank. Casting may also make elements larger. Only torch is served.
 """
 
+import dataclasses
 import os
 
 import torch
@@ -31,14 +32,18 @@ import torch
 from ckptfs import _settings
 from ckptfs._errors import closed, error
 from ckptfs._fast_buffers import FilesBufferOnDevice, Held
-from ckptfs._fast_files import File, SafeTensorsMetadata, TensorFrame
-from ckptfs._group import Group, SingleGroup
+from ckptfs._fast_experts import expert_parallel_filter, expert_parallel_filter_from_env, owned_expert_range
+from ckptfs._fast_files import File
+from ckptfs._fast_frames import TensorFrame
+from ckptfs._fast_metadata import SafeTensorsMetadata, check_framework
 from ckptfs._fast_types import Device, DeviceType, DType, TorchTensor, as_device, as_dtype
+from ckptfs._group import Group, SingleGroup
 from ckptfs._source import options
 
 __all__ = [
     "DType", "Device", "DeviceType", "FilesBufferOnDevice", "SafeTensorsFileLoader", "SafeTensorsMetadata",
-    "SingleGroup", "TensorFrame", "TorchTensor", "fastsafe_open",
+    "SingleGroup", "TensorFrame", "TorchTensor", "expert_parallel_filter", "expert_parallel_filter_from_env",
+    "fastsafe_open", "owned_expert_range",
 ]  # fmt: skip
 
 
@@ -62,8 +67,7 @@ class SafeTensorsFileLoader:
     def __init__(self, pg, device="cpu", bbuf_size_kb=16 * 1024, max_threads=16, nogds=False, set_numa=True,
                  disable_cache=True, debug_log=False, framework="pytorch", use_fgds=False, *, root=None,
                  allow_partial=False, follow_symlinks=False, **kwargs):
-        if framework not in ("pytorch", "pt", "torch"):
-            raise error(f"framework {framework!r} is invalid", 'use "pytorch"')
+        check_framework(framework)
         threads, _ = _settings.limits(max_threads, None)
         self._how = options(root, allow_partial, follow_symlinks, threads)
         self.pg, self.device, self.disable_cache = Group(pg), as_device(device), disable_cache
@@ -72,6 +76,22 @@ class SafeTensorsFileLoader:
         # By path: the file, and the rank that reads it.
         self._files, self._closed, self._keep = {}, False, None
         self.meta, self.frames = {}, {}
+
+    @classmethod
+    def process_extension_config(cls, ext_config, **kwargs):
+        """The arguments of the loader that a section of fastsafetensors' configuration stands for."""
+        made = dict(ext_config)
+        kind = made.pop("copier_type", "gds")
+        made["nogds"] = kind not in ("gds", "fgds")
+        if kind == "fgds":
+            made["use_fgds"] = True
+        else:
+            made.setdefault("use_fgds", False)
+        return made
+
+    def init_numa(self, set_numa=True):
+        """Changes nothing: each load runs its readers near its device by itself, and this thread stays where it
+        is."""
 
     def add_filenames(self, filenames):
         """Names the files of each rank: `{0: ["a.safetensors"], 1: ["b.bin"]}`. Every rank says the same, and
@@ -158,8 +178,7 @@ class SafeTensorsFileLoader:
                                 "load them one after the other, or filter one of them out")  # fmt: skip
                 first[name] = path
             if dtype is not DType.AUTO:
-                frames = {name: TensorFrame(dtype, frame.shape, frame.data_offsets)
-                          for name, frame in frames.items()}  # fmt: skip
+                frames = {name: dataclasses.replace(frame, dtype=dtype) for name, frame in frames.items()}
             chosen[path] = frames
         return chosen
 

@@ -1,6 +1,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from os import PathLike
+from re import Pattern
 from types import TracebackType
 from typing import Any, Self
 
@@ -63,13 +64,52 @@ class TensorFrame:
     dtype: DType
     shape: list[int]
     data_offsets: list[int]
-    def __init__(self, dtype: DType, shape: list[int], data_offsets: list[int]) -> None: ...
+    strides: list[int]
+    offsets: list[int]
+    sliced: bool
+    def __init__(
+        self,
+        dtype: DType,
+        shape: list[int],
+        data_offsets: list[int],
+        strides: list[int],
+        offsets: list[int],
+        sliced: bool,
+    ) -> None: ...
+    @classmethod
+    def from_buffer(cls, entry: Mapping[str, Any]) -> Self: ...
+    def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> TensorFrame: ...
 
 class SafeTensorsMetadata:
     src: str
+    framework: Any
     metadata: dict[str, str]
     tensors: dict[str, TensorFrame]
-    def __init__(self, src: str, metadata: dict[str, str], tensors: dict[str, TensorFrame]) -> None: ...
+    header_length: int
+    size_bytes: int
+    aligned: bool
+    ser: dict[str, Any]
+    def __init__(
+        self,
+        string: str,
+        header_length: int,
+        size_bytes: int,
+        framework: Any,
+        src: str = "",
+        keep_orig_dict: bool = False,
+    ) -> None: ...
+    @classmethod
+    def from_file(cls, filename: _Path, framework: Any) -> Self: ...
+    @classmethod
+    def from_fd(cls, fd: int, filename: str, framework: Any, keep_orig_dict: bool = False) -> Self: ...
+    @classmethod
+    def from_buffer(cls, buf: int, buffer_len: int, filename: str, framework: Any) -> Self: ...
+    def get_tensors(
+        self, gbuf: Any, device: _Device, copy_start_offset: int, dtype: _DType = ..., owner: Any = None
+    ) -> dict[str, TorchTensor]: ...
+    def select_byte_ranges(
+        self, keep_tensor: Callable[[str], bool], merge_gap: int = 4096
+    ) -> list[tuple[int, int]]: ...
 
 class TorchTensor:
     device: Device
@@ -139,6 +179,9 @@ class SafeTensorsFileLoader:
         follow_symlinks: bool = False,
         **kwargs: Any,
     ) -> None: ...
+    @classmethod
+    def process_extension_config(cls, ext_config: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]: ...
+    def init_numa(self, set_numa: bool = True) -> None: ...
     def add_filenames(self, filenames: Mapping[int, Sequence[_Path]]) -> None: ...
     def get_keys(self) -> list[str]: ...
     def get_shape(self, tensor_name: str) -> list[int]: ...
@@ -181,3 +224,9 @@ class fastsafe_open:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+def owned_expert_range(num_experts: int, ep_size: int, ep_rank: int) -> tuple[int, int]: ...
+def expert_parallel_filter(
+    num_experts: int, ep_size: int, ep_rank: int, pattern: Pattern[str] = ...
+) -> Callable[[str], bool]: ...
+def expert_parallel_filter_from_env() -> Callable[[str], bool] | None: ...

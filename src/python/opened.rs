@@ -146,6 +146,19 @@ impl Opened {
         Ok(self.told(found.clone()))
     }
 
+    /// Where the data begins and ends in the file: in the one safetensors file that it is, or else in the
+    /// virtual file.
+    #[getter]
+    fn data_range(&self) -> (u64, u64) {
+        let image = self.opened.image();
+        if !self.is_one_safetensors() {
+            return (image.header_size(), image.size());
+        }
+        let size = image.origins()[0].size();
+        let starts = self.opened.tensors().iter().map(|tensor| tensor.bytes.reach().1);
+        (starts.min().unwrap_or(size), size)
+    }
+
     /// Where the bytes of a tensor begin and end in the data of the file.
     fn data_offsets(&self, py: Python<'_>, name: &str) -> PyResult<(u64, u64)> {
         let found = self.opened.tensor(name).map_err(|error| raised(py, &error))?;

@@ -1,7 +1,9 @@
 """What is loaded to CUDA devices in processes that have the stand-ins: each function is run in one of its own."""
 
+import gc
 import os
 import threading
+import weakref
 from pathlib import Path
 
 import ckptfs
@@ -449,10 +451,35 @@ def as_fastsafetensors_does(path):
         straight()
 
 
+def uses_memory_of_a_device(path):
+    """Tensors are made of memory on the device that somebody else filled, where they lie, and keep it alive."""
+    from ckptfs.fastsafetensors import SafeTensorsMetadata
+
+    class Buffer:
+        def __init__(self, data):
+            self.held = torch.frombuffer(bytearray(data), dtype=torch.uint8).to("cuda:0")
+
+        def get_base_address(self):
+            return self.held.data_ptr()
+
+    metadata = SafeTensorsMetadata.from_file(path, "pytorch")
+    buffer = Buffer(Path(path).read_bytes()[metadata.header_length :])
+    begin = buffer.get_base_address()
+    held = weakref.ref(buffer)
+    tensors = metadata.get_tensors(buffer, "cuda:0", metadata.header_length)
+    del buffer
+    same({name: tensor.get_raw() for name, tensor in tensors.items()}, load_file(path))
+    for name, tensor in tensors.items():
+        assert not tensor.get_nbytes() or tensor.data_ptr() == begin + metadata.tensors[name].data_offsets[0]
+    assert held() is not None
+    del tensor
+    tensors.clear()
+    gc.collect()
+    assert held() is None
+
+
 def nothing_is_held(path):
     """Of a load in the background that is closed, or fails, or whose tensors were taken, without the collector."""
-    import gc
-
     gc.disable()
     _prefetch._AT_ONCE = MIB
     read, changed = _prefetch.of_each, threading.Condition()

@@ -11,7 +11,7 @@ from compare import check_same
 from guides import blocks, ran
 from samples import numbers
 
-ONLY_THE_IMPORT, ANY_CHECKPOINT, CASTING, SEVERAL_RANKS = blocks("from-fastsafetensors.md")
+ONLY_THE_IMPORT, ANY_CHECKPOINT, METADATA, CASTING, SEVERAL_RANKS = blocks("from-fastsafetensors.md")
 FIRST = {"norm.weight": numbers(1, 5), "head.weight": numbers(2, 7, 5)}
 SECOND = {"q.weight": numbers(3, 4, 5), "k.weight": numbers(4, 2, 5)}
 
@@ -39,6 +39,13 @@ def test_any_checkpoint(folder):
     made = ran(ANY_CHECKPOINT)
     check_same(made["tensors"], FIRST | SECOND | {"lora": torch.ones(3)})
     assert made["averaged"].tolist() == [0, 0]
+
+
+def test_metadata(folder):
+    made = ran(METADATA)
+    [[start, end]] = made["ranges"]
+    assert made["shapes"] == {"lora": [3]} and (start, end) == (made["metadata"].header_length, start + 12)
+    assert made["rows"].shape == [2] and made["rows"].offsets == [1]
 
 
 def test_casting(folder):

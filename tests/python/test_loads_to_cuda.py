@@ -61,6 +61,7 @@ def test_every_kind_of_checkpoint(folder):
     (cuda_loads.forked, "small.safetensors"),
     (cuda_loads.in_steps, "mixed.safetensors"),
     (cuda_loads.as_fastsafetensors_does, "mixed.safetensors"),
+    (cuda_loads.uses_memory_of_a_device, "mixed.safetensors"),
     (cuda_loads.nothing_is_held, "mixed.safetensors"),
     (cuda_loads.refuses_a_capture, "mixed.safetensors"),
     (cuda_loads.forked_arrays, "mixed.safetensors"),
