@@ -91,8 +91,9 @@ class Report:
     def gb_per_second(self) -> float: ...
     def as_dict(self) -> dict[str, Any]: ...
 
+# A mapping whose names are paths is an iterable of paths as well: the first that fits counts.
 @overload
-def load_many(
+def load_many(  # type: ignore[overload-overlap]
     filenames: Mapping[_Name, _Path],
     framework: _Framework = "pt",
     device: Any = "cpu",

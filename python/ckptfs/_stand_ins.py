@@ -34,10 +34,11 @@ def _is_wanted():
 
 
 def _left(original, why, filename):
-    """Takes note of what the original does in our place."""
+    """Takes note of what the original does in our place. Programs look for files that need not be there: what is
+    missing is no news, and the original says the same."""
     _report.left_to_original()
-    kind = type(why).__name__
-    if _is_news(original, kind, why, filename):
+    kind, is_missing = type(why).__name__, isinstance(why, (FileNotFoundError, NotADirectoryError))
+    if not is_missing and _is_news(original, kind, why, filename):
         said = "left to %s: %s: %s; later ones for this reason are logged at level debug"
         logger().warning(said, original, kind, why)
     else:

@@ -1,5 +1,7 @@
 """What is left to safetensors is told: each reason once, however many files it is true of, and a version that
-is not known."""
+is not known. What is not there is no news."""
+
+from pathlib import Path
 
 import ckptfs
 import ckptfs.torch
@@ -25,12 +27,14 @@ def test_a_thousand_files_of_one_reason_are_one_warning(tmp_path, monkeypatch, c
     (tmp_path / "a folder").mkdir()
     paths = [f"a folder/{n}.safetensors" for n in range(250)] + [f"x{n}.safetensors" for n in range(250)]
     paths += [tmp_path / f"{name}.safetensors" for name in ("a", "b", "ü b")]
+    for path in paths:
+        Path(path).write_bytes(b"\xff" * 64)
     before = originals()
     with ckptfs.installed():
         for path in paths:
-            with pytest.raises(FileNotFoundError):
+            with pytest.raises(safetensors.SafetensorError):
                 safetensors.torch.load_file(path)
-            with pytest.raises(FileNotFoundError):
+            with pytest.raises(safetensors.SafetensorError):
                 safetensors.safe_open(path, "pt")
     assert originals() == before + 2 * len(paths)
     assert [line.split(":")[0] for line in lines(caplog, "WARNING")] == [
@@ -40,20 +44,35 @@ def test_a_thousand_files_of_one_reason_are_one_warning(tmp_path, monkeypatch, c
     assert any("x249.safetensors" in line for line in lines(caplog, "DEBUG"))
 
 
+def test_files_that_are_looked_for_are_no_warning(file, tmp_path, caplog):
+    caplog.set_level("DEBUG", _settings.logger().name)
+    path, _ = file
+    before = originals()
+    with ckptfs.installed():
+        for missing in (tmp_path / "adapter_model.safetensors", path / "model.safetensors"):
+            for call in (safetensors.torch.load_file, lambda missing: safetensors.safe_open(missing, "pt")):
+                with pytest.raises(Exception) as refused:
+                    call(missing)
+                # The original's own.
+                assert not isinstance(refused.value, ckptfs.SafetensorError)
+    assert originals() == before + 4
+    assert not lines(caplog, "WARNING") and len(lines(caplog, "DEBUG")) == 4
+
+
 def test_another_reason_is_another_warning(file, tmp_path, caplog):
     path, _ = file
     for name, size in [("short", 4), ("long", 64), ("longer", 80)]:
         (tmp_path / f"{name}.safetensors").write_bytes(b"\xff" * size)
     with ckptfs.installed(), safetensors.safe_open(path, "pt") as f:
-        for name in ("short", "long", "longer", "missing"):
+        for name in ("short", "long", "longer"):
             with pytest.raises(Exception):
                 safetensors.torch.load_file(tmp_path / f"{name}.safetensors")
         for name in ("layers.0.weight", "layers.1.weight"):
             with pytest.raises(safetensors.SafetensorError):
                 f.get_tensor(name)
     said = lines(caplog, "WARNING")
-    assert [sum(word in line for line in said) for word in ("short", "long", "missing", "get_tensor")] == [1, 1, 1, 1]
-    assert len(said) == 4
+    assert [sum(word in line for line in said) for word in ("short", "long", "get_tensor")] == [1, 1, 1]
+    assert len(said) == 3
 
 
 def test_what_is_kept_of_reasons_is_bounded(file, monkeypatch, caplog):

@@ -3,6 +3,9 @@
 import ast
 import importlib
 import inspect
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import ckptfs
@@ -63,3 +66,34 @@ def test_every_name_has_one(stub):
     tree = ast.parse((FOLDER / f"{stub}.pyi").read_text())
     named = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     assert set(importlib.import_module(MODULES[stub]).__all__) <= named
+
+
+USES = """
+from typing import assert_type, Any
+import ckptfs
+import ckptfs.numpy
+import ckptfs.torch
+import torch
+from ckptfs.fastsafetensors import SafeTensorsMetadata, TensorFrame
+from ckptfs.torch import safe_open
+
+assert_type(ckptfs.load_many(["a", "b"]), list[dict[str, Any]])
+assert_type(ckptfs.load_many({1: "a", 2: "b"}), dict[int, dict[str, Any]])
+assert_type(ckptfs.load_many({"a": "a"}), dict[str, dict[str, Any]])
+assert_type(ckptfs.torch.load_file("a"), dict[str, torch.Tensor])
+with safe_open("a", "pt") as f:
+    assert_type(f, ckptfs.safe_open)
+    assert_type(f.metadata(), dict[str, str] | None)
+assert_type(SafeTensorsMetadata.from_file("a", "pt").tensors["a"][0], TensorFrame)
+"""
+
+
+def test_a_type_checker_takes_them(tmp_path):
+    pytest.importorskip("mypy", reason="install mypy to have the stubs checked")
+    (tmp_path / "ckptfs").mkdir()
+    for stub in [*FOLDER.glob("*.pyi"), FOLDER / "py.typed"]:
+        shutil.copy(stub, tmp_path / "ckptfs")
+    (tmp_path / "uses.py").write_text(USES)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "ckptfs", "uses.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
