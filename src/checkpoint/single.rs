@@ -169,7 +169,7 @@ fn read_safetensors(
         safetensors::Fault::Read(error) => Error::Source(error),
         fault => Error::Header { path: path.to_path_buf(), fault },
     })?;
-    if is_rank_shard(path, &header.metadata) {
+    if header.metadata.as_ref().is_some_and(|metadata| is_rank_shard(path, metadata)) {
         return Err(Error::RankShard { path: path.to_path_buf() });
     }
     if let Some(key) = &options.root_key {
