@@ -95,21 +95,52 @@ fn a_header_whose_length_looks_like_a_pickle() {
 
 #[test]
 fn numbered_sets_that_count_from_zero_and_sets_with_a_file_too_many() {
-    let directory = tempfile::tempdir().unwrap();
-    let write = |n: u32| {
-        let file = directory.path().join(format!("m-0000{n}-of-00002.safetensors"));
-        fs::write(file, support::safetensors::valid(&[&format!("t{n}")])).unwrap();
-    };
-    write(0);
-    write(1);
-    assert_eq!(names(&open(directory.path()).unwrap()), ["t0", "t1"]);
-    write(2);
-    match open(directory.path()) {
-        Err(Error::Several { names, .. }) => {
-            assert_eq!(names, ["m-00000-of-00002.safetensors", "m.safetensors"]);
+    let zero = directory_of(&["m-00000-of-00002.safetensors", "m-00001-of-00002.safetensors"]);
+    assert_eq!(
+        names(&open(zero.path()).unwrap()),
+        ["m-00000-of-00002.safetensors", "m-00001-of-00002.safetensors"]
+    );
+    for (numbers, alone) in [([1, 2, 3], 3), ([0, 1, 3], 3)] {
+        let files = numbers.map(|n| format!("m-0000{n}-of-00002.safetensors"));
+        let directory = directory_of(&files.each_ref().map(String::as_str));
+        match open(directory.path()) {
+            Err(Error::Several { names, .. }) => {
+                let alone = format!("m-0000{alone}-of-00002.safetensors");
+                assert_eq!(names, [&alone, "m.safetensors"]);
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
+        assert_eq!(open(&directory.path().join("m.safetensors")).unwrap().tensors.len(), 2);
     }
+}
+
+/// Which of the first and the last was left over, nothing tells but an index.
+#[test]
+fn a_numbered_set_that_is_whole_from_zero_and_from_one() {
+    for of in [1, 2, 3] {
+        let files: Vec<String> =
+            (0..=of).map(|n| format!("m-0000{n}-of-0000{of}.safetensors")).collect();
+        let directory = directory_of(&files.iter().map(String::as_str).collect::<Vec<_>>());
+        for path in [directory.path(), &directory.path().join("m.safetensors")] {
+            let refused = open(path).unwrap_err();
+            assert!(refused.is_refusal());
+            assert!(
+                matches!(&refused, Error::TwoCounts { first, last, .. } if *first == files[0] && *last == files[of]),
+                "{refused}"
+            );
+        }
+        let map: Vec<String> =
+            files[..of].iter().map(|file| format!("{file:?}: {file:?}")).collect();
+        let index = format!(r#"{{"weight_map": {{{}}}}}"#, map.join(", "));
+        fs::write(directory.path().join("m.safetensors.index.json"), index).unwrap();
+        assert_eq!(names(&open(directory.path()).unwrap()), files[..of]);
+    }
+}
+
+#[test]
+fn a_set_of_no_shards_is_a_file_by_itself() {
+    let file = "m-00000-of-00000.safetensors";
+    assert_eq!(names(&open(directory_of(&[file]).path()).unwrap()), [file]);
 }
 
 /// A directory with these files, each with a tensor that is called as it.
@@ -167,7 +198,6 @@ fn a_file_beside_anything_else_is_one_of_several() {
         &["m.safetensors", "m-00001-of-00001.bin"],
         &["m.bin", "m-00001-of-00001.bin"],
         &["m.bin", "m-00001-of-00001.safetensors"],
-        &["m-00000-of-00001.safetensors", "m-00001-of-00001.safetensors"],
     ] {
         let directory = directory_of(files);
         let opened = open(directory.path());

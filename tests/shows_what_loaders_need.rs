@@ -207,11 +207,14 @@ fn what_is_refused_stays_visible_and_is_told() {
         folder.path(),
         &[("a.pt", &whole[..whole.len() - 30]), (first, &whole), ("c.pt", &whole)],
     );
-    assert_eq!(shown(&view(folder.path()), ""), ["a.pt", first, "c.safetensors*"]);
+    let two_counts = ["d-00000-of-00001.pt", "d-00001-of-00001.pt"];
+    write(folder.path(), &two_counts.map(|name| (name, whole.as_slice())));
+    let [zero, one] = two_counts;
+    assert_eq!(shown(&view(folder.path()), ""), ["a.pt", first, "c.safetensors*", zero, one]);
     let listed = listed(folder.path(), &[]);
     let refused = listed["refused"].as_array().unwrap();
     let names: Vec<&Value> = refused.iter().map(|refused| &refused["names"][0]).collect();
-    assert_eq!(names, ["a.pt", first]);
+    assert_eq!(names, ["a.pt", first, zero]);
     for refused in refused {
         assert!(!refused["reason"].as_str().unwrap().is_empty());
         assert!(!refused["remedy"].as_str().unwrap().is_empty());

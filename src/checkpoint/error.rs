@@ -93,6 +93,18 @@ pub enum Error {
         /// The first that is missing.
         first: String,
     },
+    /// The files of a numbered set are whole counted from 0, and counted from 1.
+    #[error("{path}: either `{first}` or `{last}` is not of this set of {of} shards")]
+    TwoCounts {
+        /// The directory.
+        path: PathBuf,
+        /// How many shards there should be.
+        of: u64,
+        /// The shard numbered 0.
+        first: String,
+        /// The one with the highest number.
+        last: String,
+    },
     /// More tensors than any checkpoint has.
     #[error("{path}: more than {limit} tensors")]
     TooMany {
@@ -154,6 +166,7 @@ impl Error {
             | Error::Index { path, .. }
             | Error::Twice { path, .. }
             | Error::Incomplete { path, .. }
+            | Error::TwoCounts { path, .. }
             | Error::TooMany { path, .. }
             | Error::NotACheckpoint { path, .. }
             | Error::None { path }
@@ -183,6 +196,9 @@ impl Error {
                 "move away the shards that belong to another checkpoint, or give the index"
             }
             Error::Incomplete { .. } => "fetch the missing shards",
+            Error::TwoCounts { .. } => {
+                "move away the one that is left over, or fetch the index of the set"
+            }
             Error::TooMany { .. } => "split the checkpoint",
             Error::NotACheckpoint { .. } => {
                 "give a .safetensors file, a torch checkpoint, or a directory that holds one"

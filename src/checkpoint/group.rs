@@ -55,9 +55,18 @@ pub enum Members {
         shards: Vec<String>,
         /// How many there should be.
         of: u64,
-        /// The first that is not there.
-        missing: Option<String>,
+        /// Why it cannot be joined.
+        fault: Option<SetFault>,
     },
+}
+
+/// Why the files of a numbered set cannot be joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SetFault {
+    /// Not all are there; this is the first that is not.
+    Missing(String),
+    /// They are a whole set counted from 0 and another one counted from 1.
+    TwoCounts,
 }
 
 /// A shard's name taken apart: `stem-00001-of-00002.ext`, or with a variant before the extension.
@@ -84,6 +93,7 @@ impl<'a> ShardName<'a> {
             || !is_number(number)
             || !is_number(of)
             || number.len() != of.len()
+            || of.bytes().all(|b| b == b'0')
         {
             return None;
         }
@@ -249,23 +259,35 @@ pub fn by_name(
     }
     for (set, mut numbers) in sets {
         numbers.sort_unstable();
-        // Most writers count from 1, some from 0; a 0 beside a full count from 1 is none of the set.
-        let first = u64::from(numbers.first() != Some(&0) || numbers.last() >= Some(&set.of));
+        // Most writers count from 1, some from 0.
+        let is_whole = |first| (first..first + set.of).all(|n| numbers.binary_search(&n).is_ok());
+        let is_likely = numbers[0] == 0 && numbers.last() < Some(&set.of);
+        let (range, is_ambiguous) = match (is_whole(0), is_whole(1)) {
+            (true, true) => (0..set.of + 1, true),
+            (from_zero, from_one) => {
+                let first = u64::from(!from_zero && (from_one || !is_likely));
+                (first..first + set.of, false)
+            }
+        };
         let (own, other): (Vec<u64>, Vec<u64>) =
-            numbers.into_iter().partition(|n| (first..first + set.of).contains(n));
+            numbers.into_iter().partition(|n| range.contains(n));
         let there = own.iter().map(Some).chain(std::iter::repeat(None));
-        let missing = (first..first + set.of).zip(there).find(|(want, have)| *have != Some(want));
+        let missing = range.zip(there).find(|(want, have)| *have != Some(want));
         // A file too many beside a complete set is one by itself.
         if missing.is_none() {
             files.extend(other.into_iter().map(|n| set.name_of(n)));
         }
+        let fault = match missing {
+            Some((number, _)) => Some(SetFault::Missing(set.name_of(number))),
+            None => is_ambiguous.then_some(SetFault::TwoCounts),
+        };
         // Called by the name of the whole, unless something else has it.
         let whole = set.whole();
         let name = if wholes.get(&whole) == Some(&1) { whole.clone() } else { set.name_with("*") };
         let members = Members::Numbered {
             shards: own.iter().map(|&n| set.name_of(n)).collect(),
             of: set.of,
-            missing: missing.map(|(number, _)| set.name_of(number)),
+            fault,
         };
         found.push(Candidate { name, whole, members });
     }

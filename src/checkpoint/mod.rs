@@ -30,7 +30,7 @@ use std::collections::BTreeMap;
 pub use dtype::Dtype;
 pub use error::{Error, Refused, TensorFault};
 pub use group::{
-    Candidate, EXTENSIONS, Members, by_name, candidates, is_kept, kept_by, note_of_one,
+    Candidate, EXTENSIONS, Members, SetFault, by_name, candidates, is_kept, kept_by, note_of_one,
 };
 pub use index::{Fault as IndexFault, Index, parse as parse_index};
 pub use meant::{Meant, meant};

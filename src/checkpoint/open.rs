@@ -8,7 +8,8 @@ use crate::source::{self, Links, OpenFile, ReadAt, Root, Typed};
 use crate::threads::{another, joined};
 
 use super::group::{
-    Candidate, Members, are_one_set, candidates, indexed, note_of_one, numbered, only_index,
+    Candidate, Members, SetFault, are_one_set, candidates, indexed, note_of_one, numbered,
+    only_index,
 };
 use super::index;
 use super::listed::Listed;
@@ -118,12 +119,24 @@ pub fn open_candidate(
         Members::Index { shards, beside } => {
             open_index(root, directory, &candidate.name, shards, beside, options)
         }
-        Members::Numbered { shards, of, missing: Some(first) } => Err(Error::Incomplete {
-            path: root.path().join(directory),
-            missing: of.saturating_sub(shards.len() as u64),
-            of: *of,
-            first: first.clone(),
-        }),
+        Members::Numbered { shards, of, fault: Some(fault) } => {
+            let path = root.path().join(directory);
+            let name = |shard: Option<&String>| shard.cloned().unwrap_or_default();
+            Err(match fault {
+                SetFault::Missing(first) => Error::Incomplete {
+                    path,
+                    missing: of.saturating_sub(shards.len() as u64),
+                    of: *of,
+                    first: first.clone(),
+                },
+                SetFault::TwoCounts => Error::TwoCounts {
+                    path,
+                    of: *of,
+                    first: name(shards.first()),
+                    last: name(shards.last()),
+                },
+            })
+        }
         Members::Numbered { shards, .. } => {
             let path = root.path().join(directory).join(&candidate.name);
             let shards = shards::read(root, directory, &path, shards, options);
