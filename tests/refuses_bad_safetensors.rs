@@ -112,6 +112,60 @@ fn the_same_key_twice() {
     assert!(complaint(&file(twice, 1)).contains("dtype"));
 }
 
+/// Fields that the format does not have: what the reference reader takes is taken, and nothing else.
+#[test]
+fn unknown_fields_are_read_as_the_reference_reader_does() {
+    let nested = |depth: usize, open: &str, close: &str| {
+        format!("{}1{}", open.repeat(depth), close.repeat(depth))
+    };
+    let mut values: Vec<String> = [1, 2, 10, 5_000, 100_000]
+        .into_iter()
+        .chain(115..135)
+        .flat_map(|depth| [nested(depth, "[", "]"), nested(depth, r#"{"a":"#, "}")])
+        .collect();
+    let plain = [
+        "null",
+        "true",
+        "-1",
+        "1.5",
+        "1e999",
+        "-0",
+        "01",
+        "18446744073709551616",
+        "NaN",
+        "-Infinity",
+        "9".repeat(400).leak(),
+        r#""\u00e9""#,
+        r#""\ud800""#,
+        r#""\x""#,
+        "\"\t\"",
+        r#"{"a":1,"a":2}"#,
+        r#"{"\ud800":1}"#,
+        "{1:1}",
+        "[1,]",
+    ];
+    values.extend(plain.map(str::to_owned));
+    let (mut taken, mut refused) = (0, 0);
+    for value in &values {
+        let info = format!(r#""dtype":"U8","shape":[1],"data_offsets":[0,1],"x":{value}"#);
+        for bytes in
+            [file(&format!(r#"{{"t":{{{info}}}}}"#), 1), file(&format!(r#"{{"t":{value}}}"#), 1)]
+        {
+            let reference = safetensors::SafeTensors::deserialize(&bytes);
+            let ours = support::safetensors(&bytes);
+            assert_eq!(ours.is_ok(), reference.is_ok(), "{:.200}: {ours:?}", value);
+            *if ours.is_ok() { &mut taken } else { &mut refused } += 1;
+        }
+    }
+    assert!(taken > 20 && refused > 20, "{taken} taken, {refused} refused");
+}
+
+/// The reference reader takes the fields of a tensor in a list, too; readers that look them up do not.
+#[test]
+fn a_tensor_that_is_no_object() {
+    complaint(&file(r#"{"t":["U8",[1],[0,1]]}"#, 1));
+}
+
 #[test]
 fn metadata_that_is_not_text_to_text() {
     for metadata in [r#"{"k":1}"#, r#"{"k":null}"#, r#"{"k":{}}"#, "[]", "1", r#""text""#] {

@@ -1,14 +1,12 @@
-//! What the JSON of headers and indexes has in common.
-//!
-//! In: JSON in memory. Out: [`Text`], which is copied only where it must be, and [`Unique`], an object
-//! in which no key stands twice.
+//! What the JSON of headers and indexes has in common: [`Text`], which is copied only where it must be,
+//! [`Unique`], an object in which no key stands twice, and [`Unused`], a value of which nothing is kept.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// Text as it stands in the JSON; a copy where that spells it with escapes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +63,60 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
             entries.insert(key, map.next_value()?);
         }
         Ok(Unique(entries))
+    }
+}
+
+/// A value that is read whole and dropped: numbers, escapes and nesting must be what the parser takes.
+/// [`de::IgnoredAny`] skips it instead, at any depth.
+pub struct Unused;
+
+impl<'de> Deserialize<'de> for Unused {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(UnusedVisitor)
+    }
+}
+
+struct UnusedVisitor;
+
+impl<'de> Visitor<'de> for UnusedVisitor {
+    type Value = Unused;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Unused, E> {
+        Ok(Unused)
+    }
+
+    fn visit_bool<E: de::Error>(self, _: bool) -> Result<Unused, E> {
+        Ok(Unused)
+    }
+
+    fn visit_i64<E: de::Error>(self, _: i64) -> Result<Unused, E> {
+        Ok(Unused)
+    }
+
+    fn visit_u64<E: de::Error>(self, _: u64) -> Result<Unused, E> {
+        Ok(Unused)
+    }
+
+    fn visit_f64<E: de::Error>(self, _: f64) -> Result<Unused, E> {
+        Ok(Unused)
+    }
+
+    fn visit_str<E: de::Error>(self, _: &str) -> Result<Unused, E> {
+        Ok(Unused)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Unused, A::Error> {
+        while let Some(Unused) = seq.next_element()? {}
+        Ok(Unused)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unused, A::Error> {
+        while let Some((Text(_), Unused)) = map.next_entry()? {}
+        Ok(Unused)
     }
 }
 

@@ -12,7 +12,7 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::source::{self, ReadAt};
 
-use super::json::Text;
+use super::json::{Text, Unused, twice};
 use super::{Bytes, Dtype, MAX_TENSORS, Name, OriginId, Places, Run, Shape, Tensor};
 
 /// The longest header that the reference reader takes.
@@ -173,22 +173,70 @@ fn check(json: &[u8], data_start: u64, size: u64) -> Result<Header, Fault> {
     Ok(Header { tensors, metadata: raw.metadata })
 }
 
-#[derive(serde::Deserialize)]
+/// What a header says of one tensor.
 struct Info {
-    #[serde(deserialize_with = "dtype")]
     dtype: Dtype,
-    #[serde(deserialize_with = "shape")]
     shape: Shape,
     data_offsets: (u64, u64),
 }
 
-fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dtype, D::Error> {
-    let Text(name) = Text::deserialize(deserializer)?;
-    Dtype::from_name(&name).ok_or_else(|| de::Error::custom(format_args!("unknown dtype `{name}`")))
+impl<'de> Deserialize<'de> for Info {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(InfoVisitor)
+    }
 }
 
-fn shape<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Shape, D::Error> {
-    deserializer.deserialize_seq(ShapeVisitor)
+struct InfoVisitor;
+
+impl<'de> Visitor<'de> for InfoVisitor {
+    type Value = Info;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with dtype, shape and data_offsets")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Info, A::Error> {
+        let (mut dtype, mut shape, mut data_offsets) = (None, None, None);
+        while let Some(Text(key)) = map.next_key()? {
+            let is_twice = match &*key {
+                "dtype" => dtype.replace(map.next_value()?).is_some(),
+                "shape" => shape.replace(map.next_value()?).is_some(),
+                "data_offsets" => data_offsets.replace(map.next_value()?).is_some(),
+                // The reference reader keeps these until it has read them whole: what it cannot read it refuses.
+                _ => {
+                    let Unused = map.next_value()?;
+                    false
+                }
+            };
+            if is_twice {
+                return Err(de::Error::custom(twice(&key)));
+            }
+        }
+        let DtypeName(dtype) = dtype.ok_or_else(|| de::Error::missing_field("dtype"))?;
+        let Dimensions(shape) = shape.ok_or_else(|| de::Error::missing_field("shape"))?;
+        let data_offsets = data_offsets.ok_or_else(|| de::Error::missing_field("data_offsets"))?;
+        Ok(Info { dtype, shape, data_offsets })
+    }
+}
+
+/// A data type by its name.
+struct DtypeName(Dtype);
+
+impl<'de> Deserialize<'de> for DtypeName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Text(name) = Text::deserialize(deserializer)?;
+        let unknown = || de::Error::custom(format_args!("unknown dtype `{name}`"));
+        Dtype::from_name(&name).map(DtypeName).ok_or_else(unknown)
+    }
+}
+
+/// A shape.
+struct Dimensions(Shape);
+
+impl<'de> Deserialize<'de> for Dimensions {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ShapeVisitor).map(Dimensions)
+    }
 }
 
 struct ShapeVisitor;
