@@ -80,6 +80,39 @@ fn text_that_is_not_utf_8_wherever_it_stands() {
     assert!(matches!(fault(open(set.path())), IndexFault::Json(why) if why.contains("utf-8")));
 }
 
+/// Python's `json` writes and reads them, and so do the loaders that are written in it.
+#[test]
+fn numbers_that_only_python_has() {
+    let set = set(&[(A, &["a"]), (B, &["b"])], &[]);
+    let shards = format!(r#""weight_map":{{"a":{A:?},"b":{B:?}}}"#);
+    for metadata in [
+        r#"{"loss":NaN,"total_size":8}"#,
+        r#"{"least":-Infinity,"most":Infinity}"#,
+        r#"{"NaN":"NaN \"","list":[NaN, Infinity,-Infinity]}"#,
+    ] {
+        let text = format!(r#"{{"metadata":{metadata},{shards},"x":NaN}}"#);
+        fs::write(set.path().join(INDEX), text).unwrap();
+        for path in [set.path().to_path_buf(), set.path().join(INDEX)] {
+            assert_eq!(names(&open(&path).unwrap()), ["a", "b"]);
+        }
+    }
+    for metadata in ["-NaN", "nan", "1NaN", "+Infinity", "Inf", "{NaN:1}"] {
+        let text = format!(r#"{{"metadata":{metadata},{shards}}}"#);
+        fs::write(set.path().join(INDEX), text).unwrap();
+        assert!(matches!(fault(open(set.path())), IndexFault::Json(_)), "{metadata}");
+    }
+    fs::write(set.path().join(INDEX), r#"{"weight_map":{"a":NaN}}"#).unwrap();
+    assert!(matches!(fault(open(set.path())), IndexFault::Json(_)));
+}
+
+#[test]
+fn a_byte_order_mark_which_no_loader_reads() {
+    let set = set(&[(A, &["a"])], &[]);
+    let text = index(&[("a", A)]);
+    fs::write(set.path().join(INDEX), format!("\u{feff}{text}")).unwrap();
+    assert!(matches!(fault(open(set.path())), IndexFault::ByteOrderMark));
+}
+
 #[test]
 fn one_file_under_two_names() {
     let set = set(&[(A, &["a"])], &[("a", A), ("b", B)]);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::source::{self, ReadAt, Root};
 
+use super::json::replace_python_numbers;
 use super::{index, single};
 
 /// Extensions of files that can be checkpoints.
@@ -301,7 +302,9 @@ pub fn by_name(
 fn shards_of(root: &Arc<Root>, path: &Path) -> BTreeSet<String> {
     let read = || {
         let file = root.open(path).ok().filter(|file| file.size() <= index::MAX_INDEX)?;
-        index::shards(&file.read_whole().ok()?).ok()
+        let mut json = file.read_whole().ok()?;
+        replace_python_numbers(&mut json);
+        index::shards(&json).ok()
     };
     read().unwrap_or_default().into_iter().collect()
 }

@@ -16,6 +16,9 @@ use super::json::{Text, twice};
 /// The largest index that is read: 2,000,000 tensors of names of 200 bytes come to less.
 pub const MAX_INDEX: u64 = 512 << 20;
 
+/// What some editors write in front of text in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// What is wrong with an index.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
@@ -28,6 +31,9 @@ pub enum Fault {
     /// Not the JSON it must be.
     #[error("not what it must be: {0}")]
     Json(String),
+    /// In front of the JSON lies what says in which order the bytes of a character come.
+    #[error("it begins with a byte order mark, and loaders read none that does")]
+    ByteOrderMark,
     /// It names no shard.
     #[error("it names no shard")]
     Empty,
@@ -59,6 +65,7 @@ impl Fault {
         match self {
             Fault::Missing { .. } => "fetch the missing shard, or the whole checkpoint again",
             Fault::Leaves { .. } => "if you trust where it leads, allow it with --follow-symlinks",
+            Fault::ByteOrderMark => "save it as UTF-8 without a byte order mark",
             _ => "fetch the index and its shards again: they do not belong together or are damaged",
         }
     }
@@ -132,6 +139,9 @@ pub fn shards(json: &[u8]) -> Result<Vec<String>, Fault> {
 }
 
 fn read<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, Fault> {
+    if json.starts_with(BYTE_ORDER_MARK) {
+        return Err(Fault::ByteOrderMark);
+    }
     let text = std::str::from_utf8(json).map_err(|error| Fault::Json(error.to_string()))?;
     serde_json::from_str(text).map_err(|error| Fault::Json(error.to_string()))
 }

@@ -1,5 +1,6 @@
 //! What the JSON of headers and indexes has in common: [`Text`], which is copied only where it must be,
-//! [`Unique`], an object in which no key stands twice, and [`Unused`], a value of which nothing is kept.
+//! [`Unique`], an object in which no key stands twice, [`Unused`], a value of which nothing is kept, and numbers as
+//! Python writes them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -120,7 +121,75 @@ impl<'de> Visitor<'de> for UnusedVisitor {
     }
 }
 
+/// The numbers that Python's `json` writes and reads, and JSON has not.
+const PYTHON_NUMBERS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+
+/// Puts a zero in the place of each of Python's own numbers. A space stays before and after it, so that it
+/// becomes part of nothing else. In strings they are text.
+pub fn replace_python_numbers(json: &mut [u8]) {
+    let mut at = 0;
+    while let Some(&byte) = json.get(at) {
+        at += match byte {
+            b'"' => len_of_string(&json[at..]),
+            b'-' | b'I' | b'N' => {
+                let rest = &mut json[at..];
+                match PYTHON_NUMBERS.iter().find(|number| rest.starts_with(number)) {
+                    Some(number) => {
+                        let number = &mut rest[..number.len()];
+                        number.fill(b' ');
+                        number[1] = b'0';
+                        number.len()
+                    }
+                    None => 1,
+                }
+            }
+            _ => 1,
+        };
+    }
+}
+
+/// The length of the string that JSON begins with, its quotes included; all of it where it does not end.
+fn len_of_string(json: &[u8]) -> usize {
+    let mut at = 1;
+    while let Some(&byte) = json.get(at) {
+        at += match byte {
+            b'"' => return at + 1,
+            b'\\' => 2,
+            _ => 1,
+        };
+    }
+    json.len()
+}
+
 /// The refusal of a key that stands twice.
 pub fn twice(key: &str) -> String {
     format!("key `{key}` is there twice")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replaced(json: &str) -> String {
+        let mut json = json.as_bytes().to_vec();
+        replace_python_numbers(&mut json);
+        String::from_utf8(json).unwrap()
+    }
+
+    #[test]
+    fn pythons_numbers_become_zeros() {
+        assert_eq!(replaced("[NaN,-Infinity , Infinity]"), "[ 0 , 0        ,  0      ]");
+        assert_eq!(replaced(r#"{"NaN":"a\\\"NaN","b":NaN}"#), r#"{"NaN":"a\\\"NaN","b": 0 }"#);
+        for same in ["", "\"", "\"\\", "\"NaN", "nan", "Na", "-Inf", "[-1, 2]"] {
+            assert_eq!(replaced(same), same);
+        }
+    }
+
+    #[test]
+    fn what_python_refuses_stays_refused() {
+        for json in ["-NaN", "--Infinity", "1NaN", "NaN1", "NaNNaN", "Infinity-Infinity", "{NaN:1}"]
+        {
+            assert!(serde_json::from_str::<de::IgnoredAny>(&replaced(json)).is_err(), "{json}");
+        }
+    }
 }

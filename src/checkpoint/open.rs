@@ -12,6 +12,7 @@ use super::group::{
     only_index,
 };
 use super::index;
+use super::json::replace_python_numbers;
 use super::listed::Listed;
 use super::meant::{Meant, meant};
 use super::{Checkpoint, Error, IndexFault, Options, shards, single};
@@ -176,7 +177,8 @@ fn open_index(
         let are_inside = may_leave || !likely.iter().any(|shard| index::leaves(shard));
         let is_worth_it = are_inside && !likely.is_empty();
         let guessed = is_worth_it.then(|| another(scope, || read(likely))).flatten();
-        let json = file.read_whole()?;
+        let mut json = file.read_whole()?;
+        replace_python_numbers(&mut json);
         let index = index::parse(&json, may_leave).map_err(fault)?;
         let shards = match guessed.map(joined) {
             Some(shards) if index.shards() == likely => shards,

@@ -3,7 +3,7 @@
 //! In: an [`OpenFile`]. Out: its bytes as [`Whole`]: an index of many megabytes is read in less time than its
 //! memory would take to be had in ordinary pages.
 
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 use memmap2::MmapMut;
 
@@ -22,6 +22,12 @@ impl Deref for Whole {
 
     fn deref(&self) -> &[u8] {
         self.map.as_deref().map_or(&[], |map| &map[..self.len])
+    }
+}
+
+impl DerefMut for Whole {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.map.as_deref_mut().map_or(&mut [], |map| &mut map[..self.len])
     }
 }
 

@@ -1,6 +1,7 @@
 """transformers loads from a mount what it loads from the original, whatever the layout and the way of
 asking: the same parameters and buffers, the same ties, no warning of its own."""
 
+import codecs
 import json
 import shutil
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, pipelin
 
 import models
 from models import check_fingerprints, check_loads_same, check_same, fingerprints, on_show, tensors_of
+from program import REFUSED
 
 MAKERS = {
     "llama": models.llama,
@@ -148,6 +150,29 @@ def test_an_index_that_the_config_names(mounts, tmp_path):
     with pytest.raises(ValueError, match="Can't find a checkpoint index"):
         load("llama")(mounts(source).point)
     check_loads_same(load("llama"), source, mounts(source, "--keep", "*.index.json").point)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "Infinity"])
+def test_an_index_with_a_number_that_only_python_has(mounts, tmp_path, number):
+    source = tmp_path / "source"
+    models.save_shards(models.llama(), source)
+    (index,) = source.glob("*.index.json")
+    index.write_text(index.read_text().replace('"metadata": {', f'"metadata": {{"loss": {number},', 1))
+    assert number in index.read_text()
+    point = mounts(source).point
+    assert {file.name for file in point.glob("*.safetensors")} == {"model.safetensors"}
+    check_loads_same(load("llama"), source, point)
+
+
+def test_an_index_with_a_byte_order_mark(ckptfs, tmp_path):
+    """Which no loader reads, and so neither do we."""
+    models.save_shards(models.llama(), tmp_path)
+    (index,) = tmp_path.glob("*.index.json")
+    index.write_bytes(codecs.BOM_UTF8 + index.read_bytes())
+    with pytest.raises(json.JSONDecodeError):
+        load("llama")(tmp_path)
+    refused = ckptfs("inspect", tmp_path)
+    assert refused.code == REFUSED and "byte order mark" in refused.stderr
 
 
 def test_mixed_types_without_one_in_the_config(mounts, tmp_path):
