@@ -28,6 +28,10 @@ impl Listed {
         }
     }
 
+    pub fn len(&self) -> usize {
+        self.first.len() + self.more
+    }
+
     pub fn is_empty(&self) -> bool {
         self.first.is_empty()
     }

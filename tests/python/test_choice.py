@@ -1,8 +1,8 @@
 """Which dictionary of a torch checkpoint is shown, and under which names.
 
-The rule, first match first: the top if all in it are tensors; what lies under `state_dict`
-(repeatedly), else `model`, else `module`; else the value of a dictionary with one entry; else all
-of it, nested names joined with dots. `--root KEY` chooses otherwise.
+The rule, first match first: the top if all in it are tensors; what lies under a usual key (repeatedly);
+else the value of a dictionary with one entry; else the one dictionary of weights beside what training keeps;
+else all of it, nested names joined with dots. `--root KEY` chooses otherwise.
 """
 
 from argparse import Namespace
@@ -94,9 +94,84 @@ def test_the_state_dict_is_found(saved, shows, where):
 
 @pytest.mark.parametrize("key", ["state_dict", "model", "module"])
 def test_a_usual_key_without_tensors_is_not_chosen(saved, shows, key):
-    shows(
-        saved({key: "resnet50", "weights": WEIGHTS, "epoch": 1}), {"weights.a": A, "weights.b": B}
-    )
+    shows(saved({key: "resnet50", "tower": WEIGHTS, "epoch": 1}), {"tower.a": A, "tower.b": B})
+
+
+def adam():
+    """The state of an optimizer that has made a step."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight])
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+TRAINERS = {
+    "the-tutorial": {
+        "epoch": 1, "model_state_dict": WEIGHTS, "optimizer_state_dict": adam(), "loss": torch.tensor(0.5)
+    },
+    "model_state": {"step": 7, "model_state": WEIGHTS, "optimizer_state": adam()},
+    "net": {"net": WEIGHTS, "acc": torch.tensor(93.1), "epoch": 2},
+    "network": {"network": WEIGHTS, "optimizer": adam()},
+    "network_state_dict": {"network_state_dict": WEIGHTS, "lr_scheduler": {"base_lr": A}},
+    "weights": {"weights": WEIGHTS, "args": Namespace(lr=1), "rng_state": torch.get_rng_state()},
+    "weight": {"weight": WEIGHTS, "config": [1, 2], "info": "1 epoch"},
+    "params": {"params": WEIGHTS, "iter": 1},
+    "averaged-params-first": {"params": OTHERS, "params_ema": WEIGHTS},
+    "averaged-others-last": {"ema": OTHERS, "net": WEIGHTS},
+    "averaged-alone": {"model_ema": WEIGHTS, "epoch": 3},
+    "averaged-beside": {"model_state_dict": WEIGHTS, "ema_model_state_dict": OTHERS, "step": 1},
+    "any-key-beside-an-optimizer": {"tower": WEIGHTS, "optimizer": adam()},
+    "an-optimizer-by-its-contents": {"tower": WEIGHTS, "g": adam(), "others": [adam(), adam()]},
+    "an-optimizer-without-tensors": {"tower": WEIGHTS, "optimizer": torch.optim.SGD([A]).state_dict()},
+    "generators": {"tower": WEIGHTS, "optim_g": {"m": A}, "rng": [torch.get_rng_state()]},
+    "again": {"epoch": 1, "optimizer": adam(), "checkpoint": {"net": WEIGHTS, "best_acc": A[0]}},
+}  # fmt: skip
+
+
+def flat(value, prefix=""):
+    if isinstance(value, torch.Tensor):
+        return {prefix[:-1]: value}
+    if isinstance(value, (dict, list)):
+        inside = value.items() if isinstance(value, dict) else enumerate(value)
+        return {name: t for key, part in inside for name, t in flat(part, f"{prefix}{key}.").items()}
+    return {}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_trainers_write(saved, shows, trainer):
+    notes = shows(saved(TRAINERS[trainer]), WEIGHTS)
+    for key, value in TRAINERS[trainer].items():
+        if trainer != "again" and value is not WEIGHTS and flat(value):
+            assert noted(notes, f"`{key}`", "choose with --root"), notes
+
+
+UNCLEAR = {
+    "two-beside-an-optimizer": {"G": WEIGHTS, "D": OTHERS, "optim_G": adam()},
+    "two-of-which-one-is-usual": {"net": WEIGHTS, "head": OTHERS},
+    "usual-beside-a-tensor": {"net": WEIGHTS, "logit_scale": C, "epoch": 1},
+    "one-without-an-optimizer": {"tower": WEIGHTS, "epoch": 1},
+    "a-loss-with-weights": {"net": WEIGHTS, "loss": {"centers": A}, "epoch": 1},
+    "a-list": {"towers": [WEIGHTS, OTHERS], "optimizer": adam()},
+    "an-optimizer-alone": adam(),
+}
+
+
+@pytest.mark.parametrize("unclear", UNCLEAR)
+def test_where_it_is_not_plain_all_is_shown_and_the_note_has_the_keys(saved, shows, unclear):
+    value = UNCLEAR[unclear]
+    notes = shows(saved(value), flat(value))
+    keys = [key for key, part in value.items() if isinstance(part, (dict, list)) and flat(part)]
+    assert noted(notes, "shown: the whole")
+    if len(keys) > 1:
+        assert noted(notes, "shown: the whole", "--root", *(f"`{key}`" for key in keys)), notes
+
+
+def test_a_whole_model_beside_an_optimizer_is_refused(saved, refuses):
+    """And not passed over for what else has tensors."""
+    model = torch.nn.Linear(2, 2)
+    refuses(saved({"model": model, "discriminator": WEIGHTS, "optimizer": adam()}), "torch.nn.modules")
+    refuses(saved({"net": model, "ema": WEIGHTS}), "torch.nn.modules")
 
 
 def test_nested_dictionaries_are_flattened_with_dots(saved, shows):

@@ -10,6 +10,13 @@ use super::pickle::{Arena, Id, Node};
 const REACHED: u8 = 1;
 const TENSORS: u8 = 2;
 const OBJECTS: u8 = 4;
+/// Tensors that are not in the state of an optimizer.
+const WEIGHTS: u8 = 8;
+/// The state of an optimizer itself.
+const OPTIMIZER: u8 = 16;
+
+/// Entries of an optimizer's state: torch writes two of them, and wrappers add a few.
+const MAX_OPTIMIZER: usize = 16;
 
 /// The answers for every value that can be reached.
 pub struct Census(Vec<u8>);
@@ -48,22 +55,38 @@ impl Census {
         self.0[Arena::place(id)] & TENSORS != 0
     }
 
+    /// Whether it is a tensor or has one inside that is not in the state of an optimizer.
+    pub fn has_weights(&self, id: Id) -> bool {
+        let bits = self.0[Arena::place(id)];
+        bits & WEIGHTS != 0 && bits & OPTIMIZER == 0
+    }
+
+    /// Whether it is the state of an optimizer, as torch writes it.
+    pub fn is_optimizer(&self, id: Id) -> bool {
+        self.0[Arena::place(id)] & OPTIMIZER != 0
+    }
+
     /// Whether there is neither a tensor nor an object in it.
     pub fn is_plain(&self, id: Id) -> bool {
         self.0[Arena::place(id)] & (TENSORS | OBJECTS) == 0
     }
 
     fn add(&mut self, outer: Id, inner: Id) {
-        self.0[Arena::place(outer)] |= self.0[Arena::place(inner)];
+        let bits = self.0[Arena::place(inner)];
+        let hidden = if bits & OPTIMIZER == 0 { 0 } else { WEIGHTS | OPTIMIZER };
+        self.0[Arena::place(outer)] |= bits & !hidden;
     }
 
     /// Notes what a value is, and opens it.
     fn reach<'a>(&mut self, arena: &'a Arena, id: Id) -> Container<'a> {
         let (bits, inside) = match meaning::value(arena, id) {
-            Value::Tensor(_) => (TENSORS, Inside::Items(&[])),
+            Value::Tensor(_) => (TENSORS | WEIGHTS, Inside::Items(&[])),
             Value::Opaque(_) => (OBJECTS, Inside::Items(&[])),
             Value::Plain => (0, Inside::Items(&[])),
-            Value::Entries(entries) => (0, Inside::Entries(entries)),
+            Value::Entries(entries) => {
+                let bits = if is_optimizer(arena, entries) { OPTIMIZER } else { 0 };
+                (bits, Inside::Entries(entries))
+            }
             Value::Items(items) => (0, Inside::Items(items)),
         };
         self.0[Arena::place(id)] = REACHED | bits;
@@ -92,6 +115,11 @@ impl Container<'_> {
         self.at += 1;
         child
     }
+}
+
+fn is_optimizer(arena: &Arena, entries: &[(Id, Id)]) -> bool {
+    let has = |wanted| entries.iter().any(|&(key, _)| arena.text(key) == Some(wanted));
+    entries.len() <= MAX_OPTIMIZER && has("state") && has("param_groups")
 }
 
 fn require_unique_keys(arena: &Arena, id: Id) -> Result<(), Fault> {

@@ -1,8 +1,7 @@
 //! Picks the dictionary of tensors that a torch checkpoint is shown as, and names its entries.
 //!
-//! The rule, first match first: the top if all its values are tensors; what lies under
-//! `state_dict`, then `model`, then `module`; the value of a dictionary with one entry; else
-//! everything, nested names joined with dots. It is applied again to what it led to.
+//! The rule, first match first: the top if all its values are tensors; the entry that is its state dict
+//! ([`super::state_dict`]); else everything, nested names joined with dots. It is applied again to what it led to.
 //! A key that the user gives settles it instead.
 
 use std::collections::HashSet;
@@ -14,12 +13,10 @@ use super::choice_fault::Fault;
 use super::meaning::{self, Value, counts, key_text};
 use super::naming::{Chosen, Naming};
 use super::pickle::{Arena, Id};
+use super::state_dict::state_dict;
 
 /// Dictionaries inside one another; training checkpoints have fewer than 10.
 const MAX_DEPTH: usize = 64;
-
-/// Keys that hold a state dict, in this order.
-const USUAL_KEYS: [&str; 3] = ["state_dict", "model", "module"];
 
 /// Picks and names, by the rule or by the given key.
 pub fn choose(arena: &Arena, top: Id, root_key: Option<&str>) -> Result<Chosen, Fault> {
@@ -33,8 +30,10 @@ pub fn choose(arena: &Arena, top: Id, root_key: Option<&str>) -> Result<Chosen, 
             if roots.len() > 1 {
                 return Err(Fault::Collision { name: key.to_owned() });
             }
-            let missing =
-                || Fault::NoSuchKey { key: key.to_owned(), found: branches(arena, &census, top) };
+            let missing = || Fault::NoSuchKey {
+                key: key.to_owned(),
+                found: branches(arena, &census, top, |_| true),
+            };
             let root = roots.pop().ok_or_else(missing)?;
             chosen.notes.push(format!("shown: `{key}`, as asked"));
             root
@@ -60,7 +59,7 @@ pub fn choose(arena: &Arena, top: Id, root_key: Option<&str>) -> Result<Chosen, 
         }
     }
     if chosen.entries.is_empty() && chosen.refused.is_empty() {
-        return Err(Fault::NoTensors(branches(arena, &census, top)));
+        return Err(Fault::NoTensors(branches(arena, &census, top, |_| true)));
     }
     if !left_out.is_empty() {
         chosen.notes.push(format!("left out, not tensors: {left_out}"));
@@ -107,17 +106,14 @@ fn descend(arena: &Arena, census: &Census, top: Id, notes: &mut Vec<String>) -> 
             }
             return Ok(at);
         }
-        let branch = |&(key, value): &(Id, Id)| {
-            let is_branch = arena.entries(value).is_some() && census.has_tensors(value);
-            arena.text(key).filter(|_| is_branch).map(|key| (key, value))
-        };
-        let usual = USUAL_KEYS
-            .iter()
-            .find_map(|&wanted| entries.iter().filter_map(branch).find(|&(key, _)| key == wanted));
-        let only = entries.first().filter(|_| entries.len() == 1).and_then(branch);
-        let Some((key, value)) = usual.or(only) else {
+        let Some(((key, value), reason)) = state_dict(arena, census, entries) else {
             if path.is_empty() {
-                notes.push("shown: the whole, nested names joined with dots".to_owned());
+                let mut note = "shown: the whole, nested names joined with dots".to_owned();
+                let found = branches(arena, census, at, |id| !is_tensor(id));
+                if found.len() > 1 {
+                    note += &format!("; choose one with --root: {found}");
+                }
+                notes.push(note);
             }
             return Ok(at);
         };
@@ -129,8 +125,7 @@ fn descend(arena: &Arena, census: &Census, top: Id, notes: &mut Vec<String>) -> 
             }
         }
         path.push(key);
-        let why = if usual.is_some() { "the usual key" } else { "the only entry" };
-        let mut note = format!("shown: `{}` ({why})", path.join("."));
+        let mut note = format!("shown: `{}` ({})", path.join("."), reason.words());
         if !others.is_empty() {
             note += &format!("; not shown, choose with --root: {others}");
         }
@@ -167,11 +162,11 @@ fn find(arena: &Arena, at: Id, path: &str, depth: usize, found: &mut Vec<Id>) ->
     item.map_or(Ok(()), |value| step(place, value))
 }
 
-/// The keys of a dictionary that lead to tensors.
-fn branches(arena: &Arena, census: &Census, at: Id) -> Listed {
+/// The keys of a dictionary whose values have tensors and are of that kind.
+fn branches(arena: &Arena, census: &Census, at: Id, is_kind: impl Fn(Id) -> bool) -> Listed {
     let mut listed = Listed::default();
     for &(key, value) in arena.entries(at).unwrap_or_default() {
-        if census.has_tensors(value) {
+        if census.has_tensors(value) && is_kind(value) {
             listed.add(|| key_text(arena, key).unwrap_or("?".to_owned()));
         }
     }

@@ -5,7 +5,7 @@
 //!
 //! The way through: an envelope ([`zip`] or [`legacy`]) gives the pickle and the storages;
 //! [`pickle`] turns the first into nodes; [`meaning`] says which nodes are tensors; [`choose`] picks
-//! the dictionary and [`naming`] names its entries; [`place`] turns a view of a storage into a place in the file.
+//! the dictionary, as [`state_dict`] knows it, and [`naming`] names its entries; [`place`] turns a view of a storage into a place in the file.
 
 mod census;
 mod choice_fault;
@@ -16,6 +16,7 @@ mod meaning;
 mod naming;
 mod pickle;
 mod place;
+mod state_dict;
 mod zip;
 
 pub use choice_fault::Fault as ChoiceFault;
