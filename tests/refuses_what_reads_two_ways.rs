@@ -143,7 +143,8 @@ fn a_set_of_no_shards_is_a_file_by_itself() {
     assert_eq!(names(&open(directory_of(&[file]).path()).unwrap()), [file]);
 }
 
-/// A directory with these files, each with a tensor that is called as it.
+/// A directory with these files, each with a tensor that is called as it. What they hold is safetensors, whatever
+/// they are called.
 fn directory_of(files: &[&str]) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for file in files {
@@ -184,6 +185,60 @@ fn a_file_comes_before_shards_and_an_index_of_its_own_name() {
     }
 }
 
+/// Of files of one model by the names that loaders look for, transformers takes the first.
+#[test]
+fn of_files_of_one_model_the_first_that_loaders_take() {
+    let set = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    let bins = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"];
+    let unet = "diffusion_pytorch_model.safetensors";
+    for (taken, beside) in [
+        (&["model.safetensors"][..], &["pytorch_model.bin"][..]),
+        (&["model.safetensors"], &["model.fp16.safetensors"]),
+        (&["model.safetensors"], &["pytorch_model.fp16.bin", "model.bf16.safetensors"]),
+        (&["model.safetensors"], &bins),
+        (&["model.safetensors"], &[set[0], "pytorch_model.bin"]),
+        (&["pytorch_model.bin"], &["model.fp16.safetensors"]),
+        (&["pytorch_model.bin"], &[bins[0]]),
+        (&["pytorch_model.bin"], &bins),
+        (&["model.fp16.safetensors"], &["pytorch_model.fp16.bin"]),
+        (&[unet], &["diffusion_pytorch_model.bin", "diffusion_pytorch_model.non_ema.safetensors"]),
+        (&["adapter_model.safetensors"], &["adapter_model.bin"]),
+        (&["pytorch_lora_weights.safetensors"], &["pytorch_lora_weights.bin"]),
+        (&set, &["pytorch_model.bin"]),
+        (&set, &["model.fp16.safetensors", bins[0], bins[1]]),
+        (&bins, &["model.fp16.safetensors"]),
+    ] {
+        let directory = directory_of(&[taken, beside].concat());
+        let found = open(directory.path()).unwrap();
+        assert_eq!(names(&found), taken, "beside {beside:?}");
+        let [note] = &*found.notes else { panic!("{:?}", found.notes) };
+        assert!(beside.iter().all(|file| note.contains(&format!("`{file}`"))), "{note}");
+        assert!(
+            !taken
+                .iter()
+                .any(|file| note[note.find(';').unwrap()..].contains(&format!("`{file}`")))
+        );
+    }
+}
+
+#[test]
+fn a_set_with_an_index_comes_before_pickles() {
+    let directory = directory_of(&[
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "pytorch_model.bin",
+    ]);
+    let map = r#"{"weight_map": {"model-00001-of-00002.safetensors": "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors": "model-00002-of-00002.safetensors"}}"#;
+    fs::write(directory.path().join("model.safetensors.index.json"), map).unwrap();
+    let found = open(directory.path()).unwrap();
+    assert_eq!(found.tensors.len(), 2);
+    let note = "`model.safetensors.index.json` is taken of this directory, as by transformers; left out beside it: `pytorch_model.bin`";
+    assert_eq!(found.notes, [note]);
+    // Whoever has the index wants what it names.
+    fs::remove_file(directory.path().join("model-00002-of-00002.safetensors")).unwrap();
+    assert!(matches!(open(directory.path()), Err(Error::Index { .. })));
+}
+
 /// But for exactly that.
 #[test]
 fn a_file_beside_anything_else_is_one_of_several() {
@@ -198,6 +253,14 @@ fn a_file_beside_anything_else_is_one_of_several() {
         &["m.safetensors", "m-00001-of-00001.bin"],
         &["m.bin", "m-00001-of-00001.bin"],
         &["m.bin", "m-00001-of-00001.safetensors"],
+        &["model.safetensors", "adapter_model.safetensors"],
+        &["model.safetensors", "consolidated.safetensors"],
+        &["model.safetensors", "pytorch_model.bin", "last.ckpt"],
+        &["pytorch_model.bin", "pytorch_model.pt"],
+        &["model.fp16.safetensors", "model.bf16.safetensors"],
+        &["model.fp16.safetensors", "pytorch_model.bf16.bin"],
+        &["model-00001-of-00002.safetensors", "pytorch_model.bin"],
+        &["pytorch_model-00001-of-00001.bin", "pytorch_model-00001-of-000001.bin"],
     ] {
         let directory = directory_of(files);
         let opened = open(directory.path());

@@ -87,6 +87,7 @@ class Report:
     received: int
     fallbacks: dict[str, int]
     without_gpudirect: str | None
+    notes: tuple[str, ...]
     @property
     def gb_per_second(self) -> float: ...
     def as_dict(self) -> dict[str, Any]: ...

@@ -51,6 +51,7 @@ def load_named(opened, names, framework, way, *, device=None, into=None, dtype=N
         tensors = chosen(opened, names)
         with Load(progress, report) as load:
             load.begins(len(tensors), (tensor.nbytes for tensor in tensors), why)
+            load.noted(opened.notes)
             [loaded] = load_each([tensors], framework, way, load, device=device, dtype=dtype, memory=memory)
         return loaded
     if device is not None:
@@ -59,6 +60,7 @@ def load_named(opened, names, framework, way, *, device=None, into=None, dtype=N
     others = None if dtype is None else kinds(tensors, framework, dtype)
     with Load(progress, report) as load:
         load.begins(len(tensors), (tensor.nbytes for tensor in tensors), why)
+        load.noted(opened.notes)
         land(tensors, framework, into, others, memory, load)
     return {tensor.name: into[tensor.name] for tensor in tensors}
 

@@ -47,15 +47,17 @@ def load_many(filenames, framework="pt", device="cpu", *, backend=None, names=No
 
 def _groups(paths, names, how, load):
     """The tensors of each, of as many at a time as may be open."""
-    most, held, group = most_open(), 0, []
+    most, held, group, notes = most_open(), 0, [], {}
     for opened, why in open_each(paths, how, most // 2):
         tensors = _load.chosen(opened, names)
         load.begins(len(tensors), (tensor.nbytes for tensor in tensors), why)
+        notes.update(dict.fromkeys(opened.notes))
         # Beside its files a checkpoint holds its directory.
         held += opened.files + 1
         group.append(tensors)
         if held > most:
             yield group
             held, group = 0, []
+    load.noted(notes)
     if group:
         yield group

@@ -21,8 +21,8 @@ class Report:
     `gathered` (put together from pieces), from `memory`, `mapped` (used where they lie, and not read at all) and
     `received` (read by other ranks): bytes between those that were asked for count where they were read with them.
     `seconds` end when all was read; of a device, when the copies were given to it. `fallbacks`: what was not done
-    as it was asked for, with the number of tensors; and `without_gpudirect`: why storage did not write all to the
-    device by itself.
+    as it was asked for, with the number of tensors; `without_gpudirect`: why storage did not write all to the
+    device by itself; and `notes`: what was chosen of a directory or a pickle, and what was left out.
 
         >>> ckptfs.torch.load_file("model.bin", backend="pread")
         >>> ckptfs.last_report().gb_per_second
@@ -33,6 +33,7 @@ class Report:
     tensors = bytes = mapped = cached = direct = gpudirect = buffered = gathered = memory = received = 0
     seconds = 0.0
     without_gpudirect = None
+    notes = ()
 
     def __init__(self):
         self.fallbacks = {}
@@ -45,7 +46,7 @@ class Report:
     def as_dict(self):
         """All of it, as JSON can have it."""
         return {**{name: getattr(self, name) for name in _NUMBERS}, "fallbacks": dict(self.fallbacks),
-                "without_gpudirect": self.without_gpudirect}  # fmt: skip
+                "without_gpudirect": self.without_gpudirect, "notes": [*self.notes]}  # fmt: skip
 
     def __repr__(self):
         how = ("mapped", "cached", "direct", "gpudirect", "buffered", "gathered", "memory", "received")
@@ -59,10 +60,10 @@ class Report:
         self.fallbacks[why] = self.fallbacks.get(why, 0) + count
 
     def _add(self, numbers):
-        """Adds numbers by their names."""
+        """Adds numbers by their names. Notes are each load's own."""
         mine = vars(self)
         for name, value in numbers.items():
-            if not value:
+            if not value or name == "notes":
                 continue
             if name == "fallbacks":
                 for why, count in value.items():
@@ -100,6 +101,11 @@ class Load:
             self.report._fell_back(why, count)
         if self._bar:
             self._coming += sum(sizes)
+
+    def noted(self, notes):
+        """What was chosen and left out of what is loaded stands in the report, each once."""
+        if notes:
+            self.report.notes = tuple(dict.fromkeys([*self.report.notes, *notes]))
 
     def is_shown(self):
         """Whether someone watches."""
@@ -200,4 +206,6 @@ def stats():
     _count()
     with _lock:
         counts = {name: count for name, count in _all.items() if name != "report"}
-        return {**counts, **_all["report"].as_dict()}
+        sums = _all["report"].as_dict()
+        del sums["notes"]
+        return {**counts, **sums}

@@ -72,6 +72,7 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
     ]
     tensors = [tensor for tensor, *_ in kept]
     with Load(progress, report) as load:
+        load.noted(opened.notes)
         return Exchange(group, tensors, plan, between, device, kind, memory, load).run(at_once, why)
 
 

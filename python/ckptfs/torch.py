@@ -37,7 +37,8 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     """The tensors of a checkpoint, by their names.
 
     `filename` is any checkpoint: a `.safetensors` file, a directory of shards, a `.bin`, `.pt` or
-    `.ckpt`, a file of a ckptfs mount. Where `x.safetensors` is not there and `x.pt` is, that is loaded, and
+    `.ckpt`, a file of a ckptfs mount. Of a directory with one model in several formats or variants that is taken
+    which transformers takes, and the report says what was left out. Where `x.safetensors` is not there and `x.pt` is, that is loaded, and
     the report says so. `device` is where the tensors go: to a CUDA device straight, in memory of torch's own; or a
     dictionary of names of modules with a device for each, as accelerate has them, `""` for all others.
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::source::{self, ReadAt, Root};
 
+use super::candidate::{Candidate, Members, SetFault};
 use super::json::replace_python_numbers;
 use super::{index, single};
 
@@ -25,50 +26,6 @@ const KEPT: [&str; 6] = [
     "*_optim_states*",
     "*_model_states*",
 ];
-
-/// A checkpoint that a directory holds, not yet read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// The name to call it by: its file's, its index's, or a numbered set's without the numbers.
-    pub name: String,
-    /// The name that it would have as one file of its own format.
-    pub whole: String,
-    /// Its files.
-    pub members: Members,
-}
-
-/// The files of a candidate.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Members {
-    /// A file by itself.
-    File,
-    /// An index, and the shards that it names. `beside` are numbered files of the same stem that it
-    /// does not name.
-    Index {
-        /// The shards that it names, in order; none where it cannot be read.
-        shards: Vec<String>,
-        /// Names that no loader would read.
-        beside: Vec<String>,
-    },
-    /// A numbered set without an index.
-    Numbered {
-        /// The shards that are there, in order.
-        shards: Vec<String>,
-        /// How many there should be.
-        of: u64,
-        /// Why it cannot be joined.
-        fault: Option<SetFault>,
-    },
-}
-
-/// Why the files of a numbered set cannot be joined.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SetFault {
-    /// Not all are there; this is the first that is not.
-    Missing(String),
-    /// They are a whole set counted from 0 and another one counted from 1.
-    TwoCounts,
-}
 
 /// A shard's name taken apart: `stem-00001-of-00002.ext`, or with a variant before the extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use crate::source::Root;
 
-use super::group::{Candidate, Members, candidates_of, indexed, is_shard_of};
+use super::candidate::{Candidate, LoaderName, Members};
+use super::group::{ShardName, candidates_of, is_shard_of};
 use super::listed::Listed;
 
 /// The checkpoint that is meant by a directory.
@@ -20,9 +21,9 @@ pub struct Meant {
     pub note: Option<String>,
 }
 
-/// The only one; or the one file that lies beside nothing but shards and indexes of its own name, which is
-/// what a process leaves that is killed while it puts one in the place of the other. Transformers and
-/// diffusers take the file too.
+/// The only one; the file that lies beside nothing but shards and indexes of its own name, which is what a process
+/// leaves that is killed while it puts one in the place of the other; or, where all have names that loaders look for
+/// one by one, the first that transformers takes.
 pub fn meant(
     root: &Arc<Root>,
     directory: &Path,
@@ -32,19 +33,15 @@ pub fn meant(
     if found.len() == 1 {
         return Ok(Meant { candidate: found.remove(0), note: None });
     }
-    match found.iter().position(|one| is_safetensors(one) && is_above_all(one, &found)) {
+    let above = found.iter().position(|one| one.is_done() && is_above_all(one, &found));
+    match above.or_else(|| first_of_loaders(&found)) {
         Some(place) => {
             let candidate = found.swap_remove(place);
-            let note = Some(note_of_rest(&candidate.name, names));
+            let note = Some(note_of_rest(&candidate.name, &found));
             Ok(Meant { candidate, note })
         }
         None => Err(found),
     }
-}
-
-fn is_safetensors(one: &Candidate) -> bool {
-    let is_named = one.name.ends_with(".safetensors") || one.name.ends_with(".sft");
-    is_named && one.members == Members::File
 }
 
 /// Whether all others are of the set that has its name.
@@ -57,10 +54,28 @@ fn is_above_all(one: &Candidate, all: &[Candidate]) -> bool {
     })
 }
 
-fn note_of_rest(file: &str, names: &[String]) -> String {
-    let is_index = |name| indexed(name).is_some_and(|whole| whole == file);
-    let rest = Listed::of(names.iter().filter(|name| is_shard_of(name, file) || is_index(name)));
-    format!(
-        "`{file}` is taken of this directory, as by transformers and diffusers; left out beside it: {rest}"
-    )
+/// The one that transformers takes of files of one model: the plain name before variants, safetensors before
+/// pickles, a file before a set. Of variants alone it takes none unasked, so that they must be the same one.
+fn first_of_loaders(all: &[Candidate]) -> Option<usize> {
+    let named = all.iter().map(|one| {
+        let LoaderName { stem, variant } = LoaderName::of(&one.whole)?;
+        Some((stem, variant, one.rank()))
+    });
+    let named: Vec<(&str, &str, u8)> = named.collect::<Option<_>>()?;
+    // No text comes before the empty one.
+    let (place, first) = named.iter().enumerate().min_by_key(|(_, name)| *name)?;
+    let (stem, variant, _) = first;
+    let is_of_one_model = named.iter().all(|(other, ..)| other == stem);
+    let is_plain = variant.is_empty() || named.iter().all(|(_, other, _)| other == variant);
+    let is_only = named.iter().filter(|name| *name == first).count() == 1;
+    let is_joined = !matches!(all[place].members, Members::Numbered { fault: Some(_), .. });
+    (is_of_one_model && is_plain && is_only && is_joined).then_some(place)
+}
+
+fn note_of_rest(taken: &str, rest: &[Candidate]) -> String {
+    let mut names: Vec<String> = rest.iter().flat_map(Candidate::originals).collect();
+    // Shards last: of many names only the first are told.
+    names.sort_by_key(|name| (ShardName::parse(name).is_some(), name.clone()));
+    let rest = Listed::of(names);
+    format!("`{taken}` is taken of this directory, as by transformers; left out beside it: {rest}")
 }

@@ -5,6 +5,7 @@
 //! refused and why. Nothing of a pickle is executed or imported, and no tensor byte is read:
 //! every size and offset that a file states is checked against the file before it is believed.
 
+mod candidate;
 mod dtype;
 mod error;
 mod gather;
@@ -27,11 +28,10 @@ mod torch;
 
 use std::collections::BTreeMap;
 
+pub use candidate::{Candidate, LoaderName, Members, SetFault};
 pub use dtype::Dtype;
 pub use error::{Error, Refused, TensorFault};
-pub use group::{
-    Candidate, EXTENSIONS, Members, SetFault, by_name, candidates, is_kept, kept_by, note_of_one,
-};
+pub use group::{EXTENSIONS, by_name, candidates, is_kept, kept_by, note_of_one};
 pub use index::{Fault as IndexFault, Index, parse as parse_index};
 pub use meant::{Meant, meant};
 pub use name::Name;

@@ -7,10 +7,8 @@ use std::sync::Arc;
 use crate::source::{self, Links, OpenFile, ReadAt, Root, Typed};
 use crate::threads::{another, joined};
 
-use super::group::{
-    Candidate, Members, SetFault, are_one_set, candidates, indexed, note_of_one, numbered,
-    only_index,
-};
+use super::candidate::{Candidate, Members, SetFault};
+use super::group::{are_one_set, candidates, indexed, note_of_one, numbered, only_index};
 use super::index;
 use super::json::replace_python_numbers;
 use super::listed::Listed;
@@ -19,8 +17,8 @@ use super::{Checkpoint, Error, IndexFault, Options, shards, single};
 
 /// Reads the checkpoint at a path that the user typed.
 ///
-/// A directory must hold just one, or a file and what lies beside it of its own set ([`meant`]); where it holds
-/// several, the path of one of them tells which.
+/// A directory must hold just one, or one that loaders take before the others ([`meant`]); where it holds several,
+/// the path of one of them tells which.
 pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
     let links = if options.follow_symlinks { Links::Anywhere } else { Links::Inside };
     match Typed::at(path) {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::checkpoint::{self, Candidate, Checkpoint, Members, by_name, is_kept};
 use crate::source::{self, Root};
 
-use super::rules::{originals, plan};
+use super::rules::plan;
 use super::{Keep, links_of};
 
 /// What is looked at of a directory where one checkpoint in it was named.
@@ -41,7 +41,7 @@ pub fn alone(
     keep: &Keep,
 ) -> Result<Only, source::Error> {
     let files = |candidate: &Candidate| {
-        Only::Set(originals(candidate).into_iter().map(OsString::from).collect())
+        Only::Set(candidate.originals().into_iter().map(OsString::from).collect())
     };
     let names = root.files(way)?;
     let candidates = by_name(root, way, &names, &is_kept);

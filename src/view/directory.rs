@@ -126,7 +126,7 @@ impl Directory {
         let mut originals = HashMap::new();
         for (n, planned) in planned.iter().enumerate() {
             images.insert(OsString::from(&planned.plan.shown), n);
-            for original in rules::originals(&planned.plan.candidate) {
+            for original in planned.plan.candidate.originals() {
                 originals.insert(original.into(), n);
             }
         }
@@ -452,7 +452,7 @@ impl Directory {
 /// Files that are none of the candidates', and what is to be told of them.
 fn unlike(files: &[&OsStr], candidates: &[Candidate], keep: &Keep) -> Vec<(OsString, String)> {
     let parts: HashSet<OsString> =
-        candidates.iter().flat_map(rules::originals).map(OsString::from).collect();
+        candidates.iter().flat_map(Candidate::originals).map(OsString::from).collect();
     let others = files.iter().filter(|name| !parts.contains(**name));
     others.filter_map(|name| Some(((*name).to_owned(), lookalikes::why(name, keep)?))).collect()
 }

@@ -12,7 +12,7 @@ use crate::image::{Hash, Image};
 use crate::source::{Attributes, Kind, Root, State};
 use crate::threads::lock;
 
-use super::rules::{self, Plan};
+use super::rules::Plan;
 use super::{Error, View, index};
 
 /// How long a look at the files of a checkpoint is good for: within a second a change must show, and
@@ -129,7 +129,7 @@ pub struct Shown {
 
 impl Planned {
     pub fn new(way: &Path, plan: Plan) -> Planned {
-        let files = rules::originals(&plan.candidate);
+        let files = plan.candidate.originals();
         let files = files.into_iter().map(|name| way.join(name)).collect();
         let (made, looked) = (OnceLock::new(), Mutex::new(None));
         Planned { plan, files, made, looked, is_outdated: AtomicBool::new(false), after: None }
@@ -313,7 +313,7 @@ fn sized(mut attributes: Attributes, size: u64) -> Attributes {
 fn refusal(plan: &Plan, error: &Error) -> Refusal {
     Refusal {
         path: error.path().to_path_buf(),
-        originals: rules::originals(&plan.candidate),
+        originals: plan.candidate.originals(),
         reason: error.to_string(),
         remedy: error.remedy().to_owned(),
         is_other: matches!(error, Error::Checkpoint(checkpoint::Error::NotACheckpoint { .. })),
@@ -441,7 +441,7 @@ impl Shown {
 
     /// The names of the files that it takes the place of.
     pub fn originals(&self) -> Vec<String> {
-        rules::originals(&self.facts.plan.candidate)
+        self.facts.plan.candidate.originals()
     }
 
     /// The way from the root to what it is made of: its file, its index, or a numbered set's name.

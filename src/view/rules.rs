@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::checkpoint::{Candidate, Members, note_of_one};
+use crate::checkpoint::{Candidate, LoaderName, note_of_one};
 
 use super::Keep;
 
@@ -26,16 +26,6 @@ pub struct Plans {
     pub left: Vec<(String, String)>,
 }
 
-/// Names that loaders look for: as torch files, and what the same is called as safetensors.
-const STEMS: [(&str, &str); 5] = [
-    ("pytorch_model", "model"),
-    ("diffusion_pytorch_model", "diffusion_pytorch_model"),
-    ("adapter_model", "adapter_model"),
-    ("pytorch_lora_weights", "pytorch_lora_weights"),
-    // Never written by torch.save under this name.
-    ("", "model"),
-];
-
 /// Bytes of a name at the most, here as on any filesystem.
 const LONGEST: usize = 255;
 
@@ -44,18 +34,8 @@ const CONFIG: &str = "config.json";
 
 /// The name as safetensors of a file that loaders look for, with its variant; nothing if none does.
 fn known(whole: &str) -> Option<String> {
-    let (stem, extension) = whole.rsplit_once('.')?;
-    let torch = match extension {
-        "bin" => true,
-        "safetensors" => false,
-        _ => return None,
-    };
-    STEMS.iter().find_map(|&(from, to)| {
-        let variant = stem.strip_prefix(if torch { from } else { to })?;
-        let is_one =
-            (variant.is_empty() || variant.starts_with('.')) && !(torch && from.is_empty());
-        is_one.then(|| format!("{to}{variant}.safetensors"))
-    })
+    let LoaderName { stem, variant } = LoaderName::of(whole)?;
+    Some(format!("{stem}{variant}.safetensors"))
 }
 
 /// What a file of any name is called as safetensors.
@@ -64,51 +44,12 @@ fn named_by_stem(whole: &str) -> String {
     format!("{}.safetensors", stem.unwrap_or(whole))
 }
 
-impl Candidate {
-    fn is_torch(&self) -> bool {
-        !self.whole.ends_with(".safetensors") && !self.whole.ends_with(".sft")
-    }
-
-    /// A single file that is safetensors by its name is as it should be.
-    fn is_done(&self) -> bool {
-        self.members == Members::File && !self.is_torch()
-    }
-
-    /// The index by which loaders of safetensors know its files, if it has one.
-    pub fn index(&self) -> Option<&str> {
-        let is_one = !self.is_torch() && matches!(self.members, Members::Index { .. });
-        is_one.then_some(self.name.as_str())
-    }
-
-    /// What loaders would take first.
-    fn rank(&self) -> u8 {
-        match (self.is_torch(), &self.members) {
-            (false, _) => 0,
-            (true, Members::File) => 1,
-            (true, _) => 2,
-        }
-    }
-}
-
-/// The names of a candidate's files, its index and what lies beside it included.
-pub fn originals(candidate: &Candidate) -> Vec<String> {
-    match &candidate.members {
-        Members::File => vec![candidate.name.clone()],
-        Members::Index { shards, beside } => {
-            let mut names = vec![candidate.name.clone()];
-            names.extend(shards.iter().chain(beside).cloned());
-            names
-        }
-        Members::Numbered { shards, .. } => shards.clone(),
-    }
-}
-
 /// What keeps a candidate as it is: its own name, that of the whole, or that of any of its files.
 fn why_kept(candidate: &Candidate, keep: &Keep) -> Option<String> {
     if let Some(why) = [&candidate.name, &candidate.whole].into_iter().find_map(|n| keep.why(n)) {
         return Some(why);
     }
-    originals(candidate).iter().find_map(|name| Some(format!("{name} is {}", keep.why(name)?)))
+    candidate.originals().iter().find_map(|name| Some(format!("{name} is {}", keep.why(name)?)))
 }
 
 /// Decides for the candidates of a directory in which these names are, of whatever kind.

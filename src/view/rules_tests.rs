@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::checkpoint::{by_name, is_kept};
+use crate::checkpoint::{Members, by_name, is_kept};
 use crate::source::{self, Root};
 
 /// What is planned for a directory with files of these names, as `image < name of the checkpoint`.
@@ -239,7 +239,7 @@ fn numbered_files_that_the_index_does_not_name_go_with_it() {
     let Plans { plans, left } = plan(&names, candidates, &Keep::default());
     assert_eq!(left, []);
     let [plan] = plans.try_into().unwrap();
-    assert_eq!(originals(&plan.candidate), [index, own, stale]);
+    assert_eq!(plan.candidate.originals(), [index, own, stale]);
 }
 
 #[test]

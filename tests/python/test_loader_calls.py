@@ -241,6 +241,35 @@ def test_reports_tell_how_it_was_read(folder, backend):
     assert str(report.tensors) in repr(report)
 
 
+def test_reports_tell_what_was_chosen(tmp_path, folder):
+    """Of a pickle, and of a directory with one model in several formats and variants."""
+    state = safetensors.torch.load_file(folder / "one.safetensors")
+    torch.save({"model_state_dict": state, "ema": state, "epoch": 1}, tmp_path / "pytorch_model.bin")
+    ckptfs.torch.load_file(tmp_path / "pytorch_model.bin")
+    [told] = ckptfs.last_report().notes
+    assert "`model_state_dict`" in told and "`ema`" in told
+    safetensors.torch.save_file({"w": numbers(1, 4)}, tmp_path / "model.safetensors")
+    safetensors.torch.save_file({"w": numbers(2, 4).half()}, tmp_path / "model.fp16.safetensors")
+    loads = {
+        "torch": lambda **how: ckptfs.torch.load_file(tmp_path, **how),
+        "numpy": lambda **how: ckptfs.numpy.load_file(tmp_path, **how),
+        "into": lambda **how: ckptfs.torch.load_file(tmp_path, into={"w": torch.zeros(4)}, **how),
+        "many": lambda **how: ckptfs.load_many([tmp_path, folder / "one.safetensors"], **how)[0],
+    }
+    for load in loads.values():
+        reports = []
+        loaded = load(report=reports.append)
+        assert torch.equal(torch.as_tensor(loaded["w"]), numbers(1, 4))
+        [told] = reports[0].notes
+        assert "`model.safetensors` is taken" in told
+        assert "`pytorch_model.bin`" in told and "`model.fp16.safetensors`" in told
+        assert reports[0].as_dict()["notes"] == [told] and "notes" not in ckptfs.stats()
+    with ckptfs.safe_open(tmp_path, "pt") as f:
+        assert f.notes() == [told]
+    ckptfs.torch.load_file(folder / "one.safetensors")
+    assert not ckptfs.last_report().notes
+
+
 def test_what_cannot_be_mapped_is_read_and_the_report_says_why(folder):
     tensors = ckptfs.torch.load_file(folder / "loose/strided.pt")
     report = ckptfs.last_report()

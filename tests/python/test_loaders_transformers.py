@@ -6,6 +6,7 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import ckptfs.torch
 import pytest
 import torch
 import transformers
@@ -138,6 +139,31 @@ def test_safetensors_not_wanted(shelf, mounts):
     kept = mounts(shelf.source, "--keep", "*.bin")
     check_loads_same(insisting, shelf.source / "gpt2-bin", kept / "gpt2-bin")
     kept.unmount()
+
+
+@pytest.mark.parametrize("kinds", [["st", "bin", "fp16"], ["shards", "bin"], ["bin", "fp16"], ["shards", "fp16"]])
+def test_a_directory_with_one_model_in_several_layouts(mounts, tmp_path, kinds):
+    """The library takes one of them, and ours takes the same, on the disk and through a mount."""
+    source, half = tmp_path / "source", models.halved(models.llama())
+    for kind in kinds:
+        # Each differs from the others, and what is taken shows by that.
+        made = models.llama()
+        with torch.no_grad():
+            made.lm_head.weight += len(kind)
+        part = tmp_path / kind
+        if kind == "fp16":
+            half.save_pretrained(part, variant="fp16")
+        elif kind == "st":
+            made.save_pretrained(part)
+        else:
+            LAYOUTS[kind](made, part)
+        shutil.copytree(part, source, dirs_exist_ok=True)
+    taken, _ = load("llama", dtype=torch.float32)(source)
+    for folder in (source, mounts(source).point):
+        loaded = ckptfs.torch.load_file(folder)
+        check_fingerprints(fingerprints(loaded), fingerprints(taken.state_dict()))
+        (note,) = [note for note in ckptfs.last_report().notes if "is taken of this directory" in note]
+        assert "left out" in note
 
 
 def test_an_index_that_the_config_names(mounts, tmp_path):
