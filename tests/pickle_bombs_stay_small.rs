@@ -3,7 +3,9 @@
 mod support;
 
 use ckptfs::checkpoint::Options;
-use support::bombs::{is_shown, is_shown_with, remember, tensor};
+use support::bombs::{
+    are_shown_together, is_shown, is_shown_packed, is_shown_with, list_of, remember, tensor,
+};
 use support::pickle::*;
 
 /// `{"a": inner, "b": inner}`, again and again.
@@ -86,4 +88,45 @@ fn a_path_that_many_equal_keys_begin() {
     let value = [&remember(1, &tensor())[..], &remember(0, &inner), &outer].concat();
     let options = Options { root_key: Some("a.b".to_owned()), ..Options::default() };
     assert!(!is_shown_with(&value, options));
+}
+
+/// Pickles of some million bytes that are some kilobytes in their files.
+#[test]
+fn a_compressed_pickle_becomes_no_more_than_a_small_one() {
+    const MANY: usize = 4_000_000;
+    const MIB: u64 = 1 << 20;
+    let beside = |value: Vec<u8>| dict(&[("w", tensor()), ("x", value)]);
+    let bombs = [
+        beside([NONE, &b"\x85".repeat(MANY)].concat()),
+        beside(tuple(&[EMPTY_LIST.repeat(MANY)])),
+        beside(tuple(&[EMPTY_DICT.repeat(MANY)])),
+        beside([NONE, &b"\x94".repeat(MANY)].concat()),
+        beside(list(&[NONE.repeat(MANY)])),
+        beside(list(&[int(70_000).repeat(MANY / 4)])),
+        [&remember(0, &tensor())[..], &dict(&[("w", list_of(0, MANY / 4))])].concat(),
+    ];
+    for bomb in &bombs {
+        // Whether it is shown is not at stake here.
+        is_shown_packed(bomb, 96 * MIB);
+    }
+}
+
+/// Each takes some 60 MB, and its bytes.
+#[test]
+fn large_pickles_are_parsed_one_at_a_time() {
+    let nested = [NONE, &b"\x85".repeat(4_000_000)].concat();
+    are_shown_together(&dict(&[("w", tensor()), ("x", nested)]), 8, 256 << 20);
+}
+
+/// What is honest is shown, compressed or not: tensors by the thousand, and lists of numbers as long as they are.
+#[test]
+fn large_pickles_of_training() {
+    let state = |n: usize| dict(&[("exp_avg", tensor()), ("step", int(n as i128))]);
+    let name = |n: usize| format!("model.layers.{n}.self_attn.q_proj.weight");
+    let pairs = |n: usize| [text(&name(n)), put(n as u32 + 7), tensor(), int(n as i128), state(n)];
+    let entries: Vec<u8> = (0..20_000).flat_map(pairs).flatten().collect();
+    let numbers: Vec<Vec<u8>> = (0..300_000).map(|n| int(n * 7 % 90_000)).collect();
+    let value = [EMPTY_DICT, MARK, &entries, &text("numbers"), &list(&numbers), SET_ITEMS].concat();
+    assert!(is_shown(&value));
+    assert!(is_shown_packed(&value, 512 << 20));
 }

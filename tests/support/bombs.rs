@@ -8,7 +8,7 @@ use ckptfs::image::Image;
 
 use super::in_bounded_time;
 use super::pickle::*;
-use super::zip::{archive, checkpoint};
+use super::zip::{Record, archive, checkpoint};
 
 /// The most memory that reading any of these may take: each is a few megabytes at the most, and what
 /// reading it should take is a small multiple of that.
@@ -24,16 +24,40 @@ pub fn is_shown(value: &[u8]) -> bool {
 }
 
 pub fn is_shown_with(value: &[u8], options: Options) -> bool {
+    are_shown(&[archive(&checkpoint(&pickle(value)))], options, MEMORY)
+}
+
+/// The same of a checkpoint whose pickle is compressed, within that much memory.
+pub fn is_shown_packed(value: &[u8], memory: u64) -> bool {
+    let mut records = checkpoint(&pickle(value));
+    records[0] = Record::deflated("archive/data.pkl", &pickle(value));
+    are_shown(&[archive(&records)], Options::default(), memory)
+}
+
+/// The same of that many of them, read side by side.
+pub fn are_shown_together(value: &[u8], times: usize, memory: u64) -> bool {
     let bytes = archive(&checkpoint(&pickle(value)));
+    are_shown(&vec![bytes; times], Options::default(), memory)
+}
+
+/// Whether all of these are shown, read side by side within that much memory.
+fn are_shown(files: &[Vec<u8>], options: Options, most: u64) -> bool {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     fs::write("/proc/self/clear_refs", "5").expect("the peak can be reset");
     let before = memory("VmRSS:");
+    let files = files.to_vec();
     let shown = in_bounded_time(move || {
-        let parsed = checkpoint::parse_bytes(&bytes, "x.pt".as_ref(), &options);
-        parsed.is_ok_and(|parsed| Image::new(parsed).is_ok())
+        let is_shown = |bytes: &[u8]| {
+            let parsed = checkpoint::parse_bytes(bytes, "x.pt".as_ref(), &options);
+            parsed.is_ok_and(|parsed| Image::new(parsed).is_ok())
+        };
+        std::thread::scope(|scope| {
+            let all: Vec<_> = files.iter().map(|bytes| scope.spawn(|| is_shown(bytes))).collect();
+            all.into_iter().map(|one| one.join().expect("no panic")).fold(true, |a, b| a & b)
+        })
     });
     let taken = memory("VmHWM:").saturating_sub(before);
-    assert!(taken < MEMORY, "{} MB were taken", taken >> 20);
+    assert!(taken < most, "{} MB were taken", taken >> 20);
     shown
 }
 

@@ -15,6 +15,9 @@ const WEIGHTS: u8 = 8;
 /// The state of an optimizer itself.
 const OPTIMIZER: u8 = 16;
 
+/// Values inside one another. Python itself writes some hundred.
+const MAX_DEPTH: usize = 10_000;
+
 /// Entries of an optimizer's state: torch writes two of them, and wrappers add a few.
 const MAX_OPTIMIZER: usize = 16;
 
@@ -28,10 +31,13 @@ impl Census {
         let mut census = Census(vec![0; arena.len()]);
         // Not by recursion: lists may be nested deeper than any stack, where nobody looks for tensors.
         let mut open = vec![census.reach(arena, top)];
-        while let Some(container) = open.last_mut() {
+        loop {
+            let depth = open.len();
+            let Some(container) = open.last_mut() else { return Ok(census) };
             match container.next() {
                 // A value inside itself is being answered further out: it adds nothing here.
                 Some(child) => match census.0[Arena::place(child)] {
+                    0 if depth == MAX_DEPTH => return Err(Fault::TooDeep),
                     0 => open.push(census.reach(arena, child)),
                     _ => census.add(container.id, child),
                 },
@@ -47,7 +53,6 @@ impl Census {
                 }
             }
         }
-        Ok(census)
     }
 
     /// Whether it is a tensor or has one inside.

@@ -33,8 +33,10 @@ pub enum Fault {
         /// The name.
         name: String,
     },
-    /// More names than a header can hold.
-    #[error("its entries have more names, or longer ones, than a header can hold")]
+    /// More names than a header can hold, or than a pickle of that size has.
+    #[error(
+        "its entries have more names, or longer ones, than a header can hold or its size in the file allows"
+    )]
     TooLong,
     /// Dictionaries too deep inside one another, or too many of them.
     #[error("its dictionaries are nested deeper or more widely than any checkpoint's")]

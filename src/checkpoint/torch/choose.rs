@@ -18,8 +18,13 @@ use super::state_dict::state_dict;
 /// Dictionaries inside one another; training checkpoints have fewer than 10.
 const MAX_DEPTH: usize = 64;
 
-/// Picks and names, by the rule or by the given key.
-pub fn choose(arena: &Arena, top: Id, root_key: Option<&str>) -> Result<Chosen, Fault> {
+/// Picks and names, by the rule or by the given key, in a pickle of so many bytes in its file.
+pub fn choose(
+    arena: &Arena,
+    top: Id,
+    stored: u64,
+    root_key: Option<&str>,
+) -> Result<Chosen, Fault> {
     let census = Census::of(arena, top)?;
     let mut chosen = Chosen::default();
     let root = match root_key {
@@ -46,7 +51,7 @@ pub fn choose(arena: &Arena, top: Id, root_key: Option<&str>) -> Result<Chosen, 
     if is_zero_stage_3(arena, top, root) {
         return Err(Fault::ZeroStage3);
     }
-    let mut naming = Naming::new(arena, &census, chosen);
+    let mut naming = Naming::new(arena, &census, chosen, stored);
     match meaning::value(arena, root) {
         Value::Tensor(tensor) => naming.add("tensor".to_owned(), root, tensor.err())?,
         _ => naming.name_all("", root, MAX_DEPTH)?,

@@ -10,6 +10,7 @@ use crate::checkpoint::{Error, Name, Options, Origin, OriginId, Refused, Tensor,
 use crate::source::ReadAt;
 
 use super::choose;
+use super::gate::{self, Turn};
 use super::legacy;
 use super::meaning::{self, Value, shown};
 use super::naming::Chosen;
@@ -46,12 +47,10 @@ pub fn read_zip(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Con
         return Err(zip_error(path, zip::Fault::TorchScript));
     }
     let record = archive.get(zip::PICKLE).ok_or_else(|| zip_error(path, zip::Fault::NoPickle))?;
-    let bytes = record_bytes(file, path, zip::PICKLE, record, MAX_PICKLE)?;
-    let (arena, top, used) = pickle::read(&bytes).map_err(|fault| pickle_error(path, fault))?;
-    if used != bytes.len() {
-        return Err(pickle_error(path, pickle::Fault::Trailing(bytes.len() - used)));
-    }
-    drop(bytes);
+    let too_large = || zip_error(path, zip::Fault::Compressed(zip::PICKLE.to_owned()));
+    // What it becomes is more than what it is unpacked, so that a larger one would be refused for that.
+    let limit = MAX_PICKLE.min(pickle::allowance(record.stored));
+    let packed = Packed::read(file, record, limit)?.ok_or_else(too_large)?;
     let swapped = match archive.get("byteorder") {
         None => false,
         Some(record) => match record_bytes(file, path, "byteorder", record, 16)?.as_slice() {
@@ -60,13 +59,23 @@ pub fn read_zip(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Con
             _ => return Err(zip_error(path, zip::Fault::ByteOrder)),
         },
     };
-    let chosen = choose_in(&arena, top, path, options)?;
+    // From here on nothing is read, but storages that are compressed.
+    let turn = gate::enter(record.size, record.stored);
+    let bytes = packed.unpacked().ok_or_else(too_large)?;
+    let (arena, top, used) =
+        pickle::read(&bytes, record.stored).map_err(|fault| pickle_error(path, fault))?;
+    if used != bytes.len() {
+        return Err(pickle_error(path, pickle::Fault::Trailing(bytes.len() - used)));
+    }
+    drop(bytes);
+    let chosen = choose_in(&arena, top, record.stored, path, options)?;
     let mut records = Records {
         file,
         archive: &archive,
         unpacked: Vec::new(),
         unpacked_len: 0,
         found: BTreeMap::new(),
+        turn: Some(turn),
     };
     let mut contents = placed(&arena, chosen, swapped, |key| records.storage(key));
     if swapped {
@@ -88,7 +97,8 @@ pub fn read_legacy(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<
         legacy::Fault::Read(error) => Error::Source(error),
         fault => Error::Legacy { path: path.to_path_buf(), fault },
     })?;
-    let chosen = choose_in(&legacy.arena, legacy.top, path, options)?;
+    let _turn = gate::enter(legacy.len, legacy.len);
+    let chosen = choose_in(&legacy.arena, legacy.top, legacy.len, path, options)?;
     Ok(placed(&legacy.arena, chosen, false, |key| {
         legacy
             .storages
@@ -101,10 +111,11 @@ pub fn read_legacy(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<
 fn choose_in(
     arena: &Arena,
     top: pickle::Id,
+    stored: u64,
     path: &Path,
     options: &Options,
 ) -> Result<Chosen, Error> {
-    choose::choose(arena, top, options.root_key.as_deref())
+    choose::choose(arena, top, stored, options.root_key.as_deref())
         .map_err(|fault| Error::Choice { path: path.to_path_buf(), fault })
 }
 
@@ -179,16 +190,39 @@ fn unpack(
     record: Record,
     limit: u64,
 ) -> Result<Option<Vec<u8>>, crate::source::Error> {
-    if record.stored > limit || record.size > limit {
-        return Ok(None);
+    Ok(Packed::read(file, record, limit)?.and_then(Packed::unpacked))
+}
+
+/// A record as it is stored.
+struct Packed {
+    bytes: Vec<u8>,
+    record: Record,
+}
+
+impl Packed {
+    /// `None` where it is larger than the limit.
+    fn read(
+        file: &dyn ReadAt,
+        record: Record,
+        limit: u64,
+    ) -> Result<Option<Packed>, crate::source::Error> {
+        if record.stored > limit || record.size > limit {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; record.stored as usize];
+        file.read_exact_at(&mut bytes, record.offset)?;
+        Ok(Some(Packed { bytes, record }))
     }
-    let mut stored = vec![0; record.stored as usize];
-    file.read_exact_at(&mut stored, record.offset)?;
-    if !record.deflated {
-        return Ok(Some(stored));
+
+    /// `None` where it does not unpack to the size that it states.
+    fn unpacked(self) -> Option<Vec<u8>> {
+        let Packed { bytes, record } = self;
+        if !record.deflated {
+            return Some(bytes);
+        }
+        let unpacked = decompress_to_vec_with_limit(&bytes, record.size as usize).ok();
+        unpacked.filter(|bytes| bytes.len() as u64 == record.size)
     }
-    let unpacked = decompress_to_vec_with_limit(&stored, record.size as usize).ok();
-    Ok(unpacked.filter(|bytes| bytes.len() as u64 == record.size))
 }
 
 /// The storages of an archive, found as tensors ask for them.
@@ -199,6 +233,8 @@ struct Records<'a> {
     unpacked_len: u64,
     /// Those that were unpacked, so that tensors that share one go on sharing it.
     found: BTreeMap<String, Stored>,
+    /// Ours to parse, until a source must be waited for.
+    turn: Option<Turn>,
 }
 
 impl Records<'_> {
@@ -211,6 +247,7 @@ impl Records<'_> {
         if let Some(&stored) = self.found.get(key) {
             return Ok(stored);
         }
+        self.turn = None;
         let compressed = |why| TensorFault::Compressed { storage: shown(key), why };
         let limit = MAX_UNPACKED - self.unpacked_len;
         let bytes = unpack(self.file, record, limit)

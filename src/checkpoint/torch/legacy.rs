@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use crate::checkpoint::OriginId;
 use crate::source::{self, ReadAt};
 
+use super::gate;
 use super::meaning;
 use super::pickle::{self, Arena, Id, MAX_PICKLE, Node};
 use super::place::Stored;
@@ -53,6 +54,8 @@ pub struct Legacy {
     pub arena: Arena,
     pub top: Id,
     pub storages: HashMap<String, Stored>,
+    /// Bytes of the pickle.
+    pub len: u64,
 }
 
 /// Reads the pickles and finds the storages.
@@ -76,13 +79,13 @@ pub fn read(file: &dyn ReadAt) -> Result<Legacy, Fault> {
     if !matches!(arena.node(top), Node::Int(1001)) {
         return Err(Fault::Protocol);
     }
-    next(3)?;
-    let (arena, top, _) = next(4)?;
+    let (_, _, begins) = next(3)?;
+    let (arena, top, ends) = next(4)?;
     let (key_arena, keys, at) = next(5)?;
     let keys = key_arena.items(keys).ok_or(Fault::Keys)?;
     let keys: Option<Vec<&str>> = keys.iter().map(|&key| key_arena.text(key)).collect();
     let storages = find_storages(file, at, &keys.ok_or(Fault::Keys)?, &sizes(&arena)?)?;
-    Ok(Legacy { arena, top, storages })
+    Ok(Legacy { arena, top, storages, len: ends - begins })
 }
 
 fn read_pickle(file: &dyn ReadAt, at: u64) -> Result<(Arena, Id, u64), Fault> {
@@ -91,7 +94,10 @@ fn read_pickle(file: &dyn ReadAt, at: u64) -> Result<(Arena, Id, u64), Fault> {
     loop {
         let mut bytes = vec![0; len as usize];
         file.read_exact_at(&mut bytes, at)?;
-        match pickle::read(&bytes) {
+        let turn = gate::enter(len, len);
+        let read = pickle::read(&bytes, len);
+        drop(turn);
+        match read {
             Ok((arena, top, used)) => return Ok((arena, top, used as u64)),
             Err(pickle::Fault::Truncated) if len < rest => len = (len * 8).min(rest),
             Err(fault) => return Err(Fault::Pickle { place: 0, fault }),

@@ -5,12 +5,14 @@
 //!
 //! The way through: an envelope ([`zip`] or [`legacy`]) gives the pickle and the storages;
 //! [`pickle`] turns the first into nodes; [`meaning`] says which nodes are tensors; [`choose`] picks
-//! the dictionary, as [`state_dict`] knows it, and [`naming`] names its entries; [`place`] turns a view of a storage into a place in the file.
+//! the dictionary, as [`state_dict`] knows it, and [`naming`] names its entries; [`place`] turns a view of a storage into a place in the file. [`gate`] bounds
+//! what all of that takes in several files at once.
 
 mod census;
 mod choice_fault;
 mod choose;
 mod contents;
+mod gate;
 mod legacy;
 mod meaning;
 mod naming;

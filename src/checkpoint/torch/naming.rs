@@ -16,6 +16,13 @@ const MAX_VISITS: usize = 4 * MAX_TENSORS;
 /// `:{"dtype":"F32","shape":[],"data_offsets":[0,0]},` and the quotes of the name.
 const MIN_ENTRY: usize = 50;
 
+/// Bytes that the names may take in a header, whatever the size of the pickle in its file.
+const MIN_ROOM: u64 = 1 << 20;
+
+/// Bytes that they may take for each that the pickle has in its file. Those of training take less than 1, where
+/// somebody compressed it 5; a tensor that is there in thousands of places takes 50 a place.
+const MAX_PER_BYTE: u64 = 16;
+
 /// The entries of the chosen dictionary.
 #[derive(Debug, Default)]
 pub struct Chosen {
@@ -37,8 +44,9 @@ pub struct Naming<'a> {
 }
 
 impl<'a> Naming<'a> {
-    pub fn new(arena: &'a Arena, census: &'a Census, chosen: Chosen) -> Self {
-        Naming { arena, census, chosen, left_out: Listed::default(), visits: 0, room: MAX_HEADER }
+    pub fn new(arena: &'a Arena, census: &'a Census, chosen: Chosen, stored: u64) -> Self {
+        let room = MAX_HEADER.min(MIN_ROOM.saturating_add(stored.saturating_mul(MAX_PER_BYTE)));
+        Naming { arena, census, chosen, left_out: Listed::default(), visits: 0, room }
     }
 
     /// What was named, and what was left out.

@@ -34,6 +34,12 @@ pub enum Fault {
     /// Bytes after its end.
     #[error("{0} bytes follow its end")]
     Trailing(usize),
+    /// Its values take far more memory than it has bytes in the file.
+    #[error("its values take more than {limit} bytes, which is too much for its size in the file")]
+    Grows {
+        /// The bytes that they may take.
+        limit: u64,
+    },
     /// More than any checkpoint has.
     #[error("more than {limit} {what}")]
     Limit {

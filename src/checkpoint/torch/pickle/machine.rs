@@ -1,16 +1,15 @@
 //! The stack machine of the pickle format. It moves numbers about and calls nothing.
 
-use std::collections::HashMap;
-
 use super::Fault;
 use super::arena::{Arena, Id, Node};
 use super::input::Input;
+use super::memo::Memo;
 
 /// The longest pickle that is read: one of 1,000,000 tensors comes to about 150 MB. Positions in
 /// the arena are 32 bits wide, which this keeps safe.
 pub const MAX_PICKLE: u64 = 256 << 20;
 
-/// The most values in one pickle. A tensor takes about 16; at 16 bytes each, this is 256 MB.
+/// The most values in one pickle. A tensor takes about 16; at 9 bytes each, this is 144 MB.
 const MAX_NODES: usize = 16 << 20;
 
 /// The most remembered values, of which a tensor has about 7.
@@ -25,8 +24,21 @@ const MAX_MARKS: usize = 10_000;
 /// The longest whole number that is read, in bytes; torch's magic number has 10.
 const MAX_LONG: usize = 1 << 10;
 
-/// Reads one pickle from the front of `bytes`: its values, the one it stands for, and its length.
-pub fn read(bytes: &[u8]) -> Result<(Arena, Id, usize), Fault> {
+/// What the values of a pickle may take, in bytes, whatever its size in the file. Some thousand tensors fit.
+const MIN_ALLOWANCE: u64 = 16 << 20;
+
+/// Bytes that they may take for each in the file. Those of training take 2 to 3, and 11 where somebody compressed it.
+const MAX_PER_BYTE: u64 = 24;
+
+/// The most bytes that a pickle may become, by those that it has in its file: a small file makes no more than a small
+/// pickle, however well it was compressed.
+pub fn allowance(stored: u64) -> u64 {
+    stored.saturating_mul(MAX_PER_BYTE).saturating_add(MIN_ALLOWANCE)
+}
+
+/// Reads one pickle from the front of `bytes`, which took so many in the file: its values, the one it stands for, and
+/// its length.
+pub fn read(bytes: &[u8], stored: u64) -> Result<(Arena, Id, usize), Fault> {
     if bytes.len() as u64 > MAX_PICKLE {
         return Err(Fault::Limit { what: "bytes", limit: MAX_PICKLE });
     }
@@ -36,8 +48,9 @@ pub fn read(bytes: &[u8]) -> Result<(Arena, Id, usize), Fault> {
         arena: Arena::default(),
         stack: Vec::new(),
         marks: Vec::new(),
-        memo: HashMap::new(),
+        memo: Memo::default(),
         copied: 0,
+        allowance: allowance(stored),
     };
     let top = machine.run()?;
     Ok((machine.arena, top, machine.input.at()))
@@ -51,9 +64,11 @@ struct Machine<'a> {
     stack: Vec<Id>,
     /// The height of the stack at each open mark.
     marks: Vec<usize>,
-    memo: HashMap<u32, Id>,
+    memo: Memo,
     /// Items of lists looked at to make dictionaries: the one work that has no opcode for each.
     copied: usize,
+    /// Bytes that all of it may take.
+    allowance: u64,
 }
 
 impl<'a> Machine<'a> {
@@ -77,6 +92,10 @@ impl<'a> Machine<'a> {
             self.step(opcode)?;
             if self.arena.len() > MAX_NODES {
                 return Err(Fault::Limit { what: "values", limit: MAX_NODES as u64 });
+            }
+            let stack = self.stack.len() * size_of::<Id>();
+            if (self.arena.held() + self.memo.held() + stack) as u64 > self.allowance {
+                return Err(Fault::Grows { limit: self.allowance });
             }
         }
         Err(Fault::Limit { what: "opcodes", limit: MAX_OPCODES })
@@ -243,7 +262,7 @@ impl<'a> Machine<'a> {
             }
             b'h' | b'j' | b'g' => {
                 let slot = self.slot(opcode)?;
-                let id = *self.memo.get(&slot).ok_or_else(|| self.out_of_order())?;
+                let id = self.memo.get(slot).ok_or_else(|| self.out_of_order())?;
                 self.stack.push(id);
             }
             0x95 => {
@@ -412,7 +431,7 @@ impl<'a> Machine<'a> {
         let pairs = self.pairs(items)?;
         let target = self.top()?;
         match self.arena.node(target) {
-            Node::Dict(dict) => self.arena.extend_dict(dict, pairs.into_iter()),
+            Node::Dict(dict) => self.arena.extend_dict(dict, &pairs),
             Node::Call(..) | Node::Opaque(_) => self.arena.mark_modified(target),
             _ => return Err(self.out_of_order()),
         }

@@ -11,7 +11,8 @@ mod arena;
 mod fault;
 mod input;
 mod machine;
+mod memo;
 
 pub use arena::{Arena, Id, Node};
 pub use fault::Fault;
-pub use machine::{MAX_PICKLE, read};
+pub use machine::{MAX_PICKLE, allowance, read};
