@@ -1,6 +1,6 @@
 //! The system's table of mounts: which filesystem shows at which path.
 //!
-//! In: `/proc/self/mountinfo`, and paths. Out: an [`Entry`] for each mount, and a [`Spot`]: what lies
+//! In: `mountinfo` in `/proc`, and paths. Out: an [`Entry`] for each mount, and a [`Spot`]: what lies
 //! at a path, found without asking whoever serves it, so that a dead or stuck daemon cannot hold us up.
 
 use std::ffi::{OsStr, OsString};
@@ -15,7 +15,8 @@ use crate::source::Error;
 /// How the kernel calls our type: `fuse`, and the subtype that we mount with.
 pub const TYPE: &str = "fuse.ckptfs";
 
-const TABLE: &str = "/proc/self/mountinfo";
+/// What the system says of this process.
+const SELF: &str = "/proc/self";
 
 /// The number that the kernel gives the filesystem that is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,8 +117,14 @@ fn parse(text: &[u8]) -> Vec<Entry> {
 
 /// Every mount that this process sees.
 pub fn all() -> Result<Vec<Entry>, Error> {
-    let text = std::fs::read(TABLE)
-        .map_err(|e| Error::io(Path::new(TABLE), "read the table of mounts", e))?;
+    of(Path::new(SELF))
+}
+
+/// Every mount that the process sees which has this directory in `/proc`.
+pub fn of(process: &Path) -> Result<Vec<Entry>, Error> {
+    let table = process.join("mountinfo");
+    let text =
+        std::fs::read(&table).map_err(|e| Error::io(&table, "read the table of mounts", e))?;
     Ok(parse(&text))
 }
 

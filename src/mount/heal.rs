@@ -11,6 +11,7 @@ use crate::meeting::table::{self, Entry, Spot};
 
 use super::daemon::Daemon;
 use super::probe::{self, Answer};
+use super::superblock::Superblock;
 use super::{Error, attach};
 
 /// A daemon that lives answers within milliseconds, or within a second where the machine is
@@ -64,10 +65,10 @@ pub struct Unmounted {
 pub enum Served {
     /// Nobody: its daemon had died before.
     ByNobody,
-    /// This one, which ends with the last of its readers.
-    By(Daemon),
+    /// This one, which ends with the superblock.
+    By(Daemon, Superblock),
     /// It did not say by whom, or this user may not know.
-    Unknown,
+    Unknown(Superblock),
 }
 
 /// Unmounts what shows at a path, which must be ours; lazily: out of the tree at once, used or not.
@@ -81,6 +82,7 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<Unmounted, Error> {
         }
         return Err(not_ours(path)?);
     };
+    let superblock = Superblock::behind(entry.clone());
     let silent = answer == Answer::Silent;
     let daemon = match answer {
         Answer::Alive(Some(stats)) => Daemon::of(stats.pid),
@@ -101,7 +103,10 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<Unmounted, Error> {
         Err(_) if !is_there(&entry)? => {}
         taken => taken?,
     }
-    let served = daemon.map_or(Served::Unknown, Served::By);
+    let served = match daemon {
+        Some(daemon) => Served::By(daemon, superblock),
+        None => Served::Unknown(superblock),
+    };
     Ok(Unmounted { path: entry.mountpoint, served })
 }
 

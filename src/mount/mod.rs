@@ -27,6 +27,7 @@ mod reads;
 mod session;
 mod standing;
 pub mod stats;
+pub mod superblock;
 mod xattrs;
 
 use std::fmt;

@@ -1,0 +1,136 @@
+//! A mount that another mount still shows, a bind mount or one in another mount namespace, is taken away
+//! and nothing else: `unmount` says where it still shows, and never advises to end its daemon.
+//!
+//! A new mount namespace copies every mount of the machine, so these tests take turns.
+
+#![cfg(feature = "mount")]
+#![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
+
+mod mounting;
+mod running;
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use mounting::{Place, program, until};
+use running::{Done, run};
+
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What `unmount` said where the mount is gone here and its daemon lives on.
+#[track_caller]
+fn said(done: &Done) -> &str {
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{}", done.stdout);
+    assert!(!done.stdout.contains("kill"), "{}", done.stdout);
+    &done.stdout
+}
+
+fn bound(place: &Place) -> String {
+    let other = place.path("other");
+    fs::create_dir_all(&other).unwrap();
+    assert_eq!(program(&["mount", "--bind", &place.mountpoint, &other]).code, 0);
+    other
+}
+
+/// A process in a mount namespace of its own, with a copy of every mount that there was.
+struct Namespace(Child);
+
+impl Namespace {
+    fn new() -> Namespace {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", "echo there; read end"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "there\n");
+        Namespace(child)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_bind_mount_still_shows_it() {
+    let _turn = turn();
+    for options in [&[][..], &["--lazy"]] {
+        let place = Place::new();
+        let daemon = place.mount(&[]);
+        let other = bound(&place);
+        let done = place.unmount(options);
+        let words = format!(
+            "still shown at {other}; its daemon ({}) ends when it is unmounted there too",
+            daemon.0
+        );
+        assert!(said(&done).contains(&words), "{}", done.stdout);
+        assert_eq!((place.mounts(), daemon.runs()), (0, true));
+        assert!(fs::read(format!("{other}/model.safetensors")).is_ok());
+        // The bind mount is a mount of ours like any other.
+        assert_eq!(run(&["unmount", &other]).code, 0);
+        until("the daemon ends", || !daemon.runs());
+    }
+}
+
+#[test]
+fn another_mount_namespace_still_shows_it() {
+    let _turn = turn();
+    for options in [&[][..], &["--lazy"]] {
+        let place = Place::new();
+        let daemon = place.mount(&[]);
+        let namespace = Namespace::new();
+        let done = place.unmount(options);
+        let pid = namespace.0.id();
+        let words = format!(
+            "still shown at {} in the mount namespace of process {pid}; its daemon ({}) ends when it is unmounted there too",
+            place.mountpoint, daemon.0
+        );
+        assert!(said(&done).contains(&words), "{}", done.stdout);
+        assert_eq!((place.mounts(), daemon.runs()), (0, true));
+        let there = format!("/proc/{pid}/root{}/model.safetensors", place.mountpoint);
+        assert!(fs::read(there).is_ok());
+        drop(namespace);
+        until("the daemon ends", || !daemon.runs());
+    }
+}
+
+#[test]
+fn what_no_table_shows_is_in_use_all_the_same() {
+    let _turn = turn();
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    let other = bound(&place);
+    let held = File::open(format!("{other}/model.safetensors")).unwrap();
+    assert_eq!(program(&["umount", "-l", &other]).code, 0);
+    let done = place.unmount(&[]);
+    let words = format!("unmounted; its daemon ({}) ends with the last reader", daemon.0);
+    assert!(said(&done).contains(&words), "{}", done.stdout);
+    drop(held);
+    until("the daemon ends", || !daemon.runs());
+}
+
+#[test]
+fn a_stopped_daemon_that_is_still_needed_is_only_to_be_continued() {
+    let _turn = turn();
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    let other = bound(&place);
+    daemon.stop();
+    let done = place.unmount(&[]);
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{}", done.stdout);
+    let words =
+        format!("still shown at {other}; its daemon ({0}) is stopped: kill -CONT {0}", daemon.0);
+    assert!(done.stdout.contains(&words) && !done.stdout.contains("KILL"), "{}", done.stdout);
+    daemon.kill("CONT");
+    assert_eq!(program(&["umount", &other]).code, 0);
+    until("the daemon ends", || !daemon.runs());
+}
