@@ -3,17 +3,19 @@
 #![cfg(feature = "mount")]
 #![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
 
+mod faulty;
 mod mounting;
 mod running;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
-use mounting::{Place, arguments, daemons_of, until};
-use running::{ckptfs, done, in_shell, names_in, run};
+use faulty::{Faulty, Mood};
+use mounting::{Daemon, Place, arguments, daemons_of, program, until};
+use running::{ckptfs, done, in_shell, names_in, run, shards};
 
 #[test]
 fn it_returns_when_the_mount_answers() {
@@ -67,18 +69,26 @@ fn is_at(place: &Place, pid: u32) -> bool {
     all.as_array().unwrap().iter().any(is)
 }
 
+/// Starts a mount whose daemon waits for its source, and gives that, the caller and the daemon.
+fn waiting(place: &Place) -> (Faulty, Child, Daemon) {
+    let far = Faulty::new(&place.path("far"), shards(1, 8));
+    far.is_now(Mood::HangsReading);
+    let source = place.path("far/model-00001-of-00002.safetensors");
+    let mut command = Command::new(ckptfs());
+    command.args(["mount", &source, &place.mountpoint]);
+    let caller = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until("the daemon reads", || far.owes() > 0);
+    let daemons = daemons_of(&source);
+    let daemon = daemons.into_iter().find(|found| found.0 != caller.id()).unwrap();
+    (far, caller, daemon)
+}
+
 #[test]
 fn a_daemon_that_dies_without_a_word_is_told_of() {
     let place = Place::new();
-    // It waits there for a reader that never comes.
-    let log = place.path("pipe");
-    assert!(Command::new("mkfifo").arg(&log).status().unwrap().success());
-    let mut command = Command::new(ckptfs());
-    command.args(["mount", &place.source, &place.mountpoint, "--log-file", &log]);
-    let caller = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    until("the daemon runs", || daemons_of(&log).len() == 2);
-    let daemon = daemons_of(&log).into_iter().find(|found| found.0 != caller.id()).unwrap();
+    let (far, caller, daemon) = waiting(&place);
     daemon.kill("KILL");
+    far.is_now(Mood::Works);
     let output = caller.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -88,19 +98,12 @@ fn a_daemon_that_dies_without_a_word_is_told_of() {
 #[test]
 fn a_caller_that_goes_away_leaves_no_mount() {
     let place = Place::new();
-    let log = place.path("pipe");
-    assert!(Command::new("mkfifo").arg(&log).status().unwrap().success());
-    let mut command = Command::new(ckptfs());
-    command.args(["mount", &place.source, &place.mountpoint, "--log-file", &log]);
-    let mut caller = command.stderr(Stdio::null()).spawn().unwrap();
-    until("the daemon runs", || daemons_of(&log).len() == 2);
+    let (far, mut caller, daemon) = waiting(&place);
     caller.kill().unwrap();
     caller.wait().unwrap();
     // Now the daemon goes on, and finds nobody to tell.
-    let mut reader = fs::File::open(&log).unwrap();
-    let mut said = String::new();
-    reader.read_to_string(&mut said).unwrap();
-    until("the daemon ends", || daemons_of(&log).is_empty());
+    far.is_now(Mood::Works);
+    until("the daemon ends", || !daemon.runs());
     assert_eq!(place.mounts(), 0);
 }
 
@@ -179,6 +182,33 @@ fn a_log_that_cannot_be_written_is_lost_and_nothing_else() {
     assert_eq!(names_in(&shown), ["broken.ckpt"]);
     assert_eq!(place.state(), "alive");
     assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn a_log_that_is_a_pipe_is_written_as_far_as_it_is_read() {
+    let place = Place::new();
+    let pipe = place.path("pipe");
+    assert_eq!(program(&["mkfifo", &pipe]).code, 0);
+    let mut read = File::options().read(true).write(true).open(&pipe).unwrap();
+    place.mount(&["-vvv", "--log-file", &pipe]);
+    // More is said than the pipe has room for, and nothing of it is read.
+    let missing = (0..2000).map(|n| format!("{}/{n}", place.mountpoint));
+    let mut asking = Command::new("ls").args(missing).stderr(Stdio::null()).spawn().unwrap();
+    until("ls is answered", || asking.try_wait().unwrap().is_some());
+    assert_eq!(place.unmount(&[]).code, 0);
+    let mut text = vec![0; 1 << 20];
+    let length = read.read(&mut text).unwrap();
+    let text = String::from_utf8_lossy(&text[..length]);
+    assert!(text.contains("mounted at"), "{text}");
+}
+
+#[test]
+fn the_standard_error_may_be_the_log_file() {
+    let place = Place::new();
+    let foreground = place.mount_in_foreground(&["-v", "--log-file", "/dev/stderr"]);
+    foreground.kill("TERM");
+    let (_, said) = foreground.ends();
+    assert!(said.contains("SIGTERM"), "{said}");
 }
 
 #[test]

@@ -10,9 +10,10 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use mounting::{Place, program};
-use running::{run, shards};
+use mounting::{Place, program, until};
+use running::{ckptfs, run, shards};
 
 /// Mounts in both ways, each of which must fail so.
 #[track_caller]
@@ -74,6 +75,25 @@ fn what_else_is_asked_for() {
     }
     assert_eq!(fs::read_dir(mountpoint).unwrap().count(), 0);
     assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
+}
+
+#[test]
+fn a_log_file_that_is_a_pipe_without_a_reader() {
+    let place = Place::new();
+    let pipe = place.path("pipe");
+    assert_eq!(program(&["mkfifo", &pipe]).code, 0);
+    for way in [&["mount"][..], &["mount", "-f"]] {
+        let mut command = Command::new(ckptfs());
+        command.args(way).args([&place.source, &place.mountpoint, "--log-file", &pipe]);
+        let mut mounting = command.stderr(Stdio::piped()).spawn().unwrap();
+        until("it waits for no reader", || mounting.try_wait().unwrap().is_some());
+        let done = mounting.wait_with_output().unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert_eq!((done.status.code(), place.mounts()), (Some(1), 0), "{said}");
+        assert!(said.contains(&format!("{pipe}: cannot log to it: no program reads")), "{said}");
+        assert!(said.contains("what to do: start the program that reads it first"), "{said}");
+    }
+    assert_eq!(place.daemon(), None);
 }
 
 #[test]

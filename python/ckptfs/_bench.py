@@ -8,8 +8,10 @@ another left behind.
 
 import argparse
 import contextlib
+import errno
 import json
 import os
+import stat
 import sys
 
 from ckptfs import _bench_loads, _bench_page, _bench_report, _new_file, _page_cache, _process, _stops
@@ -93,8 +95,10 @@ def _peers(text):
 def _new_page(path, ends):
     """The file that has its name when all is well at the end; nothing where none is asked for."""
     try:
-        return path and ends.enter_context(_new_file.replacing(path))
+        return path and ends.enter_context(_new_file.replacing(path, waits=False))
     except OSError as fault:
+        if fault.errno == errno.ENXIO and stat.S_ISFIFO(os.stat(path).st_mode):
+            raise error(f"{path}: no program reads this pipe", "start the one that does first") from None
         raise error(f"{path}: cannot be written: {fault.strerror}", "see that its directory is there") from None
 
 

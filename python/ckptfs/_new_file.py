@@ -107,12 +107,12 @@ class NewFile:
 
 
 @contextlib.contextmanager
-def replacing(path):
+def replacing(path, waits=True):
     """A file that takes a path when its block ends. What is there and is no regular file is written as it
-    is."""
+    is; unless it `waits`, a pipe that nobody reads is an `OSError` (ENXIO)."""
     mode = _mode_of(path)
     if mode is None:
-        with open(path, "wb", buffering=0) as file:
+        with open(path, "wb", buffering=0, opener=None if waits else _opened_at_once) as file:
             yield _AsItIs(file)
         return
     file = NewFile(*os.path.split(path))
@@ -123,6 +123,12 @@ def replacing(path):
     finally:
         file.drop()
     sync_folder(os.path.dirname(path))
+
+
+def _opened_at_once(path, flags):
+    number = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(number, True)
+    return number
 
 
 def sync_folder(folder):

@@ -12,7 +12,7 @@ from pathlib import Path
 import ckptfs
 import pytest
 import torch
-from ckptfs import _bench, _bench_loaders, _bench_loads, _page_cache
+from ckptfs import _bench, _bench_loaders, _bench_loads, _new_file, _page_cache
 
 from program import DONE, FAILED, REFUSED, USAGE
 from samples import numbers, write_shards
@@ -190,6 +190,27 @@ def test_what_cannot_be_loaded_is_refused_in_words(tmp_path):
         done = bench(*words)
         assert (done.returncode, done.stdout) == (code, "") and said in done.stderr, done.stderr
     assert "what to do: check the path" in bench(tmp_path / "nothing").stderr
+
+
+def test_a_page_waits_for_nobody_to_read_it(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "ckptfs", "bench", str(tmp_path), "--html", str(pipe)]
+    # What waits for a reader is ended, and fails.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    said = f"ckptfs: {pipe}: no program reads this pipe\n  what to do: start the one that does first\n"
+    assert (done.returncode, done.stdout, done.stderr) == (FAILED, "", said)
+
+
+def test_a_pipe_that_is_read_gets_the_whole_page(tmp_path):
+    pipe, read, page = tmp_path / "pipe", tmp_path / "read", b"x" * (1 << 20)
+    os.mkfifo(pipe)
+    with open(read, "wb") as out, subprocess.Popen(["cat", pipe], stdout=out) as cat:
+        # Opening it plainly waits for the reader.
+        with open(pipe, "wb"), _new_file.replacing(pipe, waits=False) as file:
+            file.write(page)
+        assert cat.wait() == 0
+    assert read.read_bytes() == page
 
 
 def test_a_package_that_is_not_installed_is_told(monkeypatch, capsys):

@@ -2,11 +2,14 @@
 //!
 //! In: the options, and `RUST_LOG`. Out: a log that was started, or why it cannot be.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, IsTerminal};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Mutex;
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::SubscriberBuilder;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -37,11 +40,7 @@ pub fn start(args: &Mount, in_foreground: bool) -> Result<Log, Failure> {
         None => None,
         Some(path) => {
             see_that_it_lies_elsewhere(path, &args.mountpoint)?;
-            let opened = File::options().append(true).create(true).open(path);
-            Some(opened.map_err(|error| {
-                let message = format!("{}: cannot log to it: {error}", path.display());
-                Failure::new(FAILED, message, "name a file that can be written to")
-            })?)
+            Some(opened(path)?)
         }
     };
     let (filter, note) = filter(args.verbose);
@@ -64,6 +63,28 @@ pub fn start(args: &Mount, in_foreground: bool) -> Result<Log, Failure> {
     // Only once in a process, and this is the place.
     debug_assert!(started.is_ok());
     Ok(Log { file, note })
+}
+
+/// Neither opening it nor writing to it waits for anybody: a pipe may have no reader, or one that reads
+/// nothing, and a terminal may be held up. What they have no room for is lost.
+fn opened(path: &Path) -> Result<File, Failure> {
+    // The daemon has no terminal, and a log is not to become one.
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let mut options = File::options();
+    options.append(true).create(true).custom_flags(flags.bits().cast_signed());
+    options.open(path).map_err(|error| {
+        let is_pipe = fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo());
+        let is_unread = is_pipe && Errno::from_io_error(&error) == Some(Errno::NXIO);
+        let (why, remedy) = match is_unread {
+            true => (
+                "no program reads this pipe".to_owned(),
+                "start the program that reads it first, or name a file",
+            ),
+            false => (error.to_string(), "name a file that can be written to"),
+        };
+        let message = format!("{}: cannot log to it: {why}", path.display());
+        Failure::new(FAILED, message, remedy)
+    })
 }
 
 /// The mount would lie over it, and a mountpoint with a log in it is not empty.
