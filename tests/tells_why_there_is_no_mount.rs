@@ -77,6 +77,45 @@ fn what_else_is_asked_for() {
     assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
 }
 
+/// With whatever number of files that may be open, a mount works or is refused in one sentence.
+#[test]
+fn too_few_files_that_may_be_open() {
+    let place = Place::new();
+    let inside = format!("{}/model.safetensors", place.mountpoint);
+    let mut answers = Vec::new();
+    for limit in 4..64 {
+        let limit = format!("--nofile={limit}");
+        let words = ["prlimit", &limit, ckptfs(), "mount", &place.source, &place.mountpoint];
+        let done = program(&words);
+        if done.code == 0 {
+            assert_eq!((done.stderr.as_str(), place.mounts()), ("", 1), "{limit}");
+            assert!(fs::read(&inside).is_ok());
+            assert_eq!(place.unmount(&[]).code, 0);
+        } else {
+            let said: Vec<_> = done.stderr.lines().collect();
+            assert_eq!((done.code, said.len(), place.mounts()), (1, 2, 0), "{limit}: {said:?}");
+            assert!(said[0].contains("needs 32 free file descriptors"), "{limit}: {said:?}");
+            assert!(said[1].contains("what to do: raise the hard limit"), "{limit}: {said:?}");
+        }
+        answers.push(done.code);
+    }
+    assert!(answers.is_sorted_by(|before, after| before >= after), "{answers:?}");
+    assert_eq!((answers[0], answers[59]), (1, 0), "{answers:?}");
+}
+
+/// The same in the foreground, where the mount is the process itself.
+#[test]
+fn too_few_files_that_a_mount_in_the_foreground_may_open() {
+    let place = Place::new();
+    for limit in 4..32 {
+        let limit = format!("--nofile={limit}");
+        let mount = [ckptfs(), "mount", "-f", &place.source, &place.mountpoint];
+        let done = program(&[&["prlimit", &limit][..], &mount].concat());
+        assert_eq!((done.code, place.mounts()), (1, 0), "{limit}: {}", done.stderr);
+        assert!(done.stderr.contains("needs 32 free file descriptors"), "{limit}: {}", done.stderr);
+    }
+}
+
 #[test]
 fn a_log_file_that_is_a_pipe_without_a_reader() {
     let place = Place::new();

@@ -62,6 +62,14 @@ pub enum Error {
         /// The option.
         option: &'static str,
     },
+    /// The limit on open files is too low.
+    #[error("{path}: a mount needs {needs} free file descriptors, and this process has fewer")]
+    TooFewFiles {
+        /// The mountpoint.
+        path: PathBuf,
+        /// How many must be free.
+        needs: usize,
+    },
     /// The system has no FUSE.
     #[error("/dev/fuse: not there, so nothing can be mounted at {path}")]
     NoDevice {
@@ -157,6 +165,7 @@ impl Error {
             | Error::Inside { path, .. }
             | Error::Mounted { path, .. }
             | Error::NeedsRoot { path, .. }
+            | Error::TooFewFiles { path, .. }
             | Error::NoDevice { path }
             | Error::NoHelper { path }
             | Error::Helper { path, .. }
@@ -182,6 +191,9 @@ impl Error {
             Error::Inside { .. } => "mount outside of the source, or at the source itself",
             Error::Mounted { .. } => "take that away first: ckptfs unmount PATH",
             Error::NeedsRoot { .. } => "run as root, or leave the option out",
+            Error::TooFewFiles { .. } => {
+                "raise the hard limit on open files: ulimit -Hn 1024 as root, LimitNOFILE=1024 in a service"
+            }
             Error::NoDevice { .. } => NO_DEVICE,
             Error::NoHelper { .. } => NO_HELPER,
             Error::Helper { said, .. } => remedy_for(said),

@@ -10,6 +10,7 @@ pub mod attach;
 mod attr;
 mod counters;
 pub mod daemon;
+pub mod descriptors;
 pub(crate) mod error;
 mod filesystem;
 pub mod heal;
@@ -174,6 +175,7 @@ fn budget(memory: u64) -> u64 {
 
 /// Mounts, and returns when the mount answers.
 pub fn mount(options: &Options) -> Result<Mounted, Error> {
+    descriptors::require(&options.mountpoint)?;
     let place = place::check(options)?;
     let memory = options.memory.unwrap_or_else(default_memory);
     let show = view::Options {
@@ -209,7 +211,8 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     let filesystem = Filesystem::new(Arc::new(context), Arc::clone(&opened), owner, listings)?;
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.threads.unwrap_or(THREADS));
-    let attached = attach::attach(&wanted)?;
+    // One that was made and then failed is dead.
+    let attached = attach::attach(&wanted).inspect_err(|_| drop(heal::heal(&place.mountpoint)))?;
     root.is_shown_by(attached.1.device().number());
     let mut mounted =
         session::start(filesystem, attached, config, numbers, |kernel| opened.may_tell(kernel))?;

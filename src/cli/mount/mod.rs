@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 
-use crate::mount::{self, Mounted, Options, probe};
+use crate::mount::{self, Mounted, Options, descriptors, probe};
 use crate::view;
 
 use super::args::{Args, Command, Mount};
@@ -95,7 +95,10 @@ pub fn run(args: &Mount, started: Started) -> Result<(), Failure> {
             let (control, mounted, page) = start(args, true, ready)?;
             control.stay(&mounted, page)
         }
-        None => background::start(&started.args),
+        None => {
+            descriptors::require(&args.mountpoint)?;
+            background::start(&started.args)
+        }
         Some(caller) => {
             let mut caller = Some(caller);
             let ready = |notes: Vec<String>, log: Option<&File>| match caller.take() {
@@ -139,6 +142,8 @@ fn start(
     let cannot = |what: &str, error: io::Error, remedy: &str| {
         Failure::new(FAILED, format!("cannot {what}: {error}"), remedy)
     };
+    // Everything that follows opens files.
+    descriptors::require(&args.mountpoint)?;
     // Whoever looks for the daemon looks for this name, also where it was run from a link.
     let _ = rustix::thread::set_name(c"ckptfs");
     let control = Control::new()
