@@ -12,6 +12,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use faulty::{Faulty, Mood};
 use mounting::{Daemon, Place, arguments, daemons_of, program, until};
@@ -237,11 +238,35 @@ fn metrics_are_served() {
     assert!(ask("\0\r\n\r\n").starts_with("HTTP/1.1 405"));
     let long = ask(&format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100_000)));
     assert!(long.is_empty() || long.starts_with("HTTP/1.1 431"), "{long}");
-    // Readers that say nothing do not keep others out for ever, nor the mount from ending.
+    // Readers that say nothing do not keep the mount from ending.
     let silent: Vec<_> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
-    assert!(ask("GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
     assert_eq!(place.unmount(&[]).code, 0);
     drop(silent);
+}
+
+/// As many as the system lets wait beside those that are answered.
+#[test]
+fn half_sent_requests_keep_nobody_from_the_metrics() {
+    /// Much longer than it takes, and much less than all of them had to be waited for.
+    const LONG: Duration = Duration::from_secs(20);
+    let place = Place::new();
+    let done = place.try_mount(&["--metrics", "127.0.0.1:0"]);
+    let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
+    let address = address.parse().unwrap();
+    let half_sent = || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET /metrics HT").unwrap();
+        stream
+    };
+    let half_sent: Vec<_> = (0..137).map(|_| half_sent()).collect();
+    let mut stream = TcpStream::connect_timeout(&address, LONG).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("# EOF\n"), "{answer}");
+    assert_eq!(place.unmount(&[]).code, 0);
+    drop(half_sent);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! In: requests from this machine. Out: `/metrics`, made anew for each. Everything about a request is
 //! bounded: its length, its time, and how many there are at once.
 
+use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
 
 use crate::mount::{Numbers, Stats};
 
@@ -21,8 +23,12 @@ const MAX_REQUEST: usize = 8 * 1024;
 /// A reader on this machine sends and takes within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Readers at once; others wait.
-const MAX_READERS: usize = 8;
+/// Readers at once. For one more, the oldest goes.
+const MAX_READERS: usize = 16;
+
+/// What a reader has at the least, however many others there are. So those that wait to be accepted, of
+/// which the system keeps 128, wait for less than half a second.
+const LEAST_PATIENCE: Duration = Duration::from_millis(50);
 
 /// The value of `--metrics`: an address of this machine itself, or a port alone.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
@@ -46,21 +52,26 @@ pub async fn serve(listener: TcpListener, numbers: Numbers) {
         Ok(listener) => listener,
         Err(error) => return tracing::error!("metrics cannot be served: {error}"),
     };
-    let places = Arc::new(Semaphore::new(MAX_READERS));
+    // The oldest first.
+    let mut readers: VecDeque<(Instant, JoinHandle<()>)> = VecDeque::new();
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-            return;
-        };
         match listener.accept().await {
             Ok((stream, _)) => {
+                readers.retain(|(_, reader)| !reader.is_finished());
+                if readers.len() == MAX_READERS
+                    && let Some((began, mut oldest)) = readers.pop_front()
+                    && timeout_at(began + LEAST_PATIENCE, &mut oldest).await.is_err()
+                {
+                    oldest.abort();
+                }
                 let numbers = Arc::clone(&numbers);
-                tokio::spawn(async move {
+                let reader = tokio::spawn(async move {
                     let answered = tokio::time::timeout(PATIENCE, answer(stream, &numbers)).await;
                     if !matches!(answered, Ok(Ok(()))) {
                         tracing::debug!("a reader of the metrics went away: {answered:?}");
                     }
-                    drop(place);
                 });
+                readers.push_back((Instant::now(), reader));
             }
             Err(error) => {
                 // Out of descriptors, most likely: others may close some.
