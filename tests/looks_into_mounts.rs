@@ -10,12 +10,16 @@ mod running;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use mounting::{Place, until};
+use mounting::{Place, program, until};
 use running::{Done, run};
+use rustix::fs::{Dir, Mode, OFlags, mkdirat, openat, symlinkat};
+use rustix::io::Errno;
 use serde_json::Value;
 
 /// Every command that reads, on that path.
@@ -183,4 +187,98 @@ fn a_link_that_leads_back_to_the_mount_has_an_end() {
     assert!((5..100).contains(&told), "{told}: {}", String::from_utf8_lossy(&done.stdout));
     assert_eq!(place.state(), "alive");
     assert_eq!(place.unmount(&[]).code, 0);
+}
+
+/// A folder whose path no call of the system takes as a whole, made step by step.
+fn made_deep(top: OwnedFd, names: &[String]) -> OwnedFd {
+    names.iter().fold(top, |above, name| {
+        mkdirat(&above, name, Mode::RWXU | Mode::ROTH | Mode::XOTH).unwrap();
+        step(above, name)
+    })
+}
+
+fn opened(path: &str) -> OwnedFd {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap()
+}
+
+fn step(above: OwnedFd, name: &str) -> OwnedFd {
+    openat(above, name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap()
+}
+
+/// What a program reads that walks step by step, as `find` does; links followed.
+fn read(folder: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
+    let mut bytes = Vec::new();
+    let file = openat(folder, name, OFlags::RDONLY, Mode::empty())?;
+    fs::File::from(file).read_to_end(&mut bytes).unwrap();
+    Ok(bytes)
+}
+
+#[test]
+fn directories_deeper_than_a_path_can_say_are_walked() {
+    let place = Place::new();
+    let names: Vec<String> = (0..40).map(|n| format!("{n:0250}")).collect();
+    let bottom = made_deep(opened(&place.source), &names);
+    let write = |name: &str, bytes: &[u8]| {
+        let flags = OFlags::WRONLY | OFlags::CREATE;
+        let file = openat(&bottom, name, flags, Mode::RUSR | Mode::ROTH).unwrap();
+        fs::File::from(file).write_all(bytes).unwrap();
+    };
+    let shards = running::shards(1, 8);
+    shards.iter().for_each(|(name, bytes)| write(name, bytes));
+    write("plain", b"words");
+    mkdirat(&bottom, "sub", Mode::RWXU).unwrap();
+    let link = |to: &str, name: &str| symlinkat(to, &bottom, name).unwrap();
+    link("plain", "beside");
+    link(&format!("sub/../../{}/plain", names[39]), "up");
+    // Further up than where the last piece of the path begins.
+    link(&format!("{}model.safetensors", "../".repeat(40)), "top");
+    link(&format!("{}model.safetensors", "../".repeat(41)), "out");
+    link(&format!("{}/model.safetensors", place.source), "absolute");
+    place.mount(&[]);
+
+    let shown = names.iter().fold(opened(&place.mountpoint), |above, name| step(above, name));
+    let mut listed: Vec<_> = Dir::read_from(&shown).unwrap().map(|entry| entry.unwrap()).collect();
+    listed.retain(|entry| !entry.file_name().to_bytes().starts_with(b"."));
+    let mut listed: Vec<_> =
+        listed.iter().map(|entry| entry.file_name().to_str().unwrap()).collect();
+    listed.sort_unstable();
+    let all = ["absolute", "beside", "model.safetensors", "out", "plain", "sub", "top", "up"];
+    assert_eq!(listed, all);
+    let model = read(&shown, "model.safetensors").unwrap();
+    assert_eq!(&model[model.len() - 16..], [[1; 8], [2; 8]].concat());
+    for name in ["plain", "beside", "up"] {
+        assert_eq!(read(&shown, name).unwrap(), b"words", "{name}");
+    }
+    let top = fs::read(format!("{}/model.safetensors", place.source)).unwrap();
+    for name in ["top", "absolute"] {
+        assert_eq!(read(&shown, name).as_ref(), Ok(&top), "{name}");
+    }
+    assert_eq!(read(&shown, "out"), Err(Errno::ACCESS));
+
+    drop(shown);
+    let found = program(&["find", &place.mountpoint, "-type", "f", "-size", "+0"]);
+    assert_eq!((found.code, found.stderr.as_str()), (0, ""));
+    assert_eq!(found.stdout.lines().count(), 3);
+    let listed = run(&["ls", "-r", "--json", &place.source]);
+    assert_eq!((listed.code, listed.stderr.as_str()), (0, ""));
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn what_lies_too_deep_keeps_nothing_else_from_being_walked() {
+    let place = Place::new();
+    let names: Vec<String> = (0..70).map(|n| format!("{n:0250}")).collect();
+    let mut above = opened(&place.source);
+    for name in &names {
+        above = made_deep(above, std::slice::from_ref(name));
+        mkdirat(&above, "z", Mode::RWXU).unwrap();
+    }
+    place.mount(&[]);
+    let found = program(&["find", &place.mountpoint, "-name", "z"]);
+    let (said, shown) = (found.stderr.lines().count(), found.stdout.lines().count());
+    assert_eq!((found.code, said), (1, 1), "{}", found.stderr);
+    assert!(found.stderr.contains("File name too long"), "{}", found.stderr);
+    // 251 bytes a level.
+    assert_eq!(shown, (16 << 10) / 251);
+    assert_eq!((place.state().as_str(), place.unmount(&[]).code), ("alive", 0));
 }

@@ -8,6 +8,7 @@
 //! by the kernel (`openat2`), so that it cannot lead out of the directory that the user named.
 
 mod attributes;
+mod beneath;
 mod cachestat;
 mod direct;
 mod error;

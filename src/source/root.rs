@@ -6,13 +6,11 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags, makedev, openat2,
-};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags, makedev};
 use rustix::io::Errno;
 
 use super::place::Place;
-use super::{Attributes, Error, Kind, OpenFile};
+use super::{Attributes, Error, Kind, OpenFile, beneath};
 
 /// Whether a folder is called as a hub cache calls a repository's.
 pub fn is_hub_repository(name: &OsStr) -> bool {
@@ -136,7 +134,7 @@ impl Root {
     ) -> Result<OwnedFd, Error> {
         let flags = flags | OFlags::CLOEXEC;
         let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
-        let open = |path: &Path, resolve| openat2_again(&self.dir, path, flags, resolve);
+        let open = |path: &Path, resolve| beneath::open(&self.dir, path, flags, resolve);
         let shown = || self.path.join(inside);
         if links == Links::Anywhere {
             // Whatever is opened is looked at first, which asks nobody: its filesystem may be waiting for us.
@@ -163,7 +161,7 @@ impl Root {
                 };
                 let way = way.ok_or_else(outside)?;
                 let flags = flags | OFlags::NOFOLLOW;
-                match openat2_again(&self.dir, &way, flags, beneath) {
+                match beneath::open(&self.dir, &way, flags, beneath) {
                     Ok(fd) => Ok(fd),
                     // It leads inside, and to nothing there.
                     Err(Errno::NOENT) => Err(Error::Missing { path: shown() }),
@@ -197,12 +195,11 @@ impl Root {
                 _ => way.push(&part),
             }
             // What is no link, or not there, is for the opening to say.
-            let Ok(target) = rustix::fs::readlinkat(&self.dir, &way, Vec::new()) else { continue };
+            let Ok(target) = beneath::read_link(&self.dir, &way) else { continue };
             passed.push(way.clone());
             if passed.len() > MAX_LINKS {
                 return None;
             }
-            let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
             if target.is_absolute() {
                 let roots = [&self.real, &self.typed];
                 let inside = roots.into_iter().find_map(|root| target.strip_prefix(root).ok())?;
@@ -231,7 +228,14 @@ impl Root {
         let fd = self.resolve(inside, OFlags::PATH, self.links)?;
         let mut attributes = Attributes::of(&fd, &shown)?;
         if self.is_link(inside) {
-            let end = path_of(&fd).map_err(|e| Error::io(&shown, "find where it leads", e))?;
+            let end = match path_of(&fd) {
+                // Longer than the system tells.
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::NAMETOOLONG) => {
+                    self.follow(inside).map(|way| self.place().join(way)).ok_or(e)
+                }
+                end => end,
+            };
+            let end = end.map_err(|e| Error::io(&shown, "find where it leads", e))?;
             self.narrow(&mut attributes, &end);
         }
         Ok(attributes)
@@ -246,22 +250,26 @@ impl Root {
     }
 
     fn is_link(&self, inside: &Path) -> bool {
-        rustix::fs::readlinkat(&self.dir, inside, Vec::new()).is_ok()
+        beneath::read_link(&self.dir, inside).is_ok()
+    }
+
+    /// Where the root lies now, as the system tells it.
+    fn place(&self) -> PathBuf {
+        path_of(&self.dir).unwrap_or_else(|_| self.real.clone())
     }
 
     /// Takes from what lies at an absolute path the permissions that those would not have who had to
     /// pass the directories above it: all of them, or those within the root if it lies there, which
     /// are looked at from the root, for a filesystem may be mounted over it.
     fn narrow(&self, attributes: &mut Attributes, end: &Path) {
-        let root = path_of(&self.dir).unwrap_or_else(|_| self.real.clone());
-        let (way, from) = match end.strip_prefix(&root) {
+        let (way, from) = match end.strip_prefix(self.place()) {
             Ok(way) => (way, self.dir.as_fd()),
             Err(_) => (end, CWD),
         };
         let above = way.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
         for folder in above {
             // What cannot be looked at lets nobody through.
-            let folder = rustix::fs::statat(from, folder, AtFlags::SYMLINK_NOFOLLOW).ok();
+            let folder = beneath::stat(from, folder).ok();
             attributes.narrow(folder.map(|stat| (stat.st_uid, stat.st_gid, stat.st_mode)));
         }
     }
@@ -352,22 +360,6 @@ impl Root {
 /// Where an open file or directory lies.
 fn path_of(fd: &OwnedFd) -> std::io::Result<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
-}
-
-/// Opens beneath a directory.
-fn openat2_again(
-    dir: &OwnedFd,
-    path: &Path,
-    flags: OFlags,
-    resolve: ResolveFlags,
-) -> Result<OwnedFd, Errno> {
-    loop {
-        match openat2(dir, path, flags, Mode::empty(), resolve) {
-            // The kernel asks for another try when a rename raced with the walk.
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            answer => return answer,
-        }
-    }
 }
 
 impl AsFd for Root {
