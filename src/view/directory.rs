@@ -370,9 +370,9 @@ impl Directory {
     /// The names that it shows: each checkpoint is read for it, and of other files nothing.
     pub fn shown_names(&self, view: &View, is_last: bool) -> Answer<Names> {
         let Some(outcomes) = self.all_outcomes(view, is_last) else { return Answer::Stale };
-        let images = self.planned.iter().zip(&outcomes).filter_map(|(planned, outcome)| {
-            matches!(outcome, Outcome::Image(_)).then(|| OsStr::new(&planned.plan.shown))
-        });
+        let images = self.planned.iter().zip(&outcomes);
+        let images = images.filter(|(_, outcome)| matches!(outcome, Outcome::Image(_)));
+        let images = images.map(|(planned, _)| OsStr::new(&planned.plan.shown));
         let others =
             self.names.iter().filter(|name| self.why_hidden(view, name, &outcomes).is_none());
         let mut names: Vec<&OsStr> = images.chain(others).collect();
