@@ -5,6 +5,7 @@
 //! handle that was read least lately go, and its next read goes on behind the last name that it was given.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -37,14 +38,22 @@ pub struct Listings {
 #[derive(Debug, Default)]
 struct Open {
     handles: HashMap<u64, Reading>,
-    /// The latest names of each directory, by its number.
-    latest: HashMap<u64, Weak<DirNames>>,
+    /// By the number of each directory that is being read.
+    directories: HashMap<u64, Directory>,
     clock: u64,
+}
+
+/// A directory that is being read.
+#[derive(Debug, Default)]
+struct Directory {
+    latest: Weak<DirNames>,
+    handles: usize,
 }
 
 /// How far a handle is.
 #[derive(Debug)]
 struct Reading {
+    directory: u64,
     names: Names,
     /// The place among the names of the offset `start`.
     first: usize,
@@ -113,11 +122,13 @@ impl Listings {
         new: DirNames,
     ) -> (Arc<DirNames>, usize) {
         let mut open = lock(&self.open);
-        let Open { handles, latest, clock } = &mut *open;
+        let Open { handles, directories, clock } = &mut *open;
         *clock += 1;
-        let same = latest.get(&number).and_then(Weak::upgrade).filter(|latest| **latest == new);
+        let directory = directories.entry(number).or_default();
+        let same = directory.latest.upgrade().filter(|latest| **latest == new);
         let names = same.unwrap_or_else(|| Arc::new(new));
-        latest.insert(number, Arc::downgrade(&names));
+        directory.latest = Arc::downgrade(&names);
+        directory.handles += usize::from(!handles.contains_key(&handle));
         let start = offset.max(DOTS);
         let first = match handles.get(&handle).filter(|_| offset > 0) {
             // Behind the last name that was given, wherever that is by now.
@@ -127,7 +138,9 @@ impl Listings {
             _ => usize::try_from(start - DOTS).unwrap_or(usize::MAX),
         };
         let held = Names::Held(Arc::clone(&names));
-        handles.insert(handle, Reading { names: held, first, start, next: offset, used: *clock });
+        let used = *clock;
+        let reading = Reading { directory: number, names: held, first, start, next: offset, used };
+        handles.insert(handle, reading);
         open.make_room(self.limit, handle);
         (names, first)
     }
@@ -141,9 +154,12 @@ impl Listings {
 
     pub fn close(&self, handle: u64) {
         let mut open = lock(&self.open);
-        let gone = open.handles.remove(&handle);
-        if open.handles.is_empty() {
-            open.latest.clear();
+        let Some(gone) = open.handles.remove(&handle) else { return };
+        if let Entry::Occupied(mut directory) = open.directories.entry(gone.directory) {
+            directory.get_mut().handles -= 1;
+            if directory.get().handles == 0 {
+                directory.remove();
+            }
         }
         drop(open);
         drop(gone);
@@ -357,6 +373,6 @@ mod tests {
         let (held, _) = listings.begin(handle, 7, 0, names(&["a"]));
         listings.close(handle);
         assert_eq!(Arc::strong_count(&held), 1);
-        assert!(lock(&listings.open).latest.is_empty());
+        assert!(lock(&listings.open).directories.is_empty());
     }
 }

@@ -12,6 +12,7 @@ use crate::source::{self, OpenFile, State};
 use crate::threads::lock;
 use crate::view::{self, View};
 
+use super::FOR_IMAGES;
 use super::attr::errno;
 use super::nodes::{Node, What};
 use super::open_images::{OpenImage, OpenImages};
@@ -49,8 +50,8 @@ pub struct OpenedFiles {
     memory: u64,
 }
 
-/// Of the budget, what is left to blocks: open images take the rest at most, but for a single one that is larger.
-/// A few blocks for each reader.
+/// Of the budget, what is left to blocks: a few for each reader. Open virtual files and those kept for the next open
+/// take at most the rest, unless a single one is larger.
 const LEAST: u64 = 8 << 20;
 
 /// Files whose last state is remembered.
@@ -87,7 +88,7 @@ pub enum Content {
 
 impl OpenedFiles {
     pub fn new(view: Arc<View>, cache: Arc<Cache>, memory: u64, passthrough: bool) -> OpenedFiles {
-        let for_images = memory.saturating_sub(LEAST.min(memory));
+        let for_images = memory.saturating_sub(LEAST + memory / FOR_IMAGES);
         OpenedFiles {
             next: AtomicU64::new(1),
             files: Mutex::default(),
