@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::checkpoint::{self, Checkpoint, Format, Options};
 use crate::image::{Hash, Image};
-use crate::source::{Attributes, Kind, Root, State};
+use crate::source::{Attributes, Kind, OpenFile, Root, State};
 use crate::threads::lock;
 
 use super::rules::Plan;
@@ -227,11 +227,11 @@ impl Planned {
         }
     }
 
-    /// The state of each file, but of those that are not settled. One that cannot be opened is not read either.
+    /// The state of each file that is settled.
     fn settled_states(&self, root: &Arc<Root>) -> Vec<Option<State>> {
-        let settled = |file: &PathBuf| match root.open(file) {
-            Ok(file) => file.is_settled().then(|| file.file().state()),
-            Err(_) => Some(root.attributes(file).ok()?.state()),
+        let settled = |file: &PathBuf| {
+            let open = root.open(file).ok().filter(OpenFile::is_settled)?;
+            Some(open.file().state())
         };
         self.files.iter().map(settled).collect()
     }
