@@ -415,6 +415,44 @@ fn replaced_again_and_again_under_load() {
     model.unmount();
 }
 
+/// The kernel tries twice to open what a name stands for, and a rename can come before each.
+#[test]
+fn renamed_over_all_the_time_it_can_be_opened() {
+    const OPENS: usize = 500;
+    let place = Place::new();
+    let (name, beside) = (format!("{}/counted", place.source), format!("{}/.new", place.source));
+    let (last, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let put = |count: usize| {
+        fs::write(&beside, count.to_le_bytes()).unwrap();
+        fs::rename(&beside, &name).unwrap();
+        last.store(count, Ordering::SeqCst);
+    };
+    put(1);
+    place.mount(&[]);
+    let shown = format!("{}/counted", place.mountpoint);
+    let read = || -> Result<(), String> {
+        let least = last.load(Ordering::SeqCst);
+        let bytes = fs::read(&shown).map_err(|error| error.to_string())?;
+        let count = usize::from_le_bytes(bytes.try_into().map_err(|_| "another size".to_owned())?);
+        if count < least { Err(format!("{count} after {least}")) } else { Ok(()) }
+    };
+    let all = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (2..).take_while(|_| !stop.load(Ordering::Relaxed)).for_each(put);
+        });
+        let reader = || (0..OPENS).map(|_| read()).collect::<Vec<_>>();
+        let readers: Vec<_> = (0..2).map(|_| scope.spawn(reader)).collect();
+        let all: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
+        stop.store(true, Ordering::Relaxed);
+        all
+    });
+    let all: Vec<_> = all.into_iter().flat_map(Result::unwrap).collect();
+    let failed: Vec<_> = all.iter().filter_map(|read| read.as_ref().err()).collect();
+    assert!(failed.is_empty(), "{} of {}: {failed:?}", failed.len(), all.len());
+    assert!(last.into_inner() > 2, "nothing was renamed meanwhile");
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
 // A system stamps a file when a write begins, not when it ends, and pages that are mapped once for many stores.
 // What is read meanwhile is an instant's; who opens the file afterwards gets what is there then.
 

@@ -106,7 +106,12 @@ pub fn of_source(error: &source::Error) -> Errno {
     }
 }
 
-/// The same for opening: what changed since the kernel looked it up, it looks up again. So it does
+/// Whether the kernel looks a name up again that could not be opened for this.
+pub fn is_stale(error: &view::Error) -> bool {
+    i32::from(on_opening(error)) == i32::from(Errno::ESTALE)
+}
+
+/// The error of an open: what changed since the kernel looked it up, it looks up again. So it does
 /// with what is gone: the file may have another name, which is the one that is opened.
 pub fn on_opening(error: &view::Error) -> Errno {
     let source = match error {

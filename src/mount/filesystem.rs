@@ -18,16 +18,17 @@ use fuser::{
     ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
 
-use crate::source::Attributes;
+use crate::source::{Attributes, Kind};
 use crate::view::{Entry, Names, View};
 
 use super::Error;
 use super::answers::{Askers, guarded};
-use super::attr::{Owner, attr, errno, last_attr, on_opening};
+use super::attr::{Owner, attr, errno, is_stale, last_attr, on_opening};
 use super::listings::{self, DirSink, Listings};
 use super::nodes::{LastSeen, Node, Nodes, ROOT, What};
 use super::opened::{Opened, OpenedFiles};
 use super::reads::{Answer, Range};
+use super::retries::{Found, Retries};
 use super::xattrs;
 use super::{Context, readonly};
 
@@ -43,6 +44,9 @@ const MAX_BACKGROUND: u16 = u16::MAX;
 /// that a source on an overlay, as in containers, can be passed through.
 const STACK: u32 = 2;
 
+/// Looks at a name that is renamed over meanwhile, for one that is to be opened with it.
+const TRIES: usize = 8;
+
 /// Numbers are not used again for another thing while the kernel knows them.
 pub const GENERATION: Generation = Generation(0);
 
@@ -57,6 +61,7 @@ pub struct Inner {
     pub view: Arc<View>,
     pub nodes: Nodes,
     pub opened: Arc<OpenedFiles>,
+    retries: Retries,
     pub listings: Listings,
     pub context: Arc<Context>,
     owner: Owner,
@@ -73,7 +78,9 @@ impl Filesystem {
         let root = view.attributes("".as_ref())?;
         let askers =
             Askers::new().map_err(|e| Error::io(&context.source, "start a thread for it", e))?;
-        let inner = Inner { view, nodes: Nodes::new(&root), opened, listings, context, owner };
+        let retries = Retries::new(Arc::clone(&opened));
+        let nodes = Nodes::new(&root);
+        let inner = Inner { view, nodes, opened, retries, listings, context, owner };
         Ok(Filesystem { inner: Arc::new(inner), askers })
     }
 
@@ -99,13 +106,57 @@ impl Inner {
         last_attr(number, &node.last, self.owner)
     }
 
-    fn look_up(&self, parent: INodeNo, name: &OsStr) -> Result<fuser::FileAttr, Errno> {
+    fn look_up(
+        &self,
+        thread: u32,
+        parent: INodeNo,
+        name: &OsStr,
+    ) -> Result<fuser::FileAttr, Errno> {
         let directory = self.node(parent)?.path.to_path();
+        if self.retries.expects(thread, &directory, name)
+            && let Some(attr) = self.look_up_and_open(thread, parent, &directory, name)
+        {
+            return Ok(attr);
+        }
         let entry = self.view.entry(&directory, name).map_err(|e| self.refuse(&e))?;
         let entry = entry.ok_or_else(|| self.missing())?;
         let path = self.nodes.path(parent.0, &directory, name);
         let number = self.nodes.learn(Node::new(path, &entry));
         Ok(self.attr(number, entry.attributes()))
+    }
+
+    /// The same for a thread that is about to open it, so that it is still there then; nothing if that cannot be.
+    fn look_up_and_open(
+        &self,
+        thread: u32,
+        parent: INodeNo,
+        directory: &Path,
+        name: &OsStr,
+    ) -> Option<fuser::FileAttr> {
+        if let Some((node, attr)) = self.retries.found(thread) {
+            self.nodes.learn(node);
+            return Some(attr);
+        }
+        let place = directory.join(name);
+        for _ in 0..TRIES {
+            // A listing in the midst of renames can lack a name that is there.
+            let Some(entry) = self.view.entry(directory, name).ok()? else { continue };
+            if entry.attributes().kind != Kind::File {
+                self.retries.end(thread);
+                return None;
+            }
+            let node = Node::new(self.nodes.path(parent.0, directory, name), &entry);
+            match self.opened.ready(self.nodes.number(&node), &node) {
+                Ok(ready) => {
+                    let attr = self.attr(self.nodes.learn(node.clone()), entry.attributes());
+                    self.retries.provide(thread, place, Found { node, attr, ready });
+                    return Some(attr);
+                }
+                Err(error) if is_stale(&error) => self.view.look_again(&place),
+                Err(_) => return None,
+            }
+        }
+        None
     }
 
     fn attributes(&self, number: INodeNo) -> Result<fuser::FileAttr, Errno> {
@@ -218,9 +269,9 @@ impl fuser::Filesystem for Filesystem {
         Ok(())
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let name = name.to_owned();
-        self.ask(parent, move |inner| match guarded(|| inner.look_up(parent, &name)) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let (thread, name) = (request.pid(), name.to_owned());
+        self.ask(parent, move |inner| match guarded(|| inner.look_up(thread, parent, &name)) {
             Ok(attr) => reply.entry(&TTL, &attr, GENERATION),
             Err(errno) => reply.error(errno),
         });
@@ -246,16 +297,25 @@ impl fuser::Filesystem for Filesystem {
         }
     }
 
-    fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
+        let thread = request.pid();
         self.ask(number, move |inner| {
             let open = || {
                 let node = inner.node(number)?;
-                inner.opened.open(number.0, &node, &reply).map_err(|e| {
+                let (is_second, ready) = inner.retries.take(thread, number.0);
+                let ready = ready.map_or_else(|| inner.opened.ready(number.0, &node), Ok);
+                let opened =
+                    ready.and_then(|ready| inner.opened.open(number.0, &node, ready, &reply));
+                opened.map_err(|e| {
                     // The kernel looks the name up once more, and must be told what is there now.
-                    inner.view.look_again(&node.path.to_path());
+                    let path = node.path.to_path();
+                    inner.view.look_again(&path);
+                    if is_stale(&e) && !is_second {
+                        inner.retries.expect(thread, path);
+                    }
                     inner.failed(&e);
                     on_opening(&e)
                 })

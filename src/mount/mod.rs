@@ -25,6 +25,7 @@ pub mod probe;
 pub mod reach;
 mod readonly;
 mod reads;
+mod retries;
 mod session;
 mod standing;
 pub mod stats;

@@ -77,6 +77,17 @@ enum Proof {
     File(State),
 }
 
+/// What is opened, before the kernel has a handle of it.
+pub enum Ready {
+    Image {
+        image: Arc<OpenImage>,
+        /// Whether what the kernel has of it is good.
+        holds: bool,
+        is_settled: bool,
+    },
+    File(OpenFile),
+}
+
 /// What is behind an open file.
 pub enum Content {
     Image(Arc<OpenImage>),
@@ -135,20 +146,49 @@ impl OpenedFiles {
         self.cache.set_memory(rest.max(LEAST.min(self.memory)));
     }
 
-    pub fn open(&self, number: u64, node: &Node, reply: &ReplyOpen) -> Result<Opened, view::Error> {
-        match &node.what {
-            What::Image(shown) => {
-                let holds = shown.is_settled() && !lock(&self.suspect).contains(&number);
-                let image = self.images.open(number, shown, holds)?;
-                self.balance();
-                if !shown.is_settled() {
+    /// Opens what a number stands for, as far as that goes without the kernel.
+    pub fn ready(&self, number: u64, node: &Node) -> Result<Ready, view::Error> {
+        if let What::Image(shown) = &node.what {
+            let holds = shown.is_settled() && !lock(&self.suspect).contains(&number);
+            let image = self.images.open(number, shown, holds)?;
+            self.balance();
+            return Ok(Ready::Image { image, holds, is_settled: shown.is_settled() });
+        }
+        let file = self.view.open(&node.path.to_path())?;
+        let identity = file.file().identity();
+        if (identity.dev, identity.ino) != (node.last.dev, node.last.ino) {
+            let path = file.file().path();
+            return Err(source::Error::Changed { path }.into());
+        }
+        Ok(Ready::File(file))
+    }
+
+    /// It is not opened after all.
+    pub fn give_up(&self, number: u64, ready: Ready) {
+        if let Ready::Image { .. } = ready {
+            self.images.close(number);
+            self.balance();
+        }
+    }
+
+    /// Opens what is ready for the kernel.
+    pub fn open(
+        &self,
+        number: u64,
+        node: &Node,
+        ready: Ready,
+        reply: &ReplyOpen,
+    ) -> Result<Opened, view::Error> {
+        match ready {
+            Ready::Image { image, holds, is_settled } => {
+                if !is_settled {
                     lock(&self.suspect).insert(number);
                 }
-                let proof = (shown.is_settled() && !holds).then_some(Proof::Image);
+                let proof = (is_settled && !holds).then_some(Proof::Image);
                 let handle = self.add(number, Content::Image(image), proof);
                 Ok(Opened { handle, flags: keep_if(holds) | NO_FLUSH, backing: None })
             }
-            _ => self.open_source(number, node, reply),
+            Ready::File(file) => self.open_source(number, node, file, reply),
         }
     }
 
@@ -156,14 +196,10 @@ impl OpenedFiles {
         &self,
         number: u64,
         node: &Node,
+        file: OpenFile,
         reply: &ReplyOpen,
     ) -> Result<Opened, view::Error> {
-        let file = self.view.open(&node.path.to_path())?;
         let identity = file.file().identity();
-        if (identity.dev, identity.ino) != (node.last.dev, node.last.ino) {
-            let path = file.file().path();
-            return Err(source::Error::Changed { path }.into());
-        }
         if !node.last.is_state(&identity)
             && let Some(kernel) = self.kernel.get()
         {
