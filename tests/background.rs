@@ -70,8 +70,8 @@ fn is_at(place: &Place, pid: u32) -> bool {
     all.as_array().unwrap().iter().any(is)
 }
 
-/// Starts a mount whose daemon waits for its source, and gives that, the caller and the daemon.
-fn waiting(place: &Place) -> (Faulty, Child, Daemon) {
+/// Starts a mount whose daemon waits for its source; returns the source, the caller and the daemon.
+fn start_waiting_mount(place: &Place) -> (Faulty, Child, Daemon) {
     let far = Faulty::new(&place.path("far"), shards(1, 8));
     far.is_now(Mood::HangsReading);
     let source = place.path("far/model-00001-of-00002.safetensors");
@@ -87,7 +87,7 @@ fn waiting(place: &Place) -> (Faulty, Child, Daemon) {
 #[test]
 fn a_daemon_that_dies_without_a_word_is_told_of() {
     let place = Place::new();
-    let (far, caller, daemon) = waiting(&place);
+    let (far, caller, daemon) = start_waiting_mount(&place);
     daemon.kill("KILL");
     far.is_now(Mood::Works);
     let output = caller.wait_with_output().unwrap();
@@ -99,7 +99,7 @@ fn a_daemon_that_dies_without_a_word_is_told_of() {
 #[test]
 fn a_caller_that_goes_away_leaves_no_mount() {
     let place = Place::new();
-    let (far, mut caller, daemon) = waiting(&place);
+    let (far, mut caller, daemon) = start_waiting_mount(&place);
     caller.kill().unwrap();
     caller.wait().unwrap();
     // Now the daemon goes on, and finds nobody to tell.
@@ -192,7 +192,7 @@ fn a_log_that_is_a_pipe_is_written_as_far_as_it_is_read() {
     assert_eq!(program(&["mkfifo", &pipe]).code, 0);
     let mut read = File::options().read(true).write(true).open(&pipe).unwrap();
     place.mount(&["-vvv", "--log-file", &pipe]);
-    // More is said than the pipe has room for, and nothing of it is read.
+    // Logs more than the pipe has room for, while nothing is read.
     let missing = (0..2000).map(|n| format!("{}/{n}", place.mountpoint));
     let mut asking = Command::new("ls").args(missing).stderr(Stdio::null()).spawn().unwrap();
     until("ls is answered", || asking.try_wait().unwrap().is_some());
@@ -238,16 +238,16 @@ fn metrics_are_served() {
     assert!(ask("\0\r\n\r\n").starts_with("HTTP/1.1 405"));
     let long = ask(&format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100_000)));
     assert!(long.is_empty() || long.starts_with("HTTP/1.1 431"), "{long}");
-    // Readers that say nothing do not keep the mount from ending.
+    // Silent readers must not delay the end of the mount.
     let silent: Vec<_> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
     assert_eq!(place.unmount(&[]).code, 0);
     drop(silent);
 }
 
-/// As many as the system lets wait beside those that are answered.
+/// Sends as many as the kernel queues besides those that are accepted.
 #[test]
-fn half_sent_requests_keep_nobody_from_the_metrics() {
-    /// Much longer than it takes, and much less than all of them had to be waited for.
+fn half_sent_requests_do_not_block_the_metrics() {
+    /// Much longer than an answer takes, and much shorter than the timeouts of all half-sent requests in turn.
     const LONG: Duration = Duration::from_secs(20);
     let place = Place::new();
     let done = place.try_mount(&["--metrics", "127.0.0.1:0"]);

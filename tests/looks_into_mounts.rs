@@ -189,15 +189,15 @@ fn a_link_that_leads_back_to_the_mount_has_an_end() {
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
-/// A folder whose path no call of the system takes as a whole, made step by step.
-fn made_deep(top: OwnedFd, names: &[String]) -> OwnedFd {
+/// Makes nested folders step by step, because no system call takes the whole path.
+fn make_deep(top: OwnedFd, names: &[String]) -> OwnedFd {
     names.iter().fold(top, |above, name| {
         mkdirat(&above, name, Mode::RWXU | Mode::ROTH | Mode::XOTH).unwrap();
         step(above, name)
     })
 }
 
-fn opened(path: &str) -> OwnedFd {
+fn open_folder(path: &str) -> OwnedFd {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap()
 }
 
@@ -205,7 +205,7 @@ fn step(above: OwnedFd, name: &str) -> OwnedFd {
     openat(above, name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap()
 }
 
-/// What a program reads that walks step by step, as `find` does; links followed.
+/// Reads a file from its open folder, as a program does that walks step by step; follows links.
 fn read(folder: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
     let mut bytes = Vec::new();
     let file = openat(folder, name, OFlags::RDONLY, Mode::empty())?;
@@ -214,10 +214,10 @@ fn read(folder: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
 }
 
 #[test]
-fn directories_deeper_than_a_path_can_say_are_walked() {
+fn directories_deeper_than_the_longest_path_are_walked() {
     let place = Place::new();
     let names: Vec<String> = (0..40).map(|n| format!("{n:0250}")).collect();
-    let bottom = made_deep(opened(&place.source), &names);
+    let bottom = make_deep(open_folder(&place.source), &names);
     let write = |name: &str, bytes: &[u8]| {
         let flags = OFlags::WRONLY | OFlags::CREATE;
         let file = openat(&bottom, name, flags, Mode::RUSR | Mode::ROTH).unwrap();
@@ -230,13 +230,13 @@ fn directories_deeper_than_a_path_can_say_are_walked() {
     let link = |to: &str, name: &str| symlinkat(to, &bottom, name).unwrap();
     link("plain", "beside");
     link(&format!("sub/../../{}/plain", names[39]), "up");
-    // Further up than where the last piece of the path begins.
+    // These lead further up than the start of the last piece of the path.
     link(&format!("{}model.safetensors", "../".repeat(40)), "top");
     link(&format!("{}model.safetensors", "../".repeat(41)), "out");
     link(&format!("{}/model.safetensors", place.source), "absolute");
     place.mount(&[]);
 
-    let shown = names.iter().fold(opened(&place.mountpoint), |above, name| step(above, name));
+    let shown = names.iter().fold(open_folder(&place.mountpoint), |above, name| step(above, name));
     let mut listed: Vec<_> = Dir::read_from(&shown).unwrap().map(|entry| entry.unwrap()).collect();
     listed.retain(|entry| !entry.file_name().to_bytes().starts_with(b"."));
     let mut listed: Vec<_> =
@@ -265,12 +265,12 @@ fn directories_deeper_than_a_path_can_say_are_walked() {
 }
 
 #[test]
-fn what_lies_too_deep_keeps_nothing_else_from_being_walked() {
+fn directories_that_are_too_deep_do_not_stop_a_walk() {
     let place = Place::new();
     let names: Vec<String> = (0..70).map(|n| format!("{n:0250}")).collect();
-    let mut above = opened(&place.source);
+    let mut above = open_folder(&place.source);
     for name in &names {
-        above = made_deep(above, std::slice::from_ref(name));
+        above = make_deep(above, std::slice::from_ref(name));
         mkdirat(&above, "z", Mode::RWXU).unwrap();
     }
     place.mount(&[]);

@@ -90,9 +90,9 @@ fn a_path_that_many_equal_keys_begin() {
     assert!(!is_shown_with(&value, options));
 }
 
-/// Pickles of some million bytes that are some kilobytes in their files.
+/// Pickles of some million bytes that take some kilobytes in their files.
 #[test]
-fn a_compressed_pickle_becomes_no_more_than_a_small_one() {
+fn a_compressed_pickle_takes_no_more_memory_than_a_small_one() {
     const MANY: usize = 4_000_000;
     const MIB: u64 = 1 << 20;
     let beside = |value: Vec<u8>| dict(&[("w", tensor()), ("x", value)]);
@@ -106,21 +106,21 @@ fn a_compressed_pickle_becomes_no_more_than_a_small_one() {
         [&remember(0, &tensor())[..], &dict(&[("w", list_of(0, MANY / 4))])].concat(),
     ];
     for bomb in &bombs {
-        // Whether it is shown is not at stake here.
+        // Only the memory matters here, not whether it is shown.
         is_shown_packed(bomb, 96 * MIB);
     }
 }
 
-/// Each takes some 60 MB, and its bytes.
+/// Each takes some 60 MB beside its bytes.
 #[test]
 fn large_pickles_are_parsed_one_at_a_time() {
     let nested = [NONE, &b"\x85".repeat(4_000_000)].concat();
     are_shown_together(&dict(&[("w", tensor()), ("x", nested)]), 8, 256 << 20);
 }
 
-/// What is honest is shown, compressed or not: tensors by the thousand, and lists of numbers as long as they are.
+/// Thousands of tensors, and lists of as many numbers, compressed or not.
 #[test]
-fn large_pickles_of_training() {
+fn large_pickles_of_training_are_shown() {
     let state = |n: usize| dict(&[("exp_avg", tensor()), ("step", int(n as i128))]);
     let name = |n: usize| format!("model.layers.{n}.self_attn.q_proj.weight");
     let pairs = |n: usize| [text(&name(n)), put(n as u32 + 7), tensor(), int(n as i128), state(n)];

@@ -80,9 +80,9 @@ fn text_that_is_not_utf_8_wherever_it_stands() {
     assert!(matches!(fault(open(set.path())), IndexFault::Json(why) if why.contains("utf-8")));
 }
 
-/// Python's `json` writes and reads them, and so do the loaders that are written in it.
+/// Python's `json` writes and reads these, and so do loaders in Python.
 #[test]
-fn numbers_that_only_python_has() {
+fn numbers_that_only_python_has_are_read() {
     let set = set(&[(A, &["a"]), (B, &["b"])], &[]);
     let shards = format!(r#""weight_map":{{"a":{A:?},"b":{B:?}}}"#);
     for metadata in [
@@ -106,7 +106,7 @@ fn numbers_that_only_python_has() {
 }
 
 #[test]
-fn a_byte_order_mark_which_no_loader_reads() {
+fn a_byte_order_mark_is_refused_as_loaders_do() {
     let set = set(&[(A, &["a"])], &[]);
     let text = index(&[("a", A)]);
     fs::write(set.path().join(INDEX), format!("\u{feff}{text}")).unwrap();

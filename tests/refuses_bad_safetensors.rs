@@ -112,7 +112,7 @@ fn the_same_key_twice() {
     assert!(complaint(&file(twice, 1)).contains("dtype"));
 }
 
-/// Fields that the format does not have: what the reference reader takes is taken, and nothing else.
+/// Fields that the format does not have are read or refused as the reference reader does.
 #[test]
 fn unknown_fields_are_read_as_the_reference_reader_does() {
     let nested = |depth: usize, open: &str, close: &str| {
@@ -160,9 +160,9 @@ fn unknown_fields_are_read_as_the_reference_reader_does() {
     assert!(taken > 20 && refused > 20, "{taken} taken, {refused} refused");
 }
 
-/// The reference reader takes the fields of a tensor in a list, too; readers that look them up do not.
+/// The reference reader also takes a list of the fields; readers that look fields up by name do not.
 #[test]
-fn a_tensor_that_is_no_object() {
+fn a_tensor_that_is_no_object_is_refused() {
     complaint(&file(r#"{"t":["U8",[1],[0,1]]}"#, 1));
 }
 

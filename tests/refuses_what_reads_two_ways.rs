@@ -114,9 +114,9 @@ fn numbered_sets_that_count_from_zero_and_sets_with_a_file_too_many() {
     }
 }
 
-/// Which of the first and the last was left over, nothing tells but an index.
+/// Only an index says whether the first or the last file does not belong to the set.
 #[test]
-fn a_numbered_set_that_is_whole_from_zero_and_from_one() {
+fn a_numbered_set_that_is_complete_from_zero_and_from_one() {
     for of in [1, 2, 3] {
         let files: Vec<String> =
             (0..=of).map(|n| format!("m-0000{n}-of-0000{of}.safetensors")).collect();
@@ -125,7 +125,7 @@ fn a_numbered_set_that_is_whole_from_zero_and_from_one() {
             let refused = open(path).unwrap_err();
             assert!(refused.is_refusal());
             assert!(
-                matches!(&refused, Error::TwoCounts { first, last, .. } if *first == files[0] && *last == files[of]),
+                matches!(&refused, Error::AmbiguousNumbering { first, last, .. } if *first == files[0] && *last == files[of]),
                 "{refused}"
             );
         }
@@ -143,8 +143,7 @@ fn a_set_of_no_shards_is_a_file_by_itself() {
     assert_eq!(names(&open(directory_of(&[file]).path()).unwrap()), [file]);
 }
 
-/// A directory with these files, each with a tensor that is called as it. What they hold is safetensors, whatever
-/// they are called.
+/// A directory with these files. Whatever its name, each is safetensors with one tensor named like the file.
 fn directory_of(files: &[&str]) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for file in files {
@@ -185,9 +184,9 @@ fn a_file_comes_before_shards_and_an_index_of_its_own_name() {
     }
 }
 
-/// Of files of one model by the names that loaders look for, transformers takes the first.
+/// The names are those that loaders look for, in the order of transformers.
 #[test]
-fn of_files_of_one_model_the_first_that_loaders_take() {
+fn the_first_of_several_files_of_one_model_is_taken() {
     let set = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
     let bins = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"];
     let unet = "diffusion_pytorch_model.safetensors";
@@ -234,7 +233,7 @@ fn a_set_with_an_index_comes_before_pickles() {
     assert_eq!(found.tensors.len(), 2);
     let note = "`model.safetensors.index.json` is taken of this directory, as by transformers; left out beside it: `pytorch_model.bin`";
     assert_eq!(found.notes, [note]);
-    // Whoever has the index wants what it names.
+    // A set with an index must have the files that the index names.
     fs::remove_file(directory.path().join("model-00002-of-00002.safetensors")).unwrap();
     assert!(matches!(open(directory.path()), Err(Error::Index { .. })));
 }

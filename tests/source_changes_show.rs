@@ -417,7 +417,7 @@ fn replaced_again_and_again_under_load() {
 
 /// The kernel tries twice to open what a name stands for, and a rename can come before each.
 #[test]
-fn renamed_over_all_the_time_it_can_be_opened() {
+fn a_file_that_is_renamed_over_repeatedly_can_be_opened() {
     const OPENS: usize = 500;
     let place = Place::new();
     let (name, beside) = (format!("{}/counted", place.source), format!("{}/.new", place.source));
@@ -453,27 +453,27 @@ fn renamed_over_all_the_time_it_can_be_opened() {
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
-// A system stamps a file when a write begins, not when it ends, and pages that are mapped once for many stores.
-// What is read meanwhile is an instant's; who opens the file afterwards gets what is there then.
+// The kernel stamps a file when a write begins, not when it ends, and a mapped page once for many stores. A read in
+// between may return a mixture. An open afterwards must show the final bytes.
 
-/// A file's bytes, mapped for writing, with a time that no store moves any more.
-fn mapped_for_stores(path: &std::path::Path) -> memmap2::MmapMut {
+/// Maps a file for writing. Its timestamp does not change with later stores.
+fn map_for_stores(path: &std::path::Path) -> memmap2::MmapMut {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let mut map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
     for at in (0..map.len()).step_by(4096) {
         let byte = map[at];
-        // Each page is touched, so that the system has noted that it is written to.
+        // Touches each page, so that the kernel has already stamped the file for it.
         unsafe { std::ptr::write_volatile(&raw mut map[at], byte) };
     }
-    // Long enough for the time to be taken for settled, were it not for the mapping.
+    // Long enough that the timestamp would count as settled without the mapping.
     std::thread::sleep(Duration::from_millis(200));
     map
 }
 
 #[test]
-fn stores_through_a_mapping_show_to_who_opens_afterwards() {
+fn stores_through_a_mapping_show_at_the_next_open() {
     let model = Model::new(&[]);
-    let mut map = mapped_for_stores(&model.shard(2));
+    let mut map = map_for_stores(&model.shard(2));
     let first = File::open(model.image()).unwrap();
     let read = |file: &File| {
         let mut byte = [0];
@@ -491,11 +491,11 @@ fn stores_through_a_mapping_show_to_who_opens_afterwards() {
 }
 
 #[test]
-fn stores_through_a_mapping_of_a_file_as_it_is_show_too() {
+fn stores_through_a_mapping_of_a_passed_through_file_show_too() {
     let model = Model::new(&["--no-passthrough"]);
     let name = "model/other.dat";
     fs::write(model.source(name), vec![1; 2 << 20]).unwrap();
-    let mut map = mapped_for_stores(&model.source(name));
+    let mut map = map_for_stores(&model.source(name));
     let shown = PathBuf::from(&model.place.mountpoint).join(name);
     let first = File::open(&shown).unwrap();
     assert_eq!(fs::read(&shown).unwrap(), vec![1; 2 << 20]);
@@ -506,22 +506,22 @@ fn stores_through_a_mapping_of_a_file_as_it_is_show_too() {
 }
 
 #[test]
-fn a_header_that_is_mended_through_a_mapping_is_shown() {
+fn a_header_repaired_through_a_mapping_is_shown() {
     let model = Model::new(&[]);
-    let mut map = mapped_for_stores(&model.shard(2));
+    let mut map = map_for_stores(&model.shard(2));
     let brace = map[8];
     map[8] = b'!';
     until("the broken set is not shown", || !model.image().exists());
     map[8] = brace;
-    until("the mended set is shown", || model.image().exists());
+    until("the repaired set is shown", || model.image().exists());
     assert_eq!(values(&File::open(model.image()).unwrap()).unwrap(), (1, 2));
     drop(map);
     model.unmount();
 }
 
-/// One long write, and readers meanwhile: who opens it after its end sees what it wrote, and nothing else.
+/// Readers run during one long write. An open after its end shows the new bytes alone.
 #[test]
-fn read_while_one_long_write_is_under_way() {
+fn an_open_after_one_long_write_shows_all_of_it() {
     const LONG: usize = 192 << 20;
     let model = Model::new(&[]);
     let path = model.source("model/model-00001-of-00002.safetensors");
@@ -537,7 +537,7 @@ fn read_while_one_long_write_is_under_way() {
             ended.store(true, Ordering::Release);
         });
         while !ended.load(Ordering::Acquire) {
-            // Whatever it gives, or refuses to give: the kernel may now have it.
+            // The outcome does not matter: the kernel may have cached these bytes.
             let Ok(file) = File::open(model.image()) else { continue };
             let size = file.metadata().unwrap().len();
             let mut bytes = vec![0; 1 << 20];

@@ -71,7 +71,7 @@ fn links_that_leave_the_directory() {
 }
 
 #[test]
-fn a_link_to_nothing_is_told_as_that_wherever_it_leads() {
+fn a_link_to_nothing_is_reported_as_one_wherever_it_leads() {
     let outside = tempfile::tempdir().unwrap();
     for target in [outside.path().join("nothing.safetensors"), "nothing.safetensors".into()] {
         let set = set(&[], &[("a", "link.safetensors")]);

@@ -77,9 +77,9 @@ fn what_else_is_asked_for() {
     assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
 }
 
-/// With whatever number of files that may be open, a mount works or is refused in one sentence.
+/// Under any limit on open files, a mount works or is refused in one sentence.
 #[test]
-fn too_few_files_that_may_be_open() {
+fn a_mount_with_too_few_descriptors_is_refused() {
     let place = Place::new();
     let inside = format!("{}/model.safetensors", place.mountpoint);
     let mut answers = Vec::new();
@@ -103,9 +103,9 @@ fn too_few_files_that_may_be_open() {
     assert_eq!((answers[0], answers[59]), (1, 0), "{answers:?}");
 }
 
-/// The same in the foreground, where the mount is the process itself.
+/// In the foreground, the mount is the process itself.
 #[test]
-fn too_few_files_that_a_mount_in_the_foreground_may_open() {
+fn a_mount_in_the_foreground_with_too_few_descriptors_is_refused() {
     let place = Place::new();
     for limit in 4..32 {
         let limit = format!("--nofile={limit}");
@@ -117,7 +117,7 @@ fn too_few_files_that_a_mount_in_the_foreground_may_open() {
 }
 
 #[test]
-fn a_log_file_that_is_a_pipe_without_a_reader() {
+fn a_log_pipe_without_a_reader_is_refused() {
     let place = Place::new();
     let pipe = place.path("pipe");
     assert_eq!(program(&["mkfifo", &pipe]).code, 0);
@@ -130,7 +130,7 @@ fn a_log_file_that_is_a_pipe_without_a_reader() {
         let said = String::from_utf8(done.stderr).unwrap();
         assert_eq!((done.status.code(), place.mounts()), (Some(1), 0), "{said}");
         assert!(said.contains(&format!("{pipe}: cannot log to it: no program reads")), "{said}");
-        assert!(said.contains("what to do: start the program that reads it first"), "{said}");
+        assert!(said.contains("what to do: start its reader first"), "{said}");
     }
     assert_eq!(place.daemon(), None);
 }

@@ -1,5 +1,5 @@
-//! A mount that another mount still shows, a bind mount or one in another mount namespace, is taken away
-//! and nothing else: `unmount` says where it still shows, and never advises to end its daemon.
+//! `unmount` takes one mount away, and leaves bind mounts of it and mounts in other namespaces. It says where
+//! these are, and never advises to kill their daemon.
 //!
 //! A new mount namespace copies every mount of the machine, so these tests take turns.
 
@@ -23,22 +23,22 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What `unmount` said where the mount is gone here and its daemon lives on.
+/// The output of an `unmount` after which the daemon still runs.
 #[track_caller]
-fn said(done: &Done) -> &str {
+fn output_of_unmount(done: &Done) -> &str {
     assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{}", done.stdout);
     assert!(!done.stdout.contains("kill"), "{}", done.stdout);
     &done.stdout
 }
 
-fn bound(place: &Place) -> String {
+fn bind_mount(place: &Place) -> String {
     let other = place.path("other");
     fs::create_dir_all(&other).unwrap();
     assert_eq!(program(&["mount", "--bind", &place.mountpoint, &other]).code, 0);
     other
 }
 
-/// A process in a mount namespace of its own, with a copy of every mount that there was.
+/// A process in a mount namespace of its own, with copies of all mounts.
 struct Namespace(Child);
 
 impl Namespace {
@@ -61,18 +61,18 @@ impl Drop for Namespace {
 }
 
 #[test]
-fn a_bind_mount_still_shows_it() {
+fn unmount_reports_a_remaining_bind_mount() {
     let _turn = turn();
     for options in [&[][..], &["--lazy"]] {
         let place = Place::new();
         let daemon = place.mount(&[]);
-        let other = bound(&place);
+        let other = bind_mount(&place);
         let done = place.unmount(options);
         let words = format!(
             "still shown at {other}; its daemon ({}) ends when it is unmounted there too",
             daemon.0
         );
-        assert!(said(&done).contains(&words), "{}", done.stdout);
+        assert!(output_of_unmount(&done).contains(&words), "{}", done.stdout);
         assert_eq!((place.mounts(), daemon.runs()), (0, true));
         assert!(fs::read(format!("{other}/model.safetensors")).is_ok());
         // The bind mount is a mount of ours like any other.
@@ -82,7 +82,7 @@ fn a_bind_mount_still_shows_it() {
 }
 
 #[test]
-fn another_mount_namespace_still_shows_it() {
+fn unmount_reports_a_mount_in_another_namespace() {
     let _turn = turn();
     for options in [&[][..], &["--lazy"]] {
         let place = Place::new();
@@ -94,7 +94,7 @@ fn another_mount_namespace_still_shows_it() {
             "still shown at {} in the mount namespace of process {pid}; its daemon ({}) ends when it is unmounted there too",
             place.mountpoint, daemon.0
         );
-        assert!(said(&done).contains(&words), "{}", done.stdout);
+        assert!(output_of_unmount(&done).contains(&words), "{}", done.stdout);
         assert_eq!((place.mounts(), daemon.runs()), (0, true));
         let there = format!("/proc/{pid}/root{}/model.safetensors", place.mountpoint);
         assert!(fs::read(there).is_ok());
@@ -104,26 +104,26 @@ fn another_mount_namespace_still_shows_it() {
 }
 
 #[test]
-fn what_no_table_shows_is_in_use_all_the_same() {
+fn a_detached_mount_that_is_in_use_keeps_its_daemon() {
     let _turn = turn();
     let place = Place::new();
     let daemon = place.mount(&[]);
-    let other = bound(&place);
+    let other = bind_mount(&place);
     let held = File::open(format!("{other}/model.safetensors")).unwrap();
     assert_eq!(program(&["umount", "-l", &other]).code, 0);
     let done = place.unmount(&[]);
     let words = format!("unmounted; its daemon ({}) ends with the last reader", daemon.0);
-    assert!(said(&done).contains(&words), "{}", done.stdout);
+    assert!(output_of_unmount(&done).contains(&words), "{}", done.stdout);
     drop(held);
     until("the daemon ends", || !daemon.runs());
 }
 
 #[test]
-fn a_stopped_daemon_that_is_still_needed_is_only_to_be_continued() {
+fn a_stopped_daemon_in_use_is_not_to_be_killed() {
     let _turn = turn();
     let place = Place::new();
     let daemon = place.mount(&[]);
-    let other = bound(&place);
+    let other = bind_mount(&place);
     daemon.stop();
     let done = place.unmount(&[]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{}", done.stdout);

@@ -92,7 +92,7 @@ class Report:
     def gb_per_second(self) -> float: ...
     def as_dict(self) -> dict[str, Any]: ...
 
-# A mapping whose names are paths is an iterable of paths as well: the first that fits counts.
+# A mapping from paths is an iterable of paths as well; type checkers take the first overload that fits.
 @overload
 def load_many(  # type: ignore[overload-overlap]
     filenames: Mapping[_Name, _Path],

@@ -98,7 +98,7 @@ def _new_page(path, ends):
         return path and ends.enter_context(_new_file.replacing(path, waits=False))
     except OSError as fault:
         if fault.errno == errno.ENXIO and stat.S_ISFIFO(os.stat(path).st_mode):
-            raise error(f"{path}: no program reads this pipe", "start the one that does first") from None
+            raise error(f"{path}: no program reads this pipe", "start its reader first, or name a regular file") from None
         raise error(f"{path}: cannot be written: {fault.strerror}", "see that its directory is there") from None
 
 

@@ -34,9 +34,9 @@ def in_words(raised):
     return "; ".join([str(raised), *getattr(raised, "__notes__", [])])
 
 
-def path_of(given):
-    """A path that the user gave, as text."""
-    path = os.fsdecode(given)
+def path_of(path):
+    """A path from the user as text; refuses a NUL in it."""
+    path = os.fsdecode(path)
     if "\0" in path:
         raise error(f"{path!r}: no path can have a NUL in it", "leave it out", ValueError)
     return path
@@ -86,10 +86,10 @@ def in_python(words):
 
 
 def of(kind, message, remedy, path, number):
-    """The exception for what the Rust part tells. `number` is the system's own of what it refused."""
+    """The exception for an error of the Rust part. `number` is the `errno` if a system call failed."""
     remedy = in_python(remedy)
     if kind in ("missing", "dangling"):
-        # In the words of safetensors: with a file name it would have Python's.
+        # The message is that of safetensors. Given a file name, the exception would have Python's instead.
         missing = FileNotFoundError(f"No such file or directory: {path if kind == 'missing' else message}")
         missing.errno = errno.ENOENT
         return _with_remedy(missing, remedy)

@@ -1,4 +1,4 @@
-"""Which experts of a mixture a rank loads; the calls of `fastsafetensors.ep_slice`."""
+"""Chooses the experts of a mixture that a rank loads; has the calls of `fastsafetensors.ep_slice`."""
 
 import os
 import re
@@ -12,8 +12,8 @@ _PATTERN = re.compile(r"\.experts\.(\d+)\.")
 
 
 def owned_expert_range(num_experts, ep_size, ep_rank):
-    """The first expert of a rank, and the one after its last: each rank has as many as the others, in order, and
-    the first ranks one more where they do not divide evenly."""
+    """The first expert of a rank, and the one after its last. Ranks have equal numbers of experts, in order. Where
+    experts do not divide evenly, the first ranks have one more."""
     if ep_size <= 0:
         raise error(f"ep_size must be positive, got {ep_size}", also=ValueError)
     if not 0 <= ep_rank < ep_size:
@@ -24,8 +24,8 @@ def owned_expert_range(num_experts, ep_size, ep_rank):
 
 
 def expert_parallel_filter(num_experts, ep_size, ep_rank, pattern=_PATTERN):
-    """What `SafeTensorsFileLoader.set_tensor_filter` takes so that a rank loads its own experts, and all tensors
-    that are no expert's. `pattern` finds an expert's number in a name.
+    """A filter for `SafeTensorsFileLoader.set_tensor_filter`: a rank loads its own experts, and all tensors that
+    belong to no expert. `pattern` finds an expert's number in a name.
 
         loader.set_tensor_filter(expert_parallel_filter(num_experts=256, ep_size=2, ep_rank=rank))
     """
@@ -39,10 +39,11 @@ def expert_parallel_filter(num_experts, ep_size, ep_rank, pattern=_PATTERN):
 
 
 def expert_parallel_filter_from_env():
-    """The same as the environment has it; `None`, which is for all tensors, where that asks for none:
-    FASTSAFETENSORS_EP_SLICE=1 asks, FASTSAFETENSORS_EP_NUM_EXPERTS is how many there are, and
-    FASTSAFETENSORS_EP_SIZE and _RANK are those of torch.distributed, or WORLD_SIZE and RANK, where they are
-    not set."""
+    """A filter from the environment; `None`, which means all tensors, if the environment asks for none.
+
+    FASTSAFETENSORS_EP_SLICE=1 asks for a filter, and FASTSAFETENSORS_EP_NUM_EXPERTS is the number of experts.
+    FASTSAFETENSORS_EP_SIZE and FASTSAFETENSORS_EP_RANK default to those of torch.distributed, or without a process
+    group to WORLD_SIZE and RANK."""
     experts = _number("FASTSAFETENSORS_EP_NUM_EXPERTS", 0)
     if os.environ.get("FASTSAFETENSORS_EP_SLICE") != "1" or experts <= 0:
         return None
@@ -56,8 +57,8 @@ def expert_parallel_filter_from_env():
 
 
 def _number(name, default):
-    given = os.environ.get(name, str(default))
+    value = os.environ.get(name, str(default))
     try:
-        return int(given)
+        return int(value)
     except ValueError:
-        raise error(f"{name}={given!r} is no number", "set it to one, or unset it", ValueError) from None
+        raise error(f"{name}={value!r} is no number", "set it to one, or unset it", ValueError) from None

@@ -16,7 +16,7 @@ _AT_ONCE = 256 << 20
 
 
 class File:
-    """One checkpoint, open until nothing holds this."""
+    """One checkpoint. Its files stay open as long as this object exists."""
 
     def __init__(self, path, how):
         self._source = Source(path, how)

@@ -1,6 +1,6 @@
-"""What a header says of a tensor, and which part of it an index means; as fastsafetensors has it.
+"""The frame of a tensor from its entry in a header, and of the part that an index selects, as in fastsafetensors.
 
-Pure: in, an entry of a header and indexes; out, `TensorFrame`s.
+Nothing is read.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from ckptfs._fast_types import DType, as_dtype
 
 @dataclass
 class TensorFrame:
-    """What a header says of a tensor: `dtype`, `shape`, and in `data_offsets` where its bytes lie behind the
-    header. Of a part of a tensor `data_offsets` are those of the whole, `offsets` has the first index of each
-    dimension, and `strides` the elements from one index to the next.
+    """The layout of a tensor: `dtype`, `shape`, and in `data_offsets` the range of its bytes behind the header.
+
+    A part of a tensor keeps the `data_offsets` of the whole. Its `offsets` have the first index of each dimension,
+    and its `strides` the number of elements from one index to the next.
 
         frame = TensorFrame.from_buffer({"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]})
         rows = frame[1:3]                   # shape [2, 8], offsets [1, 0], strides [8, 1]
@@ -28,7 +29,7 @@ class TensorFrame:
 
     @classmethod
     def from_buffer(cls, entry):
-        """Of an entry of a header: a dictionary with `dtype`, `shape` and `data_offsets`."""
+        """Makes a frame from an entry of a header: a dictionary with `dtype`, `shape` and `data_offsets`."""
         shape = entry["shape"]
         if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
             raise error(f"shape {shape!r} is no list of sizes", "give one such as [4, 8]", ValueError)
@@ -42,24 +43,24 @@ class TensorFrame:
         )
 
     def __getitem__(self, index):
-        """The frame of a part. A dimension that an integer indexes stays, with the size 1; of a part that is
-        empty only `dtype` and `data_offsets` are left."""
+        """The frame of a part. A dimension that an integer indexes stays, with size 1. The frame of an empty part
+        has only `dtype` and `data_offsets`."""
         index = index if isinstance(index, tuple) else (index,)
         if len(index) > len(self.shape):
             raise error(f"{index} has more dimensions than {self.shape}", "leave some out", IndexError)
         shape, strides, offsets = list(self.shape), list(self.strides), list(self.offsets)
         for dim, item in enumerate(index):
-            chosen = _chosen(item, dim, self.shape)
-            if not chosen:
+            indexes = _indexes(item, dim, self.shape)
+            if not indexes:
                 return TensorFrame(self.dtype, [], self.data_offsets, [], [], False)
-            shape[dim] = len(chosen)
-            offsets[dim] += chosen.start
-            strides[dim] *= chosen.step
+            shape[dim] = len(indexes)
+            offsets[dim] += indexes.start
+            strides[dim] *= indexes.step
         return TensorFrame(self.dtype, shape, self.data_offsets, strides, offsets, True)
 
 
-def _chosen(item, dim, shape):
-    """The indexes that an item of an index stands for."""
+def _indexes(item, dim, shape):
+    """The indexes of a dimension that an item selects, as a range."""
     if isinstance(item, slice):
         return range(*item.indices(shape[dim]))
     if not isinstance(item, int):

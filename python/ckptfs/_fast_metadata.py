@@ -1,8 +1,6 @@
-"""What a checkpoint says of itself, as fastsafetensors has it: read from a path, a descriptor, memory or a header,
-and made into tensors of memory that somebody else filled.
+"""The metadata of a checkpoint, as fastsafetensors has it: read from a path, a descriptor, memory or a header.
 
-In: a checkpoint of any format. Out: `SafeTensorsMetadata`. Of one that is no safetensors file header and offsets
-are those of the virtual file.
+A checkpoint that is no safetensors file has the header and offsets of its virtual file.
 """
 
 import contextlib
@@ -18,80 +16,80 @@ from ckptfs._fast_types import DeviceType, DType, TorchTensor, as_device, as_dty
 from ckptfs._frameworks import Torch
 from ckptfs._source import options
 
-# No reader takes a header of more bytes.
-_MOST = 100_000_000
+# The longest header in bytes that readers take.
+_MAX_HEADER = 100_000_000
 
-# What devices want the first byte of a buffer to be a multiple of.
+# The alignment of buffers on devices, in bytes.
 _ALIGNMENT = 16
 
 
-def check_framework(given):
-    """Of `framework=`, which programs give as a name or as fastsafetensors' own object."""
-    name = given.get_name() if hasattr(given, "get_name") else given
+def check_framework(framework):
+    """Refuses all but torch. `framework` is a name, or fastsafetensors' own object."""
+    name = framework.get_name() if hasattr(framework, "get_name") else framework
     if name not in ("pytorch", "pt", "torch"):
         raise error(f"framework {name!r} is invalid", 'use "pytorch"')
 
 
 class SafeTensorsMetadata:
-    """What a checkpoint says of itself.
+    """The header of a checkpoint.
 
-    `src` is its path as it was given, `metadata` what it has beside tensors, `tensors` a `TensorFrame` for each
-    name, in the order in which they lie. `header_length` is where their bytes begin, `size_bytes` where they end,
-    and `aligned` says whether a copy of the file has them where devices want them. With `keep_orig_dict` `ser` has
-    the entries of the header by their names.
+    `src` is the path from the caller, `metadata` the text metadata. `tensors` has a `TensorFrame` for each name, in
+    the order of their bytes. `header_length` is where their bytes begin, and `size_bytes` where they end. `aligned`
+    says whether they begin at a multiple of the alignment of devices. With `keep_orig_dict`, `ser` has the entries
+    of the header by name.
 
         metadata = SafeTensorsMetadata.from_file("models/llama", "pytorch")
         metadata.tensors["model.norm.weight"].shape
     """
 
     def __init__(self, string, header_length, size_bytes, framework, src="", keep_orig_dict=False):
-        """Of the text of a safetensors header that takes `header_length` bytes, its length included, of a file of
-        `size_bytes`."""
+        """Parses `string`, the text of a safetensors header. `header_length` is its length in bytes and 8 more, and
+        `size_bytes` is the size of the file."""
         check_framework(framework)
         header = string.encode()
         if len(header) + 8 != header_length:
             raise error(f"{src}: header_length={header_length}, and the header has {len(header) + 8} bytes",
                         "give the bytes of the text and 8 more", ValueError)  # fmt: skip
         with _sparse(len(header).to_bytes(8, "little") + header, size_bytes) as number:
-            self._take(_opened_at(number, src), src, framework, keep_orig_dict)
+            self._fill(_open_descriptor(number, src), src, framework, keep_orig_dict)
 
     @classmethod
     def from_file(cls, filename, framework):
-        """Of the checkpoint at a path."""
+        """Reads the checkpoint at a path."""
         return cls.of(_ckptfs.Opened(path_of(filename), options()), filename, framework)
 
     @classmethod
     def from_fd(cls, fd, filename, framework, keep_orig_dict=False):
-        """Of an open file, from its first byte on, wherever it was read last; `filename` is what it is called."""
-        # What is no descriptor is the system's error.
+        """Reads an open file from its first byte, whatever its offset, which stays. Errors name it `filename`."""
+        # Raises the system's error for a bad descriptor.
         os.fstat(fd)
-        return cls.of(_opened_at(fd, filename), filename, framework, keep_orig_dict)
+        return cls.of(_open_descriptor(fd, filename), filename, framework, keep_orig_dict)
 
     @classmethod
     def from_buffer(cls, buf, buffer_len, filename, framework):
-        """Of a file in memory: `buffer_len` bytes from the address `buf` on. Of a safetensors file only the header
-        is read."""
+        """Reads a file in memory: `buffer_len` bytes at the address `buf`. Of a safetensors file, reads only the
+        header."""
         check_framework(framework)
         if buffer_len < 8 or not buf:
             raise error(f"{filename}: {buffer_len} bytes at {buf:#x} are no checkpoint", "give all of the file")
         data = memoryview((ctypes.c_ubyte * buffer_len).from_address(buf)).cast("B")
         if data[8:9] == b"{":
-            end = 8 + min(int.from_bytes(data[:8], "little"), _MOST)
+            end = 8 + min(int.from_bytes(data[:8], "little"), _MAX_HEADER)
             with _sparse(data[:end], buffer_len) as number:
-                return cls.of(_opened_at(number, filename), filename, framework)
-        with _called(filename, "bytes in memory"):
+                return cls.of(_open_descriptor(number, filename), filename, framework)
+        with _errors_named(filename, "bytes in memory"):
             opened = _ckptfs.Opened.of_bytes(bytes(data), options())
         return cls.of(opened, filename, framework)
 
     @classmethod
     def of(cls, opened, src, framework="pytorch", keep_orig_dict=False):
-        """Of a checkpoint that is open."""
+        """Reads an open checkpoint, `Opened` of the Rust part."""
         check_framework(framework)
         made = cls.__new__(cls)
-        made._take(opened, src, framework, keep_orig_dict)
+        made._fill(opened, src, framework, keep_orig_dict)
         return made
 
-    def _take(self, opened, src, framework, keep_orig_dict):
+    def _fill(self, opened, src, framework, keep_orig_dict):
         self.src, self.framework, self.metadata = src, framework, opened.metadata or {}
         self.header_length, self.size_bytes = opened.data_range
         self.aligned = self.header_length % _ALIGNMENT == 0
@@ -105,10 +103,10 @@ class SafeTensorsMetadata:
             self.ser = entries
 
     def get_tensors(self, gbuf, device, copy_start_offset, dtype=DType.AUTO, owner=None):
-        """Its tensors, as `TorchTensor` by their names, in memory on a device that has the file's bytes from
-        `copy_start_offset` on, beginning at `gbuf.get_base_address()`. They use that memory, and keep `gbuf` and
-        `owner` alive; those that are cast, or do not lie where their type can be read, have memory of their
-        own."""
+        """The tensors by name, as `TorchTensor`, in memory of a device that the caller has filled.
+
+        From `gbuf.get_base_address()` on, that memory has the file's bytes from `copy_start_offset` on. Tensors use
+        it, and keep `gbuf` and `owner` alive. Those that are cast or not aligned to their type are copies."""
         device, dtype = as_device(device), as_dtype(dtype)
         begin = gbuf.get_base_address() + self.header_length - copy_start_offset
         made = {}
@@ -127,8 +125,8 @@ class SafeTensorsMetadata:
         return made
 
     def select_byte_ranges(self, keep_tensor, merge_gap=4096):
-        """Where in the file the bytes of those tensors lie whose name `keep_tensor` is true of: pairs of a first
-        byte and the one after the last, in order, across gaps of up to `merge_gap` bytes."""
+        """Byte ranges of the tensors whose names `keep_tensor` accepts, in order: pairs of the first byte and the one
+        after the last. Ranges with a gap of at most `merge_gap` bytes are merged."""
         merged = []
         for name, frame in self.tensors.items():
             start, end = (self.header_length + offset for offset in frame.data_offsets)
@@ -138,7 +136,7 @@ class SafeTensorsMetadata:
                 merged[-1][1] = end
             else:
                 merged.append([start, end])
-        return [tuple(both) for both in merged]
+        return [tuple(span) for span in merged]
 
     def __repr__(self):
         return f"<metadata of {self.src!r}: {len(self.tensors)} tensors>"
@@ -150,27 +148,27 @@ def _entry(opened, name):
 
 
 @contextlib.contextmanager
-def _sparse(begin, size):
-    """A descriptor of a file that begins so and has nothing behind it, but is as long as the whole."""
+def _sparse(start, size):
+    """A descriptor of a sparse file of `size` bytes that starts with the given bytes."""
     number = os.memfd_create("ckptfs header", os.MFD_CLOEXEC)
     try:
         with open(number, "wb", closefd=False) as file:
-            file.write(begin)
+            file.write(start)
         os.ftruncate(number, size)
         yield number
     finally:
         os.close(number)
 
 
-def _opened_at(number, filename):
+def _open_descriptor(number, filename):
     path = f"/proc/self/fd/{number}"
-    with _called(filename, path):
+    with _errors_named(filename, path):
         return _ckptfs.Opened(path, options())
 
 
 @contextlib.contextmanager
-def _called(filename, path):
-    """What goes wrong is told of the name that the user knows."""
+def _errors_named(filename, path):
+    """Puts the name that the user knows into errors, instead of the path that was opened."""
     try:
         yield
     except (OSError, SafetensorError) as fault:
@@ -182,8 +180,8 @@ def _called(filename, path):
         raise made from None
 
 
-class _Held:
-    """Memory of a CUDA device, for whoever takes it as an array; what it belongs to is kept alive."""
+class _CudaArray:
+    """Memory of a CUDA device as an array, which keeps its owners alive."""
 
     def __init__(self, address, size, owners):
         self.owners = owners
@@ -194,7 +192,7 @@ class _Held:
 
 def _bytes_at(address, size, device, owners):
     if device.type is not DeviceType.CPU:
-        return torch.as_tensor(_Held(address, size, owners), device=device.as_str())
-    held = (ctypes.c_ubyte * size).from_address(address)
-    held.owners = owners
-    return torch.frombuffer(held, dtype=torch.uint8)
+        return torch.as_tensor(_CudaArray(address, size, owners), device=device.as_str())
+    array = (ctypes.c_ubyte * size).from_address(address)
+    array.owners = owners
+    return torch.frombuffer(array, dtype=torch.uint8)

@@ -41,8 +41,8 @@ def install():
     Files of a ckptfs mount are then read from where their bytes lie, and directories of shards, `.bin` and
     `.pt` can be given to those calls as well. Whatever ours refuses or fails at is left to the original:
     `ckptfs.stats()["originals"]` counts that, and the logger `ckptfs` says why: with a warning the first
-    time for each reason (of 64 reasons at the most), at level debug from then on, and of files that are not
-    there from the start. With `CKPTFS_DISABLE=1` or
+    time for each reason (of at most 64 reasons), at level debug from then on. A missing file is always logged at
+    level debug. With `CKPTFS_DISABLE=1` or
     `ckptfs.configure(disable=True)` every call is left to it.
 
         import ckptfs

@@ -109,10 +109,10 @@ class NewFile:
 @contextlib.contextmanager
 def replacing(path, waits=True):
     """A file that takes a path when its block ends. What is there and is no regular file is written as it
-    is; unless it `waits`, a pipe that nobody reads is an `OSError` (ENXIO)."""
+    is. Without `waits`, a pipe without a reader is an `OSError` (ENXIO)."""
     mode = _mode_of(path)
     if mode is None:
-        with open(path, "wb", buffering=0, opener=None if waits else _opened_at_once) as file:
+        with open(path, "wb", buffering=0, opener=None if waits else _open_without_waiting) as file:
             yield _AsItIs(file)
         return
     file = NewFile(*os.path.split(path))
@@ -125,7 +125,7 @@ def replacing(path, waits=True):
     sync_folder(os.path.dirname(path))
 
 
-def _opened_at_once(path, flags):
+def _open_without_waiting(path, flags):
     number = os.open(path, flags | os.O_NONBLOCK)
     os.set_blocking(number, True)
     return number

@@ -52,14 +52,14 @@ class safe_open:
         self._backend = _settings.backend(backend, self._framework.BACKEND)
         num_threads, memory = _settings.limits(num_threads, memory)
         how = options(root, allow_partial, follow_symlinks, num_threads, memory, leave_cache)
-        # Nothing once it is closed. Slices hold it too.
-        self._held = Source(filename, how)
-        self._path = self._held.path
+        # `None` once the handle is closed. Slices keep the source open.
+        self._open_source = Source(filename, how)
+        self._path = self._open_source.path
         self._device = self._framework.device(device)
 
     @property
     def _source(self):
-        source = self._held
+        source = self._open_source
         if source is None:
             raise closed()
         return source
@@ -77,7 +77,7 @@ class safe_open:
             return opened.names
 
     def metadata(self):
-        """What the checkpoint says of itself beside the tensors; `None` if it has no place for that."""
+        """What the checkpoint says of itself beside the tensors; `None` if it has no metadata."""
         with self._source.use() as opened:
             return opened.metadata
 
@@ -97,8 +97,8 @@ class safe_open:
             return _load.load_named(opened, names, self._framework, self._backend, **how)
 
     def get_slice(self, name):
-        """A tensor to be indexed: `f.get_slice("weight")[:, ::2]` reads those bytes alone, also when the handle
-        is closed by then."""
+        """A tensor to be indexed: `f.get_slice("weight")[:, ::2]` reads those bytes alone. A slice can
+        also be read after the handle was closed."""
         source = self._source
         with source.use() as opened:
             return PySafeSlice(source, opened.tensor(name), self._framework, self._backend, self._device)
@@ -139,8 +139,8 @@ class safe_open:
             return opened.notes
 
     def close(self):
-        """Lets go of the files, but for those that slices hold. Tensors stay, and slices can be read."""
-        self._held = None
+        """Closes the files, unless slices still use them. Tensors stay, and slices can be read."""
+        self._open_source = None
 
     def __enter__(self):
         return self
@@ -178,8 +178,8 @@ class _safe_open_handle(safe_open):
 
 class PySafeSlice:
     """A tensor to be indexed. Each index reads its own bytes: integers, slices and one ellipsis choose
-    them; of torch, whatever else it takes is left to it, on what was read. It holds the files of its
-    checkpoint open."""
+    them; of torch, whatever else it takes is left to it, on what was read. A slice keeps the files of
+    its checkpoint open."""
 
     def __init__(self, source, tensor, framework, backend, device):
         self._source, self._tensor = source, tensor

@@ -69,13 +69,13 @@ def aside(device):
     return Aside(device)
 
 
-# The states of loads whose thread or loader is still there.
+# The states of loads whose thread or loader still exists.
 _all = weakref.WeakSet()
 
 
 class _State:
-    """What a loader and its thread share. It holds neither, so that a loader nobody refers to is freed at
-    once and ends its thread."""
+    """The state that a loader and its thread share. It must not refer to the loader: an unreferenced loader is then
+    freed at once, which ends its thread."""
 
     def __init__(self, parts, device, threads):
         self.parts, self.device = parts, device
@@ -88,7 +88,7 @@ class _State:
         self.is_closed, self.process = False, os.getpid()
 
     def close(self):
-        """Ends the load, lets go of what nobody took, and wakes those who wait."""
+        """Ends the load, frees tensors that were not taken, and wakes waiting threads."""
         self.stop.set()
         with self.changed:
             self.is_closed, self.fault = True, None
@@ -96,8 +96,8 @@ class _State:
             self.changed.notify_all()
 
     def abandon(self):
-        """Ends the load when its loader is freed. A finalizer runs in any thread, whatever locks that holds:
-        this takes none, and nobody waits who could be woken."""
+        """Ends the load when its loader is freed. A finalizer runs in any thread, which may hold any lock, so this
+        must take none. No thread can be waiting on a loader that is freed."""
         self.is_closed = True
         self.stop.set()
         self.ready.clear()
@@ -106,21 +106,21 @@ class _State:
 class PrefetchLoader:
     """Tensors that load in the background, each handed out once: by `take`, or by iterating. `report` is
     the `ckptfs.Report` of what was read, once all of it was. The load ends with its block, with `close`, or
-    when nothing refers to the loader any more."""
+    when the loader is no longer referenced."""
 
     def __init__(self, parts, device, threads):
         state = self._state = _State(parts, device, threads)
-        # The end of the interpreter has a way of its own, which waits for the thread.
+        # At exit of the interpreter, `_at_exit` ends the load and waits for the thread.
         weakref.finalize(self, state.abandon).atexit = False
         _all.add(state)
         state.thread = threading.Thread(target=_run, args=(state,), name="ckptfs prefetch", daemon=True)
         try:
             state.thread.start()
         except RuntimeError:
-            # It would hold the state, which holds it.
+            # Thread and state would keep each other alive.
             state.thread = None
-            raise error("the system starts no thread to prefetch with",
-                        "allow more threads (`ulimit -u`, or the limit of the container)",
+            raise error("the system refuses a thread to prefetch with",
+                        "raise the limit on threads: `ulimit -u`, or the limit of the container",
                         RuntimeError) from None  # fmt: skip
 
     @property
@@ -197,7 +197,7 @@ class PrefetchLoader:
 
 
 def _run(state):
-    """The thread of a loader, which it must not refer to."""
+    """Runs in the thread of a loader, and must not refer to the loader."""
     try:
         _read_all(state)
     except BaseException as fault:
@@ -219,7 +219,7 @@ def _read_all(state):
 
 
 def _goes_on(state, batch, load):
-    """Reads a batch. Nothing holds what it read once this returns, but those who may take it."""
+    """Reads a batch, and returns whether the load goes on. Afterwards only `state` refers to the tensors."""
     made = of_each(batch, Torch, PREAD, load, state.device, state.stop, state.threads)
     mark = state.aside and state.aside.mark()
     with state.changed:
@@ -231,7 +231,8 @@ def _goes_on(state, batch, load):
 
 
 def _drop_traceback(fault):
-    """The calls that an exception came through hold tensors, and the state that keeps it."""
+    """Drops the traceback of an exception and of its causes. Its frames refer to tensors, and to the state that keeps
+    the exception."""
     fault.__traceback__ = None
     for earlier in (fault.__cause__, fault.__context__):
         if earlier is not None and earlier.__traceback__ is not None:

@@ -22,7 +22,7 @@ class Report:
     `received` (read by other ranks): bytes between those that were asked for count where they were read with them.
     `seconds` end when all was read; of a device, when the copies were given to it. `fallbacks`: what was not done
     as it was asked for, with the number of tensors; `without_gpudirect`: why storage did not write all to the
-    device by itself; and `notes`: what was chosen of a directory or a pickle, and what was left out.
+    device by itself; and `notes`: what was chosen from a directory or a pickle, and what was left out.
 
         >>> ckptfs.torch.load_file("model.bin", backend="pread")
         >>> ckptfs.last_report().gb_per_second
@@ -103,7 +103,7 @@ class Load:
             self._coming += sum(sizes)
 
     def noted(self, notes):
-        """What was chosen and left out of what is loaded stands in the report, each once."""
+        """Adds notes to the report, each once: what was chosen, and what was left out."""
         if notes:
             self.report.notes = tuple(dict.fromkeys([*self.report.notes, *notes]))
 

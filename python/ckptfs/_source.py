@@ -1,5 +1,4 @@
-"""Checkpoints that are open: for one load, or as long as something holds them, in this process and in what is
-forked from it.
+"""Open checkpoints: for one load, or as long as they are referenced, in this process and its forked children.
 
 In: a path and how to read it. Out: the `Opened` of the Rust part.
 """
@@ -71,7 +70,7 @@ def _instead(filename, found, how):
 
 
 class Source:
-    """`with source.use() as opened:`, from any thread. Its files are open until nothing holds it."""
+    """`with source.use() as opened:`, from any thread. Its files stay open while it is referenced."""
 
     def __init__(self, path, how):
         # It may be opened again after the directory was changed. Not by `abspath`, which follows words:
@@ -85,7 +84,7 @@ class Source:
         _all.add(self)
 
     def use(self):
-        """What is open, to `with`."""
+        """The open checkpoint, for a `with` statement."""
         return _Use(self)
 
     def _again(self):

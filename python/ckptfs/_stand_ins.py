@@ -34,8 +34,8 @@ def _is_wanted():
 
 
 def _left(original, why, filename):
-    """Takes note of what the original does in our place. Programs look for files that need not be there: what is
-    missing is no news, and the original says the same."""
+    """Records what the original does in our place. A missing file is no warning: programs look for files that need
+    not exist, and the original raises the same error."""
     _report.left_to_original()
     kind, is_missing = type(why).__name__, isinstance(why, (FileNotFoundError, NotADirectoryError))
     if not is_missing and _is_news(original, kind, why, filename):

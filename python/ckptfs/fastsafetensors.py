@@ -79,7 +79,7 @@ class SafeTensorsFileLoader:
 
     @classmethod
     def process_extension_config(cls, ext_config, **kwargs):
-        """The arguments of the loader that a section of fastsafetensors' configuration stands for."""
+        """Turns a section of fastsafetensors' configuration into arguments of the loader."""
         made = dict(ext_config)
         kind = made.pop("copier_type", "gds")
         made["nogds"] = kind not in ("gds", "fgds")
@@ -90,8 +90,7 @@ class SafeTensorsFileLoader:
         return made
 
     def init_numa(self, set_numa=True):
-        """Changes nothing: each load runs its readers near its device by itself, and this thread stays where it
-        is."""
+        """Does nothing. Each load runs its readers near its device, and the calling thread stays where it is."""
 
     def add_filenames(self, filenames):
         """Names the files of each rank: `{0: ["a.safetensors"], 1: ["b.bin"]}`. Every rank says the same, and

@@ -37,10 +37,11 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     """The tensors of a checkpoint, by their names.
 
     `filename` is any checkpoint: a `.safetensors` file, a directory of shards, a `.bin`, `.pt` or
-    `.ckpt`, a file of a ckptfs mount. Of a directory with one model in several formats or variants that is taken
-    which transformers takes, and the report says what was left out. Where `x.safetensors` is not there and `x.pt` is, that is loaded, and
-    the report says so. `device` is where the tensors go: to a CUDA device straight, in memory of torch's own; or a
-    dictionary of names of modules with a device for each, as accelerate has them, `""` for all others.
+    `.ckpt`, a file of a ckptfs mount. From a directory with one model in several formats or variants, the one
+    is loaded that transformers takes; the report says what was left out. Where `x.safetensors` is missing and
+    `x.pt` exists, `x.pt` is loaded; the report says so.
+    `device` is where the tensors go: to a CUDA device straight, in memory of torch's own; or a dictionary of
+    names of modules with a device for each, as accelerate has them, `""` for all others.
 
     `backend`: "mmap", the default, uses tensors where they lie in their file; "pread" gives each memory
     of its own. `help(ckptfs.safe_open)` says when to choose which.

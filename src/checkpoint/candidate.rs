@@ -1,6 +1,6 @@
-//! A checkpoint that a directory holds, told from the names in it and not yet read.
+//! A checkpoint found by the names in a directory, not yet read.
 
-/// A checkpoint that a directory holds, not yet read.
+/// The files of one checkpoint in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The name to call it by: its file's, its index's, or a numbered set's without the numbers.
@@ -38,10 +38,10 @@ pub enum Members {
 /// Why the files of a numbered set cannot be joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetFault {
-    /// Not all are there; this is the first that is not.
+    /// Shards are missing; this is the first of them.
     Missing(String),
-    /// They are a whole set counted from 0 and another one counted from 1.
-    TwoCounts,
+    /// The set is complete both when counted from 0 and when counted from 1.
+    AmbiguousNumbering,
 }
 
 impl Candidate {
@@ -50,8 +50,8 @@ impl Candidate {
         !self.whole.ends_with(".safetensors") && !self.whole.ends_with(".sft")
     }
 
-    /// A single file that is safetensors by its name is as it should be.
-    pub fn is_done(&self) -> bool {
+    /// Whether it is one file that is safetensors by its name, which is shown as it is.
+    pub fn is_safetensors_file(&self) -> bool {
         self.members == Members::File && !self.is_torch()
     }
 
@@ -61,7 +61,7 @@ impl Candidate {
         is_one.then_some(self.name.as_str())
     }
 
-    /// Which of several loaders take: the lowest.
+    /// The order in which loaders prefer candidates: lowest first.
     pub fn rank(&self) -> u8 {
         match (self.is_torch(), &self.members) {
             (false, Members::File) => 0,
@@ -71,7 +71,7 @@ impl Candidate {
         }
     }
 
-    /// The names of its files, its index and what lies beside that included.
+    /// The names of its files, with its index and the files beside the index.
     pub fn originals(&self) -> Vec<String> {
         match &self.members {
             Members::File => vec![self.name.clone()],
@@ -85,7 +85,7 @@ impl Candidate {
     }
 }
 
-/// Names that loaders look for: as torch files, and what the same is called as safetensors.
+/// Stems of names that loaders look for: of the torch file, and of the same as safetensors.
 const STEMS: [(&str, &str); 5] = [
     ("pytorch_model", "model"),
     ("diffusion_pytorch_model", "diffusion_pytorch_model"),
@@ -98,14 +98,14 @@ const STEMS: [(&str, &str); 5] = [
 /// The name of a file that loaders look for, whatever its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderName<'a> {
-    /// What it begins with where it is safetensors.
+    /// The stem that the name has as safetensors.
     pub stem: &'static str,
-    /// The variant, with the dot before it; empty without one.
+    /// The variant with its leading dot; empty if there is none.
     pub variant: &'a str,
 }
 
 impl<'a> LoaderName<'a> {
-    /// That of a whole file; nothing if none looks for it.
+    /// Parses the name of a whole file; `None` if no loader looks for it.
     pub fn of(whole: &'a str) -> Option<Self> {
         let (name, extension) = whole.rsplit_once('.')?;
         let is_torch = match extension {

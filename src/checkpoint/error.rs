@@ -47,7 +47,7 @@ pub enum Error {
         /// What is wrong.
         fault: LegacyFault,
     },
-    /// One rank's file of a checkpoint that was saved sharded: parts of tensors under the names of whole ones.
+    /// One rank's file of a sharded save: it has pieces of tensors under the names of whole ones.
     #[error(
         "{path}: one rank's part of a sharded checkpoint: its tensors are pieces under full names"
     )]
@@ -93,9 +93,9 @@ pub enum Error {
         /// The first that is missing.
         first: String,
     },
-    /// The files of a numbered set are whole counted from 0, and counted from 1.
-    #[error("{path}: either `{first}` or `{last}` is not of this set of {of} shards")]
-    TwoCounts {
+    /// A numbered set is complete both when counted from 0 and when counted from 1.
+    #[error("{path}: either `{first}` or `{last}` does not belong to this set of {of} shards")]
+    AmbiguousNumbering {
         /// The directory.
         path: PathBuf,
         /// How many shards there should be.
@@ -166,7 +166,7 @@ impl Error {
             | Error::Index { path, .. }
             | Error::Twice { path, .. }
             | Error::Incomplete { path, .. }
-            | Error::TwoCounts { path, .. }
+            | Error::AmbiguousNumbering { path, .. }
             | Error::TooMany { path, .. }
             | Error::NotACheckpoint { path, .. }
             | Error::None { path }
@@ -196,8 +196,8 @@ impl Error {
                 "move away the shards that belong to another checkpoint, or give the index"
             }
             Error::Incomplete { .. } => "fetch the missing shards",
-            Error::TwoCounts { .. } => {
-                "move away the one that is left over, or fetch the index of the set"
+            Error::AmbiguousNumbering { .. } => {
+                "move the one that does not belong out of the directory, or fetch the index of the set"
             }
             Error::TooMany { .. } => "split the checkpoint",
             Error::NotACheckpoint { .. } => {

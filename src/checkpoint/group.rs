@@ -219,11 +219,11 @@ pub fn by_name(
         numbers.sort_unstable();
         // Most writers count from 1, some from 0.
         let is_whole = |first| (first..first + set.of).all(|n| numbers.binary_search(&n).is_ok());
-        let is_likely = numbers[0] == 0 && numbers.last() < Some(&set.of);
+        let seems_from_zero = numbers[0] == 0 && numbers.last() < Some(&set.of);
         let (range, is_ambiguous) = match (is_whole(0), is_whole(1)) {
             (true, true) => (0..set.of + 1, true),
             (from_zero, from_one) => {
-                let first = u64::from(!from_zero && (from_one || !is_likely));
+                let first = u64::from(!from_zero && (from_one || !seems_from_zero));
                 (first..first + set.of, false)
             }
         };
@@ -237,7 +237,7 @@ pub fn by_name(
         }
         let fault = match missing {
             Some((number, _)) => Some(SetFault::Missing(set.name_of(number))),
-            None => is_ambiguous.then_some(SetFault::TwoCounts),
+            None => is_ambiguous.then_some(SetFault::AmbiguousNumbering),
         };
         // Called by the name of the whole, unless something else has it.
         let whole = set.whole();

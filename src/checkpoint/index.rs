@@ -16,7 +16,7 @@ use super::json::{Text, twice};
 /// The largest index that is read: 2,000,000 tensors of names of 200 bytes come to less.
 pub const MAX_INDEX: u64 = 512 << 20;
 
-/// What some editors write in front of text in UTF-8.
+/// The byte order mark that some editors write before UTF-8 text.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// What is wrong with an index.
@@ -31,8 +31,8 @@ pub enum Fault {
     /// Not the JSON it must be.
     #[error("not what it must be: {0}")]
     Json(String),
-    /// In front of the JSON lies what says in which order the bytes of a character come.
-    #[error("it begins with a byte order mark, and loaders read none that does")]
+    /// The JSON begins with a byte order mark.
+    #[error("it begins with a byte order mark, which loaders refuse")]
     ByteOrderMark,
     /// It names no shard.
     #[error("it names no shard")]

@@ -1,6 +1,7 @@
-//! What the JSON of headers and indexes has in common: [`Text`], which is copied only where it must be,
-//! [`Unique`], an object in which no key stands twice, [`Unused`], a value of which nothing is kept, and numbers as
-//! Python writes them.
+//! Parts of JSON that headers and indexes share.
+//!
+//! [`Text`] is copied only where it must be. [`Unique`] is an object without duplicate keys. [`CheckedAny`] is a value
+//! that is parsed and dropped. [`replace_python_numbers`] makes JSON of what Python writes.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -67,65 +68,65 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
     }
 }
 
-/// A value that is read whole and dropped: numbers, escapes and nesting must be what the parser takes.
-/// [`de::IgnoredAny`] skips it instead, at any depth.
-pub struct Unused;
+/// A value that is parsed whole and dropped: its numbers, escapes and nesting must be valid. [`de::IgnoredAny`]
+/// skips a value instead, at any depth.
+pub struct CheckedAny;
 
-impl<'de> Deserialize<'de> for Unused {
+impl<'de> Deserialize<'de> for CheckedAny {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(UnusedVisitor)
+        deserializer.deserialize_any(CheckedAnyVisitor)
     }
 }
 
-struct UnusedVisitor;
+struct CheckedAnyVisitor;
 
-impl<'de> Visitor<'de> for UnusedVisitor {
-    type Value = Unused;
+impl<'de> Visitor<'de> for CheckedAnyVisitor {
+    type Value = CheckedAny;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("any value")
     }
 
-    fn visit_unit<E: de::Error>(self) -> Result<Unused, E> {
-        Ok(Unused)
+    fn visit_unit<E: de::Error>(self) -> Result<CheckedAny, E> {
+        Ok(CheckedAny)
     }
 
-    fn visit_bool<E: de::Error>(self, _: bool) -> Result<Unused, E> {
-        Ok(Unused)
+    fn visit_bool<E: de::Error>(self, _: bool) -> Result<CheckedAny, E> {
+        Ok(CheckedAny)
     }
 
-    fn visit_i64<E: de::Error>(self, _: i64) -> Result<Unused, E> {
-        Ok(Unused)
+    fn visit_i64<E: de::Error>(self, _: i64) -> Result<CheckedAny, E> {
+        Ok(CheckedAny)
     }
 
-    fn visit_u64<E: de::Error>(self, _: u64) -> Result<Unused, E> {
-        Ok(Unused)
+    fn visit_u64<E: de::Error>(self, _: u64) -> Result<CheckedAny, E> {
+        Ok(CheckedAny)
     }
 
-    fn visit_f64<E: de::Error>(self, _: f64) -> Result<Unused, E> {
-        Ok(Unused)
+    fn visit_f64<E: de::Error>(self, _: f64) -> Result<CheckedAny, E> {
+        Ok(CheckedAny)
     }
 
-    fn visit_str<E: de::Error>(self, _: &str) -> Result<Unused, E> {
-        Ok(Unused)
+    fn visit_str<E: de::Error>(self, _: &str) -> Result<CheckedAny, E> {
+        Ok(CheckedAny)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Unused, A::Error> {
-        while let Some(Unused) = seq.next_element()? {}
-        Ok(Unused)
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<CheckedAny, A::Error> {
+        while let Some(CheckedAny) = seq.next_element()? {}
+        Ok(CheckedAny)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unused, A::Error> {
-        while let Some((Text(_), Unused)) = map.next_entry()? {}
-        Ok(Unused)
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<CheckedAny, A::Error> {
+        while let Some((Text(_), CheckedAny)) = map.next_entry()? {}
+        Ok(CheckedAny)
     }
 }
 
-/// The numbers that Python's `json` writes and reads, and JSON has not.
+/// Numbers that Python's `json` writes and reads, and JSON lacks.
 const PYTHON_NUMBERS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
 
-/// Puts a zero in the place of each of Python's own numbers. A space stays before and after it, so that it
-/// becomes part of nothing else. In strings they are text.
+/// Replaces each of Python's own numbers by a zero between spaces, so that it joins no other token. Strings stay
+/// unchanged.
 pub fn replace_python_numbers(json: &mut [u8]) {
     let mut at = 0;
     while let Some(&byte) = json.get(at) {
@@ -148,7 +149,7 @@ pub fn replace_python_numbers(json: &mut [u8]) {
     }
 }
 
-/// The length of the string that JSON begins with, its quotes included; all of it where it does not end.
+/// The length of the string at the start, with its quotes; the length of all if the string does not end.
 fn len_of_string(json: &[u8]) -> usize {
     let mut at = 1;
     while let Some(&byte) = json.get(at) {

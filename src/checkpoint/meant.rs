@@ -21,9 +21,12 @@ pub struct Meant {
     pub note: Option<String>,
 }
 
-/// The only one; the file that lies beside nothing but shards and indexes of its own name, which is what a process
-/// leaves that is killed while it puts one in the place of the other; or, where all have names that loaders look for
-/// one by one, the first that transformers takes.
+/// Finds the candidate that the directory itself stands for, by the first rule that fits:
+///
+/// - the only one;
+/// - the file beside which lie only shards and indexes of its own name. A process that is killed while it replaces
+///   one by the other leaves such a directory;
+/// - the first that transformers takes, if all have names that loaders look for.
 pub fn meant(
     root: &Arc<Root>,
     directory: &Path,
@@ -33,7 +36,7 @@ pub fn meant(
     if found.len() == 1 {
         return Ok(Meant { candidate: found.remove(0), note: None });
     }
-    let above = found.iter().position(|one| one.is_done() && is_above_all(one, &found));
+    let above = found.iter().position(|one| one.is_safetensors_file() && is_above_all(one, &found));
     match above.or_else(|| first_of_loaders(&found)) {
         Some(place) => {
             let candidate = found.swap_remove(place);
@@ -55,26 +58,26 @@ fn is_above_all(one: &Candidate, all: &[Candidate]) -> bool {
 }
 
 /// The one that transformers takes of files of one model: the plain name before variants, safetensors before
-/// pickles, a file before a set. Of variants alone it takes none unasked, so that they must be the same one.
+/// pickles, a file before a set. It takes no variant unasked: without a plain name, all must be of one variant.
 fn first_of_loaders(all: &[Candidate]) -> Option<usize> {
-    let named = all.iter().map(|one| {
+    let names = all.iter().map(|one| {
         let LoaderName { stem, variant } = LoaderName::of(&one.whole)?;
         Some((stem, variant, one.rank()))
     });
-    let named: Vec<(&str, &str, u8)> = named.collect::<Option<_>>()?;
-    // No text comes before the empty one.
-    let (place, first) = named.iter().enumerate().min_by_key(|(_, name)| *name)?;
+    let names: Vec<(&str, &str, u8)> = names.collect::<Option<_>>()?;
+    // The empty variant, which is the plain name, sorts first.
+    let (place, first) = names.iter().enumerate().min_by_key(|(_, name)| *name)?;
     let (stem, variant, _) = first;
-    let is_of_one_model = named.iter().all(|(other, ..)| other == stem);
-    let is_plain = variant.is_empty() || named.iter().all(|(_, other, _)| other == variant);
-    let is_only = named.iter().filter(|name| *name == first).count() == 1;
-    let is_joined = !matches!(all[place].members, Members::Numbered { fault: Some(_), .. });
-    (is_of_one_model && is_plain && is_only && is_joined).then_some(place)
+    let is_of_one_model = names.iter().all(|(other, ..)| other == stem);
+    let is_plain = variant.is_empty() || names.iter().all(|(_, other, _)| other == variant);
+    let is_unique = names.iter().filter(|name| *name == first).count() == 1;
+    let is_joinable = !matches!(all[place].members, Members::Numbered { fault: Some(_), .. });
+    (is_of_one_model && is_plain && is_unique && is_joinable).then_some(place)
 }
 
 fn note_of_rest(taken: &str, rest: &[Candidate]) -> String {
     let mut names: Vec<String> = rest.iter().flat_map(Candidate::originals).collect();
-    // Shards last: of many names only the first are told.
+    // Shards last: a long list shows only its first names.
     names.sort_by_key(|name| (ShardName::parse(name).is_some(), name.clone()));
     let rest = Listed::of(names);
     format!("`{taken}` is taken of this directory, as by transformers; left out beside it: {rest}")

@@ -98,7 +98,7 @@ pub struct Checkpoint {
     pub index: Option<std::sync::Arc<crate::source::File>>,
     /// The tensors, in the order of the source.
     pub tensors: Vec<Tensor>,
-    /// The metadata that the source has, be it empty; nothing where it has none.
+    /// The metadata of the source, which may be empty; `None` if the source has none.
     pub metadata: Option<BTreeMap<String, String>>,
     /// What was chosen and what was left out, in words.
     pub notes: Vec<String>,

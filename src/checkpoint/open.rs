@@ -128,7 +128,7 @@ pub fn open_candidate(
                     of: *of,
                     first: first.clone(),
                 },
-                SetFault::TwoCounts => Error::TwoCounts {
+                SetFault::AmbiguousNumbering => Error::AmbiguousNumbering {
                     path,
                     of: *of,
                     first: name(shards.first()),

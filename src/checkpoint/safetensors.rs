@@ -12,7 +12,7 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::source::{self, ReadAt};
 
-use super::json::{Text, Unused, twice};
+use super::json::{CheckedAny, Text, twice};
 use super::{Bytes, Dtype, MAX_TENSORS, Name, OriginId, Places, Run, Shape, Tensor};
 
 /// The longest header that the reference reader takes.
@@ -202,9 +202,9 @@ impl<'de> Visitor<'de> for InfoVisitor {
                 "dtype" => dtype.replace(map.next_value()?).is_some(),
                 "shape" => shape.replace(map.next_value()?).is_some(),
                 "data_offsets" => data_offsets.replace(map.next_value()?).is_some(),
-                // The reference reader keeps these until it has read them whole: what it cannot read it refuses.
+                // The reference reader parses unknown fields whole, and refuses what it cannot parse.
                 _ => {
-                    let Unused = map.next_value()?;
+                    let CheckedAny = map.next_value()?;
                     false
                 }
             };
@@ -230,7 +230,7 @@ impl<'de> Deserialize<'de> for DtypeName {
     }
 }
 
-/// A shape.
+/// A shape, from a list of sizes.
 struct Dimensions(Shape);
 
 impl<'de> Deserialize<'de> for Dimensions {

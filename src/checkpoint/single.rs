@@ -185,7 +185,7 @@ fn read_safetensors(
     Ok((contents, header.metadata))
 }
 
-/// The key under which torch.distributed.checkpoint writes where each tensor's piece begins.
+/// The metadata key under which torch.distributed.checkpoint writes the offsets of each tensor's piece.
 const SHARDING_INFO: &str = "DCP_SHARDING_INFO";
 
 /// Whether a file holds one rank's pieces of a sharded save.

@@ -180,7 +180,7 @@ impl Image {
         &self.metadata
     }
 
-    /// Whether the source has metadata, be it empty, or the image alone.
+    /// Whether the source has metadata, even if empty; if not, only the virtual file has it.
     pub fn states_metadata(&self) -> bool {
         self.states_metadata
     }

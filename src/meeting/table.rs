@@ -15,7 +15,7 @@ use crate::source::Error;
 /// How the kernel calls our type: `fuse`, and the subtype that we mount with.
 pub const TYPE: &str = "fuse.ckptfs";
 
-/// What the system says of this process.
+/// This process in `/proc`.
 const SELF: &str = "/proc/self";
 
 /// The number that the kernel gives the filesystem that is mounted.
@@ -117,11 +117,11 @@ fn parse(text: &[u8]) -> Vec<Entry> {
 
 /// Every mount that this process sees.
 pub fn all() -> Result<Vec<Entry>, Error> {
-    of(Path::new(SELF))
+    seen_by(Path::new(SELF))
 }
 
-/// Every mount that the process sees which has this directory in `/proc`.
-pub fn of(process: &Path) -> Result<Vec<Entry>, Error> {
+/// Every mount that a process sees, by its directory in `/proc`.
+pub fn seen_by(process: &Path) -> Result<Vec<Entry>, Error> {
     let table = process.join("mountinfo");
     let text =
         std::fs::read(&table).map_err(|e| Error::io(&table, "read the table of mounts", e))?;

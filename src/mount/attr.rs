@@ -3,7 +3,6 @@
 use fuser::{Errno, FileAttr, FileType, INodeNo};
 
 use crate::source::{self, Attributes, Kind};
-
 use crate::{checkpoint, image, view};
 
 use super::nodes::LastSeen;
@@ -27,8 +26,8 @@ pub fn kind(kind: Kind) -> FileType {
     }
 }
 
-/// What readers take as the size to read at: as large as a request can be.
-const BLOCK: u32 = 1 << 20;
+/// The read size that readers are advised to use, in bytes: that of the largest request.
+const BLOCK_BYTES: u32 = 1 << 20;
 
 pub fn attr(number: u64, attributes: &Attributes, owner: Owner) -> FileAttr {
     let (major, minor) = (rustix::fs::major(attributes.rdev), rustix::fs::minor(attributes.rdev));
@@ -47,12 +46,12 @@ pub fn attr(number: u64, attributes: &Attributes, owner: Owner) -> FileAttr {
         gid: owner.gid.unwrap_or(attributes.gid),
         // As the kernel packs a device into 32 bits.
         rdev: (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12),
-        blksize: BLOCK,
+        blksize: BLOCK_BYTES,
         flags: 0,
     }
 }
 
-/// What is told of a thing that is no longer where it was.
+/// Attributes of a file that is no longer where it was, as it was last seen.
 pub fn last_attr(number: u64, last: &LastSeen, owner: Owner) -> FileAttr {
     let mtime = last.mtime.into();
     FileAttr {
@@ -69,7 +68,7 @@ pub fn last_attr(number: u64, last: &LastSeen, owner: Owner) -> FileAttr {
         uid: owner.uid.unwrap_or(last.uid),
         gid: owner.gid.unwrap_or(last.gid),
         rdev: 0,
-        blksize: BLOCK,
+        blksize: BLOCK_BYTES,
         flags: 0,
     }
 }
@@ -106,7 +105,7 @@ pub fn of_source(error: &source::Error) -> Errno {
     }
 }
 
-/// Whether the kernel looks a name up again that could not be opened for this.
+/// Whether the kernel looks a name up again after this error of an open.
 pub fn is_stale(error: &view::Error) -> bool {
     i32::from(on_opening(error)) == i32::from(Errno::ESTALE)
 }
@@ -118,7 +117,7 @@ pub fn on_opening(error: &view::Error) -> Errno {
         view::Error::Source(error)
         | view::Error::Image(image::Error::Source(error))
         | view::Error::Checkpoint(checkpoint::Error::Source(error)) => error,
-        // It was a virtual file when it was looked up.
+        // The name stood for a virtual file when it was looked up.
         view::Error::Checkpoint(_) => return Errno::ESTALE,
         error => return errno(error),
     };

@@ -1,5 +1,5 @@
-//! The descriptors that a mount needs, seen to be free before it begins anything: one that runs out of them
-//! halfway can leave a dead mount behind, and tokio panics.
+//! Checks that a mount can have the file descriptors that it needs, before it begins anything. A mount that runs
+//! out of them halfway can leave a dead mount behind, and tokio panics.
 
 use std::path::Path;
 
@@ -8,23 +8,23 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::Error;
 
-/// A mount has 12 of its own, and needs a few for each file that is looked at.
-const LEAST: usize = 32;
+/// Descriptors that must be free: a mount has 12 of its own, and needs a few for each file that it inspects.
+const MIN_FREE: usize = 32;
 
 /// Refuses a mount for which this process may not open enough files.
 pub fn require(mountpoint: &Path) -> Result<(), Error> {
-    match taken() {
+    match open_and_close() {
         Ok(()) => Ok(()),
         Err(Errno::MFILE) => {
-            Err(Error::TooFewFiles { path: mountpoint.to_path_buf(), needs: LEAST })
+            Err(Error::TooFewFiles { path: mountpoint.to_path_buf(), needed: MIN_FREE })
         }
         Err(error) => Err(Error::io(mountpoint, "open enough files to mount there", error)),
     }
 }
 
-/// Takes as many as are needed, and gives them back.
-fn taken() -> Result<(), Errno> {
+/// Opens as many descriptors as are needed, and closes them again.
+fn open_and_close() -> Result<(), Errno> {
     let first = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let others: Result<Vec<_>, _> = (1..LEAST).map(|_| fcntl_dupfd_cloexec(&first, 0)).collect();
+    let others: Result<Vec<_>, _> = (1..MIN_FREE).map(|_| fcntl_dupfd_cloexec(&first, 0)).collect();
     others.map(drop)
 }

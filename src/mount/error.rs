@@ -63,12 +63,12 @@ pub enum Error {
         option: &'static str,
     },
     /// The limit on open files is too low.
-    #[error("{path}: a mount needs {needs} free file descriptors, and this process has fewer")]
+    #[error("{path}: a mount needs {needed} free file descriptors, and this process has fewer")]
     TooFewFiles {
         /// The mountpoint.
         path: PathBuf,
         /// How many must be free.
-        needs: usize,
+        needed: usize,
     },
     /// The system has no FUSE.
     #[error("/dev/fuse: not there, so nothing can be mounted at {path}")]

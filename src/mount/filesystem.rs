@@ -44,7 +44,7 @@ const MAX_BACKGROUND: u16 = u16::MAX;
 /// that a source on an overlay, as in containers, can be passed through.
 const STACK: u32 = 2;
 
-/// Looks at a name that is renamed over meanwhile, for one that is to be opened with it.
+/// Lookups of a name that is renamed over meanwhile, until one can be opened.
 const TRIES: usize = 8;
 
 /// Numbers are not used again for another thing while the kernel knows them.
@@ -125,7 +125,7 @@ impl Inner {
         Ok(self.attr(number, entry.attributes()))
     }
 
-    /// The same for a thread that is about to open it, so that it is still there then; nothing if that cannot be.
+    /// Looks a name up and opens it for a thread that is about to do so; `None` if that fails.
     fn look_up_and_open(
         &self,
         thread: u32,
@@ -139,7 +139,7 @@ impl Inner {
         }
         let place = directory.join(name);
         for _ in 0..TRIES {
-            // A listing in the midst of renames can lack a name that is there.
+            // During renames, a listing can lack a name that exists.
             let Some(entry) = self.view.entry(directory, name).ok()? else { continue };
             if entry.attributes().kind != Kind::File {
                 self.retries.end(thread);
@@ -195,7 +195,7 @@ impl Inner {
         }
     }
 
-    /// Gives the names of a directory from an offset on.
+    /// Replies with the names of a directory from an offset on.
     fn list(
         &self,
         number: INodeNo,
@@ -204,7 +204,7 @@ impl Inner {
         reply: &mut impl DirSink,
     ) -> Result<(), Errno> {
         let own = self.node(number)?;
-        listings::give(self, (number.0, handle.0), &own, offset, reply)
+        listings::reply_names(self, (number.0, handle.0), &own, offset, reply)
     }
 
     /// The names of a directory as they are now.

@@ -65,7 +65,7 @@ pub struct Unmounted {
 pub enum Served {
     /// Nobody: its daemon had died before.
     ByNobody,
-    /// This one, which ends with the superblock.
+    /// This daemon, which ends with the superblock.
     By(Daemon, Superblock),
     /// It did not say by whom, or this user may not know.
     Unknown(Superblock),
@@ -82,7 +82,7 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<Unmounted, Error> {
         }
         return Err(not_ours(path)?);
     };
-    let superblock = Superblock::behind(entry.clone());
+    let superblock = Superblock::of_mount(entry.clone());
     let silent = answer == Answer::Silent;
     let daemon = match answer {
         Answer::Alive(Some(stats)) => Daemon::of(stats.pid),

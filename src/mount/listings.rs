@@ -1,8 +1,8 @@
-//! Directories that are being listed: the names are those that were there when it was read from its start, and
-//! hold for the rest of that reading.
+//! Listings of open directories. A read from the start takes the names as they are, and reads at later offsets of the
+//! handle continue in them.
 //!
-//! Handles that read the same names share them. Where all of them together take more than they may, those of the
-//! handle that was read least lately go, and its next read goes on behind the last name that it was given.
+//! Handles that read the same names share them. Above the limit, names are evicted, of the least recently read handle
+//! first. The next read of such a handle continues behind the last name that was returned to it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -24,7 +24,7 @@ use super::nodes::{LastSeen, Node, What};
 /// `.` and `..`, which have the first offsets.
 const DOTS: u64 = 2;
 
-/// Names that are looked at together; a reply of one page takes fewer.
+/// Names that are looked up together. A reply of one page has room for fewer.
 const BATCH: usize = 32;
 
 /// The listings of open directories.
@@ -32,68 +32,70 @@ const BATCH: usize = 32;
 pub struct Listings {
     next: AtomicU64,
     limit: usize,
-    open: Mutex<Open>,
+    open: Mutex<OpenHandles>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
-    handles: HashMap<u64, Reading>,
-    /// By the number of each directory that is being read.
-    directories: HashMap<u64, Directory>,
+struct OpenHandles {
+    handles: HashMap<u64, DirCursor>,
+    /// By the inode number of each directory that has handles in `handles`.
+    directories: HashMap<u64, OpenDirectory>,
     clock: u64,
 }
 
 /// A directory that is being read.
 #[derive(Debug, Default)]
-struct Directory {
+struct OpenDirectory {
     latest: Weak<DirNames>,
     handles: usize,
 }
 
-/// How far a handle is.
+/// The position of a handle in its listing.
 #[derive(Debug)]
-struct Reading {
+struct DirCursor {
+    /// The inode number of the directory.
     directory: u64,
-    names: Names,
-    /// The place among the names of the offset `start`.
-    first: usize,
+    snapshot: Snapshot,
+    /// The index of the name at the offset `start`.
+    start_index: usize,
     start: u64,
-    /// The offset behind the last name that it was given.
+    /// The offset behind the last name that was returned.
     next: u64,
-    used: u64,
+    /// When it was last read, on the clock of all handles.
+    last_read: u64,
 }
 
 #[derive(Debug)]
-enum Names {
-    Held(Arc<DirNames>),
-    /// They went; the last that it was given.
-    Behind(Option<OsString>),
+enum Snapshot {
+    Cached(Arc<DirNames>),
+    /// Evicted; the last name that was returned.
+    Evicted(Option<OsString>),
 }
 
-impl Reading {
-    fn place(&self, offset: u64) -> usize {
+impl DirCursor {
+    fn index(&self, offset: u64) -> usize {
         let by = usize::try_from(offset.saturating_sub(self.start)).unwrap_or(usize::MAX);
-        self.first.saturating_add(by)
+        self.start_index.saturating_add(by)
     }
 
-    fn held(&self) -> Option<&Arc<DirNames>> {
-        match &self.names {
-            Names::Held(names) => Some(names),
-            Names::Behind(_) => None,
+    fn cached(&self) -> Option<&Arc<DirNames>> {
+        match &self.snapshot {
+            Snapshot::Cached(names) => Some(names),
+            Snapshot::Evicted(_) => None,
         }
     }
 
-    fn let_go(&mut self) {
-        if let Names::Held(names) = &self.names {
-            let last = self.place(self.next).checked_sub(1);
+    fn evict(&mut self) {
+        if let Snapshot::Cached(names) = &self.snapshot {
+            let last = self.index(self.next).checked_sub(1);
             let last = last.and_then(|last| names.names.get(last)).map(ToOwned::to_owned);
-            self.names = Names::Behind(last);
+            self.snapshot = Snapshot::Evicted(last);
         }
     }
 }
 
 impl Listings {
-    /// Those of all handles together take so many bytes.
+    /// `limit` is in bytes, for the names of all handles together.
     pub fn new(limit: usize) -> Listings {
         Listings { next: AtomicU64::new(0), limit, open: Mutex::default() }
     }
@@ -102,19 +104,19 @@ impl Listings {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The names of a directory that is read on, and the place of an offset among them; nothing if it is read from
-    /// its start, or the names went.
+    /// The cached names of a handle and the index of an offset in them; `None` if it reads from the start, or its names
+    /// were evicted.
     fn resume(&self, handle: u64, offset: u64) -> Option<(Arc<DirNames>, usize)> {
         let mut open = lock(&self.open);
         open.clock += 1;
-        let used = open.clock;
-        let reading = open.handles.get_mut(&handle).filter(|_| offset > 0)?;
-        reading.used = used;
-        Some((Arc::clone(reading.held()?), reading.place(offset)))
+        let now = open.clock;
+        let cursor = open.handles.get_mut(&handle).filter(|_| offset > 0)?;
+        cursor.last_read = now;
+        Some((Arc::clone(cursor.cached()?), cursor.index(offset)))
     }
 
-    /// The same, of names that were read just now.
-    fn begin(
+    /// Caches names that were just read, and returns them with the index of the offset in them.
+    fn insert(
         &self,
         handle: u64,
         number: u64,
@@ -122,7 +124,7 @@ impl Listings {
         new: DirNames,
     ) -> (Arc<DirNames>, usize) {
         let mut open = lock(&self.open);
-        let Open { handles, directories, clock } = &mut *open;
+        let OpenHandles { handles, directories, clock } = &mut *open;
         *clock += 1;
         let directory = directories.entry(number).or_default();
         let same = directory.latest.upgrade().filter(|latest| **latest == new);
@@ -130,25 +132,28 @@ impl Listings {
         directory.latest = Arc::downgrade(&names);
         directory.handles += usize::from(!handles.contains_key(&handle));
         let start = offset.max(DOTS);
-        let first = match handles.get(&handle).filter(|_| offset > 0) {
-            // Behind the last name that was given, wherever that is by now.
-            Some(Reading { names: Names::Behind(Some(last)), next, .. }) if *next == offset => {
-                names.names.find(last).map_or_else(|behind| behind, |place| place + 1)
+        let start_index = match handles.get(&handle).filter(|_| offset > 0) {
+            // Behind the last name that was returned, wherever that is now.
+            Some(DirCursor { snapshot: Snapshot::Evicted(Some(last)), next, .. })
+                if *next == offset =>
+            {
+                names.names.find(last).map_or_else(|behind| behind, |index| index + 1)
             }
             _ => usize::try_from(start - DOTS).unwrap_or(usize::MAX),
         };
-        let held = Names::Held(Arc::clone(&names));
-        let used = *clock;
-        let reading = Reading { directory: number, names: held, first, start, next: offset, used };
-        handles.insert(handle, reading);
+        let snapshot = Snapshot::Cached(Arc::clone(&names));
+        let last_read = *clock;
+        let cursor =
+            DirCursor { directory: number, snapshot, start_index, start, next: offset, last_read };
+        handles.insert(handle, cursor);
         open.make_room(self.limit, handle);
-        (names, first)
+        (names, start_index)
     }
 
-    /// A handle was given names up to this offset.
-    fn given(&self, handle: u64, next: u64) {
-        if let Some(reading) = lock(&self.open).handles.get_mut(&handle) {
-            reading.next = next;
+    /// Records that names up to this offset were returned to a handle.
+    fn advance(&self, handle: u64, next: u64) {
+        if let Some(cursor) = lock(&self.open).handles.get_mut(&handle) {
+            cursor.next = next;
         }
     }
 
@@ -166,13 +171,13 @@ impl Listings {
     }
 }
 
-impl Open {
-    /// Lets go of names until those that are left take no more than the limit, least lately read first.
-    fn make_room(&mut self, limit: usize, but: u64) {
-        // How many handles have each, for what several have is held once.
+impl OpenHandles {
+    /// Evicts names until the rest fits the limit, least recently read first, but never those of `except`.
+    fn make_room(&mut self, limit: usize, except: u64) {
+        // Handles of each listing: names that several share count once.
         let mut shared: HashMap<*const DirNames, usize> = HashMap::new();
         let mut total = 0;
-        for names in self.handles.values().filter_map(Reading::held) {
+        for names in self.handles.values().filter_map(DirCursor::cached) {
             let handles = shared.entry(Arc::as_ptr(names)).or_default();
             *handles += 1;
             if *handles == 1 {
@@ -182,30 +187,30 @@ impl Open {
         if total <= limit {
             return;
         }
-        let mut others: Vec<&mut Reading> = (self.handles.iter_mut())
-            .filter(|(handle, _)| **handle != but)
-            .map(|(_, reading)| reading)
+        let mut others: Vec<&mut DirCursor> = (self.handles.iter_mut())
+            .filter(|(handle, _)| **handle != except)
+            .map(|(_, cursor)| cursor)
             .collect();
-        others.sort_by_key(|reading| reading.used);
-        for reading in others {
+        others.sort_by_key(|cursor| cursor.last_read);
+        for cursor in others {
             if total <= limit {
                 return;
             }
-            let Some(names) = reading.held() else { continue };
+            let Some(names) = cursor.cached() else { continue };
             let weight = names.names.weight();
             let handles = shared.entry(Arc::as_ptr(names)).or_default();
             *handles -= 1;
             if *handles == 0 {
                 total -= weight;
             }
-            reading.let_go();
+            cursor.evict();
         }
     }
 }
 
 /// A reply that takes one name after another.
 pub trait DirSink {
-    /// Adds a name; whether there was no room for it.
+    /// Adds a name. Returns whether there was no room for it.
     fn add(&mut self, inner: &Inner, next: u64, entry: ListedName<'_>) -> bool;
     /// Adds `.` or `..`; the kernel knows both, and asks for neither.
     fn add_dots(&mut self, inner: &Inner, next: u64, number: u64, own: &Node, name: &str) -> bool;
@@ -220,8 +225,9 @@ pub struct ListedName<'a> {
     ttl: Duration,
 }
 
-/// Gives the names of a directory from an offset on, as many as there is room for; from the start, as they are now.
-pub fn give(
+/// Replies with the names of a directory from an offset on, as many as there is room for. At the start they are read
+/// anew.
+pub fn reply_names(
     inner: &Inner,
     (number, handle): (u64, u64),
     own: &Node,
@@ -229,12 +235,12 @@ pub fn give(
     reply: &mut impl DirSink,
 ) -> Result<(), Errno> {
     let dir = own.path.to_path();
-    let (names, mut place) = match inner.listings.resume(handle, offset) {
-        Some(found) => found,
+    let (names, mut index) = match inner.listings.resume(handle, offset) {
+        Some(cached) => cached,
         None => {
             let names = inner.names(number, &dir)?;
             let names = DirNames { dir: (*dir).into(), names };
-            inner.listings.begin(handle, number, offset, names)
+            inner.listings.insert(handle, number, offset, names)
         }
     };
     let mut next = offset;
@@ -244,46 +250,46 @@ pub fn give(
         }
         next += 1;
     }
-    'full: while place < names.names.len() {
-        let end = names.names.len().min(place + BATCH);
-        let batch = (place..end).filter_map(|place| names.names.get(place));
-        let listed = inner.view.listed(&names.dir, batch).map_err(|e| inner.refuse(&e))?;
-        for listed in listed {
-            let path = NodePath::of(&names, place);
-            if let Some(entry) = named(&names, place, path, listed, own)
+    'full: while index < names.names.len() {
+        let end = names.names.len().min(index + BATCH);
+        let batch = (index..end).filter_map(|index| names.names.get(index));
+        let entries = inner.view.list_entries(&names.dir, batch).map_err(|e| inner.refuse(&e))?;
+        for entry in entries {
+            let path = NodePath::of(&names, index);
+            if let Some(entry) = listed_name(&names, index, path, entry, own)
                 && reply.add(inner, next + 1, entry)
             {
                 break 'full;
             }
-            (place, next) = (place + 1, next + 1);
+            (index, next) = (index + 1, next + 1);
         }
     }
-    inner.listings.given(handle, next);
+    inner.listings.advance(handle, next);
     Ok(())
 }
 
-/// What a name of a listing stands for; nothing if it is gone.
-fn named<'a>(
+/// A name of a listing with its node; `None` if it is gone.
+fn listed_name<'a>(
     names: &'a DirNames,
-    place: usize,
+    index: usize,
     path: NodePath,
-    listed: crate::view::Listed,
+    entry: crate::view::ListedEntry,
     own: &Node,
 ) -> Option<ListedName<'a>> {
-    let name = names.names.get(place)?;
-    match listed {
+    let name = names.names.get(index)?;
+    match entry {
         Ok(entry) => {
             let entry = entry?;
             let attributes = *entry.attributes();
-            // What another filesystem was not asked for is asked for by name.
+            // Attributes of another filesystem may be old, so the kernel must look the name up.
             let is_elsewhere = attributes.kind == Kind::Directory && attributes.dev != own.last.dev;
             let ttl = if is_elsewhere { Duration::ZERO } else { TTL };
             Some(ListedName { name, node: Node::new(path, &entry), attributes, ttl })
         }
-        // What cannot be looked at has a name all the same; a program that asks about it is told why.
+        // An unreadable file is still listed; looking its name up returns the error.
         Err((kind, error)) => {
             tracing::debug!(%error, "listed by its name alone");
-            let attributes = Attributes::unknown(kind, own.last.dev, place as u64);
+            let attributes = Attributes::unknown(kind, own.last.dev, index as u64);
             let last = LastSeen::from(&attributes);
             let node = Node { path, what: What::Source, last };
             Some(ListedName { name, node, attributes, ttl: Duration::ZERO })
@@ -328,51 +334,51 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::view::Names as Sorted;
+    use crate::view::Names;
 
-    fn names(of: &[&str]) -> DirNames {
-        DirNames { dir: Path::new("dir").into(), names: Sorted::of(of.iter().map(OsStr::new)) }
+    fn names(all: &[&str]) -> DirNames {
+        DirNames { dir: Path::new("dir").into(), names: Names::of(all.iter().map(OsStr::new)) }
     }
 
     #[test]
     fn handles_of_one_directory_share_its_names() {
         let listings = Listings::new(1 << 20);
-        let (first, _) = listings.begin(1, 7, 0, names(&["a", "b"]));
-        let (second, _) = listings.begin(2, 7, 0, names(&["a", "b"]));
+        let (first, _) = listings.insert(1, 7, 0, names(&["a", "b"]));
+        let (second, _) = listings.insert(2, 7, 0, names(&["a", "b"]));
         assert!(Arc::ptr_eq(&first, &second));
-        let (other, _) = listings.begin(3, 7, 0, names(&["a", "b", "c"]));
+        let (other, _) = listings.insert(3, 7, 0, names(&["a", "b", "c"]));
         assert!(!Arc::ptr_eq(&first, &other));
-        assert!(Arc::ptr_eq(&listings.resume(1, 3).unwrap().0, &first), "its reading goes on");
+        assert!(Arc::ptr_eq(&listings.resume(1, 3).unwrap().0, &first), "its names stay the same");
         assert!(listings.resume(1, 0).is_none(), "from the start it is read anew");
     }
 
     #[test]
-    fn a_handle_whose_names_went_goes_on_behind_the_last() {
+    fn a_handle_with_evicted_names_continues_behind_the_last() {
         let all = ["a", "b", "c", "d"];
         let room = names(&all).names.weight();
         let listings = Listings::new(room);
-        listings.begin(1, 7, 0, names(&all));
-        // It was given `.`, `..`, `a` and `b`.
-        listings.given(1, 4);
-        listings.begin(2, 8, 0, names(&all));
+        listings.insert(1, 7, 0, names(&all));
+        // `.`, `..`, `a` and `b` were returned.
+        listings.advance(1, 4);
+        listings.insert(2, 8, 0, names(&all));
         assert!(listings.resume(1, 4).is_none(), "there is room for one");
-        let (_, place) = listings.begin(1, 7, 4, names(&["a", "aa", "b", "bb", "d"]));
-        assert_eq!(place, 3);
+        let (_, index) = listings.insert(1, 7, 4, names(&["a", "aa", "b", "bb", "d"]));
+        assert_eq!(index, 3);
         assert_eq!(listings.resume(1, 5).unwrap().1, 4);
         // The name itself may be gone.
-        listings.given(1, 5);
-        listings.begin(2, 8, 0, names(&all));
-        let (_, place) = listings.begin(1, 7, 5, names(&["a", "d"]));
-        assert_eq!(place, 1);
+        listings.advance(1, 5);
+        listings.insert(2, 8, 0, names(&all));
+        let (_, index) = listings.insert(1, 7, 5, names(&["a", "d"]));
+        assert_eq!(index, 1);
     }
 
     #[test]
-    fn names_of_handles_that_are_closed_are_gone() {
+    fn closing_a_handle_drops_its_names() {
         let listings = Listings::new(1 << 20);
         let handle = listings.open();
-        let (held, _) = listings.begin(handle, 7, 0, names(&["a"]));
+        let (names, _) = listings.insert(handle, 7, 0, names(&["a"]));
         listings.close(handle);
-        assert_eq!(Arc::strong_count(&held), 1);
+        assert_eq!(Arc::strong_count(&names), 1);
         assert!(lock(&listings.open).directories.is_empty());
     }
 }

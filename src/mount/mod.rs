@@ -147,7 +147,7 @@ const KERNEL_READAHEAD: u64 = 4 << 20;
 /// Of the budget, one part in so many is for images that nobody has open; the rest is for blocks.
 const FOR_IMAGES: u64 = 4;
 
-/// Names of directories that are being listed take at most one part in so many of what the budget is, besides it.
+/// Names of directories that are being listed take at most one part in so many of the budget, in addition to it.
 const FOR_LISTINGS: u64 = 4;
 
 /// The least budget: a buffer for tensors that are gathered is 8 MiB, and images want a part besides.
@@ -212,7 +212,7 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     let filesystem = Filesystem::new(Arc::new(context), Arc::clone(&opened), owner, listings)?;
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.threads.unwrap_or(THREADS));
-    // One that was made and then failed is dead.
+    // A mount that was made and then failed is dead.
     let attached = attach::attach(&wanted).inspect_err(|_| drop(heal::heal(&place.mountpoint)))?;
     root.is_shown_by(attached.1.device().number());
     let mut mounted =

@@ -1,4 +1,4 @@
-//! Where nodes lie in the view, in little memory: the kernel may know millions of them.
+//! Paths of nodes in the view, in little memory: the kernel may know millions of nodes.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::view::Names;
 
-/// Names of one directory, shared by its listings and by all nodes that have them.
+/// Names of one directory, shared by its listings and by the nodes of these names.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DirNames {
     /// The directory's place in the view.
@@ -14,38 +14,38 @@ pub struct DirNames {
     pub names: Names,
 }
 
-/// A place in the view: a name in a directory.
+/// A path in the view: a name in a directory.
 #[derive(Clone, Debug)]
 pub struct NodePath {
-    /// Nothing for the root.
-    of: Option<Arc<DirNames>>,
+    /// `None` for the root.
+    names: Option<Arc<DirNames>>,
     index: u32,
 }
 
 impl NodePath {
-    /// The root's.
-    pub const ROOT: NodePath = NodePath { of: None, index: 0 };
+    /// The path of the root.
+    pub const ROOT: NodePath = NodePath { names: None, index: 0 };
 
-    /// One of these names.
+    /// The path of one of these names.
     pub fn of(names: &Arc<DirNames>, index: usize) -> NodePath {
-        // A directory has fewer names: each takes a byte, and all of them fit in memory.
+        // A directory in memory has fewer names.
         let index = u32::try_from(index).unwrap_or(u32::MAX);
-        NodePath { of: Some(Arc::clone(names)), index }
+        NodePath { names: Some(Arc::clone(names)), index }
     }
 
-    /// A name that was looked up by itself.
+    /// The path of a name that was looked up by itself.
     pub fn single(dir: Arc<Path>, name: &OsStr) -> NodePath {
         let names = Names::of([name]);
-        NodePath { of: Some(Arc::new(DirNames { dir, names })), index: 0 }
+        NodePath { names: Some(Arc::new(DirNames { dir, names })), index: 0 }
     }
 
-    /// The directory and the name; nothing for the root.
+    /// The directory and the name; `None` for the root.
     pub fn parts(&self) -> Option<(&Path, &OsStr)> {
-        let of = self.of.as_ref()?;
-        Some((&of.dir, of.names.get(self.index as usize)?))
+        let DirNames { dir, names } = &**self.names.as_ref()?;
+        Some((dir, names.get(self.index as usize)?))
     }
 
-    /// The whole place.
+    /// The whole path.
     pub fn to_path(&self) -> PathBuf {
         self.parts().map_or_else(PathBuf::new, |(dir, name)| dir.join(name))
     }

@@ -2,8 +2,7 @@
 //!
 //! A number is a hash of what it stands for, so that the same thing has the same number again after
 //! it was forgotten. New content is another thing: an image by its identity, a file by its device,
-//! inode and birth. The kernel remembers every name that anybody has looked at, so that what is held
-//! here of each is kept small.
+//! inode and birth. The kernel remembers every name that was looked up, so each must take little memory.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -27,7 +26,7 @@ pub const ROOT: u64 = 1;
 /// What a number stands for.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Where it was last seen in the view.
+    /// The path in the view where it was last seen.
     pub path: NodePath,
     pub what: What,
     pub last: LastSeen,
@@ -42,15 +41,15 @@ pub enum What {
     Link(Option<Box<PathBuf>>),
 }
 
-/// What a thing said of itself when it was last seen: what tells it from others, and what is to be
-/// answered of it once it is gone.
+/// Attributes of a file when it was last seen: those that identify it, and those that answer `getattr`
+/// once it is gone.
 #[derive(Clone, Copy, Debug)]
 pub struct LastSeen {
     pub dev: u64,
     pub ino: u64,
     pub size: u64,
-    pub mtime: Seconds,
-    pub born: Option<Seconds>,
+    pub mtime: Timestamp,
+    pub born: Option<Timestamp>,
     pub links: u32,
     pub uid: u32,
     pub gid: u32,
@@ -58,28 +57,31 @@ pub struct LastSeen {
     pub kind: Kind,
 }
 
-/// A time, in seconds and nanoseconds since 1970.
+/// Seconds and nanoseconds since 1970. Packed, so that a node takes little memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(Rust, packed(4))]
-pub struct Seconds(i64, u32);
+pub struct Timestamp(i64, u32);
 
-impl From<SystemTime> for Seconds {
-    fn from(time: SystemTime) -> Seconds {
+impl From<SystemTime> for Timestamp {
+    fn from(time: SystemTime) -> Timestamp {
         let whole = |since: Duration| i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
         match time.duration_since(UNIX_EPOCH) {
-            Ok(since) => Seconds(whole(since), since.subsec_nanos()),
+            Ok(since) => Timestamp(whole(since), since.subsec_nanos()),
             Err(before) => {
                 let before = before.duration();
                 let nanos = before.subsec_nanos();
                 let borrow = i64::from(nanos > 0);
-                Seconds(-whole(before) - borrow, if nanos > 0 { 1_000_000_000 - nanos } else { 0 })
+                Timestamp(
+                    -whole(before) - borrow,
+                    if nanos > 0 { 1_000_000_000 - nanos } else { 0 },
+                )
             }
         }
     }
 }
 
-impl From<Seconds> for SystemTime {
-    fn from(Seconds(whole, nanos): Seconds) -> SystemTime {
+impl From<Timestamp> for SystemTime {
+    fn from(Timestamp(whole, nanos): Timestamp) -> SystemTime {
         let by = Duration::from_secs(whole.unsigned_abs());
         let base = if whole < 0 { UNIX_EPOCH.checked_sub(by) } else { UNIX_EPOCH.checked_add(by) };
         base.and_then(|base| base.checked_add(Duration::from_nanos(nanos.into())))
@@ -90,16 +92,17 @@ impl From<Seconds> for SystemTime {
 impl From<&Attributes> for LastSeen {
     fn from(found: &Attributes) -> LastSeen {
         let &Attributes { dev, ino, size, links, uid, gid, mode, kind, .. } = found;
-        let (mtime, born) = (found.mtime.into(), found.born.map(Seconds::from));
+        let (mtime, born) = (found.mtime.into(), found.born.map(Timestamp::from));
         LastSeen { dev, ino, size, mtime, born, links, uid, gid, mode, kind }
     }
 }
 
 impl LastSeen {
-    /// Whether this is the state of a file that was seen.
-    pub fn is_state(&self, identity: &Identity) -> bool {
+    /// Whether the file had this identity when it was last seen.
+    pub fn has_identity(&self, identity: &Identity) -> bool {
         let Identity { dev, ino, size, mtime, mtime_nsec } = *identity;
-        (self.dev, self.ino, self.size, self.mtime) == (dev, ino, size, Seconds(mtime, mtime_nsec))
+        (self.dev, self.ino, self.size, self.mtime)
+            == (dev, ino, size, Timestamp(mtime, mtime_nsec))
     }
 
     /// Whether a name still stands for the same file; any directory there is the same one.
@@ -120,7 +123,7 @@ impl Node {
         Node { path, what, last: entry.attributes().into() }
     }
 
-    /// What tells it from everything else, so that it has a number of its own.
+    /// What identifies it among all nodes, and gives it a number of its own.
     fn key(&self) -> impl Hash + Eq {
         let LastSeen { dev, ino, born, kind, .. } = self.last;
         match &self.what {
@@ -141,7 +144,7 @@ impl Node {
 #[derive(PartialEq, Eq, Hash)]
 enum Key<'a> {
     Place(&'a NodePath, Kind),
-    File { dev: u64, ino: u64, born: Option<Seconds> },
+    File { dev: u64, ino: u64, born: Option<Timestamp> },
     Image(&'a NodePath, crate::image::Hash),
 }
 
@@ -149,7 +152,7 @@ enum Key<'a> {
 #[derive(Debug)]
 pub struct Nodes {
     known: Mutex<HashMap<u64, Known>>,
-    /// The directories in which names were looked up last, so that these share one path.
+    /// Directories of the latest lookups, so that nodes in one directory share its path.
     directories: Mutex<LruCache<u64, Arc<Path>>>,
 }
 
@@ -160,13 +163,13 @@ struct Known {
 }
 
 /// More directories than programs walk through at once.
-const DIRECTORIES: NonZeroUsize = NonZeroUsize::new(256).unwrap();
+const MAX_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
 impl Nodes {
     pub fn new(root: &Attributes) -> Nodes {
         let node = Node { path: NodePath::ROOT, what: What::Source, last: root.into() };
         let known = Known { node: Arc::new(node), lookups: 1 };
-        let directories = Mutex::new(LruCache::new(DIRECTORIES));
+        let directories = Mutex::new(LruCache::new(MAX_DIRECTORIES));
         Nodes { known: Mutex::new(HashMap::from([(ROOT, known)])), directories }
     }
 
@@ -210,7 +213,7 @@ impl Nodes {
         }
     }
 
-    /// The kernel forgets so many of the times it learned the number; whether it has forgotten it altogether.
+    /// Takes back `times` lookups of a number. Returns whether the kernel has forgotten it altogether.
     pub fn forget(&self, number: u64, times: u64) -> bool {
         let mut known = lock(&self.known);
         let Some(entry) = known.get_mut(&number).filter(|_| number != ROOT) else { return false };
@@ -219,7 +222,7 @@ impl Nodes {
         if is_forgotten {
             known.remove(&number);
             let left = known.len();
-            if left < known.capacity() / SHRINK {
+            if left < known.capacity() / SHRINK_FACTOR {
                 known.shrink_to(2 * left);
             }
         }
@@ -227,10 +230,10 @@ impl Nodes {
     }
 }
 
-/// A table with room for so many times what is in it is made smaller.
-const SHRINK: usize = 8;
+/// The table shrinks once it has room for this many times its entries.
+const SHRINK_FACTOR: usize = 8;
 
-/// The number of a thing: its hash, or the next that is free, should two have the same.
+/// The number of a node: its hash, or the next free number if another node has that.
 fn number_of(known: &HashMap<u64, Known>, node: &Node) -> u64 {
     let mut number = node.number();
     while known.get(&number).is_some_and(|other| other.node.key() != node.key()) {
@@ -244,16 +247,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_of_a_name_is_small() {
+    fn a_node_takes_little_memory() {
         assert!(size_of::<Node>() <= 112, "{}", size_of::<Node>());
     }
 
     #[test]
-    fn times_go_round_unchanged() {
+    fn timestamps_round_trip() {
         let times = [(0, 0), (1_700_000_000, 123_456_789), (-1, 0), (-1, 999_999_999), (-5, 1)];
         for (whole, nanos) in times {
-            let time = SystemTime::from(Seconds(whole, nanos));
-            assert_eq!(Seconds::from(time), Seconds(whole, nanos));
+            let time = SystemTime::from(Timestamp(whole, nanos));
+            assert_eq!(Timestamp::from(time), Timestamp(whole, nanos));
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Images that somebody has open, each once, with the descriptors and the memory that they hold.
+//! Open virtual files, each once, with the descriptors and the memory that they hold.
 //!
-//! The sources of an image are open, and what is known of its tensors is held, as long as it is. Where that would
-//! be more descriptors than the system allows, or more memory than the budget has, those of the image that was not
-//! read for longest go. When it is read again its sources are opened and read again, and verified to be the same.
+//! While a virtual file is open, so are its sources, and its tensors are known. If that takes more descriptors than
+//! the system allows, or more memory than the budget has, the least recently read virtual file is evicted. Its next
+//! read opens and parses its sources again, and verifies that they are the same.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,46 +16,46 @@ use crate::view::{self, Shown, View};
 /// An image that is open at least once.
 pub struct OpenImage {
     shown: Arc<Shown>,
-    /// The device of its first source: a read of it waits for that.
+    /// The device of its first source, for which a read waits.
     pub device: u64,
-    /// What reads go by, shared by all handles of it; nothing where it went.
-    now: Mutex<Option<Now>>,
-    /// When it was last read, in reads of any.
+    /// Answers the reads of all its handles; `None` if it was evicted.
+    reader: Mutex<Option<OpenReader>>,
+    /// When it was last read, on the clock of all virtual files.
     used: AtomicU64,
 }
 
 #[derive(Clone)]
-struct Now {
+struct OpenReader {
     served: Arc<Served>,
-    held: Held,
+    footprint: Footprint,
 }
 
 /// Descriptors and bytes of memory.
 #[derive(Clone, Copy, Default)]
-struct Held {
+struct Footprint {
     descriptors: u64,
     bytes: u64,
 }
 
-impl Held {
-    fn by(image: &Image) -> Held {
-        Held { descriptors: (image.files().len() * PER_FILE) as u64, bytes: image.weight() }
+impl Footprint {
+    fn of(image: &Image) -> Footprint {
+        Footprint { descriptors: (image.files().len() * PER_FILE) as u64, bytes: image.weight() }
     }
 
-    fn fits(&self, limit: &Held) -> bool {
+    fn fits(&self, limit: &Footprint) -> bool {
         self.descriptors <= limit.descriptors && self.bytes <= limit.bytes
     }
 }
 
-impl std::ops::AddAssign for Held {
-    fn add_assign(&mut self, other: Held) {
+impl std::ops::AddAssign for Footprint {
+    fn add_assign(&mut self, other: Footprint) {
         self.descriptors += other.descriptors;
         self.bytes += other.bytes;
     }
 }
 
-impl std::ops::SubAssign for Held {
-    fn sub_assign(&mut self, other: Held) {
+impl std::ops::SubAssign for Footprint {
+    fn sub_assign(&mut self, other: Footprint) {
         self.descriptors -= other.descriptors;
         self.bytes -= other.bytes;
     }
@@ -68,7 +68,7 @@ pub struct OpenImages {
     /// By number of inode, and how often each is open.
     open: Mutex<HashMap<u64, (Arc<OpenImage>, usize)>>,
     /// What they may hold together.
-    limit: Held,
+    limit: Footprint,
     clock: AtomicU64,
 }
 
@@ -79,50 +79,50 @@ const RESERVED: u64 = 128;
 const PER_FILE: usize = 3;
 
 impl OpenImages {
-    /// Images that together take so many bytes; a single one may be larger.
+    /// Open virtual files may take `bytes` together; a single one may take more.
     pub fn new(view: Arc<View>, cache: Arc<Cache>, bytes: u64) -> OpenImages {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let descriptors = limit.current.unwrap_or(u64::MAX).saturating_sub(RESERVED).max(RESERVED);
-        let limit = Held { descriptors, bytes };
+        let limit = Footprint { descriptors, bytes };
         OpenImages { view, cache, open: Mutex::default(), limit, clock: AtomicU64::new(0) }
     }
 
     /// Opens an image once more. One that is open already is verified to be what its sources are.
     ///
-    /// Unless what was read before still holds, nothing of it is used: the sources are read anew, and from now on
-    /// all reads go by that.
+    /// Unless the cache is valid, nothing that was read before is used: the sources are read anew, and all handles
+    /// read that from now on.
     pub fn open(
         &self,
         number: u64,
         shown: &Arc<Shown>,
-        holds: bool,
+        is_cache_valid: bool,
     ) -> Result<Arc<OpenImage>, view::Error> {
         let known = || lock(&self.open).get(&number).map(|(open, _)| Arc::clone(open));
-        let known = holds.then(known).flatten();
-        let (opened, now) = match known {
+        let known = is_cache_valid.then(known).flatten();
+        let (opened, reader) = match known {
             Some(open) => {
                 let served = self.served(&open)?;
-                (open, Now { held: Held::by(served.image()), served })
+                (open, OpenReader { footprint: Footprint::of(served.image()), served })
             }
             None => {
-                let now = self.made(shown)?;
-                let files = now.served.image().files();
+                let reader = self.open_reader(shown)?;
+                let files = reader.served.image().files();
                 let device = files.first().map_or(0, |file| file.identity().dev);
                 let used = AtomicU64::new(self.tick());
                 let shown = Arc::clone(shown);
-                let held = Mutex::new(Some(now.clone()));
-                (Arc::new(OpenImage { shown, device, now: held, used }), now)
+                let own = Mutex::new(Some(reader.clone()));
+                (Arc::new(OpenImage { shown, device, reader: own, used }), reader)
             }
         };
-        now.served.reader().check_all_untouched().map_err(view::Error::from)?;
+        reader.served.reader().check_all_untouched().map_err(view::Error::from)?;
         let mut open = lock(&self.open);
         let (shared, count) = open.entry(number).or_insert_with(|| (Arc::clone(&opened), 0));
         *count += 1;
         let shared = Arc::clone(shared);
         drop(open);
-        if !holds && !Arc::ptr_eq(&shared, &opened) {
-            let old = lock(&shared.now).replace(now);
-            // Its blocks go, and its files are closed, outside the lock.
+        if !is_cache_valid && !Arc::ptr_eq(&shared, &opened) {
+            let old = lock(&shared.reader).replace(reader);
+            // Its blocks are dropped and its files closed outside of the lock.
             drop(old);
         }
         Ok(shared)
@@ -144,57 +144,60 @@ impl OpenImages {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What reads an image, if that is held.
+    /// The reader of a virtual file, unless it was evicted.
     pub fn at_hand(&self, open: &OpenImage) -> Option<Arc<Served>> {
         open.used.store(self.tick(), Ordering::Relaxed);
-        lock(&open.now).as_ref().map(|now| Arc::clone(&now.served))
+        lock(&open.reader).as_ref().map(|reader| Arc::clone(&reader.served))
     }
 
-    /// The same; it is made again if it is not, which may wait for the sources.
+    /// The reader of a virtual file. After an eviction it is opened again, which may wait for the sources.
     pub fn served(&self, open: &OpenImage) -> Result<Arc<Served>, view::Error> {
         if let Some(served) = self.at_hand(open) {
             return Ok(served);
         }
-        let new = self.made(&open.shown)?;
-        let mut now = lock(&open.now);
-        // Another may have made it meanwhile.
-        Ok(Arc::clone(&now.get_or_insert(new).served))
+        let new = self.open_reader(&open.shown)?;
+        let mut reader = lock(&open.reader);
+        // Another thread may have opened it in between.
+        Ok(Arc::clone(&reader.get_or_insert(new).served))
     }
 
-    fn made(&self, shown: &Shown) -> Result<Now, view::Error> {
+    fn open_reader(&self, shown: &Shown) -> Result<OpenReader, view::Error> {
         let image = self.view.image(shown)?;
-        let held = Held::by(&image);
-        self.make_room(held);
+        let footprint = Footprint::of(&image);
+        self.make_room(footprint);
         let reader = Arc::new(image.open()?);
-        Ok(Now { served: self.cache.serve(reader), held })
+        Ok(OpenReader { served: self.cache.serve(reader), footprint })
     }
 
-    /// Lets go of what others hold, least lately read first, until there is room for one more.
-    fn make_room(&self, one_more: Held) {
-        let mut holding: Vec<(Arc<OpenImage>, Held)> = lock(&self.open)
+    /// Evicts readers, least recently read first, until there is room for a new one.
+    fn make_room(&self, new: Footprint) {
+        let mut others: Vec<(Arc<OpenImage>, Footprint)> = lock(&self.open)
             .values()
-            .filter_map(|(open, _)| Some((Arc::clone(open), lock(&open.now).as_ref()?.held)))
+            .filter_map(|(open, _)| {
+                Some((Arc::clone(open), lock(&open.reader).as_ref()?.footprint))
+            })
             .collect();
-        let mut total = one_more;
-        holding.iter().for_each(|(_, held)| total += *held);
+        let mut total = new;
+        others.iter().for_each(|(_, footprint)| total += *footprint);
         if total.fits(&self.limit) {
             return;
         }
-        holding.sort_by_key(|(open, _)| open.used.load(Ordering::Relaxed));
-        for (open, held) in holding {
+        others.sort_by_key(|(open, _)| open.used.load(Ordering::Relaxed));
+        for (open, footprint) in others {
             if total.fits(&self.limit) {
                 break;
             }
-            total -= held;
-            let gone = lock(&open.now).take();
-            drop(gone);
+            total -= footprint;
+            let evicted = lock(&open.reader).take();
+            drop(evicted);
         }
     }
 
     /// How many are open, and how many bytes they hold.
     pub fn count(&self) -> (u64, u64) {
         let open = lock(&self.open);
-        let held = open.values().filter_map(|(open, _)| Some(lock(&open.now).as_ref()?.held.bytes));
+        let bytes = |open: &OpenImage| Some(lock(&open.reader).as_ref()?.footprint.bytes);
+        let held = open.values().filter_map(|(open, _)| bytes(open));
         (open.len() as u64, held.sum())
     }
 }

@@ -29,7 +29,7 @@ pub struct Opened {
 /// Everything that is open.
 pub struct OpenedFiles {
     next: AtomicU64,
-    files: Mutex<HashMap<u64, Arc<Handle>>>,
+    files: Mutex<HashMap<u64, Arc<OpenHandle>>>,
     images: OpenImages,
     view: Arc<View>,
     cache: Arc<Cache>,
@@ -40,8 +40,7 @@ pub struct OpenedFiles {
     backings: Mutex<HashMap<u64, (Arc<BackingId>, usize)>>,
     /// The state that each file passed through had when the kernel last began to keep its bytes.
     kept: Mutex<lru::LruCache<u64, State>>,
-    /// Images, by number of inode, of which the kernel may have bytes that were read while a source could be
-    /// written to unnoticed.
+    /// Inode numbers of virtual files that the page cache may hold from a read of unsettled sources.
     suspect: Mutex<HashSet<u64>>,
     passthrough: AtomicBool,
     /// Who is told that what the kernel knows is no longer so.
@@ -50,7 +49,7 @@ pub struct OpenedFiles {
     memory: u64,
 }
 
-/// Of the budget, what is left to blocks: a few for each reader. Open virtual files and those kept for the next open
+/// Bytes of the budget that stay for blocks, a few for each reader. Open virtual files and those kept for the next open
 /// take at most the rest, unless a single one is larger.
 const LEAST: u64 = 8 << 20;
 
@@ -60,29 +59,29 @@ const KEPT: std::num::NonZeroUsize = std::num::NonZeroUsize::new(65_536).unwrap(
 /// A file of fewer bytes is read as it is asked for: reading ahead would gain nothing.
 const SMALL: u64 = 1 << 20;
 
-/// One opening of a file.
-struct Handle {
+/// One open of a file.
+struct OpenHandle {
     number: u64,
     content: Content,
-    /// Until the opening is over, the kernel may still have older bytes, which it drops at its end. A first use
-    /// shows that it is over: from then on what the kernel has is good.
-    proves: Mutex<Option<Proof>>,
+    /// An open that does not keep the page cache drops it when the open completes. The first read or close of the
+    /// handle shows that it has completed: the page cache is valid from then on.
+    fresh_cache: Mutex<Option<FreshCache>>,
 }
 
-/// What the kernel's bytes of a file are good for.
-enum Proof {
-    /// They are an image's.
+/// What a page cache holds that was dropped when an open completed.
+enum FreshCache {
+    /// A virtual file of settled sources.
     Image,
-    /// They are of this state of a file.
+    /// This state of a file.
     File(State),
 }
 
-/// What is opened, before the kernel has a handle of it.
+/// A file that is open, before the kernel has a handle of it.
 pub enum Ready {
     Image {
         image: Arc<OpenImage>,
-        /// Whether what the kernel has of it is good.
-        holds: bool,
+        /// Whether the page cache of it is valid.
+        is_cache_valid: bool,
         is_settled: bool,
     },
     File(OpenFile),
@@ -149,10 +148,10 @@ impl OpenedFiles {
     /// Opens what a number stands for, as far as that goes without the kernel.
     pub fn ready(&self, number: u64, node: &Node) -> Result<Ready, view::Error> {
         if let What::Image(shown) = &node.what {
-            let holds = shown.is_settled() && !lock(&self.suspect).contains(&number);
-            let image = self.images.open(number, shown, holds)?;
+            let is_cache_valid = shown.is_settled() && !lock(&self.suspect).contains(&number);
+            let image = self.images.open(number, shown, is_cache_valid)?;
             self.balance();
-            return Ok(Ready::Image { image, holds, is_settled: shown.is_settled() });
+            return Ok(Ready::Image { image, is_cache_valid, is_settled: shown.is_settled() });
         }
         let file = self.view.open(&node.path.to_path())?;
         let identity = file.file().identity();
@@ -163,7 +162,7 @@ impl OpenedFiles {
         Ok(Ready::File(file))
     }
 
-    /// It is not opened after all.
+    /// Closes what was made ready and is not opened after all.
     pub fn give_up(&self, number: u64, ready: Ready) {
         if let Ready::Image { .. } = ready {
             self.images.close(number);
@@ -180,13 +179,14 @@ impl OpenedFiles {
         reply: &ReplyOpen,
     ) -> Result<Opened, view::Error> {
         match ready {
-            Ready::Image { image, holds, is_settled } => {
+            Ready::Image { image, is_cache_valid, is_settled } => {
                 if !is_settled {
                     lock(&self.suspect).insert(number);
                 }
-                let proof = (is_settled && !holds).then_some(Proof::Image);
-                let handle = self.add(number, Content::Image(image), proof);
-                Ok(Opened { handle, flags: keep_if(holds) | NO_FLUSH, backing: None })
+                let fresh = (is_settled && !is_cache_valid).then_some(FreshCache::Image);
+                let handle = self.add(number, Content::Image(image), fresh);
+                let flags = keep_cache_if(is_cache_valid) | NO_FLUSH;
+                Ok(Opened { handle, flags, backing: None })
             }
             Ready::File(file) => self.open_source(number, node, file, reply),
         }
@@ -200,7 +200,7 @@ impl OpenedFiles {
         reply: &ReplyOpen,
     ) -> Result<Opened, view::Error> {
         let identity = file.file().identity();
-        if !node.last.is_state(&identity)
+        if !node.last.has_identity(&identity)
             && let Some(kernel) = self.kernel.get()
         {
             // Who opens it is to see all of it, and not as much as there was at the last look. What the
@@ -215,16 +215,17 @@ impl OpenedFiles {
         }
         let state = file.file().state();
         let is_settled = file.is_settled();
-        let holds = is_settled && lock(&self.kept).get(&number) == Some(&state);
-        if !holds {
+        let is_cache_valid = is_settled && lock(&self.kept).get(&number) == Some(&state);
+        if !is_cache_valid {
             lock(&self.kept).pop(&number);
         }
-        // What is read ahead is kept, and there would be no telling how long it is good.
+        // Blocks read ahead are cached, and those of an unsettled file could get outdated unnoticed.
         let is_ahead = is_settled && identity.size >= SMALL;
         let served = if is_ahead { Some(self.ahead(number, &file)?) } else { None };
-        let proof = (is_settled && !holds).then_some(Proof::File(state));
-        let handle = self.add(number, Content::File(Arc::new(file), served), proof);
-        Ok(Opened { handle, flags: keep_if(holds) | NO_FLUSH, backing: None })
+        let fresh = (is_settled && !is_cache_valid).then_some(FreshCache::File(state));
+        let handle = self.add(number, Content::File(Arc::new(file), served), fresh);
+        let flags = keep_cache_if(is_cache_valid) | NO_FLUSH;
+        Ok(Opened { handle, flags, backing: None })
     }
 
     /// What reads a file ahead: what already does, if the file is still what it was then.
@@ -268,23 +269,23 @@ impl OpenedFiles {
         }
     }
 
-    fn add(&self, number: u64, content: Content, proof: Option<Proof>) -> u64 {
+    fn add(&self, number: u64, content: Content, fresh: Option<FreshCache>) -> u64 {
         let handle = self.next.fetch_add(1, Ordering::Relaxed);
-        let open = Handle { number, content, proves: Mutex::new(proof) };
+        let open = OpenHandle { number, content, fresh_cache: Mutex::new(fresh) };
         lock(&self.files).insert(handle, Arc::new(open));
         handle
     }
 
-    /// The opening of a handle is over.
-    fn used(&self, handle: &Handle) {
-        match lock(&handle.proves).take() {
+    /// Records that the open of a handle has completed, so that its page cache is valid.
+    fn complete_open(&self, handle: &OpenHandle) {
+        match lock(&handle.fresh_cache).take() {
             None => {}
-            Some(Proof::Image) => drop(lock(&self.suspect).remove(&handle.number)),
-            Some(Proof::File(state)) => drop(lock(&self.kept).put(handle.number, state)),
+            Some(FreshCache::Image) => drop(lock(&self.suspect).remove(&handle.number)),
+            Some(FreshCache::File(state)) => drop(lock(&self.kept).put(handle.number, state)),
         }
     }
 
-    /// The kernel has forgotten an inode, and all that it had of it.
+    /// Records that the kernel has forgotten an inode, and dropped its page cache.
     pub fn forget(&self, number: u64) {
         lock(&self.suspect).remove(&number);
     }
@@ -294,7 +295,7 @@ impl OpenedFiles {
         let Some(open) = lock(&self.files).get(&handle).cloned() else {
             return answer.refuse(Errno::EBADF);
         };
-        self.used(&open);
+        self.complete_open(&open);
         match &open.content {
             // The kernel reads it by itself.
             Content::Backing => answer.refuse(Errno::EBADF),
@@ -336,7 +337,7 @@ impl OpenedFiles {
 
     pub fn close(&self, handle: u64) {
         let Some(open) = lock(&self.files).remove(&handle) else { return };
-        self.used(&open);
+        self.complete_open(&open);
         let number = open.number;
         match &open.content {
             Content::Image(_) => {
@@ -363,9 +364,9 @@ impl OpenedFiles {
     }
 }
 
-/// Whether the kernel is to keep the bytes that it has.
-fn keep_if(holds: bool) -> FopenFlags {
-    if holds { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
+/// Tells the kernel whether to keep the page cache of a file.
+fn keep_cache_if(is_valid: bool) -> FopenFlags {
+    if is_valid { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
 }
 
 /// By the protocol: no page of the file.

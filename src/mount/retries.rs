@@ -1,10 +1,9 @@
 //! Opens that the kernel tries a second time.
 //!
-//! The kernel opens what a name stood for when it was looked up. Where that is gone by then (ESTALE) it looks
-//! the name up again and tries once more, and no more than that: renames in a row can come in between both
-//! times. So what the second look finds is opened with it, and handed to the try that follows. It is what the
-//! name stood for during the call. It is for the thread that made the call alone: for others the name may
-//! stand for something newer by then.
+//! The kernel opens the file that a name stood for at its lookup. If that file is gone (ESTALE), the kernel looks
+//! the name up again and tries once more. It tries only twice, and a rename can come before each try. So the
+//! second lookup also opens the file, and hands it to the open that follows. The name stood for that file during
+//! the call. Only the thread that made the call gets it, because the name may stand for a newer file for others.
 
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
@@ -20,11 +19,11 @@ use crate::threads::lock;
 use super::nodes::Node;
 use super::opened::{OpenedFiles, Ready};
 
-/// Threads that may be between two tries at once. Others get the error, as they did.
+/// Threads that may be between two tries at once. Further threads get the error.
 const MAX_THREADS: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
-/// The second try follows within milliseconds. What is opened for one that never comes is closed after this,
-/// when the next name is looked up.
+/// The second try follows within milliseconds. A file whose second try never comes is closed after this time, at
+/// the next lookup.
 const EXPIRY: Duration = Duration::from_millis(500);
 
 /// The threads that are between two tries, by number.
@@ -35,11 +34,11 @@ pub struct Retries {
 
 struct Retry {
     path: PathBuf,
-    begun: Instant,
+    started: Instant,
     found: Option<Found>,
 }
 
-/// What a name was found to stand for, and opened.
+/// A file that was found and opened for the second try.
 pub struct Found {
     pub node: Node,
     pub attr: FileAttr,
@@ -51,20 +50,20 @@ impl Retries {
         Retries { opened, waiting: Mutex::new(LruCache::new(MAX_THREADS)) }
     }
 
-    /// A first try of a thread has failed. Those of other containers have no number here, but 0.
+    /// Records that the first try of a thread has failed. Threads of other containers have the number 0 here.
     pub fn expect(&self, thread: u32, path: PathBuf) {
         if thread != 0 {
-            self.put(thread, Retry { path, begun: Instant::now(), found: None });
+            self.put(thread, Retry { path, started: Instant::now(), found: None });
         }
     }
 
-    /// Whether a thread is about to try this again.
+    /// Whether a thread is about to try to open this name again.
     pub fn expects(&self, thread: u32, directory: &Path, name: &OsStr) -> bool {
         let mut waiting = lock(&self.waiting);
         if waiting.is_empty() {
             return false;
         }
-        let gone = |retry: &Retry| retry.begun.elapsed() > EXPIRY;
+        let gone = |retry: &Retry| retry.started.elapsed() > EXPIRY;
         let expired: Vec<u32> =
             waiting.iter().filter(|(_, retry)| gone(retry)).map(|(thread, _)| *thread).collect();
         let expired: Vec<Retry> = expired.iter().filter_map(|thread| waiting.pop(thread)).collect();
@@ -76,28 +75,28 @@ impl Retries {
         expects
     }
 
-    /// What was found for a thread before: the kernel looks twice where the name stands for something else.
+    /// The file that was found for a thread before. The kernel looks a name up twice if it stands for another file.
     pub fn found(&self, thread: u32) -> Option<(Node, FileAttr)> {
         let waiting = lock(&self.waiting);
         waiting.peek(&thread)?.found.as_ref().map(|found| (found.node.clone(), found.attr))
     }
 
-    /// What a thread is to open is ready.
+    /// Keeps an open file for the second try of a thread.
     pub fn provide(&self, thread: u32, path: PathBuf, found: Found) {
-        self.put(thread, Retry { path, begun: Instant::now(), found: Some(found) });
+        self.put(thread, Retry { path, started: Instant::now(), found: Some(found) });
     }
 
-    /// Ends what is between the tries of a thread that opens a number: whether there was anything, and what
-    /// is ready for it.
+    /// Ends the retry of a thread that opens a number. Returns whether there was one, and its file if it has that
+    /// number.
     pub fn take(&self, thread: u32, number: u64) -> (bool, Option<Ready>) {
         let Some(mut retry) = lock(&self.waiting).pop(&thread) else { return (false, None) };
-        let is_over = retry.begun.elapsed() > EXPIRY;
+        let is_over = retry.started.elapsed() > EXPIRY;
         let found = retry.found.take_if(|found| !is_over && found.attr.ino.0 == number);
         self.discard(retry);
         (true, found.map(|found| found.ready))
     }
 
-    /// There is nothing to try again.
+    /// Ends the retry of a thread that has nothing to open.
     pub fn end(&self, thread: u32) {
         let retry = lock(&self.waiting).pop(&thread);
         if let Some(retry) = retry {

@@ -1,7 +1,5 @@
-//! The superblock behind a mount, which outlives the mount while another mount shows it: a bind mount, or
-//! one in another mount namespace, as containers have.
-//!
-//! In: a mount that is about to be taken away. Out: whether its superblock is still there, and where it shows.
+//! The superblock behind a mount. It outlives the mount while another mount shows it: a bind mount, or one in
+//! another mount namespace, as containers have.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,64 +11,66 @@ use rustix::fs::{Access, AtFlags, Mode, OFlags};
 
 use crate::meeting::table::{self, Entry};
 
-/// What the kernel serves of one daemon, wherever it is mounted.
+/// The filesystem that the kernel serves from one daemon, wherever it is mounted.
 #[derive(Debug)]
 pub struct Superblock {
     mount: Entry,
-    /// Its directory in sysfs, which goes with it. Held from before, as its number is given again.
-    node: Option<OwnedFd>,
+    /// Its directory in sysfs, which disappears with it. It must be opened while the mount is there, because the
+    /// kernel reuses the number.
+    sysfs: Option<OwnedFd>,
 }
 
-/// A mount that shows it.
+/// A mount that shows a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Showing {
-    /// Where it is mounted, as seen from there.
+pub struct SuperblockMount {
+    /// The mountpoint, as its own namespace sees it.
     pub mountpoint: PathBuf,
-    /// A process that sees it there, where this one does not.
+    /// A process that sees the mount; `None` if this process does.
     pub process: Option<u32>,
 }
 
 impl Superblock {
-    /// The one behind a mount, which must still be there.
-    pub(super) fn behind(mount: Entry) -> Superblock {
-        let node = format!("/sys/class/bdi/{}", mount.device);
+    /// The superblock of a mount that is still there.
+    pub(super) fn of_mount(mount: Entry) -> Superblock {
+        let path = format!("/sys/class/bdi/{}", mount.device);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        // Without sysfs it cannot be told.
-        let node = rustix::fs::open(node, flags, Mode::empty()).ok();
-        Superblock { mount, node }
+        // Without sysfs, the state of the superblock stays unknown.
+        let sysfs = rustix::fs::open(path, flags, Mode::empty()).ok();
+        Superblock { mount, sysfs }
     }
 
-    /// Whether the kernel has it no more, so that nobody can use it; `false` where that cannot be told.
+    /// Whether the kernel has dropped it, so that no program can use it; `false` if that is unknown.
     pub fn is_gone(&self) -> bool {
         let attribute =
-            |node| rustix::fs::accessat(node, "read_ahead_kb", Access::EXISTS, AtFlags::empty());
-        self.node.as_ref().is_some_and(|node| attribute(node).is_err())
+            |dir| rustix::fs::accessat(dir, "read_ahead_kb", Access::EXISTS, AtFlags::empty());
+        self.sysfs.as_ref().is_some_and(|dir| attribute(dir).is_err())
     }
 
     /// The mounts that show it, in this process's mount namespace and in those of all other processes.
-    pub fn shown(&self) -> Vec<Showing> {
+    pub fn mounts(&self) -> Vec<SuperblockMount> {
         if self.is_gone() {
             return Vec::new();
         }
         let mut found = Vec::new();
-        let mut mounts = BTreeSet::new();
+        let mut ids = BTreeSet::new();
         let mut namespaces = BTreeSet::new();
         let mut look = |process: Option<u32>| {
-            let about = process.map_or("self".to_owned(), |pid| pid.to_string());
-            let about = Path::new("/proc").join(about);
-            // Not told of the processes of others, whose tables may be read all the same.
-            if fs::read_link(about.join("ns/mnt")).is_ok_and(|seen| !namespaces.insert(seen)) {
+            let name = process.map_or("self".to_owned(), |pid| pid.to_string());
+            let proc = Path::new("/proc").join(name);
+            // For processes of other users this link is unreadable, but their tables are not.
+            if fs::read_link(proc.join("ns/mnt")).is_ok_and(|seen| !namespaces.insert(seen)) {
                 return;
             }
-            // A process that has ended meanwhile shows nothing.
-            let table = table::of(&about).unwrap_or_default();
+            // A process that has ended in between sees nothing.
+            let table = table::seen_by(&proc).unwrap_or_default();
             let shows = table.into_iter().filter(|entry| {
                 (entry.device, &entry.kind, &entry.source)
                     == (self.mount.device, &self.mount.kind, &self.mount.source)
             });
-            // The number of a mount is its own among all namespaces.
-            let new = shows.filter(|entry| mounts.insert(entry.id));
-            found.extend(new.map(|entry| Showing { mountpoint: entry.mountpoint, process }));
+            // The number of a mount is unique among all namespaces.
+            let new = shows.filter(|entry| ids.insert(entry.id));
+            found
+                .extend(new.map(|entry| SuperblockMount { mountpoint: entry.mountpoint, process }));
         };
         look(None);
         let numbers = fs::read_dir("/proc").into_iter().flatten();
@@ -78,12 +78,12 @@ impl Superblock {
             numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
         pids.sort_unstable();
         pids.into_iter().for_each(|pid| look(Some(pid)));
-        // Gone meanwhile, its number may have become another's.
+        // If it is gone by now, its number may belong to another superblock.
         if self.is_gone() { Vec::new() } else { found }
     }
 }
 
-impl fmt::Display for Showing {
+impl fmt::Display for SuperblockMount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.mountpoint.display())?;
         match self.process {

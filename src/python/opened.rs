@@ -81,8 +81,8 @@ impl Opened {
         PyList::new(py, self.order().into_iter().map(|place| &*tensors[place].name))
     }
 
-    /// What it says of itself: of one safetensors file what its header says, and nothing where that has no
-    /// metadata. Any other checkpoint says that it is torch's.
+    /// The metadata: of one safetensors file that of its header, `None` if the header has none. Any other
+    /// checkpoint says that it is torch's.
     #[getter]
     fn metadata(&self) -> Option<BTreeMap<String, String>> {
         let image = self.opened.image();
@@ -146,8 +146,7 @@ impl Opened {
         Ok(self.told(found.clone()))
     }
 
-    /// Where the data begins and ends in the file: in the one safetensors file that it is, or else in the
-    /// virtual file.
+    /// The start and end of the data: in the file if it is one safetensors file, otherwise in the virtual file.
     #[getter]
     fn data_range(&self) -> (u64, u64) {
         let image = self.opened.image();

@@ -87,10 +87,10 @@ impl Attributes {
         Attributes::with(fd, AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, shown)
     }
 
-    /// Of a thing of which no more is known than its kind: nobody may do anything with it.
+    /// Attributes of a file of which only the kind is known. Its mode grants no permission.
     pub fn unknown(kind: Kind, dev: u64, ino: u64) -> Attributes {
         let identity = Identity { dev, ino, size: 0, mtime: 0, mtime_nsec: 0 };
-        let then = SystemTime::UNIX_EPOCH;
+        let epoch = SystemTime::UNIX_EPOCH;
         Attributes {
             kind,
             dev,
@@ -102,9 +102,9 @@ impl Attributes {
             uid: 0,
             gid: 0,
             rdev: 0,
-            atime: then,
-            mtime: then,
-            ctime: then,
+            atime: epoch,
+            mtime: epoch,
+            ctime: epoch,
             born: None,
             state: State { identity, ctime: 0, ctime_nsec: 0 },
         }

@@ -1,8 +1,8 @@
-//! Paths from a directory that may be longer than a call of the system takes: they are resolved in pieces,
-//! each from the directory that the one before leads to.
+//! Resolves paths that may be longer than one system call takes, in pieces. Each piece starts at the directory
+//! where the one before it ended.
 //!
-//! Of what is resolved beneath the directory, each piece stays beneath where it begins: a longer path on which
-//! a link leads further up than that is `EXDEV`, as one that leads out.
+//! With `RESOLVE_BENEATH`, each piece must stay beneath its own start. In a longer path, a link that leads further
+//! up fails with `EXDEV`, as one that leads out of the directory does.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,41 +12,41 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, openat2};
 use rustix::io::Errno;
 
-/// What the kernel takes of a path at once, with the byte that ends it.
+/// Bytes of the longest path that one system call takes, with the NUL that ends it.
 const PIECE_BYTES: usize = 4096;
 
-/// The longest path. What a name costs in memory, and a link in time, grows with its path.
+/// Bytes of the longest path. A name takes memory, and a link takes time, in proportion to its path.
 const MAX_PATH_BYTES: usize = 16 << 10;
 
-/// Opens what is at a path.
+/// Opens a file at a path of any supported length.
 pub fn open(
     dir: impl AsFd,
     path: &Path,
     flags: OFlags,
     resolve: ResolveFlags,
 ) -> Result<OwnedFd, Errno> {
-    resolved(dir, path, resolve, |dir, path| {
-        again(|| openat2(dir, path, flags, Mode::empty(), resolve))
+    walk(dir, path, resolve, |dir, path| {
+        retry(|| openat2(dir, path, flags, Mode::empty(), resolve))
     })
 }
 
-/// What a link says.
+/// The target of a symbolic link.
 pub fn read_link(dir: impl AsFd, path: &Path) -> Result<PathBuf, Errno> {
-    resolved(dir, path, ResolveFlags::empty(), |dir, path| {
+    walk(dir, path, ResolveFlags::empty(), |dir, path| {
         let target = rustix::fs::readlinkat(dir, path, Vec::new())?;
         Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
     })
 }
 
-/// What the system says of it, a link at its end not followed.
+/// The status of a file; a link at the end of the path is not followed.
 pub fn stat(dir: impl AsFd, path: &Path) -> Result<Stat, Errno> {
-    resolved(dir, path, ResolveFlags::empty(), |dir, path| {
+    walk(dir, path, ResolveFlags::empty(), |dir, path| {
         rustix::fs::statat(dir, path, AtFlags::SYMLINK_NOFOLLOW)
     })
 }
 
-/// Does it with the last piece of a path, and the directory where that begins.
-fn resolved<D: AsFd, T>(
+/// Walks to the directory where the last piece of a path starts, and calls `last` with both.
+fn walk<D: AsFd, T>(
     dir: D,
     path: &Path,
     resolve: ResolveFlags,
@@ -60,27 +60,27 @@ fn resolved<D: AsFd, T>(
     let mut rest = path;
     while let Some((piece, after)) = split(rest)? {
         let from = held.as_ref().map_or(dir.as_fd(), AsFd::as_fd);
-        held = Some(again(|| openat2(from, piece, flags, Mode::empty(), resolve))?);
+        held = Some(retry(|| openat2(from, piece, flags, Mode::empty(), resolve))?);
         rest = after;
     }
     last(held.as_ref().map_or(dir.as_fd(), AsFd::as_fd), rest)
 }
 
-/// As many of the first names of a path as the kernel takes, and the rest; nothing where it takes all.
+/// Splits off the longest leading piece that one system call takes; `None` if it takes the whole path.
 fn split(path: &Path) -> Result<Option<(&Path, &Path)>, Errno> {
     let bytes = path.as_os_str().as_bytes();
     let Some(most) = bytes.get(..PIECE_BYTES) else { return Ok(None) };
     let slash = most.iter().rposition(|&byte| byte == b'/').ok_or(Errno::NAMETOOLONG)?;
     let piece = if slash == 0 { b"/" } else { &bytes[..slash] };
     let after = &bytes[slash..];
-    // One that ends with a slash is the directory itself.
+    // A path that ends with a slash is the directory itself.
     let after = after.iter().position(|&byte| byte != b'/').map_or(&b"."[..], |at| &after[at..]);
     let as_path = |bytes| Path::new(OsStr::from_bytes(bytes));
     Ok(Some((as_path(piece), as_path(after))))
 }
 
-/// The kernel asks for another try when a rename raced with the walk.
-fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+/// Repeats a call that was interrupted, or for which the kernel saw a rename race with the walk.
+fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {
             Err(Errno::AGAIN | Errno::INTR) => {}

@@ -14,12 +14,12 @@ pub enum Error {
         /// The path as it was asked for.
         path: PathBuf,
     },
-    /// A link by that name leads to nothing, be it inside of the directory that the user named or out of it.
-    #[error("{path}: is a link to {target}, where nothing is")]
+    /// A symbolic link whose target does not exist, inside or outside of the directory that the user named.
+    #[error("{path}: is a link to {target}, which does not exist")]
     Dangling {
         /// The path as it was asked for.
         path: PathBuf,
-        /// What the link says.
+        /// The target as the link has it.
         target: PathBuf,
     },
     /// It exists and is neither a regular file nor, where one is wanted, a directory.
@@ -135,13 +135,13 @@ impl Error {
         }
     }
 
-    /// The same error of a path that the user typed, or that lies in a directory which the user typed: a link that
-    /// leads nowhere is told as that. The system is asked as the caller, wherever the link leads.
-    pub fn seen_by_the_user(self) -> Error {
+    /// Turns the error into [`Error::Dangling`] if its path is a link to nothing. The path must be one that the
+    /// user typed, or lie in a directory that the user typed: the link is followed wherever it leads.
+    pub fn or_dangling(self) -> Error {
         match &self {
             Error::Missing { path } | Error::Outside { path, .. } => {
-                let is_there = rustix::fs::stat(path).map(|_| ());
-                match (is_there, std::fs::read_link(path)) {
+                let target_status = rustix::fs::stat(path).map(|_| ());
+                match (target_status, std::fs::read_link(path)) {
                     (Err(Errno::NOENT), Ok(target)) => {
                         Error::Dangling { path: path.clone(), target }
                     }
@@ -152,7 +152,7 @@ impl Error {
         }
     }
 
-    /// The system's number for it, where it is the system's own answer.
+    /// The `errno` of the system call that failed, if one did.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Error::Io { source, .. } => source.raw_os_error(),

@@ -229,9 +229,9 @@ impl Root {
         let mut attributes = Attributes::of(&fd, &shown)?;
         if self.is_link(inside) {
             let end = match path_of(&fd) {
-                // Longer than the system tells.
+                // `/proc` does not tell a path of this length.
                 Err(e) if Errno::from_io_error(&e) == Some(Errno::NAMETOOLONG) => {
-                    self.follow(inside).map(|way| self.place().join(way)).ok_or(e)
+                    self.follow(inside).map(|way| self.current_path().join(way)).ok_or(e)
                 }
                 end => end,
             };
@@ -253,8 +253,8 @@ impl Root {
         beneath::read_link(&self.dir, inside).is_ok()
     }
 
-    /// Where the root lies now, as the system tells it.
-    fn place(&self) -> PathBuf {
+    /// The current path of the root, from `/proc`; the path at its opening if that fails.
+    fn current_path(&self) -> PathBuf {
         path_of(&self.dir).unwrap_or_else(|_| self.real.clone())
     }
 
@@ -262,7 +262,7 @@ impl Root {
     /// pass the directories above it: all of them, or those within the root if it lies there, which
     /// are looked at from the root, for a filesystem may be mounted over it.
     fn narrow(&self, attributes: &mut Attributes, end: &Path) {
-        let (way, from) = match end.strip_prefix(self.place()) {
+        let (way, from) = match end.strip_prefix(self.current_path()) {
             Ok(way) => (way, self.dir.as_fd()),
             Err(_) => (end, CWD),
         };

@@ -1,9 +1,9 @@
-//! Whether a file's times tell everything that is written to it from now on.
+//! Decides whether a file's timestamps reveal every later write to it.
 //!
-//! The system stamps a file when a write begins, and not again when it ends. Bytes that are read while one long
-//! write is under way can be a mixture of old and new ones, under a time that never changes again. The same holds
-//! for stores through a mapping. A file is settled once every write that could still change it must leave another
-//! time: equal states of a settled file then mean equal bytes.
+//! The kernel stamps a file when a write begins, and not again when it ends. A read during one long write can
+//! return a mixture of old and new bytes, under a timestamp that never changes again. The same holds for stores
+//! through a mapping. A file is settled once every write that could still change it must leave another timestamp.
+//! Equal states of a settled file mean equal bytes.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
@@ -14,49 +14,49 @@ use rustix::fs::fstat;
 
 use super::{OpenFile, State};
 
-/// Two writes within one step of a filesystem's clock leave the same time. Local filesystems count in ticks of
-/// at most 10 ms, and this is two of them.
+/// Two writes within one clock step of a filesystem leave the same timestamp. Local filesystems step every 10 ms
+/// or faster; this is two steps.
 const LOCAL_CLOCK_STEP: Duration = Duration::from_millis(20);
 
-/// The same of any filesystem: the clocks of networks differ more.
+/// The step that any filesystem keeps to: the clocks of network filesystems differ more.
 const CLOCK_STEP: Duration = Duration::from_millis(100);
 
-/// The same where only whole seconds are kept, as on ext4 with small inodes; FAT keeps every other second.
+/// The step where timestamps are whole seconds, as on ext4 with small inodes. FAT keeps every other second.
 const COARSE_CLOCK_STEP: Duration = Duration::from_secs(2);
 
-/// The age of a change after which no write that began with it is taken to be under way any more, where the
-/// system does not tell of writers. One `write` transfers at most 2 GiB, so a disk of 35 MB/s is through by then,
-/// and so is the write-back (35 s) behind which a store through a mapping leaves a new time.
+/// The longest time that a write is assumed to be in flight, where the system does not reveal writers. One `write`
+/// transfers at most 2 GiB, for which a disk of 35 MB/s needs about this long. A store through a mapping leaves a
+/// new timestamp after the write-back, which comes within 35 s.
 const LONGEST_WRITE: Duration = Duration::from_secs(60);
 
-/// Whether a change after `state` must leave another time, seen from now.
+/// Whether every change from now on must leave another timestamp than `state` has.
 pub fn is_past_clock_step(state: &State) -> bool {
     let step = if state.ctime_nsec == 0 { COARSE_CLOCK_STEP } else { CLOCK_STEP };
     age(state).is_some_and(|age| age > step)
 }
 
-/// How long ago the file last changed; nothing if that is yet to come. The time of a write can be set by anybody,
-/// that of a change cannot.
+/// Time since the last change (`ctime`), which no program can set, unlike the time of a write; `None` if it lies
+/// in the future.
 fn age(state: &State) -> Option<Duration> {
     let seconds = Duration::from_secs(u64::try_from(state.ctime).ok()?);
     let changed = SystemTime::UNIX_EPOCH + seconds + Duration::from_nanos(state.ctime_nsec.into());
     SystemTime::now().duration_since(changed).ok()
 }
 
-/// Names the signal that tells of a broken lease; the crate libc lacks it.
+/// The `fcntl` command that chooses the signal for a broken lease; the crate libc lacks it.
 const F_SETSIG: libc::c_int = 10;
 
 /// Programs that have a file open for writing.
 enum Writers {
     None,
     Some,
-    /// The system does not say: another machine's or another user's file.
+    /// The system does not say, as for files of another machine or another user.
     Unknown,
 }
 
 impl OpenFile {
-    /// Whether the file is what it was when it was opened, and every write from now on must leave another time.
-    /// Waits for the clock's next step where that is all that is missing.
+    /// Whether the file is unchanged since it was opened, and every later write must leave another timestamp.
+    /// Waits for the next clock step if nothing else is missing.
     pub fn is_settled(&self) -> bool {
         let state = self.file().state();
         let is_quiet = match self.filesystem().local.then(|| self.writers()) {
@@ -70,19 +70,18 @@ impl OpenFile {
             Some(Writers::Some) => false,
             Some(Writers::Unknown) | None => age(&state).is_some_and(|age| age > LONGEST_WRITE),
         };
-        // Asked after the writers: one that came meanwhile has left its time.
+        // Checked after the writers: a writer that came in between has left its timestamp.
         is_quiet && fstat(self.as_fd()).is_ok_and(|now| State::from(&now) == state)
     }
 
-    /// Asks for a lease, which the system grants only while nobody has the file open for writing, and gives it
-    /// back at once. A program that opens the file for writing in between waits for that instant.
+    /// Takes a read lease and returns it at once: the kernel grants one only while no program has the file open for
+    /// writing. A program that opens the file for writing in between waits for that instant.
     #[allow(unsafe_code)]
     fn writers(&self) -> Writers {
         let fd = self.as_fd().as_raw_fd();
         // SAFETY: these commands take a number and touch no memory of ours.
         let fcntl = |command, value: libc::c_int| unsafe { libc::fcntl(fd, command, value) };
-        // A lease that is broken sends SIGIO, which ends a process, unless another signal is named. This one is
-        // ignored by default.
+        // A broken lease sends SIGIO by default, which ends a process. SIGURG is ignored by default.
         if fcntl(F_SETSIG, libc::SIGURG) != 0 {
             return Writers::Unknown;
         }
@@ -106,32 +105,32 @@ mod tests {
     use super::super::{Links, Root};
     use super::*;
 
-    fn opened(folder: &Path) -> OpenFile {
+    fn open_file(folder: &Path) -> OpenFile {
         let (root, _) = Root::around(folder, Links::Inside).unwrap();
         root.open(Path::new("file")).unwrap()
     }
 
     #[test]
-    fn a_file_is_settled_once_nobody_can_write_to_it_unnoticed() {
+    fn a_file_is_settled_once_no_write_can_go_unnoticed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, "bytes").unwrap();
-        let fresh = opened(folder.path());
+        let fresh = open_file(folder.path());
         assert!(fresh.is_settled());
         assert!(
             age(&fresh.file().state()).unwrap() >= LOCAL_CLOCK_STEP,
-            "the clock has stepped on"
+            "the clock has advanced by a step"
         );
         let writer = File::options().write(true).open(&path).unwrap();
-        assert!(!fresh.is_settled(), "somebody may be writing");
+        assert!(!fresh.is_settled(), "a writer has it open");
         drop(writer);
         assert!(fresh.is_settled());
-        // Nothing is left of the question: a lease would keep the next writer waiting.
+        // The lease was returned: one that is held would block the next writer.
         let writer = File::options().write(true).open(&path).unwrap();
         writer.write_at(b"others", 0).unwrap();
         drop(writer);
-        assert!(!fresh.is_settled(), "it is not what it was when it was opened");
-        assert!(opened(folder.path()).is_settled());
+        assert!(!fresh.is_settled(), "it changed since it was opened");
+        assert!(open_file(folder.path()).is_settled());
     }
 
     #[test]
@@ -139,7 +138,7 @@ mod tests {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), "bytes").unwrap();
-        let state = opened(folder.path()).file().state();
+        let state = open_file(folder.path()).file().state();
         let changed = |seconds: i64, ctime_nsec| State {
             ctime: now.as_secs() as i64 - seconds,
             ctime_nsec,
@@ -148,6 +147,6 @@ mod tests {
         assert!(is_past_clock_step(&changed(2, 1)));
         assert!(!is_past_clock_step(&changed(1, 0)));
         assert!(is_past_clock_step(&changed(3, 0)));
-        assert!(!is_past_clock_step(&changed(-3, 0)), "a change that is yet to come");
+        assert!(!is_past_clock_step(&changed(-3, 0)), "a change in the future");
     }
 }

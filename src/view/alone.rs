@@ -81,7 +81,7 @@ pub fn taken_apart(path: &Path) -> Result<(&Path, &OsStr), source::Error> {
 /// name of its image, which is in the view of its directory and nowhere on disk.
 pub fn open(path: &Path, options: &checkpoint::Options) -> Result<Checkpoint, checkpoint::Error> {
     open_shown(path, options).map_err(|error| match error {
-        checkpoint::Error::Source(error) => error.seen_by_the_user().into(),
+        checkpoint::Error::Source(error) => error.or_dangling().into(),
         error => error,
     })
 }

@@ -16,7 +16,7 @@ use super::index;
 use super::made::{Outcome, Planned, Shown};
 use super::rules;
 use super::{
-    Answer, Entry, Error, Keep, Known, Listed, Listing, Named, Names, TRIES, View, links,
+    Answer, Entry, Error, Keep, Known, ListedEntry, Listing, Named, Names, TRIES, View, links,
     lookalikes,
 };
 
@@ -26,7 +26,7 @@ pub struct Directory {
     way: PathBuf,
     state: State,
     names: Names,
-    /// Of each name, in their order.
+    /// The kind of each name, in the same order.
     kinds: Box<[Kind]>,
     planned: Vec<Arc<Planned>>,
     /// Which of the planned has this name as an image, and which has it as a file of its own.
@@ -40,7 +40,7 @@ pub struct Directory {
     told: Mutex<HashSet<OsString>>,
 }
 
-/// A directory's state, and whether a later change must leave another.
+/// A directory's state, and whether every later change must leave another one.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
     state: source::State,
@@ -73,7 +73,7 @@ impl Directory {
         if let Some(only) = view.only.as_ref().filter(|_| way == view.base) {
             entries.retain(|entry| only.has(&entry.name));
         }
-        // A directory that changes meanwhile may give a name twice.
+        // A directory that changes during the reading may return a name twice.
         entries.dedup_by(|a, b| a.name == b.name);
         let names = Names::of(entries.iter().map(|entry| &*entry.name));
         let kinds: Box<[Kind]> = entries.iter().map(|entry| entry.kind).collect();
@@ -352,7 +352,7 @@ impl Directory {
                 listing.hidden.push((name.to_owned(), why));
                 continue;
             }
-            match self.listed(view, name, is_last)? {
+            match self.list_entry(view, name, is_last)? {
                 Answer::Stale => return Ok(Answer::Stale),
                 Answer::Is(Ok(Some(entry))) => {
                     listing.entries.push(Named { name: name.to_owned(), entry });
@@ -367,7 +367,7 @@ impl Directory {
         Ok(Answer::Is(listing))
     }
 
-    /// The names that it shows: each checkpoint is read for it, and of other files nothing.
+    /// The names that it shows. Parses each checkpoint, and reads nothing of other files.
     pub fn shown_names(&self, view: &View, is_last: bool) -> Answer<Names> {
         let Some(outcomes) = self.all_outcomes(view, is_last) else { return Answer::Stale };
         let images = self.planned.iter().zip(&outcomes);
@@ -381,18 +381,18 @@ impl Directory {
         Answer::Is(Names::of(names))
     }
 
-    /// What a name that is shown stands for, for a listing, which waits for nobody; nothing if it is gone. An
-    /// error where the system says no more of it than its kind.
-    pub fn listed(
+    /// What a shown name stands for; `None` if it is gone. An error where only its kind is known. A listing must
+    /// not wait for another filesystem, so a directory there has the attributes that the system last knew.
+    pub fn list_entry(
         &self,
         view: &View,
         name: &OsStr,
         is_last: bool,
-    ) -> Result<Answer<Listed>, Error> {
+    ) -> Result<Answer<ListedEntry>, Error> {
         let is_own = self.images.contains_key(name) || self.indexes.contains_key(name);
         match self.names.find(name) {
-            Ok(place) if !is_own => {
-                let kind = self.kinds[place];
+            Ok(index) if !is_own => {
+                let kind = self.kinds[index];
                 let entry = self.as_listed(view, name, kind);
                 Ok(Answer::Is(entry.map_err(|error| (kind, error))))
             }
@@ -403,7 +403,7 @@ impl Directory {
         }
     }
 
-    /// Why a name that is there is not shown, given what became of the planned images.
+    /// Why the view hides a name, given the outcomes of its plans; `None` if the name is shown.
     fn why_hidden(&self, view: &View, name: &OsStr, outcomes: &[Outcome]) -> Option<String> {
         let is_image = |n: &&usize| matches!(outcomes[**n], Outcome::Image(_));
         match self.originals.get(name).filter(is_image) {
@@ -415,12 +415,12 @@ impl Directory {
         }
     }
 
-    /// Bytes of memory that its names take.
+    /// Bytes of memory for the names and what belongs to each.
     pub fn weight(&self) -> usize {
         size_of::<Directory>() + self.names.weight() + self.kinds.len()
     }
 
-    /// What became of all planned images; nothing if files of one have changed since.
+    /// The outcomes of all plans; `None` if files of one have changed since.
     fn all_outcomes(&self, view: &View, is_last: bool) -> Option<Vec<Outcome>> {
         self.outcomes(view, is_last).into_iter().collect()
     }

@@ -19,9 +19,11 @@ use super::{Error, View, index};
 /// the kernel asks twice a second for each name in use.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What was read while its files could still be written to unnoticed is read again after so many times the time
-/// that reading took, and no sooner than this.
-const READ_AGAIN: (u32, Duration) = (10, Duration::from_millis(250));
+/// What was read from unsettled files is read again after this many times the duration of that read.
+const REREAD_FACTOR: u32 = 10;
+
+/// The least time until unsettled files are read again.
+const MIN_REREAD_DELAY: Duration = Duration::from_millis(250);
 
 /// A plan, and what became of it.
 #[derive(Debug)]
@@ -31,7 +33,7 @@ pub struct Planned {
     files: Vec<PathBuf>,
     made: OnceLock<Made>,
     looked: Mutex<Option<Looked>>,
-    /// Bytes were found that are not those that it was made of, under an unchanged state.
+    /// A reader found other bytes than those that were parsed, under an unchanged state.
     is_outdated: AtomicBool,
     after: Option<After>,
 }
@@ -48,7 +50,7 @@ struct Looked {
 #[derive(Clone, Debug)]
 struct After {
     changed: Change,
-    was: Outcome,
+    previous: Outcome,
 }
 
 /// When files changed; nothing if they were only touched: moved, linked, given other permissions.
@@ -59,7 +61,7 @@ struct Made {
     /// The state of each of the files, as it was before they were read.
     states: Vec<Option<State>>,
     outcome: Outcome,
-    /// When it is to be read again although its files look the same; nothing if every change to them shows.
+    /// When unsettled files are read again although their states are equal; `None` if the files were settled.
     expires: Option<Instant>,
 }
 
@@ -150,7 +152,7 @@ impl Planned {
                 if is_same && changed.is_none() {
                     return Arc::clone(before);
                 }
-                changed.map(|changed| After { changed, was: made.outcome.clone() })
+                changed.map(|changed| After { changed, previous: made.outcome.clone() })
             }
         };
         Arc::new(Planned { after, ..Planned::new(way, plan) })
@@ -164,14 +166,13 @@ impl Planned {
             let states: Vec<Option<State>> =
                 self.states(&view.root).into_iter().map(|a| a.map(|a| a.state())).collect();
             let is_settled = settled == states;
-            let begun = Instant::now();
-            let was = self.after.as_ref().map(|after| &after.was);
-            let outcome = make(view, way, &self.plan, is_settled, was);
-            let (times, least) = READ_AGAIN;
-            let expires =
-                (!is_settled).then(|| Instant::now() + least.max(begun.elapsed() * times));
-            if let Some(After { changed: Some(when), was }) = &self.after
-                && was.identity() != outcome.identity()
+            let started = Instant::now();
+            let previous = self.after.as_ref().map(|after| &after.previous);
+            let outcome = make(view, way, &self.plan, is_settled, previous);
+            let delay = || MIN_REREAD_DELAY.max(started.elapsed() * REREAD_FACTOR);
+            let expires = (!is_settled).then(|| Instant::now() + delay());
+            if let Some(After { changed: Some(when), previous }) = &self.after
+                && previous.identity() != outcome.identity()
             {
                 view.moved(way, *when);
             }
@@ -219,7 +220,7 @@ impl Planned {
         Some(Shown { attributes, is_index: true, ..image })
     }
 
-    /// The last look is not good any more, and what was made of files that may be written to unnoticed is neither.
+    /// Invalidates the last look at the files, and the outcome if the files were not settled.
     pub fn look_again(&self) {
         self.is_outdated.store(true, Ordering::Relaxed);
         if let Some(looked) = lock(&self.looked).as_mut() {
@@ -227,7 +228,7 @@ impl Planned {
         }
     }
 
-    /// The state of each file that is settled.
+    /// The state of each settled file; `None` for the others.
     fn settled_states(&self, root: &Arc<Root>) -> Vec<Option<State>> {
         let settled = |file: &PathBuf| {
             let open = root.open(file).ok().filter(OpenFile::is_settled)?;
@@ -320,14 +321,21 @@ fn refusal(plan: &Plan, error: &Error) -> Refusal {
     }
 }
 
-fn make(view: &View, way: &Path, plan: &Plan, is_settled: bool, was: Option<&Outcome>) -> Outcome {
+fn make(
+    view: &View,
+    way: &Path,
+    plan: &Plan,
+    is_settled: bool,
+    previous: Option<&Outcome>,
+) -> Outcome {
     let read = read(view, way, plan, &view.options.checkpoint);
     let (image, facts) = match read {
         Ok((image, facts)) => (image, Facts { is_settled, ..facts }),
         Err(error) => {
             let refusal = refusal(plan, &error);
             let name = plan.candidate.name.as_str();
-            let is_known = was.is_some_and(|was| was.is_refused_for(&refusal.reason));
+            let is_known =
+                previous.is_some_and(|previous| previous.is_refused_for(&refusal.reason));
             if refusal.is_other || is_known {
                 tracing::debug!(name, reason = refusal.reason, "stays as it is");
             } else {
@@ -428,8 +436,8 @@ impl Shown {
         &self.facts.options
     }
 
-    /// Whether every change to its files since they were read shows in their states. If not, bytes that were read
-    /// before an opening may be older than what it must show.
+    /// Whether every change to its files since they were read shows in their states. If not, bytes read before an
+    /// open may be older than what the open must show.
     pub fn is_settled(&self) -> bool {
         self.facts.is_settled
     }

@@ -9,6 +9,7 @@
 
 mod alone;
 mod directory;
+mod directory_cache;
 mod error;
 mod headers;
 mod hub;
@@ -19,7 +20,6 @@ mod links;
 mod lookalikes;
 mod made;
 mod names;
-mod recent;
 mod rules;
 
 use std::ffi::{OsStr, OsString};
@@ -38,13 +38,13 @@ use crate::threads::lock;
 use alone::Only;
 pub use alone::open;
 use directory::Directory;
+use directory_cache::DirectoryCache;
 pub use error::Error;
 pub use headers::Header;
 use images::Images;
 pub use keep::{Keep, KeepError};
 pub use made::{Refusal, Shown};
 pub use names::Names;
-use recent::Recent;
 
 /// How a view is to be made.
 #[derive(Clone, Debug, Default)]
@@ -55,15 +55,15 @@ pub struct Options {
     pub show_originals: bool,
     /// Names that never become an image.
     pub keep: Keep,
-    /// Bytes that images which nobody has open may take, and about as many that directories may.
+    /// Bytes for virtual files that are not open, and about as many again for directories.
     pub memory: u64,
 }
 
-/// Bytes that the plans of directories may take: at most, whatever the budget, and at least.
-const DIRECTORIES: [u64; 2] = [1 << 20, 64 << 20];
+/// Bytes for the plans of directories, whatever the budget: at least the first, at most the second.
+const DIRECTORY_BYTES: [u64; 2] = [1 << 20, 64 << 20];
 
-/// Directories of which it is remembered when something in them changed that their own time does not tell.
-const MOVED: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
+/// Directories for which a change is remembered that their own timestamp does not show.
+const MAX_MOVED: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 
 /// Looks at a directory that changes under our hands before we give up.
 const TRIES: usize = 5;
@@ -77,7 +77,7 @@ pub struct View {
     /// Where it is one checkpoint, its files.
     only: Option<Only>,
     options: Options,
-    directories: Mutex<Recent>,
+    directories: Mutex<DirectoryCache>,
     /// When something changed in a directory that its own time does not tell.
     moved: Mutex<LruCache<PathBuf, SystemTime>>,
     images: Images,
@@ -97,7 +97,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// What it says of itself.
+    /// The attributes of the virtual file, source file or link.
     pub fn attributes(&self) -> &Attributes {
         match self {
             Entry::Image(shown) | Entry::Index(shown) => shown.attributes(),
@@ -115,9 +115,8 @@ pub struct Named {
     pub entry: Entry,
 }
 
-/// What a name of a listing stands for; nothing if it is gone. An error where the system says no more of it than
-/// its kind.
-pub type Listed = Result<Option<Entry>, (Kind, Error)>;
+/// What a name of a listing stands for; `None` if it is gone. An error where only its kind is known.
+pub type ListedEntry = Result<Option<Entry>, (Kind, Error)>;
 
 /// Everything that is to be told of a directory.
 #[derive(Debug, Default)]
@@ -160,9 +159,10 @@ impl View {
             }
         };
         let images = Images::new(options.memory);
-        let [least, most] = DIRECTORIES;
-        let directories = Mutex::new(Recent::new(options.memory.clamp(least, most) as usize));
-        let moved = Mutex::new(LruCache::new(MOVED));
+        let [least, most] = DIRECTORY_BYTES;
+        let directories =
+            Mutex::new(DirectoryCache::new(options.memory.clamp(least, most) as usize));
+        let moved = Mutex::new(LruCache::new(MAX_MOVED));
         let view = View { root, base, only, options, directories, moved, images };
         if view.only.is_some() {
             let listing = view.list(Path::new(""))?;
@@ -261,7 +261,7 @@ impl View {
         self.settled(&self.way(place), |directory, is_last| directory.list(self, is_last))
     }
 
-    /// The names that the directory at a place shows. All its checkpoints are parsed for it, several at once.
+    /// The names that a directory shows. Parses all its checkpoints, several at once.
     pub fn names(&self, place: &Path) -> Result<Names, Error> {
         self.settled(
             &self.way(place),
@@ -269,18 +269,18 @@ impl View {
         )
     }
 
-    /// What some of these names stand for.
-    pub fn listed<'a>(
+    /// What some names of a directory stand for, in their order.
+    pub fn list_entries<'a>(
         &self,
         place: &Path,
         names: impl Iterator<Item = &'a OsStr> + Clone,
-    ) -> Result<Vec<Listed>, Error> {
+    ) -> Result<Vec<ListedEntry>, Error> {
         self.settled(&self.way(place), |directory, is_last| {
             let mut all = Vec::new();
             for name in names.clone() {
-                match directory.listed(self, name, is_last)? {
+                match directory.list_entry(self, name, is_last)? {
                     Answer::Stale => return Ok(Answer::Stale),
-                    Answer::Is(listed) => all.push(listed),
+                    Answer::Is(entry) => all.push(entry),
                 }
             }
             Ok(Answer::Is(all))

@@ -1,19 +1,19 @@
-//! The names of a directory, in order, in one piece of memory: a directory may have 100,000 of them, and text of
-//! its own would cost each four times its length.
+//! Sorted names of a directory in one allocation. A directory may have 100,000 names, and an allocation for each
+//! would take four times its length.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// Sorted names.
+/// The sorted names of a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     text: Box<[u8]>,
-    /// Where in the text each ends.
+    /// The end of each name in `text`.
     ends: Box<[usize]>,
 }
 
 impl Names {
-    /// Of sorted names.
+    /// Packs names, which must be sorted.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a OsStr>) -> Names {
         let (mut text, mut ends) = (Vec::new(), Vec::new());
         for name in names {
@@ -25,43 +25,43 @@ impl Names {
         names
     }
 
-    /// How many there are.
+    /// The number of names.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no names.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// A name by its place.
-    pub fn get(&self, place: usize) -> Option<&OsStr> {
-        let end = *self.ends.get(place)?;
-        let start = place.checked_sub(1).map_or(0, |before| self.ends[before]);
+    /// The name at an index.
+    pub fn get(&self, index: usize) -> Option<&OsStr> {
+        let end = *self.ends.get(index)?;
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
         Some(OsStr::from_bytes(&self.text[start..end]))
     }
 
-    /// All of them, in order.
+    /// All names, in order.
     pub fn iter(&self) -> impl Iterator<Item = &OsStr> + Clone {
-        (0..self.len()).filter_map(|place| self.get(place))
+        (0..self.len()).filter_map(|index| self.get(index))
     }
 
-    /// The place of a name; where it is not there, the place of the next.
+    /// The index of a name; if it is absent, the index where it would be inserted.
     pub fn find(&self, name: &OsStr) -> Result<usize, usize> {
-        let (mut least, mut most) = (0, self.len());
-        while least < most {
-            let middle = least + (most - least) / 2;
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
             match self.get(middle).cmp(&Some(name)) {
-                std::cmp::Ordering::Less => least = middle + 1,
+                std::cmp::Ordering::Less => low = middle + 1,
                 std::cmp::Ordering::Equal => return Ok(middle),
-                std::cmp::Ordering::Greater => most = middle,
+                std::cmp::Ordering::Greater => high = middle,
             }
         }
-        Err(least)
+        Err(low)
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory that the names take.
     pub fn weight(&self) -> usize {
         self.text.len() + size_of_val(&*self.ends)
     }
@@ -72,13 +72,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_found_by_place_and_by_name() {
-        let given = ["", "a", "ab", "b", "ä"].map(OsStr::new);
-        let names = Names::of(given);
-        assert!(names.iter().eq(given));
-        for (place, name) in given.into_iter().enumerate() {
-            assert_eq!(names.find(name), Ok(place));
-            assert_eq!(names.get(place), Some(name));
+    fn names_are_found_by_index_and_by_name() {
+        let sorted = ["", "a", "ab", "b", "ä"].map(OsStr::new);
+        let names = Names::of(sorted);
+        assert!(names.iter().eq(sorted));
+        for (index, name) in sorted.into_iter().enumerate() {
+            assert_eq!(names.find(name), Ok(index));
+            assert_eq!(names.get(index), Some(name));
         }
         assert_eq!(names.get(5), None);
         assert_eq!(names.find(OsStr::new("aa")), Err(2));

@@ -70,7 +70,7 @@ pub fn plan(names: &[String], candidates: Vec<Candidate>, keep: &Keep) -> Plans 
             target if is_model => target,
             _ => Some(named_by_stem(&candidate.whole)),
         };
-        if candidate.is_done() {
+        if candidate.is_safetensors_file() {
             let note = note_of_one(&candidate.name);
             plans.left.extend(note.map(|note| (candidate.name, note)));
             continue;

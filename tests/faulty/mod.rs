@@ -82,7 +82,7 @@ impl Drop for Faulty {
 
 struct Filesystem(Arc<State>);
 
-/// The age of its files: of younger ones on such a filesystem nothing is kept.
+/// The age of its files: on such a filesystem, nothing is cached of younger ones.
 const LONG_AGO: Duration = Duration::from_secs(3600);
 
 /// Everything is asked again each time.

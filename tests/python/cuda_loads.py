@@ -452,7 +452,7 @@ def as_fastsafetensors_does(path):
 
 
 def uses_memory_of_a_device(path):
-    """Tensors are made of memory on the device that somebody else filled, where they lie, and keep it alive."""
+    """Tensors use memory of the device that the caller has filled, and keep it alive."""
     from ckptfs.fastsafetensors import SafeTensorsMetadata
 
     class Buffer:

@@ -192,13 +192,13 @@ def test_what_cannot_be_loaded_is_refused_in_words(tmp_path):
     assert "what to do: check the path" in bench(tmp_path / "nothing").stderr
 
 
-def test_a_page_waits_for_nobody_to_read_it(tmp_path):
+def test_a_page_to_an_unread_pipe_is_refused(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "ckptfs", "bench", str(tmp_path), "--html", str(pipe)]
-    # What waits for a reader is ended, and fails.
+    # A program that waits for a reader is killed, and fails.
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    said = f"ckptfs: {pipe}: no program reads this pipe\n  what to do: start the one that does first\n"
+    said = f"ckptfs: {pipe}: no program reads this pipe\n  what to do: start its reader first, or name a regular file\n"
     assert (done.returncode, done.stdout, done.stderr) == (FAILED, "", said)
 
 
@@ -206,7 +206,7 @@ def test_a_pipe_that_is_read_gets_the_whole_page(tmp_path):
     pipe, read, page = tmp_path / "pipe", tmp_path / "read", b"x" * (1 << 20)
     os.mkfifo(pipe)
     with open(read, "wb") as out, subprocess.Popen(["cat", pipe], stdout=out) as cat:
-        # Opening it plainly waits for the reader.
+        # A plain open waits for the reader.
         with open(pipe, "wb"), _new_file.replacing(pipe, waits=False) as file:
             file.write(page)
         assert cat.wait() == 0

@@ -158,7 +158,7 @@ UNCLEAR = {
 
 
 @pytest.mark.parametrize("unclear", UNCLEAR)
-def test_where_it_is_not_plain_all_is_shown_and_the_note_has_the_keys(saved, shows, unclear):
+def test_an_unclear_choice_shows_all_and_the_note_has_the_keys(saved, shows, unclear):
     value = UNCLEAR[unclear]
     notes = shows(saved(value), flat(value))
     keys = [key for key, part in value.items() if isinstance(part, (dict, list)) and flat(part)]
@@ -168,7 +168,7 @@ def test_where_it_is_not_plain_all_is_shown_and_the_note_has_the_keys(saved, sho
 
 
 def test_a_whole_model_beside_an_optimizer_is_refused(saved, refuses):
-    """And not passed over for what else has tensors."""
+    """Another entry with tensors must not take its place."""
     model = torch.nn.Linear(2, 2)
     refuses(saved({"model": model, "discriminator": WEIGHTS, "optimizer": adam()}), "torch.nn.modules")
     refuses(saved({"net": model, "ema": WEIGHTS}), "torch.nn.modules")

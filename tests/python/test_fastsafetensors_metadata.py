@@ -1,5 +1,5 @@
-"""What a file says of itself `ckptfs.fastsafetensors` reads as fastsafetensors does, from a path, a descriptor and
-memory; and makes tensors of memory that has the file's bytes. Every public name of fastsafetensors is there, or
+"""`ckptfs.fastsafetensors` reads metadata as fastsafetensors does, from a path, a descriptor and memory. It makes
+tensors of memory that has the file's bytes. Every public name of fastsafetensors is there, or
 docs/from-fastsafetensors.md says that it is not."""
 
 import ctypes
@@ -77,7 +77,7 @@ WAYS = [by_path, by_descriptor, by_memory, by_header]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_file_says_of_itself(files, way):
+def test_the_metadata_of_a_file(files, way):
     for path in files:
         mine, other = way(ours, path, "pytorch"), way(theirs, path, OP)
         assert said(mine) == said(other) and mine.src == path
@@ -87,7 +87,7 @@ def test_what_a_file_says_of_itself(files, way):
 
 
 @pytest.mark.parametrize("way", [by_path, by_descriptor, by_memory])
-def test_any_checkpoint_says_what_its_virtual_file_would(tmp_path, ckptfs, way):
+def test_any_checkpoint_has_the_metadata_of_its_virtual_file(tmp_path, ckptfs, way):
     torch.save(strided_tensors(1), tmp_path / "x.pt")
     ckptfs("export", tmp_path / "x.pt", tmp_path / "x.safetensors")
     mine, real = way(ours, str(tmp_path / "x.pt"), "pt"), by_path(theirs, str(tmp_path / "x.safetensors"), OP)
@@ -100,7 +100,7 @@ def test_any_checkpoint_says_what_its_virtual_file_would(tmp_path, ckptfs, way):
         same(tensor.get_raw(), expected[name])
 
 
-def test_a_directory_says_it_too(tmp_path):
+def test_the_metadata_of_a_directory(tmp_path):
     tensors = write_shards(tmp_path / "llama", 1, 3, 2, 100)
     assert set(by_path(ours, tmp_path / "llama", "pytorch").tensors) == set(tensors)
 
@@ -130,7 +130,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("data", WRONG.values(), ids=WRONG)
-def test_what_is_no_file_is_refused_by_its_name(tmp_path, data):
+def test_a_broken_file_is_refused_by_its_name(tmp_path, data):
     if data is None:
         entry = {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}
         header = json.dumps({"a": entry, "b": entry}).encode()
@@ -145,7 +145,7 @@ def test_what_is_no_file_is_refused_by_its_name(tmp_path, data):
             way(theirs, path, OP)
 
 
-def test_headers_that_cannot_be_meant(files):
+def test_inconsistent_headers_are_refused(files):
     with pytest.raises(ValueError, match="header_length=10"):
         ours.SafeTensorsMetadata("{}{}", 10, 100, "pt")
     with pytest.raises(Refused, match="x.safetensors"):
@@ -191,7 +191,7 @@ def test_tensors_of_memory_that_has_the_bytes(tmp_path, dtype, from_start):
         assert got["floats"].data_ptr() == buffers[0].get_base_address() + at
 
 
-def test_tensors_of_memory_keep_it_alive_and_are_there_though_it_is_not_aligned():
+def test_tensors_keep_their_memory_alive_and_unaligned_ones_are_copied():
     data = (b'{"a":{"dtype":"F32","shape":[3],"data_offsets":[1,13]},'
             b'"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}')  # fmt: skip
     data += b" " * (-len(data) % 8)
@@ -234,24 +234,24 @@ def test_a_part_of_a_frame(index):
 
 
 @pytest.mark.parametrize("index", [6, -7, (0, 5), (0, 0, 0, 0), "a", (0, "a"), None, slice(0, 1, 0), 1.5], ids=str)
-def test_what_is_no_part_of_a_frame(index):
+def test_a_bad_index_of_a_frame_is_refused(index):
     for package in (ours, theirs):
         with pytest.raises(Exception) as refused:
             package.TensorFrame.from_buffer(dict(FRAME))[index]
-        # Where theirs raises one of Python's own, ours is one too.
+        # An exception of Python's own type is of the same type here.
     assert isinstance(refused.value, Exception)
     with pytest.raises((IndexError, TypeError, ValueError)):
         ours.TensorFrame.from_buffer(dict(FRAME))[index]
 
 
 @pytest.mark.parametrize("wrong", [{"shape": (2,)}, {"shape": [-1]}, {"shape": [True]}, {"dtype": "F12"}], ids=str)
-def test_what_is_no_entry_of_a_header(wrong):
+def test_a_bad_entry_of_a_header_is_refused(wrong):
     for package in (ours, theirs):
         with pytest.raises(ValueError):
             package.TensorFrame.from_buffer(FRAME | wrong)
 
 
-def test_where_the_bytes_of_some_tensors_lie(tmp_path):
+def test_byte_ranges_of_some_tensors(tmp_path):
     chance = random.Random(7)
     for round in range(40):
         sizes = [chance.choice([0, 1, 3, 100, 5000]) for _ in range(20)]
@@ -307,7 +307,7 @@ def test_experts_of_a_rank(monkeypatch):
 
 
 def public(of):
-    """The names of a class, or those of its own that a package has."""
+    """The public names of a class, or those that a package defines itself."""
     names = {name: getattr(of, name) for name in dir(of) if not name.startswith("_")}
     if inspect.isclass(of):
         return set(names)

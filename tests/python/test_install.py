@@ -201,7 +201,7 @@ def test_a_slice_of_a_closed_handle_reads_on_as_the_original_does(file):
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_slice_that_cannot_go_straight_to_a_device_goes_as_the_original_does(file, monkeypatch, caplog, is_open):
+def test_a_slice_that_fails_to_go_straight_to_a_device_is_copied(file, monkeypatch, caplog, is_open):
     from transformers import core_model_loading
     path, tensors = file
 

@@ -1,5 +1,5 @@
 """What is left to safetensors is told: each reason once, however many files it is true of, and a version that
-is not known. What is not there is no news."""
+is not known. A missing file is no warning."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_a_thousand_files_of_one_reason_are_one_warning(tmp_path, monkeypatch, c
     assert any("x249.safetensors" in line for line in lines(caplog, "DEBUG"))
 
 
-def test_files_that_are_looked_for_are_no_warning(file, tmp_path, caplog):
+def test_a_missing_file_is_no_warning(file, tmp_path, caplog):
     caplog.set_level("DEBUG", _settings.logger().name)
     path, _ = file
     before = originals()
@@ -53,7 +53,7 @@ def test_files_that_are_looked_for_are_no_warning(file, tmp_path, caplog):
             for call in (safetensors.torch.load_file, lambda missing: safetensors.safe_open(missing, "pt")):
                 with pytest.raises(Exception) as refused:
                     call(missing)
-                # The original's own.
+                # Raised by the original.
                 assert not isinstance(refused.value, ckptfs.SafetensorError)
     assert originals() == before + 4
     assert not lines(caplog, "WARNING") and len(lines(caplog, "DEBUG")) == 4

@@ -159,7 +159,7 @@ def test_every_public_name_of_safetensors_is_in_the_same_module(name):
     theirs = importlib.import_module(f"safetensors{name}")
     ours = importlib.import_module(f"ckptfs{name}")
     theirs = {name: str(getattr(value, "__module__", "")) for name, value in vars(theirs).items()}
-    # What is written in Rust says that it is Python's own.
+    # Names from the Rust part have a Python built-in as their module.
     own = ("safetensors", "builtins")
     public = {name for name, of in theirs.items() if not name.startswith("_") and of.startswith(own)}
     assert {"safe_open", "serialize_file"} <= public
@@ -242,7 +242,7 @@ def test_reports_tell_how_it_was_read(folder, backend):
 
 
 def test_reports_tell_what_was_chosen(tmp_path, folder):
-    """Of a pickle, and of a directory with one model in several formats and variants."""
+    """Covers a pickle, and a directory with one model in several formats and variants."""
     state = safetensors.torch.load_file(folder / "one.safetensors")
     torch.save({"model_state_dict": state, "ema": state, "epoch": 1}, tmp_path / "pytorch_model.bin")
     ckptfs.torch.load_file(tmp_path / "pytorch_model.bin")

@@ -202,12 +202,13 @@ def test_a_program_ends_while_it_loads(tmp_path):
 
 @pytest.fixture
 def batches_that_wait(folder, monkeypatch):
-    """Batches of one tensor, the second of which waits for `go`; how many were read; the threads of loads."""
-    read, begun, go, before = [], threading.Event(), threading.Event(), set(threading.enumerate())
+    """Makes batches of one tensor, of which the second waits. Yields an event that it has begun, and a function that
+    lets it go on and returns how many were read."""
+    read, started, go, before = [], threading.Event(), threading.Event(), set(threading.enumerate())
 
     def of_each(batch, *how):
         if read:
-            begun.set()
+            started.set()
             go.wait(60)
         read.append(len(batch))
         return original(batch, *how)
@@ -223,7 +224,7 @@ def batches_that_wait(folder, monkeypatch):
             assert not thread.is_alive()
         return len(read)
 
-    yield begun, end
+    yield started, end
     end()
 
 
@@ -256,7 +257,7 @@ def dropped_in_a_cycle(file):
 @pytest.mark.parametrize("drop", [
     dropped, dropped_by_a_generator, dropped_by_a_loop, dropped_by_an_exception, dropped_in_a_cycle,
 ])  # fmt: skip
-def test_one_that_is_dropped_reads_no_more(folder, batches_that_wait, drop):
+def test_a_dropped_loader_reads_no_more(folder, batches_that_wait, drop):
     _, end = batches_that_wait
     with ckptfs.safe_open(folder / "loose/strided.pt", "pt") as file:
         drop(file)
@@ -264,15 +265,15 @@ def test_one_that_is_dropped_reads_no_more(folder, batches_that_wait, drop):
         assert end() <= 2 < len(file.keys())
 
 
-def test_one_whose_generator_is_kept_goes_on(file):
+def test_a_loader_with_a_live_generator_goes_on(file):
     stream = iter(file.prefetch())
     gc.collect()
     check_same(dict(stream), file.get_tensors())
 
 
 @pytest.mark.parametrize("ends", ["closed", "dropped", "failed"])
-def test_one_that_ends_early_holds_nothing(folder, batches_that_wait, monkeypatch, ends):
-    begun, end = batches_that_wait
+def test_a_load_that_ends_early_holds_nothing(folder, batches_that_wait, monkeypatch, ends):
+    started, end = batches_that_wait
     slow, count = _prefetch.of_each, iter(range(100))
 
     def of_each(*how):
@@ -292,7 +293,7 @@ def test_one_that_ends_early_holds_nothing(folder, batches_that_wait, monkeypatc
                 with pytest.raises(Refused, match="no more"):
                     loader.take(loader.names()[-1])
             else:
-                assert begun.wait(60)
+                assert started.wait(60)
             if ends == "closed":
                 loader.close()
             del loader
@@ -303,13 +304,13 @@ def test_one_that_ends_early_holds_nothing(folder, batches_that_wait, monkeypatc
         gc.enable()
 
 
-def test_the_system_starts_no_thread(file, monkeypatch):
+def test_a_thread_that_cannot_start_is_an_error(file, monkeypatch):
     def start(thread):
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
-        with pytest.raises(Refused, match="no thread") as refused:
+        with pytest.raises(Refused, match="refuses a thread") as refused:
             file.prefetch()
     assert isinstance(refused.value, RuntimeError) and "ulimit -u" in refused.value.__notes__[0]
     check_same(dict(file.prefetch()), file.get_tensors())

@@ -89,7 +89,7 @@ ASKS = {
 
 @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
 @pytest.mark.parametrize(("name", "kind", "number"), OF_THE_SYSTEM.values(), ids=OF_THE_SYSTEM)
-def test_what_the_system_refuses_is_its_error(path, name, kind, number, ask):
+def test_a_failed_system_call_is_its_oserror(path, name, kind, number, ask):
     (path.parent / "loop.safetensors").symlink_to("loop.safetensors")
     (path.parent / "dangling.safetensors").symlink_to("nothing.safetensors")
     (path.parent / "locked").mkdir(mode=0)
@@ -110,7 +110,7 @@ def test_what_the_system_refuses_is_its_error(path, name, kind, number, ask):
 
 @contextlib.contextmanager
 def as_nobody(folder):
-    """As a user to whom permissions mean something."""
+    """Runs as a user for whom permissions are checked."""
     if os.geteuid():
         yield
         return
@@ -144,7 +144,7 @@ def test_a_link_that_leads_out_and_to_nothing(tmp_path, how):
     (tmp_path / "models").mkdir()
     link = tmp_path / "models/model.pt"
     link.symlink_to("../nothing.pt")
-    with pytest.raises(FileNotFoundError, match="is a link to ../nothing.pt, where nothing is") as missing:
+    with pytest.raises(FileNotFoundError, match="is a link to ../nothing.pt, which does not exist") as missing:
         ckptfs.torch.load_file(tmp_path / "models", **how)
     assert str(missing.value).startswith(f"No such file or directory: {link}: is a link")
     assert missing.value.__notes__ == ["what to do: put the file there, or remove the link"]

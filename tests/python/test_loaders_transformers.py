@@ -143,10 +143,10 @@ def test_safetensors_not_wanted(shelf, mounts):
 
 @pytest.mark.parametrize("kinds", [["st", "bin", "fp16"], ["shards", "bin"], ["bin", "fp16"], ["shards", "fp16"]])
 def test_a_directory_with_one_model_in_several_layouts(mounts, tmp_path, kinds):
-    """The library takes one of them, and ours takes the same, on the disk and through a mount."""
+    """The library takes one of them, and ckptfs takes the same, on disk and through a mount."""
     source, half = tmp_path / "source", models.halved(models.llama())
     for kind in kinds:
-        # Each differs from the others, and what is taken shows by that.
+        # Each has other values, which show the one that was taken.
         made = models.llama()
         with torch.no_grad():
             made.lm_head.weight += len(kind)
@@ -179,7 +179,7 @@ def test_an_index_that_the_config_names(mounts, tmp_path):
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "Infinity"])
-def test_an_index_with_a_number_that_only_python_has(mounts, tmp_path, number):
+def test_an_index_with_numbers_that_only_python_has_is_read(mounts, tmp_path, number):
     source = tmp_path / "source"
     models.save_shards(models.llama(), source)
     (index,) = source.glob("*.index.json")
@@ -190,8 +190,8 @@ def test_an_index_with_a_number_that_only_python_has(mounts, tmp_path, number):
     check_loads_same(load("llama"), source, point)
 
 
-def test_an_index_with_a_byte_order_mark(ckptfs, tmp_path):
-    """Which no loader reads, and so neither do we."""
+def test_an_index_with_a_byte_order_mark_is_refused(ckptfs, tmp_path):
+    """No loader reads such an index."""
     models.save_shards(models.llama(), tmp_path)
     (index,) = tmp_path.glob("*.index.json")
     index.write_bytes(codecs.BOM_UTF8 + index.read_bytes())

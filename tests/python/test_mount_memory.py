@@ -190,11 +190,11 @@ def many_names(source, folders, names):
             (source / f"{folder:03}" / f"file-{name:06}.json").touch()
 
 
-# What the daemon holds of each name that the kernel remembers, and of each of a directory that is being listed.
+# Bytes that the daemon holds for each name that the kernel remembers, and for each name of an open listing.
 PER_NAME, PER_LISTED_NAME = 256, 64
 
 
-def test_a_name_that_was_looked_at_takes_little(mounts, tmp_path):
+def test_a_name_that_the_kernel_remembers_takes_little(mounts, tmp_path):
     folders, names = 40, 1000
     many_names(tmp_path / "source", folders, names)
     mount = mounts(tmp_path / "source", "--memory", "16M")
@@ -220,7 +220,7 @@ def test_directories_that_are_open_many_times_share_their_names(mounts, tmp_path
     grown = mount.resident()[0] - before
     print(f"{grown >> 10} KiB for {handles} handles")
     assert grown < handles * names * PER_LISTED_NAME / 10
-    # Names that went meanwhile do not keep the others from being given, each once.
+    # Even if names disappear in between, each of the others is listed once.
     (tmp_path / "source/000/file-020000.json").unlink()
     for reader in readers:
         rest = sum(1 for _ in reader)
@@ -230,7 +230,7 @@ def test_directories_that_are_open_many_times_share_their_names(mounts, tmp_path
 
 
 def test_open_files_of_many_tensors_stay_within_the_budget(mounts, tmp_path):
-    """Each takes most of the budget: what was not read for longest is read again when it is needed."""
+    """Each takes most of the budget, so that the least recently read one is evicted and read again when needed."""
     tensors, files, budget = 50_000, 6, 16 << 20
     for n in range(files):
         folder = tmp_path / f"source/{n}"
@@ -252,7 +252,7 @@ def test_open_files_of_many_tensors_stay_within_the_budget(mounts, tmp_path):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             assert set(os.pread(file.fileno(), 2 * tensors, size - 2 * tensors)) == {16 * n + 1, 16 * n + 2}
             held = mount.stats()["memory"]["held"]
-            # One is held even if it is larger by itself.
+            # A single one is held even if it is larger than the budget.
             assert held < budget + (32 << 20), f"{held >> 20} MiB in turn {turn}"
     print(f"resident {mount.resident()[0] >> 20} MiB, held {held >> 20} MiB")
     assert mount.resident()[0] < budget + ALLOWANCE + (32 << 20)

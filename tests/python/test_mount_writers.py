@@ -1,7 +1,7 @@
-"""What was written is what the next open shows, however long the write took and whoever read meanwhile.
+"""The next open shows what was written, however long the write took and whatever was read meanwhile.
 
-A system stamps a file when a write begins, and pages of a mapping once for many stores, so that what is read in
-the middle of either looks like a state of the file and is none.
+The kernel stamps a file when a write begins, and a mapped page once for many stores. A read in between returns a
+mixture under a timestamp that looks final.
 """
 
 import os
@@ -14,13 +14,13 @@ import pytest
 
 from mounts import until
 
-# More of them, and longer ones, find what is rarer.
+# More and longer writes find rarer faults.
 WRITES = int(os.environ.get("CKPTFS_TEST_WRITES", 24))
 LONGEST = int(os.environ.get("CKPTFS_TEST_LONGEST_WRITE", 24 << 20))
 READERS = 3
 STEP = 1 << 20
 
-# Fills a range of a file in one of the ways that there are, says so, and keeps the file open until it is told.
+# Fills a range of a file in one of several ways, reports it, and keeps the file open until its input ends.
 WRITER = """
 import mmap, os, sys
 how, path, start, length, fill = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
@@ -48,8 +48,8 @@ else:
 print("ended", flush=True)
 sys.stdin.read()
 """
-# Reads here and there for as long as it lives, as loaders do: by reads, and by a mapping. Each look is a process
-# of its own, for a mapping of a file that is truncated ends its process.
+# Reads at random offsets until it is killed, by read calls and by a mapping, as loaders do. Each look is a process of
+# its own, because a truncated mapping kills its process.
 READER = """
 import mmap, os, random, signal, sys
 path, step, rng = sys.argv[1], int(sys.argv[2]), random.Random(sys.argv[3])
@@ -69,7 +69,7 @@ while True:
         try:
             look()
         finally:
-            os._exit(0)  # Just then it may have been no whole checkpoint, or another one than a moment before.
+            os._exit(0)  # The file may be no checkpoint at this moment, or another one than before.
     os.waitpid(child, 0)
 """
 WAYS = ("one", "direct", "mapped", "stores", "truncated")
@@ -85,8 +85,8 @@ def write_shard(path, name, size):
     return 8 + len(header)
 
 
-def differing(shown, source, start):
-    """Pages of a tensor that are not those of its source."""
+def count_stale_pages(shown, source, start):
+    """The number of pages of a tensor that differ from its source."""
     pages = 0
     with open(shown, "rb", buffering=0) as new, open(source, "rb", buffering=0) as old:
         data = 8 + struct.unpack("<Q", new.read(8))[0]
@@ -97,10 +97,11 @@ def differing(shown, source, start):
     return pages
 
 
-def wrong_after_writes(shown, source, start):
-    """Writes to the source again and again; pages that the mount shows otherwise after each, by the write."""
+def stale_pages_after_writes(shown, source, start):
+    """Writes to the source repeatedly. Returns the number of stale pages that the mount shows, for each write that has
+    any."""
     rng = random.Random(5)
-    wrong = {}
+    stale = {}
     for n in range(WRITES):
         length = int(4096 * 2 ** (rng.random() * (LONGEST // 4096).bit_length()))
         length = max(4096, min(LONGEST, length) // 4096 * 4096)
@@ -114,16 +115,16 @@ def wrong_after_writes(shown, source, start):
             assert writer.stdout.readline() == "ended\n", how
             if rng.random() < 0.5:
                 writer.communicate()
-            # Just after it was cut and made whole again, it may still be taken for no checkpoint.
+            # After a truncation the mount may take the file for no checkpoint until it is read again.
             until("the name is there again", shown.exists)
-            # The readers that opened it before go on while it is looked at.
+            # Readers that opened it before go on during the comparison.
             for _ in range(2):
-                if pages := differing(shown, source, start):
-                    wrong[n, how, length] = pages
+                if pages := count_stale_pages(shown, source, start):
+                    stale[n, how, length] = pages
         finally:
             writer.communicate()
         assert writer.returncode == 0
-    return wrong
+    return stale
 
 
 @pytest.mark.parametrize("options", [(), ("--memory", "64M", "--readahead", "0")], ids=["", "little-memory"])
@@ -138,9 +139,9 @@ def test_an_open_after_a_write_shows_all_of_it(mounts, tmp_path, options):
     reader = [sys.executable, "-c", READER, str(shown), str(STEP)]
     readers = [subprocess.Popen([*reader, str(n)]) for n in range(READERS)]
     try:
-        wrong = wrong_after_writes(shown, source, start)
+        stale = stale_pages_after_writes(shown, source, start)
     finally:
         for process in readers:
             process.kill()
             process.wait()
-    assert wrong == {}
+    assert stale == {}

@@ -17,8 +17,8 @@ WEIGHTS = {"a": torch.arange(12.0).view(4, 3), "b": torch.arange(5)}
 
 
 @pytest.fixture
-def written(tmp_path):
-    """Saves the weights with torch.distributed.checkpoint as safetensors; gives the one file."""
+def save_by_dcp(tmp_path):
+    """Saves the weights with torch.distributed.checkpoint as safetensors, and returns the one file."""
 
     def write(*, by_rank):
         writer = HuggingFaceStorageWriter(
@@ -32,14 +32,14 @@ def written(tmp_path):
     return write
 
 
-def test_a_ranks_file_is_refused(ckptfs, written):
-    file = written(by_rank=True)
+def test_a_ranks_file_is_refused(ckptfs, save_by_dcp):
+    file = save_by_dcp(by_rank=True)
     assert file.name.startswith("shard-00001-")
     check_refused(ckptfs, file, "one rank's part of a sharded checkpoint")
 
 
-def test_a_directory_of_ranks_files_shows_no_virtual_file(ckptfs, written):
-    file = written(by_rank=True)
+def test_a_directory_of_ranks_files_shows_no_virtual_file(ckptfs, save_by_dcp):
+    file = save_by_dcp(by_rank=True)
     (listing,) = ckptfs("ls", "--json", file.parent).json()
     assert [entry["kind"] for entry in listing["entries"]] == ["file"]
     (refused,) = listing["refused"]
@@ -47,8 +47,8 @@ def test_a_directory_of_ranks_files_shows_no_virtual_file(ckptfs, written):
     assert "one rank's part" in refused["reason"] and "consolidate" in refused["remedy"]
 
 
-def test_a_file_that_was_saved_whole_is_shown(ckptfs, written, tmp_path):
-    file = written(by_rank=False)
+def test_a_file_that_was_saved_whole_is_shown(ckptfs, save_by_dcp, tmp_path):
+    file = save_by_dcp(by_rank=False)
     check_export(ckptfs, file, WEIGHTS, tmp_path / "out.safetensors")
 
 
@@ -67,7 +67,7 @@ def test_a_renamed_piece_is_refused_by_its_offsets(ckptfs, tmp_path, sharding):
 
 
 def zero_stage_3(module):
-    """What DeepSpeed writes of a rank at stage 3: the parameters are empty, buffers are not."""
+    """The file that DeepSpeed writes for a rank at stage 3: parameters are empty, buffers are not."""
     return {
         "module": module,
         "buffer_names": ["buffer"],

@@ -27,20 +27,20 @@ pub fn is_shown_with(value: &[u8], options: Options) -> bool {
     are_shown(&[archive(&checkpoint(&pickle(value)))], options, MEMORY)
 }
 
-/// The same of a checkpoint whose pickle is compressed, within that much memory.
+/// Whether a checkpoint with a compressed pickle is shown within that much memory.
 pub fn is_shown_packed(value: &[u8], memory: u64) -> bool {
     let mut records = checkpoint(&pickle(value));
     records[0] = Record::deflated("archive/data.pkl", &pickle(value));
     are_shown(&[archive(&records)], Options::default(), memory)
 }
 
-/// The same of that many of them, read side by side.
+/// Whether that many copies are shown, parsed concurrently within that much memory.
 pub fn are_shown_together(value: &[u8], times: usize, memory: u64) -> bool {
     let bytes = archive(&checkpoint(&pickle(value)));
     are_shown(&vec![bytes; times], Options::default(), memory)
 }
 
-/// Whether all of these are shown, read side by side within that much memory.
+/// Whether all of these files are shown, parsed concurrently within that much memory.
 fn are_shown(files: &[Vec<u8>], options: Options, most: u64) -> bool {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     fs::write("/proc/self/clear_refs", "5").expect("the peak can be reset");

@@ -15,11 +15,11 @@ const WEIGHTS: u8 = 8;
 /// The state of an optimizer itself.
 const OPTIMIZER: u8 = 16;
 
-/// Values inside one another. Python itself writes some hundred.
+/// The deepest nesting of values. Python's own pickler reaches some hundred levels.
 const MAX_DEPTH: usize = 10_000;
 
-/// Entries of an optimizer's state: torch writes two of them, and wrappers add a few.
-const MAX_OPTIMIZER: usize = 16;
+/// The most entries of an optimizer's state: torch writes two, and wrappers add a few.
+const MAX_OPTIMIZER_ENTRIES: usize = 16;
 
 /// The answers for every value that can be reached.
 pub struct Census(Vec<u8>);
@@ -60,7 +60,7 @@ impl Census {
         self.0[Arena::place(id)] & TENSORS != 0
     }
 
-    /// Whether it is a tensor or has one inside that is not in the state of an optimizer.
+    /// Whether it is or contains a tensor outside of optimizer state.
     pub fn has_weights(&self, id: Id) -> bool {
         let bits = self.0[Arena::place(id)];
         bits & WEIGHTS != 0 && bits & OPTIMIZER == 0
@@ -124,7 +124,7 @@ impl Container<'_> {
 
 fn is_optimizer(arena: &Arena, entries: &[(Id, Id)]) -> bool {
     let has = |wanted| entries.iter().any(|&(key, _)| arena.text(key) == Some(wanted));
-    entries.len() <= MAX_OPTIMIZER && has("state") && has("param_groups")
+    entries.len() <= MAX_OPTIMIZER_ENTRIES && has("state") && has("param_groups")
 }
 
 fn require_unique_keys(arena: &Arena, id: Id) -> Result<(), Fault> {

@@ -22,7 +22,7 @@ pub enum Fault {
         /// Its class.
         class: String,
     },
-    /// One rank's model states of DeepSpeed at ZeRO stage 3: the parameters are empty.
+    /// DeepSpeed's model states of one rank at ZeRO stage 3, in which the parameters are empty.
     #[error(
         "has no weights: at ZeRO stage 3, DeepSpeed keeps them in the files `*_optim_states.pt` of all ranks"
     )]
@@ -33,7 +33,7 @@ pub enum Fault {
         /// The name.
         name: String,
     },
-    /// More names than a header can hold, or than a pickle of that size has.
+    /// Names take more bytes than a header can hold, or than the size of the pickle allows.
     #[error(
         "its entries have more names, or longer ones, than a header can hold or its size in the file allows"
     )]
@@ -48,7 +48,7 @@ impl Fault {
     pub fn remedy(&self) -> &'static str {
         match self {
             Fault::ZeroStage3 => {
-                "run `python zero_to_fp32.py . OUT` in the folder of the run, which joins the ranks, and give OUT"
+                "join the ranks with `python zero_to_fp32.py . OUT` in the folder of the run, and give OUT"
             }
             Fault::NoTensors(_) => "give the file that holds the weights",
             Fault::NoSuchKey { .. } | Fault::Collision { .. } => {

@@ -13,12 +13,13 @@ use super::choice_fault::Fault;
 use super::meaning::{self, Value, counts, key_text};
 use super::naming::{Chosen, Naming};
 use super::pickle::{Arena, Id};
-use super::state_dict::state_dict;
+use super::state_dict::find_state_dict;
 
 /// Dictionaries inside one another; training checkpoints have fewer than 10.
 const MAX_DEPTH: usize = 64;
 
-/// Picks and names, by the rule or by the given key, in a pickle of so many bytes in its file.
+/// Picks the dictionary by the rule or by the given key, and names its entries. `stored` is the number of bytes that
+/// the pickle takes in its file.
 pub fn choose(
     arena: &Arena,
     top: Id,
@@ -72,8 +73,8 @@ pub fn choose(
     Ok(chosen)
 }
 
-/// Whether a dictionary is the `module` of DeepSpeed's model states at ZeRO stage 3: shapes stand beside it,
-/// and a parameter that has one is empty.
+/// Whether a dictionary is the `module` of DeepSpeed's model states at ZeRO stage 3: `param_shapes` lies beside it,
+/// and a parameter with a shape there is empty.
 fn is_zero_stage_3(arena: &Arena, top: Id, root: Id) -> bool {
     let entry = |at: Id, wanted: &str| {
         let mut entries = arena.entries(at).unwrap_or_default().iter();
@@ -111,7 +112,7 @@ fn descend(arena: &Arena, census: &Census, top: Id, notes: &mut Vec<String>) -> 
             }
             return Ok(at);
         }
-        let Some(((key, value), reason)) = state_dict(arena, census, entries) else {
+        let Some(((key, value), reason)) = find_state_dict(arena, census, entries) else {
             if path.is_empty() {
                 let mut note = "shown: the whole, nested names joined with dots".to_owned();
                 let found = branches(arena, census, at, |id| !is_tensor(id));
@@ -167,7 +168,7 @@ fn find(arena: &Arena, at: Id, path: &str, depth: usize, found: &mut Vec<Id>) ->
     item.map_or(Ok(()), |value| step(place, value))
 }
 
-/// The keys of a dictionary whose values have tensors and are of that kind.
+/// Keys of a dictionary whose values have tensors and pass `is_kind`.
 fn branches(arena: &Arena, census: &Census, at: Id, is_kind: impl Fn(Id) -> bool) -> Listed {
     let mut listed = Listed::default();
     for &(key, value) in arena.entries(at).unwrap_or_default() {

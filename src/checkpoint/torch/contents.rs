@@ -48,7 +48,7 @@ pub fn read_zip(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Con
     }
     let record = archive.get(zip::PICKLE).ok_or_else(|| zip_error(path, zip::Fault::NoPickle))?;
     let too_large = || zip_error(path, zip::Fault::Compressed(zip::PICKLE.to_owned()));
-    // What it becomes is more than what it is unpacked, so that a larger one would be refused for that.
+    // Its values take more memory than its unpacked bytes, so a larger one would exceed their allowance too.
     let limit = MAX_PICKLE.min(pickle::allowance(record.stored));
     let packed = Packed::read(file, record, limit)?.ok_or_else(too_large)?;
     let swapped = match archive.get("byteorder") {
@@ -59,9 +59,9 @@ pub fn read_zip(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Con
             _ => return Err(zip_error(path, zip::Fault::ByteOrder)),
         },
     };
-    // From here on nothing is read, but storages that are compressed.
+    // From here on only compressed storages are read.
     let turn = gate::enter(record.size, record.stored);
-    let bytes = packed.unpacked().ok_or_else(too_large)?;
+    let bytes = packed.unpack().ok_or_else(too_large)?;
     let (arena, top, used) =
         pickle::read(&bytes, record.stored).map_err(|fault| pickle_error(path, fault))?;
     if used != bytes.len() {
@@ -190,17 +190,17 @@ fn unpack(
     record: Record,
     limit: u64,
 ) -> Result<Option<Vec<u8>>, crate::source::Error> {
-    Ok(Packed::read(file, record, limit)?.and_then(Packed::unpacked))
+    Ok(Packed::read(file, record, limit)?.and_then(Packed::unpack))
 }
 
-/// A record as it is stored.
+/// The stored bytes of a record, which may be compressed.
 struct Packed {
     bytes: Vec<u8>,
     record: Record,
 }
 
 impl Packed {
-    /// `None` where it is larger than the limit.
+    /// Reads the bytes; `None` if the record is larger than the limit.
     fn read(
         file: &dyn ReadAt,
         record: Record,
@@ -214,8 +214,8 @@ impl Packed {
         Ok(Some(Packed { bytes, record }))
     }
 
-    /// `None` where it does not unpack to the size that it states.
-    fn unpacked(self) -> Option<Vec<u8>> {
+    /// Decompresses the bytes; `None` if their size is not the stated one.
+    fn unpack(self) -> Option<Vec<u8>> {
         let Packed { bytes, record } = self;
         if !record.deflated {
             return Some(bytes);
@@ -233,7 +233,7 @@ struct Records<'a> {
     unpacked_len: u64,
     /// Those that were unpacked, so that tensors that share one go on sharing it.
     found: BTreeMap<String, Stored>,
-    /// Ours to parse, until a source must be waited for.
+    /// The turn to parse, released before a read of the source.
     turn: Option<Turn>,
 }
 

@@ -1,7 +1,7 @@
-//! Lets large pickles be parsed one at a time, in the whole process.
+//! Bounds the memory of concurrent parses in the whole process: large pickles are parsed one at a time.
 //!
-//! Nobody waits for a source in here: what is parsed is in memory before. So whoever waits for a turn waits for the
-//! processor alone, and a source that hangs holds up nobody.
+//! A thread that has a turn must never wait for a source: what it parses is in memory before. So a thread that waits
+//! for a turn waits for the processor alone, and a source that hangs delays no other parse.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -9,61 +9,63 @@ use crate::threads::lock;
 
 use super::pickle::allowance;
 
-/// The most bytes that parsing may take side by side.
-const CAPACITY: u64 = 64 << 20;
+/// Bytes that concurrent parses may take together.
+const CAPACITY_BYTES: u64 = 64 << 20;
 
-/// What takes no more needs no turn: pickles of some hundred tensors. Of these as many are parsed as there are threads.
-const UNWEIGHED: u64 = 4 << 20;
+/// The largest parse that needs no turn: a pickle of some hundred tensors. Every thread may run one.
+const MAX_FREE_BYTES: u64 = 4 << 20;
 
-/// The most bytes that a byte of a pickle becomes.
-const MAX_GROWTH: u64 = 40;
+/// The most bytes of values for one byte of a pickle.
+const MAX_BYTES_PER_BYTE: u64 = 40;
 
 #[derive(Debug)]
-struct State {
-    /// A child has the state of its parent, and none of the threads that are in there.
+struct Gate {
+    /// A forked child inherits the state, but none of the threads that have turns.
     process: u32,
-    held: u64,
-    /// The next that is handed out, and the next that may go in.
+    /// Bytes of all turns.
+    bytes: u64,
+    /// The ticket that is handed out next.
     ticket: u64,
+    /// The ticket that gets its turn next.
     turn: u64,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { process: 0, held: 0, ticket: 0, turn: 0 });
-static LEFT: Condvar = Condvar::new();
+static GATE: Mutex<Gate> = Mutex::new(Gate { process: 0, bytes: 0, ticket: 0, turn: 0 });
+static CHANGE: Condvar = Condvar::new();
 
-/// Bytes of which others are kept from parsing until it is dropped.
+/// A share of the capacity in bytes, returned on drop.
 #[derive(Debug)]
 pub struct Turn(u64);
 
-/// Waits for a turn to parse a pickle of so many bytes, which took so many in its file.
+/// Waits for a turn to parse a pickle of `size` bytes, which takes `stored` bytes in its file.
 pub fn enter(size: u64, stored: u64) -> Turn {
-    let growth = size.saturating_mul(MAX_GROWTH).min(allowance(stored));
-    let weight = size.saturating_add(growth).min(CAPACITY);
-    if weight <= UNWEIGHED {
+    let growth = size.saturating_mul(MAX_BYTES_PER_BYTE).min(allowance(stored));
+    let weight = size.saturating_add(growth).min(CAPACITY_BYTES);
+    if weight <= MAX_FREE_BYTES {
         return Turn(0);
     }
-    let mut state = lock(&STATE);
+    let mut gate = lock(&GATE);
     let process = std::process::id();
-    if state.process != process {
-        *state = State { process, held: 0, ticket: 0, turn: 0 };
+    if gate.process != process {
+        *gate = Gate { process, bytes: 0, ticket: 0, turn: 0 };
     }
-    let mine = state.ticket;
-    state.ticket += 1;
-    while state.turn != mine || state.held + weight > CAPACITY {
-        state = LEFT.wait(state).unwrap_or_else(PoisonError::into_inner);
+    let ticket = gate.ticket;
+    gate.ticket += 1;
+    while gate.turn != ticket || gate.bytes + weight > CAPACITY_BYTES {
+        gate = CHANGE.wait(gate).unwrap_or_else(PoisonError::into_inner);
     }
-    state.turn += 1;
-    state.held += weight;
-    drop(state);
-    LEFT.notify_all();
+    gate.turn += 1;
+    gate.bytes += weight;
+    drop(gate);
+    CHANGE.notify_all();
     Turn(weight)
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         if self.0 > 0 {
-            lock(&STATE).held -= self.0;
-            LEFT.notify_all();
+            lock(&GATE).bytes -= self.0;
+            CHANGE.notify_all();
         }
     }
 }
@@ -75,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_ones_are_alone_and_small_ones_never_wait() {
+    fn large_pickles_take_turns_and_small_ones_never_wait() {
         let (inside, large) = (AtomicUsize::new(0), 32 << 20);
         std::thread::scope(|scope| {
             for _ in 0..8 {
@@ -83,7 +85,7 @@ mod tests {
                     for _ in 0..50 {
                         let _turn = enter(large, large);
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                        // Which would hang, had it to wait.
+                        // This would hang if it had to wait.
                         drop(enter(10_000, 10_000));
                         inside.fetch_sub(1, Ordering::SeqCst);
                     }

@@ -54,7 +54,7 @@ pub struct Legacy {
     pub arena: Arena,
     pub top: Id,
     pub storages: HashMap<String, Stored>,
-    /// Bytes of the pickle.
+    /// The length of the pickle in bytes.
     pub len: u64,
 }
 
@@ -79,13 +79,13 @@ pub fn read(file: &dyn ReadAt) -> Result<Legacy, Fault> {
     if !matches!(arena.node(top), Node::Int(1001)) {
         return Err(Fault::Protocol);
     }
-    let (_, _, begins) = next(3)?;
-    let (arena, top, ends) = next(4)?;
+    let (_, _, start) = next(3)?;
+    let (arena, top, end) = next(4)?;
     let (key_arena, keys, at) = next(5)?;
     let keys = key_arena.items(keys).ok_or(Fault::Keys)?;
     let keys: Option<Vec<&str>> = keys.iter().map(|&key| key_arena.text(key)).collect();
     let storages = find_storages(file, at, &keys.ok_or(Fault::Keys)?, &sizes(&arena)?)?;
-    Ok(Legacy { arena, top, storages, len: ends - begins })
+    Ok(Legacy { arena, top, storages, len: end - start })
 }
 
 fn read_pickle(file: &dyn ReadAt, at: u64) -> Result<(Arena, Id, u64), Fault> {

@@ -5,8 +5,8 @@
 //!
 //! The way through: an envelope ([`zip`] or [`legacy`]) gives the pickle and the storages;
 //! [`pickle`] turns the first into nodes; [`meaning`] says which nodes are tensors; [`choose`] picks
-//! the dictionary, as [`state_dict`] knows it, and [`naming`] names its entries; [`place`] turns a view of a storage into a place in the file. [`gate`] bounds
-//! what all of that takes in several files at once.
+//! the dictionary, as [`state_dict`] knows it, and [`naming`] names its entries; [`place`] turns a view
+//! of a storage into a place in the file. [`gate`] bounds the memory of concurrent parses.
 
 mod census;
 mod choice_fault;

@@ -16,11 +16,11 @@ const MAX_VISITS: usize = 4 * MAX_TENSORS;
 /// `:{"dtype":"F32","shape":[],"data_offsets":[0,0]},` and the quotes of the name.
 const MIN_ENTRY: usize = 50;
 
-/// Bytes that the names may take in a header, whatever the size of the pickle in its file.
+/// Bytes that names may take in a header, whatever the size of the pickle in its file.
 const MIN_ROOM: u64 = 1 << 20;
 
-/// Bytes that they may take for each that the pickle has in its file. Those of training take less than 1, where
-/// somebody compressed it 5; a tensor that is there in thousands of places takes 50 a place.
+/// Bytes that names may take for each byte that the pickle takes in its file. Training checkpoints need less than 1,
+/// or 5 if compressed. A tensor that appears in thousands of places needs 50 for each place.
 const MAX_PER_BYTE: u64 = 16;
 
 /// The entries of the chosen dictionary.

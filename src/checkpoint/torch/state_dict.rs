@@ -1,17 +1,16 @@
-//! Which entry of a training checkpoint is the state dict of its model.
+//! Finds the entry of a training checkpoint that is the state dict of its model.
 //!
-//! In: a dictionary's entries. Out: the entry, and why; nothing where it is not plain. Names decide first, as
-//! trainers write them and loaders look for them, then what lies beside.
+//! Keys that trainers write and loaders look for decide first, then the entries beside.
 
 use super::census::Census;
 use super::pickle::{Arena, Id};
 
-/// Keys of a state dict whatever lies beside it, in this order.
+/// Keys of a state dict whatever lies beside it, in order of preference.
 const KEYS: [&str; 5] = ["state_dict", "model", "module", "model_state_dict", "model_state"];
 
-/// Keys of a state dict where nothing beside it could be another part of the model, in this order. Of weights
-/// that are there twice, averaged and not, loaders of `params` take the averaged ones, others do not.
-const LESSER_KEYS: [&str; 15] = [
+/// Keys of a state dict where nothing beside it could be another part of the model, in order of preference. Where
+/// averaged weights lie beside others, loaders of `params` take the averaged ones; other loaders do not.
+const WEAK_KEYS: [&str; 15] = [
     "net",
     "network",
     "net_state_dict",
@@ -29,17 +28,17 @@ const LESSER_KEYS: [&str; 15] = [
     "ema",
 ];
 
-/// How a word begins in the key of what training keeps for itself.
+/// Word prefixes in keys of training state.
 const TRAINING_PREFIXES: [&str; 2] = ["optim", "sched"];
 
-/// Such a word, whole.
+/// Whole words in keys of training state.
 const TRAINING_WORDS: [&str; 2] = ["opt", "scaler"];
 
-/// Such a word, where the value is no dictionary: that could be a part of the model.
+/// Whole words in keys of training state, unless the value is a dictionary, which could be part of the model.
 const TRAINING_VALUES: [&str; 9] =
     ["rng", "loss", "losses", "acc", "accuracy", "metrics", "epoch", "step", "lr"];
 
-/// Why an entry is taken.
+/// Why an entry is the state dict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     UsualKey,
@@ -60,8 +59,8 @@ impl Reason {
 /// An entry that is a dictionary with tensors, by its key.
 type Branch<'a> = (&'a str, Id);
 
-/// The entry that is the state dict.
-pub fn state_dict<'a>(
+/// Finds the state dict, and says why; `None` if no entry plainly is one.
+pub fn find_state_dict<'a>(
     arena: &'a Arena,
     census: &Census,
     entries: &'a [(Id, Id)],
@@ -71,21 +70,21 @@ pub fn state_dict<'a>(
         arena.text(key).filter(|_| is_branch).map(|key| (key, value))
     };
     // In one pass: a dictionary may have millions of entries.
-    let named = |keys: &[&str]| {
+    let find_by_key = |keys: &[&str]| {
         let ranked = entries.iter().filter_map(|entry| {
             let key = arena.text(entry.0)?;
             Some((keys.iter().position(|&wanted| wanted == key)?, branch(entry)?))
         });
         ranked.min_by_key(|&(rank, _)| rank).map(|(_, branch)| branch)
     };
-    if let Some(branch) = named(&KEYS) {
+    if let Some(branch) = find_by_key(&KEYS) {
         return Some((branch, Reason::UsualKey));
     }
     if let [entry] = entries {
         return Some((branch(entry)?, Reason::OnlyEntry));
     }
     let key_of = |key| arena.text(key).unwrap_or_default();
-    let is_usual = |key: &str| KEYS.contains(&key) || LESSER_KEYS.contains(&key);
+    let is_usual = |key: &str| KEYS.contains(&key) || WEAK_KEYS.contains(&key);
     let is_training = |key, value| {
         let is_dictionary = arena.entries(value).is_some();
         census.is_optimizer(value) || is_of_training(key_of(key), is_dictionary)
@@ -100,7 +99,7 @@ pub fn state_dict<'a>(
         let (key, _) = *entry;
         is_usual(key_of(key)) && branch(entry).is_some()
     });
-    if are_usual && let Some(branch) = named(&LESSER_KEYS) {
+    if are_usual && let Some(branch) = find_by_key(&WEAK_KEYS) {
         return Some((branch, Reason::UsualKey));
     }
     let only = models.next().filter(|_| models.next().is_none())?;

@@ -40,7 +40,7 @@ pub fn start(args: &Mount, in_foreground: bool) -> Result<Log, Failure> {
         None => None,
         Some(path) => {
             see_that_it_lies_elsewhere(path, &args.mountpoint)?;
-            Some(opened(path)?)
+            Some(open_log(path)?)
         }
     };
     let (filter, note) = filter(args.verbose);
@@ -65,10 +65,10 @@ pub fn start(args: &Mount, in_foreground: bool) -> Result<Log, Failure> {
     Ok(Log { file, note })
 }
 
-/// Neither opening it nor writing to it waits for anybody: a pipe may have no reader, or one that reads
-/// nothing, and a terminal may be held up. What they have no room for is lost.
-fn opened(path: &Path) -> Result<File, Failure> {
-    // The daemon has no terminal, and a log is not to become one.
+/// Opens the log so that neither opening it nor writing to it blocks. A pipe may have no reader, or one that
+/// stalls, and a terminal may be stopped. Lines that they have no room for are lost.
+fn open_log(path: &Path) -> Result<File, Failure> {
+    // The daemon has no controlling terminal, and the log must not become one.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let mut options = File::options();
     options.append(true).create(true).custom_flags(flags.bits().cast_signed());
@@ -78,7 +78,7 @@ fn opened(path: &Path) -> Result<File, Failure> {
         let (why, remedy) = match is_unread {
             true => (
                 "no program reads this pipe".to_owned(),
-                "start the program that reads it first, or name a file",
+                "start its reader first, or give a regular file: --log-file FILE",
             ),
             false => (error.to_string(), "name a file that can be written to"),
         };

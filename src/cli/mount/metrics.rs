@@ -23,12 +23,12 @@ const MAX_REQUEST: usize = 8 * 1024;
 /// A reader on this machine sends and takes within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Readers at once. For one more, the oldest goes.
+/// Concurrent readers. One more cuts off the oldest.
 const MAX_READERS: usize = 16;
 
-/// What a reader has at the least, however many others there are. So those that wait to be accepted, of
-/// which the system keeps 128, wait for less than half a second.
-const LEAST_PATIENCE: Duration = Duration::from_millis(50);
+/// The least time that a reader has, however many others there are. Connections that wait to be accepted, of
+/// which the kernel keeps 128, then wait for less than half a second.
+const MIN_PATIENCE: Duration = Duration::from_millis(50);
 
 /// The value of `--metrics`: an address of this machine itself, or a port alone.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
@@ -52,7 +52,7 @@ pub async fn serve(listener: TcpListener, numbers: Numbers) {
         Ok(listener) => listener,
         Err(error) => return tracing::error!("metrics cannot be served: {error}"),
     };
-    // The oldest first.
+    // Oldest first.
     let mut readers: VecDeque<(Instant, JoinHandle<()>)> = VecDeque::new();
     loop {
         match listener.accept().await {
@@ -60,7 +60,7 @@ pub async fn serve(listener: TcpListener, numbers: Numbers) {
                 readers.retain(|(_, reader)| !reader.is_finished());
                 if readers.len() == MAX_READERS
                     && let Some((began, mut oldest)) = readers.pop_front()
-                    && timeout_at(began + LEAST_PATIENCE, &mut oldest).await.is_err()
+                    && timeout_at(began + MIN_PATIENCE, &mut oldest).await.is_err()
                 {
                     oldest.abort();
                 }

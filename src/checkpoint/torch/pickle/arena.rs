@@ -11,7 +11,7 @@ pub const MAX_NAME: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Id(pub(super) u32);
 
-/// The number of no node: there are fewer.
+/// The number of no node: an arena has fewer nodes.
 pub(super) const NO_NODE: Id = Id(u32::MAX);
 
 /// Where a text, or the items of a tuple, lie in the arena's pools.
@@ -52,9 +52,9 @@ pub enum Node {
     Opaque(&'static str),
 }
 
-/// What a node is, without its two numbers. In memory both lie apart: 9 bytes a node instead of 24.
+/// The kind of a node, stored apart from its two numbers: a node then takes 9 bytes instead of 24.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum NodeKind {
     None,
     Bool,
     Int,
@@ -71,33 +71,33 @@ enum Kind {
 }
 
 /// Bytes of a node.
-const NODE: usize = size_of::<Kind>() + size_of::<[u32; 2]>();
+const NODE_BYTES: usize = size_of::<NodeKind>() + size_of::<[u32; 2]>();
 
-/// Bytes of a value that is noted as changed.
-const MODIFIED: usize = 16;
+/// Bytes of an entry in the set of modified values.
+const MODIFIED_BYTES: usize = 16;
 
-/// Bytes of a list or dictionary beside what is in it: where that lies, and what an allocation takes.
-const CONTAINER: usize = size_of::<Vec<Id>>() + 16;
+/// Bytes of a list or dictionary beside its items: its `Vec`, and the overhead of an allocation.
+const CONTAINER_BYTES: usize = size_of::<Vec<Id>>() + 16;
 
-/// Whole numbers from 0 to here are one node each, however often they are used. A list of numbers is then what it is
-/// in the pickle.
+/// Integers from 0 to this one share a node each, however often they are used. A list of them then takes no more than
+/// its items.
 const MAX_SHARED_INT: i64 = 0xffff;
 
 /// The values of one pickle.
 #[derive(Debug)]
 pub struct Arena {
-    kinds: Vec<Kind>,
+    kinds: Vec<NodeKind>,
     numbers: Vec<[u32; 2]>,
     text: Vec<u8>,
     items: Vec<Id>,
     lists: Vec<Vec<Id>>,
     dicts: Vec<Vec<(Id, Id)>>,
     modified: HashSet<u32>,
-    /// Bytes of what is in lists and dictionaries.
-    contained: usize,
-    /// What the opaque nodes are.
+    /// Bytes of the items of lists and dictionaries.
+    item_bytes: usize,
+    /// What opaque nodes stand for, each text once.
     opaque: Vec<&'static str>,
-    /// Values without parts, each of which is one node: `None`, `False`, `True`, [`Node::Plain`], the empty tuple.
+    /// The one node of each value without parts: `None`, `False`, `True`, [`Node::Plain`], the empty tuple.
     shared: [Id; 5],
     shared_ints: Vec<Id>,
 }
@@ -112,7 +112,7 @@ impl Default for Arena {
             lists: Vec::new(),
             dicts: Vec::new(),
             modified: HashSet::new(),
-            contained: 0,
+            item_bytes: 0,
             opaque: Vec::new(),
             shared: [NO_NODE; 5],
             shared_ints: Vec::new(),
@@ -126,29 +126,29 @@ impl Arena {
         let [first, second] = self.numbers[id.0 as usize];
         let span = Span { start: first, len: second };
         match self.kinds[id.0 as usize] {
-            Kind::None => Node::None,
-            Kind::Bool => Node::Bool(first != 0),
-            Kind::Int => Node::Int((u64::from(second) << 32 | u64::from(first)) as i64),
-            Kind::Long => Node::Long(span),
-            Kind::Plain => Node::Plain,
-            Kind::Text => Node::Text(span),
-            Kind::Tuple => Node::Tuple(span),
-            Kind::List => Node::List(first),
-            Kind::Dict => Node::Dict(first),
-            Kind::Global => Node::Global(Id(first), Id(second)),
-            Kind::Call => Node::Call(Id(first), Id(second)),
-            Kind::Persistent => Node::Persistent(Id(first)),
-            Kind::Opaque => Node::Opaque(self.opaque[first as usize]),
+            NodeKind::None => Node::None,
+            NodeKind::Bool => Node::Bool(first != 0),
+            NodeKind::Int => Node::Int((u64::from(second) << 32 | u64::from(first)) as i64),
+            NodeKind::Long => Node::Long(span),
+            NodeKind::Plain => Node::Plain,
+            NodeKind::Text => Node::Text(span),
+            NodeKind::Tuple => Node::Tuple(span),
+            NodeKind::List => Node::List(first),
+            NodeKind::Dict => Node::Dict(first),
+            NodeKind::Global => Node::Global(Id(first), Id(second)),
+            NodeKind::Call => Node::Call(Id(first), Id(second)),
+            NodeKind::Persistent => Node::Persistent(Id(first)),
+            NodeKind::Opaque => Node::Opaque(self.opaque[first as usize]),
         }
     }
 
-    /// Bytes that it takes.
-    pub fn held(&self) -> usize {
+    /// Bytes of memory that the values take.
+    pub fn weight(&self) -> usize {
         let containers = self.lists.len() + self.dicts.len();
-        let nodes = self.kinds.len() * NODE + self.modified.len() * MODIFIED;
+        let nodes = self.kinds.len() * NODE_BYTES + self.modified.len() * MODIFIED_BYTES;
         let shared = self.shared_ints.len() * size_of::<Id>();
         let pools = self.text.len() + self.items.len() * size_of::<Id>() + shared;
-        nodes + pools + containers * CONTAINER + self.contained
+        nodes + pools + containers * CONTAINER_BYTES + self.item_bytes
     }
 
     /// How many values there are.
@@ -238,25 +238,25 @@ impl Arena {
 
     fn push_new(&mut self, node: Node) -> Id {
         let (kind, numbers) = match node {
-            Node::None => (Kind::None, [0, 0]),
-            Node::Bool(flag) => (Kind::Bool, [u32::from(flag), 0]),
-            Node::Int(n) => (Kind::Int, [n as u32, (n as u64 >> 32) as u32]),
-            Node::Long(span) => (Kind::Long, [span.start, span.len]),
-            Node::Plain => (Kind::Plain, [0, 0]),
-            Node::Text(span) => (Kind::Text, [span.start, span.len]),
-            Node::Tuple(span) => (Kind::Tuple, [span.start, span.len]),
-            Node::List(list) => (Kind::List, [list, 0]),
-            Node::Dict(dict) => (Kind::Dict, [dict, 0]),
-            Node::Global(module, name) => (Kind::Global, [module.0, name.0]),
-            Node::Call(callable, args) => (Kind::Call, [callable.0, args.0]),
-            Node::Persistent(key) => (Kind::Persistent, [key.0, 0]),
+            Node::None => (NodeKind::None, [0, 0]),
+            Node::Bool(flag) => (NodeKind::Bool, [u32::from(flag), 0]),
+            Node::Int(n) => (NodeKind::Int, [n as u32, (n as u64 >> 32) as u32]),
+            Node::Long(span) => (NodeKind::Long, [span.start, span.len]),
+            Node::Plain => (NodeKind::Plain, [0, 0]),
+            Node::Text(span) => (NodeKind::Text, [span.start, span.len]),
+            Node::Tuple(span) => (NodeKind::Tuple, [span.start, span.len]),
+            Node::List(list) => (NodeKind::List, [list, 0]),
+            Node::Dict(dict) => (NodeKind::Dict, [dict, 0]),
+            Node::Global(module, name) => (NodeKind::Global, [module.0, name.0]),
+            Node::Call(callable, args) => (NodeKind::Call, [callable.0, args.0]),
+            Node::Persistent(key) => (NodeKind::Persistent, [key.0, 0]),
             Node::Opaque(what) => {
                 let known = self.opaque.iter().position(|known| *known == what);
                 let place = known.unwrap_or(self.opaque.len());
                 if known.is_none() {
                     self.opaque.push(what);
                 }
-                (Kind::Opaque, [place as u32, 0])
+                (NodeKind::Opaque, [place as u32, 0])
             }
         };
         self.kinds.push(kind);
@@ -283,24 +283,24 @@ impl Arena {
     }
 
     pub(super) fn push_list(&mut self, items: Vec<Id>) -> Id {
-        self.contained += size_of_val(&*items);
+        self.item_bytes += size_of_val(&*items);
         self.lists.push(items);
         self.push(Node::List(self.lists.len() as u32 - 1))
     }
 
     pub(super) fn push_dict(&mut self, entries: Vec<(Id, Id)>) -> Id {
-        self.contained += size_of_val(&*entries);
+        self.item_bytes += size_of_val(&*entries);
         self.dicts.push(entries);
         self.push(Node::Dict(self.dicts.len() as u32 - 1))
     }
 
     pub(super) fn extend_list(&mut self, list: u32, items: &[Id]) {
-        self.contained += size_of_val(items);
+        self.item_bytes += size_of_val(items);
         self.lists[list as usize].extend_from_slice(items);
     }
 
     pub(super) fn extend_dict(&mut self, dict: u32, pairs: &[(Id, Id)]) {
-        self.contained += size_of_val(pairs);
+        self.item_bytes += size_of_val(pairs);
         self.dicts[dict as usize].extend_from_slice(pairs);
     }
 
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_what_was_pushed() {
+    fn a_pushed_node_reads_back_unchanged() {
         let (a, b, span) = (Id(7), Id(u32::MAX), Span { start: 3, len: u32::MAX });
         let ints = [0, 1, 255, 0xffff, 0x1_0000, -1, i64::MIN, i64::MAX].map(Node::Int);
         let others = [
@@ -340,7 +340,7 @@ mod tests {
         for (id, node) in ids.iter().zip(&nodes) {
             assert_eq!(arena.node(*id), *node);
         }
-        // Those without parts are not there twice.
+        // Values without parts share one node.
         let len = arena.len();
         let shared = [Node::None, Node::Bool(true), Node::Plain, Node::Int(0), Node::Int(0xffff)];
         for node in shared {

@@ -34,9 +34,9 @@ pub enum Fault {
     /// Bytes after its end.
     #[error("{0} bytes follow its end")]
     Trailing(usize),
-    /// Its values take far more memory than it has bytes in the file.
+    /// Its values take too much memory for its size in the file.
     #[error("its values take more than {limit} bytes, which is too much for its size in the file")]
-    Grows {
+    Growth {
         /// The bytes that they may take.
         limit: u64,
     },

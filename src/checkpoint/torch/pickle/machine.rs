@@ -24,20 +24,21 @@ const MAX_MARKS: usize = 10_000;
 /// The longest whole number that is read, in bytes; torch's magic number has 10.
 const MAX_LONG: usize = 1 << 10;
 
-/// What the values of a pickle may take, in bytes, whatever its size in the file. Some thousand tensors fit.
+/// Bytes that the values of a pickle may take, whatever its size in the file. Some thousand tensors fit.
 const MIN_ALLOWANCE: u64 = 16 << 20;
 
-/// Bytes that they may take for each in the file. Those of training take 2 to 3, and 11 where somebody compressed it.
+/// Bytes that values may take for each byte of the pickle in the file. Training checkpoints need 2 to 3, or 11 if
+/// compressed.
 const MAX_PER_BYTE: u64 = 24;
 
-/// The most bytes that a pickle may become, by those that it has in its file: a small file makes no more than a small
-/// pickle, however well it was compressed.
+/// Bytes that the values of a pickle may take, given the bytes that it takes in its file. So a small file stays small
+/// in memory, however well it was compressed.
 pub fn allowance(stored: u64) -> u64 {
     stored.saturating_mul(MAX_PER_BYTE).saturating_add(MIN_ALLOWANCE)
 }
 
-/// Reads one pickle from the front of `bytes`, which took so many in the file: its values, the one it stands for, and
-/// its length.
+/// Reads one pickle from the front of `bytes`: its values, the one it stands for, and its length. `stored` is the
+/// number of bytes that it takes in its file.
 pub fn read(bytes: &[u8], stored: u64) -> Result<(Arena, Id, usize), Fault> {
     if bytes.len() as u64 > MAX_PICKLE {
         return Err(Fault::Limit { what: "bytes", limit: MAX_PICKLE });
@@ -67,7 +68,7 @@ struct Machine<'a> {
     memo: Memo,
     /// Items of lists looked at to make dictionaries: the one work that has no opcode for each.
     copied: usize,
-    /// Bytes that all of it may take.
+    /// Bytes that values, memo and stack may take together.
     allowance: u64,
 }
 
@@ -94,8 +95,8 @@ impl<'a> Machine<'a> {
                 return Err(Fault::Limit { what: "values", limit: MAX_NODES as u64 });
             }
             let stack = self.stack.len() * size_of::<Id>();
-            if (self.arena.held() + self.memo.held() + stack) as u64 > self.allowance {
-                return Err(Fault::Grows { limit: self.allowance });
+            if (self.arena.weight() + self.memo.weight() + stack) as u64 > self.allowance {
+                return Err(Fault::Growth { limit: self.allowance });
             }
         }
         Err(Fault::Limit { what: "opcodes", limit: MAX_OPCODES })

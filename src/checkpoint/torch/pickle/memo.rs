@@ -1,57 +1,56 @@
-//! What a pickle remembers, by slot.
+//! The memo of a pickle: values by slot.
 //!
-//! Slots are counted from 0 or 1 by all that write pickles, so that they lie in a list; a pickle may name any all the
-//! same.
+//! Picklers count slots from 0 or 1, so slots lie in a list. A pickle may still use any slot number.
 
 use std::collections::HashMap;
 
 use super::arena::{Id, NO_NODE};
 
-/// Slots that may be left out in the list.
+/// Unused slots that the list may have in a row.
 const MAX_GAP: usize = 1 << 10;
 
-/// Bytes of a scattered slot: its entry in a table that is doubled when it is full.
-const SCATTERED: usize = 24;
+/// Bytes of a slot outside of the list: its entry in a hash table, which doubles when it is full.
+const SPARSE_SLOT_BYTES: usize = 24;
 
 /// The remembered values.
 #[derive(Debug, Default)]
 pub struct Memo {
-    /// By slot; those that are not there have no node.
-    near: Vec<Id>,
-    scattered: HashMap<u32, Id>,
+    /// Values by slot; `NO_NODE` where there is none.
+    dense: Vec<Id>,
+    sparse: HashMap<u32, Id>,
     len: usize,
 }
 
 impl Memo {
-    /// How many there are.
+    /// The number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Bytes that it takes.
-    pub fn held(&self) -> usize {
-        self.near.len() * size_of::<Id>() + self.scattered.len() * SCATTERED
+    /// Bytes of memory that it takes.
+    pub fn weight(&self) -> usize {
+        self.dense.len() * size_of::<Id>() + self.sparse.len() * SPARSE_SLOT_BYTES
     }
 
     pub fn get(&self, slot: u32) -> Option<Id> {
-        match self.near.get(slot as usize) {
+        match self.dense.get(slot as usize) {
             Some(&id) if id != NO_NODE => Some(id),
-            _ => self.scattered.get(&slot).copied(),
+            _ => self.sparse.get(&slot).copied(),
         }
     }
 
     pub fn insert(&mut self, slot: u32, id: Id) {
         let place = slot as usize;
-        let is_new = if place < self.near.len() + MAX_GAP {
-            if place >= self.near.len() {
-                self.near.resize(place + 1, NO_NODE);
+        let is_new = if place < self.dense.len() + MAX_GAP {
+            if place >= self.dense.len() {
+                self.dense.resize(place + 1, NO_NODE);
             }
-            let before = std::mem::replace(&mut self.near[place], id);
-            // One that was far away until now is there twice else.
-            let was_far = !self.scattered.is_empty() && self.scattered.remove(&slot).is_some();
-            before == NO_NODE && !was_far
+            let before = std::mem::replace(&mut self.dense[place], id);
+            // The list may have grown up to a slot that is in the table.
+            let was_sparse = !self.sparse.is_empty() && self.sparse.remove(&slot).is_some();
+            before == NO_NODE && !was_sparse
         } else {
-            self.scattered.insert(slot, id).is_none()
+            self.sparse.insert(slot, id).is_none()
         };
         self.len += usize::from(is_new);
     }
@@ -62,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_slots_in_any_order_are_as_in_a_table() {
+    fn slots_in_any_order_behave_as_in_a_hash_table() {
         let slots =
             [1, 2, 3, 5_000, 5_000, 4_000_000_000, 900, 1_800, 2_700, 3_600, 4_500, 5_000, 0];
         let (mut memo, mut table) = (Memo::default(), HashMap::new());

@@ -1,4 +1,4 @@
-//! The directories that were asked for last, as many as there is room for.
+//! A cache of directories, by least recent use and within a budget of bytes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,32 +7,32 @@ use lru::LruCache;
 
 use super::directory::Directory;
 
-/// Directories that are kept whatever they weigh: one that is read anew for every name in it would take a second
-/// for each of 100,000.
-const LEAST: usize = 8;
+/// Directories that are kept whatever their weight. A directory of 100,000 names takes a second to read, and
+/// without the cache each lookup in it would read it again.
+const MIN_DIRECTORIES: usize = 8;
 
-/// What a directory weighs beside its names, about: its plans, and its place here.
-const EACH: usize = 4 << 10;
+/// Bytes of a directory beside its names, about: its plans, and its entry in the cache.
+const BYTES_PER_DIRECTORY: usize = 4 << 10;
 
-/// Directories by their way from the root.
+/// Directories by their path from the root.
 #[derive(Debug)]
-pub struct Recent {
+pub struct DirectoryCache {
     directories: LruCache<PathBuf, Arc<Directory>>,
     weight: usize,
     limit: usize,
 }
 
-impl Recent {
-    /// Of so many bytes.
-    pub fn new(limit: usize) -> Recent {
-        Recent { directories: LruCache::unbounded(), weight: 0, limit }
+impl DirectoryCache {
+    /// An empty cache of at most `limit` bytes.
+    pub fn new(limit: usize) -> DirectoryCache {
+        DirectoryCache { directories: LruCache::unbounded(), weight: 0, limit }
     }
 
     pub fn get(&mut self, way: &Path) -> Option<Arc<Directory>> {
         self.directories.get(way).cloned()
     }
 
-    /// The same, without a say in which of them is the last.
+    /// Gets a directory without counting as a use of it.
     pub fn peek(&self, way: &Path) -> Option<Arc<Directory>> {
         self.directories.peek(way).cloned()
     }
@@ -46,7 +46,7 @@ impl Recent {
         if let Some(old) = self.directories.put(way.to_path_buf(), directory) {
             self.weight -= weight(&old);
         }
-        while self.weight > self.limit && self.directories.len() > LEAST {
+        while self.weight > self.limit && self.directories.len() > MIN_DIRECTORIES {
             let Some((_, oldest)) = self.directories.pop_lru() else { return };
             self.weight -= weight(&oldest);
         }
@@ -54,5 +54,5 @@ impl Recent {
 }
 
 fn weight(directory: &Directory) -> usize {
-    EACH + directory.weight()
+    BYTES_PER_DIRECTORY + directory.weight()
 }
