@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::OsString;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -59,8 +60,8 @@ struct DirCursor {
     /// The index of the name at the offset `start`.
     start_index: usize,
     start: u64,
-    /// The offset behind the last name that was returned.
-    next: u64,
+    /// The offsets of the last reply: of its first name, and behind its last.
+    reply: Range<u64>,
     /// When it was last read, on the clock of all handles.
     last_read: u64,
 }
@@ -68,8 +69,13 @@ struct DirCursor {
 #[derive(Debug)]
 enum Snapshot {
     Cached(Arc<DirNames>),
-    /// Evicted; the last name that was returned.
-    Evicted(Option<OsString>),
+    /// Evicted, but for the names of the last reply and the one before them. A program with a small buffer takes only
+    /// some of a reply, and reads on in the middle of it.
+    Evicted {
+        recent: Vec<OsString>,
+        /// The offset behind the first of them.
+        first: u64,
+    },
 }
 
 impl DirCursor {
@@ -81,16 +87,25 @@ impl DirCursor {
     fn cached(&self) -> Option<&Arc<DirNames>> {
         match &self.snapshot {
             Snapshot::Cached(names) => Some(names),
-            Snapshot::Evicted(_) => None,
+            Snapshot::Evicted { .. } => None,
         }
     }
 
     fn evict(&mut self) {
         if let Snapshot::Cached(names) = &self.snapshot {
-            let last = self.index(self.next).checked_sub(1);
-            let last = last.and_then(|last| names.names.get(last)).map(ToOwned::to_owned);
-            self.snapshot = Snapshot::Evicted(last);
+            let (start, end) = (self.index(self.reply.start), self.index(self.reply.end));
+            let first_index = start.saturating_sub(1).max(self.start_index.saturating_sub(1));
+            let recent = (first_index..end).filter_map(|index| names.names.get(index));
+            let recent = recent.map(ToOwned::to_owned).collect();
+            let first = self.start + 1 + first_index as u64 - self.start_index as u64;
+            self.snapshot = Snapshot::Evicted { recent, first };
         }
+    }
+
+    /// The name before an offset, if it is one of those that outlast an eviction.
+    fn recent_before(&self, offset: u64) -> Option<&OsString> {
+        let Snapshot::Evicted { recent, first } = &self.snapshot else { return None };
+        recent.get(usize::try_from(offset.checked_sub(*first)?).ok()?)
     }
 }
 
@@ -132,28 +147,26 @@ impl Listings {
         directory.latest = Arc::downgrade(&names);
         directory.handles += usize::from(!handles.contains_key(&handle));
         let start = offset.max(DOTS);
-        let start_index = match handles.get(&handle).filter(|_| offset > 0) {
-            // Behind the last name that was returned, wherever that is now.
-            Some(DirCursor { snapshot: Snapshot::Evicted(Some(last)), next, .. })
-                if *next == offset =>
-            {
-                names.names.find(last).map_or_else(|behind| behind, |index| index + 1)
-            }
-            _ => usize::try_from(start - DOTS).unwrap_or(usize::MAX),
+        let before = handles.get(&handle).and_then(|cursor| cursor.recent_before(offset));
+        let start_index = match before {
+            // Behind the last name that was taken, wherever that is now.
+            Some(before) => names.names.find(before).map_or_else(|behind| behind, |at| at + 1),
+            None => usize::try_from(start - DOTS).unwrap_or(usize::MAX),
         };
         let snapshot = Snapshot::Cached(Arc::clone(&names));
         let last_read = *clock;
+        let reply = start..start;
         let cursor =
-            DirCursor { directory: number, snapshot, start_index, start, next: offset, last_read };
+            DirCursor { directory: number, snapshot, start_index, start, reply, last_read };
         handles.insert(handle, cursor);
         open.make_room(self.limit, handle);
         (names, start_index)
     }
 
-    /// Records that names up to this offset were returned to a handle.
-    fn advance(&self, handle: u64, next: u64) {
+    /// Records the offsets of the names that were returned to a handle.
+    fn advance(&self, handle: u64, reply: Range<u64>) {
         if let Some(cursor) = lock(&self.open).handles.get_mut(&handle) {
-            cursor.next = next;
+            cursor.reply = reply.start.max(cursor.start)..reply.end.max(cursor.start);
         }
     }
 
@@ -255,8 +268,7 @@ pub fn reply_names(
         let batch = (index..end).filter_map(|index| names.names.get(index));
         let entries = inner.view.list_entries(&names.dir, batch).map_err(|e| inner.refuse(&e))?;
         for entry in entries {
-            let path = NodePath::of(&names, index);
-            if let Some(entry) = listed_name(&names, index, path, entry, own)
+            if let Some(entry) = listed_name(&names, index, entry, own)
                 && reply.add(inner, next + 1, entry)
             {
                 break 'full;
@@ -264,7 +276,7 @@ pub fn reply_names(
             (index, next) = (index + 1, next + 1);
         }
     }
-    inner.listings.advance(handle, next);
+    inner.listings.advance(handle, offset..next);
     Ok(())
 }
 
@@ -272,11 +284,11 @@ pub fn reply_names(
 fn listed_name<'a>(
     names: &'a DirNames,
     index: usize,
-    path: NodePath,
     entry: crate::view::ListedEntry,
     own: &Node,
 ) -> Option<ListedName<'a>> {
     let name = names.names.get(index)?;
+    let path = NodePath::new(&names.dir, name);
     match entry {
         Ok(entry) => {
             let entry = entry?;
@@ -359,14 +371,19 @@ mod tests {
         let listings = Listings::new(room);
         listings.insert(1, 7, 0, names(&all));
         // `.`, `..`, `a` and `b` were returned.
-        listings.advance(1, 4);
+        listings.advance(1, 2..4);
         listings.insert(2, 8, 0, names(&all));
         assert!(listings.resume(1, 4).is_none(), "there is room for one");
         let (_, index) = listings.insert(1, 7, 4, names(&["a", "aa", "b", "bb", "d"]));
         assert_eq!(index, 3);
         assert_eq!(listings.resume(1, 5).unwrap().1, 4);
+        // A program with a small buffer has taken only a part of that reply.
+        listings.advance(1, 4..6);
+        listings.insert(2, 8, 0, names(&all));
+        let (_, index) = listings.insert(1, 7, 5, names(&["a", "aa", "ab", "b", "bb", "d"]));
+        assert_eq!(index, 5, "behind `bb`");
         // The name itself may be gone.
-        listings.advance(1, 5);
+        listings.advance(1, 4..5);
         listings.insert(2, 8, 0, names(&all));
         let (_, index) = listings.insert(1, 7, 5, names(&["a", "d"]));
         assert_eq!(index, 1);

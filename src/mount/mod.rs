@@ -150,6 +150,9 @@ const FOR_IMAGES: u64 = 4;
 /// Names of directories that are being listed take at most one part in so many of the budget, in addition to it.
 const FOR_LISTINGS: u64 = 4;
 
+/// Room for the names of six directories of 100,000: one that is evicted is read anew for each reply.
+const LEAST_FOR_LISTINGS: u64 = 16 << 20;
+
 /// The least budget: a buffer for tensors that are gathered is 8 MiB, and images want a part besides.
 /// With less every read would wait for the only buffer.
 pub const LEAST_MEMORY: u64 = 16 << 20;
@@ -208,7 +211,7 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     let (said, numbers_too) = (Said::default(), Arc::clone(&numbers));
     let context = Context { view, source, counters, standing, said, numbers: numbers_too };
     let owner = attr::Owner { uid: options.uid, gid: options.gid };
-    let listings = Listings::new((memory / FOR_LISTINGS) as usize);
+    let listings = Listings::new((memory / FOR_LISTINGS).max(LEAST_FOR_LISTINGS) as usize);
     let filesystem = Filesystem::new(Arc::new(context), Arc::clone(&opened), owner, listings)?;
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.threads.unwrap_or(THREADS));

@@ -6,7 +6,8 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::cache::{Cache, Served};
 use crate::image::Image;
@@ -20,6 +21,10 @@ pub struct OpenImage {
     pub device: u64,
     /// Answers the reads of all its handles; `None` if it was evicted.
     reader: Mutex<Option<OpenReader>>,
+    /// Held while it is opened again after an eviction: its other readers wait for the same sources.
+    reopening: Mutex<()>,
+    /// Bytes that it took when it was first opened.
+    bytes: u64,
     /// When it was last read, on the clock of all virtual files.
     used: AtomicU64,
 }
@@ -70,7 +75,13 @@ pub struct OpenImages {
     /// What they may hold together.
     limit: Footprint,
     clock: AtomicU64,
+    /// Bytes of virtual files that are being opened again just now.
+    parsing: Mutex<u64>,
+    parsed: Condvar,
 }
+
+/// How long a parse waits for others to give memory back. Longer would let a source that hangs block others.
+const MAX_PARSE_WAIT: Duration = Duration::from_secs(1);
 
 /// Descriptors for everything else: directories, files passed through, the device.
 const RESERVED: u64 = 128;
@@ -78,13 +89,34 @@ const RESERVED: u64 = 128;
 /// How often a source is opened: for the page cache, past it, and for reads of which the kernel reads nothing ahead.
 const PER_FILE: usize = 3;
 
+/// A parse that counts among those that are under way.
+struct Turn<'a> {
+    of: &'a OpenImages,
+    bytes: u64,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *lock(&self.of.parsing) -= self.bytes;
+        self.of.parsed.notify_all();
+    }
+}
+
 impl OpenImages {
     /// Open virtual files may take `bytes` together; a single one may take more.
     pub fn new(view: Arc<View>, cache: Arc<Cache>, bytes: u64) -> OpenImages {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let descriptors = limit.current.unwrap_or(u64::MAX).saturating_sub(RESERVED).max(RESERVED);
         let limit = Footprint { descriptors, bytes };
-        OpenImages { view, cache, open: Mutex::default(), limit, clock: AtomicU64::new(0) }
+        OpenImages {
+            view,
+            cache,
+            open: Mutex::default(),
+            limit,
+            clock: AtomicU64::new(0),
+            parsing: Mutex::default(),
+            parsed: Condvar::new(),
+        }
     }
 
     /// Opens an image once more. One that is open already is verified to be what its sources are.
@@ -111,7 +143,9 @@ impl OpenImages {
                 let used = AtomicU64::new(self.tick());
                 let shown = Arc::clone(shown);
                 let own = Mutex::new(Some(reader.clone()));
-                (Arc::new(OpenImage { shown, device, reader: own, used }), reader)
+                let (reopening, bytes) = (Mutex::default(), reader.footprint.bytes);
+                let open = OpenImage { shown, device, reader: own, reopening, bytes, used };
+                (Arc::new(open), reader)
             }
         };
         reader.served.reader().check_all_untouched().map_err(view::Error::from)?;
@@ -155,10 +189,24 @@ impl OpenImages {
         if let Some(served) = self.at_hand(open) {
             return Ok(served);
         }
+        let _reopening = lock(&open.reopening);
+        // Another thread may have opened it in between.
+        if let Some(served) = self.at_hand(open) {
+            return Ok(served);
+        }
+        let _turn = self.turn(open.bytes);
         let new = self.open_reader(&open.shown)?;
         let mut reader = lock(&open.reader);
-        // Another thread may have opened it in between.
         Ok(Arc::clone(&reader.get_or_insert(new).served))
+    }
+
+    /// Waits until the virtual files that are being parsed again leave room for one more in the budget.
+    fn turn(&self, bytes: u64) -> Turn<'_> {
+        let is_full = |parsing: &mut u64| *parsing > 0 && *parsing + bytes > self.limit.bytes;
+        let waited = self.parsed.wait_timeout_while(lock(&self.parsing), MAX_PARSE_WAIT, is_full);
+        let (mut parsing, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *parsing += bytes;
+        Turn { of: self, bytes }
     }
 
     fn open_reader(&self, shown: &Shown) -> Result<OpenReader, view::Error> {

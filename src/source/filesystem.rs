@@ -31,6 +31,13 @@ const REMOTE: [FsWord; 19] = [
 /// Its files' pages belong to the filesystem beneath, and asking about its own finds none.
 const OVERLAY: FsWord = 0x794c_7630;
 
+/// Filesystems without write-back: a page stays writable through a mapping, and stores to it leave no timestamp.
+const IN_MEMORY: [FsWord; 3] = [
+    0x0102_1994, // tmpfs
+    0x8584_58f6, // ramfs
+    0x9584_58f6, // hugetlbfs
+];
+
 /// What is known of the filesystem of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Filesystem {
@@ -39,6 +46,8 @@ pub struct Filesystem {
     pub local: bool,
     /// The file's pages are kept under another inode than its own.
     pub overlaid: bool,
+    /// It has no disk behind it.
+    pub in_memory: bool,
 }
 
 impl OpenFile {
@@ -48,6 +57,7 @@ impl OpenFile {
         Filesystem {
             local: kind.is_some_and(|kind| !REMOTE.contains(&kind)),
             overlaid: kind == Some(OVERLAY),
+            in_memory: kind.is_some_and(|kind| IN_MEMORY.contains(&kind)),
         }
     }
 }
