@@ -4,13 +4,17 @@ The kernel stamps a file when a write begins, and a mapped page once for many st
 mixture under a timestamp that looks final.
 """
 
+import ctypes
+import mmap
 import os
 import random
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
 
 from mounts import until
 
@@ -145,3 +149,64 @@ def test_an_open_after_a_write_shows_all_of_it(mounts, tmp_path, options):
             process.kill()
             process.wait()
     assert stale == {}
+
+
+class Stores:
+    """A mapping for stores, of a file that no descriptor holds open for writing any more."""
+
+    def __init__(self, path):
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.mmap.restype = ctypes.c_void_p
+        self.libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        self.size = path.stat().st_size
+        file = os.open(path, os.O_RDWR)
+        self.at = self.libc.mmap(None, self.size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+        os.close(file)
+        assert self.at != ctypes.c_void_p(-1).value
+        # Pages that are mapped for reading first may take stores afterwards without a fault.
+        ctypes.string_at(self.at, self.size)
+
+    def fill(self, start, value, length):
+        ctypes.memset(self.at + start, value, length)
+
+    def end(self):
+        self.libc.munmap(ctypes.c_void_p(self.at), ctypes.c_size_t(self.size))
+
+
+@pytest.fixture(params=["tmpfs", "overlay"])
+def elsewhere(request, tmp_path):
+    """A directory on a filesystem that does not reveal all stores; gone when the test is."""
+    where = tmp_path / "elsewhere"
+    where.mkdir()
+    if request.param == "tmpfs":
+        command = ["-t", "tmpfs", "tmpfs"]
+    else:
+        lower, upper, work = (tmp_path / name for name in ("lower", "upper", "work"))
+        for folder in (lower, upper, work):
+            folder.mkdir()
+        command = ["-t", "overlay", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work}"]
+    subprocess.run(["mount", *command, where], check=True)
+    yield where
+    subprocess.run(["umount", "-l", where], check=True)
+
+
+def test_stores_that_leave_no_timestamp_are_shown(mounts, elsewhere):
+    # Transposed, so that its bytes go through the page cache of the source.
+    side = 512
+    file = elsewhere / "pytorch_model.bin"
+    torch.save({"weight": torch.full((side, side), 1.0).t()}, file)
+    start = file.read_bytes().index(torch.full((1024,), 1.0).numpy().tobytes())
+    mount = mounts(elsewhere)
+    stores = Stores(file)
+    for value in range(2, 7):
+        if value > 4:
+            # From here on, each writer begins and ends between two opens.
+            stores = Stores(file)
+        stores.fill(start, value, 4 * side * side)
+        if value >= 4:
+            stores.end()
+        # A timestamp, if there is one, is older than a step of the clock.
+        time.sleep(0.3)
+        shown = (mount / "model.safetensors").read_bytes()
+        assert shown.count(bytes([value])) >= 4 * side * side
+    mount.unmount()
