@@ -26,12 +26,12 @@
 
 pub mod checkpoint;
 pub mod export;
-mod huge;
+mod huge_pages;
 pub mod image;
 pub mod loader;
-pub mod meeting;
 #[cfg(feature = "mount")]
-mod said;
+mod log_throttle;
+pub mod mount_info;
 pub mod source;
 mod threads;
 pub mod verify;

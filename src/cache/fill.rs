@@ -5,10 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::Error;
-use super::request::Waiter;
+use super::block_table::{Block, BlockId, Of};
+use super::cached_file::Served;
+use super::reply::Waiter;
 use super::scratch::with_scratch;
-use super::served::Served;
-use super::store::{Block, BlockId, Of};
 
 /// A block that is to be filled. Dropped without it, those who wait are told.
 struct Fill {

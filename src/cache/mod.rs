@@ -8,32 +8,32 @@
 //! nowhere. Memory has one limit ([`Limits::memory`]); under pressure reads get slower. Bytes are
 //! checked to be those that were parsed after they are read and again before each answer.
 //!
-//! [`Served::read`] is the way in; `foresight` says what to read ahead, `store` what is there, `fill`
-//! reads, and `lane` has the threads, those of one device apart from those of the others. `order` follows
-//! the load before, which `orders` keeps on disk as `written` has it.
+//! [`Served::read`] is the way in; `prefetcher` says what to read ahead, `block_table` what is there, `fill`
+//! reads, and `io_executor` has the threads, those of one device apart from those of the others. `access_trace` follows
+//! the load before, which `trace_store` keeps on disk as `trace_format` has it.
 
-mod alone;
-mod brought;
+mod access_trace;
+mod block_table;
+mod cached_file;
+mod chunk_map;
 mod counters;
-mod course;
-mod cover;
+mod delivered_ranges;
 mod error;
+mod extent_index;
 mod fill;
-mod foresight;
-mod given;
-mod lane;
-mod order;
-mod orders;
-mod origin;
-mod planner;
+mod io_executor;
+mod page_cache_guard;
 mod pool;
-mod request;
+mod prefetcher;
+mod read_plan;
+mod readahead;
+mod reply;
 mod scratch;
-mod served;
-mod store;
-mod stretches;
-mod wanted;
-mod written;
+mod source_handle;
+mod tensor_predictor;
+mod trace_format;
+mod trace_store;
+mod uncached_read;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -41,18 +41,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::image::Reader;
-use crate::said::Said;
+use crate::log_throttle::Said;
 use crate::threads::lock;
 
+pub use cached_file::Served;
 pub use counters::Counters;
 pub use error::Error;
-pub use request::Done;
-pub use served::Served;
+pub use reply::Done;
 
+use block_table::Store;
 use counters::Counting;
-use lane::Lane;
-use orders::Orders;
-use store::Store;
+use io_executor::Lane;
+use trace_store::Orders;
 
 /// How much the cache may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

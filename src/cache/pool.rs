@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use memmap2::MmapMut;
 
-use crate::huge;
+use crate::huge_pages;
 use crate::source::DIRECT_ALIGNMENT;
 use crate::threads::lock;
 
@@ -59,7 +59,7 @@ impl Size {
 }
 
 /// Has 15 small buffers, and little is left over.
-const SLAB: usize = 8 * huge::SIZE;
+const SLAB: usize = 8 * huge_pages::SIZE;
 
 /// The limit from which on so much is taken at once: an eighth of it at most.
 const SLAB_FROM: u64 = 8 * SLAB as u64;
@@ -87,7 +87,7 @@ impl Part {
 
     /// Memory fresh from the system, in parts of this size.
     fn all(size: Size, bytes: usize) -> Option<impl Iterator<Item = Part>> {
-        let mut map = huge::zeroed(bytes).ok()?;
+        let mut map = huge_pages::zeroed(bytes).ok()?;
         let starts: Vec<_> = map.chunks_exact_mut(size.room()).map(NonNull::from).collect();
         let slab = Arc::new(map);
         let part = move |bytes: NonNull<[u8]>| Part {

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use crate::source;
 
 use super::index::Fault as IndexFault;
-use super::listed::Listed;
 use super::safetensors::Fault as HeaderFault;
 use super::torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
+use super::truncated_list::Listed;
 
 /// A checkpoint that cannot be shown.
 #[derive(Debug, thiserror::Error)]

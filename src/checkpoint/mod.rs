@@ -6,42 +6,42 @@
 //! every size and offset that a file states is checked against the file before it is believed.
 
 mod candidate;
+mod default_choice;
+mod discover;
 mod dtype;
 mod error;
-mod gather;
-mod group;
 mod index;
 mod json;
-mod listed;
-mod meant;
 mod name;
+mod name_index;
 mod open;
-mod part;
-mod places;
+mod open_sources;
+mod overlaps;
 mod safetensors;
 mod shards;
-mod sharing;
-mod single;
-mod sources;
+mod slice;
+mod sniff;
+mod strided_read;
 mod tensor;
 mod torch;
+mod truncated_list;
 
 use std::collections::BTreeMap;
 
 pub use candidate::{Candidate, LoaderName, Members, SetFault};
+pub use default_choice::{Meant, meant};
+pub use discover::{EXTENSIONS, by_name, candidates, is_kept, kept_by, note_of_one};
 pub use dtype::Dtype;
 pub use error::{Error, Refused, TensorFault};
-pub use group::{EXTENSIONS, by_name, candidates, is_kept, kept_by, note_of_one};
 pub use index::{Fault as IndexFault, Index, parse as parse_index};
-pub use meant::{Meant, meant};
 pub use name::Name;
+pub(crate) use name_index::Places;
 pub use open::{open, open_candidate, open_in};
-pub use part::{PartFault, Steps};
-pub(crate) use places::Places;
+pub use open_sources::Sources;
+pub use overlaps::{MAX_NAMED, sharing};
 pub use safetensors::{Fault as HeaderFault, MAX_HEADER};
-pub use sharing::{MAX_NAMED, sharing};
-pub use single::parse_bytes;
-pub use sources::Sources;
+pub use slice::{PartFault, Steps};
+pub use sniff::parse_bytes;
 pub use tensor::{Axis, Bytes, Grid, Layout, Origin, OriginId, Run, Shape, Tensor};
 pub use torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
 

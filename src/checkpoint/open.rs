@@ -8,12 +8,12 @@ use crate::source::{self, Links, OpenFile, ReadAt, Root, Typed};
 use crate::threads::{another, joined};
 
 use super::candidate::{Candidate, Members, SetFault};
-use super::group::{are_one_set, candidates, indexed, note_of_one, numbered, only_index};
+use super::default_choice::{Meant, meant};
+use super::discover::{are_one_set, candidates, indexed, note_of_one, numbered, only_index};
 use super::index;
 use super::json::replace_python_numbers;
-use super::listed::Listed;
-use super::meant::{Meant, meant};
-use super::{Checkpoint, Error, IndexFault, Options, shards, single};
+use super::truncated_list::Listed;
+use super::{Checkpoint, Error, IndexFault, Options, shards, sniff};
 
 /// Reads the checkpoint at a path that the user typed.
 ///
@@ -145,7 +145,7 @@ pub fn open_candidate(
 }
 
 fn open_one(file: OpenFile, name: &str, options: &Options) -> Result<Checkpoint, Error> {
-    let mut checkpoint = single::read(&file, options)?;
+    let mut checkpoint = sniff::read(&file, options)?;
     checkpoint.opened = Some(file);
     checkpoint.notes.extend(note_of_one(name));
     Ok(checkpoint)

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::huge;
+use crate::huge_pages;
 use crate::source::Root;
 use crate::threads::together;
 
 use super::index::Index;
-use super::listed::Listed;
-use super::{Checkpoint, Error, IndexFault, MAX_TENSORS, Options, single};
+use super::truncated_list::Listed;
+use super::{Checkpoint, Error, IndexFault, MAX_TENSORS, Options, sniff};
 
 /// Threads that read shards: most of it is waiting for a cold disk, the rest is for every core.
 const READERS: usize = 8;
@@ -49,7 +49,7 @@ pub fn read(
     let read = |shard: &String| {
         let file = root.open(&directory.join(shard))?;
         file.expect(0..HEADER);
-        let part = single::read(&file, options)?;
+        let part = sniff::read(&file, options)?;
         let all = tensors.fetch_add(part.tensors.len(), Relaxed) + part.tensors.len();
         let too_many = || Error::TooMany { path: path.to_path_buf(), limit: MAX_TENSORS };
         if all > MAX_TENSORS { Err(too_many()) } else { Ok(part) }
@@ -78,7 +78,7 @@ impl Shards {
     fn add(&mut self, mut part: Checkpoint, all: usize) {
         let Some(whole) = &mut self.whole else {
             let more = all - part.tensors.len();
-            huge::reserve(&mut part.tensors, more);
+            huge_pages::reserve(&mut part.tensors, more);
             let (tensors, refused) = (0..part.tensors.len(), 0..part.refused.len());
             self.parts.push(Part { path: part.path.clone(), tensors, refused });
             self.whole = Some(part);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 #[cfg(feature = "mount")]
-use super::mount::limits;
+use super::mount::option_bounds;
 
 /// Shows every model checkpoint as one safe, contiguous .safetensors file, without converting it
 ///
@@ -158,19 +158,19 @@ pub struct Mount {
     #[arg(long)]
     pub allow_other: bool,
     /// Show this user (a number) as the owner of every file; needs root
-    #[arg(long, value_name = "N", value_parser = limits::owner())]
+    #[arg(long, value_name = "N", value_parser = option_bounds::owner())]
     pub uid: Option<u32>,
     /// Show this group (a number) for every file; needs root
-    #[arg(long, value_name = "N", value_parser = limits::owner())]
+    #[arg(long, value_name = "N", value_parser = option_bounds::owner())]
     pub gid: Option<u32>,
     /// What all caches together may hold, such as 512M or 2G; 16M at the least, and no more than the machine has
-    #[arg(long, value_name = "SIZE", value_parser = limits::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = option_bounds::memory)]
     pub memory: Option<u64>,
     /// Threads that answer the system, 1 to 256
-    #[arg(long, value_name = "N", value_parser = limits::threads())]
+    #[arg(long, value_name = "N", value_parser = option_bounds::threads())]
     pub threads: Option<u16>,
     /// How far a reader is read ahead of at the most, such as 64M; 0 for not at all, else 1M at the least
-    #[arg(long, value_name = "SIZE", value_parser = limits::readahead)]
+    #[arg(long, value_name = "SIZE", value_parser = option_bounds::readahead)]
     pub readahead: Option<u64>,
     /// Serve every byte by the daemon, also of files shown as they are
     #[arg(long)]

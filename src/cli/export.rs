@@ -5,12 +5,12 @@ use std::io::Write;
 use crate::export;
 
 use super::args::Export;
-use super::meter::Meter;
-use super::words::{bytes, count, one_line};
-use super::{FAILED, Failure, open};
+use super::progress::Meter;
+use super::terminal_text::{bytes, count, one_line};
+use super::{FAILED, Failure, open_args};
 
 pub fn run(args: &Export, out: &mut dyn Write) -> Result<(), Failure> {
-    let reader = open::reader(&args.source.path, &args.source.reading.options())?;
+    let reader = open_args::reader(&args.source.path, &args.source.reading.options())?;
     let meter = Meter::new(reader.image().size())?;
     let written = export::export(&reader, &args.out, args.force, &meter);
     meter.finish();

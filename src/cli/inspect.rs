@@ -9,7 +9,7 @@ use crate::view;
 
 use super::args::Inspect;
 use super::report::{Report, Tensor};
-use super::words::{bytes, count, one_line};
+use super::terminal_text::{bytes, count, one_line};
 use super::{Failure, REFUSED};
 
 pub fn run(args: &Inspect, out: &mut dyn Write) -> Result<(), Failure> {

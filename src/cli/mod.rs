@@ -2,28 +2,28 @@
 //! here is about words; the work is done in the rooms.
 
 mod args;
+mod completions;
 #[cfg(feature = "mount")]
 mod doctor;
 mod export;
 mod inspect;
 mod ls;
-mod meter;
 #[cfg(feature = "mount")]
 mod mount;
-mod of_python;
-mod open;
-mod pages;
-#[cfg(feature = "mount")]
-mod paths;
+mod open_args;
+mod progress;
+mod python_commands;
 mod report;
 #[cfg(feature = "mount")]
 pub(crate) mod sizes;
 #[cfg(feature = "mount")]
 mod status;
 #[cfg(feature = "mount")]
+mod stuck_path_check;
+mod terminal_text;
+#[cfg(feature = "mount")]
 mod unmount;
 mod verify;
-mod words;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -61,10 +61,10 @@ impl Failure {
     /// The last words: there is nobody left to tell that they cannot be said.
     fn tell(&self) {
         if !self.message.is_empty() {
-            let _ = writeln!(io::stderr(), "ckptfs: {}", words::plain(&self.message));
+            let _ = writeln!(io::stderr(), "ckptfs: {}", terminal_text::plain(&self.message));
         }
         if !self.remedy.is_empty() {
-            let _ = writeln!(io::stderr(), "  what to do: {}", words::plain(&self.remedy));
+            let _ = writeln!(io::stderr(), "  what to do: {}", terminal_text::plain(&self.remedy));
         }
     }
 }
@@ -80,7 +80,7 @@ impl From<io::Error> for Failure {
 /// Says something beside the output. A standard error that is closed or full keeps nothing from being
 /// done, and changes no verdict.
 fn note(text: &str) {
-    let _ = writeln!(io::stderr(), "ckptfs: note: {}", words::one_line(text));
+    let _ = writeln!(io::stderr(), "ckptfs: note: {}", terminal_text::one_line(text));
 }
 
 /// An output whose reader may have enough of it (`| head`): the command goes on to its verdict.
@@ -120,9 +120,9 @@ pub fn main() -> ExitCode {
 
 /// Runs a command line, the command's name first, and gives its exit code. To be called once in a
 /// process, before anything else in it; where that is not the program `ckptfs`,
-/// [`again::is_run_by`](crate::mount::again::is_run_by) must have been told what it is.
+/// [`respawn::is_run_by`](crate::mount::respawn::is_run_by) must have been told what it is.
 pub fn run(given: Vec<OsString>) -> u8 {
-    if let Some(failure) = of_python::refused(&given) {
+    if let Some(failure) = python_commands::refused(&given) {
         failure.tell();
         return failure.code;
     }
@@ -137,7 +137,8 @@ pub fn run(given: Vec<OsString>) -> u8 {
     let mut out = io::BufWriter::new(Patient(io::stdout().lock()));
     // A daemon's paths were looked at by who started it.
     #[cfg(feature = "mount")]
-    let reachable = if started.is_daemon() { Ok(()) } else { paths::reachable(&args.command) };
+    let reachable =
+        if started.is_daemon() { Ok(()) } else { stuck_path_check::reachable(&args.command) };
     #[cfg(not(feature = "mount"))]
     let reachable = Ok(());
     let done = match (&args.command, reachable) {
@@ -155,8 +156,8 @@ pub fn run(given: Vec<OsString>) -> u8 {
         (Command::Unmount(args), Ok(())) => unmount::run(args, &mut out),
         #[cfg(feature = "mount")]
         (Command::Status(args), Ok(())) => status::run(args, &mut out),
-        (Command::Completions(args), Ok(())) => pages::completions(args, &mut out),
-        (Command::Man(args), Ok(())) => pages::man(args, &mut out),
+        (Command::Completions(args), Ok(())) => completions::completions(args, &mut out),
+        (Command::Man(args), Ok(())) => completions::man(args, &mut out),
     };
     let flushed = out.flush().map_err(Failure::from);
     match done.and(flushed) {

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::meeting::table::{self, Entry, Spot, shown};
-use crate::mount::heal::PATIENCE;
-use crate::mount::probe::{Answer, Question};
-use crate::mount::reach;
+use crate::mount::liveness::{Answer, Question};
+use crate::mount::stale_mounts::PATIENCE;
+use crate::mount::stuck_paths;
 use crate::mount::{Error, Stats};
+use crate::mount_info::mountinfo::{self, Entry, Spot, shown};
 
 use super::Failure;
 use super::args::Status;
-use super::words::{bytes, one_line};
+use super::terminal_text::{bytes, one_line};
 
 /// How often `--watch` tells.
 const EVERY: Duration = Duration::from_secs(1);
@@ -74,10 +74,10 @@ pub fn run(args: &Status, out: &mut dyn Write) -> Result<(), Failure> {
 /// Asks all mounts at once. A question that was not answered stays pending, so that a stuck mount
 /// is not asked again and again.
 fn gather(pending: &mut HashMap<Entry, Question>) -> Result<Vec<Mount>, Error> {
-    let entries = table::ours()?;
+    let entries = mountinfo::ours()?;
     // One that lies in a stuck one cannot be looked for.
     let is_cut_off: Vec<bool> =
-        entries.iter().map(|entry| reach::check_way(&entry.mountpoint).is_err()).collect();
+        entries.iter().map(|entry| stuck_paths::check_way(&entry.mountpoint).is_err()).collect();
     let is_hidden: Vec<bool> = entries
         .iter()
         .zip(&is_cut_off)

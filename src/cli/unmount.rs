@@ -5,11 +5,11 @@ use std::io::Write;
 use std::time::Duration;
 
 use crate::mount::daemon::Daemon;
-use crate::mount::heal::{self, Served};
+use crate::mount::stale_mounts::{self, Served};
 use crate::mount::superblock::Superblock;
 
 use super::args::Unmount;
-use super::words::one_line;
+use super::terminal_text::one_line;
 use super::{FAILED, Failure, note};
 
 /// The daemon of an unused mount ends within milliseconds. After this time its superblock says whether it is
@@ -27,7 +27,7 @@ const ENDING: Duration = Duration::from_secs(12);
 const MAX_LISTED: usize = 3;
 
 pub fn run(args: &Unmount, out: &mut dyn Write) -> Result<(), Failure> {
-    let done = heal::unmount(&args.path, args.lazy)?;
+    let done = stale_mounts::unmount(&args.path, args.lazy)?;
     let path = one_line(&done.path.display().to_string());
     let action = if args.lazy { "detached" } else { "unmounted" };
     match done.served {

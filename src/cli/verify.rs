@@ -8,18 +8,18 @@ use crate::image::Reader;
 use crate::verify;
 
 use super::args::Verify;
-use super::meter::Meter;
-use super::words::{bytes, count, one_line};
-use super::{FAILED, Failure, open};
+use super::progress::Meter;
+use super::terminal_text::{bytes, count, one_line};
+use super::{FAILED, Failure, open_args};
 
 pub fn run(args: &Verify, out: &mut dyn Write) -> Result<(), Failure> {
-    let reader = open::reader(&args.source.path, &args.source.reading.options())?;
+    let reader = open_args::reader(&args.source.path, &args.source.reading.options())?;
     match &args.against {
         None => read_all(&reader, &args.source.path, out),
         Some(other) => {
             // The dictionary that was asked for is one of the first; the other is shown by the rule.
             let options = Options { root_key: None, ..args.source.reading.options() };
-            compare(&reader, &open::reader(other, &options)?, out)
+            compare(&reader, &open_args::reader(other, &options)?, out)
         }
     }
 }

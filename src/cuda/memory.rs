@@ -8,10 +8,10 @@ use std::sync::Arc;
 use cudarc::driver::result;
 
 use super::Error;
+use super::chunk_lease::{Busy, Passage};
 use super::driver::{Device, Handle, words};
 use super::ring::Chunk;
 use super::stream::Stream;
-use super::taken::{Busy, Passage};
 
 /// Memory of the host that every context can use, whichever it was made in.
 const PORTABLE: u32 = 1;

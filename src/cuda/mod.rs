@@ -6,22 +6,22 @@
 //! writes to the device, where it can. The driver is found when it is first needed: what is built with this runs
 //! where there is none, and says so.
 
+mod chunk_lease;
 mod cufile;
+mod destination;
 mod driver;
 mod error;
+mod gds;
 mod memory;
-mod near;
-mod pieces;
-mod place;
+mod numa;
 mod ring;
 #[cfg(test)]
 mod ring_tests;
-mod shared;
-mod stage;
-mod straight;
+mod staging;
 mod stream;
+mod suballocator;
 mod sync;
-mod taken;
+mod zero_copy;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -31,18 +31,18 @@ use crate::checkpoint::Tensor;
 use crate::loader::{self, BUFFER, Opened, Report};
 use crate::threads::lock;
 
+use destination::Place;
 pub use driver::{Device, count, is_there};
 pub use error::Error;
+pub use gds::Gpudirect;
+use gds::{OfLoad, Straight};
 pub use memory::Memory;
 use memory::Pinned;
-use near::Near;
-pub use pieces::Piece;
-use place::Place;
+use numa::Near;
 use ring::Ring;
-use stage::Landing;
-pub use straight::Gpudirect;
-use straight::{OfLoad, Straight};
+use staging::Landing;
 pub use stream::Stream;
+pub use suballocator::Piece;
 
 /// Pinned memory that a load passes bytes through, at the most, if nothing else is said.
 pub const PINNED: u64 = 512 << 20;

@@ -3,9 +3,9 @@
 //! In: an opened image ([`Reader`]) and where it should go. Out: the file, whole or not at all:
 //! it has no name until it is complete and on the disk.
 
+mod atomic_file;
 mod copy;
-mod hidden;
-mod replace;
+mod temp_name;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::image::{self, Reader};
 use crate::source;
 
-pub use replace::NewFile;
+pub use atomic_file::NewFile;
 
 /// Why a file was not written. Whatever the reason, nothing is left of the attempt.
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 
 use memmap2::MmapMut;
 
-use crate::huge;
+use crate::huge_pages;
 use crate::threads::lock;
 
 /// From here on memory comes from the system by itself and goes back to it when it is dropped;
@@ -43,7 +43,7 @@ impl Memory {
             let start = vec.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
             Held::Small(vec, start)
         } else {
-            Held::Large(huge::zeroed(len).ok()?)
+            Held::Large(huge_pages::zeroed(len).ok()?)
         };
         Some(Memory { held, len })
     }
@@ -93,7 +93,7 @@ impl Buffers {
         let kept = lock(&self.kept).pop();
         let mut buffer = match kept {
             Some(buffer) => buffer,
-            None => huge::zeroed(self.size)?,
+            None => huge_pages::zeroed(self.size)?,
         };
         let done = work(&mut buffer);
         lock(&self.kept).push(buffer);

@@ -18,18 +18,18 @@
 //! # }
 //! ```
 
+mod batch;
 mod error;
+mod execute;
+mod handle;
 mod left;
-mod many;
-mod mapped;
 mod memory;
-mod mounted;
-mod opened;
+mod mmap;
 mod plan;
-mod read;
-mod reading;
+mod read_extent;
 mod report;
-mod stage;
+mod resolve_mount;
+mod sink;
 mod stream;
 
 use std::num::NonZeroUsize;
@@ -39,21 +39,21 @@ use std::sync::Arc;
 use crate::checkpoint;
 use crate::view;
 
+#[cfg(feature = "cuda")]
+pub(crate) use batch::load_by;
+pub use batch::{Wanted, load_many, load_many_owned};
 pub use error::Error;
 #[cfg(feature = "cuda")]
-pub(crate) use many::load_by;
-pub use many::{Wanted, load_many, load_many_owned};
-pub use mapped::{Mapped, Unmappable};
+pub(crate) use execute::BUFFER;
+pub use handle::Opened;
 pub use memory::Memory;
-use mounted::Found;
-pub use opened::Opened;
+pub use mmap::{Mapped, Unmappable};
 #[cfg(feature = "cuda")]
 pub(crate) use plan::Target;
-#[cfg(feature = "cuda")]
-pub(crate) use read::BUFFER;
 pub use report::Report;
+use resolve_mount::Found;
 #[cfg(feature = "cuda")]
-pub(crate) use stage::Stage;
+pub(crate) use sink::Stage;
 
 /// How a checkpoint is opened and read.
 #[derive(Clone, Debug, Default)]
@@ -90,15 +90,15 @@ pub enum Route {
 const THREADS: usize = 16;
 
 impl Options {
-    fn how(&self) -> read::How {
+    fn how(&self) -> execute::How {
         let threads = self.threads.map_or(THREADS, NonZeroUsize::get);
-        let buffers = self.memory.map_or(u64::MAX, |memory| memory / read::BUFFER as u64);
+        let buffers = self.memory.map_or(u64::MAX, |memory| memory / execute::BUFFER as u64);
         let most = usize::try_from(buffers).unwrap_or(usize::MAX).max(1);
-        read::How { threads: threads.min(most), most, leave_cache: self.leave_cache }
+        execute::How { threads: threads.min(most), most, leave_cache: self.leave_cache }
     }
 
     fn check(&self, path: &Path) -> Result<(), Error> {
-        let (given, needs) = (self.memory.unwrap_or(u64::MAX), read::BUFFER as u64);
+        let (given, needs) = (self.memory.unwrap_or(u64::MAX), execute::BUFFER as u64);
         match given < needs {
             true => Err(Error::Budget { path: path.to_path_buf(), given, needs }),
             false => Ok(()),
@@ -108,14 +108,14 @@ impl Options {
     /// Opens a checkpoint.
     pub fn open(&self, path: &Path) -> Result<Opened, Error> {
         self.check(path)?;
-        self.hold(path, mounted::find(path, &self.checkpoint)?)
+        self.hold(path, resolve_mount::find(path, &self.checkpoint)?)
     }
 
     /// The same at a path that lies on a filesystem of this machine's own, and so on no mount of ours, as
-    /// [`meeting::may_keep_waiting`](crate::meeting::may_keep_waiting) tells.
+    /// [`mount_info::may_keep_waiting`](crate::mount_info::may_keep_waiting) tells.
     pub fn open_here(&self, path: &Path) -> Result<Opened, Error> {
         self.check(path)?;
-        self.hold(path, mounted::laid_out(view::open(path, &self.checkpoint)?, Route::Plain)?)
+        self.hold(path, resolve_mount::laid_out(view::open(path, &self.checkpoint)?, Route::Plain)?)
     }
 
     /// Opens a checkpoint whose bytes are in memory; they are copied.
@@ -123,7 +123,7 @@ impl Options {
         let path = Path::new("bytes in memory");
         self.check(path)?;
         let checkpoint = checkpoint::parse_bytes(bytes, path, &self.checkpoint)?;
-        self.hold(path, mounted::laid_out(checkpoint, Route::Plain)?)
+        self.hold(path, resolve_mount::laid_out(checkpoint, Route::Plain)?)
     }
 
     fn hold(&self, path: &Path, found: Found) -> Result<Opened, Error> {

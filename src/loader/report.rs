@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Route;
-use super::read::Tally;
+use super::execute::Tally;
 
 /// What a load did: how much, how fast, and how each byte was had.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]

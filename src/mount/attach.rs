@@ -18,10 +18,10 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::meeting::table::{self, Device, Entry, Spot};
+use crate::mount_info::mountinfo::{self, Device, Entry, Spot};
 use crate::threads::lock;
 
-use super::{Error, helper};
+use super::{Error, fusermount};
 
 const DEVICE: &str = "/dev/fuse";
 
@@ -55,11 +55,11 @@ pub fn attach(wanted: &Wanted<'_>) -> Result<(OwnedFd, Attached), Error> {
     let path = spot.path().to_path_buf();
     let fd = match directly(wanted, &spot)? {
         Some(fd) => fd,
-        None => helper::mount(&path, helper_options(wanted))?,
+        None => fusermount::mount(&path, helper_options(wanted))?,
     };
     drop(spot);
-    match table::topmost_at(&path)? {
-        Some(Entry { id, device, kind, .. }) if kind == table::TYPE => {
+    match mountinfo::topmost_at(&path)? {
+        Some(Entry { id, device, kind, .. }) if kind == mountinfo::TYPE => {
             let connection = fcntl_dupfd_cloexec(&fd, 3)
                 .map_err(|e| Error::io(Path::new(DEVICE), "keep it open", e))?;
             let connection = Mutex::new(Some(connection));
@@ -156,7 +156,7 @@ impl Attached {
             return Ok(None);
         }
         let is_this = |entry: &Entry| entry.id == self.id && entry.device == self.device;
-        Ok(table::all()?.into_iter().find(is_this))
+        Ok(mountinfo::all()?.into_iter().find(is_this))
     }
 
     /// Whether it is still in the tree, here or where it was moved to.
@@ -230,12 +230,12 @@ fn try_unmount(path: &Path) -> Result<(), Error> {
 /// Has the program do it that lets ordinary users unmount what is theirs.
 fn by_helper(path: &Path, lazy: bool) -> Result<(), Error> {
     let user = rustix::process::getuid();
-    let owner = table::topmost_at(path)?.and_then(|entry| entry.owner());
+    let owner = mountinfo::topmost_at(path)?.and_then(|entry| entry.owner());
     match owner {
         Some(owner) if owner != user.as_raw() && !user.is_root() => {
             Err(Error::NotYours { path: path.to_path_buf(), owner: called(owner) })
         }
-        _ => helper::unmount(path, lazy),
+        _ => fusermount::unmount(path, lazy),
     }
 }
 

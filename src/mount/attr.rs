@@ -5,7 +5,7 @@ use fuser::{Errno, FileAttr, FileType, INodeNo};
 use crate::source::{self, Attributes, Kind};
 use crate::{checkpoint, image, view};
 
-use super::nodes::LastSeen;
+use super::inodes::LastSeen;
 
 /// The owner that is shown instead of the source's.
 #[derive(Clone, Copy, Debug, Default)]

@@ -22,15 +22,15 @@ use crate::source::{Attributes, Kind};
 use crate::view::{Entry, Names, View};
 
 use super::Error;
-use super::answers::{Askers, guarded};
 use super::attr::{Owner, attr, errno, is_stale, last_attr, on_opening};
-use super::listings::{self, DirSink, Listings};
-use super::nodes::{LastSeen, Node, Nodes, ROOT, What};
-use super::opened::{Opened, OpenedFiles};
-use super::reads::{Answer, Range};
+use super::blocking_pool::{Askers, guarded};
+use super::handles::{Opened, OpenedFiles};
+use super::inodes::{LastSeen, Node, Nodes, ROOT, What};
+use super::read_reply::{Answer, Range};
+use super::readdir::{self, DirSink, Listings};
 use super::retries::{Found, Retries};
 use super::xattrs;
-use super::{Context, readonly};
+use super::{Context, denied_ops};
 
 /// How long the kernel may believe what it was told: a change must show within a second.
 pub const TTL: Duration = Duration::from_millis(500);
@@ -204,7 +204,7 @@ impl Inner {
         reply: &mut impl DirSink,
     ) -> Result<(), Errno> {
         let own = self.node(number)?;
-        listings::reply_names(self, (number.0, handle.0), &own, offset, reply)
+        readdir::reply_names(self, (number.0, handle.0), &own, offset, reply)
     }
 
     /// The names of a directory as they are now.
@@ -453,6 +453,6 @@ impl fuser::Filesystem for Filesystem {
         if size == 0 { reply.size(0) } else { reply.data(&[]) }
     }
 
-    readonly::refuses_writes!();
-    readonly::leaves_to_the_kernel!();
+    denied_ops::refuses_writes!();
+    denied_ops::leaves_to_the_kernel!();
 }

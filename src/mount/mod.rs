@@ -2,33 +2,33 @@
 //!
 //! In: [`Options`]. Out: a [`Mounted`] that answers the kernel from threads of its own until it is
 //! unmounted. Around it: [`attach`]ing to the tree, asking a mount whether it
-//! lives ([`probe`], [`reach`]), taking dead ones away ([`heal`]), and the numbers of a mount ([`stats`]).
+//! lives ([`liveness`], [`stuck_paths`]), taking dead ones away ([`stale_mounts`]), and the numbers of a mount ([`stats`]).
 
-pub mod again;
-mod answers;
 pub mod attach;
 mod attr;
+mod blocking_pool;
 mod counters;
 pub mod daemon;
+mod denied_ops;
 pub mod descriptors;
 pub(crate) mod error;
 mod filesystem;
-pub mod heal;
-pub mod helper;
-mod listings;
+pub mod fusermount;
+mod handles;
+mod inodes;
+pub mod liveness;
+mod mountpoint;
 mod node_path;
-mod nodes;
 mod open_images;
-mod opened;
-mod place;
-pub mod probe;
-pub mod reach;
-mod readonly;
-mod reads;
+mod read_reply;
+mod readdir;
+pub mod respawn;
 mod retries;
 mod session;
-mod standing;
+mod source_removed;
+pub mod stale_mounts;
 pub mod stats;
+pub mod stuck_paths;
 pub mod superblock;
 mod xattrs;
 
@@ -43,13 +43,13 @@ pub use stats::Stats;
 
 use crate::cache::{Cache, Limits};
 use crate::checkpoint;
-use crate::said::Said;
+use crate::log_throttle::Said;
 use crate::view::{self, Keep, View};
 use counters::Counters;
 use filesystem::Filesystem;
-use listings::Listings;
-use opened::OpenedFiles;
-use standing::Standing;
+use handles::OpenedFiles;
+use readdir::Listings;
+use source_removed::Standing;
 
 /// What to mount, where, and how.
 #[derive(Clone, Debug)]
@@ -180,7 +180,7 @@ fn budget(memory: u64) -> u64 {
 /// Mounts, and returns when the mount answers.
 pub fn mount(options: &Options) -> Result<Mounted, Error> {
     descriptors::require(&options.mountpoint)?;
-    let place = place::check(options)?;
+    let place = mountpoint::check(options)?;
     let memory = options.memory.unwrap_or_else(default_memory);
     let show = view::Options {
         checkpoint: options.checkpoint.clone(),
@@ -216,7 +216,8 @@ pub fn mount(options: &Options) -> Result<Mounted, Error> {
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.threads.unwrap_or(THREADS));
     // A mount that was made and then failed is dead.
-    let attached = attach::attach(&wanted).inspect_err(|_| drop(heal::heal(&place.mountpoint)))?;
+    let attached =
+        attach::attach(&wanted).inspect_err(|_| drop(stale_mounts::heal(&place.mountpoint)))?;
     root.is_shown_by(attached.1.device().number());
     let mut mounted =
         session::start(filesystem, attached, config, numbers, |kernel| opened.may_tell(kernel))?;
@@ -238,7 +239,7 @@ fn see_that_it_is_one(source: &Path, view: &View) -> Result<(), Error> {
 }
 
 fn numbers(
-    place: &place::Place,
+    place: &mountpoint::Place,
     standing: &Arc<Standing>,
     view: &Arc<View>,
     cache: &Arc<Cache>,

@@ -16,8 +16,8 @@ use lru::LruCache;
 
 use crate::threads::lock;
 
-use super::nodes::Node;
-use super::opened::{OpenedFiles, Ready};
+use super::handles::{OpenedFiles, Ready};
+use super::inodes::Node;
 
 /// Threads that may be between two tries at once. Further threads get the error.
 const MAX_THREADS: NonZeroUsize = NonZeroUsize::new(64).unwrap();

@@ -17,7 +17,7 @@ use crate::threads::lock;
 
 use super::Error;
 use super::attach::Attached;
-use super::probe::{self, Answer};
+use super::liveness::{self, Answer};
 use super::stats::Stats;
 
 /// Gives the numbers of a mount at any time, without waiting for anything.
@@ -107,7 +107,7 @@ pub(super) fn start<F: fuser::Filesystem + 'static>(
     };
     let thread = std::thread::Builder::new().name("ckptfs session".to_owned());
     thread.spawn(serve).map_err(failed("start a thread"))?;
-    match probe::ask(mounted.mountpoint(), FIRST_ANSWER) {
+    match liveness::ask(mounted.mountpoint(), FIRST_ANSWER) {
         // Its root's mode may keep even its owner out, and be right.
         Answer::Alive(_) | Answer::NotPermitted => Ok(mounted),
         Answer::Failed(e) => Err(Error::io(mounted.mountpoint(), "use the mount", e)),

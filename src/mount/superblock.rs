@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 
-use crate::meeting::table::{self, Entry};
+use crate::mount_info::mountinfo::{self, Entry};
 
 /// The filesystem that the kernel serves from one daemon, wherever it is mounted.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl Superblock {
                 return;
             }
             // A process that has ended in between sees nothing.
-            let table = table::seen_by(&proc).unwrap_or_default();
+            let table = mountinfo::seen_by(&proc).unwrap_or_default();
             let shows = table.into_iter().filter(|entry| {
                 (entry.device, &entry.kind, &entry.source)
                     == (self.mount.device, &self.mount.kind, &self.mount.source)

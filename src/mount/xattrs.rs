@@ -3,10 +3,10 @@
 
 use std::ffi::OsStr;
 
-use crate::meeting::{IDENTITY, LAYOUT, Options, SOURCE, Source, VERSION};
+use crate::mount_info::{IDENTITY, LAYOUT, Options, SOURCE, Source, VERSION};
 
 use super::Context;
-use super::nodes::{Node, ROOT, What};
+use super::inodes::{Node, ROOT, What};
 use super::stats::ATTRIBUTE as STATS;
 
 /// Whoever asks for it makes a build for tests panic: what becomes of that is tested with it.

@@ -12,11 +12,11 @@ use pyo3::prelude::*;
 use crate::cuda::{self, Gpudirect, Loader, Stream, Wanted};
 use crate::threads::lock;
 
-use super::fault::raised_of_device;
+use super::error::raised_of_device;
+use super::interruptible::{Stop, Wait, without_lock};
 use super::load::{One, Told, check_places, one, wait};
 use super::memory::Memory;
 use super::tensor::Tensor;
-use super::waiting::{Stop, Wait, without_lock};
 
 /// Pinned memory that stays for the next load.
 const KEPT: u64 = 64 << 20;

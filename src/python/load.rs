@@ -13,10 +13,10 @@ use pyo3::types::PyDict;
 use crate::checkpoint;
 use crate::loader::{self, Wanted};
 
-use super::fault::raised;
+use super::error::raised;
+use super::interruptible::{Stop, Wait, without_lock};
 use super::memory::Memory;
 use super::tensor::Tensor;
-use super::waiting::{Stop, Wait, without_lock};
 
 /// What is no larger is read from this machine in less time than a thread for it would cost.
 const SMALL: u64 = 1 << 20;

@@ -7,14 +7,14 @@
 //! While anything is read the interpreter's lock is free, and the main thread hears signals where that may
 //! take long.
 
+mod checkpoint;
 mod device;
 mod dlpack;
-mod fault;
+mod error;
+mod interruptible;
 mod load;
 mod memory;
-mod opened;
 mod tensor;
-mod waiting;
 
 use pyo3::prelude::*;
 
@@ -28,27 +28,27 @@ mod _ckptfs {
     use pyo3::prelude::*;
 
     #[pymodule_export]
+    use super::checkpoint::{Opened, open_each};
+    #[pymodule_export]
     use super::device::{
         is_integrated, lacks_device, load_on_device, load_to_devices, trim_pinned,
     };
     #[pymodule_export]
     use super::dlpack::dlpack;
     #[pymodule_export]
+    use super::interruptible::Stop;
+    #[pymodule_export]
     use super::load::{load, load_into};
     #[pymodule_export]
     use super::memory::Memory;
     #[pymodule_export]
-    use super::opened::{Opened, open_each};
-    #[pymodule_export]
     use super::tensor::{Tensor, spread};
-    #[pymodule_export]
-    use super::waiting::Stop;
 
     /// Runs the command line: `args` has the command's name first, and `program` with `before` is what
     /// starts this command again.
     #[pyfunction]
     fn command(py: Python<'_>, args: Vec<OsString>, program: PathBuf, before: Vec<OsString>) -> u8 {
-        crate::mount::again::is_run_by(program, before);
+        crate::mount::respawn::is_run_by(program, before);
         py.detach(|| crate::cli::run(args))
     }
 

@@ -9,9 +9,9 @@ use pyo3::prelude::*;
 use crate::checkpoint::{self, Steps};
 use crate::loader::{self, Route};
 
-use super::fault::raised;
+use super::error::raised;
+use super::interruptible::{Wait, without_lock};
 use super::memory::Memory;
-use super::waiting::{Wait, without_lock};
 
 /// What is known of a tensor without reading it.
 #[pyclass(frozen, module = "ckptfs._ckptfs")]

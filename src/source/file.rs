@@ -9,7 +9,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::Stat;
 use rustix::io::Errno;
 
-use super::place::Place;
+use super::location::Place;
 use super::{Error, ReadAt};
 
 /// What tells one state of a file from another. The change time is not part of it: a link, a

@@ -7,34 +7,34 @@
 //! A path that somebody else wrote (an index, a symbolic link) is opened beneath its [`Root`]
 //! by the kernel (`openat2`), so that it cannot lead out of the directory that the user named.
 
-mod attributes;
 mod beneath;
 mod cachestat;
 mod direct;
 mod error;
 mod file;
 mod filesystem;
-mod place;
+mod location;
+mod metadata;
+mod nonresident;
+mod read_file;
+mod read_strategy;
 mod residency;
 mod root;
 mod settled;
-mod uncached;
-mod ways;
-mod whole;
 
-pub use attributes::{Attributes, Kind};
 use direct::DirectRead;
 pub use direct::{DIRECT_ALIGNMENT, Direct};
 pub use error::Error;
 pub use file::{File, Identity, OpenFile, State};
-pub use place::Typed;
+pub use location::Typed;
+pub use metadata::{Attributes, Kind};
+pub use nonresident::{forget, whole_pages};
+pub use read_file::Whole;
+pub use read_strategy::{Way, Ways};
 pub use residency::BEYOND;
 use residency::Residency;
 pub use root::{Destination, Entry, Links, Root, is_directory, is_hub_repository};
 pub use settled::is_past_clock_step;
-pub use uncached::{forget, whole_pages};
-pub use ways::{Way, Ways};
-pub use whole::Whole;
 
 /// Random access to a fixed number of bytes: a file, or memory.
 pub trait ReadAt: Send + Sync {

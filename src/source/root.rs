@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags, makedev};
 use rustix::io::Errno;
 
-use super::place::Place;
+use super::location::Place;
 use super::{Attributes, Error, Kind, OpenFile, beneath};
 
 /// Whether a folder is called as a hub cache calls a repository's.

@@ -10,14 +10,14 @@ use crate::checkpoint::{Candidate, Members, by_name};
 use crate::source::{self, Attributes, Kind, Root};
 use crate::threads::{lock, together};
 
-use super::alone::Only;
-use super::hub::{self, Notes};
-use super::index;
-use super::made::{Outcome, Planned, Shown};
+use super::build::{Outcome, Planned, Shown};
+use super::hf_cache::{self, Notes};
 use super::rules;
+use super::single_target::Only;
+use super::virtual_index;
 use super::{
-    Answer, Entry, Error, Keep, Known, ListedEntry, Listing, Named, Names, TRIES, View, links,
-    lookalikes,
+    Answer, Entry, Error, Keep, Known, ListedEntry, Listing, Named, Names, TRIES, View,
+    near_misses, symlinks,
 };
 
 /// A directory as it was at one time. Its checkpoints are read when they are asked for.
@@ -133,9 +133,9 @@ impl Directory {
         // Originals that are shown have their own.
         let indexes = match view.options.show_originals {
             true => HashMap::new(),
-            false => index::that_stay(&planned, names.iter(), &originals),
+            false => virtual_index::that_stay(&planned, names.iter(), &originals),
         };
-        let notes = hub::notes(view.root.real(), way);
+        let notes = hf_cache::notes(view.root.real(), way);
         let way = way.to_path_buf();
         // What was told of a link is not told again.
         let told = known.map(|known| lock(&known.told).clone()).unwrap_or_default().into();
@@ -289,7 +289,7 @@ impl Directory {
                 return Ok(Some(Entry::Source(found)));
             }
             // A link that is gone by now is what came in its place.
-            if let Some(entry) = links::present(view, &self.way, name, found) {
+            if let Some(entry) = symlinks::present(view, &self.way, name, found) {
                 if matches!(entry, Entry::Link(_, None)) && lock(&self.told).insert(name.to_owned())
                 {
                     tracing::warn!(
@@ -454,7 +454,7 @@ fn unlike(files: &[&OsStr], candidates: &[Candidate], keep: &Keep) -> Vec<(OsStr
     let parts: HashSet<OsString> =
         candidates.iter().flat_map(Candidate::originals).map(OsString::from).collect();
     let others = files.iter().filter(|name| !parts.contains(**name));
-    others.filter_map(|name| Some(((*name).to_owned(), lookalikes::why(name, keep)?))).collect()
+    others.filter_map(|name| Some(((*name).to_owned(), near_misses::why(name, keep)?))).collect()
 }
 
 fn image(shown: Shown) -> Entry {

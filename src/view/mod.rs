@@ -7,20 +7,20 @@
 //!
 //! What is shown beside images, and why, is in `rules`. How an image is read is not known here.
 
-mod alone;
+mod build;
 mod directory;
 mod directory_cache;
 mod error;
+mod exclude;
 mod headers;
-mod hub;
-mod images;
-mod index;
-mod keep;
-mod links;
-mod lookalikes;
-mod made;
+mod hf_cache;
+mod layout_cache;
 mod names;
+mod near_misses;
 mod rules;
+mod single_target;
+mod symlinks;
+mod virtual_index;
 
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroUsize;
@@ -35,16 +35,16 @@ use crate::image::Image;
 use crate::source::{self, Attributes, Kind, Links, OpenFile, Root};
 use crate::threads::lock;
 
-use alone::Only;
-pub use alone::open;
+pub use build::{Refusal, Shown};
 use directory::Directory;
 use directory_cache::DirectoryCache;
 pub use error::Error;
+pub use exclude::{Keep, KeepError};
 pub use headers::Header;
-use images::Images;
-pub use keep::{Keep, KeepError};
-pub use made::{Refusal, Shown};
+use layout_cache::Images;
 pub use names::Names;
+use single_target::Only;
+pub use single_target::open;
 
 /// How a view is to be made.
 #[derive(Clone, Debug, Default)]
@@ -147,9 +147,9 @@ impl View {
             let (root, base) = Root::around(path, links)?;
             (root, base, None)
         } else {
-            let (parent, name) = alone::taken_apart(path)?;
+            let (parent, name) = single_target::taken_apart(path)?;
             let (root, base) = Root::around(parent, links)?;
-            match alone::alone(&root, &base, name, &options.keep)? {
+            match single_target::alone(&root, &base, name, &options.keep)? {
                 // Where the links of a path that was typed lead is the user's to say.
                 only @ Only::File(_) => {
                     let (root, base) = Root::around(parent, Links::Anywhere)?;

@@ -54,7 +54,7 @@ folder = sys.argv[1]
 
 
 def test_the_name_that_goes_with_another_is_known_everywhere():
-    # The unit tests of src/export/hidden.rs have the same names.
+    # The unit tests of src/export/temp_name.rs have the same names.
     assert _hidden.name_for("a", "model.safetensors") == "a/.ckptfs-f92548523eb0edb1.part"
     assert _hidden.name_for("", "größe.bin") == ".ckptfs-a7631d0a463cca65.part"
     assert len(os.path.basename(_hidden.name_for("a", "n" * 255))) == 29

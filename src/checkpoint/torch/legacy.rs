@@ -10,9 +10,9 @@ use crate::checkpoint::OriginId;
 use crate::source::{self, ReadAt};
 
 use super::gate;
-use super::meaning;
+use super::interpret;
 use super::pickle::{self, Arena, Id, MAX_PICKLE, Node};
-use super::place::Stored;
+use super::storage_bounds::Stored;
 
 /// The first read; most pickles of this form are shorter, and one that is not is read again, longer.
 const FIRST_READ: u64 = 1 << 20;
@@ -111,7 +111,7 @@ fn sizes(arena: &Arena) -> Result<HashMap<String, (u64, u64)>, Fault> {
     for key in arena.persistent_keys() {
         // What is no storage (a class, in its own form) or is not named right takes no room here;
         // a tensor that depends on it is refused by name.
-        let Ok(storage) = meaning::storage(arena, key) else {
+        let Ok(storage) = interpret::storage(arena, key) else {
             continue;
         };
         let size = (storage.count, storage.unit);

@@ -4,27 +4,27 @@
 //! dictionary with the places of their bytes, notes, and what is refused.
 //!
 //! The way through: an envelope ([`zip`] or [`legacy`]) gives the pickle and the storages;
-//! [`pickle`] turns the first into nodes; [`meaning`] says which nodes are tensors; [`choose`] picks
-//! the dictionary, as [`state_dict`] knows it, and [`naming`] names its entries; [`place`] turns a view
+//! [`pickle`] turns the first into nodes; [`interpret`] says which nodes are tensors; [`select_state_dict`] picks
+//! the dictionary, as [`state_dict`] knows it, and [`flatten_names`] names its entries; [`storage_bounds`] turns a view
 //! of a storage into a place in the file. [`gate`] bounds the memory of concurrent parses.
 
-mod census;
-mod choice_fault;
-mod choose;
-mod contents;
+mod flatten_names;
 mod gate;
+mod interpret;
 mod legacy;
-mod meaning;
-mod naming;
 mod pickle;
-mod place;
+mod reachability;
+mod reader;
+mod select_error;
+mod select_state_dict;
 mod state_dict;
+mod storage_bounds;
 mod zip;
 
-pub use choice_fault::Fault as ChoiceFault;
-pub use contents::{Contents, read_legacy, read_zip};
 pub use legacy::Fault as LegacyFault;
 pub use pickle::Fault as PickleFault;
+pub use reader::{Contents, read_legacy, read_zip};
+pub use select_error::Fault as ChoiceFault;
 pub use zip::Fault as ZipFault;
 
 /// The first bytes of a zip archive.

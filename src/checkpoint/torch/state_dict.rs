@@ -2,8 +2,8 @@
 //!
 //! Keys that trainers write and loaders look for decide first, then the entries beside.
 
-use super::census::Census;
 use super::pickle::{Arena, Id};
+use super::reachability::Census;
 
 /// Keys of a state dict whatever lies beside it, in order of preference.
 const KEYS: [&str; 5] = ["state_dict", "model", "module", "model_state_dict", "model_state"];

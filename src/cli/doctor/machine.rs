@@ -8,13 +8,13 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::mount::{default_memory, machine_memory};
 
-use super::super::words::bytes;
-use super::{Check, users};
+use super::super::terminal_text::bytes;
+use super::{Check, privileges};
 
 /// Everything, in the order in which a mount needs it.
 pub(super) fn look() -> Vec<Check> {
     let kernel = kernel();
-    let mut checks = users::look();
+    let mut checks = privileges::look();
     checks.extend([
         check_kernel(kernel),
         check_passthrough(kernel),

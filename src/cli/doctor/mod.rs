@@ -4,15 +4,15 @@
 //! what it means and what to do.
 
 mod machine;
+mod privileges;
 mod source;
-mod users;
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
 use super::args::Doctor;
-use super::words::one_line;
+use super::terminal_text::one_line;
 use super::{FAILED, Failure};
 
 /// One thing that was looked at.

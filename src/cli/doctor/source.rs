@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
-use crate::meeting::table::{Spot, shown};
+use crate::mount_info::mountinfo::{Spot, shown};
 
 use super::super::Failure;
 use super::Check;

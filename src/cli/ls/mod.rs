@@ -12,7 +12,7 @@ use crate::source::Kind;
 use crate::view::{self, Entry, View};
 
 use super::args::Ls;
-use super::words::{bytes, count, one_line};
+use super::terminal_text::{bytes, count, one_line};
 use super::{FAILED, Failure};
 use report::{Directory, Named};
 
@@ -75,7 +75,7 @@ fn list(view: &View, place: &Path) -> Result<(Directory, Vec<PathBuf>), view::Er
 fn unreachable(view: &View, place: &Path) -> Vec<(OsString, String)> {
     #[cfg(feature = "mount")]
     {
-        let wrong = crate::mount::reach::beneath(&view.root().real().join(view.way(place)));
+        let wrong = crate::mount::stuck_paths::beneath(&view.root().real().join(view.way(place)));
         let told = wrong.into_iter().map(|(name, e)| (name, report::in_words(&e, e.remedy())));
         told.collect()
     }

@@ -11,7 +11,7 @@ use std::process::Stdio;
 
 use serde::{Deserialize, Serialize};
 
-use crate::mount::again;
+use crate::mount::respawn;
 
 use super::super::{FAILED, Failure, note};
 
@@ -48,7 +48,7 @@ pub fn start(args: &[OsString]) -> Result<(), Failure> {
     // The same words, so that ps tells what it is.
     let (name, rest) =
         args.split_first().map_or((OsStr::new("ckptfs"), args), |(name, rest)| (name, rest));
-    let mut command = again::command(name);
+    let mut command = respawn::command(name);
     command.args(rest);
     // Its standard error stays ours until it is ready, for words that nobody planned.
     command.env(VARIABLE, name_of(&writer).map_err(failed)?);

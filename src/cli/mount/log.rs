@@ -14,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::SubscriberBuilder;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::meeting::table::Spot;
+use crate::mount_info::mountinfo::Spot;
 
 use super::super::args::Mount;
 use super::super::{FAILED, Failure, USAGE};

@@ -1,12 +1,12 @@
 //! `ckptfs mount`: from arguments to a mount that answers, in the foreground or as a daemon.
 
 mod background;
-mod control;
-mod heap;
-pub mod limits;
+mod fstab_options;
+mod lifecycle;
 mod log;
+mod malloc_tuning;
 pub mod metrics;
-mod words;
+pub mod option_bounds;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,13 +17,13 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 
-use crate::mount::{self, Mounted, Options, descriptors, probe};
+use crate::mount::{self, Mounted, Options, descriptors, liveness};
 use crate::view;
 
 use super::args::{Args, Command, Mount};
-use super::{DONE, FAILED, Failure, note, of_python};
+use super::{DONE, FAILED, Failure, note, python_commands};
 use background::Caller;
-use control::Control;
+use lifecycle::Control;
 
 /// How this process was started.
 pub struct Started {
@@ -36,19 +36,19 @@ pub struct Started {
 /// another has done so, and ends with that code.
 pub fn begin(given: Vec<OsString>) -> Result<(Args, Started), u8> {
     if let [_, first, path] = &given[..]
-        && first == probe::CHILD
+        && first == liveness::CHILD
     {
         let mut out = io::stdout();
         // Where the process is not a program of Rust's, nobody does it at the end.
-        let told = probe::answer_as_child(path.as_ref(), &mut out).and_then(|()| out.flush());
+        let told = liveness::answer_as_child(path.as_ref(), &mut out).and_then(|()| out.flush());
         return Err(if told.is_ok() { DONE } else { FAILED });
     }
     let caller = background::arrive();
-    probe::ask_by_process();
-    let mut command = of_python::listed(Args::command());
+    liveness::ask_by_process();
+    let mut command = python_commands::listed(Args::command());
     // Only then it knows `help`.
     command.build();
-    let from_mount8 = words::is_from_mount8(&given, &command);
+    let from_mount8 = fstab_options::is_from_mount8(&given, &command);
     let mut whole = given.clone();
     if from_mount8 {
         whole.insert(1, "mount".into());
@@ -65,7 +65,7 @@ impl Started {
 }
 
 fn parse(given: &[OsString], from_mount8: bool) -> Result<Args, clap::Error> {
-    let mut command = of_python::listed(Args::command());
+    let mut command = python_commands::listed(Args::command());
     let parsed = |command: &mut clap::Command, given: &[OsString]| {
         let matches = command.try_get_matches_from_mut(given)?;
         Args::from_arg_matches(&matches).map_err(|error| error.format(command))
@@ -77,9 +77,10 @@ fn parse(given: &[OsString], from_mount8: bool) -> Result<Args, clap::Error> {
     let Some(table) = command.find_subcommand("mount") else {
         return Ok(args);
     };
-    let found = words::long_options(&mount.options, table, from_mount8).map_err(|refused| {
-        table.clone().bin_name("ckptfs mount").error(ErrorKind::UnknownArgument, refused)
-    })?;
+    let found =
+        fstab_options::long_options(&mount.options, table, from_mount8).map_err(|refused| {
+            table.clone().bin_name("ckptfs mount").error(ErrorKind::UnknownArgument, refused)
+        })?;
     // In front, so that what was said as an option of its own has the last word.
     let (start, rest) = given.split_at(2.min(given.len()));
     parsed(&mut command, &[start, &found, rest].concat())

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use super::Missing;
 use super::library::Session;
+use crate::cuda::chunk_lease::{Busy, Passage};
 use crate::cuda::driver::Device;
 use crate::cuda::ring::Chunk;
-use crate::cuda::taken::{Busy, Passage};
 use crate::cuda::{Error, Memory, Stream};
 use crate::loader::BUFFER;
 

@@ -8,10 +8,10 @@
 use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock};
 
+use super::block_device::Lies;
 use super::chunk::Registered;
-use super::disk::Lies;
 use super::library::Session;
-use super::{Missing, abi, offer};
+use super::{Missing, abi, eligibility};
 use crate::cuda::driver::Handle;
 use crate::source::{DIRECT_ALIGNMENT, Direct, OpenFile};
 
@@ -29,7 +29,7 @@ pub struct Registration {
 impl Registration {
     /// Registers a file, if it is one that the storage can read by itself.
     pub fn of(file: &OpenFile, session: &Arc<Session>) -> Result<Registration, Missing> {
-        offer::is_offered(session.properties(), &Lies::of(file))?;
+        eligibility::is_offered(session.properties(), &Lies::of(file))?;
         let direct = file.direct().ok_or(Missing::Direct)?;
         let handle = session.register_file(direct.as_fd())?;
         let (session, failed) = (Arc::clone(session), OnceLock::new());

@@ -5,16 +5,16 @@
 //! instead, it is taken for not there: we do that faster.
 
 mod abi;
+mod block_device;
 mod chunk;
-mod disk;
+mod eligibility;
+#[cfg(test)]
+mod eligibility_tests;
 mod file;
 mod library;
-mod missing;
-mod offer;
-#[cfg(test)]
-mod offer_tests;
+mod unavailable;
 
 pub use chunk::Registered;
 pub use file::Registration;
 pub use library::Session;
-pub use missing::Missing;
+pub use unavailable::Missing;

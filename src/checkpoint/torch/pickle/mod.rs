@@ -8,11 +8,11 @@
 //! without bound in them) or resolve what they read.
 
 mod arena;
-mod fault;
-mod input;
-mod machine;
+mod cursor;
+mod error;
 mod memo;
+mod vm;
 
 pub use arena::{Arena, Id, Node};
-pub use fault::Fault;
-pub use machine::{MAX_PICKLE, allowance, read};
+pub use error::Fault;
+pub use vm::{MAX_PICKLE, allowance, read};

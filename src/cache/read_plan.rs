@@ -1,0 +1,228 @@
+//! Which bytes of which files and tensors a read wants.
+//!
+//! In: a range of an image. Out: the pieces of source files, or of tensors that have to be gathered, where each
+//! belongs in the answer, and how much is read with it where no block has it yet.
+
+use std::ops::Range;
+
+use crate::checkpoint::Bytes;
+use crate::image::{Segment, SegmentBytes};
+
+use super::block_table::{BlockId, MOST_BLOCKS, Of};
+use super::cached_file::Served;
+use super::extent_index::Piece;
+use super::pool::Size;
+use super::source_handle::OpenOrigin;
+
+/// From so many bytes of a file on exactly those are read that are wanted: the kernel reads on from there, and
+/// asks for no byte twice. Of less, what lies around it is read too: small tensors share a block.
+const EXACT: u64 = 256 << 10;
+
+/// Blocks that are fetched of one range ahead of time. Of one that has more the rest is read when it is asked for: it is
+/// tiny tensors that each have to be gathered.
+const MOST_FETCHED: usize = 128;
+
+/// What a read is made of.
+#[derive(Default)]
+pub(super) struct Wanted {
+    pub pieces: Vec<Piece>,
+    /// Parts that are in memory: where in the answer, and which part of the image.
+    pub at_hand: Vec<(usize, Range<u64>)>,
+}
+
+/// Requests that follow one another.
+#[derive(Clone, Copy)]
+struct Requests {
+    /// Of each: no more than a block has.
+    length: u64,
+    /// How far before a range one of them begins.
+    over: u64,
+}
+
+impl Requests {
+    /// The range is the request.
+    const ONE: Requests = Requests { length: 1, over: 0 };
+
+    /// Those before and after one, of a range that begins there.
+    fn like(asked: &Range<u64>, start: u64) -> Requests {
+        let length = (asked.end - asked.start).clamp(1, Size::Small.bytes() as u64);
+        let over = if start < asked.start {
+            length - 1 - (asked.start - start - 1) % length
+        } else {
+            (start - asked.start) % length
+        };
+        Requests { length, over }
+    }
+
+    /// These bytes in blocks of at most this size, of whole requests but for the first and the last.
+    fn blocks(self, bytes: Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> {
+        cut(bytes, size - size % self.length, self.over)
+    }
+}
+
+impl Served {
+    /// What a read wants; `None` if that lies in more blocks than one read is made of.
+    pub(super) fn wanted(&self, range: &Range<u64>) -> Option<Wanted> {
+        let (mut wanted, mut blocks) = (Wanted::default(), Vec::new());
+        for segment in self.image().segments(range.clone()) {
+            let at = (segment.range.start - range.start) as usize;
+            let Some((of, bytes)) = self.place(&segment) else {
+                wanted.at_hand.push((at, segment.range));
+                continue;
+            };
+            for piece in self.pieces(of, bytes, Requests::ONE, at) {
+                let block = (of, piece.within.start);
+                if !blocks.contains(&block) {
+                    if blocks.len() == MOST_BLOCKS {
+                        return None;
+                    }
+                    blocks.push(block);
+                }
+                wanted.pieces.push(piece);
+            }
+        }
+        Some(wanted)
+    }
+
+    /// What to fetch of a range ahead of time: its pieces, those that lie in one block as one. Who asked for a range and
+    /// reads on asks for as much each time: each request is to lie in one block, to be answered from it as it is.
+    pub(super) fn to_fetch(&self, range: Range<u64>, asked: &Range<u64>) -> Vec<Piece> {
+        let mut fetch: Vec<Piece> = Vec::new();
+        for segment in self.image().segments(range) {
+            let Some((of, bytes)) = self.place(&segment) else { continue };
+            let requests = Requests::like(asked, segment.range.start);
+            for piece in self.pieces(of, bytes, requests, 0) {
+                if let Some(last) = fetch.last_mut()
+                    && (last.of, &last.within) == (of, &piece.within)
+                {
+                    let (start, end) = (piece.bytes.start, piece.bytes.end);
+                    last.bytes = last.bytes.start.min(start)..last.bytes.end.max(end);
+                } else if fetch.len() < MOST_FETCHED {
+                    fetch.push(piece);
+                } else {
+                    return fetch;
+                }
+            }
+        }
+        fetch
+    }
+
+    /// Cut so that each lies in one block. Blocks that have exactly what is asked for have as many whole requests as fit;
+    /// others begin at multiples of their size.
+    fn pieces(
+        &self,
+        of: Of,
+        bytes: Range<u64>,
+        requests: Requests,
+        at: usize,
+    ) -> impl Iterator<Item = Piece> {
+        let is_exact = matches!(of, Of::File(_)) && bytes.end - bytes.start >= EXACT;
+        let size = self.size_of(of).bytes() as u64;
+        let (requests, all) = if is_exact {
+            (requests, bytes.clone())
+        } else {
+            (Requests { length: 1, over: bytes.start }, 0..self.len_of(of))
+        };
+        requests.blocks(bytes.clone(), size).map(move |within| {
+            let within = within.start.max(all.start)..within.end.min(all.end);
+            let part = bytes.start.max(within.start)..bytes.end.min(within.end);
+            Piece { of, at: at + (part.start - bytes.start) as usize, bytes: part, within }
+        })
+    }
+
+    /// What a segment's bytes are of, and which of it; `None` if they are in memory.
+    fn place(&self, segment: &Segment) -> Option<(Of, Range<u64>)> {
+        let (of, offset) = match segment.bytes {
+            SegmentBytes::Header(_) => return None,
+            SegmentBytes::Run { origin, offset } => {
+                self.reader.file(origin)?;
+                (Of::File(origin.0), offset)
+            }
+            SegmentBytes::Tensor { place, offset } => (Of::Tensor(place as u32), offset),
+        };
+        Some((of, offset..offset + (segment.range.end - segment.range.start)))
+    }
+
+    /// How large blocks of it are at the most.
+    pub(super) fn size_of(&self, of: Of) -> Size {
+        fn strided(bytes: &Bytes) -> bool {
+            match bytes {
+                Bytes::Run(_) => false,
+                Bytes::Grid(_) => true,
+                Bytes::Swapped { of, .. } => strided(of),
+            }
+        }
+        match of {
+            Of::Tensor(place) if strided(&self.image().tensors()[place as usize].bytes) => {
+                self.large
+            }
+            _ => Size::Small,
+        }
+    }
+
+    fn len_of(&self, of: Of) -> u64 {
+        match of {
+            Of::File(origin) => self.image().origins()[origin as usize].size(),
+            Of::Tensor(place) => self.image().tensors()[place as usize].bytes.len(),
+        }
+    }
+
+    /// The origin that a block's bytes come from.
+    pub(super) fn origin_of(&self, id: BlockId) -> &OpenOrigin {
+        let origin = match id.of {
+            Of::File(origin) => origin,
+            Of::Tensor(place) => self.image().tensors()[place as usize].bytes.reach().0.0,
+        };
+        &self.origins[origin as usize]
+    }
+}
+
+/// The ranges of one size that these bytes lie in, if one begins so many bytes before them.
+fn cut(bytes: Range<u64>, size: u64, before: u64) -> impl Iterator<Item = Range<u64>> {
+    let first = bytes.start + size - before % size;
+    let ends = (first..bytes.end.saturating_add(size)).step_by(size as usize);
+    ends.map(move |end| end.saturating_sub(size)..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Requests, Size, cut};
+
+    fn all(start: u64, end: u64, before: u64) -> Vec<(u64, u64)> {
+        cut(start..end, 10, before).map(|range| (range.start, range.end)).collect()
+    }
+
+    #[test]
+    fn requests_that_follow_one_another_lie_in_one_block_each_whatever_their_length() {
+        let size = Size::Small.bytes() as u64;
+        for length in [1, 512, 4096, 100_000, 384 << 10, 700_001, size, 3 * size] {
+            for start in [4 * size, 5 * size + 77, 9 * size - 1] {
+                let asked = 5 * size + 77..5 * size + 77 + length;
+                let end = start + 10 * size;
+                let blocks: Vec<_> =
+                    Requests::like(&asked, start).blocks(start..end, size).collect();
+                assert!(blocks.iter().all(|block| block.end - block.start <= size));
+                assert!(blocks[0].start <= start && blocks[blocks.len() - 1].end >= end);
+                assert!(blocks.windows(2).all(|pair| pair[0].end == pair[1].start));
+                let length = length.min(size);
+                let over = |block: u64| (block + 100 * size * length - asked.start) % length;
+                assert!(
+                    blocks.iter().skip(1).all(|block| over(block.start) == 0),
+                    "{length} {start}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_begin_where_whole_ones_would_before_them() {
+        assert_eq!(all(40, 60, 0), [(40, 50), (50, 60)]);
+        assert_eq!(all(43, 61, 20), [(43, 53), (53, 63)]);
+        assert_eq!(all(43, 61, 43), [(40, 50), (50, 60), (60, 70)]);
+        assert_eq!(all(43, 60, 43), [(40, 50), (50, 60)]);
+        assert_eq!(all(43, 44, 47), [(36, 46)]);
+        // Before the beginning of a file there is nothing.
+        assert_eq!(all(3, 12, 4), [(0, 9), (9, 19)]);
+        assert_eq!(all(7, 7, 0), []);
+    }
+}

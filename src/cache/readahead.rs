@@ -1,0 +1,495 @@
+//! What to read before it is asked for.
+//!
+//! In: the range of each read of one image, whoever asked, the tensor that it begins in, and what readers were given
+//! so far.
+//! Out: the range to fetch ahead, if any, and whether a reader comes to a tensor.
+//! A pure state machine: it reads nothing, knows no clock and cannot fail.
+//!
+//! Reads that follow one another closely are a stream. Real loaders have several at once, from
+//! several threads, and before them they touch the first page of every tensor, which is hundreds
+//! of jumps. So a jump fetches nothing ahead, and a stream earns its window: each time half of what
+//! was fetched for it is used up, the window doubles.
+//!
+//! Loaders take tensors in the order of their names, or of their own, which is seldom that of the
+//! file. So a stream that began in a tensor fetches not much more than that tensor, until it is seen
+//! to go on behind it.
+//!
+//! What was given is not read again: a stream goes on where it meets something that was not.
+//!
+//! What the kernel reads around a page that is touched looks like the first steps of a stream. Where readers only
+//! touch and go elsewhere, what lies further is not fetched until one of them goes on to it.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use super::delivered_ranges::Given;
+
+/// Streams recognised at once. A loader uses no more threads than this to read one file.
+const STREAMS: usize = 8;
+
+/// The first window of a stream.
+const FIRST_WINDOW: u64 = 1 << 20;
+
+/// How far a read may lie from where its stream is and still belong to it. The kernel reads around
+/// a page fault, in requests that overtake one another.
+const NEAR: u64 = 1 << 20;
+
+/// How far a read may lie beyond the furthest one of its stream: whoever leaves out more has jumped, also if
+/// it is to where the stream has been fetched ahead.
+const AHEAD: u64 = 4 << 20;
+
+/// Both as a multiple of what is read, at the most: the kernel asks in small requests for what it reads close by, and
+/// who reads a little here and there wants nothing of what lies between.
+const STRIDE: u64 = 16;
+
+/// What the kernel reads around a page that is touched, at the most: a stream that got no further touched it and
+/// no more.
+const TOUCH: u64 = 8 << 20;
+
+/// How many of the latest streams tell whether readers only touch, and how many of those must have. Those before
+/// the first are taken to have: to fetch for nothing costs more than to wait once.
+const LATEST: u32 = 8;
+const MOST_TOUCHED: u32 = 3;
+
+/// How far behind the end of its tensor a stream fetches, and the kernel reads by itself: around a
+/// page fault it asks for as much as it may read ahead.
+const BEHIND: u64 = 4 << 20;
+
+/// Reads after which a stream that made none of them is taken to be over, and its share of the
+/// memory goes to the others.
+const FORGOTTEN: u64 = 512;
+
+/// How much further before a page that is touched the kernel may begin to read than it reads behind it.
+const SLACK: u64 = 64 << 10;
+
+/// The window of a stream that goes on before it grows for the first time.
+const GOING_ON: u64 = 4 << 20;
+
+/// What a read turned out to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Nothing that was read before leads to it.
+    pub is_jump: bool,
+    /// The range to fetch ahead, if any.
+    pub ahead: Option<Range<u64>>,
+    /// It is the first of a reader in its tensor, who does not only touch it.
+    pub comes: bool,
+    /// It may be what the kernel reads around the first page of a tensor that is touched: where that page is not in it,
+    /// nobody waits for it yet.
+    pub is_around: bool,
+}
+
+#[derive(Debug)]
+pub struct Planner {
+    streams: Vec<Stream>,
+    reads: u64,
+    /// A bit for each of the latest streams that are over: whether it only touched.
+    touched: u32,
+}
+
+#[derive(Debug)]
+struct Stream {
+    /// Where it began.
+    start: u64,
+    /// The end of its furthest read.
+    at: u64,
+    /// The end of what was fetched for it.
+    fetched: u64,
+    window: u64,
+    /// Where what it fetches ends as long as it is not known to go further.
+    bound: u64,
+    /// Where it ends then.
+    beyond: u64,
+    /// The number of its latest read.
+    latest: u64,
+    /// It began in the middle of a tensor whose beginning was given.
+    goes_on: bool,
+    /// It began so near before a tensor that it may be what the kernel reads around that tensor's first page.
+    is_near_tensor: bool,
+    /// Where the furthest tensor begins that it came to.
+    came: Option<u64>,
+}
+
+/// Where to stop.
+#[derive(Clone, Debug)]
+pub struct Ends {
+    /// The tensor that the read begins in, if it begins in one.
+    pub tensor: Option<Range<u64>>,
+    /// The end of the image.
+    pub image: u64,
+}
+
+impl Default for Planner {
+    fn default() -> Self {
+        Planner { streams: Vec::new(), reads: 0, touched: (1 << LATEST) - 1 }
+    }
+}
+
+impl Planner {
+    /// Takes note of a read, with what was given before it. `most` are the bytes that may be fetched ahead for all streams
+    /// together, and `widest` those for one.
+    pub fn read(
+        &mut self,
+        range: &Range<u64>,
+        ends: Ends,
+        given: &Given,
+        widest: u64,
+        most: u64,
+    ) -> Seen {
+        self.reads += 1;
+        let now = self.reads;
+        let (n, is_jump) = match self.stream_of(range, given) {
+            Some(n) => (n, false),
+            None => (self.begin(range, &ends, given), true),
+        };
+        let only_touch = self.only_touch();
+        let alive = |stream: &&Stream| stream.window > 0 && stream.latest + FORGOTTEN > now;
+        let share = most / (self.streams.iter().filter(alive).count().max(1) as u64);
+        let stream = &mut self.streams[n];
+        stream.latest = now;
+        let comes = stream.comes(&ends, only_touch);
+        let ahead = match is_jump {
+            true => None,
+            false => stream.step(range, given, widest.min(share), ends.image),
+        };
+        let is_around = stream.is_near_tensor && !stream.has_gone_on();
+        Seen { is_jump, ahead, comes, is_around }
+    }
+
+    /// Whether readers only touch, as far as is known.
+    fn only_touch(&self) -> bool {
+        self.touched.count_ones() >= MOST_TOUCHED
+    }
+
+    /// The stream that a read belongs to: of those near it the one that is nearest, and of several the one that
+    /// was read last.
+    fn stream_of(&self, range: &Range<u64>, given: &Given) -> Option<usize> {
+        let stride = (range.end - range.start).saturating_mul(STRIDE);
+        let near = |(n, stream): (usize, &Stream)| {
+            let next = given.next(stream.at).max(stream.at);
+            let is_near = range.end + NEAR.min(stride) >= stream.at
+                && range.start <= next + AHEAD.min(stride);
+            let apart = stream.at.abs_diff(range.start).min(next.abs_diff(range.start));
+            is_near.then_some((apart, Reverse(stream.latest), n))
+        };
+        self.streams.iter().enumerate().filter_map(near).min().map(|(.., n)| n)
+    }
+
+    /// A stream that begins with this read, in the place of the oldest if there are enough.
+    fn begin(&mut self, range: &Range<u64>, ends: &Ends, given: &Given) -> usize {
+        let (start, at, latest) = (range.start, range.end, self.reads);
+        // What is read before the first tensor is read from the start: all of it is wanted.
+        let tensor = ends.tensor.as_ref().map_or(u64::MAX, |t| t.end.saturating_add(BEHIND));
+        let goes_on = ends.tensor.as_ref().is_some_and(|tensor| {
+            given.next(tensor.start) > tensor.start && start + BEHIND + SLACK < tensor.end
+        });
+        let may_touch = ends.tensor.is_some() && self.only_touch() && !goes_on;
+        let (bound, beyond) =
+            if may_touch { ((start + TOUCH).min(tensor), tensor) } else { (tensor, u64::MAX) };
+        let window = if goes_on { GOING_ON } else { 0 };
+        let begins_near = |tensor: &Range<u64>| tensor.start == start || tensor.end < start + TOUCH;
+        let is_near_tensor = may_touch && ends.tensor.as_ref().is_some_and(begins_near);
+        let came = None;
+        let stream = Stream {
+            start,
+            at,
+            fetched: at,
+            window,
+            bound,
+            beyond,
+            latest,
+            goes_on,
+            is_near_tensor,
+            came,
+        };
+        if self.streams.len() < STREAMS {
+            self.streams.push(stream);
+            return self.streams.len() - 1;
+        }
+        let oldest = (0..STREAMS).min_by_key(|&n| self.streams[n].latest).unwrap_or_default();
+        let has_touched = u32::from(!self.streams[oldest].has_gone_on());
+        self.touched = (self.touched << 1 | has_touched) & ((1 << LATEST) - 1);
+        self.streams[oldest] = stream;
+        oldest
+    }
+}
+
+impl Stream {
+    /// Goes on to a read; what to fetch then, with no more than this much ahead.
+    fn step(
+        &mut self,
+        range: &Range<u64>,
+        given: &Given,
+        widest: u64,
+        image: u64,
+    ) -> Option<Range<u64>> {
+        if range.end <= self.at {
+            return None;
+        }
+        self.at = range.end;
+        while self.at > self.bound {
+            self.bound = std::mem::replace(&mut self.beyond, u64::MAX);
+        }
+        if self.fetched > given.forward(self.at, self.window / 2) {
+            return None;
+        }
+        self.window = (self.window * 2).max(FIRST_WINDOW).min(widest);
+        let end = given.forward(self.at, self.window).min(self.bound).min(image);
+        let fetch = self.fetched.max(self.at)..end;
+        self.fetched = self.fetched.max(fetch.end);
+        (!fetch.is_empty()).then_some(fetch)
+    }
+
+    /// Whether it did more than to touch something.
+    fn has_gone_on(&self) -> bool {
+        self.goes_on || self.at > self.start + TOUCH
+    }
+
+    /// Whether it comes to a tensor with this read.
+    fn comes(&mut self, ends: &Ends, only_touch: bool) -> bool {
+        let Some(tensor) = &ends.tensor else { return false };
+        let may_come = !only_touch || self.has_gone_on();
+        let comes = may_come && self.came.is_none_or(|came| came < tensor.start);
+        if comes {
+            self.came = Some(tensor.start);
+        }
+        comes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const STEP: u64 = 128 << 10;
+    const WIDEST: u64 = 32 * MIB;
+    const MOST: u64 = 1 << 30;
+
+    fn fetched(seen: Seen) -> Option<Range<u64>> {
+        seen.ahead
+    }
+
+    fn ends(image: u64) -> Ends {
+        Ends { tensor: None, image }
+    }
+
+    fn nothing() -> Given {
+        Given::default()
+    }
+
+    fn step(planner: &mut Planner, at: u64, end: u64) -> Option<Range<u64>> {
+        fetched(planner.read(&(at..at + STEP), ends(end), &nothing(), WIDEST, MOST))
+    }
+
+    #[test]
+    fn a_sequential_reader_is_never_caught_up_with_after_its_first_steps() {
+        let (mut planner, end) = (Planner::default(), 512 * MIB);
+        let (mut fetched, mut widest) = (STEP, 0);
+        for at in (0..end).step_by(STEP as usize) {
+            assert!(at <= 2 * STEP || at + STEP <= fetched, "{at} was not fetched");
+            if let Some(range) = step(&mut planner, at, end) {
+                assert!(range.start == fetched.max(at + STEP) && range.end <= end);
+                widest = widest.max(range.end - at - STEP);
+                fetched = range.end;
+            }
+        }
+        assert_eq!((fetched, widest), (end, WIDEST));
+    }
+
+    #[test]
+    fn what_is_read_again_fetches_nothing() {
+        let mut planner = Planner::default();
+        assert_eq!(step(&mut planner, 5 * MIB, MOST), None);
+        assert!(step(&mut planner, 5 * MIB + STEP, MOST).is_some());
+        for n in (0..100).rev() {
+            assert_eq!(step(&mut planner, 5 * MIB + n % 2 * STEP, MOST), None);
+        }
+    }
+
+    #[test]
+    fn jumps_fetch_nothing() {
+        let mut planner = Planner::default();
+        for n in 0..1000 {
+            let at = n * 11 * MIB;
+            let seen = planner.read(&(at..at + STEP), ends(MOST * 64), &nothing(), WIDEST, MOST);
+            assert_eq!(seen, Seen { is_jump: true, ..Seen::default() });
+        }
+    }
+
+    #[test]
+    fn who_reads_a_little_here_and_there_is_no_stream() {
+        const PAGE: u64 = 4096;
+        for apart in [128 << 10, MIB, 4 * MIB] {
+            let mut planner = Planner::default();
+            for at in (0..1000).map(|n| n * apart) {
+                let seen =
+                    planner.read(&(at..at + PAGE), ends(MOST * 64), &nothing(), WIDEST, MOST);
+                assert_eq!(seen, Seen { is_jump: true, ..Seen::default() });
+            }
+        }
+        // But page by page it is one, and so is a little of it left out.
+        for apart in [PAGE, 8 * PAGE] {
+            let mut planner = Planner::default();
+            let read =
+                |at| fetched(planner.read(&(at..at + PAGE), ends(MOST), &nothing(), WIDEST, MOST));
+            assert!((0..1000).map(|n| n * apart).filter_map(read).last().is_some());
+        }
+    }
+
+    #[test]
+    fn streams_that_take_turns_are_told_apart_and_share_the_memory() {
+        let mut planner = Planner::default();
+        let mut fetched = [0; STREAMS];
+        for n in 0..2000 {
+            for (stream, fetched) in fetched.iter_mut().enumerate() {
+                let start = stream as u64 * 1000 * MIB;
+                let at = start + n * STEP;
+                let read = at..at + STEP;
+                if let Some(range) = self::fetched(planner.read(
+                    &read,
+                    ends(MOST * 64),
+                    &nothing(),
+                    WIDEST,
+                    64 * MIB,
+                )) {
+                    assert!(range.end - range.start <= WIDEST);
+                    assert!(n < 200 || range.end - at <= 9 * MIB, "an eighth of it each");
+                    *fetched = range.end - start;
+                }
+                assert!(n < 3 || (n + 1) * STEP <= *fetched);
+            }
+        }
+    }
+
+    #[test]
+    fn requests_that_overtake_one_another_are_one_stream() {
+        let mut planner = Planner::default();
+        let mut fetched = 0;
+        for n in 0..800 {
+            let at = (n ^ 3) * STEP;
+            assert!(n < 8 || at + STEP <= fetched);
+            fetched = step(&mut planner, at, MOST).map_or(fetched, |range| range.end);
+        }
+    }
+
+    /// Reads tensors of 20 MiB each from end to end, in this order; how much was fetched.
+    fn tensors(order: impl Iterator<Item = u64>) -> u64 {
+        let (mut planner, mut bytes) = (Planner::default(), 0);
+        for tensor in order {
+            let (start, end) = (MIB + tensor * 20 * MIB, MIB + (tensor + 1) * 20 * MIB);
+            for at in (start..end).step_by(STEP as usize) {
+                let ends = Ends { tensor: Some(start..end), image: MOST };
+                let fetch = fetched(planner.read(&(at..at + STEP), ends, &nothing(), WIDEST, MOST));
+                assert!(at < start + 3 * STEP || fetch.as_ref().is_none_or(|f| f.end > at + STEP));
+                bytes += fetch.map_or(0, |range| range.end - range.start);
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn tensors_out_of_order_fetch_little_behind_them_and_those_in_order_all() {
+        let scattered = (0..20).map(|n| n * 7 % 20);
+        assert!(tensors(scattered) < 20 * (20 * MIB + BEHIND));
+        assert!(tensors(0..20) > 20 * 20 * MIB);
+    }
+
+    /// Touches pages so far apart, as the kernel does: it reads 8 MiB around each. How much was fetched besides.
+    fn touches(planner: &mut Planner, count: u64, apart: u64) -> u64 {
+        let mut bytes = 0;
+        for touched in 0..count {
+            let around = touched * apart..touched * apart + TOUCH;
+            for at in around.clone().step_by(MIB as usize) {
+                let ends =
+                    Ends { tensor: Some(touched * apart..(touched + 1) * apart), image: MOST };
+                let fetch = fetched(planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST));
+                bytes +=
+                    fetch.map_or(0, |fetch| fetch.end.saturating_sub(around.end.max(fetch.start)));
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn where_pages_are_only_touched_little_is_fetched_behind_them() {
+        let (mut planner, apart) = (Planner::default(), 20 * MIB);
+        assert!(touches(&mut planner, 16, apart) < 16 * (apart - TOUCH + BEHIND));
+        assert_eq!(touches(&mut planner, 100, apart), 0);
+        // Whoever then goes on is fetched for again.
+        let mut last = None;
+        for at in (0..apart).step_by(MIB as usize) {
+            let ends = Ends { tensor: Some(0..apart), image: MOST };
+            last = fetched(planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST)).or(last);
+        }
+        assert!(last.as_ref().is_some_and(|fetch| fetch.end >= apart), "{last:?}");
+    }
+
+    #[test]
+    fn what_is_read_around_a_page_is_told_from_what_its_reader_goes_on_to() {
+        let (mut planner, apart) = (Planner::default(), 20 * MIB);
+        let mut is_around = |at: u64| {
+            let tensor = at / apart * apart;
+            let ends = Ends { tensor: Some(tensor..tensor + apart), image: MOST };
+            planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST).is_around
+        };
+        for tensor in 0..10 {
+            assert!((0..TOUCH).step_by(MIB as usize).all(|at| is_around(tensor * apart + at)));
+        }
+        assert!((9 * apart + TOUCH..10 * apart).step_by(MIB as usize).all(|at| !is_around(at)));
+        // Who reads in the middle of a tensor may wait for any of it.
+        assert!(!is_around(10 * apart + 5 * MIB) && is_around(11 * apart + 15 * MIB));
+        // Who reads from the image's start reads all of it.
+        let mut planner = Planner::default();
+        let mut seen = |at, ends| planner.read(&(at..at + MIB), ends, &nothing(), WIDEST, MOST);
+        assert!(!seen(0, ends(MOST)).is_around);
+        let tensor = || Ends { tensor: Some(MIB..64 * MIB), image: MOST };
+        assert!((MIB..10 * MIB).step_by(MIB as usize).all(|at| !seen(at, tensor()).is_around));
+    }
+
+    #[test]
+    fn who_goes_through_tensors_that_were_touched_before_is_fetched_for_from_one_to_the_next() {
+        let (mut planner, mut given) = (Planner::default(), Given::default());
+        let apart = 20 * MIB;
+        touches(&mut planner, 40, apart);
+        (0..40).for_each(|n| given.note(&(n * apart..n * apart + TOUCH)));
+        let mut fetched = Given::default();
+        for at in (0..40 * apart).step_by(MIB as usize) {
+            let read = at..at + MIB;
+            if given.left(&read).is_empty() {
+                continue;
+            }
+            let tensor = at / apart * apart;
+            let ends = Ends { tensor: Some(tensor..tensor + apart), image: MOST };
+            assert!(at < 2 * apart || fetched.left(&read).is_empty(), "{at} was not fetched");
+            let fetch = self::fetched(planner.read(&read, ends, &given, WIDEST, MOST));
+            given.note(&read);
+            fetch.iter().for_each(|fetch| fetched.note(fetch));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_read_what_is_fetched_is_ahead_and_within_bounds(
+            reads in prop::collection::vec((0u64..400, 0u64..4 * MIB, 0u64..500), 1..300),
+            widest in 0..WIDEST, most in 0..4 * WIDEST,
+        ) {
+            let (mut planner, end) = (Planner::default(), 400 * MIB);
+            let mut given = Given::default();
+            for (at, len, tensor) in reads {
+                let range = at * MIB..(at * MIB + len).min(end);
+                let tensor = (tensor < 400).then_some(0..range.start.max(tensor * MIB) + 1);
+                let ends = Ends { tensor, image: end };
+                if let Some(fetch) = fetched(planner.read(&range, ends, &given, widest, most)) {
+                    prop_assert!(fetch.start >= range.end && fetch.end <= end && !fetch.is_empty());
+                    let left = given.left(&fetch).into_iter().map(|left| left.end - left.start);
+                    prop_assert!(left.sum::<u64>() <= widest.min(most));
+                }
+                given.note(&range);
+                prop_assert!(planner.streams.len() <= STREAMS);
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What is known of one source of an open image: whether it may keep us waiting, who reads it, and
+//! how.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::checkpoint::OriginId;
+use crate::image::Reader;
+use crate::source::{DIRECT_ALIGNMENT, Error, OpenFile, Ways};
+
+use super::Cache;
+use super::counters::Counting;
+use super::io_executor::Lane;
+use super::page_cache_guard::{Brought, Reading};
+
+pub struct OpenOrigin {
+    id: OriginId,
+    /// Whether asking its filesystem never waits for anybody else. Memory is local.
+    pub local: bool,
+    /// The threads that may wait for it.
+    pub lane: Arc<Lane>,
+    /// The file, if it is one.
+    pub path: Option<PathBuf>,
+    ways: Option<Ways>,
+    brought: Brought,
+}
+
+impl OpenOrigin {
+    pub fn new(cache: &Cache, reader: &Reader, number: u32) -> OpenOrigin {
+        let id = OriginId(number);
+        let file = reader.file(id);
+        let ways = file.map(Ways::of);
+        let local = ways.as_ref().is_none_or(Ways::is_local);
+        let lane = cache.lane(file.map(|file| file.file().identity().dev), local);
+        let path = file.map(|file| file.file().path());
+        OpenOrigin { id, local, lane, path, ways, brought: Brought::default() }
+    }
+
+    fn file<'a>(&'a self, reader: &'a Reader) -> Option<(&'a Ways, &'a OpenFile)> {
+        self.ways.as_ref().zip(reader.file(self.id))
+    }
+
+    /// Reads a range into aligned memory, past the page cache if the filesystem can, and else as `read_passing` does;
+    /// where in it the range lies then, behind what had to be read before it.
+    pub fn read(
+        &self,
+        reader: &Reader,
+        out: &mut [u8],
+        range: &Range<u64>,
+        counting: &Counting,
+    ) -> Result<Range<usize>, Error> {
+        let before = range.start as usize % DIRECT_ALIGNMENT;
+        let len = before + (range.end - range.start) as usize;
+        let start = range.start - before as u64;
+        let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT)];
+        let file = self.file(reader);
+        let count = if file.map_or(Ok(false), |(ways, file)| ways.read_direct(file, out, start))? {
+            &counting.direct_bytes
+        } else {
+            self.read_passing(reader, &mut out[..len], start)?;
+            &counting.buffered_bytes
+        };
+        count.add(len as u64);
+        Ok(before..len)
+    }
+
+    /// Fills `out` through the page cache, which keeps of it what it had: the rest would be there twice.
+    pub fn read_passing(&self, reader: &Reader, out: &mut [u8], offset: u64) -> Result<(), Error> {
+        let Some((ways, file)) = self.file(reader) else {
+            return reader.sources().origin(self.id).read_exact_at(out, offset);
+        };
+        let range = offset..offset + out.len() as u64;
+        self.brought.passing(ways, file, &range, || ways.read_alone(file, out, offset))
+    }
+
+    /// To be called before a range is read through the page cache in ways that come back to the same pages again and
+    /// again, and held until it was: it is let go of by `leave`.
+    pub fn keep(&self, reader: &Reader, range: &Range<u64>) -> Option<Reading<'_>> {
+        self.file(reader).map(|(ways, file)| self.brought.keep(ways, file, range))
+    }
+
+    /// To be called when nothing more is read.
+    pub fn leave(&self, reader: &Reader) {
+        if let Some((ways, file)) = self.file(reader) {
+            self.brought.let_go(ways, file);
+        }
+    }
+
+    /// Fills `out` if the page cache has all of it.
+    pub fn read_cached(&self, reader: &Reader, out: &mut [u8], offset: u64) -> bool {
+        self.file(reader).is_some_and(|(ways, file)| ways.read_cached(file, out, offset))
+    }
+
+    /// Whether the page cache has all of a range already.
+    pub fn is_cached(&self, reader: &Reader, range: &Range<u64>) -> bool {
+        self.file(reader).is_some_and(|(ways, file)| ways.is_cached(file, range))
+    }
+
+    pub fn check_unchanged(&self, reader: &Reader) -> Result<(), Error> {
+        reader.file(self.id).map_or(Ok(()), OpenFile::check_unchanged)
+    }
+}

@@ -1,0 +1,63 @@
+//! Why no dictionary of a pickle can be shown.
+
+use crate::checkpoint::truncated_list::Listed;
+
+/// Why there is no dictionary to show.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// Nothing in it is a tensor.
+    #[error("holds no tensors that could be shown{}{}", if .0.is_empty() { "" } else { "; it has: " }, .0)]
+    NoTensors(Listed),
+    /// The key that was asked for is not there.
+    #[error("has no `{key}` with tensors; there are: {}", if .found.is_empty() { "none".to_owned() } else { .found.to_string() })]
+    NoSuchKey {
+        /// The key.
+        key: String,
+        /// What there is instead.
+        found: Listed,
+    },
+    /// Not a dictionary, but an object.
+    #[error("holds a Python object of class {class}, not a dictionary of tensors")]
+    Object {
+        /// Its class.
+        class: String,
+    },
+    /// DeepSpeed's model states of one rank at ZeRO stage 3, in which the parameters are empty.
+    #[error(
+        "has no weights: at ZeRO stage 3, DeepSpeed keeps them in the files `*_optim_states.pt` of all ranks"
+    )]
+    ZeroStage3,
+    /// Two entries come to the same name.
+    #[error("two entries come to the name `{name}`")]
+    Collision {
+        /// The name.
+        name: String,
+    },
+    /// Names take more bytes than a header can hold, or than the size of the pickle allows.
+    #[error(
+        "its entries have more names, or longer ones, than a header can hold or its size in the file allows"
+    )]
+    TooLong,
+    /// Dictionaries too deep inside one another, or too many of them.
+    #[error("its dictionaries are nested deeper or more widely than any checkpoint's")]
+    TooDeep,
+}
+
+impl Fault {
+    /// What the user can do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Fault::ZeroStage3 => {
+                "join the ranks with `python zero_to_fp32.py . OUT` in the folder of the run, and give OUT"
+            }
+            Fault::NoTensors(_) => "give the file that holds the weights",
+            Fault::NoSuchKey { .. } | Fault::Collision { .. } => {
+                "choose another dictionary with --root KEY"
+            }
+            Fault::Object { .. } => {
+                "where the file comes from, save model.state_dict() instead of the model: reading an object means running its code"
+            }
+            Fault::TooDeep | Fault::TooLong => "save the state dict alone",
+        }
+    }
+}

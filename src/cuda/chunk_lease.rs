@@ -1,0 +1,122 @@
+//! A chunk in use: somebody fills it, its pieces are copied out, and it goes back to its ring at once.
+//!
+//! In: a ring of chunks, on the host or on a device. Out: copies on streams, and a chunk that knows when they are
+//! over.
+
+use std::sync::Arc;
+
+use super::Error;
+use super::destination::{Place, joined};
+use super::ring::{Chunk, Ring};
+use super::stream::{Event, Stream};
+
+/// Whoever reads a chunk has done so when these are over.
+#[derive(Debug, Default)]
+pub struct Busy(Vec<Event>);
+
+impl Busy {
+    /// Whether nobody reads it any more. Waits for nothing.
+    pub fn is_over(&self) -> Result<bool, Error> {
+        for event in &self.0 {
+            if !event.is_over()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits until nobody does.
+    pub fn wait(&self) -> Result<(), Error> {
+        self.0.iter().try_for_each(Event::wait)
+    }
+
+    /// Whether nobody is known to have been given it.
+    pub fn is_free(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// A chunk that pieces are copied out of.
+pub trait Passage: Chunk<Fault = Error> {
+    /// Who reads it.
+    fn busy(&mut self) -> &mut Busy;
+
+    /// Has so many of its bytes from `at` on copied to an address, some time from now.
+    ///
+    /// # Safety
+    ///
+    /// As many bytes at that address must be the caller's until this is done, and the chunk must not be filled
+    /// before.
+    #[allow(unsafe_code)]
+    unsafe fn copy(&mut self, at: usize, len: usize, by: &Stream, to: u64) -> Result<(), Error>;
+}
+
+/// A chunk that is given back whatever happens.
+pub struct Taken<'a, C: Passage> {
+    ring: &'a Ring<C>,
+    chunk: Option<C>,
+}
+
+impl<'a, C: Passage> Taken<'a, C> {
+    /// One to fill.
+    pub fn from<E: From<Error>>(
+        ring: &'a Ring<C>,
+        make: impl FnMut() -> Result<C, E>,
+    ) -> Result<Self, E> {
+        let mut chunk = ring.take(make)?;
+        chunk.busy().0.clear();
+        Ok(Taken { ring, chunk: Some(chunk) })
+    }
+
+    /// It.
+    pub fn chunk(&mut self) -> Option<&mut C> {
+        self.chunk.as_mut()
+    }
+
+    /// Has the pieces copied out of it, where what lies from `start` on in a file was read to, and says to it
+    /// how long that takes.
+    ///
+    /// # Safety
+    ///
+    /// The bytes at the addresses of the pieces must be the caller's until the streams have done this.
+    #[allow(unsafe_code)]
+    pub unsafe fn copy(
+        mut self,
+        start: u64,
+        pieces: &[(u64, Place)],
+        streams: &[Arc<Stream>],
+    ) -> Result<(), Error> {
+        let Some(chunk) = self.chunk.as_mut() else { return Ok(()) };
+        let copied = joined(pieces).try_for_each(|(at, Place { stream, at: to, len })| {
+            // SAFETY: the caller's word for the addresses; the chunk is not filled before what is marked below
+            // is over.
+            unsafe { chunk.copy((at - start) as usize, len as usize, &streams[stream], to) }
+        });
+        // Also where one failed: those before it are under way.
+        let used = |stream: &usize| pieces.iter().any(|(_, place)| place.stream == *stream);
+        let used = (0..streams.len()).filter(used);
+        let marks: Result<Vec<Event>, Error> = used.map(|used| streams[used].mark()).collect();
+        match marks {
+            Ok(marks) => chunk.busy().0.extend(marks),
+            Err(fault) => {
+                self.forget();
+                return copied.and(Err(fault));
+            }
+        }
+        copied
+    }
+
+    /// It may be read for ever, and so must never be filled or freed.
+    fn forget(mut self) {
+        std::mem::forget(self.chunk.take());
+        self.ring.lost();
+    }
+}
+
+impl<C: Passage> Drop for Taken<'_, C> {
+    fn drop(&mut self) {
+        if let Some(chunk) = self.chunk.take() {
+            self.ring.give(chunk);
+        }
+    }
+}

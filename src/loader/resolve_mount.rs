@@ -1,0 +1,139 @@
+//! Files of a mount: finding where their bytes lie, and making sure that these are the same bytes.
+//!
+//! In: a path. Out: the checkpoint there, and the [`Route`] to it. What a mount says is only where to
+//! look: a source is believed when the image made of it has the identity that the mount's has, or, of a
+//! file shown as it is, when the system says the same of both.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::Stat;
+
+use crate::checkpoint::{self, Checkpoint, Meant, Members, Options};
+use crate::image::Image;
+use crate::mount_info::{self, Told};
+use crate::source::{self, Links, OpenFile, Root};
+use crate::view;
+
+use super::{Error, Route};
+
+/// A checkpoint that was laid out, and the route to it.
+pub struct Found {
+    pub image: Image,
+    /// Its one file, still open.
+    pub opened: Option<OpenFile>,
+    pub format: checkpoint::Format,
+    pub notes: Vec<String>,
+    pub route: Route,
+}
+
+/// The checkpoint at a path.
+pub fn find(path: &Path, options: &Options) -> Result<Found, Error> {
+    // Who wants a dictionary of a pickle does not want what a mount made of it.
+    let told = options.root_key.is_none().then(|| told_of(path)).flatten();
+    let route = match told {
+        None => Route::Plain,
+        Some((file, note, told)) => match told.and_then(|told| at_its_source(&file, &told)) {
+            Ok(mut found) => {
+                found.notes.extend(note);
+                return Ok(found);
+            }
+            Err(why) => {
+                tracing::info!(path = %file.display(), why, "read through the mount");
+                Route::Through { why }
+            }
+        },
+    };
+    laid_out(view::open(path, options)?, route)
+}
+
+/// A checkpoint, laid out.
+pub fn laid_out(mut checkpoint: Checkpoint, route: Route) -> Result<Found, Error> {
+    let (format, notes) = (checkpoint.format, checkpoint.notes.clone());
+    let opened = checkpoint.opened.take();
+    Ok(Found { image: Image::new(checkpoint)?, opened, format, notes, route })
+}
+
+/// What a mount of ours says of the file of a path, or of the one in a directory by which a file is meant;
+/// and what to tell of the rest of that.
+fn told_of(path: &Path) -> Option<(PathBuf, Option<String>, Result<Told, String>)> {
+    let told = mount_info::told(path)?;
+    if !source::is_directory(path).ok()? {
+        return Some((path.to_path_buf(), None, told));
+    }
+    let (root, way) = Root::around(path, Links::Inside).ok()?;
+    let Meant { candidate, note } = checkpoint::meant(&root, &way, &root.files(&way).ok()?).ok()?;
+    if candidate.members != Members::File {
+        return None;
+    }
+    let file = path.join(&candidate.name);
+    let told = mount_info::told(&file)?;
+    Some((file, note, told))
+}
+
+/// What lies at the source of a file of a mount, or why that cannot be read.
+fn at_its_source(file: &Path, told: &Told) -> Result<Found, String> {
+    let mount = rustix::fs::stat(file).map_err(|error| format!("it cannot be seen: {error}"))?;
+    let mut why = None;
+    for root in roots(&told.source) {
+        let found = root.map_err(Error::from).and_then(|root| {
+            // Over the source itself a path leads to what the mount shows.
+            if root.attributes(Path::new(""))?.dev == mount.st_dev {
+                return Ok(None);
+            }
+            read(&root, told).map(Some)
+        });
+        match found {
+            Ok(Some(found)) if is_same(&found, told, &mount) => return Ok(found),
+            Ok(Some(_)) => why = Some("its source is not what the mount shows".to_owned()),
+            Ok(None) => {}
+            Err(error) => why = why.or(Some(format!("its source cannot be read: {error}"))),
+        }
+    }
+    Err(why.unwrap_or_else(|| "its source cannot be seen from here".to_owned()))
+}
+
+/// Where a source may lie: where the path leads that was mounted, and in the directory that the daemon
+/// holds open, which may be hidden beneath the mount or have another name by now.
+fn roots(told: &mount_info::Source) -> impl Iterator<Item = Result<Arc<Root>, source::Error>> {
+    let links = if told.options.follow_symlinks { Links::Anywhere } else { Links::Inside };
+    let mount_info::Source { source, pid, rootfd, .. } = told.clone();
+    let by_path = move || {
+        let is_directory = source::is_directory(&source)?;
+        let folder = if is_directory { Some(&*source) } else { source.parent() };
+        Root::around(folder.unwrap_or(Path::new("")), links).map(|(root, _)| root)
+    };
+    let by_descriptor = move || Root::of_process(pid, rootfd, links);
+    std::iter::once_with(by_path).chain(std::iter::once_with(by_descriptor))
+}
+
+fn read(root: &Arc<Root>, told: &Told) -> Result<Found, Error> {
+    let mount_info::Source { path, options, .. } = &told.source;
+    let options = Options {
+        root_key: options.root.clone(),
+        allow_partial: options.allow_partial,
+        follow_symlinks: options.follow_symlinks,
+    };
+    let missing = || source::Error::Missing { path: root.path().join(path) };
+    let name = path.file_name().ok_or_else(missing)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let checkpoint = checkpoint::open_in(root, folder, name, &options)?;
+    laid_out(checkpoint, Route::Direct { source: root.path().join(path) })
+}
+
+/// Whether what was found is what the mount shows. Of a file that it shows as it is, it says what the
+/// system says of the source.
+fn is_same(found: &Found, told: &Told, mount: &Stat) -> bool {
+    match &told.identity {
+        Some(identity) => *identity == found.image.identity().to_string(),
+        None => {
+            let file = found.image.files().first().filter(|_| !told.source.image);
+            file.is_some_and(|file| {
+                let is = file.identity();
+                let times =
+                    (is.mtime, is.mtime_nsec) == (mount.st_mtime, mount.st_mtime_nsec as u32);
+                times && is.size == mount.st_size as u64
+            })
+        }
+    }
+}

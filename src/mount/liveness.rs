@@ -1,0 +1,189 @@
+//! Asking a mount whether it answers, without ever waiting for it longer than we want.
+//!
+//! In: the path of a mount of ours. Out: an [`Answer`], within the time that was given.
+//!
+//! A thread whose question a stuck daemon has taken up cannot be killed, and a process with such a
+//! thread cannot end. So the command asks by a child process, which can be left behind
+//! ([`ask_by_process`]); other programs that use the library ask by a thread.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::respawn;
+use super::stats::{ATTRIBUTE, MAX_STATS, Stats};
+
+/// What a mount answered.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// Its daemon lives; its numbers, where it gave them.
+    Alive(Option<Box<Stats>>),
+    /// Its daemon is gone.
+    Dead,
+    /// It is there and not for this user; whether its daemon lives cannot be told.
+    NotPermitted,
+    /// No answer in time.
+    Silent,
+    /// The system's own answer.
+    Failed(Errno),
+}
+
+/// A question on its way.
+#[derive(Debug)]
+pub struct Question {
+    answers: Receiver<Answer>,
+    child: Option<Child>,
+}
+
+/// The first argument of a child process that asks; see [`answer_as_child`].
+pub const CHILD: &str = "__ask-a-mount";
+
+static BY_PROCESS: OnceLock<()> = OnceLock::new();
+
+/// From now on, questions are asked by child processes: this very command ([`respawn`]) with the
+/// arguments [`CHILD`] and the path, which must call [`answer_as_child`] then.
+pub fn ask_by_process() {
+    // Saying it twice changes nothing.
+    let _ = BY_PROCESS.set(());
+}
+
+impl Question {
+    /// Asks.
+    pub fn ask(path: &Path) -> Question {
+        if BY_PROCESS.get().is_some()
+            && let Some(question) = Question::by_process(path)
+        {
+            return question;
+        }
+        let (send, answers) = channel();
+        let path = path.to_path_buf();
+        let ask = move || {
+            // Nobody may be waiting any more.
+            let _ = send.send(answer(read_attribute(&path)));
+        };
+        // Without a thread there is no answer, and the channel says so.
+        let _ = std::thread::Builder::new().name("ask a mount".to_owned()).spawn(ask);
+        Question { answers, child: None }
+    }
+
+    fn by_process(path: &Path) -> Option<Question> {
+        let mut command = respawn::command("ckptfs".as_ref());
+        command.arg(CHILD).arg(path).current_dir("/");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = child.spawn().ok()?;
+        let stdout = child.stdout.take()?;
+        let (send, answers) = channel();
+        let listen = move || {
+            let mut said = Vec::new();
+            let limit = MAX_STATS as u64 + 1;
+            let heard = stdout.take(limit).read_to_end(&mut said).is_ok();
+            let _ = send.send(if heard { decoded(&said) } else { Answer::Failed(Errno::IO) });
+        };
+        std::thread::Builder::new().name("ask a mount".to_owned()).spawn(listen).ok()?;
+        Some(Question { answers, child: Some(child) })
+    }
+
+    /// The answer, if it came in that time; afterwards it may still come.
+    pub fn answer(&mut self, limit: Duration) -> Option<Answer> {
+        match self.answers.recv_timeout(limit) {
+            Ok(answer) => {
+                if let Some(mut child) = self.child.take() {
+                    // It has said everything and is about to end.
+                    let _ = child.wait();
+                }
+                Some(answer)
+            }
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Answer::Failed(Errno::AGAIN)),
+        }
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // It ends when it can, which may be never: a thread waits for it, which never keeps
+            // this process from ending. Without one it stays a zombie as long as we are.
+            let _ = child.kill();
+            let _ = std::thread::Builder::new().spawn(move || child.wait());
+        }
+    }
+}
+
+/// Asks a mount, and takes silence for an answer after that time.
+pub fn ask(path: &Path, limit: Duration) -> Answer {
+    Question::ask(path).answer(limit).unwrap_or(Answer::Silent)
+}
+
+fn read_attribute(path: &Path) -> Result<Vec<u8>, Errno> {
+    let mut value = Vec::with_capacity(MAX_STATS);
+    rustix::fs::lgetxattr(path, ATTRIBUTE, rustix::buffer::spare_capacity(&mut value))?;
+    Ok(value)
+}
+
+fn answer(read: Result<Vec<u8>, Errno>) -> Answer {
+    match read {
+        Ok(value) => {
+            let stats = serde_json::from_slice::<Stats>(&value).ok();
+            Answer::Alive(stats.filter(|stats| stats.version > 0).map(Box::new))
+        }
+        Err(Errno::NOTCONN | Errno::CONNABORTED) => Answer::Dead,
+        Err(Errno::ACCESS | Errno::PERM) => Answer::NotPermitted,
+        // It answers, though not that.
+        Err(Errno::NODATA | Errno::NOTSUP | Errno::RANGE | Errno::NOSYS) => Answer::Alive(None),
+        Err(e) => Answer::Failed(e),
+    }
+}
+
+/// The part of the child process: asks, and writes what came to standard output.
+pub fn answer_as_child(path: &Path, out: &mut dyn std::io::Write) -> std::io::Result<()> {
+    match read_attribute(path) {
+        Ok(value) => {
+            out.write_all(b"+")?;
+            out.write_all(&value)
+        }
+        Err(e) => write!(out, "-{}", e.raw_os_error()),
+    }
+}
+
+fn decoded(said: &[u8]) -> Answer {
+    match said.split_first() {
+        Some((b'+', value)) => answer(Ok(value.to_vec())),
+        Some((b'-', number)) => {
+            let number = std::str::from_utf8(number).ok().and_then(|text| text.parse().ok());
+            answer(Err(number.map_or(Errno::IO, Errno::from_raw_os_error)))
+        }
+        _ => Answer::Failed(Errno::IO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_child_says_is_what_was_answered() {
+        for (read, expected) in [
+            (Err(Errno::NOTCONN), Answer::Dead),
+            (Err(Errno::ACCESS), Answer::NotPermitted),
+            (Err(Errno::NODATA), Answer::Alive(None)),
+            (Err(Errno::IO), Answer::Failed(Errno::IO)),
+            (Ok(b"no json".to_vec()), Answer::Alive(None)),
+        ] {
+            assert_eq!(answer(read), expected);
+        }
+        assert_eq!(decoded(b"-107"), Answer::Dead);
+        assert_eq!(decoded(b"+{}"), Answer::Alive(None));
+        for hostile in [&b""[..], b"-", b"-x", b"?"] {
+            assert!(matches!(decoded(hostile), Answer::Failed(_)), "{hostile:?}");
+        }
+        let mut out = Vec::new();
+        answer_as_child(Path::new("/"), &mut out).unwrap();
+        assert_eq!(decoded(&out), Answer::Alive(None));
+    }
+}

@@ -1,0 +1,231 @@
+//! A checkpoint that is open, as Python sees it.
+//!
+//! In: a path, or bytes. Out: what it is, and its tensors, which know what they are of.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::checkpoint::{self, Format};
+use crate::loader::{self, Error, Route};
+use crate::mount_info;
+use crate::threads::together;
+
+use super::error::raised;
+use super::interruptible::{Wait, without_lock};
+use super::tensor::Tensor;
+
+/// So many are opened at once: while one waits for the disk, others are parsed.
+const OPENERS: usize = 8;
+
+/// A checkpoint whose files are open. Any number of threads load from it at once.
+#[pyclass(frozen, module = "ckptfs._ckptfs")]
+pub struct Opened {
+    opened: Arc<loader::Opened>,
+    /// By the place of each tensor: its bytes in the data of the file.
+    offsets: OnceLock<Vec<(u64, u64)>>,
+}
+
+/// The options of a checkpoint, as Python gives them.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Options {
+    root: Option<String>,
+    allow_partial: bool,
+    follow_symlinks: bool,
+    threads: Option<NonZeroUsize>,
+    memory: Option<u64>,
+    leave_cache: bool,
+}
+
+impl From<Options> for loader::Options {
+    fn from(given: Options) -> Self {
+        let Options { root, allow_partial, follow_symlinks, threads, memory, leave_cache } = given;
+        let checkpoint = checkpoint::Options { root_key: root, allow_partial, follow_symlinks };
+        loader::Options { checkpoint, threads, memory, leave_cache }
+    }
+}
+
+#[pymethods]
+impl Opened {
+    /// Opens what a path leads to.
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf, options: Options) -> PyResult<Opened> {
+        let options = loader::Options::from(options);
+        let never = AtomicBool::new(false);
+        let opened = if mount_info::may_keep_waiting(&path) {
+            // Opening is not told to stop: it ends, or hangs and is left behind.
+            without_lock(py, Wait::OrLeave, &never, move || options.open(&path))?
+        } else {
+            without_lock(py, Wait::Here, &never, move || options.open_here(&path))?
+        };
+        Opened::of(py, opened)
+    }
+
+    /// Opens a checkpoint whose bytes are in memory.
+    #[staticmethod]
+    fn of_bytes(py: Python<'_>, bytes: &[u8], options: Options) -> PyResult<Opened> {
+        let options = loader::Options::from(options);
+        Opened::of(py, py.detach(|| options.open_bytes(bytes)))
+    }
+
+    /// The names of its tensors, in the order in which their bytes lie.
+    #[getter]
+    fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let tensors = self.opened.tensors();
+        PyList::new(py, self.order().into_iter().map(|place| &*tensors[place].name))
+    }
+
+    /// The metadata: of one safetensors file that of its header, `None` if the header has none. Any other
+    /// checkpoint says that it is torch's.
+    #[getter]
+    fn metadata(&self) -> Option<BTreeMap<String, String>> {
+        let image = self.opened.image();
+        if self.is_one_safetensors() && !image.states_metadata() {
+            return None;
+        }
+        let mut metadata = self.opened.metadata().clone();
+        if self.is_one_safetensors() && !image.states_format() {
+            metadata.remove("format");
+        }
+        Some(metadata)
+    }
+
+    /// The format of its files.
+    #[getter]
+    fn format(&self) -> &'static str {
+        self.opened.format().name()
+    }
+
+    /// How many files it holds open.
+    #[getter]
+    fn files(&self) -> usize {
+        self.opened.image().files().len()
+    }
+
+    /// What was chosen and what was left out, in words.
+    #[getter]
+    fn notes(&self) -> Vec<String> {
+        self.opened.notes().to_vec()
+    }
+
+    /// A hash of the states of its files: equal means the same bytes.
+    #[getter]
+    fn identity(&self) -> String {
+        self.opened.image().identity().to_string()
+    }
+
+    /// How its bytes are reached: `plain`, `direct` with the source of a mount, or `through` a mount
+    /// with the reason.
+    #[getter]
+    fn route(&self) -> (&'static str, Option<String>) {
+        match self.opened.route() {
+            Route::Plain => ("plain", None),
+            Route::Direct { source } => ("direct", Some(source.display().to_string())),
+            Route::Through { why } => ("through", Some(why.clone())),
+        }
+    }
+
+    /// Its tensors, in the order of their names above.
+    #[getter]
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let tensors = self.opened.tensors();
+        let made = self.order().into_iter().map(|place| self.told(tensors[place].clone()));
+        let made = made.map(|tensor| Bound::new(py, tensor)).collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, made)
+    }
+
+    /// The tensor of a name.
+    fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
+        let found = self.opened.tensor(name).map_err(|error| raised(py, &error))?;
+        Ok(self.told(found.clone()))
+    }
+
+    /// The start and end of the data: in the file if it is one safetensors file, otherwise in the virtual file.
+    #[getter]
+    fn data_range(&self) -> (u64, u64) {
+        let image = self.opened.image();
+        if !self.is_one_safetensors() {
+            return (image.header_size(), image.size());
+        }
+        let size = image.origins()[0].size();
+        let starts = self.opened.tensors().iter().map(|tensor| tensor.bytes.reach().1);
+        (starts.min().unwrap_or(size), size)
+    }
+
+    /// Where the bytes of a tensor begin and end in the data of the file.
+    fn data_offsets(&self, py: Python<'_>, name: &str) -> PyResult<(u64, u64)> {
+        let found = self.opened.tensor(name).map_err(|error| raised(py, &error))?;
+        let first = self.opened.tensors().as_ptr();
+        let place = (std::ptr::from_ref(found).addr() - first.addr()) / size_of_val(found);
+        Ok(self.offsets()[place])
+    }
+}
+
+/// Opens what each path leads to, several at once: an [`Opened`] or an exception for each.
+#[pyfunction]
+pub fn open_each<'py>(
+    py: Python<'py>,
+    paths: Vec<PathBuf>,
+    options: Options,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let options = loader::Options::from(options);
+    let elsewhere = paths.iter().any(|path| mount_info::may_keep_waiting(path));
+    let wait = if elsewhere { Wait::OrLeave } else { Wait::Here };
+    let work = move || together(&paths, OPENERS, |path| options.open(path));
+    let opened = without_lock(py, wait, &AtomicBool::new(false), work)?;
+    let made = opened.into_iter().map(|opened| match Opened::of(py, opened) {
+        Ok(opened) => Ok(Bound::new(py, opened)?.into_any()),
+        Err(error) => Ok(error.into_value(py).into_bound(py).into_any()),
+    });
+    made.collect()
+}
+
+impl Opened {
+    fn of(py: Python<'_>, opened: Result<loader::Opened, Error>) -> PyResult<Opened> {
+        let opened = opened.map_err(|error| raised(py, &error))?;
+        Ok(Opened { opened: Arc::new(opened), offsets: OnceLock::new() })
+    }
+
+    /// The places of its tensors, in the order in which their bytes lie.
+    fn order(&self) -> Vec<usize> {
+        let tensors = self.opened.tensors();
+        let mut places: Vec<usize> = (0..tensors.len()).collect();
+        if self.is_one_safetensors() {
+            let offsets = self.offsets();
+            places.sort_by_key(|&place| (offsets[place], &*tensors[place].name));
+        }
+        places
+    }
+
+    fn told(&self, tensor: checkpoint::Tensor) -> Tensor {
+        Tensor { of: Arc::clone(&self.opened), tensor }
+    }
+
+    /// Whether what is read is one real safetensors file: then its own header says what stands where.
+    fn is_one_safetensors(&self) -> bool {
+        let image = self.opened.image();
+        self.opened.format() == Format::Safetensors && image.origins().len() == 1
+    }
+
+    fn offsets(&self) -> &[(u64, u64)] {
+        self.offsets.get_or_init(|| {
+            let (image, tensors) = (self.opened.image(), self.opened.tensors());
+            if self.is_one_safetensors() {
+                // The first of them begins where the data does.
+                let starts = tensors.iter().map(|tensor| tensor.bytes.reach().1);
+                let data = starts.min().unwrap_or(0);
+                let ranges = tensors.iter().map(|tensor| tensor.bytes.reach());
+                return ranges.map(|(_, at, len)| (at - data, at - data + len)).collect();
+            }
+            let data = image.header_size();
+            let ranges = (0..tensors.len()).map(|place| image.tensor_range(place));
+            ranges.map(|range| (range.start - data, range.end - data)).collect()
+        })
+    }
+}
