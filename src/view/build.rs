@@ -146,6 +146,7 @@ impl Planned {
             Some(made) => {
                 // Another plan comes of other names, or of an index that was written since the last look.
                 let changed = match is_same {
+                    true if before.is_expired() => Some(Some(SystemTime::now())),
                     true => before.look(root, made).err(),
                     false => before.changes(root, made).err(),
                 };
@@ -180,6 +181,13 @@ impl Planned {
         });
         self.look(&view.root, made).ok()?;
         Some(made.outcome.clone())
+    }
+
+    /// Whether it is to be read again although its files look the same. Asked for one name at a time: a listing of
+    /// many would never end.
+    pub fn is_expired(&self) -> bool {
+        let expires = self.made.get().and_then(|made| made.expires);
+        expires.is_some_and(|at| self.is_outdated.load(Ordering::Relaxed) || Instant::now() >= at)
     }
 
     /// Whether what became of it still holds, if that was asked before.
@@ -244,12 +252,6 @@ impl Planned {
     /// Compares the files with what they were, if the last look is not good any more. An error is a
     /// change.
     fn look(&self, root: &Root, made: &Made) -> Result<(), Change> {
-        if made
-            .expires
-            .is_some_and(|at| self.is_outdated.load(Ordering::Relaxed) || Instant::now() >= at)
-        {
-            return Err(Some(SystemTime::now()));
-        }
         let at = lock(&self.looked).as_ref().and_then(|looked| looked.at);
         if at.is_some_and(|at| at.elapsed() < LOOK) {
             return Ok(());

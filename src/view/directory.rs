@@ -203,6 +203,9 @@ impl Directory {
     ) -> Result<Answer<Option<Entry>>, Error> {
         if let Some(&n) = self.images.get(name) {
             let planned = &self.planned[n];
+            if planned.is_expired() && !is_last {
+                return Ok(Answer::Stale);
+            }
             match self.outcome(view, planned, is_last) {
                 None => return Ok(Answer::Stale),
                 Some(Outcome::Image(facts)) => {
