@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::view::Names;
 
-/// Names of one directory, shared by its listings and by the nodes of these names.
+/// Names of one directory, shared by its listings.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DirNames {
     /// The directory's place in the view.

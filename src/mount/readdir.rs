@@ -94,7 +94,7 @@ impl DirCursor {
     fn evict(&mut self) {
         if let Snapshot::Cached(names) = &self.snapshot {
             let (start, end) = (self.index(self.reply.start), self.index(self.reply.end));
-            let first_index = start.saturating_sub(1).max(self.start_index.saturating_sub(1));
+            let first_index = start.saturating_sub(1);
             let recent = (first_index..end).filter_map(|index| names.names.get(index));
             let recent = recent.map(ToOwned::to_owned).collect();
             let first = self.start + 1 + first_index as u64 - self.start_index as u64;
