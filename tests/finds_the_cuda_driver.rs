@@ -12,10 +12,10 @@ use standin::with_driver;
 #[test]
 fn the_bindings_find_the_standin() {
     let test = "the_bindings_find_the_standin";
-    let report = with_driver(test, &[("STANDIN_CUDA_DEVICES", "2")], || {
+    let report = with_driver(test, &[("STUB_CUDA_DEVICES", "2")], || {
         assert_eq!(CudaContext::device_count().unwrap(), 2);
         let context = CudaContext::new(1).unwrap();
-        assert_eq!(context.name().unwrap(), "Stand-in device 1");
+        assert_eq!(context.name().unwrap(), "Stub device 1");
         let stream = context.new_stream().unwrap();
         let memory = stream.clone_htod(&[1_u8, 2, 3]).unwrap();
         assert_eq!(stream.clone_dtoh(&memory).unwrap(), [1, 2, 3]);

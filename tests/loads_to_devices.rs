@@ -59,7 +59,7 @@ fn chunks_are_used_over_and_over() {
 #[test]
 fn several_devices_in_one_load() {
     let test = "several_devices_in_one_load";
-    let settings = [("STANDIN_CUDA_DEVICES", "3"), ("STANDIN_CUDA_DESTROY", "allow")];
+    let settings = [("STUB_CUDA_DEVICES", "3"), ("STUB_CUDA_DESTROY", "allow")];
     let report = with_driver(test, &settings, || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
@@ -142,7 +142,7 @@ fn what_lies_together_is_copied_together() {
 #[test]
 fn who_uses_it_next_finds_it_there() {
     // The driver keeps what it needs of an event that is let go of.
-    let settings = [("STANDIN_CUDA_DESTROY", "allow")];
+    let settings = [("STUB_CUDA_DESTROY", "allow")];
     let report = with_driver("who_uses_it_next_finds_it_there", &settings, || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
@@ -201,7 +201,7 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
     for call in calls {
         for (nth, chunks) in [(1, 1), (2, 2), (5, 2)] {
             let fails = format!("{call}:{nth}=999");
-            let settings = [("STANDIN_CUDA_FAIL", &*fails)];
+            let settings = [("STUB_CUDA_FAIL", &*fails)];
             let test = "a_call_that_fails_is_an_error_and_nothing_is_left";
             let report = with_driver(test, &settings, || {
                 let (_folder, path) = large();
@@ -234,7 +234,7 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
 #[test]
 fn what_may_be_read_for_ever_is_never_given_back() {
     let fails = "cuEventRecord:1=999,cuStreamSynchronize:1=999";
-    let settings = [("STANDIN_CUDA_FAIL", fails), ("STANDIN_CUDA_DESTROY", "allow")];
+    let settings = [("STUB_CUDA_FAIL", fails), ("STUB_CUDA_DESTROY", "allow")];
     let test = "what_may_be_read_for_ever_is_never_given_back";
     let report = with_driver(test, &settings, || {
         let (_folder, path) = file([1000]);
@@ -258,7 +258,7 @@ fn what_may_be_read_for_ever_is_never_given_back() {
 
 #[test]
 fn a_device_without_room_says_so() {
-    let settings = [("STANDIN_CUDA_MEMORY", "8388608")];
+    let settings = [("STUB_CUDA_MEMORY", "8388608")];
     let report = with_driver("a_device_without_room_says_so", &settings, || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
@@ -294,7 +294,7 @@ fn what_is_stopped_or_truncated_leaves_nothing() {
 /// Whoever has the memory may use it for something else as soon as they have the error.
 #[test]
 fn after_an_error_nothing_is_written() {
-    let settings = [("STANDIN_CUDA_FAIL", "cuMemcpyHtoDAsync_v2:4=2")];
+    let settings = [("STUB_CUDA_FAIL", "cuMemcpyHtoDAsync_v2:4=2")];
     let report = with_driver("after_an_error_nothing_is_written", &settings, || {
         let (_folder, path) = large();
         let opened = open(&path, 1);
@@ -330,7 +330,7 @@ fn after_an_error_nothing_is_written() {
 /// A device that uses the host's memory has the bytes where they were read to: nothing is copied.
 #[test]
 fn an_integrated_device_needs_no_copy() {
-    let settings = [("STANDIN_CUDA_ATTRIBUTES", "INTEGRATED=1")];
+    let settings = [("STUB_CUDA_ATTRIBUTES", "INTEGRATED=1")];
     let report = with_driver("an_integrated_device_needs_no_copy", &settings, || {
         let loader = Loader::new(2 * CHUNK);
         for (name, (_folder, path)) in all() {

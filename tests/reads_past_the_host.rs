@@ -95,7 +95,7 @@ fn chunks_are_used_over_and_over() {
 
 #[test]
 fn short_reads_go_on_where_they_ended() {
-    let settings = [("STANDIN_CUFILE_MOST", "1048576")];
+    let settings = [("STUB_CUFILE_MOST", "1048576")];
     let reports = with_storage("short_reads_go_on_where_they_ended", &settings, || {
         let (_folder, path) = large();
         let report = loaded(&Loader::new(CHUNK).gpudirect(Gpudirect::Asked), &open(&path, 4));
@@ -106,7 +106,7 @@ fn short_reads_go_on_where_they_ended() {
 
 #[test]
 fn reads_that_end_anywhere_are_done_again_another_way() {
-    let settings = [("STANDIN_CUFILE_MOST", "1000")];
+    let settings = [("STUB_CUFILE_MOST", "1000")];
     let test = "reads_that_end_anywhere_are_done_again_another_way";
     let reports = with_storage(test, &settings, || {
         let (_folder, path) = large();
@@ -154,14 +154,14 @@ fn whoever_wants_none_of_it_gets_none() {
 fn where_it_is_not_offered_the_report_says_what_is_missing() {
     let test = "where_it_is_not_offered_the_report_says_what_is_missing";
     for (settings, words) in [
-        (("STANDIN_CUFILE_NVFS", "0.0"), "the kernel module nvidia-fs is not loaded"),
-        (("STANDIN_CUFILE_CONTROL", "POSIX"), "libcufile is set to read all files by POSIX"),
-        (("STANDIN_CUFILE_STATUS", "LUSTRE"), "nvidia-fs does not support "),
-        (("STANDIN_CUFILE_FAIL", "cuFileDriverOpen:1=5001"), "cuFileDriverOpen: nvidia-fs driver"),
-        (("STANDIN_CUFILE_FAIL", "cuFileDriverGetProperties:1=5030"), "cuFileDriverGetProperties:"),
-        (("STANDIN_CUFILE_FAIL", "cuFileHandleRegister:1=5008"), "cuFileHandleRegister: "),
-        (("STANDIN_CUFILE_FAIL", "cuFileRead:1=5"), "cuFileRead: Input/output error"),
-        (("STANDIN_CUFILE_FAIL", "cuFileRead:1=5016"), "cuFileRead: access beyond maximum"),
+        (("STUB_CUFILE_NVFS", "0.0"), "the kernel module nvidia-fs is not loaded"),
+        (("STUB_CUFILE_CONTROL", "POSIX"), "libcufile is set to read all files by POSIX"),
+        (("STUB_CUFILE_STATUS", "LUSTRE"), "nvidia-fs does not support "),
+        (("STUB_CUFILE_FAIL", "cuFileDriverOpen:1=5001"), "cuFileDriverOpen: nvidia-fs driver"),
+        (("STUB_CUFILE_FAIL", "cuFileDriverGetProperties:1=5030"), "cuFileDriverGetProperties:"),
+        (("STUB_CUFILE_FAIL", "cuFileHandleRegister:1=5008"), "cuFileHandleRegister: "),
+        (("STUB_CUFILE_FAIL", "cuFileRead:1=5"), "cuFileRead: Input/output error"),
+        (("STUB_CUFILE_FAIL", "cuFileRead:1=5016"), "cuFileRead: access beyond maximum"),
     ] {
         // The words are part of the settings, so that the process knows them.
         let reports = with_storage(test, &[settings, ("WORDS", words)], || {
@@ -199,10 +199,10 @@ fn every_call_may_fail() {
         let is_storage = call.starts_with("cuFile");
         for nth in [1, 2, 5, 12] {
             let fails = format!("{call}:{nth}={}", if is_storage { 5030 } else { 999 });
-            let setting = if is_storage { "STANDIN_CUFILE_FAIL" } else { "STANDIN_CUDA_FAIL" };
+            let setting = if is_storage { "STUB_CUFILE_FAIL" } else { "STUB_CUDA_FAIL" };
             let reports = with_storage("every_call_may_fail", &[(setting, &fails)], || {
                 // What fails there is told by the settings: the process goes through the list as well.
-                let is_storage = std::env::var_os("STANDIN_CUFILE_FAIL").is_some();
+                let is_storage = std::env::var_os("STUB_CUFILE_FAIL").is_some();
                 let (_folder, path) = large();
                 let opened = open(&path, 4);
                 let loader = Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked);
@@ -245,7 +245,7 @@ fn is_of_source<T: std::fmt::Debug>(loaded: Result<T, cuda::Error>) {
 #[test]
 fn a_file_that_changes_while_it_is_read_is_an_error() {
     let test = "a_file_that_changes_while_it_is_read_is_an_error";
-    let reports = with_storage(test, &[("STANDIN_CUFILE_TOUCH", "1")], || {
+    let reports = with_storage(test, &[("STUB_CUFILE_TOUCH", "1")], || {
         let (_folder, path) = large();
         let opened = open(&path, 1);
         evict(&path);
@@ -281,7 +281,7 @@ fn a_file_that_was_written_to_or_truncated_is_an_error() {
 #[test]
 fn what_lies_together_may_belong_to_several_devices() {
     let test = "what_lies_together_may_belong_to_several_devices";
-    let reports = with_storage(test, &[("STANDIN_CUDA_DEVICES", "2")], || {
+    let reports = with_storage(test, &[("STUB_CUDA_DEVICES", "2")], || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
         let loader = Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked);

@@ -23,7 +23,7 @@ MIB = 1 << 20
 SECONDS = 60
 
 # Not in the process of the tests. The stand-ins have no kernels.
-if "STANDIN_CUDA_REPORT" in os.environ:
+if "STUB_CUDA_REPORT" in os.environ:
     kernels.in_every_thread()
 
 

@@ -1,11 +1,11 @@
 """Runs something of PyTorch on devices that are not there: the stand-ins for CUDA's driver and runtime
-(`standins/cuda`, `standins/cudart`), built when they are first needed, and a process that finds them.
+(`stubs/cuda`, `stubs/cudart`), built when they are first needed, and a process that finds them.
 
     report = run(function, *arguments, DEVICES=2)
 
 The function is one of a module beside this one, and gets the arguments as they come through JSON. What
 it raises fails the test. The report is the stand-in's; both it and the settings are in
-`standins/cuda/README.md`.
+`stubs/cuda/README.md`.
 
     python on_the_standin.py MODULE FUNCTION ARGUMENTS
 """
@@ -39,7 +39,7 @@ def folder(standin, library, *names):
     found.mkdir(parents=True, exist_ok=True)
     with open(target / "lock", "w") as only_one:
         fcntl.flock(only_one, fcntl.LOCK_EX)
-        manifest = REPOSITORY / "standins" / standin / "Cargo.toml"
+        manifest = REPOSITORY / "stubs" / standin / "Cargo.toml"
         build = ["cargo", "build", "--quiet", "--locked", "--lib", "--manifest-path", manifest]
         done = subprocess.run([*build, "--target-dir", target], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -60,9 +60,9 @@ def environment(settings, report):
     found = {
         "LD_LIBRARY_PATH": ":".join(paths),
         "LD_PRELOAD": f"{runtime / 'libcudart.so.13'}:{storage / 'libcufile.so.0'}",
-        "STANDIN_CUDA_REPORT": str(report),
+        "STUB_CUDA_REPORT": str(report),
     }
-    settings = {f"STANDIN_CUDA_{name}": str(value) for name, value in (SETTINGS | settings).items()}
+    settings = {f"STUB_CUDA_{name}": str(value) for name, value in (SETTINGS | settings).items()}
     return os.environ | found | settings
 
 
@@ -87,7 +87,7 @@ def peek(tensor):
     """The bytes that a tensor has by now: nothing that is queued is done for this. For what runs there."""
     bytes = ctypes.create_string_buffer(tensor.nbytes)
     where, room = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
-    assert ctypes.CDLL("libcuda.so.1").standin_cuda_peek(bytes, where, room) == 0
+    assert ctypes.CDLL("libcuda.so.1").stub_cuda_peek(bytes, where, room) == 0
     return bytes.raw
 
 

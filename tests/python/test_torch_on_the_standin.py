@@ -42,7 +42,7 @@ def devices():
     assert torch.cuda.current_device() == 0
     assert torch.cuda.get_device_capability() == (9, 0)
     like = torch.cuda.get_device_properties(0)
-    assert (like.name, like.major, like.minor) == ("Stand-in device 0", 9, 0)
+    assert (like.name, like.major, like.minor) == ("Stub device 0", 9, 0)
     assert like.total_memory == 3 << 30 and like.multi_processor_count == 132
     assert (like.pci_bus_id, like.pci_device_id, like.pci_domain_id) == (7, 8, 9)
     assert like.L2_cache_size == 50 << 20 and like.warp_size == 32 and like.is_integrated == 0

@@ -1,4 +1,4 @@
-//! NVIDIA's libraries for tests on machines without a GPU: the stand-ins of `standins`, built when they are first
+//! NVIDIA's libraries for tests on machines without a GPU: the stand-ins of `stubs`, built when they are first
 //! needed, and a process that finds them. In: a test's name, settings (the `README.md` of each), and what to do
 //! there. Out: the stand-ins' reports of it.
 
@@ -19,7 +19,7 @@ use serde_json::Value;
 
 /// A library that stands in for one of NVIDIA's.
 struct Standin {
-    /// Its folder of `standins`, and what its settings begin with.
+    /// Its folder of `stubs`, and what its settings begin with.
     name: &'static str,
     settings: &'static str,
     /// What is built.
@@ -31,7 +31,7 @@ struct Standin {
 /// The driver.
 const DRIVER: Standin = Standin {
     name: "cuda",
-    settings: "STANDIN_CUDA",
+    settings: "STUB_CUDA",
     built: "libcuda.so",
     names: &["libcuda.so", "libcuda.so.1"],
 };
@@ -39,7 +39,7 @@ const DRIVER: Standin = Standin {
 /// The library for GPUDirect Storage.
 const STORAGE: Standin = Standin {
     name: "cufile",
-    settings: "STANDIN_CUFILE",
+    settings: "STUB_CUFILE",
     built: "libcufile.so",
     names: &["libcufile.so.0"],
 };
@@ -54,7 +54,7 @@ impl Standin {
         let only_one = File::create(target.join("lock")).unwrap();
         only_one.lock().unwrap();
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("standins").join(self.name);
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("stubs").join(self.name);
         let mut build = Command::new(cargo);
         build.args(["build", "--quiet", "--locked", "--lib", "--manifest-path"]);
         build.arg(manifest.join("Cargo.toml")).arg("--target-dir").arg(&target);
