@@ -50,7 +50,7 @@ def devices():
     assert like.shared_memory_per_block == 48 << 10
     assert like.shared_memory_per_block_optin == 227 << 10
     assert like.shared_memory_per_multiprocessor == 228 << 10
-    assert str(like.uuid) == "7374616e-642d-696e-2043-554441200000"
+    assert str(like.uuid) == "73747562-2043-5544-4120-000000000000"
 
 
 def test_a_device_is_like_an_h100():
