@@ -23,9 +23,9 @@ def main():
     # Python would only take note of Ctrl-C, and look at the note when Rust is done.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if words[:1] == ["bench"]:
-        from ckptfs import _bench
+        from ckptfs.bench import cli
 
-        return _bench.main(words[1:])
+        return cli.main(words[1:])
     # What starts this command again must find the same package, and none in the current directory.
     apart = "-I" if sys.flags.isolated else "-P"
     return _ckptfs.command(["ckptfs", *words], sys.executable, [apart, "-m", "ckptfs"])

@@ -12,7 +12,8 @@ from pathlib import Path
 import ckptfs
 import pytest
 import torch
-from ckptfs import _bench, _bench_loaders, _bench_loads, _new_file, _page_cache
+from ckptfs import _new_file, _page_cache
+from ckptfs.bench import cli, loaders, schedule
 
 from program import DONE, FAILED, REFUSED, USAGE
 from samples import numbers, write_shards
@@ -36,7 +37,7 @@ def never_all(monkeypatch, tmp_path):
 
 def test_shards_are_measured_against_all_that_is_installed(tmp_path, capsys, left):
     tensors = write_shards(tmp_path / "model", 1, 2, 2, 400)
-    assert _bench.main([str(tmp_path / "model"), "--runs", "2", "--json"]) == DONE
+    assert cli.main([str(tmp_path / "model"), "--runs", "2", "--json"]) == DONE
     said = capsys.readouterr()
     # Standard error is no terminal here.
     assert said.err == "" and left() == []
@@ -71,7 +72,7 @@ def test_a_training_checkpoint_is_measured_against_torch_load(tmp_path, capsys):
     state = {"state_dict": {"a": numbers(1, 300, 200).t(), "b": torch.tensor(2)}, "epoch": 3}
     torch.save(state, tmp_path / "last.ckpt")
     (tmp_path / "beside.bin").write_bytes(b"no checkpoint")
-    assert _bench.main([str(tmp_path / "last.ckpt"), "--runs", "1"]) == DONE
+    assert cli.main([str(tmp_path / "last.ckpt"), "--runs", "1"]) == DONE
     said = capsys.readouterr().out
     lines = said.splitlines()
     loaders = [*OURS, *MOUNTED, "torch.load", "torch.load mapped"]
@@ -87,7 +88,7 @@ def test_a_training_checkpoint_is_measured_against_torch_load(tmp_path, capsys):
 
 def test_where_no_other_library_loads_it_that_is_told(tmp_path, capsys):
     torch.save({"a": numbers(1, 3), "made": Path("somewhere")}, tmp_path / "x.pt")
-    assert _bench.main([str(tmp_path / "x.pt"), "--runs", "1", "--against", "torch,safetensors"]) == DONE
+    assert cli.main([str(tmp_path / "x.pt"), "--runs", "1", "--against", "torch,safetensors"]) == DONE
     said = capsys.readouterr().out
     assert "note: torch.load does not load it: " in said and "note: compared with nothing" in said
     assert "note: safetensors does not read torch checkpoints, and was not asked to" in said
@@ -113,12 +114,12 @@ class Told:
 
 def test_runs_take_turns_and_their_median_counts():
     loads = Told(iter([4.0, 2.0, 8.0, 1.0, 1.0, 5.0, 3.0, 9.0]))
-    case, steps = _bench_loads.Case({}), []
+    case, steps = schedule.Case({}), []
     clear = lambda: loads.order.append("clear")
-    taken, notes = _bench_loads.times(loads, case, ["a", "b"], 4, clear, steps.append)
+    taken, notes = schedule.times(loads, case, ["a", "b"], 4, clear, steps.append)
     assert loads.order == ["clear" if n % 2 else "ab"[n // 2 % 4 in (1, 2)] for n in range(16)]
     assert steps[0] == "cold: a, 1 of 4" and len(steps) == 8 and not notes
-    numbers = _bench_loads.numbers(taken, 12_000_000, "b")
+    numbers = schedule.numbers(taken, 12_000_000, "b")
     assert numbers["a"]["seconds"] == [4.0, 1.0, 1.0, 9.0] and numbers["a"]["median_seconds"] == 2.5
     assert numbers["b"]["seconds"] == [2.0, 8.0, 5.0, 3.0] and numbers["b"]["median_seconds"] == 4.0
     assert numbers["a"]["speedup"] == 1.6 and numbers["a"]["gb_per_second"] == 0.0048
@@ -132,7 +133,7 @@ def test_a_load_that_is_killed_when_it_is_about_to_begin_says_nothing_of_the_nex
         "loader": "ckptfs owned", "path": file, "files": [file], "names": ["layers.0.0.weight"], "device": "cpu",
         "tell": False,
     }  # fmt: skip
-    with _bench_loads.Loads() as loads:
+    with schedule.Loads() as loads:
         pid = loads._running.pid
 
         def kill():
@@ -147,20 +148,20 @@ def test_a_load_that_is_killed_when_it_is_about_to_begin_says_nothing_of_the_nex
 
 def test_who_fails_between_is_left_out_unless_it_is_ours():
     fault = {"fault": "OSError: gone"}
-    case, quiet = _bench_loads.Case({"path": "x"}, daemon=lambda: 3), lambda _: None
+    case, quiet = schedule.Case({"path": "x"}, daemon=lambda: 3), lambda _: None
     loads = Told(iter([1.0, 2.0, fault, 4.0]))
-    taken, notes = _bench_loads.times(loads, case, ["ckptfs owned", "runai"], 2, None, quiet)
+    taken, notes = schedule.times(loads, case, ["ckptfs owned", "runai"], 2, None, quiet)
     assert [*taken] == ["ckptfs owned"] and [one["daemon"] for one in taken["ckptfs owned"]] == [3, 3]
     assert notes == ["runai failed, cached, in round 2: OSError: gone"]
-    assert _bench_loads.numbers(taken, 1, "runai")["ckptfs owned"]["speedup"] is None
+    assert schedule.numbers(taken, 1, "runai")["ckptfs owned"]["speedup"] is None
     with pytest.raises(Refused, match="x: ckptfs owned: OSError: gone"):
-        _bench_loads.times(Told(iter([fault])), case, ["ckptfs owned"], 1, None, quiet)
+        schedule.times(Told(iter([fault])), case, ["ckptfs owned"], 1, None, quiet)
 
 
 @pytest.mark.parametrize("other", ["safetensors", "mount mapped"])
 def test_tensors_that_differ_are_an_error(other, tmp_path, monkeypatch, capsys, left):
     write_shards(tmp_path / "model", 1, 1, 2, 30)
-    one = _bench_loads.Loads.one
+    one = schedule.Loads.one
 
     def changed(loads, asked, *more):
         answer = one(loads, asked, *more)
@@ -168,8 +169,8 @@ def test_tensors_that_differ_are_an_error(other, tmp_path, monkeypatch, capsys, 
             answer["tensors"]["layers.0.1.weight"][2] = "0" * 32
         return answer
 
-    monkeypatch.setattr(_bench_loads.Loads, "one", changed)
-    assert _bench.main([str(tmp_path / "model"), "--against", "safetensors"]) == FAILED
+    monkeypatch.setattr(schedule.Loads, "one", changed)
+    assert cli.main([str(tmp_path / "model"), "--against", "safetensors"]) == FAILED
     said = capsys.readouterr()
     assert f"{other} give different tensors: layers.0.1.weight\n" in said.err and not said.out
     assert left() == []
@@ -216,16 +217,16 @@ def test_a_pipe_that_is_read_gets_the_whole_page(tmp_path):
 def test_a_package_that_is_not_installed_is_told(monkeypatch, capsys):
     installed = {"torch", "safetensors"}
     found = lambda name: name if name in installed else None
-    monkeypatch.setattr(_bench_loaders.importlib.util, "find_spec", found)
-    assert _bench_loaders.chosen(None, "safetensors", "cpu") == (["safetensors owned", "safetensors"], [])
+    monkeypatch.setattr(loaders.importlib.util, "find_spec", found)
+    assert loaders.chosen(None, "safetensors", "cpu") == (["safetensors owned", "safetensors"], [])
     with pytest.raises(Refused, match="--against runai: it is not installed") as refused:
-        _bench_loaders.chosen(["safetensors", "runai"], "safetensors", "cpu")
+        loaders.chosen(["safetensors", "runai"], "safetensors", "cpu")
     assert refused.value.__notes__ == ["what to do: pip install runai-model-streamer"]
     installed.add("fastsafetensors")
-    loaders, _ = _bench_loaders.chosen(["fastsafetensors"], "safetensors", "cuda:0")
-    assert loaders == ["fastsafetensors", "fastsafetensors nogds"]
+    names, _ = loaders.chosen(["fastsafetensors"], "safetensors", "cuda:0")
+    assert names == ["fastsafetensors", "fastsafetensors nogds"]
     installed.remove("torch")
-    assert _bench.main(["x.safetensors"]) == FAILED
+    assert cli.main(["x.safetensors"]) == FAILED
     assert "what to do: pip install torch" in capsys.readouterr().err
 
 
@@ -253,7 +254,7 @@ def test_root_has_all_caches_dropped(tmp_path, monkeypatch, capsys):
     drop = tmp_path / "drop_caches"
     monkeypatch.setattr(_page_cache, "_DROP", str(drop))
     words = [str(tmp_path / "model"), "--runs", "1", "--json", "--against", "safetensors"]
-    assert _bench.main(words) == DONE
+    assert cli.main(words) == DONE
     found = json.loads(capsys.readouterr().out)
     assert found["cleared_by"] == str(drop) and drop.read_text() == "3\n" and not found["notes"]
 

@@ -6,7 +6,8 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from ckptfs import _bench, _bench_page, _bench_report, _page_cache
+from ckptfs import _page_cache
+from ckptfs.bench import cli, html, report
 
 from program import DONE
 from samples import write_shards
@@ -71,7 +72,7 @@ def test_a_page_is_written_beside_the_table(tmp_path, capsys, left):
     written = tmp_path / "page.html"
     written.write_text("an older one")
     words = [str(folder), "--runs", "1", "--against", "safetensors", "--html", str(written)]
-    assert _bench.main(words) == DONE
+    assert cli.main(words) == DONE
     said = capsys.readouterr()
     assert "ckptfs mapped" in said.out and "\x1b" not in said.out and "\u202e" not in said.out
     page = Page(written.read_text())
@@ -81,19 +82,19 @@ def test_a_page_is_written_beside_the_table(tmp_path, capsys, left):
 
 
 def test_nothing_hostile_is_in_a_page_as_it_is():
-    page = _bench_page.page(found(path=HOSTILE, notes=[HOSTILE], cleared_by=HOSTILE, against=HOSTILE))
+    page = html.page(found(path=HOSTILE, notes=[HOSTILE], cleared_by=HOSTILE, against=HOSTILE))
     parsed = Page(page.decode())
     assert not {"img", "script", "link", "iframe", "object"} & {*parsed.tags}
     assert not any(value.startswith(("on", "src=", "href=")) for value in parsed.values)
     assert b"\x1b" not in page and "\u202e" not in page.decode()
     # The path twice, the note, the means once, the reference in two tables, and the device.
     assert parsed.text.count("<img src=x") == 7
-    assert _bench_page.page(found(path="\udcff")).decode().count("\\udcff") == 2
+    assert html.page(found(path="\udcff")).decode().count("\\udcff") == 2
     assert "http" not in page.decode().replace("http-equiv", "")
 
 
 def test_bars_are_as_long_as_medians_with_their_spread():
-    parsed = Page(_bench_page.page(found()).decode())
+    parsed = Page(html.page(found()).decode())
     # Of 420 for the most, which is 4 seconds; from there on the left edge of the bars, at 170.
     assert "width=210.0" in parsed.values and "width=315.0" in parsed.values
     assert "d=M275.0 9.0v8m0 -4H590.0m0 -4v8" in parsed.values
@@ -103,13 +104,13 @@ def test_bars_are_as_long_as_medians_with_their_spread():
 
 
 def test_a_table_has_the_columns_that_are_known():
-    lines = [*_bench_report.table(found())]
+    lines = [*report.table(found())]
     heads = next(line for line in lines if line.startswith("cold"))
     assert "daemon's CPU" in heads and heads.endswith("speed-up against safetensors")
     row = next(line for line in lines if line.startswith("  ckptfs owned"))
     assert row.endswith("  1.50x (1.25 to 2.00)") and len(row) == len(heads)
     told = one([1.0]) | {"speedup": None, "peak_bytes": None}
-    lines = "\n".join(_bench_report.table(found(cold=None, cached={"a": told}, against=None)))
+    lines = "\n".join(report.table(found(cold=None, cached={"a": told}, against=None)))
     assert "cold" not in lines and "daemon" not in lines and "peak" not in lines and "speed-up" not in lines
 
 
@@ -123,7 +124,7 @@ def test_a_terminal_shows_how_far_it_is_and_keeps_nothing_of_it(tmp_path, monkey
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     words = [str(tmp_path / "model"), "--runs", "1", "--json", "--against", "safetensors"]
-    assert _bench.main(words) == DONE
+    assert cli.main(words) == DONE
     json.loads(capsys.readouterr().out)
     shown = terminal.getvalue().split("\r")
     assert "  0%  comparing: ckptfs owned" in shown[1] and "cached: safetensors, 1 of 1" in shown[-3]

@@ -10,7 +10,8 @@ import time
 import ckptfs
 import pytest
 import torch
-from ckptfs import _bench, _bench_loads, _bench_mount, _mounts, _page_cache, _process
+from ckptfs import _mounts, _page_cache, _process
+from ckptfs.bench import cli, mount, schedule
 from ckptfs._errors import error
 
 from mounts import PATIENCE, until
@@ -20,9 +21,10 @@ from samples import numbers, write_shards
 # As another user than root, who may not drop all caches.
 RUN = """
 import sys
-from ckptfs import _bench, _page_cache
+from ckptfs import _page_cache
+from ckptfs.bench import cli
 _page_cache._DROP = "/nonexistent/drop_caches"
-sys.exit(_bench.main(sys.argv[1:]))
+sys.exit(cli.main(sys.argv[1:]))
 """
 
 
@@ -49,7 +51,7 @@ def test_what_the_mount_shows_for_a_checkpoint_is_found(tmp_path, left):
     }  # fmt: skip
     for name, names in cases.items():
         path = str(tmp_path / name)
-        with _bench_mount.Shown(path, about(path)) as shown:
+        with mount.Shown(path, about(path)) as shown:
             with ckptfs.safe_open(shown.image, "pt") as file:
                 assert {*file.keys()} == {*names}, name
         assert left() == [], name
@@ -68,13 +70,13 @@ def test_each_cold_load_has_a_daemon_that_has_read_nothing(tmp_path, left):
             assert daemon() >= 0
             return {"returned": 1, "had": 1, "cpu": 1, "peak": 1, "daemon": 0}
 
-    with _bench_mount.Shown(path, about(path)) as shown:
-        case = _bench_loads.Case({"path": path}, shown)
+    with mount.Shown(path, about(path)) as shown:
+        case = schedule.Case({"path": path}, shown)
         loaders = ["mount owned", "mount mapped"]
-        _bench_loads.times(Loads(), case, loaders, 2, lambda: None, lambda _: None)
+        schedule.times(Loads(), case, loaders, 2, lambda: None, lambda _: None)
         assert len({pid for _, pid, _ in pids}) == 4 and {reads for _, _, reads in pids} == {0}
         pids.clear()
-        _bench_loads.times(Loads(), case, loaders, 2, None, lambda _: None)
+        schedule.times(Loads(), case, loaders, 2, None, lambda _: None)
         assert len({pid for _, pid, _ in pids}) == 1
     assert left() == []
 
@@ -87,7 +89,7 @@ def test_where_no_mount_can_be_made_the_rest_is_measured(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(_mounts, "mount", none)
     words = [str(tmp_path / "model"), "--runs", "1", "--json", "--against", "safetensors"]
-    assert _bench.main(words) == DONE
+    assert cli.main(words) == DONE
     found = json.loads(capsys.readouterr().out)
     why = "/dev/fuse: is not there; what to do: modprobe fuse"
     assert found["notes"][0] == f"nothing was loaded through a mount: {why}"
@@ -99,7 +101,7 @@ def test_files_of_a_mount_are_not_called_cold(tmp_path, capsys, left):
     tensors = write_shards(tmp_path / "model", 1, 1, 2, 30)
     with ckptfs.mount(tmp_path / "model") as path:
         words = ["--runs", "1", "--json", "--against", "safetensors"]
-        assert _bench.main([str(path / "model.safetensors"), *words]) == DONE
+        assert cli.main([str(path / "model.safetensors"), *words]) == DONE
         found = json.loads(capsys.readouterr().out)
     assert found["cold"] is None and found["tensors"] == len(tensors)
     # What others read is the mount that is there; another one would be of that.
@@ -138,7 +140,7 @@ def test_a_signal_leaves_nothing(number, state, tmp_path, left):
         until("there is a mount", lambda: len(left()) == 2 or running.poll() is not None)
         if state == "in its loads":
             # The process that imports torch has forked one that loads.
-            forks = lambda: [pid for pid in processes(mark) if b"_bench_one" in words_of(pid)]
+            forks = lambda: [pid for pid in processes(mark) if b"ckptfs.bench.worker" in words_of(pid)]
             until("it loads", lambda: len(forks()) > 1 or running.poll() is not None)
         # As a terminal sends it: to all that was started with it. What comes after it changes nothing.
         os.killpg(running.pid, number)

@@ -2,7 +2,7 @@
 
 import statistics
 
-from ckptfs import _bench_machine
+from ckptfs.bench import machine
 
 
 def table(found):
@@ -27,7 +27,7 @@ def _lines(found):
         for line in lines:
             yield "  ".join([line[0].ljust(wide[0]), *(line[n].rjust(wide[n]) for n in kept[1:])])
     yield ""
-    for what, which in _bench_machine.in_words(found["machine"]):
+    for what, which in machine.in_words(found["machine"]):
         yield f"{what}: {which}"
     for note in found["notes"]:
         yield f"note: {note}"

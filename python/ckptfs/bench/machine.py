@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ckptfs import _page_cache
-from ckptfs._bench_loaders import PEERS
+from ckptfs.bench.loaders import PEERS
 
 
 def machine(path):

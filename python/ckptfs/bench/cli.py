@@ -14,12 +14,13 @@ import os
 import stat
 import sys
 
-from ckptfs import _bench_loads, _bench_page, _bench_report, _new_file, _page_cache, _process, _stops
+from ckptfs import _new_file, _page_cache, _process, _stops
 from ckptfs._bar import Bar
-from ckptfs._bench_loaders import MOUNTED, OURS, PEERS, REFERENCES, chosen, is_installed
-from ckptfs._bench_machine import machine
-from ckptfs._bench_mount import Shown, daemon_of
 from ckptfs._errors import SafetensorError, error, in_words
+from ckptfs.bench import html, report, schedule
+from ckptfs.bench.loaders import MOUNTED, OURS, PEERS, REFERENCES, chosen, is_installed
+from ckptfs.bench.machine import machine
+from ckptfs.bench.mount import Shown, daemon_of
 
 _DONE, _FAILED = 0, 1
 
@@ -49,7 +50,7 @@ def main(words):
             file = _new_page(asked.html, ends)
             found = measure(asked.path, asked.device, asked.runs, asked.against, bar)
             if file:
-                file.write(_bench_page.page(found))
+                file.write(html.page(found))
     except _stops.Stopped as stopped:
         return stopped.die()
     except SafetensorError as refused:
@@ -58,7 +59,7 @@ def main(words):
     except OSError as fault:
         print(f"ckptfs: {fault.filename or asked.path}: {fault.strerror}", file=sys.stderr)
         return _FAILED
-    print(json.dumps(found, indent=2) if asked.json else "\n".join(_bench_report.table(found)))
+    print(json.dumps(found, indent=2) if asked.json else "\n".join(report.table(found)))
     return _DONE
 
 
@@ -123,10 +124,10 @@ def measure(path, device="cpu", runs=5, against=None, bar=None):
         # Others read the mount that is there already: another one would be of that.
         shown = None if daemon else _shown(path, about, notes, ends)
         loaders = [*OURS, *(MOUNTED if shown else []), *others]
-        loads = ends.enter_context(_bench_loads.Loads())
-        case = _bench_loads.Case(asked, shown, daemon)
+        loads = ends.enter_context(schedule.Loads())
+        case = schedule.Case(asked, shown, daemon)
         tick = _Steps(bar, len(loaders), runs)
-        loaders, refused, called = _bench_loads.checked(loads, case, loaders, tick)
+        loaders, refused, called = schedule.checked(loads, case, loaders, tick)
         found = {
             "path": path, "format": about["format"], "device": device, "runs": runs,
             "bytes": sum(tensor["nbytes"] for tensor in about["tensors"]), "tensors": len(about["tensors"]),
@@ -162,9 +163,9 @@ def _measure_states(found, files, loads, case, tick):
     """Fills in what is found cold and cached."""
 
     def measured(state, clear=None):
-        taken, failed = _bench_loads.times(loads, case, found["loaders"], found["runs"], clear, tick)
+        taken, failed = schedule.times(loads, case, found["loaders"], found["runs"], clear, tick)
         found["notes"] += failed
-        found[state] = _bench_loads.numbers(taken, found["bytes"], found["against"])
+        found[state] = schedule.numbers(taken, found["bytes"], found["against"])
 
     def clear():
         how = _page_cache.clear(files)

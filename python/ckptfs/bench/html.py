@@ -6,9 +6,9 @@ Every text goes through `_text`: paths and names are whoever's made them.
 import html
 import statistics
 
-from ckptfs import _bench_machine
-from ckptfs._bench_loaders import MOUNTED, OURS
-from ckptfs._bench_report import HEADS, row, shown, size_of, states
+from ckptfs.bench import machine
+from ckptfs.bench.loaders import MOUNTED, OURS
+from ckptfs.bench.report import HEADS, row, shown, size_of, states
 
 _STYLE = """\
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #d5dae0; --ours: #2166ac;
@@ -52,7 +52,7 @@ def _parts(found):
         yield from _table(found[state], found["against"])
         yield from _charts(found[state])
     yield "<h2>Measured on</h2>\n<dl>"
-    for what, which in _bench_machine.in_words(found["machine"]):
+    for what, which in machine.in_words(found["machine"]):
         yield f"<dt>{_text(what)}</dt><dd>{_text(which)}</dd>"
     yield "</dl>"
     if found["notes"]:

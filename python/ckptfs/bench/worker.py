@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from ckptfs import _bench_loaders
+from ckptfs.bench import loaders
 
 _PAGE = 4096
 
@@ -65,7 +65,7 @@ def _peak_begins():
 
 def _measured(asked, wait):
     """What is told of one load, which begins when `wait` returns."""
-    load = _bench_loaders.LOADERS[asked["loader"]]()
+    load = loaders.LOADERS[asked["loader"]]()
     device = torch.device(asked["device"])
     # The first use of a device sets it up.
     torch.zeros(1, device=device)
@@ -80,7 +80,7 @@ def _measured(asked, wait):
     if asked["tell"]:
         called = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         # Of ours alone: what was not done as it was asked for.
-        report = sys.modules["ckptfs"].last_report() if asked["loader"] in _bench_loaders.OURS else None
+        report = sys.modules["ckptfs"].last_report() if asked["loader"] in loaders.OURS else None
         fallbacks = report.fallbacks if report else {}
         digests = {name: _digest(tensor) for name, tensor in tensors.items()}
         return {"tensors": digests, "device": called, "fallbacks": fallbacks}

@@ -11,7 +11,7 @@ from multiprocessing import Pipe
 from typing import Any, NamedTuple
 
 from ckptfs import _process, _stops
-from ckptfs._bench_loaders import MOUNTED, OURS
+from ckptfs.bench.loaders import MOUNTED, OURS
 from ckptfs._errors import error
 
 
@@ -45,7 +45,7 @@ class Loads:
         with theirs:
             # In a session of its own: a Ctrl-C is for who waits, and ends this by ending that.
             self._running = subprocess.Popen(
-                [*start, "-m", "ckptfs._bench_one", str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                [*start, "-m", "ckptfs.bench.worker", str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said, env=environment,
                 start_new_session=True,
             )  # fmt: skip

@@ -1,0 +1,1 @@
+"""`ckptfs bench`: how fast a checkpoint loads, with ckptfs and with other libraries."""
