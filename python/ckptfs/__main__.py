@@ -2,6 +2,6 @@
 
 import sys
 
-from ckptfs._command import main
+from ckptfs.cli import main
 
 sys.exit(main())

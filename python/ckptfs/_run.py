@@ -31,7 +31,7 @@ def main(words):
     if not is_module and not os.path.exists(words[0]):
         print(f"error: {words[0]}: no such file\n\n{_USAGE}", end="", file=sys.stderr)
         return 2
-    from ckptfs._install import install
+    from ckptfs.shims.install import install
 
     install()
     sys.argv[:] = words

@@ -4,11 +4,12 @@ import sys
 
 import numpy as np
 
-from ckptfs import _casts, _load, _settings
-from ckptfs._arrays import Numpy
-from ckptfs._open import safe_open
-from ckptfs._source import open_one, options
-from ckptfs._write import TensorSpec, deserialize, serialize, serialize_file
+from ckptfs import settings
+from ckptfs.load import dtype_cast, pipeline
+from ckptfs.load.numpy import Numpy
+from ckptfs.load.safe_open import safe_open
+from ckptfs.load.handle import open_one, options
+from ckptfs.save.serialize import TensorSpec, deserialize, serialize, serialize_file
 from ckptfs import _ckptfs
 
 __all__ = [
@@ -28,12 +29,12 @@ def load_file(filename, *, backend=None, names=None, into=None, dtype=None, root
 
         arrays = load_file("model.safetensors", names=["embedding", "head"])
     """
-    num_threads, memory = _settings.limits(num_threads, memory)
+    num_threads, memory = settings.limits(num_threads, memory)
     how = options(root, allow_partial, follow_symlinks, num_threads,
-                  _casts.for_reading(memory, dtype), leave_cache)
+                  dtype_cast.for_reading(memory, dtype), leave_cache)
     opened, why = open_one(filename, how)
-    return _load.load_named(
-        opened, names, Numpy, _settings.backend(backend, Numpy.BACKEND), into=into, dtype=dtype,
+    return pipeline.load_named(
+        opened, names, Numpy, settings.backend(backend, Numpy.BACKEND), into=into, dtype=dtype,
         memory=memory, progress=progress, report=report, why=why,
     )  # fmt: skip
 
@@ -41,7 +42,7 @@ def load_file(filename, *, backend=None, names=None, into=None, dtype=None, root
 def load(data):
     """The arrays of a checkpoint whose bytes are in memory."""
     opened = _ckptfs.Opened.of_bytes(data, options())
-    return _load.load_named(opened, None, Numpy, _settings.PREAD)
+    return pipeline.load_named(opened, None, Numpy, settings.PREAD)
 
 
 def save(tensor_dict, metadata=None):

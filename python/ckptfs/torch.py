@@ -4,12 +4,14 @@ import os
 
 import torch
 
-from ckptfs import _casts, _ckptfs, _load, _settings, _sharded
-from ckptfs._cached import loaded_or_made
+from ckptfs import _ckptfs, settings
+from ckptfs.load import dtype_cast, pipeline
+from ckptfs.save import sharded
+from ckptfs.load.cached import loaded_or_made
 from ckptfs._errors import error, path_of
-from ckptfs._frameworks import TYPES, Torch, lacking
-from ckptfs._open import safe_open
-from ckptfs._shared import (  # noqa: F401
+from ckptfs.load.torch import TYPES, Torch, lacking
+from ckptfs.load.safe_open import safe_open
+from ckptfs.save.shared_tensors import (  # noqa: F401
     _end_ptr,
     _find_shared_tensors,
     _is_complete,
@@ -17,9 +19,9 @@ from ckptfs._shared import (  # noqa: F401
     storage_ptr,
     storage_size,
 )
-from ckptfs._source import open_one, options
-from ckptfs._together import load_distributed
-from ckptfs._write import TensorSpec, deserialize, serialize, serialize_file
+from ckptfs.load.handle import open_one, options
+from ckptfs.distributed.load_distributed import load_distributed
+from ckptfs.save.serialize import TensorSpec, deserialize, serialize, serialize_file
 
 __all__ = [
     "TensorSpec", "cached", "deserialize", "load", "load_distributed", "load_file", "load_model",
@@ -66,13 +68,13 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
         load_file("models/llama", into=model.state_dict())
     """
     # What cannot be meant is refused whether the file is there or not: `cached` asks first, and then makes it.
-    num_threads, memory = _settings.limits(num_threads, memory)
-    way, device = _settings.backend(backend, Torch.BACKEND), Torch.device(device)
+    num_threads, memory = settings.limits(num_threads, memory)
+    way, device = settings.backend(backend, Torch.BACKEND), Torch.device(device)
     dtype = None if dtype is None else Torch.type_named(dtype)
     how = options(root, allow_partial, follow_symlinks, num_threads,
-                  _casts.for_reading(memory, dtype), leave_cache)
+                  dtype_cast.for_reading(memory, dtype), leave_cache)
     opened, why = open_one(filename, how)
-    return _load.load_named(
+    return pipeline.load_named(
         opened, names, Torch, way, device=device, into=into, dtype=dtype, memory=memory, progress=progress,
         report=report, why=why,
     )  # fmt: skip
@@ -101,7 +103,7 @@ def load(data):
         tensors = load(open("model.safetensors", "rb").read())
     """
     opened = _ckptfs.Opened.of_bytes(data, options())
-    return _load.load_named(opened, None, Torch, _settings.PREAD)
+    return pipeline.load_named(opened, None, Torch, settings.PREAD)
 
 
 def save(tensors, metadata=None):
@@ -180,10 +182,10 @@ def save_sharded(tensors, directory, max_shard_size="5GB", metadata=None, *, nam
         save_sharded(model.state_dict(), "models/mine", max_shard_size="2GB")
     """
     _check(tensors)
-    most, threads = _settings.size(max_shard_size, "max_shard_size"), _settings.limits(num_threads, None)[0]
+    most, threads = settings.size(max_shard_size, "max_shard_size"), settings.limits(num_threads, None)[0]
     specs = {key: _Later(key, tensor) for key, tensor in tensors.items()}
     metadata = {"format": "pt"} if metadata is None else metadata
-    return _sharded.write(specs, directory, most, metadata, name, threads, sync)
+    return sharded.write(specs, directory, most, metadata, name, threads, sync)
 
 
 def load_sharded(directory, device="cpu", **how):

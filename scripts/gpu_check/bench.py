@@ -198,9 +198,9 @@ def in_turn(job, ways, entries, part, title, state, files, size):
 
 
 def clear(files):
-    from ckptfs import _page_cache
+    from ckptfs.bench import page_cache
 
-    return _page_cache.clear(files)
+    return page_cache.clear(files)
 
 
 def ceiling(job, state):

@@ -67,13 +67,13 @@ def reads(device, disk, shm, times, quick):
 
 def cold(device, disk, shm, times, quick):
     """Off the disk, past the page cache, once it has nothing of the file."""
-    from ckptfs import _page_cache
+    from ckptfs.bench import page_cache
 
     for threads in [8] if quick else [4, 8, 16, 32]:
         # Memory of a mapping begins with a page, which reads past the page cache need.
         memory, took = [mmap.mmap(-1, _PIECE) for _ in range(threads)], []
         for _ in range(min(times, 3)):
-            how = _page_cache.clear([disk])
+            how = page_cache.clear([disk])
             start = time.perf_counter()
             _read(disk, threads, memory, os.O_RDONLY | os.O_DIRECT)
             took.append(time.perf_counter() - start)

@@ -95,6 +95,6 @@ def tuning(job):
 
 
 def has_pinned():
-    from ckptfs import _settings
+    from ckptfs import settings
 
-    return "pinned" in _settings._VARIABLES
+    return "pinned" in settings._VARIABLES

@@ -12,7 +12,8 @@ from pathlib import Path
 import ckptfs
 import pytest
 import torch
-from ckptfs import _new_file, _page_cache
+from ckptfs.bench import page_cache
+from ckptfs.save import atomic_file
 from ckptfs.bench import cli, loaders, schedule
 
 from program import DONE, FAILED, REFUSED, USAGE
@@ -32,7 +33,7 @@ def bench(*words):
 @pytest.fixture(autouse=True)
 def never_all(monkeypatch, tmp_path):
     """What other programs have cached is not forgotten for a test."""
-    monkeypatch.setattr(_page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
+    monkeypatch.setattr(page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
 
 
 def test_shards_are_measured_against_all_that_is_installed(tmp_path, capsys, left):
@@ -208,7 +209,7 @@ def test_a_pipe_that_is_read_gets_the_whole_page(tmp_path):
     os.mkfifo(pipe)
     with open(read, "wb") as out, subprocess.Popen(["cat", pipe], stdout=out) as cat:
         # A plain open waits for the reader.
-        with open(pipe, "wb"), _new_file.replacing(pipe, waits=False) as file:
+        with open(pipe, "wb"), atomic_file.replacing(pipe, waits=False) as file:
             file.write(page)
         assert cat.wait() == 0
     assert read.read_bytes() == page
@@ -238,21 +239,21 @@ def test_a_device_that_is_not_there_is_told(tmp_path):
 
 @pytest.mark.parametrize("at_once", [1 << 30, 1 << 20])
 def test_files_leave_the_page_cache_and_come_back(at_once, tmp_path, monkeypatch):
-    monkeypatch.setattr(_page_cache, "_AT_ONCE", at_once)
+    monkeypatch.setattr(page_cache, "_AT_ONCE", at_once)
     paths = [tmp_path / "large", tmp_path / "small", tmp_path / "empty"]
     for path, size in zip(paths, (5 << 20, 100, 0), strict=True):
         path.write_bytes(os.urandom(size))
-    assert _page_cache.cached(paths) == 1
-    assert _page_cache.clear(paths) == "posix_fadvise"
-    assert _page_cache.cached(paths) == 0
-    _page_cache.warm(paths)
-    assert _page_cache.cached(paths) == 1
+    assert page_cache.cached(paths) == 1
+    assert page_cache.clear(paths) == "posix_fadvise"
+    assert page_cache.cached(paths) == 0
+    page_cache.warm(paths)
+    assert page_cache.cached(paths) == 1
 
 
 def test_root_has_all_caches_dropped(tmp_path, monkeypatch, capsys):
     write_shards(tmp_path / "model", 1, 1, 1, 30)
     drop = tmp_path / "drop_caches"
-    monkeypatch.setattr(_page_cache, "_DROP", str(drop))
+    monkeypatch.setattr(page_cache, "_DROP", str(drop))
     words = [str(tmp_path / "model"), "--runs", "1", "--json", "--against", "safetensors"]
     assert cli.main(words) == DONE
     found = json.loads(capsys.readouterr().out)
@@ -265,11 +266,11 @@ def test_files_that_stay_cached_are_not_called_cold(tmp_path):
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
         assert sum(memory[::mmap.PAGESIZE])
         with pytest.raises(Refused, match="stays in the page cache, after posix_fadvise 100%"):
-            _page_cache.clear([path])
+            page_cache.clear([path])
     in_memory = Path("/dev/shm", f"ckptfs-test-{os.getpid()}")
     in_memory.write_bytes(b"x")
     try:
         with pytest.raises(Refused, match="lies in memory"):
-            _page_cache.clear([in_memory])
+            page_cache.clear([in_memory])
     finally:
         in_memory.unlink()

@@ -6,7 +6,7 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from ckptfs import _page_cache
+from ckptfs.bench import page_cache
 from ckptfs.bench import cli, html, report
 
 from program import DONE
@@ -18,7 +18,7 @@ HOSTILE = "<img src=x onerror=alert(1)> & \"'\x1b[31m\u202e\n"
 @pytest.fixture(autouse=True)
 def never_all(monkeypatch, tmp_path):
     """What other programs have cached is not forgotten for a test."""
-    monkeypatch.setattr(_page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
+    monkeypatch.setattr(page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
 
 
 class Page(HTMLParser):

@@ -10,7 +10,8 @@ import time
 import ckptfs
 import pytest
 import torch
-from ckptfs import _mounts, _page_cache, _process
+from ckptfs import mounting, child_process
+from ckptfs.bench import page_cache
 from ckptfs.bench import cli, mount, schedule
 from ckptfs._errors import error
 
@@ -21,9 +22,9 @@ from samples import numbers, write_shards
 # As another user than root, who may not drop all caches.
 RUN = """
 import sys
-from ckptfs import _page_cache
+from ckptfs.bench import page_cache
 from ckptfs.bench import cli
-_page_cache._DROP = "/nonexistent/drop_caches"
+page_cache._DROP = "/nonexistent/drop_caches"
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -31,11 +32,11 @@ sys.exit(cli.main(sys.argv[1:]))
 @pytest.fixture(autouse=True)
 def never_all(monkeypatch, tmp_path):
     """What other programs have cached is not forgotten for a test."""
-    monkeypatch.setattr(_page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
+    monkeypatch.setattr(page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
 
 
 def about(path):
-    return json.loads(_process.run("inspect", "--json", "--tensors", "--", path).out)
+    return json.loads(child_process.run("inspect", "--json", "--tensors", "--", path).out)
 
 
 def test_what_the_mount_shows_for_a_checkpoint_is_found(tmp_path, left):
@@ -87,7 +88,7 @@ def test_where_no_mount_can_be_made_the_rest_is_measured(tmp_path, monkeypatch, 
     def none(_, **options):
         raise error("/dev/fuse: is not there", "modprobe fuse")
 
-    monkeypatch.setattr(_mounts, "mount", none)
+    monkeypatch.setattr(mounting, "mount", none)
     words = [str(tmp_path / "model"), "--runs", "1", "--json", "--against", "safetensors"]
     assert cli.main(words) == DONE
     found = json.loads(capsys.readouterr().out)
@@ -166,7 +167,7 @@ def test_a_mount_that_is_refused_is_no_missing_file(tmp_path, monkeypatch, left)
     def refused(*words, **_):
         raise error(f"{words[-1]}: mount failed: Operation not permitted", "see that fusermount3 is setuid root")
 
-    monkeypatch.setattr(_process, "run", refused)
+    monkeypatch.setattr(child_process, "run", refused)
     with pytest.raises(ckptfs.SafetensorError) as told:
         ckptfs.mount(tmp_path)
     assert not isinstance(told.value, OSError) and left() == []

@@ -17,7 +17,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from ckptfs import _install, _stand_ins
+from ckptfs.shims import install, calls
 
 from samples import numbers, write_shards
 
@@ -33,7 +33,7 @@ def file(tmp_path):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    _stand_ins._told.clear()
+    calls._told.clear()
     yield
     assert not left(), left()
     assert (safetensors.safe_open, safetensors.torch.load_file) == ORIGINALS
@@ -41,12 +41,12 @@ def nothing_is_left():
 
 def left():
     """Where something of ours still is in the modules of others."""
-    ours = _install.__name__, _stand_ins.__name__
+    ours = install.__name__, calls.__name__
     return [
         f"{name}.{key}" for name, module in list(sys.modules.items()) if not name.startswith("ckptfs")
         for key, value in list(getattr(module, "__dict__", {}).items())
         if type(value).__module__ in ours
-        or (type(value) is types.FunctionType and value.__code__.co_filename == _stand_ins.__file__)
+        or (type(value) is types.FunctionType and value.__code__.co_filename == calls.__file__)
     ] + [type(finder).__name__ for finder in sys.meta_path if type(finder).__module__ in ours]  # fmt: skip
 
 
@@ -387,7 +387,7 @@ def test_a_child_forked_while_a_thread_installs_can_install_too(file):
     held, done = threading.Event(), threading.Event()
 
     def holds():
-        with _install._lock:
+        with install._lock:
             held.set()
             done.wait(60)
 
@@ -422,7 +422,7 @@ loads = ckptfs.stats()["loads"]
 loader = type(safetensors.__spec__.loader).__module__ + type(safetensors.__loader__).__module__
 ckptfs.uninstall()
 back = "ckptfs" not in repr(type(safetensors.safe_open)) and "ckptfs" not in repr(sys.meta_path)
-load_file_is_back = load_file is safetensors.torch.load_file and "_stand_ins" not in load_file.__code__.co_filename
+load_file_is_back = load_file is safetensors.torch.load_file and "shims" not in load_file.__code__.co_filename
 print(json.dumps([early, loaded, loads, "ckptfs" in loader, back, load_file_is_back]))
 """
     assert run(code, path) == [False, 2, 1, False, True, True]

@@ -9,7 +9,8 @@ import pytest
 import safetensors
 import safetensors.torch
 
-from ckptfs import _settings, _stand_ins
+from ckptfs import settings
+from ckptfs.shims import calls
 
 from test_install import ORIGINALS, check_same, file, nothing_is_left, originals, run
 
@@ -22,7 +23,7 @@ def lines(caplog, level):
 
 def test_a_thousand_files_of_one_reason_are_one_warning(tmp_path, monkeypatch, caplog):
     # The first use of the logger sets its level.
-    caplog.set_level("DEBUG", _settings.logger().name)
+    caplog.set_level("DEBUG", settings.logger().name)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a folder").mkdir()
     paths = [f"a folder/{n}.safetensors" for n in range(250)] + [f"x{n}.safetensors" for n in range(250)]
@@ -45,7 +46,7 @@ def test_a_thousand_files_of_one_reason_are_one_warning(tmp_path, monkeypatch, c
 
 
 def test_a_missing_file_is_no_warning(file, tmp_path, caplog):
-    caplog.set_level("DEBUG", _settings.logger().name)
+    caplog.set_level("DEBUG", settings.logger().name)
     path, _ = file
     before = originals()
     with ckptfs.installed():
@@ -97,14 +98,14 @@ def test_what_is_kept_of_reasons_is_bounded(file, monkeypatch, caplog):
         for _ in range(200):
             check_same(safetensors.torch.load_file(path), tensors)
     assert originals() == before + 200
-    assert len(_stand_ins._told) == 64 and sum(len(reason[2]) for reason in _stand_ins._told) <= 64 * 500
+    assert len(calls._told) == 64 and sum(len(reason[2]) for reason in calls._told) <= 64 * 500
 
 
 @pytest.mark.parametrize("version", ["0.3.9", "0.10.0", "1.0.0", "new", None])
 def test_a_version_that_is_not_known_is_left_alone(file, monkeypatch, caplog, version):
     path, tensors = file
     monkeypatch.setattr(safetensors, "__version__", version)
-    monkeypatch.setattr("ckptfs._install._unknown", set())
+    monkeypatch.setattr("ckptfs.shims.install._unknown", set())
     if version is None:
         monkeypatch.delattr(safetensors, "__version__")
     with ckptfs.installed():
@@ -139,7 +140,7 @@ print(json.dumps([theirs, said, safetensors.safe_open(), safetensors.torch.load_
     theirs, said, *given = run(code, tmp_path)
     assert given == [1, 2]
     if known:
-        assert "_stand_ins" in theirs[1] and theirs[0] == "a class" and not said
+        assert "shims" in theirs[1] and theirs[0] == "a class" and not said
     else:
         assert all(str(tmp_path) in where for where in theirs)
         assert said and all("safetensors 0.12.0 is not known" in line for line in said)

@@ -12,7 +12,7 @@ import ckptfs.torch
 import pytest
 import torch
 
-from ckptfs import _hidden
+from ckptfs.save import temp_name
 from compare import check_same
 from samples import numbers
 
@@ -35,7 +35,7 @@ def hidden(folder):
 
 def part_of(folder, name=TARGET):
     """The hidden file of a name."""
-    return type(folder)(_hidden.name_for(os.fspath(folder), name))
+    return type(folder)(temp_name.name_for(os.fspath(folder), name))
 
 
 def killed(folder, act, at, named=False):
@@ -55,9 +55,9 @@ folder = sys.argv[1]
 
 def test_the_name_that_goes_with_another_is_known_everywhere():
     # The unit tests of src/export/temp_name.rs have the same names.
-    assert _hidden.name_for("a", "model.safetensors") == "a/.ckptfs-f92548523eb0edb1.part"
-    assert _hidden.name_for("", "größe.bin") == ".ckptfs-a7631d0a463cca65.part"
-    assert len(os.path.basename(_hidden.name_for("a", "n" * 255))) == 29
+    assert temp_name.name_for("a", "model.safetensors") == "a/.ckptfs-f92548523eb0edb1.part"
+    assert temp_name.name_for("", "größe.bin") == ".ckptfs-a7631d0a463cca65.part"
+    assert len(os.path.basename(temp_name.name_for("a", "n" * 255))) == 29
 
 
 @pytest.mark.parametrize("at, named", [("replace", False), ("replace", True), ("fsync", True)])
@@ -135,7 +135,7 @@ def test_without_locks_nothing_is_taken_for_a_dead_ones(tmp_path, monkeypatch):
 def test_a_filesystem_that_says_nonsense_keeps_nobody_from_saving(tmp_path, monkeypatch, says):
     """It has files with names alone, and of each that it is locked, or another than that of its name."""
     monkeypatch.setattr(os.path, "isdir", lambda path, real=os.path.isdir: path != "/proc/self/fd" and real(path))
-    monkeypatch.setattr(_hidden, "hold" if says == "locked" else "_is", lambda *given: False)
+    monkeypatch.setattr(temp_name, "hold" if says == "locked" else "_is", lambda *given: False)
     ckptfs.torch.save_file(old(), tmp_path / TARGET)
     check_same(ckptfs.torch.load_file(tmp_path / TARGET), old())
     assert len(hidden(tmp_path)) <= 1

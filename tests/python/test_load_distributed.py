@@ -8,7 +8,7 @@ import random
 import ckptfs
 import pytest
 import torch
-from ckptfs import _shares
+from ckptfs.distributed import rank_plan
 from ckptfs.torch import load_distributed, load_file
 from safetensors.torch import save_file
 
@@ -197,9 +197,9 @@ def test_every_byte_that_several_want_is_read_by_one_of_them():
             takers = tuple(rank for rank in range(ranks) if numbers.random() < 0.7)
             dim = numbers.randrange(len(shape)) if shape and numbers.random() < 0.5 else None
             size = 4 * torch.Size(shape).numel()
-            plan.append(_shares.Wanted(size, shape, numbers.random() < 0.8, takers, dim))
+            plan.append(rank_plan.Wanted(size, shape, numbers.random() < 0.8, takers, dim))
         seen = [[] for _ in plan]
-        for parcels in _shares.rounds(plan, ranks, at_once):
+        for parcels in rank_plan.rounds(plan, ranks, at_once):
             assert len(parcels) == ranks
             for reader, parcel in enumerate(parcels):
                 if parcel is None:
@@ -212,7 +212,7 @@ def test_every_byte_that_several_want_is_read_by_one_of_them():
                     assert piece.axis is None or wanted.dim is None or piece.axis < wanted.dim
                     seen[piece.place].append(piece)
         for wanted, pieces in zip(plan, seen, strict=True):
-            if _shares.is_alone(wanted) or not wanted.takers:
+            if rank_plan.is_alone(wanted) or not wanted.takers:
                 assert not pieces
                 continue
             assert sum(piece.nbytes for piece in pieces) == wanted.nbytes

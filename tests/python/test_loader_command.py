@@ -22,7 +22,7 @@ from samples import write_shards
 def command(tmp_path_factory):
     """The script that the wheel's entry stands for."""
     script = tmp_path_factory.mktemp("bin") / "ckptfs"
-    script.write_text(f"#!{sys.executable}\nimport sys\nfrom ckptfs._command import main\nsys.exit(main())\n")
+    script.write_text(f"#!{sys.executable}\nimport sys\nfrom ckptfs.cli import main\nsys.exit(main())\n")
     script.chmod(0o755)
     return script
 

@@ -12,7 +12,7 @@ import ckptfs
 import pytest
 import torch
 
-from ckptfs import _prefetch
+from ckptfs.load import prefetch
 from compare import check_same
 from samples import write_all
 
@@ -213,9 +213,9 @@ def batches_that_wait(folder, monkeypatch):
         read.append(len(batch))
         return original(batch, *how)
 
-    original = _prefetch.of_each
-    monkeypatch.setattr(_prefetch, "of_each", of_each)
-    monkeypatch.setattr(_prefetch, "_AT_ONCE", 1)
+    original = prefetch.of_each
+    monkeypatch.setattr(prefetch, "of_each", of_each)
+    monkeypatch.setattr(prefetch, "_AT_ONCE", 1)
 
     def end():
         go.set()
@@ -274,14 +274,14 @@ def test_a_loader_with_a_live_generator_goes_on(file):
 @pytest.mark.parametrize("ends", ["closed", "dropped", "failed"])
 def test_a_load_that_ends_early_holds_nothing(folder, batches_that_wait, monkeypatch, ends):
     started, end = batches_that_wait
-    slow, count = _prefetch.of_each, iter(range(100))
+    slow, count = prefetch.of_each, iter(range(100))
 
     def of_each(*how):
         if ends == "failed" and next(count):
             raise RuntimeError("no more")
         return slow(*how)
 
-    monkeypatch.setattr(_prefetch, "of_each", of_each)
+    monkeypatch.setattr(prefetch, "of_each", of_each)
     gc.collect()
     gc.disable()
     try:

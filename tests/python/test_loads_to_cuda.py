@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ckptfs._frameworks import TYPES
+from ckptfs.load.torch import TYPES
 from safetensors.torch import save_file
 
 import cuda_loads

@@ -11,7 +11,7 @@ import ckptfs
 import pytest
 import safetensors
 import torch
-from ckptfs import _process
+from ckptfs import child_process
 from safetensors.torch import load_file
 
 from compare import check_same
@@ -185,7 +185,7 @@ def test_it_needs_neither_torch_nor_numpy_and_is_found_again(source, tmp_path):
     home = Path(ckptfs.__file__).parents[1]
     (tmp_path / "ckptfs").mkdir()
     script = f"import sys; sys.path.insert(0, {str(home)!r}); import ckptfs\n" \
-             "assert not {'subprocess', 'json', 'ckptfs._mounts'} & set(sys.modules)\n" \
+             "assert not {'subprocess', 'json', 'ckptfs.mounting'} & set(sys.modules)\n" \
              "with ckptfs.mount(sys.argv[1]) as path: assert ckptfs.mounts() and path.is_mount()\n" \
              "assert not {'torch', 'numpy', 'safetensors'} & set(sys.modules)"
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -195,14 +195,14 @@ def test_it_needs_neither_torch_nor_numpy_and_is_found_again(source, tmp_path):
 
 
 def test_of_two_for_one_mountpoint_the_refused_one_leaves_the_other(source, point, monkeypatch):
-    run, others = _process.run, []
+    run, others = child_process.run, []
 
     def later(*words, **how):
-        monkeypatch.setattr(_process, "run", run)
+        monkeypatch.setattr(child_process, "run", run)
         others.append(ckptfs.mount(source[0], point))
         return run(*words, **how)
 
-    monkeypatch.setattr(_process, "run", later)
+    monkeypatch.setattr(child_process, "run", later)
     with pytest.raises(Refused, match="already shows"):
         ckptfs.mount(source[0], point)
     with others[0] as path:

@@ -8,7 +8,7 @@ import sys
 
 import ckptfs
 import pytest
-from ckptfs import _process
+from ckptfs import child_process
 
 from mounts import has_ended, is_mounted, python, until
 
@@ -135,7 +135,7 @@ def test_what_is_not_closed_ends_with_the_interpreter(ending, source, left):
 
 @pytest.mark.parametrize("place", ["mnt", None])
 def test_ctrl_c_when_it_is_mounted_already_leaves_no_mount(place, source, point, left, monkeypatch):
-    run = _process.run
+    run = child_process.run
 
     def interrupted(*words, **how):
         done = run(*words, **how)
@@ -144,7 +144,7 @@ def test_ctrl_c_when_it_is_mounted_already_leaves_no_mount(place, source, point,
             raise KeyboardInterrupt
         return done
 
-    monkeypatch.setattr(_process, "run", interrupted)
+    monkeypatch.setattr(child_process, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ckptfs.mount(source[0], point if place else None)
     assert not left()

@@ -6,7 +6,7 @@ import ckptfs
 import ckptfs.numpy
 import ckptfs.torch
 import pytest
-from ckptfs import _settings
+from ckptfs import settings
 
 from samples import small_tensors
 
@@ -17,7 +17,7 @@ import safetensors.torch
 def nothing_stays():
     yield
     ckptfs.configure(backend=None, threads=None, memory=None, log=None, disable=None)
-    _settings.logger()
+    settings.logger()
 
 
 @pytest.fixture
@@ -52,13 +52,13 @@ def test_it_holds_for_numpy_too(path):
 
 
 def test_limits_come_from_the_same_places(monkeypatch):
-    assert _settings.limits(None, None) == (None, None)
+    assert settings.limits(None, None) == (None, None)
     monkeypatch.setenv("CKPTFS_THREADS", "3")
     monkeypatch.setenv("CKPTFS_MEMORY", "64M")
-    assert _settings.limits(None, None) == (3, 64 << 20)
+    assert settings.limits(None, None) == (3, 64 << 20)
     ckptfs.configure(threads=2, memory="1GB")
-    assert _settings.limits(None, None) == (2, 10**9)
-    assert _settings.limits(5, 6 << 20) == (5, 6 << 20)
+    assert settings.limits(None, None) == (2, 10**9)
+    assert settings.limits(5, 6 << 20) == (5, 6 << 20)
 
 
 def test_a_budget_too_small_is_refused_wherever_it_was_said(path):
@@ -75,25 +75,25 @@ def test_what_means_nothing_is_refused_by_its_name(monkeypatch, name, value):
     variable = f"CKPTFS_{name.upper()}"
     monkeypatch.setenv(variable, value)
     with pytest.raises(ckptfs.SafetensorError, match=variable):
-        _settings.setting(name)
+        settings.setting(name)
     with pytest.raises(ckptfs.SafetensorError, match="configure"):
         ckptfs.configure(**{name: value})
     monkeypatch.delenv(variable)
-    assert _settings.setting(name) is None
+    assert settings.setting(name) is None
 
 
 def test_one_bad_value_changes_nothing():
     with pytest.raises(ckptfs.SafetensorError):
         ckptfs.configure(backend="pread", threads=-1)
-    assert _settings.setting("backend") is None
+    assert settings.setting("backend") is None
 
 
 def test_the_log_is_written_where_it_is_wanted(monkeypatch, capsys):
     ckptfs.configure(log="info")
-    _settings.logger().info("here")
+    settings.logger().info("here")
     assert capsys.readouterr().err == "ckptfs: INFO: here\n"
     ckptfs.configure(log="error")
-    _settings.logger().warning("not here")
+    settings.logger().warning("not here")
     ckptfs.configure(log=None)
-    assert not [h for h in _settings.logger().handlers if h.name == "ckptfs"]
+    assert not [h for h in settings.logger().handlers if h.name == "ckptfs"]
     assert logging.getLogger("ckptfs").level == logging.NOTSET and capsys.readouterr().err == ""

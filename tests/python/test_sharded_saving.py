@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 import models
-from ckptfs import _new_file, _sharded
+from ckptfs.save import atomic_file, sharded
 from compare import check_same
 from samples import numbers
 
@@ -155,7 +155,7 @@ def small_disk(tmp_path):
 def few(request, monkeypatch):
     """So few files may be open at once; as many as are wanted, if none are said."""
     if request.param:
-        monkeypatch.setattr(_sharded, "most_open", lambda: request.param)
+        monkeypatch.setattr(sharded, "most_open", lambda: request.param)
 
 
 @pytest.mark.parametrize("few", [None, 1, 3], indirect=True)
@@ -200,7 +200,7 @@ def test_where_files_have_to_have_names_it_works_too(tmp_path, tensors, monkeypa
     def fails(self, part):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(_new_file.NewFile, "write", fails)
+    monkeypatch.setattr(atomic_file.NewFile, "write", fails)
     for save in (lambda: ckptfs.torch.save_file({"a": torch.ones(1)}, tmp_path / "x.safetensors"),
                  lambda: ckptfs.torch.save_sharded(tensors, tmp_path, 1600)):  # fmt: skip
         with pytest.raises(OSError):
@@ -257,12 +257,12 @@ folder, open_now = sys.argv[1], lambda: len(os.listdir("/proc/self/fd"))
 tensors = {f"{n:03}": torch.full((4,), float(n)) for n in range(400)}
 told, before = [], open_now()
 resource.setrlimit(resource.RLIMIT_NOFILE, (before + 40,) * 2)
-take = ckptfs._new_file.NewFile.take
-ckptfs._new_file.NewFile.take = lambda *given: (told.append(open_now() - before), take(*given))
+take = ckptfs.save.atomic_file.NewFile.take
+ckptfs.save.atomic_file.NewFile.take = lambda *given: (told.append(open_now() - before), take(*given))
 names = ckptfs.torch.save_sharded(tensors, folder, 16, sync=False)
 after = open_now() - before
 
-def full(self, part, real=ckptfs._new_file.NewFile.write):
+def full(self, part, real=ckptfs.save.atomic_file.NewFile.write):
     # One is slow: what the others do meanwhile leaves it what it needs.
     if threading.current_thread().name.endswith("_0"):
         time.sleep(0.05)
@@ -270,7 +270,7 @@ def full(self, part, real=ckptfs._new_file.NewFile.write):
         raise OSError(28, "No space left on device")
     real(self, part)
 
-ckptfs._new_file.NewFile.write = full
+ckptfs.save.atomic_file.NewFile.write = full
 try:
     ckptfs.torch.save_sharded(tensors, folder, 16, sync=False)
     failed = 0
@@ -295,14 +295,14 @@ def test_there_may_be_more_shards_than_files_that_can_be_open(tmp_path):
 def test_where_one_file_cannot_be_made_the_others_are_closed_at_once(tmp_path, monkeypatch, tensors):
     made = []
 
-    class Fifth(_new_file.NewFile):
+    class Fifth(atomic_file.NewFile):
         def __init__(self, *given):
             if len(made) == 4:
                 raise OSError(errno.EMFILE, "Too many open files")
             super().__init__(*given)
             made.append(self)
 
-    monkeypatch.setattr(_sharded, "NewFile", Fifth)
+    monkeypatch.setattr(sharded, "NewFile", Fifth)
     with pytest.raises(OSError) as fault:
         ckptfs.torch.save_sharded(tensors, tmp_path, 600, num_threads=1)
     assert fault.value.errno == errno.EMFILE

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import ckptfs
-from ckptfs import _exchange, _together
+from ckptfs.distributed import collective, load_distributed
 
 from ranks import SECONDS
 
@@ -34,26 +34,26 @@ def loaded(package, out, key, path, group, **how):
 def whole(package, group, folder, out):
     """Every tensor on every rank: of a large checkpoint at once, of others in many small parcels."""
     loaded(package, out, "large", folder / "large", group)
-    _together._AT_ONCE = 700
+    load_distributed._AT_ONCE = 700
     for name in ("types.pt", "sharded", "odd.bin"):
         loaded(package, out, name, folder / name, group)
     loaded(package, out, "cast", folder / "odd.bin", None, dtype="bfloat16", leave_cache=True)
 
 
 def cut(package, group, folder, out):
-    _together._AT_ONCE = 700
+    load_distributed._AT_ONCE = 700
     for dim in (0, 1, 2, -1):
         shard = {"wide.*" if dim != 2 else "wide.three": dim, "none": 0, "one": None}
         out[dim] = package.load_distributed(folder / "wide.safetensors", group, shard=shard)
     shard = {"wide.t*": 0, "wide.two": 1, "wide.five*": -1, "wide.*": 0, "wide.row": None}
     out["globs"] = package.load_distributed(folder / "wide.safetensors", group, shard=shard, dtype="float16")
-    _together._AT_ONCE = 1 << 30
+    load_distributed._AT_ONCE = 1 << 30
     out["memory"] = package.load_distributed(folder / "large", group, shard={"*": 1}, memory="16M")
 
 
 def subsets(package, group, folder, out):
     """Every rank wants something else, and some of it is what others want."""
-    _together._AT_ONCE = 700
+    load_distributed._AT_ONCE = 700
     rank, path = group.rank(), folder / "wide.safetensors"
     wants = [["wide.two", "wide.three"], "wide.t*", ["one"], []][rank % 4]
     loaded(package, out, "whole", path, group, names=wants)
@@ -63,18 +63,18 @@ def subsets(package, group, folder, out):
 @contextlib.contextmanager
 def broken(group, fault, where="_read"):
     """Rank 1 fails at that, with what `fault()` is."""
-    does = getattr(_exchange.Exchange, where)
+    does = getattr(collective.Exchange, where)
 
     def fails(*given):
         if group.rank() == 1:
             raise fault()
         return does(*given)
 
-    setattr(_exchange.Exchange, where, fails)
+    setattr(collective.Exchange, where, fails)
     try:
         yield
     finally:
-        setattr(_exchange.Exchange, where, does)
+        setattr(collective.Exchange, where, does)
 
 
 def broken_disk():
@@ -136,13 +136,13 @@ def lets_go(package, group, folder, out):
         else:
             raise AssertionError
     out["open"] = len(os.listdir("/proc/self/fd")) - before
-    out["held"] = sum(type(it) is _exchange.Exchange for it in gc.get_objects())
+    out["held"] = sum(type(it) is collective.Exchange for it in gc.get_objects())
     gc.enable()
 
 
 def loses_one(package, group, folder, out):
     """The last rank is gone in the middle."""
-    read, _together._AT_ONCE = _exchange.Exchange._read, 700
+    read, load_distributed._AT_ONCE = collective.Exchange._read, 700
 
     def dies(exchange, parcel):
         dies.left -= 1
@@ -152,7 +152,7 @@ def loses_one(package, group, folder, out):
 
     dies.left = 3
     if group.rank() == group.size() - 1:
-        _exchange.Exchange._read = dies
+        collective.Exchange._read = dies
     package.load_distributed(folder / "wide.safetensors", group)
 
 

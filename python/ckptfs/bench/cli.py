@@ -14,8 +14,10 @@ import os
 import stat
 import sys
 
-from ckptfs import _new_file, _page_cache, _process, _stops
-from ckptfs._bar import Bar
+from ckptfs import child_process
+from ckptfs.bench import page_cache, signals
+from ckptfs.save import atomic_file
+from ckptfs.progress import Bar
 from ckptfs._errors import SafetensorError, error, in_words
 from ckptfs.bench import html, report, schedule
 from ckptfs.bench.loaders import MOUNTED, OURS, PEERS, REFERENCES, chosen, is_installed
@@ -44,14 +46,14 @@ def main(words):
     asked = _parser().parse_args(words)
     bar = Bar(vanishes=True)
     try:
-        with _stops.heeded(), contextlib.ExitStack() as ends:
+        with signals.heeded(), contextlib.ExitStack() as ends:
             ends.callback(bar.end)
             # Before anything is measured: it may not be possible to write there.
             file = _new_page(asked.html, ends)
             found = measure(asked.path, asked.device, asked.runs, asked.against, bar)
             if file:
                 file.write(html.page(found))
-    except _stops.Stopped as stopped:
+    except signals.Stopped as stopped:
         return stopped.die()
     except SafetensorError as refused:
         print(f"ckptfs: {refused}", *getattr(refused, "__notes__", []), sep="\n  ", file=sys.stderr)
@@ -96,7 +98,7 @@ def _peers(text):
 def _new_page(path, ends):
     """The file that has its name when all is well at the end; nothing where none is asked for."""
     try:
-        return path and ends.enter_context(_new_file.replacing(path, waits=False))
+        return path and ends.enter_context(atomic_file.replacing(path, waits=False))
     except OSError as fault:
         if fault.errno == errno.ENXIO and stat.S_ISFIFO(os.stat(path).st_mode):
             raise error(f"{path}: no program reads this pipe", "start its reader first, or name a regular file") from None
@@ -107,8 +109,8 @@ def measure(path, device="cpu", runs=5, against=None, bar=None):
     """What `--json` prints: see docs/formats.md for what is what."""
     if not is_installed("torch"):
         raise error("ckptfs bench loads with torch, which is not installed", "pip install torch")
-    with _stops.waits():
-        about = json.loads(_process.run("inspect", "--json", "--tensors", "--", path).out)
+    with signals.waits():
+        about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path).out)
     files = [file["path"] for file in about["files"]]
     asked = {
         "path": path, "device": device, "names": [tensor["name"] for tensor in about["tensors"]],
@@ -168,14 +170,14 @@ def _measure_states(found, files, loads, case, tick):
         found[state] = schedule.numbers(taken, found["bytes"], found["against"])
 
     def clear():
-        how = _page_cache.clear(files)
+        how = page_cache.clear(files)
         try:
-            found["cleared_by"] = _page_cache.drop_all()
+            found["cleared_by"] = page_cache.drop_all()
         except OSError:
             found["cleared_by"] = how
 
     try:
-        with _stops.waits():
+        with signals.waits():
             clear()
     except SafetensorError as told:
         found["notes"].append(f"nothing was loaded cold: {in_words(told)}")
@@ -187,9 +189,9 @@ def _measure_states(found, files, loads, case, tick):
     if case.shown:
         case.shown.renew()
         warmed.append(case.shown.image)
-    with _stops.waits():
-        _page_cache.warm(warmed)
-        share = _page_cache.cached(files)
+    with signals.waits():
+        page_cache.warm(warmed)
+        share = page_cache.cached(files)
     if share is not None and share < _CACHED:
         found["notes"].append(f"only {share:.0%} of the files stay in the page cache: there is no memory for more")
     measured("cached")

@@ -8,7 +8,7 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from ckptfs import _page_cache
+from ckptfs.bench import page_cache
 from ckptfs.bench.loaders import PEERS
 
 
@@ -20,7 +20,7 @@ def machine(path):
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "system": f"{platform.system()} {platform.release()}",
-        "filesystem": _page_cache.filesystem(path),
+        "filesystem": page_cache.filesystem(path),
         "python": platform.python_version(),
         "libraries": {name: found for name in packages if (found := _version(name))},
         "device": None,

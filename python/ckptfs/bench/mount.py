@@ -7,7 +7,8 @@ The mount is of what was named: what else lies beside it is not looked at.
 import json
 import os
 
-from ckptfs import _mounts, _places, _process, _stops
+from ckptfs import mounting, mountinfo, child_process
+from ckptfs.bench import signals
 from ckptfs._errors import error
 
 
@@ -30,7 +31,7 @@ class Shown:
     def renew(self):
         """A new daemon, which has read nothing yet, and does not know the order of the load before."""
         self.__exit__()
-        self._mount = _mounts.mount(self._source, no_remember=True)
+        self._mount = mounting.mount(self._source, no_remember=True)
 
     @property
     def image(self):
@@ -43,8 +44,8 @@ class Shown:
 
 def daemon_of(path):
     """What tells the seconds of the daemon that serves this path, if a mount of ours shows there."""
-    at = _places.place(path)
-    entry = at and _places.table().get(at.mount)
+    at = mountinfo.place(path)
+    entry = at and mountinfo.table().get(at.mount)
     if entry is None or entry.kind != "fuse.ckptfs":
         return None
     pid = json.loads(os.getxattr(entry.mountpoint, "user.ckptfs.stats"))["pid"]
@@ -64,8 +65,8 @@ def _used(pid):
 
 def _name(source, about):
     """What the mount calls the checkpoint."""
-    with _stops.waits():
-        [listed] = json.loads(_process.run("ls", "--json", "--", source).out)
+    with signals.waits():
+        [listed] = json.loads(child_process.run("ls", "--json", "--", source).out)
     plain = os.path.basename(about["files"][0]["path"])
     for entry in listed["entries"]:
         if entry["kind"] == "image" and entry["image"]["identity"] == about["image"]["identity"]:

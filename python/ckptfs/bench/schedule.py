@@ -10,7 +10,8 @@ import tempfile
 from multiprocessing import Pipe
 from typing import Any, NamedTuple
 
-from ckptfs import _process, _stops
+from ckptfs import child_process
+from ckptfs.bench import signals
 from ckptfs.bench.loaders import MOUNTED, OURS
 from ckptfs._errors import error
 
@@ -39,7 +40,7 @@ class Loads:
     """The process whose forks load; `with Loads() as loads:`."""
 
     def __enter__(self):
-        start, environment = _process.python()
+        start, environment = child_process.python()
         self._said = tempfile.TemporaryFile()
         self._to, theirs = Pipe()
         with theirs:
@@ -61,7 +62,7 @@ class Loads:
         """What one load told. `before` is called when all is imported; `daemon` tells the seconds of the
         processors that a daemon has used."""
         try:
-            with _stops.waits():
+            with signals.waits():
                 self._to.send(asked)
                 told = self._to.recv()
                 if "ready" not in told:
@@ -69,7 +70,7 @@ class Loads:
                 if before:
                     before()
             used = daemon and daemon()
-            with _stops.waits():
+            with signals.waits():
                 self._to.send("go")
                 told = self._to.recv()
         except (EOFError, OSError) as fault:

@@ -1,0 +1,58 @@
+"""How tensors are cut into the parts of ranks, and parts are put one behind the other.
+
+In: what headers say of tensors, a dimension, a number of ranks. Out: from where to where each part goes, or
+a refusal that every rank comes to by itself.
+"""
+
+import operator
+
+import torch
+
+from ckptfs._errors import error
+from ckptfs.fastsafetensors.types import DType
+from ckptfs.distributed.rank_plan import checked_dim, part_of
+
+
+def cuts_of(name, frame, dim, ranks):
+    """From where to where each rank's part of a tensor goes, as torch counts."""
+    parts = [part_of(frame.shape[dim], rank, ranks) for rank in range(ranks)]
+    ends = [0, *(start + count for start, count in parts)]
+    if frame.dtype is DType.F4 and dim == len(frame.shape) - 1:
+        if any(end % 2 for end in ends):
+            raise error(f"{name}: cannot be cut along {dim} into {ranks}: two elements share a byte",
+                        "cut it along another dimension, or get all of it", ValueError)  # fmt: skip
+        ends = [end // 2 for end in ends]
+    return list(zip(ends, ends[1:], strict=False))
+
+
+def checked_to_fit(frames, dim, ranks):
+    """The dimension along which tensors can be put one behind the other, counted from the front."""
+    (first_name, first), *others = frames.items()
+    counted = checked_dim(first_name, first.shape, operator.index(dim))
+    if dim < 0 and ranks > 1:
+        # Here -1 would mean the last dimension, and to `get_sharded` it means all of a tensor.
+        raise error(f"{first_name}: columns cannot be cut along {dim}: a group of several ranks counts "
+                    "dimensions from the front", f"give {counted}", ValueError)  # fmt: skip
+    dim = counted
+    for name, frame in others:
+        if frame.dtype != first.dtype or _beside(frame.shape, dim) != _beside(first.shape, dim):
+            raise error(
+                f"{name}: is {frame.dtype.value} {frame.shape}, and cannot be put behind {first_name}, which "
+                f"is {first.dtype.value} {first.shape}, along {dim}",
+                "get them one by one, and join them as you mean it", ValueError,
+            )  # fmt: skip
+    return dim
+
+
+def joined(tensors, dim):
+    """Tensors of one type, one behind the other."""
+    if len(tensors) == 1:
+        return tensors[0]
+    # Not every type can be joined by torch, and bytes can.
+    kind = tensors[0].dtype
+    data = [tensor.contiguous().unsqueeze(-1).view(torch.uint8) for tensor in tensors]
+    return torch.cat(data, dim=dim).view(kind).squeeze(-1)
+
+
+def _beside(shape, dim):
+    return [*shape[:dim], None, *shape[dim + 1 :]]

@@ -1,0 +1,160 @@
+"""The words of fastsafetensors for types, devices and tensors.
+
+In: what programs say (its names, or those of torch). Out: `DType`, `Device` and `TorchTensor`, which is a
+tensor of torch together with both.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from ckptfs._errors import error
+from ckptfs.load.torch import TYPES, Torch
+
+
+class DeviceType(Enum):
+    """Where tensors can be."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    GPU = "gpu"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device by its kind and number: `Device(DeviceType.CUDA, 0)`, or `Device.from_str("cuda:0")`."""
+
+    type: DeviceType = DeviceType.CPU
+    index: int | None = None
+
+    def as_str(self):
+        """As torch writes it."""
+        return self.type.value if self.index is None else f"{self.type.value}:{self.index}"
+
+    @classmethod
+    def from_str(cls, s):
+        """Of what torch writes."""
+        kind, colon, index = s.partition(":")
+        if kind.lower() not in [known.value for known in DeviceType]:
+            raise error(f"device {s!r} is invalid", 'name "cpu", or "cuda" with a number', ValueError)
+        if colon and not index.isdecimal():
+            raise error(f"device {s!r} is invalid: {index!r} is no number", also=ValueError)
+        return cls(DeviceType(kind.lower()), int(index) if colon else None)
+
+
+# By the names in a header, with the one for "as it is stored".
+DType = Enum("DType", {name: name for name in (*TYPES, "AUTO")}, module=__name__)
+DType.__doc__ = "The type of elements, by its name in a header; `AUTO` is the one that they are stored with."
+
+_OF_TORCH = {getattr(torch, of): DType(name) for name, of in TYPES.items() if hasattr(torch, of)}
+
+
+def as_device(given):
+    """A `Device` of one, of fastsafetensors' own, of torch's, or of a text."""
+    if given is None or isinstance(given, Device):
+        return given
+    if hasattr(given, "as_str"):
+        return Device.from_str(given.as_str())
+    try:
+        found = torch.device(given)
+    except (RuntimeError, TypeError, ValueError) as fault:
+        raise error(f"device {given!r} is invalid: {fault}", also=ValueError) from None
+    return Device.from_str(str(found))
+
+
+def as_dtype(given):
+    """A `DType` of one, of fastsafetensors' own, of torch's, or of a text."""
+    if isinstance(given, torch.dtype):
+        if given in _OF_TORCH:
+            return _OF_TORCH[given]
+    else:
+        name = getattr(given, "value", given)
+        if isinstance(name, str) and name in DType.__members__:
+            return DType(name)
+    raise error(f"dtype {given!r} is invalid", "give one of ckptfs.fastsafetensors.DType", ValueError)
+
+
+def cast(name, tensor, stored, dtype):
+    """A tensor of torch with elements of another type; `stored` is the one it has."""
+    if dtype in (DType.AUTO, stored):
+        return tensor
+    # Of F4 two share a byte, and a number with an imaginary part is none without it.
+    if {stored, dtype} & {DType.F4, DType.C64}:
+        raise error(f"{name}: cannot be cast from {stored.value} to {dtype.value}",
+                    "load it as it is, with DType.AUTO")  # fmt: skip
+    return tensor.to(Torch.type(dtype.value))
+
+
+def native(dtype, shape):
+    """The shape that torch has for a shape in a header."""
+    return Torch.shape(dtype.value, shape)
+
+
+@dataclass
+class TorchTensor:
+    """A tensor with its `device` and `dtype` in these words; `get_raw()` is torch's."""
+
+    device: Device
+    dtype: DType
+    real_tensor: torch.Tensor
+
+    def get_raw(self):
+        """The tensor of torch."""
+        return self.real_tensor
+
+    def get_shape(self):
+        """As a header counts: of F4 the elements, not the bytes that two of them share."""
+        shape = list(self.real_tensor.shape)
+        return [*shape[:-1], shape[-1] * 2] if self.dtype is DType.F4 else shape
+
+    def get_nbytes(self):
+        """How many bytes its elements have."""
+        return self.real_tensor.nbytes
+
+    def copy_to_buffer(self, buf):
+        """Writes its bytes, in order, to the start of a writable buffer."""
+        if self.real_tensor.numel():
+            flat = self.real_tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            torch.frombuffer(buf, dtype=torch.uint8, count=flat.numel()).copy_(flat)
+
+    def to(self, device=None, dtype=DType.AUTO):
+        """The same values elsewhere or of another type; itself, if nothing differs."""
+        device, dtype = as_device(device) or self.device, as_dtype(dtype)
+        made = cast("a tensor", self.real_tensor, self.dtype, dtype)
+        if device != self.device:
+            made = made.to(device.as_str())
+        if made is self.real_tensor:
+            return self
+        return TorchTensor(device, self.dtype if dtype is DType.AUTO else dtype, made)
+
+    def view(self, dtype):
+        """The same bytes, taken for elements of another type."""
+        dtype = as_dtype(dtype)
+        return TorchTensor(self.device, dtype, self.real_tensor.view(Torch.type(dtype.value)))
+
+    def clone(self):
+        """A copy."""
+        return self._with(self.real_tensor.clone())
+
+    def detach(self):
+        """Without what autograd knows of it."""
+        return self._with(self.real_tensor.detach())
+
+    def contiguous(self):
+        """With its elements in order; itself, if they are."""
+        return self._with(self.real_tensor.contiguous())
+
+    def reshape(self, shape):
+        """With its elements in another shape."""
+        return self._with(self.real_tensor.reshape(shape))
+
+    def data_ptr(self):
+        """The address of its first element."""
+        return self.real_tensor.data_ptr()
+
+    def __getitem__(self, index):
+        return self._with(self.real_tensor[index])
+
+    def _with(self, tensor):
+        return TorchTensor(self.device, self.dtype, tensor)

@@ -1,0 +1,134 @@
+"""Tensors for cupy, jax and whoever else takes DLPack: memory of the host or of a CUDA device, without torch.
+
+In: what the Rust part loaded. Out: an `Array`, which hands its memory on; and `DLPack`, a framework like those
+of `load.torch`.
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+from ckptfs import _ckptfs, settings
+from ckptfs._errors import error
+
+# The number that DLPack has for each kind of type, and the bits of an element. Of F4 two share a byte.
+_TYPES = {
+    "BOOL": (6, 8), "U8": (1, 8), "I8": (0, 8), "U16": (1, 16), "I16": (0, 16), "U32": (1, 32), "I32": (0, 32),
+    "U64": (1, 64), "I64": (0, 64), "F16": (2, 16), "BF16": (4, 16), "F32": (2, 32), "F64": (2, 64),
+    "C64": (5, 64), "F8_E4M3": (10, 8), "F8_E4M3FNUZ": (11, 8), "F8_E5M2": (12, 8), "F8_E5M2FNUZ": (13, 8),
+    "F8_E8M0": (14, 8),
+}  # fmt: skip
+
+# DLPack's numbers for where memory is.
+_HOST, _CUDA = 1, 2
+
+
+class Device(NamedTuple):
+    """Where arrays go; on the host without one."""
+
+    type: str
+    index: int
+
+    def __str__(self):
+        return f"{self.type}:{self.index}"
+
+
+class Array:
+    """A contiguous tensor that other packages take as it is, with no copy: `cupy.from_dlpack(array)`,
+    `jax.dlpack.from_dlpack(array)`. `dtype` is the type as a header calls it; `device` is "cpu" or as "cuda:0".
+    """
+
+    def __init__(self, memory, dtype, shape, device):
+        self._memory, self.dtype, self.shape, self._device = memory, dtype, tuple(shape), device
+
+    @property
+    def device(self):
+        return "cpu" if self._device is None else str(self._device)
+
+    @property
+    def nbytes(self):
+        return len(self._memory)
+
+    def __dlpack_device__(self):
+        return (_HOST, 0) if self._device is None else (_CUDA, self._device.index)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        # No stream has to wait: the bytes were there before this was.
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("ckptfs hands on its own memory, and makes no copies of it")
+        versioned = max_version is not None and max_version[0] >= 1
+        return _ckptfs.dlpack(self._memory, *_TYPES[self.dtype], list(self.shape), versioned)
+
+    def __repr__(self):
+        return f"<ckptfs.Array {self.dtype} {list(self.shape)} on {self.device}>"
+
+
+class DLPack:
+    """The framework of `framework="dlpack"`."""
+
+    BACKEND = "pread"
+
+    @staticmethod
+    def type(name):
+        """Of a name in a header."""
+        if name not in _TYPES:
+            raise error(f"Dtype not understood: {name} (dlpack)", "load it with torch")
+        return name
+
+    @staticmethod
+    def type_named(given):
+        raise error("arrays for DLPack are handed on as they are stored", "cast them where they go")
+
+    @staticmethod
+    def device(given):
+        """Where arrays go, or nothing if they stay."""
+        if given in (None, "cpu"):
+            return None
+        found = re.fullmatch(r"cuda(?::(\d+))?", given) if isinstance(given, str) else None
+        if not found:
+            raise error(f"device {given!r} is invalid for DLPack", 'give "cpu", or a CUDA device such as "cuda:0"')
+        return Device("cuda", int(found[1] or 0))
+
+    @staticmethod
+    def lacks(device):
+        """Why nothing can be loaded to a device."""
+        why = _ckptfs.lacks_device(device.index, settings.on_devices())
+        if why:
+            raise error(why, "load to the CPU")
+
+    @staticmethod
+    def load_there(parts, devices, load, stop, threads):
+        """An array of each part, on its device."""
+        # A type that cannot be handed on is refused before anything is read.
+        for part in parts:
+            DLPack.type(part.dtype)
+        made = [None] * len(parts)
+        for device in dict.fromkeys(devices):
+            here = [place for place, one in enumerate(devices) if one == device]
+            load.is_pinning()
+            memory, told = _ckptfs.load_on_device(
+                [parts[place] for place in here], device.index, settings.on_devices(), stop, threads
+            )
+            load.report._add(told)
+            for place, held in zip(here, memory, strict=True):
+                made[place] = Array(held, parts[place].dtype, parts[place].shape, device)
+        return made
+
+    @staticmethod
+    def shape(name, shape):
+        return list(shape)
+
+    @staticmethod
+    def of(memory, name, shape):
+        """An array of these bytes, which it keeps alive."""
+        return Array(memory, DLPack.type(name), shape, None)
+
+    @staticmethod
+    def shaped(array, name, shape):
+        """The same bytes in another shape."""
+        assert math.prod(shape) == math.prod(array.shape)
+        return Array(array._memory, name, shape, array._device)
+
+    @staticmethod
+    def place(name, target, kind, shape):
+        raise error(f"{name}: into= takes tensors of torch and arrays of numpy")

@@ -1,0 +1,251 @@
+"""Mounts for as long as a program wants them, and the mounts that there are.
+
+In: a source and where to show it. Out: a `Mount`, which is taken away when its block ends, when it is
+closed, or when the interpreter ends. The command `ckptfs` makes it and takes it away: the daemon is no
+child of this process, and holds nothing of it.
+"""
+
+import atexit
+import contextlib
+import errno
+import json
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from ckptfs import mountinfo, child_process
+from ckptfs._errors import SafetensorError, error, in_words, of_system, path_of
+
+# Seconds. The command's own patience is shorter; only a machine that does nothing else needs so many.
+_PATIENCE = 60
+
+# By then a mount that is not in use is gone, and the command waits for a daemon that is stuck.
+_PATIENCE_TO_UNMOUNT = 8
+
+# The mounts of this process, the oldest first: a later one may lie in an earlier one.
+_all = {}
+
+
+class Mount:
+    """A mount that this process made: `ckptfs.mount` gives it.
+
+    `path` is where it shows, `source` what it shows, `pid` the daemon that serves it, and `notes` what the
+    command had to say: that it was mounted without privileges, for one, or where its metrics are.
+
+    `close` takes it away, as the end of its block does."""
+
+    def __init__(self, source, path, notes, is_private):
+        self.source, self.path, self.notes = source, path, notes
+        self._is_private, self._process = is_private, os.getpid()
+        # A signal's handler may close what is being closed.
+        self._closed, self._lock = False, threading.RLock()
+        self._place = mountinfo.place(path)
+        try:
+            self.pid = json.loads(os.getxattr(path, "user.ckptfs.stats"))["pid"]
+        except OSError as fault:
+            message = f"{path}: was mounted, and does not answer like a mount: {fault.strerror}"
+            raise error(message, "ckptfs status tells what is there") from None
+        _all[id(self)] = self
+
+    def close(self):
+        """Unmounts it, and removes its directory where that was made for it. What still has a file open
+        there may go on reading; nobody else sees the mount any more, and its daemon ends with the last
+        of them. Closing once more does nothing, nor does closing in a process that was forked from the
+        one that made it.
+
+            models = ckptfs.mount("models")
+            ...
+            models.close()
+        """
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._take_away()
+            if self._is_private:
+                with contextlib.suppress(FileNotFoundError):
+                    os.rmdir(self.path)
+            self._closed = True
+            del _all[id(self)]
+
+    def __enter__(self):
+        if self._closed:
+            raise error(f"{self.path}: this mount was closed", "make another")
+        return self.path
+
+    def __exit__(self, _kind, value, _trace):
+        try:
+            self.close()
+        except SafetensorError as refused:
+            if value is None:
+                raise
+            # What ended the block is what its program waits for.
+            value.add_note(f"and then: {in_words(refused)}")
+
+    def __repr__(self):
+        return f"<ckptfs.Mount of {self.source!r} at {str(self.path)!r}{', closed' * self._closed}>"
+
+    def _take_away(self):
+        refused = None
+        for how, patience in ([], _PATIENCE_TO_UNMOUNT), (["--lazy"], _PATIENCE):
+            if not self._is_there():
+                return
+            try:
+                child_process.run("unmount", *how, "--", self._place.path, timeout=patience)
+                return
+            except SafetensorError as fault:
+                refused = fault
+        if self._is_there():
+            raise refused
+
+    def _is_there(self):
+        """Whether it is still mounted. One that somebody else has made in its place stays his."""
+        if mountinfo.place(self._place.path) == self._place:
+            # A number is given again, but not while its daemon serves.
+            return mountinfo.runs(self.pid) or self._is_dead()
+        if self._place.mount in mountinfo.table() and mountinfo.runs(self.pid):
+            message = f"{self.path}: another mount lies over it, or its directory was moved"
+            raise error(message, "take that one away (umount), or move it back; then close it again")
+        return False
+
+    def _is_dead(self):
+        shown = os.fsencode(self._place.path).decode(errors="replace")
+        return any(other.mountpoint == shown and other.state == "dead" for other in mounts())
+
+
+def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, allow_partial=False,
+          follow_symlinks=False, allow_other=False, uid=None, gid=None, memory=None, threads=None,
+          readahead=None, no_passthrough=False, no_remember=False, nonempty=False, log_file=None, verbose=0,
+          metrics=None):
+    """Shows the checkpoints of `source`, a directory or one file, as `.safetensors` files that any program
+    reads, for as long as the block lasts:
+
+        with ckptfs.mount("models") as path:
+            model = AutoModel.from_pretrained(path / "llama")
+
+    `mountpoint` is an empty directory, or `source` itself, so that not even a path changes; without one it
+    is a new directory of this user's, which is removed after. Outside of `with` the `Mount` is there until
+    it is closed:
+
+        models = ckptfs.mount("models", "/mnt/models", keep="*.ckpt", memory="2G")
+        print(models.path, models.pid)
+        models.close()
+
+    The options are those of `ckptfs mount`, which `ckptfs mount --help` explains, under the same names:
+    `keep` is a pattern or several, `memory` and `readahead` are bytes or words like "512M", `metrics` an
+    address like "127.0.0.1:9100", and `verbose` a number: how much more goes to `log_file`.
+
+    What is not closed is taken away when the interpreter ends. A process that is killed, also by SIGTERM,
+    leaves its mount behind: `ckptfs.mounts()` tells of it, and `ckptfs unmount` takes it away.
+
+    Where there will be no mount it raises a `SafetensorError` with what the command says; of a `source` or
+    a `mountpoint` that is not there, one that is a `FileNotFoundError` too.
+    """
+    options = _words({**locals()})
+    is_private = mountpoint is None
+    source = path_of(source)
+    where = tempfile.mkdtemp(prefix="ckptfs-") if is_private else path_of(mountpoint)
+    # It must lead there also when the program has gone to another directory.
+    path = Path(os.path.join(os.getcwd(), where))
+    before = mountinfo.place(path)
+    try:
+        done = child_process.run("mount", *options, "--", source, where)
+        return Mount(source, path, done.notes, is_private)
+    except BaseException as fault:
+        is_refused = isinstance(fault, SafetensorError)
+        # What comes from elsewhere, such as Ctrl-C, may come when the mount is there already. One that the
+        # command refused may lie where another was made meanwhile.
+        there = mountinfo.place(path)
+        if not is_refused and there and there != before and mountinfo.shows_ckptfs(there):
+            child_process.run("unmount", "--lazy", "--", there.path, timeout=_PATIENCE)
+        if is_private:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+        if is_refused:
+            # A directory that was made for this is gone by now, and was not missing.
+            named = [source] if is_private else [source, where]
+            raise _told_as_missing(fault, *named) from None
+        raise
+
+
+def _words(given):
+    """Options as the command takes them. What is not one of them, or too much, is for the command to say."""
+    del given["source"], given["mountpoint"]
+    keep, verbose, log_file = given.pop("keep"), given.pop("verbose"), given["log_file"]
+    if not isinstance(verbose, int) or verbose < 0:
+        raise error(f"verbose={verbose!r}: is no number of times", "give 0, 1, 2 or 3")
+    words = ["--verbose"] * min(verbose, 3)
+    words += [f"--keep={pattern}" for pattern in ([keep] if isinstance(keep, str) else keep)]
+    if log_file is not None:
+        given["log_file"] = os.fsdecode(log_file)
+    for name, value in given.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif value is not None and value is not False:
+            words.append(f"{option}={value}")
+    return words
+
+
+def _told_as_missing(refused, *paths):
+    """The same refusal, as a `FileNotFoundError` where it says that one of these paths is not there."""
+    for path in paths:
+        # The command tells of a source by its whole path.
+        for told in (path, os.path.join(os.getcwd(), path)):
+            if str(refused).startswith(f"{told}: ") and not os.path.lexists(path):
+                what = str(refused).removeprefix(f"{told}: ")
+                missing = of_system(FileNotFoundError(errno.ENOENT, what), path)
+                missing.__notes__ = getattr(refused, "__notes__", [])
+                return missing
+    return refused
+
+
+class MountInfo(NamedTuple):
+    """A mount of this machine, whoever made it.
+
+    `state` is "alive", "dead" (its daemon was killed), "not-answering", "not-permitted" (another user's),
+    "hidden" (another mount lies over it) or "failed", and then `reason` says why. `pid` is the daemon's and
+    `stats` has the mount's numbers (`user.ckptfs.stats` in docs/formats.md); both are `None` where it does
+    not answer.
+    """
+
+    source: str
+    mountpoint: str
+    state: str
+    pid: int | None
+    reason: str | None
+    stats: dict | None
+
+
+def mounts():
+    """The mounts that there are, as `ckptfs status` lists them: a `MountInfo` for each. One that does not
+    answer is waited for two seconds at the most.
+
+        for mount in ckptfs.mounts():
+            print(mount.mountpoint, mount.source, mount.state)
+    """
+    told = json.loads(child_process.run("status", "--json", timeout=_PATIENCE).out)
+    return [
+        MountInfo(
+            one["source"], one["mountpoint"], one["state"], (one["stats"] or {}).get("pid"),
+            one.get("reason"), one["stats"],
+        )
+        for one in told
+    ]  # fmt: skip
+
+
+def _at_exit():
+    for left in reversed(list(_all.values())):
+        try:
+            left.close()
+        except Exception as fault:
+            # The others have still to go.
+            if sys.stderr is not None:
+                print(f"ckptfs: {in_words(fault)}", file=sys.stderr)
+
+
+atexit.register(_at_exit)

@@ -1,0 +1,117 @@
+"""Writing the safetensors format, byte for byte as safetensors writes it.
+
+In: what each tensor is and where its bytes lie in memory. Out: those bytes behind a header; a file has
+them under its name only when it is whole. `deserialize` is the way back.
+"""
+
+import ctypes
+import errno
+import json
+import math
+import os
+
+from ckptfs import _ckptfs
+from ckptfs._errors import error, of_system, path_of
+from ckptfs.load.torch import TYPES
+from ckptfs.save.atomic_file import replacing
+from ckptfs.load.handle import options
+
+# As the format's own library orders them: by size, then as they were added to it.
+_ORDER = ["BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0",
+          "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64",
+          "I64", "U64"]  # fmt: skip
+
+_BITS = {"BOOL": 8, "F4": 4, "C64": 64} | {
+    name: int(digits) for name in TYPES
+    if (digits := "".join(filter(str.isdigit, name.split("_")[0].lstrip("BFIU")))) and name not in
+    ("BOOL", "F4", "C64")
+}  # fmt: skip
+
+_CODES = {of: name for name, of in TYPES.items()}
+
+
+class TensorSpec:
+    """A tensor to be written: its type by torch's or numpy's name for it, its shape, and where its bytes
+    lie. Whoever makes one keeps the bytes there until they are written."""
+
+    __slots__ = ("dtype", "shape", "data_ptr", "data_len")
+
+    def __init__(self, *, dtype, shape, data_ptr, data_len):
+        if dtype not in _CODES:
+            raise error(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(_CODES)}")
+        self.dtype, self.shape = _CODES[dtype], [int(size) for size in shape]
+        if self.dtype == "F4" and self.shape:
+            self.shape[-1] *= 2
+        self.data_ptr, self.data_len = int(data_ptr), int(data_len)
+
+    def _bytes(self):
+        """What is written of it. What gives it is held until the next thing is asked for."""
+        yield memoryview((ctypes.c_ubyte * self.data_len).from_address(self.data_ptr)).cast("B")
+
+    def __repr__(self):
+        return f"TensorSpec({self.dtype}, {self.shape}, {self.data_len} bytes)"
+
+
+def parts_of(tensors, metadata):
+    """A header, and the bytes of each tensor as they follow it, each when it is asked for."""
+    for name, spec in tensors.items():
+        if not isinstance(name, str) or not isinstance(spec, TensorSpec):
+            raise TypeError(f"{name!r}: expected str and TensorSpec, got {type(spec)}")
+        if math.prod(spec.shape) * _BITS[spec.dtype] != spec.data_len * 8:
+            raise error(f"Error while serializing: {name}: {spec.data_len} bytes are not "
+                        f"{spec.dtype} {spec.shape}")
+        if spec.data_len and not spec.data_ptr:
+            raise error(f"Error while serializing: {name}: its {spec.data_len} bytes are nowhere")
+        if name == "__metadata__":
+            raise error("Error while serializing: no tensor can have the name __metadata__", "rename it")
+    header, at, ordered = {}, 0, sorted(tensors, key=lambda n: (-_ORDER.index(tensors[n].dtype), n))
+    if metadata is not None:
+        if not isinstance(metadata, dict):
+            raise TypeError(f"metadata must be a dict of text for text, got {type(metadata)}")
+        for key, value in metadata.items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise TypeError(f"metadata must have text for text, got {key!r}: {value!r}")
+        header["__metadata__"] = metadata
+    for name in ordered:
+        spec = tensors[name]
+        end = at + spec.data_len
+        header[name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in ordered:
+        spec = tensors[name]
+        if spec.data_len:
+            yield from spec._bytes()
+
+
+def serialize(tensor_dict, metadata=None):
+    """The bytes of a safetensors file with these `TensorSpec`s."""
+    return b"".join(parts_of(tensor_dict, metadata))
+
+
+def serialize_file(tensor_dict, filename, metadata=None):
+    """Writes a safetensors file with these `TensorSpec`s. It takes the place of what was there only when
+    it is whole, so that tensors which are mapped from the old file keep their bytes."""
+    parts, filename = parts_of(tensor_dict, metadata), path_of(filename)
+    try:
+        if not os.path.basename(filename):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with replacing(os.path.realpath(filename)) as file:
+            for part in parts:
+                file.write(part)
+    except OSError as fault:
+        raise of_system(fault, filename) from None
+
+
+def deserialize(bytes):
+    """The tensors of a checkpoint whose bytes are in memory: pairs of a name and a dictionary with
+    `shape`, `dtype` and `data`."""
+    opened = _ckptfs.Opened.of_bytes(bytes, options())
+    tensors = [opened.tensor(name) for name in opened.names]
+    held, _ = _ckptfs.load(tensors)
+    return [
+        (tensor.name, {"shape": tensor.shape, "dtype": tensor.dtype, "data": bytearray(memory)})
+        for tensor, memory in zip(tensors, held, strict=True)
+    ]
