@@ -2,7 +2,7 @@
 //!
 //! `cargo bench` prints times. What they are compared with stands beside them, so that a ratio can
 //! be read off one run: `read_at` beside a plain `pread` of the same bytes. Peak memory and `export`
-//! beside `cp` are whole-process figures: `scripts/bench` measures those.
+//! beside `cp` are whole-process figures: `scripts/bench/run` measures those.
 
 #![allow(clippy::unwrap_used)] // What fails here has nobody to tell but whoever measures.
 

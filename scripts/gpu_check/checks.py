@@ -7,7 +7,7 @@ one hangs or ends it.
 import os
 import subprocess
 
-from children import Child
+from subprocesses import Child
 
 # Seconds without a word after which a check hangs.
 _LIMIT = 240
@@ -19,7 +19,7 @@ def correctness(job):
     while left is None or left:
         if job.is_over(f"correctness: {', '.join(left) if left else 'all of it'}"):
             break
-        with Child("checking.py", packages) as child:
+        with Child("run_checks.py", packages) as child:
             asked = {"device": job.device, "folder": str(job.disk), "quick": job.quick, "names": left}
             left = round_of(job, child.ask(asked, _LIMIT), left or [])
     if job.test and job.test.exists() and not job.is_over("correctness: the test of Rust"):

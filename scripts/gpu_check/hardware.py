@@ -1,4 +1,4 @@
-"""The machine in words: what numbers are worth depends on it. A program of `children`."""
+"""The machine in words: what numbers are worth depends on it. A program of `subprocesses`."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-import children
+import subprocesses
 
 
 def answer(device, folders):
@@ -66,4 +66,4 @@ def _filesystem(folder):
 
 
 if __name__ == "__main__":
-    sys.exit(children.serve(answer))
+    sys.exit(subprocesses.serve(answer))

@@ -1,4 +1,4 @@
-"""What is held before and after many loads. A program of `children`."""
+"""What is held before and after many loads. A program of `subprocesses`."""
 
 import contextlib
 import gc
@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-import children
-from bench_common import of_status
+import subprocesses
+from bench.fixtures import of_status
 
 # Loads before it counts: what is made once stays.
 _BEFORE = 5
@@ -60,4 +60,4 @@ def held(device):
 
 
 if __name__ == "__main__":
-    sys.exit(children.serve(answer))
+    sys.exit(subprocesses.serve(answer))

@@ -5,10 +5,10 @@ In: a `Job`. Out: rows of the table.
 
 import shutil
 
-import bench_common
+from bench import fixtures
 import models
-from bench import Entry, Ways, in_turn
-from children import Child, one
+from benchmarks import Entry, Ways, in_turn
+from subprocesses import Child, one
 
 # Seconds for one measurement, which may read a file of several GB a dozen times.
 _LIMIT = 300
@@ -25,7 +25,7 @@ def ceilings(job):
     disk = shm = None
     try:
         [disk] = models.write(folder, [size])
-        bench_common.warm([disk])
+        fixtures.warm([disk])
         if job.shm and shutil.disk_usage(job.shm).free > 2 * size:
             [shm] = models.copy([disk], job.shm / "ceiling")
         for what in "copies", "reads", "registered", "cold":
@@ -41,7 +41,7 @@ def ceilings(job):
 
 def measured(job, what, disk, shm):
     asked = {"what": what, "device": job.device, "disk": disk, "shm": shm, "quick": job.quick}
-    with Child("ceilings.py", job.packages("ckptfs")) as child:
+    with Child("hardware_limits.py", job.packages("ckptfs")) as child:
         for told in child.ask(asked, _LIMIT):
             if "fault" in told:
                 job.table.add("ceilings", what, "fails", why=told["fault"])
@@ -85,7 +85,7 @@ def tuning(job):
         job.table.add("tuning", "pinned", "not there", why="this ckptfs knows no CKPTFS_PINNED")
     try:
         files = models.write(folder, sizes)
-        bench_common.warm(files)
+        fixtures.warm(files)
         with Ways(job) as ways:
             for state in "page cache", "disk, cold":
                 if not job.is_over(f"tuning: {state}"):

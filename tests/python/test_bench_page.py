@@ -12,12 +12,11 @@ from program import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 
-import bench_common
-import bench_machine
-import bench_page
-import bench_results
-from bench_page import Refused
-from bench_tables import TABLES
+import bench.machine
+from bench import fixtures, render_docs
+from bench import results as bench_results
+from bench.render_docs import Refused
+from bench.tables import TABLES
 
 MACHINE = {"cores": 2, "memory_gb": 16, "kernel": "6.1.0", "filesystem": "ext4", "versions": {"ckptfs": "0.1.0"}}
 
@@ -30,7 +29,7 @@ SAVING = [
 ]  # fmt: skip
 
 SAVING_LINES = """\
-`RUNS=3 scripts/bench saving`, 3 runs; 2 cores, 16 GB, ext4, Linux 6.1.0; ckptfs 0.1.0.
+`RUNS=3 scripts/bench/run saving`, 3 runs; 2 cores, 16 GB, ext4, Linux 6.1.0; ckptfs 0.1.0.
 
 | saving 2.1 GB in 4 shards | seconds (least to most) | of processor | memory beside them |
 |---|---|---|---|
@@ -41,7 +40,7 @@ SAVING_LINES = """\
 
 
 def results(part, **tables):
-    return {"command": f"RUNS=3 scripts/bench {part}", "machine": MACHINE, "tables": tables}
+    return {"command": f"RUNS=3 scripts/bench/run {part}", "machine": MACHINE, "tables": tables}
 
 
 def place(name, text="| as it was |"):
@@ -69,42 +68,42 @@ def add(page, found):
 
 def test_what_has_results_is_replaced_and_all_else_stays(page):
     before = page.read_text()
-    bench_page.write(page, folder_of(page))
+    render_docs.write(page, folder_of(page))
     assert page.read_text() == before.replace(place("saving"), place("saving", SAVING_LINES))
     assert sorted(path.name for path in folder_of(page).iterdir()) == ["saving.json", "saving.svg"]
 
 
 def test_rendering_again_changes_nothing_and_new_results_do(page):
     folder = folder_of(page)
-    assert bench_page.different(page, folder) == [page, folder / "saving.svg"]
-    bench_page.write(page, folder)
+    assert render_docs.different(page, folder) == [page, folder / "saving.svg"]
+    render_docs.write(page, folder)
     files = {path: path.read_bytes() for path in (page, *folder.iterdir())}
-    assert not bench_page.different(page, folder)
-    bench_page.write(page, folder)
+    assert not render_docs.different(page, folder)
+    render_docs.write(page, folder)
     assert files == {path: path.read_bytes() for path in (page, *folder.iterdir())}
     add(page, results("saving", saving=SAVING[:1]))
-    assert bench_page.different(page, folder) == [page, folder / "saving.svg"]
-    bench_page.write(page, folder)
+    assert render_docs.different(page, folder) == [page, folder / "saving.svg"]
+    render_docs.write(page, folder)
     assert "the <other>" not in page.read_text() + (folder / "saving.svg").read_text()
 
 
 def test_a_number_that_a_hand_changed_is_noticed_and_a_chart_of_nothing(page):
     folder = folder_of(page)
-    bench_page.write(page, folder)
+    render_docs.write(page, folder)
     page.write_text(page.read_text().replace("2.00 (1.00", "1.90 (1.00"))
-    assert bench_page.different(page, folder) == [page]
-    with pytest.raises(SystemExit, match="performance.md is not what the results give: run scripts/bench page"):
-        bench_page.main(["--check"], page, folder)
-    bench_page.main([], page, folder)
+    assert render_docs.different(page, folder) == [page]
+    with pytest.raises(SystemExit, match="performance.md is not what the results give: run scripts/bench/run docs"):
+        render_docs.main(["--check"], page, folder)
+    render_docs.main([], page, folder)
     (folder / "old.svg").write_text("<svg/>")
-    assert bench_page.different(page, folder) == [folder / "old.svg"]
-    bench_page.main([], page, folder)
-    bench_page.main(["--check"], page, folder)
+    assert render_docs.different(page, folder) == [folder / "old.svg"]
+    render_docs.main([], page, folder)
+    render_docs.main(["--check"], page, folder)
     assert not (folder / "old.svg").exists()
 
 
 def test_a_chart_has_a_bar_and_a_spread_for_each_row(page):
-    bench_page.write(page, folder_of(page))
+    render_docs.write(page, folder_of(page))
     drawn = ElementTree.parse(folder_of(page) / "saving.svg").getroot()
     kinds = [each.get("class") for each in drawn.iter()]
     assert kinds.count("ours") == 2 and kinds.count("spread") == 2
@@ -115,7 +114,7 @@ def test_a_chart_has_a_bar_and_a_spread_for_each_row(page):
     assert "prefers-color-scheme:dark" in (folder_of(page) / "saving.svg").read_text()
 
 
-def test_floors_that_are_missed_say_so(page):
+def test_targets_that_are_missed_say_so(page):
     rows = [
         {"row": ["load_file"], "runs": [{"mount": 1.0, "ext4": 2.0}, {"mount": 1.5, "ext4": 1.0}]},
         {"row": ["random order"], "runs": [{"mount": 1.0, "ext4": 1.0}]},
@@ -128,8 +127,8 @@ def test_floors_that_are_missed_say_so(page):
         {"row": ["daemon memory"], "runs": [{"peak": 10_000_000, "budget": 5_000_000}] * 2
          + [{"peak": 100_000_000, "budget": 5_000_000}]},
     ]  # fmt: skip
-    add(page, results("floors", floors=rows))
-    bench_page.write(page, folder_of(page))
+    add(page, results("targets", targets=rows))
+    render_docs.write(page, folder_of(page))
     for line in [
         "| load_file | mount 1.25 s | ext4 1.50 s | 1.00 (0.50 to 1.50) | 0.9, missed | 0.7 |",
         "| random order | mount 1.00 s | ext4 1.00 s | 1.00 (1.00 to 1.00) | 1 | 0.8 |",
@@ -139,7 +138,7 @@ def test_floors_that_are_missed_say_so(page):
         "| daemon memory | peak 0.01 GB | budget 0.01 GB | 5 (5 to 95) MB | 64 MB, missed |  |",
     ]:
         assert line in page.read_text().splitlines(), line
-    drawn = (folder_of(page) / "floors.svg").read_text()
+    drawn = (folder_of(page) / "targets.svg").read_text()
     assert "load_file" in drawn and "first byte" not in drawn and 'class="mark"' in drawn
 
 
@@ -150,7 +149,7 @@ def test_times_are_told_in_those_of_the_first_in_the_same_state(page):
     rows = [row("ckptfs", "cold", 1.0, 2.0, 4.0), row("other", "cold", 3.0, 3.0, 4.0),
             row("ckptfs", "cached", 0.5, 0.5, 0.5), row("other", "cached", 1.0, 1.0, 1.0)]  # fmt: skip
     add(page, results("loader", owned=rows))
-    bench_page.write(page, folder_of(page))
+    render_docs.write(page, folder_of(page))
     assert "| other | cold | 3.00 | 1.00 | 1.00 | 1.50 (1.00 to 3.00) |" in page.read_text()
     assert "| other | cached | 1.00 | 1.00 | 1.00 | 2.00 (2.00 to 2.00) |" in page.read_text()
 
@@ -171,14 +170,14 @@ def test_markers_that_do_not_fit_are_refused_and_nothing_is_written(page, broken
     text = broken(page.read_text())
     page.write_text(text)
     with pytest.raises(Refused, match=re.escape(said)):
-        bench_page.write(page, folder_of(page))
+        render_docs.write(page, folder_of(page))
     assert page.read_text() == text and not list(folder_of(page).glob("*.svg"))
 
 
 def test_results_of_no_table_are_refused(page):
     add(page, results("saving", speed=SAVING))
     with pytest.raises(Refused, match="saving.json has a table 'speed'"):
-        bench_page.write(page, folder_of(page))
+        render_docs.write(page, folder_of(page))
 
 
 def test_results_are_kept_row_by_row(monkeypatch, tmp_path, capsys):
@@ -186,26 +185,26 @@ def test_results_are_kept_row_by_row(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("RUNS", "3")
     monkeypatch.delenv("SIZE", raising=False)
     monkeypatch.setattr(bench_results, "machine", lambda: MACHINE)
-    kept = bench_results.Results("floors")
-    kept.add("floors", ["random order"], [{"mount": 1.0000004, "ext4": 2}])
-    found = json.loads((tmp_path / "floors.json").read_text())
-    assert found == results("floors", floors=[{"row": ["random order"], "runs": [{"mount": 1.0, "ext4": 2}]}])
-    kept = bench_results.Results("floors", whole=False)
-    kept.add("floors", ["load_file"], [{"mount": 1.0, "ext4": 2.0}])
-    kept.add("floors", ["random order"], [{"mount": 5.0, "ext4": 2.0}])
-    rows = json.loads((tmp_path / "floors.json").read_text())["tables"]["floors"]
+    kept = bench_results.Results("targets")
+    kept.add("targets", ["random order"], [{"mount": 1.0000004, "ext4": 2}])
+    found = json.loads((tmp_path / "targets.json").read_text())
+    assert found == results("targets", targets=[{"row": ["random order"], "runs": [{"mount": 1.0, "ext4": 2}]}])
+    kept = bench_results.Results("targets", whole=False)
+    kept.add("targets", ["load_file"], [{"mount": 1.0, "ext4": 2.0}])
+    kept.add("targets", ["random order"], [{"mount": 5.0, "ext4": 2.0}])
+    rows = json.loads((tmp_path / "targets.json").read_text())["tables"]["targets"]
     assert [(each["row"], each["runs"][0]["mount"]) for each in rows] == [(["load_file"], 1.0), (["random order"], 5.0)]
     assert "| load_file | mount 1.00 s | ext4 2.00 s | 0.50 (0.50 to 0.50) | 0.9 | 0.7 |" in capsys.readouterr().out
     monkeypatch.setenv("RUNS", "4")
     with pytest.raises(SystemExit, match="results of another command"):
-        bench_results.Results("floors", whole=False)
-    bench_results.Results("floors").add("floors", ["load_file"], [{"mount": 1.0, "ext4": 2.0}])
-    assert len(json.loads((tmp_path / "floors.json").read_text())["tables"]["floors"]) == 1
+        bench_results.Results("targets", whole=False)
+    bench_results.Results("targets").add("targets", ["load_file"], [{"mount": 1.0, "ext4": 2.0}])
+    assert len(json.loads((tmp_path / "targets.json").read_text())["tables"]["targets"]) == 1
 
 
 def test_what_is_compared_takes_turns():
     order = []
-    runs = bench_common.in_turn(["a", "b"], lambda way: order.append(way) or len(order), 3)
+    runs = fixtures.in_turn(["a", "b"], lambda way: order.append(way) or len(order), 3)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert runs == [{"a": 1, "b": 2}, {"a": 4, "b": 3}, {"a": 5, "b": 6}] and list(runs[1]) == ["a", "b"]
 
@@ -221,11 +220,11 @@ def test_what_is_for_no_page_is_kept_nowhere(monkeypatch):
 
 
 def test_the_page_is_what_its_results_give():
-    assert not bench_page.different(REPOSITORY / "docs/performance.md", REPOSITORY / "docs/performance")
+    assert not render_docs.different(REPOSITORY / "docs/performance.md", REPOSITORY / "docs/performance")
 
 
 def test_what_is_measured_from_the_page_cache_is_there_again_when_it_was_let_go(tmp_path):
-    machine = bench_machine.Machine(tmp_path, keeper=None)
+    machine = bench.machine.Machine(tmp_path, keeper=None)
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
         file.write_bytes(bytes(3 << 20))
@@ -233,15 +232,15 @@ def test_what_is_measured_from_the_page_cache_is_there_again_when_it_was_let_go(
     machine.read(*files)
     with open(files[1], "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    assert bench_common.in_page_cache([files[1]]) == [0]
+    assert fixtures.in_page_cache([files[1]]) == [0]
     machine.refill()
-    assert bench_common.in_page_cache(files) == [3 << 20] * 2
+    assert fixtures.in_page_cache(files) == [3 << 20] * 2
 
 
 def test_what_the_page_cache_does_not_keep_is_not_measured(tmp_path, monkeypatch):
-    machine = bench_machine.Machine(tmp_path, keeper=None)
+    machine = bench.machine.Machine(tmp_path, keeper=None)
     (tmp_path / "a").write_bytes(b"something")
     machine.read(tmp_path / "a")
-    monkeypatch.setattr("bench_machine.in_page_cache", lambda paths: [0 for _ in paths])
+    monkeypatch.setattr("bench.machine.in_page_cache", lambda paths: [0 for _ in paths])
     with pytest.raises(SystemExit, match="does not keep .*/a"):
         machine.refill()

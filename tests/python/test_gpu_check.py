@@ -131,11 +131,11 @@ def parts(monkeypatch):
     monkeypatch.syspath_prepend(str(REPOSITORY / "scripts/gpu_check"))
     # Tests have a module of this name, too.
     monkeypatch.delitem(sys.modules, "models", raising=False)
-    import bench
+    import benchmarks
     import checks
-    import children
+    import subprocesses
 
-    yield SimpleNamespace(bench=bench, checks=checks, children=children)
+    yield SimpleNamespace(bench=benchmarks, checks=checks, children=subprocesses)
     for name in {*sys.modules} - before:
         if "gpu_check" in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
@@ -143,15 +143,15 @@ def parts(monkeypatch):
 
 def program(tmp_path, body):
     path = tmp_path / "program.py"
-    path.write_text(f"import children, os, threading\ndef answer(**asked):\n    {body}\nchildren.serve(answer)\n")
+    path.write_text(f"import subprocesses, os, threading\ndef answer(**asked):\n    {body}\nsubprocesses.serve(answer)\n")
     return str(path)
 
 
 def test_a_program_that_hangs_is_killed_and_one_that_dies_is_told(tmp_path, parts):
     for body, limit, why in [
-        ("children.tell(pid=os.getpid()); threading.Event().wait()", 2, "hung: killed after 2 s"),
-        ("children.tell(pid=os.getpid()); os.abort()", 60, "its process ended with -6"),
-        ("children.tell(pid=os.getpid()); raise ValueError('no')", 60, "ValueError: no"),
+        ("subprocesses.tell(pid=os.getpid()); threading.Event().wait()", 2, "hung: killed after 2 s"),
+        ("subprocesses.tell(pid=os.getpid()); os.abort()", 60, "its process ended with -6"),
+        ("subprocesses.tell(pid=os.getpid()); raise ValueError('no')", 60, "ValueError: no"),
     ]:
         with parts.children.Child(program(tmp_path, body)) as child:
             began, ended = child.ask({}, limit)
@@ -217,18 +217,18 @@ def test_a_model_is_as_large_as_there_is_room_for_and_that_is_said(parts, monkey
 
 
 def test_a_pack_that_is_too_large_is_an_error_and_other_folders_are_left_alone(tmp_path, parts, monkeypatch, capsys):
-    import pack
+    import bundle
 
-    (tmp_path / pack.TEST).write_bytes(b"..GLIBC_2.4\0GLIBC_2.17\0..")
+    (tmp_path / bundle.TEST).write_bytes(b"..GLIBC_2.4\0GLIBC_2.17\0..")
     (tmp_path / "other-1.whl").write_bytes(b"12345")
-    pack.tell(tmp_path)
+    bundle.tell(tmp_path)
     said = capsys.readouterr().out
-    assert f"25  {pack.TEST}  (needs glibc 2.17)\n" in said and "5  other-1.whl\n" in said and "30  the pack" in said
-    monkeypatch.setattr(pack, "MOST", 1000)
+    assert f"25  {bundle.TEST}  (needs glibc 2.17)\n" in said and "5  other-1.whl\n" in said and "30  the pack" in said
+    monkeypatch.setattr(bundle, "MOST", 1000)
     with pytest.raises(SystemExit, match="bytes are more than the 1,000 that may travel"):
-        pack.tell(tmp_path)
+        bundle.tell(tmp_path)
     (tmp_path / "notes.txt").touch()
     monkeypatch.setattr(sys, "argv", ["gpu-check --pack", str(tmp_path)])
     with pytest.raises(SystemExit, match="holds other things than a pack"):
-        pack.main()
+        bundle.main()
     assert len([*tmp_path.iterdir()]) == 3

@@ -1,7 +1,7 @@
 """The measured process: does its work on something tiny, so that all that it imports is there, says `ready`, waits
 for a line, and then does it on PATH and prints what it took as JSON.
 
-    bench_process.py MODULE WAY TINY PATH [WORD...]
+    bench.worker MODULE WAY TINY PATH [WORD...]
 
 In: a way, which given a path and words makes ready and gives what is measured: a call that returns a number, the
 same of all who do the same. Then a path for a try, or nothing, and the one that counts, which need not be there before
@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench_common import of_status
+from bench.fixtures import of_status
 
 # Python has no name for it.
 MADV_POPULATE_READ = 22
@@ -44,8 +44,8 @@ class Measured:
 
     def __init__(self, way, tiny, path, env=None):
         way, *words = way
-        module, words = Path(inspect.getfile(way)).stem, [getattr(word, "__name__", word) for word in words]
-        command = [sys.executable, __file__, module, way.__name__, str(tiny or ""), str(path), *words]
+        module, words = f"bench.{Path(inspect.getfile(way)).stem}", [getattr(word, "__name__", word) for word in words]
+        command = [sys.executable, "-P", "-m", __spec__.name, module, way.__name__, str(tiny or ""), str(path), *words]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self._said("ready")
 

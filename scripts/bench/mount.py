@@ -10,10 +10,10 @@ import subprocess
 import sys
 import time
 
-import bench_ways as ways
-from bench_common import CKPTFS, RUNS, first_byte, in_turn, write_shards
-from bench_machine import machine
-from bench_results import Results
+from bench import workloads as ways
+from bench.fixtures import CKPTFS, RUNS, first_byte, in_turn, write_shards
+from bench.machine import machine
+from bench.results import Results
 
 
 def fio(*options):

@@ -1,8 +1,8 @@
 """Models to measure with, as their usual writers make them: `apart`, in processes of their own, whose memory is gone
 when they end.
 
-    bench_models.py llama FOLDER SIZE     a Llama of 2.2 GB in 4 shards, or so much of its layers; a tiny one for 0
-    bench_models.py bin MODEL FOLDER      the same tensors in as many shards of `.bin`
+    bench.models llama FOLDER SIZE     a Llama of 2.2 GB in 4 shards, or so much of its layers; a tiny one for 0
+    bench.models bin MODEL FOLDER      the same tensors in as many shards of `.bin`
 
 In: where. Out: folders of models there.
 """
@@ -13,12 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench_common import CKPTFS, warm, write_shards
+from bench.fixtures import CKPTFS, warm, write_shards
 
 
 def apart(*words):
     """What the words above say, in a process of its own."""
-    subprocess.run([sys.executable, __file__, *map(str, words)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-P", "-m", __spec__.name, *map(str, words)], check=True, capture_output=True)
 
 
 def llama(folder, size):

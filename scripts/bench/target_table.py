@@ -1,13 +1,13 @@
 """What the mount and the loader promise beside the plain filesystem and others, and the table that says what was
 measured of it.
 
-In: rows of results, as scripts/bench_floors.py has them. Out: the columns of the table, and figures for its chart.
+In: rows of results, as scripts/bench/targets.py has them. Out: the columns of the table, and figures for its chart.
 """
 
 import statistics
 from dataclasses import dataclass
 
-from bench_cells import label, spread
+from bench.columns import label, spread
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,6 @@ def goal(row, rows):
 
 
 COLUMNS = (
-    label(), ("", ours), ("beside", other), ("measured: median (least to most)", measured), ("floor", held),
+    label(), ("", ours), ("beside", other), ("measured: median (least to most)", measured), ("target", held),
     ("goal", goal),
 )  # fmt: skip

@@ -9,9 +9,9 @@ import safetensors.torch
 import torch
 from ckptfs.torch import load_file
 
-from asked import Skipped, check, same
-from checks_of_calls import model
-from children import in_words
+from assertions import Skipped, check, same
+from check_api import model
+from subprocesses import in_words
 
 # Seconds after which a process that was forked hangs.
 _FORKED = 60

@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench_common import CKPTFS, REPOSITORY, RUNS, in_turn, write_shards
-from bench_results import Results
+from bench.fixtures import CKPTFS, REPOSITORY, RUNS, in_turn, write_shards
+from bench.results import Results
 
 BENCHES = {
     "image_of_100_000_tensors_in_160_shards": ("engine", "image of 100,000 tensors in 160 shards with an index"),

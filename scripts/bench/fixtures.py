@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 RUNS = int(os.environ.get("RUNS", "5"))
 CKPTFS = os.environ.get("CKPTFS", str(REPOSITORY / "target/release/ckptfs"))
 

@@ -2,15 +2,15 @@
 mount, beside safetensors on the plain filesystem, in turn, each load in a process of its own; every page touched. Needs
 root.
 
-In: RUNS, CKPTFS. Out: `shapes.json`, and its tables.
+In: RUNS, CKPTFS. Out: `tensor-sizes.json`, and its tables.
 """
 
 import shutil
 
-import bench_ways as ways
-from bench_common import write_shards
-from bench_machine import machine
-from bench_results import Results
+from bench import workloads as ways
+from bench.fixtures import write_shards
+from bench.machine import machine
+from bench.results import Results
 
 # Shards, tensors of each, elements of two bytes of each of those.
 SHAPES = {"few-huge": (2, 2, 256 << 20), "many-small": (4, 25_000, 8 << 10)}
@@ -30,7 +30,7 @@ def loads(machine, tiny, model, prepare):
 
 
 def main():
-    results = Results("shapes")
+    results = Results("tensor-sizes")
     with machine() as measuring:
         tiny, model = measuring.folder / "tiny", measuring.folder / "model"
         write_shards(tiny, 1, 2, 1 << 10)

@@ -1,5 +1,5 @@
 """What nothing that loads can exceed: how fast bytes get to the device, into pinned memory, and off the disk.
-A program of `children`.
+A program of `subprocesses`.
 
 In: a device, a file on a disk, the same in memory. Out: one thing told for each measurement: what, GB/s, and how
 it was had. Files are read by `os.preadv` on threads, which hold no lock meanwhile.
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-import children
+import subprocesses
 
 # What a thread reads at once, as ckptfs does.
 _PIECE = 4 << 20
@@ -27,7 +27,7 @@ _TIMES = 5
 def answer(what, device, disk, shm, quick=False):
     measure = {"copies": copies, "reads": reads, "cold": cold, "registered": registered}[what]
     for name, speed, how in measure(device, disk, shm, 2 if quick else _TIMES, quick):
-        children.tell(name=name, speed=speed, how=how)
+        subprocesses.tell(name=name, speed=speed, how=how)
 
 
 def copies(device, disk, shm, times, quick):
@@ -168,4 +168,4 @@ def _read(path, threads, memory, flags):
 
 
 if __name__ == "__main__":
-    sys.exit(children.serve(answer))
+    sys.exit(subprocesses.serve(answer))

@@ -1,6 +1,6 @@
 """What a part measured, as a file of its own: the raw numbers of each run, the machine and the command.
 
-In: rows as they are measured. Out: `docs/performance/PART.json`, from which scripts/bench_page.py makes the page; and
+In: rows as they are measured. Out: `docs/performance/PART.json`, from which scripts/bench/render_docs.py makes the page; and
 each row at once, as it will stand there.
 
     {"command": "…", "machine": {…}, "tables": {NAME: [{"row": ["…"], "runs": [{"…": 0.1}]}]}}
@@ -17,8 +17,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from bench_common import CKPTFS, REPOSITORY
-from bench_tables import TABLES
+from bench.fixtures import CKPTFS, REPOSITORY
+from bench.tables import TABLES
 
 SETTINGS = ("RUNS", "SIZE")
 LIBRARIES = ("torch", "safetensors", "transformers", "fastsafetensors", "runai-model-streamer")
@@ -52,7 +52,7 @@ class Results:
     def __init__(self, part, whole=True):
         self.told = None
         said = [f"{name}={shlex.quote(os.environ[name])}" for name in SETTINGS if name in os.environ]
-        self.found = {"command": " ".join([*said, "scripts/bench", part]), "machine": machine(), "tables": {}}
+        self.found = {"command": " ".join([*said, "scripts/bench/run", part]), "machine": machine(), "tables": {}}
         folder = kept_in()
         self.file = folder / f"{part}.json" if folder else None
         if self.file and not whole and self.file.exists():

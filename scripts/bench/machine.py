@@ -9,9 +9,9 @@ import tempfile
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
-from bench_common import RUNS, drop_caches, in_page_cache, in_turn, mounted, warm
-from bench_memory import Keeper
-from bench_process import Measured
+from bench.fixtures import RUNS, drop_caches, in_page_cache, in_turn, mounted, warm
+from bench.memory_ballast import Keeper
+from bench.worker import Measured
 
 IMAGE = "model.safetensors"
 

@@ -7,9 +7,9 @@ of its files.
 import shutil
 from typing import NamedTuple
 
-import bench_common
+from bench import fixtures
 import models
-from children import Child, in_words
+from subprocesses import Child, in_words
 from loaders import LOADERS
 
 # Seconds that any load may take, and bytes in a second that the slowest is given.
@@ -51,7 +51,7 @@ class Ways:
         child = self._children.get(entry.name)
         if child is None or child.is_over:
             packages = LOADERS[entry.way][1] if entry.way else ["ckptfs"]
-            child = Child("loads.py", self._job.packages(*packages), entry.env)
+            child = Child("worker.py", self._job.packages(*packages), entry.env)
             self._children[entry.name] = child
         plain = entry.name in self._plain
         told = child.one({**asked, "forks": not plain}, _LIMIT + size / _SLOWEST)
@@ -119,7 +119,7 @@ def planned(job):
 
 
 def one_model(job, ways, entries, title, files, size):
-    bench_common.warm(files)
+    fixtures.warm(files)
     good = same(job, ways, entries, title, files, size)
     for state in "page cache", "disk, cold", "tmpfs":
         if job.is_over(f"bench: {title}, {state}"):

@@ -10,7 +10,7 @@ from ckptfs.load.torch import TYPES
 from ckptfs.torch import load_file, save_file
 
 import samples
-from asked import Skipped, check, same
+from assertions import Skipped, check, same
 from writers import numbers as any_bits
 
 

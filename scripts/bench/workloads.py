@@ -1,4 +1,4 @@
-"""What is measured of loading, as bench_process.py has it done: each of LOADERS imports what it needs and gives what
+"""What is measured of loading, as bench.worker has it done: each of LOADERS imports what it needs and gives what
 loads: a file or a folder in, tensors by name out.
 
 In: a path, and a loader's name. Out: a call that loads and keeps what it loaded, and a number: of `touching` the sum of

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 import samples
-from asked import Skipped, check, same
+from assertions import Skipped, check, same
 from compare import check_same
 
 # Nothing here may ask a hub; read when the libraries are imported.

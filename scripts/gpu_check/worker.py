@@ -1,5 +1,5 @@
 """One load with one way of `loaders`, in a process that begins with everything imported and nothing of CUDA used.
-A program of `children`.
+A program of `subprocesses`.
 
 In: the way, the files, and the device. Out: seconds until every byte was there, the memory of the host at its
 peak, and what ckptfs reported; or, where that is asked, a digest of all that was loaded.
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-import children
+import subprocesses
 import loaders
-from bench_common import of_status
+from bench.fixtures import of_status
 
 # Sums of so many words at once: what they are made of needs eight bytes for each.
 _WORDS = 1 << 24
@@ -34,7 +34,7 @@ def answer(way, device, files, how=None, tell=False, forks=True):
         try:
             told = once(load, device, files, tell)
         except BaseException as fault:
-            told = {"fault": children.in_words(fault)}
+            told = {"fault": subprocesses.in_words(fault)}
         os.write(writes, json.dumps(told).encode())
         # What a library does at its end is not measured.
         os._exit(0)
@@ -126,4 +126,4 @@ def digest(tensors):
 
 
 if __name__ == "__main__":
-    sys.exit(children.serve(answer))
+    sys.exit(subprocesses.serve(answer))

@@ -2,11 +2,11 @@
 every load in a process of its own. Cold means that free memory is the machine's own, caches are dropped and the
 daemon is new; programs are in memory before. Needs root. The table says what was promised.
 
-    bench_floors.py              measures everything
-    bench_floors.py CASE...      these alone, by the names of CASES
+    bench.targets              measures everything
+    bench.targets CASE...      these alone, by the names of CASES
 
 In: RUNS, CKPTFS, SIZE (a part of the model, to try it out), CKPTFS_BENCH_MODELS (a folder that keeps the models
-from one run to the next). Out: `floors.json`, and the table.
+from one run to the next). Out: `targets.json`, and the table.
 """
 
 import os
@@ -15,12 +15,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-import bench_ways as ways
-from bench_common import RUNS, first_byte, in_page_cache, in_turn
-from bench_machine import machine
-from bench_models import Models
-from bench_process import Measured
-from bench_results import Results
+from bench import workloads as ways
+from bench.fixtures import RUNS, first_byte, in_page_cache, in_turn
+from bench.machine import machine
+from bench.models import Models
+from bench.worker import Measured
+from bench.results import Results
 
 SIZE = float(os.environ.get("SIZE", "1"))
 
@@ -252,12 +252,12 @@ CASES = {
 def main(names):
     if unknown := [name for name in names if name not in CASES]:
         raise SystemExit(f"no case {unknown[0]!r}; there are: {', '.join(CASES)}")
-    results = Results("floors", whole=not names)
+    results = Results("targets", whole=not names)
     with machine() as measuring:
         bench = Bench(measuring, Models(os.environ.get("CKPTFS_BENCH_MODELS", measuring.folder), SIZE))
         for name in [name for name in CASES if name in names or not names]:
             for row, runs in CASES[name](bench):
-                results.add("floors", [row], runs)
+                results.add("targets", [row], runs)
 
 
 if __name__ == "__main__":

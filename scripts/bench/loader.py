@@ -2,8 +2,8 @@
 files; cold, and with all of them in the page cache. Measures seconds, seconds of processor, and the memory at the peak
 above what the imports took, as a share of the model. Needs root.
 
-    bench_loader.py              measures everything
-    bench_loader.py opening      measures opening alone
+    bench.loader              measures everything
+    bench.loader opening      measures opening alone
 
 In: RUNS, and CKPTFS_SAFETENSORS_NEXT, a folder with another version of safetensors. Out: `loader.json` and
 `opening.json`, and their tables.
@@ -12,11 +12,11 @@ In: RUNS, and CKPTFS_SAFETENSORS_NEXT, a folder with another version of safetens
 import os
 import sys
 
-import bench_ways as ways
-from bench_common import write_shards
-from bench_machine import machine
-from bench_models import apart
-from bench_results import Results
+from bench import workloads as ways
+from bench.fixtures import write_shards
+from bench.machine import machine
+from bench.models import apart
+from bench.results import Results
 
 STATES = ("cold", "cached")
 

@@ -1,10 +1,10 @@
 """docs/performance.md from the results: what stands there between the markers `<!-- table NAME -->` and
 `<!-- end -->`, and the charts. All else on the page is written by hand, and what no file of results has stays.
 
-    bench_page.py            writes the page and its charts
-    bench_page.py --check    says whether they are what the results give
+    bench.render_docs            writes the page and its charts
+    bench.render_docs --check    says whether they are what the results give
 
-In: `docs/performance/PART.json`, as scripts/bench_results.py describes it. Out: the page, and
+In: `docs/performance/PART.json`, as scripts/bench/results.py describes it. Out: the page, and
 `docs/performance/NAME.svg`; the same for the same results.
 """
 
@@ -13,8 +13,8 @@ import re
 import sys
 import textwrap
 
-from bench_results import FOLDER
-from bench_tables import TABLES
+from bench.results import FOLDER
+from bench.tables import TABLES
 
 BEGIN = re.compile(r"<!-- table (\S+) -->")
 END = "<!-- end -->"
@@ -124,9 +124,9 @@ def main(words, page=FOLDER.with_suffix(".md"), folder=FOLDER):
         if words != ["--check"]:
             write(page, folder)
         elif changed := different(page, folder):
-            raise Refused(f"{changed[0]} is not what the results give: run scripts/bench page")
+            raise Refused(f"{changed[0]} is not what the results give: run scripts/bench/run docs")
     except Refused as refused:
-        sys.exit(f"bench_page: {refused}")
+        sys.exit(f"scripts/bench/run: {refused}")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from bench_machine import machine
-from bench_results import Results
+from bench.machine import machine
+from bench.results import Results
 
 SHARDS, TENSORS, ELEMENTS = 4, 50, 5 << 20
 SIZE = SHARDS * TENSORS * ELEMENTS * 2

@@ -1,4 +1,4 @@
-"""The checks, one after the other. A program of `children`.
+"""The checks, one after the other. A program of `subprocesses`.
 
 In: the device, a folder, and the names of those to run. Out: of each that it began, and then ok, FAILED or skipped
 and why.
@@ -12,19 +12,19 @@ import time
 import traceback
 from pathlib import Path
 
-import children
-from asked import CHECKS, Place, Skipped
-import checks_of_calls  # noqa: F401 What is imported is in `CHECKS`.
-import checks_of_devices  # noqa: F401
-import checks_of_loads  # noqa: F401
-import checks_of_others  # noqa: F401
+import subprocesses
+from assertions import CHECKS, Place, Skipped
+import check_api  # noqa: F401 What is imported is in `CHECKS`.
+import check_streams  # noqa: F401
+import check_formats  # noqa: F401
+import check_interop  # noqa: F401
 
 
 def answer(device, folder, quick, names):
     names = [*CHECKS] if names is None else names
-    children.tell(names=names)
+    subprocesses.tell(names=names)
     for name in names:
-        children.tell(began=name)
+        subprocesses.tell(began=name)
         place = Place(device, Path(tempfile.mkdtemp(dir=folder)), quick)
         start = time.perf_counter()
         try:
@@ -33,12 +33,12 @@ def answer(device, folder, quick, names):
             result, why = "skipped", str(skipped)
         except Exception as fault:
             traceback.print_exc()
-            result, why = "FAILED", children.in_words(fault)
+            result, why = "FAILED", subprocesses.in_words(fault)
         seconds = time.perf_counter() - start
         shutil.rmtree(place.folder, ignore_errors=True)
         gc.collect()
-        children.tell(result=result, why=why, seconds=seconds)
+        subprocesses.tell(result=result, why=why, seconds=seconds)
 
 
 if __name__ == "__main__":
-    sys.exit(children.serve(answer))
+    sys.exit(subprocesses.serve(answer))

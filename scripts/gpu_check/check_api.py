@@ -9,7 +9,7 @@ import torch
 from ckptfs.torch import load_file
 
 import samples
-from asked import check, same
+from assertions import check, same
 from compare import any_index
 
 

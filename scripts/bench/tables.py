@@ -4,9 +4,9 @@ its columns say of the raw numbers, and what is drawn of it.
 In: nothing. Out: TABLES.
 """
 
-import bench_floors_table as floors
-from bench_cells import Table, in_first, label, middle, most, numbers, of_first, promised, ratios, spreads
-from bench_charts import Chart
+from bench import target_table as floors
+from bench.columns import Table, in_first, label, middle, most, numbers, of_first, promised, ratios, spreads
+from bench.charts import Chart
 
 SPEED = ratios("plain", "mount")
 
@@ -38,40 +38,40 @@ def loads(title):
 
 def shapes(title):
     """Loaders beside the first of them, which is safetensors; no chart, they are few."""
-    return Table("shapes", (
+    return Table("tensor-sizes", (
         label(title), label(place=1), middle("seconds", "seconds"), middle("of processor", "cpu"),
         spreads("time in that of the first: median (least to most)", in_first("seconds")),
     ))  # fmt: skip
 
 
 TABLES = {
-    "floors": Table("floors", floors.COLUMNS, Chart(
-        "time, or what else is held to a floor (the mark), in that of what it is beside", floors.figures,
+    "targets": Table("targets", floors.COLUMNS, Chart(
+        "time, or what else is held to a target (the mark), in that of what it is beside", floors.figures,
         mark=lambda row: floors.floor_of(row).floor, is_drawn=lambda row: not floors.floor_of(row).is_plain,
     ), tuple(floors.FLOORS)),
     "engine": Table("engine", (
         label(), middle("seconds", "seconds", 3),
-        promised("floor", {"image of 100,000 tensors in 160 shards with an index": "0.5",
+        promised("target", {"image of 100,000 tensors in 160 shards with an index": "0.5",
                            "image of a `.pt` of 10,000 tensors": "0.2"}),
     )),
     "headers": Table("engine", (
         label("`ckptfs inspect --json` of"), middle("seconds", "seconds", 3), most("peak MB", "peak", 1e-6),
-        promised("floor", {"100,000 tensors in 160 shards": "150 MB"}),
+        promised("target", {"100,000 tensors in 160 shards": "150 MB"}),
     )),
     "reads": Table("engine", (
         label(), middle("milliseconds", "seconds", 1, 1000),
         spreads("speed in that of `pread`: median (least to most)", of_first("seconds")),
-        promised("floor", {"`Reader::read_at`": "0.9"}),
+        promised("target", {"`Reader::read_at`": "0.9"}),
     )),
     "copies": Table("engine", (
         label(), middle("`export` s", "export"), middle("the other s", "other"),
         spreads("speed of `export`: median (least to most)", ratios("other", "export")),
-        promised("floor", {"beside `cp`, which does not wait for the disk": "0.9"}),
+        promised("target", {"beside `cp`, which does not wait for the disk": "0.9"}),
     )),
     "mount": Table("mount", (
         label(), label(place=1), middle("plain s", "plain"), middle("mount s", "mount"),
         spreads("speed against plain: median (least to most)", SPEED),
-        promised("floor", MOUNT_FLOORS),
+        promised("target", MOUNT_FLOORS),
     ), Chart("speed of the mount in that of the plain file (the mark: as fast)", SPEED, mark=lambda row: 1)),
     "checkpoints": Table("mount", (
         label("checkpoints in the directory"), middle("`ckptfs mount` s", "mount", 3),
@@ -79,7 +79,7 @@ TABLES = {
     )),
     "first-byte": Table("mount", (
         label("first byte of 100,000 tensors in 160 shards"), middle("ms", "seconds", 1, 1000),
-        promised("floor", {"after the mount, caches dropped": "500", "once built": "10"}),
+        promised("target", {"after the mount, caches dropped": "500", "once built": "10"}),
     )),
     "owned": loads("owned, 2.1 GB in 4 shards of `.safetensors`"),
     "owned-bin": loads("owned, 2.1 GB in 4 shards of `.bin`"),
@@ -95,15 +95,15 @@ TABLES = {
         label("saving 2.1 GB in 4 shards"), spreads("seconds (least to most)", seconds_of),
         middle("of processor", "cpu"), middle("memory beside them", "peak"),
     ), Chart("saving: seconds", seconds_of, lambda row: not row["row"][0].startswith("safetensors"))),
-    "adopting": Table("adopting", (
+    "install-overhead": Table("install-overhead", (
         label(), label(place=1), middle("seconds", "seconds"), middle("of processor", "cpu"),
         spreads("time in that of the first: median (least to most)", in_first("seconds"), 3),
     ), Chart("from_pretrained: seconds", seconds_of, lambda row: "mount" in row["row"][0])),
-    "small-files": Table("adopting", (
+    "small-files": Table("install-overhead", (
         label(), label(place=1), middle("`mmap`", "mmap", 0, 1e6), spreads("time in safetensors'", in_first("mmap")),
         middle("`pread`", "pread", 0, 1e6), spreads("time in safetensors'", in_first("pread")),
     )),
-    "arrays": Table("adopting", (
+    "arrays": Table("install-overhead", (
         label(), label(place=1), middle("microseconds", "seconds", 0, 1e6),
         spreads("time in safetensors'", in_first("seconds")),
     )),

@@ -2,13 +2,13 @@
 and on a mount, and thousands of small files; beside the same without ckptfs, in one run, each in a process of its
 own, in turn; cold, and with the files in the page cache. Needs root.
 
-In: RUNS, CKPTFS. Out: `adopting.json`, and its tables.
+In: RUNS, CKPTFS. Out: `install-overhead.json`, and its tables.
 """
 
-import bench_ways as ways
-from bench_machine import machine
-from bench_models import apart
-from bench_results import Results
+from bench import workloads as ways
+from bench.machine import machine
+from bench.models import apart
+from bench.results import Results
 
 # Files of the small kind: an embedding and a latent, as trainers cache them.
 SMALL = 2000
@@ -108,7 +108,7 @@ def models(results, machine):
 
         runs = machine.compared({name: load(*way) for name, way in MODEL.items()})
         for name in MODEL:
-            results.add("adopting", [name, state], [run[name] for run in runs])
+            results.add("install-overhead", [name, state], [run[name] for run in runs])
 
 
 def files(results, machine):
@@ -143,7 +143,7 @@ def files(results, machine):
 
 
 def main():
-    results = Results("adopting")
+    results = Results("install-overhead")
     with machine() as measuring:
         models(results, measuring)
         files(results, measuring)

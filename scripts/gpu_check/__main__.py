@@ -16,11 +16,11 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY / "scripts"))
 
-import bench  # noqa: E402
+import benchmarks  # noqa: E402
 import checks  # noqa: E402
 import measures  # noqa: E402
 import wheels  # noqa: E402
-from children import one  # noqa: E402
+from subprocesses import one  # noqa: E402
 from job import Job  # noqa: E402
 from table import Table  # noqa: E402
 
@@ -29,8 +29,8 @@ OK, FAILED, NOTHING_THERE = 0, 1, 2
 # What each of --only begins; shares of a ceiling need the ceilings.
 PARTS = {
     "correctness": [checks.correctness], "leaks": [measures.leaks], "ceilings": [measures.ceilings],
-    "bench": [measures.ceilings, bench.bench], "tuning": [measures.ceilings, measures.tuning],
-    None: [checks.correctness, measures.leaks, measures.ceilings, bench.bench],
+    "bench": [measures.ceilings, benchmarks.bench], "tuning": [measures.ceilings, measures.tuning],
+    None: [checks.correctness, measures.leaks, measures.ceilings, benchmarks.bench],
 }  # fmt: skip
 
 
