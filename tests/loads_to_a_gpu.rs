@@ -1,11 +1,13 @@
-//! Promise: on a real device, too, what is loaded is what the image has, each time, and nothing is left of it
+//! In a process of its own, because it counts the memory and the descriptors of its process.
+//!
+//! On a real device, too, a load gives the bytes that the virtual file has, each time. Nothing is left of it
 //! afterwards, neither there nor here. Where there is no device the test says so and passes.
 //!
 //! `scripts/gpu-check` takes this along as a program to machines that have one, and no Rust.
 
 #![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
 
-mod support;
+mod common;
 
 use std::fs;
 use std::io::{Write, stderr};
@@ -14,8 +16,8 @@ use std::num::NonZeroUsize;
 use ckptfs::checkpoint::Tensor;
 use ckptfs::cuda::{self, Loader};
 use ckptfs::loader::{Opened, Options};
+use common::samples::all;
 use cudarc::driver::CudaContext;
-use support::samples::all;
 
 /// What readers fill at a time.
 const CHUNK: u64 = 4 << 20;

@@ -1,9 +1,11 @@
-//! Promise: a checkpoint is parsed once, however many ask for it at once and by what name, and what
-//! the log has said it does not say again.
+//! In a process of its own, because it installs the process's one log subscriber.
+//!
+//! A checkpoint is parsed once, however many threads ask for it and by which name. What the log has
+//! said it does not say again.
 
 #![allow(clippy::unwrap_used)] // As in tests: what fails fails the test.
 
-mod support;
+mod common;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,7 +15,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use ckptfs::view::{Options, View};
-use support::view::{torch, view, write};
+use common::view::{torch, view, write};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// What was logged.

@@ -1,12 +1,14 @@
-//! Promise: a small pickle cannot make us take long or much memory, whatever it does with its memo.
+//! In a process of its own, because it measures the peak of its process's memory.
+//!
+//! A small pickle cannot make parsing take long or much memory, whatever it does with its memo.
 
-mod support;
+mod common;
 
 use ckptfs::checkpoint::Options;
-use support::bombs::{
-    are_shown_together, is_shown, is_shown_packed, is_shown_with, list_of, remember, tensor,
+use common::bombs::{
+    alone, are_shown_together, is_shown, is_shown_packed, is_shown_with, list_of, remember, tensor,
 };
-use support::pickle::*;
+use common::pickle::*;
 
 /// `{"a": inner, "b": inner}`, again and again.
 fn doubling(levels: u32, inner: &[u8]) -> Vec<u8> {
@@ -22,6 +24,7 @@ fn doubling(levels: u32, inner: &[u8]) -> Vec<u8> {
 
 #[test]
 fn dictionaries_that_double_at_every_level() {
+    let _alone = alone();
     assert!(is_shown(&doubling(6, &tensor())), "64 names of one tensor");
     for levels in [20, 23, 30, 60, 100, 5_000] {
         assert!(!is_shown(&doubling(levels, &tensor())), "{levels}");
@@ -31,6 +34,7 @@ fn dictionaries_that_double_at_every_level() {
 
 #[test]
 fn tuples_that_double_at_every_level() {
+    let _alone = alone();
     let mut value = tensor();
     for _ in 0..60 {
         value.extend(b"2\x86");
@@ -40,6 +44,7 @@ fn tuples_that_double_at_every_level() {
 
 #[test]
 fn containers_inside_themselves() {
+    let _alone = alone();
     let dict_in_itself =
         [EMPTY_DICT, &put(0), MARK, &text("w"), &tensor(), &text("a"), &get(0), SET_ITEMS].concat();
     assert!(!is_shown(&dict_in_itself));
@@ -53,6 +58,7 @@ fn containers_inside_themselves() {
 
 #[test]
 fn nesting_deeper_than_any_stack() {
+    let _alone = alone();
     const DEPTH: usize = 1_000_000;
     let tuples = [&tensor()[..], &b"\x85".repeat(DEPTH)].concat();
     assert!(!is_shown(&tuples));
@@ -67,6 +73,7 @@ fn nesting_deeper_than_any_stack() {
 /// An ordered dictionary is made of a list of pairs, each time anew.
 #[test]
 fn one_long_list_made_into_dictionaries_again_and_again() {
+    let _alone = alone();
     const PAIRS: usize = 500_000;
     const CALLS: usize = 50_000;
     let ordered = remember(0, &global("collections", "OrderedDict"));
@@ -82,6 +89,7 @@ fn one_long_list_made_into_dictionaries_again_and_again() {
 
 #[test]
 fn a_path_that_many_equal_keys_begin() {
+    let _alone = alone();
     const KEYS: usize = 100_000;
     let inner = [EMPTY_DICT, MARK, &[text("bx"), get(1)].concat().repeat(KEYS), SET_ITEMS].concat();
     let outer = [EMPTY_DICT, MARK, &[text("a"), get(0)].concat().repeat(KEYS), SET_ITEMS].concat();
@@ -93,6 +101,7 @@ fn a_path_that_many_equal_keys_begin() {
 /// Pickles of some million bytes that take some kilobytes in their files.
 #[test]
 fn a_compressed_pickle_takes_no_more_memory_than_a_small_one() {
+    let _alone = alone();
     const MANY: usize = 4_000_000;
     const MIB: u64 = 1 << 20;
     let beside = |value: Vec<u8>| dict(&[("w", tensor()), ("x", value)]);
@@ -114,6 +123,7 @@ fn a_compressed_pickle_takes_no_more_memory_than_a_small_one() {
 /// Each takes some 60 MB beside its bytes.
 #[test]
 fn large_pickles_are_parsed_one_at_a_time() {
+    let _alone = alone();
     let nested = [NONE, &b"\x85".repeat(4_000_000)].concat();
     are_shown_together(&dict(&[("w", tensor()), ("x", nested)]), 8, 256 << 20);
 }
@@ -121,6 +131,7 @@ fn large_pickles_are_parsed_one_at_a_time() {
 /// Thousands of tensors, and lists of as many numbers, compressed or not.
 #[test]
 fn large_pickles_of_training_are_shown() {
+    let _alone = alone();
     let state = |n: usize| dict(&[("exp_avg", tensor()), ("step", int(n as i128))]);
     let name = |n: usize| format!("model.layers.{n}.self_attn.q_proj.weight");
     let pairs = |n: usize| [text(&name(n)), put(n as u32 + 7), tensor(), int(n as i128), state(n)];

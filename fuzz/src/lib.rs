@@ -1,10 +1,10 @@
 //! What the fuzz targets share: reading bytes as far as they can be read, and what must then hold.
 
 #[allow(dead_code)] // The tests use more of it.
-#[path = "../../tests/support/pickle.rs"]
+#[path = "../../tests/common/pickle.rs"]
 mod pickle;
 #[allow(dead_code)] // The tests use more of it.
-#[path = "../../tests/support/zip.rs"]
+#[path = "../../tests/common/zip.rs"]
 mod zip;
 
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
 
-#[path = "../../../tests/standin/child.rs"]
+#[path = "../../../tests/common/child.rs"]
 mod child;
 
 use std::process::Command;

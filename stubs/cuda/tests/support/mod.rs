@@ -2,7 +2,7 @@
 
 #![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
-#[path = "../../../../tests/standin/child.rs"]
+#[path = "../../../../tests/common/child.rs"]
 mod child;
 
 use std::mem::MaybeUninit;

@@ -1,0 +1,257 @@
+//! The commands as people and programs use them: what they find, what they say, how they exit.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::command;
+use crate::common::command::{in_shell, model, names_in, path, run};
+
+#[test]
+fn a_directory_with_one_checkpoint_is_that_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    model(&folder.path().join("model.safetensors"), 2, 8);
+    fs::write(folder.path().join("config.json"), "{}").unwrap();
+    fs::write(folder.path().join("tokenizer.bin"), "not a checkpoint").unwrap();
+    for kept in [
+        "optimizer.pt",
+        "scheduler.bin",
+        "rng_state_0.pth",
+        "training_args.bin",
+        "mp_rank_00_model_states.pt",
+    ] {
+        // A checkpoint by its content, and still not what is meant.
+        command::transposed(&folder.path().join(kept), 2);
+    }
+    let done = run(&["inspect", folder.path().to_str().unwrap()]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert!(done.stdout.contains("2 U8 (16 bytes)"), "{}", done.stdout);
+}
+
+#[test]
+fn what_comes_with_the_python_package_is_told_and_not_listed() {
+    let folder = tempfile::tempdir().unwrap();
+    // A directory of that name is not what is meant, as with every other command.
+    fs::create_dir(folder.path().join("bench")).unwrap();
+    fs::create_dir(folder.path().join("there")).unwrap();
+    for name in ["run", "bench"] {
+        for words in [vec![name], vec![name, "there"], vec![name, "--help"], vec!["help", name]] {
+            let mut command = Command::new(command::ckptfs());
+            let done = command::done(command.current_dir(folder.path()).args(&words));
+            assert_eq!(done.code, 2, "{words:?}: {}", done.stderr);
+            assert!(done.stdout.is_empty(), "{words:?}: {}", done.stdout);
+            let said = format!("ckptfs: {name}: comes with the Python package");
+            assert!(done.stderr.starts_with(&said), "{words:?}: {}", done.stderr);
+            assert!(done.stderr.contains("pip install ckptfs"), "{words:?}: {}", done.stderr);
+        }
+    }
+    for words in [vec!["--help"], vec!["help"], vec![]] {
+        let done = run(&words);
+        let listed = done.stdout + &done.stderr;
+        assert!(listed.contains("  export "), "{listed}");
+        assert!(!listed.contains("  run ") && !listed.contains("  bench "), "{listed}");
+    }
+}
+
+#[test]
+fn a_directory_with_several_wants_one_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a.safetensors", "b-00001-of-00002.safetensors", "b-00002-of-00002.safetensors"] {
+        let shard = folder.path().join(name);
+        let tensors = model(&shard, 1, 8);
+        // Each shard its own name.
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::U8, vec![8], &tensors[0].1)
+                .unwrap();
+        safetensors::serialize_to_file([(name, view)], None, &shard).unwrap();
+    }
+    let whole = folder.path().to_str().unwrap();
+    for command in
+        [vec!["inspect", whole], vec!["verify", whole], vec!["export", whole, "/nowhere/out"]]
+    {
+        let done = run(&command);
+        assert_eq!(done.code, 2);
+        for name in ["a.safetensors", "b.safetensors"] {
+            assert!(done.stderr.contains(&path(folder.path(), name)), "{}", done.stderr);
+        }
+    }
+    let set = run(&["inspect", "--tensors", &path(folder.path(), "b.safetensors")]);
+    assert_eq!(set.code, 0, "{}", set.stderr);
+    assert!(set.stdout.contains("b-00002-of-00002.safetensors"), "{}", set.stdout);
+    let shard = run(&["inspect", &path(folder.path(), "b-00001-of-00002.safetensors")]);
+    assert_eq!(shard.code, 0);
+    assert!(shard.stdout.contains("shard 1 of 2 alone"), "{}", shard.stdout);
+}
+
+#[test]
+fn a_file_beside_what_is_left_of_a_set_of_its_name_is_what_is_meant() {
+    let folder = tempfile::tempdir().unwrap();
+    model(&folder.path().join("model.safetensors"), 2, 8);
+    let rest = ["model-00001-of-00002.safetensors", "model.safetensors.index.json"];
+    model(&folder.path().join(rest[0]), 3, 8);
+    fs::write(folder.path().join(rest[1]), format!(r#"{{"weight_map": {{"x": "{}"}}}}"#, rest[0]))
+        .unwrap();
+    let (whole, out) = (folder.path().to_str().unwrap(), path(folder.path(), "out"));
+    let done = run(&["inspect", whole]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert!(done.stdout.contains("2 U8 (16 bytes)"), "{}", done.stdout);
+    let exported = run(&["export", whole, &out]);
+    assert_eq!(exported.code, 0, "{}", exported.stderr);
+    for name in rest {
+        assert!(done.stdout.contains(name), "{}", done.stdout);
+        assert!(exported.stderr.contains(name), "{}", exported.stderr);
+    }
+}
+
+#[test]
+fn exit_codes_tell_failures_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let (good, bad) =
+        (path(folder.path(), "good.safetensors"), path(folder.path(), "bad.safetensors"));
+    model(Path::new(&good), 1, 8);
+    fs::write(&bad, "\x08\0\0\0\0\0\0\0{\"a\":1}").unwrap();
+    assert_eq!(run(&["inspect", &good]).code, 0);
+    assert_eq!(run(&["inspect", &path(folder.path(), "missing")]).code, 1);
+    assert_eq!(run(&["inspect"]).code, 2);
+    assert_eq!(run(&["inspect", "--no-such-flag", &good]).code, 2);
+    assert_eq!(run(&[]).code, 2);
+    for args in [vec!["inspect", &bad], vec!["verify", &bad], vec!["export", &bad, "/nowhere/out"]]
+    {
+        let done = run(&args);
+        assert_eq!(done.code, 3, "{}", done.stderr);
+        assert!(
+            done.stderr.contains("bad.safetensors") && done.stderr.contains("what to do:"),
+            "{}",
+            done.stderr
+        );
+    }
+}
+
+#[test]
+fn the_json_has_all_of_its_fields_refused_or_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (good, bad) =
+        (path(folder.path(), "good.safetensors"), path(folder.path(), "bad.safetensors"));
+    model(Path::new(&good), 2, 8);
+    fs::write(&bad, "\x08\0\0\0\0\0\0\0{\"a\":1}").unwrap();
+    for (file, code) in [(&good, 0), (&bad, 3)] {
+        let done = run(&["inspect", "--json", file]);
+        assert_eq!(done.code, code);
+        let report: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        let fields: Vec<_> = report.as_object().unwrap().keys().cloned().collect();
+        assert_eq!(fields, ["files", "format", "image", "metadata", "notes", "refused", "tensors"]);
+        assert_eq!(report["image"].is_null(), code == 3);
+        assert_eq!(report["refused"].as_array().unwrap().is_empty(), code == 0);
+    }
+    let report: serde_json::Value =
+        serde_json::from_str(&run(&["inspect", "--json", &good]).stdout).unwrap();
+    assert_eq!(report["format"], "safetensors");
+    assert_eq!(report["metadata"]["format"], "pt");
+    let tensor = serde_json::json!({
+        "name": "layer.0.weight", "dtype": "U8", "shape": [8], "nbytes": 8, "layout": "run", "shares_with": []
+    });
+    assert_eq!(report["tensors"][0], tensor);
+    assert_eq!(report["image"]["header_size"], 4096);
+    assert_eq!(report["image"]["size"], 4096 + 16);
+}
+
+#[test]
+fn verify_tells_what_differs() {
+    let folder = tempfile::tempdir().unwrap();
+    let save = |name: &str, tensors: &[(&str, safetensors::Dtype, usize, &[u8])]| {
+        let views = tensors.iter().map(|&(name, dtype, len, data)| {
+            (name, safetensors::tensor::TensorView::new(dtype, vec![len], data).unwrap())
+        });
+        safetensors::serialize_to_file(views, None, &folder.path().join(name)).unwrap();
+        path(folder.path(), name)
+    };
+    use safetensors::Dtype::{I8, U8, U16};
+    let first = save(
+        "a.safetensors",
+        &[
+            ("same", U8, 2, b"xy"),
+            ("kind", U8, 2, b"xy"),
+            ("mine", U8, 1, b"x"),
+            ("values", U16, 2, b"abcd"),
+        ],
+    );
+    let second = save(
+        "b.safetensors",
+        &[
+            ("same", U8, 2, b"xy"),
+            ("kind", I8, 2, b"xy"),
+            ("yours", U8, 1, b"x"),
+            ("values", U16, 2, b"abXd"),
+        ],
+    );
+    assert_eq!(run(&["verify", &first]).code, 0);
+    assert_eq!(run(&["verify", &first, "--against", &first]).code, 0);
+    let done = run(&["verify", &first, "--against", &second]);
+    assert_eq!(done.code, 1);
+    let expected = "\
+`kind` is U8 [2] in the first and I8 [2] in the second
+`mine` is only in the first
+`values` differs in its values, first in element 1
+`yours` is only in the second
+4 differences
+";
+    assert_eq!(done.stdout, expected);
+}
+
+#[test]
+fn output_that_nobody_reads_to_its_end_is_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = path(folder.path(), "model.safetensors");
+    model(Path::new(&file), 20_000, 1);
+    let script = r#"set -o pipefail; "$CKPTFS" inspect --tensors "$1" | head -1"#;
+    let done = in_shell(Command::new("bash"), script, &[&file]);
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+    // The verdict is the same, read or not.
+    let other = path(folder.path(), "other.safetensors");
+    model(Path::new(&other), 20_000, 2);
+    let script = r#"set -o pipefail; "$CKPTFS" verify "$1" --against "$2" | head -1"#;
+    let done = in_shell(Command::new("bash"), script, &[&file, &other]);
+    assert_eq!((done.code, done.stderr.as_str()), (1, ""));
+}
+
+#[test]
+fn what_is_left_out_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let (shard, out) =
+        (path(folder.path(), "m-00001-of-00002.safetensors"), path(folder.path(), "out"));
+    model(Path::new(&shard), 1, 1);
+    for done in [run(&["export", &shard, &out]), run(&["verify", &shard])] {
+        assert_eq!(done.code, 0);
+        assert!(done.stderr.contains("note: this is shard 1 of 2 alone"), "{}", done.stderr);
+    }
+}
+
+#[test]
+fn completions_and_man_pages_know_every_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let done = run(&["completions", shell]);
+        assert_eq!(done.code, 0);
+        assert!(done.stdout.contains("allow-partial"), "{shell}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(run(&["man", "--dir", folder.path().to_str().unwrap()]).code, 0);
+    let pages = names_in(folder.path());
+    let commands = ["inspect", "export", "verify", "mount", "unmount", "status", "doctor"];
+    for command in ["", "-completions", "-man"]
+        .into_iter()
+        .map(str::to_owned)
+        .chain(commands.map(|command| format!("-{command}")))
+    {
+        assert!(pages.contains(&format!("ckptfs{command}.1")), "{pages:?}");
+    }
+    assert!(run(&["man"]).stdout.contains("inspect"));
+}
+
+#[test]
+fn a_progress_bar_is_for_terminals() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, out) = (path(folder.path(), "model.safetensors"), path(folder.path(), "out"));
+    model(Path::new(&file), 4, 1 << 20);
+    let done = run(&["export", &file, &out]);
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+}

@@ -1,0 +1,239 @@
+//! An exported file is there whole or not at all, whatever ends the export; and what was there before
+//! stays until the new one is complete.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::common::command::{ckptfs, in_shell, model, names_in, path, run, transposed};
+use rustix::process::{Pid, Signal, kill_process};
+
+#[test]
+fn an_export_is_what_the_safetensors_crate_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = model(&folder.path().join("model.safetensors"), 5, 1000);
+    let (source, out) =
+        (path(folder.path(), "model.safetensors"), path(folder.path(), "out.safetensors"));
+    let done = run(&["export", &source, &out]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let bytes = fs::read(&out).unwrap();
+    let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(read.len(), tensors.len());
+    for (name, data) in tensors {
+        assert_eq!(read.tensor(&name).unwrap().data(), data);
+    }
+}
+
+#[test]
+fn an_existing_file_is_kept_unless_forced() {
+    let folder = tempfile::tempdir().unwrap();
+    model(&folder.path().join("model.safetensors"), 1, 10);
+    let out = folder.path().join("out.safetensors");
+    fs::write(&out, "mine").unwrap();
+    let source = path(folder.path(), "model.safetensors");
+    let target = out.to_str().unwrap();
+    let refused = run(&["export", &source, target]);
+    assert_eq!(refused.code, 1);
+    assert!(
+        refused.stderr.contains("already exists") && refused.stderr.contains("--force"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(fs::read(&out).unwrap(), b"mine");
+    assert_eq!(run(&["export", "--force", &source, target]).code, 0);
+    assert_ne!(fs::read(&out).unwrap(), b"mine");
+    assert_eq!(names_in(folder.path()), ["model.safetensors", "out.safetensors"]);
+}
+
+#[test]
+fn a_file_can_be_exported_over_its_own_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = path(folder.path(), "model.safetensors");
+    model(Path::new(&source), 3, 100);
+    let before = run(&["inspect", "--json", &source]);
+    assert_eq!(run(&["export", "--force", &source, &source]).code, 0);
+    let layout = |json: &str| {
+        serde_json::from_str::<serde_json::Value>(json).unwrap()["image"]["layout"].clone()
+    };
+    assert_eq!(layout(&before.stdout), layout(&run(&["inspect", "--json", &source]).stdout));
+}
+
+#[test]
+fn a_directory_is_no_place_to_write_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = path(folder.path(), "model.safetensors");
+    model(Path::new(&source), 1, 10);
+    let done = run(&["export", "--force", &source, folder.path().to_str().unwrap()]);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains("is a directory"), "{}", done.stderr);
+    let done = run(&["export", &source, &path(folder.path(), "no/such/out")]);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains("make the directory first"), "{}", done.stderr);
+    assert_eq!(names_in(folder.path()), ["model.safetensors"]);
+}
+
+#[test]
+fn only_regular_files_are_replaced_and_links_are_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = path(folder.path(), "model.safetensors");
+    model(Path::new(&source), 1, 10);
+    let [pipe, link, real] = ["pipe", "link", "real"].map(|name| path(folder.path(), name));
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+    let done = run(&["export", "--force", &source, &pipe]);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains("is not a regular file"), "{}", done.stderr);
+    fs::write(&real, "old").unwrap();
+    std::os::unix::fs::symlink("real", &link).unwrap();
+    assert_eq!(run(&["export", &source, &link]).code, 1);
+    assert_eq!(run(&["export", "--force", &source, &link]).code, 0);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(fs::metadata(&real).unwrap().len() > 4096);
+    let long = path(folder.path(), &"n".repeat(250));
+    assert_eq!(run(&["export", "--force", &source, &long]).code, 0);
+    let done = run(&["export", &source, &path(folder.path(), "out/")]);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains("is a directory"), "{}", done.stderr);
+}
+
+/// A write that fails in the middle, by a limit on file sizes.
+#[test]
+fn a_write_that_fails_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = path(folder.path(), "model.safetensors");
+    model(Path::new(&source), 4, 1 << 20);
+    let out = folder.path().join("out.safetensors");
+    for (force, kept) in [("", None), ("--force", Some("mine"))] {
+        if let Some(text) = kept {
+            fs::write(&out, text).unwrap();
+        }
+        let script = r#"ulimit -f 2048; exec "$CKPTFS" export $3 "$1" "$2""#;
+        let done = in_shell(Command::new("bash"), script, &[&source, out.to_str().unwrap(), force]);
+        assert_eq!(done.code, 1, "{}", done.stderr);
+        assert!(done.stderr.contains("raise the limit"), "{}", done.stderr);
+        assert_eq!(fs::read_to_string(&out).ok().as_deref(), kept);
+        assert_eq!(names_in(folder.path()).len(), 1 + usize::from(kept.is_some()));
+    }
+}
+
+/// A shell in a mount namespace of its own, where an ordinary user may mount too.
+fn with_own_mounts() -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "bash"]);
+    command
+}
+
+#[test]
+fn a_disk_without_room_is_said_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, disk) = (path(folder.path(), "model.safetensors"), path(folder.path(), "disk"));
+    model(Path::new(&source), 4, 4 << 20);
+    fs::create_dir(&disk).unwrap();
+    let script = r#"mount -t tmpfs -o size=8m none "$2" && "$CKPTFS" export "$1" "$2/out"; code=$?; ls -A "$2"; exit $code"#;
+    let done = in_shell(with_own_mounts(), script, &[&source, &disk]);
+    assert_eq!(done.code, 1, "{}", done.stderr);
+    assert!(
+        done.stderr.contains("are free there") && done.stderr.contains("make room"),
+        "{}",
+        done.stderr
+    );
+    assert_eq!(done.stdout, "");
+}
+
+/// There is room when it begins, and another program takes it.
+#[test]
+fn a_disk_that_fills_up_meanwhile_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, disk) = (path(folder.path(), "model.pt"), path(folder.path(), "disk"));
+    transposed(Path::new(&source), BUSY);
+    fs::create_dir(&disk).unwrap();
+    let script = r#"
+        mount -t tmpfs -o size=1500m none "$2" || exit 99
+        "$CKPTFS" export "$1" "$2/out" & pid=$!
+        until ls -l /proc/$pid/fd 2>&1 | grep -q "$2"; do kill -0 $pid || exit 98; done
+        kill -STOP $pid
+        dd if=/dev/zero of="$2/filler" bs=1M 2>/dev/null
+        kill -CONT $pid
+        wait $pid; code=$?; ls -A "$2"; exit $code"#;
+    let done = in_shell(with_own_mounts(), script, &[&source, &disk]);
+    assert_eq!(done.code, 1, "{}", done.stderr);
+    assert!(done.stderr.contains("make room"), "{}", done.stderr);
+    assert_eq!(done.stdout, "filler\n");
+}
+
+/// Rows and columns of a transposed matrix that keeps an export busy for a second at least.
+const BUSY: u64 = 1 << 14;
+
+#[test]
+fn every_way_of_ending_it_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    // A transposed gigabyte keeps it busy for as long as it takes to be told.
+    let (source, out) = (path(folder.path(), "model.pt"), path(folder.path(), "out.safetensors"));
+    transposed(Path::new(&source), BUSY);
+    for (signal, code) in [(Signal::INT, Some(1)), (Signal::TERM, Some(1)), (Signal::KILL, None)] {
+        let export = Command::new(ckptfs())
+            .args(["export", &source, &out])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // It is writing once it has a file without a name open there, and ends with 0 if it is not
+        // ended before it is done.
+        let writes = || {
+            let open = fs::read_dir(format!("/proc/{}/fd", export.id())).unwrap();
+            let mut leads = open.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+            leads.any(|to| to.parent() == Some(folder.path()) && !to.ends_with("model.pt"))
+        };
+        while !writes() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        kill_process(Pid::from_child(&export), signal).unwrap();
+        let ended = export.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), code);
+        if code.is_some() {
+            assert!(String::from_utf8_lossy(&ended.stderr).contains("nothing was written"));
+        }
+        assert_eq!(names_in(folder.path()), ["model.pt"]);
+    }
+}
+
+/// The hidden name that goes with `out.safetensors`.
+const PART: &str = ".ckptfs-87ca48165b77441c.part";
+
+#[test]
+fn what_a_killed_export_left_the_next_removes() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = path(folder.path(), "model.safetensors");
+    model(Path::new(&source), 2, 100);
+    let (out, part) = (path(folder.path(), "out.safetensors"), folder.path().join(PART));
+    fs::write(folder.path().join(".ckptfs-0.part"), "another's").unwrap();
+    let kept = [".ckptfs-0.part", "model.safetensors", "out.safetensors"];
+    for force in [&["export"][..], &["export", "--force"]] {
+        fs::write(&part, "left").unwrap();
+        assert_eq!(run(&[force, &[&source, &out]].concat()).code, 0);
+        assert_eq!(names_in(folder.path()), kept);
+    }
+    // A living process says by a lock that it is there.
+    let held = fs::File::create(&part).unwrap();
+    held.lock().unwrap();
+    assert_eq!(run(&["export", "--force", &source, &out]).code, 0);
+    assert!(part.exists());
+    assert_eq!(names_in(folder.path()).len(), 4);
+}
+
+#[test]
+fn a_source_deleted_while_it_is_open_is_read_to_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("model.safetensors");
+    model(&source, 3, 1000);
+    let checkpoint = ckptfs::checkpoint::open(&source, &Default::default()).unwrap();
+    let image = std::sync::Arc::new(ckptfs::image::Image::new(checkpoint).unwrap());
+    let reader = image.open().unwrap();
+    let mut before = vec![0; image.size() as usize];
+    reader.read_at(&mut before, 0).unwrap();
+    fs::rename(&source, folder.path().join("elsewhere")).unwrap();
+    fs::write(&source, "something new").unwrap();
+    let mut after = vec![0; image.size() as usize];
+    assert_eq!(reader.read_at(&mut after, 0).unwrap(), after.len());
+    assert_eq!(before, after);
+}

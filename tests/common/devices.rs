@@ -1,0 +1,73 @@
+//! What tests of loads to devices share: checkpoints, and looking whether what was loaded is right and all is given
+//! back.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use ckptfs::checkpoint::Tensor;
+use ckptfs::cuda;
+use ckptfs::loader::{Opened, Options};
+use serde_json::{Value, json};
+
+use super::safetensors::{entry, raw};
+use super::samples::{bytes, directory};
+
+/// What readers fill at a time.
+pub const CHUNK: u64 = 4 << 20;
+
+/// A checkpoint that is read by so many threads.
+pub fn open(path: &Path, threads: usize) -> Opened {
+    Options { threads: NonZeroUsize::new(threads), ..Options::default() }.open(path).unwrap()
+}
+
+/// Everything is given back, and nothing was done that must not be.
+pub fn is_clean(report: &Value) {
+    for what in ["device", "pinned", "registered"] {
+        assert_eq!(report["allocated"][what]["count"], 0, "{what}: {report}");
+    }
+    for what in ["streams", "events", "contexts"] {
+        assert_eq!(report["allocated"][what], 0, "{what}: {report}");
+    }
+    assert_eq!(
+        (&report["faults"], &report["pageable_copies"]),
+        (&json!([]), &json!(0)),
+        "{report}"
+    );
+}
+
+/// What was loaded is what the image has.
+pub fn same(opened: &Opened, loaded: &[cuda::Piece]) {
+    for (tensor, memory) in opened.tensors().iter().zip(loaded) {
+        let expected = opened.load(tensor).unwrap();
+        assert!(*memory.to_host().unwrap() == *expected, "{}", tensor.name);
+    }
+}
+
+/// All tensors of a checkpoint.
+pub fn of(opened: &Opened) -> Vec<(&Opened, &Tensor)> {
+    opened.tensors().iter().map(|tensor| (opened, tensor)).collect()
+}
+
+/// A checkpoint of many chunks, with tensors that are larger than one, and such as share one.
+pub fn large() -> (tempfile::TempDir, PathBuf) {
+    file([3 << 20, 9 << 20, 100, 5000, (4 << 20) + 4, 64, 8 << 20, 12, 70_000])
+}
+
+/// A checkpoint with tensors of these sizes, one behind the other.
+pub fn file(sizes: impl IntoIterator<Item = usize>) -> (tempfile::TempDir, PathBuf) {
+    let (mut entries, mut data) = (Vec::new(), Vec::new());
+    for (n, size) in sizes.into_iter().enumerate() {
+        let start = data.len() as u64;
+        // The same again after a length that nothing else has: random bytes are slow to make.
+        let some = bytes(size.min(65_537), n as u64);
+        data.extend(some.repeat(size.div_ceil(some.len())));
+        data.truncate(start as usize + size);
+        let (name, shape) = (format!("t{n}"), format!("[{size}]"));
+        entries.push(entry(&name, "U8", &shape, start, start + size as u64));
+    }
+    let header = format!("{{{}}}", entries.join(","));
+    let folder = directory();
+    let path = folder.path().join("large.safetensors");
+    std::fs::write(&path, raw(header.len() as u64, header.as_bytes(), &data)).unwrap();
+    (folder, path)
+}

@@ -1,0 +1,92 @@
+//! What the promises are tested with: files put together by hand, byte by byte, so that each can be
+//! wrong in one way and right in all others.
+
+#![allow(dead_code, unused_macros)] // Each binary uses its own part.
+#![allow(clippy::unwrap_used)] // As in tests: what fails fails the test.
+
+pub mod bombs;
+#[cfg(feature = "cuda")]
+mod child;
+pub mod command;
+#[cfg(feature = "cuda")]
+pub mod devices;
+#[cfg(feature = "mount")]
+pub mod failing_source;
+pub mod legacy;
+#[cfg(feature = "mount")]
+pub mod mounting;
+pub mod pickle;
+pub mod safetensors;
+pub mod samples;
+pub mod shards;
+#[cfg(feature = "cuda")]
+pub mod stub;
+pub mod view;
+pub mod zip;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use ckptfs::checkpoint::{self, Checkpoint, Error, Options, Refused};
+use ckptfs::image::{Image, Reader};
+
+/// The name of a test of the calling module, as the test's own program takes it after `--exact`.
+macro_rules! test_path {
+    ($name:literal) => {
+        concat!(module_path!(), "::", $name).split_once("::").unwrap().1
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use test_path;
+
+/// How long reading the worst small file may take, in an unoptimised build on a busy machine. What
+/// grows out of proportion takes hours.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Reads bytes as a torch file.
+pub fn torch(bytes: &[u8]) -> Result<Checkpoint, Error> {
+    checkpoint::parse_bytes(bytes, Path::new("x.pt"), &Options::default())
+}
+
+/// Reads bytes as a safetensors file.
+pub fn safetensors(bytes: &[u8]) -> Result<Checkpoint, Error> {
+    checkpoint::parse_bytes(bytes, Path::new("x.safetensors"), &Options::default())
+}
+
+/// The only entry of a checkpoint that is refused.
+pub fn refused(checkpoint: Checkpoint) -> Refused {
+    assert!(checkpoint.tensors.is_empty(), "shown: {:?}", checkpoint.tensors);
+    let [refused] = <[Refused; 1]>::try_from(checkpoint.refused).expect("one refused entry");
+    refused
+}
+
+/// The opened image of a checkpoint.
+pub fn reader(checkpoint: Checkpoint) -> Reader {
+    let image = Image::new(checkpoint).expect("an image");
+    Arc::new(image).open().expect("unchanged sources")
+}
+
+/// All bytes of an image.
+pub fn whole(reader: &Reader) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(reader.image().size()).expect("a small image")];
+    assert_eq!(reader.read_at(&mut bytes, 0).expect("readable"), bytes.len());
+    bytes
+}
+
+/// The bytes of one tensor of a checkpoint, as its image has them.
+pub fn tensor_bytes(checkpoint: Checkpoint, name: &str) -> Vec<u8> {
+    let reader = reader(checkpoint);
+    let tensors = reader.image().tensors();
+    let place = tensors.iter().position(|t| &*t.name == name).expect("the tensor is there");
+    let range = reader.image().tensor_range(place);
+    whole(&reader)[range.start as usize..range.end as usize].to_vec()
+}
+
+/// Does something that must come to an end soon, whatever it was given.
+pub fn in_bounded_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, answer) = channel();
+    std::thread::spawn(move || done.send(work()));
+    answer.recv_timeout(PATIENCE).expect("it came to an end in time, without a panic")
+}

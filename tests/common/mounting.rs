@@ -1,0 +1,226 @@
+//! Mounting as a user does, and leaving nothing behind, whatever the test comes to.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::command::{Done, ckptfs, done, model, run};
+
+/// Longer than anything here takes on the slowest machine; only a failing test waits for it.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A source with a model, and an empty directory to mount it at. Takes away what is mounted there.
+pub struct Place {
+    folder: tempfile::TempDir,
+    pub source: String,
+    pub mountpoint: String,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        assert!(Path::new("/dev/fuse").exists(), "these tests need /dev/fuse");
+        let uid = Command::new("id").arg("-u").output().unwrap();
+        assert_eq!(uid.stdout, b"0\n", "these tests need root");
+        let folder = tempfile::tempdir().unwrap();
+        // Other users get through to what is theirs.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let (source, mountpoint) = (path("source"), path("mnt"));
+        fs::create_dir(&source).unwrap();
+        fs::create_dir(&mountpoint).unwrap();
+        model(&Path::new(&source).join("model.safetensors"), 2, 8);
+        Place { folder, source, mountpoint }
+    }
+
+    /// A path beside the source and the mountpoint.
+    pub fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Mounts as a daemon, which must work.
+    pub fn mount(&self, options: &[&str]) -> Daemon {
+        let done = self.try_mount(options);
+        assert_eq!((done.code, done.stdout.as_str()), (0, ""), "{}", done.stderr);
+        self.daemon().unwrap()
+    }
+
+    pub fn try_mount(&self, options: &[&str]) -> Done {
+        run(&[&["mount", &self.source, &self.mountpoint], options].concat())
+    }
+
+    /// Mounts in the foreground, and returns when the mount answers.
+    pub fn mount_in_foreground(&self, options: &[&str]) -> Foreground {
+        let mut command = Command::new(ckptfs());
+        command.args(["mount", "--foreground", &self.source, &self.mountpoint]).args(options);
+        let child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let foreground = Foreground { child };
+        until("the mount answers", || self.state() == "alive");
+        foreground
+    }
+
+    pub fn unmount(&self, options: &[&str]) -> Done {
+        run(&[&["unmount", &self.mountpoint], options].concat())
+    }
+
+    /// How many mounts there are at the mountpoint.
+    pub fn mounts(&self) -> usize {
+        mounts_at(&self.mountpoint)
+    }
+
+    /// What `status` says of the mount here.
+    pub fn state(&self) -> String {
+        let done = run(&["status", "--json"]);
+        assert_eq!(done.code, 0, "{}", done.stderr);
+        let all: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        let here = |mount: &&serde_json::Value| mount["mountpoint"] == self.mountpoint.as_str();
+        let mounts: Vec<_> = all.as_array().unwrap().iter().filter(here).collect();
+        assert!(mounts.len() <= 1, "{mounts:?}");
+        mounts.first().map_or("none", |mount| mount["state"].as_str().unwrap()).to_owned()
+    }
+
+    /// The process that serves the mountpoint.
+    pub fn daemon(&self) -> Option<Daemon> {
+        let mut found = daemons_of(&self.mountpoint);
+        assert!(found.len() <= 1, "{found:?}");
+        found.pop()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for daemon in daemons_of(self.folder.path().to_str().unwrap()) {
+            signal("KILL", daemon.0);
+        }
+        // A mount for each of the table, those above first.
+        for _ in 0..16 {
+            let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let inside = self.folder.path().to_str().unwrap();
+            let mut points = table.lines().rev().filter_map(|line| line.split(' ').nth(4));
+            let Some(point) = points.find(|point| point.starts_with(inside)) else {
+                break;
+            };
+            let _ = Command::new("umount").args(["-l", point]).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+/// The number of mounts at a path.
+pub fn mounts_at(path: &str) -> usize {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    table.lines().filter(|line| line.split(' ').nth(4) == Some(path)).count()
+}
+
+/// Processes of ours that have an argument that begins so, and have not ended.
+pub fn daemons_of(argument: &str) -> Vec<Daemon> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap() {
+        let Ok(pid) = entry.unwrap().file_name().to_str().unwrap_or_default().parse() else {
+            continue;
+        };
+        let arguments = arguments(pid);
+        // A `status` anywhere on the machine asks every mount, by a process of its own.
+        let asks =
+            arguments.get(1).is_some_and(|argument| argument == ckptfs::mount::liveness::CHILD);
+        let is_ours = arguments.first().is_some_and(|name| name.ends_with("ckptfs")) && !asks;
+        if is_ours
+            && arguments.iter().any(|found| found.starts_with(argument))
+            && Daemon(pid).runs()
+        {
+            found.push(Daemon(pid));
+        }
+    }
+    found
+}
+
+/// The command line of a process.
+pub fn arguments(pid: u32) -> Vec<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words =
+        line.split(|&byte| byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+    let mut words: Vec<String> = words.collect();
+    words.pop();
+    words
+}
+
+/// A process that serves a mount, and is no child of the test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Daemon(pub u32);
+
+impl Daemon {
+    /// One that nobody has waited for has ended all the same.
+    pub fn runs(self) -> bool {
+        let about = fs::read_to_string(format!("/proc/{}/stat", self.0)).unwrap_or_default();
+        let state = about.rsplit(") ").next().unwrap_or_default().chars().next();
+        state.is_some_and(|state| !"ZX".contains(state))
+    }
+
+    pub fn kill(self, name: &str) {
+        signal(name, self.0);
+    }
+
+    /// Stops it. The signal alone leaves its threads a moment in which they go on answering.
+    pub fn stop(self) {
+        self.kill("STOP");
+        let is_stopped = |thread: fs::DirEntry| {
+            let about = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            about.rsplit(") ").next().unwrap_or_default().starts_with('T')
+        };
+        until("every thread of it is stopped", || {
+            let mut threads = fs::read_dir(format!("/proc/{}/task", self.0)).unwrap();
+            threads.all(|thread| is_stopped(thread.unwrap()))
+        });
+    }
+}
+
+/// A mount that is a child of the test.
+pub struct Foreground {
+    child: Child,
+}
+
+impl Foreground {
+    pub fn kill(&self, name: &str) {
+        signal(name, self.child.id());
+    }
+
+    pub fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Waits for its end: how it ended, and what it said.
+    pub fn ends(mut self) -> (ExitStatus, String) {
+        until("the mount ends", || !self.runs());
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (self.child.wait().unwrap(), said)
+    }
+}
+
+impl Drop for Foreground {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn signal(name: &str, pid: u32) {
+    let _ =
+        Command::new("kill").args(["-s", name, &pid.to_string()]).stderr(Stdio::null()).status();
+}
+
+/// Waits until something holds, and fails if it never does.
+#[track_caller]
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < PATIENCE, "still not so: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs another program.
+pub fn program(words: &[&str]) -> Done {
+    done(Command::new(words[0]).args(&words[1..]))
+}

@@ -1,0 +1,119 @@
+//! NVIDIA's libraries for tests on machines without a GPU: the stand-ins of `stubs`, built when they are first
+//! needed, and a process that finds them. In: a test's name, settings (the `README.md` of each), and what to do
+//! there. Out: the stand-ins' reports of it.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use super::child::{in_child, must_pass};
+
+/// A library that stands in for one of NVIDIA's.
+struct Standin {
+    /// Its folder of `stubs`, and what its settings begin with.
+    name: &'static str,
+    settings: &'static str,
+    /// What is built.
+    built: &'static str,
+    /// The names that programs look for.
+    names: &'static [&'static str],
+}
+
+/// The driver.
+const DRIVER: Standin = Standin {
+    name: "cuda",
+    settings: "STUB_CUDA",
+    built: "libcuda.so",
+    names: &["libcuda.so", "libcuda.so.1"],
+};
+
+/// The library for GPUDirect Storage.
+const STORAGE: Standin = Standin {
+    name: "cufile",
+    settings: "STUB_CUFILE",
+    built: "libcufile.so",
+    names: &["libcufile.so.0"],
+};
+
+impl Standin {
+    /// The folder that has the library, under all names that programs look for. Builds it first, once, however
+    /// many tests and processes of tests want it.
+    fn folder(&self) -> PathBuf {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("standin-{}", self.name));
+        let folder = target.join("found");
+        fs::create_dir_all(&folder).unwrap();
+        let only_one = File::create(target.join("lock")).unwrap();
+        only_one.lock().unwrap();
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("stubs").join(self.name);
+        let mut build = Command::new(cargo);
+        build.args(["build", "--quiet", "--locked", "--lib", "--manifest-path"]);
+        build.arg(manifest.join("Cargo.toml")).arg("--target-dir").arg(&target);
+        let done = build.output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let library = target.join("debug").join(self.built);
+        assert!(library.exists(), "{}: not built", library.display());
+        for name in self.names {
+            match symlink(Path::new("../debug").join(self.built), folder.join(name)) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => panic!("{name}: {error}"),
+                _ => {}
+            }
+        }
+        folder
+    }
+}
+
+/// Where the driver and the library for GPUDirect Storage are.
+fn folders() -> &'static [PathBuf; 2] {
+    static FOLDERS: OnceLock<[PathBuf; 2]> = OnceLock::new();
+    FOLDERS.get_or_init(|| [DRIVER, STORAGE].map(|standin| standin.folder()))
+}
+
+/// Does the test of this name in a process that finds the stand-in for the driver and its settings, and passes on
+/// what that reports at the end of it; nothing in the process itself.
+#[track_caller]
+pub fn with_driver(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) -> Option<Value> {
+    let [driver, _] = in_process(test, &[DRIVER], settings, body)?;
+    Some(driver.expect("the test calls the driver"))
+}
+
+/// The same with the library for GPUDirect Storage, which may not be called.
+#[track_caller]
+pub fn with_storage(
+    test: &str,
+    settings: &[(&str, &str)],
+    body: impl FnOnce(),
+) -> Option<(Value, Option<Value>)> {
+    let [driver, storage] = in_process(test, &[DRIVER, STORAGE], settings, body)?;
+    Some((driver.expect("the test calls the driver"), storage))
+}
+
+#[track_caller]
+fn in_process(
+    test: &str,
+    standins: &[Standin],
+    settings: &[(&str, &str)],
+    body: impl FnOnce(),
+) -> Option<[Option<Value>; 2]> {
+    let place = tempfile::tempdir().unwrap();
+    let report = |standin: &Standin| place.path().join(standin.name);
+    let prepare = |command: &mut Command| {
+        let others = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let others = std::env::split_paths(&others).filter(|path| !path.as_os_str().is_empty());
+        let ours = folders().iter().take(standins.len()).cloned();
+        let paths = std::env::join_paths(ours.chain(others)).unwrap();
+        command.env("LD_LIBRARY_PATH", paths).envs(settings.iter().copied());
+        for standin in standins {
+            command.env(format!("{}_REPORT", standin.settings), report(standin));
+        }
+    };
+    let output = in_child(test, prepare, body)?;
+    must_pass(&output);
+    let reports = [DRIVER, STORAGE].map(|standin| fs::read(report(&standin)).ok());
+    Some(reports.map(|report| Some(serde_json::from_slice(&report?).unwrap())))
+}

@@ -1,0 +1,253 @@
+//! Promise: an archive is refused unless it begins with its first record, ends with its end record,
+//! and its directory and end records, those for numbers past 32 bits included, all say the same.
+
+use crate::common;
+use crate::common::zip::{
+    Body, END_LEN, Record, archive as whole, body, end, floats, one_tensor, wide_end,
+};
+use ckptfs::checkpoint::{Checkpoint, Error, ZipFault};
+
+/// What a number is when the wide record has it.
+const ELSEWHERE: u32 = u32::MAX;
+
+fn fault(answer: Result<Checkpoint, Error>) -> ZipFault {
+    match answer.expect_err("refused") {
+        Error::Zip { fault, .. } => fault,
+        other => panic!("refused for another reason: {other}"),
+    }
+}
+
+/// The numbers of a wide end record.
+#[derive(Clone, Copy)]
+struct Wide {
+    count: u64,
+    directory_len: u64,
+    directory: u64,
+    place: u64,
+}
+
+/// The checkpoint of one tensor with a wide end record, changed, and a short one as given.
+fn with_wide_end(
+    records: &[Record],
+    change: impl Fn(&mut Wide),
+    short: impl Fn(&Wide) -> Vec<u8>,
+) -> Vec<u8> {
+    let Body { records, directory, count } = body(records);
+    let place = (records.len() + directory.len()) as u64;
+    let true_numbers = Wide {
+        count: u64::from(count),
+        directory_len: directory.len() as u64,
+        directory: records.len() as u64,
+        place,
+    };
+    let mut wide = true_numbers;
+    change(&mut wide);
+    let wide = wide_end(wide.count, wide.directory_len, wide.directory, wide.place);
+    [records, directory, wide, short(&true_numbers)].concat()
+}
+
+/// A short end record that repeats the true numbers.
+fn repeats(wide: &Wide) -> Vec<u8> {
+    end(wide.count as u16, wide.directory_len as u32, wide.directory as u32)
+}
+
+/// A short end record that leaves them to the wide one.
+fn leaves(_: &Wide) -> Vec<u8> {
+    end(u16::MAX, ELSEWHERE, ELSEWHERE)
+}
+
+fn extra(numbers: &[u64]) -> Vec<u8> {
+    let mut field = vec![1, 0];
+    field.extend((numbers.len() as u16 * 8).to_le_bytes());
+    field.extend(numbers.iter().flat_map(|n| n.to_le_bytes()));
+    field
+}
+
+/// The storage's entry with its sizes in the wide field of the directory.
+fn wide_storage(numbers: &[u64]) -> Vec<Record> {
+    let mut records = one_tensor();
+    let storage = &mut records[2];
+    (storage.central.stored, storage.central.size) = (ELSEWHERE, ELSEWHERE);
+    storage.central.extra = extra(numbers);
+    records
+}
+
+#[test]
+fn wide_records_that_agree_are_read() {
+    for short in [repeats, leaves] {
+        let checkpoint = common::torch(&with_wide_end(&one_tensor(), |_| {}, short)).unwrap();
+        assert_eq!(common::tensor_bytes(checkpoint, "w"), floats());
+    }
+    let bytes = whole(&wide_storage(&[24, 24]));
+    assert_eq!(common::tensor_bytes(common::torch(&bytes).unwrap(), "w"), floats());
+}
+
+#[test]
+fn an_end_record_that_disagrees_with_the_wide_one() {
+    let changes: [fn(&mut Wide); 6] = [
+        |wide| wide.count += 1,
+        |wide| wide.directory_len += 1,
+        |wide| wide.directory -= 1,
+        |wide| wide.directory = u64::MAX,
+        |wide| wide.directory_len = u64::MAX,
+        |wide| wide.place += 1,
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        for short in [repeats, leaves] {
+            let fault = fault(common::torch(&with_wide_end(&one_tensor(), change, short)));
+            assert!(
+                matches!(fault, ZipFault::Directory | ZipFault::Count { .. }),
+                "{number}: {fault}"
+            );
+        }
+    }
+    let other = |_: &Wide| end(1, ELSEWHERE, ELSEWHERE);
+    let fault = fault(common::torch(&with_wide_end(&one_tensor(), |_| {}, other)));
+    assert!(matches!(fault, ZipFault::Directory));
+}
+
+#[test]
+fn a_second_directory_that_only_some_readers_would_find() {
+    // The short record points at one directory, the wide one at another.
+    let Body { records, directory, count } = body(&one_tensor());
+    let other = body(&one_tensor()[..1]).directory;
+    let start = records.len();
+    let wide_start = (start + directory.len()) as u64;
+    let place = wide_start + other.len() as u64;
+    let wide = wide_end(1, other.len() as u64, wide_start, place);
+    let short = end(count, directory.len() as u32, start as u32);
+    let bytes = [records, directory, other, wide, short].concat();
+    assert!(matches!(fault(common::torch(&bytes)), ZipFault::Directory));
+}
+
+#[test]
+fn numbers_left_to_the_short_record_without_a_wide_one() {
+    let Body { records, directory, .. } = body(&one_tensor());
+    let bytes = [records, directory, end(u16::MAX, ELSEWHERE, ELSEWHERE)].concat();
+    assert!(matches!(fault(common::torch(&bytes)), ZipFault::Directory));
+}
+
+#[test]
+fn wide_fields_that_lack_a_number_or_are_there_twice() {
+    let directory = |records: &[Record]| {
+        let fault = fault(common::torch(&whole(records)));
+        assert!(matches!(fault, ZipFault::Directory), "{fault}");
+    };
+    directory(&wide_storage(&[24]));
+    directory(&wide_storage(&[]));
+    let mut twice = wide_storage(&[24, 24]);
+    let field = extra(&[24, 24]);
+    twice[2].central.extra.extend(field);
+    directory(&twice);
+    let mut longer_than_the_field = wide_storage(&[24, 24]);
+    longer_than_the_field[2].central.extra[2] = 200;
+    directory(&longer_than_the_field);
+}
+
+#[test]
+fn wide_sizes_that_are_not_the_records() {
+    for (size, stored) in [(28, 28), (24, 28), (28, 24), (u64::MAX, u64::MAX), (1 << 40, 1 << 40)] {
+        let bytes = whole(&wide_storage(&[size, stored]));
+        let fault = fault(common::torch(&bytes));
+        assert!(matches!(fault, ZipFault::Disagrees(_)), "{size} {stored}: {fault}");
+    }
+}
+
+/// A reader that goes from record to record believes the records' own headers.
+#[test]
+fn a_record_whose_own_wide_field_disagrees() {
+    let local = |numbers: &[u64]| {
+        let mut records = one_tensor();
+        let storage = &mut records[2].local;
+        (storage.stored, storage.size) = (ELSEWHERE, ELSEWHERE);
+        storage.extra = extra(numbers);
+        common::torch(&whole(&records))
+    };
+    assert_eq!(common::tensor_bytes(local(&[24, 24]).unwrap(), "w"), floats());
+    for numbers in [&[28, 28][..], &[24, 20], &[20, 24], &[24], &[]] {
+        assert!(matches!(fault(local(numbers)), ZipFault::Disagrees(_)), "{numbers:?}");
+    }
+}
+
+#[test]
+fn bytes_before_after_and_a_comment() {
+    let bytes = whole(&one_tensor());
+    // What is in front moves every place that the archive states.
+    assert!(common::torch(&[b"PK\x03\x04", &bytes[..]].concat()).is_err());
+    let hidden = body(&one_tensor()[..1]).records;
+    let mut at = hidden.len();
+    let mut records = one_tensor();
+    for record in &mut records {
+        record.at = Some(at as u32);
+        at += body(std::slice::from_ref(record)).records.len();
+    }
+    let body = body(&records);
+    let start = (hidden.len() + body.records.len()) as u32;
+    let end_record = end(body.count, body.directory.len() as u32, start);
+    let bytes_before = [hidden, body.records, body.directory, end_record].concat();
+    assert!(matches!(fault(common::torch(&bytes_before)), ZipFault::Before));
+
+    for after in [&b"\0"[..], b"PK\x05\x06", &[0; 100]] {
+        assert!(matches!(fault(common::torch(&[&bytes, after].concat())), ZipFault::NoEnd));
+    }
+    assert!(matches!(
+        fault(common::torch(&[&bytes[..], &bytes[..]].concat())),
+        ZipFault::Directory
+    ));
+
+    let mut comment = bytes.clone();
+    let len = comment.len();
+    comment[len - 2] = 4;
+    comment.extend(b"text");
+    assert!(matches!(fault(common::torch(&comment)), ZipFault::NoEnd));
+    // A comment that is another end record.
+    let mut comment = bytes.clone();
+    comment[len - 2] = END_LEN as u8;
+    comment.extend(end(0, 0, len as u32));
+    assert!(common::torch(&comment).is_err());
+}
+
+#[test]
+fn an_end_record_that_disagrees_with_the_directory() {
+    let bytes = whole(&one_tensor());
+    let end = bytes.len() - END_LEN;
+    let patched = |field: usize, value: u8| {
+        let mut bytes = bytes.clone();
+        bytes[end + field] = value;
+        fault(common::torch(&bytes))
+    };
+    assert!(matches!(patched(4, 1), ZipFault::Disks));
+    assert!(matches!(patched(6, 1), ZipFault::Disks));
+    assert!(matches!(patched(8, 2), ZipFault::Count { .. }));
+    assert!(matches!(patched(10, 2), ZipFault::Count { .. }));
+    let both = |count: u8| {
+        let mut bytes = bytes.clone();
+        (bytes[end + 8], bytes[end + 10]) = (count, count);
+        fault(common::torch(&bytes))
+    };
+    assert!(matches!(both(2), ZipFault::Count { .. }));
+    assert!(matches!(both(4), ZipFault::Count { .. }));
+    for field in [12, 16] {
+        let old = bytes[end + field];
+        assert!(matches!(patched(field, old.wrapping_add(1)), ZipFault::Directory));
+        assert!(matches!(patched(field, old.wrapping_sub(1)), ZipFault::Directory));
+    }
+}
+
+#[test]
+fn a_directory_that_is_damaged() {
+    let body = body(&one_tensor());
+    let start = body.records.len() as u32;
+    let rebuilt = |directory: Vec<u8>| {
+        let end_record = end(body.count, directory.len() as u32, start);
+        [body.records.clone(), directory, end_record].concat()
+    };
+    assert!(common::torch(&rebuilt(body.directory.clone())).is_ok());
+    let mut signature = body.directory.clone();
+    signature[0] = b'Q';
+    assert!(matches!(fault(common::torch(&rebuilt(signature))), ZipFault::Directory));
+    let cut = body.directory[..body.directory.len() - 1].to_vec();
+    assert!(matches!(fault(common::torch(&rebuilt(cut))), ZipFault::Directory));
+    let longer = [&body.directory[..], b"\0"].concat();
+    assert!(matches!(fault(common::torch(&rebuilt(longer))), ZipFault::Directory));
+}

@@ -1,0 +1,399 @@
+//! Promise: what storage writes to a device by itself is what the image has; where it cannot, the same comes by way
+//! of the host's memory, and the report says why.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, SystemTime};
+
+use crate::common;
+use crate::common::devices::{CHUNK, is_clean, large, of, open, same};
+use crate::common::samples::all;
+use crate::common::stub::with_storage;
+use crate::common::test_path;
+use ckptfs::cuda::{self, Gpudirect, Loader, Wanted};
+use ckptfs::loader::{self, Opened, Report};
+use rustix::fs::{Advice, fadvise};
+use serde_json::Value;
+
+/// Makes the system forget the bytes of a checkpoint, so that they are read from the disk.
+fn evict(path: &Path) {
+    let files = match path.is_dir() {
+        true => fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect(),
+        false => vec![path.to_path_buf()],
+    };
+    for path in files {
+        let file = File::open(path).unwrap();
+        file.sync_all().unwrap();
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    }
+}
+
+/// Loads all, from the disk, and looks whether it is right.
+fn loaded(loader: &Loader, opened: &Opened) -> Report {
+    evict(opened.path());
+    let (memory, report) = loader.load(&of(opened), 0).unwrap();
+    same(opened, &memory);
+    report
+}
+
+/// Nothing is left, of either library.
+fn nothing_is_left((driver, storage): &(Value, Option<Value>)) {
+    is_clean(driver);
+    for what in ["open", "files", "buffers"] {
+        let left = storage.as_ref().map_or(0, |storage| storage[what].as_u64().unwrap());
+        assert_eq!(left, 0, "{what}: {storage:?}");
+    }
+}
+
+#[test]
+fn every_format_gets_there() {
+    let test = test_path!("every_format_gets_there");
+    let reports = with_storage(test, &[], || {
+        let loader = Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked);
+        for (name, (_folder, path)) in all() {
+            for threads in [1, 8] {
+                let report = loaded(&loader, &open(&path, threads));
+                assert_eq!((report.direct, &report.without_gpudirect), (0, &None), "{name}");
+                // What is strided, swapped or packed is put together on the host.
+                let is_whole = name == "sharded";
+                assert!(!is_whole || report.gpudirect > 15 << 20, "{report:?}");
+            }
+        }
+    });
+    let Some(reports) = reports else { return };
+    nothing_is_left(&reports);
+}
+
+/// Tensors that begin anywhere and cross chunks; and the end of a file that is no multiple of anything.
+#[test]
+fn chunks_are_used_over_and_over() {
+    // More is read than all chunks hold, so that each is written to again while copies out of it are queued.
+    let reports = with_storage(test_path!("chunks_are_used_over_and_over"), &[], || {
+        let (_folder, path) = large();
+        for threads in [1, 3, 24] {
+            let opened = open(&path, threads);
+            let loader = Loader::new(CHUNK).gpudirect(Gpudirect::Asked);
+            let models: Vec<_> = (0..6).map(|_| open(&path, threads)).collect();
+            let tensors: Vec<_> = models.iter().flat_map(of).collect();
+            evict(&path);
+            let (memory, report) = loader.load(&tensors, 0).unwrap();
+            memory.chunks(opened.tensors().len()).for_each(|memory| same(&opened, memory));
+            assert!(report.gpudirect > 100 << 20, "{report:?}");
+            assert_eq!((report.direct, report.without_gpudirect), (0, None));
+        }
+    });
+    let Some(reports) = reports else { return };
+    nothing_is_left(&reports);
+    assert!(reports.1.unwrap()["read"].as_u64() > Some(300 << 20));
+}
+
+#[test]
+fn short_reads_go_on_where_they_ended() {
+    let settings = [("STUB_CUFILE_MOST", "1048576")];
+    let reports = with_storage(test_path!("short_reads_go_on_where_they_ended"), &settings, || {
+        let (_folder, path) = large();
+        let report = loaded(&Loader::new(CHUNK).gpudirect(Gpudirect::Asked), &open(&path, 4));
+        assert_eq!((report.direct, report.without_gpudirect), (0, None));
+    });
+    reports.iter().for_each(nothing_is_left);
+}
+
+#[test]
+fn reads_that_end_anywhere_are_done_again_another_way() {
+    let settings = [("STUB_CUFILE_MOST", "1000")];
+    let test = test_path!("reads_that_end_anywhere_are_done_again_another_way");
+    let reports = with_storage(test, &settings, || {
+        let (_folder, path) = large();
+        let report = loaded(&Loader::new(CHUNK).gpudirect(Gpudirect::Asked), &open(&path, 4));
+        assert_eq!(report.gpudirect, 0, "{report:?}");
+        let why = report.without_gpudirect.unwrap();
+        assert!(why.starts_with("GPUDirect Storage: cuFileRead: read 1000 of "), "{why}");
+    });
+    reports.iter().for_each(nothing_is_left);
+}
+
+#[test]
+fn what_the_page_cache_has_is_copied_from_there() {
+    let test = test_path!("what_the_page_cache_has_is_copied_from_there");
+    let reports = with_storage(test, &[], || {
+        let (_folder, path) = large();
+        let opened = open(&path, 4);
+        let _read = fs::read(&path).unwrap();
+        let (memory, report) =
+            Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked).load(&of(&opened), 0).unwrap();
+        same(&opened, &memory);
+        assert!(report.cached > 20 << 20, "{report:?}");
+        assert_eq!((report.gpudirect, report.without_gpudirect), (0, None));
+    });
+    let Some(reports) = reports else { return };
+    nothing_is_left(&reports);
+    assert_eq!(reports.1, None, "the library was called");
+}
+
+#[test]
+fn whoever_wants_none_of_it_gets_none() {
+    let reports = with_storage(test_path!("whoever_wants_none_of_it_gets_none"), &[], || {
+        let (_folder, path) = large();
+        let report = loaded(&Loader::new(CHUNK).gpudirect(Gpudirect::Never), &open(&path, 4));
+        assert!(report.direct > 0 && report.gpudirect == 0, "{report:?}");
+        let why = report.without_gpudirect.unwrap();
+        assert_eq!(why, "GPUDirect Storage: is switched off");
+    });
+    let Some(reports) = reports else { return };
+    nothing_is_left(&reports);
+    assert_eq!(reports.1, None, "the library was called");
+}
+
+#[test]
+fn where_it_is_not_offered_the_report_says_what_is_missing() {
+    let test = test_path!("where_it_is_not_offered_the_report_says_what_is_missing");
+    for (settings, words) in [
+        (("STUB_CUFILE_NVFS", "0.0"), "the kernel module nvidia-fs is not loaded"),
+        (("STUB_CUFILE_CONTROL", "POSIX"), "libcufile is set to read all files by POSIX"),
+        (("STUB_CUFILE_STATUS", "LUSTRE"), "nvidia-fs does not support "),
+        (("STUB_CUFILE_FAIL", "cuFileDriverOpen:1=5001"), "cuFileDriverOpen: nvidia-fs driver"),
+        (("STUB_CUFILE_FAIL", "cuFileDriverGetProperties:1=5030"), "cuFileDriverGetProperties:"),
+        (("STUB_CUFILE_FAIL", "cuFileHandleRegister:1=5008"), "cuFileHandleRegister: "),
+        (("STUB_CUFILE_FAIL", "cuFileRead:1=5"), "cuFileRead: Input/output error"),
+        (("STUB_CUFILE_FAIL", "cuFileRead:1=5016"), "cuFileRead: access beyond maximum"),
+    ] {
+        // The words are part of the settings, so that the process knows them.
+        let reports = with_storage(test, &[settings, ("WORDS", words)], || {
+            let (_folder, path) = large();
+            let report = loaded(&Loader::new(CHUNK).gpudirect(Gpudirect::Asked), &open(&path, 1));
+            assert!(report.direct > 0 && report.gpudirect == 0, "{report:?}");
+            let (why, words) = (report.without_gpudirect.unwrap(), std::env::var("WORDS").unwrap());
+            assert!(why.starts_with(&format!("GPUDirect Storage: {words}")), "{why}");
+        });
+        let Some(reports) = reports else { return };
+        nothing_is_left(&reports);
+    }
+}
+
+#[test]
+fn every_call_may_fail() {
+    let calls = [
+        "cuFileDriverOpen",
+        "cuFileDriverGetProperties",
+        "cuFileHandleRegister",
+        "cuFileBufRegister",
+        "cuFileRead",
+        "cuFileHandleDeregister",
+        "cuFileBufDeregister",
+        "cuFileDriverClose_v2",
+        "cuMemAlloc_v2",
+        "cuMemcpyDtoDAsync_v2",
+        "cuEventCreate",
+        "cuEventRecord",
+        "cuEventQuery",
+        "cuEventSynchronize",
+        "cuCtxSetCurrent",
+    ];
+    for call in calls {
+        let is_storage = call.starts_with("cuFile");
+        for nth in [1, 2, 5, 12] {
+            let fails = format!("{call}:{nth}={}", if is_storage { 5030 } else { 999 });
+            let setting = if is_storage { "STUB_CUFILE_FAIL" } else { "STUB_CUDA_FAIL" };
+            let reports =
+                with_storage(test_path!("every_call_may_fail"), &[(setting, &fails)], || {
+                    // What fails there is told by the settings: the process goes through the list as well.
+                    let is_storage = std::env::var_os("STUB_CUFILE_FAIL").is_some();
+                    let (_folder, path) = large();
+                    let opened = open(&path, 4);
+                    let loader = Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked);
+                    for _ in 0..2 {
+                        evict(&path);
+                        match loader.load(&of(&opened), 0) {
+                            Ok((memory, _)) => same(&opened, &memory),
+                            Err(error) => assert!(
+                                matches!(error, cuda::Error::Driver { .. }) && !is_storage,
+                                "{error:?}"
+                            ),
+                        }
+                    }
+                });
+            let Some((driver, storage)) = reports else { return };
+            assert_eq!(driver["faults"], serde_json::json!([]), "{fails}: {driver}");
+            // What could not be given back because the call for that failed stays; nothing else.
+            let storage = storage.unwrap();
+            let may_stay = |what: &str| match call {
+                "cuFileHandleDeregister" => what == "files",
+                "cuFileBufDeregister" => what != "files",
+                "cuFileDriverClose_v2" => what == "open",
+                // Of a chunk whose copy may go on for ever nothing is known; it keeps the library open.
+                call => {
+                    (call.starts_with("cuEvent") || call.starts_with("cuCtx")) && what != "files"
+                }
+            };
+            for what in ["files", "buffers", "open"] {
+                assert!(storage[what] == 0 || may_stay(what), "{fails}: {what}: {storage}");
+            }
+        }
+    }
+}
+
+fn is_of_source<T: std::fmt::Debug>(loaded: Result<T, cuda::Error>) {
+    let error = loaded.unwrap_err();
+    assert!(matches!(error, cuda::Error::Load(loader::Error::Source(_))), "{error:?}");
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_read_is_an_error() {
+    let test = test_path!("a_file_that_changes_while_it_is_read_is_an_error");
+    let reports = with_storage(test, &[("STUB_CUFILE_TOUCH", "1")], || {
+        let (_folder, path) = large();
+        let opened = open(&path, 1);
+        evict(&path);
+        // One stretch, so that no other can have told.
+        let one = (&opened, opened.tensor("t0").unwrap());
+        is_of_source(Loader::new(CHUNK).gpudirect(Gpudirect::Asked).load(&[one], 0));
+    });
+    let Some(reports) = reports else { return };
+    nothing_is_left(&reports);
+    assert_eq!(reports.1.unwrap()["calls"]["cuFileRead"], 1);
+}
+
+#[test]
+fn a_file_that_was_written_to_or_truncated_is_an_error() {
+    let test = test_path!("a_file_that_was_written_to_or_truncated_is_an_error");
+    let reports = with_storage(test, &[], || {
+        let loader = Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked);
+        let (_folder, path) = large();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let opened = open(&path, 4);
+        file.write_all_at(&[1], 1 << 20).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(9)).unwrap();
+        evict(&path);
+        is_of_source(loader.load(&of(&opened), 0));
+        let opened = open(&path, 4);
+        file.set_len(9 << 20).unwrap();
+        evict(&path);
+        is_of_source(loader.load(&of(&opened), 0));
+    });
+    reports.iter().for_each(nothing_is_left);
+}
+
+#[test]
+fn what_lies_together_may_belong_to_several_devices() {
+    let test = test_path!("what_lies_together_may_belong_to_several_devices");
+    let reports = with_storage(test, &[("STUB_CUDA_DEVICES", "2")], || {
+        let (_folder, path) = large();
+        let opened = open(&path, 4);
+        let loader = Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked);
+        evict(&path);
+        let memory = opened.tensors().iter().enumerate().map(|(n, tensor)| {
+            let length = tensor.bytes.len() as usize;
+            loader.device(n % 2).unwrap().pieces(&[length]).unwrap().remove(0)
+        });
+        let memory: Vec<_> = memory.collect();
+        let wanted = opened.tensors().iter().zip(&memory).enumerate();
+        let wanted = wanted.map(|(n, (tensor, memory))| Wanted {
+            of: &opened,
+            tensor,
+            on: n % 2,
+            at: memory.at(),
+        });
+        // SAFETY: the memory is on the device that is said, and stays until the load is over.
+        #[allow(unsafe_code)]
+        let report = unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) };
+        let report = report.unwrap();
+        same(&opened, &memory);
+        assert!(report.gpudirect > 0 && report.direct > 0, "{report:?}");
+        assert!(report.without_gpudirect.unwrap().ends_with("several devices"));
+    });
+    reports.iter().for_each(nothing_is_left);
+}
+
+#[test]
+fn of_many_files_few_are_registered_at_one_time() {
+    let test = test_path!("of_many_files_few_are_registered_at_one_time");
+    let reports = with_storage(test, &[], || {
+        let folder = common::samples::directory();
+        let models: Vec<_> = (0..150)
+            .map(|n| {
+                let path = folder.path().join(format!("{n}.safetensors"));
+                let data = common::samples::bytes(100_000, n);
+                let entry = common::safetensors::entry("t", "U8", "[100000]", 0, 100_000);
+                let header = format!("{{{entry}}}");
+                let file = common::safetensors::raw(header.len() as u64, header.as_bytes(), &data);
+                fs::write(&path, file).unwrap();
+                open(&path, 4)
+            })
+            .collect();
+        evict(folder.path());
+        let tensors: Vec<_> = models.iter().flat_map(of).collect();
+        let loader = Loader::new(CHUNK).gpudirect(Gpudirect::Asked);
+        let (memory, report) = loader.load(&tensors, 0).unwrap();
+        models.iter().zip(&memory).for_each(|(of, it)| same(of, std::slice::from_ref(it)));
+        assert_eq!((report.gpudirect, report.without_gpudirect), (15_000_000, None));
+    });
+    let Some(reports) = reports else { return };
+    nothing_is_left(&reports);
+    let storage = reports.1.unwrap();
+    assert_eq!(storage["calls"]["cuFileHandleRegister"], 150, "{storage}");
+    // Those that are being read beside those that are kept.
+    assert!(storage["most_files"].as_u64().unwrap() <= 64 + 4 + 1, "{storage}");
+}
+
+/// The library is open as long as a loader uses it, whichever.
+#[test]
+fn the_library_is_closed_as_often_as_it_was_opened() {
+    let test = test_path!("the_library_is_closed_as_often_as_it_was_opened");
+    let reports = with_storage(test, &[], || {
+        let (_folder, path) = large();
+        let opened = open(&path, 2);
+        let loaders = [
+            Loader::new(CHUNK).gpudirect(Gpudirect::Asked),
+            Loader::new(CHUNK).gpudirect(Gpudirect::Asked),
+        ];
+        for loader in &loaders {
+            assert!(loaded(loader, &opened).gpudirect > 0);
+        }
+        let [first, second] = loaders;
+        drop(first);
+        assert!(loaded(&second, &opened).gpudirect > 0);
+        second.trim(0);
+        assert!(loaded(&second, &opened).gpudirect > 0);
+        drop(second);
+        assert!(loaded(&Loader::new(CHUNK).gpudirect(Gpudirect::Asked), &opened).gpudirect > 0);
+    });
+    let Some(reports) = reports else { return };
+    nothing_is_left(&reports);
+    let calls = reports.1.unwrap()["calls"].take();
+    assert_eq!(
+        (&calls["cuFileDriverOpen"], &calls["cuFileDriverClose_v2"]),
+        (&2.into(), &2.into())
+    );
+}
+
+/// The stand-in ends a process that calls it and has not what the parent had.
+#[test]
+fn a_process_that_was_forked_calls_nothing() {
+    let reports = with_storage(test_path!("a_process_that_was_forked_calls_nothing"), &[], || {
+        let (_folder, path) = large();
+        let opened = open(&path, 1);
+        let loader = Loader::new(CHUNK).gpudirect(Gpudirect::Asked);
+        assert!(loaded(&loader, &opened).gpudirect > 0);
+        evict(&path);
+        // SAFETY: the child does little, and leaves without anything of the parent's being done at its end.
+        #[allow(unsafe_code)]
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let says = matches!(loader.load(&of(&opened), 0), Err(cuda::Error::Forked));
+            drop(loader);
+            // SAFETY: ends the process, at once.
+            #[allow(unsafe_code)]
+            unsafe {
+                libc::_exit(if says { 0 } else { 1 })
+            };
+        }
+        let mut status = -1;
+        // SAFETY: the child is this process's, and there is room for the answer.
+        #[allow(unsafe_code)]
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
+    });
+    reports.iter().for_each(nothing_is_left);
+}

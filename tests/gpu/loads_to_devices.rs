@@ -1,0 +1,362 @@
+//! Promise: what is loaded to a device is what the image has, however often the memory between is used again;
+//! or an error, and then nothing is left of it.
+
+use std::sync::atomic::AtomicBool;
+
+use crate::common::devices::{CHUNK, file, is_clean, large, of, open, same};
+use crate::common::samples::all;
+use crate::common::stub::with_driver;
+use crate::common::test_path;
+use ckptfs::checkpoint::Tensor;
+use ckptfs::cuda::{self, Device, Error, Loader, Wanted};
+use ckptfs::loader;
+use cudarc::driver::{CudaContext, result};
+use serde_json::{Value, json};
+
+#[test]
+fn every_format_gets_there_through_few_chunks() {
+    let report = with_driver(test_path!("every_format_gets_there_through_few_chunks"), &[], || {
+        for chunks in [1, 2, 5] {
+            let loader = Loader::new(chunks * CHUNK);
+            for (name, (_folder, path)) in all() {
+                for threads in [1, 4] {
+                    let opened = open(&path, threads);
+                    let (loaded, report) = loader.load(&of(&opened), 0).unwrap();
+                    same(&opened, &loaded);
+                    let bytes: u64 = opened.tensors().iter().map(|it| it.bytes.len()).sum();
+                    assert_eq!((report.tensors, report.bytes), (loaded.len(), bytes), "{name}");
+                }
+            }
+        }
+    });
+    if let Some(report) = report {
+        is_clean(&report);
+        assert_eq!(report["peak"]["pinned"], 5 * CHUNK, "{report}");
+    }
+}
+
+#[test]
+fn chunks_are_used_over_and_over() {
+    let report = with_driver(test_path!("chunks_are_used_over_and_over"), &[], || {
+        let (_folder, path) = large();
+        for (threads, chunks) in [(1, 1), (8, 1), (8, 2), (3, 7)] {
+            let opened = open(&path, threads);
+            let loader = Loader::new(chunks * CHUNK);
+            for _ in 0..2 {
+                let (loaded, _) = loader.load(&of(&opened), 0).unwrap();
+                same(&opened, &loaded);
+            }
+        }
+    });
+    report.iter().for_each(is_clean);
+}
+
+#[test]
+fn several_devices_in_one_load() {
+    let test = test_path!("several_devices_in_one_load");
+    let settings = [("STUB_CUDA_DEVICES", "3"), ("STUB_CUDA_DESTROY", "allow")];
+    let report = with_driver(test, &settings, || {
+        let (_folder, path) = large();
+        let opened = open(&path, 4);
+        let loader = Loader::new(3 * CHUNK);
+        let on = |n: usize| 2 - n % 2 * 2;
+        let memory: Vec<_> = opened
+            .tensors()
+            .iter()
+            .enumerate()
+            .map(|(n, tensor)| {
+                let device = loader.device(on(n)).unwrap();
+                device.pieces(&[tensor.bytes.len() as usize]).unwrap().remove(0)
+            })
+            .collect();
+        let wanted = opened.tensors().iter().zip(&memory).enumerate();
+        let wanted = wanted.map(|(n, (tensor, memory))| Wanted {
+            of: &opened,
+            tensor,
+            on: on(n),
+            at: memory.at(),
+        });
+        let user = memory[0].device().stream().unwrap();
+        let users = std::slice::from_ref(&user);
+        // SAFETY: the memory is on the device that is said, and stays until the user's stream is over.
+        #[allow(unsafe_code)]
+        unsafe { loader.load_into(wanted, users, &AtomicBool::new(false), None) }.unwrap();
+        // What nobody else waits for is there.
+        for (tensor, memory) in
+            opened.tensors().iter().zip(&memory).filter(|(_, it)| it.device().ordinal() == 0)
+        {
+            assert!(*memory.to_host().unwrap() == *opened.load(tensor).unwrap(), "{}", tensor.name);
+        }
+        user.finish().unwrap();
+        same(&opened, &memory);
+        assert_eq!(memory[0].device().ordinal(), 2);
+        assert_eq!(
+            result::ctx::get_current().unwrap(),
+            None,
+            "the thread has no context, as before"
+        );
+    });
+    report.iter().for_each(is_clean);
+}
+
+/// What lies together in the file and on the device is one copy; what lies together in one of them only is not.
+#[test]
+fn what_lies_together_is_copied_together() {
+    let test = test_path!("what_lies_together_is_copied_together");
+    const COUNT: usize = 64;
+    let report = with_driver(test, &[], || {
+        let (_folder, path) = file((0..COUNT).map(|n| 1000 + n));
+        let opened = open(&path, 1);
+        let loader = Loader::new(CHUNK);
+        let in_order: Vec<&Tensor> = opened.tensors().iter().collect();
+        let turned = in_order.iter().rev().copied().collect();
+        let every_second = in_order.iter().step_by(2).copied().collect();
+        for tensors in [in_order, turned, every_second] {
+            let expected: Vec<u8> =
+                tensors.iter().flat_map(|it| opened.load(it).unwrap().to_vec()).collect();
+            let memory = loader.device(0).unwrap().memory(expected.len()).unwrap();
+            let wanted = tensors.iter().scan(memory.at(), |next, &tensor| {
+                let at = *next;
+                *next += tensor.bytes.len();
+                Some(Wanted { of: &opened, tensor, on: 0, at })
+            });
+            // SAFETY: the memory has room for all of them, and stays until the load is over.
+            #[allow(unsafe_code)]
+            unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap();
+            assert!(memory.to_host().unwrap() == expected);
+        }
+    });
+    if let Some(report) = report {
+        is_clean(&report);
+        assert_eq!(report["calls"]["cuMemcpyHtoDAsync_v2"], 1 + COUNT + COUNT / 2, "{report}");
+    }
+}
+
+/// Nothing waits on the host: whoever uses the memory next finds it there, by the order of their stream, and what
+/// they did with it before is done before.
+#[test]
+fn who_uses_it_next_finds_it_there() {
+    // The driver keeps what it needs of an event that is let go of.
+    let settings = [("STUB_CUDA_DESTROY", "allow")];
+    let report = with_driver(test_path!("who_uses_it_next_finds_it_there"), &settings, || {
+        let (_folder, path) = large();
+        let opened = open(&path, 4);
+        let device = Device::at(0).unwrap();
+        let theirs = CudaContext::new(0).unwrap().new_stream().unwrap();
+        // SAFETY: it is one of this device, and stays.
+        #[allow(unsafe_code)]
+        let user = unsafe { device.stream_of(theirs.cu_stream() as usize) };
+        let lengths: Vec<_> = opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
+        for chunks in [1, 64] {
+            let loader = Loader::new(chunks * CHUNK);
+            let memory = device.pieces(&lengths).unwrap();
+            for it in &memory {
+                // SAFETY: it stays until the stream is over.
+                #[allow(unsafe_code)]
+                unsafe { result::memset_d8_async(it.at(), 7, it.len(), theirs.cu_stream()) }
+                    .unwrap();
+            }
+            let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| Wanted {
+                of: &opened,
+                tensor,
+                on: 0,
+                at: memory.at(),
+            });
+            let users = std::slice::from_ref(&user);
+            // SAFETY: the memory stays until the user's stream is over.
+            #[allow(unsafe_code)]
+            unsafe { loader.load_into(wanted, users, &AtomicBool::new(false), None) }.unwrap();
+            // Where the loader is let go of, its chunks stay until they are read.
+            let kept = (chunks > 1).then_some(loader);
+            user.finish().unwrap();
+            same(&opened, &memory);
+            drop(kept);
+        }
+    });
+    report.iter().for_each(is_clean);
+}
+
+#[test]
+fn a_call_that_fails_is_an_error_and_nothing_is_left() {
+    let calls = [
+        "cuDeviceGetCount",
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxGetCurrent",
+        "cuCtxSetCurrent",
+        "cuStreamCreate",
+        "cuMemAlloc_v2",
+        "cuMemHostAlloc",
+        "cuMemcpyHtoDAsync_v2",
+        "cuEventCreate",
+        "cuEventRecord",
+        "cuEventQuery",
+        "cuEventSynchronize",
+        "cuStreamSynchronize",
+    ];
+    for call in calls {
+        for (nth, chunks) in [(1, 1), (2, 2), (5, 2)] {
+            let fails = format!("{call}:{nth}=999");
+            let settings = [("STUB_CUDA_FAIL", &*fails)];
+            let test = test_path!("a_call_that_fails_is_an_error_and_nothing_is_left");
+            let report = with_driver(test, &settings, || {
+                let (_folder, path) = large();
+                let opened = open(&path, 4);
+                let loader = Loader::new(chunks * CHUNK);
+                match loader.load(&of(&opened), 0) {
+                    Ok((memory, _)) => same(&opened, &memory),
+                    Err(Error::Driver { .. } | Error::Pinned { .. }) => {
+                        // It goes on with what is left.
+                        let (memory, _) = loader.load(&of(&opened), 0).unwrap();
+                        same(&opened, &memory);
+                    }
+                    Err(error) => panic!("{error:?}"),
+                }
+            });
+            let Some(report) = report else { return };
+            assert_eq!(report["faults"], json!([]), "{fails}: {report}");
+            // What could not be let go of because the call for that failed stays; nothing else.
+            let is_left = report["allocated"]["device"]["count"] != 0;
+            assert!(!is_left || call.starts_with("cuCtx"), "{fails}: {report}");
+            // Of a chunk whose copy may go on for ever nothing is known.
+            let is_left = report["allocated"]["pinned"]["count"] != 0;
+            let unknown = call.starts_with("cuEvent") || call.starts_with("cuCtx");
+            assert!(!is_left || unknown, "{fails}: {report}");
+        }
+    }
+}
+
+/// Where nobody can say when a copy is over, the memory that it reads is left to the system.
+#[test]
+fn what_may_be_read_for_ever_is_never_given_back() {
+    let fails = "cuEventRecord:1=999,cuStreamSynchronize:1=999";
+    let settings = [("STUB_CUDA_FAIL", fails), ("STUB_CUDA_DESTROY", "allow")];
+    let test = test_path!("what_may_be_read_for_ever_is_never_given_back");
+    let report = with_driver(test, &settings, || {
+        let (_folder, path) = file([1000]);
+        let opened = open(&path, 1);
+        let [tensor] = opened.tensors() else { panic!("there is one") };
+        let memory = Device::at(0).unwrap().memory(1000).unwrap();
+        let wanted = [Wanted { of: &opened, tensor, on: 0, at: memory.at() }];
+        let loader = Loader::new(CHUNK);
+        // SAFETY: the memory stays until the device has done everything.
+        #[allow(unsafe_code)]
+        unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap_err();
+        drop(loader);
+        CudaContext::new(0).unwrap().synchronize().unwrap();
+        assert!(memory.to_host().unwrap() == *opened.load(tensor).unwrap());
+    });
+    if let Some(report) = report {
+        assert_eq!(report["allocated"]["pinned"]["count"], 1, "{report}");
+        assert_eq!(report["faults"], json!([]), "{report}");
+    }
+}
+
+#[test]
+fn a_device_without_room_says_so() {
+    let settings = [("STUB_CUDA_MEMORY", "8388608")];
+    let report = with_driver(test_path!("a_device_without_room_says_so"), &settings, || {
+        let (_folder, path) = large();
+        let opened = open(&path, 4);
+        let error = Loader::new(2 * CHUNK).load(&of(&opened), 0).unwrap_err();
+        assert!(matches!(error, Error::Memory { ordinal: 0, total: 8_388_608, .. }), "{error:?}");
+    });
+    report.iter().for_each(is_clean);
+}
+
+#[test]
+fn what_is_stopped_or_truncated_leaves_nothing() {
+    let report =
+        with_driver(test_path!("what_is_stopped_or_truncated_leaves_nothing"), &[], || {
+            let (_folder, path) = large();
+            let opened = open(&path, 4);
+            let loader = Loader::new(2 * CHUNK);
+            // SAFETY: nothing is wanted.
+            #[allow(unsafe_code)]
+            let nothing =
+                unsafe { loader.load_into(Vec::new(), &[], &AtomicBool::new(true), None) }.unwrap();
+            assert_eq!(nothing.bytes, 0);
+            let stopped =
+                loader.load_until(&of(&opened), 0, &AtomicBool::new(true), None).unwrap_err();
+            assert!(matches!(stopped, Error::Load(loader::Error::Stopped { .. })), "{stopped:?}");
+            let nowhere = loader.load(&of(&opened), 1).unwrap_err();
+            assert!(matches!(nowhere, Error::NoDevice { ordinal: 1, count: 1 }), "{nowhere:?}");
+            let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_len(9 << 20).unwrap();
+            let error = loader.load(&of(&opened), 0).unwrap_err();
+            assert!(matches!(error, Error::Load(loader::Error::Source(_))), "{error:?}");
+        });
+    report.iter().for_each(is_clean);
+}
+
+/// Whoever has the memory may use it for something else as soon as they have the error.
+#[test]
+fn after_an_error_nothing_is_written() {
+    let settings = [("STUB_CUDA_FAIL", "cuMemcpyHtoDAsync_v2:4=2")];
+    let report = with_driver(test_path!("after_an_error_nothing_is_written"), &settings, || {
+        let (_folder, path) = large();
+        let opened = open(&path, 1);
+        let context = CudaContext::new(0).unwrap();
+        let loader = Loader::new(8 * CHUNK);
+        let device = Device::at(0).unwrap();
+        let lengths: Vec<_> = opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
+        let memory = device.pieces(&lengths).unwrap();
+        let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| Wanted {
+            of: &opened,
+            tensor,
+            on: 0,
+            at: memory.at(),
+        });
+        // SAFETY: the memory stays, and is used again once this has returned.
+        #[allow(unsafe_code)]
+        unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap_err();
+        context.bind_to_thread().unwrap();
+        for piece in &memory {
+            // SAFETY: the memory is that long, and nobody else uses it.
+            #[allow(unsafe_code)]
+            unsafe { result::memset_d8_sync(piece.at(), 7, piece.len()) }.unwrap();
+        }
+        // It waits for copies out of its chunks, if there are any.
+        drop(loader);
+        for piece in &memory {
+            assert!(piece.to_host().unwrap().iter().all(|&byte| byte == 7));
+        }
+    });
+    report.iter().for_each(is_clean);
+}
+
+/// A device that uses the host's memory has the bytes where they were read to: nothing is copied.
+#[test]
+fn an_integrated_device_needs_no_copy() {
+    let settings = [("STUB_CUDA_ATTRIBUTES", "INTEGRATED=1")];
+    let report = with_driver(test_path!("an_integrated_device_needs_no_copy"), &settings, || {
+        let loader = Loader::new(2 * CHUNK);
+        for (name, (_folder, path)) in all() {
+            let opened = open(&path, 4);
+            let (loaded, report) = loader.load(&of(&opened), 0).unwrap();
+            same(&opened, &loaded);
+            assert_eq!(report.tensors, loaded.len(), "{name}");
+        }
+        let (_folder, path) = large();
+        let opened = open(&path, 4);
+        let (loaded, _) = loader.load(&of(&opened), 0).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(9 << 20).unwrap();
+        assert!(matches!(loader.load(&of(&opened), 0), Err(Error::Load(_))));
+        drop(loaded);
+    });
+    if let Some(report) = report {
+        is_clean(&report);
+        assert_eq!(report["calls"]["cuMemcpyHtoDAsync_v2"], Value::Null, "{report}");
+        assert_eq!(report["peak"]["device"], 0, "{report}");
+    }
+}
+
+#[test]
+fn a_machine_without_a_driver_says_so() {
+    // Of the machine itself: one that has a driver has devices, or none.
+    match Loader::new(CHUNK).device(usize::MAX) {
+        Err(Error::NoDriver) => assert!(!cuda::is_there()),
+        Err(Error::NoDevice { count, .. }) => assert_eq!(cuda::is_there(), count > 0),
+        other => panic!("{other:?}"),
+    }
+}

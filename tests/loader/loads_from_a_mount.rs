@@ -1,0 +1,242 @@
+//! Promise: a path on a mount is loaded from where its bytes lie, if that can be seen and is the same;
+//! otherwise through the mount, and the report says why.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use crate::common::command;
+use crate::common::command::shards;
+use crate::common::mounting::{Place, until};
+use crate::common::samples::all;
+use ckptfs::loader::{Error, Opened, Options, Route};
+use ckptfs::{checkpoint, source};
+
+fn loaded(opened: &Opened) -> Vec<(String, Vec<u8>)> {
+    let loaded = opened.load_all(opened.tensors()).unwrap();
+    let named = opened.tensors().iter().zip(loaded);
+    named.map(|(tensor, memory)| (tensor.name.to_string(), memory.to_vec())).collect()
+}
+
+fn open(path: impl AsRef<Path>) -> Opened {
+    ckptfs::open(path.as_ref()).unwrap()
+}
+
+fn source_of(opened: &Opened) -> &Path {
+    match opened.route() {
+        Route::Direct { source } => source,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Copies a sample to the source of a place.
+fn put(path: &Path, place: &Place) {
+    let to = Path::new(&place.source);
+    fs::remove_file(to.join("model.safetensors")).unwrap();
+    if path.is_dir() {
+        for entry in fs::read_dir(path).unwrap().map(|entry| entry.unwrap()) {
+            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+    } else {
+        fs::copy(path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+fn image_in(folder: &str) -> PathBuf {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut images = names.filter(|path| path.extension().is_some_and(|e| e == "safetensors"));
+    images.next().unwrap()
+}
+
+#[test]
+fn every_format_is_loaded_from_its_source() {
+    for (name, (_folder, path)) in all() {
+        let expected = loaded(&open(&path));
+        let place = Place::new();
+        put(&path, &place);
+        place.mount(&[]);
+        let image = image_in(&place.mountpoint);
+        for path in [image.as_path(), Path::new(&place.mountpoint)] {
+            let opened = open(path);
+            assert!(source_of(&opened).starts_with(&place.source), "{name}: {opened:?}");
+            assert!(loaded(&opened) == expected, "{name}");
+            let tensor = &opened.tensors()[0];
+            let mut memory = vec![0; tensor.bytes.len() as usize];
+            assert_eq!(opened.load_into([(tensor, &mut memory[..])]).unwrap().fallbacks.len(), 0);
+        }
+        // Nothing of it went through the mount.
+        assert_eq!(reads(&place), 0);
+        assert_eq!(place.unmount(&[]).code, 0);
+    }
+}
+
+fn reads(place: &Place) -> u64 {
+    let done = command::run(&["status", "--json"]);
+    let all: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    let here = |mount: &&serde_json::Value| mount["mountpoint"] == place.mountpoint.as_str();
+    all.as_array().unwrap().iter().find(here).unwrap()["stats"]["reads"].as_u64().unwrap()
+}
+
+#[test]
+fn so_is_what_is_mounted_over_itself_bound_elsewhere_or_shown_as_it_is() {
+    let place = Place::new();
+    let expected = loaded(&open(&place.source));
+    let done = command::run(&["mount", &place.source, &place.source]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let opened = open(&place.source);
+    // By the same name, but from beneath the mount.
+    assert!(source_of(&opened).starts_with(&place.source), "{opened:?}");
+    assert!(loaded(&opened) == expected);
+    let bound = place.path("bound");
+    fs::create_dir(&bound).unwrap();
+    let bind = ["--bind", &place.source, &bound];
+    assert!(Command::new("mount").args(bind).status().unwrap().success());
+    let opened = open(format!("{bound}/model.safetensors"));
+    assert!(source_of(&opened).starts_with(&place.source), "{opened:?}");
+    assert!(loaded(&opened) == expected);
+    assert!(Command::new("umount").arg(&bound).status().unwrap().success());
+    // Which nobody has open.
+    let done = command::run(&["unmount", &place.source]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+}
+
+#[test]
+fn so_is_a_file_beside_what_is_left_of_a_set_of_its_name() {
+    let place = Place::new();
+    let expected = loaded(&open(&place.source));
+    let shard = "model-00001-of-00002.safetensors";
+    fs::write(Path::new(&place.source).join(shard), "left").unwrap();
+    let done = command::run(&["mount", &place.source, &place.mountpoint]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let opened = open(&place.mountpoint);
+    assert!(source_of(&opened).starts_with(&place.source), "{opened:?}");
+    assert!(opened.notes().iter().any(|note| note.contains(shard)), "{:?}", opened.notes());
+    assert!(loaded(&opened) == expected);
+    let done = command::run(&["unmount", &place.mountpoint]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+}
+
+#[test]
+fn options_of_the_mount_are_those_of_the_load() {
+    let place = Place::new();
+    let (_folder, path) = all().swap_remove(1).1;
+    put(&path, &place);
+    place.mount(&["--allow-partial"]);
+    source_of(&open(image_in(&place.mountpoint)));
+    // Who asks for another dictionary gets an answer from what the mount shows.
+    let options = checkpoint::Options { root_key: Some("ema".into()), ..Default::default() };
+    let options = Options { checkpoint: options, ..Options::default() };
+    let opened = options.open(&image_in(&place.mountpoint));
+    assert!(!matches!(opened.map(|o| o.route().clone()), Ok(Route::Direct { .. })));
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn a_source_that_is_another_by_now_is_not_taken_for_it() {
+    let place = Place::new();
+    place.mount(&[]);
+    for (name, bytes) in shards(1, 4096) {
+        fs::write(Path::new(&place.source).join(name), bytes).unwrap();
+    }
+    fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
+    let image = Path::new(&place.mountpoint).join("model.safetensors");
+    until("the set is shown", || fs::metadata(&image).is_ok_and(|about| about.len() > 8192));
+    let held = open(&image);
+    source_of(&held);
+    let before = loaded(&held);
+    // Replaced: who has it open goes on; who opens it gets the new, from wherever.
+    for (name, bytes) in shards(7, 4096) {
+        let new = Path::new(&place.source).join("new");
+        fs::write(&new, bytes).unwrap();
+        fs::rename(new, Path::new(&place.source).join(name)).unwrap();
+    }
+    assert!(loaded(&held) == before);
+    until("the new is loaded", || {
+        ckptfs::open(&image).is_ok_and(|opened| loaded(&opened) != before)
+    });
+    // Written over: an error, whichever way.
+    let shard = Path::new(&place.source).join(&shards(7, 4096)[0].0);
+    let held = open(&image);
+    fs::write(&shard, b"short").unwrap();
+    let error = held.load_all(held.tensors()).unwrap_err();
+    assert!(matches!(error, Error::Source(source::Error::Changed { .. })), "{error}");
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn attributes_that_were_copied_are_not_believed() {
+    let place = Place::new();
+    place.mount(&[]);
+    let image = Path::new(&place.mountpoint).join("model.safetensors");
+    let other = PathBuf::from(place.path("other.safetensors"));
+    command::model(&other, 3, 64);
+    let mut value = Vec::with_capacity(1 << 16);
+    rustix::fs::getxattr(&image, "user.ckptfs.source", rustix::buffer::spare_capacity(&mut value))
+        .unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(&other, "user.ckptfs.source", &value, flags).unwrap();
+    let opened = open(&other);
+    assert_eq!((opened.route(), opened.tensors().len()), (&Route::Plain, 3));
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn a_source_that_has_another_name_by_now_is_found_by_the_daemon() {
+    let place = Place::new();
+    let expected = loaded(&open(&place.source));
+    place.mount(&[]);
+    let image = Path::new(&place.mountpoint).join("model.safetensors");
+    let elsewhere = place.path("elsewhere");
+    fs::rename(&place.source, &elsewhere).unwrap();
+    let opened = open(&image);
+    source_of(&opened);
+    assert!(loaded(&opened) == expected);
+    fs::rename(&elsewhere, &place.source).unwrap();
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+/// Ends what serves a mount from within a table of processes of its own.
+struct Apart(Child);
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
+    let place = Place::new();
+    // A set, which only an image shows as one file.
+    fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
+    for (name, bytes) in shards(3, 4096) {
+        fs::write(Path::new(&place.source).join(name), bytes).unwrap();
+    }
+    let expected = loaded(&open(&place.source));
+    // The number that the daemon has of itself is that of another process here.
+    let apart = ["--pid", "--fork", "--kill-child", command::ckptfs(), "mount", "--foreground"];
+    let mut command = Command::new("unshare");
+    command.args(apart).args([&place.source, &place.mountpoint]);
+    let apart = Apart(command.spawn().unwrap());
+    until("the mount answers", || place.state() == "alive");
+    let elsewhere = place.path("elsewhere");
+    fs::rename(&place.source, &elsewhere).unwrap();
+    let image = Path::new(&place.mountpoint).join("model.safetensors");
+    for path in [image.as_path(), Path::new(&place.mountpoint)] {
+        let opened = open(path);
+        let Route::Through { why } = opened.route() else { panic!("{opened:?}") };
+        assert!(why.contains("its source cannot be"), "{why}");
+        assert!(loaded(&opened) == expected);
+        let tensor = &opened.tensors()[0];
+        let mut memory = vec![0; tensor.bytes.len() as usize];
+        let report = opened.load_into([(tensor, &mut memory[..])]).unwrap();
+        assert_eq!(report.fallbacks.keys().collect::<Vec<_>>(), [why]);
+    }
+    assert!(reads(&place) > 0);
+    // It is found again where it was.
+    fs::rename(&elsewhere, &place.source).unwrap();
+    source_of(&open(&image));
+    assert_eq!(place.unmount(&[]).code, 0);
+    drop(apart);
+}

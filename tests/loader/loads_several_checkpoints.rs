@@ -1,0 +1,70 @@
+//! Promise: tensors of several checkpoints load in one go as they do one by one; what goes wrong with one of
+//! them is said of that one.
+
+use std::fs::{self, OpenOptions};
+use std::num::NonZeroUsize;
+use std::sync::atomic::AtomicBool;
+use std::time::SystemTime;
+
+use crate::common::samples::{all, sharded};
+use ckptfs::checkpoint::Tensor;
+use ckptfs::loader::{Error, Opened, Options, Wanted, load_many, load_many_owned};
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// Every tensor of every one, and in the order of the names, so that no two of one lie together.
+fn mixed(opened: &[Opened]) -> Vec<(&Opened, &Tensor)> {
+    let tensors = |of| Opened::tensors(of).iter().map(move |tensor| (of, tensor));
+    let mut mixed: Vec<(&Opened, &Tensor)> = opened.iter().flat_map(tensors).collect();
+    mixed.sort_by_key(|(_, tensor)| &*tensor.name);
+    mixed
+}
+
+#[test]
+fn what_is_loaded_together_is_what_is_loaded_one_by_one() {
+    let all = all();
+    for (threads, leave_cache) in [(1, false), (4, true), (16, false)] {
+        let options =
+            Options { threads: NonZeroUsize::new(threads), leave_cache, ..Options::default() };
+        let opened: Vec<Opened> =
+            all.iter().map(|(_, (_, path))| options.open(path).unwrap()).collect();
+        let wanted = mixed(&opened);
+        let (memory, report) = load_many_owned(&wanted, &NEVER, None).unwrap();
+        let bytes: u64 = wanted.iter().map(|(_, tensor)| tensor.bytes.len()).sum();
+        assert_eq!((report.tensors, report.bytes), (wanted.len(), bytes));
+        for ((of, tensor), memory) in wanted.iter().zip(&memory) {
+            assert!(of.load(tensor).unwrap()[..] == memory[..], "{of:?}: {}", tensor.name);
+        }
+        // Into memory of the caller's, and the first of them twice.
+        let twice: Vec<_> = wanted.iter().chain(&wanted[..5]).collect();
+        let mut targets: Vec<Vec<u8>> =
+            twice.iter().map(|(_, tensor)| vec![0; tensor.bytes.len() as usize]).collect();
+        let places = twice.iter().zip(&mut targets);
+        let places = places.map(|((of, tensor), target)| Wanted { of, tensor, target });
+        load_many(places, &NEVER, Some(2)).unwrap();
+        for (target, memory) in targets.iter().zip(memory.iter().chain(&memory[..5])) {
+            assert!(target[..] == memory[..]);
+        }
+    }
+    assert_eq!(load_many([], &NEVER, None).unwrap().tensors, 0);
+}
+
+#[test]
+fn what_goes_wrong_with_one_is_said_of_that_one() {
+    let ((_one, good), (_other, bad)) = (sharded(), sharded());
+    let opened = [&good, &bad].map(|path| ckptfs::open(path).unwrap());
+    let wanted = mixed(&opened);
+    let shard = bad.join("model-00002-of-00003.safetensors");
+    let file = OpenOptions::new().write(true).open(&shard).unwrap();
+    file.set_times(fs::FileTimes::new().set_modified(SystemTime::UNIX_EPOCH)).unwrap();
+    let error = load_many_owned(&wanted, &NEVER, None).unwrap_err();
+    assert!(error.to_string().starts_with(shard.to_str().unwrap()), "{error}");
+    let tensor = opened[1].tensors().iter().find(|tensor| !tensor.bytes.is_empty()).unwrap();
+    let wanted = Wanted { of: &opened[1], tensor, target: &mut [] };
+    let error = load_many([wanted], &NEVER, None).unwrap_err();
+    assert!(matches!(&error, Error::Length { path, .. } if *path == bad), "{error}");
+    assert!(matches!(
+        load_many_owned(&mixed(&opened[..1]), &true.into(), None).unwrap_err(),
+        Error::Stopped { path } if path == good
+    ));
+}

@@ -1,0 +1,80 @@
+//! Promise: a tensor that lies in order in a file can be used where it lies: the bytes are those that a
+//! load gives, what is written to them stays in the process, and what cannot be used so is told.
+
+use std::fs;
+use std::num::NonZeroUsize;
+
+use crate::common::samples::{all, written};
+use ckptfs::loader::{Error, Mapped, Options, Unmappable};
+
+#[allow(unsafe_code)]
+fn bytes(mapped: &mut Mapped) -> &mut [u8] {
+    // SAFETY: the memory is there as long as what it is taken from, may be written, and one test uses it.
+    unsafe { std::slice::from_raw_parts_mut(mapped.as_mut_ptr(), mapped.len()) }
+}
+
+#[test]
+fn it_is_what_a_load_gives_and_writing_stays_here() {
+    let mut in_place = 0;
+    for (name, (_folder, path)) in all() {
+        let opened = ckptfs::open(&path).unwrap();
+        for tensor in opened.tensors() {
+            let Ok(mut mapped) = opened.map(tensor).unwrap() else { continue };
+            assert_eq!(mapped.as_mut_ptr().addr() % (tensor.dtype.bits() as usize).div_ceil(8), 0);
+            assert!(bytes(&mut mapped)[..] == opened.load(tensor).unwrap()[..], "{name}");
+            bytes(&mut mapped).fill(7);
+            assert!(
+                bytes(&mut mapped)[..] != opened.load(tensor).unwrap()[..] || mapped.is_empty()
+            );
+            in_place += 1;
+        }
+    }
+    assert!(in_place > 10);
+}
+
+/// A safetensors file, of which one tensor begins at an odd byte.
+fn odd() -> Vec<u8> {
+    let header = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}"#;
+    assert!(header.len().is_multiple_of(2));
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[1, 2, 3, 4, 5]].concat()
+}
+
+#[test]
+fn what_cannot_be_used_where_it_lies_is_told() {
+    let mut reasons = Vec::new();
+    for (_, (_folder, path)) in all() {
+        let opened = ckptfs::open(&path).unwrap();
+        reasons.extend(opened.tensors().iter().filter_map(|t| opened.map(t).unwrap().err()));
+    }
+    assert!(reasons.contains(&Unmappable::Spread), "{reasons:?}");
+    let (_folder, path) = written(&odd());
+    let opened = ckptfs::open(&path).unwrap();
+    let map = |name| opened.map(opened.tensor(name).unwrap()).unwrap();
+    assert_eq!(map("b").err(), Some(Unmappable::Unaligned));
+    assert_eq!(map("a").unwrap().len(), 1);
+    let in_memory = Options::default().open_bytes(&odd()).unwrap();
+    let why = in_memory.map(in_memory.tensor("a").unwrap()).unwrap().err();
+    assert_eq!(why, Some(Unmappable::Unpacked));
+    assert_eq!(in_memory.load(in_memory.tensor("b").unwrap()).unwrap()[..], [2, 3, 4, 5]);
+}
+
+#[test]
+fn a_file_that_changed_is_not_mapped() {
+    let (_folder, path) = written(&odd());
+    let opened = ckptfs::open(&path).unwrap();
+    fs::write(&path, [odd(), vec![0]].concat()).unwrap();
+    assert!(opened.map(opened.tensor("a").unwrap()).is_err());
+}
+
+#[test]
+fn less_memory_than_a_buffer_is_refused() {
+    let (_, (_folder, path)) = all().into_iter().next().unwrap();
+    let with = |memory| {
+        let threads = NonZeroUsize::new(8);
+        Options { memory: Some(memory), threads, ..Options::default() }.open(&path)
+    };
+    let Err(Error::Budget { needs, given: 5, .. }) = with(5) else { panic!() };
+    assert!(matches!(with(needs - 1), Err(Error::Budget { .. })));
+    let opened = with(needs).unwrap();
+    assert!(!opened.load_all(opened.tensors()).unwrap().is_empty());
+}

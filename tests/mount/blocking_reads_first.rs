@@ -1,0 +1,72 @@
+//! Promise: who touches one tensor after the other waits for the pages that are touched, and not for all that the
+//! kernel asks for around them.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use crate::common::failing_source::{Faulty, Mood};
+use ckptfs::cache::{Cache, Limits, Served};
+use ckptfs::checkpoint::{self, Options};
+use ckptfs::image::Image;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+const MIB: usize = 1 << 20;
+
+const TENSORS: usize = 10;
+const LENGTH: usize = 20 * MIB;
+
+/// Requests that the kernel makes around a page: 4 MiB before it and as much behind.
+const AROUND: usize = 8;
+
+fn served(folder: &str) -> Arc<Served> {
+    let checkpoint = checkpoint::open(Path::new(folder), &Options::default()).unwrap();
+    let reader = Arc::new(Arc::new(Image::new(checkpoint).unwrap()).open().unwrap());
+    Cache::new(Limits { memory: 256 << 20, readahead: 4 << 20 }, None).serve(reader)
+}
+
+fn file() -> Vec<u8> {
+    let data: Vec<Vec<u8>> = (0..TENSORS).map(|n| vec![n as u8; LENGTH]).collect();
+    let view = |data| TensorView::new(Dtype::U8, vec![LENGTH], data).unwrap();
+    let views = (0..).zip(&data).map(|(n, data)| (format!("layer.{n:02}.weight"), view(data)));
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// Asks as the kernel does when the first page of a tensor is touched. Answers tell what they are of.
+fn touch(served: &Arc<Served>, tensor: usize, say: &Sender<(usize, bool)>) {
+    let first = served.image().tensor_range(tensor).start & !4095;
+    for n in 0..AROUND as u64 {
+        let offset = first - (4 << 20) + n * MIB as u64;
+        let (say, is_waited_for) = (say.clone(), offset == first);
+        served.read(
+            offset,
+            MIB as u32,
+            Box::new(move |answer| {
+                assert_eq!(answer.unwrap()[MIB - 1] as usize, tensor - usize::from(offset < first));
+                say.send((tensor, is_waited_for)).unwrap();
+            }),
+        );
+    }
+}
+
+#[test]
+fn touching_tensors_waits_for_the_pages_that_are_touched() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = format!("{}/far", folder.path().display());
+    let far = Faulty::new(&at, vec![("model.safetensors".to_owned(), file())]);
+    let served = served(&at);
+    far.is_now(Mood::HangsReading);
+    let (say, said) = channel();
+    (1..TENSORS).for_each(|tensor| touch(&served, tensor, &say));
+    far.is_now(Mood::Works);
+    drop(say);
+    let answer = || said.recv_timeout(Duration::from_secs(60)).unwrap();
+    let answers: Vec<_> = (0..(TENSORS - 1) * AROUND).map(|_| answer()).collect();
+    let waited_for = (0..answers.len()).filter(|&n| answers[n].1);
+    let middle = waited_for.clone().nth(TENSORS / 2 - 1).unwrap();
+    // One after the other they would be spread over all of it.
+    assert_eq!(waited_for.count(), TENSORS - 1);
+    assert!(middle < answers.len() / 3, "{middle}: {answers:?}");
+}

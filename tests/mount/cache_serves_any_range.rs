@@ -1,0 +1,294 @@
+//! Promise: any range of an open image, asked for by any number of threads and with any amount of
+//! memory, is answered exactly once: with the bytes that were parsed, or with an error.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, SystemTime};
+
+use crate::common;
+use crate::common::samples::{Numbers, all, sharded};
+use ckptfs::cache::{Cache, Limits, Served};
+use ckptfs::checkpoint::{self, Options};
+use ckptfs::image::{Image, Reader};
+use rustix::fs::{Advice, fadvise};
+
+/// Threads that ask at once.
+const ASKERS: u64 = 6;
+
+const MIB: usize = 1 << 20;
+
+/// Each size of memory: none at all, a few blocks, more than the sources.
+const MEMORIES: [u64; 3] = [0, 4 << 20, 256 << 20];
+
+fn open(path: &Path) -> Arc<Reader> {
+    let checkpoint = checkpoint::open(path, &Options::default()).expect("readable");
+    let image = Image::new(checkpoint).expect("an image");
+    Arc::new(Arc::new(image).open().expect("unchanged"))
+}
+
+/// Makes the system forget a checkpoint's bytes, so that they are read from the disk.
+fn evict(reader: &Reader) {
+    for file in reader.image().files() {
+        let file = File::open(file.path()).expect("there");
+        file.sync_all().expect("synced");
+        fadvise(&file, 0, None, Advice::DontNeed).expect("advised");
+    }
+}
+
+fn cache(memory: u64) -> Arc<Cache> {
+    Cache::new(Limits { memory, readahead: 4 << 20 }, None)
+}
+
+type Answered = Receiver<Result<Vec<u8>, String>>;
+
+fn ask(served: &Arc<Served>, offset: usize, len: usize) -> Answered {
+    let (say, said) = channel();
+    let done = Box::new(move |answer: Result<&[u8], &ckptfs::cache::Error>| {
+        // Whoever asked may have gone.
+        let _ = say.send(answer.map(<[u8]>::to_vec).map_err(|e| e.to_string()));
+    });
+    served.read(offset as u64, len as u32, done);
+    said
+}
+
+fn read(served: &Arc<Served>, offset: usize, len: usize) -> Result<Vec<u8>, String> {
+    let said = ask(served, offset, len);
+    let answer = said.recv_timeout(Duration::from_secs(60)).expect("an answer");
+    assert!(said.recv().is_err(), "one answer and no more");
+    answer
+}
+
+/// Ranges as programs ask for them: one after the other, here and there, small and large.
+fn ranges(seed: u64, size: usize) -> Vec<(usize, usize)> {
+    let mut numbers = Numbers(seed);
+    let mut ranges = Vec::new();
+    for _ in 0..5 {
+        let mut at = numbers.below(size);
+        for _ in 0..numbers.below(30) {
+            let len = 1 + numbers.below(200_000);
+            ranges.push((at, len));
+            at += len;
+        }
+        ranges.push((numbers.below(size), numbers.below(2 * MIB)));
+        ranges.push((numbers.below(size + 10), numbers.below(20)));
+    }
+    ranges
+}
+
+#[test]
+fn many_threads_get_the_bytes_of_the_image_whatever_the_memory() {
+    for (name, (_directory, path)) in all() {
+        let reader = open(&path);
+        let whole = common::whole(&reader);
+        for memory in MEMORIES {
+            for cold in [true, false] {
+                if cold {
+                    evict(&reader);
+                }
+                let cache = cache(memory);
+                let served = cache.serve(Arc::clone(&reader));
+                std::thread::scope(|threads| {
+                    for asker in 0..ASKERS {
+                        let (served, whole, cache) = (&served, &whole, &cache);
+                        threads.spawn(move || {
+                            for (at, len) in ranges(asker + memory, whole.len()) {
+                                let got = read(served, at, len).expect("readable");
+                                let end = (at + len).min(whole.len());
+                                assert!(got == whole[at.min(end)..end], "{name}: {at} + {len}");
+                                let counters = cache.counters();
+                                assert!(counters.held_bytes <= memory, "{counters:?}");
+                            }
+                        });
+                    }
+                });
+                let counters = cache.counters();
+                assert_eq!(
+                    counters.reads,
+                    counters.hits + counters.misses + counters.cached + counters.refused,
+                    "{counters:?}"
+                );
+                assert!(!cold || name == "packed" || counters.misses > 0, "{name}: {counters:?}");
+                assert_eq!((counters.errors, counters.refused), (0, 0));
+                drop(served);
+            }
+        }
+    }
+}
+
+#[test]
+fn all_blocks_are_let_go_of_with_the_image_and_the_counters_add_up() {
+    let (_directory, path) = sharded();
+    let reader = open(&path);
+    evict(&reader);
+    let cache = cache(64 << 20);
+    let served = cache.serve(reader);
+    for at in (0..8 * MIB).step_by(100_000) {
+        read(&served, at, 100_000).expect("readable");
+    }
+    let before = cache.counters();
+    assert!(before.prefetched > 0 && before.held_bytes > 0, "{before:?}");
+    cache.set_memory(2 << 20);
+    // What is being read or given just then goes when that is done: four threads do so.
+    while cache.counters().held_bytes > 5 << 20 {
+        std::thread::yield_now();
+    }
+    // Nothing is fetched any more once this is answered.
+    read(&served, 0, 10).expect("readable");
+    while Arc::strong_count(&served) > 1 {
+        std::thread::yield_now();
+    }
+    assert!(cache.counters().held_bytes <= 2 << 20);
+    drop(served);
+    let after = cache.counters();
+    assert_eq!(after.prefetched, after.prefetch_used + after.prefetch_wasted, "{after:?}");
+    assert_eq!(after.held_bytes, 0);
+}
+
+#[test]
+fn a_block_is_read_once_however_many_wait_for_it() {
+    let (_directory, path) = sharded();
+    let reader = open(&path);
+    evict(&reader);
+    let cache = cache(64 << 20);
+    let served = cache.serve(reader);
+    let answers: Vec<Answered> = (0..16).map(|_| ask(&served, 2 * MIB + 5000, 300_000)).collect();
+    let answers: Vec<_> = answers.iter().map(|said| said.recv().expect("an answer")).collect();
+    assert!(answers.iter().all(|answer| answer.is_ok() && *answer == answers[0]));
+    let counters = cache.counters();
+    // No more than what lies around it in pages.
+    let read = counters.direct_bytes + counters.buffered_bytes;
+    assert!((300_000..310_000).contains(&read), "{counters:?}");
+}
+
+#[test]
+fn a_small_jump_reads_what_it_asks_for_and_no_block() {
+    let (_directory, path) = sharded();
+    let reader = open(&path);
+    let whole = common::whole(&reader);
+    evict(&reader);
+    let cache = cache(64 << 20);
+    let served = cache.serve(reader);
+    let at = 2 * MIB + 5000;
+    let answer = ask(&served, at, 30_000).recv().expect("an answer");
+    assert_eq!(answer.expect("bytes"), whole[at..at + 30_000]);
+    let counters = cache.counters();
+    assert!(counters.direct_bytes + counters.buffered_bytes < 40_000, "{counters:?}");
+}
+
+/// What somebody does to a source while it is read.
+fn changed_while_read(change: impl Fn(&Path)) {
+    for memory in MEMORIES {
+        for cold in [true, false] {
+            let (directory, path) = sharded();
+            let reader = open(&path);
+            let whole = common::whole(&reader);
+            if cold {
+                evict(&reader);
+            }
+            let cache = cache(memory);
+            let served = cache.serve(reader);
+            let victim = directory.path().join("model-00002-of-00003.safetensors");
+            let changed = AtomicBool::new(false);
+            std::thread::scope(|threads| {
+                for asker in 0..ASKERS {
+                    let (served, whole, changed) = (&served, &whole, &changed);
+                    threads.spawn(move || {
+                        let mut broken = false;
+                        for (at, len) in ranges(asker, whole.len()).into_iter().cycle() {
+                            let was_changed = changed.load(Ordering::Acquire);
+                            let end = (at + len).min(whole.len());
+                            match read(served, at, len) {
+                                Ok(got) => {
+                                    assert!(got == whole[at.min(end)..end]);
+                                    assert!(!broken || got.is_empty(), "it stays broken");
+                                }
+                                Err(_) => broken = true,
+                            }
+                            if was_changed && broken {
+                                break;
+                            }
+                        }
+                    });
+                }
+                std::thread::sleep(Duration::from_millis(5));
+                change(&victim);
+                changed.store(true, Ordering::Release);
+            });
+            for (at, len) in ranges(77, whole.len()) {
+                let answer = read(&served, at, len);
+                assert!(answer.is_err() || at >= whole.len() || len == 0);
+            }
+            let counters = cache.counters();
+            assert!(counters.errors >= counters.refused && counters.refused > 0, "{counters:?}");
+        }
+    }
+}
+
+#[test]
+fn a_source_rewritten_in_place_is_an_error_for_good() {
+    changed_while_read(|path| {
+        let file = OpenOptions::new().write(true).open(path).expect("there");
+        // Before a byte is written: two writes within a tick of the clock look like one.
+        file.set_modified(SystemTime::now() + Duration::from_secs(5)).expect("set");
+        let zeros = vec![0; file.metadata().expect("there").len() as usize];
+        file.write_all_at(&zeros, 0).expect("written");
+    });
+}
+
+#[test]
+fn a_truncated_source_is_an_error_for_good() {
+    changed_while_read(|path| {
+        OpenOptions::new().write(true).open(path).expect("there").set_len(MIB as u64).expect("cut");
+    });
+}
+
+#[test]
+fn a_deleted_source_is_read_on() {
+    let (directory, path) = sharded();
+    let reader = open(&path);
+    let whole = common::whole(&reader);
+    evict(&reader);
+    let cache = cache(4 << 20);
+    let served = cache.serve(reader);
+    drop(directory);
+    for (at, len) in ranges(3, whole.len()) {
+        let end = (at + len).min(whole.len());
+        assert!(read(&served, at, len).expect("readable") == whole[at.min(end)..end]);
+    }
+}
+
+#[test]
+fn every_read_is_answered_once_also_when_all_is_dropped_or_stopped_or_panics() {
+    for stop in [false, true] {
+        let (_directory, path) = sharded();
+        let reader = open(&path);
+        let size = reader.image().size() as usize;
+        evict(&reader);
+        let cache = cache(4 << 20);
+        let served = cache.serve(reader);
+        let answered = Arc::new(AtomicUsize::new(0));
+        let (say, said) = channel::<()>();
+        let ranges = ranges(1, size);
+        for (n, (at, len)) in ranges.iter().enumerate() {
+            let (answered, say) = (Arc::clone(&answered), say.clone());
+            let done = Box::new(move |_: Result<&[u8], &ckptfs::cache::Error>| {
+                answered.fetch_add(1, Ordering::Relaxed);
+                drop(say);
+                assert!(n % 10 != 3, "one in ten panics, which is meant to be");
+            });
+            served.read(*at as u64, *len as u32, done);
+        }
+        if stop {
+            cache.stop();
+        }
+        drop((say, served));
+        let counters = cache.counters();
+        drop(cache);
+        assert!(said.recv().is_err(), "all were called or dropped");
+        assert_eq!(answered.load(Ordering::Relaxed), ranges.len(), "{counters:?}");
+    }
+}

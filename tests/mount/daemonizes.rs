@@ -1,0 +1,277 @@
+//! The command returns when the mount answers, and leaves nothing of its caller in the daemon.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::common::command::{ckptfs, done, in_shell, names_in, run, shards};
+use crate::common::failing_source::{Faulty, Mood};
+use crate::common::mounting::{Daemon, Place, arguments, daemons_of, program, until};
+
+#[test]
+fn it_returns_when_the_mount_answers() {
+    let place = Place::new();
+    let done = place.try_mount(&[]);
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""));
+    assert_eq!(place.state(), "alive");
+    let daemon = place.daemon().unwrap();
+    assert_eq!(arguments(daemon.0)[1..], ["mount", &place.source, &place.mountpoint]);
+    let name = fs::read_to_string(format!("/proc/{}/comm", daemon.0)).unwrap();
+    assert_eq!(name, "ckptfs\n");
+}
+
+#[test]
+fn nothing_of_the_caller_stays_in_the_daemon() {
+    let place = Place::new();
+    let held = place.path("held by the caller");
+    // `run` reads to the end of what the daemon might still hold open: the pipe is one of the things.
+    let script = r#"exec 7>"$3" 5>&1; cd "$4"; "$CKPTFS" mount source mnt; ps -o sid= -p $$"#;
+    let folder = Path::new(&place.source).parent().unwrap().to_str().unwrap();
+    let arguments = [&place.source, &place.mountpoint, &held, folder];
+    let told = in_shell(Command::new("bash"), script, &arguments);
+    assert_eq!((told.code, told.stderr.as_str()), (0, ""));
+    let daemon = daemons_of("mnt").into_iter().find(|daemon| is_at(&place, daemon.0)).unwrap();
+
+    let process = |name: &str| format!("/proc/{}/{name}", daemon.0);
+    for entry in fs::read_dir(process("fd")).unwrap() {
+        let target = fs::read_link(entry.unwrap().path()).unwrap();
+        let target = target.to_str().unwrap();
+        let is_its_own = ["/dev/null", "/dev/fuse", "socket:", "anon_inode:", &place.source]
+            .iter()
+            .any(|own| target.starts_with(own));
+        assert!(is_its_own, "{target}");
+    }
+    assert_eq!(fs::read_link(process("cwd")).unwrap(), Path::new("/"));
+    let about = fs::read_to_string(process("stat")).unwrap();
+    let fields: Vec<&str> = about.rsplit(") ").next().unwrap().split(' ').collect();
+    // State, parent, group, session, terminal.
+    assert_ne!(fields[3], told.stdout.trim());
+    assert_eq!(fields[4], "0");
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+/// Whether the daemon serves the place; for one that was told a relative path.
+fn is_at(place: &Place, pid: u32) -> bool {
+    let told = run(&["status", "--json"]).stdout;
+    let all: serde_json::Value = serde_json::from_str(&told).unwrap();
+    let is = |mount: &serde_json::Value| {
+        mount["mountpoint"] == place.mountpoint.as_str() && mount["stats"]["pid"] == pid
+    };
+    all.as_array().unwrap().iter().any(is)
+}
+
+/// Starts a mount whose daemon waits for its source; returns the source, the caller and the daemon.
+fn start_waiting_mount(place: &Place) -> (Faulty, Child, Daemon) {
+    let far = Faulty::new(&place.path("far"), shards(1, 8));
+    far.is_now(Mood::HangsReading);
+    let source = place.path("far/model-00001-of-00002.safetensors");
+    let mut command = Command::new(ckptfs());
+    command.args(["mount", &source, &place.mountpoint]);
+    let caller = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until("the daemon reads", || far.owes() > 0);
+    let daemons = daemons_of(&source);
+    let daemon = daemons.into_iter().find(|found| found.0 != caller.id()).unwrap();
+    (far, caller, daemon)
+}
+
+#[test]
+fn a_daemon_that_dies_without_a_word_is_told_of() {
+    let place = Place::new();
+    let (far, caller, daemon) = start_waiting_mount(&place);
+    daemon.kill("KILL");
+    far.is_now(Mood::Works);
+    let output = caller.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("ended before its mount answered") && said.contains("SIGKILL"), "{said}");
+}
+
+#[test]
+fn a_caller_that_goes_away_leaves_no_mount() {
+    let place = Place::new();
+    let (far, mut caller, daemon) = start_waiting_mount(&place);
+    caller.kill().unwrap();
+    caller.wait().unwrap();
+    // Now the daemon goes on, and finds nobody to tell.
+    far.is_now(Mood::Works);
+    until("the daemon ends", || !daemon.runs());
+    assert_eq!(place.mounts(), 0);
+}
+
+#[test]
+fn the_variable_that_makes_a_daemon_makes_none_by_itself() {
+    let place = Place::new();
+    let mut command = Command::new(ckptfs());
+    command.args(["mount", &place.source, &place.mountpoint]).env("CKPTFS_DAEMON", "pipe:[1]");
+    let told = done(&mut command);
+    assert_eq!((told.code, told.stdout.as_str(), told.stderr.as_str()), (0, "", ""));
+    assert_eq!(place.state(), "alive");
+}
+
+#[test]
+fn the_kernel_reads_further_ahead_than_it_offers() {
+    let place = Place::new();
+    place.mount(&[]);
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let line = lines.find(|fields| fields[4] == place.mountpoint).unwrap();
+    let set = fs::read_to_string(format!("/sys/class/bdi/{}/read_ahead_kb", line[2])).unwrap();
+    assert_eq!(set, "4096\n");
+}
+
+#[test]
+fn the_log_goes_where_it_is_told() {
+    let place = Place::new();
+    let log = place.path("log");
+    place.mount(&["-v", "--log-file", &log]);
+    assert_eq!(place.unmount(&[]).code, 0);
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(text.contains("mounted at") && text.contains("unmounted"), "{text}");
+    assert!(!text.contains('\x1b'), "{text}");
+    let foreground = place.mount_in_foreground(&["-v"]);
+    foreground.kill("TERM");
+    let (_, said) = foreground.ends();
+    assert!(said.contains("SIGTERM"), "{said}");
+}
+
+#[test]
+fn what_is_to_be_logged_and_cannot_be_understood_is_told() {
+    let place = Place::new();
+    let log = place.path("log");
+    let mount = |said: &str| {
+        let mut command = Command::new(ckptfs());
+        command.args(["mount", &place.source, &place.mountpoint, "-v", "--log-file", &log]);
+        let told = done(command.env("RUST_LOG", said));
+        assert_eq!(told.code, 0, "{}", told.stderr);
+        assert_eq!(place.unmount(&[]).code, 0);
+        told.stderr
+    };
+    let note = mount("ckptfs=louder");
+    assert!(note.contains("note: RUST_LOG=ckptfs=louder is ignored"), "{note}");
+    // As the options say instead.
+    assert!(fs::read_to_string(&log).unwrap().contains("mounted at"));
+    assert_eq!(mount("ckptfs=debug"), "");
+}
+
+#[test]
+fn the_help_says_where_the_log_goes_and_where_the_bytes_lie() {
+    let help = run(&["mount", "--help"]).stdout;
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in ["without one its log goes nowhere", "user.ckptfs.source", "always read-only"] {
+        assert!(help.contains(words), "{help}");
+    }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_is_lost_and_nothing_else() {
+    let place = Place::new();
+    let refused = std::path::Path::new(&place.source).join("sub");
+    fs::create_dir(&refused).unwrap();
+    fs::write(refused.join("broken.ckpt"), b"PK\x03\x04 and no archive").unwrap();
+    place.mount(&["-vv", "--log-file", "/dev/full"]);
+    let shown = std::path::Path::new(&place.mountpoint).join("sub");
+    assert_eq!(names_in(&shown), ["broken.ckpt"]);
+    assert_eq!(place.state(), "alive");
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn a_log_that_is_a_pipe_is_written_as_far_as_it_is_read() {
+    let place = Place::new();
+    let pipe = place.path("pipe");
+    assert_eq!(program(&["mkfifo", &pipe]).code, 0);
+    let mut read = File::options().read(true).write(true).open(&pipe).unwrap();
+    place.mount(&["-vvv", "--log-file", &pipe]);
+    // Logs more than the pipe has room for, while nothing is read.
+    let missing = (0..2000).map(|n| format!("{}/{n}", place.mountpoint));
+    let mut asking = Command::new("ls").args(missing).stderr(Stdio::null()).spawn().unwrap();
+    until("ls is answered", || asking.try_wait().unwrap().is_some());
+    assert_eq!(place.unmount(&[]).code, 0);
+    let mut text = vec![0; 1 << 20];
+    let length = read.read(&mut text).unwrap();
+    let text = String::from_utf8_lossy(&text[..length]);
+    assert!(text.contains("mounted at"), "{text}");
+}
+
+#[test]
+fn the_standard_error_may_be_the_log_file() {
+    let place = Place::new();
+    let foreground = place.mount_in_foreground(&["-v", "--log-file", "/dev/stderr"]);
+    foreground.kill("TERM");
+    let (_, said) = foreground.ends();
+    assert!(said.contains("SIGTERM"), "{said}");
+}
+
+#[test]
+fn metrics_are_served() {
+    let place = Place::new();
+    let done = place.try_mount(&["--metrics", "127.0.0.1:0"]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
+    let ask = |request: &str| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        // One that is refused may be cut off while it still sends.
+        let _ = stream.write_all(request.as_bytes());
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    };
+    let page = ask("GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n");
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text"));
+    let line = format!(
+        "ckptfs_reads_total{{mountpoint=\"{}\",source=\"{}\"}} ",
+        place.mountpoint, place.source
+    );
+    assert!(page.contains(&line) && page.ends_with("# EOF\n"), "{page}");
+    assert!(ask("GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
+    assert!(ask("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+    assert!(ask("\0\r\n\r\n").starts_with("HTTP/1.1 405"));
+    let long = ask(&format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100_000)));
+    assert!(long.is_empty() || long.starts_with("HTTP/1.1 431"), "{long}");
+    // Silent readers must not delay the end of the mount.
+    let silent: Vec<_> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
+    assert_eq!(place.unmount(&[]).code, 0);
+    drop(silent);
+}
+
+/// Sends as many as the kernel queues besides those that are accepted.
+#[test]
+fn half_sent_requests_do_not_block_the_metrics() {
+    /// Much longer than an answer takes, and much shorter than the timeouts of all half-sent requests in turn.
+    const LONG: Duration = Duration::from_secs(20);
+    let place = Place::new();
+    let done = place.try_mount(&["--metrics", "127.0.0.1:0"]);
+    let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
+    let address = address.parse().unwrap();
+    let half_sent = || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET /metrics HT").unwrap();
+        stream
+    };
+    let half_sent: Vec<_> = (0..137).map(|_| half_sent()).collect();
+    let mut stream = TcpStream::connect_timeout(&address, LONG).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("# EOF\n"), "{answer}");
+    assert_eq!(place.unmount(&[]).code, 0);
+    drop(half_sent);
+}
+
+#[test]
+fn the_doctor_finds_this_machine_fit() {
+    let place = Place::new();
+    let done = run(&["doctor", &place.source]);
+    assert_eq!(done.code, 0, "{}", done.stdout);
+    assert!(done.stdout.contains("/dev/fuse") && done.stdout.contains("O_DIRECT"));
+    let done = run(&["doctor", "--json", &place.path("missing")]);
+    assert_eq!(done.code, 1);
+    let checks: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    let is_problem = |check: &&serde_json::Value| check["verdict"] == "problem";
+    let problems: Vec<_> = checks.as_array().unwrap().iter().filter(is_problem).collect();
+    assert!(matches!(problems[..], [problem] if problem["what"] == "source"), "{problems:?}");
+}

@@ -1,0 +1,185 @@
+//! Where there is no mount, the caller hears why, and what would help: for each reason its own.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::common::command;
+use crate::common::command::{ckptfs, run, shards};
+use crate::common::mounting::{Place, program, until};
+
+/// Mounts in both ways, each of which must fail so.
+#[track_caller]
+fn fails(arguments: &[&str], code: i32, what: &str, remedy: &str) {
+    for way in [&["mount"][..], &["mount", "-f"]] {
+        let done = run(&[way, arguments].concat());
+        assert_eq!((done.code, done.stdout.as_str()), (code, ""), "{arguments:?}: {}", done.stderr);
+        let (said, helps) = done.stderr.split_once("what to do: ").unwrap();
+        assert!(said.contains(what), "{arguments:?}: {}", done.stderr);
+        assert!(helps.contains(remedy), "{arguments:?}: {}", done.stderr);
+    }
+}
+
+#[test]
+fn the_place_to_mount_at() {
+    let place = Place::new();
+    let source = &place.source[..];
+    let (missing, file, looping) = (place.path("missing"), place.path("file"), place.path("loop"));
+    fs::write(&file, "text").unwrap();
+    symlink(&looping, &looping).unwrap();
+    let inside = format!("{source}/inside");
+    fs::create_dir(&inside).unwrap();
+    let full = place.path("full");
+    fs::create_dir_all(format!("{full}/something")).unwrap();
+    fails(&[source, &missing], 1, "does not exist", "mkdir -p");
+    fails(&[source, &format!("{file}/sub")], 1, "does not exist", "mkdir -p");
+    fails(&[source, &looping], 1, "symbolic links", "check the path");
+    fails(&[source, &file], 1, "not a directory", "an empty directory as MOUNTPOINT, after SOURCE");
+    fails(&[source, &full], 1, "not empty", "--nonempty");
+    fails(&[source, "/proc/self/fd"], 1, "not empty", "--nonempty");
+    fails(&[source, &inside], 1, "lies inside", "outside of the source");
+    assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
+    assert_eq!(run(&["mount", source, &full, "--nonempty"]).code, 0);
+    fails(&[source, &full], 1, "already shows", "ckptfs unmount PATH");
+    assert_eq!(run(&["unmount", &full]).code, 0);
+}
+
+#[test]
+fn what_else_is_asked_for() {
+    let place = Place::new();
+    let (source, mountpoint) = (&place.source[..], &place.mountpoint[..]);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    fails(&[source, mountpoint, "--log-file", source], 1, "cannot log", "can be written to");
+    fails(&[source, mountpoint, "--metrics", &taken], 1, "cannot serve metrics", "another port");
+    let beside = place.path("link");
+    symlink(mountpoint, &beside).unwrap();
+    for log in [format!("{mountpoint}/log"), format!("{beside}/log")] {
+        let fails = |mountpoint: &str| {
+            fails(
+                &[source, mountpoint, "--log-file", &log],
+                2,
+                "lies inside",
+                "outside of the mount",
+            );
+        };
+        fails(mountpoint);
+        fails(&beside);
+    }
+    assert_eq!(fs::read_dir(mountpoint).unwrap().count(), 0);
+    assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
+}
+
+/// Under any limit on open files, a mount works or is refused in one sentence.
+#[test]
+fn a_mount_with_too_few_descriptors_is_refused() {
+    let place = Place::new();
+    let inside = format!("{}/model.safetensors", place.mountpoint);
+    let mut answers = Vec::new();
+    for limit in 4..64 {
+        let limit = format!("--nofile={limit}");
+        let words = ["prlimit", &limit, ckptfs(), "mount", &place.source, &place.mountpoint];
+        let done = program(&words);
+        if done.code == 0 {
+            assert_eq!((done.stderr.as_str(), place.mounts()), ("", 1), "{limit}");
+            assert!(fs::read(&inside).is_ok());
+            assert_eq!(place.unmount(&[]).code, 0);
+        } else {
+            let said: Vec<_> = done.stderr.lines().collect();
+            assert_eq!((done.code, said.len(), place.mounts()), (1, 2, 0), "{limit}: {said:?}");
+            assert!(said[0].contains("needs 32 free file descriptors"), "{limit}: {said:?}");
+            assert!(said[1].contains("what to do: raise the hard limit"), "{limit}: {said:?}");
+        }
+        answers.push(done.code);
+    }
+    assert!(answers.is_sorted_by(|before, after| before >= after), "{answers:?}");
+    assert_eq!((answers[0], answers[59]), (1, 0), "{answers:?}");
+}
+
+/// In the foreground, the mount is the process itself.
+#[test]
+fn a_mount_in_the_foreground_with_too_few_descriptors_is_refused() {
+    let place = Place::new();
+    for limit in 4..32 {
+        let limit = format!("--nofile={limit}");
+        let mount = [ckptfs(), "mount", "-f", &place.source, &place.mountpoint];
+        let done = program(&[&["prlimit", &limit][..], &mount].concat());
+        assert_eq!((done.code, place.mounts()), (1, 0), "{limit}: {}", done.stderr);
+        assert!(done.stderr.contains("needs 32 free file descriptors"), "{limit}: {}", done.stderr);
+    }
+}
+
+#[test]
+fn a_log_pipe_without_a_reader_is_refused() {
+    let place = Place::new();
+    let pipe = place.path("pipe");
+    assert_eq!(program(&["mkfifo", &pipe]).code, 0);
+    for way in [&["mount"][..], &["mount", "-f"]] {
+        let mut command = Command::new(ckptfs());
+        command.args(way).args([&place.source, &place.mountpoint, "--log-file", &pipe]);
+        let mut mounting = command.stderr(Stdio::piped()).spawn().unwrap();
+        until("it waits for no reader", || mounting.try_wait().unwrap().is_some());
+        let done = mounting.wait_with_output().unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert_eq!((done.status.code(), place.mounts()), (Some(1), 0), "{said}");
+        assert!(said.contains(&format!("{pipe}: cannot log to it: no program reads")), "{said}");
+        assert!(said.contains("what to do: start its reader first"), "{said}");
+    }
+    assert_eq!(place.daemon(), None);
+}
+
+#[test]
+fn the_source() {
+    let place = Place::new();
+    let at = &place.mountpoint[..];
+    let written = |name: &str, bytes: &[u8]| {
+        let path = place.path(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let missing = place.path("missing");
+    fails(&[&missing, at], 1, "no such file", "check the path");
+    fails(
+        &[&format!("{}/x", written("file", b"text")), at],
+        1,
+        "Not a directory",
+        "check the path",
+    );
+
+    let looks = "give a .safetensors file, a torch checkpoint";
+    fails(&[&written("config.json", b"{}"), at], 3, "not a checkpoint", looks);
+    fails(&[&written("notes.txt", b"words"), at], 3, "not a checkpoint", looks);
+    fails(&[&written("empty", b""), at], 3, "an empty file", looks);
+    fails(&[&written("empty.safetensors", b""), at], 3, "an empty file", looks);
+    fails(&[&written("cut.safetensors", b"\xff\0\0\0\0\0\0\0{"), at], 3, "cut.safetensors", "");
+    fails(&[&written("model.gguf", b"GGUF\x03\0\0\0 and so on"), at], 3, "a GGUF file", looks);
+    fails(&["/proc/self/status", at], 3, "an empty file", looks);
+    fails(&["/dev/null", at], 3, "is a device", "a checkpoint file or a directory");
+    let pipe = place.path("pipe");
+    assert_eq!(program(&["mkfifo", &pipe]).code, 0);
+    fails(&[&pipe, at], 3, "is a named pipe", "a checkpoint file or a directory");
+    assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
+}
+
+#[test]
+fn a_directory_without_a_checkpoint_and_a_set_by_its_name_are_sources() {
+    let place = Place::new();
+    let folder = place.path("words");
+    fs::create_dir(&folder).unwrap();
+    fs::write(Path::new(&folder).join("notes.txt"), "words").unwrap();
+    let set = place.path("set");
+    fs::create_dir(&set).unwrap();
+    for (name, bytes) in shards(1, 8) {
+        fs::write(Path::new(&set).join(name), bytes).unwrap();
+    }
+    for (source, shows) in
+        [(folder, "notes.txt"), (format!("{set}/model.safetensors"), "model.safetensors")]
+    {
+        let done = run(&["mount", &source, &place.mountpoint]);
+        assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{source}");
+        assert_eq!(command::names_in(Path::new(&place.mountpoint)), [shows]);
+        assert_eq!(place.unmount(&[]).code, 0);
+    }
+}

@@ -1,0 +1,28 @@
+//! A fault of ours in the middle of a request: EIO for that request, a line in the log, and the mount
+//! lives. Builds for tests panic when they are asked for an attribute.
+
+#![cfg(all(feature = "mount", debug_assertions))]
+
+use std::fs;
+
+use crate::common::mounting::Place;
+
+#[test]
+fn a_request_that_panics_is_answered_with_eio() {
+    let place = Place::new();
+    let foreground = place.mount_in_foreground(&["--threads", "1"]);
+    let model = format!("{}/model.safetensors", place.mountpoint);
+    for path in [&model, &place.mountpoint] {
+        // More often than there are threads.
+        for _ in 0..10 {
+            let panicked = rustix::fs::getxattr(path, "user.ckptfs.panic", &mut [0_u8; 64]);
+            assert_eq!(panicked, Err(rustix::io::Errno::IO));
+        }
+    }
+    assert_eq!(fs::read(&model).unwrap().last(), Some(&62));
+    assert_eq!(place.state(), "alive");
+    assert_eq!(place.unmount(&[]).code, 0);
+    let (status, said) = foreground.ends();
+    assert_eq!(status.code(), Some(0));
+    assert_eq!(said.matches("please report it").count(), 20, "{said}");
+}

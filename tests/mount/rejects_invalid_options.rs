@@ -1,0 +1,89 @@
+//! An option's value that cannot work is refused before anything is mounted, with the least or the
+//! greatest that can.
+
+use std::fs;
+use std::path::Path;
+
+use crate::common::command::{model, run};
+use crate::common::mounting::Place;
+
+#[test]
+fn with_the_limit_in_the_message() {
+    let place = Place::new();
+    let cases: [(&[&str], &str); 25] = [
+        (&["--memory", "0"], "16M at the least"),
+        (&["--memory", "5"], "16M at the least"),
+        (&["--memory", "16383K"], "16M at the least"),
+        (&["--memory", "1000T"], "at the most"),
+        (&["-o", "memory=1M"], "16M at the least"),
+        (&["-o", "memory=much"], "--memory"),
+        (&["-o", "memory"], "'memory' in -o needs a value: memory=..."),
+        (&["-o", "ro,log_file="], "'log_file' in -o needs a value"),
+        (&["--memory", "99999999999999999999"], "at the most"),
+        (&["--memory", "G"], "a size begins with a number"),
+        (
+            &["-o", "remount,memory=1G"],
+            "unmount it (ckptfs unmount MOUNTPOINT), and mount it again",
+        ),
+        (&["--readahead", "99999999999999999999"], "at the most"),
+        (&["--memory", "-1"], "-1"),
+        (&["--readahead", "5"], "1M at the least, or 0 for not at all"),
+        (&["--readahead", "1000T"], "at the most"),
+        (&["--threads", "0"], "1..=256"),
+        (&["--threads", "100000"], "1..=256"),
+        (&["--uid", "4294967295"], "0..4294967295"),
+        (&["--gid", "-1"], "-1"),
+        (&["--uid", "me"], "--uid"),
+        (&["-o", "allow_other=yes"], "--allow-other"),
+        (&["--keep", "[a"], "not a pattern"),
+        (&["--metrics", "0.0.0.0:9100"], "of this machine itself"),
+        (&["-o", "metrics=0.0.0.0:9100"], "of this machine itself"),
+        (&["--no-such-flag"], "--no-such-flag"),
+    ];
+    for (options, words) in cases {
+        let done = place.try_mount(options);
+        assert_eq!((done.code, place.mounts()), (2, 0), "{options:?}: {}", done.stderr);
+        assert!(done.stderr.contains(words), "{options:?}: {}", done.stderr);
+    }
+    // What is neither a command nor a path is not taken for a source.
+    let done = run(&["mnt", &place.mountpoint]);
+    assert_eq!(done.code, 2);
+    assert!(done.stderr.contains("unrecognized subcommand"), "{}", done.stderr);
+}
+
+/// A file larger than every window and the least budget together.
+#[test]
+fn and_the_limits_themselves_work() {
+    let place = Place::new();
+    let file = Path::new(&place.source).join("model.safetensors");
+    model(&file, 3, 9 << 20);
+    let bytes = fs::read(&file).unwrap();
+    let seen = Path::new(&place.mountpoint).join("model.safetensors");
+    for options in [
+        &["--memory", "16M", "--readahead", "0", "--threads", "1"][..],
+        &["--memory", "16M", "--readahead", "1M", "--threads", "256"],
+    ] {
+        place.mount(&[options, &["--no-passthrough"]].concat());
+        assert!(fs::read(&seen).unwrap() == bytes, "{options:?}");
+        assert_eq!(place.unmount(&[]).code, 0);
+    }
+    // An option of its own has the last word.
+    place.mount(&["--threads=2", "-o", "threads=3", "-o", "ro,memory=64M,no-passthrough"]);
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn nothing_is_read_ahead_where_that_was_asked_for() {
+    let place = Place::new();
+    let file = Path::new(&place.source).join("model.safetensors");
+    model(&file, 3, 9 << 20);
+    place.mount(&["--readahead", "0", "--no-passthrough"]);
+    fs::read(Path::new(&place.mountpoint).join("model.safetensors")).unwrap();
+    let told = run(&["status", "--json"]).stdout;
+    let all: serde_json::Value = serde_json::from_str(&told).unwrap();
+    let here = |mount: &&serde_json::Value| mount["mountpoint"] == place.mountpoint.as_str();
+    let mount = all.as_array().unwrap().iter().find(here).unwrap();
+    assert!(mount["stats"]["bytes_served"].as_u64().unwrap() > 27 << 20, "{mount}");
+    assert_eq!(mount["stats"]["prefetch"]["fetched"], 0, "{mount}");
+    assert_eq!(place.unmount(&[]).code, 0);
+}

@@ -1,0 +1,52 @@
+//! Promise: a mount whose source directory was removed, and perhaps made anew, shows nothing, and says
+//! why: once in the log, and in its numbers.
+
+use std::fs;
+use std::path::Path;
+
+use crate::common::command::{model, names_in, run};
+use crate::common::mounting::Place;
+
+#[test]
+fn once_in_the_log_and_in_the_numbers() {
+    let place = Place::new();
+    let log = place.path("log");
+    let mountpoint = Path::new(&place.mountpoint);
+    place.mount(&["--log-file", &log]);
+    let is_removed = || {
+        let all: serde_json::Value =
+            serde_json::from_str(&run(&["status", "--json"]).stdout).unwrap();
+        let here = |mount: &&serde_json::Value| mount["mountpoint"] == place.mountpoint.as_str();
+        let mount = all.as_array().unwrap().iter().find(here).unwrap();
+        mount["stats"]["source_removed"].as_bool().unwrap()
+    };
+    assert_eq!(names_in(mountpoint), ["model.safetensors"]);
+    // What is emptied is there.
+    fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
+    assert!(!mountpoint.join("other.safetensors").exists());
+    assert!(!is_removed());
+    assert_eq!(fs::read_to_string(&log).unwrap(), "");
+
+    fs::remove_dir_all(&place.source).unwrap();
+    fs::create_dir(&place.source).unwrap();
+    model(&Path::new(&place.source).join("model.safetensors"), 2, 8);
+    // Who looks finds nothing, and that is enough for the log.
+    assert!(!mountpoint.join("another.safetensors").exists());
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(said.contains("WARN") && said.contains(&place.source), "{said}");
+    assert!(said.contains("was removed") && said.contains("mount again"), "{said}");
+    assert!(!mountpoint.join("a third").exists());
+    assert_eq!(names_in(mountpoint), [""; 0]);
+    assert!(is_removed());
+    let table = run(&["status"]).stdout;
+    let row = table.lines().find(|line| line.starts_with(&place.mountpoint)).unwrap();
+    assert!(row.contains("REMOVED: unmount and mount again"), "{table}");
+    assert_eq!(fs::read_to_string(&log).unwrap(), said);
+
+    // That helps.
+    assert_eq!(place.unmount(&[]).code, 0);
+    place.mount(&[]);
+    assert_eq!(names_in(mountpoint), ["model.safetensors"]);
+    assert!(!is_removed());
+    assert_eq!(place.unmount(&[]).code, 0);
+}

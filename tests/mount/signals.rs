@@ -1,0 +1,80 @@
+//! Signals end a mount, and leave no dead one behind.
+
+use std::fs::{self, File};
+
+use crate::common::mounting::{Place, until};
+
+#[test]
+fn each_signal_ends_an_idle_mount() {
+    for name in ["TERM", "INT", "HUP", "QUIT"] {
+        let place = Place::new();
+        let foreground = place.mount_in_foreground(&[]);
+        foreground.kill(name);
+        let (status, said) = foreground.ends();
+        assert_eq!((status.code(), said.as_str()), (Some(0), ""), "{name}");
+        assert_eq!(place.mounts(), 0);
+    }
+}
+
+#[test]
+fn signals_that_mean_nothing_to_it_do_nothing() {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    for name in ["USR1", "USR2", "ALRM", "PIPE"] {
+        daemon.kill(name);
+        assert_eq!(place.state(), "alive", "{name}");
+    }
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn a_daemon_too() {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    daemon.kill("TERM");
+    until("the daemon ends", || !daemon.runs());
+    assert_eq!(place.mounts(), 0);
+}
+
+#[test]
+fn a_reader_may_finish() {
+    let place = Place::new();
+    let mut foreground = place.mount_in_foreground(&[]);
+    let held = File::open(&place.mountpoint).unwrap();
+    foreground.kill("TERM");
+    until("it is detached", || place.mounts() == 0);
+    assert!(foreground.runs());
+    drop(held);
+    let (status, said) = foreground.ends();
+    assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_reader_that_never_finishes_is_cut_off() {
+    let place = Place::new();
+    let foreground = place.mount_in_foreground(&[]);
+    let held = File::open(&place.mountpoint).unwrap();
+    foreground.kill("TERM");
+    let (status, said) = foreground.ends();
+    assert_eq!(status.code(), Some(1));
+    assert!(said.contains("its readers took too long"), "{said}");
+    assert_eq!(place.mounts(), 0);
+    // What it holds answers with an error instead of a hang.
+    assert!(rustix::fs::fgetxattr(&held, "user.ckptfs.stats", &mut [0_u8; 4096]).is_err());
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let place = Place::new();
+    let mut foreground = place.mount_in_foreground(&[]);
+    let held = File::open(&place.mountpoint).unwrap();
+    foreground.kill("TERM");
+    until("it is detached", || place.mounts() == 0);
+    assert!(foreground.runs());
+    foreground.kill("INT");
+    let (status, said) = foreground.ends();
+    assert_eq!(status.code(), Some(1));
+    assert!(said.contains("SIGINT"), "{said}");
+    drop(held);
+    assert_eq!(fs::read_dir(&place.mountpoint).unwrap().count(), 0);
+}

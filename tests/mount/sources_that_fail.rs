@@ -1,0 +1,75 @@
+//! A source that fails while it is read: an error for that reader, one line in the log that names
+//! the file, and everything else goes on; what works again is read again.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use crate::common::command::shards;
+use crate::common::failing_source::{Faulty, Mood};
+use crate::common::mounting::{Place, until};
+
+const BYTES: usize = 8 << 20;
+
+/// What cannot be read of each shard: a stretch far from its start.
+const BAD: std::ops::Range<u64> = 6 << 20..7 << 20;
+
+#[test]
+fn one_reader_gets_the_error_and_the_rest_goes_on() {
+    let place = Place::new();
+    let far = Faulty::new(&format!("{}/far", place.source), shards(1, BYTES));
+    let log = place.path("log");
+    place.mount(&["--log-file", &log]);
+    let model = File::open(format!("{}/far/model.safetensors", place.mountpoint)).unwrap();
+    let size = model.metadata().unwrap().len();
+    // The first tensor ends where the second begins; a shard has a short header of its own.
+    let (first, second) = (size - 2 * BYTES as u64, size - BYTES as u64);
+    far.is_now(Mood::Fails(BAD));
+    let mut bytes = [0; 4096];
+    for _ in 0..50 {
+        let error = model.read_exact_at(&mut bytes, second + BAD.start + (512 << 10)).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    }
+    // The same image where its source can be read, and others.
+    model.read_exact_at(&mut bytes, first).unwrap();
+    assert_eq!(bytes, [1; 4096]);
+    model.read_exact_at(&mut bytes, second + 4096).unwrap();
+    assert_eq!(bytes, [2; 4096]);
+    fs::read(format!("{}/model.safetensors", place.mountpoint)).unwrap();
+    assert_eq!(place.state(), "alive");
+    let log = fs::read_to_string(&log).unwrap();
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert!(log.contains("far/model-00002-of-00002.safetensors"), "{log}");
+    far.is_now(Mood::Works);
+    until("it is read again", || {
+        model.read_exact_at(&mut bytes, second + BAD.start + (512 << 10)).is_ok()
+    });
+    assert_eq!(bytes, [2; 4096]);
+    let mut whole = vec![0; 2 * BYTES];
+    model.read_exact_at(&mut whole, first).unwrap();
+    assert!(whole[..BYTES].iter().all(|&byte| byte == 1));
+    assert!(whole[BYTES..].iter().all(|&byte| byte == 2));
+    drop(model);
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+/// A file that is shown as it is fails as the original does.
+#[test]
+fn a_file_as_it_is() {
+    for options in [&[][..], &["--no-passthrough"]] {
+        let place = Place::new();
+        let files = vec![("notes.txt".to_owned(), vec![5; BYTES])];
+        let far = Faulty::new(&format!("{}/far", place.source), files);
+        place.mount(options);
+        let notes = File::open(format!("{}/far/notes.txt", place.mountpoint)).unwrap();
+        far.is_now(Mood::Fails(BAD));
+        let mut bytes = [0; 4096];
+        let error = notes.read_exact_at(&mut bytes, BAD.start + (512 << 10)).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{options:?}");
+        notes.read_exact_at(&mut bytes, 0).unwrap();
+        far.is_now(Mood::Works);
+        notes.read_exact_at(&mut bytes, BAD.start + (512 << 10)).unwrap();
+        assert_eq!(bytes, [5; 4096]);
+        drop(notes);
+        assert_eq!(place.unmount(&[]).code, 0);
+    }
+}

@@ -1,0 +1,227 @@
+//! A mount can be taken away, by us and by others, and nothing of it stays.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::common::command::{ckptfs, run};
+use crate::common::mounting::{Place, mounts_at, program, until};
+use ckptfs::mount::Options;
+
+#[test]
+fn unmount_waits_until_the_daemon_has_ended() {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    assert_eq!(place.mounts(), 1);
+    let done = place.unmount(&[]);
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""));
+    assert_eq!(place.mounts(), 0);
+    assert!(!daemon.runs());
+    assert_eq!(fs::read_dir(&place.mountpoint).unwrap().count(), 0);
+}
+
+#[test]
+fn who_comes_second_finds_it_done() {
+    let place = Place::new();
+    for options in [&[][..], &["--lazy"]] {
+        let daemon = place.mount(&[]);
+        // Stopped, it keeps them all asking until it is let go on.
+        daemon.stop();
+        let unmounting: Vec<_> = (0..4)
+            .map(|_| {
+                let mut command = Command::new(ckptfs());
+                command.args(["unmount", &place.mountpoint]).args(options);
+                command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+            })
+            .collect();
+        until("all of them ask", || unmounting.iter().all(|one| has_a_child(one.id())));
+        daemon.kill("CONT");
+        for one in unmounting {
+            let done = one.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert_eq!((done.status.code(), &*said), (Some(0), ""), "{options:?}");
+        }
+        assert_eq!(place.mounts(), 0);
+        until("the daemon ends", || !daemon.runs());
+    }
+}
+
+/// Whether a process has started another.
+fn has_a_child(pid: u32) -> bool {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    !children.unwrap_or_default().is_empty()
+}
+
+#[test]
+fn however_the_mountpoint_is_written() {
+    let place = Place::new();
+    let link = place.path("link,with a comma");
+    std::os::unix::fs::symlink(&place.mountpoint, &link).unwrap();
+    for written in [link, format!("{}/", place.mountpoint), format!("{}/../mnt", place.mountpoint)]
+    {
+        let done = run(&["mount", &place.source, &written]);
+        assert_eq!(done.code, 0, "{written}: {}", done.stderr);
+        assert_eq!(place.state(), "alive");
+        let done = run(&["unmount", &written]);
+        assert_eq!(done.code, 0, "{written}: {}", done.stderr);
+        assert_eq!(place.mounts(), 0);
+    }
+}
+
+#[test]
+fn what_is_in_use_stays_unless_it_is_to_go_lazily() {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    let held = File::open(&place.mountpoint).unwrap();
+    let done = place.unmount(&[]);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains("in use") && done.stderr.contains("--lazy"), "{}", done.stderr);
+    assert_eq!((place.mounts(), daemon.runs()), (1, true));
+
+    let done = place.unmount(&["--lazy"]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert!(done.stdout.contains("ends with the last reader"), "{}", done.stdout);
+    assert_eq!((place.mounts(), daemon.runs()), (0, true));
+    drop(held);
+    until("the daemon ends", || !daemon.runs());
+}
+
+#[test]
+fn others_may_unmount_it_and_the_daemon_ends() {
+    for words in [&["umount"][..], &["umount", "-l"], &["fusermount3", "-u"]] {
+        let place = Place::new();
+        let foreground = place.mount_in_foreground(&[]);
+        // The status of other tests may look at it just then, and keeps it busy for a moment.
+        until("it is unmounted", || program(&[words, &[&place.mountpoint]].concat()).code == 0);
+        let (status, said) = foreground.ends();
+        assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+        assert_eq!(place.mounts(), 0);
+    }
+}
+
+#[test]
+fn what_others_mounted_at_the_same_place_is_left_alone() {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    let held = File::open(&place.mountpoint).unwrap();
+    assert_eq!(program(&["umount", "-l", &place.mountpoint]).code, 0);
+    assert_eq!(program(&["mount", "-t", "tmpfs", "other", &place.mountpoint]).code, 0);
+    daemon.kill("TERM");
+    drop(held);
+    until("the daemon ends", || !daemon.runs());
+    assert_eq!(place.mounts(), 1);
+
+    // And over a mount of ours: neither is it taken away for ours to go, nor ours by its path.
+    assert_eq!(program(&["umount", &place.mountpoint]).code, 0);
+    let daemon = place.mount(&[]);
+    assert_eq!(program(&["mount", "-t", "tmpfs", "other", &place.mountpoint]).code, 0);
+    assert_eq!(place.state(), "hidden");
+    let done = place.unmount(&[]);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains("type tmpfs"), "{}", done.stderr);
+    assert_eq!((place.mounts(), daemon.runs()), (2, true));
+    assert_eq!(program(&["umount", &place.mountpoint]).code, 0);
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+/// The kernel gives the numbers of a mount that is gone to the next one.
+#[test]
+fn a_mount_that_is_gone_takes_no_other_with_it() {
+    let (first, second) = (Place::new(), Place::new());
+    let mount = |place: &Place| {
+        let options = Options::new((&place.source).into(), (&place.mountpoint).into());
+        ckptfs::mount::mount(&options).unwrap()
+    };
+    for _ in 0..20 {
+        let gone = mount(&first);
+        until("it is unmounted", || program(&["umount", &first.mountpoint]).code == 0);
+        let other = mount(&second);
+        gone.detach().unwrap();
+        drop(gone);
+        assert_eq!(second.mounts(), 1);
+        drop(other);
+        assert_eq!(second.mounts(), 0);
+    }
+}
+
+#[test]
+fn what_is_no_mount_of_ours_is_named_for_what_it_is() {
+    let place = Place::new();
+    let cases = [
+        (place.path("missing"), "no such file"),
+        (place.source.clone(), "nothing is mounted there"),
+        ("/proc".to_owned(), "type proc"),
+    ];
+    for (path, words) in cases {
+        for options in [&[][..], &["--lazy"]] {
+            let done = run(&[&["unmount", &path], options].concat());
+            assert_eq!(done.code, 1);
+            assert!(done.stderr.contains(words), "{}", done.stderr);
+            assert!(done.stderr.contains("what to do"), "{}", done.stderr);
+        }
+    }
+    assert!(mounts_at("/proc") > 0);
+}
+
+#[test]
+fn status_tells_what_is_there() {
+    let place = Place::new();
+    assert_eq!(place.state(), "none");
+    let daemon = place.mount(&[]);
+    let done = run(&["status"]);
+    assert_eq!(done.code, 0);
+    assert!(done.stdout.contains(&place.mountpoint) && done.stdout.contains("SERVED"));
+    let all: serde_json::Value = serde_json::from_str(&run(&["status", "--json"]).stdout).unwrap();
+    let here = |mount: &&serde_json::Value| mount["mountpoint"] == place.mountpoint.as_str();
+    let mount = all.as_array().unwrap().iter().find(here).unwrap();
+    assert_eq!(mount["source"], place.source.as_str());
+    assert_eq!(mount["stats"]["pid"], daemon.0);
+    assert_eq!(mount["stats"]["version"], 1);
+}
+
+#[test]
+fn status_can_be_watched() {
+    let place = Place::new();
+    let mut watching = Command::new(ckptfs())
+        .args(["status", "--watch", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut next = || serde_json::from_str::<serde_json::Value>(&lines.next().unwrap()).unwrap();
+    let here = |all: &serde_json::Value| {
+        let mut mounts = all.as_array().unwrap().iter();
+        mounts.any(|mount| mount["mountpoint"] == place.mountpoint.as_str())
+    };
+    assert!(!here(&next()));
+    place.mount(&[]);
+    until("it is seen", || here(&next()));
+    assert_eq!(place.unmount(&[]).code, 0);
+    until("it is no more seen", || !here(&next()));
+    // Nobody reads on: it ends by itself.
+    drop(lines);
+    until("it ends", || watching.try_wait().unwrap().is_some());
+    assert_eq!(watching.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_program_that_uses_the_library_mounts_without_a_daemon() {
+    let place = Place::new();
+    let mountpoint = Path::new(&place.mountpoint);
+    let options = Options::new((&place.source).into(), mountpoint.into());
+    let mounted = ckptfs::mount::mount(&options).unwrap();
+    assert_eq!((mounted.mountpoint(), place.mounts()), (mountpoint, 1));
+    assert_eq!(mounted.stats().pid, std::process::id());
+    assert!(mounted.attached().is_attached().unwrap());
+    assert!(!mounted.ended() && !mounted.wait(Duration::from_millis(1)));
+    mounted.detach().unwrap();
+    assert!(mounted.wait(Duration::from_secs(40)) && mounted.ended());
+    assert_eq!((mounted.fault(), place.mounts()), (None, 0));
+    mounted.detach().unwrap();
+    drop(mounted);
+    // Dropped, it goes too.
+    drop(ckptfs::mount::mount(&options).unwrap());
+    assert_eq!(place.mounts(), 0);
+}

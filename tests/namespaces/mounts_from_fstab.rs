@@ -1,0 +1,117 @@
+//! A line of fstab mounts, and so does all else that mount(8) says: what applies is heeded, what does
+//! not is ignored, what nobody knows is refused.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::command;
+use crate::common::command::{ckptfs, done, in_shell, install};
+use crate::common::mounting;
+use crate::common::mounting::{Place, until};
+use crate::shared;
+
+fn options_in_table(place: &Place) -> String {
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let line = lines.find(|fields| fields[1] == place.mountpoint).unwrap();
+    assert_eq!(line[2], "fuse.ckptfs");
+    line[3].to_owned()
+}
+
+/// The line that the README gives, and one that says as little as can be. In a table of mounts apart,
+/// where the command lies in a directory that mount(8) looks in.
+#[test]
+fn a_line_of_fstab() {
+    let _shared = shared();
+    let place = Place::new();
+    let folder = place.path("bin");
+    fs::create_dir(&folder).unwrap();
+    install(ckptfs(), format!("{folder}/ckptfs"));
+    let script = r#"
+        set -e
+        mount --bind "$3" /usr/local/bin
+        for options in ro,allow_other,memory=64M,_netdev defaults noauto,nofail,x-systemd.automount; do
+            echo "$1  $2  fuse.ckptfs  $options  0  0" > "$3/fstab"
+            case $options in
+                noauto*) mount -T "$3/fstab" "$2" ;;
+                *) mount -a -T "$3/fstab"; mount -a -T "$3/fstab" ;;
+            esac
+            grep " $2 " /proc/self/mounts
+            cmp "$1/model.safetensors" "$2/model.safetensors"
+            # Who looks at it just then keeps it busy for a moment.
+            ckptfs unmount "$2"
+        done"#;
+    let mut shell = Command::new("unshare");
+    shell.args(["-m", "bash"]);
+    let told = in_shell(shell, script, &[&place.source, &place.mountpoint, &folder]);
+    assert_eq!((told.code, told.stderr.as_str()), (0, ""), "{}", told.stdout);
+    let lines: Vec<&str> = told.stdout.lines().collect();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    for line in &lines {
+        assert!(line.contains(" fuse.ckptfs ro,nosuid,nodev"), "{line}");
+    }
+    assert!(lines[0].contains("allow_other") && !lines[1].contains("allow_other"), "{lines:?}");
+}
+
+#[test]
+fn as_mount8_runs_it() {
+    let place = Place::new();
+    let list = "rw,dev,suid,nofail,_netdev,x-systemd.automount,,user=me,users,auto,comment=a=b,defaults,\
+        allow_other,memory=64M,keep=a\\,b";
+    // As mount.fuse3 runs it: without the word `mount`, and also with relative paths.
+    let folder = Path::new(&place.source).parent().unwrap();
+    for (source, mountpoint) in [(&*place.source, &*place.mountpoint), ("source", "mnt")] {
+        let mut command = Command::new(ckptfs());
+        command.args([source, mountpoint, "-o", list]).current_dir(folder);
+        let told = done(&mut command);
+        assert_eq!(told.code, 0, "{}", told.stderr);
+        let options = options_in_table(&place);
+        assert!(options.starts_with("ro,nosuid,nodev") && options.contains("allow_other"));
+        assert_eq!(place.unmount(&[]).code, 0);
+    }
+    // And by their programs, which look for the command in the system's own places.
+    let binary = Path::new(ckptfs()).parent().unwrap().to_str().unwrap();
+    let helper = format!(
+        r#"PATH="{binary}:$PATH" mount.fuse3 "$1" "$2" -t fuse.ckptfs -o rw,allow_other,threads=3"#
+    );
+    let named = r#"mount -t fuse "$CKPTFS#$1" "$2" -o allow_other,threads=3"#;
+    for script in [&*helper, named] {
+        let told = in_shell(Command::new("bash"), script, &[&place.source, &place.mountpoint]);
+        assert_eq!(told.code, 0, "{}", told.stderr);
+        assert!(options_in_table(&place).contains("allow_other"));
+        // The status of other tests may look at it just then, and keeps it busy for a moment.
+        let unmount = ["umount", &*place.mountpoint];
+        until("it is unmounted", || mounting::program(&unmount).code == 0);
+    }
+}
+
+/// mount(8) says `rw` wherever nobody said `ro`; who says it by hand wants what cannot be had.
+#[test]
+fn rw_is_taken_from_mount8_alone() {
+    let place = Place::new();
+    let done = place.try_mount(&["-o", "allow_other,rw"]);
+    assert_eq!((done.code, place.mounts()), (2, 0), "{}", done.stderr);
+    assert!(done.stderr.contains("always read-only"), "{}", done.stderr);
+    let done = command::run(&[&place.source, &place.mountpoint, "-o", "allow_other,rw"]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert!(options_in_table(&place).starts_with("ro,"));
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn a_word_that_nobody_knows_is_refused_with_those_that_are_known() {
+    let place = Place::new();
+    for word in ["no_such_thing=5", "rwx", "=x", "help", "auto_unmount"] {
+        for arguments in [&["mount"][..], &[]] {
+            let list = format!("allow_other,,{word}");
+            let place_words = [&place.source[..], &place.mountpoint, "-o", &list];
+            let done = command::run(&[arguments, &place_words].concat());
+            assert_eq!((done.code, place.mounts()), (2, 0), "{word}: {}", done.stderr);
+            assert!(done.stderr.contains(&format!("'{word}'")), "{}", done.stderr);
+            for known in ["allow_other, allow_partial", "show_originals", "_netdev", "nofail"] {
+                assert!(done.stderr.contains(known), "{}", done.stderr);
+            }
+        }
+    }
+}

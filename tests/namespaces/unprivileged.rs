@@ -1,0 +1,273 @@
+//! Users without power mount too: through fusermount3, or in a namespace of their own.
+//!
+//! Everything happens in a table of mounts apart, where /dev/fuse has the mode that the test wants,
+//! whatever it is on this machine.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::process::Command;
+use std::sync::RwLockReadGuard;
+
+use crate::common::command;
+use crate::common::command::{Done, ckptfs, install, model};
+use crate::common::mounting::{Place, daemons_of, until};
+use crate::shared;
+
+/// A user without power whom every system has.
+const NOBODY: u32 = 65534;
+
+/// What scripts begin with: /dev/fuse of a mode, and how to become that user.
+const PRELUDE: &str = r#"
+    set -e
+    rm -f "$2/../fuse"; mknod "$2/../fuse" c 10 229; chmod MODE "$2/../fuse"; mount --bind "$2/../fuse" /dev/fuse
+    nobody() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
+    table() { grep " $2 " /proc/self/mounts || echo none; }
+    ended() { for n in $(seq 600); do pgrep -r R,S,D,T -f "ckptfs mount $1 $2" > /dev/null || return 0; sleep 0.05; done; return 1; }
+    killed() { pkill -KILL -r R,S,D,T -f "ckptfs mount $1 $2"; ended "$@"; }
+"#;
+
+/// A place whose mountpoint is the user's, and the command where the user can run it.
+struct Users {
+    place: Place,
+    binary: String,
+    _shared: RwLockReadGuard<'static, ()>,
+}
+
+impl Users {
+    fn new() -> Users {
+        let place = Place::new();
+        let binary = place.path("ckptfs");
+        install(ckptfs(), &binary);
+        chown(&place.mountpoint, Some(NOBODY), Some(NOBODY)).unwrap();
+        let helper = fs::metadata("/usr/bin/fusermount3").expect("these tests need fuse3");
+        assert!(helper.permissions().mode() & 0o4000 != 0, "fusermount3 must be setuid");
+        Users { place, binary, _shared: shared() }
+    }
+
+    /// Runs a script of root with /dev/fuse of that mode: `$CKPTFS` is the command, `$1` the
+    /// source, `$2` the mountpoint, and `nobody` runs something as that user.
+    fn run(&self, mode: &str, script: &str) -> Done {
+        let script = [&PRELUDE.replace("MODE", mode), script].concat();
+        self.unshare("-m", &script)
+    }
+
+    fn unshare(&self, what: &str, script: &str) -> Done {
+        let mut command = Command::new("unshare");
+        command.args([what, "bash", "-c", script]);
+        command.args(["bash", &self.place.source, &self.place.mountpoint]);
+        command::done(command.env("CKPTFS", &self.binary).current_dir("/"))
+    }
+}
+
+/// Nothing was said but, at each mount, that it has no privileges.
+fn said_nothing_else(done: &Done) -> bool {
+    let mut lines = done.stderr.lines();
+    done.code == 0 && lines.all(|line| line.starts_with("ckptfs: note: mounted without privileges"))
+}
+
+#[test]
+fn through_fusermount3() {
+    let users = Users::new();
+    let script = r#"
+        nobody "$CKPTFS" mount "$1" "$2"
+        table "$@"
+        nobody "$CKPTFS" status
+        nobody "$CKPTFS" unmount "$2"
+        table "$@""#;
+    let done = users.run("666", script);
+    assert!(said_nothing_else(&done), "{done:?}");
+    let lines: Vec<&str> = done.stdout.lines().collect();
+    assert!(lines[0].contains("fuse.ckptfs ro,nosuid,nodev"), "{lines:?}");
+    assert!(lines[0].contains("user_id=65534") && lines[0].contains("default_permissions"));
+    assert!(done.stdout.contains("SERVED"), "{lines:?}");
+    assert_eq!(lines.last(), Some(&"none"));
+}
+
+/// fusermount3 opens the device as the user who calls it: it cannot help there.
+#[test]
+fn where_only_root_may_open_the_device_the_remedy_is_said() {
+    let users = Users::new();
+    let script = r#"
+        nobody "$CKPTFS" mount "$1" "$2" || echo "mount: $?"
+        nobody "$CKPTFS" doctor || echo "doctor: $?"
+        table "$@""#;
+    let done = users.run("600", script);
+    assert!(done.stdout.starts_with("mount: 1") && done.stdout.contains("doctor: 1"), "{done:?}");
+    assert!(done.stderr.contains("chmod 666 /dev/fuse"), "{}", done.stderr);
+    assert!(done.stdout.contains("chmod 666 /dev/fuse"), "{}", done.stdout);
+    assert!(done.stdout.ends_with("none\n"), "{}", done.stdout);
+}
+
+#[test]
+fn a_name_with_commas_stays_a_name_and_root_can_take_it_away() {
+    let users = Users::new();
+    let source = users.place.path("a,allow_other,\\b");
+    fs::create_dir(&source).unwrap();
+    model(&std::path::Path::new(&source).join("model.safetensors"), 1, 8);
+    let script = r#"
+        nobody "$CKPTFS" mount "$2/../a,allow_other,\\b" "$2"
+        table "$@"
+        nobody "$CKPTFS" status --json
+        "$CKPTFS" status | grep permitted
+        "$CKPTFS" unmount "$2"
+        table "$@""#;
+    let done = users.run("666", script);
+    assert!(said_nothing_else(&done), "{done:?}");
+    let (table, rest) = done.stdout.split_once('\n').unwrap();
+    assert!(!table.split(' ').nth(3).unwrap().contains("allow_other"), "{table}");
+    let (json, rest) = rest.split_once("\n]\n").unwrap();
+    let all: serde_json::Value = serde_json::from_str(&format!("{json}]")).unwrap();
+    let here = |mount: &&serde_json::Value| mount["source"] == source.as_str();
+    assert!(all.as_array().unwrap().iter().any(|mount| here(&mount)), "{all}");
+    assert!(rest.contains("not permitted") && rest.ends_with("none\n"), "{rest}");
+}
+
+#[test]
+fn another_users_mount_is_said_to_be_theirs() {
+    let users = Users::new();
+    let script = r#"
+        nobody "$CKPTFS" mount "$1" "$2" OPTIONS
+        other() { setpriv --reuid 65533 --regid 65533 --clear-groups "$@"; }
+        other "$CKPTFS" unmount "$2" || echo "unmount: $?"
+        other "$CKPTFS" unmount --lazy "$2" || echo "lazy: $?"
+        table "$@" | wc -l
+        "$CKPTFS" unmount "$2"
+        table "$@"; ended "$@""#;
+    // Of one that lets nobody else look, and of one that does.
+    for options in ["", "--allow-other"] {
+        let conf =
+            r#"echo user_allow_other > "$2/../conf"; mount --bind "$2/../conf" /etc/fuse.conf"#;
+        let done = users.run("666", &format!("{conf}\n{}", script.replace("OPTIONS", options)));
+        assert_eq!(done.code, 0, "{done:?}");
+        assert_eq!(done.stdout, "unmount: 1\nlazy: 1\n1\nnone\n", "{done:?}");
+        let owner = "was mounted by nobody (user 65534): only that user or root may unmount it";
+        assert_eq!(done.stderr.matches(owner).count(), 2, "{}", done.stderr);
+        assert!(done.stderr.contains("what to do: ask that user"), "{}", done.stderr);
+        assert!(!done.stderr.contains("fusermount"), "{}", done.stderr);
+    }
+}
+
+/// What ordinary users can do depends on the device, not on who asks.
+#[test]
+fn the_doctor_tells_root_what_users_can_do() {
+    let users = Users::new();
+    let told = |mode: &str| {
+        let done = users.run(mode, r#""$CKPTFS" doctor"#);
+        assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
+        done.stdout
+    };
+    let (open, shut) = (told("666"), told("600"));
+    assert!(open.contains("ordinary users can mount"), "{open}");
+    assert!(!open.contains("chmod 666"), "{open}");
+    assert!(shut.contains("ordinary users cannot mount") && shut.contains("mode 0600"), "{shut}");
+    assert!(shut.contains("chmod 666 /dev/fuse") && shut.contains("/etc/udev/rules.d"), "{shut}");
+    assert!(!shut.contains("unshare -Urm gives a place"), "{shut}");
+}
+
+#[test]
+fn signals_and_dead_mounts_as_for_root() {
+    let users = Users::new();
+    let script = r#"
+        mount() { nobody "$CKPTFS" mount "$@"; }
+        mount "$@"; pkill -TERM -f "ckptfs mount $1 $2"; ended "$@"; table "$@"
+        mount "$@"; killed "$@"; nobody "$CKPTFS" status
+        mount "$@"; table "$@" | wc -l
+        killed "$@"; nobody "$CKPTFS" unmount "$2"; table "$@""#;
+    let done = users.run("666", script);
+    assert!(said_nothing_else(&done), "{done:?}");
+    let lines: Vec<&str> = done.stdout.lines().collect();
+    assert_eq!(lines.first(), Some(&"none"), "{lines:?}");
+    assert!(done.stdout.contains("DEAD"), "{lines:?}");
+    let was_dead = format!("{}: was dead, taken away", users.place.mountpoint);
+    assert!(lines.ends_with(&["1", &was_dead, "none"]), "{lines:?}");
+}
+
+#[test]
+fn busy_and_lazy_as_for_root() {
+    let users = Users::new();
+    let script = r#"
+        nobody "$CKPTFS" mount "$1" "$2"
+        nobody bash -c '
+            exec 3<"$2"
+            "$CKPTFS" unmount "$2"; echo "busy: $?"
+            "$CKPTFS" unmount --lazy "$2"; echo "lazy: $?"' bash "$@"
+        table "$@"; ended "$@""#;
+    let done = users.run("666", script);
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(done.stdout.contains("busy: 1") && done.stdout.contains("lazy: 0"), "{done:?}");
+    assert!(done.stdout.contains("none\n"), "{}", done.stdout);
+    assert!(done.stderr.contains("in use") && done.stderr.contains("--lazy"), "{}", done.stderr);
+    until("the daemon ends", || daemons_of(&users.place.mountpoint).is_empty());
+}
+
+#[test]
+fn what_a_user_may_not_do_has_a_remedy() {
+    let users = Users::new();
+    for (options, words) in [
+        ("--allow-other", "leave --allow-other out"),
+        ("--uid 5", "--uid needs root"),
+        ("--gid 5", "--gid needs root"),
+    ] {
+        let script = r#"
+            touch "$2/../conf"; mount --bind "$2/../conf" /etc/fuse.conf
+            nobody "$CKPTFS" mount "$1" "$2" OPTIONS"#;
+        let done = users.run("666", &script.replace("OPTIONS", options));
+        assert_eq!(done.code, 1);
+        assert!(done.stderr.contains(words), "{}", done.stderr);
+    }
+    let done = users.run("666", r#"chmod 700 "$1"; nobody "$CKPTFS" mount "$1" "$2""#);
+    assert_eq!(done.code, 3);
+    assert!(done.stderr.contains("ask for read permission on it"), "{}", done.stderr);
+    fs::set_permissions(&users.place.source, fs::Permissions::from_mode(0o755)).unwrap();
+    chown(&users.place.mountpoint, Some(0), Some(0)).unwrap();
+    let done = users.run("666", r#"nobody "$CKPTFS" mount "$1" "$2""#);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains("mount at a directory that you may write to"), "{}", done.stderr);
+}
+
+#[test]
+fn what_is_missing_has_a_remedy() {
+    let users = Users::new();
+    let script = r#"
+        for helper in $(type -ap fusermount3 fusermount); do mount --bind /dev/null "$helper"; done
+        nobody "$CKPTFS" mount "$1" "$2" || echo "mount: $?"
+        nobody "$CKPTFS" doctor || echo "doctor: $?""#;
+    let done = users.run("666", script);
+    assert!(done.stdout.contains("mount: 1") && done.stdout.contains("doctor: 1"), "{done:?}");
+    assert!(done.stderr.contains("install the package fuse3"), "{}", done.stderr);
+
+    let script = r#"
+        mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3
+        "$CKPTFS" mount "$1" "$2" || echo "mount: $?"
+        "$CKPTFS" doctor || echo "doctor: $?"
+        nobody "$CKPTFS" mount "$1" "$2" || echo "nobody: $?""#;
+    let done = users.run("666", script);
+    for words in ["mount: 1", "doctor: 1", "nobody: 1", "PROBLEM  /dev/fuse"] {
+        assert!(done.stdout.contains(words), "{done:?}");
+    }
+    assert_eq!(done.stderr.matches("--device /dev/fuse").count(), 2, "{}", done.stderr);
+}
+
+/// Of root, and of a user who may open the device.
+#[test]
+fn in_a_user_namespace() {
+    let users = Users::new();
+    let inside = r#"
+        set -e
+        "$CKPTFS" mount "$1" "$2"
+        grep " $2 " /proc/self/mounts
+        "$CKPTFS" status
+        "$CKPTFS" doctor > /dev/null
+        "$CKPTFS" unmount "$2"
+        ! grep " $2 " /proc/self/mounts"#;
+    let of_root = users.unshare("-Urm", inside);
+    fs::write(users.place.path("inside"), inside).unwrap();
+    let outside = r#"nobody unshare -Urm bash "$2/../inside" "$1" "$2""#;
+    let of_a_user = users.run("666", outside);
+    for done in [of_root, of_a_user] {
+        assert!(said_nothing_else(&done), "{done:?}");
+        assert!(done.stdout.contains("fuse.ckptfs") && done.stdout.contains("SERVED"), "{done:?}");
+    }
+    let refused = users.run("600", outside);
+    assert_eq!(refused.code, 1);
+}

@@ -1,0 +1,135 @@
+//! A daemon that was killed, or is stuck, is told of without a hang, and its mount can be replaced.
+
+use std::any::Any;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::mpsc::{Sender, channel};
+
+use crate::common::command::run;
+use crate::common::mounting;
+use crate::common::mounting::{Place, until};
+use fuser::{FileHandle, Filesystem, INodeNo, ReplyAttr, ReplyXattr, Request};
+
+/// Mounts, kills the daemon, and waits until the kernel has noticed.
+fn dead() -> Place {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    daemon.kill("KILL");
+    until("the daemon is gone", || !daemon.runs());
+    until("the mount is dead", || place.state() == "dead");
+    place
+}
+
+#[test]
+fn status_says_dead() {
+    let place = dead();
+    let told = run(&["status"]).stdout;
+    let line = told.lines().find(|line| line.contains(&place.mountpoint)).unwrap();
+    assert!(line.contains("DEAD") && line.contains("ckptfs unmount"), "{line}");
+}
+
+#[test]
+fn the_next_mount_replaces_it() {
+    let place = dead();
+    place.mount(&[]);
+    assert_eq!((place.mounts(), place.state().as_str()), (1, "alive"));
+    // A live one is not replaced.
+    let done = place.try_mount(&[]);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains(&format!("already shows {}", place.source)), "{}", done.stderr);
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn the_next_unmount_takes_it_away() {
+    for options in [&[][..], &["--lazy"]] {
+        let place = dead();
+        let done = place.unmount(options);
+        assert_eq!(done.code, 0, "{}", done.stderr);
+        assert!(done.stdout.contains("was dead"), "{}", done.stdout);
+        assert_eq!(place.mounts(), 0);
+    }
+}
+
+#[test]
+fn one_that_lies_over_its_own_source() {
+    let place = Place::new();
+    for _ in 0..2 {
+        let done = run(&["mount", &place.source, &place.source]);
+        assert_eq!(done.code, 0, "{}", done.stderr);
+        let daemon = mounting::daemons_of(&place.source).pop().unwrap();
+        daemon.kill("KILL");
+        until("the daemon is gone", || !daemon.runs());
+    }
+    assert_eq!(mounting::mounts_at(&place.source), 1);
+    assert_eq!(run(&["unmount", &place.source]).code, 0);
+    assert!(Path::new(&place.source).join("model.safetensors").exists());
+}
+
+#[test]
+fn a_stopped_daemon_is_not_waited_for() {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    daemon.stop();
+    assert_eq!(place.state(), "not-answering");
+    let done = place.try_mount(&[]);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains("does not answer"), "{}", done.stderr);
+    assert_eq!(place.unmount(&["--lazy"]).code, 0);
+    assert_eq!(place.mounts(), 0);
+    daemon.kill("CONT");
+    until("the daemon ends", || !daemon.runs());
+}
+
+/// Takes every question up and answers none: those who ask cannot even be killed.
+struct Stuck(Mutex<Sender<Box<dyn Any + Send>>>);
+
+impl Stuck {
+    fn keep(&self, reply: impl Any + Send) {
+        // Dropped, it would be answered.
+        self.0.lock().expect("no panic with it").send(Box::new(reply)).expect("the test lives");
+    }
+}
+
+impl Filesystem for Stuck {
+    fn getattr(&self, _: &Request, _: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.keep(reply);
+    }
+
+    fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
+        self.keep(reply);
+    }
+}
+
+#[test]
+fn a_stuck_daemon_that_took_the_question_up_is_not_waited_for() {
+    let place = Place::new();
+    let wanted = ckptfs::mount::attach::Wanted {
+        mountpoint: Path::new(&place.mountpoint),
+        fsname: OsStr::new("stuck"),
+        allow_other: false,
+    };
+    let (fd, attached) = ckptfs::mount::attach::attach(&wanted).unwrap();
+    let (send, kept) = channel();
+    let config = fuser::Config::default();
+    let stuck = Stuck(Mutex::new(send));
+    let session = fuser::Session::from_fd(stuck, fd, fuser::SessionACL::All, config).unwrap();
+    let session = std::thread::spawn(move || session.run());
+
+    assert!(attached.is_attached().unwrap());
+    assert_eq!(place.state(), "not-answering");
+    let done = place.try_mount(&[]);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.contains("does not answer"), "{}", done.stderr);
+    let done = place.unmount(&["--lazy"]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert_eq!(place.mounts(), 0);
+    assert!(!attached.is_attached().unwrap());
+    attached.detach().unwrap();
+
+    assert!(kept.try_iter().count() > 0, "nobody was stuck");
+    // The answers are dropped, and with them goes the last that kept the session.
+    drop(kept);
+    until("the session ends", || session.is_finished());
+}

@@ -1,0 +1,226 @@
+//! A source that hangs holds up those who read it and nobody else: not other sources, not listings,
+//! not the numbers of the mount, not its end.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::thread::JoinHandle;
+
+use crate::common::command::{names_in, shards};
+use crate::common::failing_source::{Faulty, Mood};
+use crate::common::mounting::{Place, until};
+
+/// Readers of what hangs: more than any threads that may wait for it.
+const READERS: usize = 64;
+
+/// Of each tensor: more than is read along with the headers.
+const BYTES: usize = 8 << 20;
+
+/// A place with two models: one on a disk, and one on a filesystem that can hang.
+fn place() -> (Place, Faulty) {
+    let place = Place::new();
+    let disk = format!("{}/disk", place.source);
+    fs::create_dir(&disk).unwrap();
+    for (name, bytes) in shards(7, BYTES) {
+        fs::write(format!("{disk}/{name}"), bytes).unwrap();
+    }
+    let far = Faulty::new(&format!("{}/far", place.source), shards(1, BYTES));
+    (place, far)
+}
+
+/// Opens the model that can hang, and has it read from many places, as others do.
+fn readers(place: &Place) -> Vec<JoinHandle<io::Result<u8>>> {
+    let model = File::open(format!("{}/far/model.safetensors", place.mountpoint)).unwrap();
+    let size = model.metadata().unwrap().len();
+    let read = |n: usize| {
+        let model = model.try_clone().unwrap();
+        let at = size - (n as u64 + 1) * (4 << 20) % (6 << 20) - 1;
+        std::thread::spawn(move || {
+            let mut byte = [0];
+            model.read_exact_at(&mut byte, at).map(|()| byte[0])
+        })
+    };
+    (0..READERS).map(read).collect()
+}
+
+/// What must go on: another model, listings, a file as it is, the numbers.
+fn others_go_on(place: &Place) {
+    assert_eq!(place.state(), "alive");
+    let mountpoint = place.mountpoint.clone();
+    let others = std::thread::spawn(move || read_others(&mountpoint));
+    // Whoever hangs with the source can only be left.
+    until("others are read", || others.is_finished());
+    others.join().unwrap();
+}
+
+fn read_others(mountpoint: &str) {
+    let path = |name: &str| Path::new(mountpoint).join(name);
+    let model = fs::read(path("disk/model.safetensors")).unwrap();
+    assert_eq!(&model[model.len() - BYTES..], vec![8; BYTES]);
+    assert_eq!(names_in(&path("disk")), ["model.safetensors"]);
+    assert_eq!(fs::read(path("model.safetensors")).unwrap().last(), Some(&62));
+    assert!(fs::metadata(path("missing")).is_err());
+    // The next time it is read anew.
+    let model = File::open(path("disk/model.safetensors")).unwrap();
+    rustix::fs::fadvise(&model, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+#[test]
+fn reads_hang_and_everything_else_goes_on() {
+    let (place, far) = place();
+    let daemon = place.mount(&["--threads", "1"]);
+    let at_far = Path::new(&place.mountpoint).join("far");
+    assert_eq!(names_in(&at_far), ["model.safetensors"]);
+    far.is_now(Mood::HangsReading);
+    let readers = readers(&place);
+    until("the source is asked", || far.owes() > 0);
+    others_go_on(&place);
+    // Its own directory too: only reading hangs.
+    assert_eq!(names_in(&at_far), ["model.safetensors"]);
+    assert!(readers.iter().all(|reader| !reader.is_finished()));
+    far.is_now(Mood::Works);
+    for reader in readers {
+        assert_eq!(reader.join().unwrap().unwrap(), 2);
+    }
+    assert_eq!(place.unmount(&[]).code, 0);
+    assert!(!daemon.runs());
+}
+
+/// As many readers as a server of many programs has: each waits for bytes of its own, and none of
+/// them keeps the kernel from asking for those of others.
+#[test]
+fn hundreds_of_readers_hang_and_everything_else_goes_on() {
+    let (place, far) = place();
+    place.mount(&["--threads", "1"]);
+    let model = File::open(format!("{}/far/model.safetensors", place.mountpoint)).unwrap();
+    rustix::fs::fadvise(&model, 0, None, rustix::fs::Advice::Random).unwrap();
+    let size = model.metadata().unwrap().len();
+    far.is_now(Mood::HangsReading);
+    let read = |n: u64| {
+        let model = model.try_clone().unwrap();
+        let at = size - 1 - n * (2 * BYTES as u64 / HUNDREDS);
+        std::thread::spawn(move || model.read_exact_at(&mut [0], at).unwrap())
+    };
+    let readers: Vec<JoinHandle<()>> = (0..HUNDREDS).map(read).collect();
+    until("the source is asked", || far.owes() > 0);
+    until("all wait", || waiting() >= HUNDREDS as usize * 9 / 10);
+    for _ in 0..3 {
+        others_go_on(&place);
+    }
+    far.is_now(Mood::Works);
+    for reader in readers {
+        reader.join().unwrap();
+    }
+    drop(model);
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+/// More than questions that are asked of one source at once.
+const THOUSAND: usize = 1_200;
+
+/// More than requests that the kernel has under way at once by itself.
+const HUNDREDS: u64 = 600;
+
+/// Threads of this process that wait for a file.
+fn waiting() -> usize {
+    let threads = fs::read_dir("/proc/self/task").unwrap();
+    let waits = |thread: &fs::DirEntry| {
+        let at = fs::read_to_string(thread.path().join("wchan")).unwrap_or_default();
+        ["folio_wait", "fuse", "request_wait"].iter().any(|name| at.contains(name))
+    };
+    threads.filter(|thread| waits(thread.as_ref().unwrap())).count()
+}
+
+#[test]
+fn a_source_that_answers_nothing_at_all() {
+    let (place, far) = place();
+    place.mount(&["--threads", "1"]);
+    let at_far = Path::new(&place.mountpoint).join("far");
+    assert_eq!(names_in(&at_far), ["model.safetensors"]);
+    let model = File::open(at_far.join("model.safetensors")).unwrap();
+    far.is_now(Mood::Hangs);
+    let asks: Vec<JoinHandle<()>> = (0..READERS)
+        .map(|n| {
+            let (at_far, model) = (at_far.clone(), model.try_clone().unwrap());
+            std::thread::spawn(move || match n % 4 {
+                0 => assert_eq!(names_in(&at_far).len(), 1),
+                1 => drop(File::open(at_far.join("model.safetensors")).unwrap()),
+                2 => assert!(fs::metadata(at_far.join(format!("missing{n}"))).is_err()),
+                _ => model.read_exact_at(&mut [0], BYTES as u64).unwrap(),
+            })
+        })
+        .collect();
+    until("the source is asked", || far.owes() > 0);
+    others_go_on(&place);
+    far.is_now(Mood::Works);
+    for ask in asks {
+        ask.join().unwrap();
+    }
+    drop(model);
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+/// More questions than are asked of one source at a time.
+#[test]
+fn a_thousand_questions_are_not_answered_and_everything_else_goes_on() {
+    let (place, far) = place();
+    place.mount(&["--threads", "1"]);
+    let at_far = Path::new(&place.mountpoint).join("far");
+    assert_eq!(names_in(&at_far), ["model.safetensors"]);
+    far.is_now(Mood::Hangs);
+    let asks: Vec<_> = (0..THOUSAND)
+        .map(|n| {
+            let at_far = at_far.clone();
+            std::thread::spawn(move || {
+                assert!(fs::metadata(at_far.join(format!("missing{n}"))).is_err())
+            })
+        })
+        .collect();
+    until("all wait", || waiting() >= THOUSAND * 9 / 10);
+    others_go_on(&place);
+    far.is_now(Mood::Works);
+    for ask in asks {
+        ask.join().unwrap();
+    }
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn it_can_be_detached_and_its_readers_go_on() {
+    let (place, far) = place();
+    let daemon = place.mount(&["--threads", "1"]);
+    let other = File::open(format!("{}/disk/model.safetensors", place.mountpoint)).unwrap();
+    far.is_now(Mood::Works);
+    assert_eq!(names_in(&Path::new(&place.mountpoint).join("far")), ["model.safetensors"]);
+    far.is_now(Mood::HangsReading);
+    let readers = readers(&place);
+    until("the source is asked", || far.owes() > 0);
+    assert_eq!(place.unmount(&["--lazy"]).code, 0);
+    assert_eq!(place.mounts(), 0);
+    let mut byte = [0];
+    other.read_exact_at(&mut byte, other.metadata().unwrap().len() - 1).unwrap();
+    assert_eq!(byte, [8]);
+    far.is_now(Mood::Works);
+    for reader in readers {
+        assert_eq!(reader.join().unwrap().unwrap(), 2);
+    }
+    drop(other);
+    until("the daemon ends", || !daemon.runs());
+}
+
+#[test]
+fn a_signal_ends_it_and_cuts_its_readers_off() {
+    let (place, far) = place();
+    let daemon = place.mount(&["--threads", "1"]);
+    assert_eq!(names_in(&Path::new(&place.mountpoint).join("far")), ["model.safetensors"]);
+    far.is_now(Mood::HangsReading);
+    let readers = readers(&place);
+    until("the source is asked", || far.owes() > 0);
+    daemon.kill("TERM");
+    for reader in readers {
+        assert!(reader.join().unwrap().is_err());
+    }
+    assert_eq!(place.mounts(), 0);
+    until("the daemon ends", || !daemon.runs());
+}

@@ -1,0 +1,212 @@
+//! Promise: a mount whose daemon is stuck holds up no command, whatever path in it the command was
+//! given, and no listing of the directory that it is mounted in.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::common::command;
+use crate::common::command::{Done, ckptfs, run};
+use crate::common::failing_source::{Faulty, Mood};
+use crate::common::mounting::{Daemon, Place, until};
+use serde_json::Value;
+
+/// Runs a command that must end by itself. One that is held up fails the test; it cannot even be killed
+/// before what it waits for is gone, so that its end is not waited for.
+#[track_caller]
+fn ends(program: &str, args: &[&str]) -> Done {
+    let mut command = Command::new(program);
+    let command = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = command.spawn().unwrap();
+    until("the command ends", || running.try_wait().unwrap().is_some());
+    let output = running.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let code = output.status.code().unwrap();
+    Done { code, stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+#[track_caller]
+fn answers(args: &[&str]) -> Done {
+    ends(ckptfs(), args)
+}
+
+/// A mount with a directory in it, whose daemon is stopped.
+fn stuck() -> (Place, Daemon) {
+    let place = Place::new();
+    fs::create_dir(Path::new(&place.source).join("sub")).unwrap();
+    let daemon = place.mount(&[]);
+    daemon.stop();
+    (place, daemon)
+}
+
+/// The directory that a place's source and mountpoint lie in.
+fn above(place: &Place) -> String {
+    Path::new(&place.source).parent().unwrap().to_str().unwrap().to_owned()
+}
+
+#[test]
+fn every_path_of_every_command() {
+    let (place, daemon) = stuck();
+    let at = |name: &str| format!("{}/{name}", place.mountpoint);
+    let (mnt, real) = (&place.mountpoint[..], &place.source[..]);
+    let (inside, sub, log, out) = (at("model.safetensors"), at("sub"), at("log"), at("out"));
+    let (link, into, free) = (place.path("link"), place.path("into"), place.path("free"));
+    symlink(mnt, &link).unwrap();
+    symlink("link/sub", &into).unwrap();
+    fs::create_dir(&free).unwrap();
+    let file = format!("{real}/model.safetensors");
+    let all = [
+        &["ls", mnt][..],
+        &["ls", "-r", "--json", &inside],
+        &["ls", &link],
+        &["ls", &into],
+        &["inspect", "--json", &inside],
+        &["verify", mnt],
+        &["verify", &file, "--against", &inside],
+        &["export", &inside, &place.path("out")],
+        &["export", &file, &out],
+        &["mount", mnt, &free],
+        &["mount", &sub, &free],
+        &["mount", real, mnt],
+        &["mount", real, &sub],
+        &["mount", "-f", real, &into],
+        &["mount", real, &free, "--log-file", &log],
+        &["mount", real, &free, "-o", &format!("log_file={log}")],
+        &["unmount", &sub],
+        &["unmount", "--lazy", &into],
+        &["man", "--dir", &sub],
+    ];
+    // Each waits for an answer for a while: all of them together.
+    std::thread::scope(|scope| {
+        let asked = all.map(|args| scope.spawn(move || (args, answers(args))));
+        for (args, done) in asked.map(|one| one.join().unwrap()) {
+            assert_eq!(done.code, 1, "{args:?}: {}", done.stderr);
+            assert!(done.stderr.contains("/mnt: mounted, and does not answer"), "{}", done.stderr);
+            assert!(done.stderr.contains("ckptfs unmount --lazy"), "{}", done.stderr);
+        }
+    });
+    assert_eq!((place.mounts(), place.state().as_str()), (1, "not-answering"));
+    daemon.kill("CONT");
+    // It answers again.
+    assert_eq!(answers(&["inspect", mnt]).code, 0);
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn doctor_looks_at_the_machine_all_the_same() {
+    let (place, daemon) = stuck();
+    let inside = format!("{}/sub", place.mountpoint);
+    for path in [&place.mountpoint, &inside] {
+        let done = answers(&["doctor", path]);
+        assert_eq!(done.code, 1, "{}", done.stderr);
+        assert!(done.stdout.contains("kernel           Linux"), "{}", done.stdout);
+        assert!(done.stdout.contains("does not answer"), "{}", done.stdout);
+        let done = answers(&["doctor", "--json", path]);
+        let checks: Value = serde_json::from_str(&done.stdout).unwrap();
+        let last = checks.as_array().unwrap().last().unwrap();
+        assert_eq!((&last["what"], &last["verdict"]), (&"source".into(), &"problem".into()));
+        assert!(last["says"].as_str().unwrap().contains("does not answer"), "{last}");
+        assert!(last["remedy"].as_str().unwrap().contains("ckptfs unmount --lazy"), "{last}");
+    }
+    daemon.kill("CONT");
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn what_lies_in_it_can_be_asked_for_as_well() {
+    let (place, daemon) = stuck();
+    daemon.kill("CONT");
+    let inner = Place::new();
+    let sub = format!("{}/sub", place.mountpoint);
+    assert_eq!(run(&["mount", &inner.source, &sub]).code, 0);
+    daemon.stop();
+    let done = answers(&["status", "--json"]);
+    let all: Value = serde_json::from_str(&done.stdout).unwrap();
+    let state = |path: &str| {
+        let mut mounts = all.as_array().unwrap().iter();
+        mounts.find(|mount| mount["mountpoint"] == path).unwrap()["state"].clone()
+    };
+    assert_eq!(
+        (state(&place.mountpoint), state(&sub)),
+        ("not-answering".into(), "not-answering".into())
+    );
+    daemon.kill("CONT");
+    assert_eq!(answers(&["unmount", &sub]).code, 0);
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+#[test]
+fn a_directory_with_one_in_it_is_listed() {
+    let (place, daemon) = stuck();
+    let above = above(&place);
+    symlink("mnt", place.path("link")).unwrap();
+    for options in [&[][..], &["-r"]] {
+        let done = answers(&[&["ls", "--json", &above], options].concat());
+        assert_eq!(done.code, 1, "{}", done.stderr);
+        let all: Value = serde_json::from_str(&done.stdout).unwrap();
+        let unreadable = all[0]["unreadable"].as_array().unwrap();
+        assert_eq!((unreadable.len(), &unreadable[0]["name"]), (1, &"mnt".into()));
+        assert!(unreadable[0]["reason"].as_str().unwrap().contains("does not answer"));
+        let names = all[0]["entries"].as_array().unwrap().iter().map(|entry| &entry["name"]);
+        assert_eq!(names.collect::<Vec<_>>(), ["link", "source"]);
+        let beneath = all.as_array().unwrap()[1..].iter().map(|folder| &folder["path"]);
+        let beneath: Vec<_> = beneath.collect();
+        assert_eq!(beneath, ["source", "source/sub"][..if options.is_empty() { 0 } else { 2 }]);
+    }
+    let done = answers(&["doctor", &above]);
+    assert!(done.stdout.contains("a directory that this user may read"), "{}", done.stdout);
+    daemon.kill("CONT");
+    assert_eq!(place.unmount(&[]).code, 0);
+}
+
+/// Of any program: what it says of itself is not asked for.
+#[test]
+fn another_programs_mount_is_not_asked_by_a_listing() {
+    let place = Place::new();
+    let far = Faulty::new(&format!("{}/far", place.source), command::shards(1, 8));
+    symlink("far", Path::new(&place.source).join("link")).unwrap();
+    far.is_now(Mood::Hangs);
+    let done = answers(&["ls", &place.source]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert!(done.stdout.contains("far/") && done.stdout.contains("link -> far"), "{}", done.stdout);
+    let done = answers(&["doctor", &place.source]);
+    assert!(done.stdout.contains("a directory that this user may read"), "{}", done.stdout);
+    assert_eq!(far.owes(), 0);
+}
+
+#[test]
+fn a_mount_of_a_directory_with_one_in_it_is_listed_and_unmounted() {
+    let (place, stopped) = stuck();
+    let outer = Place::new();
+    let names = || {
+        // As a program that reads names and asks for nothing else.
+        let done = ends("ls", &["-f", &outer.mountpoint]);
+        done.stdout.lines().map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    // Never looked at, or known from before.
+    for is_known in [false, true] {
+        if is_known {
+            stopped.kill("CONT");
+        }
+        assert_eq!(answers(&["mount", &above(&place), &outer.mountpoint]).code, 0);
+        let shown = outer.daemon().unwrap();
+        if is_known {
+            fs::read(format!("{}/mnt/model.safetensors", outer.mountpoint)).unwrap();
+            stopped.stop();
+        }
+        // Who asks it in vain does so for longer than what it said before is believed.
+        assert_eq!(answers(&["doctor", &place.mountpoint]).code, 1);
+        for _ in 0..2 {
+            let names = names();
+            assert!(names.contains("mnt") && names.contains("source"), "{names:?}");
+        }
+        fs::read(format!("{}/source/model.safetensors", outer.mountpoint)).unwrap();
+        let done = answers(&["unmount", &outer.mountpoint]);
+        assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+        until("its daemon is gone", || !shown.runs());
+    }
+    stopped.kill("CONT");
+    assert_eq!(place.unmount(&[]).code, 0);
+}

@@ -1,0 +1,66 @@
+//! `unmount` comes back when the daemon has ended; where that takes long it says what it waits for and
+//! what can be done, and where it never comes it fails.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+use crate::common::command::{ckptfs, run};
+use crate::common::mounting::{Daemon, Place, program, until};
+
+/// A mount whose daemon is stopped, which has a pid that the command must tell.
+fn stopped() -> (Place, Daemon) {
+    let place = Place::new();
+    let daemon = place.mount(&[]);
+    daemon.stop();
+    (place, daemon)
+}
+
+#[test]
+fn a_stopped_daemon_is_waited_for_with_a_word() {
+    let (place, daemon) = stopped();
+    let mut unmounting = Command::new(ckptfs())
+        .args(["unmount", &place.mountpoint])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(unmounting.stderr.take().unwrap());
+    let mut note = String::new();
+    said.read_line(&mut note).unwrap();
+    for words in ["note: ", "waiting for its daemon", "is stopped", &format!("-CONT {}", daemon.0)]
+    {
+        assert!(note.contains(words), "{note}");
+    }
+    assert_eq!(place.mounts(), 0);
+    daemon.kill("CONT");
+    assert_eq!(unmounting.wait().unwrap().code(), Some(0));
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "");
+    until("the daemon ends", || !daemon.runs());
+}
+
+#[test]
+fn one_that_never_ends_is_a_failure() {
+    let (place, daemon) = stopped();
+    // Those who asked it something, and were killed for want of an answer, change nothing.
+    let inside = format!("{}/model.safetensors", place.mountpoint);
+    for words in [&["cat", &inside][..], &["ls", "-l", &place.mountpoint]] {
+        assert_eq!(program(&[&["timeout", "-s", "KILL", "1"], words].concat()).code, 128);
+    }
+    assert_eq!(run(&["doctor", &place.mountpoint]).code, 1);
+    let done = place.unmount(&[]);
+    assert_eq!((done.code, done.stdout.as_str(), place.mounts()), (1, "", 0), "{}", done.stderr);
+    let failure = format!("its daemon ({}) has not ended", daemon.0);
+    assert!(done.stderr.contains(&failure), "{}", done.stderr);
+    assert!(done.stderr.contains(&format!("-KILL {}", daemon.0)), "{}", done.stderr);
+    assert!(daemon.runs());
+}
+
+#[test]
+fn who_cannot_wait_is_told_of_it_too() {
+    let (place, daemon) = stopped();
+    let done = place.unmount(&["--lazy"]);
+    assert_eq!((done.code, done.stderr.as_str(), place.mounts()), (0, "", 0));
+    let words = format!("detached; its daemon ({}) is stopped", daemon.0);
+    assert!(done.stdout.contains(&words), "{}", done.stdout);
+}

@@ -1,0 +1,120 @@
+//! Promise: a checkpoint that is named is shown alone, by its image, or refused.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use crate::common;
+use crate::common::command;
+use crate::common::safetensors::valid;
+use crate::common::shards::{A, B, INDEX, set};
+use crate::common::view::{hidden, shown, torch, view, write};
+use ckptfs::view::{Error, Options, View};
+
+fn refused(path: &Path) -> String {
+    match View::new(path, Options::default()) {
+        Err(error @ Error::Refused(_)) => {
+            let done = command::run(&["ls", path.to_str().unwrap()]);
+            assert_eq!(done.code, 3, "{}", done.stderr);
+            error.to_string()
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn a_file_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    // What lies beside it does not matter: it is not shown.
+    write(folder.path(), &[("foo.pt", &torch()), ("config.json", b"{}"), ("foo.bin", &torch())]);
+    write(folder.path(), &[("pytorch_model.bin", &torch()), ("model.safetensors", &valid(&["w"]))]);
+    let alone = |name: &str| shown(&view(&folder.path().join(name)), "");
+    assert_eq!(alone("foo.pt"), ["foo.safetensors*"]);
+    assert_eq!(alone("pytorch_model.bin"), ["model.safetensors*"]);
+    assert_eq!(alone("model.safetensors"), ["model.safetensors"]);
+    assert_eq!(hidden(&view(&folder.path().join("foo.pt")), ""), ["foo.pt"]);
+}
+
+#[test]
+fn a_file_whose_name_says_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, shows) in [
+        ("weights.pth.tar", "weights.pth.safetensors*"),
+        ("model.pkl", "model.safetensors*"),
+        ("weights", "weights.safetensors*"),
+        (".pt", ".pt.safetensors*"),
+        // A shard that is named is that file alone.
+        ("x-00001-of-00002.bin", "x-00001-of-00002.safetensors*"),
+    ] {
+        write(folder.path(), &[(name, &torch())]);
+        assert_eq!(shown(&view(&folder.path().join(name)), ""), [shows]);
+    }
+}
+
+#[test]
+fn a_set_alone() {
+    let set = set(&[(A, &["a"]), (B, &["c"])], &[("a", A), ("c", B)]);
+    write(set.path(), &[("other.pt", &torch())]);
+    assert_eq!(shown(&view(&set.path().join(INDEX)), ""), ["model.safetensors*"]);
+    assert_eq!(hidden(&view(&set.path().join(INDEX)), ""), [A, B, INDEX]);
+    fs::remove_file(set.path().join(INDEX)).unwrap();
+    // Without an index, it has a name that no file has.
+    assert_eq!(shown(&view(&set.path().join("model.safetensors")), ""), ["model.safetensors*"]);
+    let done = command::run(&["ls", &command::path(set.path(), "model.safetensors")]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+}
+
+#[test]
+fn what_cannot_be_shown_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = torch();
+    write(folder.path(), &[("cut.pt", &whole[..whole.len() / 2]), ("model.gguf", b"GGUF")]);
+    write(folder.path(), &[("notes.txt", b"words"), ("empty.bin", b"")]);
+    write(folder.path(), &[("s-00001-of-00002.pt", &whole), ("x.bin.index.json", b"{}")]);
+    for name in ["cut.pt", "notes.txt", "model.gguf", "empty.bin", "s.pt", "x.bin.index.json"] {
+        let why = refused(&folder.path().join(name));
+        assert!(!why.is_empty());
+    }
+}
+
+#[test]
+fn what_is_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["missing", "missing/further", "missing.safetensors"] {
+        let path = folder.path().join(name);
+        assert!(View::new(&path, Options::default()).is_err());
+        let done = command::run(&["ls", path.to_str().unwrap()]);
+        assert_eq!(done.code, 1);
+        assert!(done.stderr.contains("no such file"), "{}", done.stderr);
+    }
+    assert!(View::new(Path::new(""), Options::default()).is_err());
+}
+
+#[test]
+fn a_typed_link_leads_where_it_leads() {
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write(elsewhere.path(), &[("a", &torch()), ("b", &valid(&["w"]))]);
+    for (name, target) in [("link.pt", "a"), ("link.safetensors", "b")] {
+        symlink(elsewhere.path().join(target), folder.path().join(name)).unwrap();
+    }
+    let view = |name: &str| view(&folder.path().join(name));
+    assert_eq!(shown(&view("link.pt"), ""), ["link.safetensors*"]);
+    assert_eq!(shown(&view("link.safetensors"), ""), ["link.safetensors"]);
+    assert!(view("link.safetensors").open("link.safetensors".as_ref()).is_ok());
+    // Where it is not the one that was typed, it is refused.
+    assert_eq!(
+        shown(&common::view::view(folder.path()), ""),
+        ["link.pt -> !", "link.safetensors -> !"]
+    );
+}
+
+#[test]
+fn a_file_of_a_snapshot() {
+    let cache = tempfile::tempdir().unwrap();
+    let repository = cache.path().join("models--o--n");
+    let snapshot = repository.join("snapshots/sha");
+    write(&repository, &[("blobs/hash", &torch()), ("snapshots/sha/config.json", b"{}")]);
+    symlink("../../blobs/hash", snapshot.join("pytorch_model.bin")).unwrap();
+    assert_eq!(shown(&view(&snapshot.join("pytorch_model.bin")), ""), ["model.safetensors*"]);
+    assert_eq!(shown(&view(&repository.join("blobs/hash")), ""), ["hash.safetensors*"]);
+}

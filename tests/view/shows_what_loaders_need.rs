@@ -1,0 +1,298 @@
+//! Promise: each loader finds in the view the one name that it needs, and nothing that would lead it
+//! to another; everything else is as it was.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use crate::common;
+use crate::common::command;
+use crate::common::safetensors::valid;
+use crate::common::shards::index;
+use crate::common::view::{hidden, shown, torch, torch_with, view, view_of_all, write};
+use ckptfs::source::ReadAt;
+use ckptfs::view::{Entry, Keep, Options, View};
+use serde_json::Value;
+
+/// Files of a directory, what is shown of it, and what is hidden.
+struct Row {
+    files: Vec<(String, Vec<u8>)>,
+    shows: &'static [&'static str],
+    hides: usize,
+}
+
+fn row(files: &[(&str, &[u8])], shows: &'static [&'static str], hides: usize) -> Row {
+    let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect();
+    Row { files, shows, hides }
+}
+
+/// Two shards with their index, whose names are given.
+fn set(names: [&str; 2], index_name: &str, shows: &'static [&'static str]) -> Row {
+    let is_torch = names[0].ends_with(".bin");
+    let shard = |tensor| if is_torch { torch_with(tensor) } else { valid(&[tensor]) };
+    let index = index(&[("a", names[0]), ("b", names[1])]);
+    let (a, b) = (shard("a"), shard("b"));
+    let files: &[(&str, &[u8])] =
+        &[(names[0], &a), (names[1], &b), (index_name, index.as_bytes()), ("config.json", b"{}")];
+    row(files, shows, 3)
+}
+
+/// The table of what is on disk and what the view shows.
+fn table() -> Vec<Row> {
+    let t: &[u8] = &torch();
+    let s: &[u8] = &valid(&["w"]);
+    let j: &[u8] = b"{}";
+    vec![
+        set(
+            ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+            "model.safetensors.index.json",
+            &["config.json", "model.safetensors*"],
+        ),
+        row(
+            &[("pytorch_model.bin", t), ("config.json", j)],
+            &["config.json", "model.safetensors*"],
+            1,
+        ),
+        set(
+            ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
+            "pytorch_model.bin.index.json",
+            &["config.json", "model.safetensors*"],
+        ),
+        set(
+            ["model.fp16-00001-of-00002.safetensors", "model.fp16-00002-of-00002.safetensors"],
+            "model.safetensors.index.fp16.json",
+            &["config.json", "model.fp16.safetensors*"],
+        ),
+        set(
+            ["model-00001-of-00002.fp16.safetensors", "model-00002-of-00002.fp16.safetensors"],
+            "model.fp16.safetensors.index.json",
+            &["config.json", "model.fp16.safetensors*"],
+        ),
+        row(&[("pytorch_model.fp16.bin", t)], &["model.fp16.safetensors*"], 1),
+        row(&[("diffusion_pytorch_model.bin", t)], &["diffusion_pytorch_model.safetensors*"], 1),
+        set(
+            [
+                "diffusion_pytorch_model-00001-of-00002.bin",
+                "diffusion_pytorch_model-00002-of-00002.bin",
+            ],
+            "diffusion_pytorch_model.bin.index.json",
+            &["config.json", "diffusion_pytorch_model.safetensors*"],
+        ),
+        set(
+            [
+                "diffusion_pytorch_model.fp16-00001-of-00002.bin",
+                "diffusion_pytorch_model.fp16-00002-of-00002.bin",
+            ],
+            "diffusion_pytorch_model.bin.index.fp16.json",
+            &["config.json", "diffusion_pytorch_model.fp16.safetensors*"],
+        ),
+        set(
+            [
+                "diffusion_pytorch_model-00001-of-00002.fp16.bin",
+                "diffusion_pytorch_model-00002-of-00002.fp16.bin",
+            ],
+            "diffusion_pytorch_model.fp16.bin.index.json",
+            &["config.json", "diffusion_pytorch_model.fp16.safetensors*"],
+        ),
+        row(&[("adapter_model.bin", t)], &["adapter_model.safetensors*"], 1),
+        row(&[("pytorch_lora_weights.bin", t)], &["pytorch_lora_weights.safetensors*"], 1),
+        row(
+            &[("a.pt", t), ("b.pth", t), ("c.ckpt", t), ("d.bin", t), ("e.safetensors", s)],
+            &[
+                "a.safetensors*",
+                "b.safetensors*",
+                "c.safetensors*",
+                "d.safetensors*",
+                "e.safetensors",
+            ],
+            4,
+        ),
+        row(&[("foo.pt", t), ("foo.bin", t)], &["foo.bin", "foo.pt"], 0),
+        row(
+            &[("foo.pt", t), ("optimizer.pt", t), ("config.json", j), ("pytorch_model.bin", t)],
+            &["config.json", "foo.pt", "model.safetensors*", "optimizer.pt"],
+            1,
+        ),
+        row(
+            &[("model.safetensors", s), ("pytorch_model.bin", t), ("pytorch_model.fp16.bin", t)],
+            &["model.safetensors", "pytorch_model.bin", "pytorch_model.fp16.bin"],
+            0,
+        ),
+        row(&[("foo.safetensors", s), ("foo.ckpt", t)], &["foo.ckpt", "foo.safetensors"], 0),
+        row(
+            &[("a.gguf", b"GGUF"), ("b.onnx", b"onnx"), ("c.bin", b"GGUF...."), ("d.pt", b"no")],
+            &["a.gguf", "b.onnx", "c.bin", "d.pt"],
+            0,
+        ),
+    ]
+}
+
+fn folder_of(row: &Row) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in &row.files {
+        write(folder.path(), &[(name, bytes)]);
+    }
+    folder
+}
+
+#[test]
+fn every_row_of_the_table() {
+    for row in table() {
+        let folder = folder_of(&row);
+        assert_eq!(shown(&view(folder.path()), ""), row.shows);
+        assert_eq!(hidden(&view(folder.path()), "").len(), row.hides, "{:?}", row.shows);
+        // With the originals, there is every name that was there, and the images.
+        let all = view_of_all(folder.path());
+        assert_eq!(hidden(&all, ""), [""; 0]);
+        let images = row.shows.iter().filter(|name| name.ends_with('*')).count();
+        assert_eq!(shown(&all, "").len(), row.files.len() + images);
+    }
+}
+
+#[test]
+fn every_row_as_it_is_listed() {
+    for row in table() {
+        let folder = folder_of(&row);
+        let listed = listed(folder.path(), &[]);
+        let words = listed["entries"].as_array().unwrap().iter().map(|entry| {
+            let mark = if entry["kind"] == "image" { "*" } else { "" };
+            format!("{}{mark}", entry["name"].as_str().unwrap())
+        });
+        assert_eq!(words.collect::<Vec<_>>(), row.shows);
+        assert_eq!(listed["hidden"].as_array().unwrap().len(), row.hides);
+        assert_eq!(listed["refused"], Value::Array(vec![]));
+    }
+}
+
+fn listed(path: &Path, more: &[&str]) -> Value {
+    let args = [&["ls", "--json", path.to_str().unwrap()], more].concat();
+    let done = command::run(&args);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let directories: Value = serde_json::from_str(&done.stdout).unwrap();
+    directories[0].clone()
+}
+
+#[test]
+fn an_image_says_what_it_is_made_of() {
+    let set = set(
+        ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
+        "pytorch_model.bin.index.json",
+        &[],
+    );
+    let folder = folder_of(&set);
+    write(folder.path(), &[("pytorch_model-00003-of-00003.bin", b"stale")]);
+    let listed = listed(folder.path(), &[]);
+    let image = &listed["entries"][1];
+    assert_eq!(image["name"], "model.safetensors");
+    assert_eq!(image["image"]["tensors"], 2);
+    assert_eq!(image["image"]["format"], "torch zip");
+    assert_eq!(image["image"]["from"].as_array().unwrap().len(), 4);
+    assert!(image["size"].as_u64().unwrap() > 48);
+    for hidden in listed["hidden"].as_array().unwrap() {
+        assert_eq!(hidden["reason"], "is in model.safetensors");
+    }
+    let notes = image["image"]["notes"].to_string();
+    assert!(notes.contains("pytorch_model-00003-of-00003.bin"), "{notes}");
+}
+
+#[test]
+fn what_is_refused_stays_visible_and_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = torch();
+    let first = "b-00001-of-00002.pt";
+    write(
+        folder.path(),
+        &[("a.pt", &whole[..whole.len() - 30]), (first, &whole), ("c.pt", &whole)],
+    );
+    let two_counts = ["d-00000-of-00001.pt", "d-00001-of-00001.pt"];
+    write(folder.path(), &two_counts.map(|name| (name, whole.as_slice())));
+    let [zero, one] = two_counts;
+    assert_eq!(shown(&view(folder.path()), ""), ["a.pt", first, "c.safetensors*", zero, one]);
+    let listed = listed(folder.path(), &[]);
+    let refused = listed["refused"].as_array().unwrap();
+    let names: Vec<&Value> = refused.iter().map(|refused| &refused["names"][0]).collect();
+    assert_eq!(names, ["a.pt", first, zero]);
+    for refused in refused {
+        assert!(!refused["reason"].as_str().unwrap().is_empty());
+        assert!(!refused["remedy"].as_str().unwrap().is_empty());
+    }
+    let text = command::run(&["ls", folder.path().to_str().unwrap()]).stdout;
+    assert!(text.contains("refused") && text.contains("what to do"), "{text}");
+}
+
+#[test]
+fn what_passes_through_is_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &[("tokenizer.json", b"{\"a\": 1}"), ("sub/notes", b"")]);
+    let path = folder.path().join("tokenizer.json");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    let real = fs::metadata(&path).unwrap();
+    let view = view(folder.path());
+    let Some(Entry::Source(found)) = view.entry("".as_ref(), "tokenizer.json".as_ref()).unwrap()
+    else {
+        panic!("as it is")
+    };
+    assert_eq!((found.size, u32::from(found.mode)), (real.len(), real.mode() & 0o7777));
+    assert_eq!((found.uid, found.gid, found.ino), (real.uid(), real.gid(), real.ino()));
+    assert_eq!(found.mtime, real.modified().unwrap());
+    let open = view.open("tokenizer.json".as_ref()).unwrap();
+    let mut bytes = [0; 8];
+    open.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(&bytes, b"{\"a\": 1}");
+    assert_eq!(shown(&view, "sub"), ["notes"]);
+}
+
+#[test]
+fn an_image_shows_nobody_what_its_sources_would_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["m-00001-of-00002.pt", "m-00002-of-00002.pt"];
+    for (name, mode) in names.iter().zip([0o644, 0o460]) {
+        write(folder.path(), &[(name, &torch_with(name))]);
+        fs::set_permissions(folder.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let view = view(folder.path());
+    let Some(Entry::Image(image)) = view.entry("".as_ref(), "m.safetensors".as_ref()).unwrap()
+    else {
+        panic!("an image")
+    };
+    assert_eq!(image.attributes().mode, 0o440);
+    let newest = names.map(|n| fs::metadata(folder.path().join(n)).unwrap().modified().unwrap());
+    assert_eq!(Some(&image.attributes().mtime), newest.iter().max());
+    assert_eq!(view.image(&image).unwrap().size(), image.attributes().size);
+}
+
+#[test]
+fn a_key_is_for_those_that_have_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights = common::pickle::dict(&[("w", common::pickle::Tensor::default().bytes())]);
+    let state = common::pickle::pickle(&common::pickle::dict(&[("ema", weights)]));
+    let with = common::zip::archive(&common::zip::checkpoint(&state));
+    write(folder.path(), &[("with.pt", &with), ("without.pt", &torch())]);
+    write(folder.path(), &[("s-00001-of-00001.safetensors", &valid(&["a"]))]);
+    let listed = listed(folder.path(), &["--root", "ema"]);
+    let notes = |n: usize| listed["entries"][n]["image"]["notes"].to_string();
+    assert_eq!(listed["entries"].as_array().unwrap().len(), 3);
+    assert!(notes(0).contains("has no `ema`"), "{}", notes(0));
+    assert!(!notes(1).contains("has no"), "{}", notes(1));
+    assert!(notes(2).contains("has no `ema`"), "{}", notes(2));
+}
+
+#[test]
+fn what_is_to_be_kept_is() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &[("a.ckpt", &torch()), ("b.pt", &torch())]);
+    let keep = Keep::new(["*.ckpt"]).unwrap();
+    let view = View::new(folder.path(), Options { keep, ..Options::default() }).unwrap();
+    assert_eq!(shown(&view, ""), ["a.ckpt", "b.safetensors*"]);
+    let done = command::run(&["ls", "--keep", "[", folder.path().to_str().unwrap()]);
+    assert_eq!(done.code, 2, "{}", done.stderr);
+}
+
+#[test]
+fn a_name_taken_by_what_is_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &[("foo.pt", &torch()), ("foo.safetensors/inner.pt", &torch())]);
+    let view = view(folder.path());
+    assert_eq!(shown(&view, ""), ["foo.pt", "foo.safetensors/"]);
+    assert_eq!(shown(&view, "foo.safetensors"), ["inner.safetensors*"]);
+}
