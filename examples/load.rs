@@ -4,17 +4,18 @@
 
 use std::path::Path;
 
-use ckptfs::loader::{Memory, Options};
+use ckptfs::loader::{LoadOptions, TensorBuffer};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().ok_or("give the path of a checkpoint")?;
     let threads = arguments.next().map(|number| number.parse()).transpose()?;
-    let model = Options { threads, ..Options::default() }.open(Path::new(&path))?;
+    let model = LoadOptions { threads, ..LoadOptions::default() }.open(Path::new(&path))?;
 
     let tensors = model.tensors();
-    let memory = tensors.iter().map(|tensor| Memory::new(tensor.bytes.len() as usize));
-    let mut memory: Vec<Memory> = memory.collect::<Option<_>>().ok_or("too large for memory")?;
+    let memory = tensors.iter().map(|tensor| TensorBuffer::new(tensor.bytes.len() as usize));
+    let mut memory: Vec<TensorBuffer> =
+        memory.collect::<Option<_>>().ok_or("too large for memory")?;
     let report =
         model.load_into(tensors.iter().zip(memory.iter_mut().map(|memory| &mut memory[..])))?;
 

@@ -6,10 +6,10 @@
 use memmap2::{Advice, MmapMut};
 
 /// The size of a huge page nearly everywhere. What is no multiple of it has ordinary pages at its ends.
-pub const SIZE: usize = 2 << 20;
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Zeroed memory.
-pub fn zeroed(len: usize) -> std::io::Result<MmapMut> {
+pub fn allocate_zeroed(len: usize) -> std::io::Result<MmapMut> {
     let map = MmapMut::map_anon(len)?;
     let _ = map.advise(Advice::HugePage);
     Ok(map)
@@ -22,7 +22,7 @@ pub fn reserve<T>(vec: &mut Vec<T>, more: usize) {
     let room = vec.spare_capacity_mut().as_mut_ptr_range();
     let page = rustix::param::page_size();
     let (start, end) = (room.start.addr().next_multiple_of(page), room.end.addr() / page * page);
-    if end.saturating_sub(start) >= SIZE {
+    if end.saturating_sub(start) >= HUGE_PAGE_BYTES {
         let at = room.start.with_addr(start).cast();
         // SAFETY: they are pages of this vector alone, and what is advised changes nothing that they hold.
         let _ = unsafe { rustix::mm::madvise(at, end - start, rustix::mm::Advice::LinuxHugepage) };

@@ -13,30 +13,30 @@ use lru::LruCache;
 use crate::threads::lock;
 
 /// How often the same path is logged.
-const SAY_EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Paths that are remembered: more than go wrong at once, and a few hundred KB.
-const REMEMBERED: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
+const MAX_PATH_COUNT: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
 
 /// The paths that were logged, and when.
 #[derive(Debug)]
-pub struct Said(Mutex<LruCache<PathBuf, Instant>>);
+pub struct LogThrottle(Mutex<LruCache<PathBuf, Instant>>);
 
-impl Default for Said {
+impl Default for LogThrottle {
     fn default() -> Self {
-        Said(Mutex::new(LruCache::new(REMEMBERED)))
+        LogThrottle(Mutex::new(LruCache::new(MAX_PATH_COUNT)))
     }
 }
 
-impl Said {
+impl LogThrottle {
     /// Whether something about this path is to be logged now; if so, not again for a while.
-    pub fn may_say(&self, path: &Path) -> bool {
-        self.may_say_at(path, Instant::now())
+    pub fn should_log(&self, path: &Path) -> bool {
+        self.should_log_at(path, Instant::now())
     }
 
-    fn may_say_at(&self, path: &Path, now: Instant) -> bool {
+    fn should_log_at(&self, path: &Path, now: Instant) -> bool {
         let mut said = lock(&self.0);
-        let is_fresh = |said: &Instant| now.duration_since(*said) < SAY_EVERY;
+        let is_fresh = |said: &Instant| now.duration_since(*said) < LOG_INTERVAL;
         if said.get(path).is_some_and(is_fresh) {
             return false;
         }
@@ -51,9 +51,9 @@ mod tests {
 
     #[test]
     fn each_path_once_a_minute() {
-        let (said, began) = (Said::default(), Instant::now());
+        let (said, began) = (LogThrottle::default(), Instant::now());
         let at = |path: &str, seconds| {
-            said.may_say_at(Path::new(path), began + Duration::from_secs(seconds))
+            said.should_log_at(Path::new(path), began + Duration::from_secs(seconds))
         };
         assert!(at("a", 0) && at("b", 1));
         assert!(!at("a", 0) && !at("a", 59) && !at("b", 60));

@@ -11,7 +11,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// One more thread, if the system allows one: whoever wants it goes on without.
-pub fn another<'scope, T: Send + 'scope>(
+pub fn try_spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Option<ScopedJoinHandle<'scope, T>> {
@@ -19,12 +19,12 @@ pub fn another<'scope, T: Send + 'scope>(
 }
 
 /// What came of a thread. One that panics takes this one with it, as if it had done the work itself.
-pub fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+pub fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Does the same with each, on so many threads at the most; the answers are in order.
-pub fn together<T: Sync, R: Send>(
+pub fn parallel_map<T: Sync, R: Send>(
     of: &[T],
     threads: usize,
     work: impl Fn(&T) -> R + Sync,
@@ -43,9 +43,9 @@ pub fn together<T: Sync, R: Send>(
     };
     let mut done: Vec<(usize, R)> = std::thread::scope(|scope| {
         let others: Vec<_> =
-            (1..of.len().min(threads)).map_while(|_| another(scope, some)).collect();
+            (1..of.len().min(threads)).map_while(|_| try_spawn(scope, some)).collect();
         let mut done = some();
-        others.into_iter().for_each(|other| done.extend(joined(other)));
+        others.into_iter().for_each(|other| done.extend(join(other)));
         done
     });
     done.sort_by_key(|(n, _)| *n);

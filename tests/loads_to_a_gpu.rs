@@ -14,8 +14,8 @@ use std::io::{Write, stderr};
 use std::num::NonZeroUsize;
 
 use ckptfs::checkpoint::Tensor;
-use ckptfs::cuda::{self, Loader};
-use ckptfs::loader::{Opened, Options};
+use ckptfs::cuda::{self, DeviceLoader};
+use ckptfs::loader::{LoadOptions, OpenCheckpoint};
 use common::samples::all;
 use cudarc::driver::CudaContext;
 
@@ -45,8 +45,8 @@ fn held(context: &CudaContext) -> Held {
     Held { memory: memory << 10, descriptors, free }
 }
 
-fn load(opened: &Opened, loader: &Loader) -> u64 {
-    let tensors: Vec<(&Opened, &Tensor)> =
+fn load(opened: &OpenCheckpoint, loader: &DeviceLoader) -> u64 {
+    let tensors: Vec<(&OpenCheckpoint, &Tensor)> =
         opened.tensors().iter().map(|tensor| (opened, tensor)).collect();
     let (loaded, report) = loader.load(&tensors, 0).unwrap();
     for ((_, tensor), memory) in tensors.iter().zip(&loaded) {
@@ -58,7 +58,7 @@ fn load(opened: &Opened, loader: &Loader) -> u64 {
 
 #[test]
 fn every_format_gets_there_and_nothing_is_left() {
-    if !cuda::count().is_ok_and(|count| count > 0) {
+    if !cuda::device_count().is_ok_and(|count| count > 0) {
         // Past what the test runner captures: who reads its output must not take this for a check.
         writeln!(stderr(), "skipped: there is no CUDA device here").unwrap();
         return;
@@ -66,11 +66,12 @@ fn every_format_gets_there_and_nothing_is_left() {
     let context = CudaContext::new(0).unwrap();
     let samples = all();
     let round = |chunks| {
-        let loader = Loader::new(chunks * CHUNK);
+        let loader = DeviceLoader::new(chunks * CHUNK);
         let mut bytes = 0;
         for (_, (_folder, path)) in &samples {
             for threads in [1, 4] {
-                let options = Options { threads: NonZeroUsize::new(threads), ..Options::default() };
+                let options =
+                    LoadOptions { threads: NonZeroUsize::new(threads), ..LoadOptions::default() };
                 bytes += load(&options.open(path).unwrap(), &loader);
             }
         }

@@ -14,7 +14,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use ckptfs::view::{Options, View};
+use ckptfs::view::{View, ViewOptions};
 use common::view::{torch, view, write};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -82,7 +82,7 @@ fn many_ask_at_once(log: &Log) {
                         let n = (n * thread) % FILES;
                         for extension in ["pt", "safetensors"] {
                             let name = format!("once-{wait}-{n}.{extension}");
-                            let entry = view.entry(Path::new(""), OsStr::new(&name)).unwrap();
+                            let entry = view.lookup(Path::new(""), OsStr::new(&name)).unwrap();
                             assert_eq!(entry.is_some(), extension == "pt");
                         }
                     }
@@ -93,7 +93,7 @@ fn many_ask_at_once(log: &Log) {
             let told = log.count(&format!("name=\"once-{wait}-{n}.pt\""));
             assert_eq!(told, 1, "file {n}, after {wait} ms");
         }
-        assert_eq!(view.known().refused, FILES as u64);
+        assert_eq!(view.counts().refused, FILES as u64);
     }
 }
 
@@ -103,7 +103,7 @@ fn a_link_out_is_told_once(log: &Log) {
     let view = view(folder.path());
     for n in 0..20 {
         view.list(Path::new("")).unwrap();
-        view.entry(Path::new(""), OsStr::new("told-link")).unwrap();
+        view.lookup(Path::new(""), OsStr::new("told-link")).unwrap();
         fs::write(folder.path().join(format!("{n}")), "").unwrap();
     }
     assert_eq!(log.count("told-link"), 1);
@@ -113,7 +113,7 @@ fn a_link_out_is_told_once(log: &Log) {
 fn rewritten_names_are_not_parsed_again(log: &Log) {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("again.pt", &torch()[..100])]);
-    let view = View::new(folder.path(), Options::default()).unwrap();
+    let view = View::new(folder.path(), ViewOptions::default()).unwrap();
     for n in 0..20 {
         view.list(Path::new("")).unwrap();
         // The directory is another each time, and the checkpoint the same.

@@ -12,24 +12,24 @@ use lru::LruCache;
 
 use crate::threads::lock;
 
-use super::counters::Counting;
-use super::extent_index::{Cover, Parts, Piece};
-use super::fill::Why;
-use super::pool::{Buffer, Pool, Size, SlabId};
-use super::reply::{Part, Waiter};
+use super::counters::AtomicCounters;
+use super::extent_index::{BlockParts, ExtentIndex, SourceRange};
+use super::fill::FillPriority;
+use super::pool::{BlockPool, Buffer, BufferSize, SlabId};
+use super::reply::{BlockPart, Waiter};
 
 /// The name of a block: of which open image, of what, and which bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId {
-    pub served: u64,
-    pub of: Of,
+    pub file_id: u64,
+    pub source: BlockSource,
     pub start: u64,
     pub end: u64,
 }
 
 /// What blocks are counted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Of {
+pub enum BlockSource {
     /// A source file, by its origin.
     File(u32),
     /// A tensor that has to be gathered or turned round, by its place in the image.
@@ -56,29 +56,29 @@ impl Block {
 
 /// A block is used up once all but a sixteenth of it was asked for: what lies between tensors
 /// never is.
-const SPARE: u64 = 16;
+const UNUSED_SHARE_DIVISOR: u64 = 16;
 
 /// Blocks that one read is put together from. A read of more small pieces than this, far apart, is
 /// made piece by piece: whole blocks would read many times what is wanted.
-pub const MOST_BLOCKS: usize = 8;
+pub const MAX_BLOCKS_PER_READ: usize = 8;
 
 /// Blocks looked at for one that can go. Those that cannot are being copied to a reader just now,
 /// and there are not more of them than threads that do so.
-const LOOK_AT: usize = 64;
+const MAX_EVICTION_CANDIDATES: usize = 64;
 
 #[derive(Debug)]
-struct Ready {
+struct ReadyBlock {
     block: Arc<Block>,
     /// Bytes that were asked for.
-    used: u64,
+    requested_bytes: u64,
     /// Read ahead of time, and not asked for yet.
-    unasked: bool,
+    is_unused_prefetch: bool,
 }
 
-impl Ready {
+impl ReadyBlock {
     fn is_used_up(&self) -> bool {
         let len = self.block.bytes.len() as u64;
-        self.used >= len - len / SPARE
+        self.requested_bytes >= len - len / UNUSED_SHARE_DIVISOR
     }
 
     /// Nobody else has it. Only the store hands blocks out, under its lock.
@@ -88,62 +88,62 @@ impl Ready {
 }
 
 #[derive(Default)]
-struct Filling {
+struct PendingBlock {
     waiters: Vec<Waiter>,
     /// Somebody asked for it.
-    wanted: bool,
+    is_requested: bool,
     /// Somebody waits for it.
-    now: bool,
-    begun: bool,
+    is_blocking: bool,
+    is_claimed: bool,
 }
 
-pub struct Store {
-    pub pool: Arc<Pool>,
-    counting: Arc<Counting>,
-    blocks: Mutex<Blocks>,
+pub struct BlockTable {
+    pub pool: Arc<BlockPool>,
+    counters: Arc<AtomicCounters>,
+    state: Mutex<TableState>,
 }
 
-struct Blocks {
+struct TableState {
     /// Those of `ready` and `filling`.
-    cover: Cover,
-    ready: LruCache<BlockId, Ready>,
-    filling: HashMap<BlockId, Filling>,
+    extents: ExtentIndex,
+    ready: LruCache<BlockId, ReadyBlock>,
+    pending: HashMap<BlockId, PendingBlock>,
 }
 
 /// A block that is there, and what of it is wanted.
-pub struct Found {
+pub struct BlockHit {
     pub id: BlockId,
     pub block: Arc<Block>,
-    pub parts: Vec<Part>,
+    pub parts: Vec<BlockPart>,
 }
 
 /// What became of a read's wish for blocks.
 #[derive(Default)]
-pub struct Joined {
+pub struct JoinResult {
     /// These are there, for those who want them.
     pub ready: Vec<(BlockId, Arc<Block>, Waiter)>,
     /// These are to be filled.
     pub to_fill: Vec<BlockId>,
 }
 
-impl Store {
-    pub fn new(memory: u64, counting: Arc<Counting>) -> Store {
+impl BlockTable {
+    pub fn new(memory: u64, counting: Arc<AtomicCounters>) -> BlockTable {
         let (cover, filling) = Default::default();
-        let blocks = Blocks { cover, ready: LruCache::unbounded(), filling };
-        Store { pool: Pool::new(memory), counting, blocks: Mutex::new(blocks) }
+        let blocks = TableState { extents: cover, ready: LruCache::unbounded(), pending: filling };
+        BlockTable { pool: BlockPool::new(memory), counters: counting, state: Mutex::new(blocks) }
     }
 
     /// The blocks that have some pieces, if all are there.
-    pub fn get_all(&self, served: u64, pieces: &[Piece]) -> Option<Vec<Found>> {
+    pub fn lookup(&self, served: u64, pieces: &[SourceRange]) -> Option<Vec<BlockHit>> {
         let mut blocks = self.lock();
-        let parts = blocks.cover.covered(served, pieces, usize::MAX)?;
+        let parts = blocks.extents.lookup(served, pieces, usize::MAX)?;
         if !parts.iter().all(|(id, _)| blocks.ready.contains(id)) {
             return None;
         }
         let found = parts.into_iter().map(|(id, parts)| {
             let bytes = parts.iter().map(|part| part.bytes.len() as u64).sum();
-            let block = blocks.get(id, bytes, &self.counting)?;
-            Some(Found { id, block, parts })
+            let block = blocks.get(id, bytes, &self.counters)?;
+            Some(BlockHit { id, block, parts })
         });
         found.collect()
     }
@@ -154,56 +154,58 @@ impl Store {
     pub fn join(
         &self,
         served: u64,
-        pieces: &[Piece],
-        why: Why,
-        waiters: impl FnOnce(Parts) -> Option<Vec<(BlockId, Waiter)>>,
-    ) -> Option<Joined> {
-        let mut joined = Joined::default();
+        pieces: &[SourceRange],
+        why: FillPriority,
+        waiters: impl FnOnce(BlockParts) -> Option<Vec<(BlockId, Waiter)>>,
+    ) -> Option<JoinResult> {
+        let mut joined = JoinResult::default();
         let mut blocks = self.lock();
-        let new = blocks.cover.cover(served, pieces);
-        let parts = blocks.cover.covered(served, pieces, MOST_BLOCKS);
+        let new = blocks.extents.insert_missing(served, pieces);
+        let parts = blocks.extents.lookup(served, pieces, MAX_BLOCKS_PER_READ);
         let Some(waiters) = parts.and_then(waiters) else {
-            new.into_iter().for_each(|id| blocks.cover.remove(id));
+            new.into_iter().for_each(|id| blocks.extents.remove(id));
             return None;
         };
         for (id, waiter) in waiters {
-            if let Some(block) = blocks.get(id, waiter.wanted(), &self.counting) {
+            if let Some(block) = blocks.get(id, waiter.byte_count(), &self.counters) {
                 joined.ready.push((id, block, waiter));
                 continue;
             }
-            let filling = blocks.filling.entry(id).or_default();
+            let filling = blocks.pending.entry(id).or_default();
             filling.waiters.push(waiter);
             // Once more if that is to be sooner: whoever is first fills it.
-            let is_sooner = !filling.wanted || why == Why::Now && !filling.now;
-            if is_sooner && !filling.begun {
+            let is_sooner =
+                !filling.is_requested || why == FillPriority::Blocking && !filling.is_blocking;
+            if is_sooner && !filling.is_claimed {
                 joined.to_fill.push(id);
             }
-            filling.wanted = true;
-            filling.now |= why == Why::Now;
+            filling.is_requested = true;
+            filling.is_blocking |= why == FillPriority::Blocking;
         }
         Some(joined)
     }
 
     /// Blocks for what no other has of some pieces, nor is about to: from now on these are about to.
-    pub fn announce(&self, served: u64, pieces: &[Piece]) -> Vec<BlockId> {
+    pub fn reserve(&self, served: u64, pieces: &[SourceRange]) -> Vec<BlockId> {
         let mut blocks = self.lock();
-        let new = blocks.cover.cover(served, pieces);
-        blocks.filling.extend(new.iter().map(|id| (*id, Filling::default())));
+        let new = blocks.extents.insert_missing(served, pieces);
+        blocks.pending.extend(new.iter().map(|id| (*id, PendingBlock::default())));
         new
     }
 
     /// Whether any block that has something of these pieces is being filled, or about to be.
-    pub fn is_coming(&self, served: u64, pieces: &[Piece]) -> bool {
+    pub fn is_any_pending(&self, served: u64, pieces: &[SourceRange]) -> bool {
         let blocks = self.lock();
-        let mut touching = pieces.iter().flat_map(|piece| blocks.cover.touching(served, piece));
-        touching.any(|id| blocks.filling.contains_key(&id))
+        let mut touching =
+            pieces.iter().flat_map(|piece| blocks.extents.overlapping(served, piece));
+        touching.any(|id| blocks.pending.contains_key(&id))
     }
 
     /// Whether a block still waits to be filled and nobody does it; from now on somebody does.
-    pub fn begin(&self, id: BlockId) -> bool {
-        match self.lock().filling.get_mut(&id) {
-            Some(filling) if !filling.begun => {
-                filling.begun = true;
+    pub fn claim(&self, id: BlockId) -> bool {
+        match self.lock().pending.get_mut(&id) {
+            Some(filling) if !filling.is_claimed => {
+                filling.is_claimed = true;
                 true
             }
             _ => false,
@@ -211,22 +213,26 @@ impl Store {
     }
 
     /// Whether somebody waits for a block that is not there.
-    pub fn is_wanted(&self, id: BlockId) -> bool {
-        self.lock().filling.get(&id).is_some_and(|filling| filling.wanted)
+    pub fn is_requested(&self, id: BlockId) -> bool {
+        self.lock().pending.get(&id).is_some_and(|filling| filling.is_requested)
     }
 
     /// A block that was begun is filled, or cannot be: those who waited for it.
-    pub fn finish(&self, id: BlockId, block: Option<&Arc<Block>>) -> Vec<Waiter> {
+    pub fn complete(&self, id: BlockId, block: Option<&Arc<Block>>) -> Vec<Waiter> {
         let mut blocks = self.lock();
-        let Some(filling) = blocks.filling.remove(&id) else { return Vec::new() };
+        let Some(filling) = blocks.pending.remove(&id) else { return Vec::new() };
         let Some(block) = block else {
-            blocks.cover.remove(id);
+            blocks.extents.remove(id);
             return filling.waiters;
         };
-        let used = filling.waiters.iter().map(Waiter::wanted).sum();
-        let ready = Ready { block: Arc::clone(block), used, unasked: !filling.wanted };
-        if ready.unasked {
-            self.counting.prefetched.one();
+        let used = filling.waiters.iter().map(Waiter::byte_count).sum();
+        let ready = ReadyBlock {
+            block: Arc::clone(block),
+            requested_bytes: used,
+            is_unused_prefetch: !filling.is_requested,
+        };
+        if ready.is_unused_prefetch {
+            self.counters.prefetched.increment();
         }
         let used_up = ready.is_used_up();
         blocks.ready.put(id, ready);
@@ -238,12 +244,12 @@ impl Store {
 
     /// A block will not be filled by whoever was to: those who wait in vain. `ahead` if it was to
     /// be filled ahead of time, and so is left to others if somebody came to want it.
-    pub fn abandon(&self, id: BlockId, ahead: bool) -> Vec<Waiter> {
+    pub fn cancel(&self, id: BlockId, ahead: bool) -> Vec<Waiter> {
         let mut blocks = self.lock();
-        match blocks.filling.get(&id) {
-            Some(filling) if !(filling.begun || ahead && filling.wanted) => {
-                blocks.cover.remove(id);
-                blocks.filling.remove(&id).map(|filling| filling.waiters).unwrap_or_default()
+        match blocks.pending.get(&id) {
+            Some(filling) if !(filling.is_claimed || ahead && filling.is_requested) => {
+                blocks.extents.remove(id);
+                blocks.pending.remove(&id).map(|filling| filling.waiters).unwrap_or_default()
             }
             _ => Vec::new(),
         }
@@ -251,20 +257,20 @@ impl Store {
 
     /// A buffer to fill: one that was used up if there is one, for it is still in the processor's
     /// cache; otherwise fresh while the limit allows; otherwise that of the block longest unused.
-    pub fn buffer(&self, size: Size) -> Option<Buffer> {
-        if let Some(buffer) = self.pool.used(size) {
+    pub fn take_buffer(&self, size: BufferSize) -> Option<Buffer> {
+        if let Some(buffer) = self.pool.reuse(size) {
             return Some(buffer);
         }
-        self.lock().evict(true, &self.counting);
-        if let Some(buffer) = self.pool.used(size).or_else(|| self.pool.fresh(size)) {
+        self.lock().evict(true, &self.counters);
+        if let Some(buffer) = self.pool.reuse(size).or_else(|| self.pool.allocate(size)) {
             return Some(buffer);
         }
         let evict = || match size {
-            Size::Small => self.lock().evict(false, &self.counting),
-            Size::Large => self.evict_slab(),
+            BufferSize::Small => self.lock().evict(false, &self.counters),
+            BufferSize::Large => self.evict_slab(),
         };
         while evict() {
-            if let Some(buffer) = self.pool.used(size).or_else(|| self.pool.fresh(size)) {
+            if let Some(buffer) = self.pool.reuse(size).or_else(|| self.pool.allocate(size)) {
                 return Some(buffer);
             }
         }
@@ -272,13 +278,13 @@ impl Store {
     }
 
     /// Another limit, which holds at once but for what is being read or copied.
-    pub fn set_memory(&self, bytes: u64) {
+    pub fn set_memory_limit(&self, bytes: u64) {
         self.pool.set_limit(bytes);
-        self.shrink();
+        self.shrink_to_limit();
     }
 
     /// Lets go of blocks until what is held is within the limit, if one was set below it.
-    pub fn shrink(&self) {
+    pub fn shrink_to_limit(&self) {
         let over = || {
             let (held, limit) = self.pool.held_and_limit();
             held > limit
@@ -290,9 +296,9 @@ impl Store {
     /// longest unused, of those of which nothing else is in use. If there is none, of the block longest unused.
     fn evict_slab(&self) -> bool {
         let mut blocks = self.lock();
-        let mut free = self.pool.resting();
+        let mut free = self.pool.idle_by_slab();
         let ready = blocks.ready.iter().rev().filter(|(_, ready)| ready.is_free());
-        let of = |(id, ready): (&BlockId, &Ready)| {
+        let of = |(id, ready): (&BlockId, &ReadyBlock)| {
             let (slab, buffers) = ready.block.buffer.slab()?;
             Some((*id, slab, buffers))
         };
@@ -300,41 +306,45 @@ impl Store {
         all.iter().for_each(|(_, slab, _)| *free.entry(*slab).or_default() += 1);
         let whole = all.iter().find(|(_, slab, buffers)| free[slab] == *buffers);
         let Some(&(_, whole, _)) = whole else {
-            return blocks.evict(false, &self.counting);
+            return blocks.evict(false, &self.counters);
         };
         let gone = all.iter().filter(|(_, slab, _)| *slab == whole);
-        let gone: Vec<Ready> = gone.filter_map(|(id, ..)| blocks.remove(id)).collect();
+        let gone: Vec<ReadyBlock> = gone.filter_map(|(id, ..)| blocks.remove(id)).collect();
         drop(blocks);
-        self.counting.prefetch_wasted.add(gone.iter().filter(|ready| ready.unasked).count() as u64);
+        self.counters
+            .prefetch_wasted
+            .add(gone.iter().filter(|ready| ready.is_unused_prefetch).count() as u64);
         true
     }
 
     /// Lets go of all blocks of an image that is closed, and of all memory with the last of them.
-    pub fn forget(&self, served: u64) {
+    pub fn remove_file(&self, served: u64) {
         let mut blocks = self.lock();
         let gone: Vec<BlockId> =
-            blocks.ready.iter().filter(|(id, _)| id.served == served).map(|(id, _)| *id).collect();
-        let gone: Vec<Ready> = gone.iter().filter_map(|id| blocks.remove(id)).collect();
+            blocks.ready.iter().filter(|(id, _)| id.file_id == served).map(|(id, _)| *id).collect();
+        let gone: Vec<ReadyBlock> = gone.iter().filter_map(|id| blocks.remove(id)).collect();
         let none_left = blocks.ready.is_empty();
         drop(blocks);
-        self.counting.prefetch_wasted.add(gone.iter().filter(|ready| ready.unasked).count() as u64);
+        self.counters
+            .prefetch_wasted
+            .add(gone.iter().filter(|ready| ready.is_unused_prefetch).count() as u64);
         drop(gone);
         if none_left {
-            self.pool.trim();
+            self.pool.release_idle();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Blocks> {
-        lock(&self.blocks)
+    fn lock(&self) -> MutexGuard<'_, TableState> {
+        lock(&self.state)
     }
 }
 
-impl Blocks {
-    fn get(&mut self, id: BlockId, bytes: u64, counting: &Counting) -> Option<Arc<Block>> {
+impl TableState {
+    fn get(&mut self, id: BlockId, bytes: u64, counting: &AtomicCounters) -> Option<Arc<Block>> {
         let ready = self.ready.get_mut(&id)?;
-        ready.used += bytes;
-        if std::mem::take(&mut ready.unasked) {
-            counting.prefetch_used.one();
+        ready.requested_bytes += bytes;
+        if std::mem::take(&mut ready.is_unused_prefetch) {
+            counting.prefetch_used.increment();
         }
         let block = Arc::clone(&ready.block);
         // What was read through is the next to go, so that reading a file from end to end takes
@@ -345,19 +355,19 @@ impl Blocks {
         Some(block)
     }
 
-    fn remove(&mut self, id: &BlockId) -> Option<Ready> {
-        self.cover.remove(*id);
+    fn remove(&mut self, id: &BlockId) -> Option<ReadyBlock> {
+        self.extents.remove(*id);
         self.ready.pop(id)
     }
 
     /// Lets go of the block that is next to go, or only of one that is used up.
-    fn evict(&mut self, used_up: bool, counting: &Counting) -> bool {
-        let next = self.ready.iter().rev().take(LOOK_AT);
+    fn evict(&mut self, used_up: bool, counting: &AtomicCounters) -> bool {
+        let next = self.ready.iter().rev().take(MAX_EVICTION_CANDIDATES);
         let mut free =
             next.filter(|(_, ready)| ready.is_free() && (!used_up || ready.is_used_up()));
         let Some(id) = free.next().map(|(id, _)| *id) else { return false };
-        if self.remove(&id).is_some_and(|ready| ready.unasked) {
-            counting.prefetch_wasted.one();
+        if self.remove(&id).is_some_and(|ready| ready.is_unused_prefetch) {
+            counting.prefetch_wasted.increment();
         }
         true
     }
@@ -365,63 +375,74 @@ impl Blocks {
 
 #[cfg(test)]
 mod tests {
-    use super::super::reply::Answer;
+    use super::super::reply::PendingReply;
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
     #[test]
     fn room_that_is_needed_costs_the_blocks_of_one_slab_and_no_more() {
-        let store = Store::new(160 * MIB, Arc::default());
+        let store = BlockTable::new(160 * MIB, Arc::default());
         let mut buffers: Vec<Buffer> =
-            (0..150).map(|_| store.buffer(Size::Small).unwrap()).collect();
+            (0..150).map(|_| store.take_buffer(BufferSize::Small).unwrap()).collect();
         for n in 0..150 {
             // Blocks come in an order that is none of their slabs'.
             let buffer = buffers.swap_remove(n * 37 % buffers.len());
             let bytes = n as u64 * MIB..(n as u64 + 1) * MIB;
-            let piece = Piece { of: Of::File(0), bytes: bytes.clone(), at: 0, within: bytes };
-            let [id] = *store.announce(1, &[piece]) else { panic!() };
-            assert!(store.begin(id));
-            store.finish(id, Some(&Arc::new(Block::new(buffer, 0..MIB as usize))));
+            let piece = SourceRange {
+                source: BlockSource::File(0),
+                bytes: bytes.clone(),
+                reply_offset: 0,
+                block_bounds: bytes,
+            };
+            let [id] = *store.reserve(1, &[piece]) else { panic!() };
+            assert!(store.claim(id));
+            store.complete(id, Some(&Arc::new(Block::new(buffer, 0..MIB as usize))));
         }
         let ready = || store.lock().ready.len();
         assert_eq!(ready(), 150);
-        store.set_memory(160 * MIB - 1);
+        store.set_memory_limit(160 * MIB - 1);
         assert_eq!(ready(), 135);
-        let large = [(); 2].map(|()| store.buffer(Size::Large).unwrap());
+        let large = [(); 2].map(|()| store.take_buffer(BufferSize::Large).unwrap());
         assert_eq!(ready(), 120);
         assert!(store.pool.held_and_limit().0 < 160 * MIB);
         drop(large);
-        store.forget(1);
+        store.remove_file(1);
         assert_eq!(store.pool.held_and_limit().0, 0);
-        assert_eq!(store.announce(1, &[]), []);
+        assert_eq!(store.reserve(1, &[]), []);
     }
 
     #[test]
     fn a_block_that_is_wanted_soon_and_then_now_is_filled_for_both_by_whoever_is_first() {
-        let store = Store::new(16 * MIB, Arc::default());
-        let piece = Piece { of: Of::File(0), bytes: 0..MIB, at: 0, within: 0..MIB };
+        let store = BlockTable::new(16 * MIB, Arc::default());
+        let piece = SourceRange {
+            source: BlockSource::File(0),
+            bytes: 0..MIB,
+            reply_offset: 0,
+            block_bounds: 0..MIB,
+        };
         let (say, said) = std::sync::mpsc::channel();
         let join = |why| {
             let say = say.clone();
-            let done = Box::new(move |answer: Result<&[u8], &super::super::Error>| {
+            let done = Box::new(move |answer: Result<&[u8], &super::super::CacheError>| {
                 say.send(answer.is_ok()).unwrap();
             });
-            let answer = Answer::new(done, Arc::default());
-            let waiter = |parts: Parts| Some(vec![(parts[0].0, Waiter::Whole(0..1, answer))]);
+            let answer = PendingReply::new(done, Arc::default());
+            let waiter = |parts: BlockParts| Some(vec![(parts[0].0, Waiter::Direct(0..1, answer))]);
             let joined = store.join(1, std::slice::from_ref(&piece), why, waiter).unwrap();
             assert!(joined.ready.is_empty());
             joined.to_fill
         };
-        let [id] = *join(Why::Soon) else { panic!() };
-        assert_eq!(join(Why::Soon), []);
-        assert_eq!(join(Why::Now), [id]);
-        assert_eq!(join(Why::Now), []);
-        assert!(store.begin(id) && !store.begin(id));
-        assert_eq!(join(Why::Now), []);
-        let block = Arc::new(Block::new(store.buffer(Size::Small).unwrap(), 0..MIB as usize));
-        let waiters = store.finish(id, Some(&block));
-        waiters.into_iter().for_each(|waiter| waiter.answer(Ok(block.bytes())));
+        let [id] = *join(FillPriority::Deferred) else { panic!() };
+        assert_eq!(join(FillPriority::Deferred), []);
+        assert_eq!(join(FillPriority::Blocking), [id]);
+        assert_eq!(join(FillPriority::Blocking), []);
+        assert!(store.claim(id) && !store.claim(id));
+        assert_eq!(join(FillPriority::Blocking), []);
+        let block =
+            Arc::new(Block::new(store.take_buffer(BufferSize::Small).unwrap(), 0..MIB as usize));
+        let waiters = store.complete(id, Some(&block));
+        waiters.into_iter().for_each(|waiter| waiter.complete(Ok(block.bytes())));
         drop(say);
         assert_eq!(said.iter().collect::<Vec<_>>(), [true; 5]);
     }

@@ -6,42 +6,54 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::image::{Image, Reader, SegmentBytes};
+use crate::image::{Image, Reader, SegmentSource};
 
-use super::block_table::{Block, BlockId, Found, Joined, Of};
-use super::extent_index::Parts;
-use super::fill::Why;
-use super::pool::Size;
-use super::prefetcher::Foresight;
-use super::read_plan::Wanted;
-use super::reply::{Answer, Done, Gathering, Waiter};
+use super::block_table::{Block, BlockHit, BlockId, BlockSource, JoinResult};
+use super::extent_index::BlockParts;
+use super::fill::FillPriority;
+use super::pool::BufferSize;
+use super::prefetcher::Prefetcher;
+use super::read_plan::ReadPlan;
+use super::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
 use super::scratch::with_scratch;
-use super::source_handle::OpenOrigin;
-use super::{Cache, Error, fill};
+use super::source_handle::SourceHandle;
+use super::{Cache, CacheError, fill};
 
 /// An open image, shared by all who have it open.
-pub struct Served {
+pub struct CachedFile {
     pub(super) cache: Arc<Cache>,
     pub(super) reader: Arc<Reader>,
-    pub(super) origins: Box<[OpenOrigin]>,
+    pub(super) sources: Box<[SourceHandle]>,
     /// Sets its blocks apart from those of other images.
-    pub(super) number: u64,
+    pub(super) file_id: u64,
     /// How large the blocks of strided tensors are.
-    pub(super) large: Size,
-    pub(super) foresight: Foresight,
+    pub(super) strided_size: BufferSize,
+    pub(super) prefetcher: Prefetcher,
     /// Why nothing of it can be read any more.
-    broken: OnceLock<Arc<Error>>,
+    permanent_error: OnceLock<Arc<CacheError>>,
 }
 
-impl Served {
-    pub(super) fn new(cache: Arc<Cache>, reader: Arc<Reader>, number: u64) -> Served {
-        let origins = (0..).zip(reader.image().origins());
-        let origins = origins.map(|(n, _)| OpenOrigin::new(&cache, &reader, n)).collect();
-        let (_, limit) = cache.store.pool.held_and_limit();
-        let large = if limit >= LARGE_FROM { Size::Large } else { Size::Small };
+impl CachedFile {
+    pub(super) fn new(cache: Arc<Cache>, reader: Arc<Reader>, number: u64) -> CachedFile {
+        let origins = (0..).zip(reader.virtual_file().origins());
+        let origins = origins.map(|(n, _)| SourceHandle::new(&cache, &reader, n)).collect();
+        let (_, limit) = cache.blocks.pool.held_and_limit();
+        let large = if limit >= LARGE_BLOCKS_MIN_LIMIT_BYTES {
+            BufferSize::Large
+        } else {
+            BufferSize::Small
+        };
         let broken = OnceLock::new();
-        let foresight = Foresight::new(&cache, reader.image());
-        Served { cache, reader, origins, number, large, foresight, broken }
+        let foresight = Prefetcher::new(&cache, reader.virtual_file());
+        CachedFile {
+            cache,
+            reader,
+            sources: origins,
+            file_id: number,
+            strided_size: large,
+            prefetcher: foresight,
+            permanent_error: broken,
+        }
     }
 
     /// What reads the image by itself.
@@ -51,133 +63,141 @@ impl Served {
 
     /// The image.
     pub fn image(&self) -> &Arc<Image> {
-        self.reader.image()
+        self.reader.virtual_file()
     }
 
     /// Reads a range, cut at the image's end. `done` is called exactly once with all of its bytes
     /// or with the error: before this returns if everything is at hand, otherwise by another
     /// thread. Never waits for a disk.
-    pub fn read(self: &Arc<Self>, offset: u64, len: u32, done: Done) {
-        let counting = &self.cache.counting;
-        let answer = Answer::new(done, Arc::clone(counting));
+    pub fn read(self: &Arc<Self>, offset: u64, len: u32, done: ReplyCallback) {
+        let counting = &self.cache.counters;
+        let answer = PendingReply::new(done, Arc::clone(counting));
         let end = offset.saturating_add(u64::from(len)).min(self.image().size());
         if offset >= end {
-            return answer.give(Ok(&[]));
+            return answer.send(Ok(&[]));
         }
-        counting.reads.one();
-        if let Some(error) = self.broken.get() {
-            counting.refused.one();
-            return answer.give(Err(error));
+        counting.reads.increment();
+        if let Some(error) = self.permanent_error.get() {
+            counting.refused.increment();
+            return answer.send(Err(error));
         }
         let range = offset..end;
         if let Some(header) = self.image().header().get(offset as usize..end as usize) {
-            counting.hits.one();
-            return answer.give(Ok(header));
+            counting.hits.increment();
+            return answer.send(Ok(header));
         }
-        self.foresight.note(&range);
-        let wanted = self.wanted(&range);
-        let found = wanted.as_ref().and_then(|w| self.cache.store.get_all(self.number, &w.pieces));
+        self.prefetcher.record(&range);
+        let wanted = self.plan_read(&range);
+        let found = wanted.as_ref().and_then(|w| self.cache.blocks.lookup(self.file_id, &w.pieces));
         let wanted = match (wanted, found) {
             (Some(wanted), Some(found)) => {
-                counting.hits.one();
-                self.answer_from(range.clone(), wanted, found, answer);
-                self.replay();
-                let seen = self.see(&range);
-                return self.fetch_ahead(&range, seen);
+                counting.hits.increment();
+                self.answer_from_blocks(range.clone(), wanted, found, answer);
+                self.prefetch_trace();
+                let seen = self.classify(&range);
+                return self.prefetch(&range, seen);
             }
             (wanted, _) => wanted,
         };
-        let answer = match self.answer_cached(&range, answer) {
+        let answer = match self.answer_from_page_cache(&range, answer) {
             Ok(()) => return,
             Err(answer) => answer,
         };
-        counting.misses.one();
-        let seen = self.see(&range);
-        match (wanted, self.run_alone(&range)) {
-            (None, _) => self.read_in_pieces(range.clone(), answer),
-            (Some(wanted), Some((origin, offset)))
-                if seen.is_jump && !self.comes_anyway(&wanted) =>
-            {
+        counting.misses.increment();
+        let seen = self.classify(&range);
+        match (wanted, self.locate_small_run(&range)) {
+            (None, _) => self.read_by_segments(range.clone(), answer),
+            (Some(wanted), Some((origin, offset))) if seen.is_jump && !self.is_pending(&wanted) => {
                 let (served, len) = (Arc::clone(self), (range.end - range.start) as usize);
-                let read = move || served.read_alone(origin, offset, len, answer);
-                self.origins[origin as usize].lane.run_now(Box::new(read));
+                let read = move || served.read_uncached(origin, offset, len, answer);
+                self.sources[origin as usize].executor.submit_blocking(Box::new(read));
             }
             (Some(wanted), _) => {
-                let is_beside = seen.is_around && !self.begins_tensor(&range);
-                let why = if is_beside { Why::Soon } else { Why::Now };
-                self.join(&range, &wanted, why, answer);
+                let is_beside = seen.is_fault_around && !self.contains_tensor_start(&range);
+                let why = if is_beside { FillPriority::Deferred } else { FillPriority::Blocking };
+                self.wait_for_blocks(&range, &wanted, why, answer);
             }
         }
-        self.replay();
-        self.fetch_ahead(&range, seen);
+        self.prefetch_trace();
+        self.prefetch(&range, seen);
     }
 
     /// Answers from blocks all of which are there. Whether their files changed is asked here where
     /// that takes no time, and otherwise by a thread that may wait.
-    fn answer_from(
+    fn answer_from_blocks(
         self: &Arc<Self>,
         range: Range<u64>,
-        wanted: Wanted,
-        found: Vec<Found>,
-        answer: Answer,
+        wanted: ReadPlan,
+        found: Vec<BlockHit>,
+        answer: PendingReply,
     ) {
-        let remote = found.iter().map(|found| self.origin_of(found.id)).find(|o| !o.local);
+        let remote = found.iter().map(|found| self.source_of(found.id)).find(|o| !o.is_local);
         let Some(remote) = remote else {
-            return self.answer_checked(&range, &wanted, &found, answer);
+            return self.answer_unchanged(&range, &wanted, &found, answer);
         };
         let served = Arc::clone(self);
-        remote.lane.run_now(Box::new(move || {
-            served.answer_checked(&range, &wanted, &found, answer);
+        remote.executor.submit_blocking(Box::new(move || {
+            served.answer_unchanged(&range, &wanted, &found, answer);
         }));
     }
 
-    fn answer_checked(&self, range: &Range<u64>, wanted: &Wanted, found: &[Found], answer: Answer) {
+    fn answer_unchanged(
+        &self,
+        range: &Range<u64>,
+        wanted: &ReadPlan,
+        found: &[BlockHit],
+        answer: PendingReply,
+    ) {
         let mut checked = None;
-        for Found { id, .. } in found {
-            if checked != Some(id.of)
-                && let Err(error) = self.check(*id)
+        for BlockHit { id, .. } in found {
+            if checked != Some(id.source)
+                && let Err(error) = self.check_block_source(*id)
             {
-                return answer.give(Err(&error));
+                return answer.send(Err(&error));
             }
-            checked = Some(id.of);
+            checked = Some(id.source);
         }
-        if let [Found { block, parts, .. }] = found
+        if let [BlockHit { block, parts, .. }] = found
             && let [part] = &**parts
-            && wanted.at_hand.is_empty()
+            && wanted.in_memory.is_empty()
         {
-            return answer.give(Ok(&block.bytes()[part.bytes.clone()]));
+            return answer.send(Ok(&block.bytes()[part.bytes.clone()]));
         }
         with_scratch((range.end - range.start) as usize, |scratch| {
-            for Found { block, parts, .. } in found {
+            for BlockHit { block, parts, .. } in found {
                 for part in parts {
-                    scratch[part.at..part.at + part.bytes.len()]
+                    scratch[part.reply_offset..part.reply_offset + part.bytes.len()]
                         .copy_from_slice(&block.bytes()[part.bytes.clone()]);
                 }
             }
-            match self.copy_at_hand(wanted, scratch) {
-                Ok(()) => answer.give(Ok(scratch)),
-                Err(error) => answer.give(Err(&error)),
+            match self.copy_in_memory(wanted, scratch) {
+                Ok(()) => answer.send(Ok(scratch)),
+                Err(error) => answer.send(Err(&error)),
             }
         });
     }
 
     /// Copies what the image itself holds in memory: there is no disk to wait for.
-    fn copy_at_hand(&self, wanted: &Wanted, out: &mut [u8]) -> Result<(), Arc<Error>> {
-        for (at, range) in &wanted.at_hand {
+    fn copy_in_memory(&self, wanted: &ReadPlan, out: &mut [u8]) -> Result<(), Arc<CacheError>> {
+        for (at, range) in &wanted.in_memory {
             let part = &mut out[*at..*at + (range.end - range.start) as usize];
-            self.reader.read_at(part, range.start).map_err(|e| self.failed(e.into()))?;
+            self.reader.read_at(part, range.start).map_err(|e| self.record_failure(e.into()))?;
         }
         Ok(())
     }
 
     /// Answers from the sources' page cache if all of the range is there, and gives the answer
     /// back if not.
-    fn answer_cached(&self, range: &Range<u64>, answer: Answer) -> Result<(), Answer> {
+    fn answer_from_page_cache(
+        &self,
+        range: &Range<u64>,
+        answer: PendingReply,
+    ) -> Result<(), PendingReply> {
         let segments = || self.image().segments(range.clone());
         let local = segments().all(|segment| match segment.bytes {
-            SegmentBytes::Header(_) => true,
-            SegmentBytes::Run { origin, .. } => self.origins[origin.0 as usize].local,
-            SegmentBytes::Tensor { .. } => false,
+            SegmentSource::Header(_) => true,
+            SegmentSource::Run { origin, .. } => self.sources[origin.0 as usize].is_local,
+            SegmentSource::Tensor { .. } => false,
         });
         if !local {
             return Err(answer);
@@ -188,16 +208,16 @@ impl Served {
                 let start = (segment.range.start - range.start) as usize;
                 let out = &mut scratch[start..(segment.range.end - range.start) as usize];
                 match segment.bytes {
-                    SegmentBytes::Run { origin, offset } if self.reader.file(origin).is_some() => {
-                        let file = &self.origins[origin.0 as usize];
-                        if !file.read_cached(&self.reader, out, offset) {
+                    SegmentSource::Run { origin, offset } if self.reader.file(origin).is_some() => {
+                        let file = &self.sources[origin.0 as usize];
+                        if !file.read_from_page_cache(&self.reader, out, offset) {
                             return Err(answer);
                         }
                         if last != Some(origin)
                             && let Some(last) = last.replace(origin)
-                            && let Err(error) = self.check_origin(last.0)
+                            && let Err(error) = self.check_source(last.0)
                         {
-                            answer.give(Err(&error));
+                            answer.send(Err(&error));
                             return Ok(());
                         }
                     }
@@ -208,118 +228,125 @@ impl Served {
                     }
                 }
             }
-            let counting = &self.cache.counting;
-            counting.cached.one();
+            let counting = &self.cache.counters;
+            counting.cached.increment();
             counting.cached_bytes.add(scratch.len() as u64);
-            match last.map_or(Ok(()), |origin| self.check_origin(origin.0)) {
-                Ok(()) => answer.give(Ok(scratch)),
-                Err(error) => answer.give(Err(&error)),
+            match last.map_or(Ok(()), |origin| self.check_source(origin.0)) {
+                Ok(()) => answer.send(Ok(scratch)),
+                Err(error) => answer.send(Err(&error)),
             }
             Ok(())
         })
     }
 
     /// Waits for the blocks that are not there.
-    fn join(self: &Arc<Self>, range: &Range<u64>, wanted: &Wanted, why: Why, answer: Answer) {
+    fn wait_for_blocks(
+        self: &Arc<Self>,
+        range: &Range<u64>,
+        wanted: &ReadPlan,
+        why: FillPriority,
+        answer: PendingReply,
+    ) {
         let mut answer = Some(answer);
         // One part of one block is the answer itself; of more it is put together.
-        let whole = |parts: Parts| match &*parts {
-            [(id, parts)] if parts.len() == 1 && wanted.at_hand.is_empty() => {
-                Some(vec![(*id, Waiter::Whole(parts[0].bytes.clone(), answer.take()?))])
+        let whole = |parts: BlockParts| match &*parts {
+            [(id, parts)] if parts.len() == 1 && wanted.in_memory.is_empty() => {
+                Some(vec![(*id, Waiter::Direct(parts[0].bytes.clone(), answer.take()?))])
             }
             _ => None,
         };
-        let joined = self.cache.store.join(self.number, &wanted.pieces, why, whole);
-        let joined = joined.or_else(|| self.join_parts(range, wanted, why, answer.take()?));
+        let joined = self.cache.blocks.join(self.file_id, &wanted.pieces, why, whole);
+        let joined = joined.or_else(|| self.wait_for_parts(range, wanted, why, answer.take()?));
         let Some(joined) = joined else {
             return;
         };
         for id in joined.to_fill {
-            fill::start(self, id, why);
+            fill::schedule(self, id, why);
         }
         for (id, block, waiter) in joined.ready {
-            let origin = self.origin_of(id);
-            if origin.local {
-                self.answer_waiter(id, &block, waiter);
+            let origin = self.source_of(id);
+            if origin.is_local {
+                self.complete_waiter(id, &block, waiter);
             } else {
                 let served = Arc::clone(self);
-                let job = Box::new(move || served.answer_waiter(id, &block, waiter));
-                origin.lane.run_now(job);
+                let job = Box::new(move || served.complete_waiter(id, &block, waiter));
+                origin.executor.submit_blocking(job);
             }
         }
     }
 
     /// The same for what is put together; `None` if that was answered otherwise.
-    fn join_parts(
+    fn wait_for_parts(
         self: &Arc<Self>,
         range: &Range<u64>,
-        wanted: &Wanted,
-        why: Why,
-        answer: Answer,
-    ) -> Option<Joined> {
-        let store = &self.cache.store;
+        wanted: &ReadPlan,
+        why: FillPriority,
+        answer: PendingReply,
+    ) -> Option<JoinResult> {
+        let store = &self.cache.blocks;
         let len = (range.end - range.start) as usize;
-        let Some(mut bytes) = Size::of(len).and_then(|size| store.buffer(size)) else {
-            self.read_in_pieces(range.clone(), answer);
+        let Some(mut bytes) = BufferSize::fitting(len).and_then(|size| store.take_buffer(size))
+        else {
+            self.read_by_segments(range.clone(), answer);
             return None;
         };
-        if let Err(error) = self.copy_at_hand(wanted, &mut bytes) {
-            answer.give(Err(&error));
+        if let Err(error) = self.copy_in_memory(wanted, &mut bytes) {
+            answer.send(Err(&error));
             return None;
         }
         let mut answer = Some(answer);
-        let gathered = |parts: Parts| {
-            let gathering = Gathering::new(bytes, len, parts.len(), answer.take()?);
-            let waiter = |(id, parts)| (id, Waiter::Parts(parts, Arc::clone(&gathering)));
+        let gathered = |parts: BlockParts| {
+            let gathering = PartialReply::new(bytes, len, parts.len(), answer.take()?);
+            let waiter = |(id, parts)| (id, Waiter::Partial(parts, Arc::clone(&gathering)));
             Some(parts.into_iter().map(waiter).collect())
         };
-        let joined = store.join(self.number, &wanted.pieces, why, gathered);
+        let joined = store.join(self.file_id, &wanted.pieces, why, gathered);
         if let Some(answer) = answer {
-            self.read_in_pieces(range.clone(), answer);
+            self.read_by_segments(range.clone(), answer);
         }
         joined
     }
 
-    fn answer_waiter(&self, id: BlockId, block: &Block, waiter: Waiter) {
-        match self.check(id) {
-            Ok(()) => waiter.answer(Ok(block.bytes())),
-            Err(error) => waiter.answer(Err(&error)),
+    fn complete_waiter(&self, id: BlockId, block: &Block, waiter: Waiter) {
+        match self.check_block_source(id) {
+            Ok(()) => waiter.complete(Ok(block.bytes())),
+            Err(error) => waiter.complete(Err(&error)),
         }
     }
 
     /// Refuses bytes of a file that changed.
-    pub(super) fn check(&self, id: BlockId) -> Result<(), Arc<Error>> {
-        match id.of {
-            Of::File(origin) => self.check_origin(origin),
-            Of::Tensor(place) => {
-                self.check_origin(self.image().tensors()[place as usize].bytes.reach().0.0)
+    pub(super) fn check_block_source(&self, id: BlockId) -> Result<(), Arc<CacheError>> {
+        match id.source {
+            BlockSource::File(origin) => self.check_source(origin),
+            BlockSource::Tensor(place) => {
+                self.check_source(self.image().tensors()[place as usize].bytes.extent().0.0)
             }
         }
     }
 
-    fn check_origin(&self, origin: u32) -> Result<(), Arc<Error>> {
-        if let Some(error) = self.broken.get() {
+    fn check_source(&self, origin: u32) -> Result<(), Arc<CacheError>> {
+        if let Some(error) = self.permanent_error.get() {
             return Err(Arc::clone(error));
         }
-        let unchanged = self.origins[origin as usize].check_unchanged(&self.reader);
-        unchanged.map_err(|error| self.failed(error.into()))
+        let unchanged = self.sources[origin as usize].check_unchanged(&self.reader);
+        unchanged.map_err(|error| self.record_failure(error.into()))
     }
 
     /// An error to be answered. If no later read can do better, all of them get this one.
-    pub(super) fn failed(&self, error: Error) -> Arc<Error> {
+    pub(super) fn record_failure(&self, error: CacheError) -> Arc<CacheError> {
         let error = Arc::new(error);
-        if !error.is_final() {
-            if self.cache.may_say(error.path()) {
+        if !error.is_permanent() {
+            if self.cache.should_log(error.path()) {
                 tracing::warn!(%error, "a read failed");
             }
             return error;
         }
-        let first = self.broken.get_or_init(|| {
+        let first = self.permanent_error.get_or_init(|| {
             let remedy = error.remedy();
             if self.image().is_plain() {
                 // Files that are shown as they are may change: they are then read as they are.
                 tracing::debug!(%error, "nothing more is read ahead of this file");
-            } else if self.cache.may_say(error.path()) {
+            } else if self.cache.should_log(error.path()) {
                 tracing::error!(%error, remedy, "nothing more is read of this image");
             }
             Arc::clone(&error)
@@ -329,11 +356,11 @@ impl Served {
 }
 
 /// Memory from which on gathered tensors have large blocks: they then take an eighth of it at most.
-const LARGE_FROM: u64 = 64 << 20;
+const LARGE_BLOCKS_MIN_LIMIT_BYTES: u64 = 64 << 20;
 
-impl Drop for Served {
+impl Drop for CachedFile {
     fn drop(&mut self) {
-        self.cache.store.forget(self.number);
-        self.origins.iter().for_each(|origin| origin.leave(&self.reader));
+        self.cache.blocks.remove_file(self.file_id);
+        self.sources.iter().for_each(|origin| origin.evict_pages(&self.reader));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Numbers since the start, but for the two that say what is held now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
-pub struct Counters {
+pub struct CacheCounters {
     /// Reads that were asked for and not empty: hits, misses, cached and refused together.
     pub reads: u64,
     /// Reads answered from blocks, or from memory that the image holds.
@@ -40,58 +40,58 @@ pub struct Counters {
 
 /// The same, being counted.
 #[derive(Debug, Default)]
-pub(super) struct Counting {
-    pub reads: Count,
-    pub hits: Count,
-    pub misses: Count,
-    pub cached: Count,
-    pub refused: Count,
-    pub errors: Count,
-    pub prefetched: Count,
-    pub prefetch_used: Count,
-    pub prefetch_wasted: Count,
-    pub replayed: Count,
-    pub direct_bytes: Count,
-    pub buffered_bytes: Count,
-    pub cached_bytes: Count,
+pub(super) struct AtomicCounters {
+    pub reads: Counter,
+    pub hits: Counter,
+    pub misses: Counter,
+    pub cached: Counter,
+    pub refused: Counter,
+    pub errors: Counter,
+    pub prefetched: Counter,
+    pub prefetch_used: Counter,
+    pub prefetch_wasted: Counter,
+    pub replayed: Counter,
+    pub direct_bytes: Counter,
+    pub buffered_bytes: Counter,
+    pub cached_bytes: Counter,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
+pub(super) struct Counter(AtomicU64);
 
-impl Count {
+impl Counter {
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    pub fn one(&self) {
+    pub fn increment(&self) {
         self.add(1);
     }
 
-    fn now(&self) -> u64 {
+    fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-impl Counting {
+impl AtomicCounters {
     /// The numbers now, but for what is held.
-    pub fn now(&self) -> Counters {
-        Counters {
-            reads: self.reads.now(),
-            hits: self.hits.now(),
-            misses: self.misses.now(),
-            cached: self.cached.now(),
-            refused: self.refused.now(),
-            errors: self.errors.now(),
-            prefetched: self.prefetched.now(),
-            prefetch_used: self.prefetch_used.now(),
-            prefetch_wasted: self.prefetch_wasted.now(),
-            replayed: self.replayed.now(),
+    pub fn snapshot(&self) -> CacheCounters {
+        CacheCounters {
+            reads: self.reads.get(),
+            hits: self.hits.get(),
+            misses: self.misses.get(),
+            cached: self.cached.get(),
+            refused: self.refused.get(),
+            errors: self.errors.get(),
+            prefetched: self.prefetched.get(),
+            prefetch_used: self.prefetch_used.get(),
+            prefetch_wasted: self.prefetch_wasted.get(),
+            replayed: self.replayed.get(),
             held_bytes: 0,
             budget_bytes: 0,
-            direct_bytes: self.direct_bytes.now(),
-            buffered_bytes: self.buffered_bytes.now(),
-            cached_bytes: self.cached_bytes.now(),
+            direct_bytes: self.direct_bytes.get(),
+            buffered_bytes: self.buffered_bytes.get(),
+            cached_bytes: self.cached_bytes.get(),
         }
     }
 }

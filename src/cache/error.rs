@@ -6,13 +6,13 @@ use crate::{image, source};
 
 /// A read that failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum CacheError {
     /// The sources cannot be read, or changed.
     #[error(transparent)]
-    Image(#[from] image::Error),
+    VirtualFile(#[from] image::Error),
     /// The program itself failed while it read: the read can be tried again.
     #[error("{path}: reading it failed in a way that should not be possible")]
-    Failed {
+    Internal {
         /// The checkpoint's file that was read.
         path: PathBuf,
     },
@@ -21,28 +21,28 @@ pub enum Error {
     Stopped,
 }
 
-impl From<source::Error> for Error {
+impl From<source::Error> for CacheError {
     fn from(error: source::Error) -> Self {
-        Error::Image(error.into())
+        CacheError::VirtualFile(error.into())
     }
 }
 
-impl Error {
+impl CacheError {
     /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
-            Error::Image(error) => error.remedy(),
-            Error::Failed { .. } => "try again, and report it with the log",
-            Error::Stopped => "mount again",
+            CacheError::VirtualFile(error) => error.remedy(),
+            CacheError::Internal { .. } => "try again, and report it with the log",
+            CacheError::Stopped => "mount again",
         }
     }
 
     /// Whether the bytes that the image was made of are gone, so that no later read can do better.
-    pub fn is_final(&self) -> bool {
+    pub fn is_permanent(&self) -> bool {
         matches!(
             self,
-            Error::Image(image::Error::Source(
-                source::Error::Changed { .. } | source::Error::Short { .. }
+            CacheError::VirtualFile(image::Error::Source(
+                source::Error::Changed { .. } | source::Error::Truncated { .. }
             ))
         )
     }
@@ -50,9 +50,9 @@ impl Error {
     /// The source at fault, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Error::Image(image::Error::Source(error)) => Some(error.path()),
-            Error::Image(_) | Error::Stopped => None,
-            Error::Failed { path } => Some(path),
+            CacheError::VirtualFile(image::Error::Source(error)) => Some(error.path()),
+            CacheError::VirtualFile(_) | CacheError::Stopped => None,
+            CacheError::Internal { path } => Some(path),
         }
     }
 }

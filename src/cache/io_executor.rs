@@ -13,70 +13,70 @@ use crate::threads::lock;
 
 /// Threads that read one local device: some copy to readers while the others wait for the disk,
 /// which gives all it has to two or three.
-const LOCAL_THREADS: usize = 4;
+const LOCAL_THREAD_COUNT: usize = 4;
 
 /// Threads that read one filesystem elsewhere, where each waits long and works little.
-const REMOTE_THREADS: usize = 16;
+const REMOTE_THREAD_COUNT: usize = 16;
 
 /// How long a thread waits for work before it ends: longer than a program pauses between tensors.
-const IDLE: Duration = Duration::from_secs(5);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Jobs ahead of time that may wait. Those beyond are dropped, the oldest first: what was foreseen
 /// so long ago has been read by then, or never will be.
-const MOST_AHEAD: usize = 512;
+const MAX_PREFETCH_JOBS: usize = 512;
 
 /// Jobs that are wanted now and go before one that is wanted soon: there is a reader behind each of those, too.
-const IN_A_ROW: usize = 3;
+const MAX_BLOCKING_STREAK: usize = 3;
 
 /// Work that may wait for the disk. One that is dropped without being run must see to it by itself
 /// that nobody goes on waiting for it.
-pub type Job = Box<dyn FnOnce() + Send>;
+pub type IoJob = Box<dyn FnOnce() + Send>;
 
-pub struct Lane {
-    queue: Mutex<Queue>,
+pub struct IoExecutor {
+    queue: Mutex<JobQueue>,
     work: Condvar,
-    threads: usize,
+    max_threads: usize,
 }
 
 #[derive(Default)]
-struct Queue {
-    now: VecDeque<Job>,
-    soon: VecDeque<Job>,
-    ahead: VecDeque<Job>,
+struct JobQueue {
+    blocking: VecDeque<IoJob>,
+    deferred: VecDeque<IoJob>,
+    prefetch: VecDeque<IoJob>,
     /// Jobs of `now` that went before those of `soon`.
-    in_a_row: usize,
-    running: usize,
-    idle: usize,
+    blocking_streak: usize,
+    running_threads: usize,
+    idle_threads: usize,
     stopped: bool,
 }
 
-impl Lane {
-    pub fn new(local: bool) -> Arc<Lane> {
-        let threads = if local { LOCAL_THREADS } else { REMOTE_THREADS };
-        Arc::new(Lane { queue: Mutex::default(), work: Condvar::new(), threads })
+impl IoExecutor {
+    pub fn new(local: bool) -> Arc<IoExecutor> {
+        let threads = if local { LOCAL_THREAD_COUNT } else { REMOTE_THREAD_COUNT };
+        Arc::new(IoExecutor { queue: Mutex::default(), work: Condvar::new(), max_threads: threads })
     }
 
     /// Runs a job as soon as a thread is free.
-    pub fn run_now(self: &Arc<Self>, job: Job) {
-        self.add(|queue| {
-            queue.now.push_back(job);
+    pub fn submit_blocking(self: &Arc<Self>, job: IoJob) {
+        self.submit(|queue| {
+            queue.blocking.push_back(job);
             None
         });
     }
 
     /// Runs a job when little is wanted now.
-    pub fn run_soon(self: &Arc<Self>, job: Job) {
-        self.add(|queue| {
-            queue.soon.push_back(job);
+    pub fn submit_deferred(self: &Arc<Self>, job: IoJob) {
+        self.submit(|queue| {
+            queue.deferred.push_back(job);
             None
         });
     }
 
     /// Runs a job when nothing else is wanted.
-    pub fn run_ahead(self: &Arc<Self>, job: Job) {
-        self.add(|queue| {
-            queue.ahead.push_back(job);
-            (queue.ahead.len() > MOST_AHEAD).then(|| queue.ahead.pop_front()).flatten()
+    pub fn submit_prefetch(self: &Arc<Self>, job: IoJob) {
+        self.submit(|queue| {
+            queue.prefetch.push_back(job);
+            (queue.prefetch.len() > MAX_PREFETCH_JOBS).then(|| queue.prefetch.pop_front()).flatten()
         });
     }
 
@@ -91,36 +91,37 @@ impl Lane {
     }
 
     /// Jobs are dropped outside the lock: each then tells those who wait for it.
-    fn add(self: &Arc<Self>, push: impl FnOnce(&mut Queue) -> Option<Job>) {
+    fn submit(self: &Arc<Self>, push: impl FnOnce(&mut JobQueue) -> Option<IoJob>) {
         let mut queue = self.lock();
         let dropped = push(&mut queue);
         if queue.stopped {
             drop(queue);
             return self.stop();
         }
-        let start = queue.idle < queue.waiting() && queue.running < self.threads;
-        let wake = queue.idle > 0;
+        let start =
+            queue.idle_threads < queue.job_count() && queue.running_threads < self.max_threads;
+        let wake = queue.idle_threads > 0;
         if start {
-            queue.running += 1;
+            queue.running_threads += 1;
         }
         drop(queue);
         drop(dropped);
-        if start && self.start() {
+        if start && self.spawn_thread() {
             return;
         }
         if wake {
             self.work.notify_one();
         }
         if start {
-            self.one_less();
+            self.on_spawn_failure();
         }
     }
 
     /// A thread could not be started. If there is no other, nobody will ever do what waits.
-    fn one_less(&self) {
+    fn on_spawn_failure(&self) {
         let mut queue = self.lock();
-        queue.running -= 1;
-        if queue.running > 0 {
+        queue.running_threads -= 1;
+        if queue.running_threads > 0 {
             return;
         }
         let jobs = queue.take_all();
@@ -129,16 +130,16 @@ impl Lane {
         drop(jobs);
     }
 
-    fn start(self: &Arc<Self>) -> bool {
+    fn spawn_thread(self: &Arc<Self>) -> bool {
         let lane = Arc::clone(self);
         let thread = std::thread::Builder::new().name("ckptfs-read".to_owned());
-        thread.spawn(move || lane.work()).is_ok()
+        thread.spawn(move || lane.run_jobs()).is_ok()
     }
 
-    fn work(&self) {
+    fn run_jobs(&self) {
         let mut queue = self.lock();
         loop {
-            if let Some(job) = queue.next() {
+            if let Some(job) = queue.pop() {
                 drop(queue);
                 // A job that panics has told those who wait as it was dropped.
                 drop(catch_unwind(AssertUnwindSafe(job)));
@@ -148,41 +149,43 @@ impl Lane {
             if queue.stopped {
                 break;
             }
-            queue.idle += 1;
+            queue.idle_threads += 1;
             let (woken, waited) =
-                self.work.wait_timeout(queue, IDLE).unwrap_or_else(PoisonError::into_inner);
+                self.work.wait_timeout(queue, IDLE_TIMEOUT).unwrap_or_else(PoisonError::into_inner);
             queue = woken;
-            queue.idle -= 1;
-            if waited.timed_out() && queue.waiting() == 0 {
+            queue.idle_threads -= 1;
+            if waited.timed_out() && queue.job_count() == 0 {
                 break;
             }
         }
-        queue.running -= 1;
+        queue.running_threads -= 1;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, JobQueue> {
         lock(&self.queue)
     }
 }
 
-impl Queue {
-    fn waiting(&self) -> usize {
-        self.now.len() + self.soon.len() + self.ahead.len()
+impl JobQueue {
+    fn job_count(&self) -> usize {
+        self.blocking.len() + self.deferred.len() + self.prefetch.len()
     }
 
-    fn next(&mut self) -> Option<Job> {
-        self.in_a_row = if self.soon.is_empty() { 0 } else { self.in_a_row + 1 };
-        if self.in_a_row <= IN_A_ROW
-            && let Some(job) = self.now.pop_front()
+    fn pop(&mut self) -> Option<IoJob> {
+        self.blocking_streak = if self.deferred.is_empty() { 0 } else { self.blocking_streak + 1 };
+        if self.blocking_streak <= MAX_BLOCKING_STREAK
+            && let Some(job) = self.blocking.pop_front()
         {
             return Some(job);
         }
-        self.in_a_row = 0;
-        [&mut self.soon, &mut self.now, &mut self.ahead].into_iter().find_map(VecDeque::pop_front)
+        self.blocking_streak = 0;
+        [&mut self.deferred, &mut self.blocking, &mut self.prefetch]
+            .into_iter()
+            .find_map(VecDeque::pop_front)
     }
 
-    fn take_all(&mut self) -> [VecDeque<Job>; 3] {
-        [&mut self.now, &mut self.soon, &mut self.ahead].map(std::mem::take)
+    fn take_all(&mut self) -> [VecDeque<IoJob>; 3] {
+        [&mut self.blocking, &mut self.deferred, &mut self.prefetch].map(std::mem::take)
     }
 }
 
@@ -194,41 +197,47 @@ mod tests {
 
     #[test]
     fn what_is_wanted_now_comes_first_and_a_panic_harms_nobody_else() {
-        let lane = Arc::new(Lane { threads: 1, ..Arc::into_inner(Lane::new(true)).unwrap() });
+        let lane = Arc::new(IoExecutor {
+            max_threads: 1,
+            ..Arc::into_inner(IoExecutor::new(true)).unwrap()
+        });
         let (hold, held) = channel::<()>();
         let (say, said) = channel();
-        lane.run_now(Box::new(move || held.recv().unwrap()));
+        lane.submit_blocking(Box::new(move || held.recv().unwrap()));
         for n in [1, 2] {
             let say = say.clone();
-            lane.run_ahead(Box::new(move || say.send(n).unwrap()));
+            lane.submit_prefetch(Box::new(move || say.send(n).unwrap()));
         }
-        lane.run_now(Box::new(|| panic!("meant to")));
-        lane.run_now(Box::new(move || say.send(0).unwrap()));
+        lane.submit_blocking(Box::new(|| panic!("meant to")));
+        lane.submit_blocking(Box::new(move || say.send(0).unwrap()));
         hold.send(()).unwrap();
         assert_eq!(said.iter().collect::<Vec<_>>(), [0, 1, 2]);
     }
 
     #[test]
     fn what_is_wanted_soon_waits_for_what_is_wanted_now_but_not_for_ever() {
-        let lane = Arc::new(Lane { threads: 1, ..Arc::into_inner(Lane::new(true)).unwrap() });
+        let lane = Arc::new(IoExecutor {
+            max_threads: 1,
+            ..Arc::into_inner(IoExecutor::new(true)).unwrap()
+        });
         let (hold, held) = channel::<()>();
         let (say, said) = channel();
         let begin = say.clone();
-        lane.run_now(Box::new(move || {
+        lane.submit_blocking(Box::new(move || {
             begin.send("begun").unwrap();
             held.recv().unwrap();
         }));
         assert_eq!(said.recv(), Ok("begun"));
-        let job = |word: &'static str| -> Job {
+        let job = |word: &'static str| -> IoJob {
             let say = say.clone();
             Box::new(move || say.send(word).unwrap())
         };
-        lane.run_ahead(job("ahead"));
+        lane.submit_prefetch(job("ahead"));
         for word in ["soon 1", "soon 2", "soon 3"] {
-            lane.run_soon(job(word));
+            lane.submit_deferred(job(word));
         }
         for word in ["now 1", "now 2", "now 3", "now 4"] {
-            lane.run_now(job(word));
+            lane.submit_blocking(job(word));
         }
         drop(say);
         hold.send(()).unwrap();
@@ -244,15 +253,18 @@ mod tests {
                 self.0.send("dropped").unwrap();
             }
         }
-        let lane = Arc::new(Lane { threads: 1, ..Arc::into_inner(Lane::new(true)).unwrap() });
+        let lane = Arc::new(IoExecutor {
+            max_threads: 1,
+            ..Arc::into_inner(IoExecutor::new(true)).unwrap()
+        });
         let (hold, held) = channel::<()>();
-        lane.run_now(Box::new(move || assert!(held.recv().is_err())));
+        lane.submit_blocking(Box::new(move || assert!(held.recv().is_err())));
         let (say, said) = channel();
-        let job = |dropped: Dropped| -> Job { Box::new(move || drop(dropped)) };
-        lane.run_now(job(Dropped(say.clone())));
+        let job = |dropped: Dropped| -> IoJob { Box::new(move || drop(dropped)) };
+        lane.submit_blocking(job(Dropped(say.clone())));
         lane.stop();
         assert_eq!(said.recv(), Ok("dropped"));
-        lane.run_ahead(job(Dropped(say)));
+        lane.submit_prefetch(job(Dropped(say)));
         assert_eq!(said.recv(), Ok("dropped"));
         drop(hold);
     }

@@ -41,98 +41,98 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::image::Reader;
-use crate::log_throttle::Said;
+use crate::log_throttle::LogThrottle;
 use crate::threads::lock;
 
-pub use cached_file::Served;
-pub use counters::Counters;
-pub use error::Error;
-pub use reply::Done;
+pub use cached_file::CachedFile;
+pub use counters::CacheCounters;
+pub use error::CacheError;
+pub use reply::ReplyCallback;
 
-use block_table::Store;
-use counters::Counting;
-use io_executor::Lane;
-use trace_store::Orders;
+use block_table::BlockTable;
+use counters::AtomicCounters;
+use io_executor::IoExecutor;
+use trace_store::TraceStore;
 
 /// How much the cache may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct CacheLimits {
     /// Bytes of buffers at the most, those that reads are put together in among them. Besides them,
     /// each thread has what it answers from.
-    pub memory: u64,
+    pub memory_bytes: u64,
     /// Bytes read ahead of one stream at the most.
-    pub readahead: u64,
+    pub readahead_bytes: u64,
 }
 
-impl Default for Limits {
+impl Default for CacheLimits {
     fn default() -> Self {
-        Limits { memory: MEMORY, readahead: READAHEAD }
+        CacheLimits { memory_bytes: DEFAULT_MEMORY_BYTES, readahead_bytes: DEFAULT_READAHEAD_BYTES }
     }
 }
 
 /// Loading 201 tensors, each touched first, held 350 MiB when nothing had to be given up.
-const MEMORY: u64 = 512 << 20;
+const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
 
 /// What a disk of some GB/s reads in about ten milliseconds, which is longer than a reader waits
 /// for anything else. With this and blocks of a mebibyte loaders beat ext4.
-const READAHEAD: u64 = 32 << 20;
+const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
 
 /// What serves all open images of a program.
 pub struct Cache {
-    store: Store,
-    counting: Arc<Counting>,
-    readahead: u64,
-    orders: Option<Arc<Orders>>,
-    lanes: Mutex<Lanes>,
-    images: AtomicU64,
+    blocks: BlockTable,
+    counters: Arc<AtomicCounters>,
+    readahead_bytes: u64,
+    traces: Option<Arc<TraceStore>>,
+    executors: Mutex<ExecutorSet>,
+    file_count: AtomicU64,
     /// What was logged of files that cannot be read.
-    said: Said,
+    log_throttle: LogThrottle,
 }
 
 /// The lanes by device. Memory, which is no device, has one too: gathering takes its time.
 #[derive(Default)]
-struct Lanes {
-    by_device: HashMap<Option<u64>, Arc<Lane>>,
+struct ExecutorSet {
+    by_device: HashMap<Option<u64>, Arc<IoExecutor>>,
     stopped: bool,
 }
 
 impl Cache {
     /// An empty one. Nothing runs until something is opened. `orders` is the folder where the order of each
     /// load is remembered, to be fetched ahead of the next; without one, none is.
-    pub fn new(limits: Limits, orders: Option<PathBuf>) -> Arc<Cache> {
-        let counting = Arc::new(Counting::default());
+    pub fn new(limits: CacheLimits, orders: Option<PathBuf>) -> Arc<Cache> {
+        let counting = Arc::new(AtomicCounters::default());
         Arc::new(Cache {
-            store: Store::new(limits.memory, Arc::clone(&counting)),
-            counting,
-            readahead: limits.readahead,
-            orders: orders.map(Orders::new),
-            lanes: Mutex::default(),
-            images: AtomicU64::new(0),
-            said: Said::default(),
+            blocks: BlockTable::new(limits.memory_bytes, Arc::clone(&counting)),
+            counters: counting,
+            readahead_bytes: limits.readahead_bytes,
+            traces: orders.map(TraceStore::new),
+            executors: Mutex::default(),
+            file_count: AtomicU64::new(0),
+            log_throttle: LogThrottle::default(),
         })
     }
 
     /// Serves an open image until the last holder of the answer drops it.
-    pub fn serve(self: &Arc<Self>, reader: Arc<Reader>) -> Arc<Served> {
-        let number = self.images.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Served::new(Arc::clone(self), reader, number))
+    pub fn open(self: &Arc<Self>, reader: Arc<Reader>) -> Arc<CachedFile> {
+        let number = self.file_count.fetch_add(1, Ordering::Relaxed);
+        Arc::new(CachedFile::new(Arc::clone(self), reader, number))
     }
 
     /// What was done so far and is held now.
-    pub fn counters(&self) -> Counters {
-        let (held_bytes, budget_bytes) = self.store.pool.held_and_limit();
-        Counters { held_bytes, budget_bytes, ..self.counting.now() }
+    pub fn counters(&self) -> CacheCounters {
+        let (held_bytes, budget_bytes) = self.blocks.pool.held_and_limit();
+        CacheCounters { held_bytes, budget_bytes, ..self.counters.snapshot() }
     }
 
     /// Sets another limit. What is held above it goes at once, but for what is being read or
     /// copied just then.
-    pub fn set_memory(&self, bytes: u64) {
-        self.store.set_memory(bytes);
+    pub fn set_memory_limit(&self, bytes: u64) {
+        self.blocks.set_memory_limit(bytes);
     }
 
     /// Remembers the loads of images that are still open too, and waits a moment until all are written.
-    pub fn settle(&self) {
-        self.orders.iter().for_each(Orders::settle);
+    pub fn flush_traces(&self) {
+        self.traces.iter().for_each(TraceStore::flush);
     }
 
     /// Answers all that wait with [`Error::Stopped`], and from now on every read that would have
@@ -140,20 +140,20 @@ impl Cache {
     pub fn stop(&self) {
         let mut lanes = self.lock();
         lanes.stopped = true;
-        let all: Vec<Arc<Lane>> = lanes.by_device.values().cloned().collect();
+        let all: Vec<Arc<IoExecutor>> = lanes.by_device.values().cloned().collect();
         drop(lanes);
         all.iter().for_each(|lane| lane.stop());
     }
 
     /// Whether a failure of this file is to be logged, or one was so lately.
-    pub(crate) fn may_say(&self, path: Option<&Path>) -> bool {
-        path.is_none_or(|path| self.said.may_say(path))
+    pub(crate) fn should_log(&self, path: Option<&Path>) -> bool {
+        path.is_none_or(|path| self.log_throttle.should_log(path))
     }
 
-    fn lane(&self, device: Option<u64>, local: bool) -> Arc<Lane> {
+    fn executor(&self, device: Option<u64>, local: bool) -> Arc<IoExecutor> {
         let mut lanes = self.lock();
         let stopped = lanes.stopped;
-        let lane = lanes.by_device.entry(device).or_insert_with(|| Lane::new(local));
+        let lane = lanes.by_device.entry(device).or_insert_with(|| IoExecutor::new(local));
         let lane = Arc::clone(lane);
         drop(lanes);
         if stopped {
@@ -162,8 +162,8 @@ impl Cache {
         lane
     }
 
-    fn lock(&self) -> MutexGuard<'_, Lanes> {
-        lock(&self.lanes)
+    fn lock(&self) -> MutexGuard<'_, ExecutorSet> {
+        lock(&self.executors)
     }
 }
 

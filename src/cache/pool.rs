@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use memmap2::MmapMut;
 
 use crate::huge_pages;
-use crate::source::DIRECT_ALIGNMENT;
+use crate::source::DIRECT_ALIGNMENT_BYTES;
 use crate::threads::lock;
 
 /// How large a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
+pub enum BufferSize {
     /// 1 MiB, for what lies in a file as it is shown: with 2 MiB a jump costs so much that a
     /// loader which touches every tensor first takes half as long again.
     Small,
@@ -28,45 +28,45 @@ pub enum Size {
     Large,
 }
 
-impl Size {
+impl BufferSize {
     /// The smallest that has so many bytes.
-    pub fn of(bytes: usize) -> Option<Size> {
-        [Size::Small, Size::Large].into_iter().find(|size| bytes <= size.bytes())
+    pub fn fitting(bytes: usize) -> Option<BufferSize> {
+        [BufferSize::Small, BufferSize::Large].into_iter().find(|size| bytes <= size.bytes())
     }
 
     pub const fn bytes(self) -> usize {
         match self {
-            Size::Small => 1 << 20,
-            Size::Large => 8 << 20,
+            BufferSize::Small => 1 << 20,
+            BufferSize::Large => 8 << 20,
         }
     }
 
     /// What a buffer has: as many bytes, and those around them that are read past the page cache with them.
-    const fn room(self) -> usize {
+    const fn capacity(self) -> usize {
         match self {
-            Size::Small => self.bytes() + DIRECT_ALIGNMENT,
-            Size::Large => self.bytes(),
+            BufferSize::Small => self.bytes() + DIRECT_ALIGNMENT_BYTES,
+            BufferSize::Large => self.bytes(),
         }
     }
 
     /// What is taken from the system, and given back to it, at once. Where there is little, no more than a buffer.
-    const fn slab(self, limit: u64) -> usize {
+    const fn slab_bytes(self, limit: u64) -> usize {
         match self {
-            Size::Small if limit >= SLAB_FROM => SLAB,
-            _ => self.room(),
+            BufferSize::Small if limit >= SLAB_MIN_LIMIT_BYTES => SLAB_BYTES,
+            _ => self.capacity(),
         }
     }
 }
 
 /// Has 15 small buffers, and little is left over.
-const SLAB: usize = 8 * huge_pages::SIZE;
+const SLAB_BYTES: usize = 8 * huge_pages::HUGE_PAGE_BYTES;
 
 /// The limit from which on so much is taken at once: an eighth of it at most.
-const SLAB_FROM: u64 = 8 * SLAB as u64;
+const SLAB_MIN_LIMIT_BYTES: u64 = 8 * SLAB_BYTES as u64;
 
 /// The memory of one buffer.
 #[derive(Debug)]
-struct Part {
+struct SlabPart {
     start: NonNull<u8>,
     len: usize,
     /// What it is a part of. Held by its parts alone.
@@ -75,22 +75,22 @@ struct Part {
 
 // SAFETY: parts of a slab do not overlap, and each has one owner, which alone reaches what is in it.
 #[allow(unsafe_code)]
-unsafe impl Send for Part {}
+unsafe impl Send for SlabPart {}
 // SAFETY: the same; by a shared one it is only read.
 #[allow(unsafe_code)]
-unsafe impl Sync for Part {}
+unsafe impl Sync for SlabPart {}
 
-impl Part {
-    fn slab(&self) -> SlabId {
+impl SlabPart {
+    fn slab_id(&self) -> SlabId {
         SlabId(Arc::as_ptr(&self.slab))
     }
 
     /// Memory fresh from the system, in parts of this size.
-    fn all(size: Size, bytes: usize) -> Option<impl Iterator<Item = Part>> {
-        let mut map = huge_pages::zeroed(bytes).ok()?;
-        let starts: Vec<_> = map.chunks_exact_mut(size.room()).map(NonNull::from).collect();
+    fn allocate(size: BufferSize, bytes: usize) -> Option<impl Iterator<Item = SlabPart>> {
+        let mut map = huge_pages::allocate_zeroed(bytes).ok()?;
+        let starts: Vec<_> = map.chunks_exact_mut(size.capacity()).map(NonNull::from).collect();
         let slab = Arc::new(map);
-        let part = move |bytes: NonNull<[u8]>| Part {
+        let part = move |bytes: NonNull<[u8]>| SlabPart {
             start: bytes.cast(),
             len: bytes.len(),
             slab: Arc::clone(&slab),
@@ -100,87 +100,87 @@ impl Part {
 }
 
 #[derive(Debug)]
-pub struct Pool {
-    at_rest: Mutex<AtRest>,
+pub struct BlockPool {
+    state: Mutex<PoolState>,
 }
 
 #[derive(Debug)]
-struct AtRest {
+struct PoolState {
     limit: u64,
     /// Bytes of all slabs, in use or at rest.
     held: u64,
-    small: Vec<Part>,
-    large: Vec<Part>,
+    small: Vec<SlabPart>,
+    large: Vec<SlabPart>,
 }
 
-impl AtRest {
-    fn of(&mut self, size: Size) -> &mut Vec<Part> {
+impl PoolState {
+    fn idle(&mut self, size: BufferSize) -> &mut Vec<SlabPart> {
         match size {
-            Size::Small => &mut self.small,
-            Size::Large => &mut self.large,
+            BufferSize::Small => &mut self.small,
+            BufferSize::Large => &mut self.large,
         }
     }
 
     /// Gives slabs at rest back to the system until this many more bytes fit.
     fn make_room(&mut self, bytes: u64) -> bool {
-        for size in [Size::Small, Size::Large] {
-            self.give_back(size, (self.held + bytes).saturating_sub(self.limit));
+        for size in [BufferSize::Small, BufferSize::Large] {
+            self.release(size, (self.held + bytes).saturating_sub(self.limit));
         }
         self.held + bytes <= self.limit
     }
 
     /// Gives slabs of so many bytes back, if there are: those that are longest at rest, of those of which nothing is
     /// in use.
-    fn give_back(&mut self, size: Size, bytes: u64) {
+    fn release(&mut self, size: BufferSize, bytes: u64) {
         if bytes == 0 {
             return;
         }
-        let resting = self.resting();
-        let parts = self.of(size);
+        let resting = self.idle_by_slab();
+        let parts = self.idle(size);
         let (mut gone, mut freed) = (HashSet::new(), 0);
         for part in parts.iter() {
-            let is_whole = resting[&part.slab()] == part.slab.len() / size.room();
-            if freed < bytes && is_whole && gone.insert(part.slab()) {
+            let is_whole = resting[&part.slab_id()] == part.slab.len() / size.capacity();
+            if freed < bytes && is_whole && gone.insert(part.slab_id()) {
                 freed += part.slab.len() as u64;
             }
         }
-        parts.retain(|part| !gone.contains(&part.slab()));
+        parts.retain(|part| !gone.contains(&part.slab_id()));
         self.held -= freed;
     }
 
     /// How many parts of each slab are here.
-    fn resting(&self) -> HashMap<SlabId, usize> {
+    fn idle_by_slab(&self) -> HashMap<SlabId, usize> {
         let mut resting = HashMap::new();
         for part in self.small.iter().chain(&self.large) {
-            *resting.entry(part.slab()).or_default() += 1;
+            *resting.entry(part.slab_id()).or_default() += 1;
         }
         resting
     }
 }
 
-impl Pool {
-    pub fn new(limit: u64) -> Arc<Pool> {
-        let at_rest = AtRest { limit, held: 0, small: Vec::new(), large: Vec::new() };
-        Arc::new(Pool { at_rest: Mutex::new(at_rest) })
+impl BlockPool {
+    pub fn new(limit: u64) -> Arc<BlockPool> {
+        let at_rest = PoolState { limit, held: 0, small: Vec::new(), large: Vec::new() };
+        Arc::new(BlockPool { state: Mutex::new(at_rest) })
     }
 
     /// A buffer that was used before. What is in it is of no worth.
-    pub fn used(self: &Arc<Self>, size: Size) -> Option<Buffer> {
-        let part = self.lock().of(size).pop()?;
+    pub fn reuse(self: &Arc<Self>, size: BufferSize) -> Option<Buffer> {
+        let part = self.lock().idle(size).pop()?;
         Some(Buffer { part: Some(part), size, pool: Arc::clone(self) })
     }
 
     /// A buffer fresh from the system, if the limit allows one more.
-    pub fn fresh(self: &Arc<Self>, size: Size) -> Option<Buffer> {
+    pub fn allocate(self: &Arc<Self>, size: BufferSize) -> Option<Buffer> {
         let mut at_rest = self.lock();
-        let slab = size.slab(at_rest.limit);
+        let slab = size.slab_bytes(at_rest.limit);
         let bytes = slab as u64;
         if !at_rest.make_room(bytes) {
             return None;
         }
-        let mut parts = Part::all(size, slab)?;
+        let mut parts = SlabPart::allocate(size, slab)?;
         let part = parts.next();
-        at_rest.of(size).extend(parts);
+        at_rest.idle(size).extend(parts);
         at_rest.held += bytes;
         Some(Buffer { part, size, pool: Arc::clone(self) })
     }
@@ -193,8 +193,8 @@ impl Pool {
     }
 
     /// How many buffers of each slab are at rest.
-    pub fn resting(&self) -> HashMap<SlabId, usize> {
-        self.lock().resting()
+    pub fn idle_by_slab(&self) -> HashMap<SlabId, usize> {
+        self.lock().idle_by_slab()
     }
 
     /// Bytes held, and the limit.
@@ -204,15 +204,15 @@ impl Pool {
     }
 
     /// Gives everything at rest back to the system.
-    pub fn trim(&self) {
+    pub fn release_idle(&self) {
         let mut at_rest = self.lock();
-        for size in [Size::Small, Size::Large] {
-            at_rest.give_back(size, u64::MAX);
+        for size in [BufferSize::Small, BufferSize::Large] {
+            at_rest.release(size, u64::MAX);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, AtRest> {
-        lock(&self.at_rest)
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
+        lock(&self.state)
     }
 }
 
@@ -224,16 +224,16 @@ impl Buffer {
     /// The slab that it is a part of, and how many buffers that has.
     pub fn slab(&self) -> Option<(SlabId, usize)> {
         let part = self.part.as_ref()?;
-        Some((part.slab(), part.slab.len() / self.size.room()))
+        Some((part.slab_id(), part.slab.len() / self.size.capacity()))
     }
 }
 
 /// Page-aligned memory that goes back to its pool.
 #[derive(Debug)]
 pub struct Buffer {
-    part: Option<Part>,
-    size: Size,
-    pool: Arc<Pool>,
+    part: Option<SlabPart>,
+    size: BufferSize,
+    pool: Arc<BlockPool>,
 }
 
 impl Deref for Buffer {
@@ -260,7 +260,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let Some(part) = self.part.take() else { return };
         let mut at_rest = self.pool.lock();
-        at_rest.of(self.size).push(part);
+        at_rest.idle(self.size).push(part);
         at_rest.make_room(0);
     }
 }
@@ -269,51 +269,51 @@ impl Drop for Buffer {
 mod tests {
     use super::*;
 
-    fn next(pool: &Arc<Pool>) -> Option<Buffer> {
-        pool.used(Size::Small).or_else(|| pool.fresh(Size::Small))
+    fn next(pool: &Arc<BlockPool>) -> Option<Buffer> {
+        pool.reuse(BufferSize::Small).or_else(|| pool.allocate(BufferSize::Small))
     }
 
     #[test]
     fn no_more_is_held_than_the_limit_says() {
-        const ROOM: u64 = Size::Small.room() as u64;
+        const ROOM: u64 = BufferSize::Small.capacity() as u64;
         let limit = (8 << 20) + 2 * ROOM;
-        let pool = Pool::new(limit);
-        let large = pool.fresh(Size::Large).unwrap();
+        let pool = BlockPool::new(limit);
+        let large = pool.allocate(BufferSize::Large).unwrap();
         let small: Vec<Buffer> = std::iter::from_fn(|| next(&pool)).collect();
         assert_eq!((small.len(), pool.held_and_limit()), (2, (limit, limit)));
         drop(large);
-        assert!(pool.used(Size::Small).is_none());
+        assert!(pool.reuse(BufferSize::Small).is_none());
         // What rests in the other size makes room.
         let more: Vec<Buffer> = std::iter::from_fn(|| next(&pool)).collect();
         assert_eq!((more.len(), pool.held_and_limit().0), (7, 9 * ROOM));
         pool.set_limit(5 << 20);
-        assert!(pool.fresh(Size::Small).is_none());
+        assert!(pool.allocate(BufferSize::Small).is_none());
         drop((small, more));
         assert_eq!(pool.held_and_limit(), (4 * ROOM, 5 << 20));
-        assert!(pool.used(Size::Small).is_some());
-        pool.trim();
+        assert!(pool.reuse(BufferSize::Small).is_some());
+        pool.release_idle();
         assert_eq!(pool.held_and_limit().0, 0);
     }
 
     #[test]
     fn what_was_taken_at_once_is_given_back_at_once() {
-        let pool = Pool::new(SLAB_FROM);
+        let pool = BlockPool::new(SLAB_MIN_LIMIT_BYTES);
         let mut all: Vec<Buffer> = (0..15).map(|_| next(&pool).unwrap()).collect();
         assert_eq!(
-            (pool.held_and_limit().0, pool.used(Size::Small).is_none()),
-            (SLAB as u64, true)
+            (pool.held_and_limit().0, pool.reuse(BufferSize::Small).is_none()),
+            (SLAB_BYTES as u64, true)
         );
         let last = all.pop();
         pool.set_limit(0);
         drop(all);
-        assert_eq!(pool.held_and_limit().0, SLAB as u64);
+        assert_eq!(pool.held_and_limit().0, SLAB_BYTES as u64);
         drop(last);
         assert_eq!(pool.held_and_limit().0, 0);
     }
 
     #[test]
     fn no_two_buffers_share_memory() {
-        let pool = Pool::new(SLAB_FROM);
+        let pool = BlockPool::new(SLAB_MIN_LIMIT_BYTES);
         let filled = |n: u8| {
             let mut buffer = next(&pool).unwrap();
             buffer.fill(n);
@@ -321,7 +321,7 @@ mod tests {
         };
         let all: Vec<Buffer> = (0..32).map(filled).collect();
         let is_whole = |(n, buffer): (u8, &Buffer)| {
-            buffer.len() == Size::Small.room() && buffer.iter().all(|&b| b == n)
+            buffer.len() == BufferSize::Small.capacity() && buffer.iter().all(|&b| b == n)
         };
         assert!((0..).zip(&all).all(is_whole));
     }

@@ -6,32 +6,32 @@ use std::sync::{Arc, Mutex};
 
 use crate::threads::lock;
 
-use super::Error;
-use super::counters::Counting;
+use super::CacheError;
+use super::counters::AtomicCounters;
 use super::pool::Buffer;
 
 /// What is called with the bytes of a read, or with why there are none.
-pub type Done = Box<dyn FnOnce(Result<&[u8], &Error>) + Send>;
+pub type ReplyCallback = Box<dyn FnOnce(Result<&[u8], &CacheError>) + Send>;
 
 /// An answer that is owed. Dropped without one, it says that reading was stopped.
-pub struct Answer {
-    done: Option<Done>,
-    counting: Arc<Counting>,
+pub struct PendingReply {
+    callback: Option<ReplyCallback>,
+    counters: Arc<AtomicCounters>,
 }
 
-impl Answer {
-    pub fn new(done: Done, counting: Arc<Counting>) -> Answer {
-        Answer { done: Some(done), counting }
+impl PendingReply {
+    pub fn new(done: ReplyCallback, counting: Arc<AtomicCounters>) -> PendingReply {
+        PendingReply { callback: Some(done), counters: counting }
     }
 
-    pub fn give(mut self, answer: Result<&[u8], &Error>) {
-        self.give_once(answer);
+    pub fn send(mut self, answer: Result<&[u8], &CacheError>) {
+        self.send_once(answer);
     }
 
-    fn give_once(&mut self, answer: Result<&[u8], &Error>) {
-        if let Some(done) = self.done.take() {
+    fn send_once(&mut self, answer: Result<&[u8], &CacheError>) {
+        if let Some(done) = self.callback.take() {
             if answer.is_err() {
-                self.counting.errors.one();
+                self.counters.errors.increment();
             }
             // A panic of whoever asked must not fail those who are answered after.
             drop(catch_unwind(AssertUnwindSafe(|| done(answer))));
@@ -39,66 +39,76 @@ impl Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for PendingReply {
     fn drop(&mut self) {
-        self.give_once(Err(&Error::Stopped));
+        self.send_once(Err(&CacheError::Stopped));
     }
 }
 
 /// Bytes of a block, and where in the answer they belong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct BlockPart {
     /// From which byte of the answer.
-    pub at: usize,
+    pub reply_offset: usize,
     /// Which bytes of the block.
     pub bytes: Range<usize>,
 }
 
 /// An answer that is put together from parts as they come.
-pub struct Gathering(Mutex<State>);
+pub struct PartialReply(Mutex<PartialState>);
 
-struct State {
+struct PartialState {
     /// From the pool, so that those who wait are within the budget too; none once it is given.
     bytes: Option<Buffer>,
     len: usize,
     /// Blocks that have not come.
-    missing: usize,
-    answer: Option<Answer>,
+    missing_blocks: usize,
+    reply: Option<PendingReply>,
 }
 
-impl Gathering {
+impl PartialReply {
     /// An answer of so many bytes of a buffer, some of which are already there.
-    pub fn new(bytes: Buffer, len: usize, missing: usize, answer: Answer) -> Arc<Gathering> {
+    pub fn new(
+        bytes: Buffer,
+        len: usize,
+        missing: usize,
+        answer: PendingReply,
+    ) -> Arc<PartialReply> {
         let (bytes, answer) = (Some(bytes), Some(answer));
-        Arc::new(Gathering(Mutex::new(State { bytes, len, missing, answer })))
+        Arc::new(PartialReply(Mutex::new(PartialState {
+            bytes,
+            len,
+            missing_blocks: missing,
+            reply: answer,
+        })))
     }
 
     /// A block has come: takes its parts. The last one to come gives the answer, and an error
     /// gives it at once.
-    pub fn take(&self, parts: &[Part], block: Result<&[u8], &Error>) {
+    pub fn add_block(&self, parts: &[BlockPart], block: Result<&[u8], &CacheError>) {
         let mut state = lock(&self.0);
         match block {
             Err(error) => {
-                let (answer, bytes) = (state.answer.take(), state.bytes.take());
+                let (answer, bytes) = (state.reply.take(), state.bytes.take());
                 drop((state, bytes));
                 if let Some(answer) = answer {
-                    answer.give(Err(error));
+                    answer.send(Err(error));
                 }
             }
             Ok(block) => {
                 let Some(bytes) = state.bytes.as_mut() else { return };
                 for part in parts {
-                    let end = part.at + part.bytes.len();
-                    bytes[part.at..end].copy_from_slice(&block[part.bytes.clone()]);
+                    let end = part.reply_offset + part.bytes.len();
+                    bytes[part.reply_offset..end].copy_from_slice(&block[part.bytes.clone()]);
                 }
-                state.missing -= 1;
-                if state.missing > 0 {
+                state.missing_blocks -= 1;
+                if state.missing_blocks > 0 {
                     return;
                 }
-                let (answer, bytes, len) = (state.answer.take(), state.bytes.take(), state.len);
+                let (answer, bytes, len) = (state.reply.take(), state.bytes.take(), state.len);
                 drop(state);
                 if let (Some(answer), Some(bytes)) = (answer, bytes) {
-                    answer.give(Ok(&bytes[..len]));
+                    answer.send(Ok(&bytes[..len]));
                 }
             }
         }
@@ -108,22 +118,22 @@ impl Gathering {
 /// Somebody who waits for a block.
 pub enum Waiter {
     /// For one part of it, which is the whole answer: no byte of it is copied.
-    Whole(Range<usize>, Answer),
+    Direct(Range<usize>, PendingReply),
     /// For parts of it.
-    Parts(Vec<Part>, Arc<Gathering>),
+    Partial(Vec<BlockPart>, Arc<PartialReply>),
 }
 
 impl Waiter {
-    pub fn answer(self, block: Result<&[u8], &Error>) {
+    pub fn complete(self, block: Result<&[u8], &CacheError>) {
         match self {
-            Waiter::Whole(bytes, answer) => answer.give(block.map(|block| &block[bytes])),
-            Waiter::Parts(parts, gathering) => gathering.take(&parts, block),
+            Waiter::Direct(bytes, answer) => answer.send(block.map(|block| &block[bytes])),
+            Waiter::Partial(parts, gathering) => gathering.add_block(&parts, block),
         }
     }
 
     /// The same waiter for a block that has what it wants and nothing else. `visit` learns of each
     /// stretch where it is in the block that is, and where in that one.
-    pub fn moved(self, mut visit: impl FnMut(Range<usize>, usize)) -> Waiter {
+    pub fn compacted(self, mut visit: impl FnMut(Range<usize>, usize)) -> Waiter {
         let mut at = 0;
         let mut close_up = |bytes: Range<usize>| {
             let moved = at..at + bytes.len();
@@ -132,19 +142,22 @@ impl Waiter {
             moved
         };
         match self {
-            Waiter::Whole(bytes, answer) => Waiter::Whole(close_up(bytes), answer),
-            Waiter::Parts(parts, gathering) => {
-                let close_up = |part: Part| Part { at: part.at, bytes: close_up(part.bytes) };
-                Waiter::Parts(parts.into_iter().map(close_up).collect(), gathering)
+            Waiter::Direct(bytes, answer) => Waiter::Direct(close_up(bytes), answer),
+            Waiter::Partial(parts, gathering) => {
+                let close_up = |part: BlockPart| BlockPart {
+                    reply_offset: part.reply_offset,
+                    bytes: close_up(part.bytes),
+                };
+                Waiter::Partial(parts.into_iter().map(close_up).collect(), gathering)
             }
         }
     }
 
     /// How many bytes of the block are wanted.
-    pub fn wanted(&self) -> u64 {
+    pub fn byte_count(&self) -> u64 {
         match self {
-            Waiter::Whole(bytes, _) => bytes.len() as u64,
-            Waiter::Parts(parts, _) => parts.iter().map(|part| part.bytes.len() as u64).sum(),
+            Waiter::Direct(bytes, _) => bytes.len() as u64,
+            Waiter::Partial(parts, _) => parts.iter().map(|part| part.bytes.len() as u64).sum(),
         }
     }
 }
@@ -153,7 +166,7 @@ impl Waiter {
 mod tests {
     use std::sync::mpsc::channel;
 
-    use super::super::pool::{Pool, Size};
+    use super::super::pool::{BlockPool, BufferSize};
     use super::*;
 
     #[test]
@@ -161,20 +174,21 @@ mod tests {
         let (say, said) = channel();
         let answer = || {
             let say = say.clone();
-            let done: Done = Box::new(move |a| say.send(a.is_ok()).unwrap());
-            Answer::new(done, Arc::default())
+            let done: ReplyCallback = Box::new(move |a| say.send(a.is_ok()).unwrap());
+            PendingReply::new(done, Arc::default())
         };
-        answer().give(Ok(b"x"));
+        answer().send(Ok(b"x"));
         drop(answer());
-        let pool = Pool::new(3 << 20);
-        let buffer = || pool.used(Size::Small).or_else(|| pool.fresh(Size::Small)).unwrap();
-        let gathering = Gathering::new(buffer(), 2, 2, answer());
-        gathering.take(&[], Err(&Error::Stopped));
-        gathering.take(&[Part { at: 0, bytes: 0..2 }], Ok(b"ab"));
+        let pool = BlockPool::new(3 << 20);
+        let buffer =
+            || pool.reuse(BufferSize::Small).or_else(|| pool.allocate(BufferSize::Small)).unwrap();
+        let gathering = PartialReply::new(buffer(), 2, 2, answer());
+        gathering.add_block(&[], Err(&CacheError::Stopped));
+        gathering.add_block(&[BlockPart { reply_offset: 0, bytes: 0..2 }], Ok(b"ab"));
         // Once answered it keeps no memory, whoever still holds it.
         drop([buffer(), buffer()]);
         drop(gathering);
-        drop(Gathering::new(buffer(), 0, 1, answer()));
+        drop(PartialReply::new(buffer(), 0, 1, answer()));
         drop(say);
         assert_eq!(said.iter().collect::<Vec<_>>(), [true, false, false, false]);
     }

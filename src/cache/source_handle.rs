@@ -7,38 +7,45 @@ use std::sync::Arc;
 
 use crate::checkpoint::OriginId;
 use crate::image::Reader;
-use crate::source::{DIRECT_ALIGNMENT, Error, OpenFile, Ways};
+use crate::source::{DIRECT_ALIGNMENT_BYTES, Error, OpenFile, ReadStrategy};
 
 use super::Cache;
-use super::counters::Counting;
-use super::io_executor::Lane;
-use super::page_cache_guard::{Brought, Reading};
+use super::counters::AtomicCounters;
+use super::io_executor::IoExecutor;
+use super::page_cache_guard::{ActiveRead, PageCacheGuard};
 
-pub struct OpenOrigin {
+pub struct SourceHandle {
     id: OriginId,
     /// Whether asking its filesystem never waits for anybody else. Memory is local.
-    pub local: bool,
+    pub is_local: bool,
     /// The threads that may wait for it.
-    pub lane: Arc<Lane>,
+    pub executor: Arc<IoExecutor>,
     /// The file, if it is one.
     pub path: Option<PathBuf>,
-    ways: Option<Ways>,
-    brought: Brought,
+    strategy: Option<ReadStrategy>,
+    page_cache: PageCacheGuard,
 }
 
-impl OpenOrigin {
-    pub fn new(cache: &Cache, reader: &Reader, number: u32) -> OpenOrigin {
+impl SourceHandle {
+    pub fn new(cache: &Cache, reader: &Reader, number: u32) -> SourceHandle {
         let id = OriginId(number);
         let file = reader.file(id);
-        let ways = file.map(Ways::of);
-        let local = ways.as_ref().is_none_or(Ways::is_local);
-        let lane = cache.lane(file.map(|file| file.file().identity().dev), local);
+        let ways = file.map(ReadStrategy::new);
+        let local = ways.as_ref().is_none_or(ReadStrategy::is_local);
+        let lane = cache.executor(file.map(|file| file.file().identity().dev), local);
         let path = file.map(|file| file.file().path());
-        OpenOrigin { id, local, lane, path, ways, brought: Brought::default() }
+        SourceHandle {
+            id,
+            is_local: local,
+            executor: lane,
+            path,
+            strategy: ways,
+            page_cache: PageCacheGuard::default(),
+        }
     }
 
-    fn file<'a>(&'a self, reader: &'a Reader) -> Option<(&'a Ways, &'a OpenFile)> {
-        self.ways.as_ref().zip(reader.file(self.id))
+    fn file<'a>(&'a self, reader: &'a Reader) -> Option<(&'a ReadStrategy, &'a OpenFile)> {
+        self.strategy.as_ref().zip(reader.file(self.id))
     }
 
     /// Reads a range into aligned memory, past the page cache if the filesystem can, and else as `read_passing` does;
@@ -48,17 +55,17 @@ impl OpenOrigin {
         reader: &Reader,
         out: &mut [u8],
         range: &Range<u64>,
-        counting: &Counting,
+        counting: &AtomicCounters,
     ) -> Result<Range<usize>, Error> {
-        let before = range.start as usize % DIRECT_ALIGNMENT;
+        let before = range.start as usize % DIRECT_ALIGNMENT_BYTES;
         let len = before + (range.end - range.start) as usize;
         let start = range.start - before as u64;
-        let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT)];
+        let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT_BYTES)];
         let file = self.file(reader);
         let count = if file.map_or(Ok(false), |(ways, file)| ways.read_direct(file, out, start))? {
             &counting.direct_bytes
         } else {
-            self.read_passing(reader, &mut out[..len], start)?;
+            self.read_through(reader, &mut out[..len], start)?;
             &counting.buffered_bytes
         };
         count.add(len as u64);
@@ -66,34 +73,35 @@ impl OpenOrigin {
     }
 
     /// Fills `out` through the page cache, which keeps of it what it had: the rest would be there twice.
-    pub fn read_passing(&self, reader: &Reader, out: &mut [u8], offset: u64) -> Result<(), Error> {
+    pub fn read_through(&self, reader: &Reader, out: &mut [u8], offset: u64) -> Result<(), Error> {
         let Some((ways, file)) = self.file(reader) else {
             return reader.sources().origin(self.id).read_exact_at(out, offset);
         };
         let range = offset..offset + out.len() as u64;
-        self.brought.passing(ways, file, &range, || ways.read_alone(file, out, offset))
+        self.page_cache
+            .read_through(ways, file, &range, || ways.read_without_readahead(file, out, offset))
     }
 
     /// To be called before a range is read through the page cache in ways that come back to the same pages again and
     /// again, and held until it was: it is let go of by `leave`.
-    pub fn keep(&self, reader: &Reader, range: &Range<u64>) -> Option<Reading<'_>> {
-        self.file(reader).map(|(ways, file)| self.brought.keep(ways, file, range))
+    pub fn retain_pages(&self, reader: &Reader, range: &Range<u64>) -> Option<ActiveRead<'_>> {
+        self.file(reader).map(|(ways, file)| self.page_cache.retain(ways, file, range))
     }
 
     /// To be called when nothing more is read.
-    pub fn leave(&self, reader: &Reader) {
+    pub fn evict_pages(&self, reader: &Reader) {
         if let Some((ways, file)) = self.file(reader) {
-            self.brought.let_go(ways, file);
+            self.page_cache.evict_all(ways, file);
         }
     }
 
     /// Fills `out` if the page cache has all of it.
-    pub fn read_cached(&self, reader: &Reader, out: &mut [u8], offset: u64) -> bool {
+    pub fn read_from_page_cache(&self, reader: &Reader, out: &mut [u8], offset: u64) -> bool {
         self.file(reader).is_some_and(|(ways, file)| ways.read_cached(file, out, offset))
     }
 
     /// Whether the page cache has all of a range already.
-    pub fn is_cached(&self, reader: &Reader, range: &Range<u64>) -> bool {
+    pub fn is_in_page_cache(&self, reader: &Reader, range: &Range<u64>) -> bool {
         self.file(reader).is_some_and(|(ways, file)| ways.is_cached(file, range))
     }
 

@@ -15,127 +15,134 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
 
 /// The first window.
-const FIRST_WINDOW: u64 = 8 << 20;
+const FIRST_WINDOW_BYTES: u64 = 8 << 20;
 
 /// Steps that are known from tensors of one pattern: within a layer, from one expert to the next, to the next layer.
-const STEPS: usize = 4;
+const MAX_STEPS_PER_PATTERN: usize = 4;
 
 /// How often a step is seen before what was seen before it counts half.
-const OFTEN: u32 = 8;
+const HALVING_SEEN_COUNT: u32 = 8;
 
 /// Patterns of names that steps are known of. A model has some dozens.
-const PATTERNS: usize = 1 << 8;
+const MAX_PATTERN_COUNT: usize = 1 << 8;
 
 /// A longer name, or one with more numbers, is not taken apart: files may have names of megabytes.
-const LONGEST: usize = 256;
-const NUMBERS: usize = 16;
+const MAX_NAME_BYTES: usize = 256;
+const MAX_NUMBERS: usize = 16;
 
 /// Tensors that are foreseen at once.
-const FORESEEN: usize = 64;
+const MAX_PREDICTIONS: usize = 64;
 
 /// A number with more digits than this is text.
-const DIGITS: usize = 9;
+const MAX_DIGITS: usize = 9;
 
 /// What is known of an open image. Of each tensor it keeps a number of 8 bytes and its place.
 #[derive(Debug, Default)]
-pub struct Course {
+pub struct TensorPredictor {
     /// The places of tensors by the hash of their names: to take one for another costs a wrong guess.
-    places: HashMap<u64, u32>,
-    steps: HashMap<String, Vec<Known>>,
-    last: Option<Name>,
+    indices: HashMap<u64, u32>,
+    steps: HashMap<String, Vec<SeenStep>>,
+    last: Option<NamePattern>,
     /// What comes next, by what is known so far.
-    expected: VecDeque<Foreseen>,
+    predictions: VecDeque<Prediction>,
     window: u64,
 }
 
 /// The text of a name, with `#` for each number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Name {
+struct NamePattern {
     pattern: String,
     numbers: Vec<u32>,
 }
 
 /// How one name comes from another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Step {
+struct NameStep {
     pattern: String,
-    numbers: Vec<Number>,
+    numbers: Vec<NumberStep>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Number {
+enum NumberStep {
     /// So much more than the number that stands there in the other name.
-    Plus(i64),
+    Add(i64),
     /// The other has none there.
-    Is(u32),
+    Set(u32),
 }
 
 /// A step that was seen, and how often, less for what is long ago.
 #[derive(Debug)]
-struct Known {
-    step: Step,
-    seen: u32,
+struct SeenStep {
+    step: NameStep,
+    seen_count: u32,
 }
 
 #[derive(Debug)]
-struct Foreseen {
-    place: u32,
-    name: Name,
+struct Prediction {
+    index: u32,
+    name: NamePattern,
     /// What is fetched of it.
     bytes: u64,
 }
 
-impl Course {
+impl TensorPredictor {
     /// Of tensors with these places and names.
-    pub fn new<'a>(tensors: impl Iterator<Item = (u32, &'a str)>) -> Course {
-        let mut course = Course::default();
-        for (place, name) in tensors.filter(|(_, name)| name.len() <= LONGEST) {
-            course.places.insert(course.hash(name), place);
+    pub fn new<'a>(tensors: impl Iterator<Item = (u32, &'a str)>) -> TensorPredictor {
+        let mut course = TensorPredictor::default();
+        for (place, name) in tensors.filter(|(_, name)| name.len() <= MAX_NAME_BYTES) {
+            course.indices.insert(course.hash(name), place);
         }
         course
     }
 
     /// A reader comes to a tensor; which ones to fetch now, and how many bytes of each, the next first. `left` says how
     /// much of one may still be wanted, and `widest` are the bytes that may be fetched ahead at once.
-    pub fn come(
+    pub fn on_tensor(
         &mut self,
         place: u32,
         name: &str,
         widest: u64,
         left: impl Fn(u32) -> u64,
     ) -> Vec<(u32, u64)> {
-        let Some(name) = Name::of(name) else {
+        let Some(name) = NamePattern::parse(name) else {
             self.last = None;
             return Vec::new();
         };
         if self.last.as_ref() == Some(&name) {
             return Vec::new();
         }
-        let is_expected = self.expected.iter().position(|foreseen| foreseen.place == place);
+        let is_expected = self.predictions.iter().position(|foreseen| foreseen.index == place);
         match is_expected {
             Some(n) => {
-                self.expected.drain(..=n);
-                self.window = (self.window * 2).max(FIRST_WINDOW).min(widest);
+                self.predictions.drain(..=n);
+                self.window = (self.window * 2).max(FIRST_WINDOW_BYTES).min(widest);
             }
             None => {
-                self.expected.clear();
+                self.predictions.clear();
                 self.window = 0;
             }
         }
         if let Some(last) = self.last.replace(name.clone()) {
             self.learn(last, &name);
         }
-        self.foresee(place, name, left)
+        self.extend_predictions(place, name, left)
     }
 
     /// Adds to what is expected while there is room, and one at the least: it may turn out to be right.
-    fn foresee(&mut self, place: u32, name: Name, left: impl Fn(u32) -> u64) -> Vec<(u32, u64)> {
+    fn extend_predictions(
+        &mut self,
+        place: u32,
+        name: NamePattern,
+        left: impl Fn(u32) -> u64,
+    ) -> Vec<(u32, u64)> {
         let mut fetch = Vec::new();
-        let mut bytes: u64 = self.expected.iter().map(|foreseen| foreseen.bytes).sum();
-        while self.expected.len() < FORESEEN && (bytes < self.window || self.expected.is_empty()) {
-            let from = self.expected.back().map_or(&name, |foreseen| &foreseen.name);
-            let Some((next, name)) = self.next(from) else { break };
-            if next == place || self.expected.iter().any(|foreseen| foreseen.place == next) {
+        let mut bytes: u64 = self.predictions.iter().map(|foreseen| foreseen.bytes).sum();
+        while self.predictions.len() < MAX_PREDICTIONS
+            && (bytes < self.window || self.predictions.is_empty())
+        {
+            let from = self.predictions.back().map_or(&name, |foreseen| &foreseen.name);
+            let Some((next, name)) = self.next_tensor(from) else { break };
+            if next == place || self.predictions.iter().any(|foreseen| foreseen.index == next) {
                 break;
             }
             let left = left(next).min(self.window - bytes.min(self.window));
@@ -143,49 +150,49 @@ impl Course {
                 fetch.push((next, left));
             }
             bytes += left;
-            self.expected.push_back(Foreseen { place: next, name, bytes: left });
+            self.predictions.push_back(Prediction { index: next, name, bytes: left });
         }
         fetch
     }
 
     fn hash(&self, name: &str) -> u64 {
-        self.places.hasher().hash_one(name)
+        self.indices.hasher().hash_one(name)
     }
 
-    fn learn(&mut self, from: Name, to: &Name) {
+    fn learn(&mut self, from: NamePattern, to: &NamePattern) {
         let is_known = self.steps.contains_key(&from.pattern);
-        if !is_known && self.steps.len() >= PATTERNS {
+        if !is_known && self.steps.len() >= MAX_PATTERN_COUNT {
             return;
         }
-        let step = Step::between(&from, to);
+        let step = NameStep::between(&from, to);
         let steps = self.steps.entry(from.pattern).or_default();
         match steps.iter_mut().find(|known| known.step == step) {
-            Some(known) => known.seen += 1,
+            Some(known) => known.seen_count += 1,
             None => {
-                steps.truncate(STEPS - 1);
-                steps.push(Known { step, seen: 1 });
+                steps.truncate(MAX_STEPS_PER_PATTERN - 1);
+                steps.push(SeenStep { step, seen_count: 1 });
             }
         }
-        if steps.iter().any(|known| known.seen > OFTEN) {
-            steps.iter_mut().for_each(|known| known.seen = known.seen.div_ceil(2));
+        if steps.iter().any(|known| known.seen_count > HALVING_SEEN_COUNT) {
+            steps.iter_mut().for_each(|known| known.seen_count = known.seen_count.div_ceil(2));
         }
-        steps.sort_by_key(|known| Reverse(known.seen));
+        steps.sort_by_key(|known| Reverse(known.seen_count));
     }
 
     /// Where the most usual step leads to that leads to a tensor.
-    fn next(&self, from: &Name) -> Option<(u32, Name)> {
+    fn next_tensor(&self, from: &NamePattern) -> Option<(u32, NamePattern)> {
         let mut steps = self.steps.get(&from.pattern)?.iter();
-        steps.find_map(|Known { step, .. }| {
-            let name = step.from(from)?;
-            let place = self.places.get(&self.hash(&name.text()))?;
+        steps.find_map(|SeenStep { step, .. }| {
+            let name = step.apply(from)?;
+            let place = self.indices.get(&self.hash(&name.text()))?;
             Some((*place, name))
         })
     }
 }
 
-impl Name {
-    fn of(name: &str) -> Option<Name> {
-        if name.len() > LONGEST {
+impl NamePattern {
+    fn parse(name: &str) -> Option<NamePattern> {
+        if name.len() > MAX_NAME_BYTES {
             return None;
         }
         let (mut pattern, mut numbers, mut rest) = (String::new(), Vec::new(), name);
@@ -194,7 +201,7 @@ impl Name {
             let end = rest.find(|c: char| c.is_ascii_digit() != is_digit).unwrap_or(rest.len());
             let (part, after) = rest.split_at(end);
             let is_number =
-                is_digit && part.len() <= DIGITS && (part == "0" || !part.starts_with('0'));
+                is_digit && part.len() <= MAX_DIGITS && (part == "0" || !part.starts_with('0'));
             match part.parse().ok().filter(|_| is_number) {
                 Some(number) => {
                     numbers.push(number);
@@ -204,7 +211,7 @@ impl Name {
             }
             rest = after;
         }
-        (numbers.len() <= NUMBERS).then_some(Name { pattern, numbers })
+        (numbers.len() <= MAX_NUMBERS).then_some(NamePattern { pattern, numbers })
     }
 
     fn text(&self) -> String {
@@ -224,24 +231,27 @@ impl Name {
     }
 }
 
-impl Step {
-    fn between(from: &Name, to: &Name) -> Step {
+impl NameStep {
+    fn between(from: &NamePattern, to: &NamePattern) -> NameStep {
         let before = from.numbers.iter().map(Some).chain(std::iter::repeat(None));
         let number = |(&number, before): (&u32, Option<&u32>)| match before {
-            Some(&before) => Number::Plus(i64::from(number) - i64::from(before)),
-            None => Number::Is(number),
+            Some(&before) => NumberStep::Add(i64::from(number) - i64::from(before)),
+            None => NumberStep::Set(number),
         };
         let numbers = to.numbers.iter().zip(before).map(number).collect();
-        Step { pattern: to.pattern.clone(), numbers }
+        NameStep { pattern: to.pattern.clone(), numbers }
     }
 
     /// The name that it leads to; `None` if there can be none.
-    fn from(&self, from: &Name) -> Option<Name> {
+    fn apply(&self, from: &NamePattern) -> Option<NamePattern> {
         let numbers = self.numbers.iter().enumerate().map(|(n, number)| match number {
-            Number::Plus(more) => u32::try_from(i64::from(*from.numbers.get(n)?) + more).ok(),
-            Number::Is(number) => Some(*number),
+            NumberStep::Add(more) => u32::try_from(i64::from(*from.numbers.get(n)?) + more).ok(),
+            NumberStep::Set(number) => Some(*number),
         });
-        Some(Name { pattern: self.pattern.clone(), numbers: numbers.collect::<Option<_>>()? })
+        Some(NamePattern {
+            pattern: self.pattern.clone(),
+            numbers: numbers.collect::<Option<_>>()?,
+        })
     }
 }
 
@@ -263,18 +273,18 @@ mod tests {
 
     /// Goes to these in turn, each of 10 MiB; which were not fetched before they came, and how many in vain.
     fn go<'a>(names: &[String], to: impl IntoIterator<Item = &'a String>) -> (Vec<&'a str>, usize) {
-        let mut course = Course::new((0..).zip(names.iter().map(String::as_str)));
+        let mut course = TensorPredictor::new((0..).zip(names.iter().map(String::as_str)));
         let (mut fetched, mut missed) = (vec![false; names.len()], Vec::new());
         for name in to {
             let place = names.iter().position(|known| known == name).unwrap();
             if !std::mem::take(&mut fetched[place]) {
                 missed.push(name.as_str());
             }
-            for (next, bytes) in course.come(place as u32, name, WIDEST, |_| 10 * MIB) {
+            for (next, bytes) in course.on_tensor(place as u32, name, WIDEST, |_| 10 * MIB) {
                 assert!((1..=10 * MIB).contains(&bytes));
                 fetched[next as usize] = true;
             }
-            let ahead: u64 = course.expected.iter().map(|foreseen| foreseen.bytes).sum();
+            let ahead: u64 = course.predictions.iter().map(|foreseen| foreseen.bytes).sum();
             assert!(ahead <= WIDEST);
         }
         (missed, fetched.iter().filter(|fetched| **fetched).count())
@@ -327,15 +337,13 @@ mod tests {
     #[test]
     fn what_was_given_takes_no_room_in_the_window() {
         let names = model(9, &["a"]);
-        let mut course = Course::new((0..).zip(names.iter().map(String::as_str)));
-        let mut come = |place: u32| {
-            course.come(
-                place,
-                &names[place as usize],
-                WIDEST,
-                |next| if next == 8 { MIB } else { 0 },
-            )
-        };
+        let mut course = TensorPredictor::new((0..).zip(names.iter().map(String::as_str)));
+        let mut come =
+            |place: u32| {
+                course.on_tensor(place, &names[place as usize], WIDEST, |next| {
+                    if next == 8 { MIB } else { 0 }
+                })
+            };
         assert!((0..2).all(|place| come(place).is_empty()));
         assert_eq!(come(2), [(8, MIB)]);
     }
@@ -343,30 +351,30 @@ mod tests {
     #[test]
     fn names_are_what_they_were() {
         for name in ["", "a", "0", "a.10.b.2", "a.007", "1234567890123", "ä.1", "#", "a#1#"] {
-            let taken = Name::of(name).unwrap();
+            let taken = NamePattern::parse(name).unwrap();
             assert!(taken.text() == name || name.contains('#'), "{name}");
         }
-        let of = |name| Name::of(name).unwrap();
-        let step = Step::between(&of("a.3.b"), &of("c.2.1"));
-        assert_eq!(step.from(&of("a.5.b")), Some(of("c.4.1")));
-        assert_eq!(step.from(&of("a.0.b")), None);
-        assert_eq!(step.from(&of("a.b")), None);
+        let of = |name| NamePattern::parse(name).unwrap();
+        let step = NameStep::between(&of("a.3.b"), &of("c.2.1"));
+        assert_eq!(step.apply(&of("a.5.b")), Some(of("c.4.1")));
+        assert_eq!(step.apply(&of("a.0.b")), None);
+        assert_eq!(step.apply(&of("a.b")), None);
     }
 
     #[test]
     fn memory_is_bounded() {
-        let mut course = Course::default();
-        for n in 0..3 * PATTERNS as u32 {
+        let mut course = TensorPredictor::default();
+        for n in 0..3 * MAX_PATTERN_COUNT as u32 {
             let letters: String = n.to_string().chars().map(|c| (c as u8 + 49) as char).collect();
-            course.come(n, &letters, WIDEST, |_| MIB);
-            course.come(n, &format!("x.{}", n * n % 7919), WIDEST, |_| MIB);
-            course.come(n, &"x.".repeat(LONGEST), WIDEST, |_| MIB);
-            course.come(n, &"1.".repeat(NUMBERS + 1), WIDEST, |_| MIB);
+            course.on_tensor(n, &letters, WIDEST, |_| MIB);
+            course.on_tensor(n, &format!("x.{}", n * n % 7919), WIDEST, |_| MIB);
+            course.on_tensor(n, &"x.".repeat(MAX_NAME_BYTES), WIDEST, |_| MIB);
+            course.on_tensor(n, &"1.".repeat(MAX_NUMBERS + 1), WIDEST, |_| MIB);
         }
-        assert!(course.steps.keys().all(|pattern| pattern.len() <= LONGEST));
+        assert!(course.steps.keys().all(|pattern| pattern.len() <= MAX_NAME_BYTES));
         assert!(
-            course.steps.len() <= PATTERNS
-                && course.steps.values().all(|steps| steps.len() <= STEPS)
+            course.steps.len() <= MAX_PATTERN_COUNT
+                && course.steps.values().all(|steps| steps.len() <= MAX_STEPS_PER_PATTERN)
         );
     }
 }

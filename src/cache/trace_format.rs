@@ -6,17 +6,17 @@
 //! A line with the version, the image's size, runs of stretches that follow one another (the first, and
 //! how many come after it, two bytes each), and a hash of all that. Numbers are little-endian.
 
-use super::chunk_map::{Set, Stretches};
+use super::chunk_map::{ChunkMap, ChunkSet};
 
 const VERSION: &[u8] = b"ckptfs order 1\n";
-const SIZE: usize = 8;
-const RUN: usize = 4;
-const HASH: usize = 16;
+const SIZE_BYTES: usize = 8;
+const RUN_BYTES: usize = 4;
+const HASH_BYTES: usize = 16;
 
 /// The most that one takes: as many runs as there can be stretches.
-pub const MOST_BYTES: usize = VERSION.len() + SIZE + (RUN << 16) + HASH;
+pub const MAX_TRACE_BYTES: usize = VERSION.len() + SIZE_BYTES + (RUN_BYTES << 16) + HASH_BYTES;
 
-pub fn to_bytes(stretches: Stretches, order: &[u16]) -> Vec<u8> {
+pub fn encode_trace(stretches: ChunkMap, order: &[u16]) -> Vec<u8> {
     let mut bytes = [VERSION, &stretches.size.to_le_bytes()].concat();
     for run in order.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {
         bytes.extend(run[0].to_le_bytes());
@@ -27,15 +27,15 @@ pub fn to_bytes(stretches: Stretches, order: &[u16]) -> Vec<u8> {
     bytes
 }
 
-pub fn from_bytes(bytes: &[u8], stretches: Stretches) -> Option<Vec<u16>> {
-    let (said, hashed) = bytes.split_last_chunk::<HASH>()?;
-    let (size, runs) = said.strip_prefix(VERSION)?.split_first_chunk::<SIZE>()?;
-    let (runs, rest) = runs.as_chunks::<RUN>();
+pub fn decode_trace(bytes: &[u8], stretches: ChunkMap) -> Option<Vec<u16>> {
+    let (said, hashed) = bytes.split_last_chunk::<HASH_BYTES>()?;
+    let (size, runs) = said.strip_prefix(VERSION)?.split_first_chunk::<SIZE_BYTES>()?;
+    let (runs, rest) = runs.as_chunks::<RUN_BYTES>();
     let is_of_it = u64::from_le_bytes(*size) == stretches.size;
     if !is_of_it || !rest.is_empty() || hash(said) != *hashed {
         return None;
     }
-    let (mut order, mut known) = (Vec::new(), Set::of(stretches));
+    let (mut order, mut known) = (Vec::new(), ChunkSet::new(stretches));
     for &[a, b, c, d] in runs {
         let first = u16::from_le_bytes([a, b]);
         let last = first.checked_add(u16::from_le_bytes([c, d]))?;
@@ -43,7 +43,7 @@ pub fn from_bytes(bytes: &[u8], stretches: Stretches) -> Option<Vec<u16>> {
             return None;
         }
         for stretch in first..=last {
-            if !known.add(stretch.into()) {
+            if !known.insert(stretch.into()) {
                 return None;
             }
             order.push(stretch);
@@ -52,9 +52,9 @@ pub fn from_bytes(bytes: &[u8], stretches: Stretches) -> Option<Vec<u16>> {
     Some(order)
 }
 
-fn hash(bytes: &[u8]) -> [u8; HASH] {
-    let mut hash = [0; HASH];
-    hash.copy_from_slice(&blake3::hash(bytes).as_bytes()[..HASH]);
+fn hash(bytes: &[u8]) -> [u8; HASH_BYTES] {
+    let mut hash = [0; HASH_BYTES];
+    hash.copy_from_slice(&blake3::hash(bytes).as_bytes()[..HASH_BYTES]);
     hash
 }
 
@@ -65,8 +65,8 @@ mod tests {
     use super::super::access_trace;
     use super::*;
 
-    fn stretches() -> Stretches {
-        access_trace::stretches((300 << 20) - 7)
+    fn stretches() -> ChunkMap {
+        access_trace::chunk_map((300 << 20) - 7)
     }
 
     /// These runs, with a hash that is right.
@@ -81,23 +81,23 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_the_image_is_no_order_whatever_its_hash() {
-        assert_eq!(from_bytes(&hashed(&[(5, 1), (0, 0)]), stretches()), Some(vec![5, 6, 0]));
-        assert_eq!(from_bytes(&hashed(&[(0, 299)]), stretches()).unwrap().len(), 300);
+        assert_eq!(decode_trace(&hashed(&[(5, 1), (0, 0)]), stretches()), Some(vec![5, 6, 0]));
+        assert_eq!(decode_trace(&hashed(&[(0, 299)]), stretches()).unwrap().len(), 300);
         for runs in [&[(0, 300)][..], &[(300, 0)], &[(u16::MAX, u16::MAX)], &[(5, 1), (6, 0)]] {
-            assert_eq!(from_bytes(&hashed(runs), stretches()), None, "{runs:?}");
+            assert_eq!(decode_trace(&hashed(runs), stretches()), None, "{runs:?}");
         }
-        let others = access_trace::stretches(300 << 20);
-        assert_eq!(from_bytes(&hashed(&[(5, 1)]), others), None);
+        let others = access_trace::chunk_map(300 << 20);
+        assert_eq!(decode_trace(&hashed(&[(5, 1)]), others), None);
     }
 
     #[test]
     fn the_largest_is_no_larger_than_said() {
-        let all = access_trace::stretches(1 << 40);
+        let all = access_trace::chunk_map(1 << 40);
         let apart: Vec<u16> = (0..=u16::MAX).rev().collect();
-        let bytes = to_bytes(all, &apart);
-        assert_eq!((bytes.len(), from_bytes(&bytes, all)), (MOST_BYTES, Some(apart)));
-        let bytes = to_bytes(all, &(0..=u16::MAX).collect::<Vec<_>>());
-        assert_eq!(bytes.len(), VERSION.len() + SIZE + RUN + HASH);
+        let bytes = encode_trace(all, &apart);
+        assert_eq!((bytes.len(), decode_trace(&bytes, all)), (MAX_TRACE_BYTES, Some(apart)));
+        let bytes = encode_trace(all, &(0..=u16::MAX).collect::<Vec<_>>());
+        assert_eq!(bytes.len(), VERSION.len() + SIZE_BYTES + RUN_BYTES + HASH_BYTES);
     }
 
     proptest! {
@@ -108,17 +108,17 @@ mod tests {
             at in any::<prop::sample::Index>(), bit in 0..8u8,
         ) {
             let order = &order[..known];
-            let mut bytes = to_bytes(stretches(), order);
-            prop_assert_eq!(from_bytes(&bytes, stretches()), Some(order.to_vec()));
-            prop_assert_eq!(from_bytes(&bytes[..cut.index(bytes.len())], stretches()), None);
+            let mut bytes = encode_trace(stretches(), order);
+            prop_assert_eq!(decode_trace(&bytes, stretches()), Some(order.to_vec()));
+            prop_assert_eq!(decode_trace(&bytes[..cut.index(bytes.len())], stretches()), None);
             let at = at.index(bytes.len());
             bytes[at] ^= 1u8 << bit;
-            prop_assert_eq!(from_bytes(&bytes, stretches()), None);
+            prop_assert_eq!(decode_trace(&bytes, stretches()), None);
         }
 
         #[test]
         fn any_runs_are_an_order_or_none(runs in prop::collection::vec((0..400u16, 0..400u16), 0..9)) {
-            if let Some(order) = from_bytes(&hashed(&runs), stretches()) {
+            if let Some(order) = decode_trace(&hashed(&runs), stretches()) {
                 prop_assert!(order.iter().all(|&stretch| stretch < 300) && order.len() <= 300);
             }
         }

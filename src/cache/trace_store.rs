@@ -21,58 +21,65 @@ use rustix::fs::{
 
 use rustix::io::Errno;
 
-use crate::image::Hash;
+use crate::image::Digest;
 use crate::threads::lock;
 
-use super::access_trace::Order;
-use super::io_executor::Lane;
-use super::trace_format::{MOST_BYTES, from_bytes, to_bytes};
+use super::access_trace::AccessTrace;
+use super::io_executor::IoExecutor;
+use super::trace_format::{MAX_TRACE_BYTES, decode_trace, encode_trace};
 
 /// Files that are kept, and bytes in all; the oldest goes first. A user loads from a few dozen models, and
 /// the order of one of 10 GB takes a few kB.
-const MOST_FILES: usize = 256;
-const MOST_IN_ALL: u64 = 4 << 20;
+const MAX_FILES: usize = 256;
+const MAX_TOTAL_BYTES: u64 = 4 << 20;
 
 /// How long the end of a mount waits for what is being written.
-const PATIENCE: Duration = Duration::from_millis(500);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Where orders are kept, and those of the images that are open.
-pub struct Orders {
+pub struct TraceStore {
     folder: PathBuf,
-    lane: Arc<Lane>,
-    open: Mutex<Vec<Weak<Kept>>>,
-    writing: Mutex<usize>,
-    written: Condvar,
+    executor: Arc<IoExecutor>,
+    open: Mutex<Vec<Weak<TraceHandle>>>,
+    pending_writes: Mutex<usize>,
+    write_done: Condvar,
 }
 
 /// The order of one open image. It is written when this is dropped.
-pub struct Kept {
-    pub order: Arc<Mutex<Order>>,
-    layout: Hash,
-    orders: Arc<Orders>,
+pub struct TraceHandle {
+    pub trace: Arc<Mutex<AccessTrace>>,
+    layout: Digest,
+    store: Arc<TraceStore>,
 }
 
-impl Orders {
-    pub fn new(folder: PathBuf) -> Arc<Orders> {
+impl TraceStore {
+    pub fn new(folder: PathBuf) -> Arc<TraceStore> {
         let (open, writing, written) = Default::default();
-        Arc::new(Orders { folder, lane: Lane::new(true), open, writing, written })
+        Arc::new(TraceStore {
+            folder,
+            executor: IoExecutor::new(true),
+            open,
+            pending_writes: writing,
+            write_done: written,
+        })
     }
 
     /// Takes note of an order, and has it follow what is remembered of its layout as soon as that is read.
-    pub fn keep(self: &Arc<Self>, layout: Hash, order: Order) -> Arc<Kept> {
+    pub fn open(self: &Arc<Self>, layout: Digest, order: AccessTrace) -> Arc<TraceHandle> {
         let order = Arc::new(Mutex::new(order));
         let (orders, weak) = (Arc::clone(self), Arc::downgrade(&order));
-        self.lane.run_ahead(Box::new(move || {
+        self.executor.submit_prefetch(Box::new(move || {
             let Some(order) = weak.upgrade() else { return };
-            let stretches = lock(&order).stretches();
-            let read = opened(&orders.folder).and_then(|folder| read(&folder, &layout.to_string()));
-            match read.map(|bytes| from_bytes(&bytes, stretches)) {
+            let stretches = lock(&order).chunks();
+            let read = open_folder(&orders.folder)
+                .and_then(|folder| read_trace(&folder, &layout.to_string()));
+            match read.map(|bytes| decode_trace(&bytes, stretches)) {
                 Ok(Some(remembered)) => lock(&order).follow(remembered),
                 Ok(None) => tracing::debug!(%layout, "what is remembered of a load is damaged"),
                 Err(error) => tracing::debug!(%layout, %error, "no load is remembered"),
             }
         }));
-        let kept = Arc::new(Kept { order, layout, orders: Arc::clone(self) });
+        let kept = Arc::new(TraceHandle { trace: order, layout, store: Arc::clone(self) });
         let mut open = lock(&self.open);
         open.retain(|kept| kept.strong_count() > 0);
         open.push(Arc::downgrade(&kept));
@@ -80,124 +87,127 @@ impl Orders {
     }
 
     /// Writes the orders of all images that are still open, and waits a moment for all that is being written.
-    pub fn settle(self: &Arc<Self>) {
+    pub fn flush(self: &Arc<Self>) {
         let open = std::mem::take(&mut *lock(&self.open));
-        open.iter().filter_map(Weak::upgrade).for_each(|kept| self.write(kept.layout, &kept.order));
-        let writing = lock(&self.writing);
-        let waited = self.written.wait_timeout_while(writing, PATIENCE, |writing| *writing > 0);
+        open.iter().filter_map(Weak::upgrade).for_each(|kept| self.write(kept.layout, &kept.trace));
+        let writing = lock(&self.pending_writes);
+        let waited =
+            self.write_done.wait_timeout_while(writing, FLUSH_TIMEOUT, |writing| *writing > 0);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn write(self: &Arc<Self>, layout: Hash, order: &Arc<Mutex<Order>>) {
+    fn write(self: &Arc<Self>, layout: Digest, order: &Arc<Mutex<AccessTrace>>) {
         let bytes = {
             let order = lock(order);
-            order.load().map(|load| to_bytes(order.stretches(), load))
+            order.completed_load().map(|load| encode_trace(order.chunks(), load))
         };
         let Some(bytes) = bytes else { return };
-        let writing = Writing::begin(self);
+        let writing = PendingWrite::begin(self);
         // Of those that wait for a folder that hangs the oldest are dropped.
-        self.lane.run_ahead(Box::new(move || {
-            if let Err(error) = write(&writing.0.folder, &layout.to_string(), &bytes) {
+        self.executor.submit_prefetch(Box::new(move || {
+            if let Err(error) = write_trace(&writing.0.folder, &layout.to_string(), &bytes) {
                 tracing::debug!(%layout, %error, "a load is not remembered");
             }
         }));
     }
 }
 
-impl Drop for Orders {
+impl Drop for TraceStore {
     fn drop(&mut self) {
         // Nothing waits in it: that would hold this.
-        self.lane.stop();
+        self.executor.stop();
     }
 }
 
-impl Drop for Kept {
+impl Drop for TraceHandle {
     fn drop(&mut self) {
-        self.orders.write(self.layout, &self.order);
+        self.store.write(self.layout, &self.trace);
     }
 }
 
 /// One that is being written, until it is dropped.
-struct Writing(Arc<Orders>);
+struct PendingWrite(Arc<TraceStore>);
 
-impl Writing {
-    fn begin(orders: &Arc<Orders>) -> Writing {
-        *lock(&orders.writing) += 1;
-        Writing(Arc::clone(orders))
+impl PendingWrite {
+    fn begin(orders: &Arc<TraceStore>) -> PendingWrite {
+        *lock(&orders.pending_writes) += 1;
+        PendingWrite(Arc::clone(orders))
     }
 }
 
-impl Drop for Writing {
+impl Drop for PendingWrite {
     fn drop(&mut self) {
-        *lock(&self.0.writing) -= 1;
-        self.0.written.notify_all();
+        *lock(&self.0.pending_writes) -= 1;
+        self.0.write_done.notify_all();
     }
 }
 
 /// The folder, if it is there and nobody else writes to it.
-fn opened(folder: &Path) -> io::Result<OwnedFd> {
+fn open_folder(folder: &Path) -> io::Result<OwnedFd> {
     let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = rustix::fs::open(folder, how, Mode::empty())?;
-    see_that_it_is_ours(&fstat(&folder)?)?;
+    check_private(&fstat(&folder)?)?;
     Ok(folder)
 }
 
 /// The folder, made if it is not there. Nothing is made in directories of others: who runs a daemon with
 /// another user's home is not to leave there what that user cannot remove.
-fn made(folder: &Path) -> io::Result<OwnedFd> {
-    let Some(there) = folder.ancestors().find(|path| path.exists()) else { return opened(folder) };
-    let Ok(missing) = folder.strip_prefix(there) else { return opened(folder) };
+fn create_folder(folder: &Path) -> io::Result<OwnedFd> {
+    let Some(there) = folder.ancestors().find(|path| path.exists()) else {
+        return open_folder(folder);
+    };
+    let Ok(missing) = folder.strip_prefix(there) else { return open_folder(folder) };
     if missing.as_os_str().is_empty() {
-        return opened(folder);
+        return open_folder(folder);
     }
     // A link too has to be one's own: where it leads is for its owner to say.
-    see_that_it_is_mine(&rustix::fs::lstat(there)?)?;
+    check_owner(&rustix::fs::lstat(there)?)?;
     let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut made = rustix::fs::open(there, how, Mode::empty())?;
     for name in missing {
-        see_that_it_is_mine(&fstat(&made)?)?;
+        check_owner(&fstat(&made)?)?;
         match mkdirat(&made, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
         made = openat(&made, name, how | OFlags::NOFOLLOW, Mode::empty())?;
     }
-    see_that_it_is_ours(&fstat(&made)?)?;
+    check_private(&fstat(&made)?)?;
     Ok(made)
 }
 
-fn see_that_it_is_ours(stat: &Stat) -> io::Result<()> {
-    see_that_it_is_mine(stat)?;
+fn check_private(stat: &Stat) -> io::Result<()> {
+    check_owner(stat)?;
     if stat.st_mode & 0o022 != 0 {
         return Err(io::Error::other("others may write to it"));
     }
     Ok(())
 }
 
-fn see_that_it_is_mine(stat: &Stat) -> io::Result<()> {
+fn check_owner(stat: &Stat) -> io::Result<()> {
     if stat.st_uid != rustix::process::geteuid().as_raw() {
         return Err(io::Error::other("it is another user's"));
     }
     Ok(())
 }
 
-fn read(folder: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
+fn read_trace(folder: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
     let how = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(folder, name, how, Mode::empty())?;
     let stat = fstat(&file)?;
-    see_that_it_is_ours(&stat)?;
+    check_private(&stat)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(io::Error::other("it is no file"));
     }
     let mut bytes = Vec::new();
-    File::from(file).take(MOST_BYTES as u64).read_to_end(&mut bytes)?;
+    File::from(file).take(MAX_TRACE_BYTES as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
 /// Writes a file that is whole or not there, unless it is what it would be.
-fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let folder = made(folder)?;
-    if read(&folder, name).is_ok_and(|known| known == bytes) {
+fn write_trace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let folder = create_folder(folder)?;
+    if read_trace(&folder, name).is_ok_and(|known| known == bytes) {
         // It is as good as new: the oldest are removed first.
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let times = Timestamps { last_access: now, last_modification: now };
@@ -213,11 +223,11 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
         let _ = unlinkat(&folder, &unfinished, AtFlags::empty());
     }
     named?;
-    make_room(&folder)
+    evict_oldest(&folder)
 }
 
 /// Removes the oldest where there are too many or too much, and what writers left that were killed.
-fn make_room(folder: &OwnedFd) -> io::Result<()> {
+fn evict_oldest(folder: &OwnedFd) -> io::Result<()> {
     let mut files = Vec::new();
     for entry in Dir::read_from(folder)? {
         let name = entry?.file_name().to_owned();
@@ -233,7 +243,7 @@ fn make_room(folder: &OwnedFd) -> io::Result<()> {
     files.sort();
     let (mut count, mut bytes) = (files.len(), files.iter().map(|file| file.2).sum::<u64>());
     for (.., size, name) in files {
-        if count <= MOST_FILES && bytes <= MOST_IN_ALL {
+        if count <= MAX_FILES && bytes <= MAX_TOTAL_BYTES {
             break;
         }
         // Another daemon may have been first, and what cannot be removed must not keep the others.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use super::super::access_trace::stretches;
+use super::super::access_trace::chunk_map;
 use super::*;
 
 const NAME: &str = "00112233445566778899aabbccddeeff";
@@ -21,7 +21,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 fn read_back(folder: &Path) -> io::Result<Vec<u8>> {
-    read(opened(folder)?, NAME)
+    read_trace(open_folder(folder)?, NAME)
 }
 
 #[test]
@@ -29,8 +29,8 @@ fn what_was_written_is_read_and_is_the_users_alone() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("cache/ckptfs/orders");
     assert!(read_back(&folder).is_err());
-    write(&folder, NAME, b"one").unwrap();
-    write(&folder, NAME, b"another").unwrap();
+    write_trace(&folder, NAME, b"one").unwrap();
+    write_trace(&folder, NAME, b"another").unwrap();
     assert_eq!(read_back(&folder).unwrap(), b"another");
     assert_eq!(names(&folder), [NAME]);
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
@@ -38,7 +38,7 @@ fn what_was_written_is_read_and_is_the_users_alone() {
     // The same again is not written.
     let number = |path: &Path| fs::metadata(path).unwrap().ino();
     let before = number(&folder.join(NAME));
-    write(&folder, NAME, b"another").unwrap();
+    write_trace(&folder, NAME, b"another").unwrap();
     assert_eq!(number(&folder.join(NAME)), before);
 }
 
@@ -47,7 +47,7 @@ fn what_others_may_have_written_is_not_believed() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("orders");
     let file = folder.join(NAME);
-    write(&folder, NAME, b"one").unwrap();
+    write_trace(&folder, NAME, b"one").unwrap();
     for (path, usual) in [(&folder, 0o700), (&file, 0o600)] {
         for others in [0o020, 0o002] {
             mode(path, usual | others);
@@ -65,18 +65,18 @@ fn what_others_may_have_written_is_not_believed() {
         let home = place.path().join("home");
         fs::create_dir(&home).unwrap();
         std::os::unix::fs::chown(&home, Some(1), None).unwrap();
-        assert!(write(&home.join("ckptfs/orders"), NAME, b"one").is_err());
+        assert!(write_trace(&home.join("ckptfs/orders"), NAME, b"one").is_err());
         assert!(names(&home).is_empty());
     }
     assert_eq!(read_back(&folder).unwrap(), b"one");
     let link = place.path().join("link");
     symlink(&folder, &link).unwrap();
-    assert!(read_back(&link).is_err() && write(&link, NAME, b"two").is_err());
+    assert!(read_back(&link).is_err() && write_trace(&link, NAME, b"two").is_err());
     fs::rename(&file, place.path().join("elsewhere")).unwrap();
     symlink(place.path().join("elsewhere"), &file).unwrap();
     assert!(read_back(&folder).is_err());
     // It is the link that is replaced.
-    write(&folder, NAME, b"two").unwrap();
+    write_trace(&folder, NAME, b"two").unwrap();
     assert_eq!(fs::read(place.path().join("elsewhere")).unwrap(), b"one");
     fs::remove_file(&file).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, &file, Mode::RWXU).unwrap();
@@ -87,9 +87,9 @@ fn what_others_may_have_written_is_not_believed() {
 fn a_large_file_is_not_read_to_its_end() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("orders");
-    write(&folder, NAME, b"one").unwrap();
+    write_trace(&folder, NAME, b"one").unwrap();
     File::options().write(true).open(folder.join(NAME)).unwrap().set_len(1 << 40).unwrap();
-    assert_eq!(read_back(&folder).unwrap().len(), MOST_BYTES);
+    assert_eq!(read_back(&folder).unwrap().len(), MAX_TRACE_BYTES);
 }
 
 #[test]
@@ -97,23 +97,23 @@ fn the_oldest_go_where_there_are_too_many_or_too_much_and_what_is_not_ours_stays
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("orders");
     let name = |n: usize| format!("{n:032x}");
-    write(&folder, "notes.txt", b"kept").unwrap();
-    for n in 0..MOST_FILES + 3 {
-        write(&folder, &name(n), b"one").unwrap();
+    write_trace(&folder, "notes.txt", b"kept").unwrap();
+    for n in 0..MAX_FILES + 3 {
+        write_trace(&folder, &name(n), b"one").unwrap();
         let at = SystemTime::UNIX_EPOCH + Duration::from_secs(n as u64);
         File::open(folder.join(name(n))).unwrap().set_modified(at).unwrap();
     }
     // What a writer left that was killed.
     fs::rename(folder.join(name(3)), folder.join(format!("{}-77-1", name(3)))).unwrap();
-    write(&folder, &name(999), b"one").unwrap();
+    write_trace(&folder, &name(999), b"one").unwrap();
     let left = names(&folder);
-    assert_eq!((left.len(), &left[0]), (MOST_FILES + 1, &name(4)));
+    assert_eq!((left.len(), &left[0]), (MAX_FILES + 1, &name(4)));
     assert!(left.contains(&"notes.txt".to_owned()));
-    write(&folder, &name(1000), &vec![0; MOST_IN_ALL as usize - 10]).unwrap();
+    write_trace(&folder, &name(1000), &vec![0; MAX_TOTAL_BYTES as usize - 10]).unwrap();
     let left = names(&folder);
     assert_eq!(
         left,
-        [name(MOST_FILES + 1), name(MOST_FILES + 2), name(999), name(1000), "notes.txt".into()]
+        [name(MAX_FILES + 1), name(MAX_FILES + 2), name(999), name(1000), "notes.txt".into()]
     );
 }
 
@@ -121,9 +121,9 @@ fn the_oldest_go_where_there_are_too_many_or_too_much_and_what_is_not_ours_stays
 fn one_that_is_written_again_is_new_again() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("orders");
-    write(&folder, NAME, b"one").unwrap();
+    write_trace(&folder, NAME, b"one").unwrap();
     File::open(folder.join(NAME)).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
-    write(&folder, NAME, b"one").unwrap();
+    write_trace(&folder, NAME, b"one").unwrap();
     let since = fs::metadata(folder.join(NAME)).unwrap().modified().unwrap().elapsed().unwrap();
     assert!(since < Duration::from_secs(60));
 }
@@ -138,22 +138,22 @@ fn no_folder_is_made_where_anothers_link_leads() {
     fs::create_dir(&mine).unwrap();
     symlink(&mine, &link).unwrap();
     std::os::unix::fs::lchown(&link, Some(1), None).unwrap();
-    assert!(write(&link.join("ckptfs/orders"), NAME, b"one").is_err());
+    assert!(write_trace(&link.join("ckptfs/orders"), NAME, b"one").is_err());
     assert!(names(&mine).is_empty());
     std::os::unix::fs::lchown(&link, Some(0), None).unwrap();
-    write(&link.join("ckptfs/orders"), NAME, b"one").unwrap();
+    write_trace(&link.join("ckptfs/orders"), NAME, b"one").unwrap();
 }
 
-fn hash() -> Hash {
-    let made = crate::image::Image::made(vec![0; 4096]);
-    made.layout()
+fn hash() -> Digest {
+    let made = crate::image::Image::from_bytes(vec![0; 4096]);
+    made.layout_hash()
 }
 
 /// An order of an image of 100 MiB, read from its end to its start.
-fn backwards() -> Order {
-    let mut order = Order::new(100 << 20).unwrap();
+fn backwards() -> AccessTrace {
+    let mut order = AccessTrace::new(100 << 20).unwrap();
     for at in (0..100).rev() {
-        order.note(&(at << 20..(at + 1) << 20));
+        order.record(&(at << 20..(at + 1) << 20));
     }
     order
 }
@@ -170,21 +170,21 @@ fn until(mut holds: impl FnMut() -> bool) {
 fn a_load_is_followed_by_the_next_whether_its_image_was_closed_or_is_still_open() {
     for is_closed in [true, false] {
         let place = tempfile::tempdir().unwrap();
-        let orders = Orders::new(place.path().join("orders"));
-        let kept = orders.keep(hash(), backwards());
+        let orders = TraceStore::new(place.path().join("orders"));
+        let kept = orders.open(hash(), backwards());
         if is_closed {
             drop(kept);
-            orders.settle();
+            orders.flush();
         } else {
-            orders.settle();
+            orders.flush();
             assert!(place.path().join("orders").exists());
             drop(kept);
         }
-        let kept = orders.keep(hash(), Order::new(100 << 20).unwrap());
-        lock(&kept.order).note(&(99 << 20..100 << 20));
+        let kept = orders.open(hash(), AccessTrace::new(100 << 20).unwrap());
+        lock(&kept.trace).record(&(99 << 20..100 << 20));
         let mut ahead = Vec::new();
         until(|| {
-            ahead = lock(&kept.order).ahead(32 << 20);
+            ahead = lock(&kept.trace).next_ranges(32 << 20);
             !ahead.is_empty()
         });
         assert_eq!(ahead[0], 98 << 20..99 << 20);
@@ -195,13 +195,13 @@ fn a_load_is_followed_by_the_next_whether_its_image_was_closed_or_is_still_open(
 fn what_is_no_load_or_cannot_be_written_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("orders");
-    let orders = Orders::new(folder.clone());
-    drop(orders.keep(hash(), Order::new(100 << 20).unwrap()));
-    orders.settle();
+    let orders = TraceStore::new(folder.clone());
+    drop(orders.open(hash(), AccessTrace::new(100 << 20).unwrap()));
+    orders.flush();
     assert!(!folder.exists());
     fs::write(&folder, b"in the way").unwrap();
-    drop(orders.keep(hash(), backwards()));
-    orders.settle();
+    drop(orders.open(hash(), backwards()));
+    orders.flush();
     assert_eq!(names(place.path()), ["orders"]);
 }
 
@@ -209,10 +209,10 @@ fn what_is_no_load_or_cannot_be_written_leaves_nothing() {
 fn what_is_damaged_is_not_followed_and_the_next_load_takes_its_place() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("orders");
-    write(&folder, &hash().to_string(), b"no order").unwrap();
-    let orders = Orders::new(folder.clone());
-    drop(orders.keep(hash(), backwards()));
-    orders.settle();
+    write_trace(&folder, &hash().to_string(), b"no order").unwrap();
+    let orders = TraceStore::new(folder.clone());
+    drop(orders.open(hash(), backwards()));
+    orders.flush();
     let written = fs::read(folder.join(hash().to_string())).unwrap();
-    assert!(from_bytes(&written, stretches(100 << 20)).is_some_and(|order| order[0] == 99));
+    assert!(decode_trace(&written, chunk_map(100 << 20)).is_some_and(|order| order[0] == 99));
 }

@@ -9,16 +9,16 @@ use std::sync::Arc;
 
 use crate::source::{self, ReadAt, Root};
 
-use super::candidate::{Candidate, Members, SetFault};
+use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
 use super::json::replace_python_numbers;
 use super::{index, sniff};
 
 /// Extensions of files that can be checkpoints.
-pub const EXTENSIONS: [&str; 6] = ["safetensors", "sft", "bin", "pt", "pth", "ckpt"];
+pub const CHECKPOINT_EXTENSIONS: [&str; 6] = ["safetensors", "sft", "bin", "pt", "pth", "ckpt"];
 
 /// What training leaves beside a model, and nobody means by "the checkpoint": how a name begins, or
 /// what is anywhere in it.
-const KEPT: [&str; 6] = [
+const TRAINING_PATTERNS: [&str; 6] = [
     "optimizer*",
     "scheduler*",
     "rng_state*",
@@ -33,7 +33,7 @@ pub(super) struct ShardName<'a> {
     stem: &'a str,
     digits: usize,
     pub number: u64,
-    pub of: u64,
+    pub total: u64,
     variant: &'a str,
     extension: &'a str,
 }
@@ -47,7 +47,7 @@ impl<'a> ShardName<'a> {
         let is_number =
             |s: &str| (3..=8).contains(&s.len()) && s.bytes().all(|b| b.is_ascii_digit());
         if stem.is_empty()
-            || !EXTENSIONS.contains(&extension)
+            || !CHECKPOINT_EXTENSIONS.contains(&extension)
             || !is_number(number)
             || !is_number(of)
             || number.len() != of.len()
@@ -57,10 +57,10 @@ impl<'a> ShardName<'a> {
         }
         let digits = number.len();
         let (number, of) = (number.parse().ok()?, of.parse().ok()?);
-        Some(ShardName { stem, digits, number, of, variant, extension })
+        Some(ShardName { stem, digits, number, total: of, variant, extension })
     }
 
-    fn whole(&self) -> String {
+    fn unsharded_name(&self) -> String {
         let ShardName { stem, variant, extension, .. } = self;
         if variant.is_empty() {
             format!("{stem}.{extension}")
@@ -69,32 +69,33 @@ impl<'a> ShardName<'a> {
         }
     }
 
-    fn name_of(&self, number: u64) -> String {
-        self.name_with(&format!("{number:0digits$}", digits = self.digits))
+    fn with_number(&self, number: u64) -> String {
+        self.with_digits(&format!("{number:0digits$}", digits = self.digits))
     }
 
-    fn name_with(&self, number: &str) -> String {
-        let ShardName { stem, digits, of, variant, extension, .. } = self;
+    fn with_digits(&self, number: &str) -> String {
+        let ShardName { stem, digits, total: of, variant, extension, .. } = self;
         let variant = if variant.is_empty() { String::new() } else { format!(".{variant}") };
         format!("{stem}-{number}-of-{of:0digits$}{variant}.{extension}")
     }
 }
 
 /// What to tell of a file that is read by itself, and is one of a set by its name.
-pub fn note_of_one(name: &str) -> Option<String> {
-    let ShardName { number, of, .. } = ShardName::parse(name).filter(|shard| shard.of > 1)?;
+pub fn lone_shard_note(name: &str) -> Option<String> {
+    let ShardName { number, total: of, .. } =
+        ShardName::parse(name).filter(|shard| shard.total > 1)?;
     Some(format!("this is shard {number} of {of} alone; give the directory for all"))
 }
 
 /// The whole file that an index stands for: `X.ext.index.json` and `X.ext.index.variant.json`.
-pub(super) fn indexed(name: &str) -> Option<String> {
+pub(super) fn unsharded_name_of_index(name: &str) -> Option<String> {
     let rest = name.strip_suffix(".json")?;
     let (whole, variant) = match rest.strip_suffix(".index") {
         Some(whole) => (whole, None),
         None => rest.rsplit_once(".index.").map(|(whole, variant)| (whole, Some(variant)))?,
     };
     let (stem, extension) = whole.rsplit_once('.')?;
-    if stem.is_empty() || !EXTENSIONS.contains(&extension) {
+    if stem.is_empty() || !CHECKPOINT_EXTENSIONS.contains(&extension) {
         return None;
     }
     Some(match variant {
@@ -104,30 +105,31 @@ pub(super) fn indexed(name: &str) -> Option<String> {
 }
 
 /// The pattern that a name matches which training leaves beside a model: optimizer state and the like.
-pub fn kept_by(name: &str) -> Option<&'static str> {
-    KEPT.into_iter().find(|pattern| {
+pub fn training_pattern(name: &str) -> Option<&'static str> {
+    TRAINING_PATTERNS.into_iter().find(|pattern| {
         let word = pattern.trim_matches('*');
         if pattern.starts_with('*') { name.contains(word) } else { name.starts_with(word) }
     })
 }
 
 /// Whether it matches one.
-pub fn is_kept(name: &str) -> bool {
-    kept_by(name).is_some()
+pub fn is_training_file(name: &str) -> bool {
+    training_pattern(name).is_some()
 }
 
 /// Whether a file may be a checkpoint by its name. One that is nothing but an extension is none.
-fn may_be_one(name: &str) -> bool {
-    name.rsplit_once('.').is_some_and(|(stem, e)| !stem.is_empty() && EXTENSIONS.contains(&e))
+fn has_checkpoint_extension(name: &str) -> bool {
+    name.rsplit_once('.')
+        .is_some_and(|(stem, e)| !stem.is_empty() && CHECKPOINT_EXTENSIONS.contains(&e))
 }
 
 /// Whether a file is numbered as the shards of a whole file are.
 pub(super) fn is_shard_of(name: &str, whole: &str) -> bool {
-    ShardName::parse(name).is_some_and(|shard| shard.whole() == whole)
+    ShardName::parse(name).is_some_and(|shard| shard.unsharded_name() == whole)
 }
 
 /// The files that are, in order.
-pub(super) fn numbered(names: &[String], whole: &str) -> Vec<String> {
+pub(super) fn numbered_shards(names: &[String], whole: &str) -> Vec<String> {
     let mut numbered: Vec<String> =
         names.iter().filter(|name| is_shard_of(name, whole)).cloned().collect();
     numbered.sort();
@@ -135,43 +137,47 @@ pub(super) fn numbered(names: &[String], whole: &str) -> Vec<String> {
 }
 
 /// Whether sorted names are those of one set, all of it: then there is none among them that was left over.
-pub(super) fn are_one_set(names: &[String]) -> bool {
+pub(super) fn is_complete_set(names: &[String]) -> bool {
     let parsed: Option<Vec<ShardName>> = names.iter().map(|name| ShardName::parse(name)).collect();
     let Some([first, rest @ ..]) = parsed.as_deref() else { return false };
     let next =
         |(n, shard): (u64, &ShardName)| *shard == ShardName { number: first.number + n, ..*first };
-    first.number <= 1 && names.len() as u64 == first.of && (1..).zip(rest).all(next)
+    first.number <= 1 && names.len() as u64 == first.total && (1..).zip(rest).all(next)
 }
 
 /// The index that is the only checkpoint of a directory, where the names of its files leave no doubt.
-pub(super) fn only_index(names: &[String]) -> Option<&str> {
-    let mut indexes = names.iter().filter_map(|name| Some((name, indexed(name)?)));
+pub(super) fn sole_index(names: &[String]) -> Option<&str> {
+    let mut indexes = names.iter().filter_map(|name| Some((name, unsharded_name_of_index(name)?)));
     let (index, whole) = indexes.next()?;
-    let mut others = names.iter().filter(|name| may_be_one(name) && !is_kept(name));
+    let mut others =
+        names.iter().filter(|name| has_checkpoint_extension(name) && !is_training_file(name));
     (indexes.next().is_none() && others.all(|name| is_shard_of(name, &whole))).then_some(index)
 }
 
 /// The checkpoints of a directory, by name.
-pub fn candidates(root: &Arc<Root>, directory: &Path) -> Result<Vec<Candidate>, source::Error> {
-    Ok(candidates_of(root, directory, &root.files(directory)?))
+pub fn find_candidates(
+    root: &Arc<Root>,
+    directory: &Path,
+) -> Result<Vec<Candidate>, source::Error> {
+    Ok(candidates_among(root, directory, &root.file_names(directory)?))
 }
 
 /// The same, of a directory whose files are known.
-pub(super) fn candidates_of(
+pub(super) fn candidates_among(
     root: &Arc<Root>,
     directory: &Path,
     names: &[String],
 ) -> Vec<Candidate> {
-    let mut found = by_name(root, directory, names, &is_kept);
+    let mut found = candidates_by_name(root, directory, names, &is_training_file);
     found.retain(|candidate| {
         let name = &candidate.name;
         // What cannot be opened is listed, so that opening it can say why; and what calls itself
         // safetensors is, whatever is in it.
         let named = name.ends_with(".safetensors") || name.ends_with(".sft");
         named
-            || candidate.members != Members::File
+            || candidate.files != CandidateFiles::Single
             || match root.open(&directory.join(name)) {
-                Ok(file) => sniff::looks_like_one(&file),
+                Ok(file) => sniff::looks_like_checkpoint(&file),
                 Err(_) => true,
             }
     });
@@ -180,25 +186,26 @@ pub(super) fn candidates_of(
 
 /// The checkpoints that the names of a directory's files suggest. Of the files only indexes are
 /// read. What `is_kept` says of a name keeps it, and a set that it is part of, from being one.
-pub fn by_name(
+pub fn candidates_by_name(
     root: &Arc<Root>,
     directory: &Path,
     names: &[String],
-    is_kept: &dyn Fn(&str) -> bool,
+    is_excluded: &dyn Fn(&str) -> bool,
 ) -> Vec<Candidate> {
     let mut found = Vec::new();
     let mut claimed: BTreeSet<String> = BTreeSet::new();
     for name in names {
-        let Some(whole) = indexed(name) else { continue };
-        let named = shards_of(root, &directory.join(name));
-        let mut beside = numbered(names, &whole);
+        let Some(whole) = unsharded_name_of_index(name) else { continue };
+        let named = indexed_shards(root, &directory.join(name));
+        let mut beside = numbered_shards(names, &whole);
         beside.retain(|name| !named.contains(name));
         claimed.extend(named.iter().cloned());
         claimed.extend(beside.iter().cloned());
-        let members = Members::Index { shards: named.into_iter().collect(), beside };
-        found.push(Candidate { name: name.clone(), whole, members });
+        let members =
+            CandidateFiles::Indexed { shards: named.into_iter().collect(), unindexed: beside };
+        found.push(Candidate { name: name.clone(), unsharded_name: whole, files: members });
     }
-    let free = |name: &str| !claimed.contains(name) && !is_kept(name);
+    let free = |name: &str| !claimed.contains(name) && !is_excluded(name);
     // By everything in the name but the number.
     let mut sets: BTreeMap<ShardName, Vec<u64>> = BTreeMap::new();
     let mut files: Vec<String> = Vec::new();
@@ -207,24 +214,25 @@ pub fn by_name(
             Some(shard) => {
                 sets.entry(ShardName { number: 0, ..shard }).or_default().push(shard.number);
             }
-            None if may_be_one(name) => files.push(name.clone()),
+            None if has_checkpoint_extension(name) => files.push(name.clone()),
             None => {}
         }
     }
     let mut wholes: BTreeMap<String, usize> = BTreeMap::new();
-    for name in sets.keys().map(ShardName::whole).chain(files.iter().cloned()) {
+    for name in sets.keys().map(ShardName::unsharded_name).chain(files.iter().cloned()) {
         *wholes.entry(name).or_default() += 1;
     }
     for (set, mut numbers) in sets {
         numbers.sort_unstable();
         // Most writers count from 1, some from 0.
-        let is_whole = |first| (first..first + set.of).all(|n| numbers.binary_search(&n).is_ok());
-        let seems_from_zero = numbers[0] == 0 && numbers.last() < Some(&set.of);
+        let is_whole =
+            |first| (first..first + set.total).all(|n| numbers.binary_search(&n).is_ok());
+        let seems_from_zero = numbers[0] == 0 && numbers.last() < Some(&set.total);
         let (range, is_ambiguous) = match (is_whole(0), is_whole(1)) {
-            (true, true) => (0..set.of + 1, true),
+            (true, true) => (0..set.total + 1, true),
             (from_zero, from_one) => {
                 let first = u64::from(!from_zero && (from_one || !seems_from_zero));
-                (first..first + set.of, false)
+                (first..first + set.total, false)
             }
         };
         let (own, other): (Vec<u64>, Vec<u64>) =
@@ -233,35 +241,40 @@ pub fn by_name(
         let missing = range.zip(there).find(|(want, have)| *have != Some(want));
         // A file too many beside a complete set is one by itself.
         if missing.is_none() {
-            files.extend(other.into_iter().map(|n| set.name_of(n)));
+            files.extend(other.into_iter().map(|n| set.with_number(n)));
         }
         let fault = match missing {
-            Some((number, _)) => Some(SetFault::Missing(set.name_of(number))),
-            None => is_ambiguous.then_some(SetFault::AmbiguousNumbering),
+            Some((number, _)) => Some(NumberedSetError::MissingShard(set.with_number(number))),
+            None => is_ambiguous.then_some(NumberedSetError::AmbiguousNumbering),
         };
         // Called by the name of the whole, unless something else has it.
-        let whole = set.whole();
-        let name = if wholes.get(&whole) == Some(&1) { whole.clone() } else { set.name_with("*") };
-        let members = Members::Numbered {
-            shards: own.iter().map(|&n| set.name_of(n)).collect(),
-            of: set.of,
-            fault,
+        let whole = set.unsharded_name();
+        let name =
+            if wholes.get(&whole) == Some(&1) { whole.clone() } else { set.with_digits("*") };
+        let members = CandidateFiles::Numbered {
+            shards: own.iter().map(|&n| set.with_number(n)).collect(),
+            total: set.total,
+            error: fault,
         };
-        found.push(Candidate { name, whole, members });
+        found.push(Candidate { name, unsharded_name: whole, files: members });
     }
-    let alone = |name: String| Candidate { whole: name.clone(), name, members: Members::File };
+    let alone = |name: String| Candidate {
+        unsharded_name: name.clone(),
+        name,
+        files: CandidateFiles::Single,
+    };
     found.extend(files.into_iter().map(alone));
     found.sort_by(|a, b| a.name.cmp(&b.name));
     found
 }
 
 /// The shards that an index names; none where it cannot be read, which opening it will say.
-fn shards_of(root: &Arc<Root>, path: &Path) -> BTreeSet<String> {
+fn indexed_shards(root: &Arc<Root>, path: &Path) -> BTreeSet<String> {
     let read = || {
-        let file = root.open(path).ok().filter(|file| file.size() <= index::MAX_INDEX)?;
+        let file = root.open(path).ok().filter(|file| file.size() <= index::MAX_INDEX_BYTES)?;
         let mut json = file.read_whole().ok()?;
         replace_python_numbers(&mut json);
-        index::shards(&json).ok()
+        index::shard_names(&json).ok()
     };
     read().unwrap_or_default().into_iter().collect()
 }
@@ -272,7 +285,7 @@ mod tests {
 
     #[test]
     fn shard_names_of_every_spelling() {
-        let parse = |name| ShardName::parse(name).map(|s| (s.whole(), s.number, s.of));
+        let parse = |name| ShardName::parse(name).map(|s| (s.unsharded_name(), s.number, s.total));
         assert_eq!(
             parse("model-00001-of-00003.safetensors"),
             Some(("model.safetensors".into(), 1, 3))
@@ -300,23 +313,29 @@ mod tests {
             ["a-00001-of-00002.bin", "a.fp16-00001-of-00002.bin", "a-00001-of-00002.fp16.bin"]
         {
             let shard = ShardName::parse(name).unwrap();
-            assert_eq!(shard.name_of(shard.number), name);
+            assert_eq!(shard.with_number(shard.number), name);
         }
     }
 
     #[test]
     fn index_names_of_every_spelling() {
-        assert_eq!(indexed("model.safetensors.index.json").as_deref(), Some("model.safetensors"));
         assert_eq!(
-            indexed("model.safetensors.index.fp16.json").as_deref(),
+            unsharded_name_of_index("model.safetensors.index.json").as_deref(),
+            Some("model.safetensors")
+        );
+        assert_eq!(
+            unsharded_name_of_index("model.safetensors.index.fp16.json").as_deref(),
             Some("model.fp16.safetensors")
         );
         assert_eq!(
-            indexed("model.fp16.safetensors.index.json").as_deref(),
+            unsharded_name_of_index("model.fp16.safetensors.index.json").as_deref(),
             Some("model.fp16.safetensors")
         );
-        assert_eq!(indexed("pytorch_model.bin.index.json").as_deref(), Some("pytorch_model.bin"));
-        assert_eq!(indexed("config.json"), None);
-        assert_eq!(indexed("notes.index.json"), None);
+        assert_eq!(
+            unsharded_name_of_index("pytorch_model.bin.index.json").as_deref(),
+            Some("pytorch_model.bin")
+        );
+        assert_eq!(unsharded_name_of_index("config.json"), None);
+        assert_eq!(unsharded_name_of_index("notes.index.json"), None);
     }
 }

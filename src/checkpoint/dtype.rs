@@ -80,7 +80,7 @@ impl Dtype {
     }
 
     /// The type that torch calls `torch.<name>`.
-    pub fn from_torch(name: &str) -> Option<Dtype> {
+    pub fn from_torch_name(name: &str) -> Option<Dtype> {
         TABLE.iter().find(|row| !row.3.is_empty() && row.3 == name).map(|row| row.0)
     }
 
@@ -95,7 +95,7 @@ impl Dtype {
     }
 
     /// Bytes that must be reversed together to change the byte order; 1 where there is none.
-    pub fn swap_unit(self) -> u64 {
+    pub fn swap_unit_bytes(self) -> u64 {
         match self {
             C64 => 4,
             _ => u64::from(self.bits() / 8).max(1),
@@ -103,7 +103,7 @@ impl Dtype {
     }
 
     /// Bytes that a tensor of this type and shape takes, if it is a whole number that fits.
-    pub fn bytes_of(self, shape: &[u64]) -> Option<u64> {
+    pub fn byte_len(self, shape: &[u64]) -> Option<u64> {
         // A zero makes it empty, but readers multiply in the order of the shape: what overflows
         // before they meet the zero is no shape to them.
         let product =
@@ -134,13 +134,13 @@ mod tests {
 
     #[test]
     fn sizes_that_overflow_or_split_a_byte_have_no_answer() {
-        assert_eq!(F32.bytes_of(&[2, 3]), Some(24));
-        assert_eq!(F32.bytes_of(&[]), Some(4));
-        assert_eq!(F4.bytes_of(&[3]), None);
-        assert_eq!(F4.bytes_of(&[4]), Some(2));
-        assert_eq!(F64.bytes_of(&[u64::MAX, 2]), None);
-        assert_eq!(F64.bytes_of(&[5, 2, 0]), Some(0));
-        assert_eq!(F64.bytes_of(&[u64::MAX, 2, 0]), None);
-        assert_eq!(F64.bytes_of(&[0, u64::MAX, 2]), None);
+        assert_eq!(F32.byte_len(&[2, 3]), Some(24));
+        assert_eq!(F32.byte_len(&[]), Some(4));
+        assert_eq!(F4.byte_len(&[3]), None);
+        assert_eq!(F4.byte_len(&[4]), Some(2));
+        assert_eq!(F64.byte_len(&[u64::MAX, 2]), None);
+        assert_eq!(F64.byte_len(&[5, 2, 0]), Some(0));
+        assert_eq!(F64.byte_len(&[u64::MAX, 2, 0]), None);
+        assert_eq!(F64.byte_len(&[0, u64::MAX, 2]), None);
     }
 }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::source;
 
-use super::index::Fault as IndexFault;
-use super::safetensors::Fault as HeaderFault;
+use super::index::IndexError as IndexFault;
+use super::safetensors::HeaderError as HeaderFault;
 use super::torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
 use super::truncated_list::Listed;
 
@@ -57,7 +57,7 @@ pub enum Error {
     },
     /// There is no dictionary of tensors to show.
     #[error("{path}: {fault}")]
-    Choice {
+    Selection {
         /// The file.
         path: PathBuf,
         /// What is wrong.
@@ -73,7 +73,7 @@ pub enum Error {
     },
     /// The same tensor in two shards.
     #[error("{path}: tensor `{tensor}` is also in {other}")]
-    Twice {
+    DuplicateTensor {
         /// The later shard.
         path: PathBuf,
         /// The tensor.
@@ -83,7 +83,7 @@ pub enum Error {
     },
     /// Some shards of a numbered set are not there.
     #[error("{path}: incomplete: {missing} of {of} shards are missing, {first} among them")]
-    Incomplete {
+    IncompleteSet {
         /// The directory.
         path: PathBuf,
         /// How many are missing.
@@ -107,7 +107,7 @@ pub enum Error {
     },
     /// More tensors than any checkpoint has.
     #[error("{path}: more than {limit} tensors")]
-    TooMany {
+    TooManyTensors {
         /// The file.
         path: PathBuf,
         /// The limit.
@@ -123,25 +123,25 @@ pub enum Error {
     },
     /// A directory without any.
     #[error("{path}: no checkpoint in this directory")]
-    None {
+    NoCheckpoint {
         /// The directory.
         path: PathBuf,
     },
     /// A directory with several, and none was named.
     #[error("{path}: several checkpoints in this directory: {}", Listed::of(.names))]
-    Several {
+    SeveralCheckpoints {
         /// The directory.
         path: PathBuf,
         /// Their names; any of them can be given after the directory.
         names: Vec<String>,
     },
     /// A chosen dictionary has entries that cannot be shown.
-    #[error("{path}: {} cannot be shown; the first is {}", count(.refused.len()), .refused.first().map(Refused::to_string).unwrap_or_default())]
-    Refused {
+    #[error("{path}: {} cannot be shown; the first is {}", count(.refused.len()), .refused.first().map(RefusedEntry::to_string).unwrap_or_default())]
+    RefusedEntries {
         /// The file, or the directory of a set.
         path: PathBuf,
         /// The entries.
-        refused: Vec<Refused>,
+        refused: Vec<RefusedEntry>,
     },
 }
 
@@ -162,16 +162,16 @@ impl Error {
             | Error::Pickle { path, .. }
             | Error::Legacy { path, .. }
             | Error::RankShard { path }
-            | Error::Choice { path, .. }
+            | Error::Selection { path, .. }
             | Error::Index { path, .. }
-            | Error::Twice { path, .. }
-            | Error::Incomplete { path, .. }
+            | Error::DuplicateTensor { path, .. }
+            | Error::IncompleteSet { path, .. }
             | Error::AmbiguousNumbering { path, .. }
-            | Error::TooMany { path, .. }
+            | Error::TooManyTensors { path, .. }
             | Error::NotACheckpoint { path, .. }
-            | Error::None { path }
-            | Error::Several { path, .. }
-            | Error::Refused { path, .. } => path,
+            | Error::NoCheckpoint { path }
+            | Error::SeveralCheckpoints { path, .. }
+            | Error::RefusedEntries { path, .. } => path,
         }
     }
 
@@ -190,24 +190,24 @@ impl Error {
             Error::RankShard { .. } => {
                 "join the ranks first, with torch.distributed.checkpoint's consolidate_safetensors_files, or save with enable_consolidation=True"
             }
-            Error::Choice { fault, .. } => fault.remedy(),
+            Error::Selection { fault, .. } => fault.remedy(),
             Error::Index { fault, .. } => fault.remedy(),
-            Error::Twice { .. } => {
+            Error::DuplicateTensor { .. } => {
                 "move away the shards that belong to another checkpoint, or give the index"
             }
-            Error::Incomplete { .. } => "fetch the missing shards",
+            Error::IncompleteSet { .. } => "fetch the missing shards",
             Error::AmbiguousNumbering { .. } => {
                 "move the one that does not belong out of the directory, or fetch the index of the set"
             }
-            Error::TooMany { .. } => "split the checkpoint",
+            Error::TooManyTensors { .. } => "split the checkpoint",
             Error::NotACheckpoint { .. } => {
                 "give a .safetensors file, a torch checkpoint, or a directory that holds one"
             }
-            Error::None { .. } => {
+            Error::NoCheckpoint { .. } => {
                 "give a directory with .safetensors, .bin, .pt, .pth or .ckpt files"
             }
-            Error::Several { .. } => "name one of them",
-            Error::Refused { .. } => "leave them out with --allow-partial",
+            Error::SeveralCheckpoints { .. } => "name one of them",
+            Error::RefusedEntries { .. } => "leave them out with --allow-partial",
         }
     }
 
@@ -215,7 +215,7 @@ impl Error {
     pub fn is_refusal(&self) -> bool {
         match self {
             Error::Source(error) => error.is_refusal(),
-            Error::None { .. } | Error::Several { .. } => false,
+            Error::NoCheckpoint { .. } | Error::SeveralCheckpoints { .. } => false,
             _ => true,
         }
     }
@@ -224,31 +224,31 @@ impl Error {
 /// An entry of the chosen dictionary that cannot be shown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}`: {fault}")]
-pub struct Refused {
+pub struct RefusedEntry {
     /// Its name, as a tensor of that name would be called.
     pub name: String,
     /// Why.
-    pub fault: TensorFault,
+    pub fault: TensorError,
 }
 
 /// Why one entry cannot be shown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TensorFault {
+pub enum TensorError {
     /// Not a tensor, and not a plain value either.
     #[error("is a Python object of class {class}, which is not executed")]
-    Opaque {
+    Object {
         /// Its class.
         class: String,
     },
     /// A kind of tensor that safetensors has no counterpart for.
     #[error("is {kind}, which safetensors cannot hold")]
-    Kind {
+    UnsupportedKind {
         /// What it is, with its article.
         kind: String,
     },
     /// An element type that safetensors has no counterpart for.
     #[error("has elements of type {dtype}, which safetensors cannot hold")]
-    Dtype {
+    UnsupportedDtype {
         /// torch's name for it.
         dtype: String,
     },
@@ -260,7 +260,7 @@ pub enum TensorFault {
     },
     /// It reaches past the storage.
     #[error("reaches past the end of its storage `{storage}` ({needs} bytes needed, {has} there)")]
-    Bounds {
+    OutOfBounds {
         /// The storage.
         storage: String,
         /// Bytes that would be needed.
@@ -280,7 +280,7 @@ pub enum TensorFault {
     },
     /// The storage is not in the file.
     #[error("its storage `{storage}` is not in the file")]
-    NoStorage {
+    MissingStorage {
         /// The storage.
         storage: String,
     },
@@ -314,26 +314,26 @@ pub enum TensorFault {
     Modified,
     /// A key that no tensor can be named by.
     #[error("has a key that is not text, or longer than any name")]
-    Key,
+    InvalidKey,
     /// A name that the format keeps for itself.
     #[error("has the name that safetensors keeps for metadata")]
-    Reserved,
+    ReservedName,
 }
 
-impl TensorFault {
+impl TensorError {
     /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
-            TensorFault::Bounds { .. }
-            | TensorFault::StorageSize { .. }
-            | TensorFault::NoStorage { .. }
-            | TensorFault::Overflow
-            | TensorFault::Malformed { .. }
-            | TensorFault::Modified => "fetch the file again: it is damaged or was tampered with",
-            TensorFault::Compressed { .. } => {
+            TensorError::OutOfBounds { .. }
+            | TensorError::StorageSize { .. }
+            | TensorError::MissingStorage { .. }
+            | TensorError::Overflow
+            | TensorError::Malformed { .. }
+            | TensorError::Modified => "fetch the file again: it is damaged or was tampered with",
+            TensorError::Compressed { .. } => {
                 "save it again with torch.save, which does not compress"
             }
-            TensorFault::Expansion { .. } => {
+            TensorError::Expansion { .. } => {
                 "save it with .contiguous(), or leave it out with --allow-partial"
             }
             _ => "leave it out with --allow-partial, or choose another dictionary with --root KEY",

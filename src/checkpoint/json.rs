@@ -12,59 +12,59 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// Text as it stands in the JSON; a copy where that spells it with escapes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Text<'a>(pub Cow<'a, str>);
+pub struct JsonText<'a>(pub Cow<'a, str>);
 
-impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for JsonText<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(TextVisitor(PhantomData))
+        deserializer.deserialize_str(JsonTextVisitor(PhantomData))
     }
 }
 
-struct TextVisitor<'a>(PhantomData<&'a str>);
+struct JsonTextVisitor<'a>(PhantomData<&'a str>);
 
-impl<'de: 'a, 'a> Visitor<'de> for TextVisitor<'a> {
-    type Value = Text<'a>;
+impl<'de: 'a, 'a> Visitor<'de> for JsonTextVisitor<'a> {
+    type Value = JsonText<'a>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("text")
     }
 
-    fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Text<'a>, E> {
-        Ok(Text(Cow::Borrowed(text)))
+    fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<JsonText<'a>, E> {
+        Ok(JsonText(Cow::Borrowed(text)))
     }
 
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Text<'a>, E> {
-        Ok(Text(Cow::Owned(text.to_owned())))
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<JsonText<'a>, E> {
+        Ok(JsonText(Cow::Owned(text.to_owned())))
     }
 }
 
 /// A JSON object in which no key stands twice.
-pub struct Unique<V>(pub BTreeMap<String, V>);
+pub struct UniqueMap<V>(pub BTreeMap<String, V>);
 
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(UniqueVisitor(PhantomData))
+        deserializer.deserialize_map(UniqueMapVisitor(PhantomData))
     }
 }
 
-struct UniqueVisitor<V>(PhantomData<V>);
+struct UniqueMapVisitor<V>(PhantomData<V>);
 
-impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
-    type Value = Unique<V>;
+impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueMapVisitor<V> {
+    type Value = UniqueMap<V>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of text values")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unique<V>, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UniqueMap<V>, A::Error> {
         let mut entries = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
             if entries.contains_key(&key) {
-                return Err(de::Error::custom(twice(&key)));
+                return Err(de::Error::custom(duplicate_key(&key)));
             }
             entries.insert(key, map.next_value()?);
         }
-        Ok(Unique(entries))
+        Ok(UniqueMap(entries))
     }
 }
 
@@ -117,7 +117,7 @@ impl<'de> Visitor<'de> for CheckedAnyVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<CheckedAny, A::Error> {
-        while let Some((Text(_), CheckedAny)) = map.next_entry()? {}
+        while let Some((JsonText(_), CheckedAny)) = map.next_entry()? {}
         Ok(CheckedAny)
     }
 }
@@ -131,7 +131,7 @@ pub fn replace_python_numbers(json: &mut [u8]) {
     let mut at = 0;
     while let Some(&byte) = json.get(at) {
         at += match byte {
-            b'"' => len_of_string(&json[at..]),
+            b'"' => string_len(&json[at..]),
             b'-' | b'I' | b'N' => {
                 let rest = &mut json[at..];
                 match PYTHON_NUMBERS.iter().find(|number| rest.starts_with(number)) {
@@ -150,7 +150,7 @@ pub fn replace_python_numbers(json: &mut [u8]) {
 }
 
 /// The length of the string at the start, with its quotes; the length of all if the string does not end.
-fn len_of_string(json: &[u8]) -> usize {
+fn string_len(json: &[u8]) -> usize {
     let mut at = 1;
     while let Some(&byte) = json.get(at) {
         at += match byte {
@@ -163,7 +163,7 @@ fn len_of_string(json: &[u8]) -> usize {
 }
 
 /// The refusal of a key that stands twice.
-pub fn twice(key: &str) -> String {
+pub fn duplicate_key(key: &str) -> String {
     format!("key `{key}` is there twice")
 }
 

@@ -28,21 +28,24 @@ mod truncated_list;
 
 use std::collections::BTreeMap;
 
-pub use candidate::{Candidate, LoaderName, Members, SetFault};
-pub use default_choice::{Meant, meant};
-pub use discover::{EXTENSIONS, by_name, candidates, is_kept, kept_by, note_of_one};
+pub use candidate::{Candidate, CandidateFiles, LoaderName, NumberedSetError};
+pub use default_choice::{DefaultChoice, choose_default};
+pub use discover::{
+    CHECKPOINT_EXTENSIONS, candidates_by_name, find_candidates, is_training_file, lone_shard_note,
+    training_pattern,
+};
 pub use dtype::Dtype;
-pub use error::{Error, Refused, TensorFault};
-pub use index::{Fault as IndexFault, Index, parse as parse_index};
-pub use name::Name;
-pub(crate) use name_index::Places;
-pub use open::{open, open_candidate, open_in};
-pub use open_sources::Sources;
-pub use overlaps::{MAX_NAMED, sharing};
-pub use safetensors::{Fault as HeaderFault, MAX_HEADER};
-pub use slice::{PartFault, Steps};
+pub use error::{Error, RefusedEntry, TensorError};
+pub use index::{IndexError as IndexFault, ShardIndex, parse_index};
+pub use name::TensorName;
+pub(crate) use name_index::NameIndex;
+pub use open::{open, open_by_name, open_candidate};
+pub use open_sources::OpenSources;
+pub use overlaps::{MAX_OVERLAP_COUNT, find_overlaps};
+pub use safetensors::{HeaderError as HeaderFault, MAX_HEADER};
+pub use slice::{AxisSlice, SliceError};
 pub use sniff::parse_bytes;
-pub use tensor::{Axis, Bytes, Grid, Layout, Origin, OriginId, Run, Shape, Tensor};
+pub use tensor::{Axis, ByteRun, Grid, LayoutKind, Origin, OriginId, Shape, Tensor, TensorBytes};
 pub use torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
 
 /// How a checkpoint is to be read; all of it enters the image's identity.
@@ -89,13 +92,13 @@ pub struct Checkpoint {
     /// The format of its files; of the first, should they differ.
     pub format: Format,
     /// Whether it is a set of shards.
-    pub sharded: bool,
+    pub is_sharded: bool,
     /// What holds the bytes. Each file is followed by what had to be unpacked of it.
     pub origins: Vec<Origin>,
     /// The one file that it is, still open, for who reads on at once. Laying it out closes it.
-    pub opened: Option<crate::source::OpenFile>,
+    pub open_file: Option<crate::source::OpenFile>,
     /// The index of a set of shards, which is a source too: another index is another checkpoint.
-    pub index: Option<std::sync::Arc<crate::source::File>>,
+    pub index_file: Option<std::sync::Arc<crate::source::File>>,
     /// The tensors, in the order of the source.
     pub tensors: Vec<Tensor>,
     /// The metadata of the source, which may be empty; `None` if the source has none.
@@ -103,7 +106,7 @@ pub struct Checkpoint {
     /// What was chosen and what was left out, in words.
     pub notes: Vec<String>,
     /// What cannot be shown. Not empty means refused, unless the options allow a part.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedEntry>,
     /// The options that it was read with.
     pub options: Options,
 }
@@ -114,11 +117,11 @@ pub const MAX_TENSORS: usize = 2_000_000;
 
 impl Checkpoint {
     /// The source files, its index included.
-    pub fn files(&self) -> impl Iterator<Item = &std::sync::Arc<crate::source::File>> {
-        let held = self.origins.iter().filter_map(|origin| match origin {
+    pub fn source_files(&self) -> impl Iterator<Item = &std::sync::Arc<crate::source::File>> {
+        let origins = self.origins.iter().filter_map(|origin| match origin {
             Origin::File(file) => Some(file),
             Origin::Memory(_) => None,
         });
-        held.chain(&self.index)
+        origins.chain(&self.index_file)
     }
 }

@@ -9,18 +9,18 @@ use std::sync::Arc;
 
 /// The name of a tensor: text, part of one that it may share with others.
 #[derive(Clone)]
-pub struct Name {
+pub struct TensorName {
     /// Behind one more step, so that a name is no larger than text of its own would be.
     text: Arc<Box<str>>,
     start: u32,
     end: u32,
 }
 
-impl Name {
+impl TensorName {
     /// The names of a file.
-    pub(super) fn all<'a>(
+    pub(super) fn pack<'a>(
         names: impl ExactSizeIterator<Item = &'a str> + Clone,
-    ) -> impl Iterator<Item = Name> {
+    ) -> impl Iterator<Item = TensorName> {
         let mut text = String::with_capacity(names.clone().map(str::len).sum());
         text.extend(names.clone());
         let text = Arc::new(text.into_boxed_str());
@@ -28,18 +28,18 @@ impl Name {
         names.map(move |name| {
             let start = end;
             end += name.len();
-            Name::part(&text, start, end)
+            TensorName::slice(&text, start, end)
         })
     }
 
-    fn part(text: &Arc<Box<str>>, start: usize, end: usize) -> Name {
+    fn slice(text: &Arc<Box<str>>, start: usize, end: usize) -> TensorName {
         let place =
             |at| u32::try_from(at).expect("names fit a header, which takes 100,000,000 bytes");
-        Name { text: Arc::clone(text), start: place(start), end: place(end) }
+        TensorName { text: Arc::clone(text), start: place(start), end: place(end) }
     }
 }
 
-impl Deref for Name {
+impl Deref for TensorName {
     type Target = str;
 
     fn deref(&self) -> &str {
@@ -47,31 +47,31 @@ impl Deref for Name {
     }
 }
 
-impl From<&str> for Name {
+impl From<&str> for TensorName {
     fn from(name: &str) -> Self {
-        Name::part(&Arc::new(name.into()), 0, name.len())
+        TensorName::slice(&Arc::new(name.into()), 0, name.len())
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for TensorName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
 }
 
-impl fmt::Debug for Name {
+impl fmt::Debug for TensorName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
 }
 
-impl PartialEq for Name {
-    fn eq(&self, other: &Name) -> bool {
+impl PartialEq for TensorName {
+    fn eq(&self, other: &TensorName) -> bool {
         **self == **other
     }
 }
 
-impl Eq for Name {}
+impl Eq for TensorName {}
 
 #[cfg(test)]
 mod tests {
@@ -80,8 +80,8 @@ mod tests {
     #[test]
     fn names_of_a_file_are_those_that_were_given() {
         let given = ["a.weight", "", "å", "a.bias"];
-        let names: Vec<Name> = Name::all(given.iter().copied()).collect();
+        let names: Vec<TensorName> = TensorName::pack(given.iter().copied()).collect();
         assert!(names.iter().map(|name| &**name).eq(given));
-        assert_eq!(names[0], Name::from("a.weight"));
+        assert_eq!(names[0], TensorName::from("a.weight"));
     }
 }

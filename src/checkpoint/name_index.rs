@@ -12,16 +12,17 @@ use hashbrown::hash_table::Entry;
 
 /// Places by name. What gives the name of a place must give the same each time.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct NameIndex {
     table: HashTable<u32>,
-    hash: RandomState,
+    hasher: RandomState,
 }
 
-impl Places {
+impl NameIndex {
     /// With the places of a whole list. The first that has the name of one before it is the error.
-    pub fn of<'a>(len: usize, name: impl Fn(usize) -> &'a str) -> Result<Places, usize> {
-        let mut places = Places { table: HashTable::with_capacity(len), hash: Default::default() };
-        let Places { table, hash } = &mut places;
+    pub fn build<'a>(len: usize, name: impl Fn(usize) -> &'a str) -> Result<NameIndex, usize> {
+        let mut places =
+            NameIndex { table: HashTable::with_capacity(len), hasher: Default::default() };
+        let NameIndex { table, hasher: hash } = &mut places;
         for place in 0..len {
             let is_it = |&other: &u32| name(other as usize) == name(place);
             let hash_of = |&other: &u32| hash.hash_one(name(other as usize));
@@ -34,9 +35,9 @@ impl Places {
     }
 
     /// The place of a name.
-    pub fn find<'a>(&self, wanted: &str, name: impl Fn(usize) -> &'a str) -> Option<usize> {
-        let is_it = |&place: &u32| name(place as usize) == wanted;
-        self.table.find(self.hash.hash_one(wanted), is_it).map(|&place| place as usize)
+    pub fn find<'a>(&self, target: &str, name: impl Fn(usize) -> &'a str) -> Option<usize> {
+        let is_it = |&place: &u32| name(place as usize) == target;
+        self.table.find(self.hasher.hash_one(target), is_it).map(|&place| place as usize)
     }
 }
 
@@ -48,7 +49,7 @@ mod tests {
     fn each_name_is_found_at_its_place_and_no_other_is() {
         let names: Vec<String> = (0..1000).map(|n| format!("layer.{n}")).collect();
         let name = |place: usize| &*names[place];
-        let places = Places::of(names.len(), name).unwrap();
+        let places = NameIndex::build(names.len(), name).unwrap();
         assert!(names.iter().enumerate().all(|(n, one)| places.find(one, name) == Some(n)));
         assert_eq!(places.find("layer.1000", name), None);
     }
@@ -56,6 +57,6 @@ mod tests {
     #[test]
     fn the_second_of_two_equal_names_is_told() {
         let names = ["a", "b", "a", "b"];
-        assert_eq!(Places::of(names.len(), |place| names[place]).unwrap_err(), 2);
+        assert_eq!(NameIndex::build(names.len(), |place| names[place]).unwrap_err(), 2);
     }
 }

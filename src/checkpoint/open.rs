@@ -4,12 +4,15 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::source::{self, Links, OpenFile, ReadAt, Root, Typed};
-use crate::threads::{another, joined};
+use crate::source::{self, LinkPolicy, OpenFile, ReadAt, Root, UserPath};
+use crate::threads::{join, try_spawn};
 
-use super::candidate::{Candidate, Members, SetFault};
-use super::default_choice::{Meant, meant};
-use super::discover::{are_one_set, candidates, indexed, note_of_one, numbered, only_index};
+use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
+use super::default_choice::{DefaultChoice, choose_default};
+use super::discover::{
+    find_candidates, is_complete_set, lone_shard_note, numbered_shards, sole_index,
+    unsharded_name_of_index,
+};
 use super::index;
 use super::json::replace_python_numbers;
 use super::truncated_list::Listed;
@@ -20,68 +23,71 @@ use super::{Checkpoint, Error, IndexFault, Options, shards, sniff};
 /// A directory must hold just one, or one that loaders take before the others ([`meant`]); where it holds several,
 /// the path of one of them tells which.
 pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
-    let links = if options.follow_symlinks { Links::Anywhere } else { Links::Inside };
-    match Typed::at(path) {
-        Ok(Typed::Directory) => {
-            let (root, directory) = Root::around(path, links)?;
-            let names = root.files(&directory)?;
-            if let Some(index) = only_index(&names) {
-                return open_set_of(&root, &directory, index, &names, options);
+    let links = if options.follow_symlinks { LinkPolicy::Anywhere } else { LinkPolicy::Inside };
+    match UserPath::open(path) {
+        Ok(UserPath::Directory) => {
+            let (root, directory) = Root::for_directory(path, links)?;
+            let names = root.file_names(&directory)?;
+            if let Some(index) = sole_index(&names) {
+                return open_numbered_index(&root, &directory, index, &names, options);
             }
-            match meant(&root, &directory, &names) {
-                Ok(Meant { candidate, note }) => {
+            match choose_default(&root, &directory, &names) {
+                Ok(DefaultChoice { candidate, note }) => {
                     let mut checkpoint = open_candidate(&root, &directory, &candidate, options)?;
                     checkpoint.notes.extend(note);
                     Ok(checkpoint)
                 }
-                Err(found) if found.is_empty() => Err(Error::None { path: path.to_path_buf() }),
+                Err(found) if found.is_empty() => {
+                    Err(Error::NoCheckpoint { path: path.to_path_buf() })
+                }
                 Err(found) => {
                     let names = found.into_iter().map(|c| c.name).collect();
-                    Err(Error::Several { path: path.to_path_buf(), names })
+                    Err(Error::SeveralCheckpoints { path: path.to_path_buf(), names })
                 }
             }
         }
-        Ok(Typed::File(file)) if indexed(name_of(path)).is_none() => {
-            open_one(file, name_of(path), options)
+        Ok(UserPath::File(file)) if unsharded_name_of_index(file_name(path)).is_none() => {
+            open_file(file, file_name(path), options)
         }
         // A numbered set is called by a name that no file has, and the shards of an index lie beside it.
-        Ok(Typed::File(_)) | Err(source::Error::Missing { .. }) => {
+        Ok(UserPath::File(_)) | Err(source::Error::Missing { .. }) => {
             let missing = || source::Error::Missing { path: path.to_path_buf() };
             let name = path.file_name().ok_or_else(missing)?;
             let parent = path.parent().unwrap_or(Path::new(""));
-            let (root, directory) = Root::around(parent, links).map_err(|error| match error {
-                source::Error::Missing { .. } => missing(),
-                error => error,
-            })?;
-            open_in(&root, &directory, name, options)
+            let (root, directory) =
+                Root::for_directory(parent, links).map_err(|error| match error {
+                    source::Error::Missing { .. } => missing(),
+                    error => error,
+                })?;
+            open_by_name(&root, &directory, name, options)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-fn name_of(path: &Path) -> &str {
+fn file_name(path: &Path) -> &str {
     path.file_name().and_then(OsStr::to_str).unwrap_or_default()
 }
 
 /// Reads the checkpoint that a name in a directory stands for: a file, an index, or a numbered set by
 /// the name of the whole.
-pub fn open_in(
+pub fn open_by_name(
     root: &Arc<Root>,
     directory: &Path,
     name: &OsStr,
     options: &Options,
 ) -> Result<Checkpoint, Error> {
     let known = name.to_str().unwrap_or_default();
-    if indexed(known).is_some() {
-        let names = root.files(directory)?;
+    if unsharded_name_of_index(known).is_some() {
+        let names = root.file_names(directory)?;
         if names.iter().any(|name| name == known) {
-            return open_set_of(root, directory, known, &names, options);
+            return open_numbered_index(root, directory, known, &names, options);
         }
     }
-    match root.open_typed(&directory.join(name)) {
-        Ok(file) => open_one(file, known, options),
+    match root.open_user_path(&directory.join(name)) {
+        Ok(file) => open_file(file, known, options),
         Err(missing @ source::Error::Missing { .. }) => {
-            let mut found = candidates(root, directory)?.into_iter();
+            let mut found = find_candidates(root, directory)?.into_iter();
             let set = found.find(|candidate| *candidate.name == *name).ok_or(missing)?;
             open_candidate(root, directory, &set, options)
         }
@@ -91,15 +97,15 @@ pub fn open_in(
 
 /// Reads the set of an index of a directory, whose shards are most likely the files that are numbered so.
 /// Where some of these are left over from another set, which of them are is not guessed.
-fn open_set_of(
+fn open_numbered_index(
     root: &Arc<Root>,
     directory: &Path,
     index: &str,
     names: &[String],
     options: &Options,
 ) -> Result<Checkpoint, Error> {
-    let set = numbered(names, &indexed(index).unwrap_or_default());
-    let likely = if are_one_set(&set) { &*set } else { &[] };
+    let set = numbered_shards(names, &unsharded_name_of_index(index).unwrap_or_default());
+    let likely = if is_complete_set(&set) { &*set } else { &[] };
     open_index(root, directory, index, likely, &set, options)
 }
 
@@ -110,25 +116,25 @@ pub fn open_candidate(
     candidate: &Candidate,
     options: &Options,
 ) -> Result<Checkpoint, Error> {
-    match &candidate.members {
-        Members::File => {
+    match &candidate.files {
+        CandidateFiles::Single => {
             let file = root.open(&directory.join(&candidate.name))?;
-            open_one(file, &candidate.name, options)
+            open_file(file, &candidate.name, options)
         }
-        Members::Index { shards, beside } => {
+        CandidateFiles::Indexed { shards, unindexed: beside } => {
             open_index(root, directory, &candidate.name, shards, beside, options)
         }
-        Members::Numbered { shards, of, fault: Some(fault) } => {
+        CandidateFiles::Numbered { shards, total: of, error: Some(fault) } => {
             let path = root.path().join(directory);
             let name = |shard: Option<&String>| shard.cloned().unwrap_or_default();
             Err(match fault {
-                SetFault::Missing(first) => Error::Incomplete {
+                NumberedSetError::MissingShard(first) => Error::IncompleteSet {
                     path,
                     missing: of.saturating_sub(shards.len() as u64),
                     of: *of,
                     first: first.clone(),
                 },
-                SetFault::AmbiguousNumbering => Error::AmbiguousNumbering {
+                NumberedSetError::AmbiguousNumbering => Error::AmbiguousNumbering {
                     path,
                     of: *of,
                     first: name(shards.first()),
@@ -136,18 +142,18 @@ pub fn open_candidate(
                 },
             })
         }
-        Members::Numbered { shards, .. } => {
+        CandidateFiles::Numbered { shards, .. } => {
             let path = root.path().join(directory).join(&candidate.name);
-            let shards = shards::read(root, directory, &path, shards, options);
-            shards.map_err(|(_, error)| error)?.agreed(path, None)
+            let shards = shards::read_shards(root, directory, &path, shards, options);
+            shards.map_err(|(_, error)| error)?.into_checkpoint(path, None)
         }
     }
 }
 
-fn open_one(file: OpenFile, name: &str, options: &Options) -> Result<Checkpoint, Error> {
-    let mut checkpoint = sniff::read(&file, options)?;
-    checkpoint.opened = Some(file);
-    checkpoint.notes.extend(note_of_one(name));
+fn open_file(file: OpenFile, name: &str, options: &Options) -> Result<Checkpoint, Error> {
+    let mut checkpoint = sniff::read_file(&file, options)?;
+    checkpoint.open_file = Some(file);
+    checkpoint.notes.extend(lone_shard_note(name));
     Ok(checkpoint)
 }
 
@@ -165,20 +171,20 @@ fn open_index(
     let path = file.file().path();
     let fault = |fault| Error::Index { path: path.clone(), fault };
     let size = file.size();
-    if size > index::MAX_INDEX {
+    if size > index::MAX_INDEX_BYTES {
         return Err(fault(IndexFault::TooLarge { size }));
     }
     let may_leave = options.follow_symlinks;
-    let read = |shards: &[String]| shards::read(root, directory, &path, shards, options);
+    let read = |shards: &[String]| shards::read_shards(root, directory, &path, shards, options);
     let read = &read;
     let mut checkpoint = std::thread::scope(|scope| {
-        let are_inside = may_leave || !likely.iter().any(|shard| index::leaves(shard));
+        let are_inside = may_leave || !likely.iter().any(|shard| index::leads_outside(shard));
         let is_worth_it = are_inside && !likely.is_empty();
-        let guessed = is_worth_it.then(|| another(scope, || read(likely))).flatten();
+        let guessed = is_worth_it.then(|| try_spawn(scope, || read(likely))).flatten();
         let mut json = file.read_whole()?;
         replace_python_numbers(&mut json);
-        let index = index::parse(&json, may_leave).map_err(fault)?;
-        let shards = match guessed.map(joined) {
+        let index = index::parse_index(&json, may_leave).map_err(fault)?;
+        let shards = match guessed.map(join) {
             Some(shards) if index.shards() == likely => shards,
             others => {
                 drop(others);
@@ -186,10 +192,12 @@ fn open_index(
             }
         };
         let shards = shards.map_err(|(shard, error)| match error {
-            Error::Source(source::Error::Missing { .. }) => fault(IndexFault::Missing { shard }),
+            Error::Source(source::Error::Missing { .. }) => {
+                fault(IndexFault::MissingShard { shard })
+            }
             error => error,
         })?;
-        let mut checkpoint = shards.agreed(path.clone(), Some(&index))?;
+        let mut checkpoint = shards.into_checkpoint(path.clone(), Some(&index))?;
         let beside = set.iter().filter(|name| index.shards().binary_search(name).is_err());
         let beside = Listed::of(beside);
         if !beside.is_empty() {
@@ -197,7 +205,7 @@ fn open_index(
         }
         Ok::<_, Error>(checkpoint)
     })?;
-    checkpoint.index = Some(Arc::clone(file.file()));
+    checkpoint.index_file = Some(Arc::clone(file.file()));
     file.check_unchanged()?;
     Ok(checkpoint)
 }

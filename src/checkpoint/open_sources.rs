@@ -7,36 +7,36 @@ use std::sync::Arc;
 
 use crate::source::{Error, OpenFile, ReadAt};
 
-use super::{Bytes, Origin, OriginId, strided_read};
+use super::{Origin, OriginId, TensorBytes, strided_read};
 
 /// Origins held open.
 #[derive(Debug)]
-pub struct Sources(Box<[Source]>);
+pub struct OpenSources(Box<[OpenSource]>);
 
 #[derive(Debug)]
-enum Source {
+enum OpenSource {
     File(OpenFile),
     Memory(Arc<[u8]>),
 }
 
-impl Sources {
+impl OpenSources {
     /// Opens each, and verifies that it is what was parsed. One of them may still be open.
-    pub fn open(origins: &[Origin], mut opened: Option<OpenFile>) -> Result<Sources, Error> {
+    pub fn open(origins: &[Origin], mut open_file: Option<OpenFile>) -> Result<OpenSources, Error> {
         let open = |origin: &Origin| match origin {
             Origin::File(file) => {
-                let opened = opened.take_if(|opened| Arc::ptr_eq(opened.file(), file));
-                Ok(Source::File(opened.map_or_else(|| file.open(), Ok)?))
+                let opened = open_file.take_if(|opened| Arc::ptr_eq(opened.file(), file));
+                Ok(OpenSource::File(opened.map_or_else(|| file.open(), Ok)?))
             }
-            Origin::Memory(bytes) => Ok(Source::Memory(Arc::clone(bytes))),
+            Origin::Memory(bytes) => Ok(OpenSource::Memory(Arc::clone(bytes))),
         };
-        Ok(Sources(origins.iter().map(open).collect::<Result<_, _>>()?))
+        Ok(OpenSources(origins.iter().map(open).collect::<Result<_, _>>()?))
     }
 
     /// The open file of an origin, if it is one.
     pub fn file(&self, origin: OriginId) -> Option<&OpenFile> {
         match self.0.get(origin.0 as usize)? {
-            Source::File(file) => Some(file),
-            Source::Memory(_) => None,
+            OpenSource::File(file) => Some(file),
+            OpenSource::Memory(_) => None,
         }
     }
 
@@ -44,21 +44,21 @@ impl Sources {
     pub fn origin(&self, origin: OriginId) -> &dyn ReadAt {
         // The origins of a checkpoint are numbered by what made it.
         match &self.0[origin.0 as usize] {
-            Source::File(file) => file,
-            Source::Memory(bytes) => bytes,
+            OpenSource::File(file) => file,
+            OpenSource::Memory(bytes) => bytes,
         }
     }
 
     /// Fills `out` from a byte on of what lies so. To be followed by [`Sources::check_unchanged`],
     /// before the bytes are used.
-    pub fn read(&self, bytes: &Bytes, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        let source = self.origin(bytes.reach().0);
+    pub fn read(&self, bytes: &TensorBytes, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        let source = self.origin(bytes.extent().0);
         match bytes {
-            Bytes::Run(run) => source.read_exact_at(out, run.offset + offset),
-            Bytes::Grid(grid) => strided_read::gather(source, grid, offset, out),
-            Bytes::Swapped { unit, of } => {
+            TensorBytes::Run(run) => source.read_exact_at(out, run.offset + offset),
+            TensorBytes::Grid(grid) => strided_read::read_strided(source, grid, offset, out),
+            TensorBytes::Swapped { unit_bytes: unit, inner: of } => {
                 let read = |out: &mut [u8], from: u64| self.read(of, from, out);
-                strided_read::swapped(*unit, offset, out, read)
+                strided_read::read_swapped(*unit, offset, out, read)
             }
         }
     }
@@ -74,11 +74,11 @@ impl Sources {
     }
 
     /// Refuses if anything about any of them changed, also what leaves its bytes as they are.
-    pub fn check_all_untouched(&self) -> Result<(), Error> {
+    pub fn check_all_states_unchanged(&self) -> Result<(), Error> {
         let mut files = self.0.iter().filter_map(|source| match source {
-            Source::File(file) => Some(file),
-            Source::Memory(_) => None,
+            OpenSource::File(file) => Some(file),
+            OpenSource::Memory(_) => None,
         });
-        files.try_for_each(OpenFile::check_untouched)
+        files.try_for_each(OpenFile::check_state_unchanged)
     }
 }

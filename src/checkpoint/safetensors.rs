@@ -12,21 +12,23 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::source::{self, ReadAt};
 
-use super::json::{CheckedAny, Text, twice};
-use super::{Bytes, Dtype, MAX_TENSORS, Name, OriginId, Places, Run, Shape, Tensor};
+use super::json::{CheckedAny, JsonText, duplicate_key};
+use super::{
+    ByteRun, Dtype, MAX_TENSORS, NameIndex, OriginId, Shape, Tensor, TensorBytes, TensorName,
+};
 
 /// The longest header that the reference reader takes.
 pub const MAX_HEADER: u64 = 100_000_000;
 
 /// The shortest file: an eight-byte length and `{}`.
-const MIN_FILE: u64 = 10;
+const MIN_FILE_BYTES: u64 = 10;
 
 /// What is wrong with a safetensors file.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum HeaderError {
     /// The bytes cannot be had.
     #[error(transparent)]
-    Read(#[from] source::Error),
+    Source(#[from] source::Error),
     /// Too short to have a header.
     #[error("{size} bytes are too few to hold a header")]
     TooShort {
@@ -56,7 +58,7 @@ pub enum Fault {
     #[error(
         "tensor `{tensor}`: {dtype} of shape {shape:?} does not take the {len} bytes of its range"
     )]
-    Size {
+    SizeMismatch {
         /// The tensor.
         tensor: String,
         /// Its type.
@@ -96,7 +98,7 @@ pub enum Fault {
     },
     /// Bytes after the last tensor.
     #[error("{extra} bytes follow the last tensor")]
-    Trailing {
+    TrailingBytes {
         /// How many.
         extra: u64,
     },
@@ -112,92 +114,99 @@ pub struct Header {
 }
 
 /// Reads and checks a header.
-pub fn parse(file: &dyn ReadAt) -> Result<Header, Fault> {
+pub fn parse_header(file: &dyn ReadAt) -> Result<Header, HeaderError> {
     let size = file.size();
-    if size < MIN_FILE {
-        return Err(Fault::TooShort { size });
+    if size < MIN_FILE_BYTES {
+        return Err(HeaderError::TooShort { size });
     }
     let mut len = [0; 8];
     file.read_exact_at(&mut len, 0)?;
     let len = u64::from_le_bytes(len);
     if len > MAX_HEADER {
-        return Err(Fault::TooLong { len });
+        return Err(HeaderError::TooLong { len });
     }
     if len > size - 8 {
-        return Err(Fault::Truncated { len, size });
+        return Err(HeaderError::Truncated { len, size });
     }
     let mut json = vec![0; len as usize];
     file.read_exact_at(&mut json, 8)?;
-    check(&json, 8 + len, size)
+    parse_json(&json, 8 + len, size)
 }
 
-fn check(json: &[u8], data_start: u64, size: u64) -> Result<Header, Fault> {
+fn parse_json(json: &[u8], data_start: u64, size: u64) -> Result<Header, HeaderError> {
     // The reference reader asks for the brace, so that a header cannot be padded in front.
     if json.first() != Some(&b'{') {
-        return Err(Fault::Json("it does not begin with `{`".to_owned()));
+        return Err(HeaderError::Json("it does not begin with `{`".to_owned()));
     }
-    let text = std::str::from_utf8(json).map_err(|e| Fault::Json(e.to_string()))?;
-    let raw: Raw = serde_json::from_str(text).map_err(|e| Fault::Json(e.to_string()))?;
+    let text = std::str::from_utf8(json).map_err(|e| HeaderError::Json(e.to_string()))?;
+    let raw: HeaderJson =
+        serde_json::from_str(text).map_err(|e| HeaderError::Json(e.to_string()))?;
     let data = size - data_start;
     let mut entries = raw.entries;
     // Empty tensors come before the one that starts at the same byte.
     if !entries.is_sorted_by_key(|(_, info)| info.data_offsets) {
         entries.sort_by_key(|(_, info)| info.data_offsets);
     }
-    let names: Vec<Name> = Name::all(entries.iter().map(|(name, _)| &**name)).collect();
+    let names: Vec<TensorName> =
+        TensorName::pack(entries.iter().map(|(name, _)| &**name)).collect();
     let mut before = 0;
     let mut tensors = Vec::with_capacity(entries.len());
     for (name, (_, info)) in names.into_iter().zip(entries) {
         let (start, end) = info.data_offsets;
         let tensor = || name.to_string();
         let Some(len) = end.checked_sub(start) else {
-            return Err(Fault::Reversed { tensor: tensor() });
+            return Err(HeaderError::Reversed { tensor: tensor() });
         };
         if end > data {
-            return Err(Fault::PastEnd { tensor: tensor(), end, data });
+            return Err(HeaderError::PastEnd { tensor: tensor(), end, data });
         }
         if start != before {
-            return Err(Fault::Gap { tensor: tensor(), start, before });
+            return Err(HeaderError::Gap { tensor: tensor(), start, before });
         }
         before = end;
-        let Info { dtype, shape, .. } = info;
-        if dtype.bytes_of(&shape) != Some(len) {
-            return Err(Fault::Size { tensor: tensor(), dtype, shape: shape.into_vec(), len });
+        let TensorInfo { dtype, shape, .. } = info;
+        if dtype.byte_len(&shape) != Some(len) {
+            return Err(HeaderError::SizeMismatch {
+                tensor: tensor(),
+                dtype,
+                shape: shape.into_vec(),
+                len,
+            });
         }
-        let run = Run { origin: OriginId(0), offset: data_start + start, len };
-        tensors.push(Tensor { name, dtype, shape, bytes: Bytes::Run(run) });
+        let run = ByteRun { origin: OriginId(0), offset: data_start + start, len };
+        tensors.push(Tensor { name, dtype, shape, bytes: TensorBytes::Run(run) });
     }
     if before != data {
-        return Err(Fault::Trailing { extra: data - before });
+        return Err(HeaderError::TrailingBytes { extra: data - before });
     }
     Ok(Header { tensors, metadata: raw.metadata })
 }
 
 /// What a header says of one tensor.
-struct Info {
+struct TensorInfo {
     dtype: Dtype,
     shape: Shape,
     data_offsets: (u64, u64),
 }
 
-impl<'de> Deserialize<'de> for Info {
+impl<'de> Deserialize<'de> for TensorInfo {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(InfoVisitor)
+        deserializer.deserialize_map(TensorInfoVisitor)
     }
 }
 
-struct InfoVisitor;
+struct TensorInfoVisitor;
 
-impl<'de> Visitor<'de> for InfoVisitor {
-    type Value = Info;
+impl<'de> Visitor<'de> for TensorInfoVisitor {
+    type Value = TensorInfo;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with dtype, shape and data_offsets")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Info, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TensorInfo, A::Error> {
         let (mut dtype, mut shape, mut data_offsets) = (None, None, None);
-        while let Some(Text(key)) = map.next_key()? {
+        while let Some(JsonText(key)) = map.next_key()? {
             let is_twice = match &*key {
                 "dtype" => dtype.replace(map.next_value()?).is_some(),
                 "shape" => shape.replace(map.next_value()?).is_some(),
@@ -209,13 +218,13 @@ impl<'de> Visitor<'de> for InfoVisitor {
                 }
             };
             if is_twice {
-                return Err(de::Error::custom(twice(&key)));
+                return Err(de::Error::custom(duplicate_key(&key)));
             }
         }
         let DtypeName(dtype) = dtype.ok_or_else(|| de::Error::missing_field("dtype"))?;
-        let Dimensions(shape) = shape.ok_or_else(|| de::Error::missing_field("shape"))?;
+        let ShapeList(shape) = shape.ok_or_else(|| de::Error::missing_field("shape"))?;
         let data_offsets = data_offsets.ok_or_else(|| de::Error::missing_field("data_offsets"))?;
-        Ok(Info { dtype, shape, data_offsets })
+        Ok(TensorInfo { dtype, shape, data_offsets })
     }
 }
 
@@ -224,18 +233,18 @@ struct DtypeName(Dtype);
 
 impl<'de> Deserialize<'de> for DtypeName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Text(name) = Text::deserialize(deserializer)?;
+        let JsonText(name) = JsonText::deserialize(deserializer)?;
         let unknown = || de::Error::custom(format_args!("unknown dtype `{name}`"));
         Dtype::from_name(&name).map(DtypeName).ok_or_else(unknown)
     }
 }
 
 /// A shape, from a list of sizes.
-struct Dimensions(Shape);
+struct ShapeList(Shape);
 
-impl<'de> Deserialize<'de> for Dimensions {
+impl<'de> Deserialize<'de> for ShapeList {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(ShapeVisitor).map(Dimensions)
+        deserializer.deserialize_seq(ShapeVisitor).map(ShapeList)
     }
 }
 
@@ -259,35 +268,35 @@ impl<'de> Visitor<'de> for ShapeVisitor {
 }
 
 /// The header's JSON as it stands, equal keys refused.
-struct Raw<'a> {
-    entries: Vec<(Cow<'a, str>, Info)>,
+struct HeaderJson<'a> {
+    entries: Vec<(Cow<'a, str>, TensorInfo)>,
     metadata: Option<BTreeMap<String, String>>,
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Raw<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for HeaderJson<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(RawVisitor)
+        deserializer.deserialize_map(HeaderJsonVisitor)
     }
 }
 
-struct RawVisitor;
+struct HeaderJsonVisitor;
 
-impl<'de> Visitor<'de> for RawVisitor {
-    type Value = Raw<'de>;
+impl<'de> Visitor<'de> for HeaderJsonVisitor {
+    type Value = HeaderJson<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tensors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw<'de>, A::Error> {
-        let mut entries: Vec<(Cow<'de, str>, Info)> = Vec::new();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<HeaderJson<'de>, A::Error> {
+        let mut entries: Vec<(Cow<'de, str>, TensorInfo)> = Vec::new();
         let mut metadata = None;
-        while let Some(Text(key)) = map.next_key()? {
+        while let Some(JsonText(key)) = map.next_key()? {
             if key == "__metadata__" {
                 if metadata.is_some() {
                     return Err(de::Error::custom("`__metadata__` is there twice"));
                 }
-                let given = map.next_value::<Option<super::json::Unique<String>>>()?;
+                let given = map.next_value::<Option<super::json::UniqueMap<String>>>()?;
                 metadata = Some(given.map(|unique| unique.0));
             } else {
                 if entries.len() == MAX_TENSORS {
@@ -296,10 +305,10 @@ impl<'de> Visitor<'de> for RawVisitor {
                 entries.push((key, map.next_value()?));
             }
         }
-        if let Err(place) = Places::of(entries.len(), |place| &*entries[place].0) {
+        if let Err(place) = NameIndex::build(entries.len(), |place| &*entries[place].0) {
             let key = &entries[place].0;
             return Err(de::Error::custom(format_args!("tensor `{key}` is there twice")));
         }
-        Ok(Raw { entries, metadata: metadata.flatten() })
+        Ok(HeaderJson { entries, metadata: metadata.flatten() })
     }
 }

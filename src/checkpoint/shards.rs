@@ -11,51 +11,51 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::huge_pages;
 use crate::source::Root;
-use crate::threads::together;
+use crate::threads::parallel_map;
 
-use super::index::Index;
+use super::index::ShardIndex;
 use super::truncated_list::Listed;
 use super::{Checkpoint, Error, IndexFault, MAX_TENSORS, Options, sniff};
 
 /// Threads that read shards: most of it is waiting for a cold disk, the rest is for every core.
-const READERS: usize = 8;
+const MAX_READER_THREADS: usize = 8;
 
 /// Bytes that are asked for at once of a shard whose header is to be read: the headers of most are no longer.
-const HEADER: u64 = 256 << 10;
+const HEADER_READAHEAD_BYTES: u64 = 256 << 10;
 
 /// Shards that were read, one after the other in one checkpoint.
-pub struct Shards {
-    whole: Option<Checkpoint>,
-    parts: Vec<Part>,
+pub struct JoinedShards {
+    checkpoint: Option<Checkpoint>,
+    ranges: Vec<ShardRange>,
 }
 
 /// What of the whole is a shard's.
-struct Part {
+struct ShardRange {
     path: PathBuf,
     tensors: Range<usize>,
     refused: Range<usize>,
 }
 
 /// Reads each by itself, in order; an error is that of the shard that is named.
-pub fn read(
+pub fn read_shards(
     root: &Arc<Root>,
     directory: &Path,
     path: &Path,
     shards: &[String],
     options: &Options,
-) -> Result<Shards, (String, Error)> {
+) -> Result<JoinedShards, (String, Error)> {
     // Once one is refused none behind it is read.
     let (tensors, refused) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
     let read = |shard: &String| {
         let file = root.open(&directory.join(shard))?;
-        file.expect(0..HEADER);
-        let part = sniff::read(&file, options)?;
+        file.advise_will_need(0..HEADER_READAHEAD_BYTES);
+        let part = sniff::read_file(&file, options)?;
         let all = tensors.fetch_add(part.tensors.len(), Relaxed) + part.tensors.len();
-        let too_many = || Error::TooMany { path: path.to_path_buf(), limit: MAX_TENSORS };
+        let too_many = || Error::TooManyTensors { path: path.to_path_buf(), limit: MAX_TENSORS };
         if all > MAX_TENSORS { Err(too_many()) } else { Ok(part) }
     };
     let numbered: Vec<(usize, &String)> = shards.iter().enumerate().collect();
-    let parts = together(&numbered, READERS, |&(number, shard)| {
+    let parts = parallel_map(&numbered, MAX_READER_THREADS, |&(number, shard)| {
         let wanted = number < refused.load(Relaxed);
         let part = wanted.then(|| read(shard).map_err(|error| (shard.clone(), error)))?;
         if part.is_err() {
@@ -64,24 +64,24 @@ pub fn read(
         Some(part)
     });
     let parts = parts.into_iter().flatten().collect::<Result<Vec<_>, _>>()?;
-    let mut joined = Shards { whole: None, parts: Vec::with_capacity(parts.len()) };
+    let mut joined = JoinedShards { checkpoint: None, ranges: Vec::with_capacity(parts.len()) };
     let all = parts.iter().map(|part| part.tensors.len()).sum();
-    parts.into_iter().for_each(|part| joined.add(part, all));
+    parts.into_iter().for_each(|part| joined.append(part, all));
     Ok(joined)
 }
 
 /// The names of a shard that stand in another, or nowhere, by the index: tensors, and what is refused.
-type Others<'a> = (Vec<&'a str>, Vec<&'a str>);
+type MisplacedNames<'a> = (Vec<&'a str>, Vec<&'a str>);
 
-impl Shards {
+impl JoinedShards {
     /// Adds a shard to those before it, of which there will be so many tensors.
-    fn add(&mut self, mut part: Checkpoint, all: usize) {
-        let Some(whole) = &mut self.whole else {
+    fn append(&mut self, mut part: Checkpoint, all: usize) {
+        let Some(whole) = &mut self.checkpoint else {
             let more = all - part.tensors.len();
             huge_pages::reserve(&mut part.tensors, more);
             let (tensors, refused) = (0..part.tensors.len(), 0..part.refused.len());
-            self.parts.push(Part { path: part.path.clone(), tensors, refused });
-            self.whole = Some(part);
+            self.ranges.push(ShardRange { path: part.path.clone(), tensors, refused });
+            self.checkpoint = Some(part);
             return;
         };
         let by = whole.origins.len() as u32;
@@ -98,20 +98,24 @@ impl Shards {
             }
         }
         if let Some(metadata) = part.metadata {
-            join_metadata(whole.metadata.get_or_insert_default(), metadata, &mut whole.notes);
+            merge_metadata(whole.metadata.get_or_insert_default(), metadata, &mut whole.notes);
         }
         let (tensors, refused) = (tensors..whole.tensors.len(), refused..whole.refused.len());
-        self.parts.push(Part { path: part.path, tensors, refused });
+        self.ranges.push(ShardRange { path: part.path, tensors, refused });
     }
 
     /// All of them as one checkpoint, once every name stands in one shard, and all are there of which an
     /// index says so.
-    pub fn agreed(self, path: PathBuf, index: Option<&Index<'_>>) -> Result<Checkpoint, Error> {
-        let Shards { whole: Some(mut whole), parts } = self else {
-            return Err(Error::Index { path, fault: IndexFault::Empty });
+    pub fn into_checkpoint(
+        self,
+        path: PathBuf,
+        index: Option<&ShardIndex<'_>>,
+    ) -> Result<Checkpoint, Error> {
+        let JoinedShards { checkpoint: Some(mut whole), ranges: parts } = self else {
+            return Err(Error::Index { path, fault: IndexFault::NoShards });
         };
-        let unnamed = agree(&whole, &parts, &path, index)?;
-        whole.sharded = true;
+        let unnamed = check_names(&whole, &parts, &path, index)?;
+        whole.is_sharded = true;
         whole.path = path;
         if !unnamed.is_empty() {
             let (n, names) = (unnamed.len(), Listed::of(&unnamed));
@@ -123,24 +127,24 @@ impl Shards {
 }
 
 /// Makes sure of it. Gives the names of the tensors that an index does not name.
-fn agree(
+fn check_names(
     whole: &Checkpoint,
-    parts: &[Part],
+    parts: &[ShardRange],
     path: &Path,
-    index: Option<&Index<'_>>,
+    index: Option<&ShardIndex<'_>>,
 ) -> Result<Vec<String>, Error> {
-    let holder = |name: &str| index.and_then(|index| index.holder(name));
+    let holder = |name: &str| index.and_then(|index| index.shard_of(name));
     let places: Vec<usize> = (0..parts.len()).collect();
     // What lies where no index says it does.
-    let others = together(&places, READERS, |&place| {
+    let others = parallel_map(&places, MAX_READER_THREADS, |&place| {
         let is_other = |name: &&str| holder(name) != Some(place);
         let (tensors, refused) = parts[place].names(whole);
-        let others: Others<'_> =
+        let others: MisplacedNames<'_> =
             (tensors.filter(is_other).collect(), refused.filter(is_other).collect());
         others
     });
     if let Some(index) = index {
-        all_are_there(index, whole, parts, &others)
+        check_all_present(index, whole, parts, &others)
             .map_err(|fault| Error::Index { path: path.to_path_buf(), fault })?;
     }
     let unnamed = others.iter().filter(|_| index.is_some()).flat_map(|(tensors, _)| tensors);
@@ -152,7 +156,7 @@ fn agree(
     for (name, place) in others {
         let other = holder(name).unwrap_or_else(|| *found.entry(name).or_insert(place));
         if other != place {
-            return Err(Error::Twice {
+            return Err(Error::DuplicateTensor {
                 path: parts[place.max(other)].path.clone(),
                 tensor: name.to_owned(),
                 other: parts[place.min(other)].path.clone(),
@@ -162,19 +166,19 @@ fn agree(
     Ok(unnamed)
 }
 
-fn all_are_there(
-    index: &Index<'_>,
+fn check_all_present(
+    index: &ShardIndex<'_>,
     whole: &Checkpoint,
-    parts: &[Part],
-    others: &[Others<'_>],
+    parts: &[ShardRange],
+    others: &[MisplacedNames<'_>],
 ) -> Result<(), IndexFault> {
     for (place, (part, (tensors, refused))) in parts.iter().zip(others).enumerate() {
         let named = part.tensors.len() - tensors.len() + part.refused.len() - refused.len();
-        if named < index.held_by(place) {
+        if named < index.tensor_count_in(place) {
             let (tensors, refused) = part.names(whole);
             let there: HashSet<&str> = tensors.chain(refused).collect();
-            let missing = index.tensors_of(place).filter(|name| !there.contains(name)).min();
-            return Err(IndexFault::NotThere {
+            let missing = index.tensors_in(place).filter(|name| !there.contains(name)).min();
+            return Err(IndexFault::MissingTensor {
                 tensor: missing.unwrap_or_default().to_owned(),
                 shard: index.shards()[place].clone(),
             });
@@ -183,7 +187,7 @@ fn all_are_there(
     Ok(())
 }
 
-impl Part {
+impl ShardRange {
     /// The names of its tensors, and of what of it is refused.
     fn names<'a>(
         &self,
@@ -195,7 +199,7 @@ impl Part {
     }
 }
 
-fn join_metadata(
+fn merge_metadata(
     whole: &mut BTreeMap<String, String>,
     part: BTreeMap<String, String>,
     notes: &mut Vec<String>,

@@ -3,11 +3,11 @@
 //! In: a [`Tensor`], and for each of its axes which [`Steps`] are wanted. Out: a tensor of those alone,
 //! whose bytes are arithmetic on those of the whole: nothing is read.
 
-use super::{Axis, Bytes, Dtype, Grid, OriginId, Run, Shape, Tensor};
+use super::{Axis, ByteRun, Dtype, Grid, OriginId, Shape, Tensor, TensorBytes};
 
 /// Some steps of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Steps {
+pub struct AxisSlice {
     /// The first.
     pub start: u64,
     /// How many.
@@ -16,19 +16,19 @@ pub struct Steps {
     pub step: u64,
 }
 
-impl Steps {
+impl AxisSlice {
     /// These and all between them.
-    pub fn range(range: std::ops::Range<u64>) -> Steps {
-        Steps { start: range.start, count: range.end.saturating_sub(range.start), step: 1 }
+    pub fn range(range: std::ops::Range<u64>) -> AxisSlice {
+        AxisSlice { start: range.start, count: range.end.saturating_sub(range.start), step: 1 }
     }
 }
 
 /// Why there is no such part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PartFault {
+pub enum SliceError {
     /// More axes than the tensor has.
     #[error("{asked} axes were asked for, and it has {has}")]
-    Axes {
+    TooManyAxes {
         /// So many were named.
         asked: usize,
         /// So many there are.
@@ -36,7 +36,7 @@ pub enum PartFault {
     },
     /// Steps that are not there.
     #[error("axis {axis} has {size} steps, and step {wanted} was asked for")]
-    Bounds {
+    OutOfBounds {
         /// The axis.
         axis: usize,
         /// How many steps it has.
@@ -46,32 +46,32 @@ pub enum PartFault {
     },
     /// Several values share a byte.
     #[error("its values are packed into bytes, and the part does not begin and end with one")]
-    Packed,
+    SubByte,
 }
 
 impl Tensor {
     /// Of one whose bytes are spread out: all from the first to the last of them, as a tensor of bytes, and how
     /// it lies there. What reads that reads one stretch, and puts it in order itself.
-    pub fn spread(&self) -> Option<(Tensor, &Grid)> {
-        let Bytes::Grid(grid) = &self.bytes else { return None };
-        let run = Run { origin: grid.origin, offset: grid.base, len: grid.span() };
+    pub fn strided_span(&self) -> Option<(Tensor, &Grid)> {
+        let TensorBytes::Grid(grid) = &self.bytes else { return None };
+        let run = ByteRun { origin: grid.origin, offset: grid.base, len: grid.span() };
         let (name, shape) = (self.name.clone(), Shape::from_slice(&[run.len]));
-        Some((Tensor { name, dtype: Dtype::U8, shape, bytes: Bytes::Run(run) }, grid))
+        Some((Tensor { name, dtype: Dtype::U8, shape, bytes: TensorBytes::Run(run) }, grid))
     }
 
     /// A part of it. Axes that are not named are whole.
-    pub fn part(&self, steps: &[Steps]) -> Result<Tensor, PartFault> {
+    pub fn slice(&self, steps: &[AxisSlice]) -> Result<Tensor, SliceError> {
         let has = self.shape.len();
         if steps.len() > has {
-            return Err(PartFault::Axes { asked: steps.len(), has });
+            return Err(SliceError::TooManyAxes { asked: steps.len(), has });
         }
-        let rest = self.shape[steps.len()..].iter().map(|&size| Steps::range(0..size));
-        let steps: Vec<Steps> = steps.iter().copied().chain(rest).collect();
+        let rest = self.shape[steps.len()..].iter().map(|&size| AxisSlice::range(0..size));
+        let steps: Vec<AxisSlice> = steps.iter().copied().chain(rest).collect();
         for (axis, (one, &size)) in steps.iter().zip(&self.shape).enumerate() {
             let wanted = one.count.saturating_sub(1).saturating_mul(one.step.max(1));
             let wanted = one.start.saturating_add(wanted);
             if (one.count > 0 && wanted >= size) || one.start > size {
-                return Err(PartFault::Bounds { axis, size, wanted });
+                return Err(SliceError::OutOfBounds { axis, size, wanted });
             }
         }
         let shape = steps.iter().map(|one| one.count).collect();
@@ -79,40 +79,40 @@ impl Tensor {
             name: self.name.clone(),
             dtype: self.dtype,
             shape,
-            bytes: self.bytes_of(&steps)?,
+            bytes: self.slice_bytes(&steps)?,
         })
     }
 
-    fn bytes_of(&self, steps: &[Steps]) -> Result<Bytes, PartFault> {
+    fn slice_bytes(&self, steps: &[AxisSlice]) -> Result<TensorBytes, SliceError> {
         let is_whole =
-            |(one, size): (&Steps, &u64)| one.start == 0 && one.count == *size && one.step == 1;
+            |(one, size): (&AxisSlice, &u64)| one.start == 0 && one.count == *size && one.step == 1;
         if steps.iter().zip(&self.shape).all(is_whole) {
             return Ok(self.bytes.clone());
         }
-        let (origin, at, _) = self.bytes.reach();
+        let (origin, at, _) = self.bytes.extent();
         if steps.iter().any(|one| one.count == 0) {
-            return Ok(Bytes::Run(Run { origin, offset: at, len: 0 }));
+            return Ok(TensorBytes::Run(ByteRun { origin, offset: at, len: 0 }));
         }
         let bits = u64::from(self.dtype.bits());
         let (mut sizes, mut steps) = (self.shape.to_vec(), steps.to_vec());
         let item = if bits.is_multiple_of(8) {
             bits / 8
         } else {
-            in_bytes(bits, &mut sizes, &mut steps).ok_or(PartFault::Packed)?;
+            to_byte_units(bits, &mut sizes, &mut steps).ok_or(SliceError::SubByte)?;
             1
         };
         match &self.bytes {
-            Bytes::Swapped { unit, of } => {
-                let of = strided_part(of, &sizes, &steps, item)?;
-                Ok(Bytes::Swapped { unit: *unit, of: Box::new(of) })
+            TensorBytes::Swapped { unit_bytes: unit, inner: of } => {
+                let of = slice_strided(of, &sizes, &steps, item)?;
+                Ok(TensorBytes::Swapped { unit_bytes: *unit, inner: Box::new(of) })
             }
-            bytes => strided_part(bytes, &sizes, &steps, item),
+            bytes => slice_strided(bytes, &sizes, &steps, item),
         }
     }
 }
 
 /// Turns the last axis from values of less than a byte into bytes, if the part begins and ends with one.
-fn in_bytes(bits: u64, sizes: &mut [u64], steps: &mut [Steps]) -> Option<()> {
+fn to_byte_units(bits: u64, sizes: &mut [u64], steps: &mut [AxisSlice]) -> Option<()> {
     let (size, one) = (sizes.last_mut()?, steps.last_mut()?);
     let whole = |count: u64| {
         let all = count.checked_mul(bits)?;
@@ -122,36 +122,36 @@ fn in_bytes(bits: u64, sizes: &mut [u64], steps: &mut [Steps]) -> Option<()> {
         return None;
     }
     *size = whole(*size)?;
-    *one = Steps { start: whole(one.start)?, count: whole(one.count)?, step: 1 };
+    *one = AxisSlice { start: whole(one.start)?, count: whole(one.count)?, step: 1 };
     Some(())
 }
 
-fn strided_part(
-    bytes: &Bytes,
+fn slice_strided(
+    bytes: &TensorBytes,
     sizes: &[u64],
-    steps: &[Steps],
+    steps: &[AxisSlice],
     item: u64,
-) -> Result<Bytes, PartFault> {
-    let (origin, base, strides) = strides(bytes, sizes, item).ok_or(PartFault::Packed)?;
+) -> Result<TensorBytes, SliceError> {
+    let (origin, base, strides) = strides(bytes, sizes, item).ok_or(SliceError::SubByte)?;
     let base = steps.iter().zip(&strides).fold(base, |at, (one, stride)| at + one.start * stride);
     let axes = steps.iter().zip(&strides);
     let axes = axes.filter(|(one, _)| one.count > 1);
     let axes =
         axes.map(|(one, stride)| Axis { count: one.count, stride: one.step.max(1) * stride });
-    Ok(Bytes::strided(origin, base, axes, item))
+    Ok(TensorBytes::from_axes(origin, base, axes, item))
 }
 
 /// The bytes from one step of each axis of a tensor to the next. A [`Bytes`] has merged those that
 /// step through the same bytes; that is undone here.
-fn strides(bytes: &Bytes, sizes: &[u64], item: u64) -> Option<(OriginId, u64, Vec<u64>)> {
+fn strides(bytes: &TensorBytes, sizes: &[u64], item: u64) -> Option<(OriginId, u64, Vec<u64>)> {
     let mut left: Vec<Axis> = Vec::new();
     let (origin, base, run) = match bytes {
-        Bytes::Run(run) => (run.origin, run.offset, run.len),
-        Bytes::Grid(grid) => {
+        TensorBytes::Run(run) => (run.origin, run.offset, run.len),
+        TensorBytes::Grid(grid) => {
             left.extend(&grid.axes);
-            (grid.origin, grid.base, grid.run)
+            (grid.origin, grid.base, grid.piece_bytes)
         }
-        Bytes::Swapped { .. } => return None,
+        TensorBytes::Swapped { .. } => return None,
     };
     left.push(Axis { count: run / item, stride: item });
     let mut at = left.pop()?;
@@ -173,7 +173,7 @@ fn strides(bytes: &Bytes, sizes: &[u64], item: u64) -> Option<(OriginId, u64, Ve
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Dtype, Origin, Sources};
+    use super::super::{Dtype, OpenSources, Origin};
     use super::*;
 
     /// The bytes of a tensor whose axes have these strides, from the definition.
@@ -207,17 +207,17 @@ mod tests {
             let shape: Vec<u64> = axes.iter().map(|axis| axis.0).collect();
             let whole = axes.iter().zip(&strides).filter(|(axis, _)| axis.0 > 1);
             let whole = whole.map(|(axis, &stride)| Axis { count: axis.0, stride });
-            let bytes = Bytes::strided(OriginId(0), 3, whole, item);
+            let bytes = TensorBytes::from_axes(OriginId(0), 3, whole, item);
             let swap = swap && wide;
-            let bytes = if swap { Bytes::Swapped { unit: 4, of: Box::new(bytes) } } else { bytes };
+            let bytes = if swap { TensorBytes::Swapped { unit_bytes: 4, inner: Box::new(bytes) } } else { bytes };
             let tensor = Tensor { name: "t".into(), dtype, shape: shape.into(), bytes };
-            let steps: Vec<Steps> = axes.iter().map(|&(size, _, start, count, step, _)| {
+            let steps: Vec<AxisSlice> = axes.iter().map(|&(size, _, start, count, step, _)| {
                 let start = (start * size as f64) as u64;
                 let most = (size - start).div_ceil(step);
-                Steps { start, count: (count * (most + 1) as f64) as u64, step }
+                AxisSlice { start, count: (count * (most + 1) as f64) as u64, step }
             }).collect();
 
-            let part = tensor.part(&steps).unwrap();
+            let part = tensor.slice(&steps).unwrap();
             let from = steps.iter().zip(&strides).fold(3, |at, (one, stride)| at + one.start * stride);
             let dims: Vec<(u64, u64)> =
                 steps.iter().zip(&strides).map(|(one, stride)| (one.count, one.step * stride)).collect();
@@ -227,13 +227,13 @@ mod tests {
             }
             let origins = [Origin::Memory(source.into())];
             let mut got = vec![0; part.bytes.len() as usize];
-            Sources::open(&origins, None).unwrap().read(&part.bytes, 0, &mut got).unwrap();
+            OpenSources::open(&origins, None).unwrap().read(&part.bytes, 0, &mut got).unwrap();
             prop_assert_eq!(&got, &expected);
             // And a part of the part.
             if let Some(first) = part.shape.first().filter(|&&count| count > 1) {
-                let half = part.part(&[Steps::range(0..first / 2)]).unwrap();
+                let half = part.slice(&[AxisSlice::range(0..first / 2)]).unwrap();
                 let mut got = vec![0; half.bytes.len() as usize];
-                Sources::open(&origins, None).unwrap().read(&half.bytes, 0, &mut got).unwrap();
+                OpenSources::open(&origins, None).unwrap().read(&half.bytes, 0, &mut got).unwrap();
                 prop_assert_eq!(&got[..], &expected[..got.len()]);
             }
         }
@@ -241,26 +241,38 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_refused() {
-        let run = Run { origin: OriginId(0), offset: 0, len: 6 };
+        let run = ByteRun { origin: OriginId(0), offset: 0, len: 6 };
         let tensor = |dtype, shape: &[u64]| Tensor {
             name: "t".into(),
             dtype,
             shape: shape.into(),
-            bytes: Bytes::Run(run),
+            bytes: TensorBytes::Run(run),
         };
         let plain = tensor(Dtype::U8, &[2, 3]);
-        let whole = Steps::range(0..2);
-        assert_eq!(plain.part(&[whole; 3]).unwrap_err(), PartFault::Axes { asked: 3, has: 2 });
-        for steps in [Steps::range(1..3), Steps { start: 0, count: 2, step: 2 }, Steps::range(3..3)]
-        {
-            let refused = plain.part(&[steps]).unwrap_err();
-            assert!(matches!(refused, PartFault::Bounds { axis: 0, size: 2, .. }), "{refused}");
+        let whole = AxisSlice::range(0..2);
+        assert_eq!(
+            plain.slice(&[whole; 3]).unwrap_err(),
+            SliceError::TooManyAxes { asked: 3, has: 2 }
+        );
+        for steps in [
+            AxisSlice::range(1..3),
+            AxisSlice { start: 0, count: 2, step: 2 },
+            AxisSlice::range(3..3),
+        ] {
+            let refused = plain.slice(&[steps]).unwrap_err();
+            assert!(
+                matches!(refused, SliceError::OutOfBounds { axis: 0, size: 2, .. }),
+                "{refused}"
+            );
         }
-        let most = Steps { start: u64::MAX, count: u64::MAX, step: u64::MAX };
-        assert!(plain.part(&[most]).is_err());
+        let most = AxisSlice { start: u64::MAX, count: u64::MAX, step: u64::MAX };
+        assert!(plain.slice(&[most]).is_err());
         let packed = tensor(Dtype::F4, &[2, 6]);
-        assert_eq!(packed.part(&[whole, Steps::range(1..4)]).unwrap_err(), PartFault::Packed);
-        let half = packed.part(&[Steps::range(1..2), Steps::range(2..6)]).unwrap();
-        assert_eq!(half.bytes, Bytes::Run(Run { offset: 4, len: 2, ..run }));
+        assert_eq!(
+            packed.slice(&[whole, AxisSlice::range(1..4)]).unwrap_err(),
+            SliceError::SubByte
+        );
+        let half = packed.slice(&[AxisSlice::range(1..2), AxisSlice::range(2..6)]).unwrap();
+        assert_eq!(half.bytes, TensorBytes::Run(ByteRun { offset: 4, len: 2, ..run }));
     }
 }

@@ -11,10 +11,10 @@ use super::Grid;
 
 /// Bytes are read that are not wanted as long as at least one in this many is: a read costs about
 /// as much as copying some kilobytes.
-const DENSITY: u64 = 8;
+const MAX_READ_AMPLIFICATION: u64 = 8;
 
 /// The largest unit of a swap.
-const MAX_UNIT: usize = 16;
+const MAX_SWAP_UNIT_BYTES: usize = 16;
 
 /// An axis of a box: steps, bytes between them in the source, bytes between them in memory.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +25,13 @@ struct BoxAxis {
 }
 
 /// Fills `out` with the tensor's bytes from `offset` on.
-pub fn gather(source: &dyn ReadAt, grid: &Grid, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-    let run = grid.run;
+pub fn read_strided(
+    source: &dyn ReadAt,
+    grid: &Grid,
+    offset: u64,
+    out: &mut [u8],
+) -> Result<(), Error> {
+    let run = grid.piece_bytes;
     let mut at = offset;
     let most = out.len() as u64;
     let mut rest = out;
@@ -34,7 +39,7 @@ pub fn gather(source: &dyn ReadAt, grid: &Grid, offset: u64, out: &mut [u8]) -> 
     let into = at % run;
     if into != 0 {
         let (head, after) = rest.split_at_mut(rest.len().min((run - into) as usize));
-        source.read_exact_at(head, piece(grid, at / run) + into)?;
+        source.read_exact_at(head, piece_offset(grid, at / run) + into)?;
         at += head.len() as u64;
         rest = after;
     }
@@ -52,13 +57,13 @@ pub fn gather(source: &dyn ReadAt, grid: &Grid, offset: u64, out: &mut [u8]) -> 
     }
     // The start of a piece that ends after the range.
     if !tail.is_empty() {
-        source.read_exact_at(tail, piece(grid, first))?;
+        source.read_exact_at(tail, piece_offset(grid, first))?;
     }
     Ok(())
 }
 
 /// The source byte where a piece starts, by its number.
-fn piece(grid: &Grid, mut number: u64) -> u64 {
+fn piece_offset(grid: &Grid, mut number: u64) -> u64 {
     let mut at = grid.base;
     for axis in grid.axes.iter().rev() {
         at += number % axis.count * axis.stride;
@@ -76,14 +81,14 @@ fn next_box(grid: &Grid, first: u64, most: u64) -> (u64, Vec<BoxAxis>, u64) {
     for axis in grid.axes.iter().rev() {
         let index = first / pieces % axis.count;
         let count = (axis.count - index).min(most / pieces);
-        axes.push(BoxAxis { count, source: axis.stride, memory: pieces * grid.run });
+        axes.push(BoxAxis { count, source: axis.stride, memory: pieces * grid.piece_bytes });
         pieces *= count;
         if count < axis.count {
             break;
         }
     }
     axes.reverse();
-    (piece(grid, first), axes, pieces)
+    (piece_offset(grid, first), axes, pieces)
 }
 
 /// Reads a box in the order of the source, no more than `most` bytes at a time.
@@ -105,7 +110,7 @@ fn read_box(
     let mut near: Vec<BoxAxis> = Vec::new();
     let (mut span, mut wanted) = (run, run);
     while let Some(&axis) = axes.last() {
-        let dense = span.max(axis.source) <= wanted.saturating_mul(DENSITY);
+        let dense = span.max(axis.source) <= wanted.saturating_mul(MAX_READ_AMPLIFICATION);
         let steps = most.saturating_sub(span) / axis.source + 1;
         if !dense || steps < 2 {
             break;
@@ -121,14 +126,14 @@ fn read_box(
                 read_near(source, from, to, &axes, &near, run, out, scratch)?;
                 done += near[0].count;
             }
-            repeat(&all, &repeats, run, out);
+            fill_repeats(&all, &repeats, run, out);
             return Ok(());
         }
         span += (axis.count - 1) * axis.source;
         wanted *= axis.count;
     }
     read_near(source, base, 0, &axes, &near, run, out, scratch)?;
-    repeat(&all, &repeats, run, out);
+    fill_repeats(&all, &repeats, run, out);
     Ok(())
 }
 
@@ -149,7 +154,7 @@ fn read_near(
     if !direct {
         scratch.resize(span as usize, 0);
     }
-    each(far, base, memory, &mut |from, to| {
+    visit_steps(far, base, memory, &mut |from, to| {
         let to = to as usize;
         if direct {
             return source.read_exact_at(&mut out[to..to + run as usize], from);
@@ -161,7 +166,7 @@ fn read_near(
 }
 
 /// Calls `visit` with source and memory offsets of every combination of the axes' steps.
-fn each(
+fn visit_steps(
     axes: &[BoxAxis],
     source: u64,
     memory: u64,
@@ -171,7 +176,7 @@ fn each(
         return visit(source, memory);
     };
     for step in 0..axis.count {
-        each(inner, source + step * axis.source, memory + step * axis.memory, visit)?;
+        visit_steps(inner, source + step * axis.source, memory + step * axis.memory, visit)?;
     }
     Ok(())
 }
@@ -201,11 +206,11 @@ fn scatter_by(axes: &[BoxAxis], from: &[u8], to: &mut [u8], copy: &impl Fn(&[u8]
 }
 
 /// Fills the steps after the first of the repeating axes from the first.
-fn repeat(axes: &[BoxAxis], repeats: &[BoxAxis], run: u64, out: &mut [u8]) {
+fn fill_repeats(axes: &[BoxAxis], repeats: &[BoxAxis], run: u64, out: &mut [u8]) {
     // An axis is filled once all those before it in this order are, and copies what they filled.
     let mut filled = axes.to_vec();
     for &axis in repeats {
-        let nothing_fails = each(&filled, 0, 0, &mut |_, at| {
+        let nothing_fails = visit_steps(&filled, 0, 0, &mut |_, at| {
             let at = at as usize;
             for step in 1..axis.count {
                 out.copy_within(at..at + run as usize, at + (step * axis.memory) as usize);
@@ -218,7 +223,7 @@ fn repeat(axes: &[BoxAxis], repeats: &[BoxAxis], run: u64, out: &mut [u8]) {
 }
 
 /// Fills `out` with the bytes from `offset` on of something whose every `unit` bytes are reversed.
-pub fn swapped(
+pub fn read_swapped(
     unit: u64,
     offset: u64,
     out: &mut [u8],
@@ -227,7 +232,7 @@ pub fn swapped(
     let size = unit as usize;
     // A unit that the range cuts is read whole, aside.
     let part = |out: &mut [u8], from: u64| {
-        let mut whole = [0; MAX_UNIT];
+        let mut whole = [0; MAX_SWAP_UNIT_BYTES];
         read(&mut whole[..size], from / unit * unit)?;
         whole[..size].reverse();
         let into = (from % unit) as usize;
@@ -262,9 +267,11 @@ mod tests {
 
     /// Byte by byte, from the definition.
     fn plainly(source: &[u8], grid: &Grid) -> Vec<u8> {
-        let pieces = grid.len() / grid.run;
+        let pieces = grid.len() / grid.piece_bytes;
         (0..pieces)
-            .flat_map(|n| source[piece(grid, n) as usize..][..grid.run as usize].to_vec())
+            .flat_map(|n| {
+                source[piece_offset(grid, n) as usize..][..grid.piece_bytes as usize].to_vec()
+            })
             .collect()
     }
 
@@ -279,7 +286,7 @@ mod tests {
                 origin: OriginId(0),
                 base,
                 axes: axes.into(),
-                run,
+                piece_bytes: run,
             })
     }
 
@@ -293,12 +300,12 @@ mod tests {
             let start = (start * whole.len() as f64) as usize;
             let end = start + (len * (whole.len() - start) as f64) as usize;
             let mut got = vec![0; end - start];
-            gather(&source, &grid, start as u64, &mut got).unwrap();
+            read_strided(&source, &grid, start as u64, &mut got).unwrap();
             prop_assert_eq!(&got, &whole[start..end]);
 
-            if grid.run % unit == 0 {
+            if grid.piece_bytes % unit == 0 {
                 whole.chunks_exact_mut(unit as usize).for_each(<[u8]>::reverse);
-                swapped(unit, start as u64, &mut got, |out, from| gather(&source, &grid, from, out)).unwrap();
+                read_swapped(unit, start as u64, &mut got, |out, from| read_strided(&source, &grid, from, out)).unwrap();
                 prop_assert_eq!(&got, &whole[start..end]);
             }
         }

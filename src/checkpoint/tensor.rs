@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::source;
 
-use super::{Dtype, Name};
+use super::{Dtype, TensorName};
 
 /// A shape. That of nearly every weight takes no memory of its own.
 pub type Shape = SmallVec<[u64; 2]>;
@@ -38,34 +38,34 @@ impl Origin {
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// The name, unique in its checkpoint.
-    pub name: Name,
+    pub name: TensorName,
     /// The element type.
     pub dtype: Dtype,
     /// The shape; empty for a scalar.
     pub shape: Shape,
     /// Where the bytes lie.
-    pub bytes: Bytes,
+    pub bytes: TensorBytes,
 }
 
 /// Where a tensor's bytes lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bytes {
+pub enum TensorBytes {
     /// As they are, one after the other.
-    Run(Run),
+    Run(ByteRun),
     /// Spread out: strided, transposed or expanded.
     Grid(Box<Grid>),
     /// In the other byte order: every `unit` bytes reversed. Never nested.
     Swapped {
         /// How many bytes are reversed together.
-        unit: u64,
+        unit_bytes: u64,
         /// The bytes before the reversal.
-        of: Box<Bytes>,
+        inner: Box<TensorBytes>,
     },
 }
 
 /// Bytes one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct ByteRun {
     /// Where.
     pub origin: OriginId,
     /// From which byte.
@@ -85,7 +85,7 @@ pub struct Grid {
     /// The axes, outermost first; none has a count of 0 or 1.
     pub axes: Box<[Axis]>,
     /// Bytes of each piece.
-    pub run: u64,
+    pub piece_bytes: u64,
 }
 
 /// One axis of a [`Grid`].
@@ -100,7 +100,7 @@ pub struct Axis {
 impl Grid {
     /// Bytes of the whole tensor.
     pub fn len(&self) -> u64 {
-        self.axes.iter().fold(self.run, |n, axis| n.saturating_mul(axis.count))
+        self.axes.iter().fold(self.piece_bytes, |n, axis| n.saturating_mul(axis.count))
     }
 
     /// Whether it has no bytes.
@@ -112,26 +112,26 @@ impl Grid {
     pub fn span(&self) -> u64 {
         self.axes
             .iter()
-            .fold(self.run, |n, a| n.saturating_add((a.count - 1).saturating_mul(a.stride)))
+            .fold(self.piece_bytes, |n, a| n.saturating_add((a.count - 1).saturating_mul(a.stride)))
     }
 }
 
 impl Grid {
     /// Whether some bytes are read more than once.
-    pub fn repeats(&self) -> bool {
+    pub fn has_repeats(&self) -> bool {
         self.len() > self.span() || self.axes.iter().any(|axis| axis.stride == 0)
     }
 }
 
-impl Bytes {
+impl TensorBytes {
     /// Items at every step of the axes, outermost first, none of one step. Axes that step through
     /// adjacent bytes are merged; what is left of a contiguous tensor is a run.
-    pub(super) fn strided(
+    pub(super) fn from_axes(
         origin: OriginId,
         base: u64,
         axes: impl Iterator<Item = Axis>,
         item: u64,
-    ) -> Bytes {
+    ) -> TensorBytes {
         let mut merged: Vec<Axis> = Vec::new();
         for axis in axes {
             match merged.last_mut() {
@@ -146,18 +146,23 @@ impl Bytes {
             run *= inner.count;
         }
         if merged.is_empty() {
-            Bytes::Run(Run { origin, offset: base, len: run })
+            TensorBytes::Run(ByteRun { origin, offset: base, len: run })
         } else {
-            Bytes::Grid(Box::new(Grid { origin, base, axes: merged.into(), run }))
+            TensorBytes::Grid(Box::new(Grid {
+                origin,
+                base,
+                axes: merged.into(),
+                piece_bytes: run,
+            }))
         }
     }
 
     /// Bytes of the whole tensor.
     pub fn len(&self) -> u64 {
         match self {
-            Bytes::Run(run) => run.len,
-            Bytes::Grid(grid) => grid.len(),
-            Bytes::Swapped { of, .. } => of.len(),
+            TensorBytes::Run(run) => run.len,
+            TensorBytes::Grid(grid) => grid.len(),
+            TensorBytes::Swapped { inner: of, .. } => of.len(),
         }
     }
 
@@ -167,29 +172,29 @@ impl Bytes {
     }
 
     /// Whether some bytes of the source are read more than once.
-    pub fn repeats(&self) -> bool {
+    pub fn has_repeats(&self) -> bool {
         match self {
-            Bytes::Run(_) => false,
-            Bytes::Grid(grid) => grid.repeats(),
-            Bytes::Swapped { of, .. } => of.repeats(),
+            TensorBytes::Run(_) => false,
+            TensorBytes::Grid(grid) => grid.has_repeats(),
+            TensorBytes::Swapped { inner: of, .. } => of.has_repeats(),
         }
     }
 
     /// The part of an origin that is read: origin, first byte, bytes to just past the last.
-    pub fn reach(&self) -> (OriginId, u64, u64) {
+    pub fn extent(&self) -> (OriginId, u64, u64) {
         match self {
-            Bytes::Run(run) => (run.origin, run.offset, run.len),
-            Bytes::Grid(grid) => (grid.origin, grid.base, grid.span()),
-            Bytes::Swapped { of, .. } => of.reach(),
+            TensorBytes::Run(run) => (run.origin, run.offset, run.len),
+            TensorBytes::Grid(grid) => (grid.origin, grid.base, grid.span()),
+            TensorBytes::Swapped { inner: of, .. } => of.extent(),
         }
     }
 
     /// Renumbers the origin by `by`: those of one file become those of a set of files.
     pub(super) fn shift_origin(&mut self, by: u32) {
         match self {
-            Bytes::Run(run) => run.origin.0 += by,
-            Bytes::Grid(grid) => grid.origin.0 += by,
-            Bytes::Swapped { of, .. } => of.shift_origin(by),
+            TensorBytes::Run(run) => run.origin.0 += by,
+            TensorBytes::Grid(grid) => grid.origin.0 += by,
+            TensorBytes::Swapped { inner: of, .. } => of.shift_origin(by),
         }
     }
 }
@@ -197,7 +202,7 @@ impl Bytes {
 /// How a tensor's bytes lie, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Layout {
+pub enum LayoutKind {
     /// One after the other in a file.
     Run,
     /// Spread out, each read once.
@@ -212,16 +217,16 @@ pub enum Layout {
 
 impl Tensor {
     /// How its bytes lie, given its checkpoint's origins.
-    pub fn layout(&self, origins: &[Origin]) -> Layout {
-        let (OriginId(origin), ..) = self.bytes.reach();
+    pub fn layout_kind(&self, origins: &[Origin]) -> LayoutKind {
+        let (OriginId(origin), ..) = self.bytes.extent();
         if matches!(origins.get(origin as usize), Some(Origin::Memory(_))) {
-            return Layout::Memory;
+            return LayoutKind::Memory;
         }
         match &self.bytes {
-            Bytes::Run(_) => Layout::Run,
-            Bytes::Swapped { .. } => Layout::Swapped,
-            Bytes::Grid(grid) if grid.repeats() => Layout::Expanded,
-            Bytes::Grid(_) => Layout::Strided,
+            TensorBytes::Run(_) => LayoutKind::Run,
+            TensorBytes::Swapped { .. } => LayoutKind::Swapped,
+            TensorBytes::Grid(grid) if grid.has_repeats() => LayoutKind::Expanded,
+            TensorBytes::Grid(_) => LayoutKind::Strided,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Names that are told before the rest is a number.
-const TOLD: usize = 8;
+const MAX_LISTED_NAMES: usize = 8;
 
 /// The first few names of many, and how many more there are.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ impl Listed {
 
     /// Adds a name, which is put together only if it is among the first.
     pub fn add(&mut self, name: impl FnOnce() -> String) {
-        if self.first.len() < TOLD {
+        if self.first.len() < MAX_LISTED_NAMES {
             self.first.push(name());
         } else {
             self.more += 1;

@@ -15,34 +15,34 @@ use super::mount::option_bounds;
 /// Exit codes: 0 done, 1 failed, 2 usage, 3 refused checkpoint.
 #[derive(Debug, Parser)]
 #[command(name = "ckptfs", version)]
-pub struct Args {
+pub struct CommandLine {
     #[command(subcommand)]
     pub command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    Ls(Ls),
-    Inspect(Inspect),
-    Export(Export),
-    Verify(Verify),
+    Ls(LsArgs),
+    Inspect(InspectArgs),
+    Export(ExportArgs),
+    Verify(VerifyArgs),
     #[cfg(feature = "mount")]
-    Mount(Mount),
+    Mount(MountArgs),
     #[cfg(feature = "mount")]
-    Unmount(Unmount),
+    Unmount(UnmountArgs),
     #[cfg(feature = "mount")]
-    Status(Status),
+    Status(StatusArgs),
     #[cfg(feature = "mount")]
-    Doctor(Doctor),
-    Completions(Completions),
-    Man(Man),
+    Doctor(DoctorArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
 }
 
 /// Show what a mount of a directory would show, without mounting it
 ///
 /// Each name, what it is and what it is made of; what is hidden, left as it is or refused, and why.
 #[derive(Debug, Parser)]
-pub struct Ls {
+pub struct LsArgs {
     /// A directory, or a single checkpoint, also by the name of its image
     pub path: PathBuf,
     /// Print JSON (documented in docs/formats.md)
@@ -52,12 +52,12 @@ pub struct Ls {
     #[arg(short, long)]
     pub recursive: bool,
     #[command(flatten)]
-    pub shows: Shows,
+    pub view_args: ViewArgs,
 }
 
 /// What a view shows, and how checkpoints are read for it.
 #[derive(Debug, clap::Args)]
-pub struct Shows {
+pub struct ViewArgs {
     /// Keep the originals visible beside their images
     #[arg(long)]
     pub show_originals: bool,
@@ -65,14 +65,14 @@ pub struct Shows {
     #[arg(long, value_name = "GLOB")]
     pub keep: Vec<String>,
     #[command(flatten)]
-    pub reading: Reading,
+    pub parse_args: ParseArgs,
 }
 
 /// Tell what a checkpoint holds, what was chosen, left out or refused, and why
 #[derive(Debug, Parser)]
-pub struct Inspect {
+pub struct InspectArgs {
     #[command(flatten)]
-    pub source: Source,
+    pub source: SourceArgs,
     /// Print JSON (documented in docs/formats.md)
     #[arg(long)]
     pub json: bool,
@@ -85,9 +85,9 @@ pub struct Inspect {
 ///
 /// The file appears under its name only when it is complete and on the disk.
 #[derive(Debug, Parser)]
-pub struct Export {
+pub struct ExportArgs {
     #[command(flatten)]
-    pub source: Source,
+    pub source: SourceArgs,
     /// The file to write
     pub out: PathBuf,
     /// Replace OUT if it exists
@@ -100,9 +100,9 @@ pub struct Export {
 /// With --against, compares by name, type, shape and values, whatever the two formats are, and exits
 /// with 1 if they differ.
 #[derive(Debug, Parser)]
-pub struct Verify {
+pub struct VerifyArgs {
     #[command(flatten)]
-    pub source: Source,
+    pub source: SourceArgs,
     /// The checkpoint to compare with
     #[arg(long, value_name = "OTHER")]
     pub against: Option<PathBuf>,
@@ -110,16 +110,16 @@ pub struct Verify {
 
 /// Which checkpoint, and how to read it.
 #[derive(Debug, clap::Args)]
-pub struct Source {
+pub struct SourceArgs {
     /// A checkpoint file, or a directory that holds one
     pub path: PathBuf,
     #[command(flatten)]
-    pub reading: Reading,
+    pub parse_args: ParseArgs,
 }
 
 /// How checkpoints are read.
 #[derive(Debug, clap::Args)]
-pub struct Reading {
+pub struct ParseArgs {
     /// Show this dictionary of a torch checkpoint (a dotted path, such as state_dict_ema)
     #[arg(long, value_name = "KEY")]
     pub root: Option<String>,
@@ -144,13 +144,13 @@ pub struct Reading {
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
 #[command(args_override_self = true)]
-pub struct Mount {
+pub struct MountArgs {
     /// A checkpoint file, or a directory of checkpoints and other files
     pub source: PathBuf,
     /// Where to show it: an empty directory, or SOURCE itself
     pub mountpoint: PathBuf,
     #[command(flatten)]
-    pub shows: Shows,
+    pub view_args: ViewArgs,
     /// Stay in the foreground, and log to standard error
     #[arg(short, long)]
     pub foreground: bool,
@@ -158,19 +158,19 @@ pub struct Mount {
     #[arg(long)]
     pub allow_other: bool,
     /// Show this user (a number) as the owner of every file; needs root
-    #[arg(long, value_name = "N", value_parser = option_bounds::owner())]
+    #[arg(long, value_name = "N", value_parser = option_bounds::owner_parser())]
     pub uid: Option<u32>,
     /// Show this group (a number) for every file; needs root
-    #[arg(long, value_name = "N", value_parser = option_bounds::owner())]
+    #[arg(long, value_name = "N", value_parser = option_bounds::owner_parser())]
     pub gid: Option<u32>,
     /// What all caches together may hold, such as 512M or 2G; 16M at the least, and no more than the machine has
-    #[arg(long, value_name = "SIZE", value_parser = option_bounds::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = option_bounds::parse_memory)]
     pub memory: Option<u64>,
     /// Threads that answer the system, 1 to 256
-    #[arg(long, value_name = "N", value_parser = option_bounds::threads())]
+    #[arg(long, value_name = "N", value_parser = option_bounds::threads_parser())]
     pub threads: Option<u16>,
     /// How far a reader is read ahead of at the most, such as 64M; 0 for not at all, else 1M at the least
-    #[arg(long, value_name = "SIZE", value_parser = option_bounds::readahead)]
+    #[arg(long, value_name = "SIZE", value_parser = option_bounds::parse_readahead)]
     pub readahead: Option<u64>,
     /// Serve every byte by the daemon, also of files shown as they are
     #[arg(long)]
@@ -190,7 +190,7 @@ pub struct Mount {
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Serve numbers for Prometheus at http://ADDR/metrics; ADDR is local, such as 127.0.0.1:9100
-    #[arg(long, value_name = "ADDR", value_parser = super::mount::metrics::address)]
+    #[arg(long, value_name = "ADDR", value_parser = super::mount::metrics::parse_address)]
     pub metrics: Option<std::net::SocketAddr>,
     /// Options as mount(8) and fstab give them: any long option above, such as allow_other,memory=2G.
     /// What else fstab lines have (defaults, ro, nofail, _netdev, x-...) is ignored; so is the rw that
@@ -205,7 +205,7 @@ pub struct Mount {
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
 #[command(visible_alias = "umount")]
-pub struct Unmount {
+pub struct UnmountArgs {
     /// The directory it is mounted at
     pub path: PathBuf,
     /// Detach at once, used or not: its readers may go on, and its daemon ends with the last of them
@@ -216,7 +216,7 @@ pub struct Unmount {
 /// Tell which mounts there are and what they do
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
-pub struct Status {
+pub struct StatusArgs {
     /// Print JSON (documented in docs/formats.md)
     #[arg(long)]
     pub json: bool,
@@ -230,7 +230,7 @@ pub struct Status {
 /// Exits with 1 if mounting cannot work.
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
-pub struct Doctor {
+pub struct DoctorArgs {
     /// Look at this file or directory too, as a source
     pub path: Option<PathBuf>,
     /// Print JSON
@@ -240,14 +240,14 @@ pub struct Doctor {
 
 /// Print shell completions
 #[derive(Debug, Parser)]
-pub struct Completions {
+pub struct CompletionsArgs {
     /// The shell to print them for
     pub shell: clap_complete::Shell,
 }
 
 /// Print the man page, or write all of them to a directory
 #[derive(Debug, Parser)]
-pub struct Man {
+pub struct ManArgs {
     /// Write ckptfs.1 and a page for each command here
     #[arg(long, value_name = "DIRECTORY")]
     pub dir: Option<PathBuf>,

@@ -4,22 +4,28 @@ use std::io::Write;
 
 use clap::CommandFactory;
 
-use super::args::{Args, Completions, Man};
-use super::{FAILED, Failure};
+use super::args::{CommandLine, CompletionsArgs, ManArgs};
+use super::{CommandError, EXIT_FAILED};
 
-pub fn completions(args: &Completions, out: &mut dyn Write) -> Result<(), Failure> {
+pub fn write_completions(args: &CompletionsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     // Made in memory first: the generator panics where writing fails.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Args::command(), "ckptfs", &mut script);
+    clap_complete::generate(args.shell, &mut CommandLine::command(), "ckptfs", &mut script);
     Ok(out.write_all(&script)?)
 }
 
-pub fn man(args: &Man, out: &mut dyn Write) -> Result<(), Failure> {
+pub fn write_man_pages(args: &ManArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     match &args.dir {
-        None => Ok(clap_mangen::Man::new(Args::command()).render(out)?),
-        Some(directory) => clap_mangen::generate_to(Args::command(), directory).map_err(|error| {
-            let message = format!("{}: cannot write the pages: {error}", directory.display());
-            Failure::new(FAILED, message, "give a directory that exists and can be written to")
-        }),
+        None => Ok(clap_mangen::Man::new(CommandLine::command()).render(out)?),
+        Some(directory) => {
+            clap_mangen::generate_to(CommandLine::command(), directory).map_err(|error| {
+                let message = format!("{}: cannot write the pages: {error}", directory.display());
+                CommandError::new(
+                    EXIT_FAILED,
+                    message,
+                    "give a directory that exists and can be written to",
+                )
+            })
+        }
     }
 }

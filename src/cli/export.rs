@@ -4,28 +4,28 @@ use std::io::Write;
 
 use crate::export;
 
-use super::args::Export;
-use super::progress::Meter;
-use super::terminal_text::{bytes, count, one_line};
-use super::{FAILED, Failure, open_args};
+use super::args::ExportArgs;
+use super::progress::ProgressMeter;
+use super::terminal_text::{format_bytes, format_count, one_line};
+use super::{CommandError, EXIT_FAILED, open_args};
 
-pub fn run(args: &Export, out: &mut dyn Write) -> Result<(), Failure> {
-    let reader = open_args::reader(&args.source.path, &args.source.reading.options())?;
-    let meter = Meter::new(reader.image().size())?;
+pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let reader = open_args::open_reader(&args.source.path, &args.source.parse_args.options())?;
+    let meter = ProgressMeter::new(reader.virtual_file().size())?;
     let written = export::export(&reader, &args.out, args.force, &meter);
     meter.finish();
     written?;
-    let (n, size) = (reader.image().tensors().len(), reader.image().size());
+    let (n, size) = (reader.virtual_file().tensors().len(), reader.virtual_file().size());
     let name = one_line(&args.out.display().to_string());
-    writeln!(out, "{name}: {}, {}", count(n, "tensor"), bytes(size))?;
+    writeln!(out, "{name}: {}, {}", format_count(n, "tensor"), format_bytes(size))?;
     Ok(())
 }
 
-impl From<export::Error> for Failure {
+impl From<export::Error> for CommandError {
     fn from(error: export::Error) -> Self {
         match error {
-            export::Error::Image(error) => Failure::from(error),
-            error => Failure::new(FAILED, &error, error.remedy()),
+            export::Error::VirtualFile(error) => CommandError::from(error),
+            error => CommandError::new(EXIT_FAILED, &error, error.remedy()),
         }
     }
 }

@@ -3,29 +3,33 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use crate::checkpoint::Layout;
+use crate::checkpoint::LayoutKind;
 use crate::image::Image;
 use crate::view;
 
-use super::args::Inspect;
-use super::report::{Report, Tensor};
-use super::terminal_text::{bytes, count, one_line};
-use super::{Failure, REFUSED};
+use super::args::InspectArgs;
+use super::report::{InspectReport, TensorReport};
+use super::terminal_text::{format_bytes, format_count, one_line};
+use super::{CommandError, EXIT_REFUSED};
 
-pub fn run(args: &Inspect, out: &mut dyn Write) -> Result<(), Failure> {
-    let (report, outcome) = match view::open(&args.source.path, &args.source.reading.options()) {
+pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let (report, outcome) = match view::open(&args.source.path, &args.source.parse_args.options()) {
         Ok(checkpoint) => {
-            let mut report = Report::of(&checkpoint);
+            let mut report = InspectReport::from_checkpoint(&checkpoint);
             let outcome = match Image::new(checkpoint) {
                 Ok(image) => {
-                    report.set_image(&image);
+                    report.set_virtual_file(&image);
                     Ok(())
                 }
                 Err(error) => {
-                    let failure = Failure::from(error);
+                    let failure = CommandError::from(error);
                     // Refused entries are in the report; what else there is must be said too.
                     if report.refused.is_empty() {
-                        let whole = Report::refusal(None, failure.message.clone(), &failure.remedy);
+                        let whole = InspectReport::from_refusal(
+                            None,
+                            failure.message.clone(),
+                            &failure.remedy,
+                        );
                         report.refused = whole.refused;
                     }
                     Err(failure)
@@ -35,7 +39,10 @@ pub fn run(args: &Inspect, out: &mut dyn Write) -> Result<(), Failure> {
         }
         Err(error) if args.json && error.is_refusal() => {
             let path = Some(error.path().display().to_string());
-            (Report::refusal(path, error.to_string(), error.remedy()), Err(Failure::from(error)))
+            (
+                InspectReport::from_refusal(path, error.to_string(), error.remedy()),
+                Err(CommandError::from(error)),
+            )
         }
         Err(error) => return Err(error.into()),
     };
@@ -46,21 +53,33 @@ pub fn run(args: &Inspect, out: &mut dyn Write) -> Result<(), Failure> {
     }
     write_text(&report, args, out)?;
     // What is refused stands in the text.
-    outcome
-        .map_err(|failure| if failure.code == REFUSED { Failure::told(REFUSED) } else { failure })
+    outcome.map_err(|failure| {
+        if failure.code == EXIT_REFUSED {
+            CommandError::already_reported(EXIT_REFUSED)
+        } else {
+            failure
+        }
+    })
 }
 
-fn write_text(report: &Report, args: &Inspect, out: &mut dyn Write) -> io::Result<()> {
+fn write_text(report: &InspectReport, args: &InspectArgs, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{}", one_line(&args.source.path.display().to_string()))?;
     let mut line = |label: &str, text: String| writeln!(out, "  {label:<9} {text}");
     let format = report.format.map_or("unknown", |format| format.name());
     let total: u64 = report.files.iter().map(|file| file.size).sum();
-    line("format", format!("{format}, {} in {}", bytes(total), count(report.files.len(), "file")))?;
-    line("tensors", tensors_in_words(&report.tensors))?;
-    for (layout, word) in LAYOUTS {
+    line(
+        "format",
+        format!(
+            "{format}, {} in {}",
+            format_bytes(total),
+            format_count(report.files.len(), "file")
+        ),
+    )?;
+    line("tensors", tensor_summary(&report.tensors))?;
+    for (layout, word) in LAYOUT_LABELS {
         let n = report.tensors.iter().filter(|tensor| tensor.layout == layout).count();
         if n > 0 {
-            line(word, format!("{} {}", count(n, "tensor"), explained(layout)))?;
+            line(word, format!("{} {}", format_count(n, "tensor"), layout_text(layout)))?;
         }
     }
     let shared = report.tensors.iter().filter(|tensor| !tensor.shares_with.is_empty()).count();
@@ -69,18 +88,22 @@ fn write_text(report: &Report, args: &Inspect, out: &mut dyn Write) -> io::Resul
             "shared",
             format!(
                 "{} whose bytes overlap those of others; every name is kept",
-                count(shared, "tensor")
+                format_count(shared, "tensor")
             ),
         )?;
     }
     for (key, value) in &report.metadata {
-        line("metadata", format!("{} = {}", one_line(key), shortened(&one_line(value))))?;
+        line("metadata", format!("{} = {}", one_line(key), truncate(&one_line(value))))?;
     }
     match &report.image {
         Some(image) => {
             line(
                 "image",
-                format!("{}, {} of it header", bytes(image.size), bytes(image.header_size)),
+                format!(
+                    "{}, {} of it header",
+                    format_bytes(image.size),
+                    format_bytes(image.header_size)
+                ),
             )?;
             line("layout", image.layout.clone())?;
             line("identity", image.identity.clone())?;
@@ -104,24 +127,24 @@ fn write_text(report: &Report, args: &Inspect, out: &mut dyn Write) -> io::Resul
     Ok(())
 }
 
-const LAYOUTS: [(Layout, &str); 4] = [
-    (Layout::Strided, "strided"),
-    (Layout::Expanded, "expanded"),
-    (Layout::Swapped, "swapped"),
-    (Layout::Memory, "memory"),
+const LAYOUT_LABELS: [(LayoutKind, &str); 4] = [
+    (LayoutKind::Strided, "strided"),
+    (LayoutKind::Expanded, "expanded"),
+    (LayoutKind::Swapped, "swapped"),
+    (LayoutKind::Memory, "memory"),
 ];
 
-fn explained(layout: Layout) -> &'static str {
+fn layout_text(layout: LayoutKind) -> &'static str {
     match layout {
-        Layout::Run => "read as they lie",
-        Layout::Strided => "gathered as read: not stored in order",
-        Layout::Expanded => "repeated as read: stored once",
-        Layout::Swapped => "turned round as read: stored big-endian",
-        Layout::Memory => "held unpacked in memory: stored compressed",
+        LayoutKind::Run => "read as they lie",
+        LayoutKind::Strided => "gathered as read: not stored in order",
+        LayoutKind::Expanded => "repeated as read: stored once",
+        LayoutKind::Swapped => "turned round as read: stored big-endian",
+        LayoutKind::Memory => "held unpacked in memory: stored compressed",
     }
 }
 
-fn tensors_in_words(tensors: &[Tensor]) -> String {
+fn tensor_summary(tensors: &[TensorReport]) -> String {
     let mut by_dtype: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
     for tensor in tensors {
         let (n, size) = by_dtype.entry(tensor.dtype).or_default();
@@ -130,7 +153,7 @@ fn tensors_in_words(tensors: &[Tensor]) -> String {
     }
     let parts: Vec<String> = by_dtype
         .iter()
-        .map(|(dtype, (n, size))| format!("{n} {dtype} ({})", bytes(*size)))
+        .map(|(dtype, (n, size))| format!("{n} {dtype} ({})", format_bytes(*size)))
         .collect();
     match parts.len() {
         0 => "none".to_owned(),
@@ -140,26 +163,27 @@ fn tensors_in_words(tensors: &[Tensor]) -> String {
 }
 
 /// Metadata can be a page long; the JSON has all of it.
-const SHOWN_VALUE: usize = 100;
+const MAX_VALUE_CHARS: usize = 100;
 
-fn shortened(value: &str) -> String {
-    match value.char_indices().nth(SHOWN_VALUE) {
+fn truncate(value: &str) -> String {
+    match value.char_indices().nth(MAX_VALUE_CHARS) {
         Some((end, _)) => format!("{}...", &value[..end]),
         None => value.to_owned(),
     }
 }
 
-fn write_tensors(tensors: &[Tensor], out: &mut dyn Write) -> io::Result<()> {
+fn write_tensors(tensors: &[TensorReport], out: &mut dyn Write) -> io::Result<()> {
     let names: Vec<String> = tensors.iter().map(|tensor| one_line(&tensor.name)).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     for (tensor, name) in tensors.iter().zip(names) {
         let layout = serde_json::to_value(tensor.layout)?;
-        let layout = layout.as_str().filter(|_| tensor.layout != Layout::Run).unwrap_or_default();
+        let layout =
+            layout.as_str().filter(|_| tensor.layout != LayoutKind::Run).unwrap_or_default();
         let shape = format!("{:?}", tensor.shape);
         let line = format!(
             "  {name:<width$}  {:<8} {shape:<20} {:>12}  {layout}",
             tensor.dtype,
-            bytes(tensor.nbytes)
+            format_bytes(tensor.nbytes)
         );
         let shares: Vec<String> = tensor.shares_with.iter().map(|name| one_line(name)).collect();
         let shares = if shares.is_empty() {

@@ -36,57 +36,62 @@ use args::Command;
 /// Why a command did not do what it was asked: the exit code, and what to tell.
 #[derive(Debug)]
 #[cfg_attr(feature = "mount", derive(serde::Serialize, serde::Deserialize))]
-struct Failure {
+struct CommandError {
     code: u8,
     /// Nothing where the command has told it itself.
     message: String,
     remedy: String,
 }
 
-const DONE: u8 = 0;
-const FAILED: u8 = 1;
-const USAGE: u8 = 2;
-const REFUSED: u8 = 3;
+const EXIT_OK: u8 = 0;
+const EXIT_FAILED: u8 = 1;
+const EXIT_USAGE: u8 = 2;
+const EXIT_REFUSED: u8 = 3;
 
-impl Failure {
+impl CommandError {
     fn new(code: u8, message: impl ToString, remedy: impl ToString) -> Self {
-        Failure { code, message: message.to_string(), remedy: remedy.to_string() }
+        CommandError { code, message: message.to_string(), remedy: remedy.to_string() }
     }
 
     /// A failure that the output has told already.
-    fn told(code: u8) -> Self {
-        Failure::new(code, "", "")
+    fn already_reported(code: u8) -> Self {
+        CommandError::new(code, "", "")
     }
 
     /// The last words: there is nobody left to tell that they cannot be said.
-    fn tell(&self) {
+    fn print(&self) {
         if !self.message.is_empty() {
-            let _ = writeln!(io::stderr(), "ckptfs: {}", terminal_text::plain(&self.message));
+            let _ =
+                writeln!(io::stderr(), "ckptfs: {}", terminal_text::escape_controls(&self.message));
         }
         if !self.remedy.is_empty() {
-            let _ = writeln!(io::stderr(), "  what to do: {}", terminal_text::plain(&self.remedy));
+            let _ = writeln!(
+                io::stderr(),
+                "  what to do: {}",
+                terminal_text::escape_controls(&self.remedy)
+            );
         }
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CommandError {
     fn from(error: io::Error) -> Self {
         let message = format!("cannot write the output: {error}");
         let remedy = "let standard output lead to where there is room, and where you may write";
-        Failure::new(FAILED, message, remedy)
+        CommandError::new(EXIT_FAILED, message, remedy)
     }
 }
 
 /// Says something beside the output. A standard error that is closed or full keeps nothing from being
 /// done, and changes no verdict.
-fn note(text: &str) {
+fn print_note(text: &str) {
     let _ = writeln!(io::stderr(), "ckptfs: note: {}", terminal_text::one_line(text));
 }
 
 /// An output whose reader may have enough of it (`| head`): the command goes on to its verdict.
-struct Patient<W>(W);
+struct BrokenPipeFilter<W>(W);
 
-impl<W: Write> Patient<W> {
+impl<W: Write> BrokenPipeFilter<W> {
     fn unless_closed<T>(done: io::Result<T>, instead: T) -> io::Result<T> {
         match done {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(instead),
@@ -95,7 +100,7 @@ impl<W: Write> Patient<W> {
     }
 }
 
-impl<W: Write> Write for Patient<W> {
+impl<W: Write> Write for BrokenPipeFilter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Self::unless_closed(self.0.write(bytes), bytes.len())
     }
@@ -122,23 +127,23 @@ pub fn main() -> ExitCode {
 /// process, before anything else in it; where that is not the program `ckptfs`,
 /// [`respawn::is_run_by`](crate::mount::respawn::is_run_by) must have been told what it is.
 pub fn run(given: Vec<OsString>) -> u8 {
-    if let Some(failure) = python_commands::refused(&given) {
-        failure.tell();
+    if let Some(failure) = python_commands::refuse_python_command(&given) {
+        failure.print();
         return failure.code;
     }
     #[cfg(feature = "mount")]
-    let (args, started) = match mount::begin(given) {
+    let (args, started) = match mount::parse_launch(given) {
         Ok(begun) => begun,
         Err(code) => return code,
     };
     #[cfg(not(feature = "mount"))]
-    let args = <args::Args as clap::Parser>::parse_from(given);
+    let args = <args::CommandLine as clap::Parser>::parse_from(given);
     raise_descriptor_limit();
-    let mut out = io::BufWriter::new(Patient(io::stdout().lock()));
+    let mut out = io::BufWriter::new(BrokenPipeFilter(io::stdout().lock()));
     // A daemon's paths were looked at by who started it.
     #[cfg(feature = "mount")]
     let reachable =
-        if started.is_daemon() { Ok(()) } else { stuck_path_check::reachable(&args.command) };
+        if started.is_daemon() { Ok(()) } else { stuck_path_check::check_paths(&args.command) };
     #[cfg(not(feature = "mount"))]
     let reachable = Ok(());
     let done = match (&args.command, reachable) {
@@ -156,14 +161,14 @@ pub fn run(given: Vec<OsString>) -> u8 {
         (Command::Unmount(args), Ok(())) => unmount::run(args, &mut out),
         #[cfg(feature = "mount")]
         (Command::Status(args), Ok(())) => status::run(args, &mut out),
-        (Command::Completions(args), Ok(())) => completions::completions(args, &mut out),
-        (Command::Man(args), Ok(())) => completions::man(args, &mut out),
+        (Command::Completions(args), Ok(())) => completions::write_completions(args, &mut out),
+        (Command::Man(args), Ok(())) => completions::write_man_pages(args, &mut out),
     };
-    let flushed = out.flush().map_err(Failure::from);
+    let flushed = out.flush().map_err(CommandError::from);
     match done.and(flushed) {
-        Ok(()) => DONE,
+        Ok(()) => EXIT_OK,
         Err(failure) => {
-            failure.tell();
+            failure.print();
             failure.code
         }
     }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use crate::checkpoint::{self, Options};
 use crate::image::{self, Image, Reader};
 
-use crate::view::{self, Keep};
+use crate::view::{self, KeepRules};
 
-use super::args::{Reading, Shows};
-use super::{FAILED, Failure, REFUSED, USAGE, note};
+use super::args::{ParseArgs, ViewArgs};
+use super::{CommandError, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, print_note};
 
-impl Reading {
+impl ParseArgs {
     pub fn options(&self) -> Options {
         Options {
             root_key: self.root.clone(),
@@ -21,75 +21,78 @@ impl Reading {
     }
 }
 
-impl Shows {
-    pub fn options(&self) -> Result<view::Options, Failure> {
-        let keep = Keep::new(&self.keep)
-            .map_err(|e| Failure::new(USAGE, e, "write it as a shell does: optimizer*"))?;
-        Ok(view::Options {
-            checkpoint: self.reading.options(),
+impl ViewArgs {
+    pub fn options(&self) -> Result<view::ViewOptions, CommandError> {
+        let keep = KeepRules::new(&self.keep).map_err(|e| {
+            CommandError::new(EXIT_USAGE, e, "write it as a shell does: optimizer*")
+        })?;
+        Ok(view::ViewOptions {
+            parse: self.parse_args.options(),
             show_originals: self.show_originals,
             keep,
-            memory: 0,
+            cache_bytes: 0,
         })
     }
 }
 
 /// Opens an image, and says on stderr what is not as it stands in the source.
-pub fn reader(path: &Path, options: &Options) -> Result<Reader, Failure> {
+pub fn open_reader(path: &Path, options: &Options) -> Result<Reader, CommandError> {
     let checkpoint = view::open(path, options)?;
     let told = checkpoint.notes.iter().cloned();
     let left_out = checkpoint.refused.iter().map(|entry| format!("left out: {entry}"));
     let notes: Vec<String> = told.chain(left_out).collect();
     let reader = Arc::new(Image::new(checkpoint)?).open()?;
-    notes.iter().for_each(|text| note(text));
+    notes.iter().for_each(|text| print_note(text));
     Ok(reader)
 }
 
-fn code(is_refusal: bool) -> u8 {
-    if is_refusal { REFUSED } else { FAILED }
+fn refusal_exit_code(is_refusal: bool) -> u8 {
+    if is_refusal { EXIT_REFUSED } else { EXIT_FAILED }
 }
 
-impl From<checkpoint::Error> for Failure {
+impl From<checkpoint::Error> for CommandError {
     fn from(error: checkpoint::Error) -> Self {
         match &error {
-            checkpoint::Error::Several { path, names } => {
+            checkpoint::Error::SeveralCheckpoints { path, names } => {
                 let path_shown = path.display();
                 let mut message = format!("{path_shown}: several checkpoints in this directory:");
                 for name in names {
                     message += &format!("\n    {}", path.join(name).display());
                 }
-                Failure::new(USAGE, message, error.remedy())
+                CommandError::new(EXIT_USAGE, message, error.remedy())
             }
-            checkpoint::Error::Refused { path, refused } => {
+            checkpoint::Error::RefusedEntries { path, refused } => {
                 let mut message = format!("{}: cannot be shown as it is:", path.display());
-                for entry in refused.iter().take(LISTED) {
+                for entry in refused.iter().take(MAX_LISTED_REFUSALS) {
                     message += &format!("\n    {entry}");
                 }
-                if refused.len() > LISTED {
-                    message += &format!("\n    and {} more", refused.len() - LISTED);
+                if refused.len() > MAX_LISTED_REFUSALS {
+                    message += &format!("\n    and {} more", refused.len() - MAX_LISTED_REFUSALS);
                 }
                 let first = refused.first().map(|entry| entry.fault.remedy());
-                Failure::new(REFUSED, message, first.unwrap_or(error.remedy()))
+                CommandError::new(EXIT_REFUSED, message, first.unwrap_or(error.remedy()))
             }
-            _ => Failure::new(code(error.is_refusal()), &error, error.remedy()),
+            _ => CommandError::new(refusal_exit_code(error.is_refusal()), &error, error.remedy()),
         }
     }
 }
 
 /// Refused entries listed before the rest is a number.
-const LISTED: usize = 10;
+const MAX_LISTED_REFUSALS: usize = 10;
 
-impl From<image::Error> for Failure {
+impl From<image::Error> for CommandError {
     fn from(error: image::Error) -> Self {
         match error {
-            image::Error::Refused(error) => Failure::from(*error),
-            error => Failure::new(code(error.is_refusal()), &error, error.remedy()),
+            image::Error::Refused(error) => CommandError::from(*error),
+            error => {
+                CommandError::new(refusal_exit_code(error.is_refusal()), &error, error.remedy())
+            }
         }
     }
 }
 
-impl From<view::Error> for Failure {
-    fn from(error: view::Error) -> Self {
-        Failure::new(code(error.is_refusal()), &error, error.remedy())
+impl From<view::ViewError> for CommandError {
+    fn from(error: view::ViewError) -> Self {
+        CommandError::new(refusal_exit_code(error.is_refusal()), &error, error.remedy())
     }
 }

@@ -10,13 +10,13 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use crate::{export, verify};
 
 /// A bar on a terminal, nothing elsewhere; and an ear for Ctrl-C.
-pub struct Meter {
+pub struct ProgressMeter {
     bar: ProgressBar,
     stop: Arc<AtomicBool>,
 }
 
-impl Meter {
-    pub fn new(bytes: u64) -> Result<Meter, std::io::Error> {
+impl ProgressMeter {
+    pub fn new(bytes: u64) -> Result<ProgressMeter, std::io::Error> {
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, Arc::clone(&stop))?;
@@ -33,7 +33,7 @@ impl Meter {
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
-        Ok(Meter { bar, stop })
+        Ok(ProgressMeter { bar, stop })
     }
 
     /// Takes the bar away.
@@ -41,27 +41,27 @@ impl Meter {
         self.bar.finish_and_clear();
     }
 
-    fn stopped(&self) -> bool {
+    fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 }
 
-impl export::Progress for Meter {
-    fn wrote(&self, bytes: u64) {
+impl export::Progress for ProgressMeter {
+    fn on_write(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 
-    fn stop(&self) -> bool {
-        self.stopped()
+    fn should_stop(&self) -> bool {
+        self.is_stopped()
     }
 }
 
-impl verify::Progress for Meter {
-    fn read(&self, bytes: u64) {
+impl verify::VerifyProgress for ProgressMeter {
+    fn add_bytes(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 
-    fn stop(&self) -> bool {
-        self.stopped()
+    fn should_stop(&self) -> bool {
+        self.is_stopped()
     }
 }

@@ -5,10 +5,10 @@
 
 use std::ffi::OsString;
 
-use super::{Failure, USAGE};
+use super::{CommandError, EXIT_USAGE};
 
 /// Their names, and what `--help` says of them.
-const COMMANDS: [(&str, &str); 2] = [
+const PYTHON_COMMANDS: [(&str, &str); 2] = [
     ("run", "Run a Python program with the reads of ckptfs in the place of safetensors'"),
     (
         "bench",
@@ -18,18 +18,18 @@ const COMMANDS: [(&str, &str); 2] = [
 
 /// The table, for who has the package.
 #[cfg(feature = "mount")]
-pub fn listed(table: clap::Command) -> clap::Command {
-    if !crate::mount::respawn::is_run_by_another() {
+pub fn add_python_commands(table: clap::Command) -> clap::Command {
+    if !crate::mount::respawn::has_runner() {
         return table;
     }
-    table.subcommands(COMMANDS.map(|(name, about)| clap::Command::new(name).about(about)))
+    table.subcommands(PYTHON_COMMANDS.map(|(name, about)| clap::Command::new(name).about(about)))
 }
 
 /// What to tell who asks for one of them, or for help about it. The package does not ask us.
-pub fn refused(given: &[OsString]) -> Option<Failure> {
+pub fn refuse_python_command(given: &[OsString]) -> Option<CommandError> {
     let asked = given.iter().skip(1).find(|word| *word != "help")?;
-    let (name, _) = COMMANDS.iter().find(|(name, _)| asked == name)?;
+    let (name, _) = PYTHON_COMMANDS.iter().find(|(name, _)| asked == name)?;
     let message = format!("{name}: comes with the Python package, and this is the program alone");
     let remedy = format!("pip install ckptfs, and then ckptfs {name}, or python -m ckptfs {name}");
-    Some(Failure::new(USAGE, message, remedy))
+    Some(CommandError::new(EXIT_USAGE, message, remedy))
 }

@@ -4,38 +4,38 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::checkpoint::{Checkpoint, Format, Layout, sharing};
+use crate::checkpoint::{Checkpoint, Format, LayoutKind, find_overlaps};
 use crate::image::Image;
 
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct InspectReport {
     pub format: Option<Format>,
-    pub files: Vec<File>,
-    pub tensors: Vec<Tensor>,
+    pub files: Vec<FileReport>,
+    pub tensors: Vec<TensorReport>,
     pub metadata: BTreeMap<String, String>,
     pub notes: Vec<String>,
-    pub refused: Vec<Refused>,
-    pub image: Option<ImageReport>,
+    pub refused: Vec<RefusalReport>,
+    pub image: Option<VirtualFileReport>,
 }
 
 #[derive(Debug, Serialize)]
-pub struct File {
+pub struct FileReport {
     pub path: String,
     pub size: u64,
 }
 
 #[derive(Debug, Serialize)]
-pub struct Tensor {
+pub struct TensorReport {
     pub name: String,
     pub dtype: &'static str,
     pub shape: Vec<u64>,
     pub nbytes: u64,
-    pub layout: Layout,
+    pub layout: LayoutKind,
     pub shares_with: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
-pub struct Refused {
+pub struct RefusalReport {
     /// `None` where it is the whole checkpoint.
     pub tensor: Option<String>,
     pub path: Option<String>,
@@ -44,37 +44,37 @@ pub struct Refused {
 }
 
 #[derive(Debug, Serialize)]
-pub struct ImageReport {
+pub struct VirtualFileReport {
     pub size: u64,
     pub header_size: u64,
     pub layout: String,
     pub identity: String,
 }
 
-impl Report {
+impl InspectReport {
     /// What a checkpoint that could be read holds; its image is still to be said.
-    pub fn of(checkpoint: &Checkpoint) -> Report {
-        let shares = sharing(&checkpoint.tensors);
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> InspectReport {
+        let shares = find_overlaps(&checkpoint.tensors);
         let name = |place: usize| checkpoint.tensors[place].name.to_string();
-        let tensors = checkpoint.tensors.iter().zip(shares).map(|(tensor, shares)| Tensor {
+        let tensors = checkpoint.tensors.iter().zip(shares).map(|(tensor, shares)| TensorReport {
             name: tensor.name.to_string(),
             dtype: tensor.dtype.name(),
             shape: tensor.shape.to_vec(),
             nbytes: tensor.bytes.len(),
-            layout: tensor.layout(&checkpoint.origins),
+            layout: tensor.layout_kind(&checkpoint.origins),
             shares_with: shares.into_iter().map(name).collect(),
         });
-        let refused = checkpoint.refused.iter().map(|entry| Refused {
+        let refused = checkpoint.refused.iter().map(|entry| RefusalReport {
             tensor: Some(entry.name.clone()),
             path: Some(checkpoint.path.display().to_string()),
             reason: entry.fault.to_string(),
             remedy: entry.fault.remedy().to_owned(),
         });
-        let files = checkpoint.files();
-        Report {
+        let files = checkpoint.source_files();
+        InspectReport {
             format: Some(checkpoint.format),
             files: files
-                .map(|file| File {
+                .map(|file| FileReport {
                     path: file.path().display().to_string(),
                     size: file.identity().size,
                 })
@@ -88,25 +88,25 @@ impl Report {
     }
 
     /// A checkpoint that could not be read at all.
-    pub fn refusal(path: Option<String>, reason: String, remedy: &str) -> Report {
-        Report {
+    pub fn from_refusal(path: Option<String>, reason: String, remedy: &str) -> InspectReport {
+        InspectReport {
             format: None,
             files: Vec::new(),
             tensors: Vec::new(),
             metadata: BTreeMap::new(),
             notes: Vec::new(),
-            refused: vec![Refused { tensor: None, path, reason, remedy: remedy.to_owned() }],
+            refused: vec![RefusalReport { tensor: None, path, reason, remedy: remedy.to_owned() }],
             image: None,
         }
     }
 
     /// Adds what the checkpoint looks like as one file.
-    pub fn set_image(&mut self, image: &Image) {
+    pub fn set_virtual_file(&mut self, image: &Image) {
         self.metadata = image.metadata().clone();
-        self.image = Some(ImageReport {
+        self.image = Some(VirtualFileReport {
             size: image.size(),
             header_size: image.header_size(),
-            layout: image.layout().to_string(),
+            layout: image.layout_hash().to_string(),
             identity: image.identity().to_string(),
         });
     }

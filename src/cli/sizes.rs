@@ -2,7 +2,7 @@
 
 /// `512M`, `2G`, `64KiB`: powers of 1024, but for `KB`, `MB` and `GB`, which are powers of 1000. More
 /// than can be counted is as much as can be: whatever the limit is, it is too much.
-pub fn parse(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let (base, power) = match unit.trim_start().to_ascii_lowercase().as_str() {
@@ -26,17 +26,17 @@ pub fn parse(text: &str) -> Result<u64, String> {
 }
 
 /// A size that is not less than the one and not more than the other.
-pub fn within(text: &str, least: u64, greatest: u64) -> Result<u64, String> {
-    match parse(text)? {
-        size if size < least => Err(format!("too little: {} at the least", short(least))),
-        size if size > greatest => Err(format!("too much: {} at the most", short(greatest))),
+pub fn parse_size_within(text: &str, least: u64, greatest: u64) -> Result<u64, String> {
+    match parse_size(text)? {
+        size if size < least => Err(format!("too little: {} at the least", format_size(least))),
+        size if size > greatest => Err(format!("too much: {} at the most", format_size(greatest))),
         size => Ok(size),
     }
 }
 
 /// A size as it can be said on the command line: exactly in the largest unit, or rounded down by less
 /// than a tenth.
-fn short(size: u64) -> String {
+fn format_size(size: u64) -> String {
     let units = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10), ("", 1)];
     let fits = |unit: u64| size >= 10 * unit || (size >= unit && size.is_multiple_of(unit));
     let (name, unit) = units.into_iter().find(|&(_, unit)| fits(unit)).unwrap_or(("", 1));
@@ -61,24 +61,24 @@ mod tests {
             ("99999999999T", u64::MAX),
             ("99999999999999999999", u64::MAX),
         ] {
-            assert_eq!(parse(text), Ok(bytes), "{text}");
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
         for text in ["", "G", "-1", "1.5G", "1X", "1 000"] {
-            assert!(parse(text).is_err(), "{text}");
+            assert!(parse_size(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn limits_are_said_as_they_can_be_given() {
-        let within = |text| within(text, 16 << 20, 24 << 30);
+        let within = |text| parse_size_within(text, 16 << 20, 24 << 30);
         assert_eq!((within("16M"), within("24G")), (Ok(16 << 20), Ok(24 << 30)));
         assert_eq!(within("5").unwrap_err(), "too little: 16M at the least");
         for text in ["25G", "99999999999999999999"] {
             assert_eq!(within(text).unwrap_err(), "too much: 24G at the most");
         }
         for limit in [0, 1, 1023, 65_536, 1 << 20, 10 << 30, (10 << 30) - 1, 25_000_000_000] {
-            let said = parse(&short(limit)).unwrap();
-            assert!(said <= limit && limit - said <= limit / 10, "{limit}: {}", short(limit));
+            let said = parse_size(&format_size(limit)).unwrap();
+            assert!(said <= limit && limit - said <= limit / 10, "{limit}: {}", format_size(limit));
         }
     }
 }

@@ -6,34 +6,34 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::mount::liveness::{Answer, Question};
-use crate::mount::stale_mounts::PATIENCE;
+use crate::mount::liveness::{Liveness, LivenessProbe};
+use crate::mount::stale_mounts::ANSWER_TIMEOUT;
 use crate::mount::stuck_paths;
-use crate::mount::{Error, Stats};
-use crate::mount_info::mountinfo::{self, Entry, Spot, shown};
+use crate::mount::{MountError, MountStats};
+use crate::mount_info::mountinfo::{self, Entry, PathHandle, to_display};
 
-use super::Failure;
-use super::args::Status;
-use super::terminal_text::{bytes, one_line};
+use super::CommandError;
+use super::args::StatusArgs;
+use super::terminal_text::{format_bytes, one_line};
 
 /// How often `--watch` tells.
-const EVERY: Duration = Duration::from_secs(1);
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One mount, as the JSON has it.
 #[derive(Debug, Serialize)]
-struct Mount {
+struct MountReport {
     mountpoint: String,
     source: String,
-    state: State,
+    state: MountState,
     /// The system's words where it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
-    stats: Option<Box<Stats>>,
+    stats: Option<Box<MountStats>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum State {
+enum MountState {
     Alive,
     Dead,
     NotAnswering,
@@ -43,16 +43,16 @@ enum State {
     Failed,
 }
 
-pub fn run(args: &Status, out: &mut dyn Write) -> Result<(), Failure> {
+pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let mut pending = HashMap::new();
     if !args.watch {
-        return Ok(write(&gather(&mut pending)?, args.json, out)?);
+        return Ok(write_mounts(&probe_mounts(&mut pending)?, args.json, out)?);
     }
     // Without the patience of other commands: an output that is closed ends the watching.
     let mut out = io::stdout();
     loop {
         let began = Instant::now();
-        let mounts = gather(&mut pending)?;
+        let mounts = probe_mounts(&mut pending)?;
         let mut text = Vec::new();
         if args.json {
             serde_json::to_writer(&mut text, &mounts).map_err(io::Error::from)?;
@@ -61,56 +61,62 @@ pub fn run(args: &Status, out: &mut dyn Write) -> Result<(), Failure> {
             if out.is_terminal() {
                 text.extend(b"\x1b[H\x1b[2J");
             }
-            write(&mounts, false, &mut text)?;
+            write_mounts(&mounts, false, &mut text)?;
         }
         match out.write_all(&text).and_then(|()| out.flush()) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             done => done?,
         }
-        std::thread::sleep(EVERY.saturating_sub(began.elapsed()));
+        std::thread::sleep(WATCH_INTERVAL.saturating_sub(began.elapsed()));
     }
 }
 
 /// Asks all mounts at once. A question that was not answered stays pending, so that a stuck mount
 /// is not asked again and again.
-fn gather(pending: &mut HashMap<Entry, Question>) -> Result<Vec<Mount>, Error> {
-    let entries = mountinfo::ours()?;
+fn probe_mounts(
+    pending: &mut HashMap<Entry, LivenessProbe>,
+) -> Result<Vec<MountReport>, MountError> {
+    let entries = mountinfo::ckptfs_mounts()?;
     // One that lies in a stuck one cannot be looked for.
-    let is_cut_off: Vec<bool> =
-        entries.iter().map(|entry| stuck_paths::check_way(&entry.mountpoint).is_err()).collect();
+    let is_cut_off: Vec<bool> = entries
+        .iter()
+        .map(|entry| stuck_paths::check_parents(&entry.mountpoint).is_err())
+        .collect();
     let is_hidden: Vec<bool> = entries
         .iter()
         .zip(&is_cut_off)
         .map(|(entry, is_cut_off)| {
-            let shows = |spot: Spot| spot.mount() == entry.id;
-            !is_cut_off && !Spot::at(&entry.mountpoint).is_ok_and(shows)
+            let shows = |spot: PathHandle| spot.mount_id() == entry.id;
+            !is_cut_off && !PathHandle::open(&entry.mountpoint).is_ok_and(shows)
         })
         .collect();
     pending.retain(|entry, _| entries.contains(entry));
     let places = entries.iter().zip(is_hidden.iter().zip(&is_cut_off));
     for (entry, _) in places.filter(|(_, (hidden, cut_off))| !**hidden && !**cut_off) {
-        pending.entry(entry.clone()).or_insert_with(|| Question::ask(&entry.mountpoint));
+        pending.entry(entry.clone()).or_insert_with(|| LivenessProbe::start(&entry.mountpoint));
     }
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + ANSWER_TIMEOUT;
     let mut mounts = Vec::with_capacity(entries.len());
     for (entry, hidden) in entries.iter().zip(is_hidden) {
         let question = pending.get_mut(entry).filter(|_| !hidden);
-        let answer = question
-            .and_then(|asked| asked.answer(until.saturating_duration_since(Instant::now())));
+        let answer =
+            question.and_then(|asked| asked.wait(until.saturating_duration_since(Instant::now())));
         if answer.is_some() {
             pending.remove(entry);
         }
         let (state, reason, stats) = match answer {
-            _ if hidden => (State::Hidden, None, None),
-            None | Some(Answer::Silent) => (State::NotAnswering, None, None),
-            Some(Answer::Alive(stats)) => (State::Alive, None, stats),
-            Some(Answer::Dead) => (State::Dead, None, None),
-            Some(Answer::NotPermitted) => (State::NotPermitted, None, None),
-            Some(Answer::Failed(e)) => (State::Failed, Some(io::Error::from(e).to_string()), None),
+            _ if hidden => (MountState::Hidden, None, None),
+            None | Some(Liveness::Silent) => (MountState::NotAnswering, None, None),
+            Some(Liveness::Alive(stats)) => (MountState::Alive, None, stats),
+            Some(Liveness::Dead) => (MountState::Dead, None, None),
+            Some(Liveness::NotPermitted) => (MountState::NotPermitted, None, None),
+            Some(Liveness::Failed(e)) => {
+                (MountState::Failed, Some(io::Error::from(e).to_string()), None)
+            }
         };
-        mounts.push(Mount {
-            mountpoint: shown(entry.mountpoint.as_os_str()),
-            source: shown(&entry.source),
+        mounts.push(MountReport {
+            mountpoint: to_display(entry.mountpoint.as_os_str()),
+            source: to_display(&entry.source),
             state,
             reason,
             stats,
@@ -119,7 +125,7 @@ fn gather(pending: &mut HashMap<Entry, Question>) -> Result<Vec<Mount>, Error> {
     Ok(mounts)
 }
 
-fn write(mounts: &[Mount], json: bool, out: &mut dyn Write) -> io::Result<()> {
+fn write_mounts(mounts: &[MountReport], json: bool, out: &mut dyn Write) -> io::Result<()> {
     if json {
         serde_json::to_writer_pretty(&mut *out, mounts)?;
         return writeln!(out);
@@ -131,11 +137,11 @@ fn write(mounts: &[Mount], json: bool, out: &mut dyn Write) -> io::Result<()> {
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for mount in mounts {
         let is_removed = mount.stats.as_ref().is_some_and(|stats| stats.source_removed);
-        let source = one_line(&mount.source) + if is_removed { REMOVED } else { "" };
+        let source = one_line(&mount.source) + if is_removed { REMOVED_SUFFIX } else { "" };
         let mut row = vec![one_line(&mount.mountpoint), source];
         match &mount.stats {
-            Some(stats) => row.extend(numbers(stats)),
-            None => row.push(in_words(mount)),
+            Some(stats) => row.extend(stats_cells(stats)),
+            None => row.push(state_text(mount)),
         }
         rows.push(row);
     }
@@ -156,29 +162,33 @@ fn write(mounts: &[Mount], json: bool, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// What follows the name of a source that is no more.
-const REMOVED: &str = " (REMOVED: unmount and mount again)";
+const REMOVED_SUFFIX: &str = " (REMOVED: unmount and mount again)";
 
-fn in_words(mount: &Mount) -> String {
+fn state_text(mount: &MountReport) -> String {
     match mount.state {
-        State::Alive => "answers, without its numbers".to_owned(),
-        State::Dead => {
+        MountState::Alive => "answers, without its numbers".to_owned(),
+        MountState::Dead => {
             "DEAD: its daemon was killed; ckptfs unmount or mount takes it away".to_owned()
         }
-        State::NotAnswering => {
+        MountState::NotAnswering => {
             "NOT ANSWERING: its daemon is stuck; ckptfs unmount --lazy takes it away".to_owned()
         }
-        State::NotPermitted => "another user's: not permitted to look".to_owned(),
-        State::Hidden => "hidden: another mount lies over it".to_owned(),
-        State::Failed => format!("FAILED: {}", mount.reason.as_deref().unwrap_or("unknown")),
+        MountState::NotPermitted => "another user's: not permitted to look".to_owned(),
+        MountState::Hidden => "hidden: another mount lies over it".to_owned(),
+        MountState::Failed => format!("FAILED: {}", mount.reason.as_deref().unwrap_or("unknown")),
     }
 }
 
-fn numbers(stats: &Stats) -> [String; 6] {
+fn stats_cells(stats: &MountStats) -> [String; 6] {
     let images = match stats.images.refused {
         0 => stats.images.known.to_string(),
         refused => format!("{} ({refused} refused)", stats.images.known),
     };
-    let cache = format!("{} of {}", bytes(stats.cache.held_bytes), bytes(stats.cache.budget_bytes));
+    let cache = format!(
+        "{} of {}",
+        format_bytes(stats.cache.held_bytes),
+        format_bytes(stats.cache.budget_bytes)
+    );
     let ahead = match stats.prefetch.fetched {
         0 => "-".to_owned(),
         fetched => {
@@ -192,8 +202,8 @@ fn numbers(stats: &Stats) -> [String; 6] {
         }
     };
     [
-        span(stats.uptime_s),
-        bytes(stats.bytes_served),
+        format_duration(stats.uptime_s),
+        format_bytes(stats.bytes_served),
         images,
         cache,
         ahead,
@@ -202,7 +212,7 @@ fn numbers(stats: &Stats) -> [String; 6] {
 }
 
 /// A length of time, in its two largest units.
-fn span(seconds: u64) -> String {
+fn format_duration(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match () {
         () if days > 0 => format!("{days}d {}h", hours % 24),
@@ -216,22 +226,25 @@ fn span(seconds: u64) -> String {
 mod tests {
     use super::*;
 
-    fn mount(mountpoint: &str, state: State, stats: Option<Stats>) -> Mount {
+    fn mount(mountpoint: &str, state: MountState, stats: Option<MountStats>) -> MountReport {
         let (source, stats) = ("/models".to_owned(), stats.map(Box::new));
-        Mount { mountpoint: mountpoint.to_owned(), source, state, reason: None, stats }
+        MountReport { mountpoint: mountpoint.to_owned(), source, state, reason: None, stats }
     }
 
     #[test]
     fn a_table_of_mounts_of_every_kind() {
-        let mut stats = Stats { uptime_s: 90, bytes_served: 2_200_000_000, ..Stats::default() };
+        let mut stats =
+            MountStats { uptime_s: 90, bytes_served: 2_200_000_000, ..MountStats::default() };
         stats.images.known = 3;
         stats.prefetch.fetched = 100;
         stats.prefetch.used = 90;
         stats.prefetch.replayed = 40;
-        let mounts =
-            [mount("/a", State::Alive, Some(stats)), mount("/dead\x1b\nmount", State::Dead, None)];
+        let mounts = [
+            mount("/a", MountState::Alive, Some(stats)),
+            mount("/dead\x1b\nmount", MountState::Dead, None),
+        ];
         let mut text = Vec::new();
-        write(&mounts, false, &mut text).unwrap();
+        write_mounts(&mounts, false, &mut text).unwrap();
         let expected = "\
 MOUNTPOINT             SOURCE   UP      SERVED  IMAGES  CACHE               READ AHEAD                           ERRORS
 /a                     /models  1m 30s  2.2 GB  3       0 bytes of 0 bytes  90% used, 0% wasted, 40% remembered  0
@@ -248,8 +261,8 @@ MOUNTPOINT             SOURCE   UP      SERVED  IMAGES  CACHE               READ
 
     #[test]
     fn times_in_words() {
-        assert_eq!(span(59), "59s");
-        assert_eq!(span(3600), "1h 0m");
-        assert_eq!(span(90_000), "1d 1h");
+        assert_eq!(format_duration(59), "59s");
+        assert_eq!(format_duration(3600), "1h 0m");
+        assert_eq!(format_duration(90_000), "1d 1h");
     }
 }

@@ -7,45 +7,45 @@ use std::path::Path;
 
 use crate::mount::stuck_paths;
 
-use super::Failure;
+use super::CommandError;
 use super::args::Command;
 
 /// A path, and how far it must be possible to go there.
-enum Given<'a> {
+enum CheckedPath<'a> {
     /// To what is there.
-    Whole(&'a Path),
+    Target(&'a Path),
     /// To where it lies: what is mounted there is to go, stuck or not.
-    Way(&'a Path),
+    Parents(&'a Path),
 }
 
 /// Tells of a stuck mount on the way to a path of the command.
-pub fn reachable(command: &Command) -> Result<(), Failure> {
-    for given in given(command) {
+pub fn check_paths(command: &Command) -> Result<(), CommandError> {
+    for given in paths_of(command) {
         match given {
-            Given::Whole(path) => stuck_paths::check(path)?,
-            Given::Way(path) => stuck_paths::check_way(path)?,
+            CheckedPath::Target(path) => stuck_paths::check_path(path)?,
+            CheckedPath::Parents(path) => stuck_paths::check_parents(path)?,
         }
     }
     Ok(())
 }
 
-fn given(command: &Command) -> Vec<Given<'_>> {
-    use Given::{Way, Whole};
+fn paths_of(command: &Command) -> Vec<CheckedPath<'_>> {
+    use CheckedPath::{Parents, Target};
     match command {
-        Command::Ls(args) => vec![Whole(&args.path)],
-        Command::Inspect(args) => vec![Whole(&args.source.path)],
-        Command::Export(args) => vec![Whole(&args.source.path), Whole(&args.out)],
+        Command::Ls(args) => vec![Target(&args.path)],
+        Command::Inspect(args) => vec![Target(&args.source.path)],
+        Command::Export(args) => vec![Target(&args.source.path), Target(&args.out)],
         Command::Verify(args) => {
-            let against = args.against.iter().map(|path| Whole(path));
-            std::iter::once(Whole(&args.source.path)).chain(against).collect()
+            let against = args.against.iter().map(|path| Target(path));
+            std::iter::once(Target(&args.source.path)).chain(against).collect()
         }
         Command::Mount(args) => {
-            let log = args.log_file.iter().map(|path| Whole(path));
-            [Whole(&args.source), Whole(&args.mountpoint)].into_iter().chain(log).collect()
+            let log = args.log_file.iter().map(|path| Target(path));
+            [Target(&args.source), Target(&args.mountpoint)].into_iter().chain(log).collect()
         }
-        Command::Unmount(args) => vec![Way(&args.path)],
-        Command::Doctor(args) => args.path.iter().map(|path| Whole(path)).collect(),
-        Command::Man(args) => args.dir.iter().map(|path| Whole(path)).collect(),
+        Command::Unmount(args) => vec![Parents(&args.path)],
+        Command::Doctor(args) => args.path.iter().map(|path| Target(path)).collect(),
+        Command::Man(args) => args.dir.iter().map(|path| Target(path)).collect(),
         Command::Status(_) | Command::Completions(_) => Vec::new(),
     }
 }

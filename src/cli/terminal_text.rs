@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 /// Text from a file, made harmless: no control character reaches the terminal. Line breaks of our
 /// own messages stay.
-pub fn plain(text: &str) -> Cow<'_, str> {
+pub fn escape_controls(text: &str) -> Cow<'_, str> {
     let is_harmful =
         |c: char| (c.is_control() && c != '\n') || ('\u{202a}'..='\u{202e}').contains(&c);
     if !text.contains(is_harmful) {
@@ -18,11 +18,11 @@ pub fn plain(text: &str) -> Cow<'_, str> {
 
 /// The same for text that must stay on one line: names, keys, values.
 pub fn one_line(text: &str) -> String {
-    plain(text).replace('\n', "\\n")
+    escape_controls(text).replace('\n', "\\n")
 }
 
 /// Bytes as people say them: `1.5 GB`.
-pub fn bytes(count: u64) -> String {
+pub fn format_bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
     if count < 1000 {
         return format!("{count} bytes");
@@ -37,7 +37,7 @@ pub fn bytes(count: u64) -> String {
 }
 
 /// `1 tensor`, `2 tensors`.
-pub fn count(n: usize, what: &str) -> String {
+pub fn format_count(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
@@ -47,16 +47,16 @@ mod tests {
 
     #[test]
     fn names_cannot_drive_the_terminal() {
-        assert_eq!(plain("layer.0\nlayer.1"), "layer.0\nlayer.1");
-        assert_eq!(plain("\x1b[2Jgone\r\u{202e}"), "\\u{1b}[2Jgone\\u{d}\\u{202e}");
+        assert_eq!(escape_controls("layer.0\nlayer.1"), "layer.0\nlayer.1");
+        assert_eq!(escape_controls("\x1b[2Jgone\r\u{202e}"), "\\u{1b}[2Jgone\\u{d}\\u{202e}");
         assert_eq!(one_line("a\nb"), "a\\nb");
     }
 
     #[test]
     fn sizes_in_words() {
-        assert_eq!(bytes(999), "999 bytes");
-        assert_eq!(bytes(1000), "1.0 kB");
-        assert_eq!(bytes(999_960), "1.0 MB");
-        assert_eq!(bytes(2_200_000_000), "2.2 GB");
+        assert_eq!(format_bytes(999), "999 bytes");
+        assert_eq!(format_bytes(1000), "1.0 kB");
+        assert_eq!(format_bytes(999_960), "1.0 MB");
+        assert_eq!(format_bytes(2_200_000_000), "2.2 GB");
     }
 }

@@ -5,44 +5,44 @@ use std::io::Write;
 use std::time::Duration;
 
 use crate::mount::daemon::Daemon;
-use crate::mount::stale_mounts::{self, Served};
+use crate::mount::stale_mounts::{self, MountServer};
 use crate::mount::superblock::Superblock;
 
-use super::args::Unmount;
+use super::args::UnmountArgs;
 use super::terminal_text::one_line;
-use super::{FAILED, Failure, note};
+use super::{CommandError, EXIT_FAILED, print_note};
 
 /// The daemon of an unused mount ends within milliseconds. After this time its superblock says whether it is
 /// still used elsewhere.
-const PROMPT_END: Duration = Duration::from_secs(1);
+const EXPECTED_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How much longer the daemon of an unused mount may take before a message.
-const SILENT: Duration = Duration::from_secs(2);
+const NOTE_DELAY: Duration = Duration::from_secs(2);
 
 /// How much longer a daemon has to end: it gives back memory and closes files, also where the machine
 /// is overloaded.
-const ENDING: Duration = Duration::from_secs(12);
+const END_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Mounts elsewhere that a message lists.
 const MAX_LISTED: usize = 3;
 
-pub fn run(args: &Unmount, out: &mut dyn Write) -> Result<(), Failure> {
+pub fn run(args: &UnmountArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let done = stale_mounts::unmount(&args.path, args.lazy)?;
     let path = one_line(&done.path.display().to_string());
     let action = if args.lazy { "detached" } else { "unmounted" };
-    match done.served {
-        Served::ByNobody => writeln!(out, "{path}: was dead, taken away")?,
-        Served::Unknown(superblock) => {
+    match done.server {
+        MountServer::Dead => writeln!(out, "{path}: was dead, taken away")?,
+        MountServer::Unknown(superblock) => {
             let shown = still_shown(&superblock);
             writeln!(out, "{path}: {action}{shown}; whether its daemon has ended cannot be told")?;
         }
-        Served::By(daemon, _) if daemon.ends(PROMPT_END) => {}
-        Served::By(daemon, superblock) if args.lazy || !superblock.is_gone() => {
+        MountServer::Process(daemon, _) if daemon.wait(EXPECTED_END_TIMEOUT) => {}
+        MountServer::Process(daemon, superblock) if args.lazy || !superblock.is_gone() => {
             let shown = still_shown(&superblock);
             let outlook = outlook(&daemon, &superblock, !shown.is_empty());
             writeln!(out, "{path}: {action}{shown}; its daemon ({}) {outlook}", daemon.pid())?;
         }
-        Served::By(daemon, _) => see_it_end(&path, &daemon)?,
+        MountServer::Process(daemon, _) => wait_for_daemon(&path, &daemon)?,
     }
     Ok(())
 }
@@ -65,7 +65,7 @@ fn still_shown(superblock: &Superblock) -> String {
 /// When or how a daemon that still runs will end, as the end of a sentence.
 fn outlook(daemon: &Daemon, superblock: &Superblock, is_shown: bool) -> String {
     match (daemon.is_stopped(), superblock.is_gone()) {
-        (_, true) => format!("{}: {}", state(daemon), remedy(daemon)),
+        (_, true) => format!("{}: {}", daemon_state(daemon), remedy(daemon)),
         // Killing it would fail the readers of the other mounts.
         (true, false) => format!("is stopped: {}", resume(daemon)),
         (false, false) if is_shown => "ends when it is unmounted there too".to_owned(),
@@ -73,24 +73,24 @@ fn outlook(daemon: &Daemon, superblock: &Superblock, is_shown: bool) -> String {
     }
 }
 
-fn see_it_end(path: &str, daemon: &Daemon) -> Result<(), Failure> {
-    if daemon.ends(SILENT) {
+fn wait_for_daemon(path: &str, daemon: &Daemon) -> Result<(), CommandError> {
+    if daemon.wait(NOTE_DELAY) {
         return Ok(());
     }
     let pid = daemon.pid();
-    note(&format!(
+    print_note(&format!(
         "{path}: unmounted; waiting for its daemon ({pid}), which {}: {}",
-        state(daemon),
+        daemon_state(daemon),
         remedy(daemon)
     ));
-    if daemon.ends(ENDING) {
+    if daemon.wait(END_TIMEOUT) {
         return Ok(());
     }
     let message = format!("{path}: unmounted, but its daemon ({pid}) has not ended");
-    Err(Failure::new(FAILED, message, remedy(daemon)))
+    Err(CommandError::new(EXIT_FAILED, message, remedy(daemon)))
 }
 
-fn state(daemon: &Daemon) -> &'static str {
+fn daemon_state(daemon: &Daemon) -> &'static str {
     if daemon.is_stopped() { "is stopped" } else { "still runs" }
 }
 

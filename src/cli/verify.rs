@@ -7,54 +7,68 @@ use crate::checkpoint::Options;
 use crate::image::Reader;
 use crate::verify;
 
-use super::args::Verify;
-use super::progress::Meter;
-use super::terminal_text::{bytes, count, one_line};
-use super::{FAILED, Failure, open_args};
+use super::args::VerifyArgs;
+use super::progress::ProgressMeter;
+use super::terminal_text::{format_bytes, format_count, one_line};
+use super::{CommandError, EXIT_FAILED, open_args};
 
-pub fn run(args: &Verify, out: &mut dyn Write) -> Result<(), Failure> {
-    let reader = open_args::reader(&args.source.path, &args.source.reading.options())?;
+pub fn run(args: &VerifyArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let reader = open_args::open_reader(&args.source.path, &args.source.parse_args.options())?;
     match &args.against {
         None => read_all(&reader, &args.source.path, out),
         Some(other) => {
             // The dictionary that was asked for is one of the first; the other is shown by the rule.
-            let options = Options { root_key: None, ..args.source.reading.options() };
-            compare(&reader, &open_args::reader(other, &options)?, out)
+            let options = Options { root_key: None, ..args.source.parse_args.options() };
+            compare(&reader, &open_args::open_reader(other, &options)?, out)
         }
     }
 }
 
-fn stopped() -> Failure {
-    Failure::new(FAILED, "stopped before everything was read", "run it again to start over")
+fn stopped_error() -> CommandError {
+    CommandError::new(
+        EXIT_FAILED,
+        "stopped before everything was read",
+        "run it again to start over",
+    )
 }
 
-fn read_all(reader: &Reader, path: &Path, out: &mut dyn Write) -> Result<(), Failure> {
-    let image = reader.image();
-    let meter = Meter::new(image.size())?;
+fn read_all(reader: &Reader, path: &Path, out: &mut dyn Write) -> Result<(), CommandError> {
+    let image = reader.virtual_file();
+    let meter = ProgressMeter::new(image.size())?;
     let done = verify::read_all(reader, &meter);
     meter.finish();
     if !done? {
-        return Err(stopped());
+        return Err(stopped_error());
     }
     let (n, size) = (image.tensors().len(), image.size());
     let name = one_line(&path.display().to_string());
-    writeln!(out, "{name}: {}, all {} could be read", count(n, "tensor"), bytes(size))?;
+    writeln!(
+        out,
+        "{name}: {}, all {} could be read",
+        format_count(n, "tensor"),
+        format_bytes(size)
+    )?;
     Ok(())
 }
 
-fn compare(first: &Reader, second: &Reader, out: &mut dyn Write) -> Result<(), Failure> {
-    let meter = Meter::new(first.image().size() - first.image().header_size())?;
+fn compare(first: &Reader, second: &Reader, out: &mut dyn Write) -> Result<(), CommandError> {
+    let meter =
+        ProgressMeter::new(first.virtual_file().size() - first.virtual_file().header_size())?;
     let differences = verify::compare(first, second, &meter);
     meter.finish();
-    let differences = differences?.ok_or_else(stopped)?;
+    let differences = differences?.ok_or_else(stopped_error)?;
     if differences.is_empty() {
-        let n = first.image().tensors().len();
-        writeln!(out, "equal: {} of the same names, types, shapes and values", count(n, "tensor"))?;
+        let n = first.virtual_file().tensors().len();
+        writeln!(
+            out,
+            "equal: {} of the same names, types, shapes and values",
+            format_count(n, "tensor")
+        )?;
         return Ok(());
     }
     for difference in &differences {
         writeln!(out, "{}", one_line(&difference.to_string()))?;
     }
-    writeln!(out, "{}", count(differences.len(), "difference"))?;
-    Err(Failure::told(FAILED))
+    writeln!(out, "{}", format_count(differences.len(), "difference"))?;
+    Err(CommandError::already_reported(EXIT_FAILED))
 }

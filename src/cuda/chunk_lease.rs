@@ -6,19 +6,19 @@
 use std::sync::Arc;
 
 use super::Error;
-use super::destination::{Place, joined};
+use super::destination::{DeviceDestination, merge_adjacent};
 use super::ring::{Chunk, Ring};
-use super::stream::{Event, Stream};
+use super::stream::{CudaEvent, CudaStream};
 
 /// Whoever reads a chunk has done so when these are over.
 #[derive(Debug, Default)]
-pub struct Busy(Vec<Event>);
+pub struct PendingCopies(Vec<CudaEvent>);
 
-impl Busy {
+impl PendingCopies {
     /// Whether nobody reads it any more. Waits for nothing.
-    pub fn is_over(&self) -> Result<bool, Error> {
+    pub fn is_done(&self) -> Result<bool, Error> {
         for event in &self.0 {
-            if !event.is_over()? {
+            if !event.is_done()? {
                 return Ok(false);
             }
         }
@@ -27,19 +27,19 @@ impl Busy {
 
     /// Waits until nobody does.
     pub fn wait(&self) -> Result<(), Error> {
-        self.0.iter().try_for_each(Event::wait)
+        self.0.iter().try_for_each(CudaEvent::wait)
     }
 
     /// Whether nobody is known to have been given it.
-    pub fn is_free(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 /// A chunk that pieces are copied out of.
-pub trait Passage: Chunk<Fault = Error> {
+pub trait StagingChunk: Chunk<Fault = Error> {
     /// Who reads it.
-    fn busy(&mut self) -> &mut Busy;
+    fn pending_copies(&mut self) -> &mut PendingCopies;
 
     /// Has so many of its bytes from `at` on copied to an address, some time from now.
     ///
@@ -48,24 +48,30 @@ pub trait Passage: Chunk<Fault = Error> {
     /// As many bytes at that address must be the caller's until this is done, and the chunk must not be filled
     /// before.
     #[allow(unsafe_code)]
-    unsafe fn copy(&mut self, at: usize, len: usize, by: &Stream, to: u64) -> Result<(), Error>;
+    unsafe fn copy_to(
+        &mut self,
+        at: usize,
+        len: usize,
+        by: &CudaStream,
+        to: u64,
+    ) -> Result<(), Error>;
 }
 
 /// A chunk that is given back whatever happens.
-pub struct Taken<'a, C: Passage> {
+pub struct ChunkLease<'a, C: StagingChunk> {
     ring: &'a Ring<C>,
     chunk: Option<C>,
 }
 
-impl<'a, C: Passage> Taken<'a, C> {
+impl<'a, C: StagingChunk> ChunkLease<'a, C> {
     /// One to fill.
-    pub fn from<E: From<Error>>(
+    pub fn take<E: From<Error>>(
         ring: &'a Ring<C>,
         make: impl FnMut() -> Result<C, E>,
     ) -> Result<Self, E> {
         let mut chunk = ring.take(make)?;
-        chunk.busy().0.clear();
-        Ok(Taken { ring, chunk: Some(chunk) })
+        chunk.pending_copies().0.clear();
+        Ok(ChunkLease { ring, chunk: Some(chunk) })
     }
 
     /// It.
@@ -80,26 +86,29 @@ impl<'a, C: Passage> Taken<'a, C> {
     ///
     /// The bytes at the addresses of the pieces must be the caller's until the streams have done this.
     #[allow(unsafe_code)]
-    pub unsafe fn copy(
+    pub unsafe fn copy_out(
         mut self,
         start: u64,
-        pieces: &[(u64, Place)],
-        streams: &[Arc<Stream>],
+        pieces: &[(u64, DeviceDestination)],
+        streams: &[Arc<CudaStream>],
     ) -> Result<(), Error> {
         let Some(chunk) = self.chunk.as_mut() else { return Ok(()) };
-        let copied = joined(pieces).try_for_each(|(at, Place { stream, at: to, len })| {
-            // SAFETY: the caller's word for the addresses; the chunk is not filled before what is marked below
-            // is over.
-            unsafe { chunk.copy((at - start) as usize, len as usize, &streams[stream], to) }
-        });
+        let copied = merge_adjacent(pieces).try_for_each(
+            |(at, DeviceDestination { stream, address: to, len })| {
+                // SAFETY: the caller's word for the addresses; the chunk is not filled before what is marked below
+                // is over.
+                unsafe { chunk.copy_to((at - start) as usize, len as usize, &streams[stream], to) }
+            },
+        );
         // Also where one failed: those before it are under way.
         let used = |stream: &usize| pieces.iter().any(|(_, place)| place.stream == *stream);
         let used = (0..streams.len()).filter(used);
-        let marks: Result<Vec<Event>, Error> = used.map(|used| streams[used].mark()).collect();
+        let marks: Result<Vec<CudaEvent>, Error> =
+            used.map(|used| streams[used].record_event()).collect();
         match marks {
-            Ok(marks) => chunk.busy().0.extend(marks),
+            Ok(marks) => chunk.pending_copies().0.extend(marks),
             Err(fault) => {
-                self.forget();
+                self.leak();
                 return copied.and(Err(fault));
             }
         }
@@ -107,16 +116,16 @@ impl<'a, C: Passage> Taken<'a, C> {
     }
 
     /// It may be read for ever, and so must never be filled or freed.
-    fn forget(mut self) {
+    fn leak(mut self) {
         std::mem::forget(self.chunk.take());
-        self.ring.lost();
+        self.ring.note_lost();
     }
 }
 
-impl<C: Passage> Drop for Taken<'_, C> {
+impl<C: StagingChunk> Drop for ChunkLease<'_, C> {
     fn drop(&mut self) {
         if let Some(chunk) = self.chunk.take() {
-            self.ring.give(chunk);
+            self.ring.give_back(chunk);
         }
     }
 }

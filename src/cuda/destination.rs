@@ -6,36 +6,41 @@ use crate::loader::Target;
 
 /// Where bytes belong on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct DeviceDestination {
     /// Which of the streams of the load copies there.
     pub stream: usize,
     /// The address.
-    pub at: u64,
+    pub address: u64,
     /// How many.
     pub len: u64,
 }
 
-impl Target for Place {
+impl Target for DeviceDestination {
     fn len(&self) -> u64 {
         self.len
     }
 
-    fn cut(self, at: u64) -> (Self, Self) {
-        let Place { stream, at: start, len } = self;
-        (Place { len: at, ..self }, Place { stream, at: start + at, len: len - at })
+    fn split(self, at: u64) -> (Self, Self) {
+        let DeviceDestination { stream, address: start, len } = self;
+        (
+            DeviceDestination { len: at, ..self },
+            DeviceDestination { stream, address: start + at, len: len - at },
+        )
     }
 }
 
 /// The pieces, with those that lie one behind the other in the file and on the device as one: small tensors
 /// that were given memory in the order of the file are one copy.
-pub fn joined(pieces: &[(u64, Place)]) -> impl Iterator<Item = (u64, Place)> {
-    let follows = |(at, place): &(u64, Place), next: &(u64, Place)| {
-        let (end, there) = (at.checked_add(place.len), place.at.checked_add(place.len));
-        place.stream == next.1.stream && end == Some(next.0) && there == Some(next.1.at)
+pub fn merge_adjacent(
+    pieces: &[(u64, DeviceDestination)],
+) -> impl Iterator<Item = (u64, DeviceDestination)> {
+    let follows = |(at, place): &(u64, DeviceDestination), next: &(u64, DeviceDestination)| {
+        let (end, there) = (at.checked_add(place.len), place.address.checked_add(place.len));
+        place.stream == next.1.stream && end == Some(next.0) && there == Some(next.1.address)
     };
     pieces.chunk_by(follows).filter_map(|pieces| {
         let (at, first) = *pieces.first()?;
         let len = pieces.iter().map(|(_, place)| place.len).sum();
-        Some((at, Place { len, ..first }))
+        Some((at, DeviceDestination { len, ..first }))
     })
 }

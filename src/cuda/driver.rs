@@ -19,26 +19,26 @@ use super::Error;
 pub struct Device {
     ordinal: usize,
     device: sys::CUdevice,
-    context: Handle<sys::CUcontext>,
+    context: DriverHandle<sys::CUcontext>,
     is_integrated: bool,
-    bus: String,
+    bus_id: String,
 }
 
 /// A handle of the driver's, which takes calls from any thread.
 #[derive(Clone, Copy, Debug)]
-pub struct Handle<T>(pub T);
+pub struct DriverHandle<T>(pub T);
 
 // SAFETY: contexts, streams and events are names for what the driver has, which does its own locking.
-unsafe impl<T> Send for Handle<T> {}
+unsafe impl<T> Send for DriverHandle<T> {}
 // SAFETY: as above.
-unsafe impl<T> Sync for Handle<T> {}
+unsafe impl<T> Sync for DriverHandle<T> {}
 
 /// The process that the driver was begun in: in one that was forked from it nothing of it may be called.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+static INIT_PID: AtomicU32 = AtomicU32::new(0);
 
 /// Begins the driver, if that was not done.
-fn begin() -> Result<(), Error> {
-    match PROCESS.load(Ordering::Acquire) {
+fn initialize() -> Result<(), Error> {
+    match INIT_PID.load(Ordering::Acquire) {
         0 => {}
         process if process == std::process::id() => return Ok(()),
         _ => return Err(Error::Forked),
@@ -48,53 +48,53 @@ fn begin() -> Result<(), Error> {
         return Err(Error::NoDriver);
     }
     match result::init() {
-        Ok(()) => PROCESS.store(std::process::id(), Ordering::Release),
+        Ok(()) => INIT_PID.store(std::process::id(), Ordering::Release),
         Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => {
             return Err(Error::NoDevice { ordinal: 0, count: 0 });
         }
-        Err(e) => return Err(fault(0, "cuInit", e)),
+        Err(e) => return Err(driver_error(0, "cuInit", e)),
     }
     Ok(())
 }
 
 /// Whether there is a driver with devices.
-pub fn is_there() -> bool {
-    count().is_ok_and(|count| count > 0)
+pub fn is_available() -> bool {
+    device_count().is_ok_and(|count| count > 0)
 }
 
 /// How many devices there are.
-pub fn count() -> Result<usize, Error> {
-    match begin() {
+pub fn device_count() -> Result<usize, Error> {
+    match initialize() {
         Err(Error::NoDevice { .. }) => return Ok(0),
         begun => begun?,
     }
-    let count = result::device::get_count().map_err(|e| fault(0, "cuDeviceGetCount", e))?;
+    let count = result::device::get_count().map_err(|e| driver_error(0, "cuDeviceGetCount", e))?;
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
 impl Device {
     /// The device of a number.
-    pub fn at(ordinal: usize) -> Result<Arc<Device>, Error> {
-        let count = count()?;
+    pub fn open(ordinal: usize) -> Result<Arc<Device>, Error> {
+        let count = device_count()?;
         if ordinal >= count {
             return Err(Error::NoDevice { ordinal, count });
         }
-        let device =
-            result::device::get(ordinal as i32).map_err(|e| fault(ordinal, "cuDeviceGet", e))?;
+        let device = result::device::get(ordinal as i32)
+            .map_err(|e| driver_error(ordinal, "cuDeviceGet", e))?;
         let integrated = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED;
         // SAFETY: the device is one that the driver has just named.
         let is_integrated = unsafe { result::device::get_attribute(device, integrated) }
-            .map_err(|e| fault(ordinal, "cuDeviceGetAttribute", e))?
+            .map_err(|e| driver_error(ordinal, "cuDeviceGetAttribute", e))?
             != 0;
         // SAFETY: the device is one that the driver has just named.
         let context = unsafe { result::primary_ctx::retain(device) }
-            .map_err(|e| fault(ordinal, "cuDevicePrimaryCtxRetain", e))?;
+            .map_err(|e| driver_error(ordinal, "cuDevicePrimaryCtxRetain", e))?;
         Ok(Arc::new(Device {
             ordinal,
             device,
-            context: Handle(context),
+            context: DriverHandle(context),
             is_integrated,
-            bus: bus(device),
+            bus_id: query_bus_id(device),
         }))
     }
 
@@ -104,8 +104,8 @@ impl Device {
     }
 
     /// Its address on the bus, or nothing if the driver does not say it.
-    pub(super) fn bus(&self) -> &str {
-        &self.bus
+    pub(super) fn bus_id(&self) -> &str {
+        &self.bus_id
     }
 
     /// Whether it has no memory of its own but uses the host's.
@@ -114,45 +114,51 @@ impl Device {
     }
 
     /// Waits until all work of its context is done.
-    pub(super) fn finish(&self) -> Result<(), Error> {
+    pub(super) fn synchronize(&self) -> Result<(), Error> {
         let _entered = self.enter()?;
-        result::ctx::synchronize().map_err(|e| self.fault("cuCtxSynchronize", e))
+        result::ctx::synchronize().map_err(|e| self.driver_error("cuCtxSynchronize", e))
     }
 
     /// That it has no memory, or what else the driver said.
-    pub(super) fn no_room(&self, bytes: usize, call: &'static str, error: DriverError) -> Error {
+    pub(super) fn allocation_error(
+        &self,
+        bytes: usize,
+        call: &'static str,
+        error: DriverError,
+    ) -> Error {
         if error.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return self.fault(call, error);
+            return self.driver_error(call, error);
         }
         let (free, total) = result::mem_get_info().unwrap_or((0, 0));
-        Error::Memory { ordinal: self.ordinal, bytes, free, total }
+        Error::OutOfMemory { ordinal: self.ordinal, bytes, free, total }
     }
 
     /// Makes its context that of this thread until what is returned is dropped. Meanwhile what this thread does
     /// spoils no graph that another thread captures.
-    pub fn enter(&self) -> Result<Entered, Error> {
-        begin()?;
-        let before = result::ctx::get_current().map_err(|e| self.fault("cuCtxGetCurrent", e))?;
-        let mode = exchanged(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-        let mut entered = Entered { back: None, mode };
+    pub fn enter(&self) -> Result<ContextGuard, Error> {
+        initialize()?;
+        let before =
+            result::ctx::get_current().map_err(|e| self.driver_error("cuCtxGetCurrent", e))?;
+        let mode = exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+        let mut entered = ContextGuard { previous: None, capture_mode: mode };
         if before == Some(self.context.0) {
             return Ok(entered);
         }
         // SAFETY: the context is retained as long as the device is there.
         unsafe { result::ctx::set_current(self.context.0) }
-            .map_err(|e| self.fault("cuCtxSetCurrent", e))?;
-        entered.back = Some(before.unwrap_or(std::ptr::null_mut()));
+            .map_err(|e| self.driver_error("cuCtxSetCurrent", e))?;
+        entered.previous = Some(before.unwrap_or(std::ptr::null_mut()));
         Ok(entered)
     }
 
-    pub(super) fn fault(&self, call: &'static str, error: DriverError) -> Error {
-        fault(self.ordinal, call, error)
+    pub(super) fn driver_error(&self, call: &'static str, error: DriverError) -> Error {
+        driver_error(self.ordinal, call, error)
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if begin().is_ok() {
+        if initialize().is_ok() {
             // SAFETY: it was retained when the device was made. What it is told is of no use to anybody.
             let _ = unsafe { result::primary_ctx::release(self.device) };
         }
@@ -161,23 +167,23 @@ impl Drop for Device {
 
 /// A context that is this thread's for a while.
 #[must_use]
-pub struct Entered {
-    back: Option<sys::CUcontext>,
-    mode: Option<sys::CUstreamCaptureMode>,
+pub struct ContextGuard {
+    previous: Option<sys::CUcontext>,
+    capture_mode: Option<sys::CUstreamCaptureMode>,
 }
 
-impl Drop for Entered {
+impl Drop for ContextGuard {
     fn drop(&mut self) {
-        if let Some(before) = self.back {
+        if let Some(before) = self.previous {
             // SAFETY: it was this thread's before, or is none.
             let _ = unsafe { result::ctx::set_current(before) };
         }
-        let _ = self.mode.map(exchanged);
+        let _ = self.capture_mode.map(exchange_capture_mode);
     }
 }
 
 /// What this thread may do while others capture, which was something else before.
-fn exchanged(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
+fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
     // SAFETY: the driver reads the one and writes the other, of its own values.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }
         .result()
@@ -185,7 +191,7 @@ fn exchanged(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureM
         .then_some(mode)
 }
 
-fn bus(device: sys::CUdevice) -> String {
+fn query_bus_id(device: sys::CUdevice) -> String {
     let mut text = [0_u8; 32];
     // SAFETY: the driver writes no more than the length says, with an end.
     let said =
@@ -194,11 +200,11 @@ fn bus(device: sys::CUdevice) -> String {
     text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-fn fault(ordinal: usize, call: &'static str, error: DriverError) -> Error {
-    Error::Driver { ordinal, call, why: words(error) }
+fn driver_error(ordinal: usize, call: &'static str, error: DriverError) -> Error {
+    Error::Driver { ordinal, call, why: error_text(error) }
 }
 
-pub(super) fn words(error: DriverError) -> String {
+pub(super) fn error_text(error: DriverError) -> String {
     match error.error_string() {
         Ok(words) => format!("{} ({:?})", words.to_string_lossy(), error.0),
         Err(_) => format!("{:?}", error.0),

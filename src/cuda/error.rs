@@ -22,7 +22,7 @@ pub enum Error {
     },
     /// The device has not as much memory.
     #[error("cuda:{ordinal}: has no memory for {bytes} bytes ({free} of {total} are free)")]
-    Memory {
+    OutOfMemory {
         /// The device.
         ordinal: usize,
         /// So many were wanted.
@@ -34,7 +34,7 @@ pub enum Error {
     },
     /// The system gives no memory that a device can read by itself.
     #[error("cuda:{ordinal}: there is no host memory to pass bytes through: {why}")]
-    Pinned {
+    PinnedMemory {
         /// The device.
         ordinal: usize,
         /// What the driver says.
@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// What is to be loaded cannot be had.
     #[error(transparent)]
-    Load(loader::Error),
+    Load(loader::LoadError),
 }
 
 impl Error {
@@ -62,8 +62,8 @@ impl Error {
             Error::NoDriver => "install NVIDIA's driver, or load on the CPU",
             Error::Forked => "start processes with `spawn`, or load on the CPU",
             Error::NoDevice { .. } => "see which there are, with `nvidia-smi`",
-            Error::Memory { .. } => "free memory on the device, or load fewer tensors",
-            Error::Pinned { .. } => {
+            Error::OutOfMemory { .. } => "free memory on the device, or load fewer tensors",
+            Error::PinnedMemory { .. } => {
                 "allow more memory to be locked (`ulimit -l`), or use less of it"
             }
             Error::Driver { .. } => "see what the driver says, with `nvidia-smi` and `dmesg`",
@@ -72,13 +72,13 @@ impl Error {
     }
 }
 
-impl From<loader::Error> for Error {
-    fn from(error: loader::Error) -> Self {
+impl From<loader::LoadError> for Error {
+    fn from(error: loader::LoadError) -> Self {
         match error {
             // What a stage of ours said comes back as it was.
-            loader::Error::Stage { path, fault } => match fault.downcast::<Error>() {
+            loader::LoadError::Sink { path, fault } => match fault.downcast::<Error>() {
                 Ok(ours) => *ours,
-                Err(fault) => Error::Load(loader::Error::Stage { path, fault }),
+                Err(fault) => Error::Load(loader::LoadError::Sink { path, fault }),
             },
             error => Error::Load(error),
         }

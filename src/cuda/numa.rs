@@ -9,21 +9,21 @@ use std::path::Path;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Where the system shows it.
-const SYSTEM: &str = "/sys";
+const SYSFS_PATH: &str = "/sys";
 
 /// Processors that threads of a load are kept on.
 #[derive(Debug, Default)]
-pub struct Near(Option<CpuSet>);
+pub struct NumaAffinity(Option<CpuSet>);
 
-impl Near {
+impl NumaAffinity {
     /// Those near all of these devices, by their addresses on the bus.
-    pub fn to<'a>(buses: impl IntoIterator<Item = &'a str>) -> Near {
-        let Ok(allowed) = sched_getaffinity(None) else { return Near(None) };
-        Near(shared(Path::new(SYSTEM), buses, &allowed))
+    pub fn for_devices<'a>(buses: impl IntoIterator<Item = &'a str>) -> NumaAffinity {
+        let Ok(allowed) = sched_getaffinity(None) else { return NumaAffinity(None) };
+        NumaAffinity(common_node_cpus(Path::new(SYSFS_PATH), buses, &allowed))
     }
 
     /// Does the work on them.
-    pub fn work<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         let Some(near) = &self.0 else { return work() };
         let Ok(before) = sched_getaffinity(None) else { return work() };
         // Where the system does not allow it, it is done elsewhere.
@@ -35,12 +35,12 @@ impl Near {
 }
 
 /// The processors of the one node that all devices are at.
-fn shared<'a>(
+fn common_node_cpus<'a>(
     system: &Path,
     buses: impl IntoIterator<Item = &'a str>,
     allowed: &CpuSet,
 ) -> Option<CpuSet> {
-    let mut nodes = buses.into_iter().map(|bus| node(system, bus));
+    let mut nodes = buses.into_iter().map(|bus| device_node(system, bus));
     let first = nodes.next()??;
     if !nodes.all(|node| node == Some(first)) {
         return None;
@@ -48,7 +48,7 @@ fn shared<'a>(
     let list = system.join(format!("devices/system/node/node{first}/cpulist"));
     let list = fs::read_to_string(list).ok()?;
     let mut near = CpuSet::new();
-    listed(&list)?.filter(|&one| one < CpuSet::MAX_CPU).for_each(|one| {
+    parse_cpu_list(&list)?.filter(|&one| one < CpuSet::MAX_CPU).for_each(|one| {
         if allowed.is_set(one) {
             near.set(one);
         }
@@ -58,7 +58,7 @@ fn shared<'a>(
 }
 
 /// The node of a device; the system says -1 where there are none.
-fn node(system: &Path, bus: &str) -> Option<u32> {
+fn device_node(system: &Path, bus: &str) -> Option<u32> {
     // The driver writes the same address with larger letters and longer numbers.
     let is_part = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
     if !bus.bytes().all(is_part) {
@@ -73,7 +73,7 @@ fn node(system: &Path, bus: &str) -> Option<u32> {
 }
 
 /// Numbers of a list such as `0-3,8`.
-fn listed(list: &str) -> Option<impl Iterator<Item = usize>> {
+fn parse_cpu_list(list: &str) -> Option<impl Iterator<Item = usize>> {
     let parts = list.trim().split(',').map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         Some(first.parse::<usize>().ok()?..=last.parse::<usize>().ok()?)
@@ -112,7 +112,7 @@ mod tests {
     fn processors_of_the_node_that_may_be_used() {
         let system = system();
         let near = |buses: &[&str], allowed: CpuSet| {
-            shared(system.path(), buses.iter().copied(), &allowed)
+            common_node_cpus(system.path(), buses.iter().copied(), &allowed)
         };
         assert_eq!(near(&["0000:3B:00.0"], of(0..8)), Some(of([0, 1, 2, 6])));
         assert_eq!(near(&["00000000:AF:00.0"], of(0..8)), Some(of([3, 4, 5, 7])));
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn lists_of_processors() {
-        let all = |list: &str| listed(list).map(Iterator::collect::<Vec<_>>);
+        let all = |list: &str| parse_cpu_list(list).map(Iterator::collect::<Vec<_>>);
         assert_eq!(all("0-2,6\n"), Some(vec![0, 1, 2, 6]));
         assert_eq!(all("4"), Some(vec![4]));
         for wrong in ["", "a", "1-", "1-x"] {
@@ -148,7 +148,7 @@ mod tests {
     fn threads_are_back_where_they_were() {
         let before = sched_getaffinity(None).unwrap();
         let one = (0..CpuSet::MAX_CPU).find(|&one| before.is_set(one)).unwrap();
-        let there = Near(Some(of([one]))).work(|| sched_getaffinity(None).unwrap());
+        let there = NumaAffinity(Some(of([one]))).run(|| sched_getaffinity(None).unwrap());
         assert_eq!(there, of([one]));
         assert_eq!(sched_getaffinity(None).unwrap(), before);
     }

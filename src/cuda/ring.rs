@@ -21,107 +21,109 @@ pub trait Chunk {
 /// Chunks, used over and over.
 #[derive(Debug)]
 pub struct Ring<C> {
-    chunks: Mutex<Chunks<C>>,
-    more: Condvar,
+    state: Mutex<RingState<C>>,
+    available: Condvar,
 }
 
 #[derive(Debug)]
-struct Chunks<C> {
+struct RingState<C> {
     /// How many there may be, and how many it turned out that there can be.
     limit: usize,
-    most: usize,
+    capacity: usize,
     /// Those that nobody has, in the order in which they came back, which is the one in which they become idle.
-    back: VecDeque<C>,
+    returned: VecDeque<C>,
     /// Those that there are.
-    made: usize,
+    allocated: usize,
 }
 
 impl<C: Chunk> Ring<C> {
     /// Of so many at the most; one at the least.
     pub fn new(most: usize) -> Ring<C> {
         let limit = most.max(1);
-        let chunks = Chunks { limit, most: limit, back: VecDeque::new(), made: 0 };
-        Ring { chunks: Mutex::new(chunks), more: Condvar::new() }
+        let chunks = RingState { limit, capacity: limit, returned: VecDeque::new(), allocated: 0 };
+        Ring { state: Mutex::new(chunks), available: Condvar::new() }
     }
 
     /// A chunk that is idle: one that came back, or a new one; or, where there may be no more, the one that came
     /// back first, as soon as it is idle. If none can be made but there are some, there are to be no more than
     /// those until some are let go of.
     pub fn take<E: From<C::Fault>>(&self, mut make: impl FnMut() -> Result<C, E>) -> Result<C, E> {
-        let mut chunks = lock(&self.chunks);
+        let mut chunks = lock(&self.state);
         loop {
-            let is_idle = match chunks.back.front().map(C::is_idle).transpose() {
+            let is_idle = match chunks.returned.front().map(C::is_idle).transpose() {
                 Ok(is_idle) => is_idle,
                 Err(fault) => {
                     // Nobody will ever know: it is none any more, and others need not fail because of it.
-                    let unknown = chunks.back.pop_front();
+                    let unknown = chunks.returned.pop_front();
                     drop(chunks);
                     drop(unknown);
-                    self.lost();
+                    self.note_lost();
                     return Err(fault.into());
                 }
             };
-            let may_make = chunks.made < chunks.most;
+            let may_make = chunks.allocated < chunks.capacity;
             if is_idle == Some(true) || (is_idle.is_some() && !may_make) {
-                let Some(first) = chunks.back.pop_front() else { continue };
+                let Some(first) = chunks.returned.pop_front() else { continue };
                 drop(chunks);
                 // Outside the lock: others come and go meanwhile.
                 return first.wait().map(|()| first).map_err(|fault| {
-                    self.lost();
+                    self.note_lost();
                     fault.into()
                 });
             }
             if may_make {
-                chunks.made += 1;
+                chunks.allocated += 1;
                 drop(chunks);
                 let fault = match make() {
                     Ok(made) => return Ok(made),
                     Err(fault) => fault,
                 };
                 // In one step, or two who fail could each go on trying because of the other.
-                chunks = lock(&self.chunks);
-                chunks.made -= 1;
-                self.more.notify_all();
-                if chunks.made == 0 {
+                chunks = lock(&self.state);
+                chunks.allocated -= 1;
+                self.available.notify_all();
+                if chunks.allocated == 0 {
                     return Err(fault);
                 }
-                chunks.most = chunks.made;
+                chunks.capacity = chunks.allocated;
                 continue;
             }
-            chunks = wait(&self.more, chunks);
+            chunks = wait(&self.available, chunks);
         }
     }
 
     /// Takes a chunk back.
-    pub fn give(&self, chunk: C) {
-        lock(&self.chunks).back.push_back(chunk);
-        self.more.notify_one();
+    pub fn give_back(&self, chunk: C) {
+        lock(&self.state).returned.push_back(chunk);
+        self.available.notify_one();
     }
 
     /// Lets go of those that nobody has and that are idle, until there are no more than `keep`. Each counts until
     /// it has been ended: no other is made in its place before.
     pub fn shrink(&self, keep: usize, mut end: impl FnMut(C)) {
-        let mut chunks = lock(&self.chunks);
-        while chunks.made > keep && matches!(chunks.back.front().map(C::is_idle), Some(Ok(true))) {
-            let Some(first) = chunks.back.pop_front() else { break };
+        let mut chunks = lock(&self.state);
+        while chunks.allocated > keep
+            && matches!(chunks.returned.front().map(C::is_idle), Some(Ok(true)))
+        {
+            let Some(first) = chunks.returned.pop_front() else { break };
             drop(chunks);
             // Outside the lock: others come and go meanwhile.
             end(first);
-            chunks = lock(&self.chunks);
-            chunks.made -= 1;
+            chunks = lock(&self.state);
+            chunks.allocated -= 1;
         }
-        chunks.most = chunks.limit;
-        self.more.notify_all();
+        chunks.capacity = chunks.limit;
+        self.available.notify_all();
     }
 
     /// Whether there are any, whoever has them.
     pub fn has_any(&self) -> bool {
-        lock(&self.chunks).made > 0
+        lock(&self.state).allocated > 0
     }
 
     /// One that was taken, or was to be made, is no more.
-    pub fn lost(&self) {
-        lock(&self.chunks).made -= 1;
-        self.more.notify_all();
+    pub fn note_lost(&self) {
+        lock(&self.state).allocated -= 1;
+        self.available.notify_all();
     }
 }

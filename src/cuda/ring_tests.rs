@@ -8,21 +8,21 @@ use proptest::prelude::*;
 use super::ring::{Chunk, Ring};
 
 /// Idle from a time on.
-struct Timed {
+struct TimedChunk {
     number: usize,
-    from: u32,
+    idle_at: u32,
     now: Rc<Cell<u32>>,
 }
 
-impl Chunk for Timed {
+impl Chunk for TimedChunk {
     type Fault = ();
 
     fn is_idle(&self) -> Result<bool, ()> {
-        Ok(self.from <= self.now.get())
+        Ok(self.idle_at <= self.now.get())
     }
 
     fn wait(&self) -> Result<(), ()> {
-        self.now.set(self.now.get().max(self.from));
+        self.now.set(self.now.get().max(self.idle_at));
         Ok(())
     }
 }
@@ -37,28 +37,28 @@ proptest! {
     ) {
         let now = Rc::new(Cell::new(0));
         let ring = Ring::new(most);
-        let (mut made, mut held) = (0, Vec::<Timed>::new());
+        let (mut made, mut held) = (0, Vec::<TimedChunk>::new());
         for (takes, later) in steps {
             if takes && held.len() < most {
                 let before = now.get();
                 let chunk = ring.take(|| {
                     made += 1;
-                    Ok::<_, ()>(Timed { number: made, from: 0, now: Rc::clone(&now) })
+                    Ok::<_, ()>(TimedChunk { number: made, idle_at: 0, now: Rc::clone(&now) })
                 }).unwrap();
-                prop_assert!(chunk.from <= now.get());
+                prop_assert!(chunk.idle_at <= now.get());
                 prop_assert!(now.get() == before || made == most);
                 prop_assert!(held.iter().all(|other| other.number != chunk.number));
                 prop_assert!(made <= most);
                 held.push(chunk);
             } else if let Some(mut chunk) = held.pop() {
-                chunk.from = now.get() + later;
-                ring.give(chunk);
+                chunk.idle_at = now.get() + later;
+                ring.give_back(chunk);
             }
         }
         // What is busy stays.
         let mut ended = 0;
         ring.shrink(0, |chunk| {
-            assert!(chunk.from <= now.get());
+            assert!(chunk.idle_at <= now.get());
             ended += 1;
         });
         now.set(u32::MAX);
@@ -69,10 +69,13 @@ proptest! {
 
 #[test]
 fn what_could_not_be_made_may_be_made_later() {
-    let ring = Ring::<Timed>::new(1);
-    assert!(ring.take(|| Err::<Timed, ()>(())).is_err());
+    let ring = Ring::<TimedChunk>::new(1);
+    assert!(ring.take(|| Err::<TimedChunk, ()>(())).is_err());
     let now = Rc::new(Cell::new(0));
-    assert!(ring.take(|| Ok::<_, ()>(Timed { number: 1, from: 0, now: Rc::clone(&now) })).is_ok());
+    assert!(
+        ring.take(|| Ok::<_, ()>(TimedChunk { number: 1, idle_at: 0, now: Rc::clone(&now) }))
+            .is_ok()
+    );
 }
 
 #[test]
@@ -85,14 +88,14 @@ fn where_no_more_can_be_made_those_that_there_are_go_round() {
         if tries.get() > 1 {
             Err(())
         } else {
-            Ok(Timed { number: 1, from: 0, now: Rc::clone(&now) })
+            Ok(TimedChunk { number: 1, idle_at: 0, now: Rc::clone(&now) })
         }
     };
     for round in 1..4 {
         let mut chunk = ring.take(one).unwrap();
-        assert!(chunk.from <= now.get());
-        chunk.from = now.get() + round;
-        ring.give(chunk);
+        assert!(chunk.idle_at <= now.get());
+        chunk.idle_at = now.get() + round;
+        ring.give_back(chunk);
     }
     // Once it could not be made it was not tried again.
     assert_eq!((tries.get(), now.get()), (2, 3));
@@ -102,9 +105,9 @@ fn where_no_more_can_be_made_those_that_there_are_go_round() {
 fn so_many_are_kept() {
     let now = Rc::new(Cell::new(0));
     let ring = Ring::new(4);
-    let timed = |number, from| Timed { number, from, now: Rc::clone(&now) };
+    let timed = |number, from| TimedChunk { number, idle_at: from, now: Rc::clone(&now) };
     let held: Vec<_> = (0..4).map(|n| ring.take(|| Ok::<_, ()>(timed(n, 0))).unwrap()).collect();
-    held.into_iter().for_each(|chunk| ring.give(chunk));
+    held.into_iter().for_each(|chunk| ring.give_back(chunk));
     let mut gone = Vec::new();
     ring.shrink(3, |chunk| gone.push(chunk.number));
     assert_eq!(gone, [0]);
@@ -113,9 +116,9 @@ fn so_many_are_kept() {
 
 #[test]
 fn what_is_let_go_of_counts_until_it_is_gone() {
-    let ring = Ring::<Timed>::new(1);
-    let timed = |number| Timed { number, from: 0, now: Rc::new(Cell::new(0)) };
-    ring.give(ring.take(|| Ok::<_, ()>(timed(0))).unwrap());
+    let ring = Ring::<TimedChunk>::new(1);
+    let timed = |number| TimedChunk { number, idle_at: 0, now: Rc::new(Cell::new(0)) };
+    ring.give_back(ring.take(|| Ok::<_, ()>(timed(0))).unwrap());
     ring.shrink(0, |_| assert!(ring.has_any()));
     assert!(!ring.has_any());
 }

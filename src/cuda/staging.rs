@@ -8,88 +8,93 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::loader::{self, BUFFER, Stage};
+use crate::loader::{self, BUFFER_BYTES, Sink};
 use crate::source::{self, OpenFile};
 
 use super::Error;
-use super::chunk_lease::Taken;
-use super::destination::Place;
-use super::gds::{OfLoad, Without};
-use super::memory::Pinned;
-use super::numa::Near;
+use super::chunk_lease::ChunkLease;
+use super::destination::DeviceDestination;
+use super::gds::{GdsFailure, GdsLoad};
+use super::memory::PinnedChunk;
+use super::numa::NumaAffinity;
 use super::ring::Ring;
-use super::stream::Stream;
+use super::stream::CudaStream;
 
 /// What a load to devices passes bytes through.
-pub struct Landing<'a> {
-    pub ring: &'a Ring<Pinned>,
+pub struct DeviceSink<'a> {
+    pub ring: &'a Ring<PinnedChunk>,
     /// Those that copy, one of each device.
-    pub streams: &'a [Arc<Stream>],
+    pub streams: &'a [Arc<CudaStream>],
     /// The way without the host's memory.
-    pub straight: OfLoad<'a>,
+    pub gds: GdsLoad<'a>,
     /// Where readers run.
-    pub near: Near,
+    pub numa: NumaAffinity,
 }
 
-impl Landing<'_> {
+impl DeviceSink<'_> {
     /// A chunk to fill. New ones are made in the context of the device that the first piece belongs to, and
     /// serve all.
-    fn taken(&self, pieces: &[(u64, Place)]) -> Result<Option<Taken<'_, Pinned>>, Error> {
+    fn lease(
+        &self,
+        pieces: &[(u64, DeviceDestination)],
+    ) -> Result<Option<ChunkLease<'_, PinnedChunk>>, Error> {
         let Some((_, first)) = pieces.first() else { return Ok(None) };
         let device = self.streams[first.stream].device();
-        Taken::from(self.ring, || device.pinned(BUFFER)).map(Some)
+        ChunkLease::take(self.ring, || device.allocate_pinned(BUFFER_BYTES)).map(Some)
     }
 }
 
-impl Stage<Place> for Landing<'_> {
-    fn memory(_: &mut Place) -> Option<&mut [u8]> {
+impl Sink<DeviceDestination> for DeviceSink<'_> {
+    fn host_memory(_: &mut DeviceDestination) -> Option<&mut [u8]> {
         None
     }
 
-    fn reads<R>(&self, work: impl FnOnce() -> R) -> R {
-        self.near.work(work)
+    fn run_reader<R>(&self, work: impl FnOnce() -> R) -> R {
+        self.numa.run(work)
     }
 
-    fn pass<W>(
+    fn stage<W>(
         &self,
         path: &Path,
         start: u64,
-        pieces: &mut [(u64, Place)],
+        pieces: &mut [(u64, DeviceDestination)],
         fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::Error>,
-    ) -> Result<Option<W>, loader::Error> {
-        let Some(mut taken) = self.taken(pieces).map_err(at(path))? else { return Ok(None) };
+    ) -> Result<Option<W>, loader::LoadError> {
+        let Some(mut taken) = self.lease(pieces).map_err(sink_error(path))? else {
+            return Ok(None);
+        };
         let Some(chunk) = taken.chunk() else { return Ok(None) };
         let filled = fill(chunk.bytes())?;
         if filled.is_some() {
             // SAFETY: whoever made the load gave its word for the addresses.
             #[allow(unsafe_code)]
-            unsafe { taken.copy(start, pieces, self.streams) }.map_err(at(path))?;
+            unsafe { taken.copy_out(start, pieces, self.streams) }.map_err(sink_error(path))?;
         }
         Ok(filled)
     }
 
-    fn straight(
+    fn read_to_device(
         &self,
         path: &Path,
         file: &OpenFile,
         range: &Range<u64>,
-        pieces: &mut [(u64, Place)],
-    ) -> Result<bool, loader::Error> {
+        pieces: &mut [(u64, DeviceDestination)],
+    ) -> Result<bool, loader::LoadError> {
         // SAFETY: whoever made the load gave its word for the addresses.
         #[allow(unsafe_code)]
-        let read = unsafe { self.straight.read(file, range, pieces, self.streams) };
+        let read = unsafe { self.gds.read(file, range, pieces, self.streams) };
         match read {
             Ok(()) => Ok(true),
-            Err(Without::Missing(missing)) => {
-                self.straight.is_missing(missing);
+            Err(GdsFailure::Unavailable(missing)) => {
+                self.gds.record_unavailable(missing);
                 Ok(false)
             }
-            Err(Without::Source(error)) => Err(error.into()),
-            Err(Without::Fault(error)) => Err(at(path)(error)),
+            Err(GdsFailure::Source(error)) => Err(error.into()),
+            Err(GdsFailure::Device(error)) => Err(sink_error(path)(error)),
         }
     }
 }
 
-fn at(path: &Path) -> impl Fn(Error) -> loader::Error {
-    move |fault| loader::Error::Stage { path: path.to_path_buf(), fault: Box::new(fault) }
+fn sink_error(path: &Path) -> impl Fn(Error) -> loader::LoadError {
+    move |fault| loader::LoadError::Sink { path: path.to_path_buf(), fault: Box::new(fault) }
 }

@@ -9,15 +9,15 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use super::Error;
-use super::driver::{Device, Handle};
+use super::driver::{Device, DriverHandle};
 
 impl Device {
     /// A stream of its own, which waits for no other that it is not told to.
-    pub fn stream(self: &Arc<Self>) -> Result<Stream, Error> {
+    pub fn create_stream(self: &Arc<Self>) -> Result<CudaStream, Error> {
         let _entered = self.enter()?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(|e| self.fault("cuStreamCreate", e))?;
-        Ok(Stream { device: Arc::clone(self), stream: Handle(stream), is_ours: true })
+            .map_err(|e| self.driver_error("cuStreamCreate", e))?;
+        Ok(CudaStream { device: Arc::clone(self), stream: DriverHandle(stream), is_owned: true })
     }
 
     /// Somebody else's stream, by its handle as a number: torch's `cuda_stream`; 0 is the device's default.
@@ -25,64 +25,64 @@ impl Device {
     /// # Safety
     ///
     /// It must be a stream of this device, and live as long as this is used.
-    pub unsafe fn stream_of(self: &Arc<Self>, handle: usize) -> Stream {
-        let stream = Handle(handle as sys::CUstream);
-        Stream { device: Arc::clone(self), stream, is_ours: false }
+    pub unsafe fn stream_from_raw(self: &Arc<Self>, handle: usize) -> CudaStream {
+        let stream = DriverHandle(handle as sys::CUstream);
+        CudaStream { device: Arc::clone(self), stream, is_owned: false }
     }
 
-    fn event(self: &Arc<Self>) -> Result<Event, Error> {
+    fn create_event(self: &Arc<Self>) -> Result<CudaEvent, Error> {
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
-            .map_err(|e| self.fault("cuEventCreate", e))?;
-        Ok(Event { device: Arc::clone(self), event: Handle(event) })
+            .map_err(|e| self.driver_error("cuEventCreate", e))?;
+        Ok(CudaEvent { device: Arc::clone(self), event: DriverHandle(event) })
     }
 }
 
 /// Work for a device, done in the order in which it was given.
 #[derive(Debug)]
-pub struct Stream {
+pub struct CudaStream {
     device: Arc<Device>,
-    stream: Handle<sys::CUstream>,
-    is_ours: bool,
+    stream: DriverHandle<sys::CUstream>,
+    is_owned: bool,
 }
 
-impl Stream {
+impl CudaStream {
     /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
     /// What it was given so far, as an event.
-    pub fn mark(&self) -> Result<Event, Error> {
+    pub fn record_event(&self) -> Result<CudaEvent, Error> {
         let _entered = self.device.enter()?;
-        let event = self.device.event()?;
+        let event = self.device.create_event()?;
         // SAFETY: both live here.
         unsafe { result::event::record(event.event.0, self.stream.0) }
-            .map_err(|e| self.device.fault("cuEventRecord", e))?;
+            .map_err(|e| self.device.driver_error("cuEventRecord", e))?;
         Ok(event)
     }
 
     /// What it is given from now on waits for an event. Nobody else does.
-    pub fn wait_for(&self, event: &Event) -> Result<(), Error> {
+    pub fn wait_event(&self, event: &CudaEvent) -> Result<(), Error> {
         let _entered = self.device.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both live here; the driver keeps what it needs of the event.
         unsafe { result::stream::wait_event(self.stream.0, event.event.0, flags) }
-            .map_err(|e| self.device.fault("cuStreamWaitEvent", e))
+            .map_err(|e| self.device.driver_error("cuStreamWaitEvent", e))
     }
 
     /// Whether all that it was given is done. Waits for nothing.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         let Ok(_entered) = self.device.enter() else { return false };
         // SAFETY: it lives here.
         unsafe { sys::cuStreamQuery(self.stream.0) }.result().is_ok()
     }
 
     /// Waits until all that it was given is done.
-    pub fn finish(&self) -> Result<(), Error> {
+    pub fn synchronize(&self) -> Result<(), Error> {
         let _entered = self.device.enter()?;
         // SAFETY: it lives here.
         unsafe { result::stream::synchronize(self.stream.0) }
-            .map_err(|e| self.device.fault("cuStreamSynchronize", e))
+            .map_err(|e| self.device.driver_error("cuStreamSynchronize", e))
     }
 
     /// Has bytes of a chunk copied to an address of the device, some time from now. Until then the chunk must
@@ -91,11 +91,11 @@ impl Stream {
     /// # Safety
     ///
     /// As many bytes at that address must be the caller's until this is done.
-    pub(super) unsafe fn copy(&self, from: &[u8], to: u64) -> Result<(), Error> {
+    pub(super) unsafe fn copy_from_host(&self, from: &[u8], to: u64) -> Result<(), Error> {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's word for the address; the bytes are of a chunk, which waits for the mark.
         unsafe { result::memcpy_htod_async(to, from, self.stream.0) }
-            .map_err(|e| self.device.fault("cuMemcpyHtoDAsync", e))
+            .map_err(|e| self.device.driver_error("cuMemcpyHtoDAsync", e))
     }
 
     /// The same out of a chunk on the device.
@@ -103,17 +103,22 @@ impl Stream {
     /// # Safety
     ///
     /// So many bytes at both addresses, of this device, must be the caller's until this is done.
-    pub(super) unsafe fn copy_within(&self, from: u64, len: usize, to: u64) -> Result<(), Error> {
+    pub(super) unsafe fn copy_on_device(
+        &self,
+        from: u64,
+        len: usize,
+        to: u64,
+    ) -> Result<(), Error> {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's word for both.
         unsafe { result::memcpy_dtod_async(to, from, len, self.stream.0) }
-            .map_err(|e| self.device.fault("cuMemcpyDtoDAsync", e))
+            .map_err(|e| self.device.driver_error("cuMemcpyDtoDAsync", e))
     }
 }
 
-impl Drop for Stream {
+impl Drop for CudaStream {
     fn drop(&mut self) {
-        if self.is_ours
+        if self.is_owned
             && let Ok(_entered) = self.device.enter()
         {
             // SAFETY: it was made here and nobody else has it. Its work goes on to the end.
@@ -124,20 +129,20 @@ impl Drop for Stream {
 
 /// A point in the work of a stream.
 #[derive(Debug)]
-pub struct Event {
+pub struct CudaEvent {
     device: Arc<Device>,
-    event: Handle<sys::CUevent>,
+    event: DriverHandle<sys::CUevent>,
 }
 
-impl Event {
+impl CudaEvent {
     /// Whether the work before it is done.
-    pub fn is_over(&self) -> Result<bool, Error> {
+    pub fn is_done(&self) -> Result<bool, Error> {
         let _entered = self.device.enter()?;
         // SAFETY: it lives here.
         match unsafe { result::event::query(self.event.0) } {
             Ok(()) => Ok(true),
             Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            Err(e) => Err(self.device.fault("cuEventQuery", e)),
+            Err(e) => Err(self.device.driver_error("cuEventQuery", e)),
         }
     }
 
@@ -146,11 +151,11 @@ impl Event {
         let _entered = self.device.enter()?;
         // SAFETY: it lives here.
         unsafe { result::event::synchronize(self.event.0) }
-            .map_err(|e| self.device.fault("cuEventSynchronize", e))
+            .map_err(|e| self.device.driver_error("cuEventSynchronize", e))
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         if let Ok(_entered) = self.device.enter() {
             // SAFETY: it was made here and nobody else has it.

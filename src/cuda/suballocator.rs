@@ -7,40 +7,40 @@
 use std::sync::Arc;
 
 use super::driver::Device;
-use super::zero_copy::Shared;
-use super::{Error, Memory};
+use super::zero_copy::SharedMemory;
+use super::{DeviceMemory, Error};
 
 /// From here on a tensor has memory of its own; smaller ones share blocks of no more than [`BLOCK`].
-const LARGE: usize = 1 << 20;
+const MIN_OWN_BLOCK_BYTES: usize = 1 << 20;
 
 /// What one small tensor keeps alive at the most.
-const BLOCK: usize = 4 << 20;
+const MAX_SHARED_BLOCK_BYTES: usize = 4 << 20;
 
 /// Where pieces begin: as kernels expect of memory of a device.
-const ALIGNMENT: usize = 256;
+const ALIGNMENT_BYTES: usize = 256;
 
 /// Memory of a device, or, of one that has none of its own, of the host and the device.
 #[derive(Debug)]
-enum Block {
-    There(Memory),
-    Shared(Shared),
+enum DeviceBlock {
+    Device(DeviceMemory),
+    Shared(SharedMemory),
 }
 
 /// The memory of one tensor on a device.
 #[derive(Clone, Debug)]
-pub struct Piece {
-    block: Arc<Block>,
+pub struct DeviceSlice {
+    block: Arc<DeviceBlock>,
     start: usize,
     len: usize,
 }
 
-impl Piece {
+impl DeviceSlice {
     /// Its address on the device.
-    pub fn at(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.start as u64
             + match &*self.block {
-                Block::There(memory) => memory.at(),
-                Block::Shared(memory) => memory.at(),
+                DeviceBlock::Device(memory) => memory.address(),
+                DeviceBlock::Shared(memory) => memory.address(),
             }
     }
 
@@ -57,49 +57,49 @@ impl Piece {
     /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         match &*self.block {
-            Block::There(memory) => memory.device(),
-            Block::Shared(memory) => memory.device(),
+            DeviceBlock::Device(memory) => memory.device(),
+            DeviceBlock::Shared(memory) => memory.device(),
         }
     }
 
     /// A copy of its bytes on the host.
     pub fn to_host(&self) -> Result<Vec<u8>, Error> {
         match &*self.block {
-            Block::There(memory) => memory.to_host_from(self.start, self.len),
-            Block::Shared(memory) => memory.copied(self.start, self.len),
+            DeviceBlock::Device(memory) => memory.copy_part_to_host(self.start, self.len),
+            DeviceBlock::Shared(memory) => memory.copy_part_to_host(self.start, self.len),
         }
     }
 
     /// Where its bytes are on the host, if they are there.
-    pub(super) fn here(&self) -> Option<*mut [u8]> {
+    pub(super) fn host_bytes(&self) -> Option<*mut [u8]> {
         match &*self.block {
-            Block::There(_) => None,
-            Block::Shared(memory) => Some(memory.part(self.start, self.len)),
+            DeviceBlock::Device(_) => None,
+            DeviceBlock::Shared(memory) => Some(memory.host_part(self.start, self.len)),
         }
     }
 }
 
 impl Device {
     /// Memory of each length.
-    pub fn pieces(self: &Arc<Self>, lengths: &[usize]) -> Result<Vec<Piece>, Error> {
+    pub fn allocate_slices(self: &Arc<Self>, lengths: &[usize]) -> Result<Vec<DeviceSlice>, Error> {
         let mut pieces = Vec::with_capacity(lengths.len());
         let mut rest = lengths;
         while let Some(&first) = rest.first() {
-            let count = if first >= LARGE { 1 } else { together(rest) };
+            let count = if first >= MIN_OWN_BLOCK_BYTES { 1 } else { count_in_block(rest) };
             let (here, others) = rest.split_at(count);
             let starts = here.iter().scan(0, |end, len| {
                 let start = *end;
-                *end += len.next_multiple_of(ALIGNMENT);
+                *end += len.next_multiple_of(ALIGNMENT_BYTES);
                 Some(start)
             });
             let starts: Vec<usize> = starts.collect();
             let size = starts.last().zip(here.last()).map_or(0, |(start, len)| start + len);
             let block = Arc::new(match self.is_integrated() && size > 0 {
-                true => Block::Shared(self.shared(size)?),
-                false => Block::There(self.memory(size)?),
+                true => DeviceBlock::Shared(self.allocate_shared(size)?),
+                false => DeviceBlock::Device(self.allocate(size)?),
             });
             let made = starts.into_iter().zip(here);
-            pieces.extend(made.map(|(start, &len)| Piece {
+            pieces.extend(made.map(|(start, &len)| DeviceSlice {
                 block: Arc::clone(&block),
                 start,
                 len,
@@ -111,11 +111,11 @@ impl Device {
 }
 
 /// How many of the first lengths share a block.
-fn together(lengths: &[usize]) -> usize {
+fn count_in_block(lengths: &[usize]) -> usize {
     let mut size = 0;
     let fits = |len: &&usize| {
-        size += len.next_multiple_of(ALIGNMENT);
-        **len < LARGE && size <= BLOCK
+        size += len.next_multiple_of(ALIGNMENT_BYTES);
+        **len < MIN_OWN_BLOCK_BYTES && size <= MAX_SHARED_BLOCK_BYTES
     };
     lengths.iter().take_while(fits).count().max(1)
 }

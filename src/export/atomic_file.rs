@@ -11,51 +11,57 @@ use rustix::io::Errno;
 use super::{Error, temp_name};
 
 /// What `open` gives a new file before the umask.
-const NEW_FILE: u32 = 0o666;
+const NEW_FILE_MODE: u32 = 0o666;
 
 /// A file being written. Dropped before it is published, it is gone.
 #[derive(Debug)]
-pub struct NewFile {
+pub struct AtomicFile {
     file: File,
     path: PathBuf,
     directory: PathBuf,
     /// The hidden name that it has, if it has one: until it is complete where the filesystem has no files
     /// without a name, else while it takes the place of another.
-    part: Option<PathBuf>,
+    temp_path: Option<PathBuf>,
     replace: bool,
 }
 
-impl NewFile {
+impl AtomicFile {
     /// Starts a file that is to be called `path`, and removes what a process that was killed left of it.
-    pub fn create(path: &Path, replace: bool) -> Result<NewFile, Error> {
-        NewFile::create_by(path, replace, nameless)
+    pub fn create(path: &Path, replace: bool) -> Result<AtomicFile, Error> {
+        AtomicFile::create_with(path, replace, open_unnamed)
     }
 
-    fn create_by(
+    fn create_with(
         path: &Path,
         replace: bool,
         nameless: impl Fn(&Path) -> Option<OwnedFd>,
-    ) -> Result<NewFile, Error> {
-        let path = &place_of(path, replace)?;
+    ) -> Result<AtomicFile, Error> {
+        let path = &target_path(path, replace)?;
         let directory = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
             _ => PathBuf::from("."),
         };
-        temp_name::sweep(&temp_name::name_for(path));
+        temp_name::remove_stale(&temp_name::name_for(path));
         let (fd, part) = match nameless(&directory) {
             Some(fd) => {
-                temp_name::hold(&fd);
+                temp_name::try_lock(&fd);
                 (fd, None)
             }
             None => {
-                let mode = Mode::from_raw_mode(NEW_FILE);
-                let claim = |part: &Path| temp_name::claimed(part, mode);
-                hide(path, claim, |part| temp_name::made(part, mode))
+                let mode = Mode::from_raw_mode(NEW_FILE_MODE);
+                let claim = |part: &Path| temp_name::create_locked(part, mode);
+                claim_temp_name(path, claim, |part| temp_name::create(part, mode))
                     .map(|(fd, part)| (fd, Some(part)))
                     .map_err(|e| Error::io(path, "create it", e))?
             }
         };
-        Ok(NewFile { file: File::from(fd), path: path.to_path_buf(), directory, part, replace })
+        Ok(AtomicFile {
+            file: File::from(fd),
+            path: path.to_path_buf(),
+            directory,
+            temp_path: part,
+            replace,
+        })
     }
 
     /// The file, to write to.
@@ -76,7 +82,7 @@ impl NewFile {
             if rustix::process::geteuid().is_root() { stat.f_bfree } else { stat.f_bavail };
         let free = blocks.saturating_mul(stat.f_frsize);
         if stat.f_blocks != 0 && needs > free {
-            return Err(Error::NoRoom { path: self.path.clone(), needs, free });
+            return Err(Error::NoSpace { path: self.path.clone(), needs, free });
         }
         Ok(())
     }
@@ -88,13 +94,13 @@ impl NewFile {
 
     /// Gives the file its name, in one step.
     pub fn publish(mut self) -> Result<(), Error> {
-        match (&self.part, self.replace) {
-            (None, false) => self.link(&self.path).map_err(|e| self.naming(e.into()))?,
+        match (&self.temp_path, self.replace) {
+            (None, false) => self.link(&self.path).map_err(|e| self.naming_error(e.into()))?,
             (None, true) => {
                 let link = |part: &Path| self.link(part);
-                let ((), part) = hide(&self.path, |part| link(part).map(Some), link)
-                    .map_err(|e| self.naming(e.into()))?;
-                self.part = Some(part);
+                let ((), part) = claim_temp_name(&self.path, |part| link(part).map(Some), link)
+                    .map_err(|e| self.naming_error(e.into()))?;
+                self.temp_path = Some(part);
                 self.rename(RenameFlags::empty())?;
             }
             (Some(_), true) => self.rename(RenameFlags::empty())?,
@@ -103,8 +109,8 @@ impl NewFile {
                     if source.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
                 {
                     // A filesystem without that flag: a link refuses an existing name as well.
-                    let part = self.part.clone().unwrap_or_default();
-                    std::fs::hard_link(&part, &self.path).map_err(|e| self.naming(e))?;
+                    let part = self.temp_path.clone().unwrap_or_default();
+                    std::fs::hard_link(&part, &self.path).map_err(|e| self.naming_error(e))?;
                 }
                 renamed => renamed?,
             },
@@ -122,14 +128,14 @@ impl NewFile {
     }
 
     fn rename(&mut self, flags: RenameFlags) -> Result<(), Error> {
-        let part = self.part.clone().unwrap_or_default();
+        let part = self.temp_path.clone().unwrap_or_default();
         rustix::fs::renameat_with(CWD, &part, CWD, &self.path, flags)
-            .map_err(|e| self.naming(e.into()))?;
-        self.part = None;
+            .map_err(|e| self.naming_error(e.into()))?;
+        self.temp_path = None;
         Ok(())
     }
 
-    fn naming(&self, error: io::Error) -> Error {
+    fn naming_error(&self, error: io::Error) -> Error {
         match error.kind() {
             io::ErrorKind::AlreadyExists => Error::Exists { path: self.path.clone() },
             _ => Error::io(&self.path, "give it its name", error),
@@ -137,9 +143,9 @@ impl NewFile {
     }
 }
 
-impl Drop for NewFile {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
-        if let Some(part) = self.part.take() {
+        if let Some(part) = self.temp_path.take() {
             let _ = std::fs::remove_file(part);
         }
     }
@@ -147,16 +153,16 @@ impl Drop for NewFile {
 
 /// A file without a name: not even a killed process leaves one behind. It gets its name through
 /// /proc, which must be there for it.
-fn nameless(directory: &Path) -> Option<OwnedFd> {
+fn open_unnamed(directory: &Path) -> Option<OwnedFd> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(directory, flags, Mode::from_raw_mode(NEW_FILE)).ok()?;
+    let fd = rustix::fs::open(directory, flags, Mode::from_raw_mode(NEW_FILE_MODE)).ok()?;
     let linkable = Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd())).is_symlink();
     linkable.then_some(fd)
 }
 
 /// What `claim` makes of the hidden name that goes with `path`, and the name; or, where somebody who lives has
 /// that, `make` of a name of its own.
-fn hide<T>(
+fn claim_temp_name<T>(
     path: &Path,
     claim: impl Fn(&Path) -> Result<Option<T>, Errno>,
     make: impl Fn(&Path) -> Result<T, Errno>,
@@ -165,13 +171,13 @@ fn hide<T>(
     loop {
         match claim(&wanted) {
             Ok(Some(made)) => return Ok((made, wanted)),
-            Err(Errno::EXIST) if temp_name::sweep(&wanted) => {}
+            Err(Errno::EXIST) if temp_name::remove_stale(&wanted) => {}
             Ok(None) | Err(Errno::EXIST) => break,
             Err(error) => return Err(error),
         }
     }
     loop {
-        let name = temp_name::name_of_its_own(path);
+        let name = temp_name::unique_name(path);
         match make(&name) {
             Err(Errno::EXIST) => {}
             made => return made.map(|made| (made, name)),
@@ -181,10 +187,10 @@ fn hide<T>(
 
 /// Where the file is to be: what a link leads to, if it is one that is replaced. Refuses a name that
 /// could not be given in the end.
-fn place_of(path: &Path, replace: bool) -> Result<PathBuf, Error> {
+fn target_path(path: &Path, replace: bool) -> Result<PathBuf, Error> {
     let named_as_directory = path.as_os_str().as_encoded_bytes().ends_with(b"/");
     if path.file_name().is_none() || named_as_directory {
-        return Err(Error::Directory { path: path.to_path_buf() });
+        return Err(Error::IsDirectory { path: path.to_path_buf() });
     }
     let found = match std::fs::symlink_metadata(path) {
         Ok(found) => found,
@@ -192,7 +198,7 @@ fn place_of(path: &Path, replace: bool) -> Result<PathBuf, Error> {
         Err(error) => return Err(Error::io(path, "create it", error)),
     };
     if found.is_dir() {
-        return Err(Error::Directory { path: path.to_path_buf() });
+        return Err(Error::IsDirectory { path: path.to_path_buf() });
     }
     if !replace {
         return Err(Error::Exists { path: path.to_path_buf() });
@@ -200,10 +206,10 @@ fn place_of(path: &Path, replace: bool) -> Result<PathBuf, Error> {
     if found.is_symlink() {
         let real =
             std::fs::canonicalize(path).map_err(|e| Error::io(path, "follow the link", e))?;
-        return place_of(&real, replace);
+        return target_path(&real, replace);
     }
     if !found.is_file() {
-        return Err(Error::NotAFile { path: path.to_path_buf() });
+        return Err(Error::NotRegularFile { path: path.to_path_buf() });
     }
     Ok(path.to_path_buf())
 }
@@ -220,11 +226,11 @@ mod tests {
     }
 
     /// Filesystems with and without nameless files.
-    fn both(test: impl Fn(&Path, &dyn Fn(&Path, bool) -> Result<NewFile, Error>)) {
-        let kinds: [fn(&Path) -> Option<OwnedFd>; 2] = [nameless, |_| None];
+    fn both(test: impl Fn(&Path, &dyn Fn(&Path, bool) -> Result<AtomicFile, Error>)) {
+        let kinds: [fn(&Path) -> Option<OwnedFd>; 2] = [open_unnamed, |_| None];
         for kind in kinds {
             let folder = tempfile::tempdir().unwrap();
-            test(folder.path(), &|path, replace| NewFile::create_by(path, replace, kind));
+            test(folder.path(), &|path, replace| AtomicFile::create_with(path, replace, kind));
         }
     }
 
@@ -277,13 +283,13 @@ mod tests {
             }
             // Left while it was written, as by one that is killed when it takes the name.
             let new = create(&path, true).unwrap();
-            if new.part.is_none() {
+            if new.temp_path.is_none() {
                 std::fs::write(&part, "left").unwrap();
             }
             new.publish().unwrap();
             assert_eq!(names(folder), ["out"]);
             let held = File::create(&part).unwrap();
-            assert!(temp_name::hold(&held));
+            assert!(temp_name::try_lock(&held));
             create(&path, true).unwrap().publish().unwrap();
             drop(create(&path, true).unwrap());
             assert_eq!(names(folder).len(), 2);

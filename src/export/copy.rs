@@ -5,19 +5,23 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::copy_file_range;
 use rustix::io::Errno;
 
-use crate::image::{Reader, Segment, SegmentBytes};
+use crate::image::{Reader, Segment, SegmentSource};
 use crate::source::OpenFile;
 
-use super::{Error, NewFile, Progress};
+use super::{AtomicFile, Error, Progress};
 
 /// Bytes between two looks at whether to stop; a tenth of a second at the speed of a disk.
-const STEP: u64 = 64 << 20;
+const STEP_BYTES: u64 = 64 << 20;
 
 /// Bytes gathered at a time. A transposed matrix is read in longer pieces the more is asked for.
-const BUFFER: u64 = 8 << 20;
+const BUFFER_BYTES: u64 = 8 << 20;
 
-pub fn copy(reader: &Reader, file: &NewFile, progress: &dyn Progress) -> Result<(), Error> {
-    let image = reader.image();
+pub fn copy_contents(
+    reader: &Reader,
+    file: &AtomicFile,
+    progress: &dyn Progress,
+) -> Result<(), Error> {
+    let image = reader.virtual_file();
     let mut buffer = Vec::new();
     // Whether this pair of filesystems copies inside the kernel; learnt at the first try.
     let mut in_kernel = true;
@@ -25,32 +29,34 @@ pub fn copy(reader: &Reader, file: &NewFile, progress: &dyn Progress) -> Result<
         let Segment { range, bytes } = segment;
         let mut at = range.start;
         while at < range.end {
-            if progress.stop() {
+            if progress.should_stop() {
                 return Err(Error::Stopped);
             }
             let source = match bytes {
-                SegmentBytes::Run { origin, offset } if in_kernel => {
+                SegmentSource::Run { origin, offset } if in_kernel => {
                     reader.file(origin).map(|source| (source, offset + (at - range.start)))
                 }
                 _ => None,
             };
             let left = range.end - at;
             let copied = match source {
-                Some((source, from)) => copy_inside(source, from, file, at, left.min(STEP))?,
+                Some((source, from)) => {
+                    copy_in_kernel(source, from, file, at, left.min(STEP_BYTES))?
+                }
                 None => None,
             };
             in_kernel &= source.is_none() || copied.is_some();
             let copied = match copied {
                 Some(copied) => copied,
                 None => {
-                    buffer.resize(left.min(BUFFER) as usize, 0);
+                    buffer.resize(left.min(BUFFER_BYTES) as usize, 0);
                     let read = reader.read_at(&mut buffer, at)?;
                     let write = file.file().write_all_at(&buffer[..read], at);
                     write.map_err(|e| Error::io(file.path(), "write it", e))?;
                     read as u64
                 }
             };
-            progress.wrote(copied);
+            progress.on_write(copied);
             at += copied;
         }
     }
@@ -58,10 +64,10 @@ pub fn copy(reader: &Reader, file: &NewFile, progress: &dyn Progress) -> Result<
 }
 
 /// Bytes copied inside the kernel; `None` where it cannot between these two files.
-fn copy_inside(
+fn copy_in_kernel(
     source: &OpenFile,
     from: u64,
-    to: &NewFile,
+    to: &AtomicFile,
     at: u64,
     len: u64,
 ) -> Result<Option<u64>, Error> {

@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use crate::image::{self, Reader};
 use crate::source;
 
-pub use atomic_file::NewFile;
+pub use atomic_file::AtomicFile;
 
 /// Why a file was not written. Whatever the reason, nothing is left of the attempt.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The image cannot be read.
     #[error(transparent)]
-    Image(#[from] image::Error),
+    VirtualFile(#[from] image::Error),
     /// There is something of that name.
     #[error("{path}: already exists")]
     Exists {
@@ -29,19 +29,19 @@ pub enum Error {
     },
     /// A directory has that name.
     #[error("{path}: is a directory")]
-    Directory {
+    IsDirectory {
         /// The directory.
         path: PathBuf,
     },
     /// A pipe, a socket or a device has that name.
     #[error("{path}: is not a regular file")]
-    NotAFile {
+    NotRegularFile {
         /// What has the name.
         path: PathBuf,
     },
     /// There is too little room.
     #[error("{path}: needs {needs} bytes, and {free} are free there")]
-    NoRoom {
+    NoSpace {
         /// The file.
         path: PathBuf,
         /// Bytes of the whole file.
@@ -72,10 +72,10 @@ impl Error {
     /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
-            Error::Image(error) => error.remedy(),
+            Error::VirtualFile(error) => error.remedy(),
             Error::Exists { .. } => "choose another name, or replace it with --force",
-            Error::Directory { .. } | Error::NotAFile { .. } => "give the name of a file",
-            Error::NoRoom { .. } => "make room, or choose another disk",
+            Error::IsDirectory { .. } | Error::NotRegularFile { .. } => "give the name of a file",
+            Error::NoSpace { .. } => "make room, or choose another disk",
             Error::Io { source, .. } => match source.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "make room, or choose another disk"
@@ -94,9 +94,9 @@ impl Error {
 /// What the writer tells, and asks, while it works.
 pub trait Progress {
     /// So many more bytes are written.
-    fn wrote(&self, bytes: u64);
+    fn on_write(&self, bytes: u64);
     /// Whether to give up.
-    fn stop(&self) -> bool;
+    fn should_stop(&self) -> bool;
 }
 
 /// Writes the whole image to `path`; replaces what is there only if told to.
@@ -106,14 +106,14 @@ pub fn export(
     replace: bool,
     progress: &dyn Progress,
 ) -> Result<(), Error> {
-    let size = reader.image().size();
-    let file = NewFile::create(path, replace)?;
+    let size = reader.virtual_file().size();
+    let file = AtomicFile::create(path, replace)?;
     file.require_room(size)?;
-    copy::copy(reader, &file, progress)?;
+    copy::copy_contents(reader, &file, progress)?;
     // The last look at the sources, after the last byte was taken from them.
     reader.check_all_unchanged()?;
     file.sync()?;
-    if progress.stop() {
+    if progress.should_stop() {
         return Err(Error::Stopped);
     }
     file.publish()
@@ -121,6 +121,6 @@ pub fn export(
 
 impl From<source::Error> for Error {
     fn from(error: source::Error) -> Self {
-        Error::Image(error.into())
+        Error::VirtualFile(error.into())
     }
 }

@@ -27,55 +27,55 @@ pub fn name_for(path: &Path) -> PathBuf {
 
 /// A hidden name beside a path that no other process, alive or dead, has used. Nobody knows of whom it is
 /// either, so that it stays if its process is killed.
-pub fn name_of_its_own(path: &Path) -> PathBuf {
+pub fn unique_name(path: &Path) -> PathBuf {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     path.with_file_name(format!(".ckptfs-{}-{now}.part", std::process::id()))
 }
 
 /// Says with a lock that a file has a living owner. Gives whether nobody else says so. Where there are no
 /// locks nobody has one, and what is there is never taken for a dead one's.
-pub fn hold(file: impl AsFd) -> bool {
+pub fn try_lock(file: impl AsFd) -> bool {
     flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
 }
 
 /// Makes a file of this hidden name.
-pub fn made(path: &Path, mode: Mode) -> Result<OwnedFd, Errno> {
+pub fn create(path: &Path, mode: Mode) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, mode)
 }
 
 /// The same, of a name that others look for: a file which is held. Nothing, if somebody takes it for a dead one's
 /// just then: it is theirs to remove.
-pub fn claimed(path: &Path, mode: Mode) -> Result<Option<OwnedFd>, Errno> {
-    let file = made(path, mode)?;
+pub fn create_locked(path: &Path, mode: Mode) -> Result<Option<OwnedFd>, Errno> {
+    let file = create(path, mode)?;
     // Whoever removes it has the lock first, and keeps it until it is gone.
-    let mine = hold(&file) && is_at(path, &file).unwrap_or(false);
+    let mine = try_lock(&file) && is_still_at(path, &file).unwrap_or(false);
     Ok(mine.then_some(file))
 }
 
 /// Removes what has this hidden name, if its owner is dead. Gives whether the name is free.
-pub fn sweep(path: &Path) -> bool {
-    match swept(path) {
+pub fn remove_stale(path: &Path) -> bool {
+    match try_remove_stale(path) {
         Ok(free) => free,
         Err(error) => error.kind() == io::ErrorKind::NotFound,
     }
 }
 
-fn swept(path: &Path) -> io::Result<bool> {
+fn try_remove_stale(path: &Path) -> io::Result<bool> {
     // What is no file is not even opened.
     if !std::fs::symlink_metadata(path)?.is_file() {
         return Ok(false);
     }
-    let file = opened(path)?;
+    let file = open_for_lock(path)?;
     // Two who found the same file: the second has the lock when the name is another file's, or nobody's.
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-    if is_at(path, &file)? {
+    if is_still_at(path, &file)? {
         std::fs::remove_file(path)?;
     }
     Ok(true)
 }
 
-fn opened(path: &Path) -> Result<OwnedFd, Errno> {
+fn open_for_lock(path: &Path) -> Result<OwnedFd, Errno> {
     let how = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     // A network's filesystem may give the lock only to who may write.
     match rustix::fs::open(path, OFlags::RDWR | how, Mode::empty()) {
@@ -85,7 +85,7 @@ fn opened(path: &Path) -> Result<OwnedFd, Errno> {
 }
 
 /// Whether it is a regular file, and still that of this name.
-fn is_at(path: &Path, file: &OwnedFd) -> io::Result<bool> {
+fn is_still_at(path: &Path, file: &OwnedFd) -> io::Result<bool> {
     let held = std::fs::File::from(file.try_clone()?).metadata()?;
     let there = std::fs::symlink_metadata(path)?;
     let place = |of: &Metadata| (of.dev(), of.ino());
@@ -110,17 +110,17 @@ mod tests {
     fn only_a_file_whose_owner_is_dead_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
-        assert!(sweep(&path));
+        assert!(remove_stale(&path));
         let held = File::create(&path).unwrap();
-        assert!(hold(&held));
-        assert!(!sweep(&path) && path.exists());
+        assert!(try_lock(&held));
+        assert!(!remove_stale(&path) && path.exists());
         drop(held);
-        assert!(sweep(&path) && !path.exists());
+        assert!(remove_stale(&path) && !path.exists());
         std::os::unix::fs::symlink(folder.path(), &path).unwrap();
-        assert!(!sweep(&path));
+        assert!(!remove_stale(&path));
         std::fs::remove_file(&path).unwrap();
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RWXU).unwrap();
-        assert!(!sweep(&path) && path.exists());
+        assert!(!remove_stale(&path) && path.exists());
     }
 
     #[test]
@@ -128,10 +128,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         let mode = Mode::from_raw_mode(0o666);
-        let held = claimed(&path, mode).unwrap();
-        assert!(held.is_some() && !sweep(&path));
-        assert_eq!(claimed(&path, mode).unwrap_err(), Errno::EXIST);
+        let held = create_locked(&path, mode).unwrap();
+        assert!(held.is_some() && !remove_stale(&path));
+        assert_eq!(create_locked(&path, mode).unwrap_err(), Errno::EXIST);
         drop(held);
-        assert!(sweep(&path));
+        assert!(remove_stale(&path));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{self, Refused};
+use crate::checkpoint::{self, RefusedEntry};
 use crate::source;
 
 /// An image that cannot be laid out or read.
@@ -39,8 +39,8 @@ pub enum Error {
 }
 
 impl Error {
-    pub(super) fn refused(path: PathBuf, refused: Vec<Refused>) -> Self {
-        Error::Refused(Box::new(checkpoint::Error::Refused { path, refused }))
+    pub(super) fn from_refused(path: PathBuf, refused: Vec<RefusedEntry>) -> Self {
+        Error::Refused(Box::new(checkpoint::Error::RefusedEntries { path, refused }))
     }
 
     /// The file or directory at fault.

@@ -6,49 +6,50 @@ use crate::checkpoint::{MAX_HEADER, Tensor};
 
 /// The data starts at a multiple of this: readers that bypass the page cache, and mappings, then
 /// meet aligned data. The format lets the header be filled up with spaces, and nothing else.
-pub const DATA_ALIGNMENT: usize = 4096;
+pub const DATA_ALIGNMENT_BYTES: usize = 4096;
 
 /// Bytes of the length in front.
-const LENGTH: usize = 8;
+const LENGTH_BYTES: usize = 8;
 
 /// The whole header, its length first; `None` if it would be longer than readers take. `starts` are the tensors' starts in the data, and the end.
-pub fn write(
+pub fn encode_header(
     tensors: &[Tensor],
     starts: &[u64],
     metadata: &BTreeMap<String, String>,
 ) -> Option<Vec<u8>> {
-    let mut header = vec![0; LENGTH];
-    write_json(&mut header, tensors, starts, metadata).ok()?;
-    header.resize(header.len().next_multiple_of(DATA_ALIGNMENT), b' ');
-    let len = (header.len() - LENGTH) as u64;
-    header[..LENGTH].copy_from_slice(&len.to_le_bytes());
+    let mut header = vec![0; LENGTH_BYTES];
+    encode_json(&mut header, tensors, starts, metadata).ok()?;
+    header.resize(header.len().next_multiple_of(DATA_ALIGNMENT_BYTES), b' ');
+    let len = (header.len() - LENGTH_BYTES) as u64;
+    header[..LENGTH_BYTES].copy_from_slice(&len.to_le_bytes());
     (len <= MAX_HEADER).then_some(header)
 }
 
 /// A length that no header of some tensors passes, however their names have to be spelled.
 #[derive(Default)]
-pub struct Bound(u64);
+pub struct HeaderBound(u64);
 
-impl Bound {
+impl HeaderBound {
     /// One more tensor.
-    pub fn add(&mut self, tensor: &Tensor) {
+    pub fn add_tensor(&mut self, tensor: &Tensor) {
         // A character takes six bytes at the most, a number 20; the rest is what stands between them.
-        self.0 += spelled(&tensor.name) + 21 * tensor.shape.len() as u64 + 100;
+        self.0 += escaped_bytes(&tensor.name) + 21 * tensor.shape.len() as u64 + 100;
     }
 
     /// With the metadata, and everything around it.
-    pub fn with(&self, metadata: &BTreeMap<String, String>) -> u64 {
-        let pairs = metadata.iter().map(|(key, value)| spelled(key) + spelled(value) + 6);
-        self.0 + pairs.sum::<u64>() + (LENGTH + DATA_ALIGNMENT + 20) as u64
+    pub fn max_header_bytes(&self, metadata: &BTreeMap<String, String>) -> u64 {
+        let pairs =
+            metadata.iter().map(|(key, value)| escaped_bytes(key) + escaped_bytes(value) + 6);
+        self.0 + pairs.sum::<u64>() + (LENGTH_BYTES + DATA_ALIGNMENT_BYTES + 20) as u64
     }
 }
 
-fn spelled(text: &str) -> u64 {
+fn escaped_bytes(text: &str) -> u64 {
     6 * text.len() as u64
 }
 
 /// Writing to memory fails in one way: it is stopped where the header is longer than it can be.
-fn write_json(
+fn encode_json(
     out: &mut Vec<u8>,
     tensors: &[Tensor],
     starts: &[u64],
@@ -79,7 +80,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::checkpoint::{Bytes, Dtype, OriginId, Run};
+    use crate::checkpoint::{ByteRun, Dtype, OriginId, TensorBytes};
 
     proptest! {
         #[test]
@@ -88,7 +89,7 @@ mod tests {
             dims in prop::collection::vec(any::<u64>(), 0..9),
             metadata in prop::collection::btree_map(".*", "[\\x00-\\x20\"]*", 0..5),
         ) {
-            let bytes = Bytes::Run(Run { origin: OriginId(0), offset: 0, len: 0 });
+            let bytes = TensorBytes::Run(ByteRun { origin: OriginId(0), offset: 0, len: 0 });
             let tensor = |name: &String| Tensor {
                 name: name.as_str().into(),
                 dtype: Dtype::F8E4M3Fnuz,
@@ -97,10 +98,10 @@ mod tests {
             };
             let tensors: Vec<Tensor> = names.iter().map(tensor).collect();
             let starts = vec![u64::MAX; tensors.len() + 1];
-            let header = write(&tensors, &starts, &metadata).unwrap();
-            let mut bound = Bound::default();
-            tensors.iter().for_each(|tensor| bound.add(tensor));
-            prop_assert!(header.len() as u64 <= bound.with(&metadata));
+            let header = encode_header(&tensors, &starts, &metadata).unwrap();
+            let mut bound = HeaderBound::default();
+            tensors.iter().for_each(|tensor| bound.add_tensor(tensor));
+            prop_assert!(header.len() as u64 <= bound.max_header_bytes(&metadata));
         }
     }
 }

@@ -6,38 +6,38 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::checkpoint::{Bytes, Checkpoint, MAX_HEADER, Options, Origin, OriginId, Tensor};
-use crate::source::{File, Identity, State};
+use crate::checkpoint::{Checkpoint, MAX_HEADER, Options, Origin, OriginId, Tensor, TensorBytes};
+use crate::source::{File, FileIdentity, FileState};
 
-use super::{Error, Hash, Image, Piece, Written, header};
+use super::{Digest, Error, FileLayout, Image, LayoutPiece, header};
 
 /// Part of the identity: another way of laying out is another image.
 const LAYOUT_VERSION: u8 = 2;
 
 /// The most that a file can hold after any header.
-const MAX_DATA: u64 = i64::MAX as u64 - 2 * MAX_HEADER;
+const MAX_DATA_BYTES: u64 = i64::MAX as u64 - 2 * MAX_HEADER;
 
 pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
-    let files: Vec<Arc<File>> = checkpoint.files().cloned().collect();
+    let files: Vec<Arc<File>> = checkpoint.source_files().cloned().collect();
     let Checkpoint { path, origins, mut tensors, metadata, refused, options, .. } = checkpoint;
     if !refused.is_empty() {
         if !options.allow_partial {
-            return Err(Error::refused(path, refused));
+            return Err(Error::from_refused(path, refused));
         }
         if tensors.is_empty() {
             return Err(Error::Empty { path });
         }
     }
-    tensors.sort_by(|a, b| order(a).cmp(&order(b)));
+    tensors.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
     let mut starts = Vec::with_capacity(tensors.len() + 1);
     let mut end = 0u64;
-    let mut header = header::Bound::default();
+    let mut header = header::HeaderBound::default();
     for tensor in &tensors {
-        header.add(tensor);
+        header.add_tensor(tensor);
         starts.push(end);
         end = end
             .checked_add(tensor.bytes.len())
-            .filter(|&end| end <= MAX_DATA)
+            .filter(|&end| end <= MAX_DATA_BYTES)
             .ok_or_else(|| Error::TooLarge { path: path.clone() })?;
     }
     starts.push(end);
@@ -46,7 +46,8 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
     let mut metadata = metadata.unwrap_or_default();
     let states_format = metadata.contains_key("format");
     metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
-    if header.with(&metadata) > MAX_HEADER && header::write(&tensors, &starts, &metadata).is_none()
+    if header.max_header_bytes(&metadata) > MAX_HEADER
+        && header::encode_header(&tensors, &starts, &metadata).is_none()
     {
         return Err(Error::HeaderTooLong { path, limit: MAX_HEADER });
     }
@@ -54,79 +55,85 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
         tensors: tensors.into(),
         starts: starts.into(),
         origins: origins.into(),
-        files: files.into(),
+        source_files: files.into(),
         metadata,
-        states_metadata,
-        states_format,
+        source_has_metadata: states_metadata,
+        source_has_format: states_format,
         options,
-        written: OnceLock::new(),
-        weight: OnceLock::new(),
+        file_layout: OnceLock::new(),
+        memory_bytes: OnceLock::new(),
     })
 }
 
 /// What stands before the data of an image that was built.
-pub fn written(image: &Image) -> Written {
-    let Image { tensors, starts, files, metadata, options, .. } = image;
-    let header = header::write(tensors, starts, metadata).expect("one too long was refused");
-    let (piece_starts, pieces) = pieces(tensors, starts, header.len() as u64);
-    let layout = Hash::of(&header);
+pub fn lay_out(file: &Image) -> FileLayout {
+    let Image { tensors, starts, source_files: files, metadata, options, .. } = file;
+    let header =
+        header::encode_header(tensors, starts, metadata).expect("one too long was refused");
+    let (piece_starts, pieces) = merge_pieces(tensors, starts, header.len() as u64);
+    let layout = Digest::compute(&header);
     let identity = identity(layout, files, options);
-    Written { header: header.into(), piece_starts, pieces, layout, identity }
+    FileLayout { header: header.into(), piece_starts, pieces, layout_hash: layout, identity }
 }
 
 /// The image of a file as it is.
 pub fn plain(file: Arc<File>) -> Image {
     let size = file.identity().size;
-    let piece = Piece::Run { origin: OriginId(0), offset: 0 };
-    of_one_piece(piece, Arc::from([]), size, Box::new([file]))
+    let piece = LayoutPiece::Run { origin: OriginId(0), offset: 0 };
+    single_piece(piece, Arc::from([]), size, Box::new([file]))
 }
 
 /// The image of a file that is made of no source.
-pub fn made(bytes: Vec<u8>) -> Image {
-    of_one_piece(Piece::Header, bytes.into(), 0, Box::default())
+pub fn from_bytes(bytes: Vec<u8>) -> Image {
+    single_piece(LayoutPiece::Header, bytes.into(), 0, Box::default())
 }
 
-fn of_one_piece(piece: Piece, header: Arc<[u8]>, data: u64, files: Box<[Arc<File>]>) -> Image {
-    let (layout, options) = (Hash::of(&header), Options::default());
-    let written = Written {
+fn single_piece(
+    piece: LayoutPiece,
+    header: Arc<[u8]>,
+    data: u64,
+    files: Box<[Arc<File>]>,
+) -> Image {
+    let (layout, options) = (Digest::compute(&header), Options::default());
+    let written = FileLayout {
         header,
         piece_starts: Box::new([0]),
         pieces: Box::new([piece]),
-        layout,
+        layout_hash: layout,
         identity: identity(layout, &files, &options),
     };
     Image {
         tensors: Box::default(),
         starts: Box::new([data]),
         origins: files.iter().cloned().map(Origin::File).collect(),
-        files,
+        source_files: files,
         metadata: Default::default(),
-        states_metadata: false,
-        states_format: false,
+        source_has_metadata: false,
+        source_has_format: false,
         options,
-        written: written.into(),
-        weight: OnceLock::new(),
+        file_layout: written.into(),
+        memory_bytes: OnceLock::new(),
     }
 }
 
 /// What tensors are sorted by: the name settles what is left, so that there is one order.
-fn order(tensor: &Tensor) -> (std::cmp::Reverse<u32>, u32, u64, u64, &str) {
-    let (origin, first, span) = tensor.bytes.reach();
+fn sort_key(tensor: &Tensor) -> (std::cmp::Reverse<u32>, u32, u64, u64, &str) {
+    let (origin, first, span) = tensor.bytes.extent();
     (std::cmp::Reverse(tensor.dtype.bits()), origin.0, first, span, &tensor.name)
 }
 
-fn pieces(tensors: &[Tensor], starts: &[u64], data: u64) -> (Box<[u64]>, Box<[Piece]>) {
+fn merge_pieces(tensors: &[Tensor], starts: &[u64], data: u64) -> (Box<[u64]>, Box<[LayoutPiece]>) {
     let mut piece_starts = vec![0];
-    let mut pieces = vec![Piece::Header];
+    let mut pieces = vec![LayoutPiece::Header];
     for (place, (tensor, &start)) in tensors.iter().zip(starts).enumerate() {
         if tensor.bytes.is_empty() {
             continue;
         }
         let start = data + start;
         match &tensor.bytes {
-            Bytes::Run(run) => {
+            TensorBytes::Run(run) => {
                 let follows = match (pieces.last(), piece_starts.last()) {
-                    (Some(&Piece::Run { origin, offset }), Some(&before)) => {
+                    (Some(&LayoutPiece::Run { origin, offset }), Some(&before)) => {
                         origin == run.origin && offset + (start - before) == run.offset
                     }
                     _ => false,
@@ -134,16 +141,18 @@ fn pieces(tensors: &[Tensor], starts: &[u64], data: u64) -> (Box<[u64]>, Box<[Pi
                 if follows {
                     continue;
                 }
-                pieces.push(Piece::Run { origin: run.origin, offset: run.offset });
+                pieces.push(LayoutPiece::Run { origin: run.origin, offset: run.offset });
             }
-            Bytes::Grid(_) | Bytes::Swapped { .. } => pieces.push(Piece::Tensor(place as u32)),
+            TensorBytes::Grid(_) | TensorBytes::Swapped { .. } => {
+                pieces.push(LayoutPiece::Tensor(place as u32))
+            }
         }
         piece_starts.push(start);
     }
     (piece_starts.into(), pieces.into())
 }
 
-fn identity(layout: Hash, files: &[Arc<File>], options: &Options) -> Hash {
+fn identity(layout: Digest, files: &[Arc<File>], options: &Options) -> Digest {
     let Options { root_key, allow_partial, follow_symlinks } = options;
     let mut bytes = vec![LAYOUT_VERSION, u8::from(*allow_partial), u8::from(*follow_symlinks)];
     bytes.extend_from_slice(&layout.0);
@@ -152,8 +161,8 @@ fn identity(layout: Hash, files: &[Arc<File>], options: &Options) -> Hash {
     bytes.extend_from_slice(&(key.len() as u64).to_le_bytes());
     bytes.extend_from_slice(key.as_bytes());
     for file in files {
-        let State { identity, ctime, ctime_nsec } = file.state();
-        let Identity { dev, ino, size, mtime, mtime_nsec } = identity;
+        let FileState { identity, ctime, ctime_nsec } = file.state();
+        let FileIdentity { dev, ino, size, mtime, mtime_nsec } = identity;
         for number in [dev, ino, size, mtime as u64, ctime as u64] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
@@ -161,13 +170,13 @@ fn identity(layout: Hash, files: &[Arc<File>], options: &Options) -> Hash {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
     }
-    Hash::of(&bytes)
+    Digest::compute(&bytes)
 }
 
-impl Hash {
-    fn of(bytes: &[u8]) -> Hash {
+impl Digest {
+    fn compute(bytes: &[u8]) -> Digest {
         let mut hash = [0; 16];
         hash.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
-        Hash(hash)
+        Digest(hash)
     }
 }

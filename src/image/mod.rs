@@ -20,14 +20,14 @@ use crate::checkpoint::{Checkpoint, Options, Origin, OriginId, Tensor};
 use crate::source::{self, OpenFile};
 
 pub use error::Error;
-pub use header::DATA_ALIGNMENT;
+pub use header::DATA_ALIGNMENT_BYTES;
 pub use reader::Reader;
 
 /// A hash, shown as 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Hash([u8; 16]);
+pub struct Digest([u8; 16]);
 
-impl fmt::Display for Hash {
+impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
@@ -41,31 +41,31 @@ pub struct Image {
     /// Where each tensor starts, from the start of the data; one more, for the end of the last.
     starts: Box<[u64]>,
     origins: Box<[Origin]>,
-    files: Box<[Arc<source::File>]>,
+    source_files: Box<[Arc<source::File>]>,
     metadata: BTreeMap<String, String>,
-    states_metadata: bool,
-    states_format: bool,
+    source_has_metadata: bool,
+    source_has_format: bool,
     options: Options,
     /// Written when it is first asked for: who only loads tensors never does.
-    written: OnceLock<Written>,
+    file_layout: OnceLock<FileLayout>,
     /// Asked at every opening, and summed over every tensor.
-    weight: OnceLock<u64>,
+    memory_bytes: OnceLock<u64>,
 }
 
 /// What stands in the file before the data, and what follows from it.
 #[derive(Debug)]
-struct Written {
+struct FileLayout {
     header: Arc<[u8]>,
     /// Where each piece starts in the image, beside `pieces`.
     piece_starts: Box<[u64]>,
-    pieces: Box<[Piece]>,
-    layout: Hash,
-    identity: Hash,
+    pieces: Box<[LayoutPiece]>,
+    layout_hash: Digest,
+    identity: Digest,
 }
 
 /// What a range of the image is made of. Ranges of an origin that follow one another are one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Piece {
+enum LayoutPiece {
     Header,
     Run {
         origin: OriginId,
@@ -81,12 +81,12 @@ pub struct Segment {
     /// The part of the image.
     pub range: Range<u64>,
     /// Where its bytes come from.
-    pub bytes: SegmentBytes,
+    pub bytes: SegmentSource,
 }
 
 /// Where the bytes of a segment come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SegmentBytes {
+pub enum SegmentSource {
     /// The header, from this byte on.
     Header(u64),
     /// An origin, from this byte on.
@@ -99,7 +99,7 @@ pub enum SegmentBytes {
     /// A tensor that has to be gathered or turned round, from this byte on.
     Tensor {
         /// Its place in [`Image::tensors`].
-        place: usize,
+        index: usize,
         /// From which of its bytes.
         offset: u64,
     },
@@ -118,8 +118,8 @@ impl Image {
     }
 
     /// A file of these bytes, which lies in no source: all of it is header.
-    pub fn made(bytes: Vec<u8>) -> Image {
-        layout::made(bytes)
+    pub fn from_bytes(bytes: Vec<u8>) -> Image {
+        layout::from_bytes(bytes)
     }
 
     /// Whether it is a file as it is.
@@ -127,8 +127,8 @@ impl Image {
         self.header().is_empty()
     }
 
-    fn written(&self) -> &Written {
-        self.written.get_or_init(|| layout::written(self))
+    fn file_layout(&self) -> &FileLayout {
+        self.file_layout.get_or_init(|| layout::lay_out(self))
     }
 
     /// Bytes of the whole file.
@@ -143,7 +143,7 @@ impl Image {
 
     /// The header as it stands in the file, its length first.
     pub fn header(&self) -> &[u8] {
-        &self.written().header
+        &self.file_layout().header
     }
 
     /// The tensors in the order of the file.
@@ -152,9 +152,9 @@ impl Image {
     }
 
     /// The part of the file that a tensor takes, by its place in [`Image::tensors`].
-    pub fn tensor_range(&self, place: usize) -> Range<u64> {
+    pub fn tensor_range(&self, index: usize) -> Range<u64> {
         let data = self.header_size();
-        data + self.starts[place]..data + self.starts[place + 1]
+        data + self.starts[index]..data + self.starts[index + 1]
     }
 
     /// The place of the tensor that has a byte of the file; `None` in the header and past the end.
@@ -171,8 +171,8 @@ impl Image {
     }
 
     /// The source files, the index of a set included.
-    pub fn files(&self) -> &[Arc<source::File>] {
-        &self.files
+    pub fn source_files(&self) -> &[Arc<source::File>] {
+        &self.source_files
     }
 
     /// The metadata in the header.
@@ -181,39 +181,39 @@ impl Image {
     }
 
     /// Whether the source has metadata, even if empty; if not, only the virtual file has it.
-    pub fn states_metadata(&self) -> bool {
-        self.states_metadata
+    pub fn source_has_metadata(&self) -> bool {
+        self.source_has_metadata
     }
 
     /// Whether the source says of itself what `format` in the metadata says, or the image added it.
-    pub fn states_format(&self) -> bool {
-        self.states_format
+    pub fn source_has_format(&self) -> bool {
+        self.source_has_format
     }
 
     /// A hash of the header: names, types, shapes and order. The same checkpoint has the same one
     /// wherever it lies.
-    pub fn layout(&self) -> Hash {
-        self.written().layout
+    pub fn layout_hash(&self) -> Digest {
+        self.file_layout().layout_hash
     }
 
     /// A hash of the sources' identities, the options and the layout: what two programs compare to
     /// know that they see the same bytes.
-    pub fn identity(&self) -> Hash {
-        self.written().identity
+    pub fn identity(&self) -> Digest {
+        self.file_layout().identity
     }
 
     /// About how many bytes of memory it takes.
-    pub fn weight(&self) -> u64 {
-        *self.weight.get_or_init(|| self.weighed())
+    pub fn memory_bytes(&self) -> u64 {
+        *self.memory_bytes.get_or_init(|| self.compute_memory_bytes())
     }
 
-    fn weighed(&self) -> u64 {
+    fn compute_memory_bytes(&self) -> u64 {
         let name = |tensor: &Tensor| {
             let spilled = if tensor.shape.spilled() { tensor.shape.capacity() } else { 0 };
             tensor.name.len() + spilled * size_of::<u64>()
         };
         let tensors = size_of_val(&*self.tensors) + self.tensors.iter().map(name).sum::<usize>();
-        let Written { piece_starts, pieces, .. } = self.written();
+        let FileLayout { piece_starts, pieces, .. } = self.file_layout();
         let pieces = size_of_val(&**piece_starts) + size_of_val(&**pieces);
         let unpacked = self.origins.iter().map(|origin| match origin {
             Origin::File(_) => size_of::<source::File>(),
@@ -225,7 +225,7 @@ impl Image {
 
     /// The segments of a range, cut to it, in order. What lies past the end has none.
     pub fn segments(&self, range: Range<u64>) -> impl Iterator<Item = Segment> {
-        let Written { piece_starts, pieces, .. } = self.written();
+        let FileLayout { piece_starts, pieces, .. } = self.file_layout();
         let size = self.size();
         let end = range.end.min(size);
         let first = piece_starts.partition_point(|&start| start <= range.start).saturating_sub(1);
@@ -239,12 +239,12 @@ impl Image {
             let range = at..piece_end.min(end);
             at = range.end;
             let bytes = match pieces[n] {
-                Piece::Header => SegmentBytes::Header(into),
-                Piece::Run { origin, offset } => {
-                    SegmentBytes::Run { origin, offset: offset + into }
+                LayoutPiece::Header => SegmentSource::Header(into),
+                LayoutPiece::Run { origin, offset } => {
+                    SegmentSource::Run { origin, offset: offset + into }
                 }
-                Piece::Tensor(place) => {
-                    SegmentBytes::Tensor { place: place as usize, offset: into }
+                LayoutPiece::Tensor(place) => {
+                    SegmentSource::Tensor { index: place as usize, offset: into }
                 }
             };
             Some(Segment { range, bytes })
@@ -257,7 +257,7 @@ impl Image {
     }
 
     /// The same, where the one file that was parsed may still be open.
-    pub fn open_with(self: &Arc<Self>, opened: Option<OpenFile>) -> Result<Reader, Error> {
-        Reader::new(Arc::clone(self), opened)
+    pub fn open_with_file(self: &Arc<Self>, open_file: Option<OpenFile>) -> Result<Reader, Error> {
+        Reader::new(Arc::clone(self), open_file)
     }
 }

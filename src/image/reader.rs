@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::checkpoint::{OriginId, Sources};
+use crate::checkpoint::{OpenSources, OriginId};
 use crate::source::OpenFile;
 
-use super::{Error, Image, SegmentBytes};
+use super::{Error, Image, SegmentSource};
 
 /// An image whose sources are held open.
 ///
@@ -14,23 +14,26 @@ use super::{Error, Image, SegmentBytes};
 /// allocated, and nothing at all where the bytes lie one after the other.
 #[derive(Debug)]
 pub struct Reader {
-    image: Arc<Image>,
-    sources: Sources,
+    virtual_file: Arc<Image>,
+    sources: OpenSources,
 }
 
 impl Reader {
-    pub(super) fn new(image: Arc<Image>, opened: Option<OpenFile>) -> Result<Reader, Error> {
-        let sources = Sources::open(image.origins(), opened)?;
-        Ok(Reader { image, sources })
+    pub(super) fn new(
+        virtual_file: Arc<Image>,
+        open_file: Option<OpenFile>,
+    ) -> Result<Reader, Error> {
+        let sources = OpenSources::open(virtual_file.origins(), open_file)?;
+        Ok(Reader { virtual_file, sources })
     }
 
     /// The image that is read.
-    pub fn image(&self) -> &Arc<Image> {
-        &self.image
+    pub fn virtual_file(&self) -> &Arc<Image> {
+        &self.virtual_file
     }
 
     /// Its sources, to read what is not laid out one byte after the other as it lies.
-    pub fn sources(&self) -> &Sources {
+    pub fn sources(&self) -> &OpenSources {
         &self.sources
     }
 
@@ -43,28 +46,28 @@ impl Reader {
     /// asked only at the end. If a source changed since it was parsed, this is an error and `buf`
     /// holds nothing of worth.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
-        let end = offset.saturating_add(buf.len() as u64).min(self.image.size());
+        let end = offset.saturating_add(buf.len() as u64).min(self.virtual_file.size());
         if offset >= end {
             return Ok(0);
         }
         let mut used: Option<OriginId> = None;
-        for segment in self.image.segments(offset..end) {
+        for segment in self.virtual_file.segments(offset..end) {
             let Range { start, end } = segment.range;
             let out = &mut buf[(start - offset) as usize..(end - offset) as usize];
             let origin = match segment.bytes {
-                SegmentBytes::Header(from) => {
+                SegmentSource::Header(from) => {
                     let from = from as usize;
-                    out.copy_from_slice(&self.image.header()[from..from + out.len()]);
+                    out.copy_from_slice(&self.virtual_file.header()[from..from + out.len()]);
                     continue;
                 }
-                SegmentBytes::Run { origin, offset } => {
+                SegmentSource::Run { origin, offset } => {
                     self.sources.origin(origin).read_exact_at(out, offset)?;
                     origin
                 }
-                SegmentBytes::Tensor { place, offset } => {
-                    let bytes = &self.image.tensors()[place].bytes;
+                SegmentSource::Tensor { index: place, offset } => {
+                    let bytes = &self.virtual_file.tensors()[place].bytes;
                     self.sources.read(bytes, offset, out)?;
-                    bytes.reach().0
+                    bytes.extent().0
                 }
             };
             // Each source is looked at once, after the last read from it.
@@ -80,8 +83,8 @@ impl Reader {
 
     /// Refuses if anything about any source changed since it was parsed, also what leaves its bytes as
     /// they are: for those who open the image now, and can be given a new one.
-    pub fn check_all_untouched(&self) -> Result<(), Error> {
-        Ok(self.sources.check_all_untouched()?)
+    pub fn check_all_states_unchanged(&self) -> Result<(), Error> {
+        Ok(self.sources.check_all_states_unchanged()?)
     }
 
     /// Refuses if any source changed since it was parsed.

@@ -9,20 +9,20 @@ use std::time::Instant;
 
 use crate::checkpoint::Tensor;
 
-use super::execute::{From, STRETCH, With, read};
-use super::plan::{Cut, Target, Want, plan};
-use super::sink::Stage;
-use super::{Error, Memory, Opened, Report};
+use super::execute::{LoadContext, LoadSource, MAX_EXTENT_BYTES, execute};
+use super::plan::{PlanItem, SplitPolicy, Target, plan_jobs};
+use super::sink::Sink;
+use super::{LoadError, LoadReport, OpenCheckpoint, TensorBuffer};
 
 /// Bytes that nobody wants and that are read all the same: a disk reads as many in the time that it
 /// takes to be asked once more.
-const GAP: u64 = 64 << 10;
+const MAX_GAP_BYTES: u64 = 64 << 10;
 
 /// A tensor, or a part of one, and where it belongs.
 #[derive(Debug)]
-pub struct Wanted<'a> {
+pub struct LoadRequest<'a> {
     /// The checkpoint that has it.
-    pub of: &'a Opened,
+    pub checkpoint: &'a OpenCheckpoint,
     /// It.
     pub tensor: &'a Tensor,
     /// Memory of exactly its length.
@@ -47,24 +47,26 @@ pub struct Wanted<'a> {
 /// # }
 /// ```
 pub fn load_many<'a>(
-    wanted: impl IntoIterator<Item = Wanted<'a>>,
+    wanted: impl IntoIterator<Item = LoadRequest<'a>>,
     stop: &AtomicBool,
     threads: Option<usize>,
-) -> Result<Report, Error> {
+) -> Result<LoadReport, LoadError> {
     let mut wanted = wanted.into_iter().peekable();
-    let Some(Wanted { of, .. }) = wanted.peek() else { return Ok(Report::default()) };
+    let Some(LoadRequest { checkpoint: of, .. }) = wanted.peek() else {
+        return Ok(LoadReport::default());
+    };
     let stage = of.buffers();
-    let wanted = wanted.map(|Wanted { of, tensor, target }| (of, tensor, target));
-    load_by(wanted, stage, stop, threads)
+    let wanted = wanted.map(|LoadRequest { checkpoint: of, tensor, target }| (of, tensor, target));
+    load_with_sink(wanted, stage, stop, threads)
 }
 
 /// The same, by way of a stage that knows where the targets are.
-pub fn load_by<'a, T: Target + Send>(
-    wanted: impl IntoIterator<Item = (&'a Opened, &'a Tensor, T)>,
-    stage: &impl Stage<T>,
+pub fn load_with_sink<'a, T: Target + Send>(
+    wanted: impl IntoIterator<Item = (&'a OpenCheckpoint, &'a Tensor, T)>,
+    stage: &impl Sink<T>,
     stop: &AtomicBool,
     threads: Option<usize>,
-) -> Result<Report, Error> {
+) -> Result<LoadReport, LoadError> {
     let begun = Instant::now();
     let (mut places, mut all) = (HashMap::new(), Vec::new());
     let mut wants = Vec::new();
@@ -73,7 +75,7 @@ pub fn load_by<'a, T: Target + Send>(
         let (needs, given) = (tensor.bytes.len(), target.len());
         if needs != given {
             let (path, name) = (of.path().to_path_buf(), tensor.name.to_string());
-            return Err(Error::Length { path, name, needs, given });
+            return Err(LoadError::TargetLength { path, name, needs, given });
         }
         let place = *places.entry(std::ptr::from_ref(of)).or_insert_with(|| {
             all.push(of);
@@ -82,29 +84,39 @@ pub fn load_by<'a, T: Target + Send>(
         });
         bytes += needs;
         tensors[place] += 1;
-        wants.push(Want { of: place, bytes: &tensor.bytes, target });
+        wants.push(PlanItem { checkpoint: place, bytes: &tensor.bytes, target });
     }
-    let Some(first) = all.first() else { return Ok(Report::default()) };
-    let with = With { how: first.how().on(threads), stage, stop };
-    let from: Vec<From<'_>> = all.iter().map(|opened| opened.from()).collect();
-    read(&from, plan(wants, Cut { every: STRETCH, gap: GAP }), &with)?;
-    let mut report = Report { bytes, seconds: begun.elapsed().as_secs_f64(), ..Report::default() };
+    let Some(first) = all.first() else { return Ok(LoadReport::default()) };
+    let with =
+        LoadContext { concurrency: first.concurrency().with_threads(threads), sink: stage, stop };
+    let from: Vec<LoadSource<'_>> = all.iter().map(|opened| opened.load_source()).collect();
+    execute(
+        &from,
+        plan_jobs(
+            wants,
+            SplitPolicy { boundary_bytes: MAX_EXTENT_BYTES, max_gap_bytes: MAX_GAP_BYTES },
+        ),
+        &with,
+    )?;
+    let mut report =
+        LoadReport { bytes, seconds: begun.elapsed().as_secs_f64(), ..LoadReport::default() };
     for ((opened, from), tensors) in all.iter().zip(from).zip(tensors) {
-        report.had(tensors, &from.tally, opened.route());
+        report.add_checkpoint(tensors, &from.tally, opened.route());
     }
     Ok(report)
 }
 
 /// The same, each into memory of its own.
 pub fn load_many_owned(
-    tensors: &[(&Opened, &Tensor)],
+    tensors: &[(&OpenCheckpoint, &Tensor)],
     stop: &AtomicBool,
     threads: Option<usize>,
-) -> Result<(Vec<Memory>, Report), Error> {
-    let memory = tensors.iter().map(|(of, tensor)| of.memory(tensor));
+) -> Result<(Vec<TensorBuffer>, LoadReport), LoadError> {
+    let memory = tensors.iter().map(|(of, tensor)| of.allocate(tensor));
     let mut memory = memory.collect::<Result<Vec<_>, _>>()?;
     let targets = tensors.iter().zip(memory.iter_mut().map(|memory| &mut memory[..]));
-    let wanted = targets.map(|(&(of, tensor), target)| Wanted { of, tensor, target });
+    let wanted =
+        targets.map(|(&(of, tensor), target)| LoadRequest { checkpoint: of, tensor, target });
     let report = load_many(wanted, stop, threads)?;
     Ok((memory, report))
 }

@@ -2,25 +2,25 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::PartFault;
+use crate::checkpoint::SliceError;
 use crate::{image, source, view};
 
 /// A checkpoint that cannot be opened, or tensors that cannot be had.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum LoadError {
     /// It cannot be found, or not be shown.
     #[error(transparent)]
-    View(#[from] view::Error),
+    View(#[from] view::ViewError),
     /// It cannot be laid out.
     #[error(transparent)]
-    Image(#[from] image::Error),
+    VirtualFile(#[from] image::Error),
     /// Its files cannot be read, or changed.
     #[error(transparent)]
     Source(#[from] source::Error),
     /// There is no tensor of that name.
     #[error("{path}: has no tensor {name:?}{}", near.as_ref().map_or(String::new(), |near| format!("; there is {near:?}")))]
-    Unknown {
+    UnknownTensor {
         /// The checkpoint.
         path: PathBuf,
         /// The name that was asked for.
@@ -30,17 +30,17 @@ pub enum Error {
     },
     /// There is no such part of a tensor.
     #[error("{path}: {name}: {fault}")]
-    Part {
+    Slice {
         /// The checkpoint.
         path: PathBuf,
         /// The tensor.
         name: String,
         /// What is wrong with the part.
-        fault: PartFault,
+        fault: SliceError,
     },
     /// The memory that was given is not as long as what is to be read into it.
     #[error("{path}: {name}: has {needs} bytes, and memory for {given} was given")]
-    Length {
+    TargetLength {
         /// The checkpoint.
         path: PathBuf,
         /// The tensor.
@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// The system has not as much memory.
     #[error("{path}: there is no memory for {bytes} bytes")]
-    Memory {
+    OutOfMemory {
         /// The checkpoint.
         path: PathBuf,
         /// So much was wanted at once.
@@ -60,7 +60,7 @@ pub enum Error {
     },
     /// There is no reading with so little memory.
     #[error("{path}: {given} bytes of memory were allowed for reading, which needs {needs}")]
-    Budget {
+    MemoryLimit {
         /// The checkpoint.
         path: PathBuf,
         /// So much was allowed.
@@ -70,13 +70,13 @@ pub enum Error {
     },
     /// The system starts no thread that is needed.
     #[error("{path}: the system starts no thread to read it with")]
-    Threads {
+    NoThread {
         /// The checkpoint.
         path: PathBuf,
     },
     /// What was read cannot get to where it belongs.
     #[error("{path}: cannot get to where it is wanted: {fault}")]
-    Stage {
+    Sink {
         /// The checkpoint.
         path: PathBuf,
         /// What is wrong there.
@@ -90,40 +90,42 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl LoadError {
     /// The file or directory at fault.
     pub fn path(&self) -> &Path {
         match self {
-            Error::View(error) => error.path(),
-            Error::Image(error) => error.path(),
-            Error::Source(error) => error.path(),
-            Error::Unknown { path, .. }
-            | Error::Part { path, .. }
-            | Error::Length { path, .. }
-            | Error::Memory { path, .. }
-            | Error::Budget { path, .. }
-            | Error::Threads { path }
-            | Error::Stage { path, .. }
-            | Error::Stopped { path } => path,
+            LoadError::View(error) => error.path(),
+            LoadError::VirtualFile(error) => error.path(),
+            LoadError::Source(error) => error.path(),
+            LoadError::UnknownTensor { path, .. }
+            | LoadError::Slice { path, .. }
+            | LoadError::TargetLength { path, .. }
+            | LoadError::OutOfMemory { path, .. }
+            | LoadError::MemoryLimit { path, .. }
+            | LoadError::NoThread { path }
+            | LoadError::Sink { path, .. }
+            | LoadError::Stopped { path } => path,
         }
     }
 
     /// What the user can do about it.
     pub fn remedy(&self) -> &str {
         match self {
-            Error::View(error) => error.remedy(),
-            Error::Image(error) => error.remedy(),
-            Error::Source(error) => error.remedy(),
-            Error::Unknown { .. } => "see which there are, with `ckptfs inspect`",
-            Error::Part { .. } => "see its shape, with `ckptfs inspect`",
-            Error::Length { .. } => "give memory of the tensor's own type and shape",
-            Error::Memory { .. } => "load fewer tensors at a time, or those parts that are needed",
-            Error::Budget { .. } => "allow more",
-            Error::Threads { .. } => {
+            LoadError::View(error) => error.remedy(),
+            LoadError::VirtualFile(error) => error.remedy(),
+            LoadError::Source(error) => error.remedy(),
+            LoadError::UnknownTensor { .. } => "see which there are, with `ckptfs inspect`",
+            LoadError::Slice { .. } => "see its shape, with `ckptfs inspect`",
+            LoadError::TargetLength { .. } => "give memory of the tensor's own type and shape",
+            LoadError::OutOfMemory { .. } => {
+                "load fewer tensors at a time, or those parts that are needed"
+            }
+            LoadError::MemoryLimit { .. } => "allow more",
+            LoadError::NoThread { .. } => {
                 "allow more threads (`ulimit -u`, or the limit of the container)"
             }
-            Error::Stage { .. } => "load it on the CPU",
-            Error::Stopped { .. } => "load it again",
+            LoadError::Sink { .. } => "load it on the CPU",
+            LoadError::Stopped { .. } => "load it again",
         }
     }
 }

@@ -12,44 +12,44 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::checkpoint::{OriginId, Sources};
-use crate::source::{self, Ways};
-use crate::threads::{another, lock};
+use crate::checkpoint::{OpenSources, OriginId};
+use crate::source::{self, ReadStrategy};
+use crate::threads::{lock, try_spawn};
 
-use super::Error;
+use super::LoadError;
 use super::left::Left;
-use super::plan::{Job, Stretch, Target};
-use super::read_extent::{Reading, in_place};
-use super::sink::Stage;
+use super::plan::{LoadExtent, LoadJob, Target};
+use super::read_extent::{ExtentReader, in_place_targets};
+use super::sink::Sink;
 
 /// Where stretches are cut: enough that a disk is not asked too often, and small enough that several
 /// threads have something to do even for one large tensor.
-pub const STRETCH: u64 = 4 << 20;
+pub const MAX_EXTENT_BYTES: u64 = 4 << 20;
 
 /// What a thread passes bytes through: a stretch, which what is read around it to be aligned does not
 /// lead out of.
-pub const BUFFER: usize = STRETCH as usize;
+pub const BUFFER_BYTES: usize = MAX_EXTENT_BYTES as usize;
 
 /// How much is to be done at once, and how.
 #[derive(Clone, Copy, Debug)]
-pub struct How {
+pub struct Concurrency {
     pub threads: usize,
     /// Threads for which there may be buffers.
-    pub most: usize,
+    pub max_threads: usize,
     /// Leave in the page cache only what was there before.
     pub leave_cache: bool,
 }
 
-impl How {
+impl Concurrency {
     /// On so many threads at the most, if they are said; but within the memory.
-    pub fn on(self, threads: Option<usize>) -> How {
-        How { threads: threads.unwrap_or(self.threads).clamp(1, self.most), ..self }
+    pub fn with_threads(self, threads: Option<usize>) -> Concurrency {
+        Concurrency { threads: threads.unwrap_or(self.threads).clamp(1, self.max_threads), ..self }
     }
 }
 
 /// Bytes by how they were read.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct ByteTally {
     pub cached: AtomicU64,
     pub direct: AtomicU64,
     pub gpudirect: AtomicU64,
@@ -59,34 +59,34 @@ pub struct Tally {
 }
 
 /// A checkpoint that a load reads from.
-pub struct From<'a> {
+pub struct LoadSource<'a> {
     /// To be told with what goes wrong.
     pub path: &'a Path,
-    pub sources: &'a Sources,
+    pub sources: &'a OpenSources,
     /// The ways to read each origin that is a file.
-    pub ways: &'a [Option<Ways>],
-    pub tally: Tally,
+    pub strategies: &'a [Option<ReadStrategy>],
+    pub tally: ByteTally,
 }
 
 /// What a load reads with.
-pub struct With<'a, S> {
-    pub how: How,
-    pub stage: &'a S,
+pub struct LoadContext<'a, S> {
+    pub concurrency: Concurrency,
+    pub sink: &'a S,
     /// Set by whoever wants no more.
     pub stop: &'a AtomicBool,
 }
 
 /// Does all of it, for as many checkpoints as there are.
-pub fn read<T: Target + Send, S: Stage<T>>(
-    from: &[From<'_>],
-    jobs: VecDeque<Job<'_, T>>,
-    with: &With<'_, S>,
-) -> Result<(), Error> {
-    let threads = with.how.threads.min(jobs.len());
-    let left: Option<Vec<Left<'_>>> = with.how.leave_cache.then(|| {
+pub fn execute<T: Target + Send, S: Sink<T>>(
+    from: &[LoadSource<'_>],
+    jobs: VecDeque<LoadJob<'_, T>>,
+    with: &LoadContext<'_, S>,
+) -> Result<(), LoadError> {
+    let threads = with.concurrency.threads.min(jobs.len());
+    let left: Option<Vec<Left<'_>>> = with.concurrency.leave_cache.then(|| {
         let checkpoints = from.iter().enumerate().map(|(n, from)| {
-            let origins = jobs.iter().map(Job::reads).filter(|(of, _)| *of == n);
-            Left::of(origins.map(|(_, origin)| origin), from.sources, from.ways)
+            let origins = jobs.iter().map(LoadJob::origin).filter(|(of, _)| *of == n);
+            Left::of(origins.map(|(_, origin)| origin), from.sources, from.strategies)
         });
         checkpoints.collect()
     });
@@ -94,12 +94,12 @@ pub fn read<T: Target + Send, S: Stage<T>>(
     let failed = Mutex::new(None);
     let is_over = || with.stop.load(Ordering::Relaxed) || lock(&failed).is_some();
     let work = || {
-        with.stage.reads(|| {
+        with.sink.run_reader(|| {
             while !is_over() {
                 let Some(job) = lock(&jobs).pop_front() else { return };
-                let (of, _) = job.reads();
+                let (of, _) = job.origin();
                 let left = left.as_ref().map(|left| &left[of]);
-                if let Err(error) = from[of].one(job, with.stage, left) {
+                if let Err(error) = from[of].run_job(job, with.sink, left) {
                     lock(&failed).get_or_insert(error);
                 }
             }
@@ -110,31 +110,31 @@ pub fn read<T: Target + Send, S: Stage<T>>(
     } else {
         std::thread::scope(|scope| {
             // Those that there are do it all.
-            let _others: Vec<_> = (1..threads).map_while(|_| another(scope, work)).collect();
+            let _others: Vec<_> = (1..threads).map_while(|_| try_spawn(scope, work)).collect();
             work();
         });
-        with.stage.end();
+        with.sink.finish();
     }
     if let Some(error) = failed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
         return Err(error);
     }
     if with.stop.load(Ordering::Relaxed) {
         let path = from.first().map_or(Path::new(""), |from| from.path);
-        return Err(Error::Stopped { path: path.to_path_buf() });
+        return Err(LoadError::Stopped { path: path.to_path_buf() });
     }
     Ok(())
 }
 
-impl From<'_> {
-    fn one<T: Target, S: Stage<T>>(
+impl LoadSource<'_> {
+    fn run_job<T: Target, S: Sink<T>>(
         &self,
-        job: Job<'_, T>,
+        job: LoadJob<'_, T>,
         stage: &S,
         left: Option<&Left<'_>>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), LoadError> {
         match job {
-            Job::Gather { bytes, offset, target, .. } => {
-                let origin = bytes.reach().0;
+            LoadJob::Strided { bytes, offset, target, .. } => {
+                let origin = bytes.extent().0;
                 let len = target.len();
                 self.tally.gathered.fetch_add(len, Ordering::Relaxed);
                 let mut piece = [(0, target)];
@@ -143,12 +143,13 @@ impl From<'_> {
                 })?;
                 Ok(self.sources.check_unchanged(origin)?)
             }
-            Job::Stretch(stretch) => {
-                let ways = self.ways.get(stretch.origin.0 as usize).and_then(Option::as_ref);
+            LoadJob::Extent(stretch) => {
+                let ways = self.strategies.get(stretch.origin.0 as usize).and_then(Option::as_ref);
                 match ways.zip(self.sources.file(stretch.origin)) {
-                    None => self.copy(stage, stretch),
+                    None => self.copy_from_memory(stage, stretch),
                     Some((ways, file)) => {
-                        Reading { from: self, ways, file, stage }.stretch(stretch, left)
+                        ExtentReader { source: self, strategy: ways, file, sink: stage }
+                            .read(stretch, left)
                     }
                 }
             }
@@ -156,11 +157,11 @@ impl From<'_> {
     }
 
     /// From memory.
-    fn copy<T: Target, S: Stage<T>>(
+    fn copy_from_memory<T: Target, S: Sink<T>>(
         &self,
         stage: &S,
-        mut stretch: Stretch<T>,
-    ) -> Result<(), Error> {
+        mut stretch: LoadExtent<T>,
+    ) -> Result<(), LoadError> {
         let had: u64 = stretch.pieces.iter().map(|(_, piece)| piece.len()).sum();
         self.tally.memory.fetch_add(had, Ordering::Relaxed);
         let origin = self.sources.origin(stretch.origin);
@@ -170,18 +171,18 @@ impl From<'_> {
     }
 
     /// Has `execute` fill each piece, or all of the range and what lies between where the pieces are no memory.
-    fn fill<T, S: Stage<T>>(
+    fn fill<T, S: Sink<T>>(
         &self,
         stage: &S,
         range: Range<u64>,
         pieces: &mut [(u64, T)],
         read: impl Fn(&mut [u8], u64) -> Result<(), source::Error>,
-    ) -> Result<(), Error> {
-        if let Some(pieces) = in_place::<T, S>(pieces) {
+    ) -> Result<(), LoadError> {
+        if let Some(pieces) = in_place_targets::<T, S>(pieces) {
             return Ok(pieces.into_iter().try_for_each(|(at, piece)| read(piece, at))?);
         }
         let len = (range.end - range.start) as usize;
-        stage.pass(self.path, range.start, pieces, |buffer| {
+        stage.stage(self.path, range.start, pieces, |buffer| {
             read(&mut buffer[..len], range.start).map(Some)
         })?;
         Ok(())
@@ -189,6 +190,6 @@ impl From<'_> {
 }
 
 /// The ways to read each origin.
-pub fn ways(sources: &Sources, origins: u32) -> Box<[Option<Ways>]> {
-    (0..origins).map(|n| sources.file(OriginId(n)).map(Ways::of)).collect()
+pub fn read_strategies(sources: &OpenSources, origins: u32) -> Box<[Option<ReadStrategy>]> {
+    (0..origins).map(|n| sources.file(OriginId(n)).map(ReadStrategy::new)).collect()
 }

@@ -6,54 +6,57 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
-use crate::checkpoint::{Format, Places, Steps, Tensor};
+use crate::checkpoint::{AxisSlice, Format, NameIndex, Tensor};
 use crate::image::{Image, Reader};
-use crate::source::Ways;
+use crate::source::ReadStrategy;
 
-use super::execute::{self, BUFFER, From, How, Tally};
-use super::memory::{Buffers, Memory};
-use super::mmap::{Mapped, Maps, Unmappable};
-use super::report::Report;
-use super::{Error, Options, Route, Wanted, load_many, load_many_owned};
+use super::execute::{self, BUFFER_BYTES, ByteTally, Concurrency, LoadSource};
+use super::memory::{BufferPool, TensorBuffer};
+use super::mmap::{FileMappings, MapRefusal, MappedTensor};
+use super::report::LoadReport;
+use super::{LoadError, LoadOptions, LoadRequest, Route, load_many, load_many_owned};
 
-static NEVER: AtomicBool = AtomicBool::new(false);
+static NEVER_STOP: AtomicBool = AtomicBool::new(false);
 
 /// A checkpoint whose files are open. Any number of threads load from it at once.
-pub struct Opened {
+pub struct OpenCheckpoint {
     path: PathBuf,
     format: Format,
     route: Route,
     notes: Vec<String>,
     reader: Reader,
-    ways: Box<[Option<Ways>]>,
-    buffers: Buffers,
-    maps: Maps,
-    places: OnceLock<Places>,
-    how: How,
+    strategies: Box<[Option<ReadStrategy>]>,
+    buffers: BufferPool,
+    maps: FileMappings,
+    name_index: OnceLock<NameIndex>,
+    concurrency: Concurrency,
 }
 
-impl Opened {
+impl OpenCheckpoint {
     pub(super) fn new(
         path: &Path,
         format: Format,
         notes: Vec<String>,
         reader: Reader,
         route: Route,
-        options: &Options,
-    ) -> Opened {
-        let ways = execute::ways(reader.sources(), reader.image().origins().len() as u32);
-        let maps = Maps::of(reader.image().origins().len());
-        Opened {
+        options: &LoadOptions,
+    ) -> OpenCheckpoint {
+        let ways = execute::read_strategies(
+            reader.sources(),
+            reader.virtual_file().origins().len() as u32,
+        );
+        let maps = FileMappings::new(reader.virtual_file().origins().len());
+        OpenCheckpoint {
             path: path.to_path_buf(),
             format,
             route,
             notes,
             reader,
-            ways,
-            buffers: Buffers::new(BUFFER),
+            strategies: ways,
+            buffers: BufferPool::new(BUFFER_BYTES),
             maps,
-            places: OnceLock::new(),
-            how: options.how(),
+            name_index: OnceLock::new(),
+            concurrency: options.concurrency(),
         }
     }
 
@@ -74,7 +77,7 @@ impl Opened {
 
     /// Whether reading it never waits for another program or machine.
     pub fn is_local(&self) -> bool {
-        self.ways.iter().flatten().all(Ways::is_local)
+        self.strategies.iter().flatten().all(ReadStrategy::is_local)
     }
 
     /// What was chosen and what was left out, in words.
@@ -83,40 +86,40 @@ impl Opened {
     }
 
     /// The checkpoint as one safetensors file.
-    pub fn image(&self) -> &Image {
-        self.reader.image()
+    pub fn virtual_file(&self) -> &Image {
+        self.reader.virtual_file()
     }
 
     /// What the checkpoint says of itself.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
-        self.image().metadata()
+        self.virtual_file().metadata()
     }
 
     /// Its tensors, in the order in which reading them is fastest.
     pub fn tensors(&self) -> &[Tensor] {
-        self.image().tensors()
+        self.virtual_file().tensors()
     }
 
     /// The tensor of a name.
-    pub fn tensor(&self, name: &str) -> Result<&Tensor, Error> {
+    pub fn tensor(&self, name: &str) -> Result<&Tensor, LoadError> {
         let tensors = self.tensors();
         let name_of = |place: usize| &*tensors[place].name;
-        let places = self.places.get_or_init(|| {
-            Places::of(tensors.len(), name_of).expect("names are unique in a checkpoint")
+        let places = self.name_index.get_or_init(|| {
+            NameIndex::build(tensors.len(), name_of).expect("names are unique in a checkpoint")
         });
-        let place = places.find(name, name_of).ok_or_else(|| self.unknown(name))?;
+        let place = places.find(name, name_of).ok_or_else(|| self.unknown_tensor(name))?;
         Ok(&tensors[place])
     }
 
     /// A part of a tensor: the named steps of its first axes. Loading it reads little more than its
     /// own bytes.
-    pub fn part(&self, name: &str, steps: &[Steps]) -> Result<Tensor, Error> {
-        self.part_of(self.tensor(name)?, steps)
+    pub fn slice(&self, name: &str, steps: &[AxisSlice]) -> Result<Tensor, LoadError> {
+        self.slice_of(self.tensor(name)?, steps)
     }
 
     /// The same of a tensor at hand.
-    pub fn part_of(&self, tensor: &Tensor, steps: &[Steps]) -> Result<Tensor, Error> {
-        tensor.part(steps).map_err(|fault| Error::Part {
+    pub fn slice_of(&self, tensor: &Tensor, steps: &[AxisSlice]) -> Result<Tensor, LoadError> {
+        tensor.slice(steps).map_err(|fault| LoadError::Slice {
             path: self.path.clone(),
             name: tensor.name.to_string(),
             fault,
@@ -124,8 +127,8 @@ impl Opened {
     }
 
     /// Loads one tensor, or part of one.
-    pub fn load(&self, tensor: &Tensor) -> Result<Memory, Error> {
-        let mut memory = self.memory(tensor)?;
+    pub fn load(&self, tensor: &Tensor) -> Result<TensorBuffer, LoadError> {
+        let mut memory = self.allocate(tensor)?;
         self.load_into([(tensor, &mut memory[..])])?;
         Ok(memory)
     }
@@ -134,9 +137,9 @@ impl Opened {
     pub fn load_all<'a>(
         &self,
         tensors: impl IntoIterator<Item = &'a Tensor>,
-    ) -> Result<Vec<Memory>, Error> {
+    ) -> Result<Vec<TensorBuffer>, LoadError> {
         let tensors: Vec<&Tensor> = tensors.into_iter().collect();
-        Ok(self.load_owned(&tensors, &NEVER, None)?.0)
+        Ok(self.load_owned(&tensors, &NEVER_STOP, None)?.0)
     }
 
     /// The same, until it is done or whoever wants it sets `stop`, on so many threads at the most if they
@@ -146,7 +149,7 @@ impl Opened {
         tensors: &[&Tensor],
         stop: &AtomicBool,
         threads: Option<usize>,
-    ) -> Result<(Vec<Memory>, Report), Error> {
+    ) -> Result<(Vec<TensorBuffer>, LoadReport), LoadError> {
         let tensors: Vec<_> = tensors.iter().map(|tensor| (self, *tensor)).collect();
         load_many_owned(&tensors, stop, threads)
     }
@@ -156,8 +159,8 @@ impl Opened {
     pub fn load_into<'a>(
         &self,
         wanted: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
-    ) -> Result<Report, Error> {
-        self.load_until(wanted, &NEVER)
+    ) -> Result<LoadReport, LoadError> {
+        self.load_until(wanted, &NEVER_STOP)
     }
 
     /// The same, until it is done or whoever wants it sets `stop`.
@@ -165,56 +168,60 @@ impl Opened {
         &self,
         wanted: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
         stop: &AtomicBool,
-    ) -> Result<Report, Error> {
-        let wanted = wanted.into_iter().map(|(tensor, target)| Wanted { of: self, tensor, target });
+    ) -> Result<LoadReport, LoadError> {
+        let wanted = wanted.into_iter().map(|(tensor, target)| LoadRequest {
+            checkpoint: self,
+            tensor,
+            target,
+        });
         load_many(wanted, stop, None)
     }
 
     /// The bytes of a tensor where they lie in its file, without reading them: in memory that may be
     /// written, and whose writes never reach the file. A file that is truncated while this is in use
     /// ends the process (SIGBUS). Not all tensors lie so that this can be.
-    pub fn map(&self, tensor: &Tensor) -> Result<Result<Mapped, Unmappable>, Error> {
+    pub fn map(&self, tensor: &Tensor) -> Result<Result<MappedTensor, MapRefusal>, LoadError> {
         Ok(self.maps.map(self.reader.sources(), tensor)?)
     }
 
     /// Whether [`Opened::map`] asks no other program or machine whether the file is what it was.
-    pub fn maps_at_once(&self, tensor: &Tensor) -> bool {
-        self.is_local() || self.maps.has(tensor)
+    pub fn maps_without_waiting(&self, tensor: &Tensor) -> bool {
+        self.is_local() || self.maps.is_mapped(tensor)
     }
 
-    pub(super) fn memory(&self, tensor: &Tensor) -> Result<Memory, Error> {
+    pub(super) fn allocate(&self, tensor: &Tensor) -> Result<TensorBuffer, LoadError> {
         let bytes = tensor.bytes.len();
-        let memory = usize::try_from(bytes).ok().and_then(Memory::new);
-        memory.ok_or_else(|| Error::Memory { path: self.path.clone(), bytes })
+        let memory = usize::try_from(bytes).ok().and_then(TensorBuffer::new);
+        memory.ok_or_else(|| LoadError::OutOfMemory { path: self.path.clone(), bytes })
     }
 
-    pub(super) fn how(&self) -> How {
-        self.how
+    pub(super) fn concurrency(&self) -> Concurrency {
+        self.concurrency
     }
 
-    pub(super) fn buffers(&self) -> &Buffers {
+    pub(super) fn buffers(&self) -> &BufferPool {
         &self.buffers
     }
 
     /// What a load of it reads from.
-    pub(super) fn from(&self) -> From<'_> {
+    pub(super) fn load_source(&self) -> LoadSource<'_> {
         let (path, sources) = (&*self.path, self.reader.sources());
-        From { path, sources, ways: &self.ways, tally: Tally::default() }
+        LoadSource { path, sources, strategies: &self.strategies, tally: ByteTally::default() }
     }
 
-    fn unknown(&self, name: &str) -> Error {
+    fn unknown_tensor(&self, name: &str) -> LoadError {
         let names = self.tensors().iter().map(|tensor| &*tensor.name);
-        let alike = |other: &&str| common(name, other);
+        let alike = |other: &&str| common_affix_len(name, other);
         // Of names that share nothing with it none is near.
         let near = names.max_by_key(alike).filter(|near| alike(near) * 2 >= name.len().max(1));
         let near = near.map(str::to_owned);
-        Error::Unknown { path: self.path.clone(), name: name.to_owned(), near }
+        LoadError::UnknownTensor { path: self.path.clone(), name: name.to_owned(), near }
     }
 }
 
-impl fmt::Debug for Opened {
+impl fmt::Debug for OpenCheckpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Opened { path, format, route, .. } = self;
+        let OpenCheckpoint { path, format, route, .. } = self;
         let mut shown = f.debug_struct("Opened");
         shown.field("path", path).field("format", format).field("route", route);
         shown.field("tensors", &self.tensors().len()).finish_non_exhaustive()
@@ -222,7 +229,7 @@ impl fmt::Debug for Opened {
 }
 
 /// Bytes at which two names begin or end alike.
-fn common(a: &str, b: &str) -> usize {
+fn common_affix_len(a: &str, b: &str) -> usize {
     let same = |(a, b): &(u8, u8)| a == b;
     let ends = a.bytes().rev().zip(b.bytes().rev()).take_while(same).count();
     a.bytes().zip(b.bytes()).take_while(same).count().max(ends)

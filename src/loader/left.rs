@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::checkpoint::{OriginId, Sources};
-use crate::source::{ReadAt, Ways, forget};
+use crate::checkpoint::{OpenSources, OriginId};
+use crate::source::{ReadAt, ReadStrategy, evict};
 
 /// What the page cache did not have.
 pub struct Left<'a> {
-    sources: &'a Sources,
+    sources: &'a OpenSources,
     missing: BTreeMap<OriginId, Vec<Range<u64>>>,
 }
 
@@ -20,8 +20,8 @@ impl<'a> Left<'a> {
     /// Of these origins, as it is now.
     pub fn of(
         origins: impl Iterator<Item = OriginId>,
-        sources: &'a Sources,
-        ways: &[Option<Ways>],
+        sources: &'a OpenSources,
+        ways: &[Option<ReadStrategy>],
     ) -> Left<'a> {
         let mut missing = BTreeMap::new();
         for origin in origins {
@@ -29,7 +29,7 @@ impl<'a> Left<'a> {
             if let (Some(ways), Some(file)) = (ways, sources.file(origin)) {
                 let whole = 0..file.size();
                 let uncached =
-                    || ways.uncached(file, &whole).unwrap_or_else(|| vec![whole.clone()]);
+                    || ways.uncached_ranges(file, &whole).unwrap_or_else(|| vec![whole.clone()]);
                 missing.entry(origin).or_insert_with(uncached);
             }
         }
@@ -40,7 +40,7 @@ impl<'a> Left<'a> {
     pub fn let_go(&self, origin: OriginId, range: &Range<u64>) {
         let Some(file) = self.sources.file(origin) else { return };
         for missing in self.missing.get(&origin).into_iter().flatten() {
-            forget(file, &(missing.start.max(range.start)..missing.end.min(range.end)));
+            evict(file, &(missing.start.max(range.start)..missing.end.min(range.end)));
         }
     }
 }

@@ -16,60 +16,60 @@ use crate::threads::lock;
 
 /// From here on memory comes from the system by itself and goes back to it when it is dropped;
 /// below, the program's own allocator is faster.
-const LARGE: usize = 256 << 10;
+const MIN_MAPPED_BYTES: usize = 256 << 10;
 
 /// What memory is aligned to: the widest that a processor works with.
-const ALIGNMENT: usize = 64;
+const ALIGNMENT_BYTES: usize = 64;
 
 /// Zeroed memory of its own, aligned for the widest that a processor works with (64 bytes).
-pub struct Memory {
-    held: Held,
+pub struct TensorBuffer {
+    allocation: Allocation,
     len: usize,
 }
 
-enum Held {
+enum Allocation {
     /// Where it begins, so that it is aligned.
     Small(Vec<u8>, usize),
     Large(MmapMut),
 }
 
-impl Memory {
+impl TensorBuffer {
     /// So many bytes; nothing if the system has not as many.
-    pub fn new(len: usize) -> Option<Memory> {
-        let held = if len < LARGE {
+    pub fn new(len: usize) -> Option<TensorBuffer> {
+        let held = if len < MIN_MAPPED_BYTES {
             let mut vec = Vec::new();
-            vec.try_reserve_exact(len + ALIGNMENT).ok()?;
-            vec.resize(len + ALIGNMENT, 0);
-            let start = vec.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
-            Held::Small(vec, start)
+            vec.try_reserve_exact(len + ALIGNMENT_BYTES).ok()?;
+            vec.resize(len + ALIGNMENT_BYTES, 0);
+            let start = vec.as_ptr().align_offset(ALIGNMENT_BYTES).min(ALIGNMENT_BYTES);
+            Allocation::Small(vec, start)
         } else {
-            Held::Large(huge_pages::zeroed(len).ok()?)
+            Allocation::Large(huge_pages::allocate_zeroed(len).ok()?)
         };
-        Some(Memory { held, len })
+        Some(TensorBuffer { allocation: held, len })
     }
 }
 
-impl Deref for Memory {
+impl Deref for TensorBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match &self.held {
-            Held::Small(vec, start) => &vec[*start..*start + self.len],
-            Held::Large(map) => map,
+        match &self.allocation {
+            Allocation::Small(vec, start) => &vec[*start..*start + self.len],
+            Allocation::Large(map) => map,
         }
     }
 }
 
-impl DerefMut for Memory {
+impl DerefMut for TensorBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        match &mut self.held {
-            Held::Small(vec, start) => &mut vec[*start..*start + self.len],
-            Held::Large(map) => map,
+        match &mut self.allocation {
+            Allocation::Small(vec, start) => &mut vec[*start..*start + self.len],
+            Allocation::Large(map) => map,
         }
     }
 }
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for TensorBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Memory").field("len", &self.len).finish_non_exhaustive()
     }
@@ -77,32 +77,32 @@ impl fmt::Debug for Memory {
 
 /// Page-aligned buffers of one size, each used again by who comes next.
 #[derive(Debug)]
-pub struct Buffers {
-    size: usize,
-    kept: Mutex<Vec<MmapMut>>,
+pub struct BufferPool {
+    buffer_bytes: usize,
+    free: Mutex<Vec<MmapMut>>,
 }
 
-impl Buffers {
+impl BufferPool {
     /// Buffers of so many bytes.
-    pub fn new(size: usize) -> Buffers {
-        Buffers { size, kept: Mutex::default() }
+    pub fn new(size: usize) -> BufferPool {
+        BufferPool { buffer_bytes: size, free: Mutex::default() }
     }
 
     /// Works with one.
-    pub fn with<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> std::io::Result<T> {
-        let kept = lock(&self.kept).pop();
+    pub fn with_buffer<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> std::io::Result<T> {
+        let kept = lock(&self.free).pop();
         let mut buffer = match kept {
             Some(buffer) => buffer,
-            None => huge_pages::zeroed(self.size)?,
+            None => huge_pages::allocate_zeroed(self.buffer_bytes)?,
         };
         let done = work(&mut buffer);
-        lock(&self.kept).push(buffer);
+        lock(&self.free).push(buffer);
         Ok(done)
     }
 
     /// Gives all of them back to the system.
     pub fn trim(&self) {
-        let gone = std::mem::take(&mut *lock(&self.kept));
+        let gone = std::mem::take(&mut *lock(&self.free));
         drop(gone);
     }
 }
@@ -113,12 +113,23 @@ mod tests {
 
     #[test]
     fn memory_is_aligned_and_as_long_as_was_asked() {
-        for len in [0, 1, 63, 64, 65, 4097, LARGE - 1, LARGE, LARGE + 1, 5 << 20] {
-            let mut memory = Memory::new(len).unwrap();
-            assert_eq!((memory.len(), memory.as_ptr().align_offset(ALIGNMENT)), (len, 0));
+        for len in [
+            0,
+            1,
+            63,
+            64,
+            65,
+            4097,
+            MIN_MAPPED_BYTES - 1,
+            MIN_MAPPED_BYTES,
+            MIN_MAPPED_BYTES + 1,
+            5 << 20,
+        ] {
+            let mut memory = TensorBuffer::new(len).unwrap();
+            assert_eq!((memory.len(), memory.as_ptr().align_offset(ALIGNMENT_BYTES)), (len, 0));
             memory.fill(7);
             assert!(memory.iter().all(|&byte| byte == 7));
         }
-        assert!(Memory::new(1 << 60).is_none());
+        assert!(TensorBuffer::new(1 << 60).is_none());
     }
 }

@@ -9,13 +9,13 @@ use std::sync::{Arc, OnceLock};
 
 use memmap2::MmapRaw;
 
-use crate::checkpoint::{Bytes, Sources, Tensor};
+use crate::checkpoint::{OpenSources, Tensor, TensorBytes};
 use crate::source;
 
 /// Memory with the bytes of a file, which stays mapped as long as this lives. What is written to it
 /// stays in this process.
 #[derive(Clone)]
-pub struct Mapped {
+pub struct MappedTensor {
     map: Arc<MmapRaw>,
     start: usize,
     len: usize,
@@ -23,22 +23,22 @@ pub struct Mapped {
 
 /// Why the bytes of a tensor cannot be used where they lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Unmappable {
+pub enum MapRefusal {
     /// They are strided, transposed, expanded or of the other byte order.
     #[error("its bytes do not lie in order")]
-    Spread,
+    NotContiguous,
     /// They were unpacked.
     #[error("its bytes lie in no file")]
-    Unpacked,
+    NotInFile,
     /// A processor cannot work on them there.
     #[error("its bytes do not begin at a multiple of an element")]
-    Unaligned,
+    Misaligned,
 }
 
 /// The mappings of a checkpoint's origins, made by need.
-pub struct Maps(Box<[OnceLock<Arc<MmapRaw>>]>);
+pub struct FileMappings(Box<[OnceLock<Arc<MmapRaw>>]>);
 
-impl Mapped {
+impl MappedTensor {
     /// Where it begins.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         // Within the mapping, as was checked when this was made.
@@ -56,37 +56,37 @@ impl Mapped {
     }
 }
 
-impl fmt::Debug for Mapped {
+impl fmt::Debug for MappedTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapped").field("len", &self.len).finish_non_exhaustive()
     }
 }
 
-impl Maps {
-    pub fn of(origins: usize) -> Maps {
-        Maps((0..origins).map(|_| OnceLock::new()).collect())
+impl FileMappings {
+    pub fn new(origins: usize) -> FileMappings {
+        FileMappings((0..origins).map(|_| OnceLock::new()).collect())
     }
 
     /// Whether the file of a tensor is mapped.
-    pub fn has(&self, tensor: &Tensor) -> bool {
-        let slot = self.0.get(tensor.bytes.reach().0.0 as usize);
+    pub fn is_mapped(&self, tensor: &Tensor) -> bool {
+        let slot = self.0.get(tensor.bytes.extent().0.0 as usize);
         slot.is_some_and(|slot| slot.get().is_some())
     }
 
     pub fn map(
         &self,
-        sources: &Sources,
+        sources: &OpenSources,
         tensor: &Tensor,
-    ) -> Result<Result<Mapped, Unmappable>, source::Error> {
-        let Bytes::Run(run) = &tensor.bytes else {
-            return Ok(Err(Unmappable::Spread));
+    ) -> Result<Result<MappedTensor, MapRefusal>, source::Error> {
+        let TensorBytes::Run(run) = &tensor.bytes else {
+            return Ok(Err(MapRefusal::NotContiguous));
         };
         let slot = self.0.get(run.origin.0 as usize);
         let Some((slot, file)) = slot.zip(sources.file(run.origin)) else {
-            return Ok(Err(Unmappable::Unpacked));
+            return Ok(Err(MapRefusal::NotInFile));
         };
         if !run.offset.is_multiple_of(u64::from(tensor.dtype.bits()).div_ceil(8)) {
-            return Ok(Err(Unmappable::Unaligned));
+            return Ok(Err(MapRefusal::Misaligned));
         }
         let map = match slot.get() {
             Some(map) => map,
@@ -99,8 +99,8 @@ impl Maps {
         // What was parsed lies within the file's size, which is the mapping's.
         let (start, len) = (run.offset as usize, run.len as usize);
         if start.checked_add(len).is_none_or(|end| end > map.len()) {
-            return Err(source::Error::Short { path: file.file().path(), offset: run.offset });
+            return Err(source::Error::Truncated { path: file.file().path(), offset: run.offset });
         }
-        Ok(Ok(Mapped { map: Arc::clone(map), start, len }))
+        Ok(Ok(MappedTensor { map: Arc::clone(map), start, len }))
     }
 }

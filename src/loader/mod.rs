@@ -40,31 +40,31 @@ use crate::checkpoint;
 use crate::view;
 
 #[cfg(feature = "cuda")]
-pub(crate) use batch::load_by;
-pub use batch::{Wanted, load_many, load_many_owned};
-pub use error::Error;
+pub(crate) use batch::load_with_sink;
+pub use batch::{LoadRequest, load_many, load_many_owned};
+pub use error::LoadError;
 #[cfg(feature = "cuda")]
-pub(crate) use execute::BUFFER;
-pub use handle::Opened;
-pub use memory::Memory;
-pub use mmap::{Mapped, Unmappable};
+pub(crate) use execute::BUFFER_BYTES;
+pub use handle::OpenCheckpoint;
+pub use memory::TensorBuffer;
+pub use mmap::{MapRefusal, MappedTensor};
 #[cfg(feature = "cuda")]
 pub(crate) use plan::Target;
-pub use report::Report;
-use resolve_mount::Found;
+pub use report::LoadReport;
+use resolve_mount::ResolvedCheckpoint;
 #[cfg(feature = "cuda")]
-pub(crate) use sink::Stage;
+pub(crate) use sink::Sink;
 
 /// How a checkpoint is opened and read.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct LoadOptions {
     /// How it is parsed.
-    pub checkpoint: checkpoint::Options,
+    pub parse: checkpoint::Options,
     /// Threads that read at once; by default as many as keep a fast disk busy.
     pub threads: Option<NonZeroUsize>,
     /// Bytes that reading may hold besides what it reads into; a buffer at the least, and as many
     /// threads as have one.
-    pub memory: Option<u64>,
+    pub buffer_bytes: Option<u64>,
     /// Leave in the page cache only what was there before.
     pub leave_cache: bool,
 }
@@ -80,66 +80,79 @@ pub enum Route {
         source: PathBuf,
     },
     /// The path is one of a mount, and they are read through it.
-    Through {
+    ThroughMount {
         /// Why.
-        why: String,
+        reason: String,
     },
 }
 
 /// Threads that read at once: while some copy or wait for fresh memory, the others keep the disk busy.
-const THREADS: usize = 16;
+const DEFAULT_THREADS: usize = 16;
 
-impl Options {
-    fn how(&self) -> execute::How {
-        let threads = self.threads.map_or(THREADS, NonZeroUsize::get);
-        let buffers = self.memory.map_or(u64::MAX, |memory| memory / execute::BUFFER as u64);
+impl LoadOptions {
+    fn concurrency(&self) -> execute::Concurrency {
+        let threads = self.threads.map_or(DEFAULT_THREADS, NonZeroUsize::get);
+        let buffers =
+            self.buffer_bytes.map_or(u64::MAX, |memory| memory / execute::BUFFER_BYTES as u64);
         let most = usize::try_from(buffers).unwrap_or(usize::MAX).max(1);
-        execute::How { threads: threads.min(most), most, leave_cache: self.leave_cache }
+        execute::Concurrency {
+            threads: threads.min(most),
+            max_threads: most,
+            leave_cache: self.leave_cache,
+        }
     }
 
-    fn check(&self, path: &Path) -> Result<(), Error> {
-        let (given, needs) = (self.memory.unwrap_or(u64::MAX), execute::BUFFER as u64);
+    fn check_memory(&self, path: &Path) -> Result<(), LoadError> {
+        let (given, needs) = (self.buffer_bytes.unwrap_or(u64::MAX), execute::BUFFER_BYTES as u64);
         match given < needs {
-            true => Err(Error::Budget { path: path.to_path_buf(), given, needs }),
+            true => Err(LoadError::MemoryLimit { path: path.to_path_buf(), given, needs }),
             false => Ok(()),
         }
     }
 
     /// Opens a checkpoint.
-    pub fn open(&self, path: &Path) -> Result<Opened, Error> {
-        self.check(path)?;
-        self.hold(path, resolve_mount::find(path, &self.checkpoint)?)
+    pub fn open(&self, path: &Path) -> Result<OpenCheckpoint, LoadError> {
+        self.check_memory(path)?;
+        self.open_resolved(path, resolve_mount::resolve(path, &self.parse)?)
     }
 
     /// The same at a path that lies on a filesystem of this machine's own, and so on no mount of ours, as
     /// [`mount_info::may_keep_waiting`](crate::mount_info::may_keep_waiting) tells.
-    pub fn open_here(&self, path: &Path) -> Result<Opened, Error> {
-        self.check(path)?;
-        self.hold(path, resolve_mount::laid_out(view::open(path, &self.checkpoint)?, Route::Plain)?)
+    pub fn open_outside_mounts(&self, path: &Path) -> Result<OpenCheckpoint, LoadError> {
+        self.check_memory(path)?;
+        self.open_resolved(
+            path,
+            resolve_mount::lay_out(view::open(path, &self.parse)?, Route::Plain)?,
+        )
     }
 
     /// Opens a checkpoint whose bytes are in memory; they are copied.
-    pub fn open_bytes(&self, bytes: &[u8]) -> Result<Opened, Error> {
+    pub fn open_bytes(&self, bytes: &[u8]) -> Result<OpenCheckpoint, LoadError> {
         let path = Path::new("bytes in memory");
-        self.check(path)?;
-        let checkpoint = checkpoint::parse_bytes(bytes, path, &self.checkpoint)?;
-        self.hold(path, resolve_mount::laid_out(checkpoint, Route::Plain)?)
+        self.check_memory(path)?;
+        let checkpoint = checkpoint::parse_bytes(bytes, path, &self.parse)?;
+        self.open_resolved(path, resolve_mount::lay_out(checkpoint, Route::Plain)?)
     }
 
-    fn hold(&self, path: &Path, found: Found) -> Result<Opened, Error> {
-        let Found { image, opened, format, notes, route } = found;
-        let reader = Arc::new(image).open_with(opened)?;
-        Ok(Opened::new(path, format, notes, reader, route, self))
+    fn open_resolved(
+        &self,
+        path: &Path,
+        found: ResolvedCheckpoint,
+    ) -> Result<OpenCheckpoint, LoadError> {
+        let ResolvedCheckpoint { virtual_file: image, open_file: opened, format, notes, route } =
+            found;
+        let reader = Arc::new(image).open_with_file(opened)?;
+        Ok(OpenCheckpoint::new(path, format, notes, reader, route, self))
     }
 }
 
 /// Opens a checkpoint as it is by default.
-pub fn open(path: &Path) -> Result<Opened, Error> {
-    Options::default().open(path)
+pub fn open(path: &Path) -> Result<OpenCheckpoint, LoadError> {
+    LoadOptions::default().open(path)
 }
 
-impl From<checkpoint::Error> for Error {
+impl From<checkpoint::Error> for LoadError {
     fn from(error: checkpoint::Error) -> Self {
-        Error::View(view::Error::Checkpoint(error))
+        LoadError::View(view::ViewError::Checkpoint(error))
     }
 }

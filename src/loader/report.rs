@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Route;
-use super::execute::Tally;
+use super::execute::ByteTally;
 
 /// What a load did: how much, how fast, and how each byte was had.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 #[non_exhaustive]
-pub struct Report {
+pub struct LoadReport {
     /// Tensors, or parts of them.
     pub tensors: usize,
     /// Their bytes.
@@ -34,9 +34,9 @@ pub struct Report {
     pub without_gpudirect: Option<String>,
 }
 
-impl Report {
+impl LoadReport {
     /// Adds so many tensors of one checkpoint.
-    pub(super) fn had(&mut self, tensors: usize, tally: &Tally, route: &Route) {
+    pub(super) fn add_checkpoint(&mut self, tensors: usize, tally: &ByteTally, route: &Route) {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         self.tensors += tensors;
         self.cached += of(&tally.cached);
@@ -45,13 +45,13 @@ impl Report {
         self.buffered += of(&tally.buffered);
         self.gathered += of(&tally.gathered);
         self.memory += of(&tally.memory);
-        if let Route::Through { why } = route {
+        if let Route::ThroughMount { reason: why } = route {
             *self.fallbacks.entry(why.clone()).or_default() += tensors;
         }
     }
 
     /// Adds what another load did.
-    pub(super) fn add(&mut self, other: &Report) {
+    pub(super) fn merge(&mut self, other: &LoadReport) {
         self.tensors += other.tensors;
         self.bytes += other.bytes;
         self.seconds += other.seconds;

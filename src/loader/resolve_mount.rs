@@ -9,82 +9,89 @@ use std::sync::Arc;
 
 use rustix::fs::Stat;
 
-use crate::checkpoint::{self, Checkpoint, Meant, Members, Options};
+use crate::checkpoint::{self, CandidateFiles, Checkpoint, DefaultChoice, Options};
 use crate::image::Image;
-use crate::mount_info::{self, Told};
-use crate::source::{self, Links, OpenFile, Root};
+use crate::mount_info::{self, MountOrigin};
+use crate::source::{self, LinkPolicy, OpenFile, Root};
 use crate::view;
 
-use super::{Error, Route};
+use super::{LoadError, Route};
 
 /// A checkpoint that was laid out, and the route to it.
-pub struct Found {
-    pub image: Image,
+pub struct ResolvedCheckpoint {
+    pub virtual_file: Image,
     /// Its one file, still open.
-    pub opened: Option<OpenFile>,
+    pub open_file: Option<OpenFile>,
     pub format: checkpoint::Format,
     pub notes: Vec<String>,
     pub route: Route,
 }
 
 /// The checkpoint at a path.
-pub fn find(path: &Path, options: &Options) -> Result<Found, Error> {
+pub fn resolve(path: &Path, options: &Options) -> Result<ResolvedCheckpoint, LoadError> {
     // Who wants a dictionary of a pickle does not want what a mount made of it.
-    let told = options.root_key.is_none().then(|| told_of(path)).flatten();
+    let told = options.root_key.is_none().then(|| mount_origin_of(path)).flatten();
     let route = match told {
         None => Route::Plain,
-        Some((file, note, told)) => match told.and_then(|told| at_its_source(&file, &told)) {
+        Some((file, note, told)) => match told.and_then(|told| open_at_source(&file, &told)) {
             Ok(mut found) => {
                 found.notes.extend(note);
                 return Ok(found);
             }
             Err(why) => {
                 tracing::info!(path = %file.display(), why, "read through the mount");
-                Route::Through { why }
+                Route::ThroughMount { reason: why }
             }
         },
     };
-    laid_out(view::open(path, options)?, route)
+    lay_out(view::open(path, options)?, route)
 }
 
 /// A checkpoint, laid out.
-pub fn laid_out(mut checkpoint: Checkpoint, route: Route) -> Result<Found, Error> {
+pub fn lay_out(mut checkpoint: Checkpoint, route: Route) -> Result<ResolvedCheckpoint, LoadError> {
     let (format, notes) = (checkpoint.format, checkpoint.notes.clone());
-    let opened = checkpoint.opened.take();
-    Ok(Found { image: Image::new(checkpoint)?, opened, format, notes, route })
+    let opened = checkpoint.open_file.take();
+    Ok(ResolvedCheckpoint {
+        virtual_file: Image::new(checkpoint)?,
+        open_file: opened,
+        format,
+        notes,
+        route,
+    })
 }
 
 /// What a mount of ours says of the file of a path, or of the one in a directory by which a file is meant;
 /// and what to tell of the rest of that.
-fn told_of(path: &Path) -> Option<(PathBuf, Option<String>, Result<Told, String>)> {
-    let told = mount_info::told(path)?;
+fn mount_origin_of(path: &Path) -> Option<(PathBuf, Option<String>, Result<MountOrigin, String>)> {
+    let told = mount_info::mount_origin(path)?;
     if !source::is_directory(path).ok()? {
         return Some((path.to_path_buf(), None, told));
     }
-    let (root, way) = Root::around(path, Links::Inside).ok()?;
-    let Meant { candidate, note } = checkpoint::meant(&root, &way, &root.files(&way).ok()?).ok()?;
-    if candidate.members != Members::File {
+    let (root, way) = Root::for_directory(path, LinkPolicy::Inside).ok()?;
+    let DefaultChoice { candidate, note } =
+        checkpoint::choose_default(&root, &way, &root.file_names(&way).ok()?).ok()?;
+    if candidate.files != CandidateFiles::Single {
         return None;
     }
     let file = path.join(&candidate.name);
-    let told = mount_info::told(&file)?;
+    let told = mount_info::mount_origin(&file)?;
     Some((file, note, told))
 }
 
 /// What lies at the source of a file of a mount, or why that cannot be read.
-fn at_its_source(file: &Path, told: &Told) -> Result<Found, String> {
+fn open_at_source(file: &Path, told: &MountOrigin) -> Result<ResolvedCheckpoint, String> {
     let mount = rustix::fs::stat(file).map_err(|error| format!("it cannot be seen: {error}"))?;
     let mut why = None;
-    for root in roots(&told.source) {
-        let found = root.map_err(Error::from).and_then(|root| {
+    for root in source_roots(&told.source) {
+        let found = root.map_err(LoadError::from).and_then(|root| {
             // Over the source itself a path leads to what the mount shows.
-            if root.attributes(Path::new(""))?.dev == mount.st_dev {
+            if root.metadata(Path::new(""))?.dev == mount.st_dev {
                 return Ok(None);
             }
-            read(&root, told).map(Some)
+            read_source(&root, told).map(Some)
         });
         match found {
-            Ok(Some(found)) if is_same(&found, told, &mount) => return Ok(found),
+            Ok(Some(found)) if is_shown_by(&found, told, &mount) => return Ok(found),
             Ok(Some(_)) => why = Some("its source is not what the mount shows".to_owned()),
             Ok(None) => {}
             Err(error) => why = why.or(Some(format!("its source cannot be read: {error}"))),
@@ -95,20 +102,23 @@ fn at_its_source(file: &Path, told: &Told) -> Result<Found, String> {
 
 /// Where a source may lie: where the path leads that was mounted, and in the directory that the daemon
 /// holds open, which may be hidden beneath the mount or have another name by now.
-fn roots(told: &mount_info::Source) -> impl Iterator<Item = Result<Arc<Root>, source::Error>> {
-    let links = if told.options.follow_symlinks { Links::Anywhere } else { Links::Inside };
-    let mount_info::Source { source, pid, rootfd, .. } = told.clone();
+fn source_roots(
+    told: &mount_info::SourceAttribute,
+) -> impl Iterator<Item = Result<Arc<Root>, source::Error>> {
+    let links =
+        if told.options.follow_symlinks { LinkPolicy::Anywhere } else { LinkPolicy::Inside };
+    let mount_info::SourceAttribute { source, pid, rootfd, .. } = told.clone();
     let by_path = move || {
         let is_directory = source::is_directory(&source)?;
         let folder = if is_directory { Some(&*source) } else { source.parent() };
-        Root::around(folder.unwrap_or(Path::new("")), links).map(|(root, _)| root)
+        Root::for_directory(folder.unwrap_or(Path::new("")), links).map(|(root, _)| root)
     };
-    let by_descriptor = move || Root::of_process(pid, rootfd, links);
+    let by_descriptor = move || Root::from_process_fd(pid, rootfd, links);
     std::iter::once_with(by_path).chain(std::iter::once_with(by_descriptor))
 }
 
-fn read(root: &Arc<Root>, told: &Told) -> Result<Found, Error> {
-    let mount_info::Source { path, options, .. } = &told.source;
+fn read_source(root: &Arc<Root>, told: &MountOrigin) -> Result<ResolvedCheckpoint, LoadError> {
+    let mount_info::SourceAttribute { path, options, .. } = &told.source;
     let options = Options {
         root_key: options.root.clone(),
         allow_partial: options.allow_partial,
@@ -117,17 +127,17 @@ fn read(root: &Arc<Root>, told: &Told) -> Result<Found, Error> {
     let missing = || source::Error::Missing { path: root.path().join(path) };
     let name = path.file_name().ok_or_else(missing)?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    let checkpoint = checkpoint::open_in(root, folder, name, &options)?;
-    laid_out(checkpoint, Route::Direct { source: root.path().join(path) })
+    let checkpoint = checkpoint::open_by_name(root, folder, name, &options)?;
+    lay_out(checkpoint, Route::Direct { source: root.path().join(path) })
 }
 
 /// Whether what was found is what the mount shows. Of a file that it shows as it is, it says what the
 /// system says of the source.
-fn is_same(found: &Found, told: &Told, mount: &Stat) -> bool {
+fn is_shown_by(found: &ResolvedCheckpoint, told: &MountOrigin, mount: &Stat) -> bool {
     match &told.identity {
-        Some(identity) => *identity == found.image.identity().to_string(),
+        Some(identity) => *identity == found.virtual_file.identity().to_string(),
         None => {
-            let file = found.image.files().first().filter(|_| !told.source.image);
+            let file = found.virtual_file.source_files().first().filter(|_| !told.source.image);
             file.is_some_and(|file| {
                 let is = file.identity();
                 let times =

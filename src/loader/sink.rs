@@ -9,69 +9,72 @@ use std::path::Path;
 
 use crate::source::{self, OpenFile};
 
-use super::Error;
-use super::execute::BUFFER;
-use super::memory::Buffers;
+use super::LoadError;
+use super::execute::BUFFER_BYTES;
+use super::memory::BufferPool;
 
 /// What a load passes bytes through.
-pub trait Stage<T>: Sync {
+pub trait Sink<T>: Sync {
     /// Where a piece belongs, if that is memory that reads can fill.
-    fn memory(piece: &mut T) -> Option<&mut [u8]>;
+    fn host_memory(piece: &mut T) -> Option<&mut [u8]>;
 
     /// Has `fill` fill memory, of [`BUFFER`] bytes and aligned for reads past the page cache, with what lies
     /// from `start` on; then the pieces get theirs. If `fill` comes to nothing nobody gets anything.
-    fn pass<W>(
+    fn stage<W>(
         &self,
         path: &Path,
         start: u64,
         pieces: &mut [(u64, T)],
         fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::Error>,
-    ) -> Result<Option<W>, Error>;
+    ) -> Result<Option<W>, LoadError>;
 
     /// Reads a stretch of a file without the host's memory, sees that the file is what it was, and hands the pieces
     /// on; or does nothing, and says so.
-    fn straight(
+    fn read_to_device(
         &self,
         _path: &Path,
         _file: &OpenFile,
         _range: &Range<u64>,
         _pieces: &mut [(u64, T)],
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, LoadError> {
         Ok(false)
     }
 
     /// A thread of the load begins: it does all its work in this.
-    fn reads<R>(&self, work: impl FnOnce() -> R) -> R {
+    fn run_reader<R>(&self, work: impl FnOnce() -> R) -> R {
         work()
     }
 
     /// The load is over, and its threads have ended.
-    fn end(&self) {}
+    fn finish(&self) {}
 }
 
-impl Stage<&mut [u8]> for Buffers {
-    fn memory<'p>(piece: &'p mut &mut [u8]) -> Option<&'p mut [u8]> {
+impl Sink<&mut [u8]> for BufferPool {
+    fn host_memory<'p>(piece: &'p mut &mut [u8]) -> Option<&'p mut [u8]> {
         Some(piece)
     }
 
-    fn pass<W>(
+    fn stage<W>(
         &self,
         path: &Path,
         start: u64,
         pieces: &mut [(u64, &mut [u8])],
         fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::Error>,
-    ) -> Result<Option<W>, Error> {
-        let done = self.with(|buffer| {
+    ) -> Result<Option<W>, LoadError> {
+        let done = self.with_buffer(|buffer| {
             let filled = fill(buffer)?;
             if filled.is_some() {
                 copy_out(buffer, start, pieces);
             }
             Ok::<_, source::Error>(filled)
         });
-        Ok(done.map_err(|_| Error::Memory { path: path.to_path_buf(), bytes: BUFFER as u64 })??)
+        Ok(done.map_err(|_| LoadError::OutOfMemory {
+            path: path.to_path_buf(),
+            bytes: BUFFER_BYTES as u64,
+        })??)
     }
 
-    fn end(&self) {
+    fn finish(&self) {
         self.trim();
     }
 }

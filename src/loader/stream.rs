@@ -11,56 +11,56 @@ use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
 use crate::checkpoint::Tensor;
-use crate::threads::{another, lock};
+use crate::threads::{lock, try_spawn};
 
-use super::{Error, Memory, Opened, Report};
+use super::{LoadError, LoadReport, OpenCheckpoint, TensorBuffer};
 
 /// As much is read at once where more may be held: all readers have something to do, and the first
 /// tensors come soon.
-const BATCH: u64 = 64 << 20;
+const BATCH_BYTES: u64 = 64 << 20;
 
 /// Bytes that may be held, and those that are.
-struct Held {
-    most: u64,
-    bytes: Mutex<u64>,
-    less: Condvar,
+struct StreamBudget {
+    limit_bytes: u64,
+    held_bytes: Mutex<u64>,
+    freed: Condvar,
     /// Nobody wants more.
-    over: AtomicBool,
+    stopped: AtomicBool,
 }
 
-impl Held {
+impl StreamBudget {
     /// Waits until so many more may be held; whether they are still wanted.
-    fn take(&self, bytes: u64) -> bool {
-        let full = |held: &mut u64| *held + bytes > self.most && !self.is_over();
-        let waited = self.less.wait_while(lock(&self.bytes), full);
+    fn acquire(&self, bytes: u64) -> bool {
+        let full = |held: &mut u64| *held + bytes > self.limit_bytes && !self.is_stopped();
+        let waited = self.freed.wait_while(lock(&self.held_bytes), full);
         *waited.unwrap_or_else(|poisoned| poisoned.into_inner()) += bytes;
-        !self.is_over()
+        !self.is_stopped()
     }
 
-    fn give_back(&self, bytes: u64) {
-        *lock(&self.bytes) -= bytes;
-        self.less.notify_all();
+    fn release(&self, bytes: u64) {
+        *lock(&self.held_bytes) -= bytes;
+        self.freed.notify_all();
     }
 
-    fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed)
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
     }
 }
 
 /// Ends the reading however the caller ends, so that nobody waits for it.
-struct Ends<'a>(&'a Held);
+struct StopOnDrop<'a>(&'a StreamBudget);
 
-impl Drop for Ends<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
-        let _bytes = lock(&self.0.bytes);
-        self.0.over.store(true, Ordering::Relaxed);
-        self.0.less.notify_all();
+        let _bytes = lock(&self.0.held_bytes);
+        self.0.stopped.store(true, Ordering::Relaxed);
+        self.0.freed.notify_all();
     }
 }
 
-type Batch<'a> = (Vec<(&'a Tensor, Memory)>, Report);
+type LoadedBatch<'a> = (Vec<(&'a Tensor, TensorBuffer)>, LoadReport);
 
-impl Opened {
+impl OpenCheckpoint {
     /// Loads tensors, or parts of tensors, in the order in which their bytes lie, and hands each out as
     /// soon as it is there; meanwhile the next are read. No more than `hold` bytes of them are held at
     /// once, those included that `each` works on. It is over when all were handed out, or `each` breaks.
@@ -83,33 +83,38 @@ impl Opened {
         &self,
         tensors: impl IntoIterator<Item = &'a Tensor>,
         hold: u64,
-        mut each: impl FnMut(&'a Tensor, Memory) -> ControlFlow<()>,
-    ) -> Result<Report, Error> {
+        mut each: impl FnMut(&'a Tensor, TensorBuffer) -> ControlFlow<()>,
+    ) -> Result<LoadReport, LoadError> {
         let begun = Instant::now();
         let mut tensors: Vec<&Tensor> = tensors.into_iter().collect();
         let largest = tensors.iter().map(|tensor| tensor.bytes.len()).max().unwrap_or(0);
         if largest > hold {
             let path = self.path().to_path_buf();
-            return Err(Error::Budget { path, given: hold, needs: largest });
+            return Err(LoadError::MemoryLimit { path, given: hold, needs: largest });
         }
-        tensors.sort_by_key(|tensor| tensor.bytes.reach());
-        let held = Held { most: hold, bytes: 0.into(), less: Condvar::new(), over: false.into() };
-        let mut report = Report::default();
-        let done: Result<(), Error> = std::thread::scope(|scope| {
-            let ends = Ends(&held);
+        tensors.sort_by_key(|tensor| tensor.bytes.extent());
+        let held = StreamBudget {
+            limit_bytes: hold,
+            held_bytes: 0.into(),
+            freed: Condvar::new(),
+            stopped: false.into(),
+        };
+        let mut report = LoadReport::default();
+        let done: Result<(), LoadError> = std::thread::scope(|scope| {
+            let ends = StopOnDrop(&held);
             let (sender, batches) = channel();
             let (held, tensors) = (&held, &tensors[..]);
-            another(scope, move || self.read_ahead(tensors, held, &sender))
-                .ok_or_else(|| Error::Threads { path: self.path().to_path_buf() })?;
+            try_spawn(scope, move || self.read_ahead(tensors, held, &sender))
+                .ok_or_else(|| LoadError::NoThread { path: self.path().to_path_buf() })?;
             for batch in batches {
-                let (loaded, told): Batch<'a> = batch?;
-                report.add(&told);
+                let (loaded, told): LoadedBatch<'a> = batch?;
+                report.merge(&told);
                 for (tensor, memory) in loaded {
                     let bytes = memory.len() as u64;
                     if each(tensor, memory).is_break() {
                         return Ok(());
                     }
-                    held.give_back(bytes);
+                    held.release(bytes);
                 }
             }
             drop(ends);
@@ -123,10 +128,10 @@ impl Opened {
     fn read_ahead<'a>(
         &self,
         mut rest: &[&'a Tensor],
-        held: &Held,
-        batches: &Sender<Result<Batch<'a>, Error>>,
+        held: &StreamBudget,
+        batches: &Sender<Result<LoadedBatch<'a>, LoadError>>,
     ) {
-        let most = BATCH.min(held.most / 2);
+        let most = BATCH_BYTES.min(held.limit_bytes / 2);
         while let Some(first) = rest.first() {
             let mut bytes = first.bytes.len();
             let more = rest[1..].iter().take_while(|tensor| {
@@ -135,10 +140,10 @@ impl Opened {
             });
             let (batch, after) = rest.split_at(1 + more.count());
             rest = after;
-            if !held.take(batch.iter().map(|tensor| tensor.bytes.len()).sum()) {
+            if !held.acquire(batch.iter().map(|tensor| tensor.bytes.len()).sum()) {
                 return;
             }
-            let loaded = self.load_batch(batch, &held.over);
+            let loaded = self.load_batch(batch, &held.stopped);
             let failed = loaded.is_err();
             // Whoever wanted it is gone, or it was the last.
             if batches.send(loaded).is_err() || failed {
@@ -147,7 +152,11 @@ impl Opened {
         }
     }
 
-    fn load_batch<'a>(&self, batch: &[&'a Tensor], stop: &AtomicBool) -> Result<Batch<'a>, Error> {
+    fn load_batch<'a>(
+        &self,
+        batch: &[&'a Tensor],
+        stop: &AtomicBool,
+    ) -> Result<LoadedBatch<'a>, LoadError> {
         let (memory, report) = self.load_owned(batch, stop, None)?;
         Ok((batch.iter().copied().zip(memory).collect(), report))
     }
@@ -164,20 +173,25 @@ mod tests {
     fn who_would_hold_more_than_it_may_waits_until_it_may_or_nobody_wants_it() {
         let (some, held) = (
             Duration::from_millis(50),
-            Held { most: 10, bytes: 0.into(), less: Condvar::new(), over: false.into() },
+            StreamBudget {
+                limit_bytes: 10,
+                held_bytes: 0.into(),
+                freed: Condvar::new(),
+                stopped: false.into(),
+            },
         );
-        assert!(held.take(6) && held.take(4));
+        assert!(held.acquire(6) && held.acquire(4));
         let take = |bytes: u64, then: &dyn Fn()| {
             std::thread::scope(|scope| {
                 let (told, taken) = channel();
                 let held = &held;
-                scope.spawn(move || told.send(held.take(bytes)));
+                scope.spawn(move || told.send(held.acquire(bytes)));
                 assert_eq!(taken.recv_timeout(some), Err(RecvTimeoutError::Timeout));
                 then();
                 taken.recv().unwrap()
             })
         };
-        assert!(take(6, &|| held.give_back(6)));
-        assert!(!take(1, &|| drop(Ends(&held))));
+        assert!(take(6, &|| held.release(6)));
+        assert!(!take(1, &|| drop(StopOnDrop(&held))));
     }
 }

@@ -18,16 +18,16 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::mount_info::mountinfo::{self, Device, Entry, Spot};
+use crate::mount_info::mountinfo::{self, DeviceNumber, Entry, PathHandle};
 use crate::threads::lock;
 
-use super::{Error, fusermount};
+use super::{MountError, fusermount};
 
-const DEVICE: &str = "/dev/fuse";
+const FUSE_DEVICE: &str = "/dev/fuse";
 
 /// What is to be mounted.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct AttachRequest<'a> {
     /// A directory that exists.
     pub mountpoint: &'a Path,
     /// The name that tables of mounts show as its source.
@@ -41,32 +41,32 @@ pub struct Wanted<'a> {
 /// The kernel gives the numbers of a mount that is gone to the next one that is made, anybody's. They
 /// are this mount's for certain only as long as the kernel is connected, which the descriptor tells.
 #[derive(Debug)]
-pub struct Attached {
+pub struct AttachedMount {
     mountpoint: PathBuf,
     id: u64,
-    device: Device,
+    device: DeviceNumber,
     /// Of /dev/fuse; nothing once this mount's end is certain.
     connection: Mutex<Option<OwnedFd>>,
 }
 
 /// Mounts; the kernel then waits for an answer to its first question on the descriptor.
-pub fn attach(wanted: &Wanted<'_>) -> Result<(OwnedFd, Attached), Error> {
-    let spot = Spot::at(wanted.mountpoint)?;
+pub fn attach(wanted: &AttachRequest<'_>) -> Result<(OwnedFd, AttachedMount), MountError> {
+    let spot = PathHandle::open(wanted.mountpoint)?;
     let path = spot.path().to_path_buf();
-    let fd = match directly(wanted, &spot)? {
+    let fd = match mount_directly(wanted, &spot)? {
         Some(fd) => fd,
-        None => fusermount::mount(&path, helper_options(wanted))?,
+        None => fusermount::mount(&path, fusermount_options(wanted))?,
     };
     drop(spot);
-    match mountinfo::topmost_at(&path)? {
-        Some(Entry { id, device, kind, .. }) if kind == mountinfo::TYPE => {
+    match mountinfo::mount_at(&path)? {
+        Some(Entry { id, device, fs_type: kind, .. }) if kind == mountinfo::FILESYSTEM_TYPE => {
             let connection = fcntl_dupfd_cloexec(&fd, 3)
-                .map_err(|e| Error::io(Path::new(DEVICE), "keep it open", e))?;
+                .map_err(|e| MountError::io(Path::new(FUSE_DEVICE), "keep it open", e))?;
             let connection = Mutex::new(Some(connection));
-            Ok((fd, Attached { mountpoint: path, id, device, connection }))
+            Ok((fd, AttachedMount { mountpoint: path, id, device, connection }))
         }
         // Something else was mounted over it at once. Closing the descriptor leaves ours dead.
-        _ => Err(Error::Io {
+        _ => Err(MountError::Io {
             path,
             action: "find the mount that was just made",
             source: std::io::Error::other("something else is mounted there"),
@@ -75,15 +75,18 @@ pub fn attach(wanted: &Wanted<'_>) -> Result<(OwnedFd, Attached), Error> {
 }
 
 /// Mounts by ourselves; `None` where the system lets only the helper do it.
-fn directly(wanted: &Wanted<'_>, spot: &Spot) -> Result<Option<OwnedFd>, Error> {
+fn mount_directly(
+    wanted: &AttachRequest<'_>,
+    spot: &PathHandle,
+) -> Result<Option<OwnedFd>, MountError> {
     let path = || wanted.mountpoint.to_path_buf();
-    let fd = match rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+    let fd = match rustix::fs::open(FUSE_DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
         Ok(fd) => fd,
         Err(Errno::NOENT | Errno::NXIO | Errno::NODEV) => {
-            return Err(Error::NoDevice { path: path() });
+            return Err(MountError::NoDevice { path: path() });
         }
         Err(Errno::ACCESS | Errno::PERM) => return Ok(None),
-        Err(e) => return Err(Error::io(Path::new(DEVICE), "open it", e)),
+        Err(e) => return Err(MountError::io(Path::new(FUSE_DEVICE), "open it", e)),
     };
     let mut data = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions,subtype=ckptfs",
@@ -95,16 +98,16 @@ fn directly(wanted: &Wanted<'_>, spot: &Spot) -> Result<Option<OwnedFd>, Error> 
         data.push_str(",allow_other");
     }
     // Text of ours, without a zero byte.
-    let data = CString::new(data).map_err(|e| Error::io(wanted.mountpoint, "mount", e))?;
+    let data = CString::new(data).map_err(|e| MountError::io(wanted.mountpoint, "mount", e))?;
     let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::RDONLY;
     match rustix::mount::mount(wanted.fsname, spot.path(), "fuse", flags, data.as_c_str()) {
         Ok(()) => Ok(Some(fd)),
         Err(Errno::PERM | Errno::ACCESS) => Ok(None),
-        Err(e) => Err(Error::io(wanted.mountpoint, "mount", e)),
+        Err(e) => Err(MountError::io(wanted.mountpoint, "mount", e)),
     }
 }
 
-fn helper_options(wanted: &Wanted<'_>) -> OsString {
+fn fusermount_options(wanted: &AttachRequest<'_>) -> OsString {
     let mut options = b"ro,nosuid,nodev,default_permissions,subtype=ckptfs,fsname=".to_vec();
     for &byte in wanted.fsname.as_bytes() {
         // A comma in a name must not begin an option.
@@ -119,14 +122,14 @@ fn helper_options(wanted: &Wanted<'_>) -> OsString {
     OsString::from_vec(options)
 }
 
-impl Attached {
+impl AttachedMount {
     /// Where it was mounted, absolute and without links.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
 
     /// The number that the kernel gave the filesystem.
-    pub fn device(&self) -> Device {
+    pub fn device(&self) -> DeviceNumber {
         self.device
     }
 
@@ -151,28 +154,28 @@ impl Attached {
         })
     }
 
-    fn entry(&self) -> Result<Option<Entry>, Error> {
+    fn entry(&self) -> Result<Option<Entry>, MountError> {
         if !self.is_connected() {
             return Ok(None);
         }
         let is_this = |entry: &Entry| entry.id == self.id && entry.device == self.device;
-        Ok(mountinfo::all()?.into_iter().find(is_this))
+        Ok(mountinfo::mounts()?.into_iter().find(is_this))
     }
 
     /// Whether it is still in the tree, here or where it was moved to.
-    pub fn is_attached(&self) -> Result<bool, Error> {
+    pub fn is_attached(&self) -> Result<bool, MountError> {
         Ok(self.entry()?.is_some())
     }
 
     /// Takes it out of the tree at once; who uses it may go on. Does nothing where it is out
     /// already, and nothing to what others have mounted at or over its place.
-    pub fn detach(&self) -> Result<(), Error> {
+    pub fn detach(&self) -> Result<(), MountError> {
         let Some(entry) = self.entry()? else {
             return Ok(());
         };
-        let spot = Spot::at(&entry.mountpoint)?;
-        if spot.mount() != entry.id {
-            return Err(Error::Io {
+        let spot = PathHandle::open(&entry.mountpoint)?;
+        if spot.mount_id() != entry.id {
+            return Err(MountError::Io {
                 path: entry.mountpoint,
                 action: "detach",
                 source: std::io::Error::other("something else is mounted over it"),
@@ -192,25 +195,25 @@ impl Attached {
 }
 
 /// Takes the mount whose root is this spot out of the tree, busy or not.
-pub(super) fn detach(spot: &Spot) -> Result<(), Error> {
+pub(super) fn detach(spot: &PathHandle) -> Result<(), MountError> {
     // By descriptor: a mount that comes to lie over the path in between is not the one to go.
-    match rustix::mount::unmount(spot.exact(), UnmountFlags::DETACH) {
-        Err(Errno::PERM) => by_helper(spot.path(), true),
+    match rustix::mount::unmount(spot.fd_path(), UnmountFlags::DETACH) {
+        Err(Errno::PERM) => unmount_by_fusermount(spot.path(), true),
         // No longer mounted: somebody else was faster.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
-        Err(e) => Err(Error::io(spot.path(), "detach", e)),
+        Err(e) => Err(MountError::io(spot.path(), "detach", e)),
     }
 }
 
 /// How long somebody may be in the way who only looks, as `ckptfs status` does and file managers do.
-pub(super) const PASSING_BY: Duration = Duration::from_millis(500);
+pub(super) const BUSY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Unmounts what shows at a path, unless something uses it for longer than that.
-pub(super) fn unmount(path: &Path, passing_by: Duration) -> Result<(), Error> {
+pub(super) fn unmount(path: &Path, passing_by: Duration) -> Result<(), MountError> {
     let began = Instant::now();
     loop {
         match try_unmount(path) {
-            Err(Error::Busy { .. }) if began.elapsed() < passing_by => {
+            Err(MountError::Busy { .. }) if began.elapsed() < passing_by => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             done => return done,
@@ -218,29 +221,29 @@ pub(super) fn unmount(path: &Path, passing_by: Duration) -> Result<(), Error> {
     }
 }
 
-fn try_unmount(path: &Path) -> Result<(), Error> {
+fn try_unmount(path: &Path) -> Result<(), MountError> {
     match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
-        Err(Errno::PERM) => by_helper(path, false),
-        Err(Errno::BUSY) => Err(Error::Busy { path: path.to_path_buf() }),
-        Err(e) => Err(Error::io(path, "unmount", e)),
+        Err(Errno::PERM) => unmount_by_fusermount(path, false),
+        Err(Errno::BUSY) => Err(MountError::Busy { path: path.to_path_buf() }),
+        Err(e) => Err(MountError::io(path, "unmount", e)),
         Ok(()) => Ok(()),
     }
 }
 
 /// Has the program do it that lets ordinary users unmount what is theirs.
-fn by_helper(path: &Path, lazy: bool) -> Result<(), Error> {
+fn unmount_by_fusermount(path: &Path, lazy: bool) -> Result<(), MountError> {
     let user = rustix::process::getuid();
-    let owner = mountinfo::topmost_at(path)?.and_then(|entry| entry.owner());
+    let owner = mountinfo::mount_at(path)?.and_then(|entry| entry.owner_uid());
     match owner {
         Some(owner) if owner != user.as_raw() && !user.is_root() => {
-            Err(Error::NotYours { path: path.to_path_buf(), owner: called(owner) })
+            Err(MountError::OtherOwner { path: path.to_path_buf(), owner: user_label(owner) })
         }
         _ => fusermount::unmount(path, lazy),
     }
 }
 
 /// A user as people know them; one whom only the network knows, by the number.
-fn called(user: u32) -> String {
+fn user_label(user: u32) -> String {
     let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let name = users.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -256,17 +259,17 @@ mod tests {
 
     #[test]
     fn users_are_called_by_their_names() {
-        assert_eq!(called(0), "root (user 0)");
-        assert_eq!(called(4_000_000_000), "user 4000000000");
+        assert_eq!(user_label(0), "root (user 0)");
+        assert_eq!(user_label(4_000_000_000), "user 4000000000");
     }
 
     #[test]
     fn a_name_cannot_become_an_option() {
         let fsname = OsStr::from_bytes(b"/m,allow_other,\\x\xff");
-        let wanted = Wanted { mountpoint: Path::new("/m"), fsname, allow_other: false };
-        let options = helper_options(&wanted).into_vec();
+        let wanted = AttachRequest { mountpoint: Path::new("/m"), fsname, allow_other: false };
+        let options = fusermount_options(&wanted).into_vec();
         assert!(options.ends_with(b"fsname=/m\\,allow_other\\,\\\\x\xff"), "{options:?}");
-        let wanted = Wanted { allow_other: true, ..wanted };
-        assert!(helper_options(&wanted).into_vec().ends_with(b"\xff,allow_other"));
+        let wanted = AttachRequest { allow_other: true, ..wanted };
+        assert!(fusermount_options(&wanted).into_vec().ends_with(b"\xff,allow_other"));
     }
 }

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counters that are read at any time; each is right by itself.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct MountCounters {
     bytes: AtomicU64,
     reads: AtomicU64,
     errors: AtomicU64,
 }
 
-impl Counters {
+impl MountCounters {
     pub fn count_read(&self, bytes: usize) {
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);

@@ -6,25 +6,27 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
-use super::Error;
+use super::MountError;
 
 /// Descriptors that must be free: a mount has 12 of its own, and needs a few for each file that it inspects.
-const MIN_FREE: usize = 32;
+const MIN_FREE_DESCRIPTORS: usize = 32;
 
 /// Refuses a mount for which this process may not open enough files.
-pub fn require(mountpoint: &Path) -> Result<(), Error> {
+pub fn require_free(mountpoint: &Path) -> Result<(), MountError> {
     match open_and_close() {
         Ok(()) => Ok(()),
-        Err(Errno::MFILE) => {
-            Err(Error::TooFewFiles { path: mountpoint.to_path_buf(), needed: MIN_FREE })
-        }
-        Err(error) => Err(Error::io(mountpoint, "open enough files to mount there", error)),
+        Err(Errno::MFILE) => Err(MountError::TooFewFiles {
+            path: mountpoint.to_path_buf(),
+            needed: MIN_FREE_DESCRIPTORS,
+        }),
+        Err(error) => Err(MountError::io(mountpoint, "open enough files to mount there", error)),
     }
 }
 
 /// Opens as many descriptors as are needed, and closes them again.
 fn open_and_close() -> Result<(), Errno> {
     let first = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let others: Result<Vec<_>, _> = (1..MIN_FREE).map(|_| fcntl_dupfd_cloexec(&first, 0)).collect();
+    let others: Result<Vec<_>, _> =
+        (1..MIN_FREE_DESCRIPTORS).map(|_| fcntl_dupfd_cloexec(&first, 0)).collect();
     others.map(drop)
 }

@@ -7,10 +7,10 @@ use rustix::io::Errno;
 
 /// A mount that cannot be made, found or taken away.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum MountError {
     /// The source cannot be shown.
     #[error(transparent)]
-    View(#[from] crate::view::Error),
+    View(#[from] crate::view::ViewError),
     /// The one file that was to be shown is no checkpoint.
     #[error(transparent)]
     NoCheckpoint(#[from] crate::checkpoint::Error),
@@ -40,7 +40,7 @@ pub enum Error {
     },
     /// Reading the source would lead through the mount itself.
     #[error("{mountpoint}: lies inside {path}, which it would show")]
-    Inside {
+    MountpointInSource {
         /// The source.
         path: PathBuf,
         /// The mountpoint.
@@ -48,7 +48,7 @@ pub enum Error {
     },
     /// There is one of ours already.
     #[error("{path}: already shows {shown}")]
-    Mounted {
+    AlreadyMounted {
         /// The mountpoint.
         path: PathBuf,
         /// The source of the mount that is there.
@@ -78,13 +78,13 @@ pub enum Error {
     },
     /// Only root may mount by itself, and the program that helps others is missing.
     #[error("{path}: mounting without root needs the program fusermount3, which is not there")]
-    NoHelper {
+    NoFusermount {
         /// The mountpoint.
         path: PathBuf,
     },
     /// The program that mounts for ordinary users refused.
     #[error("{path}: {said}")]
-    Helper {
+    Fusermount {
         /// The mountpoint.
         path: PathBuf,
         /// What it said.
@@ -98,7 +98,7 @@ pub enum Error {
     },
     /// Not a mount of ours.
     #[error("{path}: is no ckptfs mount: {what}")]
-    NotOurs {
+    NotCkptfs {
         /// The path as it was asked for.
         path: PathBuf,
         /// What it is instead.
@@ -108,7 +108,7 @@ pub enum Error {
     },
     /// A mount that somebody else made.
     #[error("{path}: was mounted by {owner}: only that user or root may unmount it")]
-    NotYours {
+    OtherOwner {
         /// The mountpoint.
         path: PathBuf,
         /// Who mounted it.
@@ -132,81 +132,87 @@ pub enum Error {
     },
 }
 
-impl From<crate::source::Error> for Error {
+impl From<crate::source::Error> for MountError {
     fn from(error: crate::source::Error) -> Self {
         match error {
-            crate::source::Error::Io { path, action, source } => Error::io(&path, action, source),
-            crate::source::Error::Missing { path } => Error::Missing { path },
-            error => Error::View(error.into()),
+            crate::source::Error::Io { path, action, source } => {
+                MountError::io(&path, action, source)
+            }
+            crate::source::Error::Missing { path } => MountError::Missing { path },
+            error => MountError::View(error.into()),
         }
     }
 }
 
-impl Error {
+impl MountError {
     pub(crate) fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> Self {
         let path = path.to_path_buf();
         let source = source.into();
         match source.kind() {
             // Nothing lies in what is a file.
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Error::Missing { path },
-            _ => Error::Io { path, action, source },
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => MountError::Missing { path },
+            _ => MountError::Io { path, action, source },
         }
     }
 
     /// What it was about: the mountpoint or the source.
     pub fn path(&self) -> &Path {
         match self {
-            Error::View(error) => error.path(),
-            Error::NoCheckpoint(error) => error.path(),
-            Error::Missing { path }
-            | Error::NoMountpoint { path }
-            | Error::NotADirectory { path }
-            | Error::NotEmpty { path }
-            | Error::Inside { path, .. }
-            | Error::Mounted { path, .. }
-            | Error::NeedsRoot { path, .. }
-            | Error::TooFewFiles { path, .. }
-            | Error::NoDevice { path }
-            | Error::NoHelper { path }
-            | Error::Helper { path, .. }
-            | Error::Silent { path }
-            | Error::NotOurs { path, .. }
-            | Error::NotYours { path, .. }
-            | Error::Busy { path }
-            | Error::Io { path, .. } => path,
+            MountError::View(error) => error.path(),
+            MountError::NoCheckpoint(error) => error.path(),
+            MountError::Missing { path }
+            | MountError::NoMountpoint { path }
+            | MountError::NotADirectory { path }
+            | MountError::NotEmpty { path }
+            | MountError::MountpointInSource { path, .. }
+            | MountError::AlreadyMounted { path, .. }
+            | MountError::NeedsRoot { path, .. }
+            | MountError::TooFewFiles { path, .. }
+            | MountError::NoDevice { path }
+            | MountError::NoFusermount { path }
+            | MountError::Fusermount { path, .. }
+            | MountError::Silent { path }
+            | MountError::NotCkptfs { path, .. }
+            | MountError::OtherOwner { path, .. }
+            | MountError::Busy { path }
+            | MountError::Io { path, .. } => path,
         }
     }
 
     /// What the user can do about it.
     pub fn remedy(&self) -> &str {
         match self {
-            Error::View(error) => error.remedy(),
-            Error::NoCheckpoint(error) => error.remedy(),
-            Error::Missing { .. } => "check the path",
-            Error::NoMountpoint { .. } => "make it first (mkdir -p PATH), or check the path",
-            Error::NotADirectory { .. } => "give an empty directory as MOUNTPOINT, after SOURCE",
-            Error::NotEmpty { .. } => {
+            MountError::View(error) => error.remedy(),
+            MountError::NoCheckpoint(error) => error.remedy(),
+            MountError::Missing { .. } => "check the path",
+            MountError::NoMountpoint { .. } => "make it first (mkdir -p PATH), or check the path",
+            MountError::NotADirectory { .. } => {
+                "give an empty directory as MOUNTPOINT, after SOURCE"
+            }
+            MountError::NotEmpty { .. } => {
                 "mount at an empty directory, or hide what is there with --nonempty"
             }
-            Error::Inside { .. } => "mount outside of the source, or at the source itself",
-            Error::Mounted { .. } => "take that away first: ckptfs unmount PATH",
-            Error::NeedsRoot { .. } => "run as root, or leave the option out",
-            Error::TooFewFiles { .. } => {
+            MountError::MountpointInSource { .. } => {
+                "mount outside of the source, or at the source itself"
+            }
+            MountError::AlreadyMounted { .. } => "take that away first: ckptfs unmount PATH",
+            MountError::NeedsRoot { .. } => "run as root, or leave the option out",
+            MountError::TooFewFiles { .. } => {
                 "raise the hard limit on open files: ulimit -Hn 1024 as root, LimitNOFILE=1024 in a service"
             }
-            Error::NoDevice { .. } => NO_DEVICE,
-            Error::NoHelper { .. } => NO_HELPER,
-            Error::Helper { said, .. } => remedy_for(said),
-            Error::Silent { .. } => {
+            MountError::NoDevice { .. } => NO_DEVICE_REMEDY,
+            MountError::NoFusermount { .. } => NO_FUSERMOUNT_REMEDY,
+            MountError::Fusermount { said, .. } => remedy_for_fusermount(said),
+            MountError::Silent { .. } => {
                 "take it away with: ckptfs unmount --lazy PATH; what its daemon waits for stands in its log (--log-file)"
             }
-            Error::NotOurs { within: Some(_), .. } => "give the path that it is mounted at",
-            Error::NotOurs { .. } => "ckptfs status lists the mounts that are there",
-            Error::NotYours { .. } => "ask that user, or as root: ckptfs unmount PATH",
-            Error::Busy { .. } => {
+            MountError::NotCkptfs { within: Some(_), .. } => "give the path that it is mounted at",
+            MountError::NotCkptfs { .. } => "ckptfs status lists the mounts that are there",
+            MountError::OtherOwner { .. } => "ask that user, or as root: ckptfs unmount PATH",
+            MountError::Busy { .. } => {
                 "close what uses it (fuser -vm PATH tells), or detach it at once with --lazy"
             }
-            Error::Io { source, .. } => remedy_for_system(source),
+            MountError::Io { source, .. } => remedy_for_system(source),
         }
     }
 }
@@ -217,7 +223,7 @@ fn remedy_for_system(source: &io::Error) -> &'static str {
         Some(Errno::ACCESS | Errno::PERM) => {
             "use a directory of your own, or run as the user who may do that"
         }
-        Some(Errno::NODEV) => NO_DEVICE,
+        Some(Errno::NODEV) => NO_DEVICE_REMEDY,
         Some(Errno::LOOP | Errno::NAMETOOLONG) => "check the path",
         Some(Errno::MFILE | Errno::NFILE) => "raise the limit on open files (ulimit -n)",
         Some(Errno::AGAIN) => "raise the limit on processes and threads (ulimit -u)",
@@ -231,25 +237,25 @@ fn remedy_for_system(source: &io::Error) -> &'static str {
     }
 }
 
-pub(crate) const NO_DEVICE: &str = "load the module (modprobe fuse); in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN";
+pub(crate) const NO_DEVICE_REMEDY: &str = "load the module (modprobe fuse); in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN";
 
 /// fusermount3 opens the device as the user who calls it.
-pub(crate) const DEVICE_OF_ROOT: &str = "have root let everybody open the device, as distributions do: chmod 666 /dev/fuse; \
+pub(crate) const DEVICE_MODE_REMEDY: &str = "have root let everybody open the device, as distributions do: chmod 666 /dev/fuse; \
      to last, a file in /etc/udev/rules.d with the line KERNEL==\"fuse\", MODE=\"0666\"";
 
-const NO_HELPER: &str = "install the package fuse3, or run as root; ckptfs doctor says whether a user namespace \
+const NO_FUSERMOUNT_REMEDY: &str = "install the package fuse3, or run as root; ckptfs doctor says whether a user namespace \
      (unshare -Urm) would do";
 
 /// What helps where fusermount3 refuses; its words are the only way to tell why.
-fn remedy_for(said: &str) -> &'static str {
+fn remedy_for_fusermount(said: &str) -> &'static str {
     let remedies = [
         (
             "user_allow_other",
             "have root put the line user_allow_other in /etc/fuse.conf, or leave --allow-other out",
         ),
-        ("device not found", NO_DEVICE),
-        ("open /dev/fuse: Permission denied", DEVICE_OF_ROOT),
-        ("/dev/fuse", NO_DEVICE),
+        ("device not found", NO_DEVICE_REMEDY),
+        ("open /dev/fuse: Permission denied", DEVICE_MODE_REMEDY),
+        ("/dev/fuse", NO_DEVICE_REMEDY),
         ("no write access to mountpoint", "mount at a directory that you may write to"),
         ("not owned by user", "mount at a directory of your own"),
         ("mounting over filesystem type", "mount at a directory on a disk, or on tmpfs"),
@@ -273,17 +279,21 @@ mod tests {
     #[test]
     fn what_the_helper_says_has_its_remedy() {
         let option = "fusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf";
-        assert!(remedy_for(option).contains("user_allow_other"));
+        assert!(remedy_for_fusermount(option).contains("user_allow_other"));
         assert!(
-            remedy_for("fuse device not found, try 'modprobe fuse' first").contains("modprobe")
+            remedy_for_fusermount("fuse device not found, try 'modprobe fuse' first")
+                .contains("modprobe")
         );
-        assert!(remedy_for("user has no write access to mountpoint /").contains("write to"));
-        assert!(remedy_for("something new").contains("ckptfs doctor"));
+        assert!(
+            remedy_for_fusermount("user has no write access to mountpoint /").contains("write to")
+        );
+        assert!(remedy_for_fusermount("something new").contains("ckptfs doctor"));
     }
 
     #[test]
     fn what_the_system_says_has_its_remedy() {
-        let remedy = |errno: Errno| Error::io(Path::new("/m"), "mount", errno).remedy().to_owned();
+        let remedy =
+            |errno: Errno| MountError::io(Path::new("/m"), "mount", errno).remedy().to_owned();
         for (errno, words) in [
             (Errno::NOENT, "check the path"),
             (Errno::NOTDIR, "check the path"),

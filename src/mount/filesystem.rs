@@ -18,92 +18,104 @@ use fuser::{
     ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
 
-use crate::source::{Attributes, Kind};
-use crate::view::{Entry, Names, View};
+use crate::source::{FileKind, FileMetadata};
+use crate::view::{SortedNames, View, ViewEntry};
 
-use super::Error;
-use super::attr::{Owner, attr, errno, is_stale, last_attr, on_opening};
-use super::blocking_pool::{Askers, guarded};
-use super::handles::{Opened, OpenedFiles};
-use super::inodes::{LastSeen, Node, Nodes, ROOT, What};
-use super::read_reply::{Answer, Range};
+use super::MountError;
+use super::attr::{OwnerOverride, file_attr, is_stale, last_file_attr, open_errno, view_errno};
+use super::blocking_pool::{BlockingPool, catch_panic};
+use super::handles::{HandleTable, OpenedHandle};
+use super::inodes::{Inode, InodeKind, InodeTable, LastAttributes, ROOT};
+use super::read_reply::{ReadRange, ReadReply};
 use super::readdir::{self, DirSink, Listings};
-use super::retries::{Found, Retries};
+use super::retries::{Retries, RetryFile};
 use super::xattrs;
-use super::{Context, denied_ops};
+use super::{MountContext, denied_ops};
 
 /// How long the kernel may believe what it was told: a change must show within a second.
-pub const TTL: Duration = Duration::from_millis(500);
+pub const KERNEL_CACHE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Requests that the kernel may have under way at once for reading ahead and direct reads: as many as
 /// the protocol can say. The kernel counts those of all files together and asks nothing more at that
 /// number, so that a source that hangs would hold up everybody else with so many readers of its own.
-const MAX_BACKGROUND: u16 = u16::MAX;
+const MAX_BACKGROUND_REQUESTS: u16 = u16::MAX;
 
 /// Filesystems that may lie on one another, the source's among them: as many as the kernel allows, so
 /// that a source on an overlay, as in containers, can be passed through.
-const STACK: u32 = 2;
+const MAX_STACK_DEPTH: u32 = 2;
 
 /// Lookups of a name that is renamed over meanwhile, until one can be opened.
-const TRIES: usize = 8;
+const MAX_LOOKUP_TRIES: usize = 8;
 
 /// Numbers are not used again for another thing while the kernel knows them.
 pub const GENERATION: Generation = Generation(0);
 
 /// The filesystem of one mount.
-pub struct Filesystem {
-    inner: Arc<Inner>,
-    askers: Askers,
+pub struct FuseFilesystem {
+    state: Arc<FilesystemState>,
+    pool: BlockingPool,
 }
 
 /// What every answer is made from.
-pub struct Inner {
+pub struct FilesystemState {
     pub view: Arc<View>,
-    pub nodes: Nodes,
-    pub opened: Arc<OpenedFiles>,
+    pub inodes: InodeTable,
+    pub handles: Arc<HandleTable>,
     retries: Retries,
     pub listings: Listings,
-    pub context: Arc<Context>,
-    owner: Owner,
+    pub context: Arc<MountContext>,
+    owner_override: OwnerOverride,
 }
 
-impl Filesystem {
+impl FuseFilesystem {
     pub fn new(
-        context: Arc<Context>,
-        opened: Arc<OpenedFiles>,
-        owner: Owner,
+        context: Arc<MountContext>,
+        opened: Arc<HandleTable>,
+        owner: OwnerOverride,
         listings: Listings,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, MountError> {
         let view = Arc::clone(&context.view);
-        let root = view.attributes("".as_ref())?;
-        let askers =
-            Askers::new().map_err(|e| Error::io(&context.source, "start a thread for it", e))?;
+        let root = view.metadata("".as_ref())?;
+        let askers = BlockingPool::new()
+            .map_err(|e| MountError::io(&context.source, "start a thread for it", e))?;
         let retries = Retries::new(Arc::clone(&opened));
-        let nodes = Nodes::new(&root);
-        let inner = Inner { view, nodes, opened, retries, listings, context, owner };
-        Ok(Filesystem { inner: Arc::new(inner), askers })
+        let nodes = InodeTable::new(&root);
+        let inner = FilesystemState {
+            view,
+            inodes: nodes,
+            handles: opened,
+            retries,
+            listings,
+            context,
+            owner_override: owner,
+        };
+        Ok(FuseFilesystem { state: Arc::new(inner), pool: askers })
     }
 
     /// Answers on another thread what is asked of a file or directory.
-    fn ask(&self, number: INodeNo, answer: impl FnOnce(&Inner) + Send + 'static) {
-        let inner = Arc::clone(&self.inner);
-        let device = inner.nodes.get(number.0).map_or(0, |node| node.last.dev);
-        self.askers.ask(device, move || answer(&inner));
+    fn run_blocking(
+        &self,
+        number: INodeNo,
+        answer: impl FnOnce(&FilesystemState) + Send + 'static,
+    ) {
+        let inner = Arc::clone(&self.state);
+        let device = inner.inodes.get(number.0).map_or(0, |node| node.attributes.dev);
+        self.pool.run(device, move || answer(&inner));
     }
 }
 
-impl Inner {
-    fn node(&self, number: INodeNo) -> Result<Arc<Node>, Errno> {
+impl FilesystemState {
+    fn inode(&self, number: INodeNo) -> Result<Arc<Inode>, Errno> {
         // A number that the kernel was never told, or forgot.
-        self.nodes.get(number.0).ok_or(Errno::ESTALE)
+        self.inodes.get(number.0).ok_or(Errno::ESTALE)
     }
 
-    pub fn attr(&self, number: u64, attributes: &Attributes) -> fuser::FileAttr {
-        attr(number, attributes, self.owner)
+    pub fn attr(&self, number: u64, attributes: &FileMetadata) -> fuser::FileAttr {
+        file_attr(number, attributes, self.owner_override)
     }
 
-    pub fn last_attr(&self, number: u64, node: &Node) -> fuser::FileAttr {
-        last_attr(number, &node.last, self.owner)
+    pub fn last_attr(&self, number: u64, node: &Inode) -> fuser::FileAttr {
+        last_file_attr(number, &node.attributes, self.owner_override)
     }
 
     fn look_up(
@@ -112,17 +124,17 @@ impl Inner {
         parent: INodeNo,
         name: &OsStr,
     ) -> Result<fuser::FileAttr, Errno> {
-        let directory = self.node(parent)?.path.to_path();
-        if self.retries.expects(thread, &directory, name)
+        let directory = self.inode(parent)?.path.to_path();
+        if self.retries.is_expected(thread, &directory, name)
             && let Some(attr) = self.look_up_and_open(thread, parent, &directory, name)
         {
             return Ok(attr);
         }
-        let entry = self.view.entry(&directory, name).map_err(|e| self.refuse(&e))?;
-        let entry = entry.ok_or_else(|| self.missing())?;
-        let path = self.nodes.path(parent.0, &directory, name);
-        let number = self.nodes.learn(Node::new(path, &entry));
-        Ok(self.attr(number, entry.attributes()))
+        let entry = self.view.lookup(&directory, name).map_err(|e| self.record_error(&e))?;
+        let entry = entry.ok_or_else(|| self.not_found())?;
+        let path = self.inodes.child_path(parent.0, &directory, name);
+        let number = self.inodes.add_lookup(Inode::new(path, &entry));
+        Ok(self.attr(number, entry.metadata()))
     }
 
     /// Looks a name up and opens it for a thread that is about to do so; `None` if that fails.
@@ -133,117 +145,118 @@ impl Inner {
         directory: &Path,
         name: &OsStr,
     ) -> Option<fuser::FileAttr> {
-        if let Some((node, attr)) = self.retries.found(thread) {
-            self.nodes.learn(node);
+        if let Some((node, attr)) = self.retries.provided_file(thread) {
+            self.inodes.add_lookup(node);
             return Some(attr);
         }
         let place = directory.join(name);
-        for _ in 0..TRIES {
+        for _ in 0..MAX_LOOKUP_TRIES {
             // During renames, a listing can lack a name that exists.
-            let Some(entry) = self.view.entry(directory, name).ok()? else { continue };
-            if entry.attributes().kind != Kind::File {
+            let Some(entry) = self.view.lookup(directory, name).ok()? else { continue };
+            if entry.metadata().kind != FileKind::File {
                 self.retries.end(thread);
                 return None;
             }
-            let node = Node::new(self.nodes.path(parent.0, directory, name), &entry);
-            match self.opened.ready(self.nodes.number(&node), &node) {
+            let node = Inode::new(self.inodes.child_path(parent.0, directory, name), &entry);
+            match self.handles.prepare_open(self.inodes.number_for(&node), &node) {
                 Ok(ready) => {
-                    let attr = self.attr(self.nodes.learn(node.clone()), entry.attributes());
-                    self.retries.provide(thread, place, Found { node, attr, ready });
+                    let attr = self.attr(self.inodes.add_lookup(node.clone()), entry.metadata());
+                    self.retries.provide(thread, place, RetryFile { node, attr, prepared: ready });
                     return Some(attr);
                 }
-                Err(error) if is_stale(&error) => self.view.look_again(&place),
+                Err(error) if is_stale(&error) => self.view.invalidate(&place),
                 Err(_) => return None,
             }
         }
         None
     }
 
-    fn attributes(&self, number: INodeNo) -> Result<fuser::FileAttr, Errno> {
-        let node = self.node(number)?;
-        let now = match &node.what {
+    fn current_attr(&self, number: INodeNo) -> Result<fuser::FileAttr, Errno> {
+        let node = self.inode(number)?;
+        let now = match &node.kind {
             // What has another state by now is another file; this one stays what it was.
-            What::Image(shown) => match self.entry_at(&node) {
-                Some(Entry::Image(now) | Entry::Index(now))
+            InodeKind::VirtualFile(shown) => match self.entry_at(&node) {
+                Some(ViewEntry::VirtualFile(now) | ViewEntry::Index(now))
                     if now.identity() == shown.identity() =>
                 {
-                    Some(*now.attributes())
+                    Some(*now.metadata())
                 }
                 _ => None,
             },
-            What::Source => match self.view.attributes(&node.path.to_path()) {
-                Ok(now) if node.last.is_same(&LastSeen::from(&now)) => Some(now),
+            InodeKind::Source => match self.view.metadata(&node.path.to_path()) {
+                Ok(now) if node.attributes.is_same_file(&LastAttributes::from(&now)) => Some(now),
                 _ => None,
             },
-            What::Link(_) => None,
+            InodeKind::Link(_) => None,
         };
         let Some(now) = now else { return Ok(self.last_attr(number.0, &node)) };
-        self.nodes.update(number.0, Node { last: LastSeen::from(&now), ..(*node).clone() });
+        self.inodes
+            .update(number.0, Inode { attributes: LastAttributes::from(&now), ..(*node).clone() });
         Ok(self.attr(number.0, &now))
     }
 
-    fn entry_at(&self, node: &Node) -> Option<Entry> {
+    fn entry_at(&self, node: &Inode) -> Option<ViewEntry> {
         let (directory, name) = node.path.parts()?;
-        self.view.entry(directory, name).ok()?
+        self.view.lookup(directory, name).ok()?
     }
 
-    fn link(&self, number: INodeNo) -> Result<PathBuf, Errno> {
-        match &self.node(number)?.what {
-            What::Link(Some(target)) => Ok((**target).clone()),
-            What::Link(None) => Err(Errno::EACCES),
+    fn link_target(&self, number: INodeNo) -> Result<PathBuf, Errno> {
+        match &self.inode(number)?.kind {
+            InodeKind::Link(Some(target)) => Ok((**target).clone()),
+            InodeKind::Link(None) => Err(Errno::EACCES),
             _ => Err(Errno::EINVAL),
         }
     }
 
     /// Replies with the names of a directory from an offset on.
-    fn list(
+    fn reply_listing(
         &self,
         number: INodeNo,
         handle: FileHandle,
         offset: u64,
         reply: &mut impl DirSink,
     ) -> Result<(), Errno> {
-        let own = self.node(number)?;
+        let own = self.inode(number)?;
         readdir::reply_names(self, (number.0, handle.0), &own, offset, reply)
     }
 
     /// The names of a directory as they are now.
-    pub fn names(&self, number: u64, directory: &Path) -> Result<Names, Errno> {
-        let names = self.view.names(directory).map_err(|e| self.refuse(&e))?;
+    pub fn names(&self, number: u64, directory: &Path) -> Result<SortedNames, Errno> {
+        let names = self.view.names(directory).map_err(|e| self.record_error(&e))?;
         if number == ROOT && names.is_empty() {
-            self.missing();
+            self.not_found();
         }
         Ok(names)
     }
 
-    pub fn refuse(&self, error: &crate::view::Error) -> Errno {
-        let errno = errno(error);
+    pub fn record_error(&self, error: &crate::view::ViewError) -> Errno {
+        let errno = view_errno(error);
         if i32::from(errno) == i32::from(Errno::ENOENT) {
-            return self.missing();
+            return self.not_found();
         }
-        self.failed(error);
+        self.log_failure(error);
         errno
     }
 
     /// There is nothing of a name, perhaps because there is nothing of anything any more.
-    fn missing(&self) -> Errno {
+    fn not_found(&self) -> Errno {
         // For its word in the log.
-        self.context.standing.is_removed();
+        self.context.source_watch.is_removed();
         Errno::ENOENT
     }
 
-    fn failed(&self, error: &crate::view::Error) {
+    fn log_failure(&self, error: &crate::view::ViewError) {
         self.context.counters.count_error();
-        if self.context.said.may_say(error.path()) {
+        if self.context.log_throttle.should_log(error.path()) {
             tracing::warn!("{error}");
         }
     }
 }
 
-impl fuser::Filesystem for Filesystem {
+impl fuser::Filesystem for FuseFilesystem {
     /// The session's end, which waits a moment for what loads leave: files may be open in it to the last.
     fn destroy(&mut self) {
-        self.inner.opened.settle();
+        self.state.handles.finish();
     }
 
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
@@ -259,11 +272,11 @@ impl fuser::Filesystem for Filesystem {
                 tracing::debug!(?wanted, "the kernel lacks this");
             }
         }
-        let passthrough = self.inner.opened.wants_passthrough()
+        let passthrough = self.state.handles.is_passthrough_enabled()
             && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
-            && config.set_max_stack_depth(STACK).is_ok();
-        self.inner.opened.set_passthrough(passthrough);
-        if let Err(nearest) = config.set_max_background(MAX_BACKGROUND) {
+            && config.set_max_stack_depth(MAX_STACK_DEPTH).is_ok();
+        self.state.handles.set_passthrough(passthrough);
+        if let Err(nearest) = config.set_max_background(MAX_BACKGROUND_REQUESTS) {
             tracing::debug!(nearest, "requests under way are limited");
         }
         Ok(())
@@ -271,27 +284,29 @@ impl fuser::Filesystem for Filesystem {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (thread, name) = (request.pid(), name.to_owned());
-        self.ask(parent, move |inner| match guarded(|| inner.look_up(thread, parent, &name)) {
-            Ok(attr) => reply.entry(&TTL, &attr, GENERATION),
-            Err(errno) => reply.error(errno),
+        self.run_blocking(parent, move |inner| {
+            match catch_panic(|| inner.look_up(thread, parent, &name)) {
+                Ok(attr) => reply.entry(&KERNEL_CACHE_TIMEOUT, &attr, GENERATION),
+                Err(errno) => reply.error(errno),
+            }
         });
     }
 
     fn forget(&self, _: &Request, number: INodeNo, times: u64) {
-        if self.inner.nodes.forget(number.0, times) {
-            self.inner.opened.forget(number.0);
+        if self.state.inodes.forget(number.0, times) {
+            self.state.handles.forget(number.0);
         }
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.ask(number, move |inner| match guarded(|| inner.attributes(number)) {
-            Ok(attr) => reply.attr(&TTL, &attr),
+        self.run_blocking(number, move |inner| match catch_panic(|| inner.current_attr(number)) {
+            Ok(attr) => reply.attr(&KERNEL_CACHE_TIMEOUT, &attr),
             Err(errno) => reply.error(errno),
         });
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        match guarded(|| self.inner.link(number)) {
+        match catch_panic(|| self.state.link_target(number)) {
             Ok(target) => reply.data(target.as_os_str().as_bytes()),
             Err(errno) => reply.error(errno),
         }
@@ -302,29 +317,29 @@ impl fuser::Filesystem for Filesystem {
             return reply.error(Errno::EROFS);
         }
         let thread = request.pid();
-        self.ask(number, move |inner| {
+        self.run_blocking(number, move |inner| {
             let open = || {
-                let node = inner.node(number)?;
+                let node = inner.inode(number)?;
                 let (is_second, ready) = inner.retries.take(thread, number.0);
-                let ready = ready.map_or_else(|| inner.opened.ready(number.0, &node), Ok);
+                let ready = ready.map_or_else(|| inner.handles.prepare_open(number.0, &node), Ok);
                 let opened =
-                    ready.and_then(|ready| inner.opened.open(number.0, &node, ready, &reply));
+                    ready.and_then(|ready| inner.handles.open(number.0, &node, ready, &reply));
                 opened.map_err(|e| {
                     // The kernel looks the name up once more, and must be told what is there now.
                     let path = node.path.to_path();
-                    inner.view.look_again(&path);
+                    inner.view.invalidate(&path);
                     if is_stale(&e) && !is_second {
-                        inner.retries.expect(thread, path);
+                        inner.retries.record_first_try(thread, path);
                     }
-                    inner.failed(&e);
-                    on_opening(&e)
+                    inner.log_failure(&e);
+                    open_errno(&e)
                 })
             };
-            match guarded(open) {
-                Ok(Opened { handle, flags, backing: Some(backing) }) => {
+            match catch_panic(open) {
+                Ok(OpenedHandle { handle, flags, backing: Some(backing) }) => {
                     reply.opened_passthrough(FileHandle(handle), flags, &backing);
                 }
-                Ok(Opened { handle, flags, backing: None }) => {
+                Ok(OpenedHandle { handle, flags, backing: None }) => {
                     reply.opened(FileHandle(handle), flags);
                 }
                 Err(errno) => reply.error(errno),
@@ -343,12 +358,12 @@ impl fuser::Filesystem for Filesystem {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let counters = Arc::clone(&self.inner.context.counters);
-        let answer = Answer { reply, counters, asker: self.askers.asker() };
-        let range = Range { offset, size };
+        let counters = Arc::clone(&self.state.context.counters);
+        let answer = ReadReply { reply, counters, pool: self.pool.handle() };
+        let range = ReadRange { offset, size };
         // An answer that is dropped by a panic tells the kernel EIO.
-        let _ = guarded(|| {
-            self.inner.opened.read(handle.0, range, answer);
+        let _ = catch_panic(|| {
+            self.state.handles.read(handle.0, range, answer);
             Ok(())
         });
     }
@@ -365,11 +380,11 @@ impl fuser::Filesystem for Filesystem {
     ) {
         // Who closes a file waits for no answer, and closing its sources may take time.
         reply.ok();
-        self.ask(number, move |inner| inner.opened.close(handle.0));
+        self.run_blocking(number, move |inner| inner.handles.close(handle.0));
     }
 
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(self.inner.listings.open()), FopenFlags::empty());
+        reply.opened(FileHandle(self.state.listings.open()), FopenFlags::empty());
     }
 
     fn readdir(
@@ -380,8 +395,8 @@ impl fuser::Filesystem for Filesystem {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        self.ask(number, move |inner| {
-            match guarded(|| inner.list(number, handle, offset, &mut reply)) {
+        self.run_blocking(number, move |inner| {
+            match catch_panic(|| inner.reply_listing(number, handle, offset, &mut reply)) {
                 Ok(()) => reply.ok(),
                 Err(errno) => reply.error(errno),
             }
@@ -396,8 +411,8 @@ impl fuser::Filesystem for Filesystem {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        self.ask(number, move |inner| {
-            match guarded(|| inner.list(number, handle, offset, &mut reply)) {
+        self.run_blocking(number, move |inner| {
+            match catch_panic(|| inner.reply_listing(number, handle, offset, &mut reply)) {
                 Ok(()) => reply.ok(),
                 Err(errno) => reply.error(errno),
             }
@@ -412,13 +427,13 @@ impl fuser::Filesystem for Filesystem {
         _: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        self.inner.listings.close(handle.0);
+        self.state.listings.close(handle.0);
         reply.ok();
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        self.ask(INodeNo(ROOT), move |inner| {
-            match guarded(|| inner.view.root().space().map_err(|_| Errno::EIO)) {
+        self.run_blocking(INodeNo(ROOT), move |inner| {
+            match catch_panic(|| inner.view.root().filesystem_stats().map_err(|_| Errno::EIO)) {
                 Ok(s) => reply.statfs(
                     s.f_blocks,
                     s.f_bfree,
@@ -435,9 +450,9 @@ impl fuser::Filesystem for Filesystem {
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let inner = &self.inner;
-        let value = guarded(|| {
-            let node = inner.node(ino)?;
+        let inner = &self.state;
+        let value = catch_panic(|| {
+            let node = inner.inode(ino)?;
             xattrs::value(&inner.context, ino.0, &node, name).ok_or(Errno::NO_XATTR)
         });
         match value {

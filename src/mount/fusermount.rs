@@ -17,26 +17,27 @@ use rustix::net::{
     recvmsg, socketpair,
 };
 
-use super::Error;
+use super::MountError;
 
 /// Today's name, and that of version 2, which takes the same options.
-const NAMES: [&str; 2] = ["fusermount3", "fusermount"];
+const PROGRAM_NAMES: [&str; 2] = ["fusermount3", "fusermount"];
 
 /// Where it lies when `PATH` does not say: distributions, then NixOS, which keeps its setuid programs there.
-const PLACES: [&str; 5] = ["/usr/bin", "/bin", "/usr/sbin", "/sbin", "/run/wrappers/bin"];
+const FALLBACK_DIRECTORIES: [&str; 5] =
+    ["/usr/bin", "/bin", "/usr/sbin", "/sbin", "/run/wrappers/bin"];
 
 /// It answers within milliseconds; a minute without an answer means that it never will.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A refusal is a line or two.
-const MAX_SAID: u64 = 4096;
+const MAX_STDERR_BYTES: u64 = 4096;
 
 /// The program, if it is there.
 pub fn find() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places: Vec<PathBuf> =
-        std::env::split_paths(&path).chain(PLACES.map(PathBuf::from)).collect();
-    NAMES.iter().find_map(|name| {
+        std::env::split_paths(&path).chain(FALLBACK_DIRECTORIES.map(PathBuf::from)).collect();
+    PROGRAM_NAMES.iter().find_map(|name| {
         places.iter().map(|place| place.join(name)).find(|program| {
             program.is_absolute()
                 && program
@@ -46,8 +47,9 @@ pub fn find() -> Option<PathBuf> {
     })
 }
 
-fn command(mountpoint: &Path) -> Result<Command, Error> {
-    let program = find().ok_or_else(|| Error::NoHelper { path: mountpoint.to_path_buf() })?;
+fn command(mountpoint: &Path) -> Result<Command, MountError> {
+    let program =
+        find().ok_or_else(|| MountError::NoFusermount { path: mountpoint.to_path_buf() })?;
     let mut command = Command::new(program);
     // Its words are read: they must be the ones we know.
     command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -55,44 +57,44 @@ fn command(mountpoint: &Path) -> Result<Command, Error> {
 }
 
 /// Runs it to its end; what it said becomes the error.
-fn run(command: &mut Command, mountpoint: &Path) -> Result<(), Error> {
-    let child = command.spawn().map_err(|e| Error::io(mountpoint, "run fusermount3", e))?;
+fn run(command: &mut Command, mountpoint: &Path) -> Result<(), MountError> {
+    let child = command.spawn().map_err(|e| MountError::io(mountpoint, "run fusermount3", e))?;
     finish(child, mountpoint)
 }
 
-fn finish(mut child: std::process::Child, mountpoint: &Path) -> Result<(), Error> {
+fn finish(mut child: std::process::Child, mountpoint: &Path) -> Result<(), MountError> {
     let mut said = Vec::new();
     if let Some(stderr) = child.stderr.take() {
         // What cannot be read of its words is missing from the message, no more.
-        let _ = stderr.take(MAX_SAID).read_to_end(&mut said);
+        let _ = stderr.take(MAX_STDERR_BYTES).read_to_end(&mut said);
     }
-    let status = child.wait().map_err(|e| Error::io(mountpoint, "wait for fusermount3", e))?;
+    let status = child.wait().map_err(|e| MountError::io(mountpoint, "wait for fusermount3", e))?;
     if status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&said).trim().to_owned();
     let said = if said.is_empty() { format!("fusermount3 failed: {status}") } else { said };
-    Err(Error::Helper { path: mountpoint.to_path_buf(), said })
+    Err(MountError::Fusermount { path: mountpoint.to_path_buf(), said })
 }
 
 /// Mounts with options as `fusermount3 -o` takes them.
-pub(super) fn mount(mountpoint: &Path, options: OsString) -> Result<OwnedFd, Error> {
-    let failed = |e: rustix::io::Errno| Error::io(mountpoint, "talk to fusermount3", e);
+pub(super) fn mount(mountpoint: &Path, options: OsString) -> Result<OwnedFd, MountError> {
+    let failed = |e: rustix::io::Errno| MountError::io(mountpoint, "talk to fusermount3", e);
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
-    set_socket_timeout(&ours, Timeout::Recv, Some(PATIENCE)).map_err(failed)?;
+    set_socket_timeout(&ours, Timeout::Recv, Some(REPLY_TIMEOUT)).map_err(failed)?;
     let mut command = command(mountpoint)?;
     // The socket is its standard input: so nothing else of ours need be inheritable.
     command.arg("-o").arg(options).arg("--").arg(mountpoint);
     command.env("_FUSE_COMMFD", "0").stdin(theirs);
-    let child = command.spawn().map_err(|e| Error::io(mountpoint, "run fusermount3", e))?;
+    let child = command.spawn().map_err(|e| MountError::io(mountpoint, "run fusermount3", e))?;
     // Our copy of its end goes, so that its end is the end.
     drop(command);
     let received = receive(&ours);
     drop(ours);
     finish(child, mountpoint)?;
-    received.map_err(failed)?.ok_or_else(|| Error::Helper {
+    received.map_err(failed)?.ok_or_else(|| MountError::Fusermount {
         path: mountpoint.to_path_buf(),
         said: "fusermount3 ended without handing /dev/fuse over".to_owned(),
     })
@@ -114,7 +116,7 @@ fn receive(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
 }
 
 /// Unmounts what this user mounted.
-pub(super) fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), Error> {
+pub(super) fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), MountError> {
     let mut command = command(mountpoint)?;
     command.arg("-u");
     if lazy {
@@ -123,9 +125,9 @@ pub(super) fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), Error> {
     // Called from within the mount it would hold it up itself.
     command.current_dir("/").arg("--").arg(mountpoint);
     match run(&mut command, mountpoint) {
-        Err(Error::Helper { path, said }) if said.contains("busy") => {
+        Err(MountError::Fusermount { path, said }) if said.contains("busy") => {
             tracing::debug!("{said}");
-            Err(Error::Busy { path })
+            Err(MountError::Busy { path })
         }
         done => done,
     }

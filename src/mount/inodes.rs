@@ -14,29 +14,29 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lru::LruCache;
 
-use crate::source::{Attributes, Identity, Kind};
+use crate::source::{FileIdentity, FileKind, FileMetadata};
 use crate::threads::lock;
-use crate::view::{Entry, Shown};
+use crate::view::{ShownFile, ViewEntry};
 
-use super::node_path::NodePath;
+use super::node_path::InodePath;
 
 /// The number of the mount's own directory, by the protocol.
 pub const ROOT: u64 = 1;
 
 /// What a number stands for.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct Inode {
     /// The path in the view where it was last seen.
-    pub path: NodePath,
-    pub what: What,
-    pub last: LastSeen,
+    pub path: InodePath,
+    pub kind: InodeKind,
+    pub attributes: LastAttributes,
 }
 
 #[derive(Clone, Debug)]
-pub enum What {
+pub enum InodeKind {
     /// A file, directory or other thing of the source.
     Source,
-    Image(Arc<Shown>),
+    VirtualFile(Arc<ShownFile>),
     /// A link, and where it leads; nothing where following it is refused.
     Link(Option<Box<PathBuf>>),
 }
@@ -44,7 +44,7 @@ pub enum What {
 /// Attributes of a file when it was last seen: those that identify it, and those that answer `getattr`
 /// once it is gone.
 #[derive(Clone, Copy, Debug)]
-pub struct LastSeen {
+pub struct LastAttributes {
     pub dev: u64,
     pub ino: u64,
     pub size: u64,
@@ -54,7 +54,7 @@ pub struct LastSeen {
     pub uid: u32,
     pub gid: u32,
     pub mode: u16,
-    pub kind: Kind,
+    pub kind: FileKind,
 }
 
 /// Seconds and nanoseconds since 1970. Packed, so that a node takes little memory.
@@ -89,51 +89,53 @@ impl From<Timestamp> for SystemTime {
     }
 }
 
-impl From<&Attributes> for LastSeen {
-    fn from(found: &Attributes) -> LastSeen {
-        let &Attributes { dev, ino, size, links, uid, gid, mode, kind, .. } = found;
-        let (mtime, born) = (found.mtime.into(), found.born.map(Timestamp::from));
-        LastSeen { dev, ino, size, mtime, born, links, uid, gid, mode, kind }
+impl From<&FileMetadata> for LastAttributes {
+    fn from(found: &FileMetadata) -> LastAttributes {
+        let &FileMetadata { dev, ino, size, links, uid, gid, mode, kind, .. } = found;
+        let (mtime, born) = (found.mtime.into(), found.btime.map(Timestamp::from));
+        LastAttributes { dev, ino, size, mtime, born, links, uid, gid, mode, kind }
     }
 }
 
-impl LastSeen {
+impl LastAttributes {
     /// Whether the file had this identity when it was last seen.
-    pub fn has_identity(&self, identity: &Identity) -> bool {
-        let Identity { dev, ino, size, mtime, mtime_nsec } = *identity;
+    pub fn has_identity(&self, identity: &FileIdentity) -> bool {
+        let FileIdentity { dev, ino, size, mtime, mtime_nsec } = *identity;
         (self.dev, self.ino, self.size, self.mtime)
             == (dev, ino, size, Timestamp(mtime, mtime_nsec))
     }
 
     /// Whether a name still stands for the same file; any directory there is the same one.
-    pub fn is_same(&self, now: &LastSeen) -> bool {
-        let file = |seen: &LastSeen| (seen.dev, seen.ino, seen.born);
-        let are_directories = now.kind == Kind::Directory && self.kind == Kind::Directory;
+    pub fn is_same_file(&self, now: &LastAttributes) -> bool {
+        let file = |seen: &LastAttributes| (seen.dev, seen.ino, seen.born);
+        let are_directories = now.kind == FileKind::Directory && self.kind == FileKind::Directory;
         are_directories || file(now) == file(self)
     }
 }
 
-impl Node {
-    pub fn new(path: NodePath, entry: &Entry) -> Node {
+impl Inode {
+    pub fn new(path: InodePath, entry: &ViewEntry) -> Inode {
         let what = match entry {
-            Entry::Image(shown) | Entry::Index(shown) => What::Image(Arc::clone(shown)),
-            Entry::Source(_) => What::Source,
-            Entry::Link(_, target) => What::Link(target.clone().map(Box::new)),
+            ViewEntry::VirtualFile(shown) | ViewEntry::Index(shown) => {
+                InodeKind::VirtualFile(Arc::clone(shown))
+            }
+            ViewEntry::Source(_) => InodeKind::Source,
+            ViewEntry::Link(_, target) => InodeKind::Link(target.clone().map(Box::new)),
         };
-        Node { path, what, last: entry.attributes().into() }
+        Inode { path, kind: what, attributes: entry.metadata().into() }
     }
 
     /// What identifies it among all nodes, and gives it a number of its own.
     fn key(&self) -> impl Hash + Eq {
-        let LastSeen { dev, ino, born, kind, .. } = self.last;
-        match &self.what {
-            What::Image(shown) => Key::Image(&self.path, shown.identity()),
-            What::Source if kind == Kind::File => Key::File { dev, ino, born },
-            _ => Key::Place(&self.path, kind),
+        let LastAttributes { dev, ino, born, kind, .. } = self.attributes;
+        match &self.kind {
+            InodeKind::VirtualFile(shown) => InodeKey::VirtualFile(&self.path, shown.identity()),
+            InodeKind::Source if kind == FileKind::File => InodeKey::File { dev, ino, born },
+            _ => InodeKey::Path(&self.path, kind),
         }
     }
 
-    fn number(&self) -> u64 {
+    fn preferred_number(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.key().hash(&mut hasher);
         // 0 is no number and 1 is taken.
@@ -142,44 +144,45 @@ impl Node {
 }
 
 #[derive(PartialEq, Eq, Hash)]
-enum Key<'a> {
-    Place(&'a NodePath, Kind),
+enum InodeKey<'a> {
+    Path(&'a InodePath, FileKind),
     File { dev: u64, ino: u64, born: Option<Timestamp> },
-    Image(&'a NodePath, crate::image::Hash),
+    VirtualFile(&'a InodePath, crate::image::Digest),
 }
 
 /// The numbers that the kernel knows.
 #[derive(Debug)]
-pub struct Nodes {
-    known: Mutex<HashMap<u64, Known>>,
+pub struct InodeTable {
+    known: Mutex<HashMap<u64, InodeEntry>>,
     /// Directories of the latest lookups, so that nodes in one directory share its path.
     directories: Mutex<LruCache<u64, Arc<Path>>>,
 }
 
 #[derive(Debug)]
-struct Known {
-    node: Arc<Node>,
+struct InodeEntry {
+    inode: Arc<Inode>,
     lookups: u64,
 }
 
 /// More directories than programs walk through at once.
-const MAX_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(256).unwrap();
+const MAX_SHARED_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
-impl Nodes {
-    pub fn new(root: &Attributes) -> Nodes {
-        let node = Node { path: NodePath::root(), what: What::Source, last: root.into() };
-        let known = Known { node: Arc::new(node), lookups: 1 };
-        let directories = Mutex::new(LruCache::new(MAX_DIRECTORIES));
-        Nodes { known: Mutex::new(HashMap::from([(ROOT, known)])), directories }
+impl InodeTable {
+    pub fn new(root: &FileMetadata) -> InodeTable {
+        let node =
+            Inode { path: InodePath::root(), kind: InodeKind::Source, attributes: root.into() };
+        let known = InodeEntry { inode: Arc::new(node), lookups: 1 };
+        let directories = Mutex::new(LruCache::new(MAX_SHARED_DIRECTORIES));
+        InodeTable { known: Mutex::new(HashMap::from([(ROOT, known)])), directories }
     }
 
     /// What a number stands for. Nothing that the kernel does not know is asked for.
-    pub fn get(&self, number: u64) -> Option<Arc<Node>> {
-        Some(Arc::clone(&lock(&self.known).get(&number)?.node))
+    pub fn get(&self, number: u64) -> Option<Arc<Inode>> {
+        Some(Arc::clone(&lock(&self.known).get(&number)?.inode))
     }
 
     /// The path of a name that was looked up in a directory.
-    pub fn path(&self, number: u64, directory: &Path, name: &OsStr) -> NodePath {
+    pub fn child_path(&self, number: u64, directory: &Path, name: &OsStr) -> InodePath {
         let mut directories = lock(&self.directories);
         let known = directories.get(&number).filter(|known| ***known == *directory).cloned();
         let directory = known.unwrap_or_else(|| {
@@ -187,29 +190,30 @@ impl Nodes {
             directories.put(number, Arc::clone(&new));
             new
         });
-        NodePath::new(&directory, name)
+        InodePath::new(&directory, name)
     }
 
     /// The number of a thing, which the kernel is about to learn.
-    pub fn learn(&self, node: Node) -> u64 {
+    pub fn add_lookup(&self, node: Inode) -> u64 {
         let mut known = lock(&self.known);
-        let number = number_of(&known, &node);
+        let number = free_number(&known, &node);
         let node = Arc::new(node);
-        let entry = known.entry(number).or_insert(Known { node: Arc::clone(&node), lookups: 0 });
+        let entry =
+            known.entry(number).or_insert(InodeEntry { inode: Arc::clone(&node), lookups: 0 });
         entry.lookups += 1;
-        entry.node = node;
+        entry.inode = node;
         number
     }
 
     /// The number that a thing has or would have.
-    pub fn number(&self, node: &Node) -> u64 {
-        number_of(&lock(&self.known), node)
+    pub fn number_for(&self, node: &Inode) -> u64 {
+        free_number(&lock(&self.known), node)
     }
 
     /// What it says of itself now, for those who ask for it by number.
-    pub fn update(&self, number: u64, node: Node) {
+    pub fn update(&self, number: u64, node: Inode) {
         if let Some(known) = lock(&self.known).get_mut(&number) {
-            known.node = Arc::new(node);
+            known.inode = Arc::new(node);
         }
     }
 
@@ -234,9 +238,9 @@ impl Nodes {
 const SHRINK_FACTOR: usize = 8;
 
 /// The number of a node: its hash, or the next free number if another node has that.
-fn number_of(known: &HashMap<u64, Known>, node: &Node) -> u64 {
-    let mut number = node.number();
-    while known.get(&number).is_some_and(|other| other.node.key() != node.key()) {
+fn free_number(known: &HashMap<u64, InodeEntry>, node: &Inode) -> u64 {
+    let mut number = node.preferred_number();
+    while known.get(&number).is_some_and(|other| other.inode.key() != node.key()) {
         number = number.wrapping_add(1).max(ROOT + 1);
     }
     number
@@ -248,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_node_takes_little_memory() {
-        assert!(size_of::<Node>() <= 120, "{}", size_of::<Node>());
+        assert!(size_of::<Inode>() <= 120, "{}", size_of::<Inode>());
     }
 
     #[test]

@@ -16,13 +16,13 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::respawn;
-use super::stats::{ATTRIBUTE, MAX_STATS, Stats};
+use super::stats::{MAX_STATS_BYTES, MountStats, STATS_ATTRIBUTE};
 
 /// What a mount answered.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
+pub enum Liveness {
     /// Its daemon lives; its numbers, where it gave them.
-    Alive(Option<Box<Stats>>),
+    Alive(Option<Box<MountStats>>),
     /// Its daemon is gone.
     Dead,
     /// It is there and not for this user; whether its daemon lives cannot be told.
@@ -35,28 +35,28 @@ pub enum Answer {
 
 /// A question on its way.
 #[derive(Debug)]
-pub struct Question {
-    answers: Receiver<Answer>,
+pub struct LivenessProbe {
+    receiver: Receiver<Liveness>,
     child: Option<Child>,
 }
 
 /// The first argument of a child process that asks; see [`answer_as_child`].
-pub const CHILD: &str = "__ask-a-mount";
+pub const PROBE_COMMAND: &str = "__ask-a-mount";
 
-static BY_PROCESS: OnceLock<()> = OnceLock::new();
+static USES_PROCESSES: OnceLock<()> = OnceLock::new();
 
 /// From now on, questions are asked by child processes: this very command ([`respawn`]) with the
 /// arguments [`CHILD`] and the path, which must call [`answer_as_child`] then.
-pub fn ask_by_process() {
+pub fn probe_by_process() {
     // Saying it twice changes nothing.
-    let _ = BY_PROCESS.set(());
+    let _ = USES_PROCESSES.set(());
 }
 
-impl Question {
+impl LivenessProbe {
     /// Asks.
-    pub fn ask(path: &Path) -> Question {
-        if BY_PROCESS.get().is_some()
-            && let Some(question) = Question::by_process(path)
+    pub fn start(path: &Path) -> LivenessProbe {
+        if USES_PROCESSES.get().is_some()
+            && let Some(question) = LivenessProbe::start_process(path)
         {
             return question;
         }
@@ -64,33 +64,34 @@ impl Question {
         let path = path.to_path_buf();
         let ask = move || {
             // Nobody may be waiting any more.
-            let _ = send.send(answer(read_attribute(&path)));
+            let _ = send.send(interpret(read_stats(&path)));
         };
         // Without a thread there is no answer, and the channel says so.
         let _ = std::thread::Builder::new().name("ask a mount".to_owned()).spawn(ask);
-        Question { answers, child: None }
+        LivenessProbe { receiver: answers, child: None }
     }
 
-    fn by_process(path: &Path) -> Option<Question> {
+    fn start_process(path: &Path) -> Option<LivenessProbe> {
         let mut command = respawn::command("ckptfs".as_ref());
-        command.arg(CHILD).arg(path).current_dir("/");
+        command.arg(PROBE_COMMAND).arg(path).current_dir("/");
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = child.spawn().ok()?;
         let stdout = child.stdout.take()?;
         let (send, answers) = channel();
         let listen = move || {
             let mut said = Vec::new();
-            let limit = MAX_STATS as u64 + 1;
+            let limit = MAX_STATS_BYTES as u64 + 1;
             let heard = stdout.take(limit).read_to_end(&mut said).is_ok();
-            let _ = send.send(if heard { decoded(&said) } else { Answer::Failed(Errno::IO) });
+            let _ =
+                send.send(if heard { parse_output(&said) } else { Liveness::Failed(Errno::IO) });
         };
         std::thread::Builder::new().name("ask a mount".to_owned()).spawn(listen).ok()?;
-        Some(Question { answers, child: Some(child) })
+        Some(LivenessProbe { receiver: answers, child: Some(child) })
     }
 
     /// The answer, if it came in that time; afterwards it may still come.
-    pub fn answer(&mut self, limit: Duration) -> Option<Answer> {
-        match self.answers.recv_timeout(limit) {
+    pub fn wait(&mut self, limit: Duration) -> Option<Liveness> {
+        match self.receiver.recv_timeout(limit) {
             Ok(answer) => {
                 if let Some(mut child) = self.child.take() {
                     // It has said everything and is about to end.
@@ -99,12 +100,12 @@ impl Question {
                 Some(answer)
             }
             Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Answer::Failed(Errno::AGAIN)),
+            Err(RecvTimeoutError::Disconnected) => Some(Liveness::Failed(Errno::AGAIN)),
         }
     }
 }
 
-impl Drop for Question {
+impl Drop for LivenessProbe {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             // It ends when it can, which may be never: a thread waits for it, which never keeps
@@ -116,33 +117,33 @@ impl Drop for Question {
 }
 
 /// Asks a mount, and takes silence for an answer after that time.
-pub fn ask(path: &Path, limit: Duration) -> Answer {
-    Question::ask(path).answer(limit).unwrap_or(Answer::Silent)
+pub fn probe(path: &Path, limit: Duration) -> Liveness {
+    LivenessProbe::start(path).wait(limit).unwrap_or(Liveness::Silent)
 }
 
-fn read_attribute(path: &Path) -> Result<Vec<u8>, Errno> {
-    let mut value = Vec::with_capacity(MAX_STATS);
-    rustix::fs::lgetxattr(path, ATTRIBUTE, rustix::buffer::spare_capacity(&mut value))?;
+fn read_stats(path: &Path) -> Result<Vec<u8>, Errno> {
+    let mut value = Vec::with_capacity(MAX_STATS_BYTES);
+    rustix::fs::lgetxattr(path, STATS_ATTRIBUTE, rustix::buffer::spare_capacity(&mut value))?;
     Ok(value)
 }
 
-fn answer(read: Result<Vec<u8>, Errno>) -> Answer {
+fn interpret(read: Result<Vec<u8>, Errno>) -> Liveness {
     match read {
         Ok(value) => {
-            let stats = serde_json::from_slice::<Stats>(&value).ok();
-            Answer::Alive(stats.filter(|stats| stats.version > 0).map(Box::new))
+            let stats = serde_json::from_slice::<MountStats>(&value).ok();
+            Liveness::Alive(stats.filter(|stats| stats.version > 0).map(Box::new))
         }
-        Err(Errno::NOTCONN | Errno::CONNABORTED) => Answer::Dead,
-        Err(Errno::ACCESS | Errno::PERM) => Answer::NotPermitted,
+        Err(Errno::NOTCONN | Errno::CONNABORTED) => Liveness::Dead,
+        Err(Errno::ACCESS | Errno::PERM) => Liveness::NotPermitted,
         // It answers, though not that.
-        Err(Errno::NODATA | Errno::NOTSUP | Errno::RANGE | Errno::NOSYS) => Answer::Alive(None),
-        Err(e) => Answer::Failed(e),
+        Err(Errno::NODATA | Errno::NOTSUP | Errno::RANGE | Errno::NOSYS) => Liveness::Alive(None),
+        Err(e) => Liveness::Failed(e),
     }
 }
 
 /// The part of the child process: asks, and writes what came to standard output.
-pub fn answer_as_child(path: &Path, out: &mut dyn std::io::Write) -> std::io::Result<()> {
-    match read_attribute(path) {
+pub fn run_probe_command(path: &Path, out: &mut dyn std::io::Write) -> std::io::Result<()> {
+    match read_stats(path) {
         Ok(value) => {
             out.write_all(b"+")?;
             out.write_all(&value)
@@ -151,14 +152,14 @@ pub fn answer_as_child(path: &Path, out: &mut dyn std::io::Write) -> std::io::Re
     }
 }
 
-fn decoded(said: &[u8]) -> Answer {
+fn parse_output(said: &[u8]) -> Liveness {
     match said.split_first() {
-        Some((b'+', value)) => answer(Ok(value.to_vec())),
+        Some((b'+', value)) => interpret(Ok(value.to_vec())),
         Some((b'-', number)) => {
             let number = std::str::from_utf8(number).ok().and_then(|text| text.parse().ok());
-            answer(Err(number.map_or(Errno::IO, Errno::from_raw_os_error)))
+            interpret(Err(number.map_or(Errno::IO, Errno::from_raw_os_error)))
         }
-        _ => Answer::Failed(Errno::IO),
+        _ => Liveness::Failed(Errno::IO),
     }
 }
 
@@ -169,21 +170,21 @@ mod tests {
     #[test]
     fn what_the_child_says_is_what_was_answered() {
         for (read, expected) in [
-            (Err(Errno::NOTCONN), Answer::Dead),
-            (Err(Errno::ACCESS), Answer::NotPermitted),
-            (Err(Errno::NODATA), Answer::Alive(None)),
-            (Err(Errno::IO), Answer::Failed(Errno::IO)),
-            (Ok(b"no json".to_vec()), Answer::Alive(None)),
+            (Err(Errno::NOTCONN), Liveness::Dead),
+            (Err(Errno::ACCESS), Liveness::NotPermitted),
+            (Err(Errno::NODATA), Liveness::Alive(None)),
+            (Err(Errno::IO), Liveness::Failed(Errno::IO)),
+            (Ok(b"no json".to_vec()), Liveness::Alive(None)),
         ] {
-            assert_eq!(answer(read), expected);
+            assert_eq!(interpret(read), expected);
         }
-        assert_eq!(decoded(b"-107"), Answer::Dead);
-        assert_eq!(decoded(b"+{}"), Answer::Alive(None));
+        assert_eq!(parse_output(b"-107"), Liveness::Dead);
+        assert_eq!(parse_output(b"+{}"), Liveness::Alive(None));
         for hostile in [&b""[..], b"-", b"-x", b"?"] {
-            assert!(matches!(decoded(hostile), Answer::Failed(_)), "{hostile:?}");
+            assert!(matches!(parse_output(hostile), Liveness::Failed(_)), "{hostile:?}");
         }
         let mut out = Vec::new();
-        answer_as_child(Path::new("/"), &mut out).unwrap();
-        assert_eq!(decoded(&out), Answer::Alive(None));
+        run_probe_command(Path::new("/"), &mut out).unwrap();
+        assert_eq!(parse_output(&out), Liveness::Alive(None));
     }
 }

@@ -7,19 +7,19 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, Stat};
 
-use crate::mount_info::mountinfo::{self, Spot};
+use crate::mount_info::mountinfo::{self, PathHandle};
 
-use super::liveness::Answer;
-use super::{Error, Options, stale_mounts};
+use super::liveness::Liveness;
+use super::{MountError, MountOptions, stale_mounts};
 
 /// A source and a mountpoint that can be joined.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct MountPaths {
     pub source: PathBuf,
     pub mountpoint: PathBuf,
 }
 
-impl Place {
+impl MountPaths {
     /// Whether the mount will lie over a path, as far as that is there.
     pub fn hides(&self, path: &Path) -> bool {
         let there = path.ancestors().find_map(|above| std::fs::canonicalize(above).ok());
@@ -27,30 +27,33 @@ impl Place {
     }
 }
 
-pub(super) fn check(options: &Options) -> Result<Place, Error> {
+pub(super) fn resolve(options: &MountOptions) -> Result<MountPaths, MountError> {
     // Before the source is looked at, which may be this very directory.
     let healed = stale_mounts::heal(&options.mountpoint).map_err(|error| match error {
-        Error::Missing { path } => Error::NoMountpoint { path },
+        MountError::Missing { path } => MountError::NoMountpoint { path },
         error => error,
     })?;
-    match healed.left {
+    match healed.remaining {
         None => {}
-        Some((entry, Answer::Silent)) => return Err(Error::Silent { path: entry.mountpoint }),
+        Some((entry, Liveness::Silent)) => {
+            return Err(MountError::Silent { path: entry.mountpoint });
+        }
         Some((entry, _)) => {
-            let shown = mountinfo::shown(&entry.source);
-            return Err(Error::Mounted { path: entry.mountpoint, shown });
+            let shown = mountinfo::to_display(&entry.source);
+            return Err(MountError::AlreadyMounted { path: entry.mountpoint, shown });
         }
     }
-    let about = |path: &Path| rustix::fs::stat(path).map_err(|e| Error::io(path, "look at it", e));
+    let about =
+        |path: &Path| rustix::fs::stat(path).map_err(|e| MountError::io(path, "look at it", e));
     let is_directory = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     // What it is, and whether it is there, is for the view to say: a set of shards is called by a
     // name that no file has.
     let source = about(&options.source).ok().filter(is_directory);
-    let spot = Spot::at(&options.mountpoint)?;
+    let spot = PathHandle::open(&options.mountpoint)?;
     let mountpoint = spot.path().to_path_buf();
     let there = about(&mountpoint)?;
     if !is_directory(&there) {
-        return Err(Error::NotADirectory { path: options.mountpoint.clone() });
+        return Err(MountError::NotADirectory { path: options.mountpoint.clone() });
     }
     let is_source = |stat: &Stat| {
         let same = |source: Stat| (stat.st_dev, stat.st_ino) == (source.st_dev, source.st_ino);
@@ -60,11 +63,14 @@ pub(super) fn check(options: &Options) -> Result<Place, Error> {
         for above in mountpoint.ancestors().skip(1) {
             // One that cannot be looked at is not the source, which could be.
             if about(above).is_ok_and(|stat| is_source(&stat)) {
-                return Err(Error::Inside { path: options.source.clone(), mountpoint });
+                return Err(MountError::MountpointInSource {
+                    path: options.source.clone(),
+                    mountpoint,
+                });
             }
         }
         if !options.nonempty && !is_empty(&mountpoint)? {
-            return Err(Error::NotEmpty { path: options.mountpoint.clone() });
+            return Err(MountError::NotEmpty { path: options.mountpoint.clone() });
         }
     }
     // A file keeps the name that was given, which says what it is to be called in the view.
@@ -72,19 +78,19 @@ pub(super) fn check(options: &Options) -> Result<Place, Error> {
         Some(_) => std::fs::canonicalize(&options.source),
         None => std::path::absolute(&options.source),
     };
-    let source = full.map_err(|e| Error::io(&options.source, "find it", e))?;
+    let source = full.map_err(|e| MountError::io(&options.source, "find it", e))?;
     if !rustix::process::geteuid().is_root() {
         for (given, option) in [(options.uid, "--uid"), (options.gid, "--gid")] {
             if given.is_some() {
-                return Err(Error::NeedsRoot { path: mountpoint, option });
+                return Err(MountError::NeedsRoot { path: mountpoint, option });
             }
         }
     }
-    Ok(Place { source, mountpoint })
+    Ok(MountPaths { source, mountpoint })
 }
 
-fn is_empty(path: &Path) -> Result<bool, Error> {
-    let failed = |e| Error::io(path, "list it", e);
+fn is_empty(path: &Path) -> Result<bool, MountError> {
+    let failed = |e| MountError::io(path, "list it", e);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
     for entry in Dir::new(fd).map_err(failed)? {
@@ -107,7 +113,7 @@ mod tests {
         let mountpoint = all.join("models");
         std::fs::create_dir(&mountpoint).unwrap();
         std::os::unix::fs::symlink(&mountpoint, all.join("link")).unwrap();
-        let place = Place { source: all.clone(), mountpoint };
+        let place = MountPaths { source: all.clone(), mountpoint };
         for hidden in ["models", "models/not/there", "link/cache"] {
             assert!(place.hides(&all.join(hidden)), "{hidden}");
         }

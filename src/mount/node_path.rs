@@ -4,33 +4,33 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::view::Names;
+use crate::view::SortedNames;
 
 /// Names of one directory, shared by its listings.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DirNames {
     /// The directory's place in the view.
     pub dir: Arc<Path>,
-    pub names: Names,
+    pub names: SortedNames,
 }
 
 /// A path in the view: a name in a directory. It has its own copy of the name: a name that vanished must not keep all
 /// names of its listing in memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct NodePath {
+pub struct InodePath {
     /// `None` for the root.
     dir: Option<Arc<Path>>,
     name: Box<OsStr>,
 }
 
-impl NodePath {
+impl InodePath {
     /// The path of the root.
-    pub fn root() -> NodePath {
-        NodePath { dir: None, name: Box::default() }
+    pub fn root() -> InodePath {
+        InodePath { dir: None, name: Box::default() }
     }
 
-    pub fn new(dir: &Arc<Path>, name: &OsStr) -> NodePath {
-        NodePath { dir: Some(Arc::clone(dir)), name: name.into() }
+    pub fn new(dir: &Arc<Path>, name: &OsStr) -> InodePath {
+        InodePath { dir: Some(Arc::clone(dir)), name: name.into() }
     }
 
     /// The directory and the name; `None` for the root.

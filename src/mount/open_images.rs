@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::cache::{Cache, Served};
+use crate::cache::{Cache, CachedFile};
 use crate::image::Image;
 use crate::threads::lock;
-use crate::view::{self, Shown, View};
+use crate::view::{self, ShownFile, View};
 
 /// An image that is open at least once.
-pub struct OpenImage {
-    shown: Arc<Shown>,
+pub struct OpenVirtualFile {
+    shown: Arc<ShownFile>,
     /// The device of its first source, for which a read waits.
     pub device: u64,
     /// Answers the reads of all its handles; `None` if it was evicted.
@@ -26,12 +26,12 @@ pub struct OpenImage {
     /// Bytes that it took when it was first opened.
     bytes: u64,
     /// When it was last read, on the clock of all virtual files.
-    used: AtomicU64,
+    last_read: AtomicU64,
 }
 
 #[derive(Clone)]
 struct OpenReader {
-    served: Arc<Served>,
+    cached_file: Arc<CachedFile>,
     footprint: Footprint,
 }
 
@@ -44,7 +44,10 @@ struct Footprint {
 
 impl Footprint {
     fn of(image: &Image) -> Footprint {
-        Footprint { descriptors: (image.files().len() * PER_FILE) as u64, bytes: image.weight() }
+        Footprint {
+            descriptors: (image.source_files().len() * DESCRIPTORS_PER_FILE) as u64,
+            bytes: image.memory_bytes(),
+        }
     }
 
     fn fits(&self, limit: &Footprint) -> bool {
@@ -67,11 +70,11 @@ impl std::ops::SubAssign for Footprint {
 }
 
 /// All of them.
-pub struct OpenImages {
+pub struct OpenVirtualFiles {
     view: Arc<View>,
     cache: Arc<Cache>,
     /// By number of inode, and how often each is open.
-    open: Mutex<HashMap<u64, (Arc<OpenImage>, usize)>>,
+    open: Mutex<HashMap<u64, (Arc<OpenVirtualFile>, usize)>>,
     /// What they may hold together.
     limit: Footprint,
     clock: AtomicU64,
@@ -81,34 +84,38 @@ pub struct OpenImages {
 }
 
 /// How long a parse waits for others to give memory back. Longer would let a source that hangs block others.
-const MAX_PARSE_WAIT: Duration = Duration::from_secs(1);
+const PARSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Descriptors for everything else: directories, files passed through, the device.
-const RESERVED: u64 = 128;
+const RESERVED_DESCRIPTORS: u64 = 128;
 
 /// How often a source is opened: for the page cache, past it, and for reads of which the kernel reads nothing ahead.
-const PER_FILE: usize = 3;
+const DESCRIPTORS_PER_FILE: usize = 3;
 
 /// A parse that counts among those that are under way.
-struct Turn<'a> {
-    of: &'a OpenImages,
+struct ParseTicket<'a> {
+    files: &'a OpenVirtualFiles,
     bytes: u64,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ParseTicket<'_> {
     fn drop(&mut self) {
-        *lock(&self.of.parsing) -= self.bytes;
-        self.of.parsed.notify_all();
+        *lock(&self.files.parsing) -= self.bytes;
+        self.files.parsed.notify_all();
     }
 }
 
-impl OpenImages {
+impl OpenVirtualFiles {
     /// Open virtual files may take `bytes` together; a single one may take more.
-    pub fn new(view: Arc<View>, cache: Arc<Cache>, bytes: u64) -> OpenImages {
+    pub fn new(view: Arc<View>, cache: Arc<Cache>, bytes: u64) -> OpenVirtualFiles {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        let descriptors = limit.current.unwrap_or(u64::MAX).saturating_sub(RESERVED).max(RESERVED);
+        let descriptors = limit
+            .current
+            .unwrap_or(u64::MAX)
+            .saturating_sub(RESERVED_DESCRIPTORS)
+            .max(RESERVED_DESCRIPTORS);
         let limit = Footprint { descriptors, bytes };
-        OpenImages {
+        OpenVirtualFiles {
             view,
             cache,
             open: Mutex::default(),
@@ -126,29 +133,36 @@ impl OpenImages {
     pub fn open(
         &self,
         number: u64,
-        shown: &Arc<Shown>,
+        shown: &Arc<ShownFile>,
         is_cache_valid: bool,
-    ) -> Result<Arc<OpenImage>, view::Error> {
+    ) -> Result<Arc<OpenVirtualFile>, view::ViewError> {
         let known = || lock(&self.open).get(&number).map(|(open, _)| Arc::clone(open));
         let known = is_cache_valid.then(known).flatten();
         let (opened, reader) = match known {
             Some(open) => {
-                let served = self.served(&open)?;
-                (open, OpenReader { footprint: Footprint::of(served.image()), served })
+                let served = self.resident_or_reopened(&open)?;
+                (open, OpenReader { footprint: Footprint::of(served.image()), cached_file: served })
             }
             None => {
                 let reader = self.open_reader(shown)?;
-                let files = reader.served.image().files();
+                let files = reader.cached_file.image().source_files();
                 let device = files.first().map_or(0, |file| file.identity().dev);
                 let used = AtomicU64::new(self.tick());
                 let shown = Arc::clone(shown);
                 let own = Mutex::new(Some(reader.clone()));
                 let (reopening, bytes) = (Mutex::default(), reader.footprint.bytes);
-                let open = OpenImage { shown, device, reader: own, reopening, bytes, used };
+                let open = OpenVirtualFile {
+                    shown,
+                    device,
+                    reader: own,
+                    reopening,
+                    bytes,
+                    last_read: used,
+                };
                 (Arc::new(open), reader)
             }
         };
-        reader.served.reader().check_all_untouched().map_err(view::Error::from)?;
+        reader.cached_file.reader().check_all_states_unchanged().map_err(view::ViewError::from)?;
         let mut open = lock(&self.open);
         let (shared, count) = open.entry(number).or_insert_with(|| (Arc::clone(&opened), 0));
         *count += 1;
@@ -179,47 +193,50 @@ impl OpenImages {
     }
 
     /// The reader of a virtual file, unless it was evicted.
-    pub fn at_hand(&self, open: &OpenImage) -> Option<Arc<Served>> {
-        open.used.store(self.tick(), Ordering::Relaxed);
-        lock(&open.reader).as_ref().map(|reader| Arc::clone(&reader.served))
+    pub fn resident(&self, open: &OpenVirtualFile) -> Option<Arc<CachedFile>> {
+        open.last_read.store(self.tick(), Ordering::Relaxed);
+        lock(&open.reader).as_ref().map(|reader| Arc::clone(&reader.cached_file))
     }
 
     /// The reader of a virtual file. After an eviction it is opened again, which may wait for the sources.
-    pub fn served(&self, open: &OpenImage) -> Result<Arc<Served>, view::Error> {
-        if let Some(served) = self.at_hand(open) {
+    pub fn resident_or_reopened(
+        &self,
+        open: &OpenVirtualFile,
+    ) -> Result<Arc<CachedFile>, view::ViewError> {
+        if let Some(served) = self.resident(open) {
             return Ok(served);
         }
         let _reopening = lock(&open.reopening);
         // Another thread may have opened it in between.
-        if let Some(served) = self.at_hand(open) {
+        if let Some(served) = self.resident(open) {
             return Ok(served);
         }
-        let _turn = self.turn(open.bytes);
+        let _turn = self.wait_to_parse(open.bytes);
         let new = self.open_reader(&open.shown)?;
         let mut reader = lock(&open.reader);
-        Ok(Arc::clone(&reader.get_or_insert(new).served))
+        Ok(Arc::clone(&reader.get_or_insert(new).cached_file))
     }
 
     /// Waits until the virtual files that are being parsed again leave room for one more in the budget.
-    fn turn(&self, bytes: u64) -> Turn<'_> {
+    fn wait_to_parse(&self, bytes: u64) -> ParseTicket<'_> {
         let is_full = |parsing: &mut u64| *parsing > 0 && *parsing + bytes > self.limit.bytes;
-        let waited = self.parsed.wait_timeout_while(lock(&self.parsing), MAX_PARSE_WAIT, is_full);
+        let waited = self.parsed.wait_timeout_while(lock(&self.parsing), PARSE_TIMEOUT, is_full);
         let (mut parsing, _) = waited.unwrap_or_else(PoisonError::into_inner);
         *parsing += bytes;
-        Turn { of: self, bytes }
+        ParseTicket { files: self, bytes }
     }
 
-    fn open_reader(&self, shown: &Shown) -> Result<OpenReader, view::Error> {
-        let image = self.view.image(shown)?;
+    fn open_reader(&self, shown: &ShownFile) -> Result<OpenReader, view::ViewError> {
+        let image = self.view.virtual_file(shown)?;
         let footprint = Footprint::of(&image);
         self.make_room(footprint);
         let reader = Arc::new(image.open()?);
-        Ok(OpenReader { served: self.cache.serve(reader), footprint })
+        Ok(OpenReader { cached_file: self.cache.open(reader), footprint })
     }
 
     /// Evicts readers, least recently read first, until there is room for a new one.
     fn make_room(&self, new: Footprint) {
-        let mut others: Vec<(Arc<OpenImage>, Footprint)> = lock(&self.open)
+        let mut others: Vec<(Arc<OpenVirtualFile>, Footprint)> = lock(&self.open)
             .values()
             .filter_map(|(open, _)| {
                 Some((Arc::clone(open), lock(&open.reader).as_ref()?.footprint))
@@ -230,7 +247,7 @@ impl OpenImages {
         if total.fits(&self.limit) {
             return;
         }
-        others.sort_by_key(|(open, _)| open.used.load(Ordering::Relaxed));
+        others.sort_by_key(|(open, _)| open.last_read.load(Ordering::Relaxed));
         for (open, footprint) in others {
             if total.fits(&self.limit) {
                 break;
@@ -242,9 +259,9 @@ impl OpenImages {
     }
 
     /// How many are open, and how many bytes they hold.
-    pub fn count(&self) -> (u64, u64) {
+    pub fn usage(&self) -> (u64, u64) {
         let open = lock(&self.open);
-        let bytes = |open: &OpenImage| Some(lock(&open.reader).as_ref()?.footprint.bytes);
+        let bytes = |open: &OpenVirtualFile| Some(lock(&open.reader).as_ref()?.footprint.bytes);
         let held = open.values().filter_map(|(open, _)| bytes(open));
         (open.len() as u64, held.sum())
     }

@@ -14,30 +14,30 @@ use std::time::Duration;
 
 use fuser::{Errno, FileType, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 
-use crate::source::{Attributes, Kind};
+use crate::source::{FileKind, FileMetadata};
 use crate::threads::lock;
 
-use super::attr::kind;
-use super::filesystem::{GENERATION, Inner, TTL};
-use super::inodes::{LastSeen, Node, What};
-use super::node_path::{DirNames, NodePath};
+use super::attr::file_type;
+use super::filesystem::{FilesystemState, GENERATION, KERNEL_CACHE_TIMEOUT};
+use super::inodes::{Inode, InodeKind, LastAttributes};
+use super::node_path::{DirNames, InodePath};
 
 /// `.` and `..`, which have the first offsets.
-const DOTS: u64 = 2;
+const DOT_ENTRIES_COUNT: u64 = 2;
 
 /// Names that are looked up together. A reply of one page has room for fewer.
-const BATCH: usize = 32;
+const BATCH_NAMES: usize = 32;
 
 /// The listings of open directories.
 #[derive(Debug)]
 pub struct Listings {
     next: AtomicU64,
-    limit: usize,
-    open: Mutex<OpenHandles>,
+    limit_bytes: usize,
+    open: Mutex<DirHandles>,
 }
 
 #[derive(Debug, Default)]
-struct OpenHandles {
+struct DirHandles {
     handles: HashMap<u64, DirCursor>,
     /// By the inode number of each directory that has handles in `handles`.
     directories: HashMap<u64, OpenDirectory>,
@@ -56,7 +56,7 @@ struct OpenDirectory {
 struct DirCursor {
     /// The inode number of the directory.
     directory: u64,
-    snapshot: Snapshot,
+    snapshot: ListingSnapshot,
     /// The index of the name at the offset `start`.
     start_index: usize,
     start: u64,
@@ -67,7 +67,7 @@ struct DirCursor {
 }
 
 #[derive(Debug)]
-enum Snapshot {
+enum ListingSnapshot {
     Cached(Arc<DirNames>),
     /// Evicted, but for the names of the last reply and the one before them. A program with a small buffer takes only
     /// some of a reply, and reads on in the middle of it.
@@ -86,25 +86,25 @@ impl DirCursor {
 
     fn cached(&self) -> Option<&Arc<DirNames>> {
         match &self.snapshot {
-            Snapshot::Cached(names) => Some(names),
-            Snapshot::Evicted { .. } => None,
+            ListingSnapshot::Cached(names) => Some(names),
+            ListingSnapshot::Evicted { .. } => None,
         }
     }
 
     fn evict(&mut self) {
-        if let Snapshot::Cached(names) = &self.snapshot {
+        if let ListingSnapshot::Cached(names) = &self.snapshot {
             let (start, end) = (self.index(self.reply.start), self.index(self.reply.end));
             let first_index = start.saturating_sub(1);
             let recent = (first_index..end).filter_map(|index| names.names.get(index));
             let recent = recent.map(ToOwned::to_owned).collect();
             let first = self.start + 1 + first_index as u64 - self.start_index as u64;
-            self.snapshot = Snapshot::Evicted { recent, first };
+            self.snapshot = ListingSnapshot::Evicted { recent, first };
         }
     }
 
     /// The name before an offset, if it is one of those that outlast an eviction.
     fn recent_before(&self, offset: u64) -> Option<&OsString> {
-        let Snapshot::Evicted { recent, first } = &self.snapshot else { return None };
+        let ListingSnapshot::Evicted { recent, first } = &self.snapshot else { return None };
         recent.get(usize::try_from(offset.checked_sub(*first)?).ok()?)
     }
 }
@@ -112,7 +112,7 @@ impl DirCursor {
 impl Listings {
     /// `limit` is in bytes, for the names of all handles together.
     pub fn new(limit: usize) -> Listings {
-        Listings { next: AtomicU64::new(0), limit, open: Mutex::default() }
+        Listings { next: AtomicU64::new(0), limit_bytes: limit, open: Mutex::default() }
     }
 
     pub fn open(&self) -> u64 {
@@ -139,27 +139,27 @@ impl Listings {
         new: DirNames,
     ) -> (Arc<DirNames>, usize) {
         let mut open = lock(&self.open);
-        let OpenHandles { handles, directories, clock } = &mut *open;
+        let DirHandles { handles, directories, clock } = &mut *open;
         *clock += 1;
         let directory = directories.entry(number).or_default();
         let same = directory.latest.upgrade().filter(|latest| **latest == new);
         let names = same.unwrap_or_else(|| Arc::new(new));
         directory.latest = Arc::downgrade(&names);
         directory.handles += usize::from(!handles.contains_key(&handle));
-        let start = offset.max(DOTS);
+        let start = offset.max(DOT_ENTRIES_COUNT);
         let before = handles.get(&handle).and_then(|cursor| cursor.recent_before(offset));
         let start_index = match before {
             // Behind the last name that was taken, wherever that is now.
             Some(before) => names.names.find(before).map_or_else(|behind| behind, |at| at + 1),
-            None => usize::try_from(start - DOTS).unwrap_or(usize::MAX),
+            None => usize::try_from(start - DOT_ENTRIES_COUNT).unwrap_or(usize::MAX),
         };
-        let snapshot = Snapshot::Cached(Arc::clone(&names));
+        let snapshot = ListingSnapshot::Cached(Arc::clone(&names));
         let last_read = *clock;
         let reply = start..start;
         let cursor =
             DirCursor { directory: number, snapshot, start_index, start, reply, last_read };
         handles.insert(handle, cursor);
-        open.make_room(self.limit, handle);
+        open.make_room(self.limit_bytes, handle);
         (names, start_index)
     }
 
@@ -184,7 +184,7 @@ impl Listings {
     }
 }
 
-impl OpenHandles {
+impl DirHandles {
     /// Evicts names until the rest fits the limit, least recently read first, but never those of `except`.
     fn make_room(&mut self, limit: usize, except: u64) {
         // Handles of each listing: names that several share count once.
@@ -224,16 +224,23 @@ impl OpenHandles {
 /// A reply that takes one name after another.
 pub trait DirSink {
     /// Adds a name. Returns whether there was no room for it.
-    fn add(&mut self, inner: &Inner, next: u64, entry: ListedName<'_>) -> bool;
+    fn add(&mut self, inner: &FilesystemState, next: u64, entry: ListedName<'_>) -> bool;
     /// Adds `.` or `..`; the kernel knows both, and asks for neither.
-    fn add_dots(&mut self, inner: &Inner, next: u64, number: u64, own: &Node, name: &str) -> bool;
+    fn add_dots(
+        &mut self,
+        inner: &FilesystemState,
+        next: u64,
+        number: u64,
+        own: &Inode,
+        name: &str,
+    ) -> bool;
 }
 
 /// A name, and what it stands for.
 pub struct ListedName<'a> {
     name: &'a std::ffi::OsStr,
-    node: Node,
-    attributes: Attributes,
+    node: Inode,
+    attributes: FileMetadata,
     /// How long the kernel may believe what is said of it.
     ttl: Duration,
 }
@@ -241,9 +248,9 @@ pub struct ListedName<'a> {
 /// Replies with the names of a directory from an offset on, as many as there is room for. At the start they are read
 /// anew.
 pub fn reply_names(
-    inner: &Inner,
+    inner: &FilesystemState,
     (number, handle): (u64, u64),
-    own: &Node,
+    own: &Inode,
     offset: u64,
     reply: &mut impl DirSink,
 ) -> Result<(), Errno> {
@@ -264,9 +271,10 @@ pub fn reply_names(
         next += 1;
     }
     'full: while index < names.names.len() {
-        let end = names.names.len().min(index + BATCH);
+        let end = names.names.len().min(index + BATCH_NAMES);
         let batch = (index..end).filter_map(|index| names.names.get(index));
-        let entries = inner.view.list_entries(&names.dir, batch).map_err(|e| inner.refuse(&e))?;
+        let entries =
+            inner.view.list_entries(&names.dir, batch).map_err(|e| inner.record_error(&e))?;
         for entry in entries {
             if let Some(entry) = listed_name(&names, index, entry, own)
                 && reply.add(inner, next + 1, entry)
@@ -285,58 +293,81 @@ fn listed_name<'a>(
     names: &'a DirNames,
     index: usize,
     entry: crate::view::ListedEntry,
-    own: &Node,
+    own: &Inode,
 ) -> Option<ListedName<'a>> {
     let name = names.names.get(index)?;
-    let path = NodePath::new(&names.dir, name);
+    let path = InodePath::new(&names.dir, name);
     match entry {
         Ok(entry) => {
             let entry = entry?;
-            let attributes = *entry.attributes();
+            let attributes = *entry.metadata();
             // Attributes of another filesystem may be old, so the kernel must look the name up.
-            let is_elsewhere = attributes.kind == Kind::Directory && attributes.dev != own.last.dev;
-            let ttl = if is_elsewhere { Duration::ZERO } else { TTL };
-            Some(ListedName { name, node: Node::new(path, &entry), attributes, ttl })
+            let is_elsewhere =
+                attributes.kind == FileKind::Directory && attributes.dev != own.attributes.dev;
+            let ttl = if is_elsewhere { Duration::ZERO } else { KERNEL_CACHE_TIMEOUT };
+            Some(ListedName { name, node: Inode::new(path, &entry), attributes, ttl })
         }
         // An unreadable file is still listed; looking its name up returns the error.
         Err((kind, error)) => {
             tracing::debug!(%error, "listed by its name alone");
-            let attributes = Attributes::unknown(kind, own.last.dev, index as u64);
-            let last = LastSeen::from(&attributes);
-            let node = Node { path, what: What::Source, last };
+            let attributes = FileMetadata::placeholder(kind, own.attributes.dev, index as u64);
+            let last = LastAttributes::from(&attributes);
+            let node = Inode { path, kind: InodeKind::Source, attributes: last };
             Some(ListedName { name, node, attributes, ttl: Duration::ZERO })
         }
     }
 }
 
 impl DirSink for ReplyDirectory {
-    fn add(&mut self, inner: &Inner, next: u64, entry: ListedName<'_>) -> bool {
-        let number = INodeNo(inner.nodes.number(&entry.node));
-        ReplyDirectory::add(self, number, next, kind(entry.node.last.kind), entry.name)
+    fn add(&mut self, inner: &FilesystemState, next: u64, entry: ListedName<'_>) -> bool {
+        let number = INodeNo(inner.inodes.number_for(&entry.node));
+        ReplyDirectory::add(self, number, next, file_type(entry.node.attributes.kind), entry.name)
     }
 
-    fn add_dots(&mut self, _: &Inner, next: u64, number: u64, _: &Node, name: &str) -> bool {
+    fn add_dots(
+        &mut self,
+        _: &FilesystemState,
+        next: u64,
+        number: u64,
+        _: &Inode,
+        name: &str,
+    ) -> bool {
         ReplyDirectory::add(self, INodeNo(number), next, FileType::Directory, name)
     }
 }
 
 impl DirSink for ReplyDirectoryPlus {
-    fn add(&mut self, inner: &Inner, next: u64, entry: ListedName<'_>) -> bool {
+    fn add(&mut self, inner: &FilesystemState, next: u64, entry: ListedName<'_>) -> bool {
         let ListedName { name, node, attributes, ttl } = entry;
-        let number = inner.nodes.learn(node);
+        let number = inner.inodes.add_lookup(node);
         let attr = inner.attr(number, &attributes);
         let ino = INodeNo(number);
         let is_full = ReplyDirectoryPlus::add(self, ino, next, name, &ttl, &attr, GENERATION);
         if is_full {
             // The kernel does not learn what did not fit.
-            inner.nodes.forget(number, 1);
+            inner.inodes.forget(number, 1);
         }
         is_full
     }
 
-    fn add_dots(&mut self, inner: &Inner, next: u64, number: u64, own: &Node, name: &str) -> bool {
+    fn add_dots(
+        &mut self,
+        inner: &FilesystemState,
+        next: u64,
+        number: u64,
+        own: &Inode,
+        name: &str,
+    ) -> bool {
         let attr = inner.last_attr(number, own);
-        ReplyDirectoryPlus::add(self, INodeNo(number), next, name, &TTL, &attr, GENERATION)
+        ReplyDirectoryPlus::add(
+            self,
+            INodeNo(number),
+            next,
+            name,
+            &KERNEL_CACHE_TIMEOUT,
+            &attr,
+            GENERATION,
+        )
     }
 }
 
@@ -346,10 +377,13 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::view::Names;
+    use crate::view::SortedNames;
 
     fn names(all: &[&str]) -> DirNames {
-        DirNames { dir: Path::new("dir").into(), names: Names::of(all.iter().map(OsStr::new)) }
+        DirNames {
+            dir: Path::new("dir").into(),
+            names: SortedNames::from_sorted(all.iter().map(OsStr::new)),
+        }
     }
 
     #[test]

@@ -16,13 +16,13 @@ static RUNNER: OnceLock<Runner> = OnceLock::new();
 
 /// From now on this command is started again by that program with these arguments before its own: an
 /// interpreter, of which `/proc/self/exe` would be only the half.
-pub fn is_run_by(program: PathBuf, before: Vec<OsString>) {
+pub fn set_runner(program: PathBuf, before: Vec<OsString>) {
     // A process is one command, and was started in one way.
     let _ = RUNNER.set((program, before));
 }
 
 /// Whether it is not the program `ckptfs` that runs this command.
-pub fn is_run_by_another() -> bool {
+pub fn has_runner() -> bool {
     RUNNER.get().is_some()
 }
 

@@ -16,57 +16,58 @@ use lru::LruCache;
 
 use crate::threads::lock;
 
-use super::handles::{OpenedFiles, Ready};
-use super::inodes::Node;
+use super::handles::{HandleTable, PreparedOpen};
+use super::inodes::Inode;
 
 /// Threads that may be between two tries at once. Further threads get the error.
-const MAX_THREADS: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+const MAX_RETRYING_THREADS: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
 /// The second try follows within milliseconds. A file whose second try never comes is closed after this time, at
 /// the next lookup.
-const EXPIRY: Duration = Duration::from_millis(500);
+const RETRY_WINDOW: Duration = Duration::from_millis(500);
 
 /// The threads that are between two tries, by number.
 pub struct Retries {
-    opened: Arc<OpenedFiles>,
-    waiting: Mutex<LruCache<u32, Retry>>,
+    handles: Arc<HandleTable>,
+    waiting: Mutex<LruCache<u32, PendingRetry>>,
 }
 
-struct Retry {
+struct PendingRetry {
     path: PathBuf,
     started: Instant,
-    found: Option<Found>,
+    file: Option<RetryFile>,
 }
 
 /// A file that was found and opened for the second try.
-pub struct Found {
-    pub node: Node,
+pub struct RetryFile {
+    pub node: Inode,
     pub attr: FileAttr,
-    pub ready: Ready,
+    pub prepared: PreparedOpen,
 }
 
 impl Retries {
-    pub fn new(opened: Arc<OpenedFiles>) -> Retries {
-        Retries { opened, waiting: Mutex::new(LruCache::new(MAX_THREADS)) }
+    pub fn new(opened: Arc<HandleTable>) -> Retries {
+        Retries { handles: opened, waiting: Mutex::new(LruCache::new(MAX_RETRYING_THREADS)) }
     }
 
     /// Records that the first try of a thread has failed. Threads of other containers have the number 0 here.
-    pub fn expect(&self, thread: u32, path: PathBuf) {
+    pub fn record_first_try(&self, thread: u32, path: PathBuf) {
         if thread != 0 {
-            self.put(thread, Retry { path, started: Instant::now(), found: None });
+            self.put(thread, PendingRetry { path, started: Instant::now(), file: None });
         }
     }
 
     /// Whether a thread is about to try to open this name again.
-    pub fn expects(&self, thread: u32, directory: &Path, name: &OsStr) -> bool {
+    pub fn is_expected(&self, thread: u32, directory: &Path, name: &OsStr) -> bool {
         let mut waiting = lock(&self.waiting);
         if waiting.is_empty() {
             return false;
         }
-        let gone = |retry: &Retry| retry.started.elapsed() > EXPIRY;
+        let gone = |retry: &PendingRetry| retry.started.elapsed() > RETRY_WINDOW;
         let expired: Vec<u32> =
             waiting.iter().filter(|(_, retry)| gone(retry)).map(|(thread, _)| *thread).collect();
-        let expired: Vec<Retry> = expired.iter().filter_map(|thread| waiting.pop(thread)).collect();
+        let expired: Vec<PendingRetry> =
+            expired.iter().filter_map(|thread| waiting.pop(thread)).collect();
         let expects = waiting.peek(&thread).is_some_and(|retry| {
             retry.path.parent() == Some(directory) && retry.path.file_name() == Some(name)
         });
@@ -76,24 +77,24 @@ impl Retries {
     }
 
     /// The file that was found for a thread before. The kernel looks a name up twice if it stands for another file.
-    pub fn found(&self, thread: u32) -> Option<(Node, FileAttr)> {
+    pub fn provided_file(&self, thread: u32) -> Option<(Inode, FileAttr)> {
         let waiting = lock(&self.waiting);
-        waiting.peek(&thread)?.found.as_ref().map(|found| (found.node.clone(), found.attr))
+        waiting.peek(&thread)?.file.as_ref().map(|found| (found.node.clone(), found.attr))
     }
 
     /// Keeps an open file for the second try of a thread.
-    pub fn provide(&self, thread: u32, path: PathBuf, found: Found) {
-        self.put(thread, Retry { path, started: Instant::now(), found: Some(found) });
+    pub fn provide(&self, thread: u32, path: PathBuf, found: RetryFile) {
+        self.put(thread, PendingRetry { path, started: Instant::now(), file: Some(found) });
     }
 
     /// Ends the retry of a thread that opens a number. Returns whether there was one, and its file if it has that
     /// number.
-    pub fn take(&self, thread: u32, number: u64) -> (bool, Option<Ready>) {
+    pub fn take(&self, thread: u32, number: u64) -> (bool, Option<PreparedOpen>) {
         let Some(mut retry) = lock(&self.waiting).pop(&thread) else { return (false, None) };
-        let is_over = retry.started.elapsed() > EXPIRY;
-        let found = retry.found.take_if(|found| !is_over && found.attr.ino.0 == number);
+        let is_over = retry.started.elapsed() > RETRY_WINDOW;
+        let found = retry.file.take_if(|found| !is_over && found.attr.ino.0 == number);
         self.discard(retry);
-        (true, found.map(|found| found.ready))
+        (true, found.map(|found| found.prepared))
     }
 
     /// Ends the retry of a thread that has nothing to open.
@@ -104,16 +105,16 @@ impl Retries {
         }
     }
 
-    fn put(&self, thread: u32, retry: Retry) {
+    fn put(&self, thread: u32, retry: PendingRetry) {
         let old = lock(&self.waiting).push(thread, retry);
         if let Some((_, old)) = old {
             self.discard(old);
         }
     }
 
-    fn discard(&self, retry: Retry) {
-        if let Some(Found { attr, ready, .. }) = retry.found {
-            self.opened.give_up(attr.ino.0, ready);
+    fn discard(&self, retry: PendingRetry) {
+        if let Some(RetryFile { attr, prepared: ready, .. }) = retry.file {
+            self.handles.cancel_open(attr.ino.0, ready);
         }
     }
 }

@@ -15,81 +15,82 @@ use tokio::sync::Notify;
 
 use crate::threads::lock;
 
-use super::Error;
-use super::attach::Attached;
-use super::liveness::{self, Answer};
-use super::stats::Stats;
+use super::MountError;
+use super::attach::AttachedMount;
+use super::liveness::{self, Liveness};
+use super::stats::MountStats;
 
 /// Gives the numbers of a mount at any time, without waiting for anything.
-pub type Numbers = Arc<dyn Fn() -> Stats + Send + Sync>;
+pub type StatsReporter = Arc<dyn Fn() -> MountStats + Send + Sync>;
 
 /// A filesystem that is mounted and answers. Dropped, it is taken out of the tree.
-pub struct Mounted {
-    attached: Arc<Attached>,
-    end: Arc<End>,
-    numbers: Numbers,
+pub struct MountSession {
+    attached: Arc<AttachedMount>,
+    end: Arc<SessionEnd>,
+    stats_reporter: StatsReporter,
     pub(super) is_privileged: bool,
 }
 
 /// How long a new mount has for its first answer: milliseconds are usual, and a machine that is short
 /// of memory or processors should not lose its mounts for that.
-const FIRST_ANSWER: Duration = Duration::from_secs(20);
+const FIRST_REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Whether the session has ended, and how.
 #[derive(Default)]
-struct End {
+struct SessionEnd {
     outcome: Mutex<Option<Result<(), String>>>,
     changed: Condvar,
-    told: Notify,
+    notify: Notify,
 }
 
-impl End {
+impl SessionEnd {
     fn outcome(&self) -> MutexGuard<'_, Option<Result<(), String>>> {
         // A plain value: whoever panicked with it left it whole.
         lock(&self.outcome)
     }
 
-    fn tell(&self, outcome: Result<(), String>) {
+    fn set(&self, outcome: Result<(), String>) {
         *self.outcome() = Some(outcome);
         self.changed.notify_all();
-        self.told.notify_waiters();
+        self.notify.notify_waiters();
     }
 }
 
 /// What the session's thread leaves behind, also when it panics: nothing in the tree that nobody
 /// answers for, nobody waiting for an answer, and word of the end.
-struct LastWill {
-    attached: Arc<Attached>,
-    end: Arc<End>,
+struct SessionCleanup {
+    attached: Arc<AttachedMount>,
+    end: Arc<SessionEnd>,
     outcome: Result<(), String>,
 }
 
-impl Drop for LastWill {
+impl Drop for SessionCleanup {
     fn drop(&mut self) {
         if let Err(error) = self.attached.detach() {
             tracing::warn!("{error}");
         }
         self.attached.disconnect();
-        self.end.tell(std::mem::replace(&mut self.outcome, Ok(())));
+        self.end.set(std::mem::replace(&mut self.outcome, Ok(())));
     }
 }
 
 /// Answers the kernel's first question, starts the threads, and sees that the mount answers.
 pub(super) fn start<F: fuser::Filesystem + 'static>(
     filesystem: F,
-    (fd, attached): (OwnedFd, Attached),
+    (fd, attached): (OwnedFd, AttachedMount),
     config: fuser::Config,
-    numbers: Numbers,
+    numbers: StatsReporter,
     may_tell: impl FnOnce(fuser::Notifier),
-) -> Result<Mounted, Error> {
+) -> Result<MountSession, MountError> {
     let path = attached.mountpoint().to_path_buf();
-    let failed = |action| move |source: io::Error| Error::Io { path: path.clone(), action, source };
+    let failed =
+        |action| move |source: io::Error| MountError::Io { path: path.clone(), action, source };
     // From here on a failure drops it, which takes it out of the tree.
     let attached = Arc::new(attached);
-    let mounted = Mounted {
+    let mounted = MountSession {
         attached: Arc::clone(&attached),
         end: Arc::default(),
-        numbers,
+        stats_reporter: numbers,
         is_privileged: false,
     };
     // The kernel itself lets nobody else in unless `allow_other` was said.
@@ -99,7 +100,7 @@ pub(super) fn start<F: fuser::Filesystem + 'static>(
     may_tell(session.notifier());
     let end = Arc::clone(&mounted.end);
     let outcome = Err("its thread panicked".to_owned());
-    let will = LastWill { attached, end, outcome };
+    let will = SessionCleanup { attached, end, outcome };
     let serve = move || {
         // The whole of it, to be dropped at this thread's end and not before.
         let mut will = will;
@@ -107,17 +108,17 @@ pub(super) fn start<F: fuser::Filesystem + 'static>(
     };
     let thread = std::thread::Builder::new().name("ckptfs session".to_owned());
     thread.spawn(serve).map_err(failed("start a thread"))?;
-    match liveness::ask(mounted.mountpoint(), FIRST_ANSWER) {
+    match liveness::probe(mounted.mountpoint(), FIRST_REPLY_TIMEOUT) {
         // Its root's mode may keep even its owner out, and be right.
-        Answer::Alive(_) | Answer::NotPermitted => Ok(mounted),
-        Answer::Failed(e) => Err(Error::io(mounted.mountpoint(), "use the mount", e)),
-        Answer::Dead | Answer::Silent => {
-            Err(Error::Silent { path: mounted.mountpoint().to_path_buf() })
+        Liveness::Alive(_) | Liveness::NotPermitted => Ok(mounted),
+        Liveness::Failed(e) => Err(MountError::io(mounted.mountpoint(), "use the mount", e)),
+        Liveness::Dead | Liveness::Silent => {
+            Err(MountError::Silent { path: mounted.mountpoint().to_path_buf() })
         }
     }
 }
 
-impl Mounted {
+impl MountSession {
     /// Where it is, absolute and without links.
     pub fn mountpoint(&self) -> &Path {
         self.attached.mountpoint()
@@ -130,23 +131,23 @@ impl Mounted {
     }
 
     /// The mount in the tree.
-    pub fn attached(&self) -> &Attached {
+    pub fn attached(&self) -> &AttachedMount {
         &self.attached
     }
 
     /// Takes it out of the tree at once, and nothing that others have mounted there since. Who has a
     /// file open may go on; the session ends with the last of them.
-    pub fn detach(&self) -> Result<(), Error> {
+    pub fn detach(&self) -> Result<(), MountError> {
         self.attached.detach()
     }
 
     /// Whether the session has ended.
-    pub fn ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.end.outcome().is_some()
     }
 
     /// Why the session ended, if something was wrong with that.
-    pub fn fault(&self) -> Option<String> {
+    pub fn failure(&self) -> Option<String> {
         self.end.outcome().clone()?.err()
     }
 
@@ -166,13 +167,13 @@ impl Mounted {
     }
 
     /// The same for tasks, without a limit.
-    pub async fn gone(&self) {
+    pub async fn wait_for_end(&self) {
         loop {
             // Asked for before looking, so that an end in between is not missed.
-            let told = self.end.told.notified();
+            let told = self.end.notify.notified();
             tokio::pin!(told);
             told.as_mut().enable();
-            if self.ended() {
+            if self.has_ended() {
                 return;
             }
             told.await;
@@ -180,17 +181,17 @@ impl Mounted {
     }
 
     /// The numbers now.
-    pub fn stats(&self) -> Stats {
-        (self.numbers)()
+    pub fn stats(&self) -> MountStats {
+        (self.stats_reporter)()
     }
 
     /// The same for those who outlive a borrow.
-    pub fn numbers(&self) -> Numbers {
-        Arc::clone(&self.numbers)
+    pub fn stats_reporter(&self) -> StatsReporter {
+        Arc::clone(&self.stats_reporter)
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountSession {
     fn drop(&mut self) {
         if let Err(error) = self.detach() {
             tracing::warn!("{error}");
@@ -198,9 +199,9 @@ impl Drop for Mounted {
     }
 }
 
-impl fmt::Debug for Mounted {
+impl fmt::Debug for MountSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Mounted");
-        shown.field("attached", &self.attached).field("ended", &self.ended()).finish()
+        shown.field("attached", &self.attached).field("ended", &self.has_ended()).finish()
     }
 }

@@ -12,21 +12,21 @@ use crate::view::View;
 
 /// The source of a mount.
 #[derive(Debug)]
-pub struct Standing {
+pub struct SourceWatch {
     view: Arc<View>,
     source: PathBuf,
-    told: AtomicBool,
+    is_logged: AtomicBool,
 }
 
-impl Standing {
-    pub fn new(view: Arc<View>, source: PathBuf) -> Standing {
-        Standing { view, source, told: AtomicBool::new(false) }
+impl SourceWatch {
+    pub fn new(view: Arc<View>, source: PathBuf) -> SourceWatch {
+        SourceWatch { view, source, is_logged: AtomicBool::new(false) }
     }
 
     /// Whether the source's directory was removed. Waits for nobody.
     pub fn is_removed(&self) -> bool {
         let is_removed = self.view.root().is_removed();
-        if is_removed && !self.told.swap(true, Ordering::Relaxed) {
+        if is_removed && !self.is_logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 "{}: the directory was removed, and the mount stays empty whatever is made there \
                  now; what to do: unmount it, and mount again",

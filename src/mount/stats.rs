@@ -8,18 +8,18 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 /// The attribute of a mount's root.
-pub const ATTRIBUTE: &str = "user.ckptfs.stats";
+pub const STATS_ATTRIBUTE: &str = "user.ckptfs.stats";
 
 /// The kernel takes no larger attribute.
-pub const MAX_STATS: usize = 64 * 1024;
+pub const MAX_STATS_BYTES: usize = 64 * 1024;
 
 /// The version of this form.
-pub const VERSION: u32 = 1;
+pub const STATS_VERSION: u32 = 1;
 
 /// What a mount is and what it did so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Stats {
+pub struct MountStats {
     /// The version of this form.
     pub version: u32,
     /// The version of the program that serves the mount.
@@ -46,19 +46,19 @@ pub struct Stats {
     /// Reads answered with an error.
     pub errors: u64,
     /// The checkpoints.
-    pub images: Images,
+    pub images: VirtualFileStats,
     /// All memory of the mount.
-    pub memory: Memory,
+    pub memory: MemoryStats,
     /// The cache.
-    pub cache: Cache,
+    pub cache: CacheStats,
     /// Reading ahead.
-    pub prefetch: Prefetch,
+    pub prefetch: PrefetchStats,
 }
 
 /// How many checkpoints there are.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Images {
+pub struct VirtualFileStats {
     /// Shown, as far as directories were looked at.
     pub known: u64,
     /// Held open now.
@@ -70,7 +70,7 @@ pub struct Images {
 /// Memory, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Memory {
+pub struct MemoryStats {
     /// What may be held.
     pub budget: u64,
     /// What is held now.
@@ -80,7 +80,7 @@ pub struct Memory {
 /// The cache's counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Cache {
+pub struct CacheStats {
     /// Reads answered from memory.
     pub hits: u64,
     /// Reads that waited for a disk.
@@ -94,7 +94,7 @@ pub struct Cache {
 /// Blocks read before they were asked for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Prefetch {
+pub struct PrefetchStats {
     /// Read.
     pub fetched: u64,
     /// Of these, given to a reader.
@@ -105,11 +105,11 @@ pub struct Prefetch {
     pub replayed: u64,
 }
 
-impl Stats {
+impl MountStats {
     /// As the attribute holds it. Paths that are not UTF-8 are shown as near as can be.
     pub fn to_json(&self) -> Vec<u8> {
         let text = |path: &PathBuf| PathBuf::from(path.to_string_lossy().into_owned());
-        let shown = Stats {
+        let shown = MountStats {
             source: text(&self.source),
             mountpoint: text(&self.mountpoint),
             ..self.clone()
@@ -127,16 +127,16 @@ mod tests {
     #[test]
     fn the_largest_fits_the_attribute_and_any_path_is_written() {
         let path = PathBuf::from(std::ffi::OsString::from_vec(vec![0xff; 4096]));
-        let stats = Stats { source: path.clone(), mountpoint: path, ..Stats::default() };
+        let stats = MountStats { source: path.clone(), mountpoint: path, ..MountStats::default() };
         let json = stats.to_json();
-        assert!(json.len() > 4096 && json.len() < MAX_STATS, "{}", json.len());
-        assert!(serde_json::from_slice::<Stats>(&json).is_ok());
+        assert!(json.len() > 4096 && json.len() < MAX_STATS_BYTES, "{}", json.len());
+        assert!(serde_json::from_slice::<MountStats>(&json).is_ok());
     }
 
     #[test]
     fn later_versions_can_be_read() {
         let later = br#"{"version": 2, "pid": 7, "cache": {"hits": 3, "new": {}}, "more": []}"#;
-        let stats: Stats = serde_json::from_slice(later).unwrap();
+        let stats: MountStats = serde_json::from_slice(later).unwrap();
         assert_eq!((stats.version, stats.pid, stats.cache.hits), (2, 7, 3));
     }
 }

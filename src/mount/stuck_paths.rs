@@ -10,28 +10,28 @@ use std::time::Instant;
 
 use rustix::fs::{CWD, readlinkat};
 
-use crate::mount_info::mountinfo::{self, Entry, Spot};
+use crate::mount_info::mountinfo::{self, Entry, PathHandle};
 use crate::source;
 
-use super::Error;
-use super::liveness::{self, Answer, Question};
-use super::stale_mounts::PATIENCE;
+use super::MountError;
+use super::liveness::{self, Liveness, LivenessProbe};
+use super::stale_mounts::ANSWER_TIMEOUT;
 
 /// Links that are followed in one path, as many as the kernel follows.
 const MAX_LINKS: usize = 40;
 
 /// Asks every mount of ours that the path leads through or to, links followed.
-pub fn check(path: &Path) -> Result<(), Error> {
+pub fn check_path(path: &Path) -> Result<(), MountError> {
     walk(path, true)
 }
 
 /// The same, but for what the path itself stands for: a mount that is to be taken away need not answer.
-pub fn check_way(path: &Path) -> Result<(), Error> {
+pub fn check_parents(path: &Path) -> Result<(), MountError> {
     walk(path, false)
 }
 
-fn walk(path: &Path, to_its_end: bool) -> Result<(), Error> {
-    let Ok(ours) = mountinfo::ours() else { return Ok(()) };
+fn walk(path: &Path, to_its_end: bool) -> Result<(), MountError> {
+    let Ok(ours) = mountinfo::ckptfs_mounts() else { return Ok(()) };
     let Ok(whole) = std::path::absolute(path) else { return Ok(()) };
     if ours.is_empty() {
         return Ok(());
@@ -40,18 +40,18 @@ fn walk(path: &Path, to_its_end: bool) -> Result<(), Error> {
     let mut way = PathBuf::from("/");
     let mut rest = Vec::new();
     let mut links = 0;
-    push(&mut rest, &whole);
+    push_components(&mut rest, &whole);
     // From the top, and link by link: each step is taken through those that have answered.
     loop {
         if rest.is_empty() && !to_its_end {
             return Ok(());
         }
-        let Ok(spot) = Spot::at(&way) else { return Ok(()) };
-        let id = spot.mount();
+        let Ok(spot) = PathHandle::open(&way) else { return Ok(()) };
+        let id = spot.mount_id();
         if !asked.contains(&id) && ours.iter().any(|entry| entry.id == id) {
             asked.push(id);
-            if liveness::ask(spot.path(), PATIENCE) == Answer::Silent {
-                return Err(Error::Silent { path: spot.path().to_path_buf() });
+            if liveness::probe(spot.path(), ANSWER_TIMEOUT) == Liveness::Silent {
+                return Err(MountError::Silent { path: spot.path().to_path_buf() });
             }
         }
         let Some(part) = rest.pop() else { return Ok(()) };
@@ -73,12 +73,12 @@ fn walk(path: &Path, to_its_end: bool) -> Result<(), Error> {
         if target.is_absolute() {
             way = PathBuf::from("/");
         }
-        push(&mut rest, &target);
+        push_components(&mut rest, &target);
     }
 }
 
 /// Puts the parts of a path before those that are yet to come; the next is the last of the list.
-fn push(rest: &mut Vec<OsString>, path: &Path) {
+fn push_components(rest: &mut Vec<OsString>, path: &Path) {
     let parts = path.components().rev();
     let named = parts.filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
     rest.extend(named.map(|part| part.as_os_str().to_owned()));
@@ -86,23 +86,23 @@ fn push(rest: &mut Vec<OsString>, path: &Path) {
 
 /// The mounts of ours right in a directory, given absolutely and without links, that cannot be looked
 /// into: each by its name, with what is wrong.
-pub fn beneath(directory: &Path) -> Vec<(OsString, Error)> {
-    let ours = mountinfo::ours().unwrap_or_default().into_iter();
+pub fn unreachable_mounts_in(directory: &Path) -> Vec<(OsString, MountError)> {
+    let ours = mountinfo::ckptfs_mounts().unwrap_or_default().into_iter();
     let shows = |entry: &Entry| {
         entry.mountpoint.parent() == Some(directory)
-            && Spot::at(&entry.mountpoint).is_ok_and(|spot| spot.mount() == entry.id)
+            && PathHandle::open(&entry.mountpoint).is_ok_and(|spot| spot.mount_id() == entry.id)
     };
     // All at once: the stuck are waited for together.
     let asked: Vec<_> =
-        ours.filter(shows).map(|entry| (Question::ask(&entry.mountpoint), entry)).collect();
-    let until = Instant::now() + PATIENCE;
+        ours.filter(shows).map(|entry| (LivenessProbe::start(&entry.mountpoint), entry)).collect();
+    let until = Instant::now() + ANSWER_TIMEOUT;
     let mut wrong = Vec::new();
     for (mut question, Entry { mountpoint: path, .. }) in asked {
         let Some(name) = path.file_name().map(OsString::from) else { continue };
-        match question.answer(until.saturating_duration_since(Instant::now())) {
-            None | Some(Answer::Silent) => wrong.push((name, Error::Silent { path })),
-            Some(Answer::Dead) => {
-                wrong.push((name, Error::View(source::Error::Gone { path }.into())));
+        match question.wait(until.saturating_duration_since(Instant::now())) {
+            None | Some(Liveness::Silent) => wrong.push((name, MountError::Silent { path })),
+            Some(Liveness::Dead) => {
+                wrong.push((name, MountError::View(source::Error::StaleMount { path }.into())));
             }
             Some(_) => {}
         }

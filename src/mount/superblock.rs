@@ -62,10 +62,10 @@ impl Superblock {
                 return;
             }
             // A process that has ended in between sees nothing.
-            let table = mountinfo::seen_by(&proc).unwrap_or_default();
+            let table = mountinfo::mounts_of_process(&proc).unwrap_or_default();
             let shows = table.into_iter().filter(|entry| {
-                (entry.device, &entry.kind, &entry.source)
-                    == (self.mount.device, &self.mount.kind, &self.mount.source)
+                (entry.device, &entry.fs_type, &entry.source)
+                    == (self.mount.device, &self.mount.fs_type, &self.mount.source)
             });
             // The number of a mount is unique among all namespaces.
             let new = shows.filter(|entry| ids.insert(entry.id));

@@ -3,39 +3,45 @@
 
 use std::ffi::OsStr;
 
-use crate::mount_info::{IDENTITY, LAYOUT, Options, SOURCE, Source, VERSION};
+use crate::mount_info::{
+    IDENTITY_XATTR, LAYOUT_XATTR, Options, SOURCE_FORMAT_VERSION, SOURCE_XATTR, SourceAttribute,
+};
 
-use super::Context;
-use super::inodes::{Node, ROOT, What};
-use super::stats::ATTRIBUTE as STATS;
+use super::MountContext;
+use super::inodes::{Inode, InodeKind, ROOT};
+use super::stats::STATS_ATTRIBUTE as STATS;
 
 /// Whoever asks for it makes a build for tests panic: what becomes of that is tested with it.
 #[cfg(debug_assertions)]
-const PANIC: &str = "user.ckptfs.panic";
+const PANIC_ATTRIBUTE: &str = "user.ckptfs.panic";
 
 /// The value of an attribute; nothing if there is none of that name.
-pub fn value(context: &Context, number: u64, node: &Node, name: &OsStr) -> Option<Vec<u8>> {
+pub fn value(context: &MountContext, number: u64, node: &Inode, name: &OsStr) -> Option<Vec<u8>> {
     #[cfg(debug_assertions)]
-    assert!(name != PANIC, "asked to");
-    match (name.to_str()?, &node.what) {
-        (STATS, _) if number == ROOT => Some((context.numbers)().to_json()),
+    assert!(name != PANIC_ATTRIBUTE, "asked to");
+    match (name.to_str()?, &node.kind) {
+        (STATS, _) if number == ROOT => Some((context.stats)().to_json()),
         // What is made by the view lies nowhere.
-        (_, What::Image(shown)) if shown.is_index() => None,
-        (LAYOUT, What::Image(shown)) => Some(shown.layout().to_string().into_bytes()),
-        (IDENTITY, What::Image(shown)) => Some(shown.identity().to_string().into_bytes()),
-        (SOURCE, What::Image(_) | What::Source) => source(context, node),
+        (_, InodeKind::VirtualFile(shown)) if shown.is_index() => None,
+        (LAYOUT_XATTR, InodeKind::VirtualFile(shown)) => {
+            Some(shown.layout().to_string().into_bytes())
+        }
+        (IDENTITY_XATTR, InodeKind::VirtualFile(shown)) => {
+            Some(shown.identity().to_string().into_bytes())
+        }
+        (SOURCE_XATTR, InodeKind::VirtualFile(_) | InodeKind::Source) => source_json(context, node),
         _ => None,
     }
 }
 
-fn source(context: &Context, node: &Node) -> Option<Vec<u8>> {
+fn source_json(context: &MountContext, node: &Inode) -> Option<Vec<u8>> {
     let view = &context.view;
-    let (way, image, options) = match &node.what {
-        What::Image(shown) => (shown.source(), true, shown.options()),
-        _ => (view.way(&node.path.to_path()), false, &view.options().checkpoint),
+    let (way, image, options) = match &node.kind {
+        InodeKind::VirtualFile(shown) => (shown.source(), true, shown.options()),
+        _ => (view.source_path(&node.path.to_path()), false, &view.options().parse),
     };
-    let source = Source {
-        version: VERSION,
+    let source = SourceAttribute {
+        version: SOURCE_FORMAT_VERSION,
         source: context.source.to_string_lossy().into_owned().into(),
         // Another program could not find a path that is no text.
         path: way.to_str()?.into(),

@@ -14,7 +14,7 @@ use super::mountinfo;
 
 /// Filesystems whose bytes come from this machine's own disk or memory, as the table of mounts calls
 /// them. What is not known is taken for one that may keep a caller waiting.
-const LOCAL: [&str; 17] = [
+const LOCAL_TYPES: [&str; 17] = [
     "bcachefs", "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "iso9660", "ntfs3",
     "overlay", "ramfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
 ];
@@ -22,18 +22,18 @@ const LOCAL: [&str; 17] = [
 /// The mount that was last seen to be local, by the number that no other will ever have: reading the table takes
 /// longer than opening a small file. 0 is no mount's. The number that the table has is given to another mount as
 /// soon as this one is gone.
-static KNOWN: AtomicU64 = AtomicU64::new(0);
+static LAST_LOCAL_MOUNT: AtomicU64 = AtomicU64::new(0);
 
 /// Of `statx`: that number (since Linux 6.8).
-const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
 /// Whether it may. The same is said where the system has not even the folder at hand: to find that takes a
 /// while anywhere.
-pub fn may_keep_waiting(path: &Path) -> bool {
+pub fn may_block(path: &Path) -> bool {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let at_hand = |path: &Path| openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED);
     match at_hand(path) {
-        Ok(found) => is_elsewhere(&found),
+        Ok(found) => may_be_remote(&found),
         Err(Errno::AGAIN) => {
             let Some(name) = path.file_name() else { return true };
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -47,18 +47,18 @@ pub fn may_keep_waiting(path: &Path) -> bool {
                     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
                 })
             };
-            is_elsewhere(&folder) || !is_file()
+            may_be_remote(&folder) || !is_file()
         }
         Err(_) => true,
     }
 }
 
 /// Whether it lies where finding something may take any time.
-fn is_elsewhere(found: &OwnedFd) -> bool {
+fn may_be_remote(found: &OwnedFd) -> bool {
     let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let Ok(about) = statx(found, "", known, UNIQUE) else { return true };
-    let unique = (about.stx_mask & UNIQUE.bits() != 0).then_some(about.stx_mnt_id);
-    if unique.is_some_and(|unique| unique == KNOWN.load(Ordering::Relaxed)) {
+    let Ok(about) = statx(found, "", known, UNIQUE_MOUNT_ID) else { return true };
+    let unique = (about.stx_mask & UNIQUE_MOUNT_ID.bits() != 0).then_some(about.stx_mnt_id);
+    if unique.is_some_and(|unique| unique == LAST_LOCAL_MOUNT.load(Ordering::Relaxed)) {
         return false;
     }
     let Ok(about) = statx(found, "", known, StatxFlags::MNT_ID) else { return true };
@@ -68,10 +68,10 @@ fn is_elsewhere(found: &OwnedFd) -> bool {
         return true;
     }
     let entry =
-        mountinfo::all().ok().and_then(|all| all.into_iter().find(|entry| entry.id == mount));
-    let is_local = entry.is_some_and(|entry| LOCAL.iter().any(|kind| entry.kind == *kind));
+        mountinfo::mounts().ok().and_then(|all| all.into_iter().find(|entry| entry.id == mount));
+    let is_local = entry.is_some_and(|entry| LOCAL_TYPES.iter().any(|kind| entry.fs_type == *kind));
     if let Some(unique) = unique.filter(|_| is_local) {
-        KNOWN.store(unique, Ordering::Relaxed);
+        LAST_LOCAL_MOUNT.store(unique, Ordering::Relaxed);
     }
     !is_local
 }
@@ -87,10 +87,10 @@ mod tests {
         std::fs::write(&file, "text").unwrap();
         // Twice: from the table, and from what is known.
         for _ in 0..2 {
-            assert!(!may_keep_waiting(&file));
-            assert!(may_keep_waiting(&folder.path().join("nothing")));
+            assert!(!may_block(&file));
+            assert!(may_block(&folder.path().join("nothing")));
             // It is at hand, and of a kind that is not known.
-            assert!(may_keep_waiting(Path::new("/proc")));
+            assert!(may_block(Path::new("/proc")));
         }
     }
 }

@@ -13,27 +13,27 @@ use rustix::fs::{FsWord, statfs};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-pub use may_block::may_keep_waiting;
-use mountinfo::Spot;
+pub use may_block::may_block;
+use mountinfo::PathHandle;
 
 /// The attribute that says where the bytes lie.
-pub const SOURCE: &str = "user.ckptfs.source";
+pub const SOURCE_XATTR: &str = "user.ckptfs.source";
 /// A hash of the header and the order: what a load is remembered by.
-pub const LAYOUT: &str = "user.ckptfs.layout";
+pub const LAYOUT_XATTR: &str = "user.ckptfs.layout";
 /// A hash of the sources' states and the options: equal means the same bytes.
-pub const IDENTITY: &str = "user.ckptfs.identity";
+pub const IDENTITY_XATTR: &str = "user.ckptfs.identity";
 
 /// The version of the form of [`Source`].
-pub const VERSION: u32 = 1;
+pub const SOURCE_FORMAT_VERSION: u32 = 1;
 
 /// The kernel takes no larger attribute.
-const MOST: usize = 64 << 10;
+const MAX_XATTR_BYTES: usize = 64 << 10;
 
-const FUSE: FsWord = 0x6573_5546;
+const FUSE_MAGIC: FsWord = 0x6573_5546;
 
 /// Where the bytes of a file lie, as `user.ckptfs.source` has it in JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Source {
+pub struct SourceAttribute {
     /// The version of this form.
     pub version: u32,
     /// What is mounted.
@@ -63,37 +63,38 @@ pub struct Options {
 
 /// What a file of a mount of ours says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct MountOrigin {
     /// Where its bytes lie.
-    pub source: Source,
+    pub source: SourceAttribute,
     /// Of an image: what tells it from any other.
     pub identity: Option<String>,
 }
 
 /// What the file at a path says; nothing if it lies on no mount of ours, whatever attributes it has.
-pub fn told(path: &Path) -> Option<Result<Told, String>> {
+pub fn mount_origin(path: &Path) -> Option<Result<MountOrigin, String>> {
     // Everything else is not worth a look at the table.
-    if statfs(path).ok()?.f_type != FUSE {
+    if statfs(path).ok()?.f_type != FUSE_MAGIC {
         return None;
     }
-    let entry = Spot::at(path).ok()?.entry().ok()??;
-    entry.is_ours().then(|| read(path))
+    let entry = PathHandle::open(path).ok()?.mount_entry().ok()??;
+    entry.is_ckptfs().then(|| read_origin(path))
 }
 
-fn read(path: &Path) -> Result<Told, String> {
-    let source = attribute(path, SOURCE)?;
+fn read_origin(path: &Path) -> Result<MountOrigin, String> {
+    let source = read_xattr(path, SOURCE_XATTR)?;
     let source = source.ok_or("the mount does not tell where its bytes lie")?;
-    let source: Source = serde_json::from_slice(&source)
+    let source: SourceAttribute = serde_json::from_slice(&source)
         .map_err(|_| "the mount tells where its bytes lie in another form")?;
-    if source.version != VERSION {
+    if source.version != SOURCE_FORMAT_VERSION {
         return Err(format!("the mount is of another version ({})", source.version));
     }
-    let identity = attribute(path, IDENTITY)?.and_then(|bytes| String::from_utf8(bytes).ok());
-    Ok(Told { source, identity })
+    let identity =
+        read_xattr(path, IDENTITY_XATTR)?.and_then(|bytes| String::from_utf8(bytes).ok());
+    Ok(MountOrigin { source, identity })
 }
 
-fn attribute(path: &Path, name: &str) -> Result<Option<Vec<u8>>, String> {
-    let mut value = Vec::with_capacity(MOST);
+fn read_xattr(path: &Path, name: &str) -> Result<Option<Vec<u8>>, String> {
+    let mut value = Vec::with_capacity(MAX_XATTR_BYTES);
     match rustix::fs::getxattr(path, name, rustix::buffer::spare_capacity(&mut value)) {
         Ok(_) => Ok(Some(value)),
         Err(Errno::NODATA) => Ok(None),

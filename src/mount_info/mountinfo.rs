@@ -13,28 +13,28 @@ use rustix::fs::{Mode, OFlags};
 use crate::source::Error;
 
 /// How the kernel calls our type: `fuse`, and the subtype that we mount with.
-pub const TYPE: &str = "fuse.ckptfs";
+pub const FILESYSTEM_TYPE: &str = "fuse.ckptfs";
 
 /// This process in `/proc`.
-const SELF: &str = "/proc/self";
+const PROC_SELF: &str = "/proc/self";
 
 /// The number that the kernel gives the filesystem that is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Device {
+pub struct DeviceNumber {
     /// The first half; 0 for what lies on no disk, as ours.
     pub major: u32,
     /// The second half.
     pub minor: u32,
 }
 
-impl Device {
+impl DeviceNumber {
     /// As `stat` has it.
-    pub fn number(self) -> u64 {
+    pub fn to_raw(self) -> u64 {
         rustix::fs::makedev(self.major, self.minor)
     }
 }
 
-impl std::fmt::Display for Device {
+impl std::fmt::Display for DeviceNumber {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.major, self.minor)
     }
@@ -46,15 +46,15 @@ pub struct Entry {
     /// The mount's number, unique among those that are there, and given again when it is gone.
     pub id: u64,
     /// The number of the mount that it lies on.
-    pub parent: u64,
+    pub parent_id: u64,
     /// What is mounted: the same for every place where it shows.
-    pub device: Device,
+    pub device: DeviceNumber,
     /// Which part of it shows there: `/`, but for bind mounts.
     pub root: PathBuf,
     /// Where it shows.
     pub mountpoint: PathBuf,
     /// Its type, such as `ext4`.
-    pub kind: OsString,
+    pub fs_type: OsString,
     /// What it was mounted from, as it was told.
     pub source: OsString,
     /// The options of the filesystem, as the kernel says them.
@@ -63,12 +63,12 @@ pub struct Entry {
 
 impl Entry {
     /// Whether it is one of ours.
-    pub fn is_ours(&self) -> bool {
-        self.kind == TYPE
+    pub fn is_ckptfs(&self) -> bool {
+        self.fs_type == FILESYSTEM_TYPE
     }
 
     /// The user who made it, where it is a mount of FUSE.
-    pub fn owner(&self) -> Option<u32> {
+    pub fn owner_uid(&self) -> Option<u32> {
         let options = self.options.to_str()?;
         options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
     }
@@ -81,21 +81,30 @@ impl Entry {
         let id = number(fields.next()?)?;
         let parent = number(fields.next()?)?;
         let (major, minor) = std::str::from_utf8(fields.next()?).ok()?.split_once(':')?;
-        let device = Device { major: major.parse().ok()?, minor: minor.parse().ok()? };
-        let root = unescaped(fields.next()?).into();
-        let mountpoint = unescaped(fields.next()?).into();
+        let device = DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? };
+        let root = unescape(fields.next()?).into();
+        let mountpoint = unescape(fields.next()?).into();
         let _options_of_the_place = fields.next()?;
         // Any number of optional fields, ended by a hyphen.
         fields.find(|&field| field == b"-")?;
-        let kind = unescaped(fields.next()?);
-        let source = unescaped(fields.next()?);
-        let options = unescaped(fields.next().unwrap_or_default());
-        Some(Entry { id, parent, device, root, mountpoint, kind, source, options })
+        let kind = unescape(fields.next()?);
+        let source = unescape(fields.next()?);
+        let options = unescape(fields.next().unwrap_or_default());
+        Some(Entry {
+            id,
+            parent_id: parent,
+            device,
+            root,
+            mountpoint,
+            fs_type: kind,
+            source,
+            options,
+        })
     }
 }
 
 /// Undoes `\040` and the like, which the kernel writes for bytes that would break a line up.
-fn unescaped(field: &[u8]) -> OsString {
+fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, after)) = rest.split_first() {
@@ -111,45 +120,45 @@ fn unescaped(field: &[u8]) -> OsString {
     OsString::from_vec(bytes)
 }
 
-fn parse(text: &[u8]) -> Vec<Entry> {
+fn parse_table(text: &[u8]) -> Vec<Entry> {
     text.split(|&byte| byte == b'\n').filter_map(Entry::parse).collect()
 }
 
 /// Every mount that this process sees.
-pub fn all() -> Result<Vec<Entry>, Error> {
-    seen_by(Path::new(SELF))
+pub fn mounts() -> Result<Vec<Entry>, Error> {
+    mounts_of_process(Path::new(PROC_SELF))
 }
 
 /// Every mount that a process sees, by its directory in `/proc`.
-pub fn seen_by(process: &Path) -> Result<Vec<Entry>, Error> {
+pub fn mounts_of_process(process: &Path) -> Result<Vec<Entry>, Error> {
     let table = process.join("mountinfo");
     let text =
         std::fs::read(&table).map_err(|e| Error::io(&table, "read the table of mounts", e))?;
-    Ok(parse(&text))
+    Ok(parse_table(&text))
 }
 
 /// The mounts of ours, in the order of the table.
-pub fn ours() -> Result<Vec<Entry>, Error> {
-    Ok(all()?.into_iter().filter(Entry::is_ours).collect())
+pub fn ckptfs_mounts() -> Result<Vec<Entry>, Error> {
+    Ok(mounts()?.into_iter().filter(Entry::is_ckptfs).collect())
 }
 
 /// What shows at a path: the mount whose mountpoint it is, if it is one.
-pub fn topmost_at(path: &Path) -> Result<Option<Entry>, Error> {
-    let spot = Spot::at(path)?;
-    Ok(spot.entry()?.filter(|entry| entry.mountpoint == spot.path()))
+pub fn mount_at(path: &Path) -> Result<Option<Entry>, Error> {
+    let spot = PathHandle::open(path)?;
+    Ok(spot.mount_entry()?.filter(|entry| entry.mountpoint == spot.path()))
 }
 
 /// What lies at a path, held by a descriptor that no daemon was asked for.
 #[derive(Debug)]
-pub struct Spot {
+pub struct PathHandle {
     fd: OwnedFd,
     path: PathBuf,
-    mount: u64,
+    mount_id: u64,
 }
 
-impl Spot {
+impl PathHandle {
     /// Finds it; links are followed.
-    pub fn at(path: &Path) -> Result<Spot, Error> {
+    pub fn open(path: &Path) -> Result<PathHandle, Error> {
         // O_PATH resolves names and opens nothing: the last component's filesystem is not asked.
         let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| Error::io(path, "find it", e))?;
@@ -165,7 +174,7 @@ impl Spot {
                 let missing = std::io::Error::other("the kernel does not tell the mount");
                 Error::io(path, "find the mount it lies on", missing)
             })?;
-        Ok(Spot { fd, path: real, mount })
+        Ok(PathHandle { fd, path: real, mount_id: mount })
     }
 
     /// Its path, absolute and without links.
@@ -174,23 +183,23 @@ impl Spot {
     }
 
     /// The number of the mount it lies on.
-    pub fn mount(&self) -> u64 {
-        self.mount
+    pub fn mount_id(&self) -> u64 {
+        self.mount_id
     }
 
     /// The mount it lies on; `None` where that is gone since.
-    pub fn entry(&self) -> Result<Option<Entry>, Error> {
-        Ok(all()?.into_iter().find(|entry| entry.id == self.mount))
+    pub fn mount_entry(&self) -> Result<Option<Entry>, Error> {
+        Ok(mounts()?.into_iter().find(|entry| entry.id == self.mount_id))
     }
 
     /// A path that leads to this very spot, whatever is mounted over it since.
-    pub fn exact(&self) -> PathBuf {
+    pub fn fd_path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
     }
 }
 
 /// Text of the table for people, whatever bytes it has.
-pub fn shown(text: &OsStr) -> String {
+pub fn to_display(text: &OsStr) -> String {
     String::from_utf8_lossy(text.as_bytes()).into_owned()
 }
 
@@ -206,14 +215,14 @@ mod tests {
     fn a_line_of_ours() {
         let line = "52 27 0:43 / /mnt/a\\040b ro,nosuid,nodev shared:7 master:1 - fuse.ckptfs /m\\134x\\054y ro,user_id=0,group_id=0";
         let entry = entry(line).unwrap();
-        assert!(entry.is_ours());
-        assert_eq!((entry.id, entry.parent), (52, 27));
-        assert_eq!(entry.device, Device { major: 0, minor: 43 });
+        assert!(entry.is_ckptfs());
+        assert_eq!((entry.id, entry.parent_id), (52, 27));
+        assert_eq!(entry.device, DeviceNumber { major: 0, minor: 43 });
         assert_eq!(entry.device.to_string(), "0:43");
         assert_eq!(entry.mountpoint, Path::new("/mnt/a b"));
         assert_eq!(entry.source, "/m\\x,y");
         assert_eq!(entry.options, "ro,user_id=0,group_id=0");
-        assert_eq!(entry.owner(), Some(0));
+        assert_eq!(entry.owner_uid(), Some(0));
     }
 
     #[test]
@@ -222,11 +231,11 @@ mod tests {
         assert_eq!((empty.source.as_bytes(), empty.options.as_bytes()), (&b""[..], &b"ro"[..]));
         // A mountpoint called `-` and a source called `fuse.ckptfs` are only names.
         let hyphen = entry("52 27 0:43 / - ro - ext4 fuse.ckptfs rw").unwrap();
-        assert_eq!((hyphen.mountpoint.as_path(), hyphen.is_ours()), (Path::new("-"), false));
-        assert_eq!(hyphen.owner(), None);
+        assert_eq!((hyphen.mountpoint.as_path(), hyphen.is_ckptfs()), (Path::new("-"), false));
+        assert_eq!(hyphen.owner_uid(), None);
         let named = entry("52 27 0:43 / /m\\040-\\040fuse.ckptfs rw - tmpfs none rw").unwrap();
         assert_eq!(named.mountpoint, Path::new("/m - fuse.ckptfs"));
-        assert!(!named.is_ours());
+        assert!(!named.is_ckptfs());
         let bytes = Entry::parse(b"1 0 8:1 / /\xff\\377\\09 rw - ext4 /dev/sda rw").unwrap();
         assert_eq!(bytes.mountpoint.as_os_str().as_bytes(), b"/\xff\xff\\09");
     }
@@ -248,15 +257,15 @@ mod tests {
             assert_eq!(entry(line), None, "{line}");
         }
         let text = format!("{}\n53 27 0:44 / /n ro - fuse.ckptfs s ro\n", lines.join("\n"));
-        assert_eq!(parse(text.as_bytes()).len(), 1);
+        assert_eq!(parse_table(text.as_bytes()).len(), 1);
     }
 
     #[test]
     fn this_machine_has_a_root_and_it_shows_at_its_path() {
-        let root = topmost_at(Path::new("/")).unwrap().unwrap();
+        let root = mount_at(Path::new("/")).unwrap().unwrap();
         assert_eq!(root.mountpoint, Path::new("/"));
-        assert!(topmost_at(Path::new("/proc/self")).unwrap().is_none());
-        assert!(topmost_at(Path::new("/proc")).unwrap().unwrap().kind == "proc");
-        assert!(matches!(topmost_at(Path::new("/nowhere")), Err(Error::Missing { .. })));
+        assert!(mount_at(Path::new("/proc/self")).unwrap().is_none());
+        assert!(mount_at(Path::new("/proc")).unwrap().unwrap().fs_type == "proc");
+        assert!(matches!(mount_at(Path::new("/nowhere")), Err(Error::Missing { .. })));
     }
 }

@@ -12,21 +12,21 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::checkpoint::{self, Format};
-use crate::loader::{self, Error, Route};
+use crate::loader::{self, LoadError, Route};
 use crate::mount_info;
-use crate::threads::together;
+use crate::threads::parallel_map;
 
-use super::error::raised;
-use super::interruptible::{Wait, without_lock};
+use super::error::load_exception;
+use super::interruptible::{WaitMode, without_gil};
 use super::tensor::Tensor;
 
 /// So many are opened at once: while one waits for the disk, others are parsed.
-const OPENERS: usize = 8;
+const MAX_CONCURRENT_OPENS: usize = 8;
 
 /// A checkpoint whose files are open. Any number of threads load from it at once.
 #[pyclass(frozen, module = "ckptfs._ckptfs")]
 pub struct Opened {
-    opened: Arc<loader::Opened>,
+    opened: Arc<loader::OpenCheckpoint>,
     /// By the place of each tensor: its bytes in the data of the file.
     offsets: OnceLock<Vec<(u64, u64)>>,
 }
@@ -43,11 +43,11 @@ pub struct Options {
     leave_cache: bool,
 }
 
-impl From<Options> for loader::Options {
+impl From<Options> for loader::LoadOptions {
     fn from(given: Options) -> Self {
         let Options { root, allow_partial, follow_symlinks, threads, memory, leave_cache } = given;
         let checkpoint = checkpoint::Options { root_key: root, allow_partial, follow_symlinks };
-        loader::Options { checkpoint, threads, memory, leave_cache }
+        loader::LoadOptions { parse: checkpoint, threads, buffer_bytes: memory, leave_cache }
     }
 }
 
@@ -56,41 +56,41 @@ impl Opened {
     /// Opens what a path leads to.
     #[new]
     fn new(py: Python<'_>, path: PathBuf, options: Options) -> PyResult<Opened> {
-        let options = loader::Options::from(options);
+        let options = loader::LoadOptions::from(options);
         let never = AtomicBool::new(false);
-        let opened = if mount_info::may_keep_waiting(&path) {
+        let opened = if mount_info::may_block(&path) {
             // Opening is not told to stop: it ends, or hangs and is left behind.
-            without_lock(py, Wait::OrLeave, &never, move || options.open(&path))?
+            without_gil(py, WaitMode::MayAbandon, &never, move || options.open(&path))?
         } else {
-            without_lock(py, Wait::Here, &never, move || options.open_here(&path))?
+            without_gil(py, WaitMode::Inline, &never, move || options.open_outside_mounts(&path))?
         };
-        Opened::of(py, opened)
+        Opened::from_result(py, opened)
     }
 
     /// Opens a checkpoint whose bytes are in memory.
     #[staticmethod]
     fn of_bytes(py: Python<'_>, bytes: &[u8], options: Options) -> PyResult<Opened> {
-        let options = loader::Options::from(options);
-        Opened::of(py, py.detach(|| options.open_bytes(bytes)))
+        let options = loader::LoadOptions::from(options);
+        Opened::from_result(py, py.detach(|| options.open_bytes(bytes)))
     }
 
     /// The names of its tensors, in the order in which their bytes lie.
     #[getter]
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let tensors = self.opened.tensors();
-        PyList::new(py, self.order().into_iter().map(|place| &*tensors[place].name))
+        PyList::new(py, self.file_order().into_iter().map(|place| &*tensors[place].name))
     }
 
     /// The metadata: of one safetensors file that of its header, `None` if the header has none. Any other
     /// checkpoint says that it is torch's.
     #[getter]
     fn metadata(&self) -> Option<BTreeMap<String, String>> {
-        let image = self.opened.image();
-        if self.is_one_safetensors() && !image.states_metadata() {
+        let image = self.opened.virtual_file();
+        if self.is_single_safetensors() && !image.source_has_metadata() {
             return None;
         }
         let mut metadata = self.opened.metadata().clone();
-        if self.is_one_safetensors() && !image.states_format() {
+        if self.is_single_safetensors() && !image.source_has_format() {
             metadata.remove("format");
         }
         Some(metadata)
@@ -105,7 +105,7 @@ impl Opened {
     /// How many files it holds open.
     #[getter]
     fn files(&self) -> usize {
-        self.opened.image().files().len()
+        self.opened.virtual_file().source_files().len()
     }
 
     /// What was chosen and what was left out, in words.
@@ -117,7 +117,7 @@ impl Opened {
     /// A hash of the states of its files: equal means the same bytes.
     #[getter]
     fn identity(&self) -> String {
-        self.opened.image().identity().to_string()
+        self.opened.virtual_file().identity().to_string()
     }
 
     /// How its bytes are reached: `plain`, `direct` with the source of a mount, or `through` a mount
@@ -127,7 +127,7 @@ impl Opened {
         match self.opened.route() {
             Route::Plain => ("plain", None),
             Route::Direct { source } => ("direct", Some(source.display().to_string())),
-            Route::Through { why } => ("through", Some(why.clone())),
+            Route::ThroughMount { reason } => ("through", Some(reason.clone())),
         }
     }
 
@@ -135,32 +135,33 @@ impl Opened {
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let tensors = self.opened.tensors();
-        let made = self.order().into_iter().map(|place| self.told(tensors[place].clone()));
+        let made =
+            self.file_order().into_iter().map(|place| self.wrap_tensor(tensors[place].clone()));
         let made = made.map(|tensor| Bound::new(py, tensor)).collect::<PyResult<Vec<_>>>()?;
         PyList::new(py, made)
     }
 
     /// The tensor of a name.
     fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
-        let found = self.opened.tensor(name).map_err(|error| raised(py, &error))?;
-        Ok(self.told(found.clone()))
+        let found = self.opened.tensor(name).map_err(|error| load_exception(py, &error))?;
+        Ok(self.wrap_tensor(found.clone()))
     }
 
     /// The start and end of the data: in the file if it is one safetensors file, otherwise in the virtual file.
     #[getter]
     fn data_range(&self) -> (u64, u64) {
-        let image = self.opened.image();
-        if !self.is_one_safetensors() {
+        let image = self.opened.virtual_file();
+        if !self.is_single_safetensors() {
             return (image.header_size(), image.size());
         }
         let size = image.origins()[0].size();
-        let starts = self.opened.tensors().iter().map(|tensor| tensor.bytes.reach().1);
+        let starts = self.opened.tensors().iter().map(|tensor| tensor.bytes.extent().1);
         (starts.min().unwrap_or(size), size)
     }
 
     /// Where the bytes of a tensor begin and end in the data of the file.
     fn data_offsets(&self, py: Python<'_>, name: &str) -> PyResult<(u64, u64)> {
-        let found = self.opened.tensor(name).map_err(|error| raised(py, &error))?;
+        let found = self.opened.tensor(name).map_err(|error| load_exception(py, &error))?;
         let first = self.opened.tensors().as_ptr();
         let place = (std::ptr::from_ref(found).addr() - first.addr()) / size_of_val(found);
         Ok(self.offsets()[place])
@@ -174,12 +175,12 @@ pub fn open_each<'py>(
     paths: Vec<PathBuf>,
     options: Options,
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    let options = loader::Options::from(options);
-    let elsewhere = paths.iter().any(|path| mount_info::may_keep_waiting(path));
-    let wait = if elsewhere { Wait::OrLeave } else { Wait::Here };
-    let work = move || together(&paths, OPENERS, |path| options.open(path));
-    let opened = without_lock(py, wait, &AtomicBool::new(false), work)?;
-    let made = opened.into_iter().map(|opened| match Opened::of(py, opened) {
+    let options = loader::LoadOptions::from(options);
+    let elsewhere = paths.iter().any(|path| mount_info::may_block(path));
+    let wait = if elsewhere { WaitMode::MayAbandon } else { WaitMode::Inline };
+    let work = move || parallel_map(&paths, MAX_CONCURRENT_OPENS, |path| options.open(path));
+    let opened = without_gil(py, wait, &AtomicBool::new(false), work)?;
+    let made = opened.into_iter().map(|opened| match Opened::from_result(py, opened) {
         Ok(opened) => Ok(Bound::new(py, opened)?.into_any()),
         Err(error) => Ok(error.into_value(py).into_bound(py).into_any()),
     });
@@ -187,40 +188,43 @@ pub fn open_each<'py>(
 }
 
 impl Opened {
-    fn of(py: Python<'_>, opened: Result<loader::Opened, Error>) -> PyResult<Opened> {
-        let opened = opened.map_err(|error| raised(py, &error))?;
+    fn from_result(
+        py: Python<'_>,
+        opened: Result<loader::OpenCheckpoint, LoadError>,
+    ) -> PyResult<Opened> {
+        let opened = opened.map_err(|error| load_exception(py, &error))?;
         Ok(Opened { opened: Arc::new(opened), offsets: OnceLock::new() })
     }
 
     /// The places of its tensors, in the order in which their bytes lie.
-    fn order(&self) -> Vec<usize> {
+    fn file_order(&self) -> Vec<usize> {
         let tensors = self.opened.tensors();
         let mut places: Vec<usize> = (0..tensors.len()).collect();
-        if self.is_one_safetensors() {
+        if self.is_single_safetensors() {
             let offsets = self.offsets();
             places.sort_by_key(|&place| (offsets[place], &*tensors[place].name));
         }
         places
     }
 
-    fn told(&self, tensor: checkpoint::Tensor) -> Tensor {
+    fn wrap_tensor(&self, tensor: checkpoint::Tensor) -> Tensor {
         Tensor { of: Arc::clone(&self.opened), tensor }
     }
 
     /// Whether what is read is one real safetensors file: then its own header says what stands where.
-    fn is_one_safetensors(&self) -> bool {
-        let image = self.opened.image();
+    fn is_single_safetensors(&self) -> bool {
+        let image = self.opened.virtual_file();
         self.opened.format() == Format::Safetensors && image.origins().len() == 1
     }
 
     fn offsets(&self) -> &[(u64, u64)] {
         self.offsets.get_or_init(|| {
-            let (image, tensors) = (self.opened.image(), self.opened.tensors());
-            if self.is_one_safetensors() {
+            let (image, tensors) = (self.opened.virtual_file(), self.opened.tensors());
+            if self.is_single_safetensors() {
                 // The first of them begins where the data does.
-                let starts = tensors.iter().map(|tensor| tensor.bytes.reach().1);
+                let starts = tensors.iter().map(|tensor| tensor.bytes.extent().1);
                 let data = starts.min().unwrap_or(0);
-                let ranges = tensors.iter().map(|tensor| tensor.bytes.reach());
+                let ranges = tensors.iter().map(|tensor| tensor.bytes.extent());
                 return ranges.map(|(_, at, len)| (at - data, at - data + len)).collect();
             }
             let data = image.header_size();

@@ -15,11 +15,11 @@ use pyo3::prelude::*;
 use super::memory::Memory;
 
 /// A capsule that nobody has taken yet: of consumers from before 1.0, and of later ones.
-const NAME: &CStr = c"dltensor";
-const VERSIONED: &CStr = c"dltensor_versioned";
+const CAPSULE_NAME: &CStr = c"dltensor";
+const VERSIONED_CAPSULE_NAME: &CStr = c"dltensor_versioned";
 
 /// The version whose layout this is.
-const VERSION: [u32; 2] = [1, 1];
+const DLPACK_VERSION: [u32; 2] = [1, 1];
 
 #[repr(C)]
 struct DlDevice {
@@ -47,26 +47,26 @@ struct DlTensor {
 
 /// `DLManagedTensor`, and then what is only ours.
 #[repr(C)]
-struct Managed {
+struct ManagedTensor {
     tensor: DlTensor,
     context: *mut c_void,
-    delete: Option<unsafe extern "C" fn(*mut Managed)>,
-    kept: Kept,
+    delete: Option<unsafe extern "C" fn(*mut ManagedTensor)>,
+    owner: CapsuleOwner,
 }
 
 /// `DLManagedTensorVersioned`, likewise.
 #[repr(C)]
-struct ManagedVersioned {
+struct ManagedTensorVersioned {
     version: [u32; 2],
     context: *mut c_void,
-    delete: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
+    delete: Option<unsafe extern "C" fn(*mut ManagedTensorVersioned)>,
     flags: u64,
     tensor: DlTensor,
-    kept: Kept,
+    owner: CapsuleOwner,
 }
 
 /// What a capsule's tensor points into.
-struct Kept {
+struct CapsuleOwner {
     _memory: Py<Memory>,
     _shape: Box<[i64]>,
     _strides: Box<[i64]>,
@@ -98,7 +98,7 @@ pub fn dlpack<'py>(
         .collect();
     strides.reverse();
     let (shape, strides) = (shape.into_boxed_slice(), strides.into_boxed_slice());
-    let (kind, number) = memory.get().place();
+    let (kind, number) = memory.get().dlpack_device();
     let tensor = DlTensor {
         data: ptr::with_exposed_provenance_mut(memory.get().address()),
         device: DlDevice { kind, number },
@@ -108,28 +108,34 @@ pub fn dlpack<'py>(
         strides: strides.as_ptr().cast_mut(),
         offset: 0,
     };
-    let kept = Kept { _memory: memory.unbind(), _shape: shape, _strides: strides };
+    let owner = CapsuleOwner { _memory: memory.unbind(), _shape: shape, _strides: strides };
     let context = ptr::null_mut();
     let capsule = if versioned {
-        let delete: unsafe extern "C" fn(*mut ManagedVersioned) = delete;
-        let (version, delete) = (VERSION, Some(delete));
-        let managed = ManagedVersioned { version, context, delete, flags: 0, tensor, kept };
+        let delete: unsafe extern "C" fn(*mut ManagedTensorVersioned) = delete_managed;
+        let (version, delete) = (DLPACK_VERSION, Some(delete));
+        let managed = ManagedTensorVersioned { version, context, delete, flags: 0, tensor, owner };
         let managed = Box::into_raw(Box::new(managed));
         // SAFETY: the capsule owns what it points to until somebody takes it, or its destructor frees it.
-        unsafe { ffi::PyCapsule_New(managed.cast(), VERSIONED.as_ptr(), Some(not_taken_versioned)) }
+        unsafe {
+            ffi::PyCapsule_New(
+                managed.cast(),
+                VERSIONED_CAPSULE_NAME.as_ptr(),
+                Some(free_versioned_capsule),
+            )
+        }
     } else {
-        let delete: unsafe extern "C" fn(*mut Managed) = delete;
-        let managed = Managed { tensor, context, delete: Some(delete), kept };
+        let delete: unsafe extern "C" fn(*mut ManagedTensor) = delete_managed;
+        let managed = ManagedTensor { tensor, context, delete: Some(delete), owner };
         let managed = Box::into_raw(Box::new(managed));
         // SAFETY: as above.
-        unsafe { ffi::PyCapsule_New(managed.cast(), NAME.as_ptr(), Some(not_taken)) }
+        unsafe { ffi::PyCapsule_New(managed.cast(), CAPSULE_NAME.as_ptr(), Some(free_capsule)) }
     };
     // SAFETY: a new reference, or none and an exception.
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }
 
 /// Called by whoever took a tensor, once, from any thread.
-unsafe extern "C" fn delete<T>(managed: *mut T) {
+unsafe extern "C" fn delete_managed<T>(managed: *mut T) {
     // SAFETY: it was made by `Box::into_raw` of this type, and whoever took it calls this once.
     let mut managed = Some(unsafe { Box::from_raw(managed) });
     let _ = Python::try_attach(|_| drop(managed.take()));
@@ -138,22 +144,22 @@ unsafe extern "C" fn delete<T>(managed: *mut T) {
 }
 
 /// Python lets go of a capsule. One that was taken has another name, and is not ours any more.
-unsafe extern "C" fn not_taken(capsule: *mut ffi::PyObject) {
+unsafe extern "C" fn free_capsule(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with a capsule of ours; what it holds is there if the name is still this.
-    unsafe { let_go::<Managed>(capsule, NAME) }
+    unsafe { free_if_untaken::<ManagedTensor>(capsule, CAPSULE_NAME) }
 }
 
-unsafe extern "C" fn not_taken_versioned(capsule: *mut ffi::PyObject) {
+unsafe extern "C" fn free_versioned_capsule(capsule: *mut ffi::PyObject) {
     // SAFETY: as above.
-    unsafe { let_go::<ManagedVersioned>(capsule, VERSIONED) }
+    unsafe { free_if_untaken::<ManagedTensorVersioned>(capsule, VERSIONED_CAPSULE_NAME) }
 }
 
-unsafe fn let_go<T>(capsule: *mut ffi::PyObject, name: &CStr) {
+unsafe fn free_if_untaken<T>(capsule: *mut ffi::PyObject, name: &CStr) {
     // SAFETY: the caller's word.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1 {
             let managed = ffi::PyCapsule_GetPointer(capsule, name.as_ptr());
-            delete(managed.cast::<T>());
+            delete_managed(managed.cast::<T>());
         }
     }
 }

@@ -8,27 +8,34 @@ use std::path::Path;
 use pyo3::prelude::*;
 
 use crate::cuda;
-use crate::loader::Error;
+use crate::loader::LoadError;
 use crate::{checkpoint, image, source, view};
 
 /// The exception for an error.
-pub fn raised(py: Python<'_>, error: &Error) -> PyErr {
-    let errno = of_source(error).and_then(source::Error::errno);
-    made(py, kind(error), error.to_string(), error.remedy(), Some(error.path()), errno)
+pub fn load_exception(py: Python<'_>, error: &LoadError) -> PyErr {
+    let errno = source_error(error).and_then(source::Error::errno);
+    build_exception(
+        py,
+        error_kind(error),
+        error.to_string(),
+        error.remedy(),
+        Some(error.path()),
+        errno,
+    )
 }
 
 /// The exception for one of a device.
-pub fn raised_of_device(py: Python<'_>, error: &cuda::Error) -> PyErr {
+pub fn cuda_exception(py: Python<'_>, error: &cuda::Error) -> PyErr {
     match error {
-        cuda::Error::Load(error) => raised(py, error),
-        cuda::Error::Memory { .. } => {
-            made(py, "memory", error.to_string(), error.remedy(), None, None)
+        cuda::Error::Load(error) => load_exception(py, error),
+        cuda::Error::OutOfMemory { .. } => {
+            build_exception(py, "memory", error.to_string(), error.remedy(), None, None)
         }
-        error => made(py, "refused", error.to_string(), error.remedy(), None, None),
+        error => build_exception(py, "refused", error.to_string(), error.remedy(), None, None),
     }
 }
 
-fn made(
+fn build_exception(
     py: Python<'_>,
     kind: &str,
     told: String,
@@ -44,30 +51,30 @@ fn made(
 }
 
 /// In a word, what the package tells apart.
-fn kind(error: &Error) -> &'static str {
+fn error_kind(error: &LoadError) -> &'static str {
     match error {
-        Error::Unknown { .. } => "unknown",
-        Error::Part { .. } => "part",
-        Error::Memory { .. } => "memory",
-        Error::Stopped { .. } => "stopped",
-        error => match of_source(error) {
+        LoadError::UnknownTensor { .. } => "unknown",
+        LoadError::Slice { .. } => "part",
+        LoadError::OutOfMemory { .. } => "memory",
+        LoadError::Stopped { .. } => "stopped",
+        error => match source_error(error) {
             Some(source::Error::Missing { .. }) => "missing",
             Some(source::Error::Dangling { .. }) => "dangling",
-            Some(error) if error.is_no_memory() => "memory",
+            Some(error) if error.is_out_of_memory() => "memory",
             Some(error) if error.errno().is_some() => "system",
             _ => "refused",
         },
     }
 }
 
-fn of_source(error: &Error) -> Option<&source::Error> {
+fn source_error(error: &LoadError) -> Option<&source::Error> {
     match error {
-        Error::Source(error)
-        | Error::Image(image::Error::Source(error))
-        | Error::View(
-            view::Error::Source(error)
-            | view::Error::Checkpoint(checkpoint::Error::Source(error))
-            | view::Error::Image(image::Error::Source(error)),
+        LoadError::Source(error)
+        | LoadError::VirtualFile(image::Error::Source(error))
+        | LoadError::View(
+            view::ViewError::Source(error)
+            | view::ViewError::Checkpoint(checkpoint::Error::Source(error))
+            | view::ViewError::VirtualFile(image::Error::Source(error)),
         ) => Some(error),
         _ => None,
     }

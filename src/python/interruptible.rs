@@ -12,10 +12,10 @@ use pyo3::prelude::*;
 use crate::threads::lock;
 
 /// How often signals are looked for: what feels like at once.
-const PATIENCE: Duration = Duration::from_millis(50);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long work that is to end is waited for: any that can ends by then.
-const FAREWELL: Duration = Duration::from_secs(1);
+const ABANDON_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What ends a load from another thread.
 #[pyclass(frozen, module = "ckptfs._ckptfs")]
@@ -44,24 +44,24 @@ impl Stop {
 
 /// How work is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
+pub enum WaitMode {
     /// In the calling thread: it takes less time than a thread for it would.
-    Here,
+    Inline,
     /// Until it ends, which it does soon once it is told to.
-    ToTheEnd,
+    UntilDone,
     /// Until it ends; what hangs after it was told to end is left behind, and comes to nothing.
-    OrLeave,
+    MayAbandon,
 }
 
 /// Does the work without the interpreter's lock. Where that may take long, a signal whose handler raises
 /// sets `stop`, waits for the work to end, and is raised instead of what came of it.
-pub fn without_lock<T: Send + 'static>(
+pub fn without_gil<T: Send + 'static>(
     py: Python<'_>,
-    wait: Wait,
+    wait: WaitMode,
     stop: &AtomicBool,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
-    if wait == Wait::Here {
+    if wait == WaitMode::Inline {
         return Ok(py.detach(work));
     }
     py.detach(|| {
@@ -80,7 +80,7 @@ pub fn without_lock<T: Send + 'static>(
         }
         let mut raised: Option<(PyErr, Instant)> = None;
         loop {
-            match ended.recv_timeout(PATIENCE) {
+            match ended.recv_timeout(SIGNAL_CHECK_INTERVAL) {
                 Ok(done) => return raised.map_or(Ok(done), |(error, _)| Err(error)),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(PyRuntimeError::new_err("the load panicked"));
@@ -88,7 +88,9 @@ pub fn without_lock<T: Send + 'static>(
                 Err(RecvTimeoutError::Timeout) => {}
             }
             match raised {
-                Some((error, when)) if wait == Wait::OrLeave && when.elapsed() > FAREWELL => {
+                Some((error, when))
+                    if wait == WaitMode::MayAbandon && when.elapsed() > ABANDON_TIMEOUT =>
+                {
                     return Err(error);
                 }
                 Some(_) => {}

@@ -7,19 +7,19 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::cuda;
-use crate::loader::{self, Mapped};
+use crate::loader::{self, MappedTensor};
 
 /// What keeps the bytes there.
-enum Held {
-    Owned { _memory: loader::Memory },
-    Mapped { _mapped: Mapped },
-    OnDevice { piece: cuda::Piece },
-    Nothing,
+enum MemoryOwner {
+    Owned { _memory: loader::TensorBuffer },
+    Mapped { _mapped: MappedTensor },
+    Device { piece: cuda::DeviceSlice },
+    Released,
 }
 
 /// DLPack's numbers for memory of the host and of CUDA devices.
-const HOST: i32 = 1;
-const CUDA: i32 = 2;
+const DLPACK_HOST: i32 = 1;
+const DLPACK_CUDA: i32 = 2;
 
 /// The bytes of a tensor: in memory of their own, or where they lie in a file, of which this process
 /// then has its own copy of every page that it writes; or on a device. On the host it is a buffer, for
@@ -29,23 +29,23 @@ pub struct Memory {
     /// A number, because only those who use the buffer look at what is there.
     address: usize,
     len: usize,
-    held: Held,
+    held: MemoryOwner,
 }
 
 impl Memory {
-    pub fn owned(mut memory: loader::Memory) -> Memory {
+    pub fn owned(mut memory: loader::TensorBuffer) -> Memory {
         let (address, len) = (memory.as_mut_ptr() as usize, memory.len());
-        Memory { address, len, held: Held::Owned { _memory: memory } }
+        Memory { address, len, held: MemoryOwner::Owned { _memory: memory } }
     }
 
-    pub fn mapped(mapped: Mapped) -> Memory {
+    pub fn mapped(mapped: MappedTensor) -> Memory {
         let (address, len) = (mapped.as_mut_ptr() as usize, mapped.len());
-        Memory { address, len, held: Held::Mapped { _mapped: mapped } }
+        Memory { address, len, held: MemoryOwner::Mapped { _mapped: mapped } }
     }
 
-    pub fn on_device(piece: cuda::Piece) -> Memory {
-        let (address, len) = (piece.at() as usize, piece.len());
-        Memory { address, len, held: Held::OnDevice { piece } }
+    pub fn on_device(piece: cuda::DeviceSlice) -> Memory {
+        let (address, len) = (piece.address() as usize, piece.len());
+        Memory { address, len, held: MemoryOwner::Device { piece } }
     }
 
     pub fn address(&self) -> usize {
@@ -57,20 +57,22 @@ impl Memory {
     }
 
     /// Where it is, as DLPack numbers devices.
-    pub fn place(&self) -> (i32, i32) {
+    pub fn dlpack_device(&self) -> (i32, i32) {
         match &self.held {
-            Held::OnDevice { piece } => {
-                (CUDA, i32::try_from(piece.device().ordinal()).unwrap_or(i32::MAX))
+            MemoryOwner::Device { piece } => {
+                (DLPACK_CUDA, i32::try_from(piece.device().ordinal()).unwrap_or(i32::MAX))
             }
-            Held::Owned { .. } | Held::Mapped { .. } | Held::Nothing => (HOST, 0),
+            MemoryOwner::Owned { .. } | MemoryOwner::Mapped { .. } | MemoryOwner::Released => {
+                (DLPACK_HOST, 0)
+            }
         }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let held = std::mem::replace(&mut self.held, Held::Nothing);
-        if let Held::OnDevice { piece } = held {
+        let held = std::mem::replace(&mut self.held, MemoryOwner::Released);
+        if let MemoryOwner::Device { piece } = held {
             // It waits for the device, whose work may wait for what another thread of Python does.
             let mut piece = Some(piece);
             let _ = Python::try_attach(|py| py.detach(|| drop(piece.take())));
@@ -95,7 +97,7 @@ impl Memory {
         flags: c_int,
     ) -> PyResult<()> {
         let this = slf.get();
-        if let Held::OnDevice { .. } = this.held {
+        if let MemoryOwner::Device { .. } = this.held {
             return Err(PyBufferError::new_err("these bytes are on a device"));
         }
         let len = isize::try_from(this.len).map_err(|e| PyBufferError::new_err(e.to_string()))?;

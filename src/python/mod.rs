@@ -48,14 +48,14 @@ mod _ckptfs {
     /// starts this command again.
     #[pyfunction]
     fn command(py: Python<'_>, args: Vec<OsString>, program: PathBuf, before: Vec<OsString>) -> u8 {
-        crate::mount::respawn::is_run_by(program, before);
+        crate::mount::respawn::set_runner(program, before);
         py.detach(|| crate::cli::run(args))
     }
 
     /// Bytes, of a size as people write one.
     #[pyfunction]
     fn size(text: &str) -> PyResult<u64> {
-        crate::cli::sizes::parse(text).map_err(PyValueError::new_err)
+        crate::cli::sizes::parse_size(text).map_err(PyValueError::new_err)
     }
 
     /// What the environment says: `os.environ` is the same, and takes ten times as long.

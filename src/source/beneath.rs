@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, openat2};
 use rustix::io::Errno;
 
 /// Bytes of the longest path that one system call takes, with the NUL that ends it.
-const PIECE_BYTES: usize = 4096;
+const MAX_CALL_PATH_BYTES: usize = 4096;
 
 /// Bytes of the longest path. A name takes memory, and a link takes time, in proportion to its path.
 const MAX_PATH_BYTES: usize = 16 << 10;
@@ -25,14 +25,14 @@ pub fn open(
     flags: OFlags,
     resolve: ResolveFlags,
 ) -> Result<OwnedFd, Errno> {
-    walk(dir, path, resolve, |dir, path| {
+    with_last_piece(dir, path, resolve, |dir, path| {
         retry(|| openat2(dir, path, flags, Mode::empty(), resolve))
     })
 }
 
 /// The target of a symbolic link.
 pub fn read_link(dir: impl AsFd, path: &Path) -> Result<PathBuf, Errno> {
-    walk(dir, path, ResolveFlags::empty(), |dir, path| {
+    with_last_piece(dir, path, ResolveFlags::empty(), |dir, path| {
         let target = rustix::fs::readlinkat(dir, path, Vec::new())?;
         Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
     })
@@ -40,13 +40,13 @@ pub fn read_link(dir: impl AsFd, path: &Path) -> Result<PathBuf, Errno> {
 
 /// The status of a file; a link at the end of the path is not followed.
 pub fn stat(dir: impl AsFd, path: &Path) -> Result<Stat, Errno> {
-    walk(dir, path, ResolveFlags::empty(), |dir, path| {
+    with_last_piece(dir, path, ResolveFlags::empty(), |dir, path| {
         rustix::fs::statat(dir, path, AtFlags::SYMLINK_NOFOLLOW)
     })
 }
 
 /// Walks to the directory where the last piece of a path starts, and calls `last` with both.
-fn walk<D: AsFd, T>(
+fn with_last_piece<D: AsFd, T>(
     dir: D,
     path: &Path,
     resolve: ResolveFlags,
@@ -69,7 +69,7 @@ fn walk<D: AsFd, T>(
 /// Splits off the longest leading piece that one system call takes; `None` if it takes the whole path.
 fn split(path: &Path) -> Result<Option<(&Path, &Path)>, Errno> {
     let bytes = path.as_os_str().as_bytes();
-    let Some(most) = bytes.get(..PIECE_BYTES) else { return Ok(None) };
+    let Some(most) = bytes.get(..MAX_CALL_PATH_BYTES) else { return Ok(None) };
     let slash = most.iter().rposition(|&byte| byte == b'/').ok_or(Errno::NAMETOOLONG)?;
     let piece = if slash == 0 { b"/" } else { &bytes[..slash] };
     let after = &bytes[slash..];
@@ -121,6 +121,6 @@ mod tests {
         let deep = vec![name(100); 100].join("/");
         let joined = pieces(&deep);
         assert_eq!((joined.len(), joined.join("/")), (3, deep));
-        assert!(joined.iter().all(|piece| piece.len() < PIECE_BYTES));
+        assert!(joined.iter().all(|piece| piece.len() < MAX_CALL_PATH_BYTES));
     }
 }

@@ -10,17 +10,17 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::io::Errno;
 
 /// The same on every architecture that Rust has, for it is newer than their common table.
-const CACHESTAT: libc::c_long = 451;
+const CACHESTAT_SYSCALL: libc::c_long = 451;
 
 #[repr(C)]
-struct Asked {
+struct CachestatRange {
     offset: u64,
     len: u64,
 }
 
 #[repr(C)]
 #[derive(Default)]
-struct Answer {
+struct CachestatCounts {
     cached: u64,
     dirty: u64,
     writeback: u64,
@@ -29,14 +29,14 @@ struct Answer {
 }
 
 /// The pages that are there, those still being read among them.
-pub fn cached_pages(fd: impl AsFd, range: &Range<u64>) -> Result<u64, Errno> {
-    let asked = Asked { offset: range.start, len: range.end - range.start };
-    let mut answer = Answer::default();
+pub fn count_cached_pages(fd: impl AsFd, range: &Range<u64>) -> Result<u64, Errno> {
+    let asked = CachestatRange { offset: range.start, len: range.end - range.start };
+    let mut answer = CachestatCounts::default();
     // SAFETY: both structures are laid out as the kernel's are and outlive the call, which writes
     // to the second alone; the descriptor is open for as long as it is borrowed.
     let code = unsafe {
         libc::syscall(
-            CACHESTAT,
+            CACHESTAT_SYSCALL,
             fd.as_fd().as_raw_fd(),
             &raw const asked,
             &raw mut answer,

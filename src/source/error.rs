@@ -32,7 +32,7 @@ pub enum Error {
     },
     /// A link or a `..` leads out of the directory that the user named.
     #[error("{path}: leads out of {root}")]
-    Outside {
+    OutsideRoot {
         /// The path as it was asked for.
         path: PathBuf,
         /// The directory it must stay in.
@@ -46,7 +46,7 @@ pub enum Error {
     },
     /// Fewer bytes than there must be.
     #[error("{path}: ends before byte {offset} of what it must hold")]
-    Short {
+    Truncated {
         /// The file.
         path: PathBuf,
         /// Where the read began.
@@ -54,7 +54,7 @@ pub enum Error {
     },
     /// It lies on a filesystem that a program served which has ended: a dead mount.
     #[error("{path}: lies on a mount whose daemon has gone")]
-    Gone {
+    StaleMount {
         /// The path as it was asked for.
         path: PathBuf,
     },
@@ -70,12 +70,12 @@ pub enum Error {
     },
 }
 
-const NOT_CONNECTED: i32 = Errno::NOTCONN.raw_os_error();
+const NOT_CONNECTED_ERRNO: i32 = Errno::NOTCONN.raw_os_error();
 /// What filesystems say, ours too, of a file that another took the place of.
-const STALE: i32 = Errno::STALE.raw_os_error();
-const TOO_MANY_FILES: i32 = Errno::MFILE.raw_os_error();
+const STALE_ERRNO: i32 = Errno::STALE.raw_os_error();
+const TOO_MANY_FILES_ERRNO: i32 = Errno::MFILE.raw_os_error();
 
-const WAIT: &str = "wait until the program that writes it is done, then try again";
+const WAIT_REMEDY: &str = "wait until the program that writes it is done, then try again";
 
 impl Error {
     /// The file or directory at fault.
@@ -84,10 +84,10 @@ impl Error {
             Error::Missing { path }
             | Error::Dangling { path, .. }
             | Error::NotAFile { path, .. }
-            | Error::Outside { path, .. }
+            | Error::OutsideRoot { path, .. }
             | Error::Changed { path }
-            | Error::Short { path, .. }
-            | Error::Gone { path }
+            | Error::Truncated { path, .. }
+            | Error::StaleMount { path }
             | Error::Io { path, .. } => path,
         }
     }
@@ -96,7 +96,9 @@ impl Error {
         let path = path.to_path_buf();
         match source.into() {
             error if error.kind() == io::ErrorKind::NotFound => Error::Missing { path },
-            error if error.raw_os_error() == Some(NOT_CONNECTED) => Error::Gone { path },
+            error if error.raw_os_error() == Some(NOT_CONNECTED_ERRNO) => {
+                Error::StaleMount { path }
+            }
             source => Error::Io { path, action, source },
         }
     }
@@ -107,18 +109,18 @@ impl Error {
             Error::Missing { .. } => "check the path",
             Error::Dangling { .. } => "put the file there, or remove the link",
             Error::NotAFile { .. } => "give a checkpoint file or a directory that holds one",
-            Error::Outside { .. } => {
+            Error::OutsideRoot { .. } => {
                 "if you trust where it leads, allow it with --follow-symlinks; otherwise copy the file into the directory"
             }
-            Error::Changed { .. } | Error::Short { .. } => WAIT,
-            Error::Io { source, .. } if source.raw_os_error() == Some(STALE) => WAIT,
-            Error::Gone { .. } => {
+            Error::Changed { .. } | Error::Truncated { .. } => WAIT_REMEDY,
+            Error::Io { source, .. } if source.raw_os_error() == Some(STALE_ERRNO) => WAIT_REMEDY,
+            Error::StaleMount { .. } => {
                 "take the mount away (ckptfs unmount PATH, or umount for one of another program), or mount again"
             }
             Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "ask for read permission on it, or run as its owner"
             }
-            Error::Io { source, .. } if source.raw_os_error() == Some(TOO_MANY_FILES) => {
+            Error::Io { source, .. } if source.raw_os_error() == Some(TOO_MANY_FILES_ERRNO) => {
                 "raise the limit on open files (ulimit -n)"
             }
             Error::Io { source, .. }
@@ -139,7 +141,7 @@ impl Error {
     /// user typed, or lie in a directory that the user typed: the link is followed wherever it leads.
     pub fn or_dangling(self) -> Error {
         match &self {
-            Error::Missing { path } | Error::Outside { path, .. } => {
+            Error::Missing { path } | Error::OutsideRoot { path, .. } => {
                 let target_status = rustix::fs::stat(path).map(|_| ());
                 match (target_status, std::fs::read_link(path)) {
                     (Err(Errno::NOENT), Ok(target)) => {
@@ -161,14 +163,14 @@ impl Error {
     }
 
     /// Whether the system has not as much memory, or as many addresses.
-    pub fn is_no_memory(&self) -> bool {
+    pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory)
     }
 
     /// Whether the checkpoint itself is at fault, rather than the machine.
     pub fn is_refusal(&self) -> bool {
         match self {
-            Error::Missing { .. } | Error::Dangling { .. } | Error::Gone { .. } => false,
+            Error::Missing { .. } | Error::Dangling { .. } | Error::StaleMount { .. } => false,
             Error::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
             _ => true,
         }

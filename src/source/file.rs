@@ -9,13 +9,13 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::Stat;
 use rustix::io::Errno;
 
-use super::location::Place;
+use super::location::FileLocation;
 use super::{Error, ReadAt};
 
 /// What tells one state of a file from another. The change time is not part of it: a link, a
 /// rename or a chmod moves it and leaves every byte as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Identity {
+pub struct FileIdentity {
     /// Device.
     pub dev: u64,
     /// Inode.
@@ -28,9 +28,9 @@ pub struct Identity {
     pub mtime_nsec: u32,
 }
 
-impl From<&Stat> for Identity {
+impl From<&Stat> for FileIdentity {
     fn from(stat: &Stat) -> Self {
-        Identity {
+        FileIdentity {
             dev: stat.st_dev,
             ino: stat.st_ino,
             size: u64::try_from(stat.st_size).unwrap_or(0),
@@ -43,19 +43,19 @@ impl From<&Stat> for Identity {
 /// A state of a file, for those who do not have it open: the time of a write can be set back, and a
 /// file that takes the place of another can have its number; the time of a change tells both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct State {
+pub struct FileState {
     /// What those go by who have it open.
-    pub identity: Identity,
+    pub identity: FileIdentity,
     /// Change time, seconds.
     pub ctime: i64,
     /// Change time, nanoseconds.
     pub ctime_nsec: u32,
 }
 
-impl From<&Stat> for State {
+impl From<&Stat> for FileState {
     fn from(stat: &Stat) -> Self {
-        State {
-            identity: Identity::from(stat),
+        FileState {
+            identity: FileIdentity::from(stat),
             ctime: stat.st_ctime,
             ctime_nsec: u32::try_from(stat.st_ctime_nsec).unwrap_or(0),
         }
@@ -64,30 +64,30 @@ impl From<&Stat> for State {
 
 /// A regular file, as it was when it was first opened. Holds no descriptor.
 pub struct File {
-    pub(super) place: Place,
-    state: State,
+    pub(super) location: FileLocation,
+    state: FileState,
 }
 
 impl File {
     /// The path to show to people.
     pub fn path(&self) -> PathBuf {
-        self.place.path()
+        self.location.path()
     }
 
     /// The state that was parsed; every later read must find the same.
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> FileIdentity {
         self.state.identity
     }
 
     /// The same, and when anything about it had last changed.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> FileState {
         self.state
     }
 
     /// Opens the file again, and refuses one that is not the one that was parsed.
     pub fn open(self: &Arc<Self>) -> Result<OpenFile, Error> {
-        let (fd, stat) = self.place.open()?;
-        if Identity::from(&stat) != self.state.identity {
+        let (fd, stat) = self.location.open()?;
+        if FileIdentity::from(&stat) != self.state.identity {
             return Err(Error::Changed { path: self.path() });
         }
         Ok(OpenFile { fd, file: Arc::clone(self) })
@@ -109,13 +109,13 @@ pub struct OpenFile {
 
 impl OpenFile {
     /// Opens the regular file that lies at a place.
-    pub(super) fn at(place: Place) -> Result<OpenFile, Error> {
+    pub(super) fn open(place: FileLocation) -> Result<OpenFile, Error> {
         let (fd, stat) = place.open()?;
         Ok(OpenFile::new(fd, &stat, place))
     }
 
-    pub(super) fn new(fd: OwnedFd, stat: &Stat, place: Place) -> OpenFile {
-        OpenFile { fd, file: Arc::new(File { place, state: State::from(stat) }) }
+    pub(super) fn new(fd: OwnedFd, stat: &Stat, place: FileLocation) -> OpenFile {
+        OpenFile { fd, file: Arc::new(File { location: place, state: FileState::from(stat) }) }
     }
 
     /// The file at rest.
@@ -128,7 +128,7 @@ impl OpenFile {
     pub fn check_unchanged(&self) -> Result<(), Error> {
         let stat = rustix::fs::fstat(&self.fd)
             .map_err(|e| Error::io(&self.file.path(), "look at it", e))?;
-        if Identity::from(&stat) != self.file.state.identity {
+        if FileIdentity::from(&stat) != self.file.state.identity {
             return Err(Error::Changed { path: self.file.path() });
         }
         Ok(())
@@ -136,28 +136,33 @@ impl OpenFile {
 
     /// Refuses a file about which anything has changed, also what leaves its bytes as they are: who
     /// opens it now can be given a new look.
-    pub fn check_untouched(&self) -> Result<(), Error> {
+    pub fn check_state_unchanged(&self) -> Result<(), Error> {
         let stat = rustix::fs::fstat(&self.fd)
             .map_err(|e| Error::io(&self.file.path(), "look at it", e))?;
-        if State::from(&stat) != self.file.state {
+        if FileState::from(&stat) != self.file.state {
             return Err(Error::Changed { path: self.file.path() });
         }
         Ok(())
     }
 
     /// Tells the system that these bytes are wanted soon, all of them: it fetches them in one go.
-    pub fn expect(&self, range: std::ops::Range<u64>) {
+    pub fn advise_will_need(&self, range: std::ops::Range<u64>) {
         let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
         let _ = rustix::fs::fadvise(&self.fd, range.start, len, rustix::fs::Advice::WillNeed);
     }
 
     /// Fills `buf` as far as the file goes now, whatever it was when it was opened.
-    pub fn read_some_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
-        self.read_some_by(&self.fd, buf, offset)
+    pub fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+        self.read_available_with(&self.fd, buf, offset)
     }
 
     /// The same by another descriptor of it.
-    fn read_some_by(&self, fd: &OwnedFd, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+    fn read_available_with(
+        &self,
+        fd: &OwnedFd,
+        buf: &mut [u8],
+        offset: u64,
+    ) -> Result<usize, Error> {
         let mut done = 0;
         while done < buf.len() {
             match rustix::io::pread(fd, &mut buf[done..], offset + done as u64) {
@@ -171,16 +176,16 @@ impl OpenFile {
     }
 
     /// Fills `buf` by another descriptor of it.
-    pub(super) fn read_exact_by(
+    pub(super) fn read_exact_with(
         &self,
         fd: &OwnedFd,
         buf: &mut [u8],
         offset: u64,
     ) -> Result<(), Error> {
-        if self.read_some_by(fd, buf, offset)? < buf.len() {
+        if self.read_available_with(fd, buf, offset)? < buf.len() {
             // Shorter than its own size: it was truncated under us.
             self.check_unchanged()?;
-            return Err(Error::Short { path: self.file.path(), offset });
+            return Err(Error::Truncated { path: self.file.path(), offset });
         }
         Ok(())
     }
@@ -214,6 +219,6 @@ impl ReadAt for OpenFile {
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
-        self.read_exact_by(&self.fd, buf, offset)
+        self.read_exact_with(&self.fd, buf, offset)
     }
 }

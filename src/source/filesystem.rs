@@ -6,7 +6,7 @@ use super::OpenFile;
 
 /// Filesystems that ask somebody else for the bytes, a program or another machine, and so may keep
 /// a caller waiting for any time even to say whether a file changed.
-const REMOTE: [FsWord; 19] = [
+const REMOTE_MAGICS: [FsWord; 19] = [
     0x6573_5546, // fuse, virtiofs
     0x6969,      // nfs
     0x517b,      // smb
@@ -29,10 +29,10 @@ const REMOTE: [FsWord; 19] = [
 ];
 
 /// Its files' pages belong to the filesystem beneath, and asking about its own finds none.
-const OVERLAY: FsWord = 0x794c_7630;
+const OVERLAYFS_MAGIC: FsWord = 0x794c_7630;
 
 /// Filesystems without write-back: a page stays writable through a mapping, and stores to it leave no timestamp.
-const IN_MEMORY: [FsWord; 3] = [
+const IN_MEMORY_MAGICS: [FsWord; 3] = [
     0x0102_1994, // tmpfs
     0x8584_58f6, // ramfs
     0x9584_58f6, // hugetlbfs
@@ -43,21 +43,21 @@ const IN_MEMORY: [FsWord; 3] = [
 pub struct Filesystem {
     /// The bytes come from this machine's own disk or memory. What cannot be told is taken for remote:
     /// that is slower, and never holds anybody up.
-    pub local: bool,
+    pub is_local: bool,
     /// The file's pages are kept under another inode than its own.
-    pub overlaid: bool,
+    pub is_overlay: bool,
     /// It has no disk behind it.
-    pub in_memory: bool,
+    pub is_in_memory: bool,
 }
 
 impl OpenFile {
     /// What it lies on.
-    pub(super) fn filesystem(&self) -> Filesystem {
+    pub(super) fn filesystem_kind(&self) -> Filesystem {
         let kind = fstatfs(self).map(|stat| stat.f_type).ok();
         Filesystem {
-            local: kind.is_some_and(|kind| !REMOTE.contains(&kind)),
-            overlaid: kind == Some(OVERLAY),
-            in_memory: kind.is_some_and(|kind| IN_MEMORY.contains(&kind)),
+            is_local: kind.is_some_and(|kind| !REMOTE_MAGICS.contains(&kind)),
+            is_overlay: kind == Some(OVERLAYFS_MAGIC),
+            is_in_memory: kind.is_some_and(|kind| IN_MEMORY_MAGICS.contains(&kind)),
         }
     }
 }

@@ -10,26 +10,26 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
 
-use super::{Error, Links, OpenFile, Root};
+use super::{Error, LinkPolicy, OpenFile, Root};
 
 /// How a file is opened for reading. What it is was settled before: opening a pipe blocks, and opening a
 /// device can do things.
-const READING: OFlags =
+const READ_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
 /// Where a file is found.
-pub(super) enum Place {
+pub(super) enum FileLocation {
     /// Beneath a root.
-    Inside { root: Arc<Root>, way: PathBuf, links: Links },
+    InRoot { root: Arc<Root>, path: PathBuf, links: LinkPolicy },
     /// Where the path leads that the user typed; and that path from the top, wherever the process is by then.
-    Typed { path: PathBuf, whole: PathBuf },
+    User { path: PathBuf, absolute: PathBuf },
 }
 
-impl Place {
+impl FileLocation {
     pub(super) fn path(&self) -> PathBuf {
         match self {
-            Place::Inside { root, way, .. } => root.path().join(way),
-            Place::Typed { path, .. } => path.clone(),
+            FileLocation::InRoot { root, path: way, .. } => root.path().join(way),
+            FileLocation::User { path, .. } => path.clone(),
         }
     }
 
@@ -37,16 +37,18 @@ impl Place {
     pub(super) fn open(&self) -> Result<(OwnedFd, Stat), Error> {
         let look = |e| Error::io(&self.path(), "look at it", e);
         let stat = match self {
-            Place::Inside { root, way, links } => {
+            FileLocation::InRoot { root, path: way, links } => {
                 fstat(root.resolve(way, OFlags::PATH, *links)?).map_err(look)?
             }
-            Place::Typed { whole, .. } => statat(CWD, whole, AtFlags::empty()).map_err(look)?,
+            FileLocation::User { absolute: whole, .. } => {
+                statat(CWD, whole, AtFlags::empty()).map_err(look)?
+            }
         };
-        self.open_seen(&stat, || self.again(READING))
+        self.open_checked(&stat, || self.open_with_flags(READ_FLAGS))
     }
 
     /// The same by `open`, of what was just looked at.
-    fn open_seen(
+    fn open_checked(
         &self,
         stat: &Stat,
         open: impl FnOnce() -> Result<OwnedFd, Error>,
@@ -59,10 +61,10 @@ impl Place {
     }
 
     /// Opens what is there.
-    pub(super) fn again(&self, flags: OFlags) -> Result<OwnedFd, Error> {
+    pub(super) fn open_with_flags(&self, flags: OFlags) -> Result<OwnedFd, Error> {
         match self {
-            Place::Inside { root, way, links } => root.resolve(way, flags, *links),
-            Place::Typed { path, whole } => {
+            FileLocation::InRoot { root, path: way, links } => root.resolve(way, flags, *links),
+            FileLocation::User { path, absolute: whole } => {
                 openat(CWD, whole, flags, Mode::empty()).map_err(|e| Error::io(path, "open it", e))
             }
         }
@@ -70,33 +72,34 @@ impl Place {
 }
 
 /// What lies at a path that the user typed: where its links lead is theirs to say.
-pub enum Typed {
+pub enum UserPath {
     /// A directory.
     Directory,
     /// A regular file.
     File(OpenFile),
 }
 
-impl Typed {
+impl UserPath {
     /// Opens it, but for a directory.
-    pub fn at(path: &Path) -> Result<Typed, Error> {
+    pub fn open(path: &Path) -> Result<UserPath, Error> {
         let look = |e: Errno| Error::io(path, "look at it", e);
         let stat = statat(CWD, path, AtFlags::empty()).map_err(look)?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            return Ok(Typed::Directory);
+            return Ok(UserPath::Directory);
         }
         let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-        let place = Place::Typed { path: path.to_path_buf(), whole };
+        let place = FileLocation::User { path: path.to_path_buf(), absolute: whole };
         // Not by the whole path, which may be too long, or lead through directories that nobody may pass.
-        let open =
-            || openat(CWD, path, READING, Mode::empty()).map_err(|e| Error::io(path, "open it", e));
-        let (fd, stat) = place.open_seen(&stat, open)?;
-        Ok(Typed::File(OpenFile::new(fd, &stat, place)))
+        let open = || {
+            openat(CWD, path, READ_FLAGS, Mode::empty()).map_err(|e| Error::io(path, "open it", e))
+        };
+        let (fd, stat) = place.open_checked(&stat, open)?;
+        Ok(UserPath::File(OpenFile::new(fd, &stat, place)))
     }
 }
 
 /// What a thing that is not a regular file is, with its article.
-fn kind_in_words(kind: FileType) -> &'static str {
+fn describe_kind(kind: FileType) -> &'static str {
     match kind {
         FileType::Directory => "a directory",
         FileType::Symlink => "a symbolic link",
@@ -110,6 +113,6 @@ fn kind_in_words(kind: FileType) -> &'static str {
 fn require_regular(stat: &Stat, path: impl FnOnce() -> PathBuf) -> Result<(), Error> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(()),
-        kind => Err(Error::NotAFile { path: path(), kind: kind_in_words(kind) }),
+        kind => Err(Error::NotAFile { path: path(), kind: describe_kind(kind) }),
     }
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, makedev};
 
-use super::{Error, Identity, State};
+use super::{Error, FileIdentity, FileState};
 
 /// What kind of thing a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum FileKind {
     /// A regular file.
     File,
     /// A directory.
@@ -27,25 +27,25 @@ pub enum Kind {
     BlockDevice,
 }
 
-impl From<FileType> for Kind {
+impl From<FileType> for FileKind {
     fn from(kind: FileType) -> Self {
         match kind {
-            FileType::Directory => Kind::Directory,
-            FileType::Symlink => Kind::Link,
-            FileType::Fifo => Kind::Pipe,
-            FileType::Socket => Kind::Socket,
-            FileType::CharacterDevice => Kind::CharDevice,
-            FileType::BlockDevice => Kind::BlockDevice,
-            _ => Kind::File,
+            FileType::Directory => FileKind::Directory,
+            FileType::Symlink => FileKind::Link,
+            FileType::Fifo => FileKind::Pipe,
+            FileType::Socket => FileKind::Socket,
+            FileType::CharacterDevice => FileKind::CharDevice,
+            FileType::BlockDevice => FileKind::BlockDevice,
+            _ => FileKind::File,
         }
     }
 }
 
 /// Mode, owner, times and the rest, as `stat` has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attributes {
+pub struct FileMetadata {
     /// What it is.
-    pub kind: Kind,
+    pub kind: FileKind,
     /// The device that it lies on.
     pub dev: u64,
     /// Its inode there.
@@ -71,27 +71,27 @@ pub struct Attributes {
     /// Last changed in any way.
     pub ctime: SystemTime,
     /// Made, where the filesystem knows: it tells a file from a later one with the same inode.
-    pub born: Option<SystemTime>,
-    state: State,
+    pub btime: Option<SystemTime>,
+    state: FileState,
 }
 
-impl Attributes {
+impl FileMetadata {
     /// Of an open file or path.
-    pub(super) fn of(fd: impl AsFd, shown: &Path) -> Result<Attributes, Error> {
-        Attributes::with(fd, AtFlags::EMPTY_PATH, shown)
+    pub(super) fn of_fd(fd: impl AsFd, shown: &Path) -> Result<FileMetadata, Error> {
+        FileMetadata::statx(fd, AtFlags::EMPTY_PATH, shown)
     }
 
     /// As the system last knew them: a filesystem that would have to ask somebody else, a daemon or
     /// another machine, is not waited for.
-    pub(super) fn at_hand(fd: impl AsFd, shown: &Path) -> Result<Attributes, Error> {
-        Attributes::with(fd, AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, shown)
+    pub(super) fn cached_of_fd(fd: impl AsFd, shown: &Path) -> Result<FileMetadata, Error> {
+        FileMetadata::statx(fd, AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, shown)
     }
 
     /// Attributes of a file of which only the kind is known. Its mode grants no permission.
-    pub fn unknown(kind: Kind, dev: u64, ino: u64) -> Attributes {
-        let identity = Identity { dev, ino, size: 0, mtime: 0, mtime_nsec: 0 };
+    pub fn placeholder(kind: FileKind, dev: u64, ino: u64) -> FileMetadata {
+        let identity = FileIdentity { dev, ino, size: 0, mtime: 0, mtime_nsec: 0 };
         let epoch = SystemTime::UNIX_EPOCH;
-        Attributes {
+        FileMetadata {
             kind,
             dev,
             ino,
@@ -105,21 +105,21 @@ impl Attributes {
             atime: epoch,
             mtime: epoch,
             ctime: epoch,
-            born: None,
-            state: State { identity, ctime: 0, ctime_nsec: 0 },
+            btime: None,
+            state: FileState { identity, ctime: 0, ctime_nsec: 0 },
         }
     }
 
-    fn with(fd: impl AsFd, flags: AtFlags, shown: &Path) -> Result<Attributes, Error> {
+    fn statx(fd: impl AsFd, flags: AtFlags, shown: &Path) -> Result<FileMetadata, Error> {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = rustix::fs::statx(fd, "", flags, wanted)
             .map_err(|e| Error::io(shown, "look at it", e))?;
-        Ok(Attributes::from(&stat))
+        Ok(FileMetadata::from(&stat))
     }
 
     /// Leaves to each class of users what a directory on the way there, of this owner, group and mode,
     /// lets through.
-    pub(super) fn narrow(&mut self, directory: Option<(u32, u32, u32)>) {
+    pub(super) fn restrict_mode(&mut self, directory: Option<(u32, u32, u32)>) {
         let (uid, gid, mode) = directory.unwrap_or((u32::MAX, u32::MAX, 0));
         let others = mode & 0o001 != 0;
         let group = if gid == self.gid { mode & 0o010 != 0 } else { others };
@@ -132,21 +132,21 @@ impl Attributes {
     }
 
     /// What tells this state of a file from another.
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> FileIdentity {
         self.state.identity
     }
 
     /// The same, and when anything about it last changed.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> FileState {
         self.state
     }
 }
 
-impl From<&Statx> for Attributes {
+impl From<&Statx> for FileMetadata {
     fn from(stat: &Statx) -> Self {
         let dev = makedev(stat.stx_dev_major, stat.stx_dev_minor);
         let has_born = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
-        Attributes {
+        FileMetadata {
             kind: FileType::from_raw_mode(u32::from(stat.stx_mode)).into(),
             dev,
             ino: stat.stx_ino,
@@ -157,12 +157,12 @@ impl From<&Statx> for Attributes {
             uid: stat.stx_uid,
             gid: stat.stx_gid,
             rdev: makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
-            atime: time(&stat.stx_atime),
-            mtime: time(&stat.stx_mtime),
-            ctime: time(&stat.stx_ctime),
-            born: has_born.then(|| time(&stat.stx_btime)),
-            state: State {
-                identity: Identity {
+            atime: system_time(&stat.stx_atime),
+            mtime: system_time(&stat.stx_mtime),
+            ctime: system_time(&stat.stx_ctime),
+            btime: has_born.then(|| system_time(&stat.stx_btime)),
+            state: FileState {
+                identity: FileIdentity {
                     dev,
                     ino: stat.stx_ino,
                     size: stat.stx_size,
@@ -176,7 +176,7 @@ impl From<&Statx> for Attributes {
     }
 }
 
-fn time(time: &StatxTimestamp) -> SystemTime {
+fn system_time(time: &StatxTimestamp) -> SystemTime {
     let whole = Duration::from_secs(time.tv_sec.unsigned_abs());
     let base = if time.tv_sec < 0 {
         SystemTime::UNIX_EPOCH.checked_sub(whole)

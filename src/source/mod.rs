@@ -22,18 +22,18 @@ mod residency;
 mod root;
 mod settled;
 
-use direct::DirectRead;
-pub use direct::{DIRECT_ALIGNMENT, Direct};
+use direct::DirectReadOutcome;
+pub use direct::{DIRECT_ALIGNMENT_BYTES, DirectFile};
 pub use error::Error;
-pub use file::{File, Identity, OpenFile, State};
-pub use location::Typed;
-pub use metadata::{Attributes, Kind};
-pub use nonresident::{forget, whole_pages};
-pub use read_file::Whole;
-pub use read_strategy::{Way, Ways};
-pub use residency::BEYOND;
+pub use file::{File, FileIdentity, FileState, OpenFile};
+pub use location::UserPath;
+pub use metadata::{FileKind, FileMetadata};
+pub use nonresident::{evict, to_whole_pages};
+pub use read_file::FileBytes;
+pub use read_strategy::{ReadMode, ReadStrategy};
+pub use residency::READAHEAD_MARGIN_BYTES;
 use residency::Residency;
-pub use root::{Destination, Entry, Links, Root, is_directory, is_hub_repository};
+pub use root::{Entry, LinkPolicy, ResolvedPath, Root, is_directory, is_hub_repository};
 pub use settled::is_past_clock_step;
 
 /// Random access to a fixed number of bytes: a file, or memory.
@@ -53,7 +53,7 @@ impl ReadAt for [u8] {
         let bytes = usize::try_from(offset)
             .ok()
             .and_then(|start| self.get(start..start.checked_add(buf.len())?))
-            .ok_or_else(|| Error::Short { path: "memory".into(), offset })?;
+            .ok_or_else(|| Error::Truncated { path: "memory".into(), offset })?;
         buf.copy_from_slice(bytes);
         Ok(())
     }

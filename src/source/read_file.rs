@@ -12,12 +12,12 @@ use crate::huge_pages;
 use super::{Error, OpenFile, ReadAt};
 
 /// The bytes of a file.
-pub struct Whole {
+pub struct FileBytes {
     map: Option<MmapMut>,
     len: usize,
 }
 
-impl Deref for Whole {
+impl Deref for FileBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -25,7 +25,7 @@ impl Deref for Whole {
     }
 }
 
-impl DerefMut for Whole {
+impl DerefMut for FileBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.map.as_deref_mut().map_or(&mut [], |map| &mut map[..self.len])
     }
@@ -33,18 +33,18 @@ impl DerefMut for Whole {
 
 impl OpenFile {
     /// All of it, which the caller has seen to be no more than it wants.
-    pub fn read_whole(&self) -> Result<Whole, Error> {
+    pub fn read_whole(&self) -> Result<FileBytes, Error> {
         let Some(len) = usize::try_from(self.size()).ok().filter(|&len| len > 0) else {
-            return Ok(Whole { map: None, len: 0 });
+            return Ok(FileBytes { map: None, len: 0 });
         };
         // To the end of its last huge page, which is soon gone again.
-        let map = huge_pages::zeroed(if len < huge_pages::SIZE {
+        let map = huge_pages::allocate_zeroed(if len < huge_pages::HUGE_PAGE_BYTES {
             len
         } else {
-            len.next_multiple_of(huge_pages::SIZE)
+            len.next_multiple_of(huge_pages::HUGE_PAGE_BYTES)
         });
         let mut map = map.map_err(|e| Error::io(&self.file().path(), "have memory for it", e))?;
         self.read_exact_at(&mut map[..len], 0)?;
-        Ok(Whole { map: Some(map), len })
+        Ok(FileBytes { map: Some(map), len })
     }
 }

@@ -7,73 +7,73 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::nonresident::uncached;
-use super::{Direct, DirectRead, Error, OpenFile, ReadAt, Residency};
+use super::nonresident::uncached_ranges;
+use super::{DirectFile, DirectReadOutcome, Error, OpenFile, ReadAt, Residency};
 
 /// What is known of reading one file.
 #[derive(Debug)]
-pub struct Ways {
-    local: bool,
-    overlaid: bool,
+pub struct ReadStrategy {
+    is_local: bool,
+    is_overlay: bool,
     residency: Residency,
     /// Opened when it is first needed.
-    direct: OnceLock<Option<Direct>>,
-    refused: AtomicBool,
+    direct_file: OnceLock<Option<DirectFile>>,
+    is_direct_unsupported: AtomicBool,
 }
 
 /// How bytes were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ReadMode {
     /// Past the page cache.
     Direct,
     /// Through it.
     Buffered,
 }
 
-impl Ways {
+impl ReadStrategy {
     /// What is known of a file just opened.
-    pub fn of(file: &OpenFile) -> Ways {
-        let on = file.filesystem();
-        Ways {
-            local: on.local,
-            overlaid: on.overlaid,
-            residency: Residency::on(on),
-            direct: OnceLock::new(),
-            refused: AtomicBool::new(false),
+    pub fn new(file: &OpenFile) -> ReadStrategy {
+        let on = file.filesystem_kind();
+        ReadStrategy {
+            is_local: on.is_local,
+            is_overlay: on.is_overlay,
+            residency: Residency::new(on),
+            direct_file: OnceLock::new(),
+            is_direct_unsupported: AtomicBool::new(false),
         }
     }
 
     /// Whether asking its filesystem never waits for another program or machine.
     pub fn is_local(&self) -> bool {
-        self.local
+        self.is_local
     }
 
     /// Fills `out`, aligned memory, from an aligned offset: past the page cache if the filesystem can.
     /// Only the first `len` bytes are there where the file ends.
-    pub fn read(
+    pub fn read_aligned(
         &self,
         file: &OpenFile,
         out: &mut [u8],
         len: usize,
         offset: u64,
-    ) -> Result<Way, Error> {
+    ) -> Result<ReadMode, Error> {
         if self.read_direct(file, out, offset)? {
-            return Ok(Way::Direct);
+            return Ok(ReadMode::Direct);
         }
         self.read_buffered(file, &mut out[..len], offset)?;
-        Ok(Way::Buffered)
+        Ok(ReadMode::Buffered)
     }
 
     /// The same past the page cache, or not at all: whether the filesystem can.
     pub fn read_direct(&self, file: &OpenFile, out: &mut [u8], offset: u64) -> Result<bool, Error> {
-        let Some(direct) = self.direct(file) else { return Ok(false) };
+        let Some(direct) = self.direct_file(file) else { return Ok(false) };
         match direct.read_exact_at(out, offset)? {
-            DirectRead::Done => {
+            DirectReadOutcome::Complete => {
                 file.check_unchanged()?;
                 Ok(true)
             }
-            DirectRead::Refused => {
-                self.refuse(file);
+            DirectReadOutcome::Unsupported => {
+                self.disable_direct(file);
                 Ok(false)
             }
         }
@@ -86,44 +86,49 @@ impl Ways {
     }
 
     /// The same, and the kernel reads nothing ahead.
-    pub fn read_alone(&self, file: &OpenFile, out: &mut [u8], offset: u64) -> Result<(), Error> {
-        let Some(quiet) = self.residency.quiet(file) else {
+    pub fn read_without_readahead(
+        &self,
+        file: &OpenFile,
+        out: &mut [u8],
+        offset: u64,
+    ) -> Result<(), Error> {
+        let Some(quiet) = self.residency.no_readahead_fd(file) else {
             return self.read_buffered(file, out, offset);
         };
-        file.read_exact_by(quiet, out, offset)?;
+        file.read_exact_with(quiet, out, offset)?;
         file.check_unchanged()
     }
 
     /// Whether [`Ways::read`] goes past the page cache, as far as is known.
     pub fn is_direct(&self, file: &OpenFile) -> bool {
-        self.direct(file).is_some()
+        self.direct_file(file).is_some()
     }
 
     /// Fills `out` if the page cache has all of it. To be followed by [`OpenFile::check_unchanged`].
     pub fn read_cached(&self, file: &OpenFile, out: &mut [u8], offset: u64) -> bool {
-        self.residency.read(file, out, offset)
+        self.residency.read_cached(file, out, offset)
     }
 
     /// Whether the page cache has all of a range, and enough beyond it that reading it starts nothing.
     pub fn is_cached(&self, file: &OpenFile, range: &Range<u64>) -> bool {
-        self.local && self.residency.holds(file, range)
+        self.is_local && self.residency.contains(file, range)
     }
 
     /// What of a range the page cache has nothing of, in whole pages and in order, where the system tells.
-    pub fn uncached(&self, file: &OpenFile, range: &Range<u64>) -> Option<Vec<Range<u64>>> {
+    pub fn uncached_ranges(&self, file: &OpenFile, range: &Range<u64>) -> Option<Vec<Range<u64>>> {
         // The pages of a file of an overlay are those of the file beneath: the system tells of none, and lets go of all.
-        if self.overlaid { None } else { uncached(file, range) }
+        if self.is_overlay { None } else { uncached_ranges(file, range) }
     }
 
-    fn direct(&self, file: &OpenFile) -> Option<&Direct> {
-        if !self.local || self.refused.load(Ordering::Relaxed) {
+    fn direct_file(&self, file: &OpenFile) -> Option<&DirectFile> {
+        if !self.is_local || self.is_direct_unsupported.load(Ordering::Relaxed) {
             return None;
         }
-        self.direct.get_or_init(|| file.direct()).as_ref()
+        self.direct_file.get_or_init(|| file.open_direct()).as_ref()
     }
 
-    fn refuse(&self, file: &OpenFile) {
-        if !self.refused.swap(true, Ordering::Relaxed) {
+    fn disable_direct(&self, file: &OpenFile) {
+        if !self.is_direct_unsupported.swap(true, Ordering::Relaxed) {
             let path = file.file().path();
             tracing::debug!(path = %path.display(), "its filesystem refuses direct reads of it");
         }

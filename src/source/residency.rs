@@ -15,7 +15,7 @@ use rustix::param::page_size;
 
 use crate::threads::lock;
 
-use super::cachestat::cached_pages;
+use super::cachestat::count_cached_pages;
 use super::filesystem::Filesystem;
 use super::{OpenFile, ReadAt};
 
@@ -23,78 +23,78 @@ use super::{OpenFile, ReadAt};
 /// near the end of what is cached makes the kernel read on from there (at a page that it marked as
 /// it read ahead), and a reader who goes on so never leaves the page cache, which is the slower
 /// way. Twice the readahead of the fastest disks.
-pub const BEYOND: u64 = 16 << 20;
+pub const READAHEAD_MARGIN_BYTES: u64 = 16 << 20;
 
 /// How much is asked about at once, so that a reader who goes on asks seldom: the kernel looks at
 /// every page.
-const STRIDE: u64 = 16 << 20;
+const QUERY_STRIDE_BYTES: u64 = 16 << 20;
 
 /// What is known of one open file's pages.
 #[derive(Debug, Default)]
 pub struct Residency {
     /// The kernel does not tell which pages there are.
-    untold: AtomicBool,
+    is_unreported: AtomicBool,
     /// The filesystem cannot read without waiting, as those of memory on older kernels.
-    waits: AtomicBool,
+    lacks_nowait: AtomicBool,
     /// What was found to be there. Reading it finds out what has gone since.
-    there: Mutex<Range<u64>>,
+    cached_range: Mutex<Range<u64>>,
     /// To try on, too: a read that finds nothing makes the kernel read ahead for it, even one that must not wait
     /// (Linux 6.18: 32 pages for one request). Here trying costs one page.
-    quiet: OnceLock<Option<OwnedFd>>,
+    no_readahead_fd: OnceLock<Option<OwnedFd>>,
     /// Where it was last tried in vain.
-    vain: Mutex<Option<(u64, Instant)>>,
+    last_miss: Mutex<Option<(u64, Instant)>>,
 }
 
 /// How long nothing is tried again near where it was tried in vain.
-const VAIN: Duration = Duration::from_secs(1);
+const MISS_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Residency {
     /// What is known of a file just opened that lies on this.
-    pub fn on(filesystem: Filesystem) -> Residency {
-        Residency { untold: filesystem.overlaid.into(), ..Residency::default() }
+    pub fn new(filesystem: Filesystem) -> Residency {
+        Residency { is_unreported: filesystem.is_overlay.into(), ..Residency::default() }
     }
 
     /// Whether a range is there, and enough beyond it that reading it starts nothing.
-    pub fn holds(&self, file: &OpenFile, range: &Range<u64>) -> bool {
+    pub fn contains(&self, file: &OpenFile, range: &Range<u64>) -> bool {
         let end = file.size();
-        let needed = range.end.saturating_add(BEYOND).min(end);
+        let needed = range.end.saturating_add(READAHEAD_MARGIN_BYTES).min(end);
         let known = |there: &Range<u64>| there.start <= range.start && needed <= there.end;
-        if known(&lock(&self.there)) {
+        if known(&lock(&self.cached_range)) {
             return true;
         }
-        if self.is_untold() {
-            return self.is_there_by_trial(file, range.end - 1, needed - 1);
+        if self.is_unreported() {
+            return self.probe(file, range.end - 1, needed - 1);
         }
-        let further = needed.saturating_add(STRIDE).min(end);
+        let further = needed.saturating_add(QUERY_STRIDE_BYTES).min(end);
         for until in [further, needed] {
-            if self.all_pages(file, range.start..until) {
-                *lock(&self.there) = range.start..until;
+            if self.has_all_pages(file, range.start..until) {
+                *lock(&self.cached_range) = range.start..until;
                 return true;
             }
         }
         false
     }
 
-    fn is_untold(&self) -> bool {
-        self.untold.load(Ordering::Relaxed)
+    fn is_unreported(&self) -> bool {
+        self.is_unreported.load(Ordering::Relaxed)
     }
 
     /// Whether all pages of a range are there, or on their way. What is not told is not there.
-    fn all_pages(&self, file: &OpenFile, range: Range<u64>) -> bool {
+    fn has_all_pages(&self, file: &OpenFile, range: Range<u64>) -> bool {
         let page = page_size() as u64;
-        match cached_pages(file, &range) {
+        match count_cached_pages(file, &range) {
             Ok(pages) => pages >= range.end.div_ceil(page) - range.start / page,
             Err(_) => {
-                self.untold.store(true, Ordering::Relaxed);
+                self.is_unreported.store(true, Ordering::Relaxed);
                 false
             }
         }
     }
 
     /// A descriptor of the same file for which the kernel reads nothing ahead.
-    pub fn quiet(&self, file: &OpenFile) -> Option<&OwnedFd> {
-        let quiet = self.quiet.get_or_init(|| {
-            let fd = file.again(OFlags::empty())?;
+    pub fn no_readahead_fd(&self, file: &OpenFile) -> Option<&OwnedFd> {
+        let quiet = self.no_readahead_fd.get_or_init(|| {
+            let fd = file.reopen(OFlags::empty())?;
             fadvise(&fd, 0, None, Advice::Random).ok()?;
             Some(fd)
         });
@@ -102,40 +102,41 @@ impl Residency {
     }
 
     /// Tries the last byte of a range, and the last that is needed beyond it.
-    fn is_there_by_trial(&self, file: &OpenFile, last: u64, beyond: u64) -> bool {
-        let lately = lock(&self.vain)
-            .is_some_and(|(at, when)| at.abs_diff(last) < STRIDE && when.elapsed() < VAIN);
-        if lately || self.waits.load(Ordering::Relaxed) {
+    fn probe(&self, file: &OpenFile, last: u64, beyond: u64) -> bool {
+        let lately = lock(&self.last_miss).is_some_and(|(at, when)| {
+            at.abs_diff(last) < QUERY_STRIDE_BYTES && when.elapsed() < MISS_RETRY_INTERVAL
+        });
+        if lately || self.lacks_nowait.load(Ordering::Relaxed) {
             return false;
         }
-        let Some(quiet) = self.quiet(file) else { return false };
-        let there = [beyond, last].iter().all(|at| self.read_at_once(quiet, &mut [0], *at));
+        let Some(quiet) = self.no_readahead_fd(file) else { return false };
+        let there = [beyond, last].iter().all(|at| self.read_nowait(quiet, &mut [0], *at));
         if !there {
-            *lock(&self.vain) = Some((last, Instant::now()));
+            *lock(&self.last_miss) = Some((last, Instant::now()));
         }
         there
     }
 
     /// Fills `buf` if all of it is in the page cache, and says whether it did. Never waits for a
     /// disk. Like every read, it must be followed by [`OpenFile::check_unchanged`].
-    pub fn read(&self, file: &OpenFile, buf: &mut [u8], offset: u64) -> bool {
-        if buf.is_empty() || !self.holds(file, &(offset..offset + buf.len() as u64)) {
+    pub fn read_cached(&self, file: &OpenFile, buf: &mut [u8], offset: u64) -> bool {
+        if buf.is_empty() || !self.contains(file, &(offset..offset + buf.len() as u64)) {
             return buf.is_empty();
         }
         // The quiet one also where it is not known what is between.
-        let quiet = self.quiet.get().filter(|_| self.is_untold());
+        let quiet = self.no_readahead_fd.get().filter(|_| self.is_unreported());
         let read = match quiet {
-            Some(Some(quiet)) => self.read_at_once(quiet, buf, offset),
-            _ => self.read_at_once(file, buf, offset),
+            Some(Some(quiet)) => self.read_nowait(quiet, buf, offset),
+            _ => self.read_nowait(file, buf, offset),
         };
         if !read {
-            *lock(&self.there) = 0..0;
+            *lock(&self.cached_range) = 0..0;
         }
         read
     }
 
-    fn read_at_once(&self, fd: impl AsFd, buf: &mut [u8], offset: u64) -> bool {
-        let flags = if self.waits.load(Ordering::Relaxed) {
+    fn read_nowait(&self, fd: impl AsFd, buf: &mut [u8], offset: u64) -> bool {
+        let flags = if self.lacks_nowait.load(Ordering::Relaxed) {
             ReadWriteFlags::empty()
         } else {
             ReadWriteFlags::NOWAIT
@@ -148,7 +149,7 @@ impl Residency {
                 Ok(n) => done += n,
                 Err(Errno::INTR) => {}
                 Err(Errno::OPNOTSUPP) if !flags.is_empty() => {
-                    self.waits.store(true, Ordering::Relaxed);
+                    self.lacks_nowait.store(true, Ordering::Relaxed);
                     return false;
                 }
                 Err(_) => return false,
@@ -163,7 +164,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::source::{Links, Root};
+    use crate::source::{LinkPolicy, Root};
 
     const LEN: usize = 3 << 20;
 
@@ -173,25 +174,25 @@ mod tests {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let bytes: Vec<u8> = (0..LEN).map(|n| (n / 5) as u8).collect();
         std::fs::write(dir.path().join("f"), &bytes).unwrap();
-        let (root, way) = Root::around(dir.path(), Links::Inside).unwrap();
+        let (root, way) = Root::for_directory(dir.path(), LinkPolicy::Inside).unwrap();
         let file = root.open(&way.join(Path::new("f"))).unwrap();
-        let told = Residency::on(file.filesystem());
-        let untold = Residency { untold: true.into(), ..Residency::default() };
+        let told = Residency::new(file.filesystem_kind());
+        let untold = Residency { is_unreported: true.into(), ..Residency::default() };
         let mut buf = vec![0; 100_000];
         for residency in [&told, &untold] {
-            assert!(residency.read(&file, &mut buf, 12_345));
+            assert!(residency.read_cached(&file, &mut buf, 12_345));
             assert_eq!(buf, bytes[12_345..112_345]);
-            assert!(!residency.read(&file, &mut buf, LEN as u64 - 10), "past the end");
+            assert!(!residency.read_cached(&file, &mut buf, LEN as u64 - 10), "past the end");
         }
         std::fs::File::open(dir.path().join("f")).unwrap().sync_all().unwrap();
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-        let pages = || cached_pages(&file, &(0..LEN as u64)).unwrap();
+        let pages = || count_cached_pages(&file, &(0..LEN as u64)).unwrap();
         assert_eq!(pages(), 0);
-        assert!(!told.read(&file, &mut buf, 12_345));
-        assert!(!told.holds(&file, &(0..10)));
+        assert!(!told.read_cached(&file, &mut buf, 12_345));
+        assert!(!told.contains(&file, &(0..10)));
         assert_eq!(pages(), 0, "asking fetches nothing");
-        assert!(!untold.read(&file, &mut buf, 12_345));
-        assert!(!untold.read(&file, &mut buf, 212_345));
+        assert!(!untold.read_cached(&file, &mut buf, 12_345));
+        assert!(!untold.read_cached(&file, &mut buf, 212_345));
         assert!(pages() <= 2, "one page for each byte tried, and not again so soon");
     }
 }

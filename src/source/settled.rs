@@ -12,32 +12,32 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::fstat;
 
-use super::{OpenFile, State};
+use super::{FileState, OpenFile};
 
 /// Two writes within one clock step of a filesystem leave the same timestamp. Local filesystems step every 10 ms
 /// or faster; this is two steps.
-const LOCAL_CLOCK_STEP: Duration = Duration::from_millis(20);
+const LOCAL_CLOCK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The step that any filesystem keeps to: the clocks of network filesystems differ more.
-const CLOCK_STEP: Duration = Duration::from_millis(100);
+const CLOCK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The step where timestamps are whole seconds, as on ext4 with small inodes. FAT keeps every other second.
-const COARSE_CLOCK_STEP: Duration = Duration::from_secs(2);
+const COARSE_CLOCK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The longest time that a write is assumed to be in flight, where the system does not reveal writers. One `write`
 /// transfers at most 2 GiB, for which a disk of 35 MB/s needs about this long. A store through a mapping leaves a
 /// new timestamp after the write-back, which comes within 35 s.
-const LONGEST_WRITE: Duration = Duration::from_secs(60);
+const IN_FLIGHT_WRITE_WINDOW: Duration = Duration::from_secs(60);
 
 /// Whether every change from now on must leave another timestamp than `state` has.
-pub fn is_past_clock_step(state: &State) -> bool {
-    let step = if state.ctime_nsec == 0 { COARSE_CLOCK_STEP } else { CLOCK_STEP };
+pub fn is_past_clock_step(state: &FileState) -> bool {
+    let step = if state.ctime_nsec == 0 { COARSE_CLOCK_INTERVAL } else { CLOCK_INTERVAL };
     age(state).is_some_and(|age| age > step)
 }
 
 /// Time since the last change (`ctime`), which no program can set, unlike the time of a write; `None` if it lies
 /// in the future.
-fn age(state: &State) -> Option<Duration> {
+fn age(state: &FileState) -> Option<Duration> {
     let seconds = Duration::from_secs(u64::try_from(state.ctime).ok()?);
     let changed = SystemTime::UNIX_EPOCH + seconds + Duration::from_nanos(state.ctime_nsec.into());
     SystemTime::now().duration_since(changed).ok()
@@ -47,9 +47,9 @@ fn age(state: &State) -> Option<Duration> {
 const F_SETSIG: libc::c_int = 10;
 
 /// Programs that have a file open for writing.
-enum Writers {
-    None,
-    Some,
+enum WriterStatus {
+    Absent,
+    Present,
     /// The system does not say, as for files of another machine or another user.
     Unknown,
 }
@@ -59,46 +59,48 @@ impl OpenFile {
     /// Waits for the next clock step if nothing else is missing.
     pub fn is_settled(&self) -> bool {
         let state = self.file().state();
-        let filesystem = self.filesystem();
-        if filesystem.in_memory {
+        let filesystem = self.filesystem_kind();
+        if filesystem.is_in_memory {
             return false;
         }
         // An overlay does not count a mapping whose descriptor was closed among the writers.
-        let reveals_writers = filesystem.local && !filesystem.overlaid;
+        let reveals_writers = filesystem.is_local && !filesystem.is_overlay;
         let is_quiet = match reveals_writers.then(|| self.writers()) {
-            Some(Writers::None) => match age(&state) {
+            Some(WriterStatus::Absent) => match age(&state) {
                 Some(age) if state.ctime_nsec != 0 => {
-                    sleep(LOCAL_CLOCK_STEP.saturating_sub(age));
+                    sleep(LOCAL_CLOCK_INTERVAL.saturating_sub(age));
                     true
                 }
                 _ => is_past_clock_step(&state),
             },
-            Some(Writers::Some) => false,
-            Some(Writers::Unknown) | None => age(&state).is_some_and(|age| age > LONGEST_WRITE),
+            Some(WriterStatus::Present) => false,
+            Some(WriterStatus::Unknown) | None => {
+                age(&state).is_some_and(|age| age > IN_FLIGHT_WRITE_WINDOW)
+            }
         };
         // Checked after the writers: a writer that came in between has left its timestamp.
-        is_quiet && fstat(self.as_fd()).is_ok_and(|now| State::from(&now) == state)
+        is_quiet && fstat(self.as_fd()).is_ok_and(|now| FileState::from(&now) == state)
     }
 
     /// Takes a read lease and returns it at once: the kernel grants one only while no program has the file open for
     /// writing. A program that opens the file for writing in between waits for that instant, or
     /// gets EAGAIN if it opens with `O_NONBLOCK`.
     #[allow(unsafe_code)]
-    fn writers(&self) -> Writers {
+    fn writers(&self) -> WriterStatus {
         let fd = self.as_fd().as_raw_fd();
         // SAFETY: these commands take a number and touch no memory of ours.
         let fcntl = |command, value: libc::c_int| unsafe { libc::fcntl(fd, command, value) };
         // A broken lease sends SIGIO by default, which ends a process. SIGURG is ignored by default.
         if fcntl(F_SETSIG, libc::SIGURG) != 0 {
-            return Writers::Unknown;
+            return WriterStatus::Unknown;
         }
         if fcntl(libc::F_SETLEASE, libc::F_RDLCK) == 0 {
             fcntl(libc::F_SETLEASE, libc::F_UNLCK);
-            return Writers::None;
+            return WriterStatus::Absent;
         }
         match std::io::Error::last_os_error().kind() {
-            ErrorKind::WouldBlock => Writers::Some,
-            _ => Writers::Unknown,
+            ErrorKind::WouldBlock => WriterStatus::Present,
+            _ => WriterStatus::Unknown,
         }
     }
 }
@@ -109,11 +111,11 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::path::Path;
 
-    use super::super::{Links, Root};
+    use super::super::{LinkPolicy, Root};
     use super::*;
 
     fn open_file(folder: &Path) -> OpenFile {
-        let (root, _) = Root::around(folder, Links::Inside).unwrap();
+        let (root, _) = Root::for_directory(folder, LinkPolicy::Inside).unwrap();
         root.open(Path::new("file")).unwrap()
     }
 
@@ -125,7 +127,7 @@ mod tests {
         let fresh = open_file(folder.path());
         assert!(fresh.is_settled());
         assert!(
-            age(&fresh.file().state()).unwrap() >= LOCAL_CLOCK_STEP,
+            age(&fresh.file().state()).unwrap() >= LOCAL_CLOCK_INTERVAL,
             "the clock has advanced by a step"
         );
         let writer = File::options().write(true).open(&path).unwrap();
@@ -146,7 +148,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), "bytes").unwrap();
         let state = open_file(folder.path()).file().state();
-        let changed = |seconds: i64, ctime_nsec| State {
+        let changed = |seconds: i64, ctime_nsec| FileState {
             ctime: now.as_secs() as i64 - seconds,
             ctime_nsec,
             ..state

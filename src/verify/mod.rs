@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::checkpoint::Tensor;
 use crate::image::{Error, Reader};
-use crate::threads::{another, joined};
+use crate::threads::{join, try_spawn};
 
 /// Bytes read at a time by each reader.
-const STEP: u64 = 4 << 20;
+const CHUNK_BYTES: u64 = 4 << 20;
 
 /// Readers at once: enough to keep a disk busy from one process, and few enough for two cores.
-const READERS: usize = 4;
+const MAX_READER_THREADS: usize = 4;
 
 /// One way in which two checkpoints differ.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,7 +34,7 @@ pub enum Difference {
     },
     /// Another element type or shape.
     #[error("`{tensor}` is {first} in the first and {second} in the second")]
-    Kind {
+    Type {
         /// The tensor.
         tensor: String,
         /// Type and shape in the first.
@@ -53,24 +53,24 @@ pub enum Difference {
 }
 
 /// What the reader tells, and asks, while it works.
-pub trait Progress: Sync {
+pub trait VerifyProgress: Sync {
     /// So many more bytes are read.
-    fn read(&self, bytes: u64);
+    fn add_bytes(&self, bytes: u64);
     /// Whether to give up.
-    fn stop(&self) -> bool;
+    fn should_stop(&self) -> bool;
 }
 
 /// Reads every byte. False if told to stop.
-pub fn read_all(reader: &Reader, progress: &dyn Progress) -> Result<bool, Error> {
-    let size = reader.image().size();
-    let steps = size.div_ceil(STEP) as usize;
+pub fn read_all(reader: &Reader, progress: &dyn VerifyProgress) -> Result<bool, Error> {
+    let size = reader.virtual_file().size();
+    let steps = size.div_ceil(CHUNK_BYTES) as usize;
     in_parallel(
         steps,
         progress,
-        || vec![0; STEP.min(size) as usize],
+        || vec![0; CHUNK_BYTES.min(size) as usize],
         |buffer, step| {
-            let read = reader.read_at(buffer, step as u64 * STEP)?;
-            progress.read(read as u64);
+            let read = reader.read_at(buffer, step as u64 * CHUNK_BYTES)?;
+            progress.add_bytes(read as u64);
             Ok(())
         },
     )
@@ -81,55 +81,58 @@ pub fn read_all(reader: &Reader, progress: &dyn Progress) -> Result<bool, Error>
 pub fn compare(
     first: &Reader,
     second: &Reader,
-    progress: &dyn Progress,
+    progress: &dyn VerifyProgress,
 ) -> Result<Option<Vec<Difference>>, Error> {
     let mut differences = Vec::new();
     let others: HashMap<&str, usize> = second
-        .image()
+        .virtual_file()
         .tensors()
         .iter()
         .enumerate()
         .map(|(place, tensor)| (&*tensor.name, place))
         .collect();
     let mut pairs = Vec::new();
-    for (place, tensor) in first.image().tensors().iter().enumerate() {
+    for (place, tensor) in first.virtual_file().tensors().iter().enumerate() {
         let name = || tensor.name.to_string();
-        match others.get(&*tensor.name).map(|&other| (other, &second.image().tensors()[other])) {
+        match others
+            .get(&*tensor.name)
+            .map(|&other| (other, &second.virtual_file().tensors()[other]))
+        {
             None => differences.push(Difference::OnlyFirst { tensor: name() }),
             Some((_, other)) if (other.dtype, &other.shape) != (tensor.dtype, &tensor.shape) => {
-                differences.push(Difference::Kind {
+                differences.push(Difference::Type {
                     tensor: name(),
-                    first: kind(tensor),
-                    second: kind(other),
+                    first: type_and_shape(tensor),
+                    second: type_and_shape(other),
                 });
             }
             Some((other, _)) => pairs.push((place, other)),
         }
     }
     let names: std::collections::HashSet<&str> =
-        first.image().tensors().iter().map(|t| &*t.name).collect();
-    let only_second = second.image().tensors().iter().filter(|t| !names.contains(&*t.name));
+        first.virtual_file().tensors().iter().map(|t| &*t.name).collect();
+    let only_second = second.virtual_file().tensors().iter().filter(|t| !names.contains(&*t.name));
     differences.extend(only_second.map(|t| Difference::OnlySecond { tensor: t.name.to_string() }));
 
     // Large tensors are compared in parts, so that one of them does not leave the readers idle.
     let parts: Vec<(usize, usize, u64)> = pairs
         .iter()
         .flat_map(|&(place, other)| {
-            let len = first.image().tensors()[place].bytes.len();
-            (0..len).step_by(STEP as usize).map(move |from| (place, other, from))
+            let len = first.virtual_file().tensors()[place].bytes.len();
+            (0..len).step_by(CHUNK_BYTES as usize).map(move |from| (place, other, from))
         })
         .collect();
     // The first byte that differs, by tensor.
     let differing: Mutex<HashMap<usize, u64>> = Mutex::default();
-    let buffers = || (vec![0; STEP as usize], vec![0; STEP as usize]);
+    let buffers = || (vec![0; CHUNK_BYTES as usize], vec![0; CHUNK_BYTES as usize]);
     let done = in_parallel(parts.len(), progress, buffers, |(a, b), n| {
         let (place, other, from) = parts[n];
         let (range, other) =
-            (first.image().tensor_range(place), second.image().tensor_range(other));
-        let len = (range.end - range.start - from).min(STEP) as usize;
+            (first.virtual_file().tensor_range(place), second.virtual_file().tensor_range(other));
+        let len = (range.end - range.start - from).min(CHUNK_BYTES) as usize;
         first.read_at(&mut a[..len], range.start + from)?;
         second.read_at(&mut b[..len], other.start + from)?;
-        progress.read(len as u64);
+        progress.add_bytes(len as u64);
         if a[..len] != b[..len] {
             let at = from + a.iter().zip(b.iter()).take_while(|(a, b)| a == b).count() as u64;
             let mut differing = differing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -142,7 +145,7 @@ pub fn compare(
     }
     let differing = differing.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
     differences.extend(differing.into_iter().map(|(place, byte)| {
-        let tensor = &first.image().tensors()[place];
+        let tensor = &first.virtual_file().tensors()[place];
         let element = byte * 8 / u64::from(tensor.dtype.bits());
         Difference::Values { tensor: tensor.name.to_string(), element }
     }));
@@ -156,13 +159,13 @@ impl Difference {
         match self {
             Difference::OnlyFirst { tensor }
             | Difference::OnlySecond { tensor }
-            | Difference::Kind { tensor, .. }
+            | Difference::Type { tensor, .. }
             | Difference::Values { tensor, .. } => tensor,
         }
     }
 }
 
-fn kind(tensor: &Tensor) -> String {
+fn type_and_shape(tensor: &Tensor) -> String {
     format!("{} {:?}", tensor.dtype, tensor.shape)
 }
 
@@ -170,7 +173,7 @@ fn kind(tensor: &Tensor) -> String {
 /// (true), one fails, or the caller wants to stop (false).
 fn in_parallel<B>(
     steps: usize,
-    progress: &dyn Progress,
+    progress: &dyn VerifyProgress,
     buffer: impl Fn() -> B + Sync,
     work: impl Fn(&mut B, usize) -> Result<(), Error> + Sync,
 ) -> Result<bool, Error> {
@@ -178,7 +181,7 @@ fn in_parallel<B>(
     let over = AtomicBool::new(false);
     let one = || {
         let mut buffer = buffer();
-        while !over.load(Ordering::Relaxed) && !progress.stop() {
+        while !over.load(Ordering::Relaxed) && !progress.should_stop() {
             let step = next.fetch_add(1, Ordering::Relaxed);
             if step >= steps {
                 return Ok(true);
@@ -188,9 +191,10 @@ fn in_parallel<B>(
         Ok(false)
     };
     std::thread::scope(|scope| {
-        let others: Vec<_> = (1..READERS.min(steps)).map_while(|_| another(scope, one)).collect();
+        let others: Vec<_> =
+            (1..MAX_READER_THREADS.min(steps)).map_while(|_| try_spawn(scope, one)).collect();
         let mut answers = vec![one()];
-        answers.extend(others.into_iter().map(joined));
+        answers.extend(others.into_iter().map(join));
         // Each that returned true saw the end of the work; an error of any is the answer.
         Ok(answers.into_iter().collect::<Result<Vec<bool>, Error>>()?.into_iter().all(|done| done))
     })

@@ -8,16 +8,16 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::checkpoint::{self, Checkpoint, Format, Options};
-use crate::image::{Hash, Image};
-use crate::source::{Attributes, Kind, OpenFile, Root, State};
+use crate::image::{Digest, Image};
+use crate::source::{FileKind, FileMetadata, FileState, OpenFile, Root};
 use crate::threads::lock;
 
-use super::rules::Plan;
-use super::{Error, View, virtual_index};
+use super::rules::VirtualFilePlan;
+use super::{View, ViewError, virtual_index};
 
 /// How long a look at the files of a checkpoint is good for: within a second a change must show, and
 /// the kernel asks twice a second for each name in use.
-const LOOK: Duration = Duration::from_millis(100);
+const MAX_STAT_AGE: Duration = Duration::from_millis(100);
 
 /// What was read from unsettled files is read again after this many times the duration of that read.
 const REREAD_FACTOR: u32 = 10;
@@ -27,83 +27,83 @@ const MIN_REREAD_DELAY: Duration = Duration::from_millis(250);
 
 /// A plan, and what became of it.
 #[derive(Debug)]
-pub struct Planned {
-    pub plan: Plan,
+pub struct PlannedFile {
+    pub plan: VirtualFilePlan,
     /// The files that it is made of, from the root.
     files: Vec<PathBuf>,
-    made: OnceLock<Made>,
-    looked: Mutex<Option<Looked>>,
+    result: OnceLock<BuildResult>,
+    snapshot: Mutex<Option<StatSnapshot>>,
     /// A reader found other bytes than those that were parsed, under an unchanged state.
     is_outdated: AtomicBool,
-    after: Option<After>,
+    superseded: Option<Superseded>,
 }
 
 /// The last look at the files.
 #[derive(Debug)]
-struct Looked {
+struct StatSnapshot {
     /// When it was; nothing if it is not good any more.
-    at: Option<Instant>,
-    attributes: Arc<Attributes>,
+    taken_at: Option<Instant>,
+    metadata: Arc<FileMetadata>,
 }
 
 /// What was shown by the name before the files changed.
 #[derive(Clone, Debug)]
-struct After {
-    changed: Change,
-    previous: Outcome,
+struct Superseded {
+    changed_at: ChangeTime,
+    previous: BuildOutcome,
 }
 
 /// When files changed; nothing if they were only touched: moved, linked, given other permissions.
-type Change = Option<SystemTime>;
+type ChangeTime = Option<SystemTime>;
 
 #[derive(Debug)]
-struct Made {
+struct BuildResult {
     /// The state of each of the files, as it was before they were read.
-    states: Vec<Option<State>>,
-    outcome: Outcome,
+    states: Vec<Option<FileState>>,
+    outcome: BuildOutcome,
     /// When unsettled files are read again although their states are equal; `None` if the files were settled.
     expires: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
-pub enum Outcome {
-    Image(Arc<Facts>),
+pub enum BuildOutcome {
+    VirtualFile(Arc<VirtualFileSummary>),
     Refused(Arc<Refusal>),
 }
 
-impl Outcome {
+impl BuildOutcome {
     /// The identity of the virtual file, if it is one.
-    fn identity(&self) -> Option<Hash> {
+    fn identity(&self) -> Option<Digest> {
         match self {
-            Outcome::Image(facts) => Some(facts.identity),
-            Outcome::Refused(_) => None,
+            BuildOutcome::VirtualFile(facts) => Some(facts.identity),
+            BuildOutcome::Refused(_) => None,
         }
     }
 
     /// Whether it was refused for this reason.
     fn is_refused_for(&self, reason: &str) -> bool {
-        matches!(self, Outcome::Refused(refusal) if refusal.reason == reason)
+        matches!(self, BuildOutcome::Refused(refusal) if refusal.reason == reason)
     }
 }
 
 /// What is known of an image without holding it.
 #[derive(Debug)]
-pub struct Facts {
+pub struct VirtualFileSummary {
     /// The directory's way from the root, and the candidate: to read it again.
-    way: PathBuf,
-    plan: Plan,
+    directory: PathBuf,
+    plan: VirtualFilePlan,
     options: Options,
     size: u64,
     /// Bytes of the index that names the image, where there is one.
     index_size: u64,
-    identity: Hash,
-    layout: Hash,
+    identity: Digest,
+    layout: Digest,
     tensors: usize,
     format: Format,
     notes: Vec<String>,
     /// Whether every change to its files since they were read shows in their states.
     is_settled: bool,
-    open: Mutex<Weak<Image>>,
+    virtual_file: Mutex<Weak<Image>>,
 }
 
 /// A checkpoint that stays as it is.
@@ -118,126 +118,141 @@ pub struct Refusal {
     /// What can be done.
     pub remedy: String,
     /// Whether it is something else altogether, so that there was nothing to refuse.
-    pub is_other: bool,
+    pub is_not_checkpoint: bool,
 }
 
 /// An image as it is shown now.
 #[derive(Clone, Debug)]
-pub struct Shown {
-    facts: Arc<Facts>,
-    attributes: Arc<Attributes>,
+pub struct ShownFile {
+    summary: Arc<VirtualFileSummary>,
+    metadata: Arc<FileMetadata>,
     is_index: bool,
 }
 
-impl Planned {
-    pub fn new(way: &Path, plan: Plan) -> Planned {
-        let files = plan.candidate.originals();
+impl PlannedFile {
+    pub fn new(way: &Path, plan: VirtualFilePlan) -> PlannedFile {
+        let files = plan.candidate.original_names();
         let files = files.into_iter().map(|name| way.join(name)).collect();
         let (made, looked) = (OnceLock::new(), Mutex::new(None));
-        Planned { plan, files, made, looked, is_outdated: AtomicBool::new(false), after: None }
+        PlannedFile {
+            plan,
+            files,
+            result: made,
+            snapshot: looked,
+            is_outdated: AtomicBool::new(false),
+            superseded: None,
+        }
     }
 
     /// A plan for a name that there was one for before, which goes on if it still holds.
-    pub fn again(before: &Arc<Planned>, root: &Root, way: &Path, plan: Plan) -> Arc<Planned> {
+    pub fn replan(
+        before: &Arc<PlannedFile>,
+        root: &Root,
+        way: &Path,
+        plan: VirtualFilePlan,
+    ) -> Arc<PlannedFile> {
         let is_same = before.plan == plan;
-        let after = match before.made.get() {
+        let after = match before.result.get() {
             None if is_same => return Arc::clone(before),
-            None => before.after.clone(),
+            None => before.superseded.clone(),
             Some(made) => {
                 // Another plan comes of other names, or of an index that was written since the last look.
                 let changed = match is_same {
                     true if before.is_expired() => Some(Some(SystemTime::now())),
-                    true => before.look(root, made).err(),
-                    false => before.changes(root, made).err(),
+                    true => before.check_unchanged(root, made).err(),
+                    false => before.compare_states(root, made).err(),
                 };
                 if is_same && changed.is_none() {
                     return Arc::clone(before);
                 }
-                changed.map(|changed| After { changed, previous: made.outcome.clone() })
+                changed.map(|changed| Superseded {
+                    changed_at: changed,
+                    previous: made.outcome.clone(),
+                })
             }
         };
-        Arc::new(Planned { after, ..Planned::new(way, plan) })
+        Arc::new(PlannedFile { superseded: after, ..PlannedFile::new(way, plan) })
     }
 
     /// What became of it: read now if it was not. Others who ask meanwhile wait for the answer.
     /// Nothing if its files have changed since: then it is a plan for what is gone.
-    pub fn outcome(&self, view: &View, way: &Path) -> Option<Outcome> {
-        let made = self.made.get_or_init(|| {
+    pub fn outcome(&self, view: &View, way: &Path) -> Option<BuildOutcome> {
+        let made = self.result.get_or_init(|| {
             let settled = self.settled_states(&view.root);
-            let states: Vec<Option<State>> =
-                self.states(&view.root).into_iter().map(|a| a.map(|a| a.state())).collect();
+            let states: Vec<Option<FileState>> =
+                self.stat_files(&view.root).into_iter().map(|a| a.map(|a| a.state())).collect();
             let is_settled = settled == states;
             let started = Instant::now();
-            let previous = self.after.as_ref().map(|after| &after.previous);
-            let outcome = make(view, way, &self.plan, is_settled, previous);
+            let previous = self.superseded.as_ref().map(|after| &after.previous);
+            let outcome = build(view, way, &self.plan, is_settled, previous);
             let delay = || MIN_REREAD_DELAY.max(started.elapsed() * REREAD_FACTOR);
             let expires = (!is_settled).then(|| Instant::now() + delay());
-            if let Some(After { changed: Some(when), previous }) = &self.after
+            if let Some(Superseded { changed_at: Some(when), previous }) = &self.superseded
                 && previous.identity() != outcome.identity()
             {
-                view.moved(way, *when);
+                view.record_change(way, *when);
             }
-            Made { states, outcome, expires }
+            BuildResult { states, outcome, expires }
         });
-        self.look(&view.root, made).ok()?;
+        self.check_unchanged(&view.root, made).ok()?;
         Some(made.outcome.clone())
     }
 
     /// Whether it is to be read again although its files look the same. Asked for one name at a time: a listing of
     /// many would never end.
     pub fn is_expired(&self) -> bool {
-        let expires = self.made.get().and_then(|made| made.expires);
+        let expires = self.result.get().and_then(|made| made.expires);
         expires.is_some_and(|at| self.is_outdated.load(Ordering::Relaxed) || Instant::now() >= at)
     }
 
     /// Whether what became of it still holds, if that was asked before.
     pub fn is_fresh(&self, root: &Root) -> bool {
-        match self.made.get() {
-            Some(made) => self.look(root, made).is_ok(),
+        match self.result.get() {
+            Some(made) => self.check_unchanged(root, made).is_ok(),
             // Until it is read, what the name showed before is not known to have changed.
-            None => self.after.is_none(),
+            None => self.superseded.is_none(),
         }
     }
 
     /// Whether it was read, or took the place of what was.
-    pub fn was_asked(&self) -> bool {
-        self.made.get().is_some() || self.after.is_some()
+    pub fn was_requested(&self) -> bool {
+        self.result.get().is_some() || self.superseded.is_some()
     }
 
     /// The refusal of what never stays the same long enough to be read.
-    pub fn restless(&self, view: &View, way: &Path) -> Outcome {
+    pub fn unstable_refusal(&self, view: &View, way: &Path) -> BuildOutcome {
         let path = view.root.path().join(way).join(&self.plan.candidate.name);
-        Outcome::Refused(Arc::new(refusal(&self.plan, &Error::Restless { path })))
+        BuildOutcome::Refused(Arc::new(refusal_for(&self.plan, &ViewError::KeepsChanging { path })))
     }
 
     /// What became of it, if that was asked before.
-    pub fn known(&self) -> Option<&Outcome> {
-        self.made.get().map(|made| &made.outcome)
+    pub fn known_outcome(&self) -> Option<&BuildOutcome> {
+        self.result.get().map(|made| &made.outcome)
     }
 
     /// An image with what it says of itself at this moment.
-    pub fn shown(&self, facts: &Arc<Facts>) -> Option<Shown> {
-        let attributes = Arc::clone(&lock(&self.looked).as_ref()?.attributes);
-        Some(Shown { facts: Arc::clone(facts), attributes, is_index: false })
+    pub fn shown_file(&self, facts: &Arc<VirtualFileSummary>) -> Option<ShownFile> {
+        let attributes = Arc::clone(&lock(&self.snapshot).as_ref()?.metadata);
+        Some(ShownFile { summary: Arc::clone(facts), metadata: attributes, is_index: false })
     }
 
     /// The index that names the image, likewise.
-    pub fn index(&self, facts: &Arc<Facts>) -> Option<Shown> {
-        let image = self.shown(facts)?;
-        let attributes = Arc::new(sized(*image.attributes, facts.index_size));
-        Some(Shown { attributes, is_index: true, ..image })
+    pub fn shown_index(&self, facts: &Arc<VirtualFileSummary>) -> Option<ShownFile> {
+        let image = self.shown_file(facts)?;
+        let attributes = Arc::new(with_size(*image.metadata, facts.index_size));
+        Some(ShownFile { metadata: attributes, is_index: true, ..image })
     }
 
     /// Invalidates the last look at the files, and the outcome if the files were not settled.
-    pub fn look_again(&self) {
+    pub fn invalidate(&self) {
         self.is_outdated.store(true, Ordering::Relaxed);
-        if let Some(looked) = lock(&self.looked).as_mut() {
-            looked.at = None;
+        if let Some(looked) = lock(&self.snapshot).as_mut() {
+            looked.taken_at = None;
         }
     }
 
     /// The state of each settled file; `None` for the others.
-    fn settled_states(&self, root: &Arc<Root>) -> Vec<Option<State>> {
+    fn settled_states(&self, root: &Arc<Root>) -> Vec<Option<FileState>> {
         let settled = |file: &PathBuf| {
             let open = root.open(file).ok().filter(OpenFile::is_settled)?;
             Some(open.file().state())
@@ -245,39 +260,44 @@ impl Planned {
         self.files.iter().map(settled).collect()
     }
 
-    fn states(&self, root: &Root) -> Vec<Option<Attributes>> {
-        self.files.iter().map(|file| root.attributes(file).ok()).collect()
+    fn stat_files(&self, root: &Root) -> Vec<Option<FileMetadata>> {
+        self.files.iter().map(|file| root.metadata(file).ok()).collect()
     }
 
     /// Compares the files with what they were, if the last look is not good any more. An error is a
     /// change.
-    fn look(&self, root: &Root, made: &Made) -> Result<(), Change> {
-        let at = lock(&self.looked).as_ref().and_then(|looked| looked.at);
-        if at.is_some_and(|at| at.elapsed() < LOOK) {
+    fn check_unchanged(&self, root: &Root, made: &BuildResult) -> Result<(), ChangeTime> {
+        let at = lock(&self.snapshot).as_ref().and_then(|looked| looked.taken_at);
+        if at.is_some_and(|at| at.elapsed() < MAX_STAT_AGE) {
             return Ok(());
         }
-        let states = self.changes(root, made)?;
+        let states = self.compare_states(root, made)?;
         let size = match &made.outcome {
-            Outcome::Image(facts) => facts.size,
-            Outcome::Refused(_) => 0,
+            BuildOutcome::VirtualFile(facts) => facts.size,
+            BuildOutcome::Refused(_) => 0,
         };
-        if let Some(together) = together(&states, size) {
+        if let Some(together) = merged_metadata(&states, size) {
             let attributes = Arc::new(together);
-            *lock(&self.looked) = Some(Looked { at: Some(Instant::now()), attributes });
+            *lock(&self.snapshot) =
+                Some(StatSnapshot { taken_at: Some(Instant::now()), metadata: attributes });
         }
         Ok(())
     }
 
     /// The files as they are, or how they changed.
-    fn changes(&self, root: &Root, made: &Made) -> Result<Vec<Attributes>, Change> {
-        let states = self.states(root);
-        let mut change: Option<Change> = None;
+    fn compare_states(
+        &self,
+        root: &Root,
+        made: &BuildResult,
+    ) -> Result<Vec<FileMetadata>, ChangeTime> {
+        let states = self.stat_files(root);
+        let mut change: Option<ChangeTime> = None;
         for (now, then) in states.iter().zip(&made.states) {
-            let state = now.as_ref().map(Attributes::state);
+            let state = now.as_ref().map(FileMetadata::state);
             if state == *then {
                 continue;
             }
-            let identity = |state: Option<State>| state.map(|state| state.identity);
+            let identity = |state: Option<FileState>| state.map(|state| state.identity);
             let is_touched = identity(state) == identity(*then);
             // The time of a write can be set back, as programs that fetch files do; that of the setting
             // cannot.
@@ -293,7 +313,7 @@ impl Planned {
 
 /// What a file made of others says of itself: the owner of the first, what all of them permit, and
 /// the times of the newest.
-fn together(sources: &[Attributes], size: u64) -> Option<Attributes> {
+fn merged_metadata(sources: &[FileMetadata], size: u64) -> Option<FileMetadata> {
     let mut whole = *sources.first()?;
     for source in sources {
         whole.mode &= source.mode;
@@ -301,44 +321,47 @@ fn together(sources: &[Attributes], size: u64) -> Option<Attributes> {
         whole.ctime = whole.ctime.max(source.ctime);
         whole.atime = whole.atime.max(source.atime);
     }
-    whole.kind = Kind::File;
+    whole.kind = FileKind::File;
     whole.mode &= 0o777;
     whole.links = 1;
-    Some(sized(whole, size))
+    Some(with_size(whole, size))
 }
 
-fn sized(mut attributes: Attributes, size: u64) -> Attributes {
+fn with_size(mut attributes: FileMetadata, size: u64) -> FileMetadata {
     attributes.size = size;
     attributes.blocks = size.div_ceil(512);
     attributes
 }
 
-fn refusal(plan: &Plan, error: &Error) -> Refusal {
+fn refusal_for(plan: &VirtualFilePlan, error: &ViewError) -> Refusal {
     Refusal {
         path: error.path().to_path_buf(),
-        originals: plan.candidate.originals(),
+        originals: plan.candidate.original_names(),
         reason: error.to_string(),
         remedy: error.remedy().to_owned(),
-        is_other: matches!(error, Error::Checkpoint(checkpoint::Error::NotACheckpoint { .. })),
+        is_not_checkpoint: matches!(
+            error,
+            ViewError::Checkpoint(checkpoint::Error::NotACheckpoint { .. })
+        ),
     }
 }
 
-fn make(
+fn build(
     view: &View,
     way: &Path,
-    plan: &Plan,
+    plan: &VirtualFilePlan,
     is_settled: bool,
-    previous: Option<&Outcome>,
-) -> Outcome {
-    let read = read(view, way, plan, &view.options.checkpoint);
+    previous: Option<&BuildOutcome>,
+) -> BuildOutcome {
+    let read = read_checkpoint(view, way, plan, &view.options.parse);
     let (image, facts) = match read {
-        Ok((image, facts)) => (image, Facts { is_settled, ..facts }),
+        Ok((image, facts)) => (image, VirtualFileSummary { is_settled, ..facts }),
         Err(error) => {
-            let refusal = refusal(plan, &error);
+            let refusal = refusal_for(plan, &error);
             let name = plan.candidate.name.as_str();
             let is_known =
                 previous.is_some_and(|previous| previous.is_refused_for(&refusal.reason));
-            if refusal.is_other || is_known {
+            if refusal.is_not_checkpoint || is_known {
                 tracing::debug!(name, reason = refusal.reason, "stays as it is");
             } else {
                 tracing::warn!(
@@ -348,29 +371,29 @@ fn make(
                     "refused, stays as it is"
                 );
             }
-            return Outcome::Refused(Arc::new(refusal));
+            return BuildOutcome::Refused(Arc::new(refusal));
         }
     };
     if is_settled {
-        view.images.keep(&image);
+        view.virtual_files.insert(&image);
     }
     for note in &facts.notes {
-        tracing::info!(name = plan.shown, note, "shown");
+        tracing::info!(name = plan.name, note, "shown");
     }
-    Outcome::Image(Arc::new(facts))
+    BuildOutcome::VirtualFile(Arc::new(facts))
 }
 
-fn read(
+fn read_checkpoint(
     view: &View,
     way: &Path,
-    plan: &Plan,
+    plan: &VirtualFilePlan,
     options: &Options,
-) -> Result<(Arc<Image>, Facts), Error> {
+) -> Result<(Arc<Image>, VirtualFileSummary), ViewError> {
     let read =
         |options: &Options| checkpoint::open_candidate(&view.root, way, &plan.candidate, options);
     let mut checkpoint = match read(options) {
         // The key is for those that have it.
-        Err(checkpoint::Error::Choice {
+        Err(checkpoint::Error::Selection {
             fault: checkpoint::ChoiceFault::NoSuchKey { key, .. },
             ..
         }) => {
@@ -386,77 +409,77 @@ fn read(
     let Checkpoint { format, options, .. } = &checkpoint;
     let (format, options) = (*format, options.clone());
     let image = Arc::new(Image::new(checkpoint)?);
-    let index_size = match plan.candidate.index() {
-        Some(_) => virtual_index::text(&image, &plan.shown).len() as u64,
+    let index_size = match plan.candidate.index_name() {
+        Some(_) => virtual_index::index_json(&image, &plan.name).len() as u64,
         None => 0,
     };
-    let facts = Facts {
-        way: way.to_path_buf(),
+    let facts = VirtualFileSummary {
+        directory: way.to_path_buf(),
         plan: plan.clone(),
         options,
         size: image.size(),
         index_size,
         identity: image.identity(),
-        layout: image.layout(),
+        layout: image.layout_hash(),
         tensors: image.tensors().len(),
         format,
         notes,
         is_settled: false,
-        open: Mutex::new(Arc::downgrade(&image)),
+        virtual_file: Mutex::new(Arc::downgrade(&image)),
     };
     Ok((image, facts))
 }
 
-impl Shown {
+impl ShownFile {
     /// Mode, owner, size and times.
-    pub fn attributes(&self) -> &Attributes {
-        &self.attributes
+    pub fn metadata(&self) -> &FileMetadata {
+        &self.metadata
     }
 
     /// A hash of the sources' states and the options: another is another file.
-    pub fn identity(&self) -> Hash {
-        self.facts.identity
+    pub fn identity(&self) -> Digest {
+        self.summary.identity
     }
 
     /// A hash of the header.
-    pub fn layout(&self) -> Hash {
-        self.facts.layout
+    pub fn layout(&self) -> Digest {
+        self.summary.layout
     }
 
     /// How many tensors it has.
     pub fn tensors(&self) -> usize {
-        self.facts.tensors
+        self.summary.tensors
     }
 
     /// The format of its sources.
     pub fn format(&self) -> Format {
-        self.facts.format
+        self.summary.format
     }
 
     /// The options that it was read with.
     pub fn options(&self) -> &Options {
-        &self.facts.options
+        &self.summary.options
     }
 
     /// Whether every change to its files since they were read shows in their states. If not, bytes read before an
     /// open may be older than what the open must show.
     pub fn is_settled(&self) -> bool {
-        self.facts.is_settled
+        self.summary.is_settled
     }
 
     /// What was chosen and left out.
     pub fn notes(&self) -> &[String] {
-        &self.facts.notes
+        &self.summary.notes
     }
 
     /// The names of the files that it takes the place of.
     pub fn originals(&self) -> Vec<String> {
-        self.facts.plan.candidate.originals()
+        self.summary.plan.candidate.original_names()
     }
 
     /// The way from the root to what it is made of: its file, its index, or a numbered set's name.
     pub fn source(&self) -> PathBuf {
-        self.facts.way.join(&self.facts.plan.candidate.name)
+        self.summary.directory.join(&self.summary.plan.candidate.name)
     }
 
     /// Whether it is the index that names the image, and not the image.
@@ -464,23 +487,25 @@ impl Shown {
         self.is_index
     }
 
-    pub(super) fn image(&self, view: &View) -> Result<Arc<Image>, Error> {
-        let image = self.whole(view)?;
+    pub(super) fn virtual_file(&self, view: &View) -> Result<Arc<Image>, ViewError> {
+        let image = self.whole_virtual_file(view)?;
         if self.is_index {
-            let text = virtual_index::text(&image, &self.facts.plan.shown);
-            return Ok(Arc::new(Image::made(text)));
+            let text = virtual_index::index_json(&image, &self.summary.plan.name);
+            return Ok(Arc::new(Image::from_bytes(text)));
         }
         Ok(image)
     }
 
     /// The image, also of its index.
-    fn whole(&self, view: &View) -> Result<Arc<Image>, Error> {
-        let facts = &self.facts;
-        let known = || lock(&facts.open).upgrade().or_else(|| view.images.get(facts.identity));
+    fn whole_virtual_file(&self, view: &View) -> Result<Arc<Image>, ViewError> {
+        let facts = &self.summary;
+        let known = || {
+            lock(&facts.virtual_file).upgrade().or_else(|| view.virtual_files.get(facts.identity))
+        };
         if let Some(image) = facts.is_settled.then(known).flatten() {
             return Ok(image);
         }
-        let (image, _) = read(view, &facts.way, &facts.plan, &facts.options)?;
+        let (image, _) = read_checkpoint(view, &facts.directory, &facts.plan, &facts.options)?;
         if image.identity() != facts.identity {
             let path = view.root.path().join(self.source());
             return Err(crate::source::Error::Changed { path }.into());
@@ -488,12 +513,12 @@ impl Shown {
         if !facts.is_settled {
             return Ok(image);
         }
-        let mut open = lock(&facts.open);
+        let mut open = lock(&facts.virtual_file);
         // Another may have read it meanwhile; one is enough.
         let image = open.upgrade().unwrap_or(image);
         *open = Arc::downgrade(&image);
         drop(open);
-        view.images.keep(&image);
+        view.virtual_files.insert(&image);
         Ok(image)
     }
 }

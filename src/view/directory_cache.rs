@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lru::LruCache;
 
-use super::directory::Directory;
+use super::directory::DirectoryView;
 
 /// Directories that are kept whatever their weight. A directory of 100,000 names takes a second to read, and
 /// without the cache each lookup in it would read it again.
@@ -17,42 +17,42 @@ const BYTES_PER_DIRECTORY: usize = 4 << 10;
 /// Directories by their path from the root.
 #[derive(Debug)]
 pub struct DirectoryCache {
-    directories: LruCache<PathBuf, Arc<Directory>>,
-    weight: usize,
-    limit: usize,
+    directories: LruCache<PathBuf, Arc<DirectoryView>>,
+    used_bytes: usize,
+    limit_bytes: usize,
 }
 
 impl DirectoryCache {
     /// An empty cache of at most `limit` bytes.
     pub fn new(limit: usize) -> DirectoryCache {
-        DirectoryCache { directories: LruCache::unbounded(), weight: 0, limit }
+        DirectoryCache { directories: LruCache::unbounded(), used_bytes: 0, limit_bytes: limit }
     }
 
-    pub fn get(&mut self, way: &Path) -> Option<Arc<Directory>> {
+    pub fn get(&mut self, way: &Path) -> Option<Arc<DirectoryView>> {
         self.directories.get(way).cloned()
     }
 
     /// Gets a directory without counting as a use of it.
-    pub fn peek(&self, way: &Path) -> Option<Arc<Directory>> {
+    pub fn peek(&self, way: &Path) -> Option<Arc<DirectoryView>> {
         self.directories.peek(way).cloned()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Directory>> {
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<DirectoryView>> {
         self.directories.iter().map(|(_, directory)| directory)
     }
 
-    pub fn put(&mut self, way: &Path, directory: Arc<Directory>) {
-        self.weight += weight(&directory);
+    pub fn put(&mut self, way: &Path, directory: Arc<DirectoryView>) {
+        self.used_bytes += weight(&directory);
         if let Some(old) = self.directories.put(way.to_path_buf(), directory) {
-            self.weight -= weight(&old);
+            self.used_bytes -= weight(&old);
         }
-        while self.weight > self.limit && self.directories.len() > MIN_DIRECTORIES {
+        while self.used_bytes > self.limit_bytes && self.directories.len() > MIN_DIRECTORIES {
             let Some((_, oldest)) = self.directories.pop_lru() else { return };
-            self.weight -= weight(&oldest);
+            self.used_bytes -= weight(&oldest);
         }
     }
 }
 
-fn weight(directory: &Directory) -> usize {
+fn weight(directory: &DirectoryView) -> usize {
     BYTES_PER_DIRECTORY + directory.weight()
 }

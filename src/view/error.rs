@@ -9,7 +9,7 @@ use super::Refusal;
 
 /// A directory or an image that cannot be shown.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ViewError {
     /// The source's own answer.
     #[error(transparent)]
     Source(#[from] source::Error),
@@ -18,38 +18,38 @@ pub enum Error {
     Checkpoint(#[from] checkpoint::Error),
     /// A checkpoint that was shown can no longer be laid out.
     #[error(transparent)]
-    Image(#[from] image::Error),
+    VirtualFile(#[from] image::Error),
     /// The one checkpoint that was asked for cannot be shown.
     #[error("{}", .0.reason)]
     Refused(Arc<Refusal>),
     /// It is never the same twice.
     #[error("{path}: changes faster than it can be read")]
-    Restless {
+    KeepsChanging {
         /// The directory or checkpoint.
         path: PathBuf,
     },
 }
 
-impl Error {
+impl ViewError {
     /// The file or directory at fault.
     pub fn path(&self) -> &Path {
         match self {
-            Error::Source(error) => error.path(),
-            Error::Checkpoint(error) => error.path(),
-            Error::Image(error) => error.path(),
-            Error::Refused(refusal) => &refusal.path,
-            Error::Restless { path } => path,
+            ViewError::Source(error) => error.path(),
+            ViewError::Checkpoint(error) => error.path(),
+            ViewError::VirtualFile(error) => error.path(),
+            ViewError::Refused(refusal) => &refusal.path,
+            ViewError::KeepsChanging { path } => path,
         }
     }
 
     /// What the user can do about it.
     pub fn remedy(&self) -> &str {
         match self {
-            Error::Source(error) => error.remedy(),
-            Error::Checkpoint(error) => error.remedy(),
-            Error::Image(error) => error.remedy(),
-            Error::Refused(refusal) => &refusal.remedy,
-            Error::Restless { .. } => {
+            ViewError::Source(error) => error.remedy(),
+            ViewError::Checkpoint(error) => error.remedy(),
+            ViewError::VirtualFile(error) => error.remedy(),
+            ViewError::Refused(refusal) => &refusal.remedy,
+            ViewError::KeepsChanging { .. } => {
                 "wait until the program that writes it is done, then try again"
             }
         }
@@ -58,11 +58,11 @@ impl Error {
     /// Whether the checkpoint itself is at fault, rather than the machine.
     pub fn is_refusal(&self) -> bool {
         match self {
-            Error::Source(error) => error.is_refusal(),
-            Error::Checkpoint(error) => error.is_refusal(),
-            Error::Image(error) => error.is_refusal(),
-            Error::Refused(_) => true,
-            Error::Restless { .. } => false,
+            ViewError::Source(error) => error.is_refusal(),
+            ViewError::Checkpoint(error) => error.is_refusal(),
+            ViewError::VirtualFile(error) => error.is_refusal(),
+            ViewError::Refused(_) => true,
+            ViewError::KeepsChanging { .. } => false,
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::source::is_hub_repository;
 
 /// A directory that holds notes.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Notes {
+pub enum HubNotes {
     /// Of files that are not there: in the folder of a revision.
     Absent {
         /// The way to that folder.
@@ -23,7 +23,7 @@ pub enum Notes {
 }
 
 /// What notes the directory at a way from a root holds, if any.
-pub fn notes(root: &Path, way: &Path) -> Option<Notes> {
+pub fn find_hub_notes(root: &Path, way: &Path) -> Option<HubNotes> {
     let whole = root.join(way);
     let repository = whole
         .ancestors()
@@ -36,9 +36,9 @@ pub fn notes(root: &Path, way: &Path) -> Option<Notes> {
         ".no_exist" => {
             let rest: PathBuf = parts.collect();
             let revision = revisions.join(&rest);
-            (!rest.as_os_str().is_empty()).then_some(Notes::Absent { revision })
+            (!rest.as_os_str().is_empty()).then_some(HubNotes::Absent { revision })
         }
-        "trees" if parts.next().is_none() => Some(Notes::Trees { revisions }),
+        "trees" if parts.next().is_none() => Some(HubNotes::Trees { revisions }),
         _ => None,
     }
 }
@@ -49,21 +49,21 @@ mod tests {
 
     #[test]
     fn the_folders_with_notes() {
-        let absent = |way: &str| Some(Notes::Absent { revision: way.into() });
+        let absent = |way: &str| Some(HubNotes::Absent { revision: way.into() });
         let repository = "models--org--name";
         let root = Path::new("/hub");
         assert_eq!(
-            notes(root, &Path::new(repository).join(".no_exist/abc/unet")),
+            find_hub_notes(root, &Path::new(repository).join(".no_exist/abc/unet")),
             absent("models--org--name/snapshots/abc/unet")
         );
         let inside = Path::new("/hub/models--org--name");
-        assert_eq!(notes(inside, Path::new(".no_exist/abc")), absent("snapshots/abc"));
+        assert_eq!(find_hub_notes(inside, Path::new(".no_exist/abc")), absent("snapshots/abc"));
         assert_eq!(
-            notes(inside, Path::new("trees")),
-            Some(Notes::Trees { revisions: "snapshots".into() })
+            find_hub_notes(inside, Path::new("trees")),
+            Some(HubNotes::Trees { revisions: "snapshots".into() })
         );
-        assert_eq!(notes(inside, Path::new("snapshots/abc")), None);
-        assert_eq!(notes(inside, Path::new(".no_exist")), None);
-        assert_eq!(notes(Path::new("/models"), Path::new("trees")), None);
+        assert_eq!(find_hub_notes(inside, Path::new("snapshots/abc")), None);
+        assert_eq!(find_hub_notes(inside, Path::new(".no_exist")), None);
+        assert_eq!(find_hub_notes(Path::new("/models"), Path::new("trees")), None);
     }
 }

@@ -4,51 +4,54 @@ use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
 
-use crate::image::{Hash, Image};
+use crate::image::{Digest, Image};
 use crate::threads::lock;
 
 /// The images that were used last, by their identity.
 #[derive(Debug)]
-pub struct Images {
-    limit: u64,
-    kept: Mutex<Kept>,
+pub struct VirtualFileCache {
+    limit_bytes: u64,
+    lru: Mutex<VirtualFileLru>,
 }
 
 #[derive(Debug)]
-struct Kept {
-    images: LruCache<Hash, Arc<Image>>,
+struct VirtualFileLru {
+    files: LruCache<Digest, Arc<Image>>,
     bytes: u64,
 }
 
-impl Images {
-    pub fn new(limit: u64) -> Images {
-        Images { limit, kept: Mutex::new(Kept { images: LruCache::unbounded(), bytes: 0 }) }
+impl VirtualFileCache {
+    pub fn new(limit: u64) -> VirtualFileCache {
+        VirtualFileCache {
+            limit_bytes: limit,
+            lru: Mutex::new(VirtualFileLru { files: LruCache::unbounded(), bytes: 0 }),
+        }
     }
 
-    pub fn get(&self, identity: Hash) -> Option<Arc<Image>> {
-        lock(&self.kept).images.get(&identity).cloned()
+    pub fn get(&self, identity: Digest) -> Option<Arc<Image>> {
+        lock(&self.lru).files.get(&identity).cloned()
     }
 
-    pub fn keep(&self, image: &Arc<Image>) {
-        let weight = image.weight();
-        if weight > self.limit {
+    pub fn insert(&self, image: &Arc<Image>) {
+        let weight = image.memory_bytes();
+        if weight > self.limit_bytes {
             return;
         }
-        let mut kept = lock(&self.kept);
-        if kept.images.put(image.identity(), Arc::clone(image)).is_none() {
+        let mut kept = lock(&self.lru);
+        if kept.files.put(image.identity(), Arc::clone(image)).is_none() {
             kept.bytes += weight;
         }
         let mut gone = Vec::new();
-        while kept.bytes > self.limit {
-            let Some((_, oldest)) = kept.images.pop_lru() else { break };
-            kept.bytes -= oldest.weight();
+        while kept.bytes > self.limit_bytes {
+            let Some((_, oldest)) = kept.files.pop_lru() else { break };
+            kept.bytes -= oldest.memory_bytes();
             gone.push(oldest);
         }
         // A large image takes a while to free.
         drop(kept);
     }
 
-    pub fn bytes(&self) -> u64 {
-        lock(&self.kept).bytes
+    pub fn used_bytes(&self) -> u64 {
+        lock(&self.lru).bytes
     }
 }

@@ -6,21 +6,21 @@ use std::os::unix::ffi::OsStrExt;
 
 /// The sorted names of a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names {
+pub struct SortedNames {
     text: Box<[u8]>,
     /// The end of each name in `text`.
     ends: Box<[usize]>,
 }
 
-impl Names {
+impl SortedNames {
     /// Packs names, which must be sorted.
-    pub fn of<'a>(names: impl IntoIterator<Item = &'a OsStr>) -> Names {
+    pub fn from_sorted<'a>(names: impl IntoIterator<Item = &'a OsStr>) -> SortedNames {
         let (mut text, mut ends) = (Vec::new(), Vec::new());
         for name in names {
             text.extend_from_slice(name.as_bytes());
             ends.push(text.len());
         }
-        let names = Names { text: text.into(), ends: ends.into() };
+        let names = SortedNames { text: text.into(), ends: ends.into() };
         debug_assert!(names.iter().is_sorted(), "names in order");
         names
     }
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn names_are_found_by_index_and_by_name() {
         let sorted = ["", "a", "ab", "b", "ä"].map(OsStr::new);
-        let names = Names::of(sorted);
+        let names = SortedNames::from_sorted(sorted);
         assert!(names.iter().eq(sorted));
         for (index, name) in sorted.into_iter().enumerate() {
             assert_eq!(names.find(name), Ok(index));
@@ -83,6 +83,6 @@ mod tests {
         assert_eq!(names.get(5), None);
         assert_eq!(names.find(OsStr::new("aa")), Err(2));
         assert_eq!(names.find(OsStr::new("ö")), Err(5));
-        assert_eq!(Names::default().find(OsStr::new("a")), Err(0));
+        assert_eq!(SortedNames::default().find(OsStr::new("a")), Err(0));
     }
 }

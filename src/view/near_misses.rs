@@ -4,28 +4,30 @@
 
 use std::ffi::OsStr;
 
-use crate::checkpoint::EXTENSIONS;
+use crate::checkpoint::CHECKPOINT_EXTENSIONS;
 
-use super::Keep;
+use super::KeepRules;
 
 /// Extensions that checkpoints are given as well as anything else.
-const VAGUE: [&str; 2] = ["pkl", "pickle"];
+const AMBIGUOUS_EXTENSIONS: [&str; 2] = ["pkl", "pickle"];
 
 /// What a checkpoint's extension may be followed by; it never was an archive of that kind.
-const TAIL: &str = ".tar";
+const ARCHIVE_SUFFIX: &str = ".tar";
 
 /// Why a file that is part of no candidate stays as it is.
-pub fn why(name: &OsStr, keep: &Keep) -> Option<String> {
+pub fn near_miss_reason(name: &OsStr, keep: &KeepRules) -> Option<String> {
     let text = name.to_string_lossy();
     let (stem, last) = text.rsplit_once('.')?;
-    let (whole, is_tail) = match text.strip_suffix(TAIL) {
+    let (whole, is_tail) = match text.strip_suffix(ARCHIVE_SUFFIX) {
         Some(whole) => (whole, true),
         None => (&*text, false),
     };
     let extension = whole.rsplit_once('.')?.1;
     let lower = extension.to_ascii_lowercase();
-    let is_vague = is_tail || VAGUE.contains(&&*lower);
-    if stem.is_empty() || !(EXTENSIONS.contains(&&*lower) || VAGUE.contains(&&*lower)) {
+    let is_vague = is_tail || AMBIGUOUS_EXTENSIONS.contains(&&*lower);
+    if stem.is_empty()
+        || !(CHECKPOINT_EXTENSIONS.contains(&&*lower) || AMBIGUOUS_EXTENSIONS.contains(&&*lower))
+    {
         return None;
     }
     if name.to_str().is_none() {
@@ -39,7 +41,7 @@ pub fn why(name: &OsStr, keep: &Keep) -> Option<String> {
     if lower != extension {
         return Some(format!("called .{extension} and not .{lower}, as checkpoints are"));
     }
-    keep.why(&text)
+    keep.reason(&text)
 }
 
 #[cfg(test)]
@@ -48,7 +50,7 @@ mod tests {
 
     #[test]
     fn what_people_take_for_checkpoints() {
-        let why = |name: &str| why(name.as_ref(), &Keep::new(["my*"]).unwrap());
+        let why = |name: &str| near_miss_reason(name.as_ref(), &KeepRules::new(["my*"]).unwrap());
         for (name, says) in [
             ("a.pkl", "called .pkl"),
             ("a.pickle", "called .pickle"),
@@ -66,7 +68,8 @@ mod tests {
 
     #[test]
     fn what_nobody_does() {
-        let why = |name: &str| why(name.as_ref(), &Keep::new(["config*"]).unwrap());
+        let why =
+            |name: &str| near_miss_reason(name.as_ref(), &KeepRules::new(["config*"]).unwrap());
         for name in [
             "config.json",
             "README.md",

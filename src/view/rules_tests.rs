@@ -3,19 +3,19 @@
 use std::fs;
 
 use super::*;
-use crate::checkpoint::{Members, by_name, is_kept};
+use crate::checkpoint::{CandidateFiles, candidates_by_name, is_training_file};
 use crate::source::{self, Root};
 
 /// What is planned for a directory with files of these names, as `image < name of the checkpoint`.
 fn planned(names: &[&str]) -> Vec<String> {
-    planned_with(names, &[], &Keep::default()).0
+    planned_with(names, &[], &KeepRules::default()).0
 }
 
 /// The same, and what is left as it is, with indexes that name shards, and what is to be kept.
 fn planned_with(
     names: &[&str],
     indexes: &[(&str, &[&str])],
-    keep: &Keep,
+    keep: &KeepRules,
 ) -> (Vec<String>, Vec<(String, String)>) {
     let folder = tempfile::tempdir().unwrap();
     for (index, shards) in indexes {
@@ -24,18 +24,18 @@ fn planned_with(
         let json = format!("{{\"weight_map\":{{{}}}}}", shards.join(","));
         fs::write(folder.path().join(index), json).unwrap();
     }
-    let (root, way) = Root::around(folder.path(), source::Links::Inside).unwrap();
+    let (root, way) = Root::for_directory(folder.path(), source::LinkPolicy::Inside).unwrap();
     let indexes = indexes.iter().map(|(index, _)| *index);
     let mut names: Vec<String> = names.iter().copied().chain(indexes).map(str::to_owned).collect();
     names.sort();
-    let candidates = by_name(&root, &way, &names, &|name| keep.keeps(name));
-    let Plans { plans, left } = plan(&names, candidates, keep);
-    (plans.into_iter().map(|p| format!("{} < {}", p.shown, p.candidate.name)).collect(), left)
+    let candidates = candidates_by_name(&root, &way, &names, &|name| keep.matches(name));
+    let DirectoryPlan { files: plans, skipped: left } = plan_directory(&names, candidates, keep);
+    (plans.into_iter().map(|p| format!("{} < {}", p.name, p.candidate.name)).collect(), left)
 }
 
 /// What is said of what is left, of which each must be named.
 fn left(names: &[&str]) -> Vec<(String, String)> {
-    planned_with(names, &[], &Keep::default()).1
+    planned_with(names, &[], &KeepRules::default()).1
 }
 
 const NOTHING: [&str; 0] = [];
@@ -75,7 +75,7 @@ fn sets_in_every_spelling() {
         let index = format!("{stem}.{extension}.index.json");
         let shards = [first.as_str(), second.as_str()];
         assert_eq!(planned(&shards), [format!("{whole}.safetensors < {stem}.{extension}")]);
-        let with_index = planned_with(&shards, &[(&index, &shards)], &Keep::default()).0;
+        let with_index = planned_with(&shards, &[(&index, &shards)], &KeepRules::default()).0;
         assert_eq!(with_index, [format!("{whole}.safetensors < {index}")]);
 
         let before = [1, 2].map(|n| format!("{stem}.fp16-0000{n}-of-00002.{extension}"));
@@ -87,7 +87,7 @@ fn sets_in_every_spelling() {
             let shards = shards.each_ref().map(String::as_str);
             assert_eq!(planned(&shards), [format!("{shown} < {stem}.fp16.{extension}")]);
             for index in [&before_index, &after_index] {
-                let with_index = planned_with(&shards, &[(index, &shards)], &Keep::default());
+                let with_index = planned_with(&shards, &[(index, &shards)], &KeepRules::default());
                 // Never the one without the variant.
                 assert_eq!(with_index, (vec![format!("{shown} < {index}")], vec![]));
             }
@@ -100,7 +100,7 @@ fn two_indexes_of_one_set_leave_it_alone() {
     let shards = ["model.fp16-00001-of-00002.safetensors", "model.fp16-00002-of-00002.safetensors"];
     let indexes = ["model.safetensors.index.fp16.json", "model.fp16.safetensors.index.json"];
     let both = indexes.map(|index| (index, shards.as_slice()));
-    let (plans, left) = planned_with(&shards, &both, &Keep::default());
+    let (plans, left) = planned_with(&shards, &both, &KeepRules::default());
     assert_eq!(plans, NOTHING);
     assert_eq!(
         left.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
@@ -141,12 +141,12 @@ fn never_a_second_beside_a_model() {
     }
     let index: (&str, &[&str]) = ("model.safetensors.index.json", &shards);
     let names = [shards[0], shards[1], "pytorch_model.bin"];
-    let (plans, left) = planned_with(&names, &[index], &Keep::default());
+    let (plans, left) = planned_with(&names, &[index], &KeepRules::default());
     assert_eq!(plans, ["model.safetensors < model.safetensors.index.json"]);
     assert_eq!(left[0].0, "pytorch_model.bin");
     // A real one of the name leaves even its own shards alone.
     let names = [shards[0], shards[1], "model.safetensors"];
-    assert_eq!(planned_with(&names, &[index], &Keep::default()).0, NOTHING);
+    assert_eq!(planned_with(&names, &[index], &KeepRules::default()).0, NOTHING);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn in_any_other_folder_each_is_turned() {
     let set = ["flux-00001-of-00002.safetensors", "flux-00002-of-00002.safetensors"];
     assert_eq!(planned(&set), ["flux.safetensors < flux.safetensors"]);
     let index: (&str, &[&str]) = ("flux.safetensors.index.json", &set);
-    let with_index = planned_with(&set, &[index], &Keep::default()).0;
+    let with_index = planned_with(&set, &[index], &KeepRules::default()).0;
     assert_eq!(with_index, ["flux.safetensors < flux.safetensors.index.json"]);
     for other in ["a.gguf", "a.onnx", "a.pkl", "a.pt2", "a.h5", "a.PT", "pt", "a.pt.part", "a"] {
         assert_eq!(planned(&[other]), NOTHING);
@@ -215,7 +215,7 @@ fn in_a_models_folder_what_loaders_would_take_first() {
     let names = ["pytorch_model.bin", set[0], set[1]];
     let index: (&str, &[&str]) = ("pytorch_model.bin.index.json", &set);
     for indexes in [&[][..], &[index]] {
-        let (plans, left) = planned_with(&names, indexes, &Keep::default());
+        let (plans, left) = planned_with(&names, indexes, &KeepRules::default());
         assert_eq!(plans, ["model.safetensors < pytorch_model.bin"]);
         assert_eq!(left.len(), 1);
         assert_eq!(left[0].1, "model.safetensors is made of pytorch_model.bin");
@@ -233,13 +233,14 @@ fn numbered_files_that_the_index_does_not_name_go_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let index = "model.safetensors.index.json";
     fs::write(folder.path().join(index), format!("{{\"weight_map\":{{\"a\":{own:?}}}}}")).unwrap();
-    let (root, way) = Root::around(folder.path(), source::Links::Inside).unwrap();
+    let (root, way) = Root::for_directory(folder.path(), source::LinkPolicy::Inside).unwrap();
     let names = [index, own, stale].map(str::to_owned);
-    let candidates = by_name(&root, &way, &names, &is_kept);
-    let Plans { plans, left } = plan(&names, candidates, &Keep::default());
+    let candidates = candidates_by_name(&root, &way, &names, &is_training_file);
+    let DirectoryPlan { files: plans, skipped: left } =
+        plan_directory(&names, candidates, &KeepRules::default());
     assert_eq!(left, []);
     let [plan] = plans.try_into().unwrap();
-    assert_eq!(plan.candidate.originals(), [index, own, stale]);
+    assert_eq!(plan.candidate.original_names(), [index, own, stale]);
 }
 
 #[test]
@@ -258,7 +259,7 @@ fn what_is_kept() {
         assert_eq!(planned(&[name]), NOTHING);
         assert_eq!(planned(&["config.json", name]), NOTHING);
     }
-    let keep = Keep::new(["*.ckpt", "special?.pt", "flux*"]).unwrap();
+    let keep = KeepRules::new(["*.ckpt", "special?.pt", "flux*"]).unwrap();
     let names = ["a.ckpt", "special1.pt", "special.pt", "a.pt", "flux-00001-of-00001.pt"];
     let (plans, _) = planned_with(&names, &[], &keep);
     assert_eq!(plans, ["a.safetensors < a.pt", "special.safetensors < special.pt"]);
@@ -266,17 +267,17 @@ fn what_is_kept() {
     let set = ["big-00001-of-00002.bin", "big-00002-of-00002.bin"];
     let index: (&str, &[&str]) = ("big.bin.index.json", &set);
     for pattern in ["*.index.json", "big-00002*", "big.bin"] {
-        let keep = Keep::new([pattern]).unwrap();
+        let keep = KeepRules::new([pattern]).unwrap();
         let (plans, left) = planned_with(&set, &[index], &keep);
         assert_eq!(plans, NOTHING, "{pattern}");
         assert_eq!(left[0].0, index.0);
     }
-    assert!(Keep::new(["[a"]).is_err());
+    assert!(KeepRules::new(["[a"]).is_err());
 }
 
 #[test]
 fn what_is_kept_marks_a_models_folder_all_the_same() {
-    let keep = Keep::new(["model.safetensors", "pytorch_model.bin"]).unwrap();
+    let keep = KeepRules::new(["model.safetensors", "pytorch_model.bin"]).unwrap();
     let beside = |name, other| planned_with(&[name, other], &[], &keep).0;
     assert_eq!(beside("model.safetensors", "adapter_model.bin"), NOTHING);
     assert_eq!(beside("pytorch_model.bin", "foo.pt"), NOTHING);
@@ -285,10 +286,14 @@ fn what_is_kept_marks_a_models_folder_all_the_same() {
 #[test]
 fn a_name_that_is_taken_by_anything() {
     // Not a file: it is among the names and no candidate.
-    let candidates =
-        vec![Candidate { name: "foo.pt".into(), whole: "foo.pt".into(), members: Members::File }];
+    let candidates = vec![Candidate {
+        name: "foo.pt".into(),
+        unsharded_name: "foo.pt".into(),
+        files: CandidateFiles::Single,
+    }];
     let names = ["foo.pt", "foo.safetensors"].map(str::to_owned);
-    let Plans { plans, left } = plan(&names, candidates, &Keep::default());
+    let DirectoryPlan { files: plans, skipped: left } =
+        plan_directory(&names, candidates, &KeepRules::default());
     assert!(plans.is_empty());
     assert_eq!(left[0].1, "a real foo.safetensors lies beside it");
 }

@@ -7,71 +7,76 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::checkpoint::{self, Candidate, Checkpoint, Members, by_name, is_kept};
+use crate::checkpoint::{
+    self, Candidate, CandidateFiles, Checkpoint, candidates_by_name, is_training_file,
+};
 use crate::source::{self, Root};
 
-use super::rules::plan;
-use super::{Keep, links_of};
+use super::rules::plan_directory;
+use super::{KeepRules, link_policy_of};
 
 /// What is looked at of a directory where one checkpoint in it was named.
 #[derive(Debug)]
-pub enum Only {
+pub enum SingleTarget {
     /// A file by itself, whatever it is called.
     File(OsString),
     /// The files of a set, or of what the view of the directory shows by the name that was given.
-    Set(Vec<OsString>),
+    Files(Vec<OsString>),
 }
 
-impl Only {
+impl SingleTarget {
     /// Whether a name belongs to it.
-    pub fn has(&self, name: &OsStr) -> bool {
+    pub fn contains(&self, name: &OsStr) -> bool {
         match self {
-            Only::File(file) => file == name,
-            Only::Set(files) => files.iter().any(|file| file == name),
+            SingleTarget::File(file) => file == name,
+            SingleTarget::Files(files) => files.iter().any(|file| file == name),
         }
     }
 }
 
 /// What was named in a directory: a set, by its index or the name of the whole; a file; or an image,
 /// by the name that the view of the directory gives it.
-pub fn alone(
+pub fn resolve(
     root: &Arc<Root>,
     way: &Path,
     name: &OsStr,
-    keep: &Keep,
-) -> Result<Only, source::Error> {
+    keep: &KeepRules,
+) -> Result<SingleTarget, source::Error> {
     let files = |candidate: &Candidate| {
-        Only::Set(candidate.originals().into_iter().map(OsString::from).collect())
+        SingleTarget::Files(candidate.original_names().into_iter().map(OsString::from).collect())
     };
-    let names = root.files(way)?;
-    let candidates = by_name(root, way, &names, &is_kept);
-    if let Some(set) = candidates.iter().find(|c| c.members != Members::File && *c.name == *name) {
+    let names = root.file_names(way)?;
+    let candidates = candidates_by_name(root, way, &names, &is_training_file);
+    if let Some(set) =
+        candidates.iter().find(|c| c.files != CandidateFiles::Single && *c.name == *name)
+    {
         return Ok(files(set));
     }
-    match root.open_typed(&way.join(name)) {
-        Ok(_) => Ok(Only::File(name.to_owned())),
+    match root.open_user_path(&way.join(name)) {
+        Ok(_) => Ok(SingleTarget::File(name.to_owned())),
         Err(missing @ source::Error::Missing { .. }) => {
-            shown_as(root, way, name, keep)?.as_ref().map(files).ok_or(missing)
+            find_shown(root, way, name, keep)?.as_ref().map(files).ok_or(missing)
         }
         Err(error) => Err(error),
     }
 }
 
 /// The checkpoint that the view of a directory shows by that name, if it shows one.
-pub fn shown_as(
+pub fn find_shown(
     root: &Arc<Root>,
     way: &Path,
     name: &OsStr,
-    keep: &Keep,
+    keep: &KeepRules,
 ) -> Result<Option<Candidate>, source::Error> {
     let taken = root.entries(way)?.into_iter().filter_map(|entry| entry.name.into_string().ok());
-    let candidates = by_name(root, way, &root.files(way)?, &|name| keep.keeps(name));
-    let plans = plan(&taken.collect::<Vec<_>>(), candidates, keep).plans;
-    Ok(plans.into_iter().find(|plan| *plan.shown == *name).map(|plan| plan.candidate))
+    let candidates =
+        candidates_by_name(root, way, &root.file_names(way)?, &|name| keep.matches(name));
+    let plans = plan_directory(&taken.collect::<Vec<_>>(), candidates, keep).files;
+    Ok(plans.into_iter().find(|plan| *plan.name == *name).map(|plan| plan.candidate))
 }
 
 /// The directory that a path leads to, and the name in it.
-pub fn taken_apart(path: &Path) -> Result<(&Path, &OsStr), source::Error> {
+pub fn split_parent(path: &Path) -> Result<(&Path, &OsStr), source::Error> {
     let missing = || source::Error::Missing { path: path.to_path_buf() };
     let name = path.file_name().ok_or_else(missing)?;
     Ok((path.parent().unwrap_or(Path::new("")), name))
@@ -80,20 +85,23 @@ pub fn taken_apart(path: &Path) -> Result<(&Path, &OsStr), source::Error> {
 /// Reads the checkpoint at a path that the user typed, as [`checkpoint::open`] does, and also by the
 /// name of its image, which is in the view of its directory and nowhere on disk.
 pub fn open(path: &Path, options: &checkpoint::Options) -> Result<Checkpoint, checkpoint::Error> {
-    open_shown(path, options).map_err(|error| match error {
+    open_file_or_shown(path, options).map_err(|error| match error {
         checkpoint::Error::Source(error) => error.or_dangling().into(),
         error => error,
     })
 }
 
-fn open_shown(path: &Path, options: &checkpoint::Options) -> Result<Checkpoint, checkpoint::Error> {
+fn open_file_or_shown(
+    path: &Path,
+    options: &checkpoint::Options,
+) -> Result<Checkpoint, checkpoint::Error> {
     match checkpoint::open(path, options) {
         Err(checkpoint::Error::Source(missing @ source::Error::Missing { .. })) => {
-            let Ok((parent, name)) = taken_apart(path) else { return Err(missing.into()) };
-            let Ok((root, way)) = Root::around(parent, links_of(options)) else {
+            let Ok((parent, name)) = split_parent(path) else { return Err(missing.into()) };
+            let Ok((root, way)) = Root::for_directory(parent, link_policy_of(options)) else {
                 return Err(missing.into());
             };
-            match shown_as(&root, &way, name, &Keep::default()) {
+            match find_shown(&root, &way, name, &KeepRules::default()) {
                 Ok(Some(candidate)) => checkpoint::open_candidate(&root, &way, &candidate, options),
                 _ => Err(missing.into()),
             }

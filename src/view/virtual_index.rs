@@ -13,27 +13,27 @@ use serde::Serialize;
 
 use crate::image::Image;
 
-use super::build::Planned;
+use super::build::PlannedFile;
 
 #[derive(Serialize)]
-struct Index<'a> {
-    metadata: Metadata,
+struct VirtualIndexJson<'a> {
+    metadata: VirtualIndexMetadata,
     weight_map: BTreeMap<&'a str, &'a str>,
 }
 
 #[derive(Serialize)]
-struct Metadata {
+struct VirtualIndexMetadata {
     total_size: u64,
 }
 
 /// What the images are called that loaders find by name, whatever the model: with a variant or without.
-const FOUND_BY_NAME: &str = "model.";
+const DEFAULT_NAME_PREFIX: &str = "model.";
 
 /// The indexes by which sets are found or told from others, by name, and to which of the planned each
 /// belongs: of those beside which another `.safetensors` is to be seen, and of those whose image is not
 /// found by name. `originals` says what the names in the directory become part of.
-pub fn that_stay<'a>(
-    planned: &[Arc<Planned>],
+pub fn kept_indexes<'a>(
+    planned: &[Arc<PlannedFile>],
     names: impl Iterator<Item = &'a OsStr> + Clone,
     originals: &HashMap<OsString, usize>,
 ) -> HashMap<OsString, usize> {
@@ -43,18 +43,18 @@ pub fn that_stay<'a>(
         planned.len() > 1 || names.clone().any(|name| is_safetensors(name) && is_other(name))
     };
     let indexes = planned.iter().enumerate().filter_map(|(n, planned)| {
-        let index = planned.plan.candidate.index()?;
-        let stays = !planned.plan.shown.starts_with(FOUND_BY_NAME) || is_beside(n);
+        let index = planned.plan.candidate.index_name()?;
+        let stays = !planned.plan.name.starts_with(DEFAULT_NAME_PREFIX) || is_beside(n);
         stays.then(|| (OsString::from(index), n))
     });
     indexes.collect()
 }
 
 /// The same image by the same name has the same text.
-pub fn text(image: &Image, name: &str) -> Vec<u8> {
+pub fn index_json(image: &Image, name: &str) -> Vec<u8> {
     let tensors = image.tensors().iter();
-    let index = Index {
-        metadata: Metadata { total_size: image.size() - image.header_size() },
+    let index = VirtualIndexJson {
+        metadata: VirtualIndexMetadata { total_size: image.size() - image.header_size() },
         weight_map: tensors.map(|tensor| (&*tensor.name, name)).collect(),
     };
     // Of strings and a number, which JSON always has.

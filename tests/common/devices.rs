@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ckptfs::checkpoint::Tensor;
 use ckptfs::cuda;
-use ckptfs::loader::{Opened, Options};
+use ckptfs::loader::{LoadOptions, OpenCheckpoint};
 use serde_json::{Value, json};
 
 use super::safetensors::{entry, raw};
@@ -16,8 +16,10 @@ use super::samples::{bytes, directory};
 pub const CHUNK: u64 = 4 << 20;
 
 /// A checkpoint that is read by so many threads.
-pub fn open(path: &Path, threads: usize) -> Opened {
-    Options { threads: NonZeroUsize::new(threads), ..Options::default() }.open(path).unwrap()
+pub fn open(path: &Path, threads: usize) -> OpenCheckpoint {
+    LoadOptions { threads: NonZeroUsize::new(threads), ..LoadOptions::default() }
+        .open(path)
+        .unwrap()
 }
 
 /// Everything is given back, and nothing was done that must not be.
@@ -36,7 +38,7 @@ pub fn is_clean(report: &Value) {
 }
 
 /// What was loaded is what the image has.
-pub fn same(opened: &Opened, loaded: &[cuda::Piece]) {
+pub fn same(opened: &OpenCheckpoint, loaded: &[cuda::DeviceSlice]) {
     for (tensor, memory) in opened.tensors().iter().zip(loaded) {
         let expected = opened.load(tensor).unwrap();
         assert!(*memory.to_host().unwrap() == *expected, "{}", tensor.name);
@@ -44,7 +46,7 @@ pub fn same(opened: &Opened, loaded: &[cuda::Piece]) {
 }
 
 /// All tensors of a checkpoint.
-pub fn of(opened: &Opened) -> Vec<(&Opened, &Tensor)> {
+pub fn of(opened: &OpenCheckpoint) -> Vec<(&OpenCheckpoint, &Tensor)> {
     opened.tensors().iter().map(|tensor| (opened, tensor)).collect()
 }
 

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use ckptfs::checkpoint::{self, Checkpoint, Error, Options, Refused};
+use ckptfs::checkpoint::{self, Checkpoint, Error, Options, RefusedEntry};
 use ckptfs::image::{Image, Reader};
 
 /// The name of a test of the calling module, as the test's own program takes it after `--exact`.
@@ -56,9 +56,9 @@ pub fn safetensors(bytes: &[u8]) -> Result<Checkpoint, Error> {
 }
 
 /// The only entry of a checkpoint that is refused.
-pub fn refused(checkpoint: Checkpoint) -> Refused {
+pub fn refused(checkpoint: Checkpoint) -> RefusedEntry {
     assert!(checkpoint.tensors.is_empty(), "shown: {:?}", checkpoint.tensors);
-    let [refused] = <[Refused; 1]>::try_from(checkpoint.refused).expect("one refused entry");
+    let [refused] = <[RefusedEntry; 1]>::try_from(checkpoint.refused).expect("one refused entry");
     refused
 }
 
@@ -70,7 +70,7 @@ pub fn reader(checkpoint: Checkpoint) -> Reader {
 
 /// All bytes of an image.
 pub fn whole(reader: &Reader) -> Vec<u8> {
-    let mut bytes = vec![0; usize::try_from(reader.image().size()).expect("a small image")];
+    let mut bytes = vec![0; usize::try_from(reader.virtual_file().size()).expect("a small image")];
     assert_eq!(reader.read_at(&mut bytes, 0).expect("readable"), bytes.len());
     bytes
 }
@@ -78,9 +78,9 @@ pub fn whole(reader: &Reader) -> Vec<u8> {
 /// The bytes of one tensor of a checkpoint, as its image has them.
 pub fn tensor_bytes(checkpoint: Checkpoint, name: &str) -> Vec<u8> {
     let reader = reader(checkpoint);
-    let tensors = reader.image().tensors();
+    let tensors = reader.virtual_file().tensors();
     let place = tensors.iter().position(|t| &*t.name == name).expect("the tensor is there");
-    let range = reader.image().tensor_range(place);
+    let range = reader.virtual_file().tensor_range(place);
     whole(&reader)[range.start as usize..range.end as usize].to_vec()
 }
 

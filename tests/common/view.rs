@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use ckptfs::source::Kind;
-use ckptfs::view::{Entry, Listing, Options, View};
+use ckptfs::source::FileKind;
+use ckptfs::view::{Listing, View, ViewEntry, ViewOptions};
 
 use super::zip;
 
@@ -29,31 +29,31 @@ pub fn write(folder: &Path, files: &[(&str, &[u8])]) {
 }
 
 pub fn view(path: &Path) -> View {
-    View::new(path, Options::default()).expect("a view")
+    View::new(path, ViewOptions::default()).expect("a view")
 }
 
 /// A view that shows originals beside their images.
 pub fn view_of_all(path: &Path) -> View {
-    View::new(path, Options { show_originals: true, ..Options::default() }).expect("a view")
+    View::new(path, ViewOptions { show_originals: true, ..ViewOptions::default() }).expect("a view")
 }
 
 /// One that follows links anywhere.
 pub fn view_following(path: &Path) -> View {
-    let mut options = Options::default();
-    options.checkpoint.follow_symlinks = true;
+    let mut options = ViewOptions::default();
+    options.parse.follow_symlinks = true;
     View::new(path, options).expect("a view")
 }
 
 /// An entry in words: `name` of a file, `name*` of an image, `name+` of its index, `name/` of a
 /// directory, `name -> target` of a link, and `name -> !` of one that is refused.
-pub fn word(name: &str, entry: &Entry) -> String {
+pub fn word(name: &str, entry: &ViewEntry) -> String {
     match entry {
-        Entry::Image(_) => format!("{name}*"),
-        Entry::Index(_) => format!("{name}+"),
-        Entry::Source(found) if found.kind == Kind::Directory => format!("{name}/"),
-        Entry::Source(_) => name.to_owned(),
-        Entry::Link(_, Some(target)) => format!("{name} -> {}", target.display()),
-        Entry::Link(_, None) => format!("{name} -> !"),
+        ViewEntry::VirtualFile(_) => format!("{name}*"),
+        ViewEntry::Index(_) => format!("{name}+"),
+        ViewEntry::Source(found) if found.kind == FileKind::Directory => format!("{name}/"),
+        ViewEntry::Source(_) => name.to_owned(),
+        ViewEntry::Link(_, Some(target)) => format!("{name} -> {}", target.display()),
+        ViewEntry::Link(_, None) => format!("{name} -> !"),
     }
 }
 
@@ -62,13 +62,13 @@ pub fn shown(view: &View, place: impl AsRef<Path>) -> Vec<String> {
     let place = place.as_ref();
     let Listing { entries, hidden, .. } = view.list(place).expect("listed");
     for (name, why) in hidden {
-        let entry = view.entry(place, &name).expect("looked up");
+        let entry = view.lookup(place, &name).expect("looked up");
         assert!(entry.is_none(), "{} is hidden ({why}) and found", name.display());
     }
     let words = entries.iter().map(|named| {
         let name = named.name.to_string_lossy();
         let listed = word(&name, &named.entry);
-        let found = view.entry(place, &named.name).expect("looked up").expect("found");
+        let found = view.lookup(place, &named.name).expect("looked up").expect("found");
         assert_eq!(word(&name, &found), listed);
         listed
     });

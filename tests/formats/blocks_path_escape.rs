@@ -11,7 +11,7 @@ use ckptfs::checkpoint::{Checkpoint, Error, IndexFault, Options};
 use ckptfs::source;
 
 fn is_outside(answer: Result<Checkpoint, Error>) -> bool {
-    matches!(answer, Err(Error::Source(source::Error::Outside { .. })))
+    matches!(answer, Err(Error::Source(source::Error::OutsideRoot { .. })))
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn names_that_leave_the_directory() {
 
     let leaves = |shard: &str| {
         let set = set(&[], &[("a", shard)]);
-        matches!(fault(open(set.path())), IndexFault::Leaves { shard: named } if named == shard)
+        matches!(fault(open(set.path())), IndexFault::OutsideDirectory { shard: named } if named == shard)
     };
     assert!(leaves(absolute));
     for shard in ["../shard.safetensors", "sub/../../shard.safetensors", "..", ".", "/", ""] {
@@ -36,7 +36,7 @@ fn names_that_leave_the_directory() {
     let inner = outside.path().join("inner");
     fs::create_dir(&inner).unwrap();
     fs::write(inner.join(INDEX), index(&[("a", "../shard.safetensors")])).unwrap();
-    assert!(matches!(fault(open(&inner)), IndexFault::Leaves { .. }));
+    assert!(matches!(fault(open(&inner)), IndexFault::OutsideDirectory { .. }));
     assert_eq!(names(&open_following(&inner).unwrap()), ["a"]);
 }
 

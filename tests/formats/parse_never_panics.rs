@@ -113,7 +113,7 @@ fn read(bytes: &[u8], name: &str) {
         };
         let Ok(image) = Image::new(checkpoint) else { continue };
         let reader = std::sync::Arc::new(image).open().expect("memory does not change");
-        let size = reader.image().size();
+        let size = reader.virtual_file().size();
         let mut out = vec![0; size.min(READ) as usize];
         assert_eq!(reader.read_at(&mut out, 0).expect("every byte is there"), out.len());
         if size <= READ {
@@ -188,14 +188,14 @@ proptest! {
         if let Ok(parsed) = checkpoint::parse_index(&index, false) {
             prop_assert!(parsed.shards().iter().all(|shard| !shard.starts_with('/')));
             for place in 0..parsed.shards().len() {
-                let held: Vec<&str> = parsed.tensors_of(place).collect();
-                prop_assert!(!held.is_empty() && held.len() == parsed.held_by(place));
-                prop_assert!(held.iter().all(|tensor| parsed.holder(tensor) == Some(place)));
+                let held: Vec<&str> = parsed.tensors_in(place).collect();
+                prop_assert!(!held.is_empty() && held.len() == parsed.tensor_count_in(place));
+                prop_assert!(held.iter().all(|tensor| parsed.shard_of(tensor) == Some(place)));
             }
             let trusted = checkpoint::parse_index(&index, true).unwrap();
             prop_assert_eq!(trusted.shards(), parsed.shards());
             for place in 0..parsed.shards().len() {
-                prop_assert!(trusted.tensors_of(place).eq(parsed.tensors_of(place)));
+                prop_assert!(trusted.tensors_in(place).eq(parsed.tensors_in(place)));
             }
         }
     }

@@ -27,7 +27,7 @@ fn is_collision(state: &[u8], root_key: Option<&str>) -> bool {
     };
     let answer = checkpoint::parse_bytes(&bytes, "x.pt".as_ref(), &options);
     match answer {
-        Err(Error::Choice { fault, .. }) => fault.to_string().contains("come to the name"),
+        Err(Error::Selection { fault, .. }) => fault.to_string().contains("come to the name"),
         Ok(_) | Err(_) => false,
     }
 }
@@ -72,7 +72,10 @@ fn a_tensor_refused_in_one_shard_and_shown_in_another() {
         fs::write(directory.path().join(format!("model-0000{n}-of-00002.bin")), bytes).unwrap();
     }
     let options = Options { allow_partial: true, ..Options::default() };
-    assert!(matches!(checkpoint::open(directory.path(), &options), Err(Error::Twice { .. })));
+    assert!(matches!(
+        checkpoint::open(directory.path(), &options),
+        Err(Error::DuplicateTensor { .. })
+    ));
 }
 
 /// The length of a header can begin like a pickle of any protocol.
@@ -101,7 +104,7 @@ fn numbered_sets_that_count_from_zero_and_sets_with_a_file_too_many() {
         let files = numbers.map(|n| format!("m-0000{n}-of-00002.safetensors"));
         let directory = directory_of(&files.each_ref().map(String::as_str));
         match open(directory.path()) {
-            Err(Error::Several { names, .. }) => {
+            Err(Error::SeveralCheckpoints { names, .. }) => {
                 let alone = format!("m-0000{alone}-of-00002.safetensors");
                 assert_eq!(names, [&alone, "m.safetensors"]);
             }
@@ -260,7 +263,7 @@ fn a_file_beside_anything_else_is_one_of_several() {
     ] {
         let directory = directory_of(files);
         let opened = open(directory.path());
-        assert!(matches!(&opened, Err(Error::Several { .. })), "{files:?}: {opened:?}");
+        assert!(matches!(&opened, Err(Error::SeveralCheckpoints { .. })), "{files:?}: {opened:?}");
     }
 }
 
@@ -271,7 +274,7 @@ fn an_index_that_names_other_files_makes_several() {
         let index = format!(r#"{{"weight_map": {{"s": "{named}"}}}}"#);
         fs::write(directory.path().join("m.safetensors.index.json"), index).unwrap();
         let opened = open(directory.path());
-        assert!(matches!(&opened, Err(Error::Several { .. })), "{named}: {opened:?}");
+        assert!(matches!(&opened, Err(Error::SeveralCheckpoints { .. })), "{named}: {opened:?}");
     }
 }
 
@@ -279,7 +282,7 @@ fn an_index_that_names_other_files_makes_several() {
 fn a_set_beside_a_file_of_its_name_can_still_be_named() {
     let set = "m-00001-of-00001.safetensors";
     let directory = directory_of(&[set, "m.safetensors", "n.safetensors"]);
-    let Err(Error::Several { names: listed, .. }) = open(directory.path()) else {
+    let Err(Error::SeveralCheckpoints { names: listed, .. }) = open(directory.path()) else {
         panic!("several")
     };
     assert_eq!(listed, ["m-*-of-00001.safetensors", "m.safetensors", "n.safetensors"]);

@@ -3,7 +3,7 @@
 use crate::common;
 use crate::common::pickle::{Tensor, dict, pickle};
 use crate::common::zip::{DEFLATED, Record, archive, checkpoint, floats, one_tensor};
-use ckptfs::checkpoint::{Error, Layout, ZipFault};
+use ckptfs::checkpoint::{Error, LayoutKind, ZipFault};
 
 /// What is wrong with an archive.
 fn fault(bytes: &[u8]) -> ZipFault {
@@ -32,7 +32,7 @@ const BYTE_ORDER: usize = 1;
 const STORAGE: usize = 2;
 
 fn disagrees(fault: ZipFault) -> bool {
-    matches!(fault, ZipFault::Disagrees(_))
+    matches!(fault, ZipFault::HeaderMismatch(_))
 }
 
 #[test]
@@ -51,7 +51,9 @@ fn cut_off_at_any_byte() {
 
 #[test]
 fn the_same_name_twice() {
-    let twice = |name: &str| matches!(fault(&with(Record::stored(name, b"x"))), ZipFault::Twice(_));
+    let twice = |name: &str| {
+        matches!(fault(&with(Record::stored(name, b"x"))), ZipFault::DuplicateRecord(_))
+    };
     assert!(twice("archive/data.pkl"));
     assert!(twice("archive/data/0"));
     assert!(twice("archive/Data.pkl"), "for readers that fold case");
@@ -62,7 +64,7 @@ fn the_same_name_twice() {
 fn names_outside_the_one_folder() {
     for name in ["other/data.pkl", "data.pkl", "/data.pkl", "Archive/data.pkl", "", "archive"] {
         let bytes = with(Record::stored(name, b"x"));
-        assert!(matches!(fault(&bytes), ZipFault::Folder(_)), "{name:?}");
+        assert!(matches!(fault(&bytes), ZipFault::OutsideFolder(_)), "{name:?}");
     }
 }
 
@@ -70,7 +72,7 @@ fn names_outside_the_one_folder() {
 fn names_that_are_no_names() {
     let name = |raw: &[u8]| {
         let record = Record::stored("", b"").both(|header| header.name = raw.to_vec());
-        matches!(fault(&with(record)), ZipFault::Name)
+        matches!(fault(&with(record)), ZipFault::InvalidName)
     };
     assert!(name(b"archive/\xff"));
     assert!(name(b"archive/data.pkl\0.txt"));
@@ -138,10 +140,10 @@ fn encryption_and_other_features() {
     }
     for flag in [1 << 4, 1 << 5, 1 << 7, 1 << 12, 1 << 15] {
         let bytes = changed(STORAGE, |r| *r = r.clone().both(|header| header.flags = flag));
-        assert!(matches!(fault(&bytes), ZipFault::Flags(_)), "{flag:#x}");
+        assert!(matches!(fault(&bytes), ZipFault::UnknownFlags(_)), "{flag:#x}");
     }
     let bytes = changed(STORAGE, |record| record.disk = 1);
-    assert!(matches!(fault(&bytes), ZipFault::Disks));
+    assert!(matches!(fault(&bytes), ZipFault::SeveralDisks));
 }
 
 #[test]
@@ -184,7 +186,7 @@ fn deflated_records_are_unpacked() {
     records[BYTE_ORDER] = Record::deflated("archive/byteorder", b"little");
     records[STORAGE] = Record::deflated("archive/data/0", &floats());
     let checkpoint = common::torch(&archive(&records)).unwrap();
-    assert_eq!(checkpoint.tensors[0].layout(&checkpoint.origins), Layout::Memory);
+    assert_eq!(checkpoint.tensors[0].layout_kind(&checkpoint.origins), LayoutKind::Memory);
     assert!(checkpoint.notes.iter().any(|note| note.contains("compressed")));
     assert_eq!(common::tensor_bytes(checkpoint, "w"), floats());
 }

@@ -14,7 +14,7 @@ fn a_set_is_shown_whole() {
     for path in [set.path().to_path_buf(), set.path().join(INDEX)] {
         let checkpoint = open(&path).unwrap();
         assert_eq!(names(&checkpoint), ["a", "b", "c"]);
-        assert!(checkpoint.sharded && checkpoint.index.is_some());
+        assert!(checkpoint.is_sharded && checkpoint.index_file.is_some());
         assert!(checkpoint.notes.is_empty());
     }
 }
@@ -22,18 +22,20 @@ fn a_set_is_shown_whole() {
 #[test]
 fn a_missing_shard() {
     let set = set(&[(A, &["a"])], &[("a", A), ("c", B)]);
-    assert!(matches!(fault(open(set.path())), IndexFault::Missing { shard } if shard == B));
+    assert!(matches!(fault(open(set.path())), IndexFault::MissingShard { shard } if shard == B));
     // Nothing is missing that way where one may follow links either.
-    assert!(matches!(fault(open_following(set.path())), IndexFault::Missing { .. }));
+    assert!(matches!(fault(open_following(set.path())), IndexFault::MissingShard { .. }));
     symlink("nowhere", set.path().join(B)).unwrap();
-    assert!(matches!(fault(open(set.path())), IndexFault::Missing { shard } if shard == B));
+    assert!(matches!(fault(open(set.path())), IndexFault::MissingShard { shard } if shard == B));
 }
 
 #[test]
 fn a_tensor_that_its_shard_lacks() {
     let set = set(&[(A, &["a"]), (B, &["c"])], &[("a", A), ("b", B), ("c", B)]);
     let fault = fault(open(set.path()));
-    assert!(matches!(fault, IndexFault::NotThere { tensor, shard } if tensor == "b" && shard == B));
+    assert!(
+        matches!(fault, IndexFault::MissingTensor { tensor, shard } if tensor == "b" && shard == B)
+    );
 }
 
 #[test]
@@ -41,7 +43,7 @@ fn a_tensor_in_two_shards() {
     let set = set(&[(A, &["a", "b"]), (B, &["b"])], &[("a", A), ("b", B)]);
     let twice = open(set.path()).unwrap_err();
     assert!(
-        matches!(twice, Error::Twice { tensor, other, .. } if tensor == "b" && other.ends_with(A))
+        matches!(twice, Error::DuplicateTensor { tensor, other, .. } if tensor == "b" && other.ends_with(A))
     );
 }
 
@@ -117,7 +119,9 @@ fn one_file_under_two_names() {
     let set = set(&[(A, &["a"])], &[("a", A), ("b", B)]);
     symlink(A, set.path().join(B)).unwrap();
     let fault = fault(open(set.path()));
-    assert!(matches!(fault, IndexFault::NotThere { tensor, shard } if tensor == "b" && shard == B));
+    assert!(
+        matches!(fault, IndexFault::MissingTensor { tensor, shard } if tensor == "b" && shard == B)
+    );
 }
 
 #[test]
@@ -148,7 +152,7 @@ fn numbered_sets_without_an_index() {
     for path in [directory.path(), &typed] {
         let incomplete = open(path).unwrap_err();
         assert!(
-            matches!(&incomplete, Error::Incomplete { missing: 1, of: 3, first, .. } if first == "model-00002-of-00003.safetensors"),
+            matches!(&incomplete, Error::IncompleteSet { missing: 1, of: 3, first, .. } if first == "model-00002-of-00003.safetensors"),
             "{incomplete}"
         );
     }
@@ -156,7 +160,7 @@ fn numbered_sets_without_an_index() {
     for path in [directory.path(), &typed] {
         let checkpoint = open(path).unwrap();
         assert_eq!(names(&checkpoint), ["a", "b", "c"]);
-        assert!(checkpoint.sharded);
+        assert!(checkpoint.is_sharded);
     }
     // A number past the end, and the first that is not: no complete set.
     fs::rename(
@@ -164,7 +168,7 @@ fn numbered_sets_without_an_index() {
         directory.path().join("model-00004-of-00003.safetensors"),
     )
     .unwrap();
-    assert!(matches!(open(directory.path()), Err(Error::Incomplete { .. })));
+    assert!(matches!(open(directory.path()), Err(Error::IncompleteSet { .. })));
 }
 
 #[test]
@@ -173,7 +177,7 @@ fn numbered_sets_of_other_lengths_do_not_mix() {
     fs::write(directory.path().join("model-00001-of-00002.safetensors"), valid(&["a"])).unwrap();
     fs::write(directory.path().join("model-00002-of-00003.safetensors"), valid(&["b"])).unwrap();
     assert!(
-        matches!(open(directory.path()), Err(Error::Several { names, .. }) if names.len() == 2)
+        matches!(open(directory.path()), Err(Error::SeveralCheckpoints { names, .. }) if names.len() == 2)
     );
 }
 
@@ -184,7 +188,7 @@ fn a_set_that_says_it_has_more_shards_than_can_be() {
         .unwrap();
     let path = directory.path().to_path_buf();
     let answer = common::in_bounded_time(move || open(&path));
-    assert!(matches!(answer, Err(Error::Incomplete { missing: 99_999_998, .. })));
+    assert!(matches!(answer, Err(Error::IncompleteSet { missing: 99_999_998, .. })));
 }
 
 #[test]
@@ -207,7 +211,7 @@ fn an_index_that_is_not_what_it_must_be() {
     assert!(json(br#"{"weight_map":{"a":"x","\u0061":"x"}}"#).contains("`a` is there twice"));
     assert!(json(br#"{"weight_map":{"a":"x"},"weight_map":{}}"#).contains("weight_map"));
     let empty = checkpoint::parse_index(br#"{"metadata":{},"weight_map":{}}"#, false);
-    assert!(matches!(empty, Err(IndexFault::Empty)));
+    assert!(matches!(empty, Err(IndexFault::NoShards)));
     // Not a name that the system could open.
     let set = set(&[(A, &["a"])], &[("a", A)]);
     fs::write(set.path().join(INDEX), r#"{"weight_map":{"a":"x\u0000y"}}"#).unwrap();

@@ -5,7 +5,7 @@ use crate::common;
 use crate::common::legacy::{Legacy, Window, one_tensor};
 use crate::common::pickle::{NONE, Tensor, dict, int, list, pickle, text};
 use crate::common::zip::floats;
-use ckptfs::checkpoint::{Error, LegacyFault, TensorFault};
+use ckptfs::checkpoint::{Error, LegacyFault, TensorError};
 
 fn valid() -> Legacy {
     one_tensor(&Tensor::default(), None)
@@ -22,7 +22,7 @@ fn fault(change: impl Fn(&mut Legacy)) -> LegacyFault {
 }
 
 /// Why the only tensor of a file is refused.
-fn refused(tensor: Tensor, window: Window) -> TensorFault {
+fn refused(tensor: Tensor, window: Window) -> TensorError {
     let bytes = one_tensor(&tensor, window).bytes();
     common::refused(common::torch(&bytes).expect("readable")).fault
 }
@@ -44,7 +44,7 @@ fn cut_off_at_any_byte() {
 #[test]
 fn bytes_after_the_last_storage() {
     let trailing = fault(|legacy| legacy.storages.push((0, Vec::new())));
-    assert!(matches!(trailing, LegacyFault::Trailing(8)));
+    assert!(matches!(trailing, LegacyFault::TrailingBytes(8)));
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn another_magic_number_or_protocol() {
 fn counts_that_are_not_those_of_the_pickle() {
     for count in [5, 7, 0, -1, i64::MAX, i64::MIN] {
         let wrong = fault(|legacy| legacy.storages[0].0 = count);
-        assert!(matches!(wrong, LegacyFault::Count { stated: 6, has, .. } if has == count));
+        assert!(matches!(wrong, LegacyFault::CountMismatch { stated: 6, has, .. } if has == count));
     }
     let huge = Tensor { count: i128::from(i64::MAX), ..Tensor::default() };
     let mut legacy = one_tensor(&huge, None);
@@ -72,24 +72,24 @@ fn counts_that_are_not_those_of_the_pickle() {
 
 #[test]
 fn lists_of_storages_that_do_not_fit_the_pickle() {
-    assert!(matches!(fault(|legacy| legacy.keys = NONE.to_vec()), LegacyFault::Keys));
-    assert!(matches!(fault(|legacy| legacy.keys = list(&[int(0)])), LegacyFault::Keys));
+    assert!(matches!(fault(|legacy| legacy.keys = NONE.to_vec()), LegacyFault::StorageKeys));
+    assert!(matches!(fault(|legacy| legacy.keys = list(&[int(0)])), LegacyFault::StorageKeys));
     let unknown = fault(|legacy| legacy.keys = list(&[text("1")]));
-    assert!(matches!(unknown, LegacyFault::Unknown(key) if key == "1"));
+    assert!(matches!(unknown, LegacyFault::UnknownStorage(key) if key == "1"));
     let twice = fault(|legacy| {
         legacy.keys = list(&[text("0"), text("0")]);
         legacy.storages.push((6, floats()));
     });
-    assert!(matches!(twice, LegacyFault::Twice(key) if key == "0"));
+    assert!(matches!(twice, LegacyFault::DuplicateStorage(key) if key == "0"));
     let two_sizes = fault(|legacy| {
         let other = Tensor { count: 3, ..Tensor::default() };
         legacy.state = dict(&[("a", Tensor::default().bytes()), ("b", other.bytes())]);
     });
-    assert!(matches!(two_sizes, LegacyFault::Twice(key) if key == "0"));
+    assert!(matches!(two_sizes, LegacyFault::DuplicateStorage(key) if key == "0"));
     let mut unlisted = valid();
     (unlisted.keys, unlisted.storages) = (list(&[]), Vec::new());
     let unlisted = common::refused(common::torch(&unlisted.bytes()).unwrap());
-    assert!(matches!(unlisted.fault, TensorFault::NoStorage { .. }));
+    assert!(matches!(unlisted.fault, TensorError::MissingStorage { .. }));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn parts_of_storages() {
     let checkpoint = common::torch(&bytes).unwrap();
     assert_eq!(common::tensor_bytes(checkpoint, "w"), floats()[16..24]);
 
-    let bounds = |fault| matches!(fault, TensorFault::Bounds { .. });
+    let bounds = |fault| matches!(fault, TensorError::OutOfBounds { .. });
     assert!(bounds(refused(part(vec![1], 0), Some((6, 1)))), "it begins at the end");
     assert!(bounds(refused(part(vec![1], 0), Some((0, 7)))), "it is longer than the whole");
     assert!(bounds(refused(part(vec![3], 0), Some((3, 2)))), "the tensor is longer than it");
@@ -107,7 +107,7 @@ fn parts_of_storages() {
     assert!(bounds(refused(part(vec![1], 0), Some((far, far)))));
     // Then no storage of that name is known.
     let negative = common::torch(&one_tensor(&part(vec![1], 0), Some((-1, 3))).bytes());
-    assert!(matches!(negative, Err(Error::Legacy { fault: LegacyFault::Unknown(_), .. })));
+    assert!(matches!(negative, Err(Error::Legacy { fault: LegacyFault::UnknownStorage(_), .. })));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::common;
 use crate::common::pickle::*;
 use crate::common::zip::{archive, checkpoint, floats};
-use ckptfs::checkpoint::{ChoiceFault, Error, PickleFault, TensorFault};
+use ckptfs::checkpoint::{ChoiceFault, Error, PickleFault, TensorError};
 
 /// Reads a checkpoint of which only the pickle is given.
 fn read(pickle: &[u8]) -> Result<ckptfs::checkpoint::Checkpoint, Error> {
@@ -24,7 +24,7 @@ fn opcodes(parts: &[&[u8]]) -> PickleFault {
 }
 
 /// What is wrong with the only entry of a state dict.
-fn entry(value: Vec<u8>) -> TensorFault {
+fn entry(value: Vec<u8>) -> TensorError {
     common::refused(read(&pickle(&dict(&[("w", value)]))).expect("readable")).fault
 }
 
@@ -44,7 +44,7 @@ fn cut_off_at_any_byte_and_continued() {
     for len in 2..whole.len() {
         assert!(matches!(fault(&whole[..len]), PickleFault::Truncated), "{len}");
     }
-    assert!(matches!(fault(&[&whole[..], b"."].concat()), PickleFault::Trailing(1)));
+    assert!(matches!(fault(&[&whole[..], b"."].concat()), PickleFault::TrailingBytes(1)));
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn opcodes_on_what_they_do_not_fit() {
     assert!(out_of_order(opcodes(&[NONE, NONE, REDUCE])), "arguments that are no tuple");
     assert!(out_of_order(opcodes(&[NONE, NONE, b"\x93"])), "a name that is no text");
     assert!(out_of_order(opcodes(&[&get(7)])), "a slot that was never filled");
-    let names = |lines: &[u8]| matches!(opcodes(&[lines]), PickleFault::Value { .. });
+    let names = |lines: &[u8]| matches!(opcodes(&[lines]), PickleFault::MalformedValue { .. });
     assert!(names(b"c\nname\n") && names(b"cmodule\n\n") && names(b"c\xff\nname\n"));
     assert!(names(b"Ix\n") && names(b"I\n") && names(b"L-L\n") && names(b"I1 \n"));
 }
@@ -128,7 +128,10 @@ fn opcodes_on_what_they_do_not_fit() {
 fn lengths_past_the_end() {
     for opcode in [b'T', b'X', b'B', 0x8b] {
         let refused = opcodes(&[&[opcode], &u32::MAX.to_le_bytes()]);
-        assert!(matches!(refused, PickleFault::Truncated | PickleFault::Limit { .. }), "{opcode}");
+        assert!(
+            matches!(refused, PickleFault::Truncated | PickleFault::CountLimit { .. }),
+            "{opcode}"
+        );
     }
     for opcode in [0x8d, 0x8e, 0x96, 0x95] {
         for len in [1 << 20, 1 << 62, u64::MAX] {
@@ -137,7 +140,7 @@ fn lengths_past_the_end() {
         }
     }
     let long = [&[0x8b][..], &2000u32.to_le_bytes(), &[1; 2000]].concat();
-    assert!(matches!(opcodes(&[&long]), PickleFault::Limit { .. }));
+    assert!(matches!(opcodes(&[&long]), PickleFault::CountLimit { .. }));
 }
 
 #[test]
@@ -155,45 +158,45 @@ fn nothing_is_ever_called() {
     ] {
         let callable = global(module, name);
         let value = call(&callable, &[text("touch /tmp/owned")]);
-        let TensorFault::Opaque { class } = entry(value.clone()) else {
+        let TensorError::Object { class } = entry(value.clone()) else {
             panic!("{module}.{name} was not opaque")
         };
         assert_eq!(class, format!("{module}.{name}"));
         // As the whole pickle, and as a tensor's argument.
         let top = read(&pickle(&value)).unwrap_err();
-        assert!(matches!(top, Error::Choice { fault: ChoiceFault::Object { .. }, .. }), "{top}");
+        assert!(matches!(top, Error::Selection { fault: ChoiceFault::Object { .. }, .. }), "{top}");
         let rebuilt = call(&global("torch._utils", "_rebuild_parameter"), &[value]);
-        assert!(matches!(entry(rebuilt), TensorFault::Malformed { .. }));
+        assert!(matches!(entry(rebuilt), TensorError::Malformed { .. }));
     }
     // Through what takes a function to call.
     let eval = [global("builtins", "eval"), text("1"), tuple(&[text("1")])];
     let from_type = call(&global("torch._tensor", "_rebuild_from_type_v2"), &eval);
-    assert!(matches!(entry(from_type), TensorFault::Malformed { .. }));
+    assert!(matches!(entry(from_type), TensorError::Malformed { .. }));
     // By names that are put together from the stack.
     let by_stack = [text("os"), text("system"), vec![0x93]].concat();
-    assert!(matches!(entry(call(&by_stack, &[text("id")])), TensorFault::Opaque { .. }));
+    assert!(matches!(entry(call(&by_stack, &[text("id")])), TensorError::Object { .. }));
     // By state that is set on an object, and on a tensor.
     let built = [Tensor::default().bytes(), dict(&[("x", NONE.to_vec())]), BUILD.to_vec()].concat();
-    assert!(matches!(entry(built), TensorFault::Modified));
+    assert!(matches!(entry(built), TensorError::Modified));
 }
 
 #[test]
 fn what_stands_in_for_a_tensor() {
     for function in ["_rebuild_sparse_tensor", "_rebuild_qtensor", "_rebuild_nested_tensor"] {
         let value = call(&global("torch._utils", function), &[NONE.to_vec(), NONE.to_vec()]);
-        assert!(matches!(entry(value), TensorFault::Kind { .. }), "{function}");
+        assert!(matches!(entry(value), TensorError::UnsupportedKind { .. }), "{function}");
     }
     let meta = Tensor { location: "meta", ..Tensor::default() };
-    assert!(matches!(entry(meta.bytes()), TensorFault::Kind { .. }));
+    assert!(matches!(entry(meta.bytes()), TensorError::UnsupportedKind { .. }));
     let unknown = Tensor { function: "_rebuild_anything", ..Tensor::default() };
-    assert!(matches!(entry(unknown.bytes()), TensorFault::Malformed { .. }));
+    assert!(matches!(entry(unknown.bytes()), TensorError::Malformed { .. }));
     for class in ["QInt8Storage", "ComplexDoubleStorage"] {
         let tensor = Tensor { class, ..Tensor::default() };
-        assert!(matches!(entry(tensor.bytes()), TensorFault::Dtype { .. }), "{class}");
+        assert!(matches!(entry(tensor.bytes()), TensorError::UnsupportedDtype { .. }), "{class}");
     }
     let class = Tensor { class: "Storage", ..Tensor::default() };
-    assert!(matches!(entry(class.bytes()), TensorFault::Malformed { .. }));
-    assert!(matches!(entry(Tensor::default().storage()), TensorFault::Opaque { .. }));
+    assert!(matches!(entry(class.bytes()), TensorError::Malformed { .. }));
+    assert!(matches!(entry(Tensor::default().storage()), TensorError::Object { .. }));
 }
 
 #[test]
@@ -203,10 +206,10 @@ fn views_whose_bytes_are_not_their_values() {
         // Before the arguments are closed and the call is made.
         entry([&tensor[..tensor.len() - 2], &metadata, TUPLE, REDUCE].concat())
     };
-    assert!(matches!(with(dict(&[("conj", TRUE.to_vec())])), TensorFault::LazyView { .. }));
-    assert!(matches!(with(dict(&[("neg", TRUE.to_vec())])), TensorFault::LazyView { .. }));
-    assert!(matches!(with(dict(&[("new", TRUE.to_vec())])), TensorFault::Malformed { .. }));
-    assert!(matches!(with(list(&[])), TensorFault::Malformed { .. }));
+    assert!(matches!(with(dict(&[("conj", TRUE.to_vec())])), TensorError::LazyView { .. }));
+    assert!(matches!(with(dict(&[("neg", TRUE.to_vec())])), TensorError::LazyView { .. }));
+    assert!(matches!(with(dict(&[("new", TRUE.to_vec())])), TensorError::Malformed { .. }));
+    assert!(matches!(with(list(&[])), TensorError::Malformed { .. }));
 }
 
 #[test]
@@ -214,17 +217,17 @@ fn storages_that_are_not_what_they_state() {
     let tensor = |tensor: Tensor| entry(tensor.bytes());
     for count in [5, 7, i128::from(i64::MAX)] {
         let refused = tensor(Tensor { count, ..Tensor::default() });
-        assert!(matches!(refused, TensorFault::StorageSize { has: 24, .. }), "{count}");
+        assert!(matches!(refused, TensorError::StorageSize { has: 24, .. }), "{count}");
     }
     let halves = tensor(Tensor { class: "HalfStorage", ..Tensor::default() });
-    assert!(matches!(halves, TensorFault::StorageSize { stated: 12, has: 24, .. }));
+    assert!(matches!(halves, TensorError::StorageSize { stated: 12, has: 24, .. }));
     for count in [-1, 1 << 64, 1 << 100] {
         let refused = tensor(Tensor { count, ..Tensor::default() });
-        assert!(matches!(refused, TensorFault::Malformed { .. }), "{count}");
+        assert!(matches!(refused, TensorError::Malformed { .. }), "{count}");
     }
     for key in ["1", "", "../byteorder", "0/", "00"] {
         let refused = tensor(Tensor { key, ..Tensor::default() });
-        assert!(matches!(refused, TensorFault::NoStorage { .. }), "{key:?}");
+        assert!(matches!(refused, TensorError::MissingStorage { .. }), "{key:?}");
     }
 }
 
@@ -247,7 +250,10 @@ fn views_that_reach_past_their_storage() {
         (0, &[3, 3], &[far, far]),
     ] {
         let refused = view(offset, shape, stride);
-        assert!(matches!(refused, TensorFault::Bounds { .. }), "{offset} {shape:?} {stride:?}");
+        assert!(
+            matches!(refused, TensorError::OutOfBounds { .. }),
+            "{offset} {shape:?} {stride:?}"
+        );
     }
     for (offset, shape, stride) in [
         (-1, &[1][..], &[1][..]),
@@ -259,12 +265,12 @@ fn views_that_reach_past_their_storage() {
         (1 << 64, &[1], &[1]),
     ] {
         let refused = view(offset, shape, stride);
-        assert!(matches!(refused, TensorFault::Malformed { .. }), "{offset} {shape:?} {stride:?}");
+        assert!(matches!(refused, TensorError::Malformed { .. }), "{offset} {shape:?} {stride:?}");
     }
 }
 
 /// Why a tensor of this shape is refused that repeats the first element.
-fn repeated(shape: &[i128]) -> TensorFault {
+fn repeated(shape: &[i128]) -> TensorError {
     let stride = vec![0; shape.len()];
     entry(Tensor { shape: shape.to_vec(), stride, ..Tensor::default() }.bytes())
 }
@@ -272,11 +278,11 @@ fn repeated(shape: &[i128]) -> TensorFault {
 #[test]
 fn shapes_that_overflow_or_repeat_beyond_reason() {
     let far = i128::from(i64::MAX);
-    assert!(matches!(repeated(&[far, far]), TensorFault::Overflow));
-    assert!(matches!(repeated(&[1 << 62]), TensorFault::Overflow));
-    assert!(matches!(repeated(&[1 << 32, 1 << 32, 1 << 32]), TensorFault::Overflow));
-    assert!(matches!(repeated(&[1 << 40]), TensorFault::Expansion { .. }));
-    assert!(matches!(repeated(&[2; 40]), TensorFault::Expansion { .. }));
+    assert!(matches!(repeated(&[far, far]), TensorError::Overflow));
+    assert!(matches!(repeated(&[1 << 62]), TensorError::Overflow));
+    assert!(matches!(repeated(&[1 << 32, 1 << 32, 1 << 32]), TensorError::Overflow));
+    assert!(matches!(repeated(&[1 << 40]), TensorError::Expansion { .. }));
+    assert!(matches!(repeated(&[2; 40]), TensorError::Expansion { .. }));
 }
 
 /// The reference reader multiplies the dimensions in their order and never gets to the zero: it
@@ -284,7 +290,7 @@ fn shapes_that_overflow_or_repeat_beyond_reason() {
 #[test]
 fn shapes_that_overflow_on_the_way_to_an_empty_tensor() {
     let far = i128::from(i64::MAX);
-    assert!(matches!(repeated(&[far, far, 0]), TensorFault::Overflow));
+    assert!(matches!(repeated(&[far, far, 0]), TensorError::Overflow));
 }
 
 #[test]
@@ -292,7 +298,7 @@ fn shapes_that_can_change_after_the_call() {
     let mut args = [Tensor::default().storage(), int(0), list(&[int(6)]), list(&[int(1)])].to_vec();
     args.extend([FALSE.to_vec(), NONE.to_vec()]);
     let value = call(&global("torch._utils", "_rebuild_tensor_v2"), &args);
-    assert!(matches!(entry(value), TensorFault::Malformed { .. }));
+    assert!(matches!(entry(value), TensorError::Malformed { .. }));
 }
 
 #[test]
@@ -301,9 +307,12 @@ fn names_that_meet_or_are_reserved() {
     let nested = dict(&[("b", tensor()), ("x", NONE.to_vec())]);
     let both = pickle(&dict(&[("a.b", tensor()), ("a", nested)]));
     let fault = read(&both).unwrap_err();
-    assert!(matches!(fault, Error::Choice { fault: ChoiceFault::Collision { .. }, .. }), "{fault}");
+    assert!(
+        matches!(fault, Error::Selection { fault: ChoiceFault::NameCollision { .. }, .. }),
+        "{fault}"
+    );
     let reserved = read(&pickle(&dict(&[("__metadata__", tensor())]))).unwrap();
-    assert!(matches!(common::refused(reserved).fault, TensorFault::Reserved));
+    assert!(matches!(common::refused(reserved).fault, TensorError::ReservedName));
 }
 
 /// Two of two gigabytes are as much as a file may repeat; a small one still fits after a third was
@@ -320,5 +329,5 @@ fn bytes_repeated_by_many_tensors() {
     let checkpoint = common::torch(&archive(&checkpoint(&pickle(&state)))).unwrap();
     let shown: Vec<&str> = checkpoint.tensors.iter().map(|t| &*t.name).collect();
     assert_eq!(shown, ["a", "b", "d"]);
-    assert!(matches!(checkpoint.refused[0].fault, TensorFault::Expansion { .. }));
+    assert!(matches!(checkpoint.refused[0].fault, TensorError::Expansion { .. }));
 }

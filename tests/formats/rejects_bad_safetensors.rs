@@ -184,8 +184,8 @@ fn ranges_that_do_not_tile_the_data() {
     assert!(gap(fault(&two((4, 8), (8, 16), 16))), "a hole in front");
     assert!(matches!(fault(&one("U8", "[4]", 8, 4, 8)), HeaderFault::Reversed { .. }));
     assert!(matches!(fault(&one("U8", "[8]", 0, 8, 7)), HeaderFault::PastEnd { .. }));
-    assert!(matches!(fault(&one("U8", "[8]", 0, 8, 9)), HeaderFault::Trailing { extra: 1 }));
-    assert!(matches!(fault(&file("{}      ", 3)), HeaderFault::Trailing { extra: 3 }));
+    assert!(matches!(fault(&one("U8", "[8]", 0, 8, 9)), HeaderFault::TrailingBytes { extra: 1 }));
+    assert!(matches!(fault(&file("{}      ", 3)), HeaderFault::TrailingBytes { extra: 3 }));
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn dtypes_that_nobody_knows() {
 
 #[test]
 fn shapes_that_overflow() {
-    let size = |fault| matches!(fault, HeaderFault::Size { .. });
+    let size = |fault| matches!(fault, HeaderFault::SizeMismatch { .. });
     assert!(size(fault(&one("U8", "[4294967296,4294967296]", 0, 0, 0))));
     assert!(size(fault(&one("F64", "[2305843009213693952]", 0, 0, 0))));
     assert!(size(fault(&one("U8", "[18446744073709551615,18446744073709551615]", 0, 1, 1))));
@@ -225,12 +225,12 @@ fn shapes_that_overflow() {
 fn shapes_that_overflow_on_the_way_to_an_empty_tensor() {
     let bytes = one("U8", "[18446744073709551615,2,0]", 0, 0, 0);
     assert!(safetensors::SafeTensors::deserialize(&bytes).is_err(), "as the reference reader does");
-    assert!(matches!(fault(&bytes), HeaderFault::Size { .. }));
+    assert!(matches!(fault(&bytes), HeaderFault::SizeMismatch { .. }));
 }
 
 #[test]
 fn shapes_that_do_not_take_the_bytes_of_their_range() {
-    let size = |fault| matches!(fault, HeaderFault::Size { .. });
+    let size = |fault| matches!(fault, HeaderFault::SizeMismatch { .. });
     assert!(size(fault(&one("F32", "[2]", 0, 4, 4))));
     assert!(size(fault(&one("F32", "[]", 0, 8, 8))));
     assert!(size(fault(&one("F32", "[0]", 0, 4, 4))));
@@ -241,7 +241,7 @@ fn shapes_that_do_not_take_the_bytes_of_their_range() {
 
 #[test]
 fn elements_that_end_inside_a_byte() {
-    let size = |fault| matches!(fault, HeaderFault::Size { .. });
+    let size = |fault| matches!(fault, HeaderFault::SizeMismatch { .. });
     assert!(size(fault(&one("F4", "[3]", 0, 1, 1))));
     assert!(size(fault(&one("F4", "[3]", 0, 2, 2))));
     assert!(size(fault(&one("F6_E2M3", "[3]", 0, 2, 2))));

@@ -52,7 +52,7 @@ fn a_directory() {
     let (set, shard) = set();
     fs::create_dir(&shard).unwrap();
     assert_eq!(kind(set.path()), "a directory");
-    assert!(matches!(open(&shard), Err(Error::None { .. })));
+    assert!(matches!(open(&shard), Err(Error::NoCheckpoint { .. })));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn devices() {
         assert_eq!(kind(Path::new(device)), "a device");
         let (set, shard) = set();
         symlink(device, &shard).unwrap();
-        assert!(matches!(open(set.path()), Err(Error::Source(source::Error::Outside { .. }))));
+        assert!(matches!(open(set.path()), Err(Error::Source(source::Error::OutsideRoot { .. }))));
         let following = Options { follow_symlinks: true, ..Options::default() };
         let refused = checkpoint::open(set.path(), &following).unwrap_err();
         assert!(matches!(refused, Error::Source(source::Error::NotAFile { .. })), "{refused}");
@@ -89,7 +89,7 @@ fn nothing_at_all() {
     let directory = tempfile::tempdir().unwrap();
     let refused = open(&directory.path().join("x.safetensors"));
     assert!(matches!(refused, Err(Error::Source(source::Error::Missing { .. }))));
-    assert!(matches!(open(directory.path()), Err(Error::None { .. })));
+    assert!(matches!(open(directory.path()), Err(Error::NoCheckpoint { .. })));
     let below_a_file = directory.path().join("file");
     File::create(&below_a_file).unwrap();
     assert!(open(&below_a_file.join("x.safetensors")).is_err());
@@ -175,7 +175,7 @@ fn has_changed<T>(answer: Result<T, image::Error>) -> bool {
 
 /// Reads all of the data, then each byte of it.
 fn every_read_says_so(reader: &Reader) {
-    let image = reader.image();
+    let image = reader.virtual_file();
     let mut data = vec![0; (image.size() - image.header_size()) as usize];
     assert!(has_changed(reader.read_at(&mut data, image.header_size())));
     for at in image.header_size()..image.size() {

@@ -12,8 +12,8 @@ use crate::common::devices::{CHUNK, is_clean, large, of, open, same};
 use crate::common::samples::all;
 use crate::common::stub::with_storage;
 use crate::common::test_path;
-use ckptfs::cuda::{self, Gpudirect, Loader, Wanted};
-use ckptfs::loader::{self, Opened, Report};
+use ckptfs::cuda::{self, DeviceLoadRequest, DeviceLoader, GpudirectMode};
+use ckptfs::loader::{self, LoadReport, OpenCheckpoint};
 use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 
@@ -31,7 +31,7 @@ fn evict(path: &Path) {
 }
 
 /// Loads all, from the disk, and looks whether it is right.
-fn loaded(loader: &Loader, opened: &Opened) -> Report {
+fn loaded(loader: &DeviceLoader, opened: &OpenCheckpoint) -> LoadReport {
     evict(opened.path());
     let (memory, report) = loader.load(&of(opened), 0).unwrap();
     same(opened, &memory);
@@ -51,7 +51,7 @@ fn nothing_is_left((driver, storage): &(Value, Option<Value>)) {
 fn every_format_gets_there() {
     let test = test_path!("every_format_gets_there");
     let reports = with_storage(test, &[], || {
-        let loader = Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked);
+        let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
         for (name, (_folder, path)) in all() {
             for threads in [1, 8] {
                 let report = loaded(&loader, &open(&path, threads));
@@ -74,7 +74,7 @@ fn chunks_are_used_over_and_over() {
         let (_folder, path) = large();
         for threads in [1, 3, 24] {
             let opened = open(&path, threads);
-            let loader = Loader::new(CHUNK).gpudirect(Gpudirect::Asked);
+            let loader = DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On);
             let models: Vec<_> = (0..6).map(|_| open(&path, threads)).collect();
             let tensors: Vec<_> = models.iter().flat_map(of).collect();
             evict(&path);
@@ -94,7 +94,8 @@ fn short_reads_go_on_where_they_ended() {
     let settings = [("STUB_CUFILE_MOST", "1048576")];
     let reports = with_storage(test_path!("short_reads_go_on_where_they_ended"), &settings, || {
         let (_folder, path) = large();
-        let report = loaded(&Loader::new(CHUNK).gpudirect(Gpudirect::Asked), &open(&path, 4));
+        let report =
+            loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On), &open(&path, 4));
         assert_eq!((report.direct, report.without_gpudirect), (0, None));
     });
     reports.iter().for_each(nothing_is_left);
@@ -106,7 +107,8 @@ fn reads_that_end_anywhere_are_done_again_another_way() {
     let test = test_path!("reads_that_end_anywhere_are_done_again_another_way");
     let reports = with_storage(test, &settings, || {
         let (_folder, path) = large();
-        let report = loaded(&Loader::new(CHUNK).gpudirect(Gpudirect::Asked), &open(&path, 4));
+        let report =
+            loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On), &open(&path, 4));
         assert_eq!(report.gpudirect, 0, "{report:?}");
         let why = report.without_gpudirect.unwrap();
         assert!(why.starts_with("GPUDirect Storage: cuFileRead: read 1000 of "), "{why}");
@@ -121,8 +123,10 @@ fn what_the_page_cache_has_is_copied_from_there() {
         let (_folder, path) = large();
         let opened = open(&path, 4);
         let _read = fs::read(&path).unwrap();
-        let (memory, report) =
-            Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked).load(&of(&opened), 0).unwrap();
+        let (memory, report) = DeviceLoader::new(2 * CHUNK)
+            .with_gpudirect(GpudirectMode::On)
+            .load(&of(&opened), 0)
+            .unwrap();
         same(&opened, &memory);
         assert!(report.cached > 20 << 20, "{report:?}");
         assert_eq!((report.gpudirect, report.without_gpudirect), (0, None));
@@ -136,7 +140,8 @@ fn what_the_page_cache_has_is_copied_from_there() {
 fn whoever_wants_none_of_it_gets_none() {
     let reports = with_storage(test_path!("whoever_wants_none_of_it_gets_none"), &[], || {
         let (_folder, path) = large();
-        let report = loaded(&Loader::new(CHUNK).gpudirect(Gpudirect::Never), &open(&path, 4));
+        let report =
+            loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::Never), &open(&path, 4));
         assert!(report.direct > 0 && report.gpudirect == 0, "{report:?}");
         let why = report.without_gpudirect.unwrap();
         assert_eq!(why, "GPUDirect Storage: is switched off");
@@ -162,7 +167,10 @@ fn where_it_is_not_offered_the_report_says_what_is_missing() {
         // The words are part of the settings, so that the process knows them.
         let reports = with_storage(test, &[settings, ("WORDS", words)], || {
             let (_folder, path) = large();
-            let report = loaded(&Loader::new(CHUNK).gpudirect(Gpudirect::Asked), &open(&path, 1));
+            let report = loaded(
+                &DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On),
+                &open(&path, 1),
+            );
             assert!(report.direct > 0 && report.gpudirect == 0, "{report:?}");
             let (why, words) = (report.without_gpudirect.unwrap(), std::env::var("WORDS").unwrap());
             assert!(why.starts_with(&format!("GPUDirect Storage: {words}")), "{why}");
@@ -202,7 +210,7 @@ fn every_call_may_fail() {
                     let is_storage = std::env::var_os("STUB_CUFILE_FAIL").is_some();
                     let (_folder, path) = large();
                     let opened = open(&path, 4);
-                    let loader = Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked);
+                    let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
                     for _ in 0..2 {
                         evict(&path);
                         match loader.load(&of(&opened), 0) {
@@ -236,7 +244,7 @@ fn every_call_may_fail() {
 
 fn is_of_source<T: std::fmt::Debug>(loaded: Result<T, cuda::Error>) {
     let error = loaded.unwrap_err();
-    assert!(matches!(error, cuda::Error::Load(loader::Error::Source(_))), "{error:?}");
+    assert!(matches!(error, cuda::Error::Load(loader::LoadError::Source(_))), "{error:?}");
 }
 
 #[test]
@@ -248,7 +256,7 @@ fn a_file_that_changes_while_it_is_read_is_an_error() {
         evict(&path);
         // One stretch, so that no other can have told.
         let one = (&opened, opened.tensor("t0").unwrap());
-        is_of_source(Loader::new(CHUNK).gpudirect(Gpudirect::Asked).load(&[one], 0));
+        is_of_source(DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On).load(&[one], 0));
     });
     let Some(reports) = reports else { return };
     nothing_is_left(&reports);
@@ -259,7 +267,7 @@ fn a_file_that_changes_while_it_is_read_is_an_error() {
 fn a_file_that_was_written_to_or_truncated_is_an_error() {
     let test = test_path!("a_file_that_was_written_to_or_truncated_is_an_error");
     let reports = with_storage(test, &[], || {
-        let loader = Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked);
+        let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
         let (_folder, path) = large();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         let opened = open(&path, 4);
@@ -281,19 +289,19 @@ fn what_lies_together_may_belong_to_several_devices() {
     let reports = with_storage(test, &[("STUB_CUDA_DEVICES", "2")], || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
-        let loader = Loader::new(2 * CHUNK).gpudirect(Gpudirect::Asked);
+        let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
         evict(&path);
         let memory = opened.tensors().iter().enumerate().map(|(n, tensor)| {
             let length = tensor.bytes.len() as usize;
-            loader.device(n % 2).unwrap().pieces(&[length]).unwrap().remove(0)
+            loader.device(n % 2).unwrap().allocate_slices(&[length]).unwrap().remove(0)
         });
         let memory: Vec<_> = memory.collect();
         let wanted = opened.tensors().iter().zip(&memory).enumerate();
-        let wanted = wanted.map(|(n, (tensor, memory))| Wanted {
-            of: &opened,
+        let wanted = wanted.map(|(n, (tensor, memory))| DeviceLoadRequest {
+            checkpoint: &opened,
             tensor,
-            on: n % 2,
-            at: memory.at(),
+            device: n % 2,
+            address: memory.address(),
         });
         // SAFETY: the memory is on the device that is said, and stays until the load is over.
         #[allow(unsafe_code)]
@@ -324,7 +332,7 @@ fn of_many_files_few_are_registered_at_one_time() {
             .collect();
         evict(folder.path());
         let tensors: Vec<_> = models.iter().flat_map(of).collect();
-        let loader = Loader::new(CHUNK).gpudirect(Gpudirect::Asked);
+        let loader = DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On);
         let (memory, report) = loader.load(&tensors, 0).unwrap();
         models.iter().zip(&memory).for_each(|(of, it)| same(of, std::slice::from_ref(it)));
         assert_eq!((report.gpudirect, report.without_gpudirect), (15_000_000, None));
@@ -345,8 +353,8 @@ fn the_library_is_closed_as_often_as_it_was_opened() {
         let (_folder, path) = large();
         let opened = open(&path, 2);
         let loaders = [
-            Loader::new(CHUNK).gpudirect(Gpudirect::Asked),
-            Loader::new(CHUNK).gpudirect(Gpudirect::Asked),
+            DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On),
+            DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On),
         ];
         for loader in &loaders {
             assert!(loaded(loader, &opened).gpudirect > 0);
@@ -357,7 +365,10 @@ fn the_library_is_closed_as_often_as_it_was_opened() {
         second.trim(0);
         assert!(loaded(&second, &opened).gpudirect > 0);
         drop(second);
-        assert!(loaded(&Loader::new(CHUNK).gpudirect(Gpudirect::Asked), &opened).gpudirect > 0);
+        assert!(
+            loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On), &opened).gpudirect
+                > 0
+        );
     });
     let Some(reports) = reports else { return };
     nothing_is_left(&reports);
@@ -374,7 +385,7 @@ fn a_process_that_was_forked_calls_nothing() {
     let reports = with_storage(test_path!("a_process_that_was_forked_calls_nothing"), &[], || {
         let (_folder, path) = large();
         let opened = open(&path, 1);
-        let loader = Loader::new(CHUNK).gpudirect(Gpudirect::Asked);
+        let loader = DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On);
         assert!(loaded(&loader, &opened).gpudirect > 0);
         evict(&path);
         // SAFETY: the child does little, and leaves without anything of the parent's being done at its end.

@@ -8,7 +8,7 @@ use crate::common::samples::all;
 use crate::common::stub::with_driver;
 use crate::common::test_path;
 use ckptfs::checkpoint::Tensor;
-use ckptfs::cuda::{self, Device, Error, Loader, Wanted};
+use ckptfs::cuda::{self, Device, DeviceLoadRequest, DeviceLoader, Error};
 use ckptfs::loader;
 use cudarc::driver::{CudaContext, result};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 fn every_format_gets_there_through_few_chunks() {
     let report = with_driver(test_path!("every_format_gets_there_through_few_chunks"), &[], || {
         for chunks in [1, 2, 5] {
-            let loader = Loader::new(chunks * CHUNK);
+            let loader = DeviceLoader::new(chunks * CHUNK);
             for (name, (_folder, path)) in all() {
                 for threads in [1, 4] {
                     let opened = open(&path, threads);
@@ -41,7 +41,7 @@ fn chunks_are_used_over_and_over() {
         let (_folder, path) = large();
         for (threads, chunks) in [(1, 1), (8, 1), (8, 2), (3, 7)] {
             let opened = open(&path, threads);
-            let loader = Loader::new(chunks * CHUNK);
+            let loader = DeviceLoader::new(chunks * CHUNK);
             for _ in 0..2 {
                 let (loaded, _) = loader.load(&of(&opened), 0).unwrap();
                 same(&opened, &loaded);
@@ -58,7 +58,7 @@ fn several_devices_in_one_load() {
     let report = with_driver(test, &settings, || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
-        let loader = Loader::new(3 * CHUNK);
+        let loader = DeviceLoader::new(3 * CHUNK);
         let on = |n: usize| 2 - n % 2 * 2;
         let memory: Vec<_> = opened
             .tensors()
@@ -66,17 +66,17 @@ fn several_devices_in_one_load() {
             .enumerate()
             .map(|(n, tensor)| {
                 let device = loader.device(on(n)).unwrap();
-                device.pieces(&[tensor.bytes.len() as usize]).unwrap().remove(0)
+                device.allocate_slices(&[tensor.bytes.len() as usize]).unwrap().remove(0)
             })
             .collect();
         let wanted = opened.tensors().iter().zip(&memory).enumerate();
-        let wanted = wanted.map(|(n, (tensor, memory))| Wanted {
-            of: &opened,
+        let wanted = wanted.map(|(n, (tensor, memory))| DeviceLoadRequest {
+            checkpoint: &opened,
             tensor,
-            on: on(n),
-            at: memory.at(),
+            device: on(n),
+            address: memory.address(),
         });
-        let user = memory[0].device().stream().unwrap();
+        let user = memory[0].device().create_stream().unwrap();
         let users = std::slice::from_ref(&user);
         // SAFETY: the memory is on the device that is said, and stays until the user's stream is over.
         #[allow(unsafe_code)]
@@ -87,7 +87,7 @@ fn several_devices_in_one_load() {
         {
             assert!(*memory.to_host().unwrap() == *opened.load(tensor).unwrap(), "{}", tensor.name);
         }
-        user.finish().unwrap();
+        user.synchronize().unwrap();
         same(&opened, &memory);
         assert_eq!(memory[0].device().ordinal(), 2);
         assert_eq!(
@@ -107,18 +107,18 @@ fn what_lies_together_is_copied_together() {
     let report = with_driver(test, &[], || {
         let (_folder, path) = file((0..COUNT).map(|n| 1000 + n));
         let opened = open(&path, 1);
-        let loader = Loader::new(CHUNK);
+        let loader = DeviceLoader::new(CHUNK);
         let in_order: Vec<&Tensor> = opened.tensors().iter().collect();
         let turned = in_order.iter().rev().copied().collect();
         let every_second = in_order.iter().step_by(2).copied().collect();
         for tensors in [in_order, turned, every_second] {
             let expected: Vec<u8> =
                 tensors.iter().flat_map(|it| opened.load(it).unwrap().to_vec()).collect();
-            let memory = loader.device(0).unwrap().memory(expected.len()).unwrap();
-            let wanted = tensors.iter().scan(memory.at(), |next, &tensor| {
+            let memory = loader.device(0).unwrap().allocate(expected.len()).unwrap();
+            let wanted = tensors.iter().scan(memory.address(), |next, &tensor| {
                 let at = *next;
                 *next += tensor.bytes.len();
-                Some(Wanted { of: &opened, tensor, on: 0, at })
+                Some(DeviceLoadRequest { checkpoint: &opened, tensor, device: 0, address: at })
             });
             // SAFETY: the memory has room for all of them, and stays until the load is over.
             #[allow(unsafe_code)]
@@ -141,34 +141,35 @@ fn who_uses_it_next_finds_it_there() {
     let report = with_driver(test_path!("who_uses_it_next_finds_it_there"), &settings, || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
-        let device = Device::at(0).unwrap();
+        let device = Device::open(0).unwrap();
         let theirs = CudaContext::new(0).unwrap().new_stream().unwrap();
         // SAFETY: it is one of this device, and stays.
         #[allow(unsafe_code)]
-        let user = unsafe { device.stream_of(theirs.cu_stream() as usize) };
+        let user = unsafe { device.stream_from_raw(theirs.cu_stream() as usize) };
         let lengths: Vec<_> = opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
         for chunks in [1, 64] {
-            let loader = Loader::new(chunks * CHUNK);
-            let memory = device.pieces(&lengths).unwrap();
+            let loader = DeviceLoader::new(chunks * CHUNK);
+            let memory = device.allocate_slices(&lengths).unwrap();
             for it in &memory {
                 // SAFETY: it stays until the stream is over.
                 #[allow(unsafe_code)]
-                unsafe { result::memset_d8_async(it.at(), 7, it.len(), theirs.cu_stream()) }
+                unsafe { result::memset_d8_async(it.address(), 7, it.len(), theirs.cu_stream()) }
                     .unwrap();
             }
-            let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| Wanted {
-                of: &opened,
-                tensor,
-                on: 0,
-                at: memory.at(),
-            });
+            let wanted =
+                opened.tensors().iter().zip(&memory).map(|(tensor, memory)| DeviceLoadRequest {
+                    checkpoint: &opened,
+                    tensor,
+                    device: 0,
+                    address: memory.address(),
+                });
             let users = std::slice::from_ref(&user);
             // SAFETY: the memory stays until the user's stream is over.
             #[allow(unsafe_code)]
             unsafe { loader.load_into(wanted, users, &AtomicBool::new(false), None) }.unwrap();
             // Where the loader is let go of, its chunks stay until they are read.
             let kept = (chunks > 1).then_some(loader);
-            user.finish().unwrap();
+            user.synchronize().unwrap();
             same(&opened, &memory);
             drop(kept);
         }
@@ -201,10 +202,10 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
             let report = with_driver(test, &settings, || {
                 let (_folder, path) = large();
                 let opened = open(&path, 4);
-                let loader = Loader::new(chunks * CHUNK);
+                let loader = DeviceLoader::new(chunks * CHUNK);
                 match loader.load(&of(&opened), 0) {
                     Ok((memory, _)) => same(&opened, &memory),
-                    Err(Error::Driver { .. } | Error::Pinned { .. }) => {
+                    Err(Error::Driver { .. } | Error::PinnedMemory { .. }) => {
                         // It goes on with what is left.
                         let (memory, _) = loader.load(&of(&opened), 0).unwrap();
                         same(&opened, &memory);
@@ -235,9 +236,14 @@ fn what_may_be_read_for_ever_is_never_given_back() {
         let (_folder, path) = file([1000]);
         let opened = open(&path, 1);
         let [tensor] = opened.tensors() else { panic!("there is one") };
-        let memory = Device::at(0).unwrap().memory(1000).unwrap();
-        let wanted = [Wanted { of: &opened, tensor, on: 0, at: memory.at() }];
-        let loader = Loader::new(CHUNK);
+        let memory = Device::open(0).unwrap().allocate(1000).unwrap();
+        let wanted = [DeviceLoadRequest {
+            checkpoint: &opened,
+            tensor,
+            device: 0,
+            address: memory.address(),
+        }];
+        let loader = DeviceLoader::new(CHUNK);
         // SAFETY: the memory stays until the device has done everything.
         #[allow(unsafe_code)]
         unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap_err();
@@ -257,8 +263,11 @@ fn a_device_without_room_says_so() {
     let report = with_driver(test_path!("a_device_without_room_says_so"), &settings, || {
         let (_folder, path) = large();
         let opened = open(&path, 4);
-        let error = Loader::new(2 * CHUNK).load(&of(&opened), 0).unwrap_err();
-        assert!(matches!(error, Error::Memory { ordinal: 0, total: 8_388_608, .. }), "{error:?}");
+        let error = DeviceLoader::new(2 * CHUNK).load(&of(&opened), 0).unwrap_err();
+        assert!(
+            matches!(error, Error::OutOfMemory { ordinal: 0, total: 8_388_608, .. }),
+            "{error:?}"
+        );
     });
     report.iter().for_each(is_clean);
 }
@@ -269,21 +278,24 @@ fn what_is_stopped_or_truncated_leaves_nothing() {
         with_driver(test_path!("what_is_stopped_or_truncated_leaves_nothing"), &[], || {
             let (_folder, path) = large();
             let opened = open(&path, 4);
-            let loader = Loader::new(2 * CHUNK);
+            let loader = DeviceLoader::new(2 * CHUNK);
             // SAFETY: nothing is wanted.
             #[allow(unsafe_code)]
             let nothing =
                 unsafe { loader.load_into(Vec::new(), &[], &AtomicBool::new(true), None) }.unwrap();
             assert_eq!(nothing.bytes, 0);
             let stopped =
-                loader.load_until(&of(&opened), 0, &AtomicBool::new(true), None).unwrap_err();
-            assert!(matches!(stopped, Error::Load(loader::Error::Stopped { .. })), "{stopped:?}");
+                loader.load_with(&of(&opened), 0, &AtomicBool::new(true), None).unwrap_err();
+            assert!(
+                matches!(stopped, Error::Load(loader::LoadError::Stopped { .. })),
+                "{stopped:?}"
+            );
             let nowhere = loader.load(&of(&opened), 1).unwrap_err();
             assert!(matches!(nowhere, Error::NoDevice { ordinal: 1, count: 1 }), "{nowhere:?}");
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             file.set_len(9 << 20).unwrap();
             let error = loader.load(&of(&opened), 0).unwrap_err();
-            assert!(matches!(error, Error::Load(loader::Error::Source(_))), "{error:?}");
+            assert!(matches!(error, Error::Load(loader::LoadError::Source(_))), "{error:?}");
         });
     report.iter().for_each(is_clean);
 }
@@ -296,15 +308,12 @@ fn after_an_error_nothing_is_written() {
         let (_folder, path) = large();
         let opened = open(&path, 1);
         let context = CudaContext::new(0).unwrap();
-        let loader = Loader::new(8 * CHUNK);
-        let device = Device::at(0).unwrap();
+        let loader = DeviceLoader::new(8 * CHUNK);
+        let device = Device::open(0).unwrap();
         let lengths: Vec<_> = opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
-        let memory = device.pieces(&lengths).unwrap();
-        let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| Wanted {
-            of: &opened,
-            tensor,
-            on: 0,
-            at: memory.at(),
+        let memory = device.allocate_slices(&lengths).unwrap();
+        let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| {
+            DeviceLoadRequest { checkpoint: &opened, tensor, device: 0, address: memory.address() }
         });
         // SAFETY: the memory stays, and is used again once this has returned.
         #[allow(unsafe_code)]
@@ -313,7 +322,7 @@ fn after_an_error_nothing_is_written() {
         for piece in &memory {
             // SAFETY: the memory is that long, and nobody else uses it.
             #[allow(unsafe_code)]
-            unsafe { result::memset_d8_sync(piece.at(), 7, piece.len()) }.unwrap();
+            unsafe { result::memset_d8_sync(piece.address(), 7, piece.len()) }.unwrap();
         }
         // It waits for copies out of its chunks, if there are any.
         drop(loader);
@@ -329,7 +338,7 @@ fn after_an_error_nothing_is_written() {
 fn an_integrated_device_needs_no_copy() {
     let settings = [("STUB_CUDA_ATTRIBUTES", "INTEGRATED=1")];
     let report = with_driver(test_path!("an_integrated_device_needs_no_copy"), &settings, || {
-        let loader = Loader::new(2 * CHUNK);
+        let loader = DeviceLoader::new(2 * CHUNK);
         for (name, (_folder, path)) in all() {
             let opened = open(&path, 4);
             let (loaded, report) = loader.load(&of(&opened), 0).unwrap();
@@ -354,9 +363,9 @@ fn an_integrated_device_needs_no_copy() {
 #[test]
 fn a_machine_without_a_driver_says_so() {
     // Of the machine itself: one that has a driver has devices, or none.
-    match Loader::new(CHUNK).device(usize::MAX) {
-        Err(Error::NoDriver) => assert!(!cuda::is_there()),
-        Err(Error::NoDevice { count, .. }) => assert_eq!(cuda::is_there(), count > 0),
+    match DeviceLoader::new(CHUNK).device(usize::MAX) {
+        Err(Error::NoDriver) => assert!(!cuda::is_available()),
+        Err(Error::NoDevice { count, .. }) => assert_eq!(cuda::is_available(), count > 0),
         other => panic!("{other:?}"),
     }
 }

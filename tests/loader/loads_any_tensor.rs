@@ -11,20 +11,20 @@ use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use crate::common::samples::{Numbers, all, directory, sharded};
-use ckptfs::checkpoint::{Steps, Tensor};
-use ckptfs::loader::{Error, Memory, Opened, Options, Route};
+use ckptfs::checkpoint::{AxisSlice, Tensor};
+use ckptfs::loader::{LoadError, LoadOptions, OpenCheckpoint, Route, TensorBuffer};
 use ckptfs::source;
 use rustix::fs::{Advice, fadvise};
 
-fn open(path: &Path, threads: usize, leave_cache: bool) -> Opened {
+fn open(path: &Path, threads: usize, leave_cache: bool) -> OpenCheckpoint {
     let options =
-        Options { threads: NonZeroUsize::new(threads), leave_cache, ..Options::default() };
+        LoadOptions { threads: NonZeroUsize::new(threads), leave_cache, ..LoadOptions::default() };
     options.open(path).unwrap()
 }
 
 /// What the image has of each tensor.
-fn expected(opened: &Opened) -> Vec<Vec<u8>> {
-    let image = opened.image();
+fn expected(opened: &OpenCheckpoint) -> Vec<Vec<u8>> {
+    let image = opened.virtual_file();
     let reader = std::sync::Arc::new(reopened(opened)).open().unwrap();
     let ranges = (0..opened.tensors().len()).map(|place| image.tensor_range(place));
     let read = |range: std::ops::Range<u64>| {
@@ -35,7 +35,7 @@ fn expected(opened: &Opened) -> Vec<Vec<u8>> {
     ranges.map(read).collect()
 }
 
-fn reopened(opened: &Opened) -> ckptfs::image::Image {
+fn reopened(opened: &OpenCheckpoint) -> ckptfs::image::Image {
     let checkpoint = ckptfs::checkpoint::open(opened.path(), &Default::default()).unwrap();
     ckptfs::image::Image::new(checkpoint).unwrap()
 }
@@ -78,8 +78,8 @@ fn everything_is_what_the_image_has() {
             if cold {
                 evict(&path);
             }
-            let mut memory: Vec<Memory> =
-                expected.iter().map(|bytes| Memory::new(bytes.len()).unwrap()).collect();
+            let mut memory: Vec<TensorBuffer> =
+                expected.iter().map(|bytes| TensorBuffer::new(bytes.len()).unwrap()).collect();
             let targets = memory.iter_mut().map(|memory| &mut memory[..]);
             let report = opened.load_into(opened.tensors().iter().zip(targets)).unwrap();
             for ((tensor, got), expected) in opened.tensors().iter().zip(&memory).zip(&expected) {
@@ -103,10 +103,10 @@ fn everything_is_what_the_image_has() {
 }
 
 /// The bytes of a part, element by element.
-fn part_of(whole: &[u8], shape: &[u64], steps: &[Steps], item: usize) -> Vec<u8> {
+fn part_of(whole: &[u8], shape: &[u64], steps: &[AxisSlice], item: usize) -> Vec<u8> {
     let Some((size, inner)) = shape.split_first() else { return whole[..item].to_vec() };
     let len = whole.len() / *size as usize;
-    let all = Steps::range(0..*size);
+    let all = AxisSlice::range(0..*size);
     let (one, rest) = steps.split_first().unwrap_or((&all, &[]));
     let indexes = (0..one.count).map(|n| (one.start + n * one.step) as usize);
     indexes.flat_map(|n| part_of(&whole[n * len..][..len], inner, rest, item)).collect()
@@ -120,17 +120,17 @@ fn parts_are_those_of_the_whole_and_read_little_else() {
         let whole = opened.load_all(opened.tensors()).unwrap();
         for (tensor, whole) in opened.tensors().iter().zip(&whole) {
             for _ in 0..6 {
-                let steps: Vec<Steps> = tensor
+                let steps: Vec<AxisSlice> = tensor
                     .shape
                     .iter()
                     .map(|&size| {
                         let start = numbers.below(size as usize + 1) as u64;
                         let step = 1 + numbers.below(3) as u64;
                         let most = (size - start).div_ceil(step);
-                        Steps { start, count: numbers.below(most as usize + 1) as u64, step }
+                        AxisSlice { start, count: numbers.below(most as usize + 1) as u64, step }
                     })
                     .collect();
-                let part = opened.part(&tensor.name, &steps).unwrap();
+                let part = opened.slice(&tensor.name, &steps).unwrap();
                 let got = opened.load(&part).unwrap();
                 let item = (tensor.dtype.bits() / 8) as usize;
                 let expected = match whole.is_empty() {
@@ -144,7 +144,7 @@ fn parts_are_those_of_the_whole_and_read_little_else() {
     let (_folder, path) = sharded();
     let opened = open(&path, 4, false);
     let largest = opened.tensors().iter().max_by_key(|tensor| tensor.bytes.len()).unwrap();
-    let part = opened.part(&largest.name, &[Steps::range(1000..1010)]).unwrap();
+    let part = opened.slice(&largest.name, &[AxisSlice::range(1000..1010)]).unwrap();
     let mut ten = [0; 10];
     let report = opened.load_into([(&part, &mut ten[..])]).unwrap();
     assert!(report.cached + report.direct + report.buffered < 10_000, "{report:?}");
@@ -205,20 +205,20 @@ fn what_cannot_be_had_is_an_error_in_words() {
     let name = &opened.tensors()[0].name;
     let unknown = opened.tensor(&format!("{name}x")).unwrap_err();
     assert!(
-        matches!(&unknown, Error::Unknown { near: Some(near), .. } if **near == **name),
+        matches!(&unknown, LoadError::UnknownTensor { near: Some(near), .. } if **near == **name),
         "{unknown}"
     );
-    assert!(matches!(opened.tensor("").unwrap_err(), Error::Unknown { .. }));
-    let out = opened.part(name, &[Steps::range(0..u64::MAX)]).unwrap_err();
-    assert!(matches!(out, Error::Part { .. }), "{out}");
+    assert!(matches!(opened.tensor("").unwrap_err(), LoadError::UnknownTensor { .. }));
+    let out = opened.slice(name, &[AxisSlice::range(0..u64::MAX)]).unwrap_err();
+    assert!(matches!(out, LoadError::Slice { .. }), "{out}");
     let tensor = opened.tensor(name).unwrap();
     let mut short = vec![0; tensor.bytes.len() as usize - 1];
     let error = opened.load_into([(tensor, &mut short[..])]).unwrap_err();
-    assert!(matches!(error, Error::Length { .. }), "{error}");
+    assert!(matches!(error, LoadError::TargetLength { .. }), "{error}");
     let mut right = vec![0; tensor.bytes.len() as usize];
     let stop = AtomicBool::new(true);
     let error = opened.load_until([(tensor, &mut right[..])], &stop).unwrap_err();
-    assert!(matches!(error, Error::Stopped { .. }), "{error}");
+    assert!(matches!(error, LoadError::Stopped { .. }), "{error}");
 }
 
 #[test]
@@ -233,11 +233,11 @@ fn a_source_that_changed_is_refused() {
             evict(&path);
         }
         let error = opened.load_all(opened.tensors()).unwrap_err();
-        assert!(matches!(error, Error::Source(source::Error::Changed { .. })), "{error}");
+        assert!(matches!(error, LoadError::Source(source::Error::Changed { .. })), "{error}");
         file.set_len(100).unwrap();
         let of_it = |tensor: &&Tensor| tensor.name.starts_with("t1.") && !tensor.bytes.is_empty();
         for tensor in opened.tensors().iter().filter(of_it) {
-            assert!(matches!(opened.load(tensor).unwrap_err(), Error::Source(_)));
+            assert!(matches!(opened.load(tensor).unwrap_err(), LoadError::Source(_)));
         }
     }
 }
@@ -251,7 +251,7 @@ fn a_stream_hands_out_everything_in_the_order_of_the_disk_and_holds_no_more_than
         for hold in [largest, 2 * largest + 1, 1 << 30] {
             let (mut found, mut last) = (Vec::new(), None);
             let told = opened.stream(opened.tensors(), hold, |tensor, memory| {
-                let reach = tensor.bytes.reach();
+                let reach = tensor.bytes.extent();
                 assert!(last.replace(reach) <= Some(reach), "{name}: {}", tensor.name);
                 found.push((&tensor.name, memory));
                 ControlFlow::Continue(())
@@ -264,7 +264,7 @@ fn a_stream_hands_out_everything_in_the_order_of_the_disk_and_holds_no_more_than
         }
         if largest > 0 {
             let less = opened.stream(opened.tensors(), largest - 1, |_, _| unreachable!());
-            assert!(matches!(less, Err(Error::Budget { needs, .. }) if needs == largest));
+            assert!(matches!(less, Err(LoadError::MemoryLimit { needs, .. }) if needs == largest));
         }
     }
 }
@@ -291,5 +291,5 @@ fn a_stream_ends_when_its_reader_does() {
         file.set_len(file.metadata().unwrap().len() / 2).unwrap();
     }
     let changed = opened.stream(opened.tensors(), hold, |_, _| panic!("of a file that changed"));
-    assert!(matches!(changed, Err(Error::Source(_))), "{changed:?}");
+    assert!(matches!(changed, Err(LoadError::Source(_))), "{changed:?}");
 }

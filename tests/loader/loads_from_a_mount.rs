@@ -9,20 +9,20 @@ use crate::common::command;
 use crate::common::command::shards;
 use crate::common::mounting::{Place, until};
 use crate::common::samples::all;
-use ckptfs::loader::{Error, Opened, Options, Route};
+use ckptfs::loader::{LoadError, LoadOptions, OpenCheckpoint, Route};
 use ckptfs::{checkpoint, source};
 
-fn loaded(opened: &Opened) -> Vec<(String, Vec<u8>)> {
+fn loaded(opened: &OpenCheckpoint) -> Vec<(String, Vec<u8>)> {
     let loaded = opened.load_all(opened.tensors()).unwrap();
     let named = opened.tensors().iter().zip(loaded);
     named.map(|(tensor, memory)| (tensor.name.to_string(), memory.to_vec())).collect()
 }
 
-fn open(path: impl AsRef<Path>) -> Opened {
+fn open(path: impl AsRef<Path>) -> OpenCheckpoint {
     ckptfs::open(path.as_ref()).unwrap()
 }
 
-fn source_of(opened: &Opened) -> &Path {
+fn source_of(opened: &OpenCheckpoint) -> &Path {
     match opened.route() {
         Route::Direct { source } => source,
         other => panic!("{other:?}"),
@@ -125,7 +125,7 @@ fn options_of_the_mount_are_those_of_the_load() {
     source_of(&open(image_in(&place.mountpoint)));
     // Who asks for another dictionary gets an answer from what the mount shows.
     let options = checkpoint::Options { root_key: Some("ema".into()), ..Default::default() };
-    let options = Options { checkpoint: options, ..Options::default() };
+    let options = LoadOptions { parse: options, ..LoadOptions::default() };
     let opened = options.open(&image_in(&place.mountpoint));
     assert!(!matches!(opened.map(|o| o.route().clone()), Ok(Route::Direct { .. })));
     assert_eq!(place.unmount(&[]).code, 0);
@@ -159,7 +159,7 @@ fn a_source_that_is_another_by_now_is_not_taken_for_it() {
     let held = open(&image);
     fs::write(&shard, b"short").unwrap();
     let error = held.load_all(held.tensors()).unwrap_err();
-    assert!(matches!(error, Error::Source(source::Error::Changed { .. })), "{error}");
+    assert!(matches!(error, LoadError::Source(source::Error::Changed { .. })), "{error}");
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
@@ -225,7 +225,7 @@ fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
     let image = Path::new(&place.mountpoint).join("model.safetensors");
     for path in [image.as_path(), Path::new(&place.mountpoint)] {
         let opened = open(path);
-        let Route::Through { why } = opened.route() else { panic!("{opened:?}") };
+        let Route::ThroughMount { reason: why } = opened.route() else { panic!("{opened:?}") };
         assert!(why.contains("its source cannot be"), "{why}");
         assert!(loaded(&opened) == expected);
         let tensor = &opened.tensors()[0];

@@ -8,14 +8,16 @@ use std::time::SystemTime;
 
 use crate::common::samples::{all, sharded};
 use ckptfs::checkpoint::Tensor;
-use ckptfs::loader::{Error, Opened, Options, Wanted, load_many, load_many_owned};
+use ckptfs::loader::{
+    LoadError, LoadOptions, LoadRequest, OpenCheckpoint, load_many, load_many_owned,
+};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// Every tensor of every one, and in the order of the names, so that no two of one lie together.
-fn mixed(opened: &[Opened]) -> Vec<(&Opened, &Tensor)> {
-    let tensors = |of| Opened::tensors(of).iter().map(move |tensor| (of, tensor));
-    let mut mixed: Vec<(&Opened, &Tensor)> = opened.iter().flat_map(tensors).collect();
+fn mixed(opened: &[OpenCheckpoint]) -> Vec<(&OpenCheckpoint, &Tensor)> {
+    let tensors = |of| OpenCheckpoint::tensors(of).iter().map(move |tensor| (of, tensor));
+    let mut mixed: Vec<(&OpenCheckpoint, &Tensor)> = opened.iter().flat_map(tensors).collect();
     mixed.sort_by_key(|(_, tensor)| &*tensor.name);
     mixed
 }
@@ -24,9 +26,12 @@ fn mixed(opened: &[Opened]) -> Vec<(&Opened, &Tensor)> {
 fn what_is_loaded_together_is_what_is_loaded_one_by_one() {
     let all = all();
     for (threads, leave_cache) in [(1, false), (4, true), (16, false)] {
-        let options =
-            Options { threads: NonZeroUsize::new(threads), leave_cache, ..Options::default() };
-        let opened: Vec<Opened> =
+        let options = LoadOptions {
+            threads: NonZeroUsize::new(threads),
+            leave_cache,
+            ..LoadOptions::default()
+        };
+        let opened: Vec<OpenCheckpoint> =
             all.iter().map(|(_, (_, path))| options.open(path).unwrap()).collect();
         let wanted = mixed(&opened);
         let (memory, report) = load_many_owned(&wanted, &NEVER, None).unwrap();
@@ -40,7 +45,8 @@ fn what_is_loaded_together_is_what_is_loaded_one_by_one() {
         let mut targets: Vec<Vec<u8>> =
             twice.iter().map(|(_, tensor)| vec![0; tensor.bytes.len() as usize]).collect();
         let places = twice.iter().zip(&mut targets);
-        let places = places.map(|((of, tensor), target)| Wanted { of, tensor, target });
+        let places =
+            places.map(|((of, tensor), target)| LoadRequest { checkpoint: of, tensor, target });
         load_many(places, &NEVER, Some(2)).unwrap();
         for (target, memory) in targets.iter().zip(memory.iter().chain(&memory[..5])) {
             assert!(target[..] == memory[..]);
@@ -60,11 +66,11 @@ fn what_goes_wrong_with_one_is_said_of_that_one() {
     let error = load_many_owned(&wanted, &NEVER, None).unwrap_err();
     assert!(error.to_string().starts_with(shard.to_str().unwrap()), "{error}");
     let tensor = opened[1].tensors().iter().find(|tensor| !tensor.bytes.is_empty()).unwrap();
-    let wanted = Wanted { of: &opened[1], tensor, target: &mut [] };
+    let wanted = LoadRequest { checkpoint: &opened[1], tensor, target: &mut [] };
     let error = load_many([wanted], &NEVER, None).unwrap_err();
-    assert!(matches!(&error, Error::Length { path, .. } if *path == bad), "{error}");
+    assert!(matches!(&error, LoadError::TargetLength { path, .. } if *path == bad), "{error}");
     assert!(matches!(
         load_many_owned(&mixed(&opened[..1]), &true.into(), None).unwrap_err(),
-        Error::Stopped { path } if path == good
+        LoadError::Stopped { path } if path == good
     ));
 }

@@ -5,10 +5,10 @@ use std::fs;
 use std::num::NonZeroUsize;
 
 use crate::common::samples::{all, written};
-use ckptfs::loader::{Error, Mapped, Options, Unmappable};
+use ckptfs::loader::{LoadError, LoadOptions, MapRefusal, MappedTensor};
 
 #[allow(unsafe_code)]
-fn bytes(mapped: &mut Mapped) -> &mut [u8] {
+fn bytes(mapped: &mut MappedTensor) -> &mut [u8] {
     // SAFETY: the memory is there as long as what it is taken from, may be written, and one test uses it.
     unsafe { std::slice::from_raw_parts_mut(mapped.as_mut_ptr(), mapped.len()) }
 }
@@ -46,15 +46,15 @@ fn what_cannot_be_used_where_it_lies_is_told() {
         let opened = ckptfs::open(&path).unwrap();
         reasons.extend(opened.tensors().iter().filter_map(|t| opened.map(t).unwrap().err()));
     }
-    assert!(reasons.contains(&Unmappable::Spread), "{reasons:?}");
+    assert!(reasons.contains(&MapRefusal::NotContiguous), "{reasons:?}");
     let (_folder, path) = written(&odd());
     let opened = ckptfs::open(&path).unwrap();
     let map = |name| opened.map(opened.tensor(name).unwrap()).unwrap();
-    assert_eq!(map("b").err(), Some(Unmappable::Unaligned));
+    assert_eq!(map("b").err(), Some(MapRefusal::Misaligned));
     assert_eq!(map("a").unwrap().len(), 1);
-    let in_memory = Options::default().open_bytes(&odd()).unwrap();
+    let in_memory = LoadOptions::default().open_bytes(&odd()).unwrap();
     let why = in_memory.map(in_memory.tensor("a").unwrap()).unwrap().err();
-    assert_eq!(why, Some(Unmappable::Unpacked));
+    assert_eq!(why, Some(MapRefusal::NotInFile));
     assert_eq!(in_memory.load(in_memory.tensor("b").unwrap()).unwrap()[..], [2, 3, 4, 5]);
 }
 
@@ -71,10 +71,10 @@ fn less_memory_than_a_buffer_is_refused() {
     let (_, (_folder, path)) = all().into_iter().next().unwrap();
     let with = |memory| {
         let threads = NonZeroUsize::new(8);
-        Options { memory: Some(memory), threads, ..Options::default() }.open(&path)
+        LoadOptions { buffer_bytes: Some(memory), threads, ..LoadOptions::default() }.open(&path)
     };
-    let Err(Error::Budget { needs, given: 5, .. }) = with(5) else { panic!() };
-    assert!(matches!(with(needs - 1), Err(Error::Budget { .. })));
+    let Err(LoadError::MemoryLimit { needs, given: 5, .. }) = with(5) else { panic!() };
+    assert!(matches!(with(needs - 1), Err(LoadError::MemoryLimit { .. })));
     let opened = with(needs).unwrap();
     assert!(!opened.load_all(opened.tensors()).unwrap().is_empty());
 }

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use crate::common::failing_source::{Faulty, Mood};
-use ckptfs::cache::{Cache, Limits, Served};
+use ckptfs::cache::{Cache, CacheLimits, CachedFile};
 use ckptfs::checkpoint::{self, Options};
 use ckptfs::image::Image;
 use safetensors::Dtype;
@@ -21,10 +21,10 @@ const LENGTH: usize = 20 * MIB;
 /// Requests that the kernel makes around a page: 4 MiB before it and as much behind.
 const AROUND: usize = 8;
 
-fn served(folder: &str) -> Arc<Served> {
+fn served(folder: &str) -> Arc<CachedFile> {
     let checkpoint = checkpoint::open(Path::new(folder), &Options::default()).unwrap();
     let reader = Arc::new(Arc::new(Image::new(checkpoint).unwrap()).open().unwrap());
-    Cache::new(Limits { memory: 256 << 20, readahead: 4 << 20 }, None).serve(reader)
+    Cache::new(CacheLimits { memory_bytes: 256 << 20, readahead_bytes: 4 << 20 }, None).open(reader)
 }
 
 fn file() -> Vec<u8> {
@@ -35,7 +35,7 @@ fn file() -> Vec<u8> {
 }
 
 /// Asks as the kernel does when the first page of a tensor is touched. Answers tell what they are of.
-fn touch(served: &Arc<Served>, tensor: usize, say: &Sender<(usize, bool)>) {
+fn touch(served: &Arc<CachedFile>, tensor: usize, say: &Sender<(usize, bool)>) {
     let first = served.image().tensor_range(tensor).start & !4095;
     for n in 0..AROUND as u64 {
         let offset = first - (4 << 20) + n * MIB as u64;

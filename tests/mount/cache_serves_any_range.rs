@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::common;
 use crate::common::samples::{Numbers, all, sharded};
-use ckptfs::cache::{Cache, Limits, Served};
+use ckptfs::cache::{Cache, CacheLimits, CachedFile};
 use ckptfs::checkpoint::{self, Options};
 use ckptfs::image::{Image, Reader};
 use rustix::fs::{Advice, fadvise};
@@ -32,7 +32,7 @@ fn open(path: &Path) -> Arc<Reader> {
 
 /// Makes the system forget a checkpoint's bytes, so that they are read from the disk.
 fn evict(reader: &Reader) {
-    for file in reader.image().files() {
+    for file in reader.virtual_file().source_files() {
         let file = File::open(file.path()).expect("there");
         file.sync_all().expect("synced");
         fadvise(&file, 0, None, Advice::DontNeed).expect("advised");
@@ -40,14 +40,14 @@ fn evict(reader: &Reader) {
 }
 
 fn cache(memory: u64) -> Arc<Cache> {
-    Cache::new(Limits { memory, readahead: 4 << 20 }, None)
+    Cache::new(CacheLimits { memory_bytes: memory, readahead_bytes: 4 << 20 }, None)
 }
 
 type Answered = Receiver<Result<Vec<u8>, String>>;
 
-fn ask(served: &Arc<Served>, offset: usize, len: usize) -> Answered {
+fn ask(served: &Arc<CachedFile>, offset: usize, len: usize) -> Answered {
     let (say, said) = channel();
-    let done = Box::new(move |answer: Result<&[u8], &ckptfs::cache::Error>| {
+    let done = Box::new(move |answer: Result<&[u8], &ckptfs::cache::CacheError>| {
         // Whoever asked may have gone.
         let _ = say.send(answer.map(<[u8]>::to_vec).map_err(|e| e.to_string()));
     });
@@ -55,7 +55,7 @@ fn ask(served: &Arc<Served>, offset: usize, len: usize) -> Answered {
     said
 }
 
-fn read(served: &Arc<Served>, offset: usize, len: usize) -> Result<Vec<u8>, String> {
+fn read(served: &Arc<CachedFile>, offset: usize, len: usize) -> Result<Vec<u8>, String> {
     let said = ask(served, offset, len);
     let answer = said.recv_timeout(Duration::from_secs(60)).expect("an answer");
     assert!(said.recv().is_err(), "one answer and no more");
@@ -90,7 +90,7 @@ fn many_threads_get_the_bytes_of_the_image_whatever_the_memory() {
                     evict(&reader);
                 }
                 let cache = cache(memory);
-                let served = cache.serve(Arc::clone(&reader));
+                let served = cache.open(Arc::clone(&reader));
                 std::thread::scope(|threads| {
                     for asker in 0..ASKERS {
                         let (served, whole, cache) = (&served, &whole, &cache);
@@ -125,13 +125,13 @@ fn all_blocks_are_let_go_of_with_the_image_and_the_counters_add_up() {
     let reader = open(&path);
     evict(&reader);
     let cache = cache(64 << 20);
-    let served = cache.serve(reader);
+    let served = cache.open(reader);
     for at in (0..8 * MIB).step_by(100_000) {
         read(&served, at, 100_000).expect("readable");
     }
     let before = cache.counters();
     assert!(before.prefetched > 0 && before.held_bytes > 0, "{before:?}");
-    cache.set_memory(2 << 20);
+    cache.set_memory_limit(2 << 20);
     // What is being read or given just then goes when that is done: four threads do so.
     while cache.counters().held_bytes > 5 << 20 {
         std::thread::yield_now();
@@ -154,7 +154,7 @@ fn a_block_is_read_once_however_many_wait_for_it() {
     let reader = open(&path);
     evict(&reader);
     let cache = cache(64 << 20);
-    let served = cache.serve(reader);
+    let served = cache.open(reader);
     let answers: Vec<Answered> = (0..16).map(|_| ask(&served, 2 * MIB + 5000, 300_000)).collect();
     let answers: Vec<_> = answers.iter().map(|said| said.recv().expect("an answer")).collect();
     assert!(answers.iter().all(|answer| answer.is_ok() && *answer == answers[0]));
@@ -171,7 +171,7 @@ fn a_small_jump_reads_what_it_asks_for_and_no_block() {
     let whole = common::whole(&reader);
     evict(&reader);
     let cache = cache(64 << 20);
-    let served = cache.serve(reader);
+    let served = cache.open(reader);
     let at = 2 * MIB + 5000;
     let answer = ask(&served, at, 30_000).recv().expect("an answer");
     assert_eq!(answer.expect("bytes"), whole[at..at + 30_000]);
@@ -190,7 +190,7 @@ fn changed_while_read(change: impl Fn(&Path)) {
                 evict(&reader);
             }
             let cache = cache(memory);
-            let served = cache.serve(reader);
+            let served = cache.open(reader);
             let victim = directory.path().join("model-00002-of-00003.safetensors");
             let changed = AtomicBool::new(false);
             std::thread::scope(|threads| {
@@ -253,7 +253,7 @@ fn a_deleted_source_is_read_on() {
     let whole = common::whole(&reader);
     evict(&reader);
     let cache = cache(4 << 20);
-    let served = cache.serve(reader);
+    let served = cache.open(reader);
     drop(directory);
     for (at, len) in ranges(3, whole.len()) {
         let end = (at + len).min(whole.len());
@@ -266,16 +266,16 @@ fn every_read_is_answered_once_also_when_all_is_dropped_or_stopped_or_panics() {
     for stop in [false, true] {
         let (_directory, path) = sharded();
         let reader = open(&path);
-        let size = reader.image().size() as usize;
+        let size = reader.virtual_file().size() as usize;
         evict(&reader);
         let cache = cache(4 << 20);
-        let served = cache.serve(reader);
+        let served = cache.open(reader);
         let answered = Arc::new(AtomicUsize::new(0));
         let (say, said) = channel::<()>();
         let ranges = ranges(1, size);
         for (n, (at, len)) in ranges.iter().enumerate() {
             let (answered, say) = (Arc::clone(&answered), say.clone());
-            let done = Box::new(move |_: Result<&[u8], &ckptfs::cache::Error>| {
+            let done = Box::new(move |_: Result<&[u8], &ckptfs::cache::CacheError>| {
                 answered.fetch_add(1, Ordering::Relaxed);
                 drop(say);
                 assert!(n % 10 != 3, "one in ten panics, which is meant to be");

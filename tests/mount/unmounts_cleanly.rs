@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::common::command::{ckptfs, run};
 use crate::common::mounting::{Place, mounts_at, program, until};
-use ckptfs::mount::Options;
+use ckptfs::mount::MountOptions;
 
 #[test]
 fn unmount_waits_until_the_daemon_has_ended() {
@@ -131,7 +131,7 @@ fn what_others_mounted_at_the_same_place_is_left_alone() {
 fn a_mount_that_is_gone_takes_no_other_with_it() {
     let (first, second) = (Place::new(), Place::new());
     let mount = |place: &Place| {
-        let options = Options::new((&place.source).into(), (&place.mountpoint).into());
+        let options = MountOptions::new((&place.source).into(), (&place.mountpoint).into());
         ckptfs::mount::mount(&options).unwrap()
     };
     for _ in 0..20 {
@@ -210,15 +210,15 @@ fn status_can_be_watched() {
 fn a_program_that_uses_the_library_mounts_without_a_daemon() {
     let place = Place::new();
     let mountpoint = Path::new(&place.mountpoint);
-    let options = Options::new((&place.source).into(), mountpoint.into());
+    let options = MountOptions::new((&place.source).into(), mountpoint.into());
     let mounted = ckptfs::mount::mount(&options).unwrap();
     assert_eq!((mounted.mountpoint(), place.mounts()), (mountpoint, 1));
     assert_eq!(mounted.stats().pid, std::process::id());
     assert!(mounted.attached().is_attached().unwrap());
-    assert!(!mounted.ended() && !mounted.wait(Duration::from_millis(1)));
+    assert!(!mounted.has_ended() && !mounted.wait(Duration::from_millis(1)));
     mounted.detach().unwrap();
-    assert!(mounted.wait(Duration::from_secs(40)) && mounted.ended());
-    assert_eq!((mounted.fault(), place.mounts()), (None, 0));
+    assert!(mounted.wait(Duration::from_secs(40)) && mounted.has_ended());
+    assert_eq!((mounted.failure(), place.mounts()), (None, 0));
     mounted.detach().unwrap();
     drop(mounted);
     // Dropped, it goes too.

@@ -105,7 +105,7 @@ impl Filesystem for Stuck {
 #[test]
 fn a_stuck_daemon_that_took_the_question_up_is_not_waited_for() {
     let place = Place::new();
-    let wanted = ckptfs::mount::attach::Wanted {
+    let wanted = ckptfs::mount::attach::AttachRequest {
         mountpoint: Path::new(&place.mountpoint),
         fsname: OsStr::new("stuck"),
         allow_other: false,

@@ -11,7 +11,7 @@ use std::process::Command;
 use crate::common;
 use crate::common::command;
 use crate::common::view::{shown, torch, torch_with, view, write};
-use ckptfs::view::{Entry, View};
+use ckptfs::view::{View, ViewEntry};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -19,8 +19,8 @@ fn name(bytes: &[u8]) -> OsString {
     OsStr::from_bytes(bytes).to_owned()
 }
 
-fn find(view: &View, place: &[u8], name: &[u8]) -> Option<Entry> {
-    view.entry(Path::new(OsStr::from_bytes(place)), OsStr::from_bytes(name)).unwrap()
+fn find(view: &View, place: &[u8], name: &[u8]) -> Option<ViewEntry> {
+    view.lookup(Path::new(OsStr::from_bytes(place)), OsStr::from_bytes(name)).unwrap()
 }
 
 #[test]
@@ -35,10 +35,10 @@ fn names_that_are_no_text() {
     let view = view(folder.path());
     assert_eq!(view.list(Path::new("")).unwrap().entries.len(), 4);
     // No checkpoint's name: it stays.
-    assert!(matches!(find(&view, b"", b"\xff\xfe.pt"), Some(Entry::Source(_))));
+    assert!(matches!(find(&view, b"", b"\xff\xfe.pt"), Some(ViewEntry::Source(_))));
     assert!(find(&view, b"", b"\xff\xfe.safetensors").is_none());
-    assert!(matches!(find(&view, b"dir\xff", b"foo.safetensors"), Some(Entry::Image(_))));
-    assert!(matches!(find(&view, b"", b"link\xff"), Some(Entry::Source(_))));
+    assert!(matches!(find(&view, b"dir\xff", b"foo.safetensors"), Some(ViewEntry::VirtualFile(_))));
+    assert!(matches!(find(&view, b"", b"link\xff"), Some(ViewEntry::Source(_))));
     for args in [["ls", "-r"], ["ls", "--json"]] {
         let mut command = Command::new(command::ckptfs());
         let output = command.args(args).arg(folder.path()).output().unwrap();
@@ -104,7 +104,7 @@ fn names_as_long_as_they_can_be() {
     }
     let image = format!("{}.safetensors*", "x".repeat(243));
     assert_eq!(shown(&view(folder.path()), ""), [image.as_str(), &names[1], &names[2]]);
-    assert_eq!(view(folder.path()).list(Path::new("")).unwrap().left.len(), 2);
+    assert_eq!(view(folder.path()).list(Path::new("")).unwrap().skipped.len(), 2);
 }
 
 #[test]
@@ -167,15 +167,15 @@ fn ten_thousand_checkpoints() {
     }
     let start = std::time::Instant::now();
     let view = view(folder.path());
-    let one = view.entry(Path::new(""), OsStr::new("05000.safetensors")).unwrap();
-    assert!(matches!(one, Some(Entry::Image(_))));
+    let one = view.lookup(Path::new(""), OsStr::new("05000.safetensors")).unwrap();
+    assert!(matches!(one, Some(ViewEntry::VirtualFile(_))));
     println!("one of {MANY} checkpoints: {:?}", start.elapsed());
-    assert_eq!(view.known().images, 1, "no other was read for it");
+    assert_eq!(view.counts().virtual_files, 1, "no other was read for it");
     let start = std::time::Instant::now();
     let listing = view.list(Path::new("")).unwrap();
     println!("{MANY} checkpoints: {:?}", start.elapsed());
     assert_eq!((listing.entries.len(), listing.hidden.len()), (MANY, MANY));
-    assert_eq!(view.known().images, MANY as u64);
+    assert_eq!(view.counts().virtual_files, MANY as u64);
     let start = std::time::Instant::now();
     view.list(Path::new("")).unwrap();
     println!("again: {:?}", start.elapsed());
@@ -192,6 +192,6 @@ fn ten_thousand_directories() {
     let view = view(folder.path());
     assert_eq!(view.list(Path::new("")).unwrap().entries.len(), MANY);
     println!("the parent of {MANY} directories: {:?}", start.elapsed());
-    assert_eq!(view.known(), Default::default(), "none of them was looked into");
+    assert_eq!(view.counts(), Default::default(), "none of them was looked into");
     assert_eq!(shown(&view, "05000"), ["model.safetensors*"]);
 }

@@ -12,7 +12,7 @@ use crate::common::command;
 use crate::common::safetensors::valid;
 use crate::common::shards::index;
 use crate::common::view::{hidden, shown, view, view_of_all, write};
-use ckptfs::view::{Entry, Shown, View};
+use ckptfs::view::{ShownFile, View, ViewEntry};
 use serde_json::{Value, json};
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -30,16 +30,16 @@ fn model(beside: &[&str]) -> tempfile::TempDir {
     folder
 }
 
-fn made(view: &View, name: &str) -> Arc<Shown> {
-    match view.entry(Path::new(""), name.as_ref()).unwrap() {
-        Some(Entry::Index(index)) => index,
+fn made(view: &View, name: &str) -> Arc<ShownFile> {
+    match view.lookup(Path::new(""), name.as_ref()).unwrap() {
+        Some(ViewEntry::Index(index)) => index,
         other => panic!("{name} is {other:?}"),
     }
 }
 
-fn content(view: &View, shown: &Shown) -> Value {
-    let image = view.image(shown).unwrap();
-    assert_eq!(image.size(), shown.attributes().size);
+fn content(view: &View, shown: &ShownFile) -> Value {
+    let image = view.virtual_file(shown).unwrap();
+    assert_eq!(image.size(), shown.metadata().size);
     let mut bytes = vec![0; image.size() as usize + 1];
     let n = image.open().unwrap().read_at(&mut bytes, 0).unwrap();
     assert_eq!(n as u64, image.size());
@@ -61,8 +61,8 @@ fn it_names_the_image_for_every_tensor() {
         let read = content(&view, &index);
         let all = BTreeMap::from([("a", "model.safetensors"), ("b", "model.safetensors")]);
         assert_eq!(read["weight_map"], json!(all));
-        let image = match view.entry(Path::new(""), "model.safetensors".as_ref()).unwrap() {
-            Some(Entry::Image(image)) => view.image(&image).unwrap(),
+        let image = match view.lookup(Path::new(""), "model.safetensors".as_ref()).unwrap() {
+            Some(ViewEntry::VirtualFile(image)) => view.virtual_file(&image).unwrap(),
             other => panic!("{other:?}"),
         };
         assert_eq!(read["metadata"]["total_size"], image.size() - image.header_size());
@@ -75,7 +75,7 @@ fn there_is_none_where_the_image_is_alone() {
         let folder = model(beside);
         let view = view(folder.path());
         assert!(!shown(&view, "").iter().any(|name| name.contains("index")), "{beside:?}");
-        assert!(view.entry(Path::new(""), INDEX.as_ref()).unwrap().is_none());
+        assert!(view.lookup(Path::new(""), INDEX.as_ref()).unwrap().is_none());
     }
     // Who had none gets none.
     let folder = model(&["consolidated.safetensors"]);
@@ -127,7 +127,7 @@ fn originals_that_are_shown_have_their_own() {
     let folder = model(&["consolidated.safetensors"]);
     let all = view_of_all(folder.path());
     assert!(shown(&all, "").contains(&INDEX.to_owned()));
-    assert!(matches!(all.entry(Path::new(""), INDEX.as_ref()), Ok(Some(Entry::Source(_)))));
+    assert!(matches!(all.lookup(Path::new(""), INDEX.as_ref()), Ok(Some(ViewEntry::Source(_)))));
     // What cannot be shown as an image keeps its own too.
     fs::remove_file(folder.path().join(SHARDS[1])).unwrap();
     let names = ["config.json", "consolidated.safetensors", SHARDS[0], INDEX];

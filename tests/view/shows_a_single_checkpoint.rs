@@ -9,11 +9,11 @@ use crate::common::command;
 use crate::common::safetensors::valid;
 use crate::common::shards::{A, B, INDEX, set};
 use crate::common::view::{hidden, shown, torch, view, write};
-use ckptfs::view::{Error, Options, View};
+use ckptfs::view::{View, ViewError, ViewOptions};
 
 fn refused(path: &Path) -> String {
-    match View::new(path, Options::default()) {
-        Err(error @ Error::Refused(_)) => {
+    match View::new(path, ViewOptions::default()) {
+        Err(error @ ViewError::Refused(_)) => {
             let done = command::run(&["ls", path.to_str().unwrap()]);
             assert_eq!(done.code, 3, "{}", done.stderr);
             error.to_string()
@@ -82,12 +82,12 @@ fn what_is_not_there() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["missing", "missing/further", "missing.safetensors"] {
         let path = folder.path().join(name);
-        assert!(View::new(&path, Options::default()).is_err());
+        assert!(View::new(&path, ViewOptions::default()).is_err());
         let done = command::run(&["ls", path.to_str().unwrap()]);
         assert_eq!(done.code, 1);
         assert!(done.stderr.contains("no such file"), "{}", done.stderr);
     }
-    assert!(View::new(Path::new(""), Options::default()).is_err());
+    assert!(View::new(Path::new(""), ViewOptions::default()).is_err());
 }
 
 #[test]

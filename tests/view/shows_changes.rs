@@ -13,7 +13,7 @@ use crate::common;
 use crate::common::safetensors::valid;
 use crate::common::shards::{A, B, INDEX, index, set};
 use crate::common::view::{shown, torch, torch_with, view, write};
-use ckptfs::view::{Entry, Shown, View};
+use ckptfs::view::{ShownFile, View, ViewEntry};
 
 /// How long a change may take to show, in an unoptimised build on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -42,15 +42,15 @@ fn a_tick() {
     std::thread::sleep(Duration::from_millis(30));
 }
 
-fn image(view: &View, name: &str) -> Option<Arc<Shown>> {
-    match view.entry(Path::new(""), OsStr::new(name)).unwrap() {
-        Some(Entry::Image(shown)) => Some(shown),
+fn image(view: &View, name: &str) -> Option<Arc<ShownFile>> {
+    match view.lookup(Path::new(""), OsStr::new(name)).unwrap() {
+        Some(ViewEntry::VirtualFile(shown)) => Some(shown),
         _ => None,
     }
 }
 
 fn time(view: &View) -> SystemTime {
-    view.attributes(Path::new("")).unwrap().mtime
+    view.metadata(Path::new("")).unwrap().mtime
 }
 
 /// A folder with these files, and its view, listed once and at rest.
@@ -103,8 +103,8 @@ fn a_file_that_another_replaces() {
         image(&view, "foo.safetensors").is_some_and(|now| now.identity() != before.identity())
     });
     let now = image(&view, "foo.safetensors").unwrap();
-    assert_eq!(&view.image(&now).unwrap().tensors()[0].name[..], "a_longer_name");
-    assert!(view.image(&before).is_err(), "what was shown before is gone");
+    assert_eq!(&view.virtual_file(&now).unwrap().tensors()[0].name[..], "a_longer_name");
+    assert!(view.virtual_file(&before).is_err(), "what was shown before is gone");
 }
 
 #[test]
@@ -149,13 +149,13 @@ fn the_time_of_a_directory_tells_by_itself() {
     File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
     eventually("another time", || time(&view) > before);
     assert_eq!(shown(&view, ""), ["foo.safetensors*"]);
-    assert_eq!(image(&view, "foo.safetensors").unwrap().attributes().mtime, old);
+    assert_eq!(image(&view, "foo.safetensors").unwrap().metadata().mtime, old);
 
     // The same where the directory is met as a name in another.
     let (outer, view) = self::folder(&[("inner/foo.pt", &torch()[..100])]);
     shown(&view, "inner");
-    let time = || match view.entry(Path::new(""), OsStr::new("inner")).unwrap() {
-        Some(Entry::Source(found)) => found.mtime,
+    let time = || match view.lookup(Path::new(""), OsStr::new("inner")).unwrap() {
+        Some(ViewEntry::Source(found)) => found.mtime,
         other => panic!("{other:?}"),
     };
     let before = time();
@@ -177,8 +177,8 @@ fn times_stay_where_nothing_that_is_shown_changes() {
         rewrite(&path.join("cut.pt"), &torch()[..len]);
         std::thread::sleep(Duration::from_millis(110));
         eventually("the size that it has", || {
-            match view.entry(Path::new(""), OsStr::new("cut.pt")).unwrap() {
-                Some(Entry::Source(found)) => found.size == len as u64,
+            match view.lookup(Path::new(""), OsStr::new("cut.pt")).unwrap() {
+                Some(ViewEntry::Source(found)) => found.size == len as u64,
                 other => panic!("{other:?}"),
             }
         });
@@ -190,13 +190,13 @@ fn times_stay_where_nothing_that_is_shown_changes() {
     permissions.set_readonly(true);
     file.set_permissions(permissions).unwrap();
     eventually("another mode", || {
-        image(&view, "foo.safetensors").unwrap().attributes().mode & 0o222 == 0
+        image(&view, "foo.safetensors").unwrap().metadata().mode & 0o222 == 0
     });
     let now = image(&view, "foo.safetensors").unwrap();
     // Another file to who opens it now: what else changed cannot be told.
     assert_ne!(now.identity(), foo.identity());
     assert_eq!(now.layout(), foo.layout());
-    assert_eq!(now.attributes().mtime, foo.attributes().mtime);
+    assert_eq!(now.metadata().mtime, foo.metadata().mtime);
     assert_eq!(time(&view), before);
 }
 
@@ -213,7 +213,7 @@ fn another_file_of_the_same_number_size_and_time_is_another() {
     rewrite(&path, &torch_with("other"));
     File::open(&path).unwrap().set_modified(time).unwrap();
     eventually("the other tensor", || now().identity() != before.identity());
-    let image = view.image(&now()).unwrap();
+    let image = view.virtual_file(&now()).unwrap();
     assert_eq!(&*image.tensors()[0].name, "other");
 }
 
@@ -268,8 +268,8 @@ fn a_shard_that_comes_later() {
 fn a_directory_that_another_replaces() {
     let (folder, view) = folder(&[("one/foo.pt", &torch()), ("two/foo.pt", &torch_with("b"))]);
     assert_eq!(shown(&view, "one"), ["foo.safetensors*"]);
-    let identity = |view: &View| match view.entry("one".as_ref(), "foo.safetensors".as_ref()) {
-        Ok(Some(Entry::Image(image))) => Some(image.identity()),
+    let identity = |view: &View| match view.lookup("one".as_ref(), "foo.safetensors".as_ref()) {
+        Ok(Some(ViewEntry::VirtualFile(image))) => Some(image.identity()),
         _ => None,
     };
     let before = identity(&view).unwrap();

@@ -11,7 +11,7 @@ use crate::common::safetensors::valid;
 use crate::common::shards::index;
 use crate::common::view::{hidden, shown, torch, torch_with, view, view_of_all, write};
 use ckptfs::source::ReadAt;
-use ckptfs::view::{Entry, Keep, Options, View};
+use ckptfs::view::{KeepRules, View, ViewEntry, ViewOptions};
 use serde_json::Value;
 
 /// Files of a directory, what is shown of it, and what is hidden.
@@ -228,7 +228,8 @@ fn what_passes_through_is_as_it_was() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
     let real = fs::metadata(&path).unwrap();
     let view = view(folder.path());
-    let Some(Entry::Source(found)) = view.entry("".as_ref(), "tokenizer.json".as_ref()).unwrap()
+    let Some(ViewEntry::Source(found)) =
+        view.lookup("".as_ref(), "tokenizer.json".as_ref()).unwrap()
     else {
         panic!("as it is")
     };
@@ -251,14 +252,15 @@ fn an_image_shows_nobody_what_its_sources_would_not() {
         fs::set_permissions(folder.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
     }
     let view = view(folder.path());
-    let Some(Entry::Image(image)) = view.entry("".as_ref(), "m.safetensors".as_ref()).unwrap()
+    let Some(ViewEntry::VirtualFile(image)) =
+        view.lookup("".as_ref(), "m.safetensors".as_ref()).unwrap()
     else {
         panic!("an image")
     };
-    assert_eq!(image.attributes().mode, 0o440);
+    assert_eq!(image.metadata().mode, 0o440);
     let newest = names.map(|n| fs::metadata(folder.path().join(n)).unwrap().modified().unwrap());
-    assert_eq!(Some(&image.attributes().mtime), newest.iter().max());
-    assert_eq!(view.image(&image).unwrap().size(), image.attributes().size);
+    assert_eq!(Some(&image.metadata().mtime), newest.iter().max());
+    assert_eq!(view.virtual_file(&image).unwrap().size(), image.metadata().size);
 }
 
 #[test]
@@ -281,8 +283,8 @@ fn a_key_is_for_those_that_have_it() {
 fn what_is_to_be_kept_is() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("a.ckpt", &torch()), ("b.pt", &torch())]);
-    let keep = Keep::new(["*.ckpt"]).unwrap();
-    let view = View::new(folder.path(), Options { keep, ..Options::default() }).unwrap();
+    let keep = KeepRules::new(["*.ckpt"]).unwrap();
+    let view = View::new(folder.path(), ViewOptions { keep, ..ViewOptions::default() }).unwrap();
     assert_eq!(shown(&view, ""), ["a.ckpt", "b.safetensors*"]);
     let done = command::run(&["ls", "--keep", "[", folder.path().to_str().unwrap()]);
     assert_eq!(done.code, 2, "{}", done.stderr);

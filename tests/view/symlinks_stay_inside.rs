@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::common;
 use crate::common::safetensors::valid;
 use crate::common::view::{hidden, shown, torch, view, view_following, view_of_all, write};
-use ckptfs::source::Kind;
-use ckptfs::view::{Entry, View};
+use ckptfs::source::FileKind;
+use ckptfs::view::{View, ViewEntry};
 
 fn link(folder: &Path, name: &str, target: impl AsRef<Path>) {
     let path = folder.join(name);
@@ -19,10 +19,10 @@ fn link(folder: &Path, name: &str, target: impl AsRef<Path>) {
     symlink(target, path).unwrap();
 }
 
-fn entry(view: &View, place: &str) -> Entry {
+fn entry(view: &View, place: &str) -> ViewEntry {
     let place = Path::new(place);
     let parent = place.parent().unwrap();
-    view.entry(parent, place.file_name().unwrap()).unwrap().expect("shown")
+    view.lookup(parent, place.file_name().unwrap()).unwrap().expect("shown")
 }
 
 #[test]
@@ -50,9 +50,9 @@ fn links_that_work_stay_what_they_say() {
         ]
     );
     assert_eq!(shown(&view, "sub"), ["beside -> ../deep/er/file", "file", "up -> .."]);
-    let Entry::Link(attributes, _) = entry(&view, "to-file") else { panic!("a link") };
-    assert_eq!((attributes.size, attributes.kind), (8, Kind::Link));
-    assert_eq!(view.attributes("to-file".as_ref()).unwrap().size, 4);
+    let ViewEntry::Link(attributes, _) = entry(&view, "to-file") else { panic!("a link") };
+    assert_eq!((attributes.size, attributes.kind), (8, FileKind::Link));
+    assert_eq!(view.metadata("to-file".as_ref()).unwrap().size, 4);
 }
 
 #[test]
@@ -169,8 +169,8 @@ fn links_to_hidden_originals_are_what_they_lead_to() {
         shown(&view, "m"),
         ["bar.safetensors*", "chain", "foo.safetensors*", "latest -> ../elsewhere/bar", "name",]
     );
-    let Entry::Source(found) = entry(&view, "m/name") else { panic!("the file") };
-    assert_eq!((found.kind, found.size), (Kind::File, bytes.len() as u64));
+    let ViewEntry::Source(found) = entry(&view, "m/name") else { panic!("the file") };
+    assert_eq!((found.kind, found.size), (FileKind::File, bytes.len() as u64));
     assert!(view.open("m/name".as_ref()).is_ok());
     let all = view_of_all(folder.path());
     assert_eq!(shown(&all, "m")[5..], ["latest -> bar.pt", "name -> foo.pt"]);

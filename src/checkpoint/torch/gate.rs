@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::threads::lock;
 
-use super::pickle::allowance;
+use super::pickle::memory_allowance;
 
 /// Bytes that concurrent parses may take together.
 const CAPACITY_BYTES: u64 = 64 << 20;
@@ -19,53 +19,54 @@ const MAX_FREE_BYTES: u64 = 4 << 20;
 const MAX_BYTES_PER_BYTE: u64 = 40;
 
 #[derive(Debug)]
-struct Gate {
+struct ParseGate {
     /// A forked child inherits the state, but none of the threads that have turns.
-    process: u32,
+    pid: u32,
     /// Bytes of all turns.
-    bytes: u64,
+    used_bytes: u64,
     /// The ticket that is handed out next.
-    ticket: u64,
+    next_ticket: u64,
     /// The ticket that gets its turn next.
-    turn: u64,
+    current_ticket: u64,
 }
 
-static GATE: Mutex<Gate> = Mutex::new(Gate { process: 0, bytes: 0, ticket: 0, turn: 0 });
-static CHANGE: Condvar = Condvar::new();
+static GATE: Mutex<ParseGate> =
+    Mutex::new(ParseGate { pid: 0, used_bytes: 0, next_ticket: 0, current_ticket: 0 });
+static GATE_CHANGED: Condvar = Condvar::new();
 
 /// A share of the capacity in bytes, returned on drop.
 #[derive(Debug)]
-pub struct Turn(u64);
+pub struct ParsePermit(u64);
 
 /// Waits for a turn to parse a pickle of `size` bytes, which takes `stored` bytes in its file.
-pub fn enter(size: u64, stored: u64) -> Turn {
-    let growth = size.saturating_mul(MAX_BYTES_PER_BYTE).min(allowance(stored));
+pub fn acquire(size: u64, stored: u64) -> ParsePermit {
+    let growth = size.saturating_mul(MAX_BYTES_PER_BYTE).min(memory_allowance(stored));
     let weight = size.saturating_add(growth).min(CAPACITY_BYTES);
     if weight <= MAX_FREE_BYTES {
-        return Turn(0);
+        return ParsePermit(0);
     }
     let mut gate = lock(&GATE);
     let process = std::process::id();
-    if gate.process != process {
-        *gate = Gate { process, bytes: 0, ticket: 0, turn: 0 };
+    if gate.pid != process {
+        *gate = ParseGate { pid: process, used_bytes: 0, next_ticket: 0, current_ticket: 0 };
     }
-    let ticket = gate.ticket;
-    gate.ticket += 1;
-    while gate.turn != ticket || gate.bytes + weight > CAPACITY_BYTES {
-        gate = CHANGE.wait(gate).unwrap_or_else(PoisonError::into_inner);
+    let ticket = gate.next_ticket;
+    gate.next_ticket += 1;
+    while gate.current_ticket != ticket || gate.used_bytes + weight > CAPACITY_BYTES {
+        gate = GATE_CHANGED.wait(gate).unwrap_or_else(PoisonError::into_inner);
     }
-    gate.turn += 1;
-    gate.bytes += weight;
+    gate.current_ticket += 1;
+    gate.used_bytes += weight;
     drop(gate);
-    CHANGE.notify_all();
-    Turn(weight)
+    GATE_CHANGED.notify_all();
+    ParsePermit(weight)
 }
 
-impl Drop for Turn {
+impl Drop for ParsePermit {
     fn drop(&mut self) {
         if self.0 > 0 {
-            lock(&GATE).bytes -= self.0;
-            CHANGE.notify_all();
+            lock(&GATE).used_bytes -= self.0;
+            GATE_CHANGED.notify_all();
         }
     }
 }
@@ -83,10 +84,10 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        let _turn = enter(large, large);
+                        let _turn = acquire(large, large);
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         // This would hang if it had to wait.
-                        drop(enter(10_000, 10_000));
+                        drop(acquire(10_000, 10_000));
                         inside.fetch_sub(1, Ordering::SeqCst);
                     }
                 });

@@ -1,30 +1,30 @@
 //! What the nodes of a pickle mean: which calls make a tensor, which values are plain, and which
 //! are objects that only executing the pickle would make.
 
-use crate::checkpoint::{Dtype, TensorFault};
+use crate::checkpoint::{Dtype, TensorError};
 
-use super::pickle::{Arena, Id, Node};
+use super::pickle::{Arena, Node, NodeId};
 
 /// What a node stands for.
-pub enum Value<'a> {
+pub enum PickleValue<'a> {
     /// A dictionary.
-    Entries(&'a [(Id, Id)]),
+    Entries(&'a [(NodeId, NodeId)]),
     /// A list or tuple.
-    Items(&'a [Id]),
+    Items(&'a [NodeId]),
     /// A tensor, or why it cannot be shown.
-    Tensor(Result<View<'a>, TensorFault>),
+    Tensor(Result<TensorView<'a>, TensorError>),
     /// A number, text and the like.
     Plain,
     /// An object, by its class.
-    Opaque(String),
+    Object(String),
 }
 
 /// A tensor as torch describes it: a window onto a storage. Counts are in elements.
 #[derive(Clone, Debug)]
-pub struct View<'a> {
+pub struct TensorView<'a> {
     /// Its class, where it is one that a library adds to torch's own.
     pub class: Option<String>,
-    pub storage: Storage<'a>,
+    pub storage: StorageRef<'a>,
     pub dtype: Dtype,
     pub offset: u64,
     pub shape: Vec<u64>,
@@ -33,53 +33,57 @@ pub struct View<'a> {
 
 /// A storage as a tensor refers to it.
 #[derive(Clone, Debug)]
-pub struct Storage<'a> {
+pub struct StorageRef<'a> {
     /// Its name in the file.
     pub key: &'a str,
     /// Bytes of one of its elements.
-    pub unit: u64,
+    pub element_bytes: u64,
     /// Its type, unless it is one that safetensors does not have.
     pub dtype: Result<Dtype, &'static str>,
     /// How many elements it states.
-    pub count: u64,
+    pub element_count: u64,
     /// The part that is seen, in elements: older files have storages that are windows themselves.
     pub window: Option<(u64, u64)>,
     /// Whether it is on the meta device, and so has no bytes.
-    pub meta: bool,
+    pub is_meta: bool,
 }
 
 /// torch's own limit on dimensions.
-const MAX_DIMS: usize = 64;
+const MAX_DIM_COUNT: usize = 64;
 
 /// Attributes of one tensor; they are looked through for each tensor that has them.
-const MAX_ATTRIBUTES: usize = 256;
+const MAX_ATTRIBUTE_COUNT: usize = 256;
 
 /// Wrappings of one tensor inside another; torch never writes more than two.
-const MAX_WRAPPINGS: usize = 8;
+const MAX_WRAPPING_COUNT: usize = 8;
 
 /// What a node stands for.
-pub fn value(arena: &Arena, id: Id) -> Value<'_> {
+pub fn value(arena: &Arena, id: NodeId) -> PickleValue<'_> {
     match arena.node(id) {
         Node::None | Node::Bool(_) | Node::Int(_) | Node::Long(_) | Node::Plain | Node::Text(_) => {
-            Value::Plain
+            PickleValue::Plain
         }
-        Node::Tuple(_) | Node::List(_) => Value::Items(arena.items(id).unwrap_or_default()),
-        Node::Dict(_) => Value::Entries(arena.entries(id).unwrap_or_default()),
-        Node::Persistent(_) => Value::Opaque("torch storage".to_owned()),
-        Node::Opaque(what) => Value::Opaque(what.to_owned()),
+        Node::Tuple(_) | Node::List(_) => PickleValue::Items(arena.items(id).unwrap_or_default()),
+        Node::Dict(_) => PickleValue::Entries(arena.entries(id).unwrap_or_default()),
+        Node::Persistent(_) => PickleValue::Object("torch storage".to_owned()),
+        Node::Opaque(what) => PickleValue::Object(what.to_owned()),
         Node::Global(..) => match arena.global(id) {
-            Some(("torch", name)) if is_torch_constant(name) => Value::Plain,
-            _ => Value::Opaque(class_name(arena, id)),
+            Some(("torch", name)) if is_torch_constant(name) => PickleValue::Plain,
+            _ => PickleValue::Object(class_name(arena, id)),
         },
         Node::Call(callable, args) => {
             let args = arena.items(args).unwrap_or_default();
-            if let Some(tensor) = rebuild(arena, callable, args, MAX_WRAPPINGS) {
+            if let Some(tensor) = tensor_of_call(arena, callable, args, MAX_WRAPPING_COUNT) {
                 let modified = arena.is_modified(id);
-                return Value::Tensor(if modified { Err(TensorFault::Modified) } else { tensor });
+                return PickleValue::Tensor(if modified {
+                    Err(TensorError::Modified)
+                } else {
+                    tensor
+                });
             }
             match arena.global(callable) {
-                Some(call) if makes_plain_value(call) => Value::Plain,
-                _ => Value::Opaque(class_name(arena, callable)),
+                Some(call) if is_plain_call(call) => PickleValue::Plain,
+                _ => PickleValue::Object(class_name(arena, callable)),
             }
         }
     }
@@ -91,7 +95,7 @@ fn is_torch_constant(name: &str) -> bool {
         let digits = |rest: &str| rest.bytes().next().is_some_and(|b| b.is_ascii_digit());
         name.strip_prefix(prefix).is_some_and(digits)
     };
-    Dtype::from_torch(name).is_some()
+    Dtype::from_torch_name(name).is_some()
         || ["bits", "int", "uint", "qint", "quint", "complex", "bcomplex"]
             .into_iter()
             .any(is_numbered)
@@ -111,7 +115,7 @@ fn is_torch_constant(name: &str) -> bool {
 }
 
 /// Calls that give a number, a text or a set of them.
-fn makes_plain_value(call: (&str, &str)) -> bool {
+fn is_plain_call(call: (&str, &str)) -> bool {
     matches!(
         call,
         ("torch", "Size" | "device")
@@ -131,18 +135,18 @@ fn makes_plain_value(call: (&str, &str)) -> bool {
 }
 
 /// Characters of a class or storage that are shown; real ones are shorter.
-const SHOWN: usize = 200;
+const MAX_NAME_CHARS: usize = 200;
 
 /// The front of a name, for a message: a hundred thousand messages may have the same long one.
-pub fn shown(name: &str) -> String {
-    name.chars().take(SHOWN).collect()
+pub fn shorten_name(name: &str) -> String {
+    name.chars().take(MAX_NAME_CHARS).collect()
 }
 
 /// `module.name` of a class or function, and of whatever else stands in its place.
-pub fn class_name(arena: &Arena, id: Id) -> String {
+pub fn class_name(arena: &Arena, id: NodeId) -> String {
     match arena.node(id) {
         Node::Global(..) => match arena.global(id) {
-            Some((module, name)) => shown(&format!("{module}.{name}")),
+            Some((module, name)) => shorten_name(&format!("{module}.{name}")),
             None => "unnamed".to_owned(),
         },
         Node::Call(callable, _)
@@ -163,64 +167,64 @@ pub fn class_name(arena: &Arena, id: Id) -> String {
     }
 }
 
-const MALFORMED_ARGS: TensorFault =
-    TensorFault::Malformed { what: "its arguments are not those that torch writes" };
+const MALFORMED_ARGS: TensorError =
+    TensorError::Malformed { what: "its arguments are not those that torch writes" };
 
 /// The tensor that a call makes; `None` if the call is not one that makes tensors.
-fn rebuild<'a>(
+fn tensor_of_call<'a>(
     arena: &'a Arena,
-    callable: Id,
-    args: &[Id],
+    callable: NodeId,
+    args: &[NodeId],
     wrappings: usize,
-) -> Option<Result<View<'a>, TensorFault>> {
-    let kind = |what: &str| Some(Err(TensorFault::Kind { kind: what.to_owned() }));
+) -> Option<Result<TensorView<'a>, TensorError>> {
+    let kind = |what: &str| Some(Err(TensorError::UnsupportedKind { kind: what.to_owned() }));
     let (module, name) = arena.global(callable)?;
     if !matches!(module, "torch._utils" | "torch._tensor" | "torch") {
         return None;
     }
-    let within = |id: Id| {
+    let within = |id: NodeId| {
         if wrappings == 0 {
             return Err(MALFORMED_ARGS);
         }
         if arena.is_modified(id) {
-            return Err(TensorFault::Modified);
+            return Err(TensorError::Modified);
         }
         match arena.node(id) {
             Node::Call(callable, args) => {
                 let args = arena.items(args).unwrap_or_default();
-                rebuild(arena, callable, args, wrappings - 1).unwrap_or(Err(MALFORMED_ARGS))
+                tensor_of_call(arena, callable, args, wrappings - 1).unwrap_or(Err(MALFORMED_ARGS))
             }
             _ => Err(MALFORMED_ARGS),
         }
     };
     match (name, args) {
         ("_rebuild_tensor", &[storage, offset, shape, stride]) => {
-            Some(view(arena, storage, offset, shape, stride))
+            Some(typed_view(arena, storage, offset, shape, stride))
         }
         // Then: requires_grad, backward_hooks and, in newer files, metadata.
         ("_rebuild_tensor_v2", &[storage, offset, shape, stride, _, _, ref metadata @ ..])
             if metadata.len() <= 1 =>
         {
             Some(
-                values_are_bytes(arena, metadata)
-                    .and_then(|()| view(arena, storage, offset, shape, stride)),
+                check_metadata(arena, metadata)
+                    .and_then(|()| typed_view(arena, storage, offset, shape, stride)),
             )
         }
         // Then: requires_grad, backward_hooks, dtype and, in newer files, metadata.
         (
             "_rebuild_tensor_v3",
             &[storage, offset, shape, stride, _, _, dtype, ref metadata @ ..],
-        ) if metadata.len() <= 1 => Some(values_are_bytes(arena, metadata).and_then(|()| {
-            let dtype = dtype_of(arena, dtype)?;
-            Ok(View { dtype, ..untyped_view(arena, storage, offset, shape, stride)? })
+        ) if metadata.len() <= 1 => Some(check_metadata(arena, metadata).and_then(|()| {
+            let dtype = torch_dtype(arena, dtype)?;
+            Ok(TensorView { dtype, ..untyped_view(arena, storage, offset, shape, stride)? })
         })),
         ("_rebuild_parameter", &[data, _, _]) => Some(within(data)),
         ("_rebuild_parameter_with_state", &[data, _, _, state]) => {
-            Some(leaves_values_alone(arena, state).and_then(|()| within(data)))
+            Some(check_attributes(arena, state).and_then(|()| within(data)))
         }
         // What to call, the class of the result, the arguments, the attributes of the result.
         ("_rebuild_from_type_v2" | "_rebuild_from_type", &[function, class, args, state]) => {
-            Some(subclass(arena, function, class, args, state, wrappings))
+            Some(subclass_view(arena, function, class, args, state, wrappings))
         }
         ("_rebuild_sparse_tensor" | "_rebuild_sparse_csr_tensor", _) => kind("a sparse tensor"),
         ("_rebuild_qtensor", _) => kind("a quantised tensor"),
@@ -241,14 +245,14 @@ fn rebuild<'a>(
 }
 
 /// A tensor of another class: what to call with which arguments, the class, its attributes.
-fn subclass<'a>(
+fn subclass_view<'a>(
     arena: &'a Arena,
-    function: Id,
-    class: Id,
-    args: Id,
-    state: Id,
+    function: NodeId,
+    class: NodeId,
+    args: NodeId,
+    state: NodeId,
     wrappings: usize,
-) -> Result<View<'a>, TensorFault> {
+) -> Result<TensorView<'a>, TensorError> {
     let left = wrappings.checked_sub(1).ok_or(MALFORMED_ARGS)?;
     let args = match arena.node(args) {
         Node::Tuple(_) => arena.items(args).unwrap_or_default(),
@@ -258,18 +262,18 @@ fn subclass<'a>(
     let unknown = || {
         let kind =
             format!("a {}, made by {}", class_name(arena, class), class_name(arena, function));
-        Err(TensorFault::Kind { kind })
+        Err(TensorError::UnsupportedKind { kind })
     };
-    let view = rebuild(arena, function, args, left).unwrap_or_else(unknown)?;
-    leaves_values_alone(arena, state)?;
+    let view = tensor_of_call(arena, function, args, left).unwrap_or_else(unknown)?;
+    check_attributes(arena, state)?;
     match arena.global(class) {
         Some((module, _)) if module == "torch" || module.starts_with("torch.") => Ok(view),
-        _ => Ok(View { class: Some(class_name(arena, class)), ..view }),
+        _ => Ok(TensorView { class: Some(class_name(arena, class)), ..view }),
     }
 }
 
 /// Refuses attributes that, when set, give a tensor other values. torch never writes them.
-fn leaves_values_alone(arena: &Arena, state: Id) -> Result<(), TensorFault> {
+fn check_attributes(arena: &Arena, state: NodeId) -> Result<(), TensorError> {
     // A dictionary, or a pair of one for attributes and one for slots.
     let parts = arena.items(state).unwrap_or(std::slice::from_ref(&state));
     if parts.len() > 2 {
@@ -277,12 +281,12 @@ fn leaves_values_alone(arena: &Arena, state: Id) -> Result<(), TensorFault> {
     }
     for &part in parts {
         let entries = arena.entries(part).unwrap_or_default();
-        if entries.len() > MAX_ATTRIBUTES {
+        if entries.len() > MAX_ATTRIBUTE_COUNT {
             return Err(MALFORMED_ARGS);
         }
         for &(name, _) in entries {
             if matches!(arena.text(name), Some("data" | "real" | "imag")) {
-                return Err(TensorFault::Modified);
+                return Err(TensorError::Modified);
             }
         }
     }
@@ -290,7 +294,7 @@ fn leaves_values_alone(arena: &Arena, state: Id) -> Result<(), TensorFault> {
 }
 
 /// Refuses a tensor whose metadata says that its values are not its bytes.
-fn values_are_bytes(arena: &Arena, metadata: &[Id]) -> Result<(), TensorFault> {
+fn check_metadata(arena: &Arena, metadata: &[NodeId]) -> Result<(), TensorError> {
     let Some(&metadata) = metadata.first() else {
         return Ok(());
     };
@@ -298,65 +302,65 @@ fn values_are_bytes(arena: &Arena, metadata: &[Id]) -> Result<(), TensorFault> {
         return Ok(());
     }
     let entries =
-        arena.entries(metadata).filter(|e| e.len() <= MAX_ATTRIBUTES).ok_or(MALFORMED_ARGS)?;
+        arena.entries(metadata).filter(|e| e.len() <= MAX_ATTRIBUTE_COUNT).ok_or(MALFORMED_ARGS)?;
     for &(key, flag) in entries {
         match (arena.text(key), arena.node(flag)) {
             (_, Node::Bool(false)) => {}
-            (Some("conj"), _) => return Err(TensorFault::LazyView { view: "conjugate" }),
-            (Some("neg"), _) => return Err(TensorFault::LazyView { view: "negative" }),
+            (Some("conj"), _) => return Err(TensorError::LazyView { view: "conjugate" }),
+            (Some("neg"), _) => return Err(TensorError::LazyView { view: "negative" }),
             _ => {
-                return Err(TensorFault::Malformed { what: "it has metadata of an unknown kind" });
+                return Err(TensorError::Malformed { what: "it has metadata of an unknown kind" });
             }
         }
     }
     Ok(())
 }
 
-fn view(
+fn typed_view(
     arena: &Arena,
-    storage: Id,
-    offset: Id,
-    shape: Id,
-    stride: Id,
-) -> Result<View<'_>, TensorFault> {
+    storage: NodeId,
+    offset: NodeId,
+    shape: NodeId,
+    stride: NodeId,
+) -> Result<TensorView<'_>, TensorError> {
     let view = untyped_view(arena, storage, offset, shape, stride)?;
     match &view.storage.dtype {
-        Ok(dtype) => Ok(View { dtype: *dtype, ..view }),
-        Err(dtype) => Err(TensorFault::Dtype { dtype: (*dtype).to_owned() }),
+        Ok(dtype) => Ok(TensorView { dtype: *dtype, ..view }),
+        Err(dtype) => Err(TensorError::UnsupportedDtype { dtype: (*dtype).to_owned() }),
     }
 }
 
 /// A view whose type is still to be said; until then it is bytes.
 fn untyped_view(
     arena: &Arena,
-    id: Id,
-    offset: Id,
-    shape: Id,
-    stride: Id,
-) -> Result<View<'_>, TensorFault> {
+    id: NodeId,
+    offset: NodeId,
+    shape: NodeId,
+    stride: NodeId,
+) -> Result<TensorView<'_>, TensorError> {
     let storage = match arena.node(id) {
-        Node::Persistent(key) if !arena.is_modified(id) => storage(arena, key)?,
+        Node::Persistent(key) if !arena.is_modified(id) => storage_ref(arena, key)?,
         _ => return Err(MALFORMED_ARGS),
     };
-    if storage.meta {
-        return Err(TensorFault::Kind {
+    if storage.is_meta {
+        return Err(TensorError::UnsupportedKind {
             kind: "a tensor of the meta device, without values".to_owned(),
         });
     }
-    Ok(View {
+    Ok(TensorView {
         class: None,
         storage,
         dtype: Dtype::U8,
-        offset: count(arena, offset).ok_or(MALFORMED_ARGS)?,
-        shape: counts(arena, shape).ok_or(MALFORMED_ARGS)?,
-        stride: counts(arena, stride).ok_or(MALFORMED_ARGS)?,
+        offset: as_count(arena, offset).ok_or(MALFORMED_ARGS)?,
+        shape: as_counts(arena, shape).ok_or(MALFORMED_ARGS)?,
+        stride: as_counts(arena, stride).ok_or(MALFORMED_ARGS)?,
     })
 }
 
 /// A storage from its persistent id:
 /// `('storage', class, key, location, count)` and, in the older form, a window onto it.
-pub fn storage(arena: &Arena, id: Id) -> Result<Storage<'_>, TensorFault> {
-    let malformed = || TensorFault::Malformed { what: "its storage is not named as torch does it" };
+pub fn storage_ref(arena: &Arena, id: NodeId) -> Result<StorageRef<'_>, TensorError> {
+    let malformed = || TensorError::Malformed { what: "its storage is not named as torch does it" };
     let fields = match arena.node(id) {
         Node::Tuple(_) => arena.items(id).unwrap_or_default(),
         _ => return Err(malformed()),
@@ -368,7 +372,7 @@ pub fn storage(arena: &Arena, id: Id) -> Result<Storage<'_>, TensorFault> {
     }
     let (unit, dtype) = match arena.global(class) {
         Some(("torch" | "torch.cuda" | "torch.storage", name)) => {
-            storage_class(name).ok_or_else(malformed)?
+            storage_element(name).ok_or_else(malformed)?
         }
         _ => return Err(malformed()),
     };
@@ -378,25 +382,25 @@ pub fn storage(arena: &Arena, id: Id) -> Result<Storage<'_>, TensorFault> {
             (Node::None, _) => None,
             // The name of the window, its first element, how many.
             (Node::Tuple(_), Some(&[_, first, len])) => Some((
-                count(arena, first).ok_or_else(malformed)?,
-                count(arena, len).ok_or_else(malformed)?,
+                as_count(arena, first).ok_or_else(malformed)?,
+                as_count(arena, len).ok_or_else(malformed)?,
             )),
             _ => return Err(malformed()),
         },
         _ => return Err(malformed()),
     };
-    Ok(Storage {
+    Ok(StorageRef {
         key: arena.text(key).ok_or_else(malformed)?,
-        unit,
+        element_bytes: unit,
         dtype,
-        count: count(arena, size).ok_or_else(malformed)?,
+        element_count: as_count(arena, size).ok_or_else(malformed)?,
         window,
-        meta: arena.text(location) == Some("meta"),
+        is_meta: arena.text(location) == Some("meta"),
     })
 }
 
 /// Bytes of an element, and its type or torch's name for a type that safetensors does not have.
-fn storage_class(name: &str) -> Option<(u64, Result<Dtype, &'static str>)> {
+fn storage_element(name: &str) -> Option<(u64, Result<Dtype, &'static str>)> {
     if let Some(dtype) = Dtype::from_storage_class(name) {
         return Some((u64::from(dtype.bits() / 8), Ok(dtype)));
     }
@@ -413,24 +417,23 @@ fn storage_class(name: &str) -> Option<(u64, Result<Dtype, &'static str>)> {
     }
 }
 
-fn dtype_of(arena: &Arena, id: Id) -> Result<Dtype, TensorFault> {
+fn torch_dtype(arena: &Arena, id: NodeId) -> Result<Dtype, TensorError> {
     match arena.global(id) {
-        Some(("torch", name)) => {
-            Dtype::from_torch(name).ok_or_else(|| TensorFault::Dtype { dtype: name.to_owned() })
-        }
+        Some(("torch", name)) => Dtype::from_torch_name(name)
+            .ok_or_else(|| TensorError::UnsupportedDtype { dtype: name.to_owned() }),
         _ => Err(MALFORMED_ARGS),
     }
 }
 
 /// The name of a key: text as it is, whole numbers by their digits.
-pub fn key_text(arena: &Arena, key: Id) -> Option<String> {
+pub fn key_text(arena: &Arena, key: NodeId) -> Option<String> {
     match arena.node(key) {
         Node::Int(n) => Some(n.to_string()),
         _ => arena.text(key).map(str::to_owned),
     }
 }
 
-fn count(arena: &Arena, id: Id) -> Option<u64> {
+fn as_count(arena: &Arena, id: NodeId) -> Option<u64> {
     match arena.node(id) {
         Node::Int(n) => u64::try_from(n).ok(),
         _ => None,
@@ -438,7 +441,7 @@ fn count(arena: &Arena, id: Id) -> Option<u64> {
 }
 
 /// A tuple of counts, or a `torch.Size` of one. Not a list: a list can change after the call.
-pub fn counts(arena: &Arena, id: Id) -> Option<Vec<u64>> {
+pub fn as_counts(arena: &Arena, id: NodeId) -> Option<Vec<u64>> {
     let tuple = match arena.node(id) {
         Node::Tuple(_) => id,
         Node::Call(callable, args) if arena.global(callable) == Some(("torch", "Size")) => {
@@ -450,8 +453,8 @@ pub fn counts(arena: &Arena, id: Id) -> Option<Vec<u64>> {
         _ => return None,
     };
     let items = arena.items(tuple)?;
-    if items.len() > MAX_DIMS {
+    if items.len() > MAX_DIM_COUNT {
         return None;
     }
-    items.iter().map(|&item| count(arena, item)).collect()
+    items.iter().map(|&item| as_count(arena, item)).collect()
 }

@@ -21,11 +21,11 @@ mod state_dict;
 mod storage_bounds;
 mod zip;
 
-pub use legacy::Fault as LegacyFault;
-pub use pickle::Fault as PickleFault;
-pub use reader::{Contents, read_legacy, read_zip};
-pub use select_error::Fault as ChoiceFault;
-pub use zip::Fault as ZipFault;
+pub use legacy::LegacyError as LegacyFault;
+pub use pickle::PickleError as PickleFault;
+pub use reader::{FileContents, read_legacy, read_zip};
+pub use select_error::SelectError as ChoiceFault;
+pub use zip::ZipError as ZipFault;
 
 /// The first bytes of a zip archive.
 pub const ZIP_MAGIC: &[u8] = b"PK\x03\x04";

@@ -4,7 +4,7 @@ use crate::checkpoint::truncated_list::Listed;
 
 /// Why there is no dictionary to show.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum SelectError {
     /// Nothing in it is a tensor.
     #[error("holds no tensors that could be shown{}{}", if .0.is_empty() { "" } else { "; it has: " }, .0)]
     NoTensors(Listed),
@@ -29,7 +29,7 @@ pub enum Fault {
     ZeroStage3,
     /// Two entries come to the same name.
     #[error("two entries come to the name `{name}`")]
-    Collision {
+    NameCollision {
         /// The name.
         name: String,
     },
@@ -43,21 +43,21 @@ pub enum Fault {
     TooDeep,
 }
 
-impl Fault {
+impl SelectError {
     /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
-            Fault::ZeroStage3 => {
+            SelectError::ZeroStage3 => {
                 "join the ranks with `python zero_to_fp32.py . OUT` in the folder of the run, and give OUT"
             }
-            Fault::NoTensors(_) => "give the file that holds the weights",
-            Fault::NoSuchKey { .. } | Fault::Collision { .. } => {
+            SelectError::NoTensors(_) => "give the file that holds the weights",
+            SelectError::NoSuchKey { .. } | SelectError::NameCollision { .. } => {
                 "choose another dictionary with --root KEY"
             }
-            Fault::Object { .. } => {
+            SelectError::Object { .. } => {
                 "where the file comes from, save model.state_dict() instead of the model: reading an object means running its code"
             }
-            Fault::TooDeep | Fault::TooLong => "save the state dict alone",
+            SelectError::TooDeep | SelectError::TooLong => "save the state dict alone",
         }
     }
 }

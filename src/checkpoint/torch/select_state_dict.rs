@@ -8,11 +8,11 @@ use std::collections::HashSet;
 
 use crate::checkpoint::truncated_list::Listed;
 
-use super::flatten_names::{Chosen, Naming};
-use super::interpret::{self, Value, counts, key_text};
-use super::pickle::{Arena, Id};
-use super::reachability::Census;
-use super::select_error::Fault;
+use super::flatten_names::{NameFlattener, Selection};
+use super::interpret::{self, PickleValue, as_counts, key_text};
+use super::pickle::{Arena, NodeId};
+use super::reachability::Reachability;
+use super::select_error::SelectError;
 use super::state_dict::find_state_dict;
 
 /// Dictionaries inside one another; training checkpoints have fewer than 10.
@@ -20,25 +20,25 @@ const MAX_DEPTH: usize = 64;
 
 /// Picks the dictionary by the rule or by the given key, and names its entries. `stored` is the number of bytes that
 /// the pickle takes in its file.
-pub fn choose(
+pub fn select_state_dict(
     arena: &Arena,
-    top: Id,
+    top: NodeId,
     stored: u64,
     root_key: Option<&str>,
-) -> Result<Chosen, Fault> {
-    let census = Census::of(arena, top)?;
-    let mut chosen = Chosen::default();
+) -> Result<Selection, SelectError> {
+    let census = Reachability::compute(arena, top)?;
+    let mut chosen = Selection::default();
     let root = match root_key {
         Some(key) => {
             let mut roots = Vec::new();
-            find(arena, top, key, MAX_DEPTH, &mut roots)?;
+            find_by_path(arena, top, key, MAX_DEPTH, &mut roots)?;
             roots.retain(|&id| census.has_tensors(id));
             if roots.len() > 1 {
-                return Err(Fault::Collision { name: key.to_owned() });
+                return Err(SelectError::NameCollision { name: key.to_owned() });
             }
-            let missing = || Fault::NoSuchKey {
+            let missing = || SelectError::NoSuchKey {
                 key: key.to_owned(),
-                found: branches(arena, &census, top, |_| true),
+                found: tensor_keys(arena, &census, top, |_| true),
             };
             let root = roots.pop().ok_or_else(missing)?;
             chosen.notes.push(format!("shown: `{key}`, as asked"));
@@ -46,26 +46,26 @@ pub fn choose(
         }
         None => descend(arena, &census, top, &mut chosen.notes)?,
     };
-    if let Value::Opaque(class) = interpret::value(arena, root) {
-        return Err(Fault::Object { class });
+    if let PickleValue::Object(class) = interpret::value(arena, root) {
+        return Err(SelectError::Object { class });
     }
     if is_zero_stage_3(arena, top, root) {
-        return Err(Fault::ZeroStage3);
+        return Err(SelectError::ZeroStage3);
     }
-    let mut naming = Naming::new(arena, &census, chosen, stored);
+    let mut naming = NameFlattener::new(arena, &census, chosen, stored);
     match interpret::value(arena, root) {
-        Value::Tensor(tensor) => naming.add("tensor".to_owned(), root, tensor.err())?,
-        _ => naming.name_all("", root, MAX_DEPTH)?,
+        PickleValue::Tensor(tensor) => naming.add("tensor".to_owned(), root, tensor.err())?,
+        _ => naming.flatten("", root, MAX_DEPTH)?,
     }
-    let (mut chosen, left_out) = naming.end();
+    let (mut chosen, left_out) = naming.finish();
     let mut names = HashSet::new();
     for name in chosen.entries.iter().map(|e| &e.0).chain(chosen.refused.iter().map(|r| &r.name)) {
         if !names.insert(name.as_str()) {
-            return Err(Fault::Collision { name: name.clone() });
+            return Err(SelectError::NameCollision { name: name.clone() });
         }
     }
     if chosen.entries.is_empty() && chosen.refused.is_empty() {
-        return Err(Fault::NoTensors(branches(arena, &census, top, |_| true)));
+        return Err(SelectError::NoTensors(tensor_keys(arena, &census, top, |_| true)));
     }
     if !left_out.is_empty() {
         chosen.notes.push(format!("left out, not tensors: {left_out}"));
@@ -75,13 +75,13 @@ pub fn choose(
 
 /// Whether a dictionary is the `module` of DeepSpeed's model states at ZeRO stage 3: `param_shapes` lies beside it,
 /// and a parameter with a shape there is empty.
-fn is_zero_stage_3(arena: &Arena, top: Id, root: Id) -> bool {
-    let entry = |at: Id, wanted: &str| {
+fn is_zero_stage_3(arena: &Arena, top: NodeId, root: NodeId) -> bool {
+    let entry = |at: NodeId, wanted: &str| {
         let mut entries = arena.entries(at).unwrap_or_default().iter();
         entries.find(|&&(key, _)| arena.text(key) == Some(wanted)).map(|&(_, value)| value)
     };
-    let is_empty = |id: Id| match interpret::value(arena, id) {
-        Value::Tensor(Ok(tensor)) => tensor.shape.contains(&0),
+    let is_empty = |id: NodeId| match interpret::value(arena, id) {
+        PickleValue::Tensor(Ok(tensor)) => tensor.shape.contains(&0),
         _ => false,
     };
     let Some(shapes) = entry(top, "param_shapes") else { return false };
@@ -89,7 +89,7 @@ fn is_zero_stage_3(arena: &Arena, top: Id, root: Id) -> bool {
     let shaped: HashSet<&str> = groups
         .iter()
         .flat_map(|&group| arena.entries(group).unwrap_or_default())
-        .filter(|&&(_, shape)| counts(arena, shape).is_none_or(|shape| !shape.contains(&0)))
+        .filter(|&&(_, shape)| as_counts(arena, shape).is_none_or(|shape| !shape.contains(&0)))
         .filter_map(|&(name, _)| arena.text(name))
         .collect();
     let mut weights = arena.entries(root).unwrap_or_default().iter();
@@ -99,13 +99,18 @@ fn is_zero_stage_3(arena: &Arena, top: Id, root: Id) -> bool {
 }
 
 /// Walks down by the rule.
-fn descend(arena: &Arena, census: &Census, top: Id, notes: &mut Vec<String>) -> Result<Id, Fault> {
+fn descend(
+    arena: &Arena,
+    census: &Reachability,
+    top: NodeId,
+    notes: &mut Vec<String>,
+) -> Result<NodeId, SelectError> {
     let mut at = top;
     let mut path: Vec<&str> = Vec::new();
     let mut passed = HashSet::new();
-    while passed.insert(Arena::place(at)) {
+    while passed.insert(Arena::index(at)) {
         let Some(entries) = arena.entries(at) else { return Ok(at) };
-        let is_tensor = |id| matches!(interpret::value(arena, id), Value::Tensor(_));
+        let is_tensor = |id| matches!(interpret::value(arena, id), PickleValue::Tensor(_));
         if entries.iter().all(|&(_, value)| is_tensor(value)) {
             if path.is_empty() {
                 notes.push("shown: the top, all of whose values are tensors".to_owned());
@@ -115,7 +120,7 @@ fn descend(arena: &Arena, census: &Census, top: Id, notes: &mut Vec<String>) -> 
         let Some(((key, value), reason)) = find_state_dict(arena, census, entries) else {
             if path.is_empty() {
                 let mut note = "shown: the whole, nested names joined with dots".to_owned();
-                let found = branches(arena, census, at, |id| !is_tensor(id));
+                let found = tensor_keys(arena, census, at, |id| !is_tensor(id));
                 if found.len() > 1 {
                     note += &format!("; choose one with --root: {found}");
                 }
@@ -131,7 +136,7 @@ fn descend(arena: &Arena, census: &Census, top: Id, notes: &mut Vec<String>) -> 
             }
         }
         path.push(key);
-        let mut note = format!("shown: `{}` ({})", path.join("."), reason.words());
+        let mut note = format!("shown: `{}` ({})", path.join("."), reason.text());
         if !others.is_empty() {
             note += &format!("; not shown, choose with --root: {others}");
         }
@@ -141,19 +146,25 @@ fn descend(arena: &Arena, census: &Census, top: Id, notes: &mut Vec<String>) -> 
             break;
         }
     }
-    Err(Fault::TooDeep)
+    Err(SelectError::TooDeep)
 }
 
 /// Follows a dotted path to everything that it can mean: a key may itself have dots in it.
-fn find(arena: &Arena, at: Id, path: &str, depth: usize, found: &mut Vec<Id>) -> Result<(), Fault> {
-    let depth = depth.checked_sub(1).ok_or(Fault::TooDeep)?;
-    let mut step = |key: &str, value: Id| match path.strip_prefix(key) {
+fn find_by_path(
+    arena: &Arena,
+    at: NodeId,
+    path: &str,
+    depth: usize,
+    found: &mut Vec<NodeId>,
+) -> Result<(), SelectError> {
+    let depth = depth.checked_sub(1).ok_or(SelectError::TooDeep)?;
+    let mut step = |key: &str, value: NodeId| match path.strip_prefix(key) {
         Some("") => {
             found.push(value);
             Ok(())
         }
         Some(rest) => match rest.strip_prefix('.') {
-            Some(rest) => find(arena, value, rest, depth, found),
+            Some(rest) => find_by_path(arena, value, rest, depth, found),
             None => Ok(()),
         },
         None => Ok(()),
@@ -169,7 +180,12 @@ fn find(arena: &Arena, at: Id, path: &str, depth: usize, found: &mut Vec<Id>) ->
 }
 
 /// Keys of a dictionary whose values have tensors and pass `is_kind`.
-fn branches(arena: &Arena, census: &Census, at: Id, is_kind: impl Fn(Id) -> bool) -> Listed {
+fn tensor_keys(
+    arena: &Arena,
+    census: &Reachability,
+    at: NodeId,
+    is_kind: impl Fn(NodeId) -> bool,
+) -> Listed {
     let mut listed = Listed::default();
     for &(key, value) in arena.entries(at).unwrap_or_default() {
         if census.has_tensors(value) && is_kind(value) {

@@ -2,11 +2,11 @@
 //!
 //! Keys that trainers write and loaders look for decide first, then the entries beside.
 
-use super::pickle::{Arena, Id};
-use super::reachability::Census;
+use super::pickle::{Arena, NodeId};
+use super::reachability::Reachability;
 
 /// Keys of a state dict whatever lies beside it, in order of preference.
-const KEYS: [&str; 5] = ["state_dict", "model", "module", "model_state_dict", "model_state"];
+const STRONG_KEYS: [&str; 5] = ["state_dict", "model", "module", "model_state_dict", "model_state"];
 
 /// Keys of a state dict where nothing beside it could be another part of the model, in order of preference. Where
 /// averaged weights lie beside others, loaders of `params` take the averaged ones; other loaders do not.
@@ -35,37 +35,37 @@ const TRAINING_PREFIXES: [&str; 2] = ["optim", "sched"];
 const TRAINING_WORDS: [&str; 2] = ["opt", "scaler"];
 
 /// Whole words in keys of training state, unless the value is a dictionary, which could be part of the model.
-const TRAINING_VALUES: [&str; 9] =
+const TRAINING_VALUE_WORDS: [&str; 9] =
     ["rng", "loss", "losses", "acc", "accuracy", "metrics", "epoch", "step", "lr"];
 
 /// Why an entry is the state dict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum SelectReason {
     UsualKey,
     OnlyEntry,
     BesideTraining,
 }
 
-impl Reason {
-    pub fn words(self) -> &'static str {
+impl SelectReason {
+    pub fn text(self) -> &'static str {
         match self {
-            Reason::UsualKey => "the usual key",
-            Reason::OnlyEntry => "the only entry",
-            Reason::BesideTraining => "the only weights beside what training keeps",
+            SelectReason::UsualKey => "the usual key",
+            SelectReason::OnlyEntry => "the only entry",
+            SelectReason::BesideTraining => "the only weights beside what training keeps",
         }
     }
 }
 
 /// An entry that is a dictionary with tensors, by its key.
-type Branch<'a> = (&'a str, Id);
+type Branch<'a> = (&'a str, NodeId);
 
 /// Finds the state dict, and says why; `None` if no entry plainly is one.
 pub fn find_state_dict<'a>(
     arena: &'a Arena,
-    census: &Census,
-    entries: &'a [(Id, Id)],
-) -> Option<(Branch<'a>, Reason)> {
-    let branch = |&(key, value): &(Id, Id)| {
+    census: &Reachability,
+    entries: &'a [(NodeId, NodeId)],
+) -> Option<(Branch<'a>, SelectReason)> {
+    let branch = |&(key, value): &(NodeId, NodeId)| {
         let is_branch = arena.entries(value).is_some() && census.has_tensors(value);
         arena.text(key).filter(|_| is_branch).map(|key| (key, value))
     };
@@ -77,20 +77,20 @@ pub fn find_state_dict<'a>(
         });
         ranked.min_by_key(|&(rank, _)| rank).map(|(_, branch)| branch)
     };
-    if let Some(branch) = find_by_key(&KEYS) {
-        return Some((branch, Reason::UsualKey));
+    if let Some(branch) = find_by_key(&STRONG_KEYS) {
+        return Some((branch, SelectReason::UsualKey));
     }
     if let [entry] = entries {
-        return Some((branch(entry)?, Reason::OnlyEntry));
+        return Some((branch(entry)?, SelectReason::OnlyEntry));
     }
     let key_of = |key| arena.text(key).unwrap_or_default();
-    let is_usual = |key: &str| KEYS.contains(&key) || WEAK_KEYS.contains(&key);
+    let is_usual = |key: &str| STRONG_KEYS.contains(&key) || WEAK_KEYS.contains(&key);
     let is_training = |key, value| {
         let is_dictionary = arena.entries(value).is_some();
-        census.is_optimizer(value) || is_of_training(key_of(key), is_dictionary)
+        census.is_optimizer(value) || is_training_key(key_of(key), is_dictionary)
     };
     // An object under such a key is the model itself.
-    let is_model = |&&(key, value): &&(Id, Id)| match is_usual(key_of(key)) {
+    let is_model = |&&(key, value): &&(NodeId, NodeId)| match is_usual(key_of(key)) {
         true => !census.is_plain(value),
         false => census.has_weights(value) && !is_training(key, value),
     };
@@ -100,22 +100,22 @@ pub fn find_state_dict<'a>(
         is_usual(key_of(key)) && branch(entry).is_some()
     });
     if are_usual && let Some(branch) = find_by_key(&WEAK_KEYS) {
-        return Some((branch, Reason::UsualKey));
+        return Some((branch, SelectReason::UsualKey));
     }
     let only = models.next().filter(|_| models.next().is_none())?;
     let has_optimizer = entries
         .iter()
         .any(|&(key, value)| arena.entries(value).is_some() && is_training(key, value));
     let branch = branch(only).filter(|_| has_optimizer)?;
-    Some((branch, Reason::BesideTraining))
+    Some((branch, SelectReason::BesideTraining))
 }
 
 /// Whether a key is that of an optimizer's state, of a scheduler, or of a loss and the like.
-fn is_of_training(key: &str, is_dictionary: bool) -> bool {
+fn is_training_key(key: &str, is_dictionary: bool) -> bool {
     let mut words = key.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase);
     words.any(|word| {
         TRAINING_PREFIXES.iter().any(|prefix| word.starts_with(prefix))
             || TRAINING_WORDS.contains(&&*word)
-            || !is_dictionary && TRAINING_VALUES.contains(&&*word)
+            || !is_dictionary && TRAINING_VALUE_WORDS.contains(&&*word)
     })
 }

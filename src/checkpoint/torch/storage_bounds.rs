@@ -1,29 +1,31 @@
 //! Turns a view of a storage into the place of its bytes: every bound is checked here.
 
-use crate::checkpoint::{Axis, Bytes, Dtype, Name, OriginId, Run, Tensor, TensorFault};
+use crate::checkpoint::{
+    Axis, ByteRun, Dtype, OriginId, Tensor, TensorBytes, TensorError, TensorName,
+};
 
-use super::interpret::{View, shown};
+use super::interpret::{TensorView, shorten_name};
 
 /// Where a storage lies.
 #[derive(Clone, Copy, Debug)]
-pub struct Stored {
+pub struct StorageLocation {
     pub origin: OriginId,
     pub start: u64,
     pub len: u64,
 }
 
 /// The tensor of a view, given where its storage lies and whether it is in the other byte order.
-pub fn place(
-    name: Name,
-    view: &View<'_>,
-    stored: Stored,
+pub fn locate_tensor(
+    name: TensorName,
+    view: &TensorView<'_>,
+    stored: StorageLocation,
     swapped: bool,
-) -> Result<Tensor, TensorFault> {
+) -> Result<Tensor, TensorError> {
     let storage = &view.storage;
-    let stated = u128::from(storage.count) * u128::from(storage.unit);
+    let stated = u128::from(storage.element_count) * u128::from(storage.element_bytes);
     if stated != u128::from(stored.len) {
-        return Err(TensorFault::StorageSize {
-            storage: shown(storage.key),
+        return Err(TensorError::StorageSize {
+            storage: shorten_name(storage.key),
             stated,
             has: stored.len,
         });
@@ -32,19 +34,19 @@ pub fn place(
     let (window_start, window_len) = match storage.window {
         None => (0, stored.len),
         Some((first, count)) => {
-            let end = (u128::from(first) + u128::from(count)) * u128::from(storage.unit);
+            let end = (u128::from(first) + u128::from(count)) * u128::from(storage.element_bytes);
             if end > stated {
-                return Err(TensorFault::Bounds {
-                    storage: shown(storage.key),
+                return Err(TensorError::OutOfBounds {
+                    storage: shorten_name(storage.key),
                     needs: end,
                     has: stored.len,
                 });
             }
-            (first * storage.unit, count * storage.unit)
+            (first * storage.element_bytes, count * storage.element_bytes)
         }
     };
     if view.shape.len() != view.stride.len() {
-        return Err(TensorFault::Malformed {
+        return Err(TensorError::Malformed {
             what: "its shape and its strides do not belong together",
         });
     }
@@ -53,16 +55,16 @@ pub fn place(
         // Two values a byte: what torch counts as one element is two in a header.
         let last = shape
             .last_mut()
-            .ok_or(TensorFault::Kind { kind: "a single packed pair".to_owned() })?;
-        *last = last.checked_mul(2).ok_or(TensorFault::Overflow)?;
+            .ok_or(TensorError::UnsupportedKind { kind: "a single packed pair".to_owned() })?;
+        *last = last.checked_mul(2).ok_or(TensorError::Overflow)?;
         1
     } else {
         u64::from(view.dtype.bits() / 8)
     };
-    let len = view.dtype.bytes_of(&shape).ok_or(TensorFault::Overflow)?;
+    let len = view.dtype.byte_len(&shape).ok_or(TensorError::Overflow)?;
     let start = stored.start + window_start;
     let bytes = if len == 0 {
-        Bytes::Run(Run { origin: stored.origin, offset: stored.start, len: 0 })
+        TensorBytes::Run(ByteRun { origin: stored.origin, offset: stored.start, len: 0 })
     } else {
         let dims = || view.shape.iter().zip(&view.stride);
         // Saturating: 64 products of two 64-bit numbers need a little more than 128 bits.
@@ -71,8 +73,8 @@ pub fn place(
         });
         let needs = last.saturating_add(1).saturating_mul(u128::from(item));
         if needs > u128::from(window_len) {
-            return Err(TensorFault::Bounds {
-                storage: shown(storage.key),
+            return Err(TensorError::OutOfBounds {
+                storage: shorten_name(storage.key),
                 needs,
                 has: window_len,
             });
@@ -82,10 +84,13 @@ pub fn place(
         let axes = dims()
             .filter(|(d, _)| **d > 1)
             .map(|(&count, &stride)| Axis { count, stride: stride * item });
-        Bytes::strided(stored.origin, base, axes, item)
+        TensorBytes::from_axes(stored.origin, base, axes, item)
     };
-    let unit = view.dtype.swap_unit();
-    let bytes =
-        if swapped && unit > 1 { Bytes::Swapped { unit, of: Box::new(bytes) } } else { bytes };
+    let unit = view.dtype.swap_unit_bytes();
+    let bytes = if swapped && unit > 1 {
+        TensorBytes::Swapped { unit_bytes: unit, inner: Box::new(bytes) }
+    } else {
+        bytes
+    };
     Ok(Tensor { name, dtype: view.dtype, shape: shape.into(), bytes })
 }

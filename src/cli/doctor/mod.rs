@@ -11,15 +11,15 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::args::Doctor;
+use super::args::DoctorArgs;
 use super::terminal_text::one_line;
-use super::{FAILED, Failure};
+use super::{CommandError, EXIT_FAILED};
 
 /// One thing that was looked at.
 #[derive(Debug, Serialize)]
-struct Check {
+struct DoctorCheck {
     what: &'static str,
-    verdict: Verdict,
+    verdict: CheckVerdict,
     /// What is so, and what it means.
     says: String,
     /// What to do; nothing where all is well.
@@ -28,7 +28,7 @@ struct Check {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum CheckVerdict {
     Ok,
     /// Works, with a limit that can be lifted.
     Note,
@@ -36,41 +36,50 @@ enum Verdict {
     Problem,
 }
 
-impl Check {
-    fn ok(what: &'static str, says: impl Into<String>) -> Check {
-        Check { what, verdict: Verdict::Ok, says: says.into(), remedy: String::new() }
+impl DoctorCheck {
+    fn ok(what: &'static str, says: impl Into<String>) -> DoctorCheck {
+        DoctorCheck { what, verdict: CheckVerdict::Ok, says: says.into(), remedy: String::new() }
     }
 
-    fn note(what: &'static str, says: impl Into<String>, remedy: impl Into<String>) -> Check {
-        Check { what, verdict: Verdict::Note, says: says.into(), remedy: remedy.into() }
+    fn note(what: &'static str, says: impl Into<String>, remedy: impl Into<String>) -> DoctorCheck {
+        DoctorCheck { what, verdict: CheckVerdict::Note, says: says.into(), remedy: remedy.into() }
     }
 
-    fn problem(what: &'static str, says: impl Into<String>, remedy: impl Into<String>) -> Check {
-        Check { what, verdict: Verdict::Problem, says: says.into(), remedy: remedy.into() }
+    fn problem(
+        what: &'static str,
+        says: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> DoctorCheck {
+        DoctorCheck {
+            what,
+            verdict: CheckVerdict::Problem,
+            says: says.into(),
+            remedy: remedy.into(),
+        }
     }
 }
 
 /// Looks at the machine, and at the path if that can be reached.
 pub fn run(
-    args: &Doctor,
-    reachable: Result<(), Failure>,
+    args: &DoctorArgs,
+    reachable: Result<(), CommandError>,
     out: &mut dyn Write,
-) -> Result<(), Failure> {
-    let mut checks = machine::look();
+) -> Result<(), CommandError> {
+    let mut checks = machine::check_machine();
     match (&args.path, reachable) {
-        (Some(path), Ok(())) => checks.extend(source::look(path)),
-        (_, Err(failure)) => checks.push(source::unreachable(failure)),
+        (Some(path), Ok(())) => checks.extend(source::check_source(path)),
+        (_, Err(failure)) => checks.push(source::unreachable_check(failure)),
         (None, Ok(())) => {}
     }
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &checks).map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
-        for Check { what, verdict, says, remedy } in &checks {
+        for DoctorCheck { what, verdict, says, remedy } in &checks {
             let verdict = match verdict {
-                Verdict::Ok => "ok",
-                Verdict::Note => "note",
-                Verdict::Problem => "PROBLEM",
+                CheckVerdict::Ok => "ok",
+                CheckVerdict::Note => "note",
+                CheckVerdict::Problem => "PROBLEM",
             };
             writeln!(out, "{verdict:<8} {what:<16} {}", one_line(says))?;
             if !remedy.is_empty() {
@@ -78,6 +87,6 @@ pub fn run(
             }
         }
     }
-    let works = checks.iter().all(|check| check.verdict != Verdict::Problem);
-    if works { Ok(()) } else { Err(Failure::told(FAILED)) }
+    let works = checks.iter().all(|check| check.verdict != CheckVerdict::Problem);
+    if works { Ok(()) } else { Err(CommandError::already_reported(EXIT_FAILED)) }
 }

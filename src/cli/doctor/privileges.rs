@@ -8,36 +8,36 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-use crate::mount::error::{DEVICE_OF_ROOT, NO_DEVICE};
+use crate::mount::error::{DEVICE_MODE_REMEDY, NO_DEVICE_REMEDY};
 use crate::mount::fusermount;
 
-use super::Check;
-use super::machine::{has, is_outermost, says_status, text};
+use super::DoctorCheck;
+use super::machine::{has_capability, has_status, is_outermost, read_trimmed};
 
-const DEVICE: &str = "/dev/fuse";
+const FUSE_DEVICE: &str = "/dev/fuse";
 
 /// What decides it.
 #[derive(Clone, Debug)]
-struct Facts {
+struct PrivilegeFacts {
     /// The device's mode, if it is there.
     mode: Option<u32>,
     /// Why this user cannot open it.
-    refused: Option<Errno>,
+    open_error: Option<Errno>,
     is_root: bool,
     may_mount: bool,
     is_outermost: bool,
     no_new_privileges: bool,
     /// fusermount3, and whether it is setuid.
-    helper: Option<(PathBuf, bool)>,
+    fusermount: Option<(PathBuf, bool)>,
     /// What keeps ordinary users from namespaces of their own: a setting, and its value that would not.
-    closed: Option<(&'static str, &'static str)>,
+    closing_setting: Option<(&'static str, &'static str)>,
 }
 
-pub(super) fn look() -> Vec<Check> {
-    let facts = Facts::of_this_process();
+pub(super) fn check_privileges() -> Vec<DoctorCheck> {
+    let facts = PrivilegeFacts::of_this_process();
     vec![
-        check_device(facts.refused),
-        check_helper(&facts),
+        check_device(facts.open_error),
+        check_fusermount(&facts),
         check_allow_other(facts.is_root),
         check_namespaces(&facts),
     ]
@@ -45,7 +45,7 @@ pub(super) fn look() -> Vec<Check> {
 
 /// Settings that close namespaces to ordinary users: where they stand, how sysctl calls them, the value
 /// that closes and one that opens.
-const CLOSING: [(&str, &str, &str, &str); 3] = [
+const CLOSING_SETTINGS: [(&str, &str, &str, &str); 3] = [
     ("/proc/sys/user/max_user_namespaces", "user.max_user_namespaces", "0", "10000"),
     ("/proc/sys/kernel/unprivileged_userns_clone", "kernel.unprivileged_userns_clone", "0", "1"),
     (
@@ -56,100 +56,109 @@ const CLOSING: [(&str, &str, &str, &str); 3] = [
     ),
 ];
 
-impl Facts {
-    fn of_this_process() -> Facts {
+impl PrivilegeFacts {
+    fn of_this_process() -> PrivilegeFacts {
         let permissions =
             |path: &PathBuf| fs::metadata(path).ok().map(|it| it.permissions().mode());
-        let opened = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        let closing =
-            CLOSING.iter().find(|(path, _, value, _)| text(path).as_deref() == Some(*value));
-        Facts {
-            mode: permissions(&DEVICE.into()),
-            refused: opened.err(),
+        let opened = rustix::fs::open(FUSE_DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let closing = CLOSING_SETTINGS
+            .iter()
+            .find(|(path, _, value, _)| read_trimmed(path).as_deref() == Some(*value));
+        PrivilegeFacts {
+            mode: permissions(&FUSE_DEVICE.into()),
+            open_error: opened.err(),
             is_root: rustix::process::geteuid().is_root(),
-            may_mount: has(CapabilitySet::SYS_ADMIN),
+            may_mount: has_capability(CapabilitySet::SYS_ADMIN),
             is_outermost: is_outermost(),
-            no_new_privileges: says_status("NoNewPrivs", "1"),
-            helper: fusermount::find().map(|path| {
+            no_new_privileges: has_status("NoNewPrivs", "1"),
+            fusermount: fusermount::find().map(|path| {
                 let is_setuid = permissions(&path).is_some_and(|mode| mode & 0o4000 != 0);
                 (path, is_setuid)
             }),
-            closed: closing.map(|&(_, setting, _, opens)| (setting, opens)),
+            closing_setting: closing.map(|&(_, setting, _, opens)| (setting, opens)),
         }
     }
 
-    fn mounts_itself(&self) -> bool {
-        self.may_mount && self.refused.is_none()
+    fn can_mount_directly(&self) -> bool {
+        self.may_mount && self.open_error.is_none()
     }
 
     /// The device's mode, where that is what decides: not where it is missing or kept from a container.
     fn deciding_mode(&self) -> Option<u32> {
-        self.mode.filter(|_| matches!(self.refused, None | Some(Errno::ACCESS)))
+        self.mode.filter(|_| matches!(self.open_error, None | Some(Errno::ACCESS)))
     }
 
     /// Whether ordinary users may open the device: this one, or where this one is root, all others.
-    fn is_for_users(&self) -> bool {
+    fn is_open_to_users(&self) -> bool {
         let for_all = self.mode.is_some_and(|mode| mode & 0o006 == 0o006);
-        self.refused.is_none() && (for_all || !self.is_root)
+        self.open_error.is_none() && (for_all || !self.is_root)
     }
 }
 
-fn check_device(refused: Option<Errno>) -> Check {
-    const WHAT: &str = DEVICE;
+fn check_device(refused: Option<Errno>) -> DoctorCheck {
+    const WHAT: &str = FUSE_DEVICE;
     match refused {
-        None => Check::ok(WHAT, "there, and this user may open it"),
+        None => DoctorCheck::ok(WHAT, "there, and this user may open it"),
         Some(Errno::ACCESS) => {
-            Check::problem(WHAT, "there, and this user may not open it", DEVICE_OF_ROOT)
+            DoctorCheck::problem(WHAT, "there, and this user may not open it", DEVICE_MODE_REMEDY)
         }
-        Some(Errno::PERM) => {
-            Check::problem(WHAT, "there, and this container may not open it", NO_DEVICE)
+        Some(Errno::PERM) => DoctorCheck::problem(
+            WHAT,
+            "there, and this container may not open it",
+            NO_DEVICE_REMEDY,
+        ),
+        Some(Errno::NOENT) => {
+            DoctorCheck::problem(WHAT, "not there: no FUSE, no mount", NO_DEVICE_REMEDY)
         }
-        Some(Errno::NOENT) => Check::problem(WHAT, "not there: no FUSE, no mount", NO_DEVICE),
-        Some(e) => Check::problem(WHAT, format!("cannot be opened: {e}"), NO_DEVICE),
+        Some(e) => DoctorCheck::problem(WHAT, format!("cannot be opened: {e}"), NO_DEVICE_REMEDY),
     }
 }
 
-fn check_helper(facts: &Facts) -> Check {
+fn check_fusermount(facts: &PrivilegeFacts) -> DoctorCheck {
     const WHAT: &str = "fusermount3";
-    let found = facts.helper.as_ref().map(|(path, is_setuid)| (path.display(), *is_setuid));
+    let found = facts.fusermount.as_ref().map(|(path, is_setuid)| (path.display(), *is_setuid));
     match found {
-        Some((path, true)) if facts.no_new_privileges && !facts.mounts_itself() => Check::problem(
-            WHAT,
-            format!("{path}: this process may gain no privileges, so it cannot help"),
-            "in a container, start it without no-new-privileges, or as root",
-        ),
+        Some((path, true)) if facts.no_new_privileges && !facts.can_mount_directly() => {
+            DoctorCheck::problem(
+                WHAT,
+                format!("{path}: this process may gain no privileges, so it cannot help"),
+                "in a container, start it without no-new-privileges, or as root",
+            )
+        }
         Some((path, true)) if facts.is_outermost => match facts.deciding_mode() {
-            _ if facts.is_for_users() => {
-                Check::ok(WHAT, format!("{path}: ordinary users can mount"))
+            _ if facts.is_open_to_users() => {
+                DoctorCheck::ok(WHAT, format!("{path}: ordinary users can mount"))
             }
-            None => Check::ok(WHAT, format!("{path}: there, and of no use without {DEVICE}")),
+            None => {
+                DoctorCheck::ok(WHAT, format!("{path}: there, and of no use without {FUSE_DEVICE}"))
+            }
             // It opens the device as the user who calls it.
             Some(mode) => {
                 let says = format!(
-                    "{path}: ordinary users cannot mount, for they may not open {DEVICE} (mode {:04o})",
+                    "{path}: ordinary users cannot mount, for they may not open {FUSE_DEVICE} (mode {:04o})",
                     mode & 0o7777
                 );
-                match facts.mounts_itself() {
-                    true => Check::note(WHAT, says, DEVICE_OF_ROOT),
-                    false => Check::problem(WHAT, says, DEVICE_OF_ROOT),
+                match facts.can_mount_directly() {
+                    true => DoctorCheck::note(WHAT, says, DEVICE_MODE_REMEDY),
+                    false => DoctorCheck::problem(WHAT, says, DEVICE_MODE_REMEDY),
                 }
             }
         },
-        found if facts.mounts_itself() => {
+        found if facts.can_mount_directly() => {
             let state = if found.is_some() { "cannot help here" } else { "not there" };
-            Check::ok(WHAT, format!("{state}, and not needed: this user may mount by itself"))
+            DoctorCheck::ok(WHAT, format!("{state}, and not needed: this user may mount by itself"))
         }
-        Some((path, true)) => Check::problem(
+        Some((path, true)) => DoctorCheck::problem(
             WHAT,
             format!("{path}: has no power inside a user namespace"),
             "let this user open /dev/fuse (mode 0666), or mount from outside the namespace",
         ),
-        Some((path, false)) => Check::problem(
+        Some((path, false)) => DoctorCheck::problem(
             WHAT,
             format!("{path}: is not setuid root, so this user cannot mount"),
             "reinstall the package fuse3 (chmod u+s), or run as root",
         ),
-        None => Check::problem(
+        None => DoctorCheck::problem(
             WHAT,
             "not there, so this user cannot mount",
             "install the package fuse3",
@@ -157,15 +166,15 @@ fn check_helper(facts: &Facts) -> Check {
     }
 }
 
-fn check_allow_other(is_root: bool) -> Check {
+fn check_allow_other(is_root: bool) -> DoctorCheck {
     const WHAT: &str = "--allow-other";
-    let config = text("/etc/fuse.conf").unwrap_or_default();
+    let config = read_trimmed("/etc/fuse.conf").unwrap_or_default();
     if config.lines().any(|line| line.trim() == "user_allow_other") {
-        Check::ok(WHAT, "anybody may use it (user_allow_other in /etc/fuse.conf)")
+        DoctorCheck::ok(WHAT, "anybody may use it (user_allow_other in /etc/fuse.conf)")
     } else if is_root {
-        Check::ok(WHAT, "root may use it, other users not")
+        DoctorCheck::ok(WHAT, "root may use it, other users not")
     } else {
-        Check::note(
+        DoctorCheck::note(
             WHAT,
             "not for this user: a mount is seen by its own user only",
             "have root put the line user_allow_other in /etc/fuse.conf",
@@ -173,18 +182,18 @@ fn check_allow_other(is_root: bool) -> Check {
     }
 }
 
-fn check_namespaces(facts: &Facts) -> Check {
+fn check_namespaces(facts: &PrivilegeFacts) -> DoctorCheck {
     const WHAT: &str = "user namespaces";
-    match facts.closed {
+    match facts.closing_setting {
         _ if !facts.is_outermost && facts.may_mount => {
-            Check::ok(WHAT, "inside one, with the right to mount")
+            DoctorCheck::ok(WHAT, "inside one, with the right to mount")
         }
-        _ if !facts.is_outermost => Check::note(
+        _ if !facts.is_outermost => DoctorCheck::note(
             WHAT,
             "inside one, without the right to mount",
             "enter it as its root (unshare -Urm)",
         ),
-        Some((setting, opens)) => Check::note(
+        Some((setting, opens)) => DoctorCheck::note(
             WHAT,
             format!(
                 "closed to ordinary users ({setting}): unshare -Urm gives no place to mount in"
@@ -193,67 +202,72 @@ fn check_namespaces(facts: &Facts) -> Check {
                 "only needed where there is neither root nor fusermount3; root opens them: sysctl {setting}={opens}"
             ),
         ),
-        None if facts.is_for_users() => {
-            Check::ok(WHAT, "open: unshare -Urm gives a place of one's own to mount in")
+        None if facts.is_open_to_users() => {
+            DoctorCheck::ok(WHAT, "open: unshare -Urm gives a place of one's own to mount in")
         }
-        None if facts.deciding_mode().is_none() => {
-            Check::note(WHAT, format!("open, and of no use without {DEVICE}"), NO_DEVICE)
-        }
-        None => Check::note(
+        None if facts.deciding_mode().is_none() => DoctorCheck::note(
             WHAT,
-            format!("open, and no place to mount in: ordinary users may not open {DEVICE}"),
-            DEVICE_OF_ROOT,
+            format!("open, and of no use without {FUSE_DEVICE}"),
+            NO_DEVICE_REMEDY,
+        ),
+        None => DoctorCheck::note(
+            WHAT,
+            format!("open, and no place to mount in: ordinary users may not open {FUSE_DEVICE}"),
+            DEVICE_MODE_REMEDY,
         ),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Verdict;
+    use super::super::CheckVerdict;
     use super::*;
 
     /// Root of a machine where everything is as distributions leave it.
-    fn usual() -> Facts {
-        Facts {
+    fn usual() -> PrivilegeFacts {
+        PrivilegeFacts {
             mode: Some(0o020_666),
-            refused: None,
+            open_error: None,
             is_root: true,
             may_mount: true,
             is_outermost: true,
             no_new_privileges: false,
-            helper: Some(("/usr/bin/fusermount3".into(), true)),
-            closed: None,
+            fusermount: Some(("/usr/bin/fusermount3".into(), true)),
+            closing_setting: None,
         }
     }
 
     /// An ordinary user of the same.
-    fn user() -> Facts {
-        Facts { is_root: false, may_mount: false, ..usual() }
+    fn user() -> PrivilegeFacts {
+        PrivilegeFacts { is_root: false, may_mount: false, ..usual() }
     }
 
     #[test]
     fn devices_that_cannot_be_used_are_problems() {
-        assert_eq!(check_device(None).verdict, Verdict::Ok);
+        assert_eq!(check_device(None).verdict, CheckVerdict::Ok);
         for refused in [Errno::ACCESS, Errno::NOENT, Errno::PERM, Errno::NODEV] {
-            assert_eq!(check_device(Some(refused)).verdict, Verdict::Problem);
+            assert_eq!(check_device(Some(refused)).verdict, CheckVerdict::Problem);
         }
     }
 
     #[test]
     fn users_can_mount_where_they_may_open_the_device() {
-        let of_group = Facts { mode: Some(0o660), ..user() };
+        let of_group = PrivilegeFacts { mode: Some(0o660), ..user() };
         for facts in [usual(), user(), of_group] {
-            assert!(check_helper(&facts).says.contains("ordinary users can mount"), "{facts:?}");
+            assert!(
+                check_fusermount(&facts).says.contains("ordinary users can mount"),
+                "{facts:?}"
+            );
             assert!(check_namespaces(&facts).says.contains("unshare -Urm gives a place"));
         }
-        let root = Facts { mode: Some(0o600), ..usual() };
-        let user = Facts { mode: Some(0o600), refused: Some(Errno::ACCESS), ..user() };
-        for (facts, verdict) in [(root, Verdict::Note), (user, Verdict::Problem)] {
-            let helper = check_helper(&facts);
+        let root = PrivilegeFacts { mode: Some(0o600), ..usual() };
+        let user = PrivilegeFacts { mode: Some(0o600), open_error: Some(Errno::ACCESS), ..user() };
+        for (facts, verdict) in [(root, CheckVerdict::Note), (user, CheckVerdict::Problem)] {
+            let helper = check_fusermount(&facts);
             assert_eq!(helper.verdict, verdict, "{helper:?}");
             assert!(helper.says.contains("cannot mount") && helper.says.contains("0600"));
             let namespaces = check_namespaces(&facts);
-            assert_eq!(namespaces.verdict, Verdict::Note, "{namespaces:?}");
+            assert_eq!(namespaces.verdict, CheckVerdict::Note, "{namespaces:?}");
             assert!(!namespaces.says.contains("unshare"), "{namespaces:?}");
             for check in [helper, namespaces] {
                 assert!(check.remedy.contains("chmod 666 /dev/fuse"), "{check:?}");
@@ -264,9 +278,12 @@ mod tests {
 
     #[test]
     fn namespaces_that_are_closed_are_not_recommended() {
-        for (_, setting, _, opens) in CLOSING {
-            let check = check_namespaces(&Facts { closed: Some((setting, opens)), ..user() });
-            assert_eq!(check.verdict, Verdict::Note);
+        for (_, setting, _, opens) in CLOSING_SETTINGS {
+            let check = check_namespaces(&PrivilegeFacts {
+                closing_setting: Some((setting, opens)),
+                ..user()
+            });
+            assert_eq!(check.verdict, CheckVerdict::Note);
             assert!(check.says.contains(setting) && check.says.contains("gives no place"));
             assert!(check.remedy.contains(&format!("{setting}={opens}")), "{check:?}");
         }
@@ -274,10 +291,10 @@ mod tests {
 
     #[test]
     fn without_a_device_nothing_is_promised() {
-        let none = Facts { mode: None, refused: Some(Errno::NOENT), ..usual() };
-        let kept_from_a_container = Facts { refused: Some(Errno::PERM), ..usual() };
+        let none = PrivilegeFacts { mode: None, open_error: Some(Errno::NOENT), ..usual() };
+        let kept_from_a_container = PrivilegeFacts { open_error: Some(Errno::PERM), ..usual() };
         for facts in [none, kept_from_a_container] {
-            for check in [check_helper(&facts), check_namespaces(&facts)] {
+            for check in [check_fusermount(&facts), check_namespaces(&facts)] {
                 assert!(check.says.contains("of no use without /dev/fuse"), "{check:?}");
             }
         }

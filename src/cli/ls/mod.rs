@@ -8,16 +8,16 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::source::Kind;
-use crate::view::{self, Entry, View};
+use crate::source::FileKind;
+use crate::view::{self, View, ViewEntry};
 
-use super::args::Ls;
-use super::terminal_text::{bytes, count, one_line};
-use super::{FAILED, Failure};
-use report::{Directory, Named};
+use super::args::LsArgs;
+use super::terminal_text::{format_bytes, format_count, one_line};
+use super::{CommandError, EXIT_FAILED};
+use report::{DirectoryReport, EntryReport};
 
-pub fn run(args: &Ls, out: &mut dyn Write) -> Result<(), Failure> {
-    let view = View::new(&args.path, args.shows.options()?)?;
+pub fn run(args: &LsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let view = View::new(&args.path, args.view_args.options()?)?;
     let mut directories = Vec::new();
     let mut unreadable = 0;
     let mut todo = vec![PathBuf::new()];
@@ -26,7 +26,7 @@ pub fn run(args: &Ls, out: &mut dyn Write) -> Result<(), Failure> {
             Ok(listed) => listed,
             // What was asked for; anything beneath it keeps nothing else from being listed.
             Err(error) if place.as_os_str().is_empty() => return Err(error.into()),
-            Err(error) => (Directory::unreadable(&place, &error), Vec::new()),
+            Err(error) => (DirectoryReport::unreadable(&place, &error), Vec::new()),
         };
         unreadable += directory.unreadable.len() + usize::from(directory.error.is_some());
         if args.recursive {
@@ -41,42 +41,46 @@ pub fn run(args: &Ls, out: &mut dyn Write) -> Result<(), Failure> {
             let path = args.path.join(&place);
             writeln!(out, "{gap}{}:", one_line(&path.display().to_string()))?;
         }
-        print(&directory, out)?;
+        print_directory(&directory, out)?;
     }
     if args.json {
         let json = serde_json::to_string_pretty(&directories).map_err(io::Error::from)?;
         writeln!(out, "{json}")?;
     }
     if unreadable > 0 {
-        let message = format!("{} could not be read", count(unreadable, "name"));
-        return Err(Failure::new(FAILED, message, "see what the listing says of each"));
+        let message = format!("{} could not be read", format_count(unreadable, "name"));
+        return Err(CommandError::new(EXIT_FAILED, message, "see what the listing says of each"));
     }
     Ok(())
 }
 
 /// The directory at a place, and the places of those in it.
-fn list(view: &View, place: &Path) -> Result<(Directory, Vec<PathBuf>), view::Error> {
+fn list(view: &View, place: &Path) -> Result<(DirectoryReport, Vec<PathBuf>), view::ViewError> {
     let listing = view.list(place)?;
-    let headers = view.headers(place, &listing);
-    let unreachable = unreachable(view, place);
+    let headers = view.safetensors_headers(place, &listing);
+    let unreachable = unreachable_mounts(view, place);
     let is_reachable = |name: &OsStr| unreachable.iter().all(|(other, _)| other != name);
     let folders = listing
         .entries
         .iter()
-        .filter(|named| matches!(&named.entry, Entry::Source(a) if a.kind == Kind::Directory))
+        .filter(
+            |named| matches!(&named.entry, ViewEntry::Source(a) if a.kind == FileKind::Directory),
+        )
         .filter(|named| is_reachable(&named.name))
         .map(|named| place.join(&named.name))
         .collect();
-    Ok((Directory::of(place, listing, headers, unreachable), folders))
+    Ok((DirectoryReport::new(place, listing, headers, unreachable), folders))
 }
 
 /// The mounts in a directory whose daemons are gone or stuck, and what is wrong with each: a listing
 /// has their names, and does not go there.
-fn unreachable(view: &View, place: &Path) -> Vec<(OsString, String)> {
+fn unreachable_mounts(view: &View, place: &Path) -> Vec<(OsString, String)> {
     #[cfg(feature = "mount")]
     {
-        let wrong = crate::mount::stuck_paths::beneath(&view.root().real().join(view.way(place)));
-        let told = wrong.into_iter().map(|(name, e)| (name, report::in_words(&e, e.remedy())));
+        let wrong = crate::mount::stuck_paths::unreachable_mounts_in(
+            &view.root().real_path().join(view.source_path(place)),
+        );
+        let told = wrong.into_iter().map(|(name, e)| (name, report::error_text(&e, e.remedy())));
         told.collect()
     }
     #[cfg(not(feature = "mount"))]
@@ -86,9 +90,15 @@ fn unreachable(view: &View, place: &Path) -> Vec<(OsString, String)> {
     }
 }
 
-fn print(directory: &Directory, out: &mut dyn Write) -> io::Result<()> {
+fn print_directory(directory: &DirectoryReport, out: &mut dyn Write) -> io::Result<()> {
     for named in &directory.entries {
-        writeln!(out, "{:>10}  {}{}", size(named), one_line(&named.name.text), what(named))?;
+        writeln!(
+            out,
+            "{:>10}  {}{}",
+            size_text(named),
+            one_line(&named.name.text),
+            description(named)
+        )?;
         for note in named.image.iter().flat_map(|image| &image.notes) {
             writeln!(out, "{:>10}    note: {}", "", one_line(note))?;
         }
@@ -113,23 +123,23 @@ fn print(directory: &Directory, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-fn size(named: &Named) -> String {
+fn size_text(named: &EntryReport) -> String {
     match named.kind {
-        "file" | "image" | "index" => bytes(named.size),
+        "file" | "image" | "index" => format_bytes(named.size),
         _ => String::new(),
     }
 }
 
 /// What follows a name: what it is, and what it is made of.
-fn what(named: &Named) -> String {
+fn description(named: &EntryReport) -> String {
     if let Some(image) = &named.image {
         let from = match image.from.as_slice() {
             [one] => one_line(one),
             [first, ..] => format!("{} and others", one_line(first)),
             [] => String::new(),
         };
-        let files = count(image.from.len(), "file");
-        let tensors = count(image.tensors, "tensor");
+        let files = format_count(image.from.len(), "file");
+        let tensors = format_count(image.tensors, "tensor");
         return format!("  image of {from} ({files}, {}, {tensors})", image.format.name());
     }
     if let Some(target) = &named.target {
@@ -141,7 +151,7 @@ fn what(named: &Named) -> String {
     match (named.kind, named.tensors) {
         ("directory", _) => "/".to_owned(),
         ("index", _) => "  made for loaders that go by an index: names the image alone".to_owned(),
-        (_, Some(tensors)) => format!("  ({})", count(tensors, "tensor")),
+        (_, Some(tensors)) => format!("  ({})", format_count(tensors, "tensor")),
         _ => String::new(),
     }
 }

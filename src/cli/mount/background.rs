@@ -13,36 +13,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::mount::respawn;
 
-use super::super::{FAILED, Failure, note};
+use super::super::{CommandError, EXIT_FAILED, print_note};
 
 /// Tells the daemon that it is one: the name of the pipe that is its standard output.
-const VARIABLE: &str = "CKPTFS_DAEMON";
+const DAEMON_VARIABLE: &str = "CKPTFS_DAEMON";
 
 /// A report is a few lines; a caller that hears more hears nonsense.
-const MAX_REPORT: u64 = 64 * 1024;
+const MAX_REPORT_BYTES: u64 = 64 * 1024;
 
 /// What the daemon tells the process that started it, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
-enum Report {
+enum StartReport {
     /// The mount answers; notes for the user.
     Ready(Vec<String>),
     /// There will be no mount.
-    Failed(Failure),
+    Failed(CommandError),
 }
 
 /// The process that started this daemon, and waits.
 #[derive(Debug)]
-pub struct Caller {
+pub struct ParentProcess {
     pipe: OwnedFd,
 }
 
 /// Runs this very command again as a daemon, and returns when its mount answers.
-pub fn start(args: &[OsString]) -> Result<(), Failure> {
+pub fn spawn_daemon(args: &[OsString]) -> Result<(), CommandError> {
     let failed = |error: io::Error| {
         let message = format!("cannot start the daemon: {error}");
         let remedy =
             "raise the limits on processes and open files (ulimit -u, -n), or use --foreground";
-        Failure::new(FAILED, message, remedy)
+        CommandError::new(EXIT_FAILED, message, remedy)
     };
     let (mut reader, writer) = io::pipe().map_err(failed)?;
     // The same words, so that ps tells what it is.
@@ -51,54 +51,54 @@ pub fn start(args: &[OsString]) -> Result<(), Failure> {
     let mut command = respawn::command(name);
     command.args(rest);
     // Its standard error stays ours until it is ready, for words that nobody planned.
-    command.env(VARIABLE, name_of(&writer).map_err(failed)?);
+    command.env(DAEMON_VARIABLE, pipe_name(&writer).map_err(failed)?);
     command.stdin(Stdio::null()).stdout(writer);
     let mut child = command.spawn().map_err(failed)?;
     // Our own copy of the pipe's end goes, so that the daemon's end is the end.
     drop(command);
     let mut said = Vec::new();
-    reader.by_ref().take(MAX_REPORT).read_to_end(&mut said).map_err(failed)?;
+    reader.by_ref().take(MAX_REPORT_BYTES).read_to_end(&mut said).map_err(failed)?;
     match serde_json::from_slice(&said) {
-        Ok(Report::Ready(notes)) => {
-            notes.iter().for_each(|text| note(text));
+        Ok(StartReport::Ready(notes)) => {
+            notes.iter().for_each(|text| print_note(text));
             Ok(())
         }
-        Ok(Report::Failed(failure)) => Err(failure),
+        Ok(StartReport::Failed(failure)) => Err(failure),
         Err(_) => {
             let status = child.wait().map_err(failed)?;
             let message = format!("the daemon ended before its mount answered ({status})");
-            Err(Failure::new(FAILED, message, "use --foreground -v to see what it does"))
+            Err(CommandError::new(EXIT_FAILED, message, "use --foreground -v to see what it does"))
         }
     }
 }
 
 /// The system's name for a pipe, the same in every process that has it.
-fn name_of(pipe: &impl AsFd) -> io::Result<PathBuf> {
+fn pipe_name(pipe: &impl AsFd) -> io::Result<PathBuf> {
     use std::os::fd::AsRawFd;
     std::fs::read_link(format!("/proc/self/fd/{}", pipe.as_fd().as_raw_fd()))
 }
 
 /// Makes this process the daemon that a caller wants, if one does: alone in its session, without
 /// descriptors of others, its standard output no longer the pipe. Must come before everything else.
-pub fn arrive() -> Option<Caller> {
-    let expected = std::env::var_os(VARIABLE)?;
-    forget(VARIABLE);
+pub fn become_daemon() -> Option<ParentProcess> {
+    let expected = std::env::var_os(DAEMON_VARIABLE)?;
+    remove_variable(DAEMON_VARIABLE);
     // Set by anyone else, the variable names no pipe of ours.
-    if name_of(&io::stdout()).ok()?.as_os_str() != expected {
+    if pipe_name(&io::stdout()).ok()?.as_os_str() != expected {
         return None;
     }
-    close_what_was_inherited();
+    close_inherited_descriptors();
     let pipe = rustix::io::fcntl_dupfd_cloexec(io::stdout(), 3).ok()?;
     let nowhere = std::fs::File::options().write(true).open("/dev/null").ok()?;
     rustix::stdio::dup2_stdout(&nowhere).ok()?;
     // Fails only where it leads its session already.
     let _ = rustix::process::setsid();
-    Some(Caller { pipe })
+    Some(ParentProcess { pipe })
 }
 
 /// The programs that the daemon runs are no daemons.
 #[allow(unsafe_code)]
-fn forget(variable: &str) {
+fn remove_variable(variable: &str) {
     // SAFETY: the environment may be changed while no other thread reads it; `arrive` comes first
     // in the process, before there are threads.
     unsafe { std::env::remove_var(variable) };
@@ -106,7 +106,7 @@ fn forget(variable: &str) {
 
 /// A descriptor that a shell left open would keep its pipe or file in use as long as the mount lives.
 #[allow(unsafe_code)]
-fn close_what_was_inherited() {
+fn close_inherited_descriptors() {
     let Ok(listed) = std::fs::read_dir("/proc/self/fd") else {
         return;
     };
@@ -124,10 +124,10 @@ fn close_what_was_inherited() {
     }
 }
 
-impl Caller {
+impl ParentProcess {
     /// Lets go of the caller's terminal and directory, and tells it that the mount answers. What
     /// is written to standard error from here on goes to the log.
-    pub fn ready(self, notes: Vec<String>, log: Option<&std::fs::File>) -> io::Result<()> {
+    pub fn report_ready(self, notes: Vec<String>, log: Option<&std::fs::File>) -> io::Result<()> {
         std::env::set_current_dir("/")?;
         match log {
             Some(log) => rustix::stdio::dup2_stderr(log)?,
@@ -136,15 +136,15 @@ impl Caller {
                 rustix::stdio::dup2_stderr(&nowhere)?;
             }
         }
-        self.report(&Report::Ready(notes))
+        self.send(&StartReport::Ready(notes))
     }
 
     /// Tells it why there will be no mount.
-    pub fn failed(self, failure: Failure) -> io::Result<()> {
-        self.report(&Report::Failed(failure))
+    pub fn report_failure(self, failure: CommandError) -> io::Result<()> {
+        self.send(&StartReport::Failed(failure))
     }
 
-    fn report(self, report: &Report) -> io::Result<()> {
+    fn send(self, report: &StartReport) -> io::Result<()> {
         let text = serde_json::to_vec(report)?;
         std::fs::File::from(self.pipe).write_all(&text)
     }

@@ -23,12 +23,12 @@ pub fn is_from_mount8(args: &[OsString], commands: &Command) -> bool {
 
 /// Whether a path is there, without asking the daemon of a mount that may be dead or stuck.
 fn exists(path: &OsStr) -> bool {
-    crate::mount_info::mountinfo::Spot::at(path.as_ref()).is_ok()
+    crate::mount_info::mountinfo::PathHandle::open(path.as_ref()).is_ok()
 }
 
 /// Words of mount(8), fstab and mount.fuse3 that say nothing to us. The mount is always read-only,
 /// nosuid and nodev, so what they ask for is so or cannot be.
-const IGNORED: [&str; 37] = [
+const IGNORED_OPTIONS: [&str; 37] = [
     "defaults",
     "ro",
     "dev",
@@ -69,11 +69,11 @@ const IGNORED: [&str; 37] = [
 ];
 
 /// Long options that are not for lists: they ask for text instead of a mount.
-const NOT_FOR_LISTS: [&str; 2] = ["help", "version"];
+const EXCLUDED_OPTIONS: [&str; 2] = ["help", "version"];
 
 /// Why a list cannot be taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum OptionListError {
     /// A word that says nothing to us, and the options that there are.
     #[error("unknown mount option '{word}' in -o
   options: {options}
@@ -98,34 +98,34 @@ pub fn long_options(
     lists: &[OsString],
     mount: &Command,
     from_mount8: bool,
-) -> Result<Vec<OsString>, Refused> {
-    let is_option = |long: &str| !NOT_FOR_LISTS.contains(&long);
+) -> Result<Vec<OsString>, OptionListError> {
+    let is_option = |long: &str| !EXCLUDED_OPTIONS.contains(&long);
     let unknown = |word: Vec<u8>| {
         let longs = mount.get_arguments().filter_map(Arg::get_long).filter(|long| is_option(long));
         let mut options: Vec<String> = longs.map(|long| long.replace('-', "_")).collect();
         options.sort();
         let word = String::from_utf8_lossy(&word).into_owned();
-        Refused::Unknown { word, options: options.join(", ") }
+        OptionListError::Unknown { word, options: options.join(", ") }
     };
     let mut found = Vec::new();
     for list in lists {
-        for word in split(list.as_bytes()) {
+        for word in split_list(list.as_bytes()) {
             let (name, value) = match word.iter().position(|&byte| byte == b'=') {
                 Some(at) => (&word[..at], Some(&word[at + 1..])),
                 None => (&word[..], None),
             };
             let name = String::from_utf8_lossy(name);
             if name == "rw" && value.is_none() && !from_mount8 {
-                return Err(Refused::Writable);
+                return Err(OptionListError::Writable);
             }
             if name == "remount" && value.is_none() {
-                return Err(Refused::Remount);
+                return Err(OptionListError::Remount);
             }
             if word.is_empty()
                 || name == "rw"
                 || name.starts_with("x-")
                 || name.starts_with("X-")
-                || IGNORED.contains(&&*name)
+                || IGNORED_OPTIONS.contains(&&*name)
             {
                 continue;
             }
@@ -137,7 +137,7 @@ pub fn long_options(
             };
             // The word after it would be taken for its value.
             if value.is_none_or(<[u8]>::is_empty) && option.get_action().takes_values() {
-                return Err(Refused::NoValue { word: name.into_owned() });
+                return Err(OptionListError::NoValue { word: name.into_owned() });
             }
             let mut option = format!("--{long}").into_bytes();
             if let Some(value) = value {
@@ -151,7 +151,7 @@ pub fn long_options(
 }
 
 /// The words of a list; a backslash takes a comma or a backslash as it is.
-fn split(list: &[u8]) -> Vec<Vec<u8>> {
+fn split_list(list: &[u8]) -> Vec<Vec<u8>> {
     let mut words = vec![Vec::new()];
     let mut bytes = list.iter();
     while let Some(&byte) = bytes.next() {
@@ -175,25 +175,25 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    fn options(lists: &[&str]) -> Result<Vec<String>, Refused> {
+    fn options(lists: &[&str]) -> Result<Vec<String>, OptionListError> {
         let lists: Vec<OsString> = lists.iter().map(OsString::from).collect();
-        let found = long_options(&lists, &args::Mount::command(), true)?;
+        let found = long_options(&lists, &args::MountArgs::command(), true)?;
         Ok(found.into_iter().map(|option| option.into_string().unwrap()).collect())
     }
 
     #[test]
     fn every_long_option_can_stand_in_a_list_in_both_spellings() {
-        let mut command = args::Mount::command();
+        let mut command = args::MountArgs::command();
         command.build();
         let longs: Vec<(String, bool)> = command
             .get_arguments()
             .filter_map(|arg| Some((arg.get_long()?.to_owned(), arg.get_action().takes_values())))
-            .filter(|(long, _)| !NOT_FOR_LISTS.contains(&long.as_str()))
+            .filter(|(long, _)| !EXCLUDED_OPTIONS.contains(&long.as_str()))
             .collect();
         assert!(longs.len() >= 17, "{longs:?}");
         for (long, takes_value) in longs {
             for word in [long.clone(), long.replace('-', "_")] {
-                let no_value = Refused::NoValue { word: word.clone() };
+                let no_value = OptionListError::NoValue { word: word.clone() };
                 for missing in [word.clone(), format!("{word}=")] {
                     let is_refused = options(&[&missing]) == Err(no_value.clone());
                     assert_eq!(is_refused, takes_value, "{missing}");
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(options(&[list]).unwrap(), ["--uid=5"]);
         for unknown in ["rwx", "help", "version", "o", "-f", "=", "=x", " ", "Memory=1G"] {
             match options(&["ro", unknown]) {
-                Err(Refused::Unknown { word, options }) => {
+                Err(OptionListError::Unknown { word, options }) => {
                     assert_eq!(word, unknown);
                     assert!(options.starts_with("allow_other, allow_partial, "), "{options}");
                     assert!(!options.contains("help"), "{options}");
@@ -224,9 +224,9 @@ mod tests {
     #[test]
     fn only_mount8_may_say_rw() {
         let list = ["ro,memory=1G,rw".into()];
-        let found = |from_mount8| long_options(&list, &args::Mount::command(), from_mount8);
+        let found = |from_mount8| long_options(&list, &args::MountArgs::command(), from_mount8);
         assert_eq!(found(true), Ok(vec!["--memory=1G".into()]));
-        assert_eq!(found(false), Err(Refused::Writable));
+        assert_eq!(found(false), Err(OptionListError::Writable));
     }
 
     #[test]

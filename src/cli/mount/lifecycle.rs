@@ -11,21 +11,21 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::mount::Mounted;
+use crate::mount::MountSession;
 
-use super::super::{FAILED, Failure};
+use super::super::{CommandError, EXIT_FAILED};
 use super::{malloc_tuning, metrics};
 
 /// How long readers have to finish after a signal (docs/semantics.md).
-const READERS: Duration = Duration::from_secs(5);
+const READERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What runs beside the mount's own threads.
-pub struct Control {
+pub struct MountLifecycle {
     runtime: Runtime,
-    signals: Signals,
+    signals: SignalStreams,
 }
 
-struct Signals {
+struct SignalStreams {
     term: Signal,
     int: Signal,
     hup: Signal,
@@ -34,7 +34,7 @@ struct Signals {
     _others: Vec<Signal>,
 }
 
-impl Signals {
+impl SignalStreams {
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.term.recv() => "SIGTERM",
@@ -45,15 +45,15 @@ impl Signals {
     }
 }
 
-impl Control {
+impl MountLifecycle {
     /// Starts to hear signals.
-    pub fn new() -> io::Result<Control> {
-        malloc_tuning::keep_small();
+    pub fn new() -> io::Result<MountLifecycle> {
+        malloc_tuning::limit_arenas();
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let inside = runtime.enter();
         let others =
             [SignalKind::user_defined1(), SignalKind::user_defined2(), SignalKind::alarm()];
-        let signals = Signals {
+        let signals = SignalStreams {
             term: signal(SignalKind::terminate())?,
             int: signal(SignalKind::interrupt())?,
             hup: signal(SignalKind::hangup())?,
@@ -61,45 +61,57 @@ impl Control {
             _others: others.into_iter().map(signal).collect::<io::Result<_>>()?,
         };
         drop(inside);
-        Ok(Control { runtime, signals })
+        Ok(MountLifecycle { runtime, signals })
     }
 
     /// Stays until the mount is gone, or must be.
-    pub fn stay(mut self, mounted: &Mounted, page: Option<TcpListener>) -> Result<(), Failure> {
+    pub fn run_until_end(
+        mut self,
+        mounted: &MountSession,
+        page: Option<TcpListener>,
+    ) -> Result<(), CommandError> {
         let signals = &mut self.signals;
         self.runtime.block_on(async {
-            tokio::spawn(malloc_tuning::give_back());
+            tokio::spawn(malloc_tuning::trim_periodically());
             if let Some(page) = page {
-                tokio::spawn(metrics::serve(page, mounted.numbers()));
+                tokio::spawn(metrics::serve(page, mounted.stats_reporter()));
             }
             tokio::select! {
-                () = mounted.gone() => return ended(mounted),
+                () = mounted.wait_for_end() => return end_result(mounted),
                 name = signals.next() => tracing::info!("{name}: detaching"),
             }
             if let Err(error) = mounted.detach() {
                 tracing::error!("{error}; what to do: {}", error.remedy());
             }
             let cut_off = tokio::select! {
-                () = mounted.gone() => return ended(mounted),
-                () = tokio::time::sleep(READERS) => "its readers took too long",
+                () = mounted.wait_for_end() => return end_result(mounted),
+                () = tokio::time::sleep(READERS_TIMEOUT) => "its readers took too long",
                 name = signals.next() => name,
             };
             // The process ends, /dev/fuse is closed with it, and the kernel aborts what waits.
             let message = format!("ended while files were in use: {cut_off}");
-            Err(Failure::new(FAILED, message, "close what uses a mount before stopping it"))
+            Err(CommandError::new(
+                EXIT_FAILED,
+                message,
+                "close what uses a mount before stopping it",
+            ))
         })
     }
 }
 
-fn ended(mounted: &Mounted) -> Result<(), Failure> {
-    match mounted.fault() {
+fn end_result(mounted: &MountSession) -> Result<(), CommandError> {
+    match mounted.failure() {
         None => {
             tracing::info!("{}: unmounted", mounted.mountpoint().display());
             Ok(())
         }
         Some(fault) => {
             let message = format!("{}: the mount broke: {fault}", mounted.mountpoint().display());
-            Err(Failure::new(FAILED, message, "mount it again, and report this with its log"))
+            Err(CommandError::new(
+                EXIT_FAILED,
+                message,
+                "mount it again, and report this with its log",
+            ))
         }
     }
 }

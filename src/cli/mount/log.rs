@@ -14,19 +14,19 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::SubscriberBuilder;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::mount_info::mountinfo::Spot;
+use crate::mount_info::mountinfo::PathHandle;
 
-use super::super::args::Mount;
-use super::super::{FAILED, Failure, USAGE};
+use super::super::args::MountArgs;
+use super::super::{CommandError, EXIT_FAILED, EXIT_USAGE};
 
 /// A log that cannot be written, because its disk is full or its reader has gone, is lost and nothing
 /// else: telling that would end the mount, as it is told by a panic.
-fn written() -> SubscriberBuilder {
+fn subscriber() -> SubscriberBuilder {
     tracing_subscriber::fmt().log_internal_errors(false)
 }
 
 /// A log that was started.
-pub struct Log {
+pub struct MountLog {
     /// The file that it goes to, if it goes to one.
     pub file: Option<File>,
     /// What the user should know of it.
@@ -35,39 +35,39 @@ pub struct Log {
 
 /// Starts logging: to the file if one was named, else to standard error in the foreground, else
 /// nowhere.
-pub fn start(args: &Mount, in_foreground: bool) -> Result<Log, Failure> {
+pub fn start(args: &MountArgs, in_foreground: bool) -> Result<MountLog, CommandError> {
     let file = match &args.log_file {
         None => None,
         Some(path) => {
-            see_that_it_lies_elsewhere(path, &args.mountpoint)?;
+            require_outside_mountpoint(path, &args.mountpoint)?;
             Some(open_log(path)?)
         }
     };
-    let (filter, note) = filter(args.verbose);
+    let (filter, note) = log_filter(args.verbose);
     let started = match &file {
         Some(file) => {
             let file = file.try_clone().map_err(|error| {
                 let message = format!("cannot log to a file: {error}");
-                Failure::new(FAILED, message, "raise the limit on open files (ulimit -n)")
+                CommandError::new(EXIT_FAILED, message, "raise the limit on open files (ulimit -n)")
             })?;
-            let to_file = written().with_ansi(false).with_writer(Mutex::new(file));
+            let to_file = subscriber().with_ansi(false).with_writer(Mutex::new(file));
             to_file.with_env_filter(filter).finish().try_init()
         }
         None if in_foreground => {
             let is_terminal = io::stderr().is_terminal();
-            let to_stderr = written().with_ansi(is_terminal).with_writer(io::stderr);
+            let to_stderr = subscriber().with_ansi(is_terminal).with_writer(io::stderr);
             to_stderr.with_env_filter(filter).finish().try_init()
         }
         None => Ok(()),
     };
     // Only once in a process, and this is the place.
     debug_assert!(started.is_ok());
-    Ok(Log { file, note })
+    Ok(MountLog { file, note })
 }
 
 /// Opens the log so that neither opening it nor writing to it blocks. A pipe may have no reader, or one that
 /// stalls, and a terminal may be stopped. Lines that they have no room for are lost.
-fn open_log(path: &Path) -> Result<File, Failure> {
+fn open_log(path: &Path) -> Result<File, CommandError> {
     // The daemon has no controlling terminal, and the log must not become one.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let mut options = File::options();
@@ -83,29 +83,31 @@ fn open_log(path: &Path) -> Result<File, Failure> {
             false => (error.to_string(), "name a file that can be written to"),
         };
         let message = format!("{}: cannot log to it: {why}", path.display());
-        Failure::new(FAILED, message, remedy)
+        CommandError::new(EXIT_FAILED, message, remedy)
     })
 }
 
 /// The mount would lie over it, and a mountpoint with a log in it is not empty.
-fn see_that_it_lies_elsewhere(log: &Path, mountpoint: &Path) -> Result<(), Failure> {
+fn require_outside_mountpoint(log: &Path, mountpoint: &Path) -> Result<(), CommandError> {
     let folder = match log.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
     // What is not there is for those to say who want it.
-    let (Ok(folder), Ok(hidden)) = (Spot::at(folder), Spot::at(mountpoint)) else { return Ok(()) };
+    let (Ok(folder), Ok(hidden)) = (PathHandle::open(folder), PathHandle::open(mountpoint)) else {
+        return Ok(());
+    };
     if !folder.path().starts_with(hidden.path()) {
         return Ok(());
     }
     let (log, mountpoint) = (log.display(), mountpoint.display());
     let message = format!("{log}: lies inside {mountpoint}, which is to be mounted over");
-    Err(Failure::new(USAGE, message, "name a --log-file outside of the mountpoint"))
+    Err(CommandError::new(EXIT_USAGE, message, "name a --log-file outside of the mountpoint"))
 }
 
 /// What is logged, as `RUST_LOG` says or else the options; and that `RUST_LOG` says nothing that can be
 /// understood.
-fn filter(verbose: u8) -> (EnvFilter, Option<String>) {
+fn log_filter(verbose: u8) -> (EnvFilter, Option<String>) {
     let level = match verbose {
         0 => "warn",
         1 => "info",

@@ -8,32 +8,32 @@
 use std::time::Duration;
 
 /// How often what was freed is given back. It takes a millisecond or two.
-const EVERY: Duration = Duration::from_secs(10);
+const TRIM_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Arenas for small things. Buffers do not come from there, so that no thread waits for another long.
 #[cfg(target_env = "gnu")]
-const ARENAS: libc::c_int = 2;
+const ARENA_COUNT: libc::c_int = 2;
 
 /// What is no smaller has pages of its own. Without a number the allocator raises its own to the largest that was ever
 /// given back: the 16 MiB that each thread has for requests, of which few pages are used, are then cleared in an arena,
 /// and there to stay.
 #[cfg(target_env = "gnu")]
-const PAGES_OF_ITS_OWN: libc::c_int = 1 << 20;
+const MMAP_THRESHOLD_BYTES: libc::c_int = 1 << 20;
 
 /// To be called before there are threads.
-pub fn keep_small() {
+pub fn limit_arenas() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets numbers of the allocator, which locks what it has to.
     unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, ARENAS);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, PAGES_OF_ITS_OWN);
+        libc::mallopt(libc::M_ARENA_MAX, ARENA_COUNT);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES);
     }
 }
 
 /// Gives back what was freed, for as long as it is polled.
-pub async fn give_back() {
+pub async fn trim_periodically() {
     loop {
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(TRIM_INTERVAL).await;
         #[cfg(target_env = "gnu")]
         // SAFETY: touches only what is free, and locks it meanwhile.
         unsafe {

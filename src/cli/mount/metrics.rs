@@ -15,23 +15,23 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::mount::{Numbers, Stats};
+use crate::mount::{MountStats, StatsReporter};
 
 /// A request of a reader is a few hundred bytes.
-const MAX_REQUEST: usize = 8 * 1024;
+const MAX_REQUEST_BYTES: usize = 8 * 1024;
 
 /// A reader on this machine sends and takes within milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Concurrent readers. One more cuts off the oldest.
 const MAX_READERS: usize = 16;
 
 /// The least time that a reader has, however many others there are. Connections that wait to be accepted, of
 /// which the kernel keeps 128, then wait for less than half a second.
-const MIN_PATIENCE: Duration = Duration::from_millis(50);
+const MIN_REQUEST_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// The value of `--metrics`: an address of this machine itself, or a port alone.
-pub fn address(text: &str) -> Result<SocketAddr, String> {
+pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let text = text.strip_prefix("localhost").unwrap_or(text);
     let port = text.strip_prefix(':').unwrap_or(text).parse();
     let address: SocketAddr = match port {
@@ -47,7 +47,7 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
 }
 
 /// Answers readers, for ever.
-pub async fn serve(listener: TcpListener, numbers: Numbers) {
+pub async fn serve(listener: TcpListener, numbers: StatsReporter) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => return tracing::error!("metrics cannot be served: {error}"),
@@ -60,13 +60,15 @@ pub async fn serve(listener: TcpListener, numbers: Numbers) {
                 readers.retain(|(_, reader)| !reader.is_finished());
                 if readers.len() == MAX_READERS
                     && let Some((began, mut oldest)) = readers.pop_front()
-                    && timeout_at(began + MIN_PATIENCE, &mut oldest).await.is_err()
+                    && timeout_at(began + MIN_REQUEST_TIMEOUT, &mut oldest).await.is_err()
                 {
                     oldest.abort();
                 }
                 let numbers = Arc::clone(&numbers);
                 let reader = tokio::spawn(async move {
-                    let answered = tokio::time::timeout(PATIENCE, answer(stream, &numbers)).await;
+                    let answered =
+                        tokio::time::timeout(REQUEST_TIMEOUT, answer_request(stream, &numbers))
+                            .await;
                     if !matches!(answered, Ok(Ok(()))) {
                         tracing::debug!("a reader of the metrics went away: {answered:?}");
                     }
@@ -82,19 +84,19 @@ pub async fn serve(listener: TcpListener, numbers: Numbers) {
     }
 }
 
-async fn answer(mut stream: TcpStream, numbers: &Numbers) -> io::Result<()> {
+async fn answer_request(mut stream: TcpStream, numbers: &StatsReporter) -> io::Result<()> {
     let mut request = Vec::new();
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        if request.len() >= MAX_REQUEST {
+        if request.len() >= MAX_REQUEST_BYTES {
             return respond(&mut stream, "431 Request Header Fields Too Large", "").await;
         }
-        let room = (MAX_REQUEST - request.len()) as u64;
+        let room = (MAX_REQUEST_BYTES - request.len()) as u64;
         if (&mut stream).take(room).read_buf(&mut request).await? == 0 {
             return Ok(());
         }
     }
     let (status, page) = match request.split(|&byte| byte == b' ').take(2).collect::<Vec<_>>()[..] {
-        [b"GET", b"/metrics"] => ("200 OK", page(&numbers())),
+        [b"GET", b"/metrics"] => ("200 OK", render_page(&numbers())),
         [b"GET", _] => ("404 Not Found", String::new()),
         _ => ("405 Method Not Allowed", String::new()),
     };
@@ -113,8 +115,8 @@ async fn respond(stream: &mut TcpStream, status: &str, page: &str) -> io::Result
 }
 
 /// Values in the order of the page: name without prefix, whether it only grows, what it is.
-fn page(stats: &Stats) -> String {
-    let Stats { images, memory, cache, prefetch, .. } = stats;
+fn render_page(stats: &MountStats) -> String {
+    let MountStats { images, memory, cache, prefetch, .. } = stats;
     let values = [
         ("uptime_seconds", false, "Seconds since the mount was made", stats.uptime_s),
         ("served_bytes", true, "Bytes given to readers", stats.bytes_served),
@@ -142,8 +144,8 @@ fn page(stats: &Stats) -> String {
     ];
     let labels = format!(
         "{{mountpoint=\"{}\",source=\"{}\"}}",
-        label(&stats.mountpoint.to_string_lossy()),
-        label(&stats.source.to_string_lossy())
+        escape_label(&stats.mountpoint.to_string_lossy()),
+        escape_label(&stats.source.to_string_lossy())
     );
     let mut page = String::new();
     for (name, grows, help, value) in values {
@@ -158,7 +160,7 @@ fn page(stats: &Stats) -> String {
 }
 
 /// A value between quotes.
-fn label(text: &str) -> String {
+fn escape_label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
@@ -175,17 +177,17 @@ mod tests {
             (":80", "127.0.0.1:80"),
             ("80", "127.0.0.1:80"),
         ] {
-            assert_eq!(address(text), Ok(expected.parse().unwrap()), "{text}");
+            assert_eq!(parse_address(text), Ok(expected.parse().unwrap()), "{text}");
         }
         for text in ["0.0.0.0:80", "[::]:80", "10.0.0.1:80", "example.org:80", "", "127.0.0.1"] {
-            assert!(address(text).is_err(), "{text}");
+            assert!(parse_address(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn names_cannot_break_the_page() {
-        let stats = Stats { source: "/a\"b\\c\nd".into(), reads: 7, ..Stats::default() };
-        let page = page(&stats);
+        let stats = MountStats { source: "/a\"b\\c\nd".into(), reads: 7, ..MountStats::default() };
+        let page = render_page(&stats);
         assert!(
             page.contains("ckptfs_reads_total{mountpoint=\"\",source=\"/a\\\"b\\\\c\\nd\"} 7\n")
         );

@@ -17,35 +17,35 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 
-use crate::mount::{self, Mounted, Options, descriptors, liveness};
+use crate::mount::{self, MountOptions, MountSession, descriptors, liveness};
 use crate::view;
 
-use super::args::{Args, Command, Mount};
-use super::{DONE, FAILED, Failure, note, python_commands};
-use background::Caller;
-use lifecycle::Control;
+use super::args::{Command, CommandLine, MountArgs};
+use super::{CommandError, EXIT_FAILED, EXIT_OK, print_note, python_commands};
+use background::ParentProcess;
+use lifecycle::MountLifecycle;
 
 /// How this process was started.
-pub struct Started {
-    caller: Option<Caller>,
+pub struct Launch {
+    caller: Option<ParentProcess>,
     /// Its arguments, with the command's name.
     args: Vec<OsString>,
 }
 
 /// Finds out, first of all, and parses the arguments. A process that was started to ask a mount for
 /// another has done so, and ends with that code.
-pub fn begin(given: Vec<OsString>) -> Result<(Args, Started), u8> {
+pub fn parse_launch(given: Vec<OsString>) -> Result<(CommandLine, Launch), u8> {
     if let [_, first, path] = &given[..]
-        && first == liveness::CHILD
+        && first == liveness::PROBE_COMMAND
     {
         let mut out = io::stdout();
         // Where the process is not a program of Rust's, nobody does it at the end.
-        let told = liveness::answer_as_child(path.as_ref(), &mut out).and_then(|()| out.flush());
-        return Err(if told.is_ok() { DONE } else { FAILED });
+        let told = liveness::run_probe_command(path.as_ref(), &mut out).and_then(|()| out.flush());
+        return Err(if told.is_ok() { EXIT_OK } else { EXIT_FAILED });
     }
-    let caller = background::arrive();
-    liveness::ask_by_process();
-    let mut command = python_commands::listed(Args::command());
+    let caller = background::become_daemon();
+    liveness::probe_by_process();
+    let mut command = python_commands::add_python_commands(CommandLine::command());
     // Only then it knows `help`.
     command.build();
     let from_mount8 = fstab_options::is_from_mount8(&given, &command);
@@ -54,21 +54,21 @@ pub fn begin(given: Vec<OsString>) -> Result<(Args, Started), u8> {
         whole.insert(1, "mount".into());
     }
     let args = parse(&whole, from_mount8).unwrap_or_else(|error| error.exit());
-    Ok((args, Started { caller, args: given }))
+    Ok((args, Launch { caller, args: given }))
 }
 
-impl Started {
+impl Launch {
     /// Whether another process of ours started this one to serve a mount.
     pub fn is_daemon(&self) -> bool {
         self.caller.is_some()
     }
 }
 
-fn parse(given: &[OsString], from_mount8: bool) -> Result<Args, clap::Error> {
-    let mut command = python_commands::listed(Args::command());
+fn parse(given: &[OsString], from_mount8: bool) -> Result<CommandLine, clap::Error> {
+    let mut command = python_commands::add_python_commands(CommandLine::command());
     let parsed = |command: &mut clap::Command, given: &[OsString]| {
         let matches = command.try_get_matches_from_mut(given)?;
-        Args::from_arg_matches(&matches).map_err(|error| error.format(command))
+        CommandLine::from_arg_matches(&matches).map_err(|error| error.format(command))
     };
     let args = parsed(&mut command, given)?;
     let Command::Mount(mount) = &args.command else {
@@ -86,24 +86,24 @@ fn parse(given: &[OsString], from_mount8: bool) -> Result<Args, clap::Error> {
     parsed(&mut command, &[start, &found, rest].concat())
 }
 
-pub fn run(args: &Mount, started: Started) -> Result<(), Failure> {
+pub fn run(args: &MountArgs, started: Launch) -> Result<(), CommandError> {
     match started.caller {
         None if args.foreground => {
             let ready = |notes: Vec<String>, _: Option<&File>| {
-                notes.iter().for_each(|text| note(text));
+                notes.iter().for_each(|text| print_note(text));
                 Ok(())
             };
             let (control, mounted, page) = start(args, true, ready)?;
-            control.stay(&mounted, page)
+            control.run_until_end(&mounted, page)
         }
         None => {
-            descriptors::require(&args.mountpoint)?;
-            background::start(&started.args)
+            descriptors::require_free(&args.mountpoint)?;
+            background::spawn_daemon(&started.args)
         }
         Some(caller) => {
             let mut caller = Some(caller);
             let ready = |notes: Vec<String>, log: Option<&File>| match caller.take() {
-                Some(caller) => caller.ready(notes, log),
+                Some(caller) => caller.report_ready(notes, log),
                 None => Ok(()),
             };
             let outcome = start(args, false, ready);
@@ -112,13 +112,13 @@ pub fn run(args: &Mount, started: Started) -> Result<(), Failure> {
                 (Err(failure), Some(caller)) => {
                     let code = failure.code;
                     // Who started us may be gone; then there is nobody to tell.
-                    let _ = caller.failed(failure);
-                    return Err(Failure::told(code));
+                    let _ = caller.report_failure(failure);
+                    return Err(CommandError::already_reported(code));
                 }
                 // It went away before the mount was ready: nobody wants it.
                 (Err(failure), None) => return Err(failure),
             };
-            let outcome = control.stay(&mounted, page);
+            let outcome = control.run_until_end(&mounted, page);
             if let Err(failure) = &outcome {
                 tracing::error!("{}", failure.message);
             }
@@ -128,26 +128,26 @@ pub fn run(args: &Mount, started: Started) -> Result<(), Failure> {
 }
 
 /// Said once, where it was mounted.
-const UNPRIVILEGED: &str = "mounted without privileges: files that are shown as they are go through \
+const UNPRIVILEGED_NOTE: &str = "mounted without privileges: files that are shown as they are go through \
      ckptfs too, and the kernel reads less ahead; root has both";
 
-type Running = (Control, Mounted, Option<TcpListener>);
+type StartedMount = (MountLifecycle, MountSession, Option<TcpListener>);
 
 /// Mounts, and tells that it is ready.
 fn start(
-    args: &Mount,
+    args: &MountArgs,
     in_foreground: bool,
     ready: impl FnOnce(Vec<String>, Option<&File>) -> io::Result<()>,
-) -> Result<Running, Failure> {
-    let log::Log { file, note } = log::start(args, in_foreground)?;
+) -> Result<StartedMount, CommandError> {
+    let log::MountLog { file, note } = log::start(args, in_foreground)?;
     let cannot = |what: &str, error: io::Error, remedy: &str| {
-        Failure::new(FAILED, format!("cannot {what}: {error}"), remedy)
+        CommandError::new(EXIT_FAILED, format!("cannot {what}: {error}"), remedy)
     };
     // Everything that follows opens files.
-    descriptors::require(&args.mountpoint)?;
+    descriptors::require_free(&args.mountpoint)?;
     // Whoever looks for the daemon looks for this name, also where it was run from a link.
     let _ = rustix::thread::set_name(c"ckptfs");
-    let control = Control::new()
+    let control = MountLifecycle::new()
         .map_err(|e| cannot("hear signals", e, "raise the limit on open files (ulimit -n)"))?;
     let mut notes: Vec<String> = note.into_iter().collect();
     let page = match args.metrics {
@@ -164,9 +164,9 @@ fn start(
             })?)
         }
     };
-    let mounted = mount::mount(&options(args)?)?;
+    let mounted = mount::mount(&mount_options(args)?)?;
     if !mounted.is_privileged() {
-        notes.push(UNPRIVILEGED.to_owned());
+        notes.push(UNPRIVILEGED_NOTE.to_owned());
     }
     tracing::info!("{}: mounted at {}", args.source.display(), mounted.mountpoint().display());
     ready(notes, file.as_ref()).map_err(|e| {
@@ -176,9 +176,10 @@ fn start(
     Ok((control, mounted, page))
 }
 
-fn options(args: &Mount) -> Result<Options, Failure> {
-    let view::Options { checkpoint, show_originals, keep, .. } = args.shows.options()?;
-    Ok(Options {
+fn mount_options(args: &MountArgs) -> Result<MountOptions, CommandError> {
+    let view::ViewOptions { parse: checkpoint, show_originals, keep, .. } =
+        args.view_args.options()?;
+    Ok(MountOptions {
         allow_other: args.allow_other,
         uid: args.uid,
         gid: args.gid,
@@ -186,29 +187,29 @@ fn options(args: &Mount) -> Result<Options, Failure> {
         threads: args.threads.map(usize::from),
         readahead: args.readahead,
         passthrough: !args.no_passthrough,
-        orders: if args.no_remember { None } else { orders() },
+        trace_dir: if args.no_remember { None } else { default_trace_dir() },
         nonempty: args.nonempty,
         show_originals,
         keep,
         checkpoint,
-        ..Options::new(args.source.clone(), args.mountpoint.clone())
+        ..MountOptions::new(args.source.clone(), args.mountpoint.clone())
     })
 }
 
 /// Where the order of loads is kept: by the XDG Base Directory Specification, by which paths that are not
 /// absolute do not count. A daemon without a home keeps none.
-fn orders() -> Option<PathBuf> {
+fn default_trace_dir() -> Option<PathBuf> {
     let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let caches = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));
     Some(caches?.join("ckptfs/orders"))
 }
 
-impl From<mount::Error> for Failure {
-    fn from(error: mount::Error) -> Self {
+impl From<mount::MountError> for CommandError {
+    fn from(error: mount::MountError) -> Self {
         match error {
-            mount::Error::View(error) => Failure::from(error),
-            mount::Error::NoCheckpoint(error) => Failure::from(error),
-            error => Failure::new(FAILED, &error, error.remedy()),
+            mount::MountError::View(error) => CommandError::from(error),
+            mount::MountError::NoCheckpoint(error) => CommandError::from(error),
+            error => CommandError::new(EXIT_FAILED, &error, error.remedy()),
         }
     }
 }

@@ -7,16 +7,16 @@ use std::ffi::{c_int, c_void};
 /// `CUfileError_t`, which is returned by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Status {
+pub struct CufileStatus {
     /// 0, or one of the library's own errors, which are above 5000.
     pub error: c_int,
     /// What CUDA's driver said, where that is the error.
-    pub of_driver: c_int,
+    pub driver_error: c_int,
 }
 
 /// `CUfileDescr_t`. Its union of a descriptor and a pointer is the descriptor, and what that leaves.
 #[repr(C)]
-pub struct Description {
+pub struct FileDescription {
     pub kind: c_int,
     pub _before: c_int,
     pub descriptor: c_int,
@@ -25,12 +25,12 @@ pub struct Description {
 }
 
 /// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
-pub const DESCRIPTOR: c_int = 1;
+pub const HANDLE_TYPE_FD: c_int = 1;
 
 /// `CUfileDrvProps_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Properties {
+pub struct DriverProperties {
     /// Of nvidia-fs, with what follows up to `control`.
     pub major: u32,
     pub minor: u32,
@@ -73,21 +73,30 @@ pub mod control {
     pub const FALLBACK_IO: u32 = 1 << 4;
 }
 
-pub type Handle = *mut c_void;
+pub type CufileHandle = *mut c_void;
 
-pub type DriverCall = unsafe extern "C" fn() -> Status;
-pub type GetProperties = unsafe extern "C" fn(*mut Properties) -> Status;
-pub type HandleRegister = unsafe extern "C" fn(*mut Handle, *mut Description) -> Status;
-pub type HandleDeregister = unsafe extern "C" fn(Handle);
-pub type BufRegister = unsafe extern "C" fn(*const c_void, usize, c_int) -> Status;
-pub type BufDeregister = unsafe extern "C" fn(*const c_void) -> Status;
-pub type Read = unsafe extern "C" fn(Handle, *mut c_void, usize, i64, i64) -> isize;
+pub type DriverCall = unsafe extern "C" fn() -> CufileStatus;
+pub type GetProperties = unsafe extern "C" fn(*mut DriverProperties) -> CufileStatus;
+pub type HandleRegister =
+    unsafe extern "C" fn(*mut CufileHandle, *mut FileDescription) -> CufileStatus;
+pub type HandleDeregister = unsafe extern "C" fn(CufileHandle);
+pub type BufRegister = unsafe extern "C" fn(*const c_void, usize, c_int) -> CufileStatus;
+pub type BufDeregister = unsafe extern "C" fn(*const c_void) -> CufileStatus;
+pub type FileRead = unsafe extern "C" fn(CufileHandle, *mut c_void, usize, i64, i64) -> isize;
 
 // What the header's own compiler makes of them.
 const _: () = {
     use std::mem::{offset_of, size_of};
-    assert!(size_of::<Status>() == 8 && size_of::<Description>() == 24);
-    assert!(offset_of!(Description, descriptor) == 8 && offset_of!(Description, operations) == 16);
-    assert!(offset_of!(Properties, max_direct) == 16 && offset_of!(Properties, status) == 24);
-    assert!(offset_of!(Properties, features) == 32 && offset_of!(Properties, _later) == 56);
+    assert!(size_of::<CufileStatus>() == 8 && size_of::<FileDescription>() == 24);
+    assert!(
+        offset_of!(FileDescription, descriptor) == 8
+            && offset_of!(FileDescription, operations) == 16
+    );
+    assert!(
+        offset_of!(DriverProperties, max_direct) == 16
+            && offset_of!(DriverProperties, status) == 24
+    );
+    assert!(
+        offset_of!(DriverProperties, features) == 32 && offset_of!(DriverProperties, _later) == 56
+    );
 };

@@ -10,11 +10,11 @@ use rustix::fs::{FsWord, fstat, fstatfs, major, minor};
 use crate::source::OpenFile;
 
 /// How deep disks lie in disks at the most: partitions of arrays of volumes.
-const DEEP: usize = 8;
+const MAX_DEPTH_COUNT: usize = 8;
 
 /// What a file lies on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lies {
+pub struct BackingStorage {
     /// The number of its filesystem's kind; 0 where the system does not say.
     pub filesystem: FsWord,
     /// The disks that have its bytes; none where there is none, or it is not known.
@@ -34,36 +34,36 @@ pub enum Disk {
     Other(String),
 }
 
-impl Lies {
+impl BackingStorage {
     /// Of an open file.
-    pub fn of(file: &OpenFile) -> Lies {
+    pub fn of_file(file: &OpenFile) -> BackingStorage {
         let filesystem = fstatfs(file).map(|stat| stat.f_type).unwrap_or_default();
         let mut disks = Vec::new();
         if let Ok(stat) = fstat(file) {
             let name = format!("{}:{}", major(stat.st_dev), minor(stat.st_dev));
             if let Ok(device) = fs::canonicalize(Path::new("/sys/dev/block").join(name)) {
-                beneath(device, DEEP, &mut disks);
+                collect_disks(device, MAX_DEPTH_COUNT, &mut disks);
             }
         }
-        Lies { filesystem, disks }
+        BackingStorage { filesystem, disks }
     }
 }
 
 /// The disks that a device of blocks is made of.
-fn beneath(device: PathBuf, deep: usize, disks: &mut Vec<Disk>) {
+fn collect_disks(device: PathBuf, deep: usize, disks: &mut Vec<Disk>) {
     let parts = fs::read_dir(device.join("slaves")).into_iter().flatten().flatten();
     let parts: Vec<PathBuf> = parts.filter_map(|part| fs::canonicalize(part.path()).ok()).collect();
     let whole = device.join("partition").exists().then(|| device.parent()).flatten();
     match whole {
-        _ if deep == 0 => disks.push(Disk::Other(name(&device))),
-        Some(whole) => beneath(whole.to_path_buf(), deep - 1, disks),
-        None if parts.is_empty() => disks.push(disk(&device)),
-        None => parts.into_iter().for_each(|part| beneath(part, deep - 1, disks)),
+        _ if deep == 0 => disks.push(Disk::Other(device_name(&device))),
+        Some(whole) => collect_disks(whole.to_path_buf(), deep - 1, disks),
+        None if parts.is_empty() => disks.push(classify_disk(&device)),
+        None => parts.into_iter().for_each(|part| collect_disks(part, deep - 1, disks)),
     }
 }
 
-fn disk(device: &Path) -> Disk {
-    let name = name(device);
+fn classify_disk(device: &Path) -> Disk {
+    let name = device_name(device);
     if name.starts_with("nvme") {
         // Of one that has several ways the disk has none, and each way has one.
         let transport = fs::read_to_string(device.join("device/transport"));
@@ -80,7 +80,7 @@ fn disk(device: &Path) -> Disk {
     }
 }
 
-fn name(device: &Path) -> String {
+fn device_name(device: &Path) -> String {
     device.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
@@ -92,7 +92,7 @@ mod tests {
 
     fn found(device: &Path) -> Vec<Disk> {
         let mut disks = Vec::new();
-        beneath(fs::canonicalize(device).unwrap(), DEEP, &mut disks);
+        collect_disks(fs::canonicalize(device).unwrap(), MAX_DEPTH_COUNT, &mut disks);
         disks
     }
 

@@ -7,82 +7,96 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use super::Missing;
-use super::library::Session;
-use crate::cuda::chunk_lease::{Busy, Passage};
+use super::GdsUnavailable;
+use super::library::CufileSession;
+use crate::cuda::chunk_lease::{PendingCopies, StagingChunk};
 use crate::cuda::driver::Device;
 use crate::cuda::ring::Chunk;
-use crate::cuda::{Error, Memory, Stream};
-use crate::loader::BUFFER;
+use crate::cuda::{CudaStream, DeviceMemory, Error};
+use crate::loader::BUFFER_BYTES;
 
 /// What a device's memory is mapped in for others to write to: chunks that begin elsewhere would be read by way of
 /// buffers of the library. Drivers give memory of this size so.
-const ALIGNMENT: u64 = 64 << 10;
+const GPU_PAGE_BYTES: u64 = 64 << 10;
 
 /// A chunk of device memory that storage writes to.
 #[derive(Debug)]
-pub struct Registered {
-    session: Arc<Session>,
-    memory: ManuallyDrop<Memory>,
-    at: u64,
-    busy: Busy,
+pub struct RegisteredChunk {
+    session: Arc<CufileSession>,
+    memory: ManuallyDrop<DeviceMemory>,
+    address: u64,
+    pending_copies: PendingCopies,
 }
 
-impl Registered {
+impl RegisteredChunk {
     /// One on this device.
-    pub fn on(device: &Arc<Device>, session: &Arc<Session>) -> Result<Registered, Missing> {
-        let missing = |error: Error| Missing::Memory { why: error.to_string() };
-        let mut memory = device.memory(BUFFER).map_err(missing)?;
-        if !memory.at().is_multiple_of(ALIGNMENT) {
+    pub fn allocate(
+        device: &Arc<Device>,
+        session: &Arc<CufileSession>,
+    ) -> Result<RegisteredChunk, GdsUnavailable> {
+        let missing = |error: Error| GdsUnavailable::ChunkMemory { why: error.to_string() };
+        let mut memory = device.allocate(BUFFER_BYTES).map_err(missing)?;
+        if !memory.address().is_multiple_of(GPU_PAGE_BYTES) {
             drop(memory);
-            memory = device.memory(BUFFER + ALIGNMENT as usize).map_err(missing)?;
+            memory = device.allocate(BUFFER_BYTES + GPU_PAGE_BYTES as usize).map_err(missing)?;
         }
-        let at = memory.at().next_multiple_of(ALIGNMENT);
+        let at = memory.address().next_multiple_of(GPU_PAGE_BYTES);
         let _entered = device.enter().map_err(missing)?;
-        session.register_memory(at, BUFFER)?;
+        session.register_memory(at, BUFFER_BYTES)?;
         let (session, memory) = (Arc::clone(session), ManuallyDrop::new(memory));
-        Ok(Registered { session, memory, at, busy: Busy::default() })
+        Ok(RegisteredChunk {
+            session,
+            memory,
+            address: at,
+            pending_copies: PendingCopies::default(),
+        })
     }
 
     /// Where it begins.
-    pub fn at(&self) -> u64 {
-        self.at
+    pub fn address(&self) -> u64 {
+        self.address
     }
 }
 
-impl Passage for Registered {
-    fn busy(&mut self) -> &mut Busy {
-        &mut self.busy
+impl StagingChunk for RegisteredChunk {
+    fn pending_copies(&mut self) -> &mut PendingCopies {
+        &mut self.pending_copies
     }
 
-    unsafe fn copy(&mut self, at: usize, len: usize, by: &Stream, to: u64) -> Result<(), Error> {
-        debug_assert!(at + len <= BUFFER, "a piece leads out of its chunk");
+    unsafe fn copy_to(
+        &mut self,
+        at: usize,
+        len: usize,
+        by: &CudaStream,
+        to: u64,
+    ) -> Result<(), Error> {
+        debug_assert!(at + len <= BUFFER_BYTES, "a piece leads out of its chunk");
         // SAFETY: the caller's word for the address; the chunk is there until its marks are over.
-        unsafe { by.copy_within(self.at + at as u64, len, to) }
+        unsafe { by.copy_on_device(self.address + at as u64, len, to) }
     }
 }
 
-impl Chunk for Registered {
+impl Chunk for RegisteredChunk {
     type Fault = Error;
 
     fn is_idle(&self) -> Result<bool, Error> {
-        self.busy.is_over()
+        self.pending_copies.is_done()
     }
 
     fn wait(&self) -> Result<(), Error> {
-        self.busy.wait()
+        self.pending_copies.wait()
     }
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredChunk {
     fn drop(&mut self) {
         // A process that was forked has nothing to give back.
-        if !self.session.is_here() {
+        if !self.session.is_current_process() {
             return;
         }
         if self.wait().is_ok()
             && let Ok(_entered) = self.memory.device().enter()
-            && self.session.deregister_memory(self.at).is_ok()
+            && self.session.deregister_memory(self.address).is_ok()
         {
             // SAFETY: this is the end of it.
             unsafe { ManuallyDrop::drop(&mut self.memory) };

@@ -6,15 +6,15 @@
 
 use rustix::fs::FsWord;
 
-use super::Missing;
-use super::abi::{Properties, control, status};
-use super::block_device::{Disk, Lies};
+use super::GdsUnavailable;
+use super::abi::{DriverProperties, control, status};
+use super::block_device::{BackingStorage, Disk};
 
 const EXT4: FsWord = 0xef53;
 const XFS: FsWord = 0x5846_5342;
 
 /// Filesystems of other machines that nvidia-fs can have support for.
-const SHARED: [(FsWord, u32, &str); 4] = [
+const NETWORK_FILESYSTEMS: [(FsWord, u32, &str); 4] = [
     (0x0bd0_0bd0, status::LUSTRE, "Lustre"),
     (0x6969, status::NFS, "NFS"),
     (0x4750_4653, status::GPFS, "GPFS"),
@@ -22,7 +22,7 @@ const SHARED: [(FsWord, u32, &str); 4] = [
 ];
 
 /// Names of those that users meet and that have none.
-const WITHOUT: [(FsWord, &str); 8] = [
+const UNSUPPORTED_FILESYSTEMS: [(FsWord, &str); 8] = [
     (0x6573_5546, "FUSE"),
     (0x9123_683e, "btrfs"),
     (0x2fc1_2fc1, "ZFS"),
@@ -34,29 +34,32 @@ const WITHOUT: [(FsWord, &str); 8] = [
 ];
 
 /// Any kind of disk.
-const BLOCKS: u32 =
+const ANY_DISK_BITS: u32 =
     status::NVME | status::NVME_OVER_FABRICS | status::SCSI | status::SCALEFLUX | status::NVMESH;
 
 /// Whether a file that lies there is read by GPUDirect Storage.
-pub fn is_offered(properties: &Properties, lies: &Lies) -> Result<(), Missing> {
+pub fn check_eligible(
+    properties: &DriverProperties,
+    lies: &BackingStorage,
+) -> Result<(), GdsUnavailable> {
     if (properties.major, properties.minor) == (0, 0) {
-        return Err(Missing::Module);
+        return Err(GdsUnavailable::Module);
     }
     if properties.control & control::POSIX_IO != 0 {
-        return Err(Missing::Posix);
+        return Err(GdsUnavailable::Posix);
     }
     let has = |bits: u32, storage: &'static str| match properties.status & bits {
-        0 => Err(Missing::Storage { storage }),
+        0 => Err(GdsUnavailable::Storage { storage }),
         _ => Ok(()),
     };
     let kind = lies.filesystem;
-    if let Some((_, bit, name)) = SHARED.iter().find(|(shared, ..)| *shared == kind) {
+    if let Some((_, bit, name)) = NETWORK_FILESYSTEMS.iter().find(|(shared, ..)| *shared == kind) {
         return has(*bit, name);
     }
     if ![EXT4, XFS].contains(&kind) {
-        let name = WITHOUT.iter().find(|(without, _)| *without == kind);
+        let name = UNSUPPORTED_FILESYSTEMS.iter().find(|(without, _)| *without == kind);
         let filesystem = name.map_or_else(|| format!("{kind:#x}"), |(_, name)| name.to_string());
-        return Err(Missing::Filesystem { filesystem });
+        return Err(GdsUnavailable::Filesystem { filesystem });
     }
     // Where it may not read in another way behind our backs, what it takes is GPUDirect Storage.
     let is_told = properties.control & (control::ALLOW_COMPAT | control::FALLBACK_IO) == 0;
@@ -67,7 +70,7 @@ pub fn is_offered(properties: &Properties, lies: &Lies) -> Result<(), Missing> {
         Disk::NvmeOverFabrics => has(status::NVME_OVER_FABRICS, "NVMe over fabrics"),
         Disk::Scsi => has(status::SCSI, "SCSI"),
         Disk::ScaleFlux => has(status::SCALEFLUX, "ScaleFlux"),
-        Disk::Other(_) if is_told => has(BLOCKS, "any disk"),
-        Disk::Other(disk) => Err(Missing::Disk { disk: disk.clone() }),
+        Disk::Other(_) if is_told => has(ANY_DISK_BITS, "any disk"),
+        Disk::Other(disk) => Err(GdsUnavailable::Disk { disk: disk.clone() }),
     })
 }

@@ -8,44 +8,47 @@
 use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock};
 
-use super::block_device::Lies;
-use super::chunk::Registered;
-use super::library::Session;
-use super::{Missing, abi, eligibility};
-use crate::cuda::driver::Handle;
-use crate::source::{DIRECT_ALIGNMENT, Direct, OpenFile};
+use super::block_device::BackingStorage;
+use super::chunk::RegisteredChunk;
+use super::library::CufileSession;
+use super::{GdsUnavailable, abi, eligibility};
+use crate::cuda::driver::DriverHandle;
+use crate::source::{DIRECT_ALIGNMENT_BYTES, DirectFile, OpenFile};
 
 /// A file that is registered with the library, by a descriptor of its own.
 #[derive(Debug)]
-pub struct Registration {
-    session: Arc<Session>,
-    handle: Handle<abi::Handle>,
+pub struct RegisteredFile {
+    session: Arc<CufileSession>,
+    handle: DriverHandle<abi::CufileHandle>,
     /// Why a read of it failed: it is read another way from then on.
-    failed: OnceLock<Missing>,
+    read_failure: OnceLock<GdsUnavailable>,
     /// Closed after the handle was given up.
-    _direct: Direct,
+    _direct: DirectFile,
 }
 
-impl Registration {
+impl RegisteredFile {
     /// Registers a file, if it is one that the storage can read by itself.
-    pub fn of(file: &OpenFile, session: &Arc<Session>) -> Result<Registration, Missing> {
-        eligibility::is_offered(session.properties(), &Lies::of(file))?;
-        let direct = file.direct().ok_or(Missing::Direct)?;
+    pub fn register(
+        file: &OpenFile,
+        session: &Arc<CufileSession>,
+    ) -> Result<RegisteredFile, GdsUnavailable> {
+        eligibility::check_eligible(session.properties(), &BackingStorage::of_file(file))?;
+        let direct = file.open_direct().ok_or(GdsUnavailable::DirectOpen)?;
         let handle = session.register_file(direct.as_fd())?;
         let (session, failed) = (Arc::clone(session), OnceLock::new());
-        Ok(Registration { session, handle, failed, _direct: direct })
+        Ok(RegisteredFile { session, handle, read_failure: failed, _direct: direct })
     }
 
     /// Fills the beginning of a chunk that is idle with `len` bytes from `start` on, both aligned, of which `there`
     /// are before the file's end.
     pub fn read(
         &self,
-        chunk: &mut Registered,
+        chunk: &mut RegisteredChunk,
         start: u64,
         len: usize,
         there: usize,
-    ) -> Result<(), Missing> {
-        if let Some(failed) = self.failed.get() {
+    ) -> Result<(), GdsUnavailable> {
+        if let Some(failed) = self.read_failure.get() {
             return Err(failed.clone());
         }
         let mut done = 0;
@@ -53,25 +56,27 @@ impl Registration {
             let left = len - done;
             // SAFETY: the handle is of this session, and the chunk is as long, idle and this thread's.
             let read = unsafe {
-                self.session.read(self.handle, (chunk.at(), done), left, start + done as u64)
+                self.session.read(self.handle, (chunk.address(), done), left, start + done as u64)
             };
             let read = read.and_then(|read| {
                 let is_end = done + read >= there;
-                let goes_on = read > 0 && read.is_multiple_of(DIRECT_ALIGNMENT);
+                let goes_on = read > 0 && read.is_multiple_of(DIRECT_ALIGNMENT_BYTES);
                 let is_right = read <= left && (is_end || goes_on);
-                is_right.then_some(read).ok_or(Missing::Short { read: done + read, wanted: there })
+                is_right
+                    .then_some(read)
+                    .ok_or(GdsUnavailable::ShortRead { read: done + read, wanted: there })
             });
             done += read.inspect_err(|failed| {
-                let _ = self.failed.set(failed.clone());
+                let _ = self.read_failure.set(failed.clone());
             })?;
         }
         Ok(())
     }
 }
 
-impl Drop for Registration {
+impl Drop for RegisteredFile {
     fn drop(&mut self) {
-        if self.session.is_here() {
+        if self.session.is_current_process() {
             // SAFETY: it was registered here, and whoever reads has a share of this.
             unsafe { self.session.deregister_file(self.handle) };
         }

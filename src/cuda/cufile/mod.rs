@@ -14,7 +14,7 @@ mod file;
 mod library;
 mod unavailable;
 
-pub use chunk::Registered;
-pub use file::Registration;
-pub use library::Session;
-pub use unavailable::Missing;
+pub use chunk::RegisteredChunk;
+pub use file::RegisteredFile;
+pub use library::CufileSession;
+pub use unavailable::GdsUnavailable;

@@ -2,10 +2,10 @@
 
 /// What is missing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Missing {
+pub enum GdsUnavailable {
     /// Whoever made the loader wants none of it.
     #[error("GPUDirect Storage: is switched off")]
-    Unwanted,
+    Disabled,
     /// There is no library.
     #[error("GPUDirect Storage: libcufile is not installed")]
     Library,
@@ -34,20 +34,20 @@ pub enum Missing {
     Disk { disk: String },
     /// The file cannot be opened past the page cache.
     #[error("GPUDirect Storage: the file cannot be opened with O_DIRECT")]
-    Direct,
+    DirectOpen,
     /// What lies together in the file is to be on several devices.
     #[error("GPUDirect Storage: not for bytes that lie together and belong to several devices")]
-    Devices,
+    SeveralDevices,
     /// A process that was forked has nothing of its parent's.
     #[error("GPUDirect Storage: not in a process that was forked from one that uses it")]
     Forked,
     /// The device has no memory for chunks.
     #[error("GPUDirect Storage: no chunks on the device: {why}")]
-    Memory { why: String },
+    ChunkMemory { why: String },
     /// A call failed.
     #[error("GPUDirect Storage: {call}: {why}")]
     Call { call: &'static str, why: String },
     /// A read gave less than is there, or more than was asked for.
     #[error("GPUDirect Storage: cuFileRead: read {read} of {wanted} bytes")]
-    Short { read: usize, wanted: usize },
+    ShortRead { read: usize, wanted: usize },
 }

@@ -5,18 +5,18 @@ use std::collections::HashSet;
 
 /// The longest text that names something: a key, a class, a storage. A longer one is a plain value;
 /// were it taken for a name, one text in a thousand places would be a thousand texts.
-pub const MAX_NAME: usize = 4096;
+pub const MAX_NAME_BYTES: usize = 4096;
 
 /// The number of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Id(pub(super) u32);
+pub struct NodeId(pub(super) u32);
 
 /// The number of no node: an arena has fewer nodes.
-pub(super) const NO_NODE: Id = Id(u32::MAX);
+pub(super) const NO_NODE: NodeId = NodeId(u32::MAX);
 
 /// Where a text, or the items of a tuple, lie in the arena's pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct PoolSpan {
     pub(super) start: u32,
     pub(super) len: u32,
 }
@@ -31,23 +31,23 @@ pub enum Node {
     /// A whole number that fits.
     Int(i64),
     /// A whole number that does not, little-endian.
-    Long(Span),
+    Long(PoolSpan),
     /// A number of another kind, a byte string, or another plain value that no tensor depends on.
     Plain,
     /// Text; not necessarily valid UTF-8 where a Python 2 wrote it.
-    Text(Span),
+    Text(PoolSpan),
     /// A tuple.
-    Tuple(Span),
+    Tuple(PoolSpan),
     /// A list: an index into the lists.
     List(u32),
     /// A dictionary: an index into the dictionaries.
     Dict(u32),
     /// A class or function by module and name, not looked up.
-    Global(Id, Id),
+    Global(NodeId, NodeId),
     /// What calling the first with the second would give.
-    Call(Id, Id),
+    Call(NodeId, NodeId),
     /// What the program that wrote it keeps outside the pickle: torch's storages.
-    Persistent(Id),
+    Persistent(NodeId),
     /// Something that nobody here needs to understand.
     Opaque(&'static str),
 }
@@ -77,7 +77,7 @@ const NODE_BYTES: usize = size_of::<NodeKind>() + size_of::<[u32; 2]>();
 const MODIFIED_BYTES: usize = 16;
 
 /// Bytes of a list or dictionary beside its items: its `Vec`, and the overhead of an allocation.
-const CONTAINER_BYTES: usize = size_of::<Vec<Id>>() + 16;
+const CONTAINER_BYTES: usize = size_of::<Vec<NodeId>>() + 16;
 
 /// Integers from 0 to this one share a node each, however often they are used. A list of them then takes no more than
 /// its items.
@@ -89,17 +89,17 @@ pub struct Arena {
     kinds: Vec<NodeKind>,
     numbers: Vec<[u32; 2]>,
     text: Vec<u8>,
-    items: Vec<Id>,
-    lists: Vec<Vec<Id>>,
-    dicts: Vec<Vec<(Id, Id)>>,
+    items: Vec<NodeId>,
+    lists: Vec<Vec<NodeId>>,
+    dicts: Vec<Vec<(NodeId, NodeId)>>,
     modified: HashSet<u32>,
     /// Bytes of the items of lists and dictionaries.
     item_bytes: usize,
     /// What opaque nodes stand for, each text once.
     opaque: Vec<&'static str>,
     /// The one node of each value without parts: `None`, `False`, `True`, [`Node::Plain`], the empty tuple.
-    shared: [Id; 5],
-    shared_ints: Vec<Id>,
+    shared: [NodeId; 5],
+    shared_ints: Vec<NodeId>,
 }
 
 impl Default for Arena {
@@ -122,9 +122,9 @@ impl Default for Arena {
 
 impl Arena {
     /// The value of a number.
-    pub fn node(&self, id: Id) -> Node {
+    pub fn node(&self, id: NodeId) -> Node {
         let [first, second] = self.numbers[id.0 as usize];
-        let span = Span { start: first, len: second };
+        let span = PoolSpan { start: first, len: second };
         match self.kinds[id.0 as usize] {
             NodeKind::None => Node::None,
             NodeKind::Bool => Node::Bool(first != 0),
@@ -135,19 +135,19 @@ impl Arena {
             NodeKind::Tuple => Node::Tuple(span),
             NodeKind::List => Node::List(first),
             NodeKind::Dict => Node::Dict(first),
-            NodeKind::Global => Node::Global(Id(first), Id(second)),
-            NodeKind::Call => Node::Call(Id(first), Id(second)),
-            NodeKind::Persistent => Node::Persistent(Id(first)),
+            NodeKind::Global => Node::Global(NodeId(first), NodeId(second)),
+            NodeKind::Call => Node::Call(NodeId(first), NodeId(second)),
+            NodeKind::Persistent => Node::Persistent(NodeId(first)),
             NodeKind::Opaque => Node::Opaque(self.opaque[first as usize]),
         }
     }
 
     /// Bytes of memory that the values take.
-    pub fn weight(&self) -> usize {
+    pub fn used_bytes(&self) -> usize {
         let containers = self.lists.len() + self.dicts.len();
         let nodes = self.kinds.len() * NODE_BYTES + self.modified.len() * MODIFIED_BYTES;
-        let shared = self.shared_ints.len() * size_of::<Id>();
-        let pools = self.text.len() + self.items.len() * size_of::<Id>() + shared;
+        let shared = self.shared_ints.len() * size_of::<NodeId>();
+        let pools = self.text.len() + self.items.len() * size_of::<NodeId>() + shared;
         nodes + pools + containers * CONTAINER_BYTES + self.item_bytes
     }
 
@@ -157,14 +157,14 @@ impl Arena {
     }
 
     /// The number as an index, below [`Arena::len`].
-    pub fn place(id: Id) -> usize {
+    pub fn index(id: NodeId) -> usize {
         id.0 as usize
     }
 
     /// The text of a node, if it can be a name: valid UTF-8, and no longer than names are.
-    pub fn text(&self, id: Id) -> Option<&str> {
+    pub fn text(&self, id: NodeId) -> Option<&str> {
         match self.node(id) {
-            Node::Text(span) if span.len as usize <= MAX_NAME => {
+            Node::Text(span) if span.len as usize <= MAX_NAME_BYTES => {
                 std::str::from_utf8(self.bytes(span)).ok()
             }
             _ => None,
@@ -172,12 +172,12 @@ impl Arena {
     }
 
     /// The bytes of a text or a long number.
-    pub fn bytes(&self, span: Span) -> &[u8] {
+    pub fn bytes(&self, span: PoolSpan) -> &[u8] {
         &self.text[span.start as usize..][..span.len as usize]
     }
 
     /// The items of a tuple or list.
-    pub fn items(&self, id: Id) -> Option<&[Id]> {
+    pub fn items(&self, id: NodeId) -> Option<&[NodeId]> {
         match self.node(id) {
             Node::Tuple(span) => Some(&self.items[span.start as usize..][..span.len as usize]),
             Node::List(list) => Some(&self.lists[list as usize]),
@@ -186,7 +186,7 @@ impl Arena {
     }
 
     /// The entries of a dictionary.
-    pub fn entries(&self, id: Id) -> Option<&[(Id, Id)]> {
+    pub fn entries(&self, id: NodeId) -> Option<&[(NodeId, NodeId)]> {
         match self.node(id) {
             Node::Dict(dict) => Some(&self.dicts[dict as usize]),
             _ => None,
@@ -194,7 +194,7 @@ impl Arena {
     }
 
     /// Module and name of a class or function.
-    pub fn global(&self, id: Id) -> Option<(&str, &str)> {
+    pub fn global(&self, id: NodeId) -> Option<(&str, &str)> {
         match self.node(id) {
             Node::Global(module, name) => Some((self.text(module)?, self.text(name)?)),
             _ => None,
@@ -202,24 +202,24 @@ impl Arena {
     }
 
     /// The keys of everything that the pickle keeps outside itself.
-    pub fn persistent_keys(&self) -> impl Iterator<Item = Id> {
-        (0..self.kinds.len() as u32).filter_map(|n| match self.node(Id(n)) {
+    pub fn persistent_keys(&self) -> impl Iterator<Item = NodeId> {
+        (0..self.kinds.len() as u32).filter_map(|n| match self.node(NodeId(n)) {
             Node::Persistent(key) => Some(key),
             _ => None,
         })
     }
 
     /// Whether the pickle does something to the value after it made it.
-    pub fn is_modified(&self, id: Id) -> bool {
+    pub fn is_modified(&self, id: NodeId) -> bool {
         self.modified.contains(&id.0)
     }
 
-    pub(super) fn push(&mut self, node: Node) -> Id {
+    pub(super) fn push(&mut self, node: Node) -> NodeId {
         let shared = match node {
             Node::None => &mut self.shared[0],
             Node::Bool(flag) => &mut self.shared[1 + usize::from(flag)],
             Node::Plain => &mut self.shared[3],
-            Node::Tuple(Span { len: 0, .. }) => &mut self.shared[4],
+            Node::Tuple(PoolSpan { len: 0, .. }) => &mut self.shared[4],
             Node::Int(n @ 0..=MAX_SHARED_INT) => {
                 let place = n as usize;
                 if place >= self.shared_ints.len() {
@@ -232,11 +232,11 @@ impl Arena {
         if *shared != NO_NODE {
             return *shared;
         }
-        *shared = Id(self.kinds.len() as u32);
+        *shared = NodeId(self.kinds.len() as u32);
         self.push_new(node)
     }
 
-    fn push_new(&mut self, node: Node) -> Id {
+    fn push_new(&mut self, node: Node) -> NodeId {
         let (kind, numbers) = match node {
             Node::None => (NodeKind::None, [0, 0]),
             Node::Bool(flag) => (NodeKind::Bool, [u32::from(flag), 0]),
@@ -261,50 +261,50 @@ impl Arena {
         };
         self.kinds.push(kind);
         self.numbers.push(numbers);
-        Id(self.kinds.len() as u32 - 1)
+        NodeId(self.kinds.len() as u32 - 1)
     }
 
-    pub(super) fn push_text(&mut self, text: &[u8]) -> Id {
-        let span = self.span_of(text);
+    pub(super) fn push_text(&mut self, text: &[u8]) -> NodeId {
+        let span = self.store_bytes(text);
         self.push(Node::Text(span))
     }
 
     /// Keeps bytes in the pool. What is kept comes from the pickle, whose size fits 32 bits.
-    pub(super) fn span_of(&mut self, bytes: &[u8]) -> Span {
-        let span = Span { start: self.text.len() as u32, len: bytes.len() as u32 };
+    pub(super) fn store_bytes(&mut self, bytes: &[u8]) -> PoolSpan {
+        let span = PoolSpan { start: self.text.len() as u32, len: bytes.len() as u32 };
         self.text.extend_from_slice(bytes);
         span
     }
 
-    pub(super) fn push_tuple(&mut self, items: &[Id]) -> Id {
-        let span = Span { start: self.items.len() as u32, len: items.len() as u32 };
+    pub(super) fn push_tuple(&mut self, items: &[NodeId]) -> NodeId {
+        let span = PoolSpan { start: self.items.len() as u32, len: items.len() as u32 };
         self.items.extend_from_slice(items);
         self.push(Node::Tuple(span))
     }
 
-    pub(super) fn push_list(&mut self, items: Vec<Id>) -> Id {
+    pub(super) fn push_list(&mut self, items: Vec<NodeId>) -> NodeId {
         self.item_bytes += size_of_val(&*items);
         self.lists.push(items);
         self.push(Node::List(self.lists.len() as u32 - 1))
     }
 
-    pub(super) fn push_dict(&mut self, entries: Vec<(Id, Id)>) -> Id {
+    pub(super) fn push_dict(&mut self, entries: Vec<(NodeId, NodeId)>) -> NodeId {
         self.item_bytes += size_of_val(&*entries);
         self.dicts.push(entries);
         self.push(Node::Dict(self.dicts.len() as u32 - 1))
     }
 
-    pub(super) fn extend_list(&mut self, list: u32, items: &[Id]) {
+    pub(super) fn extend_list(&mut self, list: u32, items: &[NodeId]) {
         self.item_bytes += size_of_val(items);
         self.lists[list as usize].extend_from_slice(items);
     }
 
-    pub(super) fn extend_dict(&mut self, dict: u32, pairs: &[(Id, Id)]) {
+    pub(super) fn extend_dict(&mut self, dict: u32, pairs: &[(NodeId, NodeId)]) {
         self.item_bytes += size_of_val(pairs);
         self.dicts[dict as usize].extend_from_slice(pairs);
     }
 
-    pub(super) fn mark_modified(&mut self, id: Id) {
+    pub(super) fn mark_modified(&mut self, id: NodeId) {
         self.modified.insert(id.0);
     }
 }
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_pushed_node_reads_back_unchanged() {
-        let (a, b, span) = (Id(7), Id(u32::MAX), Span { start: 3, len: u32::MAX });
+        let (a, b, span) = (NodeId(7), NodeId(u32::MAX), PoolSpan { start: 3, len: u32::MAX });
         let ints = [0, 1, 255, 0xffff, 0x1_0000, -1, i64::MIN, i64::MAX].map(Node::Int);
         let others = [
             Node::None,
@@ -325,7 +325,7 @@ mod tests {
             Node::Plain,
             Node::Text(span),
             Node::Tuple(span),
-            Node::Tuple(Span { start: 9, len: 1 }),
+            Node::Tuple(PoolSpan { start: 9, len: 1 }),
             Node::List(5),
             Node::Dict(6),
             Node::Global(a, b),
@@ -336,7 +336,7 @@ mod tests {
         ];
         let mut arena = Arena::default();
         let nodes: Vec<Node> = ints.into_iter().chain(others).collect();
-        let ids: Vec<Id> = nodes.iter().map(|&node| arena.push(node)).collect();
+        let ids: Vec<NodeId> = nodes.iter().map(|&node| arena.push(node)).collect();
         for (id, node) in ids.iter().zip(&nodes) {
             assert_eq!(arena.node(*id), *node);
         }

@@ -1,54 +1,54 @@
 //! The bytes of a pickle, taken from the front: nothing is taken that is not there.
 
-use super::Fault;
+use super::PickleError;
 
 /// What is left of a pickle.
-pub struct Input<'a> {
+pub struct PickleCursor<'a> {
     bytes: &'a [u8],
-    at: usize,
+    position: usize,
 }
 
-impl<'a> Input<'a> {
+impl<'a> PickleCursor<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
-        Input { bytes, at: 0 }
+        PickleCursor { bytes, position: 0 }
     }
 
     /// Bytes taken so far.
-    pub fn at(&self) -> usize {
-        self.at
+    pub fn position(&self) -> usize {
+        self.position
     }
 
     /// Bytes not yet taken.
-    pub fn left(&self) -> usize {
-        self.bytes.len() - self.at
+    pub fn remaining(&self) -> usize {
+        self.bytes.len() - self.position
     }
 
-    pub fn take(&mut self, len: usize) -> Result<&'a [u8], Fault> {
-        let bytes = self.bytes[self.at..].get(..len).ok_or(Fault::Truncated)?;
-        self.at += len;
+    pub fn take(&mut self, len: usize) -> Result<&'a [u8], PickleError> {
+        let bytes = self.bytes[self.position..].get(..len).ok_or(PickleError::Truncated)?;
+        self.position += len;
         Ok(bytes)
     }
 
-    pub fn u8(&mut self) -> Result<u8, Fault> {
+    pub fn read_u8(&mut self) -> Result<u8, PickleError> {
         Ok(self.take(1)?[0])
     }
 
     /// An unsigned number of `width` bytes.
-    pub fn number(&mut self, width: usize) -> Result<u64, Fault> {
+    pub fn read_uint(&mut self, width: usize) -> Result<u64, PickleError> {
         let mut raw = [0; 8];
         raw[..width].copy_from_slice(self.take(width)?);
         Ok(u64::from_le_bytes(raw))
     }
 
     /// A length of `width` bytes; one that does not fit is one past the end.
-    pub fn length(&mut self, width: usize) -> Result<usize, Fault> {
-        usize::try_from(self.number(width)?).map_err(|_| Fault::Truncated)
+    pub fn read_len(&mut self, width: usize) -> Result<usize, PickleError> {
+        usize::try_from(self.read_uint(width)?).map_err(|_| PickleError::Truncated)
     }
 
-    pub fn line(&mut self) -> Result<&'a [u8], Fault> {
-        let rest = &self.bytes[self.at..];
-        let len = rest.iter().position(|&b| b == b'\n').ok_or(Fault::Truncated)?;
-        self.at += len + 1;
+    pub fn read_line(&mut self) -> Result<&'a [u8], PickleError> {
+        let rest = &self.bytes[self.position..];
+        let len = rest.iter().position(|&b| b == b'\n').ok_or(PickleError::Truncated)?;
+        self.position += len + 1;
         Ok(&rest[..len])
     }
 }

@@ -2,7 +2,7 @@
 
 /// What is wrong with a pickle.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Fault {
+pub enum PickleError {
     /// It stops in the middle.
     #[error("it ends before it is complete")]
     Truncated,
@@ -27,22 +27,22 @@ pub enum Fault {
     },
     /// A number or name that is none.
     #[error("malformed value at byte {at}")]
-    Value {
+    MalformedValue {
         /// Where.
         at: usize,
     },
     /// Bytes after its end.
     #[error("{0} bytes follow its end")]
-    Trailing(usize),
+    TrailingBytes(usize),
     /// Its values take too much memory for its size in the file.
     #[error("its values take more than {limit} bytes, which is too much for its size in the file")]
-    Growth {
+    MemoryLimit {
         /// The bytes that they may take.
         limit: u64,
     },
     /// More than any checkpoint has.
     #[error("more than {limit} {what}")]
-    Limit {
+    CountLimit {
         /// What there are too many of.
         what: &'static str,
         /// How many may be.

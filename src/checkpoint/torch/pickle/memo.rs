@@ -4,44 +4,44 @@
 
 use std::collections::HashMap;
 
-use super::arena::{Id, NO_NODE};
+use super::arena::{NO_NODE, NodeId};
 
 /// Unused slots that the list may have in a row.
-const MAX_GAP: usize = 1 << 10;
+const MAX_GAP_SLOTS: usize = 1 << 10;
 
 /// Bytes of a slot outside of the list: its entry in a hash table, which doubles when it is full.
 const SPARSE_SLOT_BYTES: usize = 24;
 
 /// The remembered values.
 #[derive(Debug, Default)]
-pub struct Memo {
+pub struct PickleMemo {
     /// Values by slot; `NO_NODE` where there is none.
-    dense: Vec<Id>,
-    sparse: HashMap<u32, Id>,
+    dense: Vec<NodeId>,
+    sparse: HashMap<u32, NodeId>,
     len: usize,
 }
 
-impl Memo {
+impl PickleMemo {
     /// The number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Bytes of memory that it takes.
-    pub fn weight(&self) -> usize {
-        self.dense.len() * size_of::<Id>() + self.sparse.len() * SPARSE_SLOT_BYTES
+    pub fn used_bytes(&self) -> usize {
+        self.dense.len() * size_of::<NodeId>() + self.sparse.len() * SPARSE_SLOT_BYTES
     }
 
-    pub fn get(&self, slot: u32) -> Option<Id> {
+    pub fn get(&self, slot: u32) -> Option<NodeId> {
         match self.dense.get(slot as usize) {
             Some(&id) if id != NO_NODE => Some(id),
             _ => self.sparse.get(&slot).copied(),
         }
     }
 
-    pub fn insert(&mut self, slot: u32, id: Id) {
+    pub fn insert(&mut self, slot: u32, id: NodeId) {
         let place = slot as usize;
-        let is_new = if place < self.dense.len() + MAX_GAP {
+        let is_new = if place < self.dense.len() + MAX_GAP_SLOTS {
             if place >= self.dense.len() {
                 self.dense.resize(place + 1, NO_NODE);
             }
@@ -64,10 +64,10 @@ mod tests {
     fn slots_in_any_order_behave_as_in_a_hash_table() {
         let slots =
             [1, 2, 3, 5_000, 5_000, 4_000_000_000, 900, 1_800, 2_700, 3_600, 4_500, 5_000, 0];
-        let (mut memo, mut table) = (Memo::default(), HashMap::new());
+        let (mut memo, mut table) = (PickleMemo::default(), HashMap::new());
         for (n, slot) in (0..).zip(slots) {
-            memo.insert(slot, Id(n));
-            table.insert(slot, Id(n));
+            memo.insert(slot, NodeId(n));
+            table.insert(slot, NodeId(n));
             assert_eq!(memo.len(), table.len());
             for slot in slots.into_iter().chain([4, 1_000, 5_001]) {
                 assert_eq!(memo.get(slot), table.get(&slot).copied(), "{slot}");

@@ -13,6 +13,6 @@ mod error;
 mod memo;
 mod vm;
 
-pub use arena::{Arena, Id, Node};
-pub use error::Fault;
-pub use vm::{MAX_PICKLE, allowance, read};
+pub use arena::{Arena, Node, NodeId};
+pub use error::PickleError;
+pub use vm::{MAX_PICKLE_BYTES, memory_allowance, read_pickle};

@@ -1,114 +1,119 @@
 //! The stack machine of the pickle format. It moves numbers about and calls nothing.
 
-use super::Fault;
-use super::arena::{Arena, Id, Node};
-use super::cursor::Input;
-use super::memo::Memo;
+use super::PickleError;
+use super::arena::{Arena, Node, NodeId};
+use super::cursor::PickleCursor;
+use super::memo::PickleMemo;
 
 /// The longest pickle that is read: one of 1,000,000 tensors comes to about 150 MB. Positions in
 /// the arena are 32 bits wide, which this keeps safe.
-pub const MAX_PICKLE: u64 = 256 << 20;
+pub const MAX_PICKLE_BYTES: u64 = 256 << 20;
 
 /// The most values in one pickle. A tensor takes about 16; at 9 bytes each, this is 144 MB.
-const MAX_NODES: usize = 16 << 20;
+const MAX_NODE_COUNT: usize = 16 << 20;
 
 /// The most remembered values, of which a tensor has about 7.
-const MAX_MEMO: usize = 8 << 20;
+const MAX_MEMO_COUNT: usize = 8 << 20;
 
 /// The most opcodes. A tensor takes about 35.
-const MAX_OPCODES: u64 = 64 << 20;
+const MAX_OPCODE_COUNT: u64 = 64 << 20;
 
 /// The most open marks: containers being built inside one another. torch writes fewer than 20.
-const MAX_MARKS: usize = 10_000;
+const MAX_MARK_COUNT: usize = 10_000;
 
 /// The longest whole number that is read, in bytes; torch's magic number has 10.
-const MAX_LONG: usize = 1 << 10;
+const MAX_INTEGER_BYTES: usize = 1 << 10;
 
 /// Bytes that the values of a pickle may take, whatever its size in the file. Some thousand tensors fit.
-const MIN_ALLOWANCE: u64 = 16 << 20;
+const MIN_ALLOWANCE_BYTES: u64 = 16 << 20;
 
 /// Bytes that values may take for each byte of the pickle in the file. Training checkpoints need 2 to 3, or 11 if
 /// compressed.
-const MAX_PER_BYTE: u64 = 24;
+const MAX_VALUE_BYTES_PER_BYTE: u64 = 24;
 
 /// Bytes that the values of a pickle may take, given the bytes that it takes in its file. So a small file stays small
 /// in memory, however well it was compressed.
-pub fn allowance(stored: u64) -> u64 {
-    stored.saturating_mul(MAX_PER_BYTE).saturating_add(MIN_ALLOWANCE)
+pub fn memory_allowance(stored: u64) -> u64 {
+    stored.saturating_mul(MAX_VALUE_BYTES_PER_BYTE).saturating_add(MIN_ALLOWANCE_BYTES)
 }
 
 /// Reads one pickle from the front of `bytes`: its values, the one it stands for, and its length. `stored` is the
 /// number of bytes that it takes in its file.
-pub fn read(bytes: &[u8], stored: u64) -> Result<(Arena, Id, usize), Fault> {
-    if bytes.len() as u64 > MAX_PICKLE {
-        return Err(Fault::Limit { what: "bytes", limit: MAX_PICKLE });
+pub fn read_pickle(bytes: &[u8], stored: u64) -> Result<(Arena, NodeId, usize), PickleError> {
+    if bytes.len() as u64 > MAX_PICKLE_BYTES {
+        return Err(PickleError::CountLimit { what: "bytes", limit: MAX_PICKLE_BYTES });
     }
-    let mut machine = Machine {
-        input: Input::new(bytes),
+    let mut machine = PickleVm {
+        cursor: PickleCursor::new(bytes),
         opcode: (0, 0),
         arena: Arena::default(),
         stack: Vec::new(),
         marks: Vec::new(),
-        memo: Memo::default(),
-        copied: 0,
-        allowance: allowance(stored),
+        memo: PickleMemo::default(),
+        copied_items: 0,
+        allowance_bytes: memory_allowance(stored),
     };
     let top = machine.run()?;
-    Ok((machine.arena, top, machine.input.at()))
+    Ok((machine.arena, top, machine.cursor.position()))
 }
 
-struct Machine<'a> {
-    input: Input<'a>,
+struct PickleVm<'a> {
+    cursor: PickleCursor<'a>,
     /// The opcode at work and its place, for the message.
     opcode: (u8, usize),
     arena: Arena,
-    stack: Vec<Id>,
+    stack: Vec<NodeId>,
     /// The height of the stack at each open mark.
     marks: Vec<usize>,
-    memo: Memo,
+    memo: PickleMemo,
     /// Items of lists looked at to make dictionaries: the one work that has no opcode for each.
-    copied: usize,
+    copied_items: usize,
     /// Bytes that values, memo and stack may take together.
-    allowance: u64,
+    allowance_bytes: u64,
 }
 
-impl<'a> Machine<'a> {
-    fn run(&mut self) -> Result<Id, Fault> {
+impl<'a> PickleVm<'a> {
+    fn run(&mut self) -> Result<NodeId, PickleError> {
         // Protocol 2 is the first that says so in its first opcode, and the first that torch wrote.
-        if self.input.u8()? != 0x80 {
-            return Err(Fault::Protocol(0));
+        if self.cursor.read_u8()? != 0x80 {
+            return Err(PickleError::Protocol(0));
         }
-        match self.input.u8()? {
+        match self.cursor.read_u8()? {
             2..=5 => {}
-            other => return Err(Fault::Protocol(other)),
+            other => return Err(PickleError::Protocol(other)),
         }
-        for _ in 0..MAX_OPCODES {
-            self.opcode = (0, self.input.at());
-            let opcode = self.input.u8()?;
+        for _ in 0..MAX_OPCODE_COUNT {
+            self.opcode = (0, self.cursor.position());
+            let opcode = self.cursor.read_u8()?;
             self.opcode.0 = opcode;
             if opcode == b'.' {
                 let top = self.pop()?;
                 return if self.marks.is_empty() { Ok(top) } else { Err(self.out_of_order()) };
             }
             self.step(opcode)?;
-            if self.arena.len() > MAX_NODES {
-                return Err(Fault::Limit { what: "values", limit: MAX_NODES as u64 });
+            if self.arena.len() > MAX_NODE_COUNT {
+                return Err(PickleError::CountLimit {
+                    what: "values",
+                    limit: MAX_NODE_COUNT as u64,
+                });
             }
-            let stack = self.stack.len() * size_of::<Id>();
-            if (self.arena.weight() + self.memo.weight() + stack) as u64 > self.allowance {
-                return Err(Fault::Growth { limit: self.allowance });
+            let stack = self.stack.len() * size_of::<NodeId>();
+            if (self.arena.used_bytes() + self.memo.used_bytes() + stack) as u64
+                > self.allowance_bytes
+            {
+                return Err(PickleError::MemoryLimit { limit: self.allowance_bytes });
             }
         }
-        Err(Fault::Limit { what: "opcodes", limit: MAX_OPCODES })
+        Err(PickleError::CountLimit { what: "opcodes", limit: MAX_OPCODE_COUNT })
     }
 
-    fn step(&mut self, opcode: u8) -> Result<(), Fault> {
+    fn step(&mut self, opcode: u8) -> Result<(), PickleError> {
         match opcode {
             b'(' => {
-                if self.marks.len() == MAX_MARKS {
-                    return Err(Fault::Limit {
+                if self.marks.len() == MAX_MARK_COUNT {
+                    return Err(PickleError::CountLimit {
                         what: "nested containers",
-                        limit: MAX_MARKS as u64,
+                        limit: MAX_MARK_COUNT as u64,
                     });
                 }
                 self.marks.push(self.stack.len());
@@ -123,37 +128,37 @@ impl<'a> Machine<'a> {
             b'N' => self.push(Node::None),
             0x88 => self.push(Node::Bool(true)),
             0x89 => self.push(Node::Bool(false)),
-            b'K' => self.int(1, false)?,
-            b'M' => self.int(2, false)?,
-            b'J' => self.int(4, true)?,
-            b'I' | b'L' => self.int_line(opcode)?,
+            b'K' => self.push_int(1, false)?,
+            b'M' => self.push_int(2, false)?,
+            b'J' => self.push_int(4, true)?,
+            b'I' | b'L' => self.push_int_line(opcode)?,
             b'F' => {
-                self.input.line()?;
+                self.cursor.read_line()?;
                 self.push(Node::Plain);
             }
             b'G' => {
-                self.input.take(8)?;
+                self.cursor.take(8)?;
                 self.push(Node::Plain);
             }
             0x8a => {
-                let len = self.input.length(1)?;
-                self.long(len)?;
+                let len = self.cursor.read_len(1)?;
+                self.push_long(len)?;
             }
             0x8b => {
-                let len = self.input.length(4)?;
-                self.long(len)?;
+                let len = self.cursor.read_len(4)?;
+                self.push_long(len)?;
             }
-            b'U' | 0x8c => self.text(1)?,
-            b'T' | b'X' => self.text(4)?,
-            0x8d => self.text(8)?,
-            b'C' => self.plain(1)?,
-            b'B' => self.plain(4)?,
-            0x8e | 0x96 => self.plain(8)?,
+            b'U' | 0x8c => self.push_text(1)?,
+            b'T' | b'X' => self.push_text(4)?,
+            0x8d => self.push_text(8)?,
+            b'C' => self.push_plain(1)?,
+            b'B' => self.push_plain(4)?,
+            0x8e | 0x96 => self.push_plain(8)?,
             // Containers.
-            b')' => self.tuple(0)?,
-            0x85 => self.tuple(1)?,
-            0x86 => self.tuple(2)?,
-            0x87 => self.tuple(3)?,
+            b')' => self.push_tuple(0)?,
+            0x85 => self.push_tuple(1)?,
+            0x86 => self.push_tuple(2)?,
+            0x87 => self.push_tuple(3)?,
             b't' => {
                 let items = self.pop_mark()?;
                 let id = self.arena.push_tuple(&items);
@@ -167,7 +172,7 @@ impl<'a> Machine<'a> {
             b'}' => self.push_dict(Vec::new()),
             b'd' => {
                 let items = self.pop_mark()?;
-                let pairs = self.pairs(&items)?;
+                let pairs = self.to_pairs(&items)?;
                 self.push_dict(pairs);
             }
             0x8f => self.push(Node::Plain),
@@ -198,8 +203,8 @@ impl<'a> Machine<'a> {
             }
             // Names, and what would be done with them.
             b'c' => {
-                let module = self.name_line()?;
-                let name = self.name_line()?;
+                let module = self.push_name_line()?;
+                let name = self.push_name_line()?;
                 self.push(Node::Global(module, name));
             }
             0x93 => {
@@ -227,8 +232,8 @@ impl<'a> Machine<'a> {
                 self.call(class, args)?;
             }
             b'i' => {
-                self.input.line()?;
-                self.input.line()?;
+                self.cursor.read_line()?;
+                self.cursor.read_line()?;
                 self.pop_mark()?;
                 self.push(Node::Opaque("an instance of an old-style class"));
             }
@@ -236,9 +241,9 @@ impl<'a> Machine<'a> {
                 self.pop_mark()?;
                 self.push(Node::Opaque("an instance of an old-style class"));
             }
-            0x82 => self.extension(1)?,
-            0x83 => self.extension(2)?,
-            0x84 => self.extension(4)?,
+            0x82 => self.push_extension(1)?,
+            0x83 => self.push_extension(2)?,
+            0x84 => self.push_extension(4)?,
             b'b' => {
                 self.pop()?;
                 let target = self.top()?;
@@ -253,42 +258,42 @@ impl<'a> Machine<'a> {
             }
             // The memo.
             b'q' | b'r' | b'p' => {
-                let slot = self.slot(opcode)?;
+                let slot = self.read_slot(opcode)?;
                 let top = self.top()?;
-                self.remember(slot, top)?;
+                self.memoize(slot, top)?;
             }
             0x94 => {
                 let top = self.top()?;
-                self.remember(self.memo.len() as u32, top)?;
+                self.memoize(self.memo.len() as u32, top)?;
             }
             b'h' | b'j' | b'g' => {
-                let slot = self.slot(opcode)?;
+                let slot = self.read_slot(opcode)?;
                 let id = self.memo.get(slot).ok_or_else(|| self.out_of_order())?;
                 self.stack.push(id);
             }
             0x95 => {
                 // A frame is a hint for readers that wait for their bytes; it must still fit.
-                let len = self.input.length(8)?;
-                if len > self.input.left() {
-                    return Err(Fault::Truncated);
+                let len = self.cursor.read_len(8)?;
+                if len > self.cursor.remaining() {
+                    return Err(PickleError::Truncated);
                 }
             }
             _ => {
-                return Err(Fault::Opcode { opcode, at: self.opcode.1 });
+                return Err(PickleError::Opcode { opcode, at: self.opcode.1 });
             }
         }
-        if self.stack.len() > MAX_NODES {
-            return Err(Fault::Limit { what: "values", limit: MAX_NODES as u64 });
+        if self.stack.len() > MAX_NODE_COUNT {
+            return Err(PickleError::CountLimit { what: "values", limit: MAX_NODE_COUNT as u64 });
         }
         Ok(())
     }
 
-    fn out_of_order(&self) -> Fault {
-        Fault::OutOfOrder { opcode: self.opcode.0, at: self.opcode.1 }
+    fn out_of_order(&self) -> PickleError {
+        PickleError::OutOfOrder { opcode: self.opcode.0, at: self.opcode.1 }
     }
 
-    fn malformed(&self) -> Fault {
-        Fault::Value { at: self.opcode.1 }
+    fn malformed(&self) -> PickleError {
+        PickleError::MalformedValue { at: self.opcode.1 }
     }
 
     fn push(&mut self, node: Node) {
@@ -296,58 +301,58 @@ impl<'a> Machine<'a> {
         self.stack.push(id);
     }
 
-    fn push_list(&mut self, items: Vec<Id>) {
+    fn push_list(&mut self, items: Vec<NodeId>) {
         let id = self.arena.push_list(items);
         self.stack.push(id);
     }
 
-    fn push_dict(&mut self, entries: Vec<(Id, Id)>) {
+    fn push_dict(&mut self, entries: Vec<(NodeId, NodeId)>) {
         let id = self.arena.push_dict(entries);
         self.stack.push(id);
     }
 
     /// The values above the last mark are out of reach of anything but what closes the mark.
-    fn floor(&self) -> usize {
+    fn stack_floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
 
-    fn pop(&mut self) -> Result<Id, Fault> {
-        if self.stack.len() <= self.floor() {
+    fn pop(&mut self) -> Result<NodeId, PickleError> {
+        if self.stack.len() <= self.stack_floor() {
             return Err(self.out_of_order());
         }
         self.stack.pop().ok_or_else(|| self.out_of_order())
     }
 
-    fn top(&self) -> Result<Id, Fault> {
+    fn top(&self) -> Result<NodeId, PickleError> {
         match self.stack.last() {
-            Some(&id) if self.stack.len() > self.floor() => Ok(id),
+            Some(&id) if self.stack.len() > self.stack_floor() => Ok(id),
             _ => Err(self.out_of_order()),
         }
     }
 
-    fn pop_mark(&mut self) -> Result<Vec<Id>, Fault> {
+    fn pop_mark(&mut self) -> Result<Vec<NodeId>, PickleError> {
         let mark = self.marks.pop().ok_or_else(|| self.out_of_order())?;
         Ok(self.stack.split_off(mark))
     }
 
-    fn name_line(&mut self) -> Result<Id, Fault> {
-        let line = self.input.line()?;
+    fn push_name_line(&mut self) -> Result<NodeId, PickleError> {
+        let line = self.cursor.read_line()?;
         if line.is_empty() || std::str::from_utf8(line).is_err() {
             return Err(self.malformed());
         }
         Ok(self.arena.push_text(line))
     }
 
-    fn int(&mut self, width: usize, signed: bool) -> Result<(), Fault> {
-        let value = self.input.number(width)?;
+    fn push_int(&mut self, width: usize, signed: bool) -> Result<(), PickleError> {
+        let value = self.cursor.read_uint(width)?;
         let value = if signed { i64::from(value as u32 as i32) } else { value as i64 };
         self.push(Node::Int(value));
         Ok(())
     }
 
     /// The decimal forms, which Python 2 used for numbers past 32 bits even in protocol 2.
-    fn int_line(&mut self, opcode: u8) -> Result<(), Fault> {
-        let line = self.input.line()?;
+    fn push_int_line(&mut self, opcode: u8) -> Result<(), PickleError> {
+        let line = self.cursor.read_line()?;
         let node = match (opcode, line) {
             (b'I', b"00") => Node::Bool(false),
             (b'I', b"01") => Node::Bool(true),
@@ -356,7 +361,7 @@ impl<'a> Machine<'a> {
                 let text = std::str::from_utf8(digits).map_err(|_| self.malformed())?;
                 let bare = text.strip_prefix('-').unwrap_or(text);
                 if bare.is_empty()
-                    || bare.len() > MAX_LONG
+                    || bare.len() > MAX_INTEGER_BYTES
                     || !bare.bytes().all(|b| b.is_ascii_digit())
                 {
                     return Err(self.malformed());
@@ -368,11 +373,14 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn long(&mut self, len: usize) -> Result<(), Fault> {
-        if len > MAX_LONG {
-            return Err(Fault::Limit { what: "bytes in a whole number", limit: MAX_LONG as u64 });
+    fn push_long(&mut self, len: usize) -> Result<(), PickleError> {
+        if len > MAX_INTEGER_BYTES {
+            return Err(PickleError::CountLimit {
+                what: "bytes in a whole number",
+                limit: MAX_INTEGER_BYTES as u64,
+            });
         }
-        let raw = self.input.take(len)?;
+        let raw = self.cursor.take(len)?;
         let node = match len {
             0..=8 => {
                 let negative = raw.last().is_some_and(|b| b & 0x80 != 0);
@@ -380,29 +388,29 @@ impl<'a> Machine<'a> {
                 wide[..len].copy_from_slice(raw);
                 Node::Int(i64::from_le_bytes(wide))
             }
-            _ => Node::Long(self.arena.span_of(raw)),
+            _ => Node::Long(self.arena.store_bytes(raw)),
         };
         self.push(node);
         Ok(())
     }
 
-    fn text(&mut self, width: usize) -> Result<(), Fault> {
-        let len = self.input.length(width)?;
-        let text = self.input.take(len)?;
+    fn push_text(&mut self, width: usize) -> Result<(), PickleError> {
+        let len = self.cursor.read_len(width)?;
+        let text = self.cursor.take(len)?;
         let id = self.arena.push_text(text);
         self.stack.push(id);
         Ok(())
     }
 
-    fn plain(&mut self, width: usize) -> Result<(), Fault> {
-        let len = self.input.length(width)?;
-        self.input.take(len)?;
+    fn push_plain(&mut self, width: usize) -> Result<(), PickleError> {
+        let len = self.cursor.read_len(width)?;
+        self.cursor.take(len)?;
         self.push(Node::Plain);
         Ok(())
     }
 
-    fn tuple(&mut self, len: usize) -> Result<(), Fault> {
-        let mut items = [Id(0); 3];
+    fn push_tuple(&mut self, len: usize) -> Result<(), PickleError> {
+        let mut items = [NodeId(0); 3];
         for item in items[..len].iter_mut().rev() {
             *item = self.pop()?;
         }
@@ -411,14 +419,14 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn pairs(&self, items: &[Id]) -> Result<Vec<(Id, Id)>, Fault> {
+    fn to_pairs(&self, items: &[NodeId]) -> Result<Vec<(NodeId, NodeId)>, PickleError> {
         if !items.len().is_multiple_of(2) {
             return Err(self.out_of_order());
         }
         Ok(items.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
     }
 
-    fn append(&mut self, items: &[Id]) -> Result<(), Fault> {
+    fn append(&mut self, items: &[NodeId]) -> Result<(), PickleError> {
         let target = self.top()?;
         match self.arena.node(target) {
             Node::List(list) => self.arena.extend_list(list, items),
@@ -428,8 +436,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn set_items(&mut self, items: &[Id]) -> Result<(), Fault> {
-        let pairs = self.pairs(items)?;
+    fn set_items(&mut self, items: &[NodeId]) -> Result<(), PickleError> {
+        let pairs = self.to_pairs(items)?;
         let target = self.top()?;
         match self.arena.node(target) {
             Node::Dict(dict) => self.arena.extend_dict(dict, &pairs),
@@ -441,7 +449,7 @@ impl<'a> Machine<'a> {
 
     /// Notes a call. The standard library's dictionaries become dictionaries: torch's state dicts
     /// are made by such calls, and calling them does nothing else.
-    fn call(&mut self, callable: Id, args: Id) -> Result<(), Fault> {
+    fn call(&mut self, callable: NodeId, args: NodeId) -> Result<(), PickleError> {
         let given = match self.arena.node(args) {
             Node::Tuple(_) => self.arena.items(args).unwrap_or_default(),
             _ => return Err(self.out_of_order()),
@@ -449,11 +457,14 @@ impl<'a> Machine<'a> {
         let entries = match (self.arena.global(callable), given) {
             (Some(("collections", "OrderedDict")), []) => Some(Vec::new()),
             (Some(("collections", "OrderedDict")), &[pairs]) => {
-                self.copied += self.arena.items(pairs).map_or(0, <[Id]>::len);
-                if self.copied > MAX_NODES {
-                    return Err(Fault::Limit { what: "values", limit: MAX_NODES as u64 });
+                self.copied_items += self.arena.items(pairs).map_or(0, <[NodeId]>::len);
+                if self.copied_items > MAX_NODE_COUNT {
+                    return Err(PickleError::CountLimit {
+                        what: "values",
+                        limit: MAX_NODE_COUNT as u64,
+                    });
                 }
-                self.pairs_of(pairs)
+                self.entries_of_pairs(pairs)
             }
             (Some(("collections", "defaultdict")), [] | [_]) => Some(Vec::new()),
             _ => None,
@@ -466,34 +477,38 @@ impl<'a> Machine<'a> {
     }
 
     /// The argument with which Python 2 wrote an ordered dictionary: a list of pairs.
-    fn pairs_of(&self, list: Id) -> Option<Vec<(Id, Id)>> {
-        let pair = |&id: &Id| match self.arena.items(id)? {
+    fn entries_of_pairs(&self, list: NodeId) -> Option<Vec<(NodeId, NodeId)>> {
+        let pair = |&id: &NodeId| match self.arena.items(id)? {
             &[key, value] => Some((key, value)),
             _ => None,
         };
         self.arena.items(list)?.iter().map(pair).collect()
     }
 
-    fn extension(&mut self, width: usize) -> Result<(), Fault> {
-        self.input.take(width)?;
+    fn push_extension(&mut self, width: usize) -> Result<(), PickleError> {
+        self.cursor.take(width)?;
         self.push(Node::Opaque("an extension object"));
         Ok(())
     }
 
-    fn remember(&mut self, slot: u32, id: Id) -> Result<(), Fault> {
+    fn memoize(&mut self, slot: u32, id: NodeId) -> Result<(), PickleError> {
         self.memo.insert(slot, id);
-        if self.memo.len() > MAX_MEMO {
-            return Err(Fault::Limit { what: "remembered values", limit: MAX_MEMO as u64 });
+        if self.memo.len() > MAX_MEMO_COUNT {
+            return Err(PickleError::CountLimit {
+                what: "remembered values",
+                limit: MAX_MEMO_COUNT as u64,
+            });
         }
         Ok(())
     }
 
-    fn slot(&mut self, opcode: u8) -> Result<u32, Fault> {
+    fn read_slot(&mut self, opcode: u8) -> Result<u32, PickleError> {
         match opcode {
-            b'q' | b'h' => Ok(u32::from(self.input.u8()?)),
-            b'r' | b'j' => Ok(self.input.number(4)? as u32),
+            b'q' | b'h' => Ok(u32::from(self.cursor.read_u8()?)),
+            b'r' | b'j' => Ok(self.cursor.read_uint(4)? as u32),
             _ => {
-                let line = std::str::from_utf8(self.input.line()?).map_err(|_| self.malformed())?;
+                let line =
+                    std::str::from_utf8(self.cursor.read_line()?).map_err(|_| self.malformed())?;
                 line.parse().map_err(|_| self.malformed())
             }
         }
