@@ -28,6 +28,8 @@ mod truncated_list;
 
 use std::collections::BTreeMap;
 
+use crate::source::LinkPolicy;
+
 pub use candidate::{Candidate, CandidateFiles, LoaderName, NumberedSetError};
 pub use default_choice::{DefaultChoice, choose_default};
 pub use discover::{
@@ -57,6 +59,19 @@ pub struct Options {
     pub allow_partial: bool,
     /// Let links and index entries lead out of the directory.
     pub follow_symlinks: bool,
+}
+
+impl Options {
+    /// Where links may lead.
+    pub fn link_policy(&self) -> LinkPolicy {
+        if self.follow_symlinks { LinkPolicy::Anywhere } else { LinkPolicy::Inside }
+    }
+
+    /// The same options for a checkpoint that need not have the dictionary: the default one is shown.
+    pub fn without_root_key(&self) -> Options {
+        let Options { root_key: _, allow_partial, follow_symlinks } = *self;
+        Options { root_key: None, allow_partial, follow_symlinks }
+    }
 }
 
 /// The format of a file, told by its content and not by its name.

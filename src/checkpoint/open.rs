@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::source::{self, LinkPolicy, OpenFile, ReadAt, Root, UserPath};
+use crate::source::{self, OpenFile, ReadAt, Root, UserPath};
 use crate::threads::{join, try_spawn};
 
 use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
@@ -23,7 +23,7 @@ use super::{Checkpoint, Error, IndexFault, Options, shards, sniff};
 /// A directory must hold just one, or one that loaders take before the others ([`meant`]); where it holds several,
 /// the path of one of them tells which.
 pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
-    let links = if options.follow_symlinks { LinkPolicy::Anywhere } else { LinkPolicy::Inside };
+    let links = options.link_policy();
     match UserPath::open(path) {
         Ok(UserPath::Directory) => {
             let (root, directory) = Root::for_directory(path, links)?;

@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::path::Path;
 
-use crate::checkpoint::Options;
 use crate::image::Reader;
 use crate::verify;
 
@@ -18,7 +17,7 @@ pub fn run(args: &VerifyArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         None => read_all(&reader, &args.source.path, out),
         Some(other) => {
             // The dictionary that was asked for is one of the first; the other is shown by the rule.
-            let options = Options { root_key: None, ..args.source.parse_args.options() };
+            let options = args.source.parse_args.options().without_root_key();
             compare(&reader, &open_args::open_reader(other, &options)?, out)
         }
     }

@@ -397,7 +397,7 @@ fn read_checkpoint(
             fault: checkpoint::ChoiceFault::NoSuchKey { key, .. },
             ..
         }) => {
-            let mut whole = read(&Options { root_key: None, ..options.clone() })?;
+            let mut whole = read(&options.without_root_key())?;
             whole.notes.push(format!("has no `{key}`: shown by the rule instead"));
             whole
         }

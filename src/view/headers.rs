@@ -7,7 +7,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::checkpoint::{self, Candidate, CandidateFiles, Format, Options};
+use crate::checkpoint::{self, Candidate, CandidateFiles, Format};
 use crate::source::FileKind;
 use crate::threads::parallel_map;
 
@@ -66,7 +66,7 @@ fn read_header(view: &View, way: &Path, name: &str) -> SafetensorsHeader {
     let candidate =
         Candidate { name: name.into(), unsharded_name: name.into(), files: CandidateFiles::Single };
     // A key is for torch files.
-    let options = Options { root_key: None, ..view.options.parse.clone() };
+    let options = view.options.parse.without_root_key();
     match checkpoint::open_candidate(&view.root, way, &candidate, &options) {
         Ok(found) if found.format == Format::Safetensors => {
             SafetensorsHeader::Tensors(found.tensors.len())

@@ -137,7 +137,7 @@ pub struct Listing {
 impl View {
     /// The view of what a path names: a directory, or a single checkpoint, which is then shown alone.
     pub fn new(path: &Path, options: ViewOptions) -> Result<View, ViewError> {
-        let links = link_policy_of(&options.parse);
+        let links = options.parse.link_policy();
         let is_directory = match source::is_directory(path) {
             // A numbered set is called by a name that no file has.
             Err(source::Error::Missing { .. }) => false,
@@ -316,7 +316,7 @@ impl View {
     }
 
     fn link_policy(&self) -> LinkPolicy {
-        link_policy_of(&self.options.parse)
+        self.options.parse.link_policy()
     }
 
     /// Opens a file that is shown as it is.
@@ -384,10 +384,6 @@ impl View {
         directories.put(way, Arc::clone(&new));
         Ok(new)
     }
-}
-
-fn link_policy_of(options: &checkpoint::Options) -> LinkPolicy {
-    if options.follow_symlinks { LinkPolicy::Anywhere } else { LinkPolicy::Inside }
 }
 
 /// What there is to count.

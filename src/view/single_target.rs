@@ -12,8 +12,8 @@ use crate::checkpoint::{
 };
 use crate::source::{self, Root};
 
+use super::KeepRules;
 use super::rules::plan_directory;
-use super::{KeepRules, link_policy_of};
 
 /// What is looked at of a directory where one checkpoint in it was named.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ fn open_file_or_shown(
     match checkpoint::open(path, options) {
         Err(checkpoint::Error::Source(missing @ source::Error::Missing { .. })) => {
             let Ok((parent, name)) = split_parent(path) else { return Err(missing.into()) };
-            let Ok((root, way)) = Root::for_directory(parent, link_policy_of(options)) else {
+            let Ok((root, way)) = Root::for_directory(parent, options.link_policy()) else {
                 return Err(missing.into());
             };
             match find_shown(&root, &way, name, &KeepRules::default()) {
