@@ -12,27 +12,15 @@
 //! reads, and `io_executor` has the threads, those of one device apart from those of the others. `access_trace` follows
 //! the load before, which `trace_store` keeps on disk as `trace_format` has it.
 
-mod access_trace;
-mod block_table;
-mod cached_file;
-mod chunk_map;
+mod block;
 mod counters;
-mod delivered_ranges;
 mod error;
-mod extent_index;
-mod fill;
-mod io_executor;
+mod file;
+mod io;
 mod page_cache_guard;
-mod pool;
-mod prefetcher;
-mod read_plan;
-mod readahead;
-mod reply;
+mod plan;
+mod prefetch;
 mod scratch;
-mod source_handle;
-mod tensor_predictor;
-mod trace_format;
-mod trace_store;
 mod uncached_read;
 
 use std::collections::HashMap;
@@ -44,15 +32,15 @@ use crate::image::Reader;
 use crate::log_throttle::LogThrottle;
 use crate::threads::lock;
 
-pub use cached_file::CachedFile;
 pub use counters::CacheCounters;
 pub use error::CacheError;
-pub use reply::ReplyCallback;
+pub use file::CachedFile;
+pub use io::reply::ReplyCallback;
 
-use block_table::BlockTable;
+use block::table::BlockTable;
 use counters::AtomicCounters;
-use io_executor::IoExecutor;
-use trace_store::TraceStore;
+use io::executor::IoExecutor;
+use prefetch::trace_store::TraceStore;
 
 /// How much the cache may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

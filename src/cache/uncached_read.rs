@@ -7,13 +7,13 @@ use std::sync::Arc;
 use crate::checkpoint::OriginId;
 use crate::image::{Segment, SegmentSource};
 
-use super::CacheError;
-use super::cached_file::CachedFile;
-use super::page_cache_guard::ActiveRead;
-use super::pool::BufferSize;
-use super::read_plan::ReadPlan;
-use super::reply::PendingReply;
-use super::scratch::with_scratch;
+use crate::cache::CacheError;
+use crate::cache::block::pool::BufferSize;
+use crate::cache::file::CachedFile;
+use crate::cache::io::reply::PendingReply;
+use crate::cache::page_cache_guard::ActiveRead;
+use crate::cache::plan::ReadPlan;
+use crate::cache::scratch::with_scratch;
 
 /// A jump of no more than this reads what it asks for alone. Random reads of 4 KiB took six times as
 /// long where each read a block; larger reads are what the kernel asks for streams with.

@@ -24,9 +24,9 @@ use rustix::io::Errno;
 use crate::image::Digest;
 use crate::threads::lock;
 
-use super::access_trace::AccessTrace;
-use super::io_executor::IoExecutor;
-use super::trace_format::{MAX_TRACE_BYTES, decode_trace, encode_trace};
+use crate::cache::io::executor::IoExecutor;
+use crate::cache::prefetch::trace::AccessTrace;
+use crate::cache::prefetch::trace_format::{MAX_TRACE_BYTES, decode_trace, encode_trace};
 
 /// Files that are kept, and bytes in all; the oldest goes first. A user loads from a few dozen models, and
 /// the order of one of 10 GB takes a few kB.

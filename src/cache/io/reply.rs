@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use crate::threads::lock;
 
-use super::CacheError;
-use super::counters::AtomicCounters;
-use super::pool::Buffer;
+use crate::cache::CacheError;
+use crate::cache::block::pool::Buffer;
+use crate::cache::counters::AtomicCounters;
 
 /// What is called with the bytes of a read, or with why there are none.
 pub type ReplyCallback = Box<dyn FnOnce(Result<&[u8], &CacheError>) + Send>;
@@ -166,8 +166,8 @@ impl Waiter {
 mod tests {
     use std::sync::mpsc::channel;
 
-    use super::super::pool::{BlockPool, BufferSize};
     use super::*;
+    use crate::cache::block::pool::{BlockPool, BufferSize};
 
     #[test]
     fn an_answer_is_given_once_whatever_happens() {

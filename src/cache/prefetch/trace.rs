@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::chunk_map::{ChunkMap, ChunkSet};
+use crate::cache::prefetch::chunk_map::{ChunkMap, ChunkSet};
 
 /// Stretches are at least as long as blocks are.
 const MIN_CHUNK_BYTES: u64 = 1 << 20;

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::CacheError;
-use super::block_table::{Block, BlockId, BlockSource};
-use super::cached_file::CachedFile;
-use super::reply::Waiter;
-use super::scratch::with_scratch;
+use crate::cache::CacheError;
+use crate::cache::block::table::{Block, BlockId, BlockSource};
+use crate::cache::file::CachedFile;
+use crate::cache::io::reply::Waiter;
+use crate::cache::scratch::with_scratch;
 
 /// A block that is to be filled. Dropped without it, those who wait are told.
 struct FillJob {

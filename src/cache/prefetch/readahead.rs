@@ -22,7 +22,7 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use super::delivered_ranges::DeliveredRanges;
+use crate::cache::prefetch::delivered::DeliveredRanges;
 
 /// Streams recognised at once. A loader uses no more threads than this to read one file.
 const MAX_STREAMS: usize = 8;

@@ -6,7 +6,7 @@
 //! A line with the version, the image's size, runs of stretches that follow one another (the first, and
 //! how many come after it, two bytes each), and a hash of all that. Numbers are little-endian.
 
-use super::chunk_map::{ChunkMap, ChunkSet};
+use crate::cache::prefetch::chunk_map::{ChunkMap, ChunkSet};
 
 const VERSION: &[u8] = b"ckptfs order 1\n";
 const SIZE_BYTES: usize = 8;
@@ -62,11 +62,11 @@ fn hash(bytes: &[u8]) -> [u8; HASH_BYTES] {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::access_trace;
     use super::*;
+    use crate::cache::prefetch::trace;
 
     fn stretches() -> ChunkMap {
-        access_trace::chunk_map((300 << 20) - 7)
+        trace::chunk_map((300 << 20) - 7)
     }
 
     /// These runs, with a hash that is right.
@@ -86,13 +86,13 @@ mod tests {
         for runs in [&[(0, 300)][..], &[(300, 0)], &[(u16::MAX, u16::MAX)], &[(5, 1), (6, 0)]] {
             assert_eq!(decode_trace(&hashed(runs), stretches()), None, "{runs:?}");
         }
-        let others = access_trace::chunk_map(300 << 20);
+        let others = trace::chunk_map(300 << 20);
         assert_eq!(decode_trace(&hashed(&[(5, 1)]), others), None);
     }
 
     #[test]
     fn the_largest_is_no_larger_than_said() {
-        let all = access_trace::chunk_map(1 << 40);
+        let all = trace::chunk_map(1 << 40);
         let apart: Vec<u16> = (0..=u16::MAX).rev().collect();
         let bytes = encode_trace(all, &apart);
         assert_eq!((bytes.len(), decode_trace(&bytes, all)), (MAX_TRACE_BYTES, Some(apart)));

@@ -8,16 +8,17 @@ use std::sync::{Arc, OnceLock};
 
 use crate::image::{Image, Reader, SegmentSource};
 
-use super::block_table::{Block, BlockHit, BlockId, BlockSource, JoinResult};
-use super::extent_index::BlockParts;
-use super::fill::FillPriority;
-use super::pool::BufferSize;
-use super::prefetcher::Prefetcher;
-use super::read_plan::ReadPlan;
-use super::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
-use super::scratch::with_scratch;
-use super::source_handle::SourceHandle;
-use super::{Cache, CacheError, fill};
+use crate::cache::block::extents::BlockParts;
+use crate::cache::block::fill;
+use crate::cache::block::fill::FillPriority;
+use crate::cache::block::pool::BufferSize;
+use crate::cache::block::table::{Block, BlockHit, BlockId, BlockSource, JoinResult};
+use crate::cache::io::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
+use crate::cache::io::source::SourceHandle;
+use crate::cache::plan::ReadPlan;
+use crate::cache::prefetch::Prefetcher;
+use crate::cache::scratch::with_scratch;
+use crate::cache::{Cache, CacheError};
 
 /// An open image, shared by all who have it open.
 pub struct CachedFile {

@@ -8,11 +8,11 @@ use std::ops::Range;
 use crate::checkpoint::TensorBytes;
 use crate::image::{Segment, SegmentSource};
 
-use super::block_table::{BlockId, BlockSource, MAX_BLOCKS_PER_READ};
-use super::cached_file::CachedFile;
-use super::extent_index::SourceRange;
-use super::pool::BufferSize;
-use super::source_handle::SourceHandle;
+use crate::cache::block::extents::SourceRange;
+use crate::cache::block::pool::BufferSize;
+use crate::cache::block::table::{BlockId, BlockSource, MAX_BLOCKS_PER_READ};
+use crate::cache::file::CachedFile;
+use crate::cache::io::source::SourceHandle;
 
 /// From so many bytes of a file on exactly those are read that are wanted: the kernel reads on from there, and
 /// asks for no byte twice. Of less, what lies around it is read too: small tensors share a block.

@@ -9,10 +9,10 @@ use crate::checkpoint::OriginId;
 use crate::image::Reader;
 use crate::source::{DIRECT_ALIGNMENT_BYTES, Error, OpenFile, ReadStrategy};
 
-use super::Cache;
-use super::counters::AtomicCounters;
-use super::io_executor::IoExecutor;
-use super::page_cache_guard::{ActiveRead, PageCacheGuard};
+use crate::cache::Cache;
+use crate::cache::counters::AtomicCounters;
+use crate::cache::io::executor::IoExecutor;
+use crate::cache::page_cache_guard::{ActiveRead, PageCacheGuard};
 
 pub struct SourceHandle {
     id: OriginId,

@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use super::super::access_trace::chunk_map;
 use super::*;
+use crate::cache::prefetch::trace::chunk_map;
 
 const NAME: &str = "00112233445566778899aabbccddeeff";
 

@@ -12,11 +12,11 @@ use lru::LruCache;
 
 use crate::threads::lock;
 
-use super::counters::AtomicCounters;
-use super::extent_index::{BlockParts, ExtentIndex, SourceRange};
-use super::fill::FillPriority;
-use super::pool::{BlockPool, Buffer, BufferSize, SlabId};
-use super::reply::{BlockPart, Waiter};
+use crate::cache::block::extents::{BlockParts, ExtentIndex, SourceRange};
+use crate::cache::block::fill::FillPriority;
+use crate::cache::block::pool::{BlockPool, Buffer, BufferSize, SlabId};
+use crate::cache::counters::AtomicCounters;
+use crate::cache::io::reply::{BlockPart, Waiter};
 
 /// The name of a block: of which open image, of what, and which bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -375,8 +375,8 @@ impl TableState {
 
 #[cfg(test)]
 mod tests {
-    use super::super::reply::PendingReply;
     use super::*;
+    use crate::cache::io::reply::PendingReply;
 
     const MIB: u64 = 1 << 20;
 
@@ -424,7 +424,7 @@ mod tests {
         let (say, said) = std::sync::mpsc::channel();
         let join = |why| {
             let say = say.clone();
-            let done = Box::new(move |answer: Result<&[u8], &super::super::CacheError>| {
+            let done = Box::new(move |answer: Result<&[u8], &crate::cache::CacheError>| {
                 say.send(answer.is_ok()).unwrap();
             });
             let answer = PendingReply::new(done, Arc::default());

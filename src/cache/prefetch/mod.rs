@@ -3,20 +3,29 @@
 //!
 //! In: each read of an open image. Out: blocks that are about to be filled.
 
+pub mod chunk_map;
+pub mod delivered;
+pub mod predictor;
+pub mod readahead;
+pub mod trace;
+pub mod trace_format;
+pub mod trace_store;
+
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::image::Image;
 use crate::threads::lock;
 
-use super::access_trace::AccessTrace;
-use super::cached_file::CachedFile;
-use super::delivered_ranges::DeliveredRanges;
-use super::fill::FillPriority;
-use super::readahead::{ReadBounds, ReadPattern, Readahead};
-use super::tensor_predictor::TensorPredictor;
-use super::trace_store::TraceHandle;
-use super::{Cache, fill};
+use crate::cache::Cache;
+use crate::cache::block::fill;
+use crate::cache::block::fill::FillPriority;
+use crate::cache::file::CachedFile;
+use crate::cache::prefetch::delivered::DeliveredRanges;
+use crate::cache::prefetch::predictor::TensorPredictor;
+use crate::cache::prefetch::readahead::{ReadBounds, ReadPattern, Readahead};
+use crate::cache::prefetch::trace::AccessTrace;
+use crate::cache::prefetch::trace_store::TraceHandle;
 
 /// A tensor of less comes with others in one read: which one comes next says little.
 const MIN_PREDICTED_TENSOR_BYTES: u64 = 1 << 20;

@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::block_table::{BlockId, BlockSource};
-use super::reply::BlockPart;
+use crate::cache::block::table::{BlockId, BlockSource};
+use crate::cache::io::reply::BlockPart;
 
 /// Bytes of one file or tensor that are wanted.
 #[derive(Clone, Debug)]

@@ -1,0 +1,5 @@
+//! Reading sources: the threads, the ways of reading, and the replies.
+
+pub mod executor;
+pub mod reply;
+pub mod source;
