@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use ckptfs::checkpoint::{self, Options};
-use ckptfs::image::{Image, Reader};
+use ckptfs::checkpoint::{self, ParseOptions};
+use ckptfs::image::{VirtualFile, VirtualFileReader};
 use divan::Bencher;
 use divan::counter::BytesCount;
 
@@ -26,8 +26,8 @@ const SERVED: usize = 256 << 20;
 /// One request of the kernel's, or of a loader's.
 const REQUEST: usize = 1 << 20;
 
-fn image(path: &Path) -> Image {
-    Image::new(checkpoint::open(path, &Options::default()).unwrap()).unwrap()
+fn image(path: &Path) -> VirtualFile {
+    VirtualFile::new(checkpoint::open(path, &ParseOptions::default()).unwrap()).unwrap()
 }
 
 #[divan::bench(sample_count = 20, sample_size = 1)]
@@ -46,7 +46,7 @@ fn image_of_a_pt_with_10_000_tensors(bencher: Bencher) {
 }
 
 /// A model of 64 tensors, all in the page cache.
-fn served() -> (tempfile::TempDir, Reader, Arc<Image>) {
+fn served() -> (tempfile::TempDir, VirtualFileReader, Arc<VirtualFile>) {
     let directory = tempfile::tempdir().unwrap();
     models::single(&directory.path().join("model.safetensors"), 64, SERVED / 64);
     let image = Arc::new(image(directory.path()));

@@ -4,7 +4,7 @@
 
 mod common;
 
-use ckptfs::checkpoint::Options;
+use ckptfs::checkpoint::ParseOptions;
 use common::bombs::{
     alone, are_shown_together, is_shown, is_shown_packed, is_shown_with, list_of, remember, tensor,
 };
@@ -94,7 +94,7 @@ fn a_path_that_many_equal_keys_begin() {
     let inner = [EMPTY_DICT, MARK, &[text("bx"), get(1)].concat().repeat(KEYS), SET_ITEMS].concat();
     let outer = [EMPTY_DICT, MARK, &[text("a"), get(0)].concat().repeat(KEYS), SET_ITEMS].concat();
     let value = [&remember(1, &tensor())[..], &remember(0, &inner), &outer].concat();
-    let options = Options { root_key: Some("a.b".to_owned()), ..Options::default() };
+    let options = ParseOptions { root_key: Some("a.b".to_owned()), ..ParseOptions::default() };
     assert!(!is_shown_with(&value, options));
 }
 

@@ -9,7 +9,7 @@ use crate::{image, source};
 pub enum CacheError {
     /// The sources cannot be read, or changed.
     #[error(transparent)]
-    VirtualFile(#[from] image::Error),
+    VirtualFile(#[from] image::VirtualFileError),
     /// The program itself failed while it read: the read can be tried again.
     #[error("{path}: reading it failed in a way that should not be possible")]
     Internal {
@@ -21,8 +21,8 @@ pub enum CacheError {
     Stopped,
 }
 
-impl From<source::Error> for CacheError {
-    fn from(error: source::Error) -> Self {
+impl From<source::SourceError> for CacheError {
+    fn from(error: source::SourceError) -> Self {
         CacheError::VirtualFile(error.into())
     }
 }
@@ -41,8 +41,8 @@ impl CacheError {
     pub fn is_permanent(&self) -> bool {
         matches!(
             self,
-            CacheError::VirtualFile(image::Error::Source(
-                source::Error::Changed { .. } | source::Error::Truncated { .. }
+            CacheError::VirtualFile(image::VirtualFileError::Source(
+                source::SourceError::Changed { .. } | source::SourceError::Truncated { .. }
             ))
         )
     }
@@ -50,7 +50,7 @@ impl CacheError {
     /// The source at fault, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            CacheError::VirtualFile(image::Error::Source(error)) => Some(error.path()),
+            CacheError::VirtualFile(image::VirtualFileError::Source(error)) => Some(error.path()),
             CacheError::VirtualFile(_) | CacheError::Stopped => None,
             CacheError::Internal { path } => Some(path),
         }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::image::{Image, Reader, SegmentSource};
+use crate::image::{SegmentSource, VirtualFile, VirtualFileReader};
 
 use crate::cache::block::extents::BlockParts;
 use crate::cache::block::fill;
@@ -23,7 +23,7 @@ use crate::cache::{Cache, CacheError};
 /// An open image, shared by all who have it open.
 pub struct CachedFile {
     pub(super) cache: Arc<Cache>,
-    pub(super) reader: Arc<Reader>,
+    pub(super) reader: Arc<VirtualFileReader>,
     pub(super) sources: Box<[SourceHandle]>,
     /// Sets its blocks apart from those of other images.
     pub(super) file_id: u64,
@@ -35,7 +35,11 @@ pub struct CachedFile {
 }
 
 impl CachedFile {
-    pub(super) fn new(cache: Arc<Cache>, reader: Arc<Reader>, number: u64) -> CachedFile {
+    pub(super) fn new(
+        cache: Arc<Cache>,
+        reader: Arc<VirtualFileReader>,
+        number: u64,
+    ) -> CachedFile {
         let origins = (0..).zip(reader.virtual_file().origins());
         let origins = origins.map(|(n, _)| SourceHandle::new(&cache, &reader, n)).collect();
         let (_, limit) = cache.blocks.pool.held_and_limit();
@@ -58,12 +62,12 @@ impl CachedFile {
     }
 
     /// What reads the image by itself.
-    pub fn reader(&self) -> &Arc<Reader> {
+    pub fn reader(&self) -> &Arc<VirtualFileReader> {
         &self.reader
     }
 
     /// The image.
-    pub fn image(&self) -> &Arc<Image> {
+    pub fn image(&self) -> &Arc<VirtualFile> {
         self.reader.virtual_file()
     }
 

@@ -1,14 +1,14 @@
 //! Answers reads of open images: from memory, from the page cache, and ahead of time from the disk.
 //!
 //! In: an [`image::Reader`](Reader), and ranges of its image. Out: their bytes, never fewer, given
-//! to whoever asked when they are there; and [`Counters`] of what it took.
+//! to whoever asked when they are there; and [`CacheCounters`] of what it took.
 //!
 //! Source files are read in blocks of a mebibyte past the page cache, into buffers used over and
 //! over. A range that the sources' page cache already has is copied from there once, and kept
-//! nowhere. Memory has one limit ([`Limits::memory`]); under pressure reads get slower. Bytes are
+//! nowhere. Memory has one limit ([`CacheLimits::memory_bytes`]); under pressure reads get slower. Bytes are
 //! checked to be those that were parsed after they are read and again before each answer.
 //!
-//! [`Served::read`] is the way in; `prefetcher` says what to read ahead, `block_table` what is there, `fill`
+//! [`CachedFile::classify`] is the way in; `prefetcher` says what to read ahead, `block_table` what is there, `fill`
 //! reads, and `io_executor` has the threads, those of one device apart from those of the others. `access_trace` follows
 //! the load before, which `trace_store` keeps on disk as `trace_format` has it.
 
@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::image::Reader;
+use crate::image::VirtualFileReader;
 use crate::log_throttle::LogThrottle;
 use crate::threads::lock;
 
@@ -101,7 +101,7 @@ impl Cache {
     }
 
     /// Serves an open image until the last holder of the answer drops it.
-    pub fn open(self: &Arc<Self>, reader: Arc<Reader>) -> Arc<CachedFile> {
+    pub fn open(self: &Arc<Self>, reader: Arc<VirtualFileReader>) -> Arc<CachedFile> {
         let number = self.file_count.fetch_add(1, Ordering::Relaxed);
         Arc::new(CachedFile::new(Arc::clone(self), reader, number))
     }
@@ -123,7 +123,7 @@ impl Cache {
         self.traces.iter().for_each(TraceStore::flush);
     }
 
-    /// Answers all that wait with [`Error::Stopped`], and from now on every read that would have
+    /// Answers all that wait with [`CacheError::Stopped`], and from now on every read that would have
     /// to.
     pub fn stop(&self) {
         let mut lanes = self.lock();

@@ -11,7 +11,7 @@ use rangemap::RangeSet;
 use rustix::param::page_size;
 
 use crate::source::{
-    Error, OpenFile, READAHEAD_MARGIN_BYTES, ReadAt, ReadStrategy, evict, to_whole_pages,
+    OpenFile, READAHEAD_MARGIN_BYTES, ReadAt, ReadStrategy, SourceError, evict, to_whole_pages,
 };
 use crate::threads::lock;
 
@@ -107,8 +107,8 @@ impl PageCacheGuard {
         ways: &ReadStrategy,
         file: &OpenFile,
         range: &Range<u64>,
-        read: impl FnOnce() -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        read: impl FnOnce() -> Result<(), SourceError>,
+    ) -> Result<(), SourceError> {
         if range.is_empty() {
             return read();
         }
@@ -162,8 +162,8 @@ impl PageCacheGuard {
         ways: &ReadStrategy,
         file: &OpenFile,
         ahead: Option<Range<u64>>,
-        read: impl FnOnce() -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        read: impl FnOnce() -> Result<(), SourceError>,
+    ) -> Result<(), SourceError> {
         let Some(ahead) = ahead else { return read() };
         let before = ways.uncached_ranges(file, &ahead).unwrap_or_default();
         let read = read();

@@ -158,7 +158,7 @@ pub(super) fn sole_index(names: &[String]) -> Option<&str> {
 pub fn find_candidates(
     root: &Arc<Root>,
     directory: &Path,
-) -> Result<Vec<Candidate>, source::Error> {
+) -> Result<Vec<Candidate>, source::SourceError> {
     Ok(candidates_among(root, directory, &root.file_names(directory)?))
 }
 

@@ -11,10 +11,10 @@ use super::truncated_list::Listed;
 
 /// A checkpoint that cannot be shown.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum CheckpointError {
     /// The bytes cannot be had.
     #[error(transparent)]
-    Source(#[from] source::Error),
+    Source(#[from] source::SourceError),
     /// A safetensors file breaks its format.
     #[error("{path}: not a valid safetensors file: {fault}")]
     Header {
@@ -152,70 +152,74 @@ fn count(n: usize) -> String {
     }
 }
 
-impl Error {
+impl CheckpointError {
     /// The file or directory at fault.
     pub fn path(&self) -> &Path {
         match self {
-            Error::Source(error) => error.path(),
-            Error::Header { path, .. }
-            | Error::Zip { path, .. }
-            | Error::Pickle { path, .. }
-            | Error::Legacy { path, .. }
-            | Error::RankShard { path }
-            | Error::Selection { path, .. }
-            | Error::Index { path, .. }
-            | Error::DuplicateTensor { path, .. }
-            | Error::IncompleteSet { path, .. }
-            | Error::AmbiguousNumbering { path, .. }
-            | Error::TooManyTensors { path, .. }
-            | Error::NotACheckpoint { path, .. }
-            | Error::NoCheckpoint { path }
-            | Error::SeveralCheckpoints { path, .. }
-            | Error::RefusedEntries { path, .. } => path,
+            CheckpointError::Source(error) => error.path(),
+            CheckpointError::Header { path, .. }
+            | CheckpointError::Zip { path, .. }
+            | CheckpointError::Pickle { path, .. }
+            | CheckpointError::Legacy { path, .. }
+            | CheckpointError::RankShard { path }
+            | CheckpointError::Selection { path, .. }
+            | CheckpointError::Index { path, .. }
+            | CheckpointError::DuplicateTensor { path, .. }
+            | CheckpointError::IncompleteSet { path, .. }
+            | CheckpointError::AmbiguousNumbering { path, .. }
+            | CheckpointError::TooManyTensors { path, .. }
+            | CheckpointError::NotACheckpoint { path, .. }
+            | CheckpointError::NoCheckpoint { path }
+            | CheckpointError::SeveralCheckpoints { path, .. }
+            | CheckpointError::RefusedEntries { path, .. } => path,
         }
     }
 
     /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
-            Error::Source(error) => error.remedy(),
-            Error::Header { .. } => {
+            CheckpointError::Source(error) => error.remedy(),
+            CheckpointError::Header { .. } => {
                 "fetch or save the file again; it is damaged or was written by a faulty program"
             }
-            Error::Zip { fault, .. } => fault.remedy(),
-            Error::Pickle { .. } => {
+            CheckpointError::Zip { fault, .. } => fault.remedy(),
+            CheckpointError::Pickle { .. } => {
                 "fetch the file again; if it comes from someone you do not know, do not open it with torch.load"
             }
-            Error::Legacy { .. } => "fetch the file again, or save it again with a current torch",
-            Error::RankShard { .. } => {
+            CheckpointError::Legacy { .. } => {
+                "fetch the file again, or save it again with a current torch"
+            }
+            CheckpointError::RankShard { .. } => {
                 "join the ranks first, with torch.distributed.checkpoint's consolidate_safetensors_files, or save with enable_consolidation=True"
             }
-            Error::Selection { fault, .. } => fault.remedy(),
-            Error::Index { fault, .. } => fault.remedy(),
-            Error::DuplicateTensor { .. } => {
+            CheckpointError::Selection { fault, .. } => fault.remedy(),
+            CheckpointError::Index { fault, .. } => fault.remedy(),
+            CheckpointError::DuplicateTensor { .. } => {
                 "move away the shards that belong to another checkpoint, or give the index"
             }
-            Error::IncompleteSet { .. } => "fetch the missing shards",
-            Error::AmbiguousNumbering { .. } => {
+            CheckpointError::IncompleteSet { .. } => "fetch the missing shards",
+            CheckpointError::AmbiguousNumbering { .. } => {
                 "move the one that does not belong out of the directory, or fetch the index of the set"
             }
-            Error::TooManyTensors { .. } => "split the checkpoint",
-            Error::NotACheckpoint { .. } => {
+            CheckpointError::TooManyTensors { .. } => "split the checkpoint",
+            CheckpointError::NotACheckpoint { .. } => {
                 "give a .safetensors file, a torch checkpoint, or a directory that holds one"
             }
-            Error::NoCheckpoint { .. } => {
+            CheckpointError::NoCheckpoint { .. } => {
                 "give a directory with .safetensors, .bin, .pt, .pth or .ckpt files"
             }
-            Error::SeveralCheckpoints { .. } => "name one of them",
-            Error::RefusedEntries { .. } => "leave them out with --allow-partial",
+            CheckpointError::SeveralCheckpoints { .. } => "name one of them",
+            CheckpointError::RefusedEntries { .. } => "leave them out with --allow-partial",
         }
     }
 
     /// Whether the checkpoint itself is at fault, rather than the machine or the command line.
     pub fn is_refusal(&self) -> bool {
         match self {
-            Error::Source(error) => error.is_refusal(),
-            Error::NoCheckpoint { .. } | Error::SeveralCheckpoints { .. } => false,
+            CheckpointError::Source(error) => error.is_refusal(),
+            CheckpointError::NoCheckpoint { .. } | CheckpointError::SeveralCheckpoints { .. } => {
+                false
+            }
             _ => true,
         }
     }

@@ -37,7 +37,7 @@ pub use discover::{
     training_pattern,
 };
 pub use dtype::Dtype;
-pub use error::{Error, RefusedEntry, TensorError};
+pub use error::{CheckpointError, RefusedEntry, TensorError};
 pub use index::{IndexError as IndexFault, ShardIndex, parse_index};
 pub use name::TensorName;
 pub(crate) use name_index::NameIndex;
@@ -52,7 +52,7 @@ pub use torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
 
 /// How a checkpoint is to be read; all of it enters the image's identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Options {
+pub struct ParseOptions {
     /// The dictionary to show, as a dotted path from the top of a torch checkpoint.
     pub root_key: Option<String>,
     /// Leave out what cannot be shown, and say so, instead of refusing the checkpoint.
@@ -61,16 +61,16 @@ pub struct Options {
     pub follow_symlinks: bool,
 }
 
-impl Options {
+impl ParseOptions {
     /// Where links may lead.
     pub fn link_policy(&self) -> LinkPolicy {
         if self.follow_symlinks { LinkPolicy::Anywhere } else { LinkPolicy::Inside }
     }
 
     /// The same options for a checkpoint that need not have the dictionary: the default one is shown.
-    pub fn without_root_key(&self) -> Options {
-        let Options { root_key: _, allow_partial, follow_symlinks } = *self;
-        Options { root_key: None, allow_partial, follow_symlinks }
+    pub fn without_root_key(&self) -> ParseOptions {
+        let ParseOptions { root_key: _, allow_partial, follow_symlinks } = *self;
+        ParseOptions { root_key: None, allow_partial, follow_symlinks }
     }
 }
 
@@ -113,7 +113,7 @@ pub struct Checkpoint {
     /// The one file that it is, still open, for who reads on at once. Laying it out closes it.
     pub open_file: Option<crate::source::OpenFile>,
     /// The index of a set of shards, which is a source too: another index is another checkpoint.
-    pub index_file: Option<std::sync::Arc<crate::source::File>>,
+    pub index_file: Option<std::sync::Arc<crate::source::SourceFile>>,
     /// The tensors, in the order of the source.
     pub tensors: Vec<Tensor>,
     /// The metadata of the source, which may be empty; `None` if the source has none.
@@ -123,7 +123,7 @@ pub struct Checkpoint {
     /// What cannot be shown. Not empty means refused, unless the options allow a part.
     pub refused: Vec<RefusedEntry>,
     /// The options that it was read with.
-    pub options: Options,
+    pub options: ParseOptions,
 }
 
 /// Tensors in one checkpoint at the most: ten times the largest ever seen, and a header of more
@@ -132,7 +132,7 @@ pub const MAX_TENSORS: usize = 2_000_000;
 
 impl Checkpoint {
     /// The source files, its index included.
-    pub fn source_files(&self) -> impl Iterator<Item = &std::sync::Arc<crate::source::File>> {
+    pub fn source_files(&self) -> impl Iterator<Item = &std::sync::Arc<crate::source::SourceFile>> {
         let origins = self.origins.iter().filter_map(|origin| match origin {
             Origin::File(file) => Some(file),
             Origin::Memory(_) => None,

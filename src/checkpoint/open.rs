@@ -16,13 +16,13 @@ use super::discover::{
 use super::index;
 use super::json::replace_python_numbers;
 use super::truncated_list::Listed;
-use super::{Checkpoint, Error, IndexFault, Options, shards, sniff};
+use super::{Checkpoint, CheckpointError, IndexFault, ParseOptions, shards, sniff};
 
 /// Reads the checkpoint at a path that the user typed.
 ///
-/// A directory must hold just one, or one that loaders take before the others ([`meant`]); where it holds several,
+/// A directory must hold just one, or one that loaders take before the others ([`choose_default`]); where it holds several,
 /// the path of one of them tells which.
-pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
+pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, CheckpointError> {
     let links = options.link_policy();
     match UserPath::open(path) {
         Ok(UserPath::Directory) => {
@@ -38,11 +38,11 @@ pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
                     Ok(checkpoint)
                 }
                 Err(found) if found.is_empty() => {
-                    Err(Error::NoCheckpoint { path: path.to_path_buf() })
+                    Err(CheckpointError::NoCheckpoint { path: path.to_path_buf() })
                 }
                 Err(found) => {
                     let names = found.into_iter().map(|c| c.name).collect();
-                    Err(Error::SeveralCheckpoints { path: path.to_path_buf(), names })
+                    Err(CheckpointError::SeveralCheckpoints { path: path.to_path_buf(), names })
                 }
             }
         }
@@ -50,13 +50,13 @@ pub fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
             open_file(file, file_name(path), options)
         }
         // A numbered set is called by a name that no file has, and the shards of an index lie beside it.
-        Ok(UserPath::File(_)) | Err(source::Error::Missing { .. }) => {
-            let missing = || source::Error::Missing { path: path.to_path_buf() };
+        Ok(UserPath::File(_)) | Err(source::SourceError::Missing { .. }) => {
+            let missing = || source::SourceError::Missing { path: path.to_path_buf() };
             let name = path.file_name().ok_or_else(missing)?;
             let parent = path.parent().unwrap_or(Path::new(""));
             let (root, directory) =
                 Root::for_directory(parent, links).map_err(|error| match error {
-                    source::Error::Missing { .. } => missing(),
+                    source::SourceError::Missing { .. } => missing(),
                     error => error,
                 })?;
             open_by_name(&root, &directory, name, options)
@@ -75,8 +75,8 @@ pub fn open_by_name(
     root: &Arc<Root>,
     directory: &Path,
     name: &OsStr,
-    options: &Options,
-) -> Result<Checkpoint, Error> {
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
     let known = name.to_str().unwrap_or_default();
     if unsharded_name_of_index(known).is_some() {
         let names = root.file_names(directory)?;
@@ -86,7 +86,7 @@ pub fn open_by_name(
     }
     match root.open_user_path(&directory.join(name)) {
         Ok(file) => open_file(file, known, options),
-        Err(missing @ source::Error::Missing { .. }) => {
+        Err(missing @ source::SourceError::Missing { .. }) => {
             let mut found = find_candidates(root, directory)?.into_iter();
             let set = found.find(|candidate| *candidate.name == *name).ok_or(missing)?;
             open_candidate(root, directory, &set, options)
@@ -102,8 +102,8 @@ fn open_numbered_index(
     directory: &Path,
     index: &str,
     names: &[String],
-    options: &Options,
-) -> Result<Checkpoint, Error> {
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
     let set = numbered_shards(names, &unsharded_name_of_index(index).unwrap_or_default());
     let likely = if is_complete_set(&set) { &*set } else { &[] };
     open_index(root, directory, index, likely, &set, options)
@@ -114,8 +114,8 @@ pub fn open_candidate(
     root: &Arc<Root>,
     directory: &Path,
     candidate: &Candidate,
-    options: &Options,
-) -> Result<Checkpoint, Error> {
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
     match &candidate.files {
         CandidateFiles::Single => {
             let file = root.open(&directory.join(&candidate.name))?;
@@ -128,13 +128,13 @@ pub fn open_candidate(
             let path = root.path().join(directory);
             let name = |shard: Option<&String>| shard.cloned().unwrap_or_default();
             Err(match fault {
-                NumberedSetError::MissingShard(first) => Error::IncompleteSet {
+                NumberedSetError::MissingShard(first) => CheckpointError::IncompleteSet {
                     path,
                     missing: of.saturating_sub(shards.len() as u64),
                     of: *of,
                     first: first.clone(),
                 },
-                NumberedSetError::AmbiguousNumbering => Error::AmbiguousNumbering {
+                NumberedSetError::AmbiguousNumbering => CheckpointError::AmbiguousNumbering {
                     path,
                     of: *of,
                     first: name(shards.first()),
@@ -150,7 +150,11 @@ pub fn open_candidate(
     }
 }
 
-fn open_file(file: OpenFile, name: &str, options: &Options) -> Result<Checkpoint, Error> {
+fn open_file(
+    file: OpenFile,
+    name: &str,
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
     let mut checkpoint = sniff::read_file(&file, options)?;
     checkpoint.open_file = Some(file);
     checkpoint.notes.extend(lone_shard_note(name));
@@ -165,11 +169,11 @@ fn open_index(
     name: &str,
     likely: &[String],
     set: &[String],
-    options: &Options,
-) -> Result<Checkpoint, Error> {
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
     let file = root.open(&directory.join(name))?;
     let path = file.file().path();
-    let fault = |fault| Error::Index { path: path.clone(), fault };
+    let fault = |fault| CheckpointError::Index { path: path.clone(), fault };
     let size = file.size();
     if size > index::MAX_INDEX_BYTES {
         return Err(fault(IndexFault::TooLarge { size }));
@@ -192,7 +196,7 @@ fn open_index(
             }
         };
         let shards = shards.map_err(|(shard, error)| match error {
-            Error::Source(source::Error::Missing { .. }) => {
+            CheckpointError::Source(source::SourceError::Missing { .. }) => {
                 fault(IndexFault::MissingShard { shard })
             }
             error => error,
@@ -203,7 +207,7 @@ fn open_index(
         if !beside.is_empty() {
             checkpoint.notes.push(format!("not named by the index and left out: {beside}"));
         }
-        Ok::<_, Error>(checkpoint)
+        Ok::<_, CheckpointError>(checkpoint)
     })?;
     checkpoint.index_file = Some(Arc::clone(file.file()));
     file.check_unchanged()?;

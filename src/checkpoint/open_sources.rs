@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::source::{Error, OpenFile, ReadAt};
+use crate::source::{OpenFile, ReadAt, SourceError};
 
 use super::{Origin, OriginId, TensorBytes, strided_read};
 
@@ -21,7 +21,10 @@ enum OpenSource {
 
 impl OpenSources {
     /// Opens each, and verifies that it is what was parsed. One of them may still be open.
-    pub fn open(origins: &[Origin], mut open_file: Option<OpenFile>) -> Result<OpenSources, Error> {
+    pub fn open(
+        origins: &[Origin],
+        mut open_file: Option<OpenFile>,
+    ) -> Result<OpenSources, SourceError> {
         let open = |origin: &Origin| match origin {
             Origin::File(file) => {
                 let opened = open_file.take_if(|opened| Arc::ptr_eq(opened.file(), file));
@@ -49,9 +52,14 @@ impl OpenSources {
         }
     }
 
-    /// Fills `out` from a byte on of what lies so. To be followed by [`Sources::check_unchanged`],
+    /// Fills `out` from a byte on of what lies so. To be followed by [`OpenSources::check_unchanged`],
     /// before the bytes are used.
-    pub fn read(&self, bytes: &TensorBytes, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+    pub fn read(
+        &self,
+        bytes: &TensorBytes,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), SourceError> {
         let source = self.origin(bytes.extent().0);
         match bytes {
             TensorBytes::Run(run) => source.read_exact_at(out, run.offset + offset),
@@ -64,17 +72,17 @@ impl OpenSources {
     }
 
     /// Refuses bytes of an origin that changed since it was parsed.
-    pub fn check_unchanged(&self, origin: OriginId) -> Result<(), Error> {
+    pub fn check_unchanged(&self, origin: OriginId) -> Result<(), SourceError> {
         self.file(origin).map_or(Ok(()), OpenFile::check_unchanged)
     }
 
     /// The same for all of them.
-    pub fn check_all_unchanged(&self) -> Result<(), Error> {
+    pub fn check_all_unchanged(&self) -> Result<(), SourceError> {
         (0..self.0.len() as u32).try_for_each(|origin| self.check_unchanged(OriginId(origin)))
     }
 
     /// Refuses if anything about any of them changed, also what leaves its bytes as they are.
-    pub fn check_all_states_unchanged(&self) -> Result<(), Error> {
+    pub fn check_all_states_unchanged(&self) -> Result<(), SourceError> {
         let mut files = self.0.iter().filter_map(|source| match source {
             OpenSource::File(file) => Some(file),
             OpenSource::Memory(_) => None,

@@ -7,7 +7,7 @@ use super::Tensor;
 pub const MAX_OVERLAP_COUNT: usize = 8;
 
 /// For each tensor, places of others whose bytes lie in an overlapping part of the same source:
-/// none if there is none, and no more than [`MAX_NAMED`].
+/// none if there is none, and no more than [`MAX_OVERLAP_COUNT`].
 pub fn find_overlaps(tensors: &[Tensor]) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> =
         (0..tensors.len()).filter(|&n| !tensors[n].bytes.is_empty()).collect();

@@ -28,7 +28,7 @@ const MIN_FILE_BYTES: u64 = 10;
 pub enum HeaderError {
     /// The bytes cannot be had.
     #[error(transparent)]
-    Source(#[from] source::Error),
+    Source(#[from] source::SourceError),
     /// Too short to have a header.
     #[error("{size} bytes are too few to hold a header")]
     TooShort {

@@ -15,7 +15,7 @@ use crate::threads::parallel_map;
 
 use super::index::ShardIndex;
 use super::truncated_list::Listed;
-use super::{Checkpoint, Error, IndexFault, MAX_TENSORS, Options, sniff};
+use super::{Checkpoint, CheckpointError, IndexFault, MAX_TENSORS, ParseOptions, sniff};
 
 /// Threads that read shards: most of it is waiting for a cold disk, the rest is for every core.
 const MAX_READER_THREADS: usize = 8;
@@ -42,8 +42,8 @@ pub fn read_shards(
     directory: &Path,
     path: &Path,
     shards: &[String],
-    options: &Options,
-) -> Result<JoinedShards, (String, Error)> {
+    options: &ParseOptions,
+) -> Result<JoinedShards, (String, CheckpointError)> {
     // Once one is refused none behind it is read.
     let (tensors, refused) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
     let read = |shard: &String| {
@@ -51,7 +51,8 @@ pub fn read_shards(
         file.advise_will_need(0..HEADER_READAHEAD_BYTES);
         let part = sniff::read_file(&file, options)?;
         let all = tensors.fetch_add(part.tensors.len(), Relaxed) + part.tensors.len();
-        let too_many = || Error::TooManyTensors { path: path.to_path_buf(), limit: MAX_TENSORS };
+        let too_many =
+            || CheckpointError::TooManyTensors { path: path.to_path_buf(), limit: MAX_TENSORS };
         if all > MAX_TENSORS { Err(too_many()) } else { Ok(part) }
     };
     let numbered: Vec<(usize, &String)> = shards.iter().enumerate().collect();
@@ -110,9 +111,9 @@ impl JoinedShards {
         self,
         path: PathBuf,
         index: Option<&ShardIndex<'_>>,
-    ) -> Result<Checkpoint, Error> {
+    ) -> Result<Checkpoint, CheckpointError> {
         let JoinedShards { checkpoint: Some(mut whole), ranges: parts } = self else {
-            return Err(Error::Index { path, fault: IndexFault::NoShards });
+            return Err(CheckpointError::Index { path, fault: IndexFault::NoShards });
         };
         let unnamed = check_names(&whole, &parts, &path, index)?;
         whole.is_sharded = true;
@@ -132,7 +133,7 @@ fn check_names(
     parts: &[ShardRange],
     path: &Path,
     index: Option<&ShardIndex<'_>>,
-) -> Result<Vec<String>, Error> {
+) -> Result<Vec<String>, CheckpointError> {
     let holder = |name: &str| index.and_then(|index| index.shard_of(name));
     let places: Vec<usize> = (0..parts.len()).collect();
     // What lies where no index says it does.
@@ -145,7 +146,7 @@ fn check_names(
     });
     if let Some(index) = index {
         check_all_present(index, whole, parts, &others)
-            .map_err(|fault| Error::Index { path: path.to_path_buf(), fault })?;
+            .map_err(|fault| CheckpointError::Index { path: path.to_path_buf(), fault })?;
     }
     let unnamed = others.iter().filter(|_| index.is_some()).flat_map(|(tensors, _)| tensors);
     let unnamed = unnamed.map(|&name| name.to_owned()).collect();
@@ -156,7 +157,7 @@ fn check_names(
     for (name, place) in others {
         let other = holder(name).unwrap_or_else(|| *found.entry(name).or_insert(place));
         if other != place {
-            return Err(Error::DuplicateTensor {
+            return Err(CheckpointError::DuplicateTensor {
                 path: parts[place.max(other)].path.clone(),
                 tensor: name.to_owned(),
                 other: parts[place.min(other)].path.clone(),

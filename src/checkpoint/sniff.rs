@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::source::{self, OpenFile, ReadAt};
 
 use super::torch::{self, FileContents, LEGACY_MAGIC, LegacyFault, ZIP_MAGIC};
-use super::{Checkpoint, Error, Format, MAX_TENSORS, Options, Origin, safetensors};
+use super::{Checkpoint, CheckpointError, Format, MAX_TENSORS, Origin, ParseOptions, safetensors};
 
 /// What the first bytes say.
 enum SniffedKind {
@@ -22,7 +22,7 @@ const SNIFF_BYTES: usize = 32;
 /// Read at once of every file: a page, which asking for less would read as well.
 const FIRST_READ_BYTES: u64 = 4096;
 
-fn sniff(file: &dyn ReadAt, path: &Path) -> Result<SniffedKind, Error> {
+fn sniff(file: &dyn ReadAt, path: &Path) -> Result<SniffedKind, CheckpointError> {
     let mut bytes = [0; SNIFF_BYTES];
     let len = file.size().min(SNIFF_BYTES as u64) as usize;
     file.read_exact_at(&mut bytes[..len], 0)?;
@@ -74,7 +74,7 @@ struct PrefetchedFile<'a> {
 }
 
 impl PrefetchedFile<'_> {
-    fn read(file: &OpenFile) -> Result<PrefetchedFile<'_>, Error> {
+    fn read(file: &OpenFile) -> Result<PrefetchedFile<'_>, CheckpointError> {
         let mut first = vec![0; file.size().min(FIRST_READ_BYTES) as usize];
         if file.size() <= MAX_WHOLE_FETCH_BYTES {
             // Not only where the page cache lacks it: to ask that makes the system fetch a part of it first.
@@ -90,7 +90,7 @@ impl ReadAt for PrefetchedFile<'_> {
         self.file.size()
     }
 
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), source::Error> {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), source::SourceError> {
         let range =
             usize::try_from(offset).ok().and_then(|from| Some(from..from.checked_add(buf.len())?));
         match range.and_then(|range| self.prefix.get(range)) {
@@ -111,7 +111,10 @@ pub(super) fn looks_like_checkpoint(file: &OpenFile) -> bool {
 const MAX_WHOLE_FETCH_BYTES: u64 = 128 << 10;
 
 /// Reads an opened file.
-pub(super) fn read_file(file: &OpenFile, options: &Options) -> Result<Checkpoint, Error> {
+pub(super) fn read_file(
+    file: &OpenFile,
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
     let mut checkpoint = parse(&PrefetchedFile::read(file)?, &file.file().path(), options)?;
     checkpoint.origins.insert(0, Origin::File(Arc::clone(file.file())));
     // What was parsed must be what the identity stands for.
@@ -120,7 +123,11 @@ pub(super) fn read_file(file: &OpenFile, options: &Options) -> Result<Checkpoint
 }
 
 /// Reads bytes in memory, for tests and fuzzing: they become the first origin.
-pub fn parse_bytes(bytes: &[u8], path: &Path, options: &Options) -> Result<Checkpoint, Error> {
+pub fn parse_bytes(
+    bytes: &[u8],
+    path: &Path,
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
     let bytes = bytes.to_vec();
     let mut checkpoint = parse(&bytes, path, options)?;
     checkpoint.origins.insert(0, Origin::Memory(bytes.into()));
@@ -128,11 +135,15 @@ pub fn parse_bytes(bytes: &[u8], path: &Path, options: &Options) -> Result<Check
 }
 
 /// All but the first origin, which is the file itself.
-fn parse(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Checkpoint, Error> {
+fn parse(
+    file: &dyn ReadAt,
+    path: &Path,
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
     let format = match sniff(file, path)? {
         SniffedKind::Checkpoint(format) => format,
         SniffedKind::Other(what) => {
-            return Err(Error::NotACheckpoint { path: path.to_path_buf(), what });
+            return Err(CheckpointError::NotACheckpoint { path: path.to_path_buf(), what });
         }
     };
     let (contents, metadata) = match format {
@@ -143,7 +154,10 @@ fn parse(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Checkpoint
         }
     };
     if contents.tensors.len() > MAX_TENSORS {
-        return Err(Error::TooManyTensors { path: path.to_path_buf(), limit: MAX_TENSORS });
+        return Err(CheckpointError::TooManyTensors {
+            path: path.to_path_buf(),
+            limit: MAX_TENSORS,
+        });
     }
     Ok(Checkpoint {
         path: path.to_path_buf(),
@@ -163,18 +177,18 @@ fn parse(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Checkpoint
 fn read_safetensors(
     file: &dyn ReadAt,
     path: &Path,
-    options: &Options,
-) -> Result<(FileContents, Option<BTreeMap<String, String>>), Error> {
+    options: &ParseOptions,
+) -> Result<(FileContents, Option<BTreeMap<String, String>>), CheckpointError> {
     let header = safetensors::parse_header(file).map_err(|fault| match fault {
-        safetensors::HeaderError::Source(error) => Error::Source(error),
-        fault => Error::Header { path: path.to_path_buf(), fault },
+        safetensors::HeaderError::Source(error) => CheckpointError::Source(error),
+        fault => CheckpointError::Header { path: path.to_path_buf(), fault },
     })?;
     if header.metadata.as_ref().is_some_and(|metadata| is_rank_shard(path, metadata)) {
-        return Err(Error::RankShard { path: path.to_path_buf() });
+        return Err(CheckpointError::RankShard { path: path.to_path_buf() });
     }
     if let Some(key) = &options.root_key {
         let fault = torch::ChoiceFault::NoSuchKey { key: key.clone(), found: Default::default() };
-        return Err(Error::Selection { path: path.to_path_buf(), fault });
+        return Err(CheckpointError::Selection { path: path.to_path_buf(), fault });
     }
     let contents = FileContents {
         tensors: header.tensors,
@@ -209,10 +223,13 @@ fn is_rank_shard(path: &Path, metadata: &BTreeMap<String, String>) -> bool {
             .map_or(true, |pieces| !pieces.values().all(begins_at_zero))
 }
 
-fn refuse_foreign_pickle(error: Error) -> Error {
+fn refuse_foreign_pickle(error: CheckpointError) -> CheckpointError {
     match error {
-        Error::Legacy { path, fault: LegacyFault::Magic } => {
-            Error::NotACheckpoint { path, what: "a pickle, and not one that torch.save wrote" }
+        CheckpointError::Legacy { path, fault: LegacyFault::Magic } => {
+            CheckpointError::NotACheckpoint {
+                path,
+                what: "a pickle, and not one that torch.save wrote",
+            }
         }
         error => error,
     }

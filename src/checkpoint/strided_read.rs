@@ -5,7 +5,7 @@
 //! time as lie close together, and spread out in memory. So a transposed matrix is not read element
 //! by element, and the memory it takes is no more than the request.
 
-use crate::source::{Error, ReadAt};
+use crate::source::{ReadAt, SourceError};
 
 use super::Grid;
 
@@ -30,7 +30,7 @@ pub fn read_strided(
     grid: &Grid,
     offset: u64,
     out: &mut [u8],
-) -> Result<(), Error> {
+) -> Result<(), SourceError> {
     let run = grid.piece_bytes;
     let mut at = offset;
     let most = out.len() as u64;
@@ -100,7 +100,7 @@ fn read_box(
     out: &mut [u8],
     scratch: &mut Vec<u8>,
     most: u64,
-) -> Result<(), Error> {
+) -> Result<(), SourceError> {
     axes.retain(|axis| axis.count > 1);
     axes.sort_by_key(|axis| std::cmp::Reverse(axis.source));
     // Axes that repeat the same bytes are filled in memory, from bytes already there.
@@ -148,7 +148,7 @@ fn read_near(
     run: u64,
     out: &mut [u8],
     scratch: &mut Vec<u8>,
-) -> Result<(), Error> {
+) -> Result<(), SourceError> {
     let span = near.iter().fold(run, |span, axis| span + (axis.count - 1) * axis.source);
     let direct = near.is_empty();
     if !direct {
@@ -170,8 +170,8 @@ fn visit_steps(
     axes: &[BoxAxis],
     source: u64,
     memory: u64,
-    visit: &mut dyn FnMut(u64, u64) -> Result<(), Error>,
-) -> Result<(), Error> {
+    visit: &mut dyn FnMut(u64, u64) -> Result<(), SourceError>,
+) -> Result<(), SourceError> {
     let Some((axis, inner)) = axes.split_first() else {
         return visit(source, memory);
     };
@@ -227,8 +227,8 @@ pub fn read_swapped(
     unit: u64,
     offset: u64,
     out: &mut [u8],
-    read: impl Fn(&mut [u8], u64) -> Result<(), Error>,
-) -> Result<(), Error> {
+    read: impl Fn(&mut [u8], u64) -> Result<(), SourceError>,
+) -> Result<(), SourceError> {
     let size = unit as usize;
     // A unit that the range cuts is read whole, aside.
     let part = |out: &mut [u8], from: u64| {
@@ -237,7 +237,7 @@ pub fn read_swapped(
         whole[..size].reverse();
         let into = (from % unit) as usize;
         out.copy_from_slice(&whole[into..into + out.len()]);
-        Ok::<(), Error>(())
+        Ok::<(), SourceError>(())
     };
     let into = (offset % unit) as usize;
     let head_len = if into == 0 { 0 } else { out.len().min(size - into) };

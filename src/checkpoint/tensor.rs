@@ -19,7 +19,7 @@ pub struct OriginId(pub u32);
 #[derive(Clone, Debug)]
 pub enum Origin {
     /// A file; the bytes stay where they are.
-    File(Arc<source::File>),
+    File(Arc<source::SourceFile>),
     /// Bytes that had to be unpacked.
     Memory(Arc<[u8]>),
 }

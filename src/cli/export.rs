@@ -21,10 +21,10 @@ pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     Ok(())
 }
 
-impl From<export::Error> for CommandError {
-    fn from(error: export::Error) -> Self {
+impl From<export::ExportError> for CommandError {
+    fn from(error: export::ExportError) -> Self {
         match error {
-            export::Error::VirtualFile(error) => CommandError::from(error),
+            export::ExportError::VirtualFile(error) => CommandError::from(error),
             error => CommandError::new(EXIT_FAILED, &error, error.remedy()),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use crate::checkpoint::LayoutKind;
-use crate::image::Image;
+use crate::image::VirtualFile;
 use crate::view;
 
 use super::args::InspectArgs;
@@ -16,7 +16,7 @@ pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> 
     let (report, outcome) = match view::open(&args.source.path, &args.source.parse_args.options()) {
         Ok(checkpoint) => {
             let mut report = InspectReport::from_checkpoint(&checkpoint);
-            let outcome = match Image::new(checkpoint) {
+            let outcome = match VirtualFile::new(checkpoint) {
                 Ok(image) => {
                     report.set_virtual_file(&image);
                     Ok(())

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::checkpoint::{self, Options};
-use crate::image::{self, Image, Reader};
+use crate::checkpoint::{self, ParseOptions};
+use crate::image::{self, VirtualFile, VirtualFileReader};
 
 use crate::view::{self, KeepRules};
 
@@ -12,8 +12,8 @@ use super::args::{ParseArgs, ViewArgs};
 use super::{CommandError, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, print_note};
 
 impl ParseArgs {
-    pub fn options(&self) -> Options {
-        Options {
+    pub fn options(&self) -> ParseOptions {
+        ParseOptions {
             root_key: self.root.clone(),
             allow_partial: self.allow_partial,
             follow_symlinks: self.follow_symlinks,
@@ -36,12 +36,12 @@ impl ViewArgs {
 }
 
 /// Opens an image, and says on stderr what is not as it stands in the source.
-pub fn open_reader(path: &Path, options: &Options) -> Result<Reader, CommandError> {
+pub fn open_reader(path: &Path, options: &ParseOptions) -> Result<VirtualFileReader, CommandError> {
     let checkpoint = view::open(path, options)?;
     let told = checkpoint.notes.iter().cloned();
     let left_out = checkpoint.refused.iter().map(|entry| format!("left out: {entry}"));
     let notes: Vec<String> = told.chain(left_out).collect();
-    let reader = Arc::new(Image::new(checkpoint)?).open()?;
+    let reader = Arc::new(VirtualFile::new(checkpoint)?).open()?;
     notes.iter().for_each(|text| print_note(text));
     Ok(reader)
 }
@@ -50,10 +50,10 @@ fn refusal_exit_code(is_refusal: bool) -> u8 {
     if is_refusal { EXIT_REFUSED } else { EXIT_FAILED }
 }
 
-impl From<checkpoint::Error> for CommandError {
-    fn from(error: checkpoint::Error) -> Self {
+impl From<checkpoint::CheckpointError> for CommandError {
+    fn from(error: checkpoint::CheckpointError) -> Self {
         match &error {
-            checkpoint::Error::SeveralCheckpoints { path, names } => {
+            checkpoint::CheckpointError::SeveralCheckpoints { path, names } => {
                 let path_shown = path.display();
                 let mut message = format!("{path_shown}: several checkpoints in this directory:");
                 for name in names {
@@ -61,7 +61,7 @@ impl From<checkpoint::Error> for CommandError {
                 }
                 CommandError::new(EXIT_USAGE, message, error.remedy())
             }
-            checkpoint::Error::RefusedEntries { path, refused } => {
+            checkpoint::CheckpointError::RefusedEntries { path, refused } => {
                 let mut message = format!("{}: cannot be shown as it is:", path.display());
                 for entry in refused.iter().take(MAX_LISTED_REFUSALS) {
                     message += &format!("\n    {entry}");
@@ -80,10 +80,10 @@ impl From<checkpoint::Error> for CommandError {
 /// Refused entries listed before the rest is a number.
 const MAX_LISTED_REFUSALS: usize = 10;
 
-impl From<image::Error> for CommandError {
-    fn from(error: image::Error) -> Self {
+impl From<image::VirtualFileError> for CommandError {
+    fn from(error: image::VirtualFileError) -> Self {
         match error {
-            image::Error::Refused(error) => CommandError::from(*error),
+            image::VirtualFileError::Refused(error) => CommandError::from(*error),
             error => {
                 CommandError::new(refusal_exit_code(error.is_refusal()), &error, error.remedy())
             }

@@ -46,7 +46,7 @@ impl ProgressMeter {
     }
 }
 
-impl export::Progress for ProgressMeter {
+impl export::ExportProgress for ProgressMeter {
     fn on_write(&self, bytes: u64) {
         self.bar.inc(bytes);
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, Format, LayoutKind, find_overlaps};
-use crate::image::Image;
+use crate::image::VirtualFile;
 
 #[derive(Debug, Serialize)]
 pub struct InspectReport {
@@ -101,7 +101,7 @@ impl InspectReport {
     }
 
     /// Adds what the checkpoint looks like as one file.
-    pub fn set_virtual_file(&mut self, image: &Image) {
+    pub fn set_virtual_file(&mut self, image: &VirtualFile) {
         self.metadata = image.metadata().clone();
         self.image = Some(VirtualFileReport {
             size: image.size(),

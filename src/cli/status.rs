@@ -10,7 +10,7 @@ use crate::mount::liveness::{Liveness, LivenessProbe};
 use crate::mount::stale_mounts::ANSWER_TIMEOUT;
 use crate::mount::stuck_paths;
 use crate::mount::{MountError, MountStats};
-use crate::mount_info::mountinfo::{self, Entry, PathHandle, to_display};
+use crate::mount_info::mountinfo::{self, MountEntry, PathHandle, to_display};
 
 use super::CommandError;
 use super::args::StatusArgs;
@@ -74,7 +74,7 @@ pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
 /// Asks all mounts at once. A question that was not answered stays pending, so that a stuck mount
 /// is not asked again and again.
 fn probe_mounts(
-    pending: &mut HashMap<Entry, LivenessProbe>,
+    pending: &mut HashMap<MountEntry, LivenessProbe>,
 ) -> Result<Vec<MountReport>, MountError> {
     let entries = mountinfo::ckptfs_mounts()?;
     // One that lies in a stuck one cannot be looked for.

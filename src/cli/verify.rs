@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use crate::image::Reader;
+use crate::image::VirtualFileReader;
 use crate::verify;
 
 use super::args::VerifyArgs;
@@ -31,7 +31,11 @@ fn stopped_error() -> CommandError {
     )
 }
 
-fn read_all(reader: &Reader, path: &Path, out: &mut dyn Write) -> Result<(), CommandError> {
+fn read_all(
+    reader: &VirtualFileReader,
+    path: &Path,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
     let image = reader.virtual_file();
     let meter = ProgressMeter::new(image.size())?;
     let done = verify::read_all(reader, &meter);
@@ -50,7 +54,11 @@ fn read_all(reader: &Reader, path: &Path, out: &mut dyn Write) -> Result<(), Com
     Ok(())
 }
 
-fn compare(first: &Reader, second: &Reader, out: &mut dyn Write) -> Result<(), CommandError> {
+fn compare(
+    first: &VirtualFileReader,
+    second: &VirtualFileReader,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
     let meter =
         ProgressMeter::new(first.virtual_file().size() - first.virtual_file().header_size())?;
     let differences = verify::compare(first, second, &meter);

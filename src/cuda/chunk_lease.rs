@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::Error;
+use super::CudaError;
 use super::destination::{DeviceDestination, merge_adjacent};
 use super::ring::{Chunk, Ring};
 use super::stream::{CudaEvent, CudaStream};
@@ -16,7 +16,7 @@ pub struct PendingCopies(Vec<CudaEvent>);
 
 impl PendingCopies {
     /// Whether nobody reads it any more. Waits for nothing.
-    pub fn is_done(&self) -> Result<bool, Error> {
+    pub fn is_done(&self) -> Result<bool, CudaError> {
         for event in &self.0 {
             if !event.is_done()? {
                 return Ok(false);
@@ -26,7 +26,7 @@ impl PendingCopies {
     }
 
     /// Waits until nobody does.
-    pub fn wait(&self) -> Result<(), Error> {
+    pub fn wait(&self) -> Result<(), CudaError> {
         self.0.iter().try_for_each(CudaEvent::wait)
     }
 
@@ -37,7 +37,7 @@ impl PendingCopies {
 }
 
 /// A chunk that pieces are copied out of.
-pub trait StagingChunk: Chunk<Fault = Error> {
+pub trait StagingChunk: Chunk<Fault = CudaError> {
     /// Who reads it.
     fn pending_copies(&mut self) -> &mut PendingCopies;
 
@@ -54,7 +54,7 @@ pub trait StagingChunk: Chunk<Fault = Error> {
         len: usize,
         by: &CudaStream,
         to: u64,
-    ) -> Result<(), Error>;
+    ) -> Result<(), CudaError>;
 }
 
 /// A chunk that is given back whatever happens.
@@ -65,7 +65,7 @@ pub struct ChunkLease<'a, C: StagingChunk> {
 
 impl<'a, C: StagingChunk> ChunkLease<'a, C> {
     /// One to fill.
-    pub fn take<E: From<Error>>(
+    pub fn take<E: From<CudaError>>(
         ring: &'a Ring<C>,
         make: impl FnMut() -> Result<C, E>,
     ) -> Result<Self, E> {
@@ -91,7 +91,7 @@ impl<'a, C: StagingChunk> ChunkLease<'a, C> {
         start: u64,
         pieces: &[(u64, DeviceDestination)],
         streams: &[Arc<CudaStream>],
-    ) -> Result<(), Error> {
+    ) -> Result<(), CudaError> {
         let Some(chunk) = self.chunk.as_mut() else { return Ok(()) };
         let copied = merge_adjacent(pieces).try_for_each(
             |(at, DeviceDestination { stream, address: to, len })| {
@@ -103,7 +103,7 @@ impl<'a, C: StagingChunk> ChunkLease<'a, C> {
         // Also where one failed: those before it are under way.
         let used = |stream: &usize| pieces.iter().any(|(_, place)| place.stream == *stream);
         let used = (0..streams.len()).filter(used);
-        let marks: Result<Vec<CudaEvent>, Error> =
+        let marks: Result<Vec<CudaEvent>, CudaError> =
             used.map(|used| streams[used].record_event()).collect();
         match marks {
             Ok(marks) => chunk.pending_copies().0.extend(marks),

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use super::Error;
+use super::CudaError;
 
 /// A device, and its primary context: the one that torch and everything else that uses the runtime has.
 #[derive(Debug)]
@@ -37,20 +37,20 @@ unsafe impl<T> Sync for DriverHandle<T> {}
 static INIT_PID: AtomicU32 = AtomicU32::new(0);
 
 /// Begins the driver, if that was not done.
-fn initialize() -> Result<(), Error> {
+fn initialize() -> Result<(), CudaError> {
     match INIT_PID.load(Ordering::Acquire) {
         0 => {}
         process if process == std::process::id() => return Ok(()),
-        _ => return Err(Error::Forked),
+        _ => return Err(CudaError::Forked),
     }
     // SAFETY: loads the driver's library, whose initialisers are the system's.
     if !unsafe { sys::is_culib_present() } {
-        return Err(Error::NoDriver);
+        return Err(CudaError::NoDriver);
     }
     match result::init() {
         Ok(()) => INIT_PID.store(std::process::id(), Ordering::Release),
         Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => {
-            return Err(Error::NoDevice { ordinal: 0, count: 0 });
+            return Err(CudaError::NoDevice { ordinal: 0, count: 0 });
         }
         Err(e) => return Err(driver_error(0, "cuInit", e)),
     }
@@ -63,9 +63,9 @@ pub fn is_available() -> bool {
 }
 
 /// How many devices there are.
-pub fn device_count() -> Result<usize, Error> {
+pub fn device_count() -> Result<usize, CudaError> {
     match initialize() {
-        Err(Error::NoDevice { .. }) => return Ok(0),
+        Err(CudaError::NoDevice { .. }) => return Ok(0),
         begun => begun?,
     }
     let count = result::device::get_count().map_err(|e| driver_error(0, "cuDeviceGetCount", e))?;
@@ -74,10 +74,10 @@ pub fn device_count() -> Result<usize, Error> {
 
 impl Device {
     /// The device of a number.
-    pub fn open(ordinal: usize) -> Result<Arc<Device>, Error> {
+    pub fn open(ordinal: usize) -> Result<Arc<Device>, CudaError> {
         let count = device_count()?;
         if ordinal >= count {
-            return Err(Error::NoDevice { ordinal, count });
+            return Err(CudaError::NoDevice { ordinal, count });
         }
         let device = result::device::get(ordinal as i32)
             .map_err(|e| driver_error(ordinal, "cuDeviceGet", e))?;
@@ -114,7 +114,7 @@ impl Device {
     }
 
     /// Waits until all work of its context is done.
-    pub(super) fn synchronize(&self) -> Result<(), Error> {
+    pub(super) fn synchronize(&self) -> Result<(), CudaError> {
         let _entered = self.enter()?;
         result::ctx::synchronize().map_err(|e| self.driver_error("cuCtxSynchronize", e))
     }
@@ -125,17 +125,17 @@ impl Device {
         bytes: usize,
         call: &'static str,
         error: DriverError,
-    ) -> Error {
+    ) -> CudaError {
         if error.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return self.driver_error(call, error);
         }
         let (free, total) = result::mem_get_info().unwrap_or((0, 0));
-        Error::OutOfMemory { ordinal: self.ordinal, bytes, free, total }
+        CudaError::OutOfMemory { ordinal: self.ordinal, bytes, free, total }
     }
 
     /// Makes its context that of this thread until what is returned is dropped. Meanwhile what this thread does
     /// spoils no graph that another thread captures.
-    pub fn enter(&self) -> Result<ContextGuard, Error> {
+    pub fn enter(&self) -> Result<ContextGuard, CudaError> {
         initialize()?;
         let before =
             result::ctx::get_current().map_err(|e| self.driver_error("cuCtxGetCurrent", e))?;
@@ -151,7 +151,7 @@ impl Device {
         Ok(entered)
     }
 
-    pub(super) fn driver_error(&self, call: &'static str, error: DriverError) -> Error {
+    pub(super) fn driver_error(&self, call: &'static str, error: DriverError) -> CudaError {
         driver_error(self.ordinal, call, error)
     }
 }
@@ -200,8 +200,8 @@ fn query_bus_id(device: sys::CUdevice) -> String {
     text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-fn driver_error(ordinal: usize, call: &'static str, error: DriverError) -> Error {
-    Error::Driver { ordinal, call, why: error_text(error) }
+fn driver_error(ordinal: usize, call: &'static str, error: DriverError) -> CudaError {
+    CudaError::Driver { ordinal, call, why: error_text(error) }
 }
 
 pub(super) fn error_text(error: DriverError) -> String {

@@ -5,7 +5,7 @@ use crate::loader;
 /// A device that cannot be used, or tensors that cannot be had on it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum CudaError {
     /// There is no driver.
     #[error("CUDA: this machine has no driver (libcuda.so.1)")]
     NoDriver,
@@ -55,32 +55,32 @@ pub enum Error {
     Load(loader::LoadError),
 }
 
-impl Error {
+impl CudaError {
     /// What the user can do about it.
     pub fn remedy(&self) -> &str {
         match self {
-            Error::NoDriver => "install NVIDIA's driver, or load on the CPU",
-            Error::Forked => "start processes with `spawn`, or load on the CPU",
-            Error::NoDevice { .. } => "see which there are, with `nvidia-smi`",
-            Error::OutOfMemory { .. } => "free memory on the device, or load fewer tensors",
-            Error::PinnedMemory { .. } => {
+            CudaError::NoDriver => "install NVIDIA's driver, or load on the CPU",
+            CudaError::Forked => "start processes with `spawn`, or load on the CPU",
+            CudaError::NoDevice { .. } => "see which there are, with `nvidia-smi`",
+            CudaError::OutOfMemory { .. } => "free memory on the device, or load fewer tensors",
+            CudaError::PinnedMemory { .. } => {
                 "allow more memory to be locked (`ulimit -l`), or use less of it"
             }
-            Error::Driver { .. } => "see what the driver says, with `nvidia-smi` and `dmesg`",
-            Error::Load(error) => error.remedy(),
+            CudaError::Driver { .. } => "see what the driver says, with `nvidia-smi` and `dmesg`",
+            CudaError::Load(error) => error.remedy(),
         }
     }
 }
 
-impl From<loader::LoadError> for Error {
+impl From<loader::LoadError> for CudaError {
     fn from(error: loader::LoadError) -> Self {
         match error {
             // What a stage of ours said comes back as it was.
-            loader::LoadError::Sink { path, fault } => match fault.downcast::<Error>() {
+            loader::LoadError::Sink { path, fault } => match fault.downcast::<CudaError>() {
                 Ok(ours) => *ours,
-                Err(fault) => Error::Load(loader::LoadError::Sink { path, fault }),
+                Err(fault) => CudaError::Load(loader::LoadError::Sink { path, fault }),
             },
-            error => Error::Load(error),
+            error => CudaError::Load(error),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::source::{self, DIRECT_ALIGNMENT_BYTES, OpenFile};
 use crate::threads::lock;
 
-use super::Error;
+use super::CudaError;
 use super::chunk_lease::ChunkLease;
 use super::cufile::{CufileSession, GdsUnavailable, RegisteredChunk, RegisteredFile};
 use super::destination::DeviceDestination;
@@ -83,9 +83,9 @@ pub enum GdsFailure {
     /// Another way is taken.
     Unavailable(GdsUnavailable),
     /// The file is not what was parsed.
-    Source(source::Error),
+    Source(source::SourceError),
     /// The device fails.
-    Device(Error),
+    Device(CudaError),
 }
 
 impl From<GdsUnavailable> for GdsFailure {
@@ -94,8 +94,8 @@ impl From<GdsUnavailable> for GdsFailure {
     }
 }
 
-impl From<Error> for GdsFailure {
-    fn from(error: Error) -> Self {
+impl From<CudaError> for GdsFailure {
+    fn from(error: CudaError) -> Self {
         GdsFailure::Device(error)
     }
 }

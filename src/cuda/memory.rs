@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::result;
 
-use super::Error;
+use super::CudaError;
 use super::chunk_lease::{PendingCopies, StagingChunk};
 use super::driver::{Device, DriverHandle, error_text};
 use super::ring::Chunk;
@@ -18,11 +18,11 @@ const PORTABLE_FLAG: u32 = 1;
 
 impl Device {
     /// A chunk of memory that it can read by itself.
-    pub fn allocate_pinned(self: &Arc<Self>, len: usize) -> Result<PinnedChunk, Error> {
+    pub fn allocate_pinned(self: &Arc<Self>, len: usize) -> Result<PinnedChunk, CudaError> {
         let _entered = self.enter()?;
         // SAFETY: what is allocated belongs to the chunk alone.
         let at = unsafe { result::malloc_host(len, PORTABLE_FLAG) }
-            .map_err(|e| Error::PinnedMemory { ordinal: self.ordinal(), why: error_text(e) })?;
+            .map_err(|e| CudaError::PinnedMemory { ordinal: self.ordinal(), why: error_text(e) })?;
         // So that whoever reads it before it was filled reads nothing of another program.
         // SAFETY: it is `len` bytes, and nobody else has them.
         unsafe { std::ptr::write_bytes(at.cast::<u8>(), 0, len) };
@@ -35,7 +35,7 @@ impl Device {
     }
 
     /// Memory on the device, of no known content.
-    pub fn allocate(self: &Arc<Self>, len: usize) -> Result<DeviceMemory, Error> {
+    pub fn allocate(self: &Arc<Self>, len: usize) -> Result<DeviceMemory, CudaError> {
         if len == 0 {
             return Ok(DeviceMemory { device: Arc::clone(self), address: 0, len });
         }
@@ -76,7 +76,7 @@ impl StagingChunk for PinnedChunk {
         len: usize,
         by: &CudaStream,
         to: u64,
-    ) -> Result<(), Error> {
+    ) -> Result<(), CudaError> {
         let bytes = &self.bytes()[at..at + len];
         // SAFETY: the caller's word for the address; the bytes are there until the chunk's marks are over.
         unsafe { by.copy_from_host(bytes, to) }
@@ -84,13 +84,13 @@ impl StagingChunk for PinnedChunk {
 }
 
 impl Chunk for PinnedChunk {
-    type Fault = Error;
+    type Fault = CudaError;
 
-    fn is_idle(&self) -> Result<bool, Error> {
+    fn is_idle(&self) -> Result<bool, CudaError> {
         self.pending_copies.is_done()
     }
 
-    fn wait(&self) -> Result<(), Error> {
+    fn wait(&self) -> Result<(), CudaError> {
         self.pending_copies.wait()
     }
 }
@@ -137,12 +137,12 @@ impl DeviceMemory {
     }
 
     /// A copy of its bytes on the host.
-    pub fn to_host(&self) -> Result<Vec<u8>, Error> {
+    pub fn to_host(&self) -> Result<Vec<u8>, CudaError> {
         self.copy_part_to_host(0, self.len)
     }
 
     /// The same of a part of it.
-    pub(super) fn copy_part_to_host(&self, start: usize, len: usize) -> Result<Vec<u8>, Error> {
+    pub(super) fn copy_part_to_host(&self, start: usize, len: usize) -> Result<Vec<u8>, CudaError> {
         assert!(start <= self.len && len <= self.len - start, "a part lies in the whole");
         let mut bytes = vec![0; len];
         if len > 0 {

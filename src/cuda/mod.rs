@@ -33,7 +33,7 @@ use crate::threads::lock;
 
 use destination::DeviceDestination;
 pub use driver::{Device, device_count, is_available};
-pub use error::Error;
+pub use error::CudaError;
 pub use gds::GpudirectMode;
 use gds::{GdsLoad, GdsState};
 pub use memory::DeviceMemory;
@@ -93,7 +93,7 @@ impl DeviceLoader {
     }
 
     /// The device of a number.
-    pub fn device(&self, on: usize) -> Result<Arc<Device>, Error> {
+    pub fn device(&self, on: usize) -> Result<Arc<Device>, CudaError> {
         let mut devices = lock(&self.devices);
         if let Some(device) = devices.get(&on) {
             return Ok(Arc::clone(device));
@@ -104,7 +104,7 @@ impl DeviceLoader {
     }
 
     /// A stream for one load to a device. It waits for nobody whom other loads wait for, unless there are many.
-    fn stream(&self, on: usize) -> Result<Arc<CudaStream>, Error> {
+    fn stream(&self, on: usize) -> Result<Arc<CudaStream>, CudaError> {
         let mut streams = lock(&self.streams);
         let its = |stream: &Arc<CudaStream>| stream.device().ordinal() == on;
         let there = streams.iter().filter(|stream| its(stream)).count();
@@ -118,7 +118,7 @@ impl DeviceLoader {
     }
 
     /// Sees to it that a device can be loaded to: it is there, and so is memory to pass bytes through.
-    pub fn prepare(&self, on: usize) -> Result<(), Error> {
+    pub fn prepare(&self, on: usize) -> Result<(), CudaError> {
         let device = self.device(on)?;
         if device.is_integrated() {
             return Ok(());
@@ -136,7 +136,7 @@ impl DeviceLoader {
         &self,
         tensors: &[(&OpenCheckpoint, &Tensor)],
         on: usize,
-    ) -> Result<(Vec<DeviceSlice>, LoadReport), Error> {
+    ) -> Result<(Vec<DeviceSlice>, LoadReport), CudaError> {
         self.load_with(tensors, on, &AtomicBool::new(false), None)
     }
 
@@ -147,7 +147,7 @@ impl DeviceLoader {
         on: usize,
         stop: &AtomicBool,
         threads: Option<usize>,
-    ) -> Result<(Vec<DeviceSlice>, LoadReport), Error> {
+    ) -> Result<(Vec<DeviceSlice>, LoadReport), CudaError> {
         let lengths: Vec<usize> = tensors.iter().map(|(_, it)| it.bytes.len() as usize).collect();
         let device = self.device(on)?;
         let memory = device.allocate_slices(&lengths)?;
@@ -186,7 +186,7 @@ impl DeviceLoader {
         users: &[CudaStream],
         stop: &AtomicBool,
         threads: Option<usize>,
-    ) -> Result<LoadReport, Error> {
+    ) -> Result<LoadReport, CudaError> {
         let mut has = StreamLease { loader: self, streams: Vec::new(), is_complete: false };
         let mut places = Vec::new();
         for DeviceLoadRequest { checkpoint: of, tensor, device: on, address: at } in wanted {
@@ -212,7 +212,8 @@ impl DeviceLoader {
             NumaAffinity::for_devices(has.streams.iter().map(|stream| stream.device().bus_id()));
         let landing =
             DeviceSink { ring: &self.ring, streams: &has.streams, gds: straight, numa: near };
-        let loaded = loader::load_with_sink(places, &landing, stop, threads).map_err(Error::from);
+        let loaded =
+            loader::load_with_sink(places, &landing, stop, threads).map_err(CudaError::from);
         let over =
             loaded.and_then(|report| order_users_after(&has.streams, users).map(|()| report));
         let report =
@@ -252,7 +253,7 @@ fn load_shared(
     memory: &[DeviceSlice],
     stop: &AtomicBool,
     threads: Option<usize>,
-) -> Result<LoadReport, Error> {
+) -> Result<LoadReport, CudaError> {
     let wanted = tensors.iter().zip(memory).map(|(&(of, tensor), piece)| {
         // SAFETY: it was made for this, nobody else has it yet, and no two pieces share a byte.
         #[allow(unsafe_code)]
@@ -263,7 +264,7 @@ fn load_shared(
 }
 
 /// Has those who use what was loaded wait for it.
-fn order_users_after(streams: &[Arc<CudaStream>], users: &[CudaStream]) -> Result<(), Error> {
+fn order_users_after(streams: &[Arc<CudaStream>], users: &[CudaStream]) -> Result<(), CudaError> {
     for stream in streams {
         let mut is_waited_for = false;
         for (_, user) in pairs_by_device(std::slice::from_ref(stream), users) {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::loader::{self, BUFFER_BYTES, Sink};
 use crate::source::{self, OpenFile};
 
-use super::Error;
+use super::CudaError;
 use super::chunk_lease::ChunkLease;
 use super::destination::DeviceDestination;
 use super::gds::{GdsFailure, GdsLoad};
@@ -37,7 +37,7 @@ impl DeviceSink<'_> {
     fn lease(
         &self,
         pieces: &[(u64, DeviceDestination)],
-    ) -> Result<Option<ChunkLease<'_, PinnedChunk>>, Error> {
+    ) -> Result<Option<ChunkLease<'_, PinnedChunk>>, CudaError> {
         let Some((_, first)) = pieces.first() else { return Ok(None) };
         let device = self.streams[first.stream].device();
         ChunkLease::take(self.ring, || device.allocate_pinned(BUFFER_BYTES)).map(Some)
@@ -58,7 +58,7 @@ impl Sink<DeviceDestination> for DeviceSink<'_> {
         path: &Path,
         start: u64,
         pieces: &mut [(u64, DeviceDestination)],
-        fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::Error>,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::SourceError>,
     ) -> Result<Option<W>, loader::LoadError> {
         let Some(mut taken) = self.lease(pieces).map_err(sink_error(path))? else {
             return Ok(None);
@@ -95,6 +95,6 @@ impl Sink<DeviceDestination> for DeviceSink<'_> {
     }
 }
 
-fn sink_error(path: &Path) -> impl Fn(Error) -> loader::LoadError {
+fn sink_error(path: &Path) -> impl Fn(CudaError) -> loader::LoadError {
     move |fault| loader::LoadError::Sink { path: path.to_path_buf(), fault: Box::new(fault) }
 }

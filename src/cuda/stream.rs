@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::Error;
+use super::CudaError;
 use super::driver::{Device, DriverHandle};
 
 impl Device {
     /// A stream of its own, which waits for no other that it is not told to.
-    pub fn create_stream(self: &Arc<Self>) -> Result<CudaStream, Error> {
+    pub fn create_stream(self: &Arc<Self>) -> Result<CudaStream, CudaError> {
         let _entered = self.enter()?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(|e| self.driver_error("cuStreamCreate", e))?;
@@ -30,7 +30,7 @@ impl Device {
         CudaStream { device: Arc::clone(self), stream, is_owned: false }
     }
 
-    fn create_event(self: &Arc<Self>) -> Result<CudaEvent, Error> {
+    fn create_event(self: &Arc<Self>) -> Result<CudaEvent, CudaError> {
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
             .map_err(|e| self.driver_error("cuEventCreate", e))?;
         Ok(CudaEvent { device: Arc::clone(self), event: DriverHandle(event) })
@@ -52,7 +52,7 @@ impl CudaStream {
     }
 
     /// What it was given so far, as an event.
-    pub fn record_event(&self) -> Result<CudaEvent, Error> {
+    pub fn record_event(&self) -> Result<CudaEvent, CudaError> {
         let _entered = self.device.enter()?;
         let event = self.device.create_event()?;
         // SAFETY: both live here.
@@ -62,7 +62,7 @@ impl CudaStream {
     }
 
     /// What it is given from now on waits for an event. Nobody else does.
-    pub fn wait_event(&self, event: &CudaEvent) -> Result<(), Error> {
+    pub fn wait_event(&self, event: &CudaEvent) -> Result<(), CudaError> {
         let _entered = self.device.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both live here; the driver keeps what it needs of the event.
@@ -78,7 +78,7 @@ impl CudaStream {
     }
 
     /// Waits until all that it was given is done.
-    pub fn synchronize(&self) -> Result<(), Error> {
+    pub fn synchronize(&self) -> Result<(), CudaError> {
         let _entered = self.device.enter()?;
         // SAFETY: it lives here.
         unsafe { result::stream::synchronize(self.stream.0) }
@@ -91,7 +91,7 @@ impl CudaStream {
     /// # Safety
     ///
     /// As many bytes at that address must be the caller's until this is done.
-    pub(super) unsafe fn copy_from_host(&self, from: &[u8], to: u64) -> Result<(), Error> {
+    pub(super) unsafe fn copy_from_host(&self, from: &[u8], to: u64) -> Result<(), CudaError> {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's word for the address; the bytes are of a chunk, which waits for the mark.
         unsafe { result::memcpy_htod_async(to, from, self.stream.0) }
@@ -108,7 +108,7 @@ impl CudaStream {
         from: u64,
         len: usize,
         to: u64,
-    ) -> Result<(), Error> {
+    ) -> Result<(), CudaError> {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's word for both.
         unsafe { result::memcpy_dtod_async(to, from, len, self.stream.0) }
@@ -136,7 +136,7 @@ pub struct CudaEvent {
 
 impl CudaEvent {
     /// Whether the work before it is done.
-    pub fn is_done(&self) -> Result<bool, Error> {
+    pub fn is_done(&self) -> Result<bool, CudaError> {
         let _entered = self.device.enter()?;
         // SAFETY: it lives here.
         match unsafe { result::event::query(self.event.0) } {
@@ -147,7 +147,7 @@ impl CudaEvent {
     }
 
     /// Waits until it is.
-    pub fn wait(&self) -> Result<(), Error> {
+    pub fn wait(&self) -> Result<(), CudaError> {
         let _entered = self.device.enter()?;
         // SAFETY: it lives here.
         unsafe { result::event::synchronize(self.event.0) }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::driver::Device;
 use super::zero_copy::SharedMemory;
-use super::{DeviceMemory, Error};
+use super::{CudaError, DeviceMemory};
 
 /// From here on a tensor has memory of its own; smaller ones share blocks of no more than [`BLOCK`].
 const MIN_OWN_BLOCK_BYTES: usize = 1 << 20;
@@ -63,7 +63,7 @@ impl DeviceSlice {
     }
 
     /// A copy of its bytes on the host.
-    pub fn to_host(&self) -> Result<Vec<u8>, Error> {
+    pub fn to_host(&self) -> Result<Vec<u8>, CudaError> {
         match &*self.block {
             DeviceBlock::Device(memory) => memory.copy_part_to_host(self.start, self.len),
             DeviceBlock::Shared(memory) => memory.copy_part_to_host(self.start, self.len),
@@ -81,7 +81,10 @@ impl DeviceSlice {
 
 impl Device {
     /// Memory of each length.
-    pub fn allocate_slices(self: &Arc<Self>, lengths: &[usize]) -> Result<Vec<DeviceSlice>, Error> {
+    pub fn allocate_slices(
+        self: &Arc<Self>,
+        lengths: &[usize],
+    ) -> Result<Vec<DeviceSlice>, CudaError> {
         let mut pieces = Vec::with_capacity(lengths.len());
         let mut rest = lengths;
         while let Some(&first) = rest.first() {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::Error;
+use super::CudaError;
 use super::driver::{Device, DriverHandle};
 
 /// Every context may use it, and devices see it.
@@ -25,7 +25,7 @@ pub struct SharedMemory {
 
 impl Device {
     /// Memory that the host and this device both use.
-    pub(super) fn allocate_shared(self: &Arc<Self>, len: usize) -> Result<SharedMemory, Error> {
+    pub(super) fn allocate_shared(self: &Arc<Self>, len: usize) -> Result<SharedMemory, CudaError> {
         let _entered = self.enter()?;
         // SAFETY: what is allocated belongs to this memory alone.
         let here = unsafe { result::malloc_host(len, HOST_ALLOC_FLAGS) }
@@ -61,7 +61,7 @@ impl SharedMemory {
     }
 
     /// A copy of a part of it.
-    pub fn copy_part_to_host(&self, start: usize, len: usize) -> Result<Vec<u8>, Error> {
+    pub fn copy_part_to_host(&self, start: usize, len: usize) -> Result<Vec<u8>, CudaError> {
         let part = self.host_part(start, len);
         self.device.synchronize()?;
         // SAFETY: it is there, zeroed by the system or filled, and no work of the device writes to it any more.

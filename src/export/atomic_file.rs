@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use super::{Error, temp_name};
+use super::{ExportError, temp_name};
 
 /// What `open` gives a new file before the umask.
 const NEW_FILE_MODE: u32 = 0o666;
@@ -27,7 +27,7 @@ pub struct AtomicFile {
 
 impl AtomicFile {
     /// Starts a file that is to be called `path`, and removes what a process that was killed left of it.
-    pub fn create(path: &Path, replace: bool) -> Result<AtomicFile, Error> {
+    pub fn create(path: &Path, replace: bool) -> Result<AtomicFile, ExportError> {
         AtomicFile::create_with(path, replace, open_unnamed)
     }
 
@@ -35,7 +35,7 @@ impl AtomicFile {
         path: &Path,
         replace: bool,
         nameless: impl Fn(&Path) -> Option<OwnedFd>,
-    ) -> Result<AtomicFile, Error> {
+    ) -> Result<AtomicFile, ExportError> {
         let path = &target_path(path, replace)?;
         let directory = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
@@ -52,7 +52,7 @@ impl AtomicFile {
                 let claim = |part: &Path| temp_name::create_locked(part, mode);
                 claim_temp_name(path, claim, |part| temp_name::create(part, mode))
                     .map(|(fd, part)| (fd, Some(part)))
-                    .map_err(|e| Error::io(path, "create it", e))?
+                    .map_err(|e| ExportError::io(path, "create it", e))?
             }
         };
         Ok(AtomicFile {
@@ -75,25 +75,25 @@ impl AtomicFile {
     }
 
     /// Refuses at once what would fail after a long time.
-    pub fn require_room(&self, needs: u64) -> Result<(), Error> {
+    pub fn require_room(&self, needs: u64) -> Result<(), ExportError> {
         let Ok(stat) = rustix::fs::fstatvfs(&self.file) else { return Ok(()) };
         // Network filesystems that do not know say zero blocks in all.
         let blocks =
             if rustix::process::geteuid().is_root() { stat.f_bfree } else { stat.f_bavail };
         let free = blocks.saturating_mul(stat.f_frsize);
         if stat.f_blocks != 0 && needs > free {
-            return Err(Error::NoSpace { path: self.path.clone(), needs, free });
+            return Err(ExportError::NoSpace { path: self.path.clone(), needs, free });
         }
         Ok(())
     }
 
     /// Puts what was written on the disk.
-    pub fn sync(&self) -> Result<(), Error> {
-        self.file.sync_all().map_err(|e| Error::io(&self.path, "write it to the disk", e))
+    pub fn sync(&self) -> Result<(), ExportError> {
+        self.file.sync_all().map_err(|e| ExportError::io(&self.path, "write it to the disk", e))
     }
 
     /// Gives the file its name, in one step.
-    pub fn publish(mut self) -> Result<(), Error> {
+    pub fn publish(mut self) -> Result<(), ExportError> {
         match (&self.temp_path, self.replace) {
             (None, false) => self.link(&self.path).map_err(|e| self.naming_error(e.into()))?,
             (None, true) => {
@@ -105,7 +105,7 @@ impl AtomicFile {
             }
             (Some(_), true) => self.rename(RenameFlags::empty())?,
             (Some(_), false) => match self.rename(RenameFlags::NOREPLACE) {
-                Err(Error::Io { source, .. })
+                Err(ExportError::Io { source, .. })
                     if source.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
                 {
                     // A filesystem without that flag: a link refuses an existing name as well.
@@ -127,7 +127,7 @@ impl AtomicFile {
         rustix::fs::linkat(CWD, from, CWD, to, AtFlags::SYMLINK_FOLLOW)
     }
 
-    fn rename(&mut self, flags: RenameFlags) -> Result<(), Error> {
+    fn rename(&mut self, flags: RenameFlags) -> Result<(), ExportError> {
         let part = self.temp_path.clone().unwrap_or_default();
         rustix::fs::renameat_with(CWD, &part, CWD, &self.path, flags)
             .map_err(|e| self.naming_error(e.into()))?;
@@ -135,10 +135,10 @@ impl AtomicFile {
         Ok(())
     }
 
-    fn naming_error(&self, error: io::Error) -> Error {
+    fn naming_error(&self, error: io::Error) -> ExportError {
         match error.kind() {
-            io::ErrorKind::AlreadyExists => Error::Exists { path: self.path.clone() },
-            _ => Error::io(&self.path, "give it its name", error),
+            io::ErrorKind::AlreadyExists => ExportError::Exists { path: self.path.clone() },
+            _ => ExportError::io(&self.path, "give it its name", error),
         }
     }
 }
@@ -187,29 +187,29 @@ fn claim_temp_name<T>(
 
 /// Where the file is to be: what a link leads to, if it is one that is replaced. Refuses a name that
 /// could not be given in the end.
-fn target_path(path: &Path, replace: bool) -> Result<PathBuf, Error> {
+fn target_path(path: &Path, replace: bool) -> Result<PathBuf, ExportError> {
     let named_as_directory = path.as_os_str().as_encoded_bytes().ends_with(b"/");
     if path.file_name().is_none() || named_as_directory {
-        return Err(Error::IsDirectory { path: path.to_path_buf() });
+        return Err(ExportError::IsDirectory { path: path.to_path_buf() });
     }
     let found = match std::fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path.to_path_buf()),
-        Err(error) => return Err(Error::io(path, "create it", error)),
+        Err(error) => return Err(ExportError::io(path, "create it", error)),
     };
     if found.is_dir() {
-        return Err(Error::IsDirectory { path: path.to_path_buf() });
+        return Err(ExportError::IsDirectory { path: path.to_path_buf() });
     }
     if !replace {
-        return Err(Error::Exists { path: path.to_path_buf() });
+        return Err(ExportError::Exists { path: path.to_path_buf() });
     }
     if found.is_symlink() {
         let real =
-            std::fs::canonicalize(path).map_err(|e| Error::io(path, "follow the link", e))?;
+            std::fs::canonicalize(path).map_err(|e| ExportError::io(path, "follow the link", e))?;
         return target_path(&real, replace);
     }
     if !found.is_file() {
-        return Err(Error::NotRegularFile { path: path.to_path_buf() });
+        return Err(ExportError::NotRegularFile { path: path.to_path_buf() });
     }
     Ok(path.to_path_buf())
 }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     /// Filesystems with and without nameless files.
-    fn both(test: impl Fn(&Path, &dyn Fn(&Path, bool) -> Result<AtomicFile, Error>)) {
+    fn both(test: impl Fn(&Path, &dyn Fn(&Path, bool) -> Result<AtomicFile, ExportError>)) {
         let kinds: [fn(&Path) -> Option<OwnedFd>; 2] = [open_unnamed, |_| None];
         for kind in kinds {
             let folder = tempfile::tempdir().unwrap();
@@ -264,7 +264,7 @@ mod tests {
             let path = folder.join("out");
             let new = create(&path, false).unwrap();
             std::fs::write(&path, "mine").unwrap();
-            assert!(matches!(new.publish(), Err(Error::Exists { .. })));
+            assert!(matches!(new.publish(), Err(ExportError::Exists { .. })));
             assert_eq!(std::fs::read(&path).unwrap(), b"mine");
             assert_eq!(names(folder), ["out"]);
         });

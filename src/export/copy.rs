@@ -5,10 +5,10 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::copy_file_range;
 use rustix::io::Errno;
 
-use crate::image::{Reader, Segment, SegmentSource};
+use crate::image::{Segment, SegmentSource, VirtualFileReader};
 use crate::source::OpenFile;
 
-use super::{AtomicFile, Error, Progress};
+use super::{AtomicFile, ExportError, ExportProgress};
 
 /// Bytes between two looks at whether to stop; a tenth of a second at the speed of a disk.
 const STEP_BYTES: u64 = 64 << 20;
@@ -17,10 +17,10 @@ const STEP_BYTES: u64 = 64 << 20;
 const BUFFER_BYTES: u64 = 8 << 20;
 
 pub fn copy_contents(
-    reader: &Reader,
+    reader: &VirtualFileReader,
     file: &AtomicFile,
-    progress: &dyn Progress,
-) -> Result<(), Error> {
+    progress: &dyn ExportProgress,
+) -> Result<(), ExportError> {
     let image = reader.virtual_file();
     let mut buffer = Vec::new();
     // Whether this pair of filesystems copies inside the kernel; learnt at the first try.
@@ -30,7 +30,7 @@ pub fn copy_contents(
         let mut at = range.start;
         while at < range.end {
             if progress.should_stop() {
-                return Err(Error::Stopped);
+                return Err(ExportError::Stopped);
             }
             let source = match bytes {
                 SegmentSource::Run { origin, offset } if in_kernel => {
@@ -52,7 +52,7 @@ pub fn copy_contents(
                     buffer.resize(left.min(BUFFER_BYTES) as usize, 0);
                     let read = reader.read_at(&mut buffer, at)?;
                     let write = file.file().write_all_at(&buffer[..read], at);
-                    write.map_err(|e| Error::io(file.path(), "write it", e))?;
+                    write.map_err(|e| ExportError::io(file.path(), "write it", e))?;
                     read as u64
                 }
             };
@@ -70,7 +70,7 @@ fn copy_in_kernel(
     to: &AtomicFile,
     at: u64,
     len: u64,
-) -> Result<Option<u64>, Error> {
+) -> Result<Option<u64>, ExportError> {
     let (mut from_offset, mut to_offset) = (from, at);
     loop {
         let copied = copy_file_range(
@@ -91,7 +91,7 @@ fn copy_in_kernel(
             Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::PERM) => {
                 Ok(None)
             }
-            Err(error) => Err(Error::io(to.path(), "copy into it", error)),
+            Err(error) => Err(ExportError::io(to.path(), "copy into it", error)),
         };
     }
 }

@@ -10,17 +10,17 @@ mod temp_name;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::image::{self, Reader};
+use crate::image::{self, VirtualFileReader};
 use crate::source;
 
 pub use atomic_file::AtomicFile;
 
 /// Why a file was not written. Whatever the reason, nothing is left of the attempt.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ExportError {
     /// The image cannot be read.
     #[error(transparent)]
-    VirtualFile(#[from] image::Error),
+    VirtualFile(#[from] image::VirtualFileError),
     /// There is something of that name.
     #[error("{path}: already exists")]
     Exists {
@@ -64,19 +64,21 @@ pub enum Error {
     Stopped,
 }
 
-impl Error {
+impl ExportError {
     fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> Self {
-        Error::Io { path: path.to_path_buf(), action, source: source.into() }
+        ExportError::Io { path: path.to_path_buf(), action, source: source.into() }
     }
 
     /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
-            Error::VirtualFile(error) => error.remedy(),
-            Error::Exists { .. } => "choose another name, or replace it with --force",
-            Error::IsDirectory { .. } | Error::NotRegularFile { .. } => "give the name of a file",
-            Error::NoSpace { .. } => "make room, or choose another disk",
-            Error::Io { source, .. } => match source.kind() {
+            ExportError::VirtualFile(error) => error.remedy(),
+            ExportError::Exists { .. } => "choose another name, or replace it with --force",
+            ExportError::IsDirectory { .. } | ExportError::NotRegularFile { .. } => {
+                "give the name of a file"
+            }
+            ExportError::NoSpace { .. } => "make room, or choose another disk",
+            ExportError::Io { source, .. } => match source.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "make room, or choose another disk"
                 }
@@ -86,13 +88,13 @@ impl Error {
                 io::ErrorKind::NotFound => "make the directory first",
                 _ => "choose another disk, or see whether this one works (dmesg tells)",
             },
-            Error::Stopped => "run it again to start over",
+            ExportError::Stopped => "run it again to start over",
         }
     }
 }
 
 /// What the writer tells, and asks, while it works.
-pub trait Progress {
+pub trait ExportProgress {
     /// So many more bytes are written.
     fn on_write(&self, bytes: u64);
     /// Whether to give up.
@@ -101,11 +103,11 @@ pub trait Progress {
 
 /// Writes the whole image to `path`; replaces what is there only if told to.
 pub fn export(
-    reader: &Reader,
+    reader: &VirtualFileReader,
     path: &Path,
     replace: bool,
-    progress: &dyn Progress,
-) -> Result<(), Error> {
+    progress: &dyn ExportProgress,
+) -> Result<(), ExportError> {
     let size = reader.virtual_file().size();
     let file = AtomicFile::create(path, replace)?;
     file.require_room(size)?;
@@ -114,13 +116,13 @@ pub fn export(
     reader.check_all_unchanged()?;
     file.sync()?;
     if progress.should_stop() {
-        return Err(Error::Stopped);
+        return Err(ExportError::Stopped);
     }
     file.publish()
 }
 
-impl From<source::Error> for Error {
-    fn from(error: source::Error) -> Self {
-        Error::VirtualFile(error.into())
+impl From<source::SourceError> for ExportError {
+    fn from(error: source::SourceError) -> Self {
+        ExportError::VirtualFile(error.into())
     }
 }

@@ -7,13 +7,13 @@ use crate::source;
 
 /// An image that cannot be laid out or read.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum VirtualFileError {
     /// The sources cannot be read, or changed.
     #[error(transparent)]
-    Source(#[from] source::Error),
+    Source(#[from] source::SourceError),
     /// Something in the checkpoint cannot be shown.
     #[error(transparent)]
-    Refused(Box<checkpoint::Error>),
+    Refused(Box<checkpoint::CheckpointError>),
     /// Nothing is left to show.
     #[error("{path}: no tensor in it can be shown")]
     Empty {
@@ -38,36 +38,41 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl VirtualFileError {
     pub(super) fn from_refused(path: PathBuf, refused: Vec<RefusedEntry>) -> Self {
-        Error::Refused(Box::new(checkpoint::Error::RefusedEntries { path, refused }))
+        VirtualFileError::Refused(Box::new(checkpoint::CheckpointError::RefusedEntries {
+            path,
+            refused,
+        }))
     }
 
     /// The file or directory at fault.
     pub fn path(&self) -> &Path {
         match self {
-            Error::Source(error) => error.path(),
-            Error::Refused(error) => error.path(),
-            Error::Empty { path }
-            | Error::HeaderTooLong { path, .. }
-            | Error::TooLarge { path } => path,
+            VirtualFileError::Source(error) => error.path(),
+            VirtualFileError::Refused(error) => error.path(),
+            VirtualFileError::Empty { path }
+            | VirtualFileError::HeaderTooLong { path, .. }
+            | VirtualFileError::TooLarge { path } => path,
         }
     }
 
     /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
-            Error::Source(error) => error.remedy(),
-            Error::Refused(error) => error.remedy(),
-            Error::Empty { .. } => "see what was refused, with `ckptfs inspect`",
-            Error::HeaderTooLong { .. } | Error::TooLarge { .. } => "split the checkpoint",
+            VirtualFileError::Source(error) => error.remedy(),
+            VirtualFileError::Refused(error) => error.remedy(),
+            VirtualFileError::Empty { .. } => "see what was refused, with `ckptfs inspect`",
+            VirtualFileError::HeaderTooLong { .. } | VirtualFileError::TooLarge { .. } => {
+                "split the checkpoint"
+            }
         }
     }
 
     /// Whether the checkpoint itself is at fault, rather than the machine.
     pub fn is_refusal(&self) -> bool {
         match self {
-            Error::Source(error) => error.is_refusal(),
+            VirtualFileError::Source(error) => error.is_refusal(),
             _ => true,
         }
     }

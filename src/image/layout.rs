@@ -6,10 +6,12 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::checkpoint::{Checkpoint, MAX_HEADER, Options, Origin, OriginId, Tensor, TensorBytes};
-use crate::source::{File, FileIdentity, FileState};
+use crate::checkpoint::{
+    Checkpoint, MAX_HEADER, Origin, OriginId, ParseOptions, Tensor, TensorBytes,
+};
+use crate::source::{FileIdentity, FileState, SourceFile};
 
-use super::{Digest, Error, FileLayout, Image, LayoutPiece, header};
+use super::{Digest, FileLayout, LayoutPiece, VirtualFile, VirtualFileError, header};
 
 /// Part of the identity: another way of laying out is another image.
 const LAYOUT_VERSION: u8 = 2;
@@ -17,15 +19,15 @@ const LAYOUT_VERSION: u8 = 2;
 /// The most that a file can hold after any header.
 const MAX_DATA_BYTES: u64 = i64::MAX as u64 - 2 * MAX_HEADER;
 
-pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
-    let files: Vec<Arc<File>> = checkpoint.source_files().cloned().collect();
+pub fn build(checkpoint: Checkpoint) -> Result<VirtualFile, VirtualFileError> {
+    let files: Vec<Arc<SourceFile>> = checkpoint.source_files().cloned().collect();
     let Checkpoint { path, origins, mut tensors, metadata, refused, options, .. } = checkpoint;
     if !refused.is_empty() {
         if !options.allow_partial {
-            return Err(Error::from_refused(path, refused));
+            return Err(VirtualFileError::from_refused(path, refused));
         }
         if tensors.is_empty() {
-            return Err(Error::Empty { path });
+            return Err(VirtualFileError::Empty { path });
         }
     }
     tensors.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
@@ -38,7 +40,7 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
         end = end
             .checked_add(tensor.bytes.len())
             .filter(|&end| end <= MAX_DATA_BYTES)
-            .ok_or_else(|| Error::TooLarge { path: path.clone() })?;
+            .ok_or_else(|| VirtualFileError::TooLarge { path: path.clone() })?;
     }
     starts.push(end);
     // Readers ask for it, and a checkpoint that states another keeps it: it is then not torch's.
@@ -49,9 +51,9 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
     if header.max_header_bytes(&metadata) > MAX_HEADER
         && header::encode_header(&tensors, &starts, &metadata).is_none()
     {
-        return Err(Error::HeaderTooLong { path, limit: MAX_HEADER });
+        return Err(VirtualFileError::HeaderTooLong { path, limit: MAX_HEADER });
     }
-    Ok(Image {
+    Ok(VirtualFile {
         tensors: tensors.into(),
         starts: starts.into(),
         origins: origins.into(),
@@ -66,8 +68,8 @@ pub fn build(checkpoint: Checkpoint) -> Result<Image, Error> {
 }
 
 /// What stands before the data of an image that was built.
-pub fn lay_out(file: &Image) -> FileLayout {
-    let Image { tensors, starts, source_files: files, metadata, options, .. } = file;
+pub fn lay_out(file: &VirtualFile) -> FileLayout {
+    let VirtualFile { tensors, starts, source_files: files, metadata, options, .. } = file;
     let header =
         header::encode_header(tensors, starts, metadata).expect("one too long was refused");
     let (piece_starts, pieces) = merge_pieces(tensors, starts, header.len() as u64);
@@ -77,14 +79,14 @@ pub fn lay_out(file: &Image) -> FileLayout {
 }
 
 /// The image of a file as it is.
-pub fn plain(file: Arc<File>) -> Image {
+pub fn plain(file: Arc<SourceFile>) -> VirtualFile {
     let size = file.identity().size;
     let piece = LayoutPiece::Run { origin: OriginId(0), offset: 0 };
     single_piece(piece, Arc::from([]), size, Box::new([file]))
 }
 
 /// The image of a file that is made of no source.
-pub fn from_bytes(bytes: Vec<u8>) -> Image {
+pub fn from_bytes(bytes: Vec<u8>) -> VirtualFile {
     single_piece(LayoutPiece::Header, bytes.into(), 0, Box::default())
 }
 
@@ -92,9 +94,9 @@ fn single_piece(
     piece: LayoutPiece,
     header: Arc<[u8]>,
     data: u64,
-    files: Box<[Arc<File>]>,
-) -> Image {
-    let (layout, options) = (Digest::compute(&header), Options::default());
+    files: Box<[Arc<SourceFile>]>,
+) -> VirtualFile {
+    let (layout, options) = (Digest::compute(&header), ParseOptions::default());
     let written = FileLayout {
         header,
         piece_starts: Box::new([0]),
@@ -102,7 +104,7 @@ fn single_piece(
         layout_hash: layout,
         identity: identity(layout, &files, &options),
     };
-    Image {
+    VirtualFile {
         tensors: Box::default(),
         starts: Box::new([data]),
         origins: files.iter().cloned().map(Origin::File).collect(),
@@ -152,8 +154,8 @@ fn merge_pieces(tensors: &[Tensor], starts: &[u64], data: u64) -> (Box<[u64]>, B
     (piece_starts.into(), pieces.into())
 }
 
-fn identity(layout: Digest, files: &[Arc<File>], options: &Options) -> Digest {
-    let Options { root_key, allow_partial, follow_symlinks } = options;
+fn identity(layout: Digest, files: &[Arc<SourceFile>], options: &ParseOptions) -> Digest {
+    let ParseOptions { root_key, allow_partial, follow_symlinks } = options;
     let mut bytes = vec![LAYOUT_VERSION, u8::from(*allow_partial), u8::from(*follow_symlinks)];
     bytes.extend_from_slice(&layout.0);
     bytes.push(u8::from(root_key.is_some()));

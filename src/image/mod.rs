@@ -1,7 +1,7 @@
 //! The virtual file: a checkpoint laid out as one valid safetensors file.
 //!
-//! In: a [`Checkpoint`]. Out: an [`Image`], an immutable value: header, size, which bytes come from
-//! where ([`Image::segments`]), and two hashes. [`Image::open`] gives a [`Reader`], which holds the
+//! In: a [`Checkpoint`]. Out: an [`VirtualFile`], an immutable value: header, size, which bytes come from
+//! where ([`VirtualFile::segments`]), and two hashes. [`VirtualFile::virtual_file`] gives a [`Reader`], which holds the
 //! sources open and fills any range of the image from any thread.
 //!
 //! The same checkpoint always gives the same image, byte for byte.
@@ -16,12 +16,12 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::checkpoint::{Checkpoint, Options, Origin, OriginId, Tensor};
+use crate::checkpoint::{Checkpoint, Origin, OriginId, ParseOptions, Tensor};
 use crate::source::{self, OpenFile};
 
-pub use error::Error;
+pub use error::VirtualFileError;
 pub use header::DATA_ALIGNMENT_BYTES;
-pub use reader::Reader;
+pub use reader::VirtualFileReader;
 
 /// A hash, shown as 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,17 +35,17 @@ impl fmt::Display for Digest {
 
 /// A checkpoint as one virtual safetensors file.
 #[derive(Debug)]
-pub struct Image {
+pub struct VirtualFile {
     /// In the order of the image.
     tensors: Box<[Tensor]>,
     /// Where each tensor starts, from the start of the data; one more, for the end of the last.
     starts: Box<[u64]>,
     origins: Box<[Origin]>,
-    source_files: Box<[Arc<source::File>]>,
+    source_files: Box<[Arc<source::SourceFile>]>,
     metadata: BTreeMap<String, String>,
     source_has_metadata: bool,
     source_has_format: bool,
-    options: Options,
+    options: ParseOptions,
     /// Written when it is first asked for: who only loads tensors never does.
     file_layout: OnceLock<FileLayout>,
     /// Asked at every opening, and summed over every tensor.
@@ -98,27 +98,27 @@ pub enum SegmentSource {
     },
     /// A tensor that has to be gathered or turned round, from this byte on.
     Tensor {
-        /// Its place in [`Image::tensors`].
+        /// Its place in [`VirtualFile::tensors`].
         index: usize,
         /// From which of its bytes.
         offset: u64,
     },
 }
 
-impl Image {
+impl VirtualFile {
     /// Lays a checkpoint out. Refuses one of which something cannot be shown, unless its options
     /// allow a part.
-    pub fn new(checkpoint: Checkpoint) -> Result<Image, Error> {
+    pub fn new(checkpoint: Checkpoint) -> Result<VirtualFile, VirtualFileError> {
         layout::build(checkpoint)
     }
 
     /// A file as it is, whatever it holds: one piece, and no header and tensors that we know of.
-    pub fn plain(file: Arc<source::File>) -> Image {
+    pub fn plain(file: Arc<source::SourceFile>) -> VirtualFile {
         layout::plain(file)
     }
 
     /// A file of these bytes, which lies in no source: all of it is header.
-    pub fn from_bytes(bytes: Vec<u8>) -> Image {
+    pub fn from_bytes(bytes: Vec<u8>) -> VirtualFile {
         layout::from_bytes(bytes)
     }
 
@@ -151,7 +151,7 @@ impl Image {
         &self.tensors
     }
 
-    /// The part of the file that a tensor takes, by its place in [`Image::tensors`].
+    /// The part of the file that a tensor takes, by its place in [`VirtualFile::tensors`].
     pub fn tensor_range(&self, index: usize) -> Range<u64> {
         let data = self.header_size();
         data + self.starts[index]..data + self.starts[index + 1]
@@ -171,7 +171,7 @@ impl Image {
     }
 
     /// The source files, the index of a set included.
-    pub fn source_files(&self) -> &[Arc<source::File>] {
+    pub fn source_files(&self) -> &[Arc<source::SourceFile>] {
         &self.source_files
     }
 
@@ -216,7 +216,7 @@ impl Image {
         let FileLayout { piece_starts, pieces, .. } = self.file_layout();
         let pieces = size_of_val(&**piece_starts) + size_of_val(&**pieces);
         let unpacked = self.origins.iter().map(|origin| match origin {
-            Origin::File(_) => size_of::<source::File>(),
+            Origin::File(_) => size_of::<source::SourceFile>(),
             Origin::Memory(bytes) => bytes.len(),
         });
         let parts = self.header().len() + tensors + size_of_val(&*self.starts) + pieces;
@@ -252,12 +252,15 @@ impl Image {
     }
 
     /// Opens the sources, and refuses any that is not what was parsed.
-    pub fn open(self: &Arc<Self>) -> Result<Reader, Error> {
-        Reader::new(Arc::clone(self), None)
+    pub fn open(self: &Arc<Self>) -> Result<VirtualFileReader, VirtualFileError> {
+        VirtualFileReader::new(Arc::clone(self), None)
     }
 
     /// The same, where the one file that was parsed may still be open.
-    pub fn open_with_file(self: &Arc<Self>, open_file: Option<OpenFile>) -> Result<Reader, Error> {
-        Reader::new(Arc::clone(self), open_file)
+    pub fn open_with_file(
+        self: &Arc<Self>,
+        open_file: Option<OpenFile>,
+    ) -> Result<VirtualFileReader, VirtualFileError> {
+        VirtualFileReader::new(Arc::clone(self), open_file)
     }
 }

@@ -6,29 +6,29 @@ use std::sync::Arc;
 use crate::checkpoint::{OpenSources, OriginId};
 use crate::source::OpenFile;
 
-use super::{Error, Image, SegmentSource};
+use super::{SegmentSource, VirtualFile, VirtualFileError};
 
 /// An image whose sources are held open.
 ///
 /// Any number of threads read at once; there is no lock. Nothing larger than the request is
 /// allocated, and nothing at all where the bytes lie one after the other.
 #[derive(Debug)]
-pub struct Reader {
-    virtual_file: Arc<Image>,
+pub struct VirtualFileReader {
+    virtual_file: Arc<VirtualFile>,
     sources: OpenSources,
 }
 
-impl Reader {
+impl VirtualFileReader {
     pub(super) fn new(
-        virtual_file: Arc<Image>,
+        virtual_file: Arc<VirtualFile>,
         open_file: Option<OpenFile>,
-    ) -> Result<Reader, Error> {
+    ) -> Result<VirtualFileReader, VirtualFileError> {
         let sources = OpenSources::open(virtual_file.origins(), open_file)?;
-        Ok(Reader { virtual_file, sources })
+        Ok(VirtualFileReader { virtual_file, sources })
     }
 
     /// The image that is read.
-    pub fn virtual_file(&self) -> &Arc<Image> {
+    pub fn virtual_file(&self) -> &Arc<VirtualFile> {
         &self.virtual_file
     }
 
@@ -45,7 +45,7 @@ impl Reader {
     /// Fills `buf` with the image's bytes from `offset`, and says how many there are: fewer than
     /// asked only at the end. If a source changed since it was parsed, this is an error and `buf`
     /// holds nothing of worth.
-    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, VirtualFileError> {
         let end = offset.saturating_add(buf.len() as u64).min(self.virtual_file.size());
         if offset >= end {
             return Ok(0);
@@ -83,12 +83,12 @@ impl Reader {
 
     /// Refuses if anything about any source changed since it was parsed, also what leaves its bytes as
     /// they are: for those who open the image now, and can be given a new one.
-    pub fn check_all_states_unchanged(&self) -> Result<(), Error> {
+    pub fn check_all_states_unchanged(&self) -> Result<(), VirtualFileError> {
         Ok(self.sources.check_all_states_unchanged()?)
     }
 
     /// Refuses if any source changed since it was parsed.
-    pub fn check_all_unchanged(&self) -> Result<(), Error> {
+    pub fn check_all_unchanged(&self) -> Result<(), VirtualFileError> {
         Ok(self.sources.check_all_unchanged()?)
     }
 }

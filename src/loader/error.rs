@@ -14,10 +14,10 @@ pub enum LoadError {
     View(#[from] view::ViewError),
     /// It cannot be laid out.
     #[error(transparent)]
-    VirtualFile(#[from] image::Error),
+    VirtualFile(#[from] image::VirtualFileError),
     /// Its files cannot be read, or changed.
     #[error(transparent)]
-    Source(#[from] source::Error),
+    Source(#[from] source::SourceError),
     /// There is no tensor of that name.
     #[error("{path}: has no tensor {name:?}{}", near.as_ref().map_or(String::new(), |near| format!("; there is {near:?}")))]
     UnknownTensor {

@@ -176,7 +176,7 @@ impl LoadSource<'_> {
         stage: &S,
         range: Range<u64>,
         pieces: &mut [(u64, T)],
-        read: impl Fn(&mut [u8], u64) -> Result<(), source::Error>,
+        read: impl Fn(&mut [u8], u64) -> Result<(), source::SourceError>,
     ) -> Result<(), LoadError> {
         if let Some(pieces) = in_place_targets::<T, S>(pieces) {
             return Ok(pieces.into_iter().try_for_each(|(at, piece)| read(piece, at))?);

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
 use crate::checkpoint::{AxisSlice, Format, NameIndex, Tensor};
-use crate::image::{Image, Reader};
+use crate::image::{VirtualFile, VirtualFileReader};
 use crate::source::ReadStrategy;
 
 use super::execute::{self, BUFFER_BYTES, ByteTally, Concurrency, LoadSource};
@@ -24,7 +24,7 @@ pub struct OpenCheckpoint {
     format: Format,
     route: Route,
     notes: Vec<String>,
-    reader: Reader,
+    reader: VirtualFileReader,
     strategies: Box<[Option<ReadStrategy>]>,
     buffers: BufferPool,
     maps: FileMappings,
@@ -37,7 +37,7 @@ impl OpenCheckpoint {
         path: &Path,
         format: Format,
         notes: Vec<String>,
-        reader: Reader,
+        reader: VirtualFileReader,
         route: Route,
         options: &LoadOptions,
     ) -> OpenCheckpoint {
@@ -86,7 +86,7 @@ impl OpenCheckpoint {
     }
 
     /// The checkpoint as one safetensors file.
-    pub fn virtual_file(&self) -> &Image {
+    pub fn virtual_file(&self) -> &VirtualFile {
         self.reader.virtual_file()
     }
 
@@ -184,7 +184,7 @@ impl OpenCheckpoint {
         Ok(self.maps.map(self.reader.sources(), tensor)?)
     }
 
-    /// Whether [`Opened::map`] asks no other program or machine whether the file is what it was.
+    /// Whether [`OpenCheckpoint::map`] asks no other program or machine whether the file is what it was.
     pub fn maps_without_waiting(&self, tensor: &Tensor) -> bool {
         self.is_local() || self.maps.is_mapped(tensor)
     }

@@ -77,7 +77,7 @@ impl FileMappings {
         &self,
         sources: &OpenSources,
         tensor: &Tensor,
-    ) -> Result<Result<MappedTensor, MapRefusal>, source::Error> {
+    ) -> Result<Result<MappedTensor, MapRefusal>, source::SourceError> {
         let TensorBytes::Run(run) = &tensor.bytes else {
             return Ok(Err(MapRefusal::NotContiguous));
         };
@@ -99,7 +99,10 @@ impl FileMappings {
         // What was parsed lies within the file's size, which is the mapping's.
         let (start, len) = (run.offset as usize, run.len as usize);
         if start.checked_add(len).is_none_or(|end| end > map.len()) {
-            return Err(source::Error::Truncated { path: file.file().path(), offset: run.offset });
+            return Err(source::SourceError::Truncated {
+                path: file.file().path(),
+                offset: run.offset,
+            });
         }
         Ok(Ok(MappedTensor { map: Arc::clone(map), start, len }))
     }

@@ -1,7 +1,7 @@
 //! Loads tensors from a checkpoint straight into memory, whatever its format, mounted or not.
 //!
 //! In: a path: a checkpoint, a directory that holds one, the name that a mount would show, or a file of
-//! a mount. Out: an [`Opened`], which loads whole tensors, parts of them, or many at once; [`load_many`] loads those of several. A file of a
+//! a mount. Out: an [`OpenCheckpoint`], which loads whole tensors, parts of them, or many at once; [`load_many`] loads those of several. A file of a
 //! mount is not read through it but from where its bytes lie, if that can be seen and is the same.
 //!
 //! ```no_run
@@ -59,7 +59,7 @@ pub(crate) use sink::Sink;
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
     /// How it is parsed.
-    pub parse: checkpoint::Options,
+    pub parse: checkpoint::ParseOptions,
     /// Threads that read at once; by default as many as keep a fast disk busy.
     pub threads: Option<NonZeroUsize>,
     /// Bytes that reading may hold besides what it reads into; a buffer at the least, and as many
@@ -151,8 +151,8 @@ pub fn open(path: &Path) -> Result<OpenCheckpoint, LoadError> {
     LoadOptions::default().open(path)
 }
 
-impl From<checkpoint::Error> for LoadError {
-    fn from(error: checkpoint::Error) -> Self {
+impl From<checkpoint::CheckpointError> for LoadError {
+    fn from(error: checkpoint::CheckpointError) -> Self {
         LoadError::View(view::ViewError::Checkpoint(error))
     }
 }

@@ -135,7 +135,7 @@ impl<S> ExtentReader<'_, S> {
         &self,
         range: &Range<u64>,
         pieces: &mut [(u64, T)],
-        read: impl FnOnce(&mut [u8], Range<u64>) -> Result<Option<ReadMode>, source::Error>,
+        read: impl FnOnce(&mut [u8], Range<u64>) -> Result<Option<ReadMode>, source::SourceError>,
     ) -> Result<Option<ReadMode>, LoadError>
     where
         S: Sink<T>,

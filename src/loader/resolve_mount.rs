@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use rustix::fs::Stat;
 
-use crate::checkpoint::{self, CandidateFiles, Checkpoint, DefaultChoice, Options};
-use crate::image::Image;
+use crate::checkpoint::{self, CandidateFiles, Checkpoint, DefaultChoice, ParseOptions};
+use crate::image::VirtualFile;
 use crate::mount_info::{self, MountOrigin};
 use crate::source::{self, LinkPolicy, OpenFile, Root};
 use crate::view;
@@ -19,7 +19,7 @@ use super::{LoadError, Route};
 
 /// A checkpoint that was laid out, and the route to it.
 pub struct ResolvedCheckpoint {
-    pub virtual_file: Image,
+    pub virtual_file: VirtualFile,
     /// Its one file, still open.
     pub open_file: Option<OpenFile>,
     pub format: checkpoint::Format,
@@ -28,7 +28,7 @@ pub struct ResolvedCheckpoint {
 }
 
 /// The checkpoint at a path.
-pub fn resolve(path: &Path, options: &Options) -> Result<ResolvedCheckpoint, LoadError> {
+pub fn resolve(path: &Path, options: &ParseOptions) -> Result<ResolvedCheckpoint, LoadError> {
     // Who wants a dictionary of a pickle does not want what a mount made of it.
     let told = options.root_key.is_none().then(|| mount_origin_of(path)).flatten();
     let route = match told {
@@ -52,7 +52,7 @@ pub fn lay_out(mut checkpoint: Checkpoint, route: Route) -> Result<ResolvedCheck
     let (format, notes) = (checkpoint.format, checkpoint.notes.clone());
     let opened = checkpoint.open_file.take();
     Ok(ResolvedCheckpoint {
-        virtual_file: Image::new(checkpoint)?,
+        virtual_file: VirtualFile::new(checkpoint)?,
         open_file: opened,
         format,
         notes,
@@ -104,7 +104,7 @@ fn open_at_source(file: &Path, told: &MountOrigin) -> Result<ResolvedCheckpoint,
 /// holds open, which may be hidden beneath the mount or have another name by now.
 fn source_roots(
     told: &mount_info::SourceAttribute,
-) -> impl Iterator<Item = Result<Arc<Root>, source::Error>> {
+) -> impl Iterator<Item = Result<Arc<Root>, source::SourceError>> {
     let links =
         if told.options.follow_symlinks { LinkPolicy::Anywhere } else { LinkPolicy::Inside };
     let mount_info::SourceAttribute { source, pid, rootfd, .. } = told.clone();
@@ -119,12 +119,12 @@ fn source_roots(
 
 fn read_source(root: &Arc<Root>, told: &MountOrigin) -> Result<ResolvedCheckpoint, LoadError> {
     let mount_info::SourceAttribute { path, options, .. } = &told.source;
-    let options = Options {
+    let options = ParseOptions {
         root_key: options.root.clone(),
         allow_partial: options.allow_partial,
         follow_symlinks: options.follow_symlinks,
     };
-    let missing = || source::Error::Missing { path: root.path().join(path) };
+    let missing = || source::SourceError::Missing { path: root.path().join(path) };
     let name = path.file_name().ok_or_else(missing)?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let checkpoint = checkpoint::open_by_name(root, folder, name, &options)?;

@@ -25,7 +25,7 @@ pub trait Sink<T>: Sync {
         path: &Path,
         start: u64,
         pieces: &mut [(u64, T)],
-        fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::Error>,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::SourceError>,
     ) -> Result<Option<W>, LoadError>;
 
     /// Reads a stretch of a file without the host's memory, sees that the file is what it was, and hands the pieces
@@ -59,14 +59,14 @@ impl Sink<&mut [u8]> for BufferPool {
         path: &Path,
         start: u64,
         pieces: &mut [(u64, &mut [u8])],
-        fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::Error>,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::SourceError>,
     ) -> Result<Option<W>, LoadError> {
         let done = self.with_buffer(|buffer| {
             let filled = fill(buffer)?;
             if filled.is_some() {
                 copy_out(buffer, start, pieces);
             }
-            Ok::<_, source::Error>(filled)
+            Ok::<_, source::SourceError>(filled)
         });
         Ok(done.map_err(|_| LoadError::OutOfMemory {
             path: path.to_path_buf(),

@@ -1,7 +1,7 @@
 //! Putting a filesystem into the tree, and taking it out again.
 //!
 //! In: a mountpoint and a name. Out: the descriptor of /dev/fuse on which the kernel asks, and an
-//! [`Attached`], which knows its own mount from every other that may come to lie at the same path.
+//! [`AttachedMount`], which knows its own mount from every other that may come to lie at the same path.
 //!
 //! fuser can mount too, but drops the type as root, breaks at commas in names, does not try
 //! fusermount3 where /dev/fuse is not for everyone, and unmounts by path whatever is there.
@@ -18,7 +18,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::mount_info::mountinfo::{self, DeviceNumber, Entry, PathHandle};
+use crate::mount_info::mountinfo::{self, DeviceNumber, MountEntry, PathHandle};
 use crate::threads::lock;
 
 use super::{MountError, fusermount};
@@ -59,7 +59,9 @@ pub fn attach(wanted: &AttachRequest<'_>) -> Result<(OwnedFd, AttachedMount), Mo
     };
     drop(spot);
     match mountinfo::mount_at(&path)? {
-        Some(Entry { id, device, fs_type: kind, .. }) if kind == mountinfo::FILESYSTEM_TYPE => {
+        Some(MountEntry { id, device, fs_type: kind, .. })
+            if kind == mountinfo::FILESYSTEM_TYPE =>
+        {
             let connection = fcntl_dupfd_cloexec(&fd, 3)
                 .map_err(|e| MountError::io(Path::new(FUSE_DEVICE), "keep it open", e))?;
             let connection = Mutex::new(Some(connection));
@@ -154,11 +156,11 @@ impl AttachedMount {
         })
     }
 
-    fn entry(&self) -> Result<Option<Entry>, MountError> {
+    fn entry(&self) -> Result<Option<MountEntry>, MountError> {
         if !self.is_connected() {
             return Ok(None);
         }
-        let is_this = |entry: &Entry| entry.id == self.id && entry.device == self.device;
+        let is_this = |entry: &MountEntry| entry.id == self.id && entry.device == self.device;
         Ok(mountinfo::mounts()?.into_iter().find(is_this))
     }
 

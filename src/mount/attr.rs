@@ -78,28 +78,30 @@ pub fn view_errno(error: &view::ViewError) -> Errno {
     match error {
         view::ViewError::Source(error) => source_errno(error),
         view::ViewError::VirtualFile(error) => virtual_file_errno(error),
-        view::ViewError::Checkpoint(checkpoint::Error::Source(error)) => source_errno(error),
+        view::ViewError::Checkpoint(checkpoint::CheckpointError::Source(error)) => {
+            source_errno(error)
+        }
         view::ViewError::Checkpoint(_)
         | view::ViewError::Refused(_)
         | view::ViewError::KeepsChanging { .. } => Errno::EIO,
     }
 }
 
-pub fn virtual_file_errno(error: &image::Error) -> Errno {
+pub fn virtual_file_errno(error: &image::VirtualFileError) -> Errno {
     match error {
-        image::Error::Source(error) => source_errno(error),
+        image::VirtualFileError::Source(error) => source_errno(error),
         _ => Errno::EIO,
     }
 }
 
-pub fn source_errno(error: &source::Error) -> Errno {
+pub fn source_errno(error: &source::SourceError) -> Errno {
     match error {
-        source::Error::Missing { .. } | source::Error::Dangling { .. } => Errno::ENOENT,
-        source::Error::OutsideRoot { .. } => Errno::EACCES,
-        source::Error::NotAFile { .. } | source::Error::Changed { .. } => Errno::EIO,
-        source::Error::Truncated { .. } => Errno::EIO,
-        source::Error::StaleMount { .. } => Errno::ENOTCONN,
-        source::Error::Io { source, .. } => {
+        source::SourceError::Missing { .. } | source::SourceError::Dangling { .. } => Errno::ENOENT,
+        source::SourceError::OutsideRoot { .. } => Errno::EACCES,
+        source::SourceError::NotAFile { .. } | source::SourceError::Changed { .. } => Errno::EIO,
+        source::SourceError::Truncated { .. } => Errno::EIO,
+        source::SourceError::StaleMount { .. } => Errno::ENOTCONN,
+        source::SourceError::Io { source, .. } => {
             source.raw_os_error().map_or(Errno::EIO, Errno::from_i32)
         }
     }
@@ -115,16 +117,16 @@ pub fn is_stale(error: &view::ViewError) -> bool {
 pub fn open_errno(error: &view::ViewError) -> Errno {
     let source = match error {
         view::ViewError::Source(error)
-        | view::ViewError::VirtualFile(image::Error::Source(error))
-        | view::ViewError::Checkpoint(checkpoint::Error::Source(error)) => error,
+        | view::ViewError::VirtualFile(image::VirtualFileError::Source(error))
+        | view::ViewError::Checkpoint(checkpoint::CheckpointError::Source(error)) => error,
         // The name stood for a virtual file when it was looked up.
         view::ViewError::Checkpoint(_) => return Errno::ESTALE,
         error => return view_errno(error),
     };
     match source {
-        source::Error::Missing { .. }
-        | source::Error::Changed { .. }
-        | source::Error::Truncated { .. } => Errno::ESTALE,
+        source::SourceError::Missing { .. }
+        | source::SourceError::Changed { .. }
+        | source::SourceError::Truncated { .. } => Errno::ESTALE,
         error => source_errno(error),
     }
 }

@@ -13,7 +13,7 @@ pub enum MountError {
     View(#[from] crate::view::ViewError),
     /// The one file that was to be shown is no checkpoint.
     #[error(transparent)]
-    NoCheckpoint(#[from] crate::checkpoint::Error),
+    NoCheckpoint(#[from] crate::checkpoint::CheckpointError),
     /// Nothing has that name.
     #[error("{path}: no such file or directory")]
     Missing {
@@ -132,13 +132,13 @@ pub enum MountError {
     },
 }
 
-impl From<crate::source::Error> for MountError {
-    fn from(error: crate::source::Error) -> Self {
+impl From<crate::source::SourceError> for MountError {
+    fn from(error: crate::source::SourceError) -> Self {
         match error {
-            crate::source::Error::Io { path, action, source } => {
+            crate::source::SourceError::Io { path, action, source } => {
                 MountError::io(&path, action, source)
             }
-            crate::source::Error::Missing { path } => MountError::Missing { path },
+            crate::source::SourceError::Missing { path } => MountError::Missing { path },
             error => MountError::View(error.into()),
         }
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use fuser::{BackingId, Errno, FopenFlags, ReplyOpen};
 
 use crate::cache::{Cache, CachedFile};
-use crate::image::Image;
+use crate::image::VirtualFile;
 use crate::source::{self, FileState, OpenFile};
 use crate::threads::lock;
 use crate::view::{self, View};
@@ -161,7 +161,7 @@ impl HandleTable {
         let identity = file.file().identity();
         if (identity.dev, identity.ino) != (node.attributes.dev, node.attributes.ino) {
             let path = file.file().path();
-            return Err(source::Error::Changed { path }.into());
+            return Err(source::SourceError::Changed { path }.into());
         }
         Ok(PreparedOpen::File(file))
     }
@@ -246,7 +246,7 @@ impl HandleTable {
         if let Some(known) = known.filter(is_of_it) {
             return Ok(known);
         }
-        let image = Arc::new(Image::plain(Arc::clone(file.file())));
+        let image = Arc::new(VirtualFile::plain(Arc::clone(file.file())));
         let served = self.cache.open(Arc::new(image.open()?));
         lock(&self.cached_sources).insert(number, Arc::downgrade(&served));
         Ok(served)

@@ -1,10 +1,10 @@
 //! Asking a mount whether it answers, without ever waiting for it longer than we want.
 //!
-//! In: the path of a mount of ours. Out: an [`Answer`], within the time that was given.
+//! In: the path of a mount of ours. Out: an [`Liveness`], within the time that was given.
 //!
 //! A thread whose question a stuck daemon has taken up cannot be killed, and a process with such a
 //! thread cannot end. So the command asks by a child process, which can be left behind
-//! ([`ask_by_process`]); other programs that use the library ask by a thread.
+//! ([`probe_by_process`]); other programs that use the library ask by a thread.
 
 use std::io::Read;
 use std::path::Path;
@@ -40,13 +40,13 @@ pub struct LivenessProbe {
     child: Option<Child>,
 }
 
-/// The first argument of a child process that asks; see [`answer_as_child`].
+/// The first argument of a child process that asks; see [`run_probe_command`].
 pub const PROBE_COMMAND: &str = "__ask-a-mount";
 
 static USES_PROCESSES: OnceLock<()> = OnceLock::new();
 
 /// From now on, questions are asked by child processes: this very command ([`respawn`]) with the
-/// arguments [`CHILD`] and the path, which must call [`answer_as_child`] then.
+/// arguments [`PROBE_COMMAND`] and the path, which must call [`run_probe_command`] then.
 pub fn probe_by_process() {
     // Saying it twice changes nothing.
     let _ = USES_PROCESSES.set(());

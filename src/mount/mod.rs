@@ -1,6 +1,6 @@
 //! The mount: a checkpoint, or a directory of them, as files that any program reads.
 //!
-//! In: [`Options`]. Out: a [`Mounted`] that answers the kernel from threads of its own until it is
+//! In: [`MountOptions`]. Out: a [`AlreadyMounted`] that answers the kernel from threads of its own until it is
 //! unmounted. Around it: [`attach`]ing to the tree, asking a mount whether it
 //! lives ([`liveness`], [`stuck_paths`]), taking dead ones away ([`stale_mounts`]), and the numbers of a mount ([`stats`]).
 
@@ -64,13 +64,13 @@ pub struct MountOptions {
     pub uid: Option<u32>,
     /// The group that files show, instead of their own. Root only.
     pub gid: Option<u32>,
-    /// What all caches together may hold, in bytes, [`LEAST_MEMORY`] at the least; `None` is the
+    /// What all caches together may hold, in bytes, [`MIN_MEMORY_BYTES`] at the least; `None` is the
     /// default budget.
     pub memory: Option<u64>,
-    /// Threads that answer the kernel; [`MOST_THREADS`] at the most.
+    /// Threads that answer the kernel; [`MAX_THREADS`] at the most.
     pub threads: Option<usize>,
     /// The largest window that is read ahead of one reader, in bytes: 0 for none, or
-    /// [`LEAST_READAHEAD`] at the least.
+    /// [`MIN_READAHEAD_BYTES`] at the least.
     pub readahead: Option<u64>,
     /// Leave reading of unchanged files to the kernel itself, where it can.
     pub passthrough: bool,
@@ -84,7 +84,7 @@ pub struct MountOptions {
     /// Names (globs) that are never shown as images.
     pub keep: KeepRules,
     /// How checkpoints are read.
-    pub checkpoint: checkpoint::Options,
+    pub checkpoint: checkpoint::ParseOptions,
 }
 
 impl MountOptions {
@@ -104,7 +104,7 @@ impl MountOptions {
             nonempty: false,
             show_originals: false,
             keep: KeepRules::default(),
-            checkpoint: checkpoint::Options::default(),
+            checkpoint: checkpoint::ParseOptions::default(),
         }
     }
 }

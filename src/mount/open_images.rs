@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::cache::{Cache, CachedFile};
-use crate::image::Image;
+use crate::image::VirtualFile;
 use crate::threads::lock;
 use crate::view::{self, ShownFile, View};
 
@@ -43,7 +43,7 @@ struct Footprint {
 }
 
 impl Footprint {
-    fn of(image: &Image) -> Footprint {
+    fn of(image: &VirtualFile) -> Footprint {
         Footprint {
             descriptors: (image.source_files().len() * DESCRIPTORS_PER_FILE) as u64,
             bytes: image.memory_bytes(),

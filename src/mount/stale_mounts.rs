@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::mount_info::mountinfo::{self, Entry, PathHandle};
+use crate::mount_info::mountinfo::{self, MountEntry, PathHandle};
 
 use super::daemon::Daemon;
 use super::liveness::{self, Liveness};
@@ -27,14 +27,14 @@ pub struct HealResult {
     /// How many dead mounts were taken away.
     pub removed_count: usize,
     /// The mount of ours that shows there now, and what it answers.
-    pub remaining: Option<(Entry, Liveness)>,
+    pub remaining: Option<(MountEntry, Liveness)>,
 }
 
 /// Takes away the mounts of ours at a path whose daemons are gone.
 pub fn heal(path: &Path) -> Result<HealResult, MountError> {
     for dead in 0..MAX_STACKED_MOUNTS {
         let spot = PathHandle::open(path)?;
-        let shows = |entry: &Entry| entry.is_ckptfs() && entry.mountpoint == spot.path();
+        let shows = |entry: &MountEntry| entry.is_ckptfs() && entry.mountpoint == spot.path();
         let Some(entry) = spot.mount_entry()?.filter(shows) else {
             return Ok(HealResult { removed_count: dead, remaining: None });
         };
@@ -112,7 +112,7 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<UnmountResult, MountError> {
     Ok(UnmountResult { path: entry.mountpoint, server: served })
 }
 
-fn detach(path: &Path, entry: &Entry) -> Result<(), MountError> {
+fn detach(path: &Path, entry: &MountEntry) -> Result<(), MountError> {
     let spot = PathHandle::open(path)?;
     if spot.mount_id() != entry.id {
         return Err(not_ours(path)?);
@@ -120,7 +120,7 @@ fn detach(path: &Path, entry: &Entry) -> Result<(), MountError> {
     attach::detach(&spot)
 }
 
-fn is_mounted(entry: &Entry) -> Result<bool, MountError> {
+fn is_mounted(entry: &MountEntry) -> Result<bool, MountError> {
     let mut all = mountinfo::mounts()?.into_iter();
     Ok(all.any(|other| (other.id, other.device) == (entry.id, entry.device)))
 }

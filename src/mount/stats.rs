@@ -1,6 +1,6 @@
 //! The numbers of a mount, as its root's attribute `user.ckptfs.stats` gives them in JSON.
 //!
-//! Out: [`Stats`]: for `ckptfs status`, the metrics page, and the loader. Fields are added, never
+//! Out: [`MountStats`]: for `ckptfs status`, the metrics page, and the loader. Fields are added, never
 //! changed in meaning; a reader ignores what it does not know.
 
 use std::path::PathBuf;

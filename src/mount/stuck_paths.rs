@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rustix::fs::{CWD, readlinkat};
 
-use crate::mount_info::mountinfo::{self, Entry, PathHandle};
+use crate::mount_info::mountinfo::{self, MountEntry, PathHandle};
 use crate::source;
 
 use super::MountError;
@@ -88,7 +88,7 @@ fn push_components(rest: &mut Vec<OsString>, path: &Path) {
 /// into: each by its name, with what is wrong.
 pub fn unreachable_mounts_in(directory: &Path) -> Vec<(OsString, MountError)> {
     let ours = mountinfo::ckptfs_mounts().unwrap_or_default().into_iter();
-    let shows = |entry: &Entry| {
+    let shows = |entry: &MountEntry| {
         entry.mountpoint.parent() == Some(directory)
             && PathHandle::open(&entry.mountpoint).is_ok_and(|spot| spot.mount_id() == entry.id)
     };
@@ -97,12 +97,15 @@ pub fn unreachable_mounts_in(directory: &Path) -> Vec<(OsString, MountError)> {
         ours.filter(shows).map(|entry| (LivenessProbe::start(&entry.mountpoint), entry)).collect();
     let until = Instant::now() + ANSWER_TIMEOUT;
     let mut wrong = Vec::new();
-    for (mut question, Entry { mountpoint: path, .. }) in asked {
+    for (mut question, MountEntry { mountpoint: path, .. }) in asked {
         let Some(name) = path.file_name().map(OsString::from) else { continue };
         match question.wait(until.saturating_duration_since(Instant::now())) {
             None | Some(Liveness::Silent) => wrong.push((name, MountError::Silent { path })),
             Some(Liveness::Dead) => {
-                wrong.push((name, MountError::View(source::Error::StaleMount { path }.into())));
+                wrong.push((
+                    name,
+                    MountError::View(source::SourceError::StaleMount { path }.into()),
+                ));
             }
             Some(_) => {}
         }

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 
-use crate::mount_info::mountinfo::{self, Entry};
+use crate::mount_info::mountinfo::{self, MountEntry};
 
 /// The filesystem that the kernel serves from one daemon, wherever it is mounted.
 #[derive(Debug)]
 pub struct Superblock {
-    mount: Entry,
+    mount: MountEntry,
     /// Its directory in sysfs, which disappears with it. It must be opened while the mount is there, because the
     /// kernel reuses the number.
     sysfs: Option<OwnedFd>,
@@ -31,7 +31,7 @@ pub struct SuperblockMount {
 
 impl Superblock {
     /// The superblock of a mount that is still there.
-    pub(super) fn of_mount(mount: Entry) -> Superblock {
+    pub(super) fn of_mount(mount: MountEntry) -> Superblock {
         let path = format!("/sys/class/bdi/{}", mount.device);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         // Without sysfs, the state of the superblock stays unknown.

@@ -4,7 +4,8 @@
 use std::ffi::OsStr;
 
 use crate::mount_info::{
-    IDENTITY_XATTR, LAYOUT_XATTR, Options, SOURCE_FORMAT_VERSION, SOURCE_XATTR, SourceAttribute,
+    IDENTITY_XATTR, LAYOUT_XATTR, RecordedOptions, SOURCE_FORMAT_VERSION, SOURCE_XATTR,
+    SourceAttribute,
 };
 
 use super::MountContext;
@@ -46,7 +47,7 @@ fn source_json(context: &MountContext, node: &Inode) -> Option<Vec<u8>> {
         // Another program could not find a path that is no text.
         path: way.to_str()?.into(),
         image,
-        options: Options {
+        options: RecordedOptions {
             root: options.root_key.clone(),
             allow_partial: options.allow_partial,
             follow_symlinks: options.follow_symlinks,

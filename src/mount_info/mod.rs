@@ -1,7 +1,7 @@
 //! Where mounts and loaders meet: what files of a mount say of themselves to programs that know ckptfs,
 //! and the system's [`mountinfo`] of mounts, which says whether they may be believed.
 //!
-//! In: the path of a file. Out: a [`Told`]: where its bytes lie. There is no other way between the two:
+//! In: the path of a file. Out: a [`MountOrigin`]: where its bytes lie. There is no other way between the two:
 //! no socket, no file that could be left behind.
 
 mod may_block;
@@ -23,7 +23,7 @@ pub const LAYOUT_XATTR: &str = "user.ckptfs.layout";
 /// A hash of the sources' states and the options: equal means the same bytes.
 pub const IDENTITY_XATTR: &str = "user.ckptfs.identity";
 
-/// The version of the form of [`Source`].
+/// The version of the form of [`SourceAttribute`].
 pub const SOURCE_FORMAT_VERSION: u32 = 1;
 
 /// The kernel takes no larger attribute.
@@ -43,7 +43,7 @@ pub struct SourceAttribute {
     /// Whether it is made of others, or shown as it is.
     pub image: bool,
     /// How it was read.
-    pub options: Options,
+    pub options: RecordedOptions,
     /// The process that serves the mount.
     pub pid: u32,
     /// Its descriptor of the directory that `path` leads from.
@@ -52,7 +52,7 @@ pub struct SourceAttribute {
 
 /// How a checkpoint was read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Options {
+pub struct RecordedOptions {
     /// The dictionary that is shown.
     pub root: Option<String>,
     /// Whether what cannot be shown is left out.

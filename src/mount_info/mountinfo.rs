@@ -1,6 +1,6 @@
 //! The system's table of mounts: which filesystem shows at which path.
 //!
-//! In: `mountinfo` in `/proc`, and paths. Out: an [`Entry`] for each mount, and a [`Spot`]: what lies
+//! In: `mountinfo` in `/proc`, and paths. Out: an [`ViewEntry`] for each mount, and a [`PathHandle`]: what lies
 //! at a path, found without asking whoever serves it, so that a dead or stuck daemon cannot hold us up.
 
 use std::ffi::{OsStr, OsString};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::source::Error;
+use crate::source::SourceError;
 
 /// How the kernel calls our type: `fuse`, and the subtype that we mount with.
 pub const FILESYSTEM_TYPE: &str = "fuse.ckptfs";
@@ -42,7 +42,7 @@ impl std::fmt::Display for DeviceNumber {
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Entry {
+pub struct MountEntry {
     /// The mount's number, unique among those that are there, and given again when it is gone.
     pub id: u64,
     /// The number of the mount that it lies on.
@@ -61,7 +61,7 @@ pub struct Entry {
     pub options: OsString,
 }
 
-impl Entry {
+impl MountEntry {
     /// Whether it is one of ours.
     pub fn is_ckptfs(&self) -> bool {
         self.fs_type == FILESYSTEM_TYPE
@@ -74,7 +74,7 @@ impl Entry {
     }
 
     /// A line of the table; `None` where it has not the form that the kernel gives it.
-    fn parse(line: &[u8]) -> Option<Entry> {
+    fn parse(line: &[u8]) -> Option<MountEntry> {
         // Exactly one space separates two fields: a field may be empty.
         let mut fields = line.split(|&byte| byte == b' ');
         let number = |field: &[u8]| std::str::from_utf8(field).ok()?.parse().ok();
@@ -90,7 +90,7 @@ impl Entry {
         let kind = unescape(fields.next()?);
         let source = unescape(fields.next()?);
         let options = unescape(fields.next().unwrap_or_default());
-        Some(Entry {
+        Some(MountEntry {
             id,
             parent_id: parent,
             device,
@@ -120,30 +120,30 @@ fn unescape(field: &[u8]) -> OsString {
     OsString::from_vec(bytes)
 }
 
-fn parse_table(text: &[u8]) -> Vec<Entry> {
-    text.split(|&byte| byte == b'\n').filter_map(Entry::parse).collect()
+fn parse_table(text: &[u8]) -> Vec<MountEntry> {
+    text.split(|&byte| byte == b'\n').filter_map(MountEntry::parse).collect()
 }
 
 /// Every mount that this process sees.
-pub fn mounts() -> Result<Vec<Entry>, Error> {
+pub fn mounts() -> Result<Vec<MountEntry>, SourceError> {
     mounts_of_process(Path::new(PROC_SELF))
 }
 
 /// Every mount that a process sees, by its directory in `/proc`.
-pub fn mounts_of_process(process: &Path) -> Result<Vec<Entry>, Error> {
+pub fn mounts_of_process(process: &Path) -> Result<Vec<MountEntry>, SourceError> {
     let table = process.join("mountinfo");
-    let text =
-        std::fs::read(&table).map_err(|e| Error::io(&table, "read the table of mounts", e))?;
+    let text = std::fs::read(&table)
+        .map_err(|e| SourceError::io(&table, "read the table of mounts", e))?;
     Ok(parse_table(&text))
 }
 
 /// The mounts of ours, in the order of the table.
-pub fn ckptfs_mounts() -> Result<Vec<Entry>, Error> {
-    Ok(mounts()?.into_iter().filter(Entry::is_ckptfs).collect())
+pub fn ckptfs_mounts() -> Result<Vec<MountEntry>, SourceError> {
+    Ok(mounts()?.into_iter().filter(MountEntry::is_ckptfs).collect())
 }
 
 /// What shows at a path: the mount whose mountpoint it is, if it is one.
-pub fn mount_at(path: &Path) -> Result<Option<Entry>, Error> {
+pub fn mount_at(path: &Path) -> Result<Option<MountEntry>, SourceError> {
     let spot = PathHandle::open(path)?;
     Ok(spot.mount_entry()?.filter(|entry| entry.mountpoint == spot.path()))
 }
@@ -158,21 +158,21 @@ pub struct PathHandle {
 
 impl PathHandle {
     /// Finds it; links are followed.
-    pub fn open(path: &Path) -> Result<PathHandle, Error> {
+    pub fn open(path: &Path) -> Result<PathHandle, SourceError> {
         // O_PATH resolves names and opens nothing: the last component's filesystem is not asked.
         let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|e| Error::io(path, "find it", e))?;
+            .map_err(|e| SourceError::io(path, "find it", e))?;
         let number = fd.as_raw_fd();
         let real = std::fs::read_link(format!("/proc/self/fd/{number}"))
-            .map_err(|e| Error::io(path, "find its absolute path", e))?;
+            .map_err(|e| SourceError::io(path, "find its absolute path", e))?;
         let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))
-            .map_err(|e| Error::io(path, "find the mount it lies on", e))?;
+            .map_err(|e| SourceError::io(path, "find the mount it lies on", e))?;
         let mount = about
             .lines()
             .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
             .ok_or_else(|| {
                 let missing = std::io::Error::other("the kernel does not tell the mount");
-                Error::io(path, "find the mount it lies on", missing)
+                SourceError::io(path, "find the mount it lies on", missing)
             })?;
         Ok(PathHandle { fd, path: real, mount_id: mount })
     }
@@ -188,7 +188,7 @@ impl PathHandle {
     }
 
     /// The mount it lies on; `None` where that is gone since.
-    pub fn mount_entry(&self) -> Result<Option<Entry>, Error> {
+    pub fn mount_entry(&self) -> Result<Option<MountEntry>, SourceError> {
         Ok(mounts()?.into_iter().find(|entry| entry.id == self.mount_id))
     }
 
@@ -207,8 +207,8 @@ pub fn to_display(text: &OsStr) -> String {
 mod tests {
     use super::*;
 
-    fn entry(line: &str) -> Option<Entry> {
-        Entry::parse(line.as_bytes())
+    fn entry(line: &str) -> Option<MountEntry> {
+        MountEntry::parse(line.as_bytes())
     }
 
     #[test]
@@ -236,7 +236,7 @@ mod tests {
         let named = entry("52 27 0:43 / /m\\040-\\040fuse.ckptfs rw - tmpfs none rw").unwrap();
         assert_eq!(named.mountpoint, Path::new("/m - fuse.ckptfs"));
         assert!(!named.is_ckptfs());
-        let bytes = Entry::parse(b"1 0 8:1 / /\xff\\377\\09 rw - ext4 /dev/sda rw").unwrap();
+        let bytes = MountEntry::parse(b"1 0 8:1 / /\xff\\377\\09 rw - ext4 /dev/sda rw").unwrap();
         assert_eq!(bytes.mountpoint.as_os_str().as_bytes(), b"/\xff\xff\\09");
     }
 
@@ -266,6 +266,6 @@ mod tests {
         assert_eq!(root.mountpoint, Path::new("/"));
         assert!(mount_at(Path::new("/proc/self")).unwrap().is_none());
         assert!(mount_at(Path::new("/proc")).unwrap().unwrap().fs_type == "proc");
-        assert!(matches!(mount_at(Path::new("/nowhere")), Err(Error::Missing { .. })));
+        assert!(matches!(mount_at(Path::new("/nowhere")), Err(SourceError::Missing { .. })));
     }
 }

@@ -18,7 +18,7 @@ use crate::threads::parallel_map;
 
 use super::error::load_exception;
 use super::interruptible::{WaitMode, without_gil};
-use super::tensor::Tensor;
+use super::tensor::PyTensor;
 
 /// So many are opened at once: while one waits for the disk, others are parsed.
 const MAX_CONCURRENT_OPENS: usize = 8;
@@ -34,7 +34,7 @@ pub struct Opened {
 /// The options of a checkpoint, as Python gives them.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-pub struct Options {
+pub struct PyLoadOptions {
     root: Option<String>,
     allow_partial: bool,
     follow_symlinks: bool,
@@ -43,10 +43,12 @@ pub struct Options {
     leave_cache: bool,
 }
 
-impl From<Options> for loader::LoadOptions {
-    fn from(given: Options) -> Self {
-        let Options { root, allow_partial, follow_symlinks, threads, memory, leave_cache } = given;
-        let checkpoint = checkpoint::Options { root_key: root, allow_partial, follow_symlinks };
+impl From<PyLoadOptions> for loader::LoadOptions {
+    fn from(given: PyLoadOptions) -> Self {
+        let PyLoadOptions { root, allow_partial, follow_symlinks, threads, memory, leave_cache } =
+            given;
+        let checkpoint =
+            checkpoint::ParseOptions { root_key: root, allow_partial, follow_symlinks };
         loader::LoadOptions { parse: checkpoint, threads, buffer_bytes: memory, leave_cache }
     }
 }
@@ -55,7 +57,7 @@ impl From<Options> for loader::LoadOptions {
 impl Opened {
     /// Opens what a path leads to.
     #[new]
-    fn new(py: Python<'_>, path: PathBuf, options: Options) -> PyResult<Opened> {
+    fn new(py: Python<'_>, path: PathBuf, options: PyLoadOptions) -> PyResult<Opened> {
         let options = loader::LoadOptions::from(options);
         let never = AtomicBool::new(false);
         let opened = if mount_info::may_block(&path) {
@@ -69,7 +71,7 @@ impl Opened {
 
     /// Opens a checkpoint whose bytes are in memory.
     #[staticmethod]
-    fn of_bytes(py: Python<'_>, bytes: &[u8], options: Options) -> PyResult<Opened> {
+    fn of_bytes(py: Python<'_>, bytes: &[u8], options: PyLoadOptions) -> PyResult<Opened> {
         let options = loader::LoadOptions::from(options);
         Opened::from_result(py, py.detach(|| options.open_bytes(bytes)))
     }
@@ -142,7 +144,7 @@ impl Opened {
     }
 
     /// The tensor of a name.
-    fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
+    fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<PyTensor> {
         let found = self.opened.tensor(name).map_err(|error| load_exception(py, &error))?;
         Ok(self.wrap_tensor(found.clone()))
     }
@@ -173,7 +175,7 @@ impl Opened {
 pub fn open_each<'py>(
     py: Python<'py>,
     paths: Vec<PathBuf>,
-    options: Options,
+    options: PyLoadOptions,
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let options = loader::LoadOptions::from(options);
     let elsewhere = paths.iter().any(|path| mount_info::may_block(path));
@@ -207,8 +209,8 @@ impl Opened {
         places
     }
 
-    fn wrap_tensor(&self, tensor: checkpoint::Tensor) -> Tensor {
-        Tensor { of: Arc::clone(&self.opened), tensor }
+    fn wrap_tensor(&self, tensor: checkpoint::Tensor) -> PyTensor {
+        PyTensor { of: Arc::clone(&self.opened), tensor }
     }
 
     /// Whether what is read is one real safetensors file: then its own header says what stands where.

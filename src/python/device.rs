@@ -16,7 +16,7 @@ use super::error::cuda_exception;
 use super::interruptible::{Stop, WaitMode, without_gil};
 use super::load::{ReportDict, TensorHandle, check_targets, tensor_handle, wait_mode};
 use super::memory::Memory;
-use super::tensor::Tensor;
+use super::tensor::PyTensor;
 
 /// Pinned memory that stays for the next load.
 const MAX_IDLE_PINNED_BYTES: u64 = 64 << 20;
@@ -80,7 +80,7 @@ pub fn is_integrated(py: Python<'_>, ordinal: usize, how: DeviceSettings) -> PyR
 #[allow(clippy::too_many_arguments)]
 pub fn load_to_devices(
     py: Python<'_>,
-    tensors: Vec<PyRef<'_, Tensor>>,
+    tensors: Vec<PyRef<'_, PyTensor>>,
     addresses: Vec<usize>,
     devices: Vec<usize>,
     streams: Vec<(usize, usize)>,
@@ -105,7 +105,7 @@ pub fn load_to_devices(
             #[allow(unsafe_code)]
             Ok(unsafe { device.stream_from_raw(stream) })
         });
-        let users = users.collect::<Result<Vec<CudaStream>, cuda::Error>>()?;
+        let users = users.collect::<Result<Vec<CudaStream>, cuda::CudaError>>()?;
         let places = addresses.into_iter().zip(devices);
         let wanted = tensors.iter().zip(places);
         let wanted = wanted.map(|((checkpoint, tensor), (at, device))| DeviceLoadRequest {
@@ -130,7 +130,7 @@ pub fn load_to_devices(
 #[pyo3(signature = (tensors, device, how, stop=None, threads=None))]
 pub fn load_on_device(
     py: Python<'_>,
-    tensors: Vec<PyRef<'_, Tensor>>,
+    tensors: Vec<PyRef<'_, PyTensor>>,
     device: usize,
     how: DeviceSettings,
     stop: Option<PyRef<'_, Stop>>,

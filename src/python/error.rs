@@ -13,7 +13,7 @@ use crate::{checkpoint, image, source, view};
 
 /// The exception for an error.
 pub fn load_exception(py: Python<'_>, error: &LoadError) -> PyErr {
-    let errno = source_error(error).and_then(source::Error::errno);
+    let errno = source_error(error).and_then(source::SourceError::errno);
     build_exception(
         py,
         error_kind(error),
@@ -25,10 +25,10 @@ pub fn load_exception(py: Python<'_>, error: &LoadError) -> PyErr {
 }
 
 /// The exception for one of a device.
-pub fn cuda_exception(py: Python<'_>, error: &cuda::Error) -> PyErr {
+pub fn cuda_exception(py: Python<'_>, error: &cuda::CudaError) -> PyErr {
     match error {
-        cuda::Error::Load(error) => load_exception(py, error),
-        cuda::Error::OutOfMemory { .. } => {
+        cuda::CudaError::Load(error) => load_exception(py, error),
+        cuda::CudaError::OutOfMemory { .. } => {
             build_exception(py, "memory", error.to_string(), error.remedy(), None, None)
         }
         error => build_exception(py, "refused", error.to_string(), error.remedy(), None, None),
@@ -58,8 +58,8 @@ fn error_kind(error: &LoadError) -> &'static str {
         LoadError::OutOfMemory { .. } => "memory",
         LoadError::Stopped { .. } => "stopped",
         error => match source_error(error) {
-            Some(source::Error::Missing { .. }) => "missing",
-            Some(source::Error::Dangling { .. }) => "dangling",
+            Some(source::SourceError::Missing { .. }) => "missing",
+            Some(source::SourceError::Dangling { .. }) => "dangling",
             Some(error) if error.is_out_of_memory() => "memory",
             Some(error) if error.errno().is_some() => "system",
             _ => "refused",
@@ -67,14 +67,14 @@ fn error_kind(error: &LoadError) -> &'static str {
     }
 }
 
-fn source_error(error: &LoadError) -> Option<&source::Error> {
+fn source_error(error: &LoadError) -> Option<&source::SourceError> {
     match error {
         LoadError::Source(error)
-        | LoadError::VirtualFile(image::Error::Source(error))
+        | LoadError::VirtualFile(image::VirtualFileError::Source(error))
         | LoadError::View(
             view::ViewError::Source(error)
-            | view::ViewError::Checkpoint(checkpoint::Error::Source(error))
-            | view::ViewError::VirtualFile(image::Error::Source(error)),
+            | view::ViewError::Checkpoint(checkpoint::CheckpointError::Source(error))
+            | view::ViewError::VirtualFile(image::VirtualFileError::Source(error)),
         ) => Some(error),
         _ => None,
     }

@@ -16,7 +16,7 @@ use crate::loader::{self, LoadRequest};
 use super::error::load_exception;
 use super::interruptible::{Stop, WaitMode, without_gil};
 use super::memory::Memory;
-use super::tensor::Tensor;
+use super::tensor::PyTensor;
 
 /// What is no larger is read from this machine in less time than a thread for it would cost.
 const MAX_INLINE_BYTES: u64 = 1 << 20;
@@ -73,7 +73,7 @@ impl<'py> IntoPyObject<'py> for ReportDict {
 #[pyo3(signature = (tensors, stop=None, threads=None))]
 pub fn load(
     py: Python<'_>,
-    tensors: Vec<PyRef<'_, Tensor>>,
+    tensors: Vec<PyRef<'_, PyTensor>>,
     stop: Option<PyRef<'_, Stop>>,
     threads: Option<usize>,
 ) -> PyResult<(Vec<Memory>, ReportDict)> {
@@ -96,7 +96,7 @@ pub fn load(
 #[allow(unsafe_code)]
 pub fn load_into(
     py: Python<'_>,
-    tensors: Vec<PyRef<'_, Tensor>>,
+    tensors: Vec<PyRef<'_, PyTensor>>,
     addresses: Vec<usize>,
     stop: Option<PyRef<'_, Stop>>,
 ) -> PyResult<ReportDict> {
@@ -125,7 +125,7 @@ pub fn load_into(
     Ok(ReportDict(done.map_err(|error| load_exception(py, &error))?))
 }
 
-pub fn tensor_handle(tensor: &Tensor) -> TensorHandle {
+pub fn tensor_handle(tensor: &PyTensor) -> TensorHandle {
     (Arc::clone(&tensor.of), tensor.tensor.clone())
 }
 

@@ -42,7 +42,7 @@ mod _ckptfs {
     #[pymodule_export]
     use super::memory::Memory;
     #[pymodule_export]
-    use super::tensor::{Tensor, spread};
+    use super::tensor::{PyTensor, spread};
 
     /// Runs the command line: `args` has the command's name first, and `program` with `before` is what
     /// starts this command again.

@@ -14,18 +14,18 @@ use super::interruptible::{WaitMode, without_gil};
 use super::memory::Memory;
 
 /// What is known of a tensor without reading it.
-#[pyclass(frozen, module = "ckptfs._ckptfs")]
-pub struct Tensor {
+#[pyclass(frozen, name = "Tensor", module = "ckptfs._ckptfs")]
+pub struct PyTensor {
     /// The checkpoint that has it, which stays open as long as this is kept.
     pub of: Arc<loader::OpenCheckpoint>,
     pub tensor: checkpoint::Tensor,
 }
 
 /// All of a stretch, and how a tensor lies in it.
-pub type StridedSpan = (Tensor, Vec<(u64, u64)>, u64);
+pub type StridedSpan = (PyTensor, Vec<(u64, u64)>, u64);
 
 #[pymethods]
-impl Tensor {
+impl PyTensor {
     #[getter]
     fn name(&self) -> &str {
         &self.tensor.name
@@ -58,14 +58,14 @@ impl Tensor {
     }
 
     /// A part of it: of each of its first axes the first step, how many, and from one to the next.
-    fn part(&self, py: Python<'_>, steps: Vec<(u64, u64, u64)>) -> PyResult<Tensor> {
+    fn part(&self, py: Python<'_>, steps: Vec<(u64, u64, u64)>) -> PyResult<PyTensor> {
         let steps: Vec<AxisSlice> = steps
             .into_iter()
             .map(|(start, count, step)| AxisSlice { start, count, step })
             .collect();
         let part =
             self.of.slice_of(&self.tensor, &steps).map_err(|error| load_exception(py, &error))?;
-        Ok(Tensor { of: Arc::clone(&self.of), tensor: part })
+        Ok(PyTensor { of: Arc::clone(&self.of), tensor: part })
     }
 
     /// Its bytes where they lie in their file; or, in words, why they cannot be used there.
@@ -94,7 +94,7 @@ impl Tensor {
 /// and the bytes of a piece. None of which most would be read for nothing.
 #[pyfunction]
 pub fn spread(
-    tensors: Vec<PyRef<'_, Tensor>>,
+    tensors: Vec<PyRef<'_, PyTensor>>,
     short: u64,
     most: u64,
 ) -> BTreeMap<usize, StridedSpan> {
@@ -102,9 +102,9 @@ pub fn spread(
     strided_span.filter_map(|(place, tensor)| Some((place, tensor.spread(short, most)?))).collect()
 }
 
-impl Tensor {
+impl PyTensor {
     fn spread(&self, short: u64, most: u64) -> Option<StridedSpan> {
-        let Tensor { of, tensor } = self;
+        let PyTensor { of, tensor } = self;
         let (all, grid) = tensor.strided_span()?;
         let bits = u64::from(tensor.dtype.bits());
         let is_whole = |bytes: u64| bits >= 8 && (bytes * 8).is_multiple_of(bits);
@@ -113,6 +113,6 @@ impl Tensor {
             && is_whole(grid.piece_bytes)
             && grid.axes.iter().all(|axis| is_whole(axis.stride));
         let axes = grid.axes.iter().map(|axis| (axis.count, axis.stride)).collect();
-        fits.then(|| (Tensor { of: Arc::clone(of), tensor: all }, axes, grid.piece_bytes))
+        fits.then(|| (PyTensor { of: Arc::clone(of), tensor: all }, axes, grid.piece_bytes))
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{Error, File, FileIdentity, OpenFile};
+use super::{FileIdentity, OpenFile, SourceError, SourceFile};
 
 /// What offsets, lengths and buffers must be multiples of: what every disk in use asks for, or more.
 pub const DIRECT_ALIGNMENT_BYTES: usize = 4096;
@@ -16,7 +16,7 @@ pub const DIRECT_ALIGNMENT_BYTES: usize = 4096;
 #[derive(Debug)]
 pub struct DirectFile {
     fd: OwnedFd,
-    file: Arc<File>,
+    file: Arc<SourceFile>,
 }
 
 /// How a direct read went, if not wrong.
@@ -68,7 +68,7 @@ impl DirectFile {
         &self,
         buf: &mut [u8],
         offset: u64,
-    ) -> Result<DirectReadOutcome, Error> {
+    ) -> Result<DirectReadOutcome, SourceError> {
         let wanted =
             self.file.identity().size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let mut done = 0;
@@ -78,10 +78,10 @@ impl DirectFile {
                     done += n
                 }
                 // It ended before its own end.
-                Ok(_) => return Err(Error::Truncated { path: self.file.path(), offset }),
+                Ok(_) => return Err(SourceError::Truncated { path: self.file.path(), offset }),
                 Err(Errno::INTR) => {}
                 Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(DirectReadOutcome::Unsupported),
-                Err(e) => return Err(Error::io(&self.file.path(), "read it", e)),
+                Err(e) => return Err(SourceError::io(&self.file.path(), "read it", e)),
             }
         }
         Ok(DirectReadOutcome::Complete)
@@ -128,6 +128,6 @@ mod tests {
         std::fs::OpenOptions::new().write(true).open(name).unwrap().set_len(5000).unwrap();
         assert!(file.reopen(OFlags::empty()).is_none());
         let mut buf = MmapMut::map_anon(16_384).unwrap();
-        assert!(matches!(direct.read_exact_at(&mut buf, 0), Err(Error::Truncated { .. })));
+        assert!(matches!(direct.read_exact_at(&mut buf, 0), Err(SourceError::Truncated { .. })));
     }
 }

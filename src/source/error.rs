@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 /// A file or directory that cannot be opened or read as it must be.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum SourceError {
     /// Nothing has that name.
     #[error("{path}: no such file or directory")]
     Missing {
@@ -77,53 +77,57 @@ const TOO_MANY_FILES_ERRNO: i32 = Errno::MFILE.raw_os_error();
 
 const WAIT_REMEDY: &str = "wait until the program that writes it is done, then try again";
 
-impl Error {
+impl SourceError {
     /// The file or directory at fault.
     pub fn path(&self) -> &Path {
         match self {
-            Error::Missing { path }
-            | Error::Dangling { path, .. }
-            | Error::NotAFile { path, .. }
-            | Error::OutsideRoot { path, .. }
-            | Error::Changed { path }
-            | Error::Truncated { path, .. }
-            | Error::StaleMount { path }
-            | Error::Io { path, .. } => path,
+            SourceError::Missing { path }
+            | SourceError::Dangling { path, .. }
+            | SourceError::NotAFile { path, .. }
+            | SourceError::OutsideRoot { path, .. }
+            | SourceError::Changed { path }
+            | SourceError::Truncated { path, .. }
+            | SourceError::StaleMount { path }
+            | SourceError::Io { path, .. } => path,
         }
     }
 
     pub(crate) fn io(path: &Path, action: &'static str, source: impl Into<io::Error>) -> Self {
         let path = path.to_path_buf();
         match source.into() {
-            error if error.kind() == io::ErrorKind::NotFound => Error::Missing { path },
+            error if error.kind() == io::ErrorKind::NotFound => SourceError::Missing { path },
             error if error.raw_os_error() == Some(NOT_CONNECTED_ERRNO) => {
-                Error::StaleMount { path }
+                SourceError::StaleMount { path }
             }
-            source => Error::Io { path, action, source },
+            source => SourceError::Io { path, action, source },
         }
     }
 
     /// What the user can do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
-            Error::Missing { .. } => "check the path",
-            Error::Dangling { .. } => "put the file there, or remove the link",
-            Error::NotAFile { .. } => "give a checkpoint file or a directory that holds one",
-            Error::OutsideRoot { .. } => {
+            SourceError::Missing { .. } => "check the path",
+            SourceError::Dangling { .. } => "put the file there, or remove the link",
+            SourceError::NotAFile { .. } => "give a checkpoint file or a directory that holds one",
+            SourceError::OutsideRoot { .. } => {
                 "if you trust where it leads, allow it with --follow-symlinks; otherwise copy the file into the directory"
             }
-            Error::Changed { .. } | Error::Truncated { .. } => WAIT_REMEDY,
-            Error::Io { source, .. } if source.raw_os_error() == Some(STALE_ERRNO) => WAIT_REMEDY,
-            Error::StaleMount { .. } => {
+            SourceError::Changed { .. } | SourceError::Truncated { .. } => WAIT_REMEDY,
+            SourceError::Io { source, .. } if source.raw_os_error() == Some(STALE_ERRNO) => {
+                WAIT_REMEDY
+            }
+            SourceError::StaleMount { .. } => {
                 "take the mount away (ckptfs unmount PATH, or umount for one of another program), or mount again"
             }
-            Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+            SourceError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "ask for read permission on it, or run as its owner"
             }
-            Error::Io { source, .. } if source.raw_os_error() == Some(TOO_MANY_FILES_ERRNO) => {
+            SourceError::Io { source, .. }
+                if source.raw_os_error() == Some(TOO_MANY_FILES_ERRNO) =>
+            {
                 "raise the limit on open files (ulimit -n)"
             }
-            Error::Io { source, .. }
+            SourceError::Io { source, .. }
                 if matches!(
                     Errno::from_io_error(source),
                     Some(Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG)
@@ -131,21 +135,21 @@ impl Error {
             {
                 "check the path"
             }
-            Error::Io { .. } => {
+            SourceError::Io { .. } => {
                 "see whether the disk or the network filesystem that it lies on works (dmesg tells)"
             }
         }
     }
 
-    /// Turns the error into [`Error::Dangling`] if its path is a link to nothing. The path must be one that the
+    /// Turns the error into [`MountError::Dangling`] if its path is a link to nothing. The path must be one that the
     /// user typed, or lie in a directory that the user typed: the link is followed wherever it leads.
-    pub fn or_dangling(self) -> Error {
+    pub fn or_dangling(self) -> SourceError {
         match &self {
-            Error::Missing { path } | Error::OutsideRoot { path, .. } => {
+            SourceError::Missing { path } | SourceError::OutsideRoot { path, .. } => {
                 let target_status = rustix::fs::stat(path).map(|_| ());
                 match (target_status, std::fs::read_link(path)) {
                     (Err(Errno::NOENT), Ok(target)) => {
-                        Error::Dangling { path: path.clone(), target }
+                        SourceError::Dangling { path: path.clone(), target }
                     }
                     _ => self,
                 }
@@ -157,21 +161,23 @@ impl Error {
     /// The `errno` of the system call that failed, if one did.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            Error::Io { source, .. } => source.raw_os_error(),
+            SourceError::Io { source, .. } => source.raw_os_error(),
             _ => None,
         }
     }
 
     /// Whether the system has not as much memory, or as many addresses.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory)
+        matches!(self, SourceError::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory)
     }
 
     /// Whether the checkpoint itself is at fault, rather than the machine.
     pub fn is_refusal(&self) -> bool {
         match self {
-            Error::Missing { .. } | Error::Dangling { .. } | Error::StaleMount { .. } => false,
-            Error::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            SourceError::Missing { .. }
+            | SourceError::Dangling { .. }
+            | SourceError::StaleMount { .. } => false,
+            SourceError::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
             _ => true,
         }
     }

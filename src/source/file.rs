@@ -10,7 +10,7 @@ use rustix::fs::Stat;
 use rustix::io::Errno;
 
 use super::location::FileLocation;
-use super::{Error, ReadAt};
+use super::{ReadAt, SourceError};
 
 /// What tells one state of a file from another. The change time is not part of it: a link, a
 /// rename or a chmod moves it and leaves every byte as it was.
@@ -63,12 +63,12 @@ impl From<&Stat> for FileState {
 }
 
 /// A regular file, as it was when it was first opened. Holds no descriptor.
-pub struct File {
+pub struct SourceFile {
     pub(super) location: FileLocation,
     state: FileState,
 }
 
-impl File {
+impl SourceFile {
     /// The path to show to people.
     pub fn path(&self) -> PathBuf {
         self.location.path()
@@ -85,16 +85,16 @@ impl File {
     }
 
     /// Opens the file again, and refuses one that is not the one that was parsed.
-    pub fn open(self: &Arc<Self>) -> Result<OpenFile, Error> {
+    pub fn open(self: &Arc<Self>) -> Result<OpenFile, SourceError> {
         let (fd, stat) = self.location.open()?;
         if FileIdentity::from(&stat) != self.state.identity {
-            return Err(Error::Changed { path: self.path() });
+            return Err(SourceError::Changed { path: self.path() });
         }
         Ok(OpenFile { fd, file: Arc::clone(self) })
     }
 }
 
-impl fmt::Debug for File {
+impl fmt::Debug for SourceFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("File").field("path", &self.path()).field("state", &self.state).finish()
     }
@@ -104,43 +104,46 @@ impl fmt::Debug for File {
 #[derive(Debug)]
 pub struct OpenFile {
     pub(super) fd: OwnedFd,
-    pub(super) file: Arc<File>,
+    pub(super) file: Arc<SourceFile>,
 }
 
 impl OpenFile {
     /// Opens the regular file that lies at a place.
-    pub(super) fn open(place: FileLocation) -> Result<OpenFile, Error> {
+    pub(super) fn open(place: FileLocation) -> Result<OpenFile, SourceError> {
         let (fd, stat) = place.open()?;
         Ok(OpenFile::new(fd, &stat, place))
     }
 
     pub(super) fn new(fd: OwnedFd, stat: &Stat, place: FileLocation) -> OpenFile {
-        OpenFile { fd, file: Arc::new(File { location: place, state: FileState::from(stat) }) }
+        OpenFile {
+            fd,
+            file: Arc::new(SourceFile { location: place, state: FileState::from(stat) }),
+        }
     }
 
     /// The file at rest.
-    pub fn file(&self) -> &Arc<File> {
+    pub fn file(&self) -> &Arc<SourceFile> {
         &self.file
     }
 
     /// Refuses bytes that were read from a file which has since been written or truncated.
     /// Ask after the read and before the bytes are used.
-    pub fn check_unchanged(&self) -> Result<(), Error> {
+    pub fn check_unchanged(&self) -> Result<(), SourceError> {
         let stat = rustix::fs::fstat(&self.fd)
-            .map_err(|e| Error::io(&self.file.path(), "look at it", e))?;
+            .map_err(|e| SourceError::io(&self.file.path(), "look at it", e))?;
         if FileIdentity::from(&stat) != self.file.state.identity {
-            return Err(Error::Changed { path: self.file.path() });
+            return Err(SourceError::Changed { path: self.file.path() });
         }
         Ok(())
     }
 
     /// Refuses a file about which anything has changed, also what leaves its bytes as they are: who
     /// opens it now can be given a new look.
-    pub fn check_state_unchanged(&self) -> Result<(), Error> {
+    pub fn check_state_unchanged(&self) -> Result<(), SourceError> {
         let stat = rustix::fs::fstat(&self.fd)
-            .map_err(|e| Error::io(&self.file.path(), "look at it", e))?;
+            .map_err(|e| SourceError::io(&self.file.path(), "look at it", e))?;
         if FileState::from(&stat) != self.file.state {
-            return Err(Error::Changed { path: self.file.path() });
+            return Err(SourceError::Changed { path: self.file.path() });
         }
         Ok(())
     }
@@ -152,7 +155,7 @@ impl OpenFile {
     }
 
     /// Fills `buf` as far as the file goes now, whatever it was when it was opened.
-    pub fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Error> {
+    pub fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, SourceError> {
         self.read_available_with(&self.fd, buf, offset)
     }
 
@@ -162,14 +165,14 @@ impl OpenFile {
         fd: &OwnedFd,
         buf: &mut [u8],
         offset: u64,
-    ) -> Result<usize, Error> {
+    ) -> Result<usize, SourceError> {
         let mut done = 0;
         while done < buf.len() {
             match rustix::io::pread(fd, &mut buf[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(n) => done += n,
                 Err(Errno::INTR) => {}
-                Err(e) => return Err(Error::io(&self.file.path(), "read it", e)),
+                Err(e) => return Err(SourceError::io(&self.file.path(), "read it", e)),
             }
         }
         Ok(done)
@@ -181,11 +184,11 @@ impl OpenFile {
         fd: &OwnedFd,
         buf: &mut [u8],
         offset: u64,
-    ) -> Result<(), Error> {
+    ) -> Result<(), SourceError> {
         if self.read_available_with(fd, buf, offset)? < buf.len() {
             // Shorter than its own size: it was truncated under us.
             self.check_unchanged()?;
-            return Err(Error::Truncated { path: self.file.path(), offset });
+            return Err(SourceError::Truncated { path: self.file.path(), offset });
         }
         Ok(())
     }
@@ -193,7 +196,7 @@ impl OpenFile {
     /// The whole file as memory that may be written: what is written stays in this process. Whoever
     /// uses it must bear that a file which is truncated under it ends the process (SIGBUS).
     #[allow(unsafe_code)]
-    pub fn map_private(&self) -> Result<MmapRaw, Error> {
+    pub fn map_private(&self) -> Result<MmapRaw, SourceError> {
         let mut options = MmapOptions::new();
         // Only what is written takes memory of its own, so none is set aside.
         options
@@ -201,7 +204,7 @@ impl OpenFile {
             .len(usize::try_from(self.file.identity().size).unwrap_or(usize::MAX));
         // SAFETY: it is handed out by its address alone, never as a slice that must not change.
         let map = unsafe { options.map_copy(self.fd.as_raw_fd()) };
-        let map = map.map_err(|e| Error::io(&self.file.path(), "map it", e))?;
+        let map = map.map_err(|e| SourceError::io(&self.file.path(), "map it", e))?;
         self.check_unchanged()?;
         Ok(MmapRaw::from(map))
     }
@@ -218,7 +221,7 @@ impl ReadAt for OpenFile {
         self.file.state.identity.size
     }
 
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
         self.read_exact_with(&self.fd, buf, offset)
     }
 }

@@ -40,7 +40,7 @@ const IN_MEMORY_MAGICS: [FsWord; 3] = [
 
 /// What is known of the filesystem of a file.
 #[derive(Clone, Copy, Debug)]
-pub struct Filesystem {
+pub struct FilesystemKind {
     /// The bytes come from this machine's own disk or memory. What cannot be told is taken for remote:
     /// that is slower, and never holds anybody up.
     pub is_local: bool,
@@ -52,9 +52,9 @@ pub struct Filesystem {
 
 impl OpenFile {
     /// What it lies on.
-    pub(super) fn filesystem_kind(&self) -> Filesystem {
+    pub(super) fn filesystem_kind(&self) -> FilesystemKind {
         let kind = fstatfs(self).map(|stat| stat.f_type).ok();
-        Filesystem {
+        FilesystemKind {
             is_local: kind.is_some_and(|kind| !REMOTE_MAGICS.contains(&kind)),
             is_overlay: kind == Some(OVERLAYFS_MAGIC),
             is_in_memory: kind.is_some_and(|kind| IN_MEMORY_MAGICS.contains(&kind)),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
 
-use super::{Error, LinkPolicy, OpenFile, Root};
+use super::{LinkPolicy, OpenFile, Root, SourceError};
 
 /// How a file is opened for reading. What it is was settled before: opening a pipe blocks, and opening a
 /// device can do things.
@@ -34,8 +34,8 @@ impl FileLocation {
     }
 
     /// Opens what is there for reading, if it is a regular file.
-    pub(super) fn open(&self) -> Result<(OwnedFd, Stat), Error> {
-        let look = |e| Error::io(&self.path(), "look at it", e);
+    pub(super) fn open(&self) -> Result<(OwnedFd, Stat), SourceError> {
+        let look = |e| SourceError::io(&self.path(), "look at it", e);
         let stat = match self {
             FileLocation::InRoot { root, path: way, links } => {
                 fstat(root.resolve(way, OFlags::PATH, *links)?).map_err(look)?
@@ -51,21 +51,22 @@ impl FileLocation {
     fn open_checked(
         &self,
         stat: &Stat,
-        open: impl FnOnce() -> Result<OwnedFd, Error>,
-    ) -> Result<(OwnedFd, Stat), Error> {
+        open: impl FnOnce() -> Result<OwnedFd, SourceError>,
+    ) -> Result<(OwnedFd, Stat), SourceError> {
         require_regular(stat, || self.path())?;
         let fd = open()?;
-        let stat = fstat(&fd).map_err(|e| Error::io(&self.path(), "look at it", e))?;
+        let stat = fstat(&fd).map_err(|e| SourceError::io(&self.path(), "look at it", e))?;
         require_regular(&stat, || self.path())?;
         Ok((fd, stat))
     }
 
     /// Opens what is there.
-    pub(super) fn open_with_flags(&self, flags: OFlags) -> Result<OwnedFd, Error> {
+    pub(super) fn open_with_flags(&self, flags: OFlags) -> Result<OwnedFd, SourceError> {
         match self {
             FileLocation::InRoot { root, path: way, links } => root.resolve(way, flags, *links),
             FileLocation::User { path, absolute: whole } => {
-                openat(CWD, whole, flags, Mode::empty()).map_err(|e| Error::io(path, "open it", e))
+                openat(CWD, whole, flags, Mode::empty())
+                    .map_err(|e| SourceError::io(path, "open it", e))
             }
         }
     }
@@ -81,8 +82,8 @@ pub enum UserPath {
 
 impl UserPath {
     /// Opens it, but for a directory.
-    pub fn open(path: &Path) -> Result<UserPath, Error> {
-        let look = |e: Errno| Error::io(path, "look at it", e);
+    pub fn open(path: &Path) -> Result<UserPath, SourceError> {
+        let look = |e: Errno| SourceError::io(path, "look at it", e);
         let stat = statat(CWD, path, AtFlags::empty()).map_err(look)?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             return Ok(UserPath::Directory);
@@ -91,7 +92,8 @@ impl UserPath {
         let place = FileLocation::User { path: path.to_path_buf(), absolute: whole };
         // Not by the whole path, which may be too long, or lead through directories that nobody may pass.
         let open = || {
-            openat(CWD, path, READ_FLAGS, Mode::empty()).map_err(|e| Error::io(path, "open it", e))
+            openat(CWD, path, READ_FLAGS, Mode::empty())
+                .map_err(|e| SourceError::io(path, "open it", e))
         };
         let (fd, stat) = place.open_checked(&stat, open)?;
         Ok(UserPath::File(OpenFile::new(fd, &stat, place)))
@@ -110,9 +112,9 @@ fn describe_kind(kind: FileType) -> &'static str {
     }
 }
 
-fn require_regular(stat: &Stat, path: impl FnOnce() -> PathBuf) -> Result<(), Error> {
+fn require_regular(stat: &Stat, path: impl FnOnce() -> PathBuf) -> Result<(), SourceError> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(()),
-        kind => Err(Error::NotAFile { path: path(), kind: describe_kind(kind) }),
+        kind => Err(SourceError::NotAFile { path: path(), kind: describe_kind(kind) }),
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, makedev};
 
-use super::{Error, FileIdentity, FileState};
+use super::{FileIdentity, FileState, SourceError};
 
 /// What kind of thing a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,13 +77,13 @@ pub struct FileMetadata {
 
 impl FileMetadata {
     /// Of an open file or path.
-    pub(super) fn of_fd(fd: impl AsFd, shown: &Path) -> Result<FileMetadata, Error> {
+    pub(super) fn of_fd(fd: impl AsFd, shown: &Path) -> Result<FileMetadata, SourceError> {
         FileMetadata::statx(fd, AtFlags::EMPTY_PATH, shown)
     }
 
     /// As the system last knew them: a filesystem that would have to ask somebody else, a daemon or
     /// another machine, is not waited for.
-    pub(super) fn cached_of_fd(fd: impl AsFd, shown: &Path) -> Result<FileMetadata, Error> {
+    pub(super) fn cached_of_fd(fd: impl AsFd, shown: &Path) -> Result<FileMetadata, SourceError> {
         FileMetadata::statx(fd, AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, shown)
     }
 
@@ -110,10 +110,10 @@ impl FileMetadata {
         }
     }
 
-    fn statx(fd: impl AsFd, flags: AtFlags, shown: &Path) -> Result<FileMetadata, Error> {
+    fn statx(fd: impl AsFd, flags: AtFlags, shown: &Path) -> Result<FileMetadata, SourceError> {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = rustix::fs::statx(fd, "", flags, wanted)
-            .map_err(|e| Error::io(shown, "look at it", e))?;
+            .map_err(|e| SourceError::io(shown, "look at it", e))?;
         Ok(FileMetadata::from(&stat))
     }
 

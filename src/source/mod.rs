@@ -1,7 +1,7 @@
 //! Bytes on disk: where they are, whether they are still the same, and how to read them.
 //!
 //! In: a path the user typed, or a path found inside a directory they typed.
-//! Out: a [`File`] (where it lies and its [`Identity`], no descriptor held) and, once opened,
+//! Out: a [`FileReport`] (where it lies and its [`FileIdentity`], no descriptor held) and, once opened,
 //! an [`OpenFile`] that reads at any offset from any thread.
 //!
 //! A path that somebody else wrote (an index, a symbolic link) is opened beneath its [`Root`]
@@ -24,8 +24,8 @@ mod settled;
 
 use direct::DirectReadOutcome;
 pub use direct::{DIRECT_ALIGNMENT_BYTES, DirectFile};
-pub use error::Error;
-pub use file::{File, FileIdentity, FileState, OpenFile};
+pub use error::SourceError;
+pub use file::{FileIdentity, FileState, OpenFile, SourceFile};
 pub use location::UserPath;
 pub use metadata::{FileKind, FileMetadata};
 pub use nonresident::{evict, to_whole_pages};
@@ -33,7 +33,7 @@ pub use read_file::FileBytes;
 pub use read_strategy::{ReadMode, ReadStrategy};
 pub use residency::READAHEAD_MARGIN_BYTES;
 use residency::Residency;
-pub use root::{Entry, LinkPolicy, ResolvedPath, Root, is_directory, is_hub_repository};
+pub use root::{DirEntry, LinkPolicy, ResolvedPath, Root, is_directory, is_hub_repository};
 pub use settled::is_past_clock_step;
 
 /// Random access to a fixed number of bytes: a file, or memory.
@@ -41,7 +41,7 @@ pub trait ReadAt: Send + Sync {
     /// How many bytes there are.
     fn size(&self) -> u64;
     /// Fills `buf` from `offset`; anything less than the whole of it is an error.
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error>;
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError>;
 }
 
 impl ReadAt for [u8] {
@@ -49,11 +49,11 @@ impl ReadAt for [u8] {
         self.len() as u64
     }
 
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
         let bytes = usize::try_from(offset)
             .ok()
             .and_then(|start| self.get(start..start.checked_add(buf.len())?))
-            .ok_or_else(|| Error::Truncated { path: "memory".into(), offset })?;
+            .ok_or_else(|| SourceError::Truncated { path: "memory".into(), offset })?;
         buf.copy_from_slice(bytes);
         Ok(())
     }
@@ -64,7 +64,7 @@ impl ReadAt for Vec<u8> {
         self.as_slice().size()
     }
 
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
         self.as_slice().read_exact_at(buf, offset)
     }
 }
@@ -74,7 +74,7 @@ impl ReadAt for std::sync::Arc<[u8]> {
         self.as_ref().size()
     }
 
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
         self.as_ref().read_exact_at(buf, offset)
     }
 }

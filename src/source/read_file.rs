@@ -9,7 +9,7 @@ use memmap2::MmapMut;
 
 use crate::huge_pages;
 
-use super::{Error, OpenFile, ReadAt};
+use super::{OpenFile, ReadAt, SourceError};
 
 /// The bytes of a file.
 pub struct FileBytes {
@@ -33,7 +33,7 @@ impl DerefMut for FileBytes {
 
 impl OpenFile {
     /// All of it, which the caller has seen to be no more than it wants.
-    pub fn read_whole(&self) -> Result<FileBytes, Error> {
+    pub fn read_whole(&self) -> Result<FileBytes, SourceError> {
         let Some(len) = usize::try_from(self.size()).ok().filter(|&len| len > 0) else {
             return Ok(FileBytes { map: None, len: 0 });
         };
@@ -43,7 +43,8 @@ impl OpenFile {
         } else {
             len.next_multiple_of(huge_pages::HUGE_PAGE_BYTES)
         });
-        let mut map = map.map_err(|e| Error::io(&self.file().path(), "have memory for it", e))?;
+        let mut map =
+            map.map_err(|e| SourceError::io(&self.file().path(), "have memory for it", e))?;
         self.read_exact_at(&mut map[..len], 0)?;
         Ok(FileBytes { map: Some(map), len })
     }

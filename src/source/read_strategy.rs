@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::nonresident::uncached_ranges;
-use super::{DirectFile, DirectReadOutcome, Error, OpenFile, ReadAt, Residency};
+use super::{DirectFile, DirectReadOutcome, OpenFile, ReadAt, Residency, SourceError};
 
 /// What is known of reading one file.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl ReadStrategy {
         out: &mut [u8],
         len: usize,
         offset: u64,
-    ) -> Result<ReadMode, Error> {
+    ) -> Result<ReadMode, SourceError> {
         if self.read_direct(file, out, offset)? {
             return Ok(ReadMode::Direct);
         }
@@ -65,7 +65,12 @@ impl ReadStrategy {
     }
 
     /// The same past the page cache, or not at all: whether the filesystem can.
-    pub fn read_direct(&self, file: &OpenFile, out: &mut [u8], offset: u64) -> Result<bool, Error> {
+    pub fn read_direct(
+        &self,
+        file: &OpenFile,
+        out: &mut [u8],
+        offset: u64,
+    ) -> Result<bool, SourceError> {
         let Some(direct) = self.direct_file(file) else { return Ok(false) };
         match direct.read_exact_at(out, offset)? {
             DirectReadOutcome::Complete => {
@@ -80,7 +85,12 @@ impl ReadStrategy {
     }
 
     /// Fills `out`, any memory, from any offset, through the page cache.
-    pub fn read_buffered(&self, file: &OpenFile, out: &mut [u8], offset: u64) -> Result<(), Error> {
+    pub fn read_buffered(
+        &self,
+        file: &OpenFile,
+        out: &mut [u8],
+        offset: u64,
+    ) -> Result<(), SourceError> {
         file.read_exact_at(out, offset)?;
         file.check_unchanged()
     }
@@ -91,7 +101,7 @@ impl ReadStrategy {
         file: &OpenFile,
         out: &mut [u8],
         offset: u64,
-    ) -> Result<(), Error> {
+    ) -> Result<(), SourceError> {
         let Some(quiet) = self.residency.no_readahead_fd(file) else {
             return self.read_buffered(file, out, offset);
         };
@@ -99,7 +109,7 @@ impl ReadStrategy {
         file.check_unchanged()
     }
 
-    /// Whether [`Ways::read`] goes past the page cache, as far as is known.
+    /// Whether [`ReadStrategy::read_aligned`] goes past the page cache, as far as is known.
     pub fn is_direct(&self, file: &OpenFile) -> bool {
         self.direct_file(file).is_some()
     }

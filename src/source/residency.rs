@@ -16,7 +16,7 @@ use rustix::param::page_size;
 use crate::threads::lock;
 
 use super::cachestat::count_cached_pages;
-use super::filesystem::Filesystem;
+use super::filesystem::FilesystemKind;
 use super::{OpenFile, ReadAt};
 
 /// How far beyond a range its file must be in the page cache too, up to its end. A read that comes
@@ -50,7 +50,7 @@ const MISS_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Residency {
     /// What is known of a file just opened that lies on this.
-    pub fn new(filesystem: Filesystem) -> Residency {
+    pub fn new(filesystem: FilesystemKind) -> Residency {
         Residency { is_unreported: filesystem.is_overlay.into(), ..Residency::default() }
     }
 

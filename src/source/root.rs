@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxF
 use rustix::io::Errno;
 
 use super::location::FileLocation;
-use super::{Error, FileKind, FileMetadata, OpenFile, beneath};
+use super::{FileKind, FileMetadata, OpenFile, SourceError, beneath};
 
 /// Whether a folder is called as a hub cache calls a repository's.
 pub fn is_hub_repository(name: &OsStr) -> bool {
@@ -29,7 +29,7 @@ pub enum LinkPolicy {
 
 /// One name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct DirEntry {
     /// The name.
     pub name: OsString,
     /// What it stands for: links are not followed.
@@ -74,9 +74,13 @@ impl Root {
     ///
     /// A snapshot of a hub cache is made of links into `../../blobs`: inside a repository's folder,
     /// `models--org--name`, that folder is the root, so that its own links stay inside.
-    pub fn for_directory(typed: &Path, links: LinkPolicy) -> Result<(Arc<Root>, PathBuf), Error> {
+    pub fn for_directory(
+        typed: &Path,
+        links: LinkPolicy,
+    ) -> Result<(Arc<Root>, PathBuf), SourceError> {
         let typed = if typed.as_os_str().is_empty() { Path::new(".") } else { typed };
-        let real = std::fs::canonicalize(typed).map_err(|e| Error::io(typed, "find it", e))?;
+        let real =
+            std::fs::canonicalize(typed).map_err(|e| SourceError::io(typed, "find it", e))?;
         let in_hub = real.ancestors().skip(1).find(|folder| {
             folder.file_name().is_some_and(is_hub_repository) && folder.join("blobs").is_dir()
         });
@@ -86,7 +90,7 @@ impl Root {
             OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
             Mode::empty(),
         )
-        .map_err(|e| Error::io(path, "open it", e))?;
+        .map_err(|e| SourceError::io(path, "open it", e))?;
         let way = real.strip_prefix(path).unwrap_or(Path::new("")).to_path_buf();
         // What people see is the path as they typed it, unless the root lies above it.
         let shown = if way.as_os_str().is_empty() { typed } else { path };
@@ -110,13 +114,14 @@ impl Root {
         pid: u32,
         descriptor: i32,
         links: LinkPolicy,
-    ) -> Result<Arc<Root>, Error> {
+    ) -> Result<Arc<Root>, SourceError> {
         let held = PathBuf::from(format!("/proc/{pid}/fd/{descriptor}"));
-        let named = |e| Error::io(&held, "open what the daemon has open", e);
+        let named = |e| SourceError::io(&held, "open what the daemon has open", e);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(&held, flags, Mode::empty()).map_err(named)?;
         // The name that it had when it was opened: links within it say that.
-        let real = std::fs::read_link(&held).map_err(|e| Error::io(&held, "find its name", e))?;
+        let real =
+            std::fs::read_link(&held).map_err(|e| SourceError::io(&held, "find its name", e))?;
         let (path, typed, shown_by) = (real.clone(), real.clone(), OnceLock::new());
         Ok(Arc::new(Root {
             dir,
@@ -134,12 +139,12 @@ impl Root {
     }
 
     /// Opens a regular file that somebody other than the user named.
-    pub fn open(self: &Arc<Self>, inside: &Path) -> Result<OpenFile, Error> {
+    pub fn open(self: &Arc<Self>, inside: &Path) -> Result<OpenFile, SourceError> {
         self.open_with_policy(inside, self.link_policy)
     }
 
     /// Opens the regular file whose path the user typed: where its links lead is theirs to say.
-    pub fn open_user_path(self: &Arc<Self>, inside: &Path) -> Result<OpenFile, Error> {
+    pub fn open_user_path(self: &Arc<Self>, inside: &Path) -> Result<OpenFile, SourceError> {
         self.open_with_policy(inside, LinkPolicy::Anywhere)
     }
 
@@ -147,7 +152,7 @@ impl Root {
         self: &Arc<Self>,
         inside: &Path,
         links: LinkPolicy,
-    ) -> Result<OpenFile, Error> {
+    ) -> Result<OpenFile, SourceError> {
         OpenFile::open(FileLocation::InRoot {
             root: Arc::clone(self),
             path: inside.to_path_buf(),
@@ -160,7 +165,7 @@ impl Root {
         inside: &Path,
         flags: OFlags,
         links: LinkPolicy,
-    ) -> Result<OwnedFd, Error> {
+    ) -> Result<OwnedFd, SourceError> {
         let flags = flags | OFlags::CLOEXEC;
         let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
         let open = |path: &Path, resolve| beneath::open(&self.dir, path, flags, resolve);
@@ -170,9 +175,9 @@ impl Root {
             let found = open(inside, ResolveFlags::empty());
             return match found {
                 Ok(fd) if self.is_on_excluded_device(&fd) => {
-                    Err(Error::OutsideRoot { path: shown(), root: self.path.clone() })
+                    Err(SourceError::OutsideRoot { path: shown(), root: self.path.clone() })
                 }
-                found => found.map_err(|e| Error::io(&shown(), "open it", e)),
+                found => found.map_err(|e| SourceError::io(&shown(), "open it", e)),
             };
         }
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -181,7 +186,8 @@ impl Root {
             // An absolute link may still lead to a place inside: follow it by name, then resolve
             // what it leads to beneath the root like any other.
             Err(Errno::XDEV) => {
-                let outside = || Error::OutsideRoot { path: shown(), root: self.path.clone() };
+                let outside =
+                    || SourceError::OutsideRoot { path: shown(), root: self.path.clone() };
                 let way = match (flags.contains(OFlags::NOFOLLOW), inside.file_name()) {
                     (true, Some(name)) => self
                         .follow_links(inside.parent().unwrap_or(Path::new("")))
@@ -193,11 +199,11 @@ impl Root {
                 match beneath::open(&self.dir, &way, flags, beneath) {
                     Ok(fd) => Ok(fd),
                     // It leads inside, and to nothing there.
-                    Err(Errno::NOENT) => Err(Error::Missing { path: shown() }),
+                    Err(Errno::NOENT) => Err(SourceError::Missing { path: shown() }),
                     Err(_) => Err(outside()),
                 }
             }
-            Err(e) => Err(Error::io(&shown(), "open it", e)),
+            Err(e) => Err(SourceError::io(&shown(), "open it", e)),
         }
     }
 
@@ -252,7 +258,7 @@ impl Root {
 
     /// What the system says of what a path stands for, links followed. At the end of a link nobody is
     /// permitted more than by the way that the link stands for.
-    pub fn metadata(&self, inside: &Path) -> Result<FileMetadata, Error> {
+    pub fn metadata(&self, inside: &Path) -> Result<FileMetadata, SourceError> {
         let shown = self.path.join(inside);
         let fd = self.resolve(inside, OFlags::PATH, self.link_policy)?;
         let mut attributes = FileMetadata::of_fd(&fd, &shown)?;
@@ -264,7 +270,7 @@ impl Root {
                 }
                 end => end,
             };
-            let end = end.map_err(|e| Error::io(&shown, "find where it leads", e))?;
+            let end = end.map_err(|e| SourceError::io(&shown, "find where it leads", e))?;
             self.restrict_mode(&mut attributes, &end);
         }
         Ok(attributes)
@@ -305,7 +311,7 @@ impl Root {
 
     /// The same, as the system last knew it: what a listing goes by, so that it waits for no other
     /// filesystem that happens to be mounted in the directory.
-    pub fn cached_metadata(&self, inside: &Path) -> Result<FileMetadata, Error> {
+    pub fn cached_metadata(&self, inside: &Path) -> Result<FileMetadata, SourceError> {
         let fd = self.resolve(inside, OFlags::PATH, self.link_policy)?;
         FileMetadata::cached_of_fd(fd, &self.path.join(inside))
     }
@@ -317,17 +323,17 @@ impl Root {
     }
 
     /// What the system says of the link itself if it is one.
-    pub fn link_metadata(&self, inside: &Path) -> Result<FileMetadata, Error> {
+    pub fn link_metadata(&self, inside: &Path) -> Result<FileMetadata, SourceError> {
         let fd = self.resolve(inside, OFlags::PATH | OFlags::NOFOLLOW, self.link_policy)?;
         FileMetadata::of_fd(fd, &self.path.join(inside))
     }
 
     /// What a link says.
-    pub fn link_target(&self, inside: &Path) -> Result<PathBuf, Error> {
+    pub fn link_target(&self, inside: &Path) -> Result<PathBuf, SourceError> {
         let shown = || self.path.join(inside);
         let fd = self.resolve(inside, OFlags::PATH | OFlags::NOFOLLOW, self.link_policy)?;
         let target = rustix::fs::readlinkat(fd, "", Vec::new())
-            .map_err(|e| Error::io(&shown(), "read the link", e))?;
+            .map_err(|e| SourceError::io(&shown(), "read the link", e))?;
         Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
     }
 
@@ -337,18 +343,19 @@ impl Root {
     }
 
     /// How full the filesystem is that a path lies on.
-    pub fn filesystem_stats(&self) -> Result<rustix::fs::StatVfs, Error> {
-        rustix::fs::fstatvfs(&self.dir).map_err(|e| Error::io(&self.path, "look at its space", e))
+    pub fn filesystem_stats(&self) -> Result<rustix::fs::StatVfs, SourceError> {
+        rustix::fs::fstatvfs(&self.dir)
+            .map_err(|e| SourceError::io(&self.path, "look at its space", e))
     }
 
     /// The names in a directory of this root, sorted.
-    pub fn entries(&self, inside: &Path) -> Result<Vec<Entry>, Error> {
+    pub fn entries(&self, inside: &Path) -> Result<Vec<DirEntry>, SourceError> {
         let shown = self.path.join(inside);
         let fd = self.resolve(inside, OFlags::RDONLY | OFlags::DIRECTORY, self.link_policy)?;
-        let mut dir = Dir::read_from(&fd).map_err(|e| Error::io(&shown, "list it", e))?;
+        let mut dir = Dir::read_from(&fd).map_err(|e| SourceError::io(&shown, "list it", e))?;
         let mut entries = Vec::new();
         for entry in &mut dir {
-            let entry = entry.map_err(|e| Error::io(&shown, "list it", e))?;
+            let entry = entry.map_err(|e| SourceError::io(&shown, "list it", e))?;
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
             if name == "." || name == ".." {
                 continue;
@@ -364,7 +371,7 @@ impl Root {
                 }
                 kind => kind,
             };
-            entries.push(Entry { name: name.to_owned(), kind: kind.into() });
+            entries.push(DirEntry { name: name.to_owned(), kind: kind.into() });
         }
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)
@@ -372,8 +379,8 @@ impl Root {
 
     /// The names of a directory that can be files: regular ones, and links to such or to nothing,
     /// which opening says. Names that are no text cannot be a checkpoint's.
-    pub fn file_names(&self, inside: &Path) -> Result<Vec<String>, Error> {
-        let is_file = |entry: &Entry| match entry.kind {
+    pub fn file_names(&self, inside: &Path) -> Result<Vec<String>, SourceError> {
+        let is_file = |entry: &DirEntry| match entry.kind {
             FileKind::File => true,
             FileKind::Link => {
                 let target = self.cached_metadata(&inside.join(&entry.name));
@@ -398,9 +405,9 @@ impl AsFd for Root {
 }
 
 /// Whether the path names a directory, links followed.
-pub fn is_directory(path: &Path) -> Result<bool, Error> {
+pub fn is_directory(path: &Path) -> Result<bool, SourceError> {
     match rustix::fs::statat(CWD, path, AtFlags::empty()) {
         Ok(stat) => Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory),
-        Err(e) => Err(Error::io(path, "look at it", e)),
+        Err(e) => Err(SourceError::io(path, "look at it", e)),
     }
 }

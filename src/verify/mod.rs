@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::checkpoint::Tensor;
-use crate::image::{Error, Reader};
+use crate::image::{VirtualFileError, VirtualFileReader};
 use crate::threads::{join, try_spawn};
 
 /// Bytes read at a time by each reader.
@@ -61,7 +61,10 @@ pub trait VerifyProgress: Sync {
 }
 
 /// Reads every byte. False if told to stop.
-pub fn read_all(reader: &Reader, progress: &dyn VerifyProgress) -> Result<bool, Error> {
+pub fn read_all(
+    reader: &VirtualFileReader,
+    progress: &dyn VerifyProgress,
+) -> Result<bool, VirtualFileError> {
     let size = reader.virtual_file().size();
     let steps = size.div_ceil(CHUNK_BYTES) as usize;
     in_parallel(
@@ -79,10 +82,10 @@ pub fn read_all(reader: &Reader, progress: &dyn VerifyProgress) -> Result<bool, 
 /// Compares by name, type, shape and bytes. The differences are in the order of the names;
 /// `None` if told to stop.
 pub fn compare(
-    first: &Reader,
-    second: &Reader,
+    first: &VirtualFileReader,
+    second: &VirtualFileReader,
     progress: &dyn VerifyProgress,
-) -> Result<Option<Vec<Difference>>, Error> {
+) -> Result<Option<Vec<Difference>>, VirtualFileError> {
     let mut differences = Vec::new();
     let others: HashMap<&str, usize> = second
         .virtual_file()
@@ -175,8 +178,8 @@ fn in_parallel<B>(
     steps: usize,
     progress: &dyn VerifyProgress,
     buffer: impl Fn() -> B + Sync,
-    work: impl Fn(&mut B, usize) -> Result<(), Error> + Sync,
-) -> Result<bool, Error> {
+    work: impl Fn(&mut B, usize) -> Result<(), VirtualFileError> + Sync,
+) -> Result<bool, VirtualFileError> {
     let next = AtomicUsize::new(0);
     let over = AtomicBool::new(false);
     let one = || {
@@ -196,6 +199,10 @@ fn in_parallel<B>(
         let mut answers = vec![one()];
         answers.extend(others.into_iter().map(join));
         // Each that returned true saw the end of the work; an error of any is the answer.
-        Ok(answers.into_iter().collect::<Result<Vec<bool>, Error>>()?.into_iter().all(|done| done))
+        Ok(answers
+            .into_iter()
+            .collect::<Result<Vec<bool>, VirtualFileError>>()?
+            .into_iter()
+            .all(|done| done))
     })
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::checkpoint::{self, Checkpoint, Format, Options};
-use crate::image::{Digest, Image};
+use crate::checkpoint::{self, Checkpoint, Format, ParseOptions};
+use crate::image::{Digest, VirtualFile};
 use crate::source::{FileKind, FileMetadata, FileState, OpenFile, Root};
 use crate::threads::lock;
 
@@ -92,7 +92,7 @@ pub struct VirtualFileSummary {
     /// The directory's way from the root, and the candidate: to read it again.
     directory: PathBuf,
     plan: VirtualFilePlan,
-    options: Options,
+    options: ParseOptions,
     size: u64,
     /// Bytes of the index that names the image, where there is one.
     index_size: u64,
@@ -103,7 +103,7 @@ pub struct VirtualFileSummary {
     notes: Vec<String>,
     /// Whether every change to its files since they were read shows in their states.
     is_settled: bool,
-    virtual_file: Mutex<Weak<Image>>,
+    virtual_file: Mutex<Weak<VirtualFile>>,
 }
 
 /// A checkpoint that stays as it is.
@@ -341,7 +341,7 @@ fn refusal_for(plan: &VirtualFilePlan, error: &ViewError) -> Refusal {
         remedy: error.remedy().to_owned(),
         is_not_checkpoint: matches!(
             error,
-            ViewError::Checkpoint(checkpoint::Error::NotACheckpoint { .. })
+            ViewError::Checkpoint(checkpoint::CheckpointError::NotACheckpoint { .. })
         ),
     }
 }
@@ -387,13 +387,14 @@ fn read_checkpoint(
     view: &View,
     way: &Path,
     plan: &VirtualFilePlan,
-    options: &Options,
-) -> Result<(Arc<Image>, VirtualFileSummary), ViewError> {
-    let read =
-        |options: &Options| checkpoint::open_candidate(&view.root, way, &plan.candidate, options);
+    options: &ParseOptions,
+) -> Result<(Arc<VirtualFile>, VirtualFileSummary), ViewError> {
+    let read = |options: &ParseOptions| {
+        checkpoint::open_candidate(&view.root, way, &plan.candidate, options)
+    };
     let mut checkpoint = match read(options) {
         // The key is for those that have it.
-        Err(checkpoint::Error::Selection {
+        Err(checkpoint::CheckpointError::Selection {
             fault: checkpoint::ChoiceFault::NoSuchKey { key, .. },
             ..
         }) => {
@@ -408,7 +409,7 @@ fn read_checkpoint(
     let notes = notes.into_iter().chain(left_out).collect();
     let Checkpoint { format, options, .. } = &checkpoint;
     let (format, options) = (*format, options.clone());
-    let image = Arc::new(Image::new(checkpoint)?);
+    let image = Arc::new(VirtualFile::new(checkpoint)?);
     let index_size = match plan.candidate.index_name() {
         Some(_) => virtual_index::index_json(&image, &plan.name).len() as u64,
         None => 0,
@@ -457,7 +458,7 @@ impl ShownFile {
     }
 
     /// The options that it was read with.
-    pub fn options(&self) -> &Options {
+    pub fn options(&self) -> &ParseOptions {
         &self.summary.options
     }
 
@@ -487,17 +488,17 @@ impl ShownFile {
         self.is_index
     }
 
-    pub(super) fn virtual_file(&self, view: &View) -> Result<Arc<Image>, ViewError> {
+    pub(super) fn virtual_file(&self, view: &View) -> Result<Arc<VirtualFile>, ViewError> {
         let image = self.whole_virtual_file(view)?;
         if self.is_index {
             let text = virtual_index::index_json(&image, &self.summary.plan.name);
-            return Ok(Arc::new(Image::from_bytes(text)));
+            return Ok(Arc::new(VirtualFile::from_bytes(text)));
         }
         Ok(image)
     }
 
     /// The image, also of its index.
-    fn whole_virtual_file(&self, view: &View) -> Result<Arc<Image>, ViewError> {
+    fn whole_virtual_file(&self, view: &View) -> Result<Arc<VirtualFile>, ViewError> {
         let facts = &self.summary;
         let known = || {
             lock(&facts.virtual_file).upgrade().or_else(|| view.virtual_files.get(facts.identity))
@@ -508,7 +509,7 @@ impl ShownFile {
         let (image, _) = read_checkpoint(view, &facts.directory, &facts.plan, &facts.options)?;
         if image.identity() != facts.identity {
             let path = view.root.path().join(self.source());
-            return Err(crate::source::Error::Changed { path }.into());
+            return Err(crate::source::SourceError::Changed { path }.into());
         }
         if !facts.is_settled {
             return Ok(image);

@@ -297,7 +297,7 @@ impl DirectoryView {
         let way = self.path.join(name);
         for _ in 0..MAX_READ_TRIES {
             let found = match view.root.link_metadata(&way) {
-                Err(source::Error::Missing { .. }) => return Ok(None),
+                Err(source::SourceError::Missing { .. }) => return Ok(None),
                 found => view.with_change_time(&way, found?),
             };
             if found.kind != FileKind::Link {

@@ -12,13 +12,13 @@ use super::Refusal;
 pub enum ViewError {
     /// The source's own answer.
     #[error(transparent)]
-    Source(#[from] source::Error),
+    Source(#[from] source::SourceError),
     /// A checkpoint that was shown can no longer be read.
     #[error(transparent)]
-    Checkpoint(#[from] checkpoint::Error),
+    Checkpoint(#[from] checkpoint::CheckpointError),
     /// A checkpoint that was shown can no longer be laid out.
     #[error(transparent)]
-    VirtualFile(#[from] image::Error),
+    VirtualFile(#[from] image::VirtualFileError),
     /// The one checkpoint that was asked for cannot be shown.
     #[error("{}", .0.reason)]
     Refused(Arc<Refusal>),

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
 
-use crate::image::{Digest, Image};
+use crate::image::{Digest, VirtualFile};
 use crate::threads::lock;
 
 /// The images that were used last, by their identity.
@@ -16,7 +16,7 @@ pub struct VirtualFileCache {
 
 #[derive(Debug)]
 struct VirtualFileLru {
-    files: LruCache<Digest, Arc<Image>>,
+    files: LruCache<Digest, Arc<VirtualFile>>,
     bytes: u64,
 }
 
@@ -28,11 +28,11 @@ impl VirtualFileCache {
         }
     }
 
-    pub fn get(&self, identity: Digest) -> Option<Arc<Image>> {
+    pub fn get(&self, identity: Digest) -> Option<Arc<VirtualFile>> {
         lock(&self.lru).files.get(&identity).cloned()
     }
 
-    pub fn insert(&self, image: &Arc<Image>) {
+    pub fn insert(&self, image: &Arc<VirtualFile>) {
         let weight = image.memory_bytes();
         if weight > self.limit_bytes {
             return;

@@ -1,6 +1,6 @@
 //! What a directory shows: images in the place of checkpoints, everything else as it is.
 //!
-//! In: a directory of a [`Root`], and [`Options`]. Out: [`Entry`]s by name, and why what is not
+//! In: a directory of a [`Root`], and [`ViewOptions`]. Out: [`ViewEntry`]s by name, and why what is not
 //! shown is hidden, left as it is or refused. Nothing is read before it is asked for; a checkpoint
 //! is parsed once, when its directory is first listed or one of its names looked up, and again when
 //! its files have changed, which every look at it finds out.
@@ -31,7 +31,7 @@ use std::time::SystemTime;
 use lru::LruCache;
 
 use crate::checkpoint;
-use crate::image::Image;
+use crate::image::VirtualFile;
 use crate::source::{self, FileKind, FileMetadata, LinkPolicy, OpenFile, Root};
 use crate::threads::lock;
 
@@ -50,7 +50,7 @@ pub use single_target::open;
 #[derive(Clone, Debug, Default)]
 pub struct ViewOptions {
     /// How checkpoints are read.
-    pub parse: checkpoint::Options,
+    pub parse: checkpoint::ParseOptions,
     /// Keep the originals visible beside their images.
     pub show_originals: bool,
     /// Names that never become an image.
@@ -140,7 +140,7 @@ impl View {
         let links = options.parse.link_policy();
         let is_directory = match source::is_directory(path) {
             // A numbered set is called by a name that no file has.
-            Err(source::Error::Missing { .. }) => false,
+            Err(source::SourceError::Missing { .. }) => false,
             is_directory => is_directory?,
         };
         let (root, base, only) = if is_directory {
@@ -311,7 +311,7 @@ impl View {
     }
 
     /// The image of what was shown: remembered, or made again.
-    pub fn virtual_file(&self, shown: &ShownFile) -> Result<Arc<Image>, ViewError> {
+    pub fn virtual_file(&self, shown: &ShownFile) -> Result<Arc<VirtualFile>, ViewError> {
         shown.virtual_file(self)
     }
 

@@ -41,7 +41,7 @@ pub fn resolve(
     way: &Path,
     name: &OsStr,
     keep: &KeepRules,
-) -> Result<SingleTarget, source::Error> {
+) -> Result<SingleTarget, source::SourceError> {
     let files = |candidate: &Candidate| {
         SingleTarget::Files(candidate.original_names().into_iter().map(OsString::from).collect())
     };
@@ -54,7 +54,7 @@ pub fn resolve(
     }
     match root.open_user_path(&way.join(name)) {
         Ok(_) => Ok(SingleTarget::File(name.to_owned())),
-        Err(missing @ source::Error::Missing { .. }) => {
+        Err(missing @ source::SourceError::Missing { .. }) => {
             find_shown(root, way, name, keep)?.as_ref().map(files).ok_or(missing)
         }
         Err(error) => Err(error),
@@ -67,7 +67,7 @@ pub fn find_shown(
     way: &Path,
     name: &OsStr,
     keep: &KeepRules,
-) -> Result<Option<Candidate>, source::Error> {
+) -> Result<Option<Candidate>, source::SourceError> {
     let taken = root.entries(way)?.into_iter().filter_map(|entry| entry.name.into_string().ok());
     let candidates =
         candidates_by_name(root, way, &root.file_names(way)?, &|name| keep.matches(name));
@@ -76,27 +76,30 @@ pub fn find_shown(
 }
 
 /// The directory that a path leads to, and the name in it.
-pub fn split_parent(path: &Path) -> Result<(&Path, &OsStr), source::Error> {
-    let missing = || source::Error::Missing { path: path.to_path_buf() };
+pub fn split_parent(path: &Path) -> Result<(&Path, &OsStr), source::SourceError> {
+    let missing = || source::SourceError::Missing { path: path.to_path_buf() };
     let name = path.file_name().ok_or_else(missing)?;
     Ok((path.parent().unwrap_or(Path::new("")), name))
 }
 
 /// Reads the checkpoint at a path that the user typed, as [`checkpoint::open`] does, and also by the
 /// name of its image, which is in the view of its directory and nowhere on disk.
-pub fn open(path: &Path, options: &checkpoint::Options) -> Result<Checkpoint, checkpoint::Error> {
+pub fn open(
+    path: &Path,
+    options: &checkpoint::ParseOptions,
+) -> Result<Checkpoint, checkpoint::CheckpointError> {
     open_file_or_shown(path, options).map_err(|error| match error {
-        checkpoint::Error::Source(error) => error.or_dangling().into(),
+        checkpoint::CheckpointError::Source(error) => error.or_dangling().into(),
         error => error,
     })
 }
 
 fn open_file_or_shown(
     path: &Path,
-    options: &checkpoint::Options,
-) -> Result<Checkpoint, checkpoint::Error> {
+    options: &checkpoint::ParseOptions,
+) -> Result<Checkpoint, checkpoint::CheckpointError> {
     match checkpoint::open(path, options) {
-        Err(checkpoint::Error::Source(missing @ source::Error::Missing { .. })) => {
+        Err(checkpoint::CheckpointError::Source(missing @ source::SourceError::Missing { .. })) => {
             let Ok((parent, name)) = split_parent(path) else { return Err(missing.into()) };
             let Ok((root, way)) = Root::for_directory(parent, options.link_policy()) else {
                 return Err(missing.into());

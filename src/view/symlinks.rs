@@ -18,7 +18,7 @@ pub fn link_entry(view: &View, way: &Path, name: &OsStr, link: FileMetadata) -> 
     let target = match root.link_target(&path) {
         Ok(target) => target,
         // So says a mount of ours of a link that leads out of what it shows.
-        Err(source::Error::Io { source, .. })
+        Err(source::SourceError::Io { source, .. })
             if source.kind() == std::io::ErrorKind::PermissionDenied =>
         {
             return Some(ViewEntry::Link(link, None));
@@ -29,7 +29,7 @@ pub fn link_entry(view: &View, way: &Path, name: &OsStr, link: FileMetadata) -> 
     // Where it leads is what counts; nobody is waited for to say more.
     let found = match root.cached_metadata(&path) {
         Ok(found) => Some(found),
-        Err(source::Error::OutsideRoot { .. }) => return Some(ViewEntry::Link(link, None)),
+        Err(source::SourceError::OutsideRoot { .. }) => return Some(ViewEntry::Link(link, None)),
         // It leads nowhere, here as there.
         Err(_) => None,
     };

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::image::Image;
+use crate::image::VirtualFile;
 
 use super::build::PlannedFile;
 
@@ -51,7 +51,7 @@ pub fn kept_indexes<'a>(
 }
 
 /// The same image by the same name has the same text.
-pub fn index_json(image: &Image, name: &str) -> Vec<u8> {
+pub fn index_json(image: &VirtualFile, name: &str) -> Vec<u8> {
     let tensors = image.tensors().iter();
     let index = VirtualIndexJson {
         metadata: VirtualIndexMetadata { total_size: image.size() - image.header_size() },

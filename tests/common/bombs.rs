@@ -3,8 +3,8 @@
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ckptfs::checkpoint::{self, Options};
-use ckptfs::image::Image;
+use ckptfs::checkpoint::{self, ParseOptions};
+use ckptfs::image::VirtualFile;
 
 use super::in_bounded_time;
 use super::pickle::*;
@@ -24,10 +24,10 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// Reads a checkpoint with that value as its pickle all the way to an image, and says whether there
 /// is one. It must not take long, nor much memory.
 pub fn is_shown(value: &[u8]) -> bool {
-    is_shown_with(value, Options::default())
+    is_shown_with(value, ParseOptions::default())
 }
 
-pub fn is_shown_with(value: &[u8], options: Options) -> bool {
+pub fn is_shown_with(value: &[u8], options: ParseOptions) -> bool {
     are_shown(&[archive(&checkpoint(&pickle(value)))], options, MEMORY)
 }
 
@@ -35,17 +35,17 @@ pub fn is_shown_with(value: &[u8], options: Options) -> bool {
 pub fn is_shown_packed(value: &[u8], memory: u64) -> bool {
     let mut records = checkpoint(&pickle(value));
     records[0] = Record::deflated("archive/data.pkl", &pickle(value));
-    are_shown(&[archive(&records)], Options::default(), memory)
+    are_shown(&[archive(&records)], ParseOptions::default(), memory)
 }
 
 /// Whether that many copies are shown, parsed concurrently within that much memory.
 pub fn are_shown_together(value: &[u8], times: usize, memory: u64) -> bool {
     let bytes = archive(&checkpoint(&pickle(value)));
-    are_shown(&vec![bytes; times], Options::default(), memory)
+    are_shown(&vec![bytes; times], ParseOptions::default(), memory)
 }
 
 /// Whether all of these files are shown, parsed concurrently within that much memory.
-fn are_shown(files: &[Vec<u8>], options: Options, most: u64) -> bool {
+fn are_shown(files: &[Vec<u8>], options: ParseOptions, most: u64) -> bool {
     assert!(ALONE.try_lock().is_err(), "the test holds `alone`");
     fs::write("/proc/self/clear_refs", "5").expect("the peak can be reset");
     let before = memory("VmRSS:");
@@ -53,7 +53,7 @@ fn are_shown(files: &[Vec<u8>], options: Options, most: u64) -> bool {
     let shown = in_bounded_time(move || {
         let is_shown = |bytes: &[u8]| {
             let parsed = checkpoint::parse_bytes(bytes, "x.pt".as_ref(), &options);
-            parsed.is_ok_and(|parsed| Image::new(parsed).is_ok())
+            parsed.is_ok_and(|parsed| VirtualFile::new(parsed).is_ok())
         };
         std::thread::scope(|scope| {
             let all: Vec<_> = files.iter().map(|bytes| scope.spawn(|| is_shown(bytes))).collect();

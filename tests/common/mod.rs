@@ -29,8 +29,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use ckptfs::checkpoint::{self, Checkpoint, Error, Options, RefusedEntry};
-use ckptfs::image::{Image, Reader};
+use ckptfs::checkpoint::{self, Checkpoint, CheckpointError, ParseOptions, RefusedEntry};
+use ckptfs::image::{VirtualFile, VirtualFileReader};
 
 /// The name of a test of the calling module, as the test's own program takes it after `--exact`.
 macro_rules! test_path {
@@ -46,13 +46,13 @@ pub(crate) use test_path;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Reads bytes as a torch file.
-pub fn torch(bytes: &[u8]) -> Result<Checkpoint, Error> {
-    checkpoint::parse_bytes(bytes, Path::new("x.pt"), &Options::default())
+pub fn torch(bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
+    checkpoint::parse_bytes(bytes, Path::new("x.pt"), &ParseOptions::default())
 }
 
 /// Reads bytes as a safetensors file.
-pub fn safetensors(bytes: &[u8]) -> Result<Checkpoint, Error> {
-    checkpoint::parse_bytes(bytes, Path::new("x.safetensors"), &Options::default())
+pub fn safetensors(bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
+    checkpoint::parse_bytes(bytes, Path::new("x.safetensors"), &ParseOptions::default())
 }
 
 /// The only entry of a checkpoint that is refused.
@@ -63,13 +63,13 @@ pub fn refused(checkpoint: Checkpoint) -> RefusedEntry {
 }
 
 /// The opened image of a checkpoint.
-pub fn reader(checkpoint: Checkpoint) -> Reader {
-    let image = Image::new(checkpoint).expect("an image");
+pub fn reader(checkpoint: Checkpoint) -> VirtualFileReader {
+    let image = VirtualFile::new(checkpoint).expect("an image");
     Arc::new(image).open().expect("unchanged sources")
 }
 
 /// All bytes of an image.
-pub fn whole(reader: &Reader) -> Vec<u8> {
+pub fn whole(reader: &VirtualFileReader) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(reader.virtual_file().size()).expect("a small image")];
     assert_eq!(reader.read_at(&mut bytes, 0).expect("readable"), bytes.len());
     bytes

@@ -3,19 +3,19 @@
 use std::fs;
 use std::path::Path;
 
-use ckptfs::checkpoint::{self, Checkpoint, Error, IndexFault, Options};
+use ckptfs::checkpoint::{self, Checkpoint, CheckpointError, IndexFault, ParseOptions};
 use tempfile::TempDir;
 
 use super::safetensors::valid;
 
 pub const INDEX: &str = "model.safetensors.index.json";
 
-pub fn open(path: &Path) -> Result<Checkpoint, Error> {
-    checkpoint::open(path, &Options::default())
+pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    checkpoint::open(path, &ParseOptions::default())
 }
 
-pub fn open_following(path: &Path) -> Result<Checkpoint, Error> {
-    checkpoint::open(path, &Options { follow_symlinks: true, ..Options::default() })
+pub fn open_following(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    checkpoint::open(path, &ParseOptions { follow_symlinks: true, ..ParseOptions::default() })
 }
 
 pub fn names(checkpoint: &Checkpoint) -> Vec<&str> {
@@ -44,9 +44,9 @@ pub const A: &str = "model-00001-of-00002.safetensors";
 pub const B: &str = "model-00002-of-00002.safetensors";
 
 /// What is wrong with an index.
-pub fn fault(answer: Result<Checkpoint, Error>) -> IndexFault {
+pub fn fault(answer: Result<Checkpoint, CheckpointError>) -> IndexFault {
     match answer.expect_err("refused") {
-        Error::Index { fault, .. } => fault,
+        CheckpointError::Index { fault, .. } => fault,
         other => panic!("refused for another reason: {other}"),
     }
 }

@@ -7,11 +7,11 @@ use std::path::Path;
 
 use crate::common::safetensors::valid;
 use crate::common::shards::{A, B, INDEX, fault, index, names, open, open_following, set};
-use ckptfs::checkpoint::{Checkpoint, Error, IndexFault, Options};
+use ckptfs::checkpoint::{Checkpoint, CheckpointError, IndexFault, ParseOptions};
 use ckptfs::source;
 
-fn is_outside(answer: Result<Checkpoint, Error>) -> bool {
-    matches!(answer, Err(Error::Source(source::Error::OutsideRoot { .. })))
+fn is_outside(answer: Result<Checkpoint, CheckpointError>) -> bool {
+    matches!(answer, Err(CheckpointError::Source(source::SourceError::OutsideRoot { .. })))
 }
 
 #[test]
@@ -77,10 +77,12 @@ fn a_link_to_nothing_is_reported_as_one_wherever_it_leads() {
         symlink(&target, &link).unwrap();
         fs::remove_file(set.path().join(INDEX)).unwrap();
         for follow_symlinks in [false, true] {
-            let options = Options { follow_symlinks, ..Options::default() };
+            let options = ParseOptions { follow_symlinks, ..ParseOptions::default() };
             for path in [set.path(), &link] {
                 let error = ckptfs::view::open(path, &options).unwrap_err();
-                let Error::Source(source::Error::Dangling { path, target: told }) = &error else {
+                let CheckpointError::Source(source::SourceError::Dangling { path, target: told }) =
+                    &error
+                else {
                     panic!("{error}");
                 };
                 assert_eq!((path, told), (&link, &target));

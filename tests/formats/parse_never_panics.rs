@@ -7,8 +7,8 @@ use crate::common;
 use crate::common::pickle::{Tensor, call, dict, global, list, pickle, put, text, tuple};
 use crate::common::zip::{Record, archive, one_tensor};
 use crate::common::{legacy, safetensors::valid};
-use ckptfs::checkpoint::{self, Options};
-use ckptfs::image::Image;
+use ckptfs::checkpoint::{self, ParseOptions};
+use ckptfs::image::VirtualFile;
 use proptest::prelude::*;
 
 /// Images up to this size are read whole and shown to the reference reader; of larger ones, which
@@ -107,11 +107,11 @@ fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
 /// Reads bytes as far as they can be read.
 fn read(bytes: &[u8], name: &str) {
     for allow_partial in [false, true] {
-        let options = Options { allow_partial, ..Options::default() };
+        let options = ParseOptions { allow_partial, ..ParseOptions::default() };
         let Ok(checkpoint) = checkpoint::parse_bytes(bytes, Path::new(name), &options) else {
             continue;
         };
-        let Ok(image) = Image::new(checkpoint) else { continue };
+        let Ok(image) = VirtualFile::new(checkpoint) else { continue };
         let reader = std::sync::Arc::new(image).open().expect("memory does not change");
         let size = reader.virtual_file().size();
         let mut out = vec![0; size.min(READ) as usize];

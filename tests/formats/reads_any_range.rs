@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ckptfs::checkpoint::{self, Options};
-use ckptfs::image::{DATA_ALIGNMENT_BYTES, Image, Reader, SegmentSource};
+use ckptfs::checkpoint::{self, ParseOptions};
+use ckptfs::image::{DATA_ALIGNMENT_BYTES, SegmentSource, VirtualFile, VirtualFileReader};
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use tempfile::TempDir;
@@ -94,12 +94,12 @@ fn save(model: &Model) -> TempDir {
     directory
 }
 
-fn image(path: &Path, options: &Options) -> Arc<Image> {
+fn image(path: &Path, options: &ParseOptions) -> Arc<VirtualFile> {
     let checkpoint = checkpoint::open(path, options).expect("readable");
-    Arc::new(Image::new(checkpoint).expect("an image"))
+    Arc::new(VirtualFile::new(checkpoint).expect("an image"))
 }
 
-fn read(reader: &Reader, start: u64, len: usize) -> Vec<u8> {
+fn read(reader: &VirtualFileReader, start: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0xee; len];
     let read = reader.read_at(&mut bytes, start).expect("readable");
     bytes.truncate(read);
@@ -107,7 +107,7 @@ fn read(reader: &Reader, start: u64, len: usize) -> Vec<u8> {
 }
 
 /// Where each segment's bytes are, taken from the sources by hand.
-fn by_segments(image: &Image, start: u64, end: u64) -> Vec<u8> {
+fn by_segments(image: &VirtualFile, start: u64, end: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut at = start;
     for segment in image.segments(start..end) {
@@ -133,7 +133,7 @@ proptest! {
     #[test]
     fn the_reference_reader_finds_the_original_tensors(model in any_model()) {
         let directory = save(&model);
-        let image = image(directory.path(), &Options::default());
+        let image = image(directory.path(), &ParseOptions::default());
         let whole = common::whole(&image.open().unwrap());
         prop_assert_eq!(image.header_size() % DATA_ALIGNMENT_BYTES as u64, 0);
         let (_, metadata) = SafeTensors::read_metadata(&whole).unwrap();
@@ -158,7 +158,7 @@ proptest! {
         pieces in prop::collection::vec((0.0..1.0f64, 0usize..9000), 1..20),
     ) {
         let directory = save(&model);
-        let image = image(directory.path(), &Options::default());
+        let image = image(directory.path(), &ParseOptions::default());
         let reader = image.open().unwrap();
         let whole = common::whole(&reader);
         let (reader, whole, pieces) = (&reader, &whole, &pieces);
@@ -186,7 +186,7 @@ proptest! {
         model in any_model(), start in 0.0..1.1f64, len in 0u64..9000,
     ) {
         let directory = save(&model);
-        let image = image(directory.path(), &Options::default());
+        let image = image(directory.path(), &ParseOptions::default());
         let reader = image.open().unwrap();
         prop_assert_eq!(by_segments(&image, 0, image.size()), common::whole(&reader));
         let start = (start * image.size() as f64) as u64;
@@ -212,7 +212,7 @@ proptest! {
     #[test]
     fn the_same_checkpoint_is_always_the_same_image(model in any_model()) {
         let (first, second) = (save(&model), save(&model));
-        let plain = Options::default();
+        let plain = ParseOptions::default();
         let before = image(first.path(), &plain);
         let again = image(first.path(), &plain);
         prop_assert_eq!(before.identity(), again.identity());
@@ -226,8 +226,8 @@ proptest! {
         prop_assert_eq!(&bytes, &common::whole(&copy.open().unwrap()));
 
         for options in [
-            Options { allow_partial: true, ..Options::default() },
-            Options { follow_symlinks: true, ..Options::default() },
+            ParseOptions { allow_partial: true, ..ParseOptions::default() },
+            ParseOptions { follow_symlinks: true, ..ParseOptions::default() },
         ] {
             let other = image(first.path(), &options);
             prop_assert_eq!(other.layout_hash(), before.layout_hash());

@@ -6,7 +6,7 @@ use crate::common;
 use crate::common::pickle::*;
 use crate::common::shards::{names, open};
 use crate::common::zip::{archive, checkpoint as records};
-use ckptfs::checkpoint::{self, Error, Options};
+use ckptfs::checkpoint::{self, CheckpointError, ParseOptions};
 
 fn tensor() -> Vec<u8> {
     Tensor::default().bytes()
@@ -20,14 +20,16 @@ fn entries(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
 
 fn is_collision(state: &[u8], root_key: Option<&str>) -> bool {
     let bytes = archive(&records(&pickle(state)));
-    let options = Options {
+    let options = ParseOptions {
         root_key: root_key.map(str::to_owned),
         allow_partial: true,
-        ..Options::default()
+        ..ParseOptions::default()
     };
     let answer = checkpoint::parse_bytes(&bytes, "x.pt".as_ref(), &options);
     match answer {
-        Err(Error::Selection { fault, .. }) => fault.to_string().contains("come to the name"),
+        Err(CheckpointError::Selection { fault, .. }) => {
+            fault.to_string().contains("come to the name")
+        }
         Ok(_) | Err(_) => false,
     }
 }
@@ -71,10 +73,10 @@ fn a_tensor_refused_in_one_shard_and_shown_in_another() {
         let bytes = archive(&records(&pickle(&dict(&[("s", value)]))));
         fs::write(directory.path().join(format!("model-0000{n}-of-00002.bin")), bytes).unwrap();
     }
-    let options = Options { allow_partial: true, ..Options::default() };
+    let options = ParseOptions { allow_partial: true, ..ParseOptions::default() };
     assert!(matches!(
         checkpoint::open(directory.path(), &options),
-        Err(Error::DuplicateTensor { .. })
+        Err(CheckpointError::DuplicateTensor { .. })
     ));
 }
 
@@ -88,7 +90,7 @@ fn a_header_whose_length_looks_like_a_pickle() {
         bytes.resize(8 + len, b' ');
         bytes.push(7);
         let checkpoint =
-            checkpoint::parse_bytes(&bytes, "blob".as_ref(), &Options::default()).unwrap();
+            checkpoint::parse_bytes(&bytes, "blob".as_ref(), &ParseOptions::default()).unwrap();
         assert_eq!(names(&checkpoint), ["a"]);
     }
 }
@@ -104,7 +106,7 @@ fn numbered_sets_that_count_from_zero_and_sets_with_a_file_too_many() {
         let files = numbers.map(|n| format!("m-0000{n}-of-00002.safetensors"));
         let directory = directory_of(&files.each_ref().map(String::as_str));
         match open(directory.path()) {
-            Err(Error::SeveralCheckpoints { names, .. }) => {
+            Err(CheckpointError::SeveralCheckpoints { names, .. }) => {
                 let alone = format!("m-0000{alone}-of-00002.safetensors");
                 assert_eq!(names, [&alone, "m.safetensors"]);
             }
@@ -125,7 +127,7 @@ fn a_numbered_set_that_is_complete_from_zero_and_from_one() {
             let refused = open(path).unwrap_err();
             assert!(refused.is_refusal());
             assert!(
-                matches!(&refused, Error::AmbiguousNumbering { first, last, .. } if *first == files[0] && *last == files[of]),
+                matches!(&refused, CheckpointError::AmbiguousNumbering { first, last, .. } if *first == files[0] && *last == files[of]),
                 "{refused}"
             );
         }
@@ -235,7 +237,7 @@ fn a_set_with_an_index_comes_before_pickles() {
     assert_eq!(found.notes, [note]);
     // A set with an index must have the files that the index names.
     fs::remove_file(directory.path().join("model-00002-of-00002.safetensors")).unwrap();
-    assert!(matches!(open(directory.path()), Err(Error::Index { .. })));
+    assert!(matches!(open(directory.path()), Err(CheckpointError::Index { .. })));
 }
 
 /// But for exactly that.
@@ -263,7 +265,10 @@ fn a_file_beside_anything_else_is_one_of_several() {
     ] {
         let directory = directory_of(files);
         let opened = open(directory.path());
-        assert!(matches!(&opened, Err(Error::SeveralCheckpoints { .. })), "{files:?}: {opened:?}");
+        assert!(
+            matches!(&opened, Err(CheckpointError::SeveralCheckpoints { .. })),
+            "{files:?}: {opened:?}"
+        );
     }
 }
 
@@ -274,7 +279,10 @@ fn an_index_that_names_other_files_makes_several() {
         let index = format!(r#"{{"weight_map": {{"s": "{named}"}}}}"#);
         fs::write(directory.path().join("m.safetensors.index.json"), index).unwrap();
         let opened = open(directory.path());
-        assert!(matches!(&opened, Err(Error::SeveralCheckpoints { .. })), "{named}: {opened:?}");
+        assert!(
+            matches!(&opened, Err(CheckpointError::SeveralCheckpoints { .. })),
+            "{named}: {opened:?}"
+        );
     }
 }
 
@@ -282,7 +290,8 @@ fn an_index_that_names_other_files_makes_several() {
 fn a_set_beside_a_file_of_its_name_can_still_be_named() {
     let set = "m-00001-of-00001.safetensors";
     let directory = directory_of(&[set, "m.safetensors", "n.safetensors"]);
-    let Err(Error::SeveralCheckpoints { names: listed, .. }) = open(directory.path()) else {
+    let Err(CheckpointError::SeveralCheckpoints { names: listed, .. }) = open(directory.path())
+    else {
         panic!("several")
     };
     assert_eq!(listed, ["m-*-of-00001.safetensors", "m.safetensors", "n.safetensors"]);

@@ -3,12 +3,12 @@
 use crate::common;
 use crate::common::pickle::{Tensor, dict, pickle};
 use crate::common::zip::{DEFLATED, Record, archive, checkpoint, floats, one_tensor};
-use ckptfs::checkpoint::{Error, LayoutKind, ZipFault};
+use ckptfs::checkpoint::{CheckpointError, LayoutKind, ZipFault};
 
 /// What is wrong with an archive.
 fn fault(bytes: &[u8]) -> ZipFault {
     match common::torch(bytes).expect_err("refused") {
-        Error::Zip { fault, .. } => fault,
+        CheckpointError::Zip { fault, .. } => fault,
         other => panic!("refused for another reason: {other}"),
     }
 }

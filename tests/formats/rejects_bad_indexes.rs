@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use crate::common;
 use crate::common::safetensors::valid;
 use crate::common::shards::{A, B, INDEX, fault, index, names, open, open_following, set};
-use ckptfs::checkpoint::{self, Error, IndexFault};
+use ckptfs::checkpoint::{self, CheckpointError, IndexFault};
 
 #[test]
 fn a_set_is_shown_whole() {
@@ -43,7 +43,7 @@ fn a_tensor_in_two_shards() {
     let set = set(&[(A, &["a", "b"]), (B, &["b"])], &[("a", A), ("b", B)]);
     let twice = open(set.path()).unwrap_err();
     assert!(
-        matches!(twice, Error::DuplicateTensor { tensor, other, .. } if tensor == "b" && other.ends_with(A))
+        matches!(twice, CheckpointError::DuplicateTensor { tensor, other, .. } if tensor == "b" && other.ends_with(A))
     );
 }
 
@@ -152,7 +152,7 @@ fn numbered_sets_without_an_index() {
     for path in [directory.path(), &typed] {
         let incomplete = open(path).unwrap_err();
         assert!(
-            matches!(&incomplete, Error::IncompleteSet { missing: 1, of: 3, first, .. } if first == "model-00002-of-00003.safetensors"),
+            matches!(&incomplete, CheckpointError::IncompleteSet { missing: 1, of: 3, first, .. } if first == "model-00002-of-00003.safetensors"),
             "{incomplete}"
         );
     }
@@ -168,7 +168,7 @@ fn numbered_sets_without_an_index() {
         directory.path().join("model-00004-of-00003.safetensors"),
     )
     .unwrap();
-    assert!(matches!(open(directory.path()), Err(Error::IncompleteSet { .. })));
+    assert!(matches!(open(directory.path()), Err(CheckpointError::IncompleteSet { .. })));
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn numbered_sets_of_other_lengths_do_not_mix() {
     fs::write(directory.path().join("model-00001-of-00002.safetensors"), valid(&["a"])).unwrap();
     fs::write(directory.path().join("model-00002-of-00003.safetensors"), valid(&["b"])).unwrap();
     assert!(
-        matches!(open(directory.path()), Err(Error::SeveralCheckpoints { names, .. }) if names.len() == 2)
+        matches!(open(directory.path()), Err(CheckpointError::SeveralCheckpoints { names, .. }) if names.len() == 2)
     );
 }
 
@@ -188,7 +188,7 @@ fn a_set_that_says_it_has_more_shards_than_can_be() {
         .unwrap();
     let path = directory.path().to_path_buf();
     let answer = common::in_bounded_time(move || open(&path));
-    assert!(matches!(answer, Err(Error::IncompleteSet { missing: 99_999_998, .. })));
+    assert!(matches!(answer, Err(CheckpointError::IncompleteSet { missing: 99_999_998, .. })));
 }
 
 #[test]
@@ -239,5 +239,7 @@ fn shards_of_which_one_is_bad() {
     let set = set(&[(A, &["a"]), (B, &["c"])], &[("a", A), ("c", B)]);
     let bytes = valid(&["c"]);
     fs::write(set.path().join(B), &bytes[..bytes.len() - 1]).unwrap();
-    assert!(matches!(open(set.path()), Err(Error::Header { path, .. }) if path.ends_with(B)));
+    assert!(
+        matches!(open(set.path()), Err(CheckpointError::Header { path, .. }) if path.ends_with(B))
+    );
 }

@@ -5,7 +5,7 @@ use crate::common;
 use crate::common::legacy::{Legacy, Window, one_tensor};
 use crate::common::pickle::{NONE, Tensor, dict, int, list, pickle, text};
 use crate::common::zip::floats;
-use ckptfs::checkpoint::{Error, LegacyFault, TensorError};
+use ckptfs::checkpoint::{CheckpointError, LegacyFault, TensorError};
 
 fn valid() -> Legacy {
     one_tensor(&Tensor::default(), None)
@@ -16,7 +16,7 @@ fn fault(change: impl Fn(&mut Legacy)) -> LegacyFault {
     let mut legacy = valid();
     change(&mut legacy);
     match common::torch(&legacy.bytes()).expect_err("refused") {
-        Error::Legacy { fault, .. } => fault,
+        CheckpointError::Legacy { fault, .. } => fault,
         other => panic!("refused for another reason: {other}"),
     }
 }
@@ -52,7 +52,10 @@ fn another_magic_number_or_protocol() {
     for magic in [int(0x1950_A86A_20F9_469C_FC6D), int(1), NONE.to_vec()] {
         let mut legacy = valid();
         legacy.magic = pickle(&magic);
-        assert!(matches!(common::torch(&legacy.bytes()), Err(Error::NotACheckpoint { .. })));
+        assert!(matches!(
+            common::torch(&legacy.bytes()),
+            Err(CheckpointError::NotACheckpoint { .. })
+        ));
     }
     assert!(matches!(fault(|legacy| legacy.protocol = 1000), LegacyFault::Protocol));
 }
@@ -67,7 +70,10 @@ fn counts_that_are_not_those_of_the_pickle() {
     let mut legacy = one_tensor(&huge, None);
     legacy.storages[0].0 = i64::MAX;
     let cut_off = common::torch(&legacy.bytes());
-    assert!(matches!(cut_off, Err(Error::Legacy { fault: LegacyFault::Truncated(_), .. })));
+    assert!(matches!(
+        cut_off,
+        Err(CheckpointError::Legacy { fault: LegacyFault::Truncated(_), .. })
+    ));
 }
 
 #[test]
@@ -107,11 +113,14 @@ fn parts_of_storages() {
     assert!(bounds(refused(part(vec![1], 0), Some((far, far)))));
     // Then no storage of that name is known.
     let negative = common::torch(&one_tensor(&part(vec![1], 0), Some((-1, 3))).bytes());
-    assert!(matches!(negative, Err(Error::Legacy { fault: LegacyFault::UnknownStorage(_), .. })));
+    assert!(matches!(
+        negative,
+        Err(CheckpointError::Legacy { fault: LegacyFault::UnknownStorage(_), .. })
+    ));
 }
 
 #[test]
 fn a_pickle_that_is_no_file_of_torch() {
     let plain = pickle(&dict(&[("a", int(1))]));
-    assert!(matches!(common::torch(&plain), Err(Error::NotACheckpoint { .. })));
+    assert!(matches!(common::torch(&plain), Err(CheckpointError::NotACheckpoint { .. })));
 }

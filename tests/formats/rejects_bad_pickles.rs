@@ -3,17 +3,17 @@
 use crate::common;
 use crate::common::pickle::*;
 use crate::common::zip::{archive, checkpoint, floats};
-use ckptfs::checkpoint::{ChoiceFault, Error, PickleFault, TensorError};
+use ckptfs::checkpoint::{CheckpointError, ChoiceFault, PickleFault, TensorError};
 
 /// Reads a checkpoint of which only the pickle is given.
-fn read(pickle: &[u8]) -> Result<ckptfs::checkpoint::Checkpoint, Error> {
+fn read(pickle: &[u8]) -> Result<ckptfs::checkpoint::Checkpoint, CheckpointError> {
     common::torch(&archive(&checkpoint(pickle)))
 }
 
 /// What is wrong with a pickle.
 fn fault(pickle: &[u8]) -> PickleFault {
     match read(pickle).expect_err("refused") {
-        Error::Pickle { fault, .. } => fault,
+        CheckpointError::Pickle { fault, .. } => fault,
         other => panic!("refused for another reason: {other}"),
     }
 }
@@ -164,7 +164,10 @@ fn nothing_is_ever_called() {
         assert_eq!(class, format!("{module}.{name}"));
         // As the whole pickle, and as a tensor's argument.
         let top = read(&pickle(&value)).unwrap_err();
-        assert!(matches!(top, Error::Selection { fault: ChoiceFault::Object { .. }, .. }), "{top}");
+        assert!(
+            matches!(top, CheckpointError::Selection { fault: ChoiceFault::Object { .. }, .. }),
+            "{top}"
+        );
         let rebuilt = call(&global("torch._utils", "_rebuild_parameter"), &[value]);
         assert!(matches!(entry(rebuilt), TensorError::Malformed { .. }));
     }
@@ -308,7 +311,10 @@ fn names_that_meet_or_are_reserved() {
     let both = pickle(&dict(&[("a.b", tensor()), ("a", nested)]));
     let fault = read(&both).unwrap_err();
     assert!(
-        matches!(fault, Error::Selection { fault: ChoiceFault::NameCollision { .. }, .. }),
+        matches!(
+            fault,
+            CheckpointError::Selection { fault: ChoiceFault::NameCollision { .. }, .. }
+        ),
         "{fault}"
     );
     let reserved = read(&pickle(&dict(&[("__metadata__", tensor())]))).unwrap();

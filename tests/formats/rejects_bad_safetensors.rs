@@ -3,12 +3,12 @@
 
 use crate::common;
 use crate::common::safetensors::{entry, file, raw, valid};
-use ckptfs::checkpoint::{Error, HeaderFault, MAX_HEADER};
+use ckptfs::checkpoint::{CheckpointError, HeaderFault, MAX_HEADER};
 
 /// What is wrong with a file.
 fn fault(bytes: &[u8]) -> HeaderFault {
     match common::safetensors(bytes).expect_err("refused") {
-        Error::Header { fault, .. } => fault,
+        CheckpointError::Header { fault, .. } => fault,
         other => panic!("refused for another reason: {other}"),
     }
 }

@@ -5,14 +5,14 @@ use crate::common;
 use crate::common::zip::{
     Body, END_LEN, Record, archive as whole, body, end, floats, one_tensor, wide_end,
 };
-use ckptfs::checkpoint::{Checkpoint, Error, ZipFault};
+use ckptfs::checkpoint::{Checkpoint, CheckpointError, ZipFault};
 
 /// What a number is when the wide record has it.
 const ELSEWHERE: u32 = u32::MAX;
 
-fn fault(answer: Result<Checkpoint, Error>) -> ZipFault {
+fn fault(answer: Result<Checkpoint, CheckpointError>) -> ZipFault {
     match answer.expect_err("refused") {
-        Error::Zip { fault, .. } => fault,
+        CheckpointError::Zip { fault, .. } => fault,
         other => panic!("refused for another reason: {other}"),
     }
 }

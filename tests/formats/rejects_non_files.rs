@@ -15,8 +15,8 @@ use crate::common::command::install;
 use crate::common::safetensors::valid;
 use crate::common::test_path;
 use crate::common::zip::{archive, one_tensor};
-use ckptfs::checkpoint::{self, Checkpoint, Error, Options};
-use ckptfs::image::{self, Image, Reader};
+use ckptfs::checkpoint::{self, Checkpoint, CheckpointError, ParseOptions};
+use ckptfs::image::{self, VirtualFile, VirtualFileReader};
 use ckptfs::source;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use tempfile::TempDir;
@@ -24,15 +24,15 @@ use tempfile::TempDir;
 const A: &str = "model-00001-of-00002.safetensors";
 const B: &str = "model-00002-of-00002.safetensors";
 
-fn open(path: &Path) -> Result<Checkpoint, Error> {
+fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let path = path.to_path_buf();
-    common::in_bounded_time(move || checkpoint::open(&path, &Options::default()))
+    common::in_bounded_time(move || checkpoint::open(&path, &ParseOptions::default()))
 }
 
 /// What a path is found to be instead of a file.
 fn kind(path: &Path) -> &'static str {
     match open(path).expect_err("refused") {
-        Error::Source(source::Error::NotAFile { kind, .. }) => kind,
+        CheckpointError::Source(source::SourceError::NotAFile { kind, .. }) => kind,
         other => panic!("refused for another reason: {other}"),
     }
 }
@@ -52,7 +52,7 @@ fn a_directory() {
     let (set, shard) = set();
     fs::create_dir(&shard).unwrap();
     assert_eq!(kind(set.path()), "a directory");
-    assert!(matches!(open(&shard), Err(Error::NoCheckpoint { .. })));
+    assert!(matches!(open(&shard), Err(CheckpointError::NoCheckpoint { .. })));
 }
 
 #[test]
@@ -77,10 +77,16 @@ fn devices() {
         assert_eq!(kind(Path::new(device)), "a device");
         let (set, shard) = set();
         symlink(device, &shard).unwrap();
-        assert!(matches!(open(set.path()), Err(Error::Source(source::Error::OutsideRoot { .. }))));
-        let following = Options { follow_symlinks: true, ..Options::default() };
+        assert!(matches!(
+            open(set.path()),
+            Err(CheckpointError::Source(source::SourceError::OutsideRoot { .. }))
+        ));
+        let following = ParseOptions { follow_symlinks: true, ..ParseOptions::default() };
         let refused = checkpoint::open(set.path(), &following).unwrap_err();
-        assert!(matches!(refused, Error::Source(source::Error::NotAFile { .. })), "{refused}");
+        assert!(
+            matches!(refused, CheckpointError::Source(source::SourceError::NotAFile { .. })),
+            "{refused}"
+        );
     }
 }
 
@@ -88,8 +94,8 @@ fn devices() {
 fn nothing_at_all() {
     let directory = tempfile::tempdir().unwrap();
     let refused = open(&directory.path().join("x.safetensors"));
-    assert!(matches!(refused, Err(Error::Source(source::Error::Missing { .. }))));
-    assert!(matches!(open(directory.path()), Err(Error::NoCheckpoint { .. })));
+    assert!(matches!(refused, Err(CheckpointError::Source(source::SourceError::Missing { .. }))));
+    assert!(matches!(open(directory.path()), Err(CheckpointError::NoCheckpoint { .. })));
     let below_a_file = directory.path().join("file");
     File::create(&below_a_file).unwrap();
     assert!(open(&below_a_file.join("x.safetensors")).is_err());
@@ -101,12 +107,12 @@ fn an_empty_file() {
         let directory = tempfile::tempdir().unwrap();
         File::create(directory.path().join(name)).unwrap();
         let refused = open(&directory.path().join(name)).unwrap_err();
-        assert!(matches!(&refused, Error::NotACheckpoint { .. }), "{refused}");
+        assert!(matches!(&refused, CheckpointError::NotACheckpoint { .. }), "{refused}");
         assert!(refused.to_string().contains("an empty file"));
     }
     let (set, shard) = set();
     File::create(shard).unwrap();
-    assert!(matches!(open(set.path()), Err(Error::NotACheckpoint { .. })));
+    assert!(matches!(open(set.path()), Err(CheckpointError::NotACheckpoint { .. })));
 }
 
 /// An account that owns nothing here.
@@ -149,7 +155,7 @@ fn a_file_that_may_not_be_read() {
 fn must_not_be_readable(path: &Path) {
     let refused = open(path).expect_err("refused");
     assert!(refused.is_refusal(), "{refused}");
-    let Error::Source(source::Error::Io { source, .. }) = &refused else {
+    let CheckpointError::Source(source::SourceError::Io { source, .. }) = &refused else {
         panic!("refused for another reason: {refused}")
     };
     assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);
@@ -157,11 +163,11 @@ fn must_not_be_readable(path: &Path) {
 }
 
 /// A checkpoint on disk, and its image, parsed.
-fn parsed(bytes: &[u8]) -> (TempDir, PathBuf, Arc<Image>) {
+fn parsed(bytes: &[u8]) -> (TempDir, PathBuf, Arc<VirtualFile>) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("x.ckpt");
     fs::write(&path, bytes).expect("written");
-    let image = Image::new(open(&path).expect("readable")).expect("an image");
+    let image = VirtualFile::new(open(&path).expect("readable")).expect("an image");
     (directory, path, Arc::new(image))
 }
 
@@ -169,12 +175,12 @@ fn both_formats() -> [Vec<u8>; 2] {
     [valid(&["a", "b"]), archive(&one_tensor())]
 }
 
-fn has_changed<T>(answer: Result<T, image::Error>) -> bool {
-    matches!(answer, Err(image::Error::Source(source::Error::Changed { .. })))
+fn has_changed<T>(answer: Result<T, image::VirtualFileError>) -> bool {
+    matches!(answer, Err(image::VirtualFileError::Source(source::SourceError::Changed { .. })))
 }
 
 /// Reads all of the data, then each byte of it.
-fn every_read_says_so(reader: &Reader) {
+fn every_read_says_so(reader: &VirtualFileReader) {
     let image = reader.virtual_file();
     let mut data = vec![0; (image.size() - image.header_size()) as usize];
     assert!(has_changed(reader.read_at(&mut data, image.header_size())));
@@ -237,7 +243,10 @@ fn a_file_that_is_replaced_after_it_was_parsed() {
         fs::remove_file(&path).unwrap();
         assert_eq!(common::whole(&reader), before);
         let gone = image.open().unwrap_err();
-        assert!(matches!(gone, image::Error::Source(source::Error::Missing { .. })), "{gone}");
+        assert!(
+            matches!(gone, image::VirtualFileError::Source(source::SourceError::Missing { .. })),
+            "{gone}"
+        );
     }
 }
 
@@ -262,6 +271,9 @@ fn a_file_that_becomes_something_else_after_it_was_parsed() {
         fs::remove_file(&path).unwrap();
         mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
         let opened = common::in_bounded_time(move || image.open().map(drop));
-        assert!(matches!(opened, Err(image::Error::Source(source::Error::NotAFile { .. }))));
+        assert!(matches!(
+            opened,
+            Err(image::VirtualFileError::Source(source::SourceError::NotAFile { .. }))
+        ));
     }
 }

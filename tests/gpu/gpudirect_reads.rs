@@ -216,7 +216,7 @@ fn every_call_may_fail() {
                         match loader.load(&of(&opened), 0) {
                             Ok((memory, _)) => same(&opened, &memory),
                             Err(error) => assert!(
-                                matches!(error, cuda::Error::Driver { .. }) && !is_storage,
+                                matches!(error, cuda::CudaError::Driver { .. }) && !is_storage,
                                 "{error:?}"
                             ),
                         }
@@ -242,9 +242,9 @@ fn every_call_may_fail() {
     }
 }
 
-fn is_of_source<T: std::fmt::Debug>(loaded: Result<T, cuda::Error>) {
+fn is_of_source<T: std::fmt::Debug>(loaded: Result<T, cuda::CudaError>) {
     let error = loaded.unwrap_err();
-    assert!(matches!(error, cuda::Error::Load(loader::LoadError::Source(_))), "{error:?}");
+    assert!(matches!(error, cuda::CudaError::Load(loader::LoadError::Source(_))), "{error:?}");
 }
 
 #[test]
@@ -392,7 +392,7 @@ fn a_process_that_was_forked_calls_nothing() {
         #[allow(unsafe_code)]
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let says = matches!(loader.load(&of(&opened), 0), Err(cuda::Error::Forked));
+            let says = matches!(loader.load(&of(&opened), 0), Err(cuda::CudaError::Forked));
             drop(loader);
             // SAFETY: ends the process, at once.
             #[allow(unsafe_code)]

@@ -8,7 +8,7 @@ use crate::common::samples::all;
 use crate::common::stub::with_driver;
 use crate::common::test_path;
 use ckptfs::checkpoint::Tensor;
-use ckptfs::cuda::{self, Device, DeviceLoadRequest, DeviceLoader, Error};
+use ckptfs::cuda::{self, CudaError, Device, DeviceLoadRequest, DeviceLoader};
 use ckptfs::loader;
 use cudarc::driver::{CudaContext, result};
 use serde_json::{Value, json};
@@ -205,7 +205,7 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
                 let loader = DeviceLoader::new(chunks * CHUNK);
                 match loader.load(&of(&opened), 0) {
                     Ok((memory, _)) => same(&opened, &memory),
-                    Err(Error::Driver { .. } | Error::PinnedMemory { .. }) => {
+                    Err(CudaError::Driver { .. } | CudaError::PinnedMemory { .. }) => {
                         // It goes on with what is left.
                         let (memory, _) = loader.load(&of(&opened), 0).unwrap();
                         same(&opened, &memory);
@@ -265,7 +265,7 @@ fn a_device_without_room_says_so() {
         let opened = open(&path, 4);
         let error = DeviceLoader::new(2 * CHUNK).load(&of(&opened), 0).unwrap_err();
         assert!(
-            matches!(error, Error::OutOfMemory { ordinal: 0, total: 8_388_608, .. }),
+            matches!(error, CudaError::OutOfMemory { ordinal: 0, total: 8_388_608, .. }),
             "{error:?}"
         );
     });
@@ -287,15 +287,15 @@ fn what_is_stopped_or_truncated_leaves_nothing() {
             let stopped =
                 loader.load_with(&of(&opened), 0, &AtomicBool::new(true), None).unwrap_err();
             assert!(
-                matches!(stopped, Error::Load(loader::LoadError::Stopped { .. })),
+                matches!(stopped, CudaError::Load(loader::LoadError::Stopped { .. })),
                 "{stopped:?}"
             );
             let nowhere = loader.load(&of(&opened), 1).unwrap_err();
-            assert!(matches!(nowhere, Error::NoDevice { ordinal: 1, count: 1 }), "{nowhere:?}");
+            assert!(matches!(nowhere, CudaError::NoDevice { ordinal: 1, count: 1 }), "{nowhere:?}");
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             file.set_len(9 << 20).unwrap();
             let error = loader.load(&of(&opened), 0).unwrap_err();
-            assert!(matches!(error, Error::Load(loader::LoadError::Source(_))), "{error:?}");
+            assert!(matches!(error, CudaError::Load(loader::LoadError::Source(_))), "{error:?}");
         });
     report.iter().for_each(is_clean);
 }
@@ -350,7 +350,7 @@ fn an_integrated_device_needs_no_copy() {
         let (loaded, _) = loader.load(&of(&opened), 0).unwrap();
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.set_len(9 << 20).unwrap();
-        assert!(matches!(loader.load(&of(&opened), 0), Err(Error::Load(_))));
+        assert!(matches!(loader.load(&of(&opened), 0), Err(CudaError::Load(_))));
         drop(loaded);
     });
     if let Some(report) = report {
@@ -364,8 +364,8 @@ fn an_integrated_device_needs_no_copy() {
 fn a_machine_without_a_driver_says_so() {
     // Of the machine itself: one that has a driver has devices, or none.
     match DeviceLoader::new(CHUNK).device(usize::MAX) {
-        Err(Error::NoDriver) => assert!(!cuda::is_available()),
-        Err(Error::NoDevice { count, .. }) => assert_eq!(cuda::is_available(), count > 0),
+        Err(CudaError::NoDriver) => assert!(!cuda::is_available()),
+        Err(CudaError::NoDevice { count, .. }) => assert_eq!(cuda::is_available(), count > 0),
         other => panic!("{other:?}"),
     }
 }

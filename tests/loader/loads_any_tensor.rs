@@ -35,9 +35,9 @@ fn expected(opened: &OpenCheckpoint) -> Vec<Vec<u8>> {
     ranges.map(read).collect()
 }
 
-fn reopened(opened: &OpenCheckpoint) -> ckptfs::image::Image {
+fn reopened(opened: &OpenCheckpoint) -> ckptfs::image::VirtualFile {
     let checkpoint = ckptfs::checkpoint::open(opened.path(), &Default::default()).unwrap();
-    ckptfs::image::Image::new(checkpoint).unwrap()
+    ckptfs::image::VirtualFile::new(checkpoint).unwrap()
 }
 
 fn files(path: &Path) -> Vec<File> {
@@ -233,7 +233,7 @@ fn a_source_that_changed_is_refused() {
             evict(&path);
         }
         let error = opened.load_all(opened.tensors()).unwrap_err();
-        assert!(matches!(error, LoadError::Source(source::Error::Changed { .. })), "{error}");
+        assert!(matches!(error, LoadError::Source(source::SourceError::Changed { .. })), "{error}");
         file.set_len(100).unwrap();
         let of_it = |tensor: &&Tensor| tensor.name.starts_with("t1.") && !tensor.bytes.is_empty();
         for tensor in opened.tensors().iter().filter(of_it) {

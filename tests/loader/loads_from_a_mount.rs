@@ -124,7 +124,7 @@ fn options_of_the_mount_are_those_of_the_load() {
     place.mount(&["--allow-partial"]);
     source_of(&open(image_in(&place.mountpoint)));
     // Who asks for another dictionary gets an answer from what the mount shows.
-    let options = checkpoint::Options { root_key: Some("ema".into()), ..Default::default() };
+    let options = checkpoint::ParseOptions { root_key: Some("ema".into()), ..Default::default() };
     let options = LoadOptions { parse: options, ..LoadOptions::default() };
     let opened = options.open(&image_in(&place.mountpoint));
     assert!(!matches!(opened.map(|o| o.route().clone()), Ok(Route::Direct { .. })));
@@ -159,7 +159,7 @@ fn a_source_that_is_another_by_now_is_not_taken_for_it() {
     let held = open(&image);
     fs::write(&shard, b"short").unwrap();
     let error = held.load_all(held.tensors()).unwrap_err();
-    assert!(matches!(error, LoadError::Source(source::Error::Changed { .. })), "{error}");
+    assert!(matches!(error, LoadError::Source(source::SourceError::Changed { .. })), "{error}");
     assert_eq!(place.unmount(&[]).code, 0);
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::common::failing_source::{Faulty, Mood};
 use ckptfs::cache::{Cache, CacheLimits, CachedFile};
-use ckptfs::checkpoint::{self, Options};
-use ckptfs::image::Image;
+use ckptfs::checkpoint::{self, ParseOptions};
+use ckptfs::image::VirtualFile;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
@@ -22,8 +22,8 @@ const LENGTH: usize = 20 * MIB;
 const AROUND: usize = 8;
 
 fn served(folder: &str) -> Arc<CachedFile> {
-    let checkpoint = checkpoint::open(Path::new(folder), &Options::default()).unwrap();
-    let reader = Arc::new(Arc::new(Image::new(checkpoint).unwrap()).open().unwrap());
+    let checkpoint = checkpoint::open(Path::new(folder), &ParseOptions::default()).unwrap();
+    let reader = Arc::new(Arc::new(VirtualFile::new(checkpoint).unwrap()).open().unwrap());
     Cache::new(CacheLimits { memory_bytes: 256 << 20, readahead_bytes: 4 << 20 }, None).open(reader)
 }
 

@@ -12,8 +12,8 @@ use std::time::{Duration, SystemTime};
 use crate::common;
 use crate::common::samples::{Numbers, all, sharded};
 use ckptfs::cache::{Cache, CacheLimits, CachedFile};
-use ckptfs::checkpoint::{self, Options};
-use ckptfs::image::{Image, Reader};
+use ckptfs::checkpoint::{self, ParseOptions};
+use ckptfs::image::{VirtualFile, VirtualFileReader};
 use rustix::fs::{Advice, fadvise};
 
 /// Threads that ask at once.
@@ -24,14 +24,14 @@ const MIB: usize = 1 << 20;
 /// Each size of memory: none at all, a few blocks, more than the sources.
 const MEMORIES: [u64; 3] = [0, 4 << 20, 256 << 20];
 
-fn open(path: &Path) -> Arc<Reader> {
-    let checkpoint = checkpoint::open(path, &Options::default()).expect("readable");
-    let image = Image::new(checkpoint).expect("an image");
+fn open(path: &Path) -> Arc<VirtualFileReader> {
+    let checkpoint = checkpoint::open(path, &ParseOptions::default()).expect("readable");
+    let image = VirtualFile::new(checkpoint).expect("an image");
     Arc::new(Arc::new(image).open().expect("unchanged"))
 }
 
 /// Makes the system forget a checkpoint's bytes, so that they are read from the disk.
-fn evict(reader: &Reader) {
+fn evict(reader: &VirtualFileReader) {
     for file in reader.virtual_file().source_files() {
         let file = File::open(file.path()).expect("there");
         file.sync_all().expect("synced");

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::checkpoint::OriginId;
-use crate::image::Reader;
-use crate::source::{DIRECT_ALIGNMENT_BYTES, Error, OpenFile, ReadStrategy};
+use crate::image::VirtualFileReader;
+use crate::source::{DIRECT_ALIGNMENT_BYTES, OpenFile, ReadStrategy, SourceError};
 
 use crate::cache::Cache;
 use crate::cache::counters::AtomicCounters;
@@ -27,7 +27,7 @@ pub struct SourceHandle {
 }
 
 impl SourceHandle {
-    pub fn new(cache: &Cache, reader: &Reader, number: u32) -> SourceHandle {
+    pub fn new(cache: &Cache, reader: &VirtualFileReader, number: u32) -> SourceHandle {
         let id = OriginId(number);
         let file = reader.file(id);
         let ways = file.map(ReadStrategy::new);
@@ -44,7 +44,10 @@ impl SourceHandle {
         }
     }
 
-    fn file<'a>(&'a self, reader: &'a Reader) -> Option<(&'a ReadStrategy, &'a OpenFile)> {
+    fn file<'a>(
+        &'a self,
+        reader: &'a VirtualFileReader,
+    ) -> Option<(&'a ReadStrategy, &'a OpenFile)> {
         self.strategy.as_ref().zip(reader.file(self.id))
     }
 
@@ -52,11 +55,11 @@ impl SourceHandle {
     /// where in it the range lies then, behind what had to be read before it.
     pub fn read(
         &self,
-        reader: &Reader,
+        reader: &VirtualFileReader,
         out: &mut [u8],
         range: &Range<u64>,
         counting: &AtomicCounters,
-    ) -> Result<Range<usize>, Error> {
+    ) -> Result<Range<usize>, SourceError> {
         let before = range.start as usize % DIRECT_ALIGNMENT_BYTES;
         let len = before + (range.end - range.start) as usize;
         let start = range.start - before as u64;
@@ -73,7 +76,12 @@ impl SourceHandle {
     }
 
     /// Fills `out` through the page cache, which keeps of it what it had: the rest would be there twice.
-    pub fn read_through(&self, reader: &Reader, out: &mut [u8], offset: u64) -> Result<(), Error> {
+    pub fn read_through(
+        &self,
+        reader: &VirtualFileReader,
+        out: &mut [u8],
+        offset: u64,
+    ) -> Result<(), SourceError> {
         let Some((ways, file)) = self.file(reader) else {
             return reader.sources().origin(self.id).read_exact_at(out, offset);
         };
@@ -84,28 +92,37 @@ impl SourceHandle {
 
     /// To be called before a range is read through the page cache in ways that come back to the same pages again and
     /// again, and held until it was: it is let go of by `leave`.
-    pub fn retain_pages(&self, reader: &Reader, range: &Range<u64>) -> Option<ActiveRead<'_>> {
+    pub fn retain_pages(
+        &self,
+        reader: &VirtualFileReader,
+        range: &Range<u64>,
+    ) -> Option<ActiveRead<'_>> {
         self.file(reader).map(|(ways, file)| self.page_cache.retain(ways, file, range))
     }
 
     /// To be called when nothing more is read.
-    pub fn evict_pages(&self, reader: &Reader) {
+    pub fn evict_pages(&self, reader: &VirtualFileReader) {
         if let Some((ways, file)) = self.file(reader) {
             self.page_cache.evict_all(ways, file);
         }
     }
 
     /// Fills `out` if the page cache has all of it.
-    pub fn read_from_page_cache(&self, reader: &Reader, out: &mut [u8], offset: u64) -> bool {
+    pub fn read_from_page_cache(
+        &self,
+        reader: &VirtualFileReader,
+        out: &mut [u8],
+        offset: u64,
+    ) -> bool {
         self.file(reader).is_some_and(|(ways, file)| ways.read_cached(file, out, offset))
     }
 
     /// Whether the page cache has all of a range already.
-    pub fn is_in_page_cache(&self, reader: &Reader, range: &Range<u64>) -> bool {
+    pub fn is_in_page_cache(&self, reader: &VirtualFileReader, range: &Range<u64>) -> bool {
         self.file(reader).is_some_and(|(ways, file)| ways.is_cached(file, range))
     }
 
-    pub fn check_unchanged(&self, reader: &Reader) -> Result<(), Error> {
+    pub fn check_unchanged(&self, reader: &VirtualFileReader) -> Result<(), SourceError> {
         reader.file(self.id).map_or(Ok(()), OpenFile::check_unchanged)
     }
 }

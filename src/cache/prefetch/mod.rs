@@ -14,7 +14,7 @@ pub mod trace_store;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::image::Image;
+use crate::image::VirtualFile;
 use crate::threads::lock;
 
 use crate::cache::Cache;
@@ -40,7 +40,7 @@ pub(super) struct Prefetcher {
 }
 
 impl Prefetcher {
-    pub(super) fn new(cache: &Cache, image: &Image) -> Prefetcher {
+    pub(super) fn new(cache: &Cache, image: &VirtualFile) -> Prefetcher {
         // A file as it is has no layout that would be known again.
         let orders = cache.traces.as_ref().filter(|_| !image.is_plain());
         let kept = orders.and_then(|orders| {

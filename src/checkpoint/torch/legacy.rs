@@ -28,7 +28,7 @@ const MAGIC_NUMBER: &[u8] = b"\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 #[derive(Debug, thiserror::Error)]
 pub enum LegacyError {
     #[error(transparent)]
-    Source(#[from] source::Error),
+    Source(#[from] source::SourceError),
     #[error("its pickle number {place} is not readable: {fault}")]
     Pickle { place: usize, fault: pickle::PickleError },
     #[error("it does not begin with torch's magic number")]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
 
 use crate::checkpoint::{
-    Error, Options, Origin, OriginId, RefusedEntry, Tensor, TensorError, TensorName,
+    CheckpointError, Origin, OriginId, ParseOptions, RefusedEntry, Tensor, TensorError, TensorName,
 };
 use crate::source::ReadAt;
 
@@ -43,7 +43,11 @@ pub struct FileContents {
 }
 
 /// Reads the zip form.
-pub fn read_zip(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<FileContents, Error> {
+pub fn read_zip(
+    file: &dyn ReadAt,
+    path: &Path,
+    options: &ParseOptions,
+) -> Result<FileContents, CheckpointError> {
     let archive = zip::read_archive(file).map_err(|fault| zip_error(path, fault))?;
     if archive.is_torchscript() {
         return Err(zip_error(path, zip::ZipError::TorchScript));
@@ -98,11 +102,11 @@ pub fn read_zip(file: &dyn ReadAt, path: &Path, options: &Options) -> Result<Fil
 pub fn read_legacy(
     file: &dyn ReadAt,
     path: &Path,
-    options: &Options,
-) -> Result<FileContents, Error> {
+    options: &ParseOptions,
+) -> Result<FileContents, CheckpointError> {
     let legacy = legacy::read_legacy_file(file).map_err(|fault| match fault {
-        legacy::LegacyError::Source(error) => Error::Source(error),
-        fault => Error::Legacy { path: path.to_path_buf(), fault },
+        legacy::LegacyError::Source(error) => CheckpointError::Source(error),
+        fault => CheckpointError::Legacy { path: path.to_path_buf(), fault },
     })?;
     let _turn = gate::acquire(legacy.pickle_bytes, legacy.pickle_bytes);
     let chosen = select(&legacy.arena, legacy.top, legacy.pickle_bytes, path, options)?;
@@ -120,10 +124,10 @@ fn select(
     top: pickle::NodeId,
     stored: u64,
     path: &Path,
-    options: &Options,
-) -> Result<Selection, Error> {
+    options: &ParseOptions,
+) -> Result<Selection, CheckpointError> {
     select_state_dict::select_state_dict(arena, top, stored, options.root_key.as_deref())
-        .map_err(|fault| Error::Selection { path: path.to_path_buf(), fault })
+        .map_err(|fault| CheckpointError::Selection { path: path.to_path_buf(), fault })
 }
 
 fn locate_tensors(
@@ -169,15 +173,15 @@ fn locate_tensors(
     FileContents { tensors, unpacked: Vec::new(), notes, refused }
 }
 
-fn zip_error(path: &Path, fault: zip::ZipError) -> Error {
+fn zip_error(path: &Path, fault: zip::ZipError) -> CheckpointError {
     match fault {
-        zip::ZipError::Source(error) => Error::Source(error),
-        fault => Error::Zip { path: path.to_path_buf(), fault },
+        zip::ZipError::Source(error) => CheckpointError::Source(error),
+        fault => CheckpointError::Zip { path: path.to_path_buf(), fault },
     }
 }
 
-fn pickle_error(path: &Path, fault: pickle::PickleError) -> Error {
-    Error::Pickle { path: path.to_path_buf(), fault }
+fn pickle_error(path: &Path, fault: pickle::PickleError) -> CheckpointError {
+    CheckpointError::Pickle { path: path.to_path_buf(), fault }
 }
 
 /// The bytes of a whole record, unpacked where need be.
@@ -187,7 +191,7 @@ fn require_record(
     name: &str,
     record: ZipRecord,
     limit: u64,
-) -> Result<Vec<u8>, Error> {
+) -> Result<Vec<u8>, CheckpointError> {
     read_record(file, record, limit)?
         .ok_or_else(|| zip_error(path, zip::ZipError::Compressed(name.to_owned())))
 }
@@ -197,7 +201,7 @@ fn read_record(
     file: &dyn ReadAt,
     record: ZipRecord,
     limit: u64,
-) -> Result<Option<Vec<u8>>, crate::source::Error> {
+) -> Result<Option<Vec<u8>>, crate::source::SourceError> {
     Ok(PackedRecord::read(file, record, limit)?.and_then(PackedRecord::unpack))
 }
 
@@ -213,7 +217,7 @@ impl PackedRecord {
         file: &dyn ReadAt,
         record: ZipRecord,
         limit: u64,
-    ) -> Result<Option<PackedRecord>, crate::source::Error> {
+    ) -> Result<Option<PackedRecord>, crate::source::SourceError> {
         if record.packed_bytes > limit || record.unpacked_bytes > limit {
             return Ok(None);
         }

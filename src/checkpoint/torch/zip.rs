@@ -45,7 +45,7 @@ const ENCRYPTION_FLAGS: u16 = 1 | 1 << 6 | 1 << 13;
 #[derive(Debug, thiserror::Error)]
 pub enum ZipError {
     #[error(transparent)]
-    Source(#[from] source::Error),
+    Source(#[from] source::SourceError),
     #[error("it does not end as a zip archive does: it is cut off, or something follows it")]
     NoEnd,
     #[error("its end record states {stated} records and there are {found}")]

@@ -12,7 +12,7 @@ use super::library::CufileSession;
 use crate::cuda::chunk_lease::{PendingCopies, StagingChunk};
 use crate::cuda::driver::Device;
 use crate::cuda::ring::Chunk;
-use crate::cuda::{CudaStream, DeviceMemory, Error};
+use crate::cuda::{CudaError, CudaStream, DeviceMemory};
 use crate::loader::BUFFER_BYTES;
 
 /// What a device's memory is mapped in for others to write to: chunks that begin elsewhere would be read by way of
@@ -34,7 +34,7 @@ impl RegisteredChunk {
         device: &Arc<Device>,
         session: &Arc<CufileSession>,
     ) -> Result<RegisteredChunk, GdsUnavailable> {
-        let missing = |error: Error| GdsUnavailable::ChunkMemory { why: error.to_string() };
+        let missing = |error: CudaError| GdsUnavailable::ChunkMemory { why: error.to_string() };
         let mut memory = device.allocate(BUFFER_BYTES).map_err(missing)?;
         if !memory.address().is_multiple_of(GPU_PAGE_BYTES) {
             drop(memory);
@@ -69,7 +69,7 @@ impl StagingChunk for RegisteredChunk {
         len: usize,
         by: &CudaStream,
         to: u64,
-    ) -> Result<(), Error> {
+    ) -> Result<(), CudaError> {
         debug_assert!(at + len <= BUFFER_BYTES, "a piece leads out of its chunk");
         // SAFETY: the caller's word for the address; the chunk is there until its marks are over.
         unsafe { by.copy_on_device(self.address + at as u64, len, to) }
@@ -77,13 +77,13 @@ impl StagingChunk for RegisteredChunk {
 }
 
 impl Chunk for RegisteredChunk {
-    type Fault = Error;
+    type Fault = CudaError;
 
-    fn is_idle(&self) -> Result<bool, Error> {
+    fn is_idle(&self) -> Result<bool, CudaError> {
         self.pending_copies.is_done()
     }
 
-    fn wait(&self) -> Result<(), Error> {
+    fn wait(&self) -> Result<(), CudaError> {
         self.pending_copies.wait()
     }
 }
