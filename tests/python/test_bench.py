@@ -14,6 +14,7 @@ import pytest
 import torch
 from ckptfs.bench import page_cache
 from ckptfs.save import atomic_file
+from ckptfs.bench.process import WorkerProcess
 from ckptfs.bench import cli, loaders, schedule
 
 from program import DONE, FAILED, REFUSED, USAGE
@@ -103,13 +104,13 @@ class Told:
     def __init__(self, answers):
         self.order, self._answers = [], answers
 
-    def one(self, asked, before, daemon):
-        self.order.append(asked["loader"])
+    def measure(self, request, before, daemon):
+        self.order.append(request["loader"])
         if before:
             before()
         answer = next(self._answers)
         return answer if isinstance(answer, dict) else {
-            "returned": 0.5, "had": answer, "cpu": 0.25, "peak": 7, "daemon": daemon and daemon()
+            "start": 0.0, "returned": 0.5, "end": answer, "cpu": 0.25, "peak": 7, "daemon": daemon and daemon()
         }  # fmt: skip
 
 
@@ -117,10 +118,10 @@ def test_runs_take_turns_and_their_median_counts():
     loads = Told(iter([4.0, 2.0, 8.0, 1.0, 1.0, 5.0, 3.0, 9.0]))
     case, steps = schedule.Case({}), []
     clear = lambda: loads.order.append("clear")
-    taken, notes = schedule.times(loads, case, ["a", "b"], 4, clear, steps.append)
+    taken, notes = schedule.measure(loads, case, ["a", "b"], 4, clear, steps.append)
     assert loads.order == ["clear" if n % 2 else "ab"[n // 2 % 4 in (1, 2)] for n in range(16)]
     assert steps[0] == "cold: a, 1 of 4" and len(steps) == 8 and not notes
-    numbers = schedule.numbers(taken, 12_000_000, "b")
+    numbers = schedule.summarize(taken, 12_000_000, "b")
     assert numbers["a"]["seconds"] == [4.0, 1.0, 1.0, 9.0] and numbers["a"]["median_seconds"] == 2.5
     assert numbers["b"]["seconds"] == [2.0, 8.0, 5.0, 3.0] and numbers["b"]["median_seconds"] == 4.0
     assert numbers["a"]["speedup"] == 1.6 and numbers["a"]["gb_per_second"] == 0.0048
@@ -132,45 +133,46 @@ def test_a_load_that_is_killed_when_it_is_about_to_begin_says_nothing_of_the_nex
     file = str(next((tmp_path / "model").glob("*.safetensors")))
     asked = {
         "loader": "ckptfs owned", "path": file, "files": [file], "names": ["layers.0.0.weight"], "device": "cpu",
-        "tell": False,
+        "fork": True,
     }  # fmt: skip
-    with schedule.Loads() as loads:
-        pid = loads._running.pid
+    with WorkerProcess() as process:
+        pid = process.pid
 
         def kill():
             (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             os.kill(int(child), signal.SIGKILL)
 
         for _ in range(2):
-            assert loads.one(asked, kill)["fault"] == "its process ended with -9"
-            assert loads.one(asked)["had"] > 0
-            assert list(loads.one({**asked, "tell": True})["tensors"]) == asked["names"]
+            assert process.measure(asked, kill)["fault"] == "its process ended with -9"
+            loaded = process.measure(asked)
+            assert loaded["end"] > loaded["start"] > 0
+            assert list(process.measure({**asked, "digests": True})["tensors"]) == asked["names"]
 
 
 def test_who_fails_between_is_left_out_unless_it_is_ours():
     fault = {"fault": "OSError: gone"}
     case, quiet = schedule.Case({"path": "x"}, daemon=lambda: 3), lambda _: None
     loads = Told(iter([1.0, 2.0, fault, 4.0]))
-    taken, notes = schedule.times(loads, case, ["ckptfs owned", "runai"], 2, None, quiet)
+    taken, notes = schedule.measure(loads, case, ["ckptfs owned", "runai"], 2, None, quiet)
     assert [*taken] == ["ckptfs owned"] and [one["daemon"] for one in taken["ckptfs owned"]] == [3, 3]
     assert notes == ["runai failed, cached, in round 2: OSError: gone"]
-    assert schedule.numbers(taken, 1, "runai")["ckptfs owned"]["speedup"] is None
+    assert schedule.summarize(taken, 1, "runai")["ckptfs owned"]["speedup"] is None
     with pytest.raises(Refused, match="x: ckptfs owned: OSError: gone"):
-        schedule.times(Told(iter([fault])), case, ["ckptfs owned"], 1, None, quiet)
+        schedule.measure(Told(iter([fault])), case, ["ckptfs owned"], 1, None, quiet)
 
 
 @pytest.mark.parametrize("other", ["safetensors", "mount mapped"])
 def test_tensors_that_differ_are_an_error(other, tmp_path, monkeypatch, capsys, left):
     write_shards(tmp_path / "model", 1, 1, 2, 30)
-    one = schedule.Loads.one
+    measure = WorkerProcess.measure
 
-    def changed(loads, asked, *more):
-        answer = one(loads, asked, *more)
-        if asked["loader"] == other:
+    def changed(process, request, *more):
+        answer = measure(process, request, *more)
+        if request["loader"] == other:
             answer["tensors"]["layers.0.1.weight"][2] = "0" * 32
         return answer
 
-    monkeypatch.setattr(schedule.Loads, "one", changed)
+    monkeypatch.setattr(WorkerProcess, "measure", changed)
     assert cli.main([str(tmp_path / "model"), "--against", "safetensors"]) == FAILED
     said = capsys.readouterr()
     assert f"{other} give different tensors: layers.0.1.weight\n" in said.err and not said.out

@@ -104,13 +104,13 @@ def test_bars_are_as_long_as_medians_with_their_spread():
 
 
 def test_a_table_has_the_columns_that_are_known():
-    lines = [*report.table(found())]
+    lines = [*report.lines(found())]
     heads = next(line for line in lines if line.startswith("cold"))
     assert "daemon's CPU" in heads and heads.endswith("speed-up against safetensors")
     row = next(line for line in lines if line.startswith("  ckptfs owned"))
     assert row.endswith("  1.50x (1.25 to 2.00)") and len(row) == len(heads)
     told = one([1.0]) | {"speedup": None, "peak_bytes": None}
-    lines = "\n".join(report.table(found(cold=None, cached={"a": told}, against=None)))
+    lines = "\n".join(report.lines(found(cold=None, cached={"a": told}, against=None)))
     assert "cold" not in lines and "daemon" not in lines and "peak" not in lines and "speed-up" not in lines
 
 

@@ -52,8 +52,8 @@ def test_what_the_mount_shows_for_a_checkpoint_is_found(tmp_path, left):
     }  # fmt: skip
     for name, names in cases.items():
         path = str(tmp_path / name)
-        with mount.Shown(path, about(path)) as shown:
-            with ckptfs.safe_open(shown.image, "pt") as file:
+        with mount.CheckpointMount(path, about(path)) as shown:
+            with ckptfs.safe_open(shown.file, "pt") as file:
                 assert {*file.keys()} == {*names}, name
         assert left() == [], name
 
@@ -63,21 +63,21 @@ def test_each_cold_load_has_a_daemon_that_has_read_nothing(tmp_path, left):
     path, pids = str(tmp_path / "a.pt"), []
 
     class Loads:
-        def one(self, asked, before, daemon):
+        def measure(self, asked, before, daemon):
             stats = ckptfs.mounts()
             [mount] = [one for one in stats if asked["path"].startswith(one.mountpoint)]
             pids.append((asked["loader"], mount.pid, mount.stats["reads"]))
             open(asked["path"], "rb").read()
             assert daemon() >= 0
-            return {"returned": 1, "had": 1, "cpu": 1, "peak": 1, "daemon": 0}
+            return {"start": 0, "returned": 1, "end": 1, "cpu": 1, "peak": 1, "daemon": 0}
 
-    with mount.Shown(path, about(path)) as shown:
+    with mount.CheckpointMount(path, about(path)) as shown:
         case = schedule.Case({"path": path}, shown)
         loaders = ["mount owned", "mount mapped"]
-        schedule.times(Loads(), case, loaders, 2, lambda: None, lambda _: None)
+        schedule.measure(Loads(), case, loaders, 2, lambda: None, lambda _: None)
         assert len({pid for _, pid, _ in pids}) == 4 and {reads for _, _, reads in pids} == {0}
         pids.clear()
-        schedule.times(Loads(), case, loaders, 2, None, lambda _: None)
+        schedule.measure(Loads(), case, loaders, 2, None, lambda _: None)
         assert len({pid for _, pid, _ in pids}) == 1
     assert left() == []
 

@@ -1,9 +1,8 @@
-"""`ckptfs bench PATH`: how fast a checkpoint loads here, with ckptfs and with what people load with today.
+"""`ckptfs bench PATH`: how fast a checkpoint loads here, with ckptfs and with other libraries.
 
-In: a checkpoint. Out: a table, JSON or a page of HTML of what each loader took with a cold and with a filled
-page cache, after all of them were seen to give equal tensors: ckptfs itself, a mount that is made for it, and
-the other libraries. Each load is in a process of its own, and the loaders take turns, so that none has what
-another left behind.
+The loaders are ckptfs itself, safetensors through a mount made for this, and the other libraries. They are measured
+with a cold and with a filled page cache, once all were seen to give equal tensors. Each load has a process of its
+own, and the loaders take turns, so that none finds what another left behind.
 """
 
 import argparse
@@ -15,19 +14,18 @@ import stat
 import sys
 
 from ckptfs import child_process
-from ckptfs.bench import page_cache, signals
-from ckptfs.save import atomic_file
-from ckptfs.progress import Bar
 from ckptfs._errors import SafetensorError, error, in_words
-from ckptfs.bench import html, report, schedule
+from ckptfs.bench import html, machine, page_cache, report, schedule, signals
 from ckptfs.bench.loaders import MOUNTED, OURS, PEERS, REFERENCES, chosen, is_installed
-from ckptfs.bench.machine import machine
-from ckptfs.bench.mount import Shown, daemon_of
+from ckptfs.bench.mount import CheckpointMount, daemon_of
+from ckptfs.bench.process import WorkerProcess
+from ckptfs.progress import Bar
+from ckptfs.save import atomic_file
 
 _DONE, _FAILED = 0, 1
 
-# The share of what was loaded cached that must be in the page cache for it to be called that.
-_CACHED = 0.99
+# The share of the files that must be in the page cache for a load to count as cached.
+_MIN_CACHED_SHARE = 0.99
 
 _HELP = f"""\
 The loaders: `ckptfs` is this package, owned (in memory of its own) and mapped; `mount` is safetensors reading
@@ -42,33 +40,33 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 refused checkpoint.
 
 
 def main(words):
-    """Runs `ckptfs bench` with these words, and gives its exit code."""
-    asked = _parser().parse_args(words)
+    """Runs `ckptfs bench` with these words, and returns its exit code."""
+    options = _parser().parse_args(words)
     bar = Bar(vanishes=True)
     try:
         with signals.heeded(), contextlib.ExitStack() as ends:
             ends.callback(bar.end)
             # Before anything is measured: it may not be possible to write there.
-            file = _new_page(asked.html, ends)
-            found = measure(asked.path, asked.device, asked.runs, asked.against, bar)
+            file = _new_page(options.html, ends)
+            results = measure(options.path, options.device, options.runs, options.against, bar)
             if file:
-                file.write(html.page(found))
+                file.write(html.page(results))
     except signals.Stopped as stopped:
         return stopped.die()
     except SafetensorError as refused:
         print(f"ckptfs: {refused}", *getattr(refused, "__notes__", []), sep="\n  ", file=sys.stderr)
         return getattr(refused, "code", _FAILED)
     except OSError as fault:
-        print(f"ckptfs: {fault.filename or asked.path}: {fault.strerror}", file=sys.stderr)
+        print(f"ckptfs: {fault.filename or options.path}: {fault.strerror}", file=sys.stderr)
         return _FAILED
-    print(json.dumps(found, indent=2) if asked.json else "\n".join(report.table(found)))
+    print(json.dumps(results, indent=2) if options.json else "\n".join(report.lines(results)))
     return _DONE
 
 
 def _parser():
     parser = argparse.ArgumentParser(
         prog="ckptfs bench", epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Tell how fast a checkpoint loads with ckptfs, through a mount, and with other libraries",
+        description="Measure how fast a checkpoint loads with ckptfs, through a mount, and with other libraries",
     )  # fmt: skip
     parser.add_argument("path", metavar="PATH", help="a checkpoint file, or a directory that holds one")
     parser.add_argument("--device", default="cpu", help="where the tensors go, such as cuda:0 (cpu)")
@@ -96,7 +94,7 @@ def _peers(text):
 
 
 def _new_page(path, ends):
-    """The file that has its name when all is well at the end; nothing where none is asked for."""
+    """The file that takes its name when all has gone well; `None` without a path."""
     try:
         return path and ends.enter_context(atomic_file.replacing(path, waits=False))
     except OSError as fault:
@@ -106,99 +104,99 @@ def _new_page(path, ends):
 
 
 def measure(path, device="cpu", runs=5, against=None, bar=None):
-    """What `--json` prints: see docs/formats.md for what is what."""
+    """The results that `--json` prints: docs/formats.md describes them."""
     if not is_installed("torch"):
         raise error("ckptfs bench loads with torch, which is not installed", "pip install torch")
     with signals.waits():
         about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path).out)
     files = [file["path"] for file in about["files"]]
-    asked = {
+    request = {
         "path": path, "device": device, "names": [tensor["name"] for tensor in about["tensors"]],
         "files": [file for file in files if not file.endswith(".json")],
     }  # fmt: skip
     form = "safetensors" if about["format"] == "safetensors" else "torch"
     if path.endswith(".safetensors") and os.path.isfile(path):
-        # Also the image of a pickle in a mount, which is what another library reads.
-        asked["files"], form = [path], "safetensors"
+        # Also the virtual file of a pickle in a mount, which is what another library reads.
+        request["files"], form = [path], "safetensors"
     others, notes = chosen(against, form, device)
     with contextlib.ExitStack() as ends:
-        daemon = daemon_of(asked["files"][0])
-        # Others read the mount that is there already: another one would be of that.
-        shown = None if daemon else _shown(path, about, notes, ends)
-        loaders = [*OURS, *(MOUNTED if shown else []), *others]
-        loads = ends.enter_context(schedule.Loads())
-        case = schedule.Case(asked, shown, daemon)
-        tick = _Steps(bar, len(loaders), runs)
-        loaders, refused, called = schedule.checked(loads, case, loaders, tick)
-        found = {
+        daemon = daemon_of(request["files"][0])
+        # In a mount of ours the others read that mount, and no other is made.
+        mount = None if daemon else _mounted(path, about, notes, ends)
+        loaders = [*OURS, *(MOUNTED if mount else []), *others]
+        process = ends.enter_context(WorkerProcess())
+        case = schedule.Case(request, mount, daemon)
+        progress = _Progress(bar, len(loaders), runs)
+        loaders, refused, device_name = schedule.verify(process, case, loaders, progress)
+        results = {
             "path": path, "format": about["format"], "device": device, "runs": runs,
             "bytes": sum(tensor["nbytes"] for tensor in about["tensors"]), "tensors": len(about["tensors"]),
             "files": about["files"], "loaders": loaders, "against": _reference(loaders),
             "cleared_by": None, "cold": None, "cached": None, "notes": notes + refused,
-            "machine": machine(files[0]) | {"device": called},
+            "machine": machine.describe(files[0]) | {"device": device_name},
         }  # fmt: skip
-        if found["against"] is None:
-            found["notes"].append("compared with nothing: no other library that was asked loads it")
-        _measure_states(found, files, loads, case, tick)
-        return found
+        if results["against"] is None:
+            results["notes"].append("compared with nothing: no other library that was asked loads it")
+        _measure_states(results, files, process, case, progress)
+        return results
 
 
-def _shown(path, about, notes, ends):
-    """The checkpoint in a mount of its own; nothing, and a note, where there can be none."""
+def _mounted(path, about, notes, ends):
+    """The checkpoint in a mount of its own; `None`, and a note, where there can be none."""
     if not is_installed("safetensors"):
         notes.append("nothing was loaded through a mount: safetensors is not installed, which would read it")
         return None
     try:
-        return ends.enter_context(Shown(path, about))
+        return ends.enter_context(CheckpointMount(path, about))
     except SafetensorError as refused:
         notes.append(f"nothing was loaded through a mount: {in_words(refused)}")
         return None
 
 
 def _reference(loaders):
-    """Which of those that load it the others are compared with."""
+    """The loader that the others are compared with; `None` if no other library loads the checkpoint."""
     others = [name for name in [*REFERENCES, *loaders] if name in loaders and name not in OURS + MOUNTED]
     return others[0] if others else None
 
 
-def _measure_states(found, files, loads, case, tick):
-    """Fills in what is found cold and cached."""
+def _measure_states(results, files, process, case, progress):
+    """Adds what is measured cold and cached."""
 
     def measured(state, clear=None):
-        taken, failed = schedule.times(loads, case, found["loaders"], found["runs"], clear, tick)
-        found["notes"] += failed
-        found[state] = schedule.numbers(taken, found["bytes"], found["against"])
+        taken, failed = schedule.measure(process, case, results["loaders"], results["runs"], clear, progress)
+        results["notes"] += failed
+        results[state] = schedule.summarize(taken, results["bytes"], results["against"])
 
     def clear():
-        how = page_cache.clear(files)
+        cleared_by = page_cache.clear(files)
         try:
-            found["cleared_by"] = page_cache.drop_all()
+            results["cleared_by"] = page_cache.drop_all()
         except OSError:
-            found["cleared_by"] = how
+            results["cleared_by"] = cleared_by
 
     try:
         with signals.waits():
             clear()
-    except SafetensorError as told:
-        found["notes"].append(f"nothing was loaded cold: {in_words(told)}")
+    except SafetensorError as refused:
+        results["notes"].append(f"nothing was loaded cold: {in_words(refused)}")
     else:
-        if found["cleared_by"].startswith("posix_fadvise"):
-            found["notes"].append("cold is the page cache without these files: only root may drop all caches")
+        if results["cleared_by"].startswith("posix_fadvise"):
+            results["notes"].append("cold is the page cache without these files: only root may drop all caches")
         measured("cold", clear)
     warmed = list(files)
-    if case.shown:
-        case.shown.renew()
-        warmed.append(case.shown.image)
+    if case.mount:
+        case.mount.renew()
+        warmed.append(case.mount.file)
     with signals.waits():
         page_cache.warm(warmed)
         share = page_cache.cached(files)
-    if share is not None and share < _CACHED:
-        found["notes"].append(f"only {share:.0%} of the files stay in the page cache: there is no memory for more")
+    if share is not None and share < _MIN_CACHED_SHARE:
+        results["notes"].append(f"only {share:.0%} of the files stay in the page cache: there is no memory for more")
     measured("cached")
 
 
-class _Steps:
-    """Tells a bar how far it is, of comparing and of two states with all their rounds."""
+class _Progress:
+    """Shows on a bar how many of the loads are done: those that are compared, and two states of all rounds."""
 
     def __init__(self, bar, loaders, runs):
         self._bar, self._all, self._done = bar, loaders * (1 + 2 * runs), 0

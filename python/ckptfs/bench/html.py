@@ -1,14 +1,14 @@
-"""What was measured, as one page of HTML that needs nothing else. In: what `--json` prints. Out: the page.
+"""The results of `ckptfs bench`, which `--json` prints, as one page of HTML that needs nothing else.
 
-Every text goes through `_text`: paths and names are whoever's made them.
+Every text goes through `_text` or `chart`, which escape it: paths and names may have any characters.
 """
 
 import html
-import statistics
 
-from ckptfs.bench import machine
+from ckptfs.bench import chart, machine
 from ckptfs.bench.loaders import MOUNTED, OURS
-from ckptfs.bench.report import HEADS, row, shown, size_of, states
+from ckptfs.bench.report import printable, size, states, table
+from ckptfs.bench.tables import spread
 
 _STYLE = """\
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #d5dae0; --ours: #2166ac;
@@ -29,56 +29,53 @@ dl { display: grid; grid-template-columns: max-content auto; gap: 0 1rem; } dd {
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
-# Of a chart: widths of the names, the bars and the numbers, and the height of a bar with what is around it.
-_NAMES, _BARS, _NUMBERS, _STEP = 170, 420, 210, 26
+# The widths of a chart's names, bars and numbers.
+_NAMES, _BARS, _NUMBERS = 170, 420, 210
 
 
-def page(found):
-    """The page, as it is written to a file."""
-    return "\n".join(_parts(found)).encode("utf-8", "backslashreplace")
+def page(results):
+    """The page as bytes."""
+    return "\n".join(_parts(results)).encode("utf-8", "backslashreplace")
 
 
-def _parts(found):
-    title = _text(f"ckptfs bench: {found['path']}")
+def _parts(results):
+    title = _text(f"ckptfs bench: {results['path']}")
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    # A page that would load anything, or run it, is not this one.
+    # The page loads nothing and runs nothing.
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{title}</title>\n<style>\n{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>"
-    about = f"{found['format']}: {size_of(found)}, to {found['device']}, {found['runs']} loads of each kind"
+    about = f"{results['format']}: {size(results)}, to {results['device']}, {results['runs']} loads of each kind"
     yield f"<p>{_text(about)}. All loaders gave equal tensors.</p>"
-    for state, words in states(found):
+    for state, words in states(results):
         yield f"<h2>{_text(words)}</h2>"
-        yield from _table(found[state], found["against"])
-        yield from _charts(found[state])
+        yield from _table(*table(results, state, "loader"))
+        yield from _charts(results[state])
     yield "<h2>Measured on</h2>\n<dl>"
-    for what, which in machine.in_words(found["machine"]):
-        yield f"<dt>{_text(what)}</dt><dd>{_text(which)}</dd>"
+    for name, value in machine.in_words(results["machine"]):
+        yield f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>"
     yield "</dl>"
-    if found["notes"]:
+    if results["notes"]:
         yield "<h2>Notes</h2>\n<ul>"
-        yield from (f"<li>{_text(note)}</li>" for note in found["notes"])
+        yield from (f"<li>{_text(note)}</li>" for note in results["notes"])
         yield "</ul>"
     yield "</body>\n</html>\n"
 
 
-def _table(told, against):
-    heads = ["loader", *HEADS[1:-1], f"speed-up against {against}" if against else HEADS[-1]]
-    rows = [row(name, one) for name, one in told.items()]
-    kept = [n for n in range(len(heads)) if any(cells[n] for cells in rows)]
+def _table(heads, rows):
     yield '<div class="wide"><table>'
-    yield f"<tr>{''.join(f'<th>{_text(heads[n])}</th>' for n in kept)}</tr>"
-    for cells in rows:
-        yield f"<tr>{''.join(f'<td>{_text(cells[n])}</td>' for n in kept)}</tr>"
+    yield f"<tr>{''.join(f'<th>{_text(head)}</th>' for head in heads)}</tr>"
+    for row in rows:
+        yield f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>"
     yield "</table></div>"
 
 
-def _charts(told):
-    took = {name: one["seconds"] for name, one in told.items()}
+def _charts(loaders):
+    took = {name: one["seconds"] for name, one in loaders.items()}
     yield from _chart("Seconds until all was there", "s", 4, took)
-    busy = {name: _processors(one) for name, one in told.items()}
+    busy = {name: _processors(one) for name, one in loaders.items()}
     yield from _chart("Seconds of the processors, with the daemon's", "s", 3, busy)
-    peaks = {name: [peak / 1e6 for peak in one["peak_bytes"] or []] for name, one in told.items()}
+    peaks = {name: [peak / 1e6 for peak in one["peak_bytes"] or []] for name, one in loaders.items()}
     yield from _chart("Peak of memory", "MB", 1, peaks)
 
 
@@ -87,28 +84,20 @@ def _processors(one):
     return [own + its for own, its in zip(one["cpu_seconds"], daemon)]
 
 
-def _chart(title, unit, digits, values):
-    """A bar for each loader, as long as its median, with a line from the least to the most."""
-    values = {name: some for name, some in values.items() if some}
-    if not values:
+def _chart(title, unit, digits, loaders):
+    """A bar for each loader that has values."""
+    bars = [
+        chart.Bar(printable(name), values, name in OURS + MOUNTED, spread(values, digits, unit))
+        for name, values in loaders.items() if values
+    ]  # fmt: skip
+    if not bars:
         return
-    longest = max(map(max, values.values())) or 1
-    wide, high = _NAMES + _BARS + _NUMBERS, _STEP * len(values)
+    wide, high = _NAMES + _BARS + _NUMBERS, chart.STEP * len(bars)
     yield f"<h3>{_text(title)}</h3>"
     yield f'<svg viewBox="0 0 {wide} {high}" width="{wide}" role="img" aria-label="{_text(title)}">'
-    for place, (name, some) in enumerate(values.items()):
-        top, middle = place * _STEP + 4, place * _STEP + _STEP / 2
-        median, least, most = statistics.median(some), min(some), max(some)
-        bar, start, end = (value / longest * _BARS for value in (median, least, most))
-        kind = "ours" if name in OURS + MOUNTED else "other"
-        spread = f"M{_NAMES + start:.1f} {middle - 4}v8m0 -4H{_NAMES + end:.1f}m0 -4v8"
-        words = f"{median:,.{digits}f} {unit} ({least:,.{digits}f} to {most:,.{digits}f})"
-        yield f'<text x="{_NAMES - 8}" y="{middle + 4}" text-anchor="end">{_text(name)}</text>'
-        yield f'<rect class="{kind}" x="{_NAMES}" y="{top}" width="{bar:.1f}" height="{_STEP - 8}"/>'
-        yield f'<path class="spread" d="{spread}"/>'
-        yield f'<text x="{_NAMES + _BARS + 8}" y="{middle + 4}">{_text(words)}</text>'
+    yield from chart.elements(bars, _NAMES, _BARS)
     yield "</svg>"
 
 
 def _text(words):
-    return html.escape(shown(words), quote=True)
+    return html.escape(printable(words), quote=True)

@@ -1,26 +1,29 @@
-"""What `ckptfs bench` loads with: our ways, and libraries that others load with today.
+"""The loaders that benchmarks compare: ckptfs, and libraries that others load with today.
 
-In: the format of a checkpoint, and the words of `--against`. Out: the loaders that can be asked for it, by
-name. Each of them imports what it needs and gives what loads: what was asked in, tensors by name out. What
-must stay alive for the tensors it keeps in `_kept`.
+A loader is a function that imports what it needs and returns the function that loads: a request in, tensors by
+name out. A request is a dictionary: "loader", "path", "device", and where needed "files", "names", "options".
+What must stay alive for the tensors is in `kept`.
 """
 
+import importlib
 import importlib.util
+import os
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 
 from ckptfs._errors import error
 
 OURS = ["ckptfs owned", "ckptfs mapped"]
 
-# These read the one file that a mount shows, with safetensors as it is.
+# These read the one file that a mount shows, with unmodified safetensors.
 MOUNTED = ["mount owned", "mount mapped"]
 
-_kept = []
+kept = []
 
 
 class Peer(NamedTuple):
-    """A word of `--against`: its module, what pip calls it, which formats it reads, and its loaders."""
+    """A word of `--against`: its module, its name for pip, the format that it reads, and its loaders."""
 
     module: str
     package: str
@@ -39,13 +42,13 @@ PEERS = {
     "torch": Peer("torch", "torch", "torch", ["torch.load", "torch.load mapped"]),
 }
 
-# What others are compared with: the first of these that loads the checkpoint.
+# What the others are compared with: the first of these that loads the checkpoint.
 REFERENCES = ["safetensors", "torch.load"]
 
 
 def chosen(words, form, device):
-    """The names of the others to load with, and notes. `words` of `--against`, or `None` for all that are
-    installed and read `form`, which is "safetensors" or "torch"."""
+    """Names of the other loaders to measure, and notes. `words` are those of `--against`; `None` means all that
+    are installed and read `form`, which is "safetensors" or "torch"."""
     loaders, notes = [], []
     for word in words or PEERS:
         peer = PEERS[word]
@@ -60,40 +63,84 @@ def chosen(words, form, device):
 
 
 def is_installed(module):
+    """Whether Python finds this module."""
     return importlib.util.find_spec(module) is not None
 
 
-def _ckptfs(backend):
+def prepare(request):
+    """The function that loads, with its imports done. A loader outside `LOADERS` is named "module:function"."""
+    module, _, name = request["loader"].rpartition(":")
+    loader = getattr(importlib.import_module(module), name) if module else LOADERS[name]
+    return loader(**request.get("options", {}))
+
+
+def files_of(request):
+    """The files of a request; without a list of them those of its folder, found when the load begins."""
+    if "files" in request:
+        return request["files"]
+    path = request["path"]
+    if not os.path.isdir(path):
+        return [path]
+    return sorted(entry.path for entry in os.scandir(path) if entry.name.endswith((".safetensors", ".bin")))
+
+
+def _ckptfs(**options):
     from ckptfs.torch import load_file
 
-    return lambda asked: load_file(asked["path"], device=asked["device"], backend=backend)
+    return lambda request: load_file(request["path"], device=request["device"], **options)
 
 
-def _safetensors(**how):
+def _ckptfs_into():
+    """Into tensors that the program has made."""
+    import ckptfs
+    import torch
+    from ckptfs.torch import load_file
+
+    def load(request):
+        with ckptfs.safe_open(request["path"], "pt") as f:
+            into = {name: torch.empty(f.get_slice(name).get_shape(), dtype=torch.bfloat16) for name in f.keys()}
+        return load_file(request["path"], into=into)
+
+    return load
+
+
+def _safetensors(clone=False, **options):
     import inspect
 
     from safetensors import __version__
     from safetensors.torch import load_file
 
-    if how and "backend" not in inspect.signature(load_file).parameters:
+    if options and "backend" not in inspect.signature(load_file).parameters:
         raise RuntimeError(f"safetensors {__version__} has no backend=, which came with 0.8")
 
-    def load(asked):
-        return _together(load_file(path, device=asked["device"], **how) for path in asked["files"])
+    def load_one(path, request):
+        tensors = load_file(path, device=request["device"], **options)
+        return {name: tensor.clone() for name, tensor in tensors.items()} if clone else tensors
 
-    return load
+    return lambda request: _merged(load_one(path, request) for path in files_of(request))
 
 
-def _fastsafetensors(nogds):
+def _safetensors_prefetch():
+    from safetensors import safe_open
+
+    def load_one(path, request):
+        with safe_open(path, "pt", device=request["device"]) as file, file.prefetch() as loader:
+            return dict(loader)
+
+    return lambda request: _merged(load_one(path, request) for path in files_of(request))
+
+
+def _fastsafetensors(nogds=False):
     from fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
-    def load(asked):
-        # On the host there is no GPUDirect Storage to go without.
-        plainly = nogds or asked["device"] == "cpu"
-        loader = SafeTensorsFileLoader(SingleGroup(), asked["device"], nogds=plainly)
-        loader.add_filenames({0: asked["files"]})
+    def load(request):
+        # On the host there is no GPUDirect Storage to turn off.
+        on_host = request["device"] == "cpu"
+        loader = SafeTensorsFileLoader(SingleGroup(), request["device"], nogds=nogds or on_host)
+        loader.add_filenames({0: files_of(request)})
         buffer = loader.copy_files_to_device()
-        _kept.append((loader, buffer))
+        # The tensors are views of memory that closing these would free.
+        kept.append((loader, buffer))
         return {name: buffer.get_tensor(name) for name in loader.get_keys()}
 
     return load
@@ -102,11 +149,11 @@ def _fastsafetensors(nogds):
 def _runai():
     from runai_model_streamer import SafetensorsStreamer
 
-    def load(asked):
+    def load(request):
         streamer = SafetensorsStreamer()
-        _kept.append(streamer)
+        kept.append(streamer)
         streamer.__enter__()
-        streamer.stream_files(asked["files"], device=asked["device"])
+        streamer.stream_files(files_of(request), device=request["device"])
         return dict(streamer.get_tensors())
 
     return load
@@ -115,32 +162,32 @@ def _runai():
 def _instanttensor():
     from instanttensor import safe_open
 
-    def load(asked):
-        with safe_open(asked["files"], framework="pt", device=asked["device"]) as file:
+    def load(request):
+        with safe_open(files_of(request), framework="pt", device=request["device"]) as file:
             return dict(file.tensors())
 
     return load
 
 
-def _torch(**how):
+def _torch(**options):
     import torch
 
-    def load(asked):
+    def load(request):
         parts = [
-            torch.load(path, map_location=asked["device"], weights_only=True, **how)
-            for path in asked["files"]
+            torch.load(path, map_location=request["device"], weights_only=True, **options)
+            for path in files_of(request)
         ]
-        return _together(parts) if len(parts) > 1 else _holding(parts[0], asked["names"])
+        return _merged(parts) if len(parts) > 1 else _dictionary_of(parts[0], request["names"])
 
     return load
 
 
-def _together(parts):
+def _merged(parts):
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
-def _holding(value, names):
-    """The dictionary of a training checkpoint that has these tensors."""
+def _dictionary_of(value, names):
+    """The dictionary inside a training checkpoint that has these tensors."""
     import torch
 
     inside = deque([value])
@@ -154,16 +201,20 @@ def _holding(value, names):
 
 
 LOADERS = {
-    "ckptfs owned": lambda: _ckptfs("pread"),
-    "ckptfs mapped": lambda: _ckptfs("mmap"),
-    "mount owned": lambda: _safetensors(backend="pread"),
+    "ckptfs": _ckptfs,
+    "ckptfs owned": partial(_ckptfs, backend="pread"),
+    "ckptfs mapped": partial(_ckptfs, backend="mmap"),
+    "ckptfs into": _ckptfs_into,
+    "mount owned": partial(_safetensors, backend="pread"),
     "mount mapped": _safetensors,
-    "safetensors owned": lambda: _safetensors(backend="pread"),
+    "safetensors owned": partial(_safetensors, backend="pread"),
     "safetensors": _safetensors,
-    "fastsafetensors": lambda: _fastsafetensors(nogds=False),
-    "fastsafetensors nogds": lambda: _fastsafetensors(nogds=True),
+    "safetensors cloned": partial(_safetensors, clone=True),
+    "safetensors prefetch": _safetensors_prefetch,
+    "fastsafetensors": _fastsafetensors,
+    "fastsafetensors nogds": partial(_fastsafetensors, nogds=True),
     "runai": _runai,
     "instanttensor": _instanttensor,
     "torch.load": _torch,
-    "torch.load mapped": lambda: _torch(mmap=True),
+    "torch.load mapped": partial(_torch, mmap=True),
 }

@@ -1,7 +1,4 @@
-"""The machine: what numbers are worth depends on it.
-
-In: a file. Out: what `--json` calls `machine`, and that in words.
-"""
+"""The machine that measures: what numbers are worth depends on it."""
 
 import os
 import platform
@@ -12,9 +9,10 @@ from ckptfs.bench import page_cache
 from ckptfs.bench.loaders import PEERS
 
 
-def machine(path):
-    """The processor, the memory, the system, the filesystem that this file lies on, and versions."""
-    packages = ["ckptfs", *sorted({peer.package for peer in PEERS.values()})]
+def describe(path, others=()):
+    """The processor, the memory, the system, the filesystem of a path, and the versions of what is measured and of
+    other packages."""
+    packages = ["ckptfs", *sorted({peer.package for peer in PEERS.values()} | {*others})]
     return {
         "processor": _line("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -27,15 +25,15 @@ def machine(path):
     }
 
 
-def in_words(told):
-    """The same for people, as pairs of what and which."""
-    yield "processor", f"{told['processor']}, {told['cores']} cores that may be used"
-    yield "memory", f"{told['memory_bytes'] / 1e9:.1f} GB"
-    yield "system", f"{told['system']}, Python {told['python']}"
-    yield "filesystem", told["filesystem"] or "not known"
-    if told["device"]:
-        yield "device", told["device"]
-    yield "libraries", ", ".join(f"{name} {version}" for name, version in told["libraries"].items())
+def in_words(machine):
+    """A description as pairs of a name and a value, for people."""
+    yield "processor", f"{machine['processor']}, {machine['cores']} cores that may be used"
+    yield "memory", f"{machine['memory_bytes'] / 1e9:.1f} GB"
+    yield "system", f"{machine['system']}, Python {machine['python']}"
+    yield "filesystem", machine["filesystem"] or "not known"
+    if machine["device"]:
+        yield "device", machine["device"]
+    yield "libraries", ", ".join(f"{name} {version}" for name, version in machine["libraries"].items())
 
 
 def _line(path, name):

@@ -1,19 +1,18 @@
-"""A mount made for a benchmark, of one checkpoint.
+"""A mount of one checkpoint, made for a benchmark.
 
-In: the checkpoint. Out: the file that the mount shows for it, and the processor's time that its daemon used.
-The mount is of what was named: what else lies beside it is not looked at.
+What lies beside the checkpoint is not shown. A renewed mount has a daemon that has read nothing yet.
 """
 
 import json
 import os
 
-from ckptfs import mounting, mountinfo, child_process
-from ckptfs.bench import signals
+from ckptfs import child_process, mounting, mountinfo
 from ckptfs._errors import error
+from ckptfs.bench import signals
 
 
-class Shown:
-    """A checkpoint in a mount of its own, at a new directory; `with Shown(...) as shown:`."""
+class CheckpointMount:
+    """A checkpoint in a mount of its own, at a new directory; `with CheckpointMount(...) as mount:`."""
 
     def __init__(self, path, about):
         self._source = path if os.path.exists(path) else os.path.dirname(path) or "."
@@ -29,34 +28,35 @@ class Shown:
             made.close()
 
     def renew(self):
-        """A new daemon, which has read nothing yet, and does not know the order of the load before."""
+        """Starts a new daemon, which has read nothing and knows no earlier access order."""
         self.__exit__()
         self._mount = mounting.mount(self._source, no_remember=True)
 
     @property
-    def image(self):
+    def file(self):
+        """The file that the mount shows for the checkpoint."""
         return str(self._mount.path / self._name)
 
     def seconds(self):
-        """What its daemon has used of the processors."""
-        return _used(self._mount.pid)
+        """The processor seconds that its daemon has used."""
+        return processor_seconds(self._mount.pid)
 
 
 def daemon_of(path):
-    """What tells the seconds of the daemon that serves this path, if a mount of ours shows there."""
+    """The processor seconds of the daemon that serves this path, as a call; `None` outside a mount of ours."""
     at = mountinfo.place(path)
     entry = at and mountinfo.table().get(at.mount)
     if entry is None or entry.kind != "fuse.ckptfs":
         return None
     pid = json.loads(os.getxattr(entry.mountpoint, "user.ckptfs.stats"))["pid"]
-    return lambda: _used(pid)
+    return lambda: processor_seconds(pid)
 
 
-def _used(pid):
-    """Seconds of the processors that a process has used; `None` where the system does not tell."""
+def processor_seconds(pid):
+    """The processor seconds that a process has used; `None` where the system reports none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name of the program may have anything in it, but ends here.
+            # A program's name may have any characters in it, but ends here.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -64,7 +64,7 @@ def _used(pid):
 
 
 def _name(source, about):
-    """What the mount calls the checkpoint."""
+    """The name of the checkpoint in the mount."""
     with signals.waits():
         [listed] = json.loads(child_process.run("ls", "--json", "--", source).out)
     plain = os.path.basename(about["files"][0]["path"])

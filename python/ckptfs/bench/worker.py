@@ -1,41 +1,100 @@
-"""Loads with one library each, every one in a process that does nothing else: what `ckptfs bench` measures.
+"""The process that a benchmark measures: it answers requests, each in a fork of its own or in itself.
 
-In, by a connection: which loader, the path, its files, the names of its tensors, the device, and whether to
-tell what was loaded. Out: that all is imported; and then, when that is answered, what the load took from
-there on; or, if asked for, each tensor's type, shape and digest, and what ckptfs did in another way than was
-asked; or what went wrong.
+A request is a dictionary that comes by a connection. The answer to one of these is a message with "done" or "fault":
 
-This process imports torch and nothing else. Each load is in a fork of it, which begins with torch in memory
-and with no thread, no device and no memory that another load had.
+- {"call": "module:function", "arguments": {...}} calls a function, whose first argument sends further messages.
+- Anything else measures a workload, "workload": "module:function" or `load`. {"ready": True} says that all is
+  imported; the clock starts when `GO` comes. With "fork" a fork does it, "preload" imports before that fork.
+  "warm_up" names a path to try first, "keep_programs" maps what the process runs, "threads" bounds torch.
+
+A workload is a generator of a request: it yields when it is prepared, and again, with a dictionary, when that is
+done which is measured. What it adds to the dictionary after that is not measured.
+
+This process imports torch and nothing else. A fork begins with torch in memory, and with no thread, no device and
+no memory that another load had.
 """
 
 import ctypes
 import hashlib
+import importlib
 import os
 import signal
 import sys
 import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
-from ckptfs.bench import loaders
+import ckptfs
+from ckptfs.bench import GO, loaders
 
-_PAGE = 4096
+_PAGE_BYTES = 4096
+
+_FAULT_CHARACTERS = 300
+
+_DIGEST_THREADS = min(8, len(os.sched_getaffinity(0)))
 
 _PR_SET_PDEATHSIG = 1
 
+# Python has no name for it.
+_MADV_POPULATE_READ = 22
 
-def _have(tensors, device):
-    """Waits until every byte is there: a mapped page is read when it is first looked at."""
+
+def load(request):
+    """Loads a checkpoint until every byte is there. With "sum" each tensor is touched by itself and the result is a
+    "number", equal for equal tensors; with "digests" the result has each tensor's type, shape and digest."""
+    read, device = loaders.prepare(request), torch.device(request["device"])
+    # The first use of a device sets it up.
+    torch.zeros(1, device=device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    yield
+    tensors = read(request)
+    result = {"returned": time.monotonic()}
+    if request.get("sum"):
+        result["number"] = sum(map(touched, tensors.values()))
+    else:
+        _wait_for_bytes(tensors, device)
+    yield result
+    if not request.get("fork"):
+        # Processes that load at once keep what they have until all are done. A fork unmaps its files before it
+        # answers: files that are mapped cannot leave the page cache.
+        loaders.kept.append(tensors)
+    if elsewhere := {tensor.device for tensor in tensors.values()} - {torch.zeros(0, device=device).device}:
+        raise RuntimeError(f"there are tensors on {', '.join(map(str, elsewhere))}")
+    if request.get("digests"):
+        # A report is ckptfs's alone: what was not done as it was asked for.
+        report = ckptfs.last_report() if request["loader"].startswith("ckptfs") else None
+        result |= {
+            "tensors": digests(tensors), "report": repr(report) if report else None,
+            "fallbacks": report.fallbacks if report else {},
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        }  # fmt: skip
+
+
+def touched(tensor):
+    """The sum of one byte of each page of a tensor."""
+    return tensor.view(torch.uint8).reshape(-1)[::_PAGE_BYTES].sum().item()
+
+
+def _wait_for_bytes(tensors, device):
+    """Waits until every byte is there: a mapped page is read when it is first touched."""
     if device.type != "cpu":
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors.values()}
     for storage in storages.values():
-        torch.empty(0, dtype=torch.uint8).set_(storage)[::_PAGE].sum()
+        torch.empty(0, dtype=torch.uint8).set_(storage)[::_PAGE_BYTES].sum()
+
+
+def digests(tensors):
+    """The type, shape and digest of each tensor, by name."""
+    with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
+        return dict(zip(tensors, pool.map(_digest, tensors.values())))
 
 
 def _digest(tensor):
@@ -46,84 +105,116 @@ def _digest(tensor):
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), digest]
 
 
-def _memory(name):
-    """Bytes that the system tells of this process, such as `VmRSS`."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def memory(name, pid="self"):
+    """Bytes that the system reports of a process, such as `VmRSS`."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {name}")
+    raise OSError(f"/proc/{pid}/status has no {name}")
 
 
-def _peak_begins():
-    """What this process holds now, from where on its peak counts; nothing where the system does not tell."""
+def _reset_peak():
+    """The memory that this process holds now, and its peak from here on; `None` where the system reports none."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
-        return _memory("VmRSS")
+        memory("VmHWM")
+        return memory("VmRSS")
     except OSError:
         return None
 
 
-def _measured(asked, wait):
-    """What is told of one load, which begins when `wait` returns."""
-    load = loaders.LOADERS[asked["loader"]]()
-    device = torch.device(asked["device"])
-    # The first use of a device sets it up.
-    torch.zeros(1, device=device)
+def _keep_programs():
+    """Maps all pages of this process's programs. Those that are not mapped go when caches are dropped, and the
+    kernel then reads half a gigabyte of libraries during the measurement."""
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, access, _, _, _, *path = line.split(maxsplit=5)
+        if access.startswith("r") and path and path[0].startswith("/"):
+            start, end = (int(address, 16) for address in place.split("-"))
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_READ)
+
+
+def _measure(request, wait):
+    """What a workload took, which begins when `wait` returns."""
+    workload = find(request["workload"]) if "workload" in request else load
+    if request.get("threads"):
+        torch.set_num_threads(request["threads"])
+    if request.get("warm_up"):
+        for _ in workload({**request, "path": request["warm_up"]}):
+            pass
+    steps = workload(request)
+    next(steps)
+    if request.get("keep_programs"):
+        _keep_programs()
     wait()
-    before = _peak_begins()
-    begun, used = time.perf_counter(), time.process_time()
-    tensors = load(asked)
-    returned = time.perf_counter()
-    _have(tensors, device)
-    had, spent = time.perf_counter(), time.process_time()
-    peak = None if before is None else max(0, _memory("VmHWM") - before)
-    if asked["tell"]:
-        called = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        # Of ours alone: what was not done as it was asked for.
-        report = sys.modules["ckptfs"].last_report() if asked["loader"] in loaders.OURS else None
-        fallbacks = report.fallbacks if report else {}
-        digests = {name: _digest(tensor) for name, tensor in tensors.items()}
-        return {"tensors": digests, "device": called, "fallbacks": fallbacks}
-    return {"returned": returned - begun, "had": had - begun, "cpu": spent - used, "peak": peak}
+    before = _reset_peak()
+    start, used = time.monotonic(), time.process_time()
+    result = next(steps)
+    end, spent = time.monotonic(), time.process_time()
+    peak = None if before is None else max(0, memory("VmHWM") - before)
+    for _ in steps:
+        pass
+    return {**result, "start": start, "end": end, "cpu": spent - used, "peak": peak}
 
 
-def _load(asked, to):
-    """In a process of its own, which ends with this."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def find(name):
+    """The function that "module:function" names."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
 
+
+def in_words(fault):
+    """An exception on one line."""
+    words = " ".join([str(fault), *getattr(fault, "__notes__", [])]).split()
+    return f"{type(fault).__name__}: {' '.join(words)}"[:_FAULT_CHARACTERS]
+
+
+def _answer(request, parent):
     def wait():
-        to.send({"ready": True})
-        to.recv()
+        parent.send({"ready": True})
+        parent.recv()
 
     try:
-        told = _measured(asked, wait)
+        if "call" in request:
+            answer = find(request["call"])(parent.send, **request["arguments"]) or {}
+        else:
+            answer = _measure(request, wait)
     except Exception as fault:
-        told = {"fault": f"{type(fault).__name__}: {fault}"}
-    to.send(told)
-    # What a library does at its end is not measured.
-    os._exit(0)
+        traceback.print_exc()
+        answer = {"fault": in_words(fault)}
+    parent.send({"done": "fault" not in answer, **answer})
 
 
-def main(number):
-    """Does what is asked until nobody asks any more."""
-    to = Connection(number)
+def _answer_in_fork(request, parent):
+    if request.get("preload"):
+        loaders.prepare(request)
+    child = os.fork()
+    if child == 0:
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            _answer(request, parent)
+            # What a library does at its end is not measured.
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    if status:
+        parent.send({"done": False, "fault": f"its process ended with {os.waitstatus_to_exitcode(status)}"})
+
+
+def main(descriptor):
+    """Answers requests until the connection ends."""
+    parent = Connection(descriptor)
     while True:
         try:
-            asked = to.recv()
+            request = parent.recv()
         except EOFError:
-            return
-        if asked == "go":
-            # For a load whose process ended before it heard that.
+            # What a library does at its end is nothing to wait for.
+            os._exit(0)
+        if request == GO:
+            # For a fork that ended before it heard that.
             continue
-        child = os.fork()
-        if child == 0:
-            try:
-                _load(asked, to)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(child, 0)
-        if status:
-            to.send({"fault": f"its process ended with {os.waitstatus_to_exitcode(status)}"})
+        (_answer_in_fork if request.get("fork") else _answer)(request, parent)
 
 
 if __name__ == "__main__":
