@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 #[cfg(feature = "mount")]
-use super::mount::option_bounds;
+use super::commands::mount::option_bounds;
 
 /// Shows every model checkpoint as one safe, contiguous .safetensors file, without converting it
 ///
@@ -190,7 +190,7 @@ pub struct MountArgs {
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Serve numbers for Prometheus at http://ADDR/metrics; ADDR is local, such as 127.0.0.1:9100
-    #[arg(long, value_name = "ADDR", value_parser = super::mount::metrics::parse_address)]
+    #[arg(long, value_name = "ADDR", value_parser = super::commands::mount::metrics::parse_address)]
     pub metrics: Option<std::net::SocketAddr>,
     /// Options as mount(8) and fstab give them: any long option above, such as allow_other,memory=2G.
     /// What else fstab lines have (defaults, ro, nofail, _netdev, x-...) is ignored; so is the rw that

@@ -2,28 +2,15 @@
 //! here is about words; the work is done in the rooms.
 
 mod args;
-mod completions;
-#[cfg(feature = "mount")]
-mod doctor;
-mod export;
-mod inspect;
-mod ls;
-#[cfg(feature = "mount")]
-mod mount;
+mod commands;
 mod open_args;
 mod progress;
 mod python_commands;
-mod report;
 #[cfg(feature = "mount")]
 pub(crate) mod sizes;
 #[cfg(feature = "mount")]
-mod status;
-#[cfg(feature = "mount")]
 mod stuck_path_check;
 mod terminal_text;
-#[cfg(feature = "mount")]
-mod unmount;
-mod verify;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -32,6 +19,9 @@ use std::process::ExitCode;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use args::Command;
+use commands::{completions, export, inspect, ls, verify};
+#[cfg(feature = "mount")]
+use commands::{doctor, mount, status, unmount};
 
 /// Why a command did not do what it was asked: the exit code, and what to tell.
 #[derive(Debug)]
@@ -125,7 +115,7 @@ pub fn main() -> ExitCode {
 
 /// Runs a command line, the command's name first, and gives its exit code. To be called once in a
 /// process, before anything else in it; where that is not the program `ckptfs`,
-/// [`respawn::is_run_by`](crate::mount::respawn::is_run_by) must have been told what it is.
+/// [`respawn::set_runner`](crate::mount::lifecycle::respawn::set_runner) must have been told what it is.
 pub fn run(given: Vec<OsString>) -> u8 {
     if let Some(failure) = python_commands::refuse_python_command(&given) {
         failure.print();

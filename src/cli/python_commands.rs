@@ -19,7 +19,7 @@ const PYTHON_COMMANDS: [(&str, &str); 2] = [
 /// The table, for who has the package.
 #[cfg(feature = "mount")]
 pub fn add_python_commands(table: clap::Command) -> clap::Command {
-    if !crate::mount::respawn::has_runner() {
+    if !crate::mount::lifecycle::respawn::has_runner() {
         return table;
     }
     table.subcommands(PYTHON_COMMANDS.map(|(name, about)| clap::Command::new(name).about(about)))

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::mount::stuck_paths;
+use crate::mount::lifecycle::stuck_paths;
 
 use super::CommandError;
 use super::args::Command;

@@ -1,36 +1,13 @@
 //! The mount: a checkpoint, or a directory of them, as files that any program reads.
 //!
-//! In: [`MountOptions`]. Out: a [`AlreadyMounted`] that answers the kernel from threads of its own until it is
-//! unmounted. Around it: [`attach`]ing to the tree, asking a mount whether it
-//! lives ([`liveness`], [`stuck_paths`]), taking dead ones away ([`stale_mounts`]), and the numbers of a mount ([`stats`]).
+//! In: [`MountOptions`]. Out: a [`MountSession`] that answers the kernel from threads of its own until it is
+//! unmounted. Around it: [`lifecycle::attach`]ing to the tree, asking a mount whether it
+//! lives ([`lifecycle::liveness`], [`lifecycle::stuck_paths`]), taking dead ones away ([`lifecycle::stale_mounts`]), and the numbers of a mount ([`stats`]).
 
-pub mod attach;
-mod attr;
-mod blocking_pool;
-mod counters;
-pub mod daemon;
-mod denied_ops;
-pub mod descriptors;
 pub(crate) mod error;
-mod filesystem;
-pub mod fusermount;
-mod handles;
-mod inodes;
-pub mod liveness;
-mod mountpoint;
-mod node_path;
-mod open_images;
-mod read_reply;
-mod readdir;
-pub mod respawn;
-mod retries;
-mod session;
-mod source_removed;
-pub mod stale_mounts;
+mod fs;
+pub mod lifecycle;
 pub mod stats;
-pub mod stuck_paths;
-pub mod superblock;
-mod xattrs;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -38,18 +15,15 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 pub use error::MountError;
-pub use session::{MountSession, StatsReporter};
+pub use lifecycle::session::{MountSession, StatsReporter};
 pub use stats::MountStats;
 
 use crate::cache::{Cache, CacheLimits};
 use crate::checkpoint;
 use crate::log_throttle::LogThrottle;
 use crate::view::{self, KeepRules, View};
-use counters::MountCounters;
-use filesystem::FuseFilesystem;
-use handles::HandleTable;
-use readdir::Listings;
-use source_removed::SourceWatch;
+use fs::{FuseFilesystem, HandleTable, Listings, MountCounters, OwnerOverride, SourceWatch};
+use lifecycle::{attach, descriptors, mountpoint, session, stale_mounts};
 
 /// What to mount, where, and how.
 #[derive(Clone, Debug)]
@@ -218,7 +192,7 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
         log_throttle: said,
         stats: numbers_too,
     };
-    let owner = attr::OwnerOverride { uid: options.uid, gid: options.gid };
+    let owner = OwnerOverride { uid: options.uid, gid: options.gid };
     let listings = Listings::new((memory / LISTINGS_DIVISOR).max(MIN_LISTINGS_BYTES) as usize);
     let filesystem = FuseFilesystem::new(Arc::new(context), Arc::clone(&opened), owner, listings)?;
     let mut config = fuser::Config::default();

@@ -48,7 +48,7 @@ mod _ckptfs {
     /// starts this command again.
     #[pyfunction]
     fn command(py: Python<'_>, args: Vec<OsString>, program: PathBuf, before: Vec<OsString>) -> u8 {
-        crate::mount::respawn::set_runner(program, before);
+        crate::mount::lifecycle::respawn::set_runner(program, before);
         py.detach(|| crate::cli::run(args))
     }
 

@@ -124,7 +124,7 @@ pub fn daemons_of(argument: &str) -> Vec<Daemon> {
         // A `status` anywhere on the machine asks every mount, by a process of its own.
         let asks = arguments
             .get(1)
-            .is_some_and(|argument| argument == ckptfs::mount::liveness::PROBE_COMMAND);
+            .is_some_and(|argument| argument == ckptfs::mount::lifecycle::liveness::PROBE_COMMAND);
         let is_ours = arguments.first().is_some_and(|name| name.ends_with("ckptfs")) && !asks;
         if is_ours
             && arguments.iter().any(|found| found.starts_with(argument))

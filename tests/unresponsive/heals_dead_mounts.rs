@@ -105,12 +105,12 @@ impl Filesystem for Stuck {
 #[test]
 fn a_stuck_daemon_that_took_the_question_up_is_not_waited_for() {
     let place = Place::new();
-    let wanted = ckptfs::mount::attach::AttachRequest {
+    let wanted = ckptfs::mount::lifecycle::attach::AttachRequest {
         mountpoint: Path::new(&place.mountpoint),
         fsname: OsStr::new("stuck"),
         allow_other: false,
     };
-    let (fd, attached) = ckptfs::mount::attach::attach(&wanted).unwrap();
+    let (fd, attached) = ckptfs::mount::lifecycle::attach::attach(&wanted).unwrap();
     let (send, kept) = channel();
     let config = fuser::Config::default();
     let stuck = Stuck(Mutex::new(send));

@@ -1,0 +1,31 @@
+//! `ckptfs completions` and `ckptfs man`: what is made from the table of arguments.
+
+use std::io::Write;
+
+use clap::CommandFactory;
+
+use crate::cli::args::{CommandLine, CompletionsArgs, ManArgs};
+use crate::cli::{CommandError, EXIT_FAILED};
+
+pub fn write_completions(args: &CompletionsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    // Made in memory first: the generator panics where writing fails.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut CommandLine::command(), "ckptfs", &mut script);
+    Ok(out.write_all(&script)?)
+}
+
+pub fn write_man_pages(args: &ManArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    match &args.dir {
+        None => Ok(clap_mangen::Man::new(CommandLine::command()).render(out)?),
+        Some(directory) => {
+            clap_mangen::generate_to(CommandLine::command(), directory).map_err(|error| {
+                let message = format!("{}: cannot write the pages: {error}", directory.display());
+                CommandError::new(
+                    EXIT_FAILED,
+                    message,
+                    "give a directory that exists and can be written to",
+                )
+            })
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Who may mount here: this user, and ordinary ones, by fusermount3 or in a namespace of their own.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
+
+use crate::mount::error::{DEVICE_MODE_REMEDY, NO_DEVICE_REMEDY};
+use crate::mount::lifecycle::fusermount;
+
+use super::DoctorCheck;
+use super::machine::{has_capability, has_status, is_outermost, read_trimmed};
+
+const FUSE_DEVICE: &str = "/dev/fuse";
+
+/// What decides it.
+#[derive(Clone, Debug)]
+struct PrivilegeFacts {
+    /// The device's mode, if it is there.
+    mode: Option<u32>,
+    /// Why this user cannot open it.
+    open_error: Option<Errno>,
+    is_root: bool,
+    may_mount: bool,
+    is_outermost: bool,
+    no_new_privileges: bool,
+    /// fusermount3, and whether it is setuid.
+    fusermount: Option<(PathBuf, bool)>,
+    /// What keeps ordinary users from namespaces of their own: a setting, and its value that would not.
+    closing_setting: Option<(&'static str, &'static str)>,
+}
+
+pub(super) fn check_privileges() -> Vec<DoctorCheck> {
+    let facts = PrivilegeFacts::of_this_process();
+    vec![
+        check_device(facts.open_error),
+        check_fusermount(&facts),
+        check_allow_other(facts.is_root),
+        check_namespaces(&facts),
+    ]
+}
+
+/// Settings that close namespaces to ordinary users: where they stand, how sysctl calls them, the value
+/// that closes and one that opens.
+const CLOSING_SETTINGS: [(&str, &str, &str, &str); 3] = [
+    ("/proc/sys/user/max_user_namespaces", "user.max_user_namespaces", "0", "10000"),
+    ("/proc/sys/kernel/unprivileged_userns_clone", "kernel.unprivileged_userns_clone", "0", "1"),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "kernel.apparmor_restrict_unprivileged_userns",
+        "1",
+        "0",
+    ),
+];
+
+impl PrivilegeFacts {
+    fn of_this_process() -> PrivilegeFacts {
+        let permissions =
+            |path: &PathBuf| fs::metadata(path).ok().map(|it| it.permissions().mode());
+        let opened = rustix::fs::open(FUSE_DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let closing = CLOSING_SETTINGS
+            .iter()
+            .find(|(path, _, value, _)| read_trimmed(path).as_deref() == Some(*value));
+        PrivilegeFacts {
+            mode: permissions(&FUSE_DEVICE.into()),
+            open_error: opened.err(),
+            is_root: rustix::process::geteuid().is_root(),
+            may_mount: has_capability(CapabilitySet::SYS_ADMIN),
+            is_outermost: is_outermost(),
+            no_new_privileges: has_status("NoNewPrivs", "1"),
+            fusermount: fusermount::find().map(|path| {
+                let is_setuid = permissions(&path).is_some_and(|mode| mode & 0o4000 != 0);
+                (path, is_setuid)
+            }),
+            closing_setting: closing.map(|&(_, setting, _, opens)| (setting, opens)),
+        }
+    }
+
+    fn can_mount_directly(&self) -> bool {
+        self.may_mount && self.open_error.is_none()
+    }
+
+    /// The device's mode, where that is what decides: not where it is missing or kept from a container.
+    fn deciding_mode(&self) -> Option<u32> {
+        self.mode.filter(|_| matches!(self.open_error, None | Some(Errno::ACCESS)))
+    }
+
+    /// Whether ordinary users may open the device: this one, or where this one is root, all others.
+    fn is_open_to_users(&self) -> bool {
+        let for_all = self.mode.is_some_and(|mode| mode & 0o006 == 0o006);
+        self.open_error.is_none() && (for_all || !self.is_root)
+    }
+}
+
+fn check_device(refused: Option<Errno>) -> DoctorCheck {
+    const WHAT: &str = FUSE_DEVICE;
+    match refused {
+        None => DoctorCheck::ok(WHAT, "there, and this user may open it"),
+        Some(Errno::ACCESS) => {
+            DoctorCheck::problem(WHAT, "there, and this user may not open it", DEVICE_MODE_REMEDY)
+        }
+        Some(Errno::PERM) => DoctorCheck::problem(
+            WHAT,
+            "there, and this container may not open it",
+            NO_DEVICE_REMEDY,
+        ),
+        Some(Errno::NOENT) => {
+            DoctorCheck::problem(WHAT, "not there: no FUSE, no mount", NO_DEVICE_REMEDY)
+        }
+        Some(e) => DoctorCheck::problem(WHAT, format!("cannot be opened: {e}"), NO_DEVICE_REMEDY),
+    }
+}
+
+fn check_fusermount(facts: &PrivilegeFacts) -> DoctorCheck {
+    const WHAT: &str = "fusermount3";
+    let found = facts.fusermount.as_ref().map(|(path, is_setuid)| (path.display(), *is_setuid));
+    match found {
+        Some((path, true)) if facts.no_new_privileges && !facts.can_mount_directly() => {
+            DoctorCheck::problem(
+                WHAT,
+                format!("{path}: this process may gain no privileges, so it cannot help"),
+                "in a container, start it without no-new-privileges, or as root",
+            )
+        }
+        Some((path, true)) if facts.is_outermost => match facts.deciding_mode() {
+            _ if facts.is_open_to_users() => {
+                DoctorCheck::ok(WHAT, format!("{path}: ordinary users can mount"))
+            }
+            None => {
+                DoctorCheck::ok(WHAT, format!("{path}: there, and of no use without {FUSE_DEVICE}"))
+            }
+            // It opens the device as the user who calls it.
+            Some(mode) => {
+                let says = format!(
+                    "{path}: ordinary users cannot mount, for they may not open {FUSE_DEVICE} (mode {:04o})",
+                    mode & 0o7777
+                );
+                match facts.can_mount_directly() {
+                    true => DoctorCheck::note(WHAT, says, DEVICE_MODE_REMEDY),
+                    false => DoctorCheck::problem(WHAT, says, DEVICE_MODE_REMEDY),
+                }
+            }
+        },
+        found if facts.can_mount_directly() => {
+            let state = if found.is_some() { "cannot help here" } else { "not there" };
+            DoctorCheck::ok(WHAT, format!("{state}, and not needed: this user may mount by itself"))
+        }
+        Some((path, true)) => DoctorCheck::problem(
+            WHAT,
+            format!("{path}: has no power inside a user namespace"),
+            "let this user open /dev/fuse (mode 0666), or mount from outside the namespace",
+        ),
+        Some((path, false)) => DoctorCheck::problem(
+            WHAT,
+            format!("{path}: is not setuid root, so this user cannot mount"),
+            "reinstall the package fuse3 (chmod u+s), or run as root",
+        ),
+        None => DoctorCheck::problem(
+            WHAT,
+            "not there, so this user cannot mount",
+            "install the package fuse3",
+        ),
+    }
+}
+
+fn check_allow_other(is_root: bool) -> DoctorCheck {
+    const WHAT: &str = "--allow-other";
+    let config = read_trimmed("/etc/fuse.conf").unwrap_or_default();
+    if config.lines().any(|line| line.trim() == "user_allow_other") {
+        DoctorCheck::ok(WHAT, "anybody may use it (user_allow_other in /etc/fuse.conf)")
+    } else if is_root {
+        DoctorCheck::ok(WHAT, "root may use it, other users not")
+    } else {
+        DoctorCheck::note(
+            WHAT,
+            "not for this user: a mount is seen by its own user only",
+            "have root put the line user_allow_other in /etc/fuse.conf",
+        )
+    }
+}
+
+fn check_namespaces(facts: &PrivilegeFacts) -> DoctorCheck {
+    const WHAT: &str = "user namespaces";
+    match facts.closing_setting {
+        _ if !facts.is_outermost && facts.may_mount => {
+            DoctorCheck::ok(WHAT, "inside one, with the right to mount")
+        }
+        _ if !facts.is_outermost => DoctorCheck::note(
+            WHAT,
+            "inside one, without the right to mount",
+            "enter it as its root (unshare -Urm)",
+        ),
+        Some((setting, opens)) => DoctorCheck::note(
+            WHAT,
+            format!(
+                "closed to ordinary users ({setting}): unshare -Urm gives no place to mount in"
+            ),
+            format!(
+                "only needed where there is neither root nor fusermount3; root opens them: sysctl {setting}={opens}"
+            ),
+        ),
+        None if facts.is_open_to_users() => {
+            DoctorCheck::ok(WHAT, "open: unshare -Urm gives a place of one's own to mount in")
+        }
+        None if facts.deciding_mode().is_none() => DoctorCheck::note(
+            WHAT,
+            format!("open, and of no use without {FUSE_DEVICE}"),
+            NO_DEVICE_REMEDY,
+        ),
+        None => DoctorCheck::note(
+            WHAT,
+            format!("open, and no place to mount in: ordinary users may not open {FUSE_DEVICE}"),
+            DEVICE_MODE_REMEDY,
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::CheckVerdict;
+    use super::*;
+
+    /// Root of a machine where everything is as distributions leave it.
+    fn usual() -> PrivilegeFacts {
+        PrivilegeFacts {
+            mode: Some(0o020_666),
+            open_error: None,
+            is_root: true,
+            may_mount: true,
+            is_outermost: true,
+            no_new_privileges: false,
+            fusermount: Some(("/usr/bin/fusermount3".into(), true)),
+            closing_setting: None,
+        }
+    }
+
+    /// An ordinary user of the same.
+    fn user() -> PrivilegeFacts {
+        PrivilegeFacts { is_root: false, may_mount: false, ..usual() }
+    }
+
+    #[test]
+    fn devices_that_cannot_be_used_are_problems() {
+        assert_eq!(check_device(None).verdict, CheckVerdict::Ok);
+        for refused in [Errno::ACCESS, Errno::NOENT, Errno::PERM, Errno::NODEV] {
+            assert_eq!(check_device(Some(refused)).verdict, CheckVerdict::Problem);
+        }
+    }
+
+    #[test]
+    fn users_can_mount_where_they_may_open_the_device() {
+        let of_group = PrivilegeFacts { mode: Some(0o660), ..user() };
+        for facts in [usual(), user(), of_group] {
+            assert!(
+                check_fusermount(&facts).says.contains("ordinary users can mount"),
+                "{facts:?}"
+            );
+            assert!(check_namespaces(&facts).says.contains("unshare -Urm gives a place"));
+        }
+        let root = PrivilegeFacts { mode: Some(0o600), ..usual() };
+        let user = PrivilegeFacts { mode: Some(0o600), open_error: Some(Errno::ACCESS), ..user() };
+        for (facts, verdict) in [(root, CheckVerdict::Note), (user, CheckVerdict::Problem)] {
+            let helper = check_fusermount(&facts);
+            assert_eq!(helper.verdict, verdict, "{helper:?}");
+            assert!(helper.says.contains("cannot mount") && helper.says.contains("0600"));
+            let namespaces = check_namespaces(&facts);
+            assert_eq!(namespaces.verdict, CheckVerdict::Note, "{namespaces:?}");
+            assert!(!namespaces.says.contains("unshare"), "{namespaces:?}");
+            for check in [helper, namespaces] {
+                assert!(check.remedy.contains("chmod 666 /dev/fuse"), "{check:?}");
+                assert!(check.remedy.contains("/etc/udev/rules.d"), "{check:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn namespaces_that_are_closed_are_not_recommended() {
+        for (_, setting, _, opens) in CLOSING_SETTINGS {
+            let check = check_namespaces(&PrivilegeFacts {
+                closing_setting: Some((setting, opens)),
+                ..user()
+            });
+            assert_eq!(check.verdict, CheckVerdict::Note);
+            assert!(check.says.contains(setting) && check.says.contains("gives no place"));
+            assert!(check.remedy.contains(&format!("{setting}={opens}")), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_device_nothing_is_promised() {
+        let none = PrivilegeFacts { mode: None, open_error: Some(Errno::NOENT), ..usual() };
+        let kept_from_a_container = PrivilegeFacts { open_error: Some(Errno::PERM), ..usual() };
+        for facts in [none, kept_from_a_container] {
+            for check in [check_fusermount(&facts), check_namespaces(&facts)] {
+                assert!(check.says.contains("of no use without /dev/fuse"), "{check:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What a path can do as a source.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+
+use crate::mount_info::mountinfo::{PathHandle, to_display};
+
+use super::DoctorCheck;
+use crate::cli::CommandError;
+
+const SOURCE_CHECK: &str = "source";
+
+/// A path that is not looked at, because whoever does would have to wait for a mount on the way to it.
+pub(super) fn unreachable_check(failure: CommandError) -> DoctorCheck {
+    DoctorCheck::problem(SOURCE_CHECK, failure.message, failure.remedy)
+}
+
+pub(super) fn check_source(path: &Path) -> Vec<DoctorCheck> {
+    let mut checks = vec![check_readable(path)];
+    if checks.iter().all(|check| check.verdict == super::CheckVerdict::Ok) {
+        checks.push(check_filesystem(path));
+        checks.push(check_direct_read(path));
+    }
+    checks
+}
+
+fn check_readable(path: &Path) -> DoctorCheck {
+    let name = path.display();
+    let opened = match fs::metadata(path) {
+        Ok(about) if about.is_dir() => fs::read_dir(path).map(|_| "a directory"),
+        Ok(about) if about.is_file() => File::open(path).map(|_| "a file"),
+        Ok(_) => Err(io::Error::other("neither a regular file nor a directory")),
+        Err(error) => Err(error),
+    };
+    match opened {
+        Ok(kind) => {
+            DoctorCheck::ok(SOURCE_CHECK, format!("{name}: {kind} that this user may read"))
+        }
+        Err(error) => DoctorCheck::problem(
+            SOURCE_CHECK,
+            format!("{name}: cannot be read: {error}"),
+            "check the path, and ask for read permission on it",
+        ),
+    }
+}
+
+/// Types that reach over a network, or to another daemon.
+const REMOTE_FILESYSTEMS: [&str; 16] = [
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "ceph",
+    "lustre",
+    "glusterfs",
+    "9p",
+    "afs",
+    "gpfs",
+    "beegfs",
+    "orangefs",
+    "virtiofs",
+    "fuse",
+    "ocfs2",
+];
+
+fn check_filesystem(path: &Path) -> DoctorCheck {
+    const WHAT: &str = "filesystem";
+    let entry = match PathHandle::open(path).and_then(|spot| spot.mount_entry()) {
+        Ok(Some(entry)) => entry,
+        Ok(None) => return DoctorCheck::ok(WHAT, "unknown"),
+        Err(error) => return DoctorCheck::problem(WHAT, error.to_string(), error.remedy()),
+    };
+    let kind = to_display(&entry.fs_type);
+    let says = format!("{kind}, mounted at {}", entry.mountpoint.display());
+    if entry.is_ckptfs() {
+        DoctorCheck::note(
+            WHAT,
+            format!("{says}: ckptfs itself"),
+            "give the source of that mount instead",
+        )
+    } else if kind.starts_with("fuse.") || REMOTE_FILESYSTEMS.contains(&kind.as_str()) {
+        DoctorCheck::note(
+            WHAT,
+            format!("{says}: not on a local disk, so each read waits longer"),
+            "copy the checkpoint to a local disk if it is read often",
+        )
+    } else {
+        DoctorCheck::ok(WHAT, format!("{says}: local"))
+    }
+}
+
+/// What disks and filesystems want a read past the cache to be aligned to, at the most.
+const ALIGNMENT_BYTES: usize = 4096;
+
+fn check_direct_read(path: &Path) -> DoctorCheck {
+    const WHAT: &str = "O_DIRECT";
+    let Some(file) = file_in(path) else {
+        return DoctorCheck::ok(WHAT, "no file there to try it on");
+    };
+    match reads_directly(&file) {
+        Ok(()) => {
+            DoctorCheck::ok(WHAT, "works: what is read once need not push out what is cached")
+        }
+        Err(error) => DoctorCheck::note(
+            WHAT,
+            format!("does not work there ({error}): everything is read through the cache"),
+            "nothing needs to be done; local filesystems such as ext4 and xfs have it",
+        ),
+    }
+}
+
+/// The file itself, or one of the directory's that is not empty. What else is mounted in the directory,
+/// and may be stuck, is not looked at, nor is what a link leads to there.
+fn file_in(path: &Path) -> Option<PathBuf> {
+    let is_full = |about: fs::Metadata| about.is_file() && about.len() > 0;
+    if path.is_file() {
+        return Some(path.to_path_buf()).filter(|path| fs::metadata(path).is_ok_and(is_full));
+    }
+    let folder = File::open(path).ok()?;
+    let is_full = |entry: &fs::DirEntry| {
+        // Opened by name alone, which asks nobody, and on the directory's own filesystem.
+        let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let found = openat2(&folder, entry.file_name(), flags, Mode::empty(), resolve);
+        found.is_ok_and(|found| File::from(found).metadata().is_ok_and(is_full))
+    };
+    let mut names = fs::read_dir(path).ok()?.filter_map(Result::ok);
+    names.find(is_full).map(|entry| entry.path())
+}
+
+fn reads_directly(path: &Path) -> io::Result<()> {
+    let flags = (OFlags::DIRECT | OFlags::NONBLOCK).bits();
+    let flags = i32::try_from(flags).map_err(io::Error::other)?;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let mut memory = vec![0; 2 * ALIGNMENT_BYTES];
+    let start = memory.as_ptr().align_offset(ALIGNMENT_BYTES);
+    let Some(aligned) = memory.get_mut(start..).and_then(|rest| rest.get_mut(..ALIGNMENT_BYTES))
+    else {
+        return Ok(());
+    };
+    std::os::unix::fs::FileExt::read_at(&file, aligned, 0)?;
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! `ckptfs inspect`: tells what a checkpoint holds.
+
+mod report;
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use crate::checkpoint::LayoutKind;
+use crate::image::VirtualFile;
+use crate::view;
+
+use crate::cli::args::InspectArgs;
+use crate::cli::terminal_text::{format_bytes, format_count, one_line};
+use crate::cli::{CommandError, EXIT_REFUSED};
+use report::{InspectReport, TensorReport};
+
+pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let (report, outcome) = match view::open(&args.source.path, &args.source.parse_args.options()) {
+        Ok(checkpoint) => {
+            let mut report = InspectReport::from_checkpoint(&checkpoint);
+            let outcome = match VirtualFile::new(checkpoint) {
+                Ok(image) => {
+                    report.set_virtual_file(&image);
+                    Ok(())
+                }
+                Err(error) => {
+                    let failure = CommandError::from(error);
+                    // Refused entries are in the report; what else there is must be said too.
+                    if report.refused.is_empty() {
+                        let whole = InspectReport::from_refusal(
+                            None,
+                            failure.message.clone(),
+                            &failure.remedy,
+                        );
+                        report.refused = whole.refused;
+                    }
+                    Err(failure)
+                }
+            };
+            (report, outcome)
+        }
+        Err(error) if args.json && error.is_refusal() => {
+            let path = Some(error.path().display().to_string());
+            (
+                InspectReport::from_refusal(path, error.to_string(), error.remedy()),
+                Err(CommandError::from(error)),
+            )
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &report).map_err(io::Error::from)?;
+        writeln!(out)?;
+        return outcome;
+    }
+    write_text(&report, args, out)?;
+    // What is refused stands in the text.
+    outcome.map_err(|failure| {
+        if failure.code == EXIT_REFUSED {
+            CommandError::already_reported(EXIT_REFUSED)
+        } else {
+            failure
+        }
+    })
+}
+
+fn write_text(report: &InspectReport, args: &InspectArgs, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "{}", one_line(&args.source.path.display().to_string()))?;
+    let mut line = |label: &str, text: String| writeln!(out, "  {label:<9} {text}");
+    let format = report.format.map_or("unknown", |format| format.name());
+    let total: u64 = report.files.iter().map(|file| file.size).sum();
+    line(
+        "format",
+        format!(
+            "{format}, {} in {}",
+            format_bytes(total),
+            format_count(report.files.len(), "file")
+        ),
+    )?;
+    line("tensors", tensor_summary(&report.tensors))?;
+    for (layout, word) in LAYOUT_LABELS {
+        let n = report.tensors.iter().filter(|tensor| tensor.layout == layout).count();
+        if n > 0 {
+            line(word, format!("{} {}", format_count(n, "tensor"), layout_text(layout)))?;
+        }
+    }
+    let shared = report.tensors.iter().filter(|tensor| !tensor.shares_with.is_empty()).count();
+    if shared > 0 {
+        line(
+            "shared",
+            format!(
+                "{} whose bytes overlap those of others; every name is kept",
+                format_count(shared, "tensor")
+            ),
+        )?;
+    }
+    for (key, value) in &report.metadata {
+        line("metadata", format!("{} = {}", one_line(key), truncate(&one_line(value))))?;
+    }
+    match &report.image {
+        Some(image) => {
+            line(
+                "image",
+                format!(
+                    "{}, {} of it header",
+                    format_bytes(image.size),
+                    format_bytes(image.header_size)
+                ),
+            )?;
+            line("layout", image.layout.clone())?;
+            line("identity", image.identity.clone())?;
+        }
+        None => line("image", "none: refused".to_owned())?,
+    }
+    for note in &report.notes {
+        line("note", one_line(note))?;
+    }
+    for entry in &report.refused {
+        let name =
+            entry.tensor.as_ref().map(|name| format!("`{}` ", one_line(name))).unwrap_or_default();
+        line(
+            "refused",
+            format!("{name}{}; what to do: {}", one_line(&entry.reason), entry.remedy),
+        )?;
+    }
+    if args.tensors {
+        write_tensors(&report.tensors, out)?;
+    }
+    Ok(())
+}
+
+const LAYOUT_LABELS: [(LayoutKind, &str); 4] = [
+    (LayoutKind::Strided, "strided"),
+    (LayoutKind::Expanded, "expanded"),
+    (LayoutKind::Swapped, "swapped"),
+    (LayoutKind::Memory, "memory"),
+];
+
+fn layout_text(layout: LayoutKind) -> &'static str {
+    match layout {
+        LayoutKind::Run => "read as they lie",
+        LayoutKind::Strided => "gathered as read: not stored in order",
+        LayoutKind::Expanded => "repeated as read: stored once",
+        LayoutKind::Swapped => "turned round as read: stored big-endian",
+        LayoutKind::Memory => "held unpacked in memory: stored compressed",
+    }
+}
+
+fn tensor_summary(tensors: &[TensorReport]) -> String {
+    let mut by_dtype: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
+    for tensor in tensors {
+        let (n, size) = by_dtype.entry(tensor.dtype).or_default();
+        *n += 1;
+        *size = size.saturating_add(tensor.nbytes);
+    }
+    let parts: Vec<String> = by_dtype
+        .iter()
+        .map(|(dtype, (n, size))| format!("{n} {dtype} ({})", format_bytes(*size)))
+        .collect();
+    match parts.len() {
+        0 => "none".to_owned(),
+        1 => parts.concat(),
+        _ => format!("{}: {}", tensors.len(), parts.join(", ")),
+    }
+}
+
+/// Metadata can be a page long; the JSON has all of it.
+const MAX_VALUE_CHARS: usize = 100;
+
+fn truncate(value: &str) -> String {
+    match value.char_indices().nth(MAX_VALUE_CHARS) {
+        Some((end, _)) => format!("{}...", &value[..end]),
+        None => value.to_owned(),
+    }
+}
+
+fn write_tensors(tensors: &[TensorReport], out: &mut dyn Write) -> io::Result<()> {
+    let names: Vec<String> = tensors.iter().map(|tensor| one_line(&tensor.name)).collect();
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    for (tensor, name) in tensors.iter().zip(names) {
+        let layout = serde_json::to_value(tensor.layout)?;
+        let layout =
+            layout.as_str().filter(|_| tensor.layout != LayoutKind::Run).unwrap_or_default();
+        let shape = format!("{:?}", tensor.shape);
+        let line = format!(
+            "  {name:<width$}  {:<8} {shape:<20} {:>12}  {layout}",
+            tensor.dtype,
+            format_bytes(tensor.nbytes)
+        );
+        let shares: Vec<String> = tensor.shares_with.iter().map(|name| one_line(name)).collect();
+        let shares = if shares.is_empty() {
+            String::new()
+        } else {
+            format!("  overlaps with {}", shares.join(", "))
+        };
+        writeln!(out, "{}{shares}", line.trim_end())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! `ckptfs unmount`: takes a mount away, and sees its daemon end.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::time::Duration;
+
+use crate::mount::lifecycle::daemon::Daemon;
+use crate::mount::lifecycle::stale_mounts::{self, MountServer};
+use crate::mount::lifecycle::superblock::Superblock;
+
+use crate::cli::args::UnmountArgs;
+use crate::cli::terminal_text::one_line;
+use crate::cli::{CommandError, EXIT_FAILED, print_note};
+
+/// The daemon of an unused mount ends within milliseconds. After this time its superblock says whether it is
+/// still used elsewhere.
+const EXPECTED_END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How much longer the daemon of an unused mount may take before a message.
+const NOTE_DELAY: Duration = Duration::from_secs(2);
+
+/// How much longer a daemon has to end: it gives back memory and closes files, also where the machine
+/// is overloaded.
+const END_TIMEOUT: Duration = Duration::from_secs(12);
+
+/// Mounts elsewhere that a message lists.
+const MAX_LISTED: usize = 3;
+
+pub fn run(args: &UnmountArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let done = stale_mounts::unmount(&args.path, args.lazy)?;
+    let path = one_line(&done.path.display().to_string());
+    let action = if args.lazy { "detached" } else { "unmounted" };
+    match done.server {
+        MountServer::Dead => writeln!(out, "{path}: was dead, taken away")?,
+        MountServer::Unknown(superblock) => {
+            let shown = still_shown(&superblock);
+            writeln!(out, "{path}: {action}{shown}; whether its daemon has ended cannot be told")?;
+        }
+        MountServer::Process(daemon, _) if daemon.wait(EXPECTED_END_TIMEOUT) => {}
+        MountServer::Process(daemon, superblock) if args.lazy || !superblock.is_gone() => {
+            let shown = still_shown(&superblock);
+            let outlook = outlook(&daemon, &superblock, !shown.is_empty());
+            writeln!(out, "{path}: {action}{shown}; its daemon ({}) {outlook}", daemon.pid())?;
+        }
+        MountServer::Process(daemon, _) => wait_for_daemon(&path, &daemon)?,
+    }
+    Ok(())
+}
+
+/// Where a superblock is still mounted, as part of a sentence.
+fn still_shown(superblock: &Superblock) -> String {
+    let mounts = superblock.mounts();
+    let mut text = String::new();
+    for (n, mount) in mounts.iter().take(MAX_LISTED).enumerate() {
+        let before = if n == 0 { ", and still shown at" } else { "," };
+        // Writing to a string does not fail.
+        let _ = write!(text, "{before} {}", one_line(&mount.to_string()));
+    }
+    match mounts.len().checked_sub(MAX_LISTED) {
+        None | Some(0) => text,
+        Some(more) => format!("{text} and {more} more"),
+    }
+}
+
+/// When or how a daemon that still runs will end, as the end of a sentence.
+fn outlook(daemon: &Daemon, superblock: &Superblock, is_shown: bool) -> String {
+    match (daemon.is_stopped(), superblock.is_gone()) {
+        (_, true) => format!("{}: {}", daemon_state(daemon), remedy(daemon)),
+        // Killing it would fail the readers of the other mounts.
+        (true, false) => format!("is stopped: {}", resume(daemon)),
+        (false, false) if is_shown => "ends when it is unmounted there too".to_owned(),
+        (false, false) => "ends with the last reader".to_owned(),
+    }
+}
+
+fn wait_for_daemon(path: &str, daemon: &Daemon) -> Result<(), CommandError> {
+    if daemon.wait(NOTE_DELAY) {
+        return Ok(());
+    }
+    let pid = daemon.pid();
+    print_note(&format!(
+        "{path}: unmounted; waiting for its daemon ({pid}), which {}: {}",
+        daemon_state(daemon),
+        remedy(daemon)
+    ));
+    if daemon.wait(END_TIMEOUT) {
+        return Ok(());
+    }
+    let message = format!("{path}: unmounted, but its daemon ({pid}) has not ended");
+    Err(CommandError::new(EXIT_FAILED, message, remedy(daemon)))
+}
+
+fn daemon_state(daemon: &Daemon) -> &'static str {
+    if daemon.is_stopped() { "is stopped" } else { "still runs" }
+}
+
+fn resume(daemon: &Daemon) -> String {
+    format!("kill -CONT {} lets it go on", daemon.pid())
+}
+
+/// How to end a daemon that keeps running although its mount is unused.
+fn remedy(daemon: &Daemon) -> String {
+    let pid = daemon.pid();
+    match daemon.is_stopped() {
+        true => format!("{}, kill -KILL {pid} ends it", resume(daemon)),
+        false => format!(
+            "its source may hang, or it may be short of memory; kill -KILL {pid} ends it, and nothing is lost"
+        ),
+    }
+}

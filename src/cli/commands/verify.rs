@@ -1,0 +1,81 @@
+//! `ckptfs verify`: reads every byte, or compares two checkpoints.
+
+use std::io::Write;
+use std::path::Path;
+
+use crate::image::VirtualFileReader;
+use crate::verify;
+
+use crate::cli::args::VerifyArgs;
+use crate::cli::progress::ProgressMeter;
+use crate::cli::terminal_text::{format_bytes, format_count, one_line};
+use crate::cli::{CommandError, EXIT_FAILED, open_args};
+
+pub fn run(args: &VerifyArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let reader = open_args::open_reader(&args.source.path, &args.source.parse_args.options())?;
+    match &args.against {
+        None => read_all(&reader, &args.source.path, out),
+        Some(other) => {
+            // The dictionary that was asked for is one of the first; the other is shown by the rule.
+            let options = args.source.parse_args.options().without_root_key();
+            compare(&reader, &open_args::open_reader(other, &options)?, out)
+        }
+    }
+}
+
+fn stopped_error() -> CommandError {
+    CommandError::new(
+        EXIT_FAILED,
+        "stopped before everything was read",
+        "run it again to start over",
+    )
+}
+
+fn read_all(
+    reader: &VirtualFileReader,
+    path: &Path,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let image = reader.virtual_file();
+    let meter = ProgressMeter::new(image.size())?;
+    let done = verify::read_all(reader, &meter);
+    meter.finish();
+    if !done? {
+        return Err(stopped_error());
+    }
+    let (n, size) = (image.tensors().len(), image.size());
+    let name = one_line(&path.display().to_string());
+    writeln!(
+        out,
+        "{name}: {}, all {} could be read",
+        format_count(n, "tensor"),
+        format_bytes(size)
+    )?;
+    Ok(())
+}
+
+fn compare(
+    first: &VirtualFileReader,
+    second: &VirtualFileReader,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let meter =
+        ProgressMeter::new(first.virtual_file().size() - first.virtual_file().header_size())?;
+    let differences = verify::compare(first, second, &meter);
+    meter.finish();
+    let differences = differences?.ok_or_else(stopped_error)?;
+    if differences.is_empty() {
+        let n = first.virtual_file().tensors().len();
+        writeln!(
+            out,
+            "equal: {} of the same names, types, shapes and values",
+            format_count(n, "tensor")
+        )?;
+        return Ok(());
+    }
+    for difference in &differences {
+        writeln!(out, "{}", one_line(&difference.to_string()))?;
+    }
+    writeln!(out, "{}", format_count(differences.len(), "difference"))?;
+    Err(CommandError::already_reported(EXIT_FAILED))
+}

@@ -1,0 +1,13 @@
+//! The life of a mount: attached to the tree, served by a session, found alive or stale, and taken away.
+
+pub mod attach;
+pub mod daemon;
+pub mod descriptors;
+pub mod fusermount;
+pub mod liveness;
+pub(super) mod mountpoint;
+pub mod respawn;
+pub mod session;
+pub mod stale_mounts;
+pub mod stuck_paths;
+pub mod superblock;
