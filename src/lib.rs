@@ -6,7 +6,7 @@
 //! The rooms, each importing only those before it:
 //! - [`source`]: bytes on disk, with the identity that tells whether they changed;
 //! - [`checkpoint`]: what a checkpoint holds and where each tensor's bytes lie;
-//! - [`image`]: the virtual file: its layout, and reading any part of it;
+//! - [`virtual_file`]: the virtual file: its layout, and reading any part of it;
 //! - [`loader`]: tensors into memory, from files of a mount too, or used where they lie ([`open`]);
 //! - [`export`]: an image as a real file; [`verify`]: reading one whole, and comparing two.
 //!
@@ -15,7 +15,7 @@
 //! use std::path::Path;
 //!
 //! let checkpoint = ckptfs::checkpoint::open(Path::new("model"), &Default::default())?;
-//! let image = std::sync::Arc::new(ckptfs::image::Image::new(checkpoint)?);
+//! let image = std::sync::Arc::new(ckptfs::virtual_file::VirtualFile::new(checkpoint)?);
 //! let reader = image.open()?;
 //! let mut start = vec![0; 4096];
 //! let read = reader.read_at(&mut start, 0)?;
@@ -27,7 +27,6 @@
 pub mod checkpoint;
 pub mod export;
 mod huge_pages;
-pub mod image;
 pub mod loader;
 #[cfg(feature = "mount")]
 mod log_throttle;
@@ -36,6 +35,7 @@ pub mod source;
 mod threads;
 pub mod verify;
 pub mod view;
+pub mod virtual_file;
 
 #[cfg(feature = "mount")]
 pub mod cache;

@@ -18,7 +18,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
         let anywhere = anywhere.expect("what is inside is somewhere");
         assert_eq!(anywhere.shards(), index.shards());
-        let same = |place| anywhere.tensors_of(place).eq(index.tensors_of(place));
+        let same = |place| anywhere.tensors_in(place).eq(index.tensors_in(place));
         assert!((0..index.shards().len()).all(same));
     }
 });

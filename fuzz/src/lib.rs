@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ckptfs::checkpoint::{self, Options};
-use ckptfs::image::Image;
+use ckptfs::virtual_file::VirtualFile;
 
 /// Bytes that are read from the front of an image.
 const FRONT: usize = 64 << 10;
@@ -49,7 +49,7 @@ fn read_with(bytes: &[u8], name: &str, options: &Options) -> bool {
     let Ok(checkpoint) = checkpoint::parse_bytes(bytes, Path::new(name), options) else {
         return false;
     };
-    let Ok(image) = Image::new(checkpoint) else {
+    let Ok(image) = VirtualFile::new(checkpoint) else {
         return false;
     };
     check(&Arc::new(image));
@@ -58,7 +58,7 @@ fn read_with(bytes: &[u8], name: &str, options: &Options) -> bool {
 
 /// What holds for every image: each range can be read, segments and tensors tile it, and it is a
 /// valid file.
-fn check(image: &Arc<Image>) {
+fn check(image: &Arc<VirtualFile>) {
     let reader = image.open().expect("memory does not change");
     let size = image.size();
     let read = |start: u64, len: usize| {

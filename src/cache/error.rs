@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{image, source};
+use crate::{source, virtual_file};
 
 /// A read that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// The sources cannot be read, or changed.
     #[error(transparent)]
-    VirtualFile(#[from] image::VirtualFileError),
+    VirtualFile(#[from] virtual_file::VirtualFileError),
     /// The program itself failed while it read: the read can be tried again.
     #[error("{path}: reading it failed in a way that should not be possible")]
     Internal {
@@ -41,7 +41,7 @@ impl CacheError {
     pub fn is_permanent(&self) -> bool {
         matches!(
             self,
-            CacheError::VirtualFile(image::VirtualFileError::Source(
+            CacheError::VirtualFile(virtual_file::VirtualFileError::Source(
                 source::SourceError::Changed { .. } | source::SourceError::Truncated { .. }
             ))
         )
@@ -50,7 +50,9 @@ impl CacheError {
     /// The source at fault, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            CacheError::VirtualFile(image::VirtualFileError::Source(error)) => Some(error.path()),
+            CacheError::VirtualFile(virtual_file::VirtualFileError::Source(error)) => {
+                Some(error.path())
+            }
             CacheError::VirtualFile(_) | CacheError::Stopped => None,
             CacheError::Internal { path } => Some(path),
         }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::image::{SegmentSource, VirtualFile, VirtualFileReader};
+use crate::virtual_file::{SegmentSource, VirtualFile, VirtualFileReader};
 
 use crate::cache::block::extents::BlockParts;
 use crate::cache::block::fill;

@@ -1,6 +1,6 @@
 //! Answers reads of open images: from memory, from the page cache, and ahead of time from the disk.
 //!
-//! In: an [`image::Reader`](Reader), and ranges of its image. Out: their bytes, never fewer, given
+//! In: an [`virtual_file::Reader`](Reader), and ranges of its image. Out: their bytes, never fewer, given
 //! to whoever asked when they are there; and [`CacheCounters`] of what it took.
 //!
 //! Source files are read in blocks of a mebibyte past the page cache, into buffers used over and
@@ -28,9 +28,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::image::VirtualFileReader;
 use crate::log_throttle::LogThrottle;
 use crate::threads::lock;
+use crate::virtual_file::VirtualFileReader;
 
 pub use counters::CacheCounters;
 pub use error::CacheError;

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::checkpoint::TensorBytes;
-use crate::image::{Segment, SegmentSource};
+use crate::virtual_file::{Segment, SegmentSource};
 
 use crate::cache::block::extents::SourceRange;
 use crate::cache::block::pool::BufferSize;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::checkpoint::OriginId;
-use crate::image::{Segment, SegmentSource};
+use crate::virtual_file::{Segment, SegmentSource};
 
 use crate::cache::CacheError;
 use crate::cache::block::pool::BufferSize;

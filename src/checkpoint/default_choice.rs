@@ -10,7 +10,7 @@ use crate::source::Root;
 
 use super::candidate::{Candidate, CandidateFiles, LoaderName};
 use super::discover::{ShardName, candidates_among, is_shard_of};
-use super::truncated_list::Listed;
+use super::truncated_list::TruncatedList;
 
 /// The checkpoint that is meant by a directory.
 #[derive(Debug)]
@@ -82,6 +82,6 @@ fn left_out_note(taken: &str, rest: &[Candidate]) -> String {
     let mut names: Vec<String> = rest.iter().flat_map(Candidate::original_names).collect();
     // Shards last: a long list shows only its first names.
     names.sort_by_key(|name| (ShardName::parse(name).is_some(), name.clone()));
-    let rest = Listed::of(names);
+    let rest = TruncatedList::from_names(names);
     format!("`{taken}` is taken of this directory, as by transformers; left out beside it: {rest}")
 }

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use crate::source;
 
-use super::index::IndexError as IndexFault;
-use super::safetensors::HeaderError as HeaderFault;
-use super::torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
-use super::truncated_list::Listed;
+use super::index::IndexError;
+use super::safetensors::HeaderError;
+use super::torch::{LegacyError, PickleError, SelectError, ZipError};
+use super::truncated_list::TruncatedList;
 
 /// A checkpoint that cannot be shown.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +21,7 @@ pub enum CheckpointError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        fault: HeaderFault,
+        fault: HeaderError,
     },
     /// A torch archive is damaged, or could be read in two ways.
     #[error("{path}: not a safe torch archive: {fault}")]
@@ -29,7 +29,7 @@ pub enum CheckpointError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        fault: ZipFault,
+        fault: ZipError,
     },
     /// A pickle breaks its format or its limits.
     #[error("{path}: the pickle in it is not readable: {fault}")]
@@ -37,7 +37,7 @@ pub enum CheckpointError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        fault: PickleFault,
+        fault: PickleError,
     },
     /// A file of torch's older form is damaged.
     #[error("{path}: not a valid torch file of the older form: {fault}")]
@@ -45,7 +45,7 @@ pub enum CheckpointError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        fault: LegacyFault,
+        fault: LegacyError,
     },
     /// One rank's file of a sharded save: it has pieces of tensors under the names of whole ones.
     #[error(
@@ -61,7 +61,7 @@ pub enum CheckpointError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        fault: ChoiceFault,
+        fault: SelectError,
     },
     /// An index does not fit its shards.
     #[error("{path}: the index does not fit its shards: {fault}")]
@@ -69,7 +69,7 @@ pub enum CheckpointError {
         /// The index.
         path: PathBuf,
         /// What is wrong.
-        fault: IndexFault,
+        fault: IndexError,
     },
     /// The same tensor in two shards.
     #[error("{path}: tensor `{tensor}` is also in {other}")]
@@ -128,7 +128,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// A directory with several, and none was named.
-    #[error("{path}: several checkpoints in this directory: {}", Listed::of(.names))]
+    #[error("{path}: several checkpoints in this directory: {}", TruncatedList::from_names(.names))]
     SeveralCheckpoints {
         /// The directory.
         path: PathBuf,
@@ -136,7 +136,7 @@ pub enum CheckpointError {
         names: Vec<String>,
     },
     /// A chosen dictionary has entries that cannot be shown.
-    #[error("{path}: {} cannot be shown; the first is {}", count(.refused.len()), .refused.first().map(RefusedEntry::to_string).unwrap_or_default())]
+    #[error("{path}: {} cannot be shown; the first is {}", count_entries(.refused.len()), .refused.first().map(RefusedEntry::to_string).unwrap_or_default())]
     RefusedEntries {
         /// The file, or the directory of a set.
         path: PathBuf,
@@ -145,7 +145,7 @@ pub enum CheckpointError {
     },
 }
 
-fn count(n: usize) -> String {
+fn count_entries(n: usize) -> String {
     match n {
         1 => "1 entry".to_owned(),
         n => format!("{n} entries"),

@@ -38,17 +38,17 @@ pub use discover::{
 };
 pub use dtype::Dtype;
 pub use error::{CheckpointError, RefusedEntry, TensorError};
-pub use index::{IndexError as IndexFault, ShardIndex, parse_index};
+pub use index::{IndexError, ShardIndex, parse_index};
 pub use name::TensorName;
 pub(crate) use name_index::NameIndex;
 pub use open::{open, open_by_name, open_candidate};
 pub use open_sources::OpenSources;
 pub use overlaps::{MAX_OVERLAP_COUNT, find_overlaps};
-pub use safetensors::{HeaderError as HeaderFault, MAX_HEADER};
+pub use safetensors::{HeaderError, MAX_HEADER_BYTES};
 pub use slice::{AxisSlice, SliceError};
 pub use sniff::parse_bytes;
 pub use tensor::{Axis, ByteRun, Grid, LayoutKind, Origin, OriginId, Shape, Tensor, TensorBytes};
-pub use torch::{ChoiceFault, LegacyFault, PickleFault, ZipFault};
+pub use torch::{LegacyError, PickleError, SelectError, ZipError};
 
 /// How a checkpoint is to be read; all of it enters the image's identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -128,7 +128,7 @@ pub struct Checkpoint {
 
 /// Tensors in one checkpoint at the most: ten times the largest ever seen, and a header of more
 /// would pass the 100,000,000 bytes that every reader takes.
-pub const MAX_TENSORS: usize = 2_000_000;
+pub const MAX_TENSOR_COUNT: usize = 2_000_000;
 
 impl Checkpoint {
     /// The source files, its index included.

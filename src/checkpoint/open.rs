@@ -15,8 +15,8 @@ use super::discover::{
 };
 use super::index;
 use super::json::replace_python_numbers;
-use super::truncated_list::Listed;
-use super::{Checkpoint, CheckpointError, IndexFault, ParseOptions, shards, sniff};
+use super::truncated_list::TruncatedList;
+use super::{Checkpoint, CheckpointError, IndexError, ParseOptions, shards, sniff};
 
 /// Reads the checkpoint at a path that the user typed.
 ///
@@ -176,7 +176,7 @@ fn open_index(
     let fault = |fault| CheckpointError::Index { path: path.clone(), fault };
     let size = file.size();
     if size > index::MAX_INDEX_BYTES {
-        return Err(fault(IndexFault::TooLarge { size }));
+        return Err(fault(IndexError::TooLarge { size }));
     }
     let may_leave = options.follow_symlinks;
     let read = |shards: &[String]| shards::read_shards(root, directory, &path, shards, options);
@@ -197,13 +197,13 @@ fn open_index(
         };
         let shards = shards.map_err(|(shard, error)| match error {
             CheckpointError::Source(source::SourceError::Missing { .. }) => {
-                fault(IndexFault::MissingShard { shard })
+                fault(IndexError::MissingShard { shard })
             }
             error => error,
         })?;
         let mut checkpoint = shards.into_checkpoint(path.clone(), Some(&index))?;
         let beside = set.iter().filter(|name| index.shards().binary_search(name).is_err());
-        let beside = Listed::of(beside);
+        let beside = TruncatedList::from_names(beside);
         if !beside.is_empty() {
             checkpoint.notes.push(format!("not named by the index and left out: {beside}"));
         }

@@ -14,11 +14,11 @@ use crate::source::{self, ReadAt};
 
 use super::json::{CheckedAny, JsonText, duplicate_key};
 use super::{
-    ByteRun, Dtype, MAX_TENSORS, NameIndex, OriginId, Shape, Tensor, TensorBytes, TensorName,
+    ByteRun, Dtype, MAX_TENSOR_COUNT, NameIndex, OriginId, Shape, Tensor, TensorBytes, TensorName,
 };
 
 /// The longest header that the reference reader takes.
-pub const MAX_HEADER: u64 = 100_000_000;
+pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// The shortest file: an eight-byte length and `{}`.
 const MIN_FILE_BYTES: u64 = 10;
@@ -45,7 +45,7 @@ pub enum HeaderError {
     },
     /// The header is longer than any reader takes.
     #[error(
-        "its header should be {len} bytes long, and {MAX_HEADER} is the most that any reader takes"
+        "its header should be {len} bytes long, and {MAX_HEADER_BYTES} is the most that any reader takes"
     )]
     TooLong {
         /// The stated length.
@@ -122,7 +122,7 @@ pub fn parse_header(file: &dyn ReadAt) -> Result<Header, HeaderError> {
     let mut len = [0; 8];
     file.read_exact_at(&mut len, 0)?;
     let len = u64::from_le_bytes(len);
-    if len > MAX_HEADER {
+    if len > MAX_HEADER_BYTES {
         return Err(HeaderError::TooLong { len });
     }
     if len > size - 8 {
@@ -299,8 +299,10 @@ impl<'de> Visitor<'de> for HeaderJsonVisitor {
                 let given = map.next_value::<Option<super::json::UniqueMap<String>>>()?;
                 metadata = Some(given.map(|unique| unique.0));
             } else {
-                if entries.len() == MAX_TENSORS {
-                    return Err(de::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
+                if entries.len() == MAX_TENSOR_COUNT {
+                    return Err(de::Error::custom(format_args!(
+                        "more than {MAX_TENSOR_COUNT} tensors"
+                    )));
                 }
                 entries.push((key, map.next_value()?));
             }

@@ -14,8 +14,8 @@ use crate::source::Root;
 use crate::threads::parallel_map;
 
 use super::index::ShardIndex;
-use super::truncated_list::Listed;
-use super::{Checkpoint, CheckpointError, IndexFault, MAX_TENSORS, ParseOptions, sniff};
+use super::truncated_list::TruncatedList;
+use super::{Checkpoint, CheckpointError, IndexError, MAX_TENSOR_COUNT, ParseOptions, sniff};
 
 /// Threads that read shards: most of it is waiting for a cold disk, the rest is for every core.
 const MAX_READER_THREADS: usize = 8;
@@ -51,9 +51,11 @@ pub fn read_shards(
         file.advise_will_need(0..HEADER_READAHEAD_BYTES);
         let part = sniff::read_file(&file, options)?;
         let all = tensors.fetch_add(part.tensors.len(), Relaxed) + part.tensors.len();
-        let too_many =
-            || CheckpointError::TooManyTensors { path: path.to_path_buf(), limit: MAX_TENSORS };
-        if all > MAX_TENSORS { Err(too_many()) } else { Ok(part) }
+        let too_many = || CheckpointError::TooManyTensors {
+            path: path.to_path_buf(),
+            limit: MAX_TENSOR_COUNT,
+        };
+        if all > MAX_TENSOR_COUNT { Err(too_many()) } else { Ok(part) }
     };
     let numbered: Vec<(usize, &String)> = shards.iter().enumerate().collect();
     let parts = parallel_map(&numbered, MAX_READER_THREADS, |&(number, shard)| {
@@ -113,13 +115,13 @@ impl JoinedShards {
         index: Option<&ShardIndex<'_>>,
     ) -> Result<Checkpoint, CheckpointError> {
         let JoinedShards { checkpoint: Some(mut whole), ranges: parts } = self else {
-            return Err(CheckpointError::Index { path, fault: IndexFault::NoShards });
+            return Err(CheckpointError::Index { path, fault: IndexError::NoShards });
         };
         let unnamed = check_names(&whole, &parts, &path, index)?;
         whole.is_sharded = true;
         whole.path = path;
         if !unnamed.is_empty() {
-            let (n, names) = (unnamed.len(), Listed::of(&unnamed));
+            let (n, names) = (unnamed.len(), TruncatedList::from_names(&unnamed));
             let note = format!("in the shards and not in the index, kept ({n}): {names}");
             whole.notes.push(note);
         }
@@ -172,14 +174,14 @@ fn check_all_present(
     whole: &Checkpoint,
     parts: &[ShardRange],
     others: &[MisplacedNames<'_>],
-) -> Result<(), IndexFault> {
+) -> Result<(), IndexError> {
     for (place, (part, (tensors, refused))) in parts.iter().zip(others).enumerate() {
         let named = part.tensors.len() - tensors.len() + part.refused.len() - refused.len();
         if named < index.tensor_count_in(place) {
             let (tensors, refused) = part.names(whole);
             let there: HashSet<&str> = tensors.chain(refused).collect();
             let missing = index.tensors_in(place).filter(|name| !there.contains(name)).min();
-            return Err(IndexFault::MissingTensor {
+            return Err(IndexError::MissingTensor {
                 tensor: missing.unwrap_or_default().to_owned(),
                 shard: index.shards()[place].clone(),
             });

@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 use crate::source::{self, OpenFile, ReadAt};
 
-use super::torch::{self, FileContents, LEGACY_MAGIC, LegacyFault, ZIP_MAGIC};
-use super::{Checkpoint, CheckpointError, Format, MAX_TENSORS, Origin, ParseOptions, safetensors};
+use super::torch::{self, FileContents, LEGACY_MAGIC, LegacyError, ZIP_MAGIC};
+use super::{
+    Checkpoint, CheckpointError, Format, MAX_TENSOR_COUNT, Origin, ParseOptions, safetensors,
+};
 
 /// What the first bytes say.
 enum SniffedKind {
@@ -153,10 +155,10 @@ fn parse(
             (torch::read_legacy(file, path, options).map_err(refuse_foreign_pickle)?, None)
         }
     };
-    if contents.tensors.len() > MAX_TENSORS {
+    if contents.tensors.len() > MAX_TENSOR_COUNT {
         return Err(CheckpointError::TooManyTensors {
             path: path.to_path_buf(),
-            limit: MAX_TENSORS,
+            limit: MAX_TENSOR_COUNT,
         });
     }
     Ok(Checkpoint {
@@ -187,7 +189,7 @@ fn read_safetensors(
         return Err(CheckpointError::RankShard { path: path.to_path_buf() });
     }
     if let Some(key) = &options.root_key {
-        let fault = torch::ChoiceFault::NoSuchKey { key: key.clone(), found: Default::default() };
+        let fault = torch::SelectError::NoSuchKey { key: key.clone(), found: Default::default() };
         return Err(CheckpointError::Selection { path: path.to_path_buf(), fault });
     }
     let contents = FileContents {
@@ -225,7 +227,7 @@ fn is_rank_shard(path: &Path, metadata: &BTreeMap<String, String>) -> bool {
 
 fn refuse_foreign_pickle(error: CheckpointError) -> CheckpointError {
     match error {
-        CheckpointError::Legacy { path, fault: LegacyFault::Magic } => {
+        CheckpointError::Legacy { path, fault: LegacyError::Magic } => {
             CheckpointError::NotACheckpoint {
                 path,
                 what: "a pickle, and not one that torch.save wrote",

@@ -7,14 +7,14 @@ const MAX_LISTED_NAMES: usize = 8;
 
 /// The first few names of many, and how many more there are.
 #[derive(Debug, Default)]
-pub struct Listed {
+pub struct TruncatedList {
     first: Vec<String>,
     more: usize,
 }
 
-impl Listed {
-    pub fn of<S: ToString>(names: impl IntoIterator<Item = S>) -> Self {
-        let mut listed = Listed::default();
+impl TruncatedList {
+    pub fn from_names<S: ToString>(names: impl IntoIterator<Item = S>) -> Self {
+        let mut listed = TruncatedList::default();
         names.into_iter().for_each(|name| listed.add(|| name.to_string()));
         listed
     }
@@ -37,7 +37,7 @@ impl Listed {
     }
 }
 
-impl fmt::Display for Listed {
+impl fmt::Display for TruncatedList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, name) in self.first.iter().enumerate() {
             write!(f, "{}`{name}`", if n == 0 { "" } else { ", " })?;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::checkpoint::{self, ParseOptions};
-use crate::image::{self, VirtualFile, VirtualFileReader};
+use crate::virtual_file::{self, VirtualFile, VirtualFileReader};
 
 use crate::view::{self, KeepRules};
 
@@ -80,10 +80,10 @@ impl From<checkpoint::CheckpointError> for CommandError {
 /// Refused entries listed before the rest is a number.
 const MAX_LISTED_REFUSALS: usize = 10;
 
-impl From<image::VirtualFileError> for CommandError {
-    fn from(error: image::VirtualFileError) -> Self {
+impl From<virtual_file::VirtualFileError> for CommandError {
+    fn from(error: virtual_file::VirtualFileError) -> Self {
         match error {
-            image::VirtualFileError::Refused(error) => CommandError::from(*error),
+            virtual_file::VirtualFileError::Refused(error) => CommandError::from(*error),
             error => {
                 CommandError::new(refusal_exit_code(error.is_refusal()), &error, error.remedy())
             }

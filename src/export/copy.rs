@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::copy_file_range;
 use rustix::io::Errno;
 
-use crate::image::{Segment, SegmentSource, VirtualFileReader};
 use crate::source::OpenFile;
+use crate::virtual_file::{Segment, SegmentSource, VirtualFileReader};
 
 use super::{AtomicFile, ExportError, ExportProgress};
 

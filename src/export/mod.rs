@@ -10,8 +10,8 @@ mod temp_name;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::image::{self, VirtualFileReader};
 use crate::source;
+use crate::virtual_file::{self, VirtualFileReader};
 
 pub use atomic_file::AtomicFile;
 
@@ -20,7 +20,7 @@ pub use atomic_file::AtomicFile;
 pub enum ExportError {
     /// The image cannot be read.
     #[error(transparent)]
-    VirtualFile(#[from] image::VirtualFileError),
+    VirtualFile(#[from] virtual_file::VirtualFileError),
     /// There is something of that name.
     #[error("{path}: already exists")]
     Exists {

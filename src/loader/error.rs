@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::SliceError;
-use crate::{image, source, view};
+use crate::{source, view, virtual_file};
 
 /// A checkpoint that cannot be opened, or tensors that cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +14,7 @@ pub enum LoadError {
     View(#[from] view::ViewError),
     /// It cannot be laid out.
     #[error(transparent)]
-    VirtualFile(#[from] image::VirtualFileError),
+    VirtualFile(#[from] virtual_file::VirtualFileError),
     /// Its files cannot be read, or changed.
     #[error(transparent)]
     Source(#[from] source::SourceError),

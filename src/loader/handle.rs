@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
 use crate::checkpoint::{AxisSlice, Format, NameIndex, Tensor};
-use crate::image::{VirtualFile, VirtualFileReader};
 use crate::source::ReadStrategy;
+use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 use super::execute::{self, BUFFER_BYTES, ByteTally, Concurrency, LoadSource};
 use super::memory::{BufferPool, TensorBuffer};

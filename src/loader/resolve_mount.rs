@@ -10,10 +10,10 @@ use std::sync::Arc;
 use rustix::fs::Stat;
 
 use crate::checkpoint::{self, CandidateFiles, Checkpoint, DefaultChoice, ParseOptions};
-use crate::image::VirtualFile;
 use crate::mount_info::{self, MountOrigin};
 use crate::source::{self, LinkPolicy, OpenFile, Root};
 use crate::view;
+use crate::virtual_file::VirtualFile;
 
 use super::{LoadError, Route};
 

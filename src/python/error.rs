@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::cuda;
 use crate::loader::LoadError;
-use crate::{checkpoint, image, source, view};
+use crate::{checkpoint, source, view, virtual_file};
 
 /// The exception for an error.
 pub fn load_exception(py: Python<'_>, error: &LoadError) -> PyErr {
@@ -70,11 +70,11 @@ fn error_kind(error: &LoadError) -> &'static str {
 fn source_error(error: &LoadError) -> Option<&source::SourceError> {
     match error {
         LoadError::Source(error)
-        | LoadError::VirtualFile(image::VirtualFileError::Source(error))
+        | LoadError::VirtualFile(virtual_file::VirtualFileError::Source(error))
         | LoadError::View(
             view::ViewError::Source(error)
             | view::ViewError::Checkpoint(checkpoint::CheckpointError::Source(error))
-            | view::ViewError::VirtualFile(image::VirtualFileError::Source(error)),
+            | view::ViewError::VirtualFile(virtual_file::VirtualFileError::Source(error)),
         ) => Some(error),
         _ => None,
     }

@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::checkpoint::Tensor;
-use crate::image::{VirtualFileError, VirtualFileReader};
 use crate::threads::{join, try_spawn};
+use crate::virtual_file::{VirtualFileError, VirtualFileReader};
 
 /// Bytes read at a time by each reader.
 const CHUNK_BYTES: u64 = 4 << 20;

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::checkpoint::{self, Checkpoint, Format, ParseOptions};
-use crate::image::{Digest, VirtualFile};
 use crate::source::{FileKind, FileMetadata, FileState, OpenFile, Root};
 use crate::threads::lock;
+use crate::virtual_file::{Digest, VirtualFile};
 
 use super::rules::VirtualFilePlan;
 use super::{View, ViewError, virtual_index};
@@ -395,7 +395,7 @@ fn read_checkpoint(
     let mut checkpoint = match read(options) {
         // The key is for those that have it.
         Err(checkpoint::CheckpointError::Selection {
-            fault: checkpoint::ChoiceFault::NoSuchKey { key, .. },
+            fault: checkpoint::SelectError::NoSuchKey { key, .. },
             ..
         }) => {
             let mut whole = read(&options.without_root_key())?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{checkpoint, image, source};
+use crate::{checkpoint, source, virtual_file};
 
 use super::Refusal;
 
@@ -18,7 +18,7 @@ pub enum ViewError {
     Checkpoint(#[from] checkpoint::CheckpointError),
     /// A checkpoint that was shown can no longer be laid out.
     #[error(transparent)]
-    VirtualFile(#[from] image::VirtualFileError),
+    VirtualFile(#[from] virtual_file::VirtualFileError),
     /// The one checkpoint that was asked for cannot be shown.
     #[error("{}", .0.reason)]
     Refused(Arc<Refusal>),

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
 
-use crate::image::{Digest, VirtualFile};
 use crate::threads::lock;
+use crate::virtual_file::{Digest, VirtualFile};
 
 /// The images that were used last, by their identity.
 #[derive(Debug)]

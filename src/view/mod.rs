@@ -31,9 +31,9 @@ use std::time::SystemTime;
 use lru::LruCache;
 
 use crate::checkpoint;
-use crate::image::VirtualFile;
 use crate::source::{self, FileKind, FileMetadata, LinkPolicy, OpenFile, Root};
 use crate::threads::lock;
+use crate::virtual_file::VirtualFile;
 
 pub use build::{Refusal, ShownFile};
 use directory::DirectoryView;

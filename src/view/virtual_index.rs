@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::image::VirtualFile;
+use crate::virtual_file::VirtualFile;
 
 use super::build::PlannedFile;
 

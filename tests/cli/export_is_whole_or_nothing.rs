@@ -227,7 +227,7 @@ fn a_source_deleted_while_it_is_open_is_read_to_its_end() {
     let source = folder.path().join("model.safetensors");
     model(&source, 3, 1000);
     let checkpoint = ckptfs::checkpoint::open(&source, &Default::default()).unwrap();
-    let image = std::sync::Arc::new(ckptfs::image::VirtualFile::new(checkpoint).unwrap());
+    let image = std::sync::Arc::new(ckptfs::virtual_file::VirtualFile::new(checkpoint).unwrap());
     let reader = image.open().unwrap();
     let mut before = vec![0; image.size() as usize];
     reader.read_at(&mut before, 0).unwrap();

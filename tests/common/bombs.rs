@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ckptfs::checkpoint::{self, ParseOptions};
-use ckptfs::image::VirtualFile;
+use ckptfs::virtual_file::VirtualFile;
 
 use super::in_bounded_time;
 use super::pickle::*;

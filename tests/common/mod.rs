@@ -30,7 +30,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use ckptfs::checkpoint::{self, Checkpoint, CheckpointError, ParseOptions, RefusedEntry};
-use ckptfs::image::{VirtualFile, VirtualFileReader};
+use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
 
 /// The name of a test of the calling module, as the test's own program takes it after `--exact`.
 macro_rules! test_path {

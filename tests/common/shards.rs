@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use ckptfs::checkpoint::{self, Checkpoint, CheckpointError, IndexFault, ParseOptions};
+use ckptfs::checkpoint::{self, Checkpoint, CheckpointError, IndexError, ParseOptions};
 use tempfile::TempDir;
 
 use super::safetensors::valid;
@@ -44,7 +44,7 @@ pub const A: &str = "model-00001-of-00002.safetensors";
 pub const B: &str = "model-00002-of-00002.safetensors";
 
 /// What is wrong with an index.
-pub fn fault(answer: Result<Checkpoint, CheckpointError>) -> IndexFault {
+pub fn fault(answer: Result<Checkpoint, CheckpointError>) -> IndexError {
     match answer.expect_err("refused") {
         CheckpointError::Index { fault, .. } => fault,
         other => panic!("refused for another reason: {other}"),

@@ -8,7 +8,7 @@ use crate::common::pickle::{Tensor, call, dict, global, list, pickle, put, text,
 use crate::common::zip::{Record, archive, one_tensor};
 use crate::common::{legacy, safetensors::valid};
 use ckptfs::checkpoint::{self, ParseOptions};
-use ckptfs::image::VirtualFile;
+use ckptfs::virtual_file::VirtualFile;
 use proptest::prelude::*;
 
 /// Images up to this size are read whole and shown to the reference reader; of larger ones, which

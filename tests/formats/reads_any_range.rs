@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ckptfs::checkpoint::{self, ParseOptions};
-use ckptfs::image::{DATA_ALIGNMENT_BYTES, SegmentSource, VirtualFile, VirtualFileReader};
+use ckptfs::virtual_file::{DATA_ALIGNMENT_BYTES, SegmentSource, VirtualFile, VirtualFileReader};
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use tempfile::TempDir;

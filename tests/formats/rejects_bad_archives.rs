@@ -3,10 +3,10 @@
 use crate::common;
 use crate::common::pickle::{Tensor, dict, pickle};
 use crate::common::zip::{DEFLATED, Record, archive, checkpoint, floats, one_tensor};
-use ckptfs::checkpoint::{CheckpointError, LayoutKind, ZipFault};
+use ckptfs::checkpoint::{CheckpointError, LayoutKind, ZipError};
 
 /// What is wrong with an archive.
-fn fault(bytes: &[u8]) -> ZipFault {
+fn fault(bytes: &[u8]) -> ZipError {
     match common::torch(bytes).expect_err("refused") {
         CheckpointError::Zip { fault, .. } => fault,
         other => panic!("refused for another reason: {other}"),
@@ -31,8 +31,8 @@ const PICKLE: usize = 0;
 const BYTE_ORDER: usize = 1;
 const STORAGE: usize = 2;
 
-fn disagrees(fault: ZipFault) -> bool {
-    matches!(fault, ZipFault::HeaderMismatch(_))
+fn disagrees(fault: ZipError) -> bool {
+    matches!(fault, ZipError::HeaderMismatch(_))
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn cut_off_at_any_byte() {
 #[test]
 fn the_same_name_twice() {
     let twice = |name: &str| {
-        matches!(fault(&with(Record::stored(name, b"x"))), ZipFault::DuplicateRecord(_))
+        matches!(fault(&with(Record::stored(name, b"x"))), ZipError::DuplicateRecord(_))
     };
     assert!(twice("archive/data.pkl"));
     assert!(twice("archive/data/0"));
@@ -64,7 +64,7 @@ fn the_same_name_twice() {
 fn names_outside_the_one_folder() {
     for name in ["other/data.pkl", "data.pkl", "/data.pkl", "Archive/data.pkl", "", "archive"] {
         let bytes = with(Record::stored(name, b"x"));
-        assert!(matches!(fault(&bytes), ZipFault::OutsideFolder(_)), "{name:?}");
+        assert!(matches!(fault(&bytes), ZipError::OutsideFolder(_)), "{name:?}");
     }
 }
 
@@ -72,7 +72,7 @@ fn names_outside_the_one_folder() {
 fn names_that_are_no_names() {
     let name = |raw: &[u8]| {
         let record = Record::stored("", b"").both(|header| header.name = raw.to_vec());
-        matches!(fault(&with(record)), ZipFault::InvalidName)
+        matches!(fault(&with(record)), ZipError::InvalidName)
     };
     assert!(name(b"archive/\xff"));
     assert!(name(b"archive/data.pkl\0.txt"));
@@ -81,8 +81,8 @@ fn names_that_are_no_names() {
 #[test]
 fn no_pickle() {
     let records = one_tensor();
-    assert!(matches!(fault(&archive(&records[BYTE_ORDER..])), ZipFault::NoPickle));
-    assert!(matches!(fault(&with_no_records()), ZipFault::NoPickle));
+    assert!(matches!(fault(&archive(&records[BYTE_ORDER..])), ZipError::NoPickle));
+    assert!(matches!(fault(&with_no_records()), ZipError::NoPickle));
 }
 
 /// An archive begins with the signature of its first record, so one without records has a record
@@ -136,14 +136,14 @@ fn sizes_left_to_what_follows_the_data() {
 fn encryption_and_other_features() {
     for flag in [1, 1 << 6, 1 << 13] {
         let bytes = changed(STORAGE, |r| *r = r.clone().both(|header| header.flags = flag));
-        assert!(matches!(fault(&bytes), ZipFault::Encrypted(_)), "{flag:#x}");
+        assert!(matches!(fault(&bytes), ZipError::Encrypted(_)), "{flag:#x}");
     }
     for flag in [1 << 4, 1 << 5, 1 << 7, 1 << 12, 1 << 15] {
         let bytes = changed(STORAGE, |r| *r = r.clone().both(|header| header.flags = flag));
-        assert!(matches!(fault(&bytes), ZipFault::UnknownFlags(_)), "{flag:#x}");
+        assert!(matches!(fault(&bytes), ZipError::UnknownFlags(_)), "{flag:#x}");
     }
     let bytes = changed(STORAGE, |record| record.disk = 1);
-    assert!(matches!(fault(&bytes), ZipFault::SeveralDisks));
+    assert!(matches!(fault(&bytes), ZipError::SeveralDisks));
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn records_that_overlap() {
     let first = common::zip::body(&records[..STORAGE]).records.len();
     let start_inside = first + 30 + "archive/data/0".len();
     records[BYTE_ORDER] = Record { at: Some(start_inside as u32), ..inner };
-    assert!(matches!(fault(&archive(&records)), ZipFault::Overlap(_)));
+    assert!(matches!(fault(&archive(&records)), ZipError::Overlap(_)));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn two_records_at_one_place() {
 fn methods_that_are_not_read() {
     for method in [1, 9, 12, 14, 93, 99] {
         let bytes = changed(STORAGE, |r| *r = r.clone().both(|header| header.method = method));
-        assert!(matches!(fault(&bytes), ZipFault::Compressed(_)), "{method}");
+        assert!(matches!(fault(&bytes), ZipError::Compressed(_)), "{method}");
     }
 }
 
@@ -205,7 +205,7 @@ fn deflated_records_that_are_damaged_or_unpack_to_another_size() {
     }
     let mut records = one_tensor();
     records[PICKLE] = Record::packed("archive/data.pkl", DEFLATED, b"\xff\xff".to_vec(), 100);
-    assert!(matches!(fault(&archive(&records)), ZipFault::Compressed(_)));
+    assert!(matches!(fault(&archive(&records)), ZipError::Compressed(_)));
 }
 
 #[test]
@@ -227,14 +227,14 @@ fn deflated_records_that_unpack_to_more_than_memory() {
     // One that states more than there can be asks for none of it.
     let pickle = Record::packed("archive/data.pkl", DEFLATED, vec![3, 0], u32::MAX as usize - 1);
     let bytes = changed(PICKLE, |record| *record = pickle.clone());
-    assert!(matches!(fault(&bytes), ZipFault::Compressed(_)));
+    assert!(matches!(fault(&bytes), ZipError::Compressed(_)));
 }
 
 #[test]
 fn programs_are_no_checkpoints() {
     for name in ["archive/constants.pkl", "archive/code/__torch__.py"] {
         let bytes = with(Record::stored(name, b"x"));
-        assert!(matches!(fault(&bytes), ZipFault::TorchScript), "{name}");
+        assert!(matches!(fault(&bytes), ZipError::TorchScript), "{name}");
     }
 }
 
@@ -244,7 +244,7 @@ fn a_byte_order_that_is_none() {
         let record = Record::stored("archive/byteorder", order);
         let bytes = changed(BYTE_ORDER, |r| *r = record.clone());
         assert!(
-            matches!(fault(&bytes), ZipFault::ByteOrder | ZipFault::Compressed(_)),
+            matches!(fault(&bytes), ZipError::ByteOrder | ZipError::Compressed(_)),
             "{order:?}"
         );
     }

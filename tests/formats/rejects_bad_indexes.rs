@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use crate::common;
 use crate::common::safetensors::valid;
 use crate::common::shards::{A, B, INDEX, fault, index, names, open, open_following, set};
-use ckptfs::checkpoint::{self, CheckpointError, IndexFault};
+use ckptfs::checkpoint::{self, CheckpointError, IndexError};
 
 #[test]
 fn a_set_is_shown_whole() {
@@ -22,11 +22,11 @@ fn a_set_is_shown_whole() {
 #[test]
 fn a_missing_shard() {
     let set = set(&[(A, &["a"])], &[("a", A), ("c", B)]);
-    assert!(matches!(fault(open(set.path())), IndexFault::MissingShard { shard } if shard == B));
+    assert!(matches!(fault(open(set.path())), IndexError::MissingShard { shard } if shard == B));
     // Nothing is missing that way where one may follow links either.
-    assert!(matches!(fault(open_following(set.path())), IndexFault::MissingShard { .. }));
+    assert!(matches!(fault(open_following(set.path())), IndexError::MissingShard { .. }));
     symlink("nowhere", set.path().join(B)).unwrap();
-    assert!(matches!(fault(open(set.path())), IndexFault::MissingShard { shard } if shard == B));
+    assert!(matches!(fault(open(set.path())), IndexError::MissingShard { shard } if shard == B));
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn a_tensor_that_its_shard_lacks() {
     let set = set(&[(A, &["a"]), (B, &["c"])], &[("a", A), ("b", B), ("c", B)]);
     let fault = fault(open(set.path()));
     assert!(
-        matches!(fault, IndexFault::MissingTensor { tensor, shard } if tensor == "b" && shard == B)
+        matches!(fault, IndexError::MissingTensor { tensor, shard } if tensor == "b" && shard == B)
     );
 }
 
@@ -78,7 +78,7 @@ fn text_that_is_not_utf_8_wherever_it_stands() {
     bytes.push(0xe9);
     bytes.extend_from_slice(format!(r#""}},"weight_map":{{"a":{A:?},"b":{B:?}}}}}"#).as_bytes());
     fs::write(&path, &bytes).unwrap();
-    assert!(matches!(fault(open(set.path())), IndexFault::Json(why) if why.contains("utf-8")));
+    assert!(matches!(fault(open(set.path())), IndexError::Json(why) if why.contains("utf-8")));
 }
 
 /// Python's `json` writes and reads these, and so do loaders in Python.
@@ -100,10 +100,10 @@ fn numbers_that_only_python_has_are_read() {
     for metadata in ["-NaN", "nan", "1NaN", "+Infinity", "Inf", "{NaN:1}"] {
         let text = format!(r#"{{"metadata":{metadata},{shards}}}"#);
         fs::write(set.path().join(INDEX), text).unwrap();
-        assert!(matches!(fault(open(set.path())), IndexFault::Json(_)), "{metadata}");
+        assert!(matches!(fault(open(set.path())), IndexError::Json(_)), "{metadata}");
     }
     fs::write(set.path().join(INDEX), r#"{"weight_map":{"a":NaN}}"#).unwrap();
-    assert!(matches!(fault(open(set.path())), IndexFault::Json(_)));
+    assert!(matches!(fault(open(set.path())), IndexError::Json(_)));
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_byte_order_mark_is_refused_as_loaders_do() {
     let set = set(&[(A, &["a"])], &[]);
     let text = index(&[("a", A)]);
     fs::write(set.path().join(INDEX), format!("\u{feff}{text}")).unwrap();
-    assert!(matches!(fault(open(set.path())), IndexFault::ByteOrderMark));
+    assert!(matches!(fault(open(set.path())), IndexError::ByteOrderMark));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn one_file_under_two_names() {
     symlink(A, set.path().join(B)).unwrap();
     let fault = fault(open(set.path()));
     assert!(
-        matches!(fault, IndexFault::MissingTensor { tensor, shard } if tensor == "b" && shard == B)
+        matches!(fault, IndexError::MissingTensor { tensor, shard } if tensor == "b" && shard == B)
     );
 }
 
@@ -194,7 +194,7 @@ fn a_set_that_says_it_has_more_shards_than_can_be() {
 #[test]
 fn an_index_that_is_not_what_it_must_be() {
     let json = |text: &[u8]| match checkpoint::parse_index(text, false).expect_err("refused") {
-        IndexFault::Json(what) => what,
+        IndexError::Json(what) => what,
         other => panic!("refused for another reason: {other}"),
     };
     json(b"");
@@ -211,7 +211,7 @@ fn an_index_that_is_not_what_it_must_be() {
     assert!(json(br#"{"weight_map":{"a":"x","\u0061":"x"}}"#).contains("`a` is there twice"));
     assert!(json(br#"{"weight_map":{"a":"x"},"weight_map":{}}"#).contains("weight_map"));
     let empty = checkpoint::parse_index(br#"{"metadata":{},"weight_map":{}}"#, false);
-    assert!(matches!(empty, Err(IndexFault::NoShards)));
+    assert!(matches!(empty, Err(IndexError::NoShards)));
     // Not a name that the system could open.
     let set = set(&[(A, &["a"])], &[("a", A)]);
     fs::write(set.path().join(INDEX), r#"{"weight_map":{"a":"x\u0000y"}}"#).unwrap();
@@ -231,7 +231,7 @@ fn an_index_too_large_is_refused_before_it_is_read() {
     let set = set(&[(A, &["a"])], &[("a", A)]);
     let sparse = fs::OpenOptions::new().write(true).open(set.path().join(INDEX)).unwrap();
     sparse.set_len(1 << 40).unwrap();
-    assert!(matches!(fault(open(set.path())), IndexFault::TooLarge { size } if size == 1 << 40));
+    assert!(matches!(fault(open(set.path())), IndexError::TooLarge { size } if size == 1 << 40));
 }
 
 #[test]

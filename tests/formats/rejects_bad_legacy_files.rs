@@ -5,14 +5,14 @@ use crate::common;
 use crate::common::legacy::{Legacy, Window, one_tensor};
 use crate::common::pickle::{NONE, Tensor, dict, int, list, pickle, text};
 use crate::common::zip::floats;
-use ckptfs::checkpoint::{CheckpointError, LegacyFault, TensorError};
+use ckptfs::checkpoint::{CheckpointError, LegacyError, TensorError};
 
 fn valid() -> Legacy {
     one_tensor(&Tensor::default(), None)
 }
 
 /// What is wrong with a valid file after a change.
-fn fault(change: impl Fn(&mut Legacy)) -> LegacyFault {
+fn fault(change: impl Fn(&mut Legacy)) -> LegacyError {
     let mut legacy = valid();
     change(&mut legacy);
     match common::torch(&legacy.bytes()).expect_err("refused") {
@@ -44,7 +44,7 @@ fn cut_off_at_any_byte() {
 #[test]
 fn bytes_after_the_last_storage() {
     let trailing = fault(|legacy| legacy.storages.push((0, Vec::new())));
-    assert!(matches!(trailing, LegacyFault::TrailingBytes(8)));
+    assert!(matches!(trailing, LegacyError::TrailingBytes(8)));
 }
 
 #[test]
@@ -57,14 +57,14 @@ fn another_magic_number_or_protocol() {
             Err(CheckpointError::NotACheckpoint { .. })
         ));
     }
-    assert!(matches!(fault(|legacy| legacy.protocol = 1000), LegacyFault::Protocol));
+    assert!(matches!(fault(|legacy| legacy.protocol = 1000), LegacyError::Protocol));
 }
 
 #[test]
 fn counts_that_are_not_those_of_the_pickle() {
     for count in [5, 7, 0, -1, i64::MAX, i64::MIN] {
         let wrong = fault(|legacy| legacy.storages[0].0 = count);
-        assert!(matches!(wrong, LegacyFault::CountMismatch { stated: 6, has, .. } if has == count));
+        assert!(matches!(wrong, LegacyError::CountMismatch { stated: 6, has, .. } if has == count));
     }
     let huge = Tensor { count: i128::from(i64::MAX), ..Tensor::default() };
     let mut legacy = one_tensor(&huge, None);
@@ -72,26 +72,26 @@ fn counts_that_are_not_those_of_the_pickle() {
     let cut_off = common::torch(&legacy.bytes());
     assert!(matches!(
         cut_off,
-        Err(CheckpointError::Legacy { fault: LegacyFault::Truncated(_), .. })
+        Err(CheckpointError::Legacy { fault: LegacyError::Truncated(_), .. })
     ));
 }
 
 #[test]
 fn lists_of_storages_that_do_not_fit_the_pickle() {
-    assert!(matches!(fault(|legacy| legacy.keys = NONE.to_vec()), LegacyFault::StorageKeys));
-    assert!(matches!(fault(|legacy| legacy.keys = list(&[int(0)])), LegacyFault::StorageKeys));
+    assert!(matches!(fault(|legacy| legacy.keys = NONE.to_vec()), LegacyError::StorageKeys));
+    assert!(matches!(fault(|legacy| legacy.keys = list(&[int(0)])), LegacyError::StorageKeys));
     let unknown = fault(|legacy| legacy.keys = list(&[text("1")]));
-    assert!(matches!(unknown, LegacyFault::UnknownStorage(key) if key == "1"));
+    assert!(matches!(unknown, LegacyError::UnknownStorage(key) if key == "1"));
     let twice = fault(|legacy| {
         legacy.keys = list(&[text("0"), text("0")]);
         legacy.storages.push((6, floats()));
     });
-    assert!(matches!(twice, LegacyFault::DuplicateStorage(key) if key == "0"));
+    assert!(matches!(twice, LegacyError::DuplicateStorage(key) if key == "0"));
     let two_sizes = fault(|legacy| {
         let other = Tensor { count: 3, ..Tensor::default() };
         legacy.state = dict(&[("a", Tensor::default().bytes()), ("b", other.bytes())]);
     });
-    assert!(matches!(two_sizes, LegacyFault::DuplicateStorage(key) if key == "0"));
+    assert!(matches!(two_sizes, LegacyError::DuplicateStorage(key) if key == "0"));
     let mut unlisted = valid();
     (unlisted.keys, unlisted.storages) = (list(&[]), Vec::new());
     let unlisted = common::refused(common::torch(&unlisted.bytes()).unwrap());
@@ -115,7 +115,7 @@ fn parts_of_storages() {
     let negative = common::torch(&one_tensor(&part(vec![1], 0), Some((-1, 3))).bytes());
     assert!(matches!(
         negative,
-        Err(CheckpointError::Legacy { fault: LegacyFault::UnknownStorage(_), .. })
+        Err(CheckpointError::Legacy { fault: LegacyError::UnknownStorage(_), .. })
     ));
 }
 

@@ -3,7 +3,7 @@
 use crate::common;
 use crate::common::pickle::*;
 use crate::common::zip::{archive, checkpoint, floats};
-use ckptfs::checkpoint::{CheckpointError, ChoiceFault, PickleFault, TensorError};
+use ckptfs::checkpoint::{CheckpointError, PickleError, SelectError, TensorError};
 
 /// Reads a checkpoint of which only the pickle is given.
 fn read(pickle: &[u8]) -> Result<ckptfs::checkpoint::Checkpoint, CheckpointError> {
@@ -11,7 +11,7 @@ fn read(pickle: &[u8]) -> Result<ckptfs::checkpoint::Checkpoint, CheckpointError
 }
 
 /// What is wrong with a pickle.
-fn fault(pickle: &[u8]) -> PickleFault {
+fn fault(pickle: &[u8]) -> PickleError {
     match read(pickle).expect_err("refused") {
         CheckpointError::Pickle { fault, .. } => fault,
         other => panic!("refused for another reason: {other}"),
@@ -19,7 +19,7 @@ fn fault(pickle: &[u8]) -> PickleFault {
 }
 
 /// What is wrong with a pickle of protocol 2 whose opcodes are these.
-fn opcodes(parts: &[&[u8]]) -> PickleFault {
+fn opcodes(parts: &[&[u8]]) -> PickleError {
     fault(&pickle(&parts.concat()))
 }
 
@@ -28,8 +28,8 @@ fn entry(value: Vec<u8>) -> TensorError {
     common::refused(read(&pickle(&dict(&[("w", value)]))).expect("readable")).fault
 }
 
-fn out_of_order(fault: PickleFault) -> bool {
-    matches!(fault, PickleFault::OutOfOrder { .. })
+fn out_of_order(fault: PickleError) -> bool {
+    matches!(fault, PickleError::OutOfOrder { .. })
 }
 
 #[test]
@@ -42,19 +42,19 @@ fn a_valid_pickle_is_read() {
 fn cut_off_at_any_byte_and_continued() {
     let whole = pickle(&dict(&[("w", Tensor::default().bytes())]));
     for len in 2..whole.len() {
-        assert!(matches!(fault(&whole[..len]), PickleFault::Truncated), "{len}");
+        assert!(matches!(fault(&whole[..len]), PickleError::Truncated), "{len}");
     }
-    assert!(matches!(fault(&[&whole[..], b"."].concat()), PickleFault::TrailingBytes(1)));
+    assert!(matches!(fault(&[&whole[..], b"."].concat()), PickleError::TrailingBytes(1)));
 }
 
 #[test]
 fn other_protocols() {
     for protocol in [0, 1, 6, 0x80, 0xff] {
         let refused = fault(&[0x80, protocol, b'}', b'.']);
-        assert!(matches!(refused, PickleFault::Protocol(p) if p == protocol));
+        assert!(matches!(refused, PickleError::Protocol(p) if p == protocol));
     }
-    assert!(matches!(fault(b"}."), PickleFault::Protocol(_)));
-    assert!(matches!(fault(b"(dp0\n."), PickleFault::Protocol(_)));
+    assert!(matches!(fault(b"}."), PickleError::Protocol(_)));
+    assert!(matches!(fault(b"(dp0\n."), PickleError::Protocol(_)));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn opcodes_that_do_not_exist_or_have_no_place() {
     for opcode in [0x00, 0x01, b'P', b'z', b'~', 0x7f, 0x80, 0x97, 0x98, 0x99, 0xfe, 0xff] {
         let refused = opcodes(&[EMPTY_DICT, &[opcode], b"\x02\n"]);
         assert!(
-            matches!(refused, PickleFault::Opcode { opcode: o, at: 3 } if o == opcode),
+            matches!(refused, PickleError::Opcode { opcode: o, at: 3 } if o == opcode),
             "{opcode:#04x}: {refused}"
         );
     }
@@ -119,7 +119,7 @@ fn opcodes_on_what_they_do_not_fit() {
     assert!(out_of_order(opcodes(&[NONE, NONE, REDUCE])), "arguments that are no tuple");
     assert!(out_of_order(opcodes(&[NONE, NONE, b"\x93"])), "a name that is no text");
     assert!(out_of_order(opcodes(&[&get(7)])), "a slot that was never filled");
-    let names = |lines: &[u8]| matches!(opcodes(&[lines]), PickleFault::MalformedValue { .. });
+    let names = |lines: &[u8]| matches!(opcodes(&[lines]), PickleError::MalformedValue { .. });
     assert!(names(b"c\nname\n") && names(b"cmodule\n\n") && names(b"c\xff\nname\n"));
     assert!(names(b"Ix\n") && names(b"I\n") && names(b"L-L\n") && names(b"I1 \n"));
 }
@@ -129,18 +129,18 @@ fn lengths_past_the_end() {
     for opcode in [b'T', b'X', b'B', 0x8b] {
         let refused = opcodes(&[&[opcode], &u32::MAX.to_le_bytes()]);
         assert!(
-            matches!(refused, PickleFault::Truncated | PickleFault::CountLimit { .. }),
+            matches!(refused, PickleError::Truncated | PickleError::CountLimit { .. }),
             "{opcode}"
         );
     }
     for opcode in [0x8d, 0x8e, 0x96, 0x95] {
         for len in [1 << 20, 1 << 62, u64::MAX] {
             let refused = opcodes(&[&[opcode], &len.to_le_bytes()]);
-            assert!(matches!(refused, PickleFault::Truncated), "{opcode:#x} {len}");
+            assert!(matches!(refused, PickleError::Truncated), "{opcode:#x} {len}");
         }
     }
     let long = [&[0x8b][..], &2000u32.to_le_bytes(), &[1; 2000]].concat();
-    assert!(matches!(opcodes(&[&long]), PickleFault::CountLimit { .. }));
+    assert!(matches!(opcodes(&[&long]), PickleError::CountLimit { .. }));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn nothing_is_ever_called() {
         // As the whole pickle, and as a tensor's argument.
         let top = read(&pickle(&value)).unwrap_err();
         assert!(
-            matches!(top, CheckpointError::Selection { fault: ChoiceFault::Object { .. }, .. }),
+            matches!(top, CheckpointError::Selection { fault: SelectError::Object { .. }, .. }),
             "{top}"
         );
         let rebuilt = call(&global("torch._utils", "_rebuild_parameter"), &[value]);
@@ -313,7 +313,7 @@ fn names_that_meet_or_are_reserved() {
     assert!(
         matches!(
             fault,
-            CheckpointError::Selection { fault: ChoiceFault::NameCollision { .. }, .. }
+            CheckpointError::Selection { fault: SelectError::NameCollision { .. }, .. }
         ),
         "{fault}"
     );

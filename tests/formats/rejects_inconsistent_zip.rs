@@ -5,12 +5,12 @@ use crate::common;
 use crate::common::zip::{
     Body, END_LEN, Record, archive as whole, body, end, floats, one_tensor, wide_end,
 };
-use ckptfs::checkpoint::{Checkpoint, CheckpointError, ZipFault};
+use ckptfs::checkpoint::{Checkpoint, CheckpointError, ZipError};
 
 /// What a number is when the wide record has it.
 const ELSEWHERE: u32 = u32::MAX;
 
-fn fault(answer: Result<Checkpoint, CheckpointError>) -> ZipFault {
+fn fault(answer: Result<Checkpoint, CheckpointError>) -> ZipError {
     match answer.expect_err("refused") {
         CheckpointError::Zip { fault, .. } => fault,
         other => panic!("refused for another reason: {other}"),
@@ -96,14 +96,14 @@ fn an_end_record_that_disagrees_with_the_wide_one() {
         for short in [repeats, leaves] {
             let fault = fault(common::torch(&with_wide_end(&one_tensor(), change, short)));
             assert!(
-                matches!(fault, ZipFault::Directory | ZipFault::CountMismatch { .. }),
+                matches!(fault, ZipError::Directory | ZipError::CountMismatch { .. }),
                 "{number}: {fault}"
             );
         }
     }
     let other = |_: &Wide| end(1, ELSEWHERE, ELSEWHERE);
     let fault = fault(common::torch(&with_wide_end(&one_tensor(), |_| {}, other)));
-    assert!(matches!(fault, ZipFault::Directory));
+    assert!(matches!(fault, ZipError::Directory));
 }
 
 #[test]
@@ -117,21 +117,21 @@ fn a_second_directory_that_only_some_readers_would_find() {
     let wide = wide_end(1, other.len() as u64, wide_start, place);
     let short = end(count, directory.len() as u32, start as u32);
     let bytes = [records, directory, other, wide, short].concat();
-    assert!(matches!(fault(common::torch(&bytes)), ZipFault::Directory));
+    assert!(matches!(fault(common::torch(&bytes)), ZipError::Directory));
 }
 
 #[test]
 fn numbers_left_to_the_short_record_without_a_wide_one() {
     let Body { records, directory, .. } = body(&one_tensor());
     let bytes = [records, directory, end(u16::MAX, ELSEWHERE, ELSEWHERE)].concat();
-    assert!(matches!(fault(common::torch(&bytes)), ZipFault::Directory));
+    assert!(matches!(fault(common::torch(&bytes)), ZipError::Directory));
 }
 
 #[test]
 fn wide_fields_that_lack_a_number_or_are_there_twice() {
     let directory = |records: &[Record]| {
         let fault = fault(common::torch(&whole(records)));
-        assert!(matches!(fault, ZipFault::Directory), "{fault}");
+        assert!(matches!(fault, ZipError::Directory), "{fault}");
     };
     directory(&wide_storage(&[24]));
     directory(&wide_storage(&[]));
@@ -149,7 +149,7 @@ fn wide_sizes_that_are_not_the_records() {
     for (size, stored) in [(28, 28), (24, 28), (28, 24), (u64::MAX, u64::MAX), (1 << 40, 1 << 40)] {
         let bytes = whole(&wide_storage(&[size, stored]));
         let fault = fault(common::torch(&bytes));
-        assert!(matches!(fault, ZipFault::HeaderMismatch(_)), "{size} {stored}: {fault}");
+        assert!(matches!(fault, ZipError::HeaderMismatch(_)), "{size} {stored}: {fault}");
     }
 }
 
@@ -165,7 +165,7 @@ fn a_record_whose_own_wide_field_disagrees() {
     };
     assert_eq!(common::tensor_bytes(local(&[24, 24]).unwrap(), "w"), floats());
     for numbers in [&[28, 28][..], &[24, 20], &[20, 24], &[24], &[]] {
-        assert!(matches!(fault(local(numbers)), ZipFault::HeaderMismatch(_)), "{numbers:?}");
+        assert!(matches!(fault(local(numbers)), ZipError::HeaderMismatch(_)), "{numbers:?}");
     }
 }
 
@@ -185,21 +185,21 @@ fn bytes_before_after_and_a_comment() {
     let start = (hidden.len() + body.records.len()) as u32;
     let end_record = end(body.count, body.directory.len() as u32, start);
     let bytes_before = [hidden, body.records, body.directory, end_record].concat();
-    assert!(matches!(fault(common::torch(&bytes_before)), ZipFault::LeadingBytes));
+    assert!(matches!(fault(common::torch(&bytes_before)), ZipError::LeadingBytes));
 
     for after in [&b"\0"[..], b"PK\x05\x06", &[0; 100]] {
-        assert!(matches!(fault(common::torch(&[&bytes, after].concat())), ZipFault::NoEnd));
+        assert!(matches!(fault(common::torch(&[&bytes, after].concat())), ZipError::NoEnd));
     }
     assert!(matches!(
         fault(common::torch(&[&bytes[..], &bytes[..]].concat())),
-        ZipFault::Directory
+        ZipError::Directory
     ));
 
     let mut comment = bytes.clone();
     let len = comment.len();
     comment[len - 2] = 4;
     comment.extend(b"text");
-    assert!(matches!(fault(common::torch(&comment)), ZipFault::NoEnd));
+    assert!(matches!(fault(common::torch(&comment)), ZipError::NoEnd));
     // A comment that is another end record.
     let mut comment = bytes.clone();
     comment[len - 2] = END_LEN as u8;
@@ -216,21 +216,21 @@ fn an_end_record_that_disagrees_with_the_directory() {
         bytes[end + field] = value;
         fault(common::torch(&bytes))
     };
-    assert!(matches!(patched(4, 1), ZipFault::SeveralDisks));
-    assert!(matches!(patched(6, 1), ZipFault::SeveralDisks));
-    assert!(matches!(patched(8, 2), ZipFault::CountMismatch { .. }));
-    assert!(matches!(patched(10, 2), ZipFault::CountMismatch { .. }));
+    assert!(matches!(patched(4, 1), ZipError::SeveralDisks));
+    assert!(matches!(patched(6, 1), ZipError::SeveralDisks));
+    assert!(matches!(patched(8, 2), ZipError::CountMismatch { .. }));
+    assert!(matches!(patched(10, 2), ZipError::CountMismatch { .. }));
     let both = |count: u8| {
         let mut bytes = bytes.clone();
         (bytes[end + 8], bytes[end + 10]) = (count, count);
         fault(common::torch(&bytes))
     };
-    assert!(matches!(both(2), ZipFault::CountMismatch { .. }));
-    assert!(matches!(both(4), ZipFault::CountMismatch { .. }));
+    assert!(matches!(both(2), ZipError::CountMismatch { .. }));
+    assert!(matches!(both(4), ZipError::CountMismatch { .. }));
     for field in [12, 16] {
         let old = bytes[end + field];
-        assert!(matches!(patched(field, old.wrapping_add(1)), ZipFault::Directory));
-        assert!(matches!(patched(field, old.wrapping_sub(1)), ZipFault::Directory));
+        assert!(matches!(patched(field, old.wrapping_add(1)), ZipError::Directory));
+        assert!(matches!(patched(field, old.wrapping_sub(1)), ZipError::Directory));
     }
 }
 
@@ -245,9 +245,9 @@ fn a_directory_that_is_damaged() {
     assert!(common::torch(&rebuilt(body.directory.clone())).is_ok());
     let mut signature = body.directory.clone();
     signature[0] = b'Q';
-    assert!(matches!(fault(common::torch(&rebuilt(signature))), ZipFault::Directory));
+    assert!(matches!(fault(common::torch(&rebuilt(signature))), ZipError::Directory));
     let cut = body.directory[..body.directory.len() - 1].to_vec();
-    assert!(matches!(fault(common::torch(&rebuilt(cut))), ZipFault::Directory));
+    assert!(matches!(fault(common::torch(&rebuilt(cut))), ZipError::Directory));
     let longer = [&body.directory[..], b"\0"].concat();
-    assert!(matches!(fault(common::torch(&rebuilt(longer))), ZipFault::Directory));
+    assert!(matches!(fault(common::torch(&rebuilt(longer))), ZipError::Directory));
 }

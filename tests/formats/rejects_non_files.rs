@@ -16,8 +16,8 @@ use crate::common::safetensors::valid;
 use crate::common::test_path;
 use crate::common::zip::{archive, one_tensor};
 use ckptfs::checkpoint::{self, Checkpoint, CheckpointError, ParseOptions};
-use ckptfs::image::{self, VirtualFile, VirtualFileReader};
 use ckptfs::source;
+use ckptfs::virtual_file::{self, VirtualFile, VirtualFileReader};
 use rustix::fs::{CWD, Mode, mkfifoat};
 use tempfile::TempDir;
 
@@ -175,8 +175,11 @@ fn both_formats() -> [Vec<u8>; 2] {
     [valid(&["a", "b"]), archive(&one_tensor())]
 }
 
-fn has_changed<T>(answer: Result<T, image::VirtualFileError>) -> bool {
-    matches!(answer, Err(image::VirtualFileError::Source(source::SourceError::Changed { .. })))
+fn has_changed<T>(answer: Result<T, virtual_file::VirtualFileError>) -> bool {
+    matches!(
+        answer,
+        Err(virtual_file::VirtualFileError::Source(source::SourceError::Changed { .. }))
+    )
 }
 
 /// Reads all of the data, then each byte of it.
@@ -244,7 +247,10 @@ fn a_file_that_is_replaced_after_it_was_parsed() {
         assert_eq!(common::whole(&reader), before);
         let gone = image.open().unwrap_err();
         assert!(
-            matches!(gone, image::VirtualFileError::Source(source::SourceError::Missing { .. })),
+            matches!(
+                gone,
+                virtual_file::VirtualFileError::Source(source::SourceError::Missing { .. })
+            ),
             "{gone}"
         );
     }
@@ -273,7 +279,7 @@ fn a_file_that_becomes_something_else_after_it_was_parsed() {
         let opened = common::in_bounded_time(move || image.open().map(drop));
         assert!(matches!(
             opened,
-            Err(image::VirtualFileError::Source(source::SourceError::NotAFile { .. }))
+            Err(virtual_file::VirtualFileError::Source(source::SourceError::NotAFile { .. }))
         ));
     }
 }

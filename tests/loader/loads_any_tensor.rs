@@ -35,9 +35,9 @@ fn expected(opened: &OpenCheckpoint) -> Vec<Vec<u8>> {
     ranges.map(read).collect()
 }
 
-fn reopened(opened: &OpenCheckpoint) -> ckptfs::image::VirtualFile {
+fn reopened(opened: &OpenCheckpoint) -> ckptfs::virtual_file::VirtualFile {
     let checkpoint = ckptfs::checkpoint::open(opened.path(), &Default::default()).unwrap();
-    ckptfs::image::VirtualFile::new(checkpoint).unwrap()
+    ckptfs::virtual_file::VirtualFile::new(checkpoint).unwrap()
 }
 
 fn files(path: &Path) -> Vec<File> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::failing_source::{Faulty, Mood};
 use ckptfs::cache::{Cache, CacheLimits, CachedFile};
 use ckptfs::checkpoint::{self, ParseOptions};
-use ckptfs::image::VirtualFile;
+use ckptfs::virtual_file::VirtualFile;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 

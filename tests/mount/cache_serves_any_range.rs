@@ -13,7 +13,7 @@ use crate::common;
 use crate::common::samples::{Numbers, all, sharded};
 use ckptfs::cache::{Cache, CacheLimits, CachedFile};
 use ckptfs::checkpoint::{self, ParseOptions};
-use ckptfs::image::{VirtualFile, VirtualFileReader};
+use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
 use rustix::fs::{Advice, fadvise};
 
 /// Threads that ask at once.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::checkpoint::OriginId;
-use crate::image::VirtualFileReader;
 use crate::source::{DIRECT_ALIGNMENT_BYTES, OpenFile, ReadStrategy, SourceError};
+use crate::virtual_file::VirtualFileReader;
 
 use crate::cache::Cache;
 use crate::cache::counters::AtomicCounters;

@@ -14,8 +14,8 @@ pub mod trace_store;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::image::VirtualFile;
 use crate::threads::lock;
+use crate::virtual_file::VirtualFile;
 
 use crate::cache::Cache;
 use crate::cache::block::fill;

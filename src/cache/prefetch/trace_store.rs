@@ -21,8 +21,8 @@ use rustix::fs::{
 
 use rustix::io::Errno;
 
-use crate::image::Digest;
 use crate::threads::lock;
+use crate::virtual_file::Digest;
 
 use crate::cache::io::executor::IoExecutor;
 use crate::cache::prefetch::trace::AccessTrace;

@@ -145,7 +145,7 @@ fn no_folder_is_made_where_anothers_link_leads() {
 }
 
 fn hash() -> Digest {
-    let made = crate::image::VirtualFile::from_bytes(vec![0; 4096]);
+    let made = crate::virtual_file::VirtualFile::from_bytes(vec![0; 4096]);
     made.layout_hash()
 }
 

@@ -1,7 +1,7 @@
 //! Gives the entries of the chosen dictionary their names, nested ones joined with dots.
 
-use crate::checkpoint::truncated_list::Listed;
-use crate::checkpoint::{MAX_HEADER, MAX_TENSORS, RefusedEntry, TensorError};
+use crate::checkpoint::truncated_list::TruncatedList;
+use crate::checkpoint::{MAX_HEADER_BYTES, MAX_TENSOR_COUNT, RefusedEntry, TensorError};
 
 use super::interpret::{self, PickleValue, key_text};
 use super::pickle::{Arena, NodeId};
@@ -10,7 +10,7 @@ use super::select_error::SelectError;
 
 /// Values looked at while naming entries. A dictionary that is used in many places is looked at
 /// in each, and only this and the next keep a small pickle from having more names than memory can hold.
-const MAX_VISIT_COUNT: usize = 4 * MAX_TENSORS;
+const MAX_VISIT_COUNT: usize = 4 * MAX_TENSOR_COUNT;
 
 /// Bytes that an entry takes in a header beside its name, at the least:
 /// `:{"dtype":"F32","shape":[],"data_offsets":[0,0]},` and the quotes of the name.
@@ -37,7 +37,7 @@ pub struct NameFlattener<'a> {
     arena: &'a Arena,
     reachability: &'a Reachability,
     selection: Selection,
-    left_out: Listed,
+    left_out: TruncatedList,
     visits: usize,
     /// Bytes of a header that the names so far leave.
     free_bytes: u64,
@@ -45,21 +45,21 @@ pub struct NameFlattener<'a> {
 
 impl<'a> NameFlattener<'a> {
     pub fn new(arena: &'a Arena, census: &'a Reachability, chosen: Selection, stored: u64) -> Self {
-        let room = MAX_HEADER.min(
+        let room = MAX_HEADER_BYTES.min(
             MIN_NAMES_BYTES.saturating_add(stored.saturating_mul(MAX_NAME_BYTES_PER_PICKLE_BYTE)),
         );
         NameFlattener {
             arena,
             reachability: census,
             selection: chosen,
-            left_out: Listed::default(),
+            left_out: TruncatedList::default(),
             visits: 0,
             free_bytes: room,
         }
     }
 
     /// What was named, and what was left out.
-    pub fn finish(self) -> (Selection, Listed) {
+    pub fn finish(self) -> (Selection, TruncatedList) {
         (self.selection, self.left_out)
     }
 

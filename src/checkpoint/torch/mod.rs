@@ -21,11 +21,11 @@ mod state_dict;
 mod storage_bounds;
 mod zip;
 
-pub use legacy::LegacyError as LegacyFault;
-pub use pickle::PickleError as PickleFault;
+pub use legacy::LegacyError;
+pub use pickle::PickleError;
 pub use reader::{FileContents, read_legacy, read_zip};
-pub use select_error::SelectError as ChoiceFault;
-pub use zip::ZipError as ZipFault;
+pub use select_error::SelectError;
+pub use zip::ZipError;
 
 /// The first bytes of a zip archive.
 pub const ZIP_MAGIC: &[u8] = b"PK\x03\x04";

@@ -1,20 +1,20 @@
 //! Why no dictionary of a pickle can be shown.
 
-use crate::checkpoint::truncated_list::Listed;
+use crate::checkpoint::truncated_list::TruncatedList;
 
 /// Why there is no dictionary to show.
 #[derive(Debug, thiserror::Error)]
 pub enum SelectError {
     /// Nothing in it is a tensor.
     #[error("holds no tensors that could be shown{}{}", if .0.is_empty() { "" } else { "; it has: " }, .0)]
-    NoTensors(Listed),
+    NoTensors(TruncatedList),
     /// The key that was asked for is not there.
     #[error("has no `{key}` with tensors; there are: {}", if .found.is_empty() { "none".to_owned() } else { .found.to_string() })]
     NoSuchKey {
         /// The key.
         key: String,
         /// What there is instead.
-        found: Listed,
+        found: TruncatedList,
     },
     /// Not a dictionary, but an object.
     #[error("holds a Python object of class {class}, not a dictionary of tensors")]

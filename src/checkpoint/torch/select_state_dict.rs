@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use crate::checkpoint::truncated_list::Listed;
+use crate::checkpoint::truncated_list::TruncatedList;
 
 use super::flatten_names::{NameFlattener, Selection};
 use super::interpret::{self, PickleValue, as_counts, key_text};
@@ -128,7 +128,7 @@ fn descend(
             }
             return Ok(at);
         };
-        let mut others = Listed::default();
+        let mut others = TruncatedList::default();
         for &(k, value) in entries {
             if arena.text(k) != Some(key) && census.has_tensors(value) {
                 let name = || key_text(arena, k).unwrap_or("?".to_owned());
@@ -185,8 +185,8 @@ fn tensor_keys(
     census: &Reachability,
     at: NodeId,
     is_kind: impl Fn(NodeId) -> bool,
-) -> Listed {
-    let mut listed = Listed::default();
+) -> TruncatedList {
+    let mut listed = TruncatedList::default();
     for &(key, value) in arena.entries(at).unwrap_or_default() {
         if census.has_tensors(value) && is_kind(value) {
             listed.add(|| key_text(arena, key).unwrap_or("?".to_owned()));

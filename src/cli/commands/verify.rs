@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::Path;
 
-use crate::image::VirtualFileReader;
 use crate::verify;
+use crate::virtual_file::VirtualFileReader;
 
 use crate::cli::args::VerifyArgs;
 use crate::cli::progress::ProgressMeter;

@@ -3,7 +3,7 @@
 use fuser::{Errno, FileAttr, FileType, INodeNo};
 
 use crate::source::{self, FileKind, FileMetadata};
-use crate::{checkpoint, image, view};
+use crate::{checkpoint, view, virtual_file};
 
 use super::inodes::LastAttributes;
 
@@ -87,9 +87,9 @@ pub fn view_errno(error: &view::ViewError) -> Errno {
     }
 }
 
-pub fn virtual_file_errno(error: &image::VirtualFileError) -> Errno {
+pub fn virtual_file_errno(error: &virtual_file::VirtualFileError) -> Errno {
     match error {
-        image::VirtualFileError::Source(error) => source_errno(error),
+        virtual_file::VirtualFileError::Source(error) => source_errno(error),
         _ => Errno::EIO,
     }
 }
@@ -117,7 +117,7 @@ pub fn is_stale(error: &view::ViewError) -> bool {
 pub fn open_errno(error: &view::ViewError) -> Errno {
     let source = match error {
         view::ViewError::Source(error)
-        | view::ViewError::VirtualFile(image::VirtualFileError::Source(error))
+        | view::ViewError::VirtualFile(virtual_file::VirtualFileError::Source(error))
         | view::ViewError::Checkpoint(checkpoint::CheckpointError::Source(error)) => error,
         // The name stood for a virtual file when it was looked up.
         view::ViewError::Checkpoint(_) => return Errno::ESTALE,

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use fuser::{BackingId, Errno, FopenFlags, ReplyOpen};
 
 use crate::cache::{Cache, CachedFile};
-use crate::image::VirtualFile;
 use crate::source::{self, FileState, OpenFile};
 use crate::threads::lock;
 use crate::view::{self, View};
+use crate::virtual_file::VirtualFile;
 
 use super::attr::view_errno;
 use super::inodes::{Inode, InodeKind};

@@ -147,7 +147,7 @@ impl Inode {
 enum InodeKey<'a> {
     Path(&'a InodePath, FileKind),
     File { dev: u64, ino: u64, born: Option<Timestamp> },
-    VirtualFile(&'a InodePath, crate::image::Digest),
+    VirtualFile(&'a InodePath, crate::virtual_file::Digest),
 }
 
 /// The numbers that the kernel knows.

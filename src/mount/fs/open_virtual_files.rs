@@ -10,9 +10,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::cache::{Cache, CachedFile};
-use crate::image::VirtualFile;
 use crate::threads::lock;
 use crate::view::{self, ShownFile, View};
+use crate::virtual_file::VirtualFile;
 
 /// An image that is open at least once.
 pub struct OpenVirtualFile {

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use crate::checkpoint::LayoutKind;
-use crate::image::VirtualFile;
 use crate::view;
+use crate::virtual_file::VirtualFile;
 
 use crate::cli::args::InspectArgs;
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, Format, LayoutKind, find_overlaps};
-use crate::image::VirtualFile;
+use crate::virtual_file::VirtualFile;
 
 #[derive(Debug, Serialize)]
 pub struct InspectReport {

@@ -1,6 +1,6 @@
 //! The virtual file: a checkpoint laid out as one valid safetensors file.
 //!
-//! In: a [`Checkpoint`]. Out: an [`VirtualFile`], an immutable value: header, size, which bytes come from
+//! In: a [`Checkpoint`]. Out: a [`VirtualFile`], an immutable value: header, size, which bytes come from
 //! where ([`VirtualFile::segments`]), and two hashes. [`VirtualFile::virtual_file`] gives a [`Reader`], which holds the
 //! sources open and fills any range of the image from any thread.
 //!

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::checkpoint::{MAX_HEADER, Tensor};
+use crate::checkpoint::{MAX_HEADER_BYTES, Tensor};
 
 /// The data starts at a multiple of this: readers that bypass the page cache, and mappings, then
 /// meet aligned data. The format lets the header be filled up with spaces, and nothing else.
@@ -22,7 +22,7 @@ pub fn encode_header(
     header.resize(header.len().next_multiple_of(DATA_ALIGNMENT_BYTES), b' ');
     let len = (header.len() - LENGTH_BYTES) as u64;
     header[..LENGTH_BYTES].copy_from_slice(&len.to_le_bytes());
-    (len <= MAX_HEADER).then_some(header)
+    (len <= MAX_HEADER_BYTES).then_some(header)
 }
 
 /// A length that no header of some tensors passes, however their names have to be spelled.
@@ -58,7 +58,7 @@ fn encode_json(
     out.extend_from_slice(b"{\"__metadata__\":");
     serde_json::to_writer(&mut *out, metadata)?;
     for (tensor, range) in tensors.iter().zip(starts.windows(2)) {
-        if out.len() as u64 > MAX_HEADER {
+        if out.len() as u64 > MAX_HEADER_BYTES {
             return Err(std::io::ErrorKind::FileTooLarge.into());
         }
         out.push(b',');

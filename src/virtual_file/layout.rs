@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::checkpoint::{
-    Checkpoint, MAX_HEADER, Origin, OriginId, ParseOptions, Tensor, TensorBytes,
+    Checkpoint, MAX_HEADER_BYTES, Origin, OriginId, ParseOptions, Tensor, TensorBytes,
 };
 use crate::source::{FileIdentity, FileState, SourceFile};
 
@@ -17,7 +17,7 @@ use super::{Digest, FileLayout, LayoutPiece, VirtualFile, VirtualFileError, head
 const LAYOUT_VERSION: u8 = 2;
 
 /// The most that a file can hold after any header.
-const MAX_DATA_BYTES: u64 = i64::MAX as u64 - 2 * MAX_HEADER;
+const MAX_DATA_BYTES: u64 = i64::MAX as u64 - 2 * MAX_HEADER_BYTES;
 
 pub fn build(checkpoint: Checkpoint) -> Result<VirtualFile, VirtualFileError> {
     let files: Vec<Arc<SourceFile>> = checkpoint.source_files().cloned().collect();
@@ -48,10 +48,10 @@ pub fn build(checkpoint: Checkpoint) -> Result<VirtualFile, VirtualFileError> {
     let mut metadata = metadata.unwrap_or_default();
     let states_format = metadata.contains_key("format");
     metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
-    if header.max_header_bytes(&metadata) > MAX_HEADER
+    if header.max_header_bytes(&metadata) > MAX_HEADER_BYTES
         && header::encode_header(&tensors, &starts, &metadata).is_none()
     {
-        return Err(VirtualFileError::HeaderTooLong { path, limit: MAX_HEADER });
+        return Err(VirtualFileError::HeaderTooLong { path, limit: MAX_HEADER_BYTES });
     }
     Ok(VirtualFile {
         tensors: tensors.into(),
