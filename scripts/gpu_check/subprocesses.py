@@ -18,7 +18,7 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 
 # What the programs use of the rest of the repository.
-_BESIDE = [_HERE, _HERE.parent, _HERE.parents[1] / "tests/python"]
+_BESIDE = [_HERE, _HERE.parent, _HERE.parents[1] / "tests/python/common"]
 
 # So much of what a program said at its end is repeated.
 _WORDS = 300

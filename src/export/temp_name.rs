@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// tests/python/test_killed_while_saving.py has the same names.
+    /// tests/python/save/test_killed_while_saving.py has the same names.
     #[test]
     fn the_name_that_goes_with_another_is_known_everywhere() {
         let of = |name| name_for(Path::new(name));

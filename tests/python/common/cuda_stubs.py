@@ -1,0 +1,97 @@
+"""Runs something of PyTorch on devices that are not there: the stand-ins for CUDA's driver and runtime
+(`stubs/cuda`, `stubs/cudart`), built when they are first needed, and a process that finds them.
+
+    report = run(function, *arguments, DEVICES=2)
+
+The function is one of a module that can be imported here, and gets the arguments as they come through JSON. What
+it raises fails the test. The report is the stand-in's; both it and the settings are in
+`stubs/cuda/README.md`.
+
+    python cuda_stubs.py MODULE FUNCTION ARGUMENTS
+"""
+
+import ctypes
+import fcntl
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from program import REPOSITORY
+
+SECONDS = 300
+
+# What PyTorch needs of the stand-in for the driver: one as new as the runtime, that lets it destroy events
+# before what they were recorded after is done, as PyTorch does in each `wait_stream`.
+SETTINGS = {"DRIVER_VERSION": 13020, "DESTROY": "allow"}
+
+
+@cache
+def folder(standin, library, *names):
+    """The folder that has a stand-in under all names that programs look for. Builds it first, once, however
+    many tests and processes of tests want it."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "tmp" / f"standin-{standin}"
+    found = target / "found"
+    found.mkdir(parents=True, exist_ok=True)
+    with open(target / "lock", "w") as only_one:
+        fcntl.flock(only_one, fcntl.LOCK_EX)
+        manifest = REPOSITORY / "stubs" / standin / "Cargo.toml"
+        build = ["cargo", "build", "--quiet", "--locked", "--lib", "--manifest-path", manifest]
+        done = subprocess.run([*build, "--target-dir", target], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert (target / "debug" / library).is_file(), f"{target}: {library} is not built"
+        for name in names:
+            if not (found / name).is_symlink():
+                (found / name).symlink_to(Path("../debug") / library)
+    return found
+
+
+def environment(settings, report):
+    """What a process finds the stand-ins by. PyTorch looks beside itself first for the runtime and for the library
+    of GPUDirect Storage, so that these are loaded before it."""
+    driver = folder("cuda", "libcuda.so", "libcuda.so", "libcuda.so.1")
+    runtime = folder("cudart", "libcudart.so", "libcudart.so.13")
+    storage = folder("cufile", "libcufile.so", "libcufile.so.0")
+    paths = [str(driver), *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))]
+    found = {
+        "LD_LIBRARY_PATH": ":".join(paths),
+        "LD_PRELOAD": f"{runtime / 'libcudart.so.13'}:{storage / 'libcufile.so.0'}",
+        "STUB_CUDA_REPORT": str(report),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    settings = {f"STUB_CUDA_{name}": str(value) for name, value in (SETTINGS | settings).items()}
+    return os.environ | found | settings
+
+
+def run(function, *arguments, **settings):
+    """Runs a function of a module, and gives the stand-in's report."""
+    return run_script(__file__, function.__module__, function.__name__, json.dumps(arguments), **settings)
+
+
+def run_script(*words, **settings):
+    """Runs Python with these words, and gives the stand-in's report."""
+    with tempfile.TemporaryDirectory() as place:
+        report = Path(place) / "report.json"
+        done = subprocess.run(
+            [sys.executable, *words], env=environment(settings, report),
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+        return json.loads(report.read_text())
+
+
+def peek(tensor):
+    """The bytes that a tensor has by now: nothing that is queued is done for this. For what runs there."""
+    bytes = ctypes.create_string_buffer(tensor.nbytes)
+    where, room = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
+    assert ctypes.CDLL("libcuda.so.1").stub_cuda_peek(bytes, where, room) == 0
+    return bytes.raw
+
+
+if __name__ == "__main__":
+    module, name, arguments = sys.argv[1:]
+    getattr(importlib.import_module(module), name)(*json.loads(arguments))

@@ -1,0 +1,71 @@
+"""Runs the ckptfs program the way a user does: arguments in; exit code, output and files out."""
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+# This folder, whose programs tests start as processes of their own.
+COMMON = Path(__file__).parent
+
+DONE, FAILED, USAGE, REFUSED = 0, 1, 2, 3
+
+# A run that must be bounded gets no more than this.
+MEMORY = 2 << 30
+SECONDS = 20
+
+
+def find_binary():
+    """CKPTFS_BIN, else the release build, else the debug build. None of them is a failure."""
+    named = os.environ.get("CKPTFS_BIN")
+    builds = [REPOSITORY / "target" / build / "ckptfs" for build in ("release", "debug")]
+    for binary in [Path(named)] if named else builds:
+        if binary.is_file():
+            return binary.resolve()
+    raise FileNotFoundError("no ckptfs to test: run `cargo build --release`, or set CKPTFS_BIN")
+
+
+@dataclass
+class Outcome:
+    """What a run left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def json(self):
+        return json.loads(self.stdout)
+
+
+class Ckptfs:
+    def __init__(self, binary):
+        self.binary = binary
+
+    def __call__(self, *args, bounded=False):
+        """Runs to the end. `bounded` limits its memory; its time is limited always."""
+        command = [str(self.binary), *map(str, args)]
+        if bounded:
+            command = ["sh", "-c", f'ulimit -v {MEMORY >> 10} && exec "$@"', "sh", *command]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS
+        )
+        outcome = Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert "panicked" not in outcome.stderr, outcome.stderr
+        assert outcome.code >= 0, f"killed by signal {-outcome.code}: {outcome.stderr}"
+        return outcome
+
+    def export(self, path, out, *options):
+        """Exports what must be exportable, and gives the file."""
+        done = self("export", path, out, *options)
+        assert done.code == DONE, done.stderr
+        assert all(line.startswith("ckptfs: note: ") for line in done.stderr.splitlines()), done.stderr
+        return out
+
+    def inspect(self, path, *options):
+        """The report on what must be showable."""
+        done = self("inspect", "--json", path, *options)
+        assert done.code == DONE, done.stderr
+        return done.json()

@@ -1,0 +1,132 @@
+"""What is loaded to CUDA devices is there, bit for bit, for whoever uses it next; or there is an error, and nothing
+left of it. PyTorch is the real one, on stand-ins for CUDA's runtime and driver."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from ckptfs.load.torch import TYPES
+from safetensors.torch import save_file
+
+import cuda_loads
+from cuda_stubs import run
+from program import REPOSITORY
+from samples import numbers, small_tensors, write_all, write_shards
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cuda")
+    write_all(folder / "all", 5)
+    every = {}
+    for name in set(TYPES.values()):
+        kind = getattr(torch, name)
+        size = 24 * kind.itemsize
+        every[name] = (torch.arange(3 * size) % 2).to(torch.uint8).view(3, size).view(kind)
+    every |= {"empty": torch.empty(0, 4), "scalar": torch.tensor(2.5), "one": torch.tensor([7])}
+    save_file(every, folder / "kinds.safetensors")
+    mixed = {"small.a": numbers(2, 100), "large": numbers(3, 5, MIB), "small.b": numbers(4, 3, 5),
+             "large.b": numbers(5, 4 * MIB + 1), "none": torch.empty(2, 0), "small.c": torch.arange(9)}
+    save_file(mixed, folder / "mixed.safetensors")
+    save_file(small_tensors(6, 400), folder / "small.safetensors")
+    return folder
+
+
+def is_clean(report, pinned=64 * MIB):
+    """Nothing was done that must not be, and no more stays pinned than is kept for the next load."""
+    assert report["faults"] == [] and report["sticky"] is None, report
+    assert report["allocated"]["pinned"]["bytes"] <= pinned, report
+    assert report["allocated"]["registered"]["count"] == 0, report
+
+
+def test_every_kind_of_checkpoint(folder):
+    images = ["sharded", "loose/small.bin", "loose/strided.pt", "loose/swapped.pt", "loose/legacy.pth"]
+    paths = [folder / "all" / image for image in images]
+    paths += [folder / name for name in ("kinds.safetensors", "mixed.safetensors", "small.safetensors")]
+    is_clean(run(cuda_loads.loads, [str(path) for path in paths]))
+
+
+@pytest.mark.parametrize(("what", "name"), [
+    (cuda_loads.small_tensors_share_blocks, "small.safetensors"),
+    (cuda_loads.streams_keep_their_order, "mixed.safetensors"),
+    (cuda_loads.prefetch_hands_over, "mixed.safetensors"),
+    (cuda_loads.handed_over_memory_stays, "mixed.safetensors"),
+    (cuda_loads.is_stopped, "mixed.safetensors"),
+    (cuda_loads.lands_in_place, "mixed.safetensors"),
+    (cuda_loads.casts_there, "mixed.safetensors"),
+    (cuda_loads.many_threads, "mixed.safetensors"),
+    (cuda_loads.forked, "small.safetensors"),
+    (cuda_loads.in_steps, "mixed.safetensors"),
+    (cuda_loads.as_fastsafetensors_does, "mixed.safetensors"),
+    (cuda_loads.uses_memory_of_a_device, "mixed.safetensors"),
+    (cuda_loads.nothing_is_held, "mixed.safetensors"),
+    (cuda_loads.refuses_a_capture, "mixed.safetensors"),
+    (cuda_loads.forked_arrays, "mixed.safetensors"),
+], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
+def test_on_a_device(what, name, folder):
+    is_clean(run(what, str(folder / name)))
+
+
+def test_parts_of_a_model_on_devices_of_their_own(tmp_path):
+    write_shards(tmp_path / "model", 3, 3, 4, 300)
+    is_clean(run(cuda_loads.is_placed, str(tmp_path / "model"), ["layers.0", "layers.2"], DEVICES=2))
+
+
+def test_no_room_on_the_device(folder):
+    is_clean(run(cuda_loads.has_no_room, str(folder / "mixed.safetensors"), MEMORY=24 * MIB))
+
+
+def test_no_memory_to_pin(folder):
+    report = run(cuda_loads.pins_nothing, str(folder / "mixed.safetensors"), PINNED=0)
+    is_clean(report)
+    assert report["peak"]["pinned"] == 0
+
+
+def test_little_memory_to_pin(folder):
+    report = run(cuda_loads.pins_little, str(folder / "mixed.safetensors"), "4M", PINNED=8 * MIB)
+    is_clean(report)
+    assert report["peak"]["pinned"] == 8 * MIB
+
+
+@pytest.mark.parametrize(("call", "told"), [
+    ("cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync"), ("cuEventRecord", "cuEventRecord"),
+    ("cuStreamWaitEvent", "cuStreamWaitEvent"),
+])  # fmt: skip
+def test_a_call_of_the_driver_that_fails(folder, call, told):
+    run(cuda_loads.fails_and_goes_on, str(folder / "mixed.safetensors"), told, FAIL=f"{call}:1=2")
+
+
+def test_a_file_that_is_truncated_meanwhile(folder, tmp_path):
+    path = tmp_path / "mixed.safetensors"
+    path.write_bytes((folder / "mixed.safetensors").read_bytes())
+    is_clean(run(cuda_loads.truncated_meanwhile, str(path)))
+
+
+def test_storage_that_writes_to_the_device(tmp_path):
+    # Where storage writes straight, files lie on a disk.
+    with tempfile.TemporaryDirectory(dir=REPOSITORY / "target") as place:
+        path = Path(place) / "large.safetensors"
+        save_file({"a": numbers(1, 3 * MIB), "b": numbers(2, 100), "c": numbers(3, 2 * MIB)}, path)
+        is_clean(run(cuda_loads.storage_writes, str(path)))
+
+
+def test_transformers(tmp_path):
+    import models
+
+    models.save_shards(models.llama(), tmp_path / "model")
+    # Nobody waits for the copies meanwhile, so that none of the chunks is seen to be idle.
+    is_clean(run(cuda_loads.transformers_on_a_device, str(tmp_path / "model")), pinned=512 * MIB)
+
+
+def test_several_ranks(folder):
+    run(cuda_loads.several_ranks, str(folder))
+
+
+def test_a_device_that_uses_the_hosts_memory(folder):
+    """Nothing is copied there, and nothing is given back while work of the device may use it."""
+    report = run(cuda_loads.shares_memory, str(folder / "mixed.safetensors"), ATTRIBUTES="INTEGRATED=1")
+    is_clean(report, pinned=0)
+    assert "cuMemcpyHtoDAsync_v2" not in report["calls"]

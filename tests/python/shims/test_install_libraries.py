@@ -1,0 +1,80 @@
+"""With ours installed transformers, diffusers, accelerate and peft load what they load without, plain and mounted,
+imported before and after it, in threads; and no call of theirs is left to the original."""
+
+
+import pytest
+import safetensors.torch
+
+from samples import numbers
+from installed import run
+from program import COMMON
+
+PROGRAMS = """
+import json, sys, threading
+sys.path.insert(0, sys.argv[4])
+first, kind, folder = sys.argv[1:4]
+import ckptfs
+if first == "installed":
+    ckptfs.install()
+import models
+if kind == "transformers":
+    from transformers import LlamaForCausalLM
+    load = lambda: models.tensors_of(LlamaForCausalLM.from_pretrained(folder))
+elif kind == "diffusers":
+    from diffusers import UNet2DConditionModel
+    load = lambda: UNet2DConditionModel.from_pretrained(folder).state_dict()
+elif kind == "accelerate":
+    from accelerate import init_empty_weights, load_checkpoint_in_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+    def load():
+        model = LlamaForCausalLM(LlamaConfig.from_pretrained(folder))
+        load_checkpoint_in_model(model, folder)
+        return model.state_dict()
+elif kind == "peft":
+    from peft.utils import load_peft_weights
+    load = lambda: load_peft_weights(folder, device="cpu")
+plain = models.fingerprints(load()) if first == "imported" else None
+if first == "imported":
+    ckptfs.install()
+before = ckptfs.stats()
+loaded = [models.fingerprints(load())]
+after = ckptfs.stats()
+threads = [threading.Thread(target=lambda: loaded.append(models.fingerprints(load()))) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+ckptfs.uninstall()
+loaded.append(models.fingerprints(load()))
+still = ckptfs.stats()["loads"]
+same = len(loaded) == 4 and all(one == (plain or loaded[0]) for one in loaded)
+print(json.dumps([same, len(loaded[0]), after["loads"] > before["loads"], ckptfs.stats()["originals"]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    """Models by the library that loads them, in shards where it knows them."""
+    import models
+    from diffusers import UNet2DConditionModel
+
+    folder = tmp_path_factory.mktemp("installed")
+    models.save_shards(models.llama(), folder / "transformers")
+    (folder / "accelerate").symlink_to("transformers")
+    unet = UNet2DConditionModel(
+        block_out_channels=(8, 16), layers_per_block=1, sample_size=8, in_channels=4, out_channels=4,
+        down_block_types=("DownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "UpBlock2D"),
+        norm_num_groups=4, cross_attention_dim=8,
+    )  # fmt: skip
+    unet.save_pretrained(folder / "diffusers")
+    lora = {f"base_model.model.layers.{n}.lora_{ab}.weight": numbers(n, 4, 8) for n in range(3) for ab in "AB"}
+    (folder / "peft").mkdir()
+    safetensors.torch.save_file(lora, folder / "peft" / "adapter_model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("first", ["installed", "imported"])
+@pytest.mark.parametrize("kind", ["transformers", "diffusers", "accelerate", "peft"])
+@pytest.mark.parametrize("where", ["plain", "mounted"])
+def test_libraries_load_the_same_through_ours(shelf, mounts, first, kind, where):
+    folder = shelf / kind if where == "plain" else mounts(shelf) / kind
+    same, count, used, left_to_originals = run(PROGRAMS, first, kind, folder, str(COMMON))
+    assert (same, used, left_to_originals) == (True, True, 0) and count > 4

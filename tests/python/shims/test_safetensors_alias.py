@@ -1,0 +1,51 @@
+"""The package passes safetensors' own tests, which come with the source of its release and are fetched at
+set-up: a program that imports ckptfs instead sees no difference but those that are listed here."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from program import COMMON
+
+FILES = [
+    "test_simple", "test_pt_comparison", "test_pt_model", "test_handle", "test_multithreaded",
+    "test_threadable", "test_pread_backend",
+]  # fmt: skip
+
+# Theirs prefetches to CUDA alone; ours to the machine's memory too, and so does not refuse that.
+DIFFERENT = [
+    f"tests/test_pread_backend.py::PreadBackendTests::{name}"
+    for name in (
+        "test_prefetch_works_from_any_backend",
+        "test_prefetch_requires_cuda",
+        "test_prefetch_device_overrides_the_handle",
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A copy of their folder of tests, in which they write."""
+    theirs = Path(os.environ["CKPTFS_SAFETENSORS"]) / "bindings/python/tests"
+    folder = tmp_path_factory.mktemp("theirs")
+    shutil.copytree(theirs, folder / "tests")
+    return folder
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_theirs_pass(folder, file):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "safetensors_alias"]
+    command += [f"--deselect={test}" for test in DIFFERENT] + [f"tests/{file}.py"]
+    here = os.pathsep.join([str(COMMON), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": here}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("test", DIFFERENT)
+def test_the_differences_are_there(folder, test):
+    assert test.rsplit(":", 1)[1] in (folder / "tests/test_pread_backend.py").read_text()
