@@ -1,28 +1,28 @@
-//! Why a view cannot be had, or not a part of it.
+//! Errors of a view: what cannot be shown, or no longer, and the remedy.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{checkpoint, source, virtual_file};
+use crate::checkpoint::{Candidate, CheckpointError};
+use crate::source::SourceError;
+use crate::virtual_file::VirtualFileError;
 
-use super::Refusal;
-
-/// A directory or an image that cannot be shown.
+/// A directory or a virtual file that cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum ViewError {
-    /// The source's own answer.
+    /// The source cannot be read.
     #[error(transparent)]
-    Source(#[from] source::SourceError),
-    /// A checkpoint that was shown can no longer be read.
+    Source(#[from] SourceError),
+    /// A checkpoint that was shown can no longer be parsed.
     #[error(transparent)]
-    Checkpoint(#[from] checkpoint::CheckpointError),
+    Checkpoint(#[from] CheckpointError),
     /// A checkpoint that was shown can no longer be laid out.
     #[error(transparent)]
-    VirtualFile(#[from] virtual_file::VirtualFileError),
-    /// The one checkpoint that was asked for cannot be shown.
+    VirtualFile(#[from] VirtualFileError),
+    /// The one checkpoint that the view is for cannot be shown.
     #[error("{}", .0.reason)]
     Refused(Arc<Refusal>),
-    /// It is never the same twice.
+    /// The files differ at every look.
     #[error("{path}: changes faster than it can be read")]
     KeepsChanging {
         /// The directory or checkpoint.
@@ -63,6 +63,37 @@ impl ViewError {
             ViewError::VirtualFile(error) => error.is_refusal(),
             ViewError::Refused(_) => true,
             ViewError::KeepsChanging { .. } => false,
+        }
+    }
+}
+
+/// A checkpoint that stays as it is.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The path in messages.
+    pub path: PathBuf,
+    /// The names of its files.
+    pub originals: Vec<String>,
+    /// Why it cannot be shown as a virtual file.
+    pub reason: String,
+    /// What the user can do about it.
+    pub remedy: String,
+    /// Whether it is no checkpoint at all, so that there was nothing to refuse.
+    pub is_not_checkpoint: bool,
+}
+
+impl Refusal {
+    /// The refusal of a candidate, for an error.
+    pub fn new(candidate: &Candidate, error: &ViewError) -> Refusal {
+        Refusal {
+            path: error.path().to_path_buf(),
+            originals: candidate.original_names(),
+            reason: error.to_string(),
+            remedy: error.remedy().to_owned(),
+            is_not_checkpoint: matches!(
+                error,
+                ViewError::Checkpoint(CheckpointError::NotACheckpoint { .. })
+            ),
         }
     }
 }

@@ -1,35 +1,33 @@
-//! The cache of a model hub: what its own notes say of files that the view shows otherwise.
+//! Notes in the cache of a model hub about files that the view shows otherwise.
 //!
-//! `.no_exist/<revision>/NAME` notes that a file is not there, and loaders believe it although an
-//! image now is. `trees/<revision>.json` lists the originals, and a loader that misses one gives up.
+//! `.no_exist/<revision>/NAME` notes that a file is absent, and loaders believe it although a virtual file of
+//! that name now exists. `trees/<revision>.json` lists the originals, and a loader that misses one gives up.
 
 use std::path::{Component, Path, PathBuf};
 
 use crate::source::is_hub_repository;
 
-/// A directory that holds notes.
+/// The notes that a directory holds.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HubNotes {
-    /// Of files that are not there: in the folder of a revision.
+    /// Notes of absent files, one a file.
     Absent {
-        /// The way to that folder.
+        /// The path of the revision's folder from the root.
         revision: PathBuf,
     },
-    /// Of all files of each revision, as `<revision>.json`.
+    /// Lists of all files of each revision, as `<revision>.json`.
     Trees {
-        /// The way to the folder of the revisions.
+        /// The path of the revisions' folder from the root.
         revisions: PathBuf,
     },
 }
 
-/// What notes the directory at a way from a root holds, if any.
-pub fn find_hub_notes(root: &Path, way: &Path) -> Option<HubNotes> {
-    let whole = root.join(way);
-    let repository = whole
-        .ancestors()
-        .skip(1)
-        .find(|folder| folder.file_name().is_some_and(is_hub_repository))?;
-    let inside = whole.strip_prefix(repository).ok()?;
+/// The notes that the directory at a path from a root holds, if any.
+pub fn find_hub_notes(root: &Path, path: &Path) -> Option<HubNotes> {
+    let absolute = root.join(path);
+    let is_repository = |folder: &&Path| folder.file_name().is_some_and(is_hub_repository);
+    let repository = absolute.ancestors().skip(1).find(is_repository)?;
+    let inside = absolute.strip_prefix(repository).ok()?;
     let revisions = repository.strip_prefix(root).ok()?.join("snapshots");
     let mut parts = inside.components().map(Component::as_os_str);
     match parts.next()?.to_str()? {
@@ -49,7 +47,7 @@ mod tests {
 
     #[test]
     fn the_folders_with_notes() {
-        let absent = |way: &str| Some(HubNotes::Absent { revision: way.into() });
+        let absent = |path: &str| Some(HubNotes::Absent { revision: path.into() });
         let repository = "models--org--name";
         let root = Path::new("/hub");
         assert_eq!(

@@ -62,7 +62,7 @@ impl SortedNames {
     }
 
     /// Bytes of memory that the names take.
-    pub fn weight(&self) -> usize {
+    pub fn memory_bytes(&self) -> usize {
         self.text.len() + size_of_val(&*self.ends)
     }
 }

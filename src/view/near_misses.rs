@@ -1,39 +1,37 @@
-//! Files that people take for checkpoints by their names, and that are none by the rules.
-//!
-//! In: a name. Out: why it stays as it is. Names of which nobody would expect an image have no reason.
+//! Files whose names people take for those of checkpoints, and why they stay as they are by the rules.
 
 use std::ffi::OsStr;
 
 use crate::checkpoint::CHECKPOINT_EXTENSIONS;
 
-use super::KeepRules;
+use super::options::KeepRules;
 
 /// Extensions that checkpoints are given as well as anything else.
 const AMBIGUOUS_EXTENSIONS: [&str; 2] = ["pkl", "pickle"];
 
-/// What a checkpoint's extension may be followed by; it never was an archive of that kind.
+/// What may follow a checkpoint's extension although the file is no archive of that kind.
 const ARCHIVE_SUFFIX: &str = ".tar";
 
-/// Why a file that is part of no candidate stays as it is.
+/// Why a file that is part of no candidate stays as it is; `None` if nobody would take it for a checkpoint.
 pub fn near_miss_reason(name: &OsStr, keep: &KeepRules) -> Option<String> {
     let text = name.to_string_lossy();
     let (stem, last) = text.rsplit_once('.')?;
-    let (whole, is_tail) = match text.strip_suffix(ARCHIVE_SUFFIX) {
-        Some(whole) => (whole, true),
+    let (base, has_suffix) = match text.strip_suffix(ARCHIVE_SUFFIX) {
+        Some(base) => (base, true),
         None => (&*text, false),
     };
-    let extension = whole.rsplit_once('.')?.1;
+    let extension = base.rsplit_once('.')?.1;
     let lower = extension.to_ascii_lowercase();
-    let is_vague = is_tail || AMBIGUOUS_EXTENSIONS.contains(&&*lower);
-    if stem.is_empty()
-        || !(CHECKPOINT_EXTENSIONS.contains(&&*lower) || AMBIGUOUS_EXTENSIONS.contains(&&*lower))
-    {
+    let is_ambiguous = AMBIGUOUS_EXTENSIONS.contains(&&*lower);
+    if stem.is_empty() || !(is_ambiguous || CHECKPOINT_EXTENSIONS.contains(&&*lower)) {
         return None;
     }
     if name.to_str().is_none() {
-        return Some("its name is not UTF-8, as that of an image would have to be".to_owned());
+        return Some(
+            "its name is not UTF-8, as that of a virtual file would have to be".to_owned(),
+        );
     }
-    if is_vague {
+    if has_suffix || is_ambiguous {
         return Some(format!(
             "what is called .{last} can be anything: give its own path, or rename it, if it is a checkpoint"
         ));
@@ -49,8 +47,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_people_take_for_checkpoints() {
-        let why = |name: &str| near_miss_reason(name.as_ref(), &KeepRules::new(["my*"]).unwrap());
+    fn names_like_those_of_checkpoints_have_a_reason() {
+        let reason =
+            |name: &str| near_miss_reason(name.as_ref(), &KeepRules::new(["my*"]).unwrap());
         for (name, says) in [
             ("a.pkl", "called .pkl"),
             ("a.pickle", "called .pickle"),
@@ -62,13 +61,17 @@ mod tests {
             ("zero_optim_states.pt", "*_optim_states*"),
             ("my.bin", "my* (--keep)"),
         ] {
-            assert!(why(name).is_some_and(|why| why.contains(says)), "{name}: {:?}", why(name));
+            assert!(
+                reason(name).is_some_and(|reason| reason.contains(says)),
+                "{name}: {:?}",
+                reason(name)
+            );
         }
     }
 
     #[test]
-    fn what_nobody_does() {
-        let why =
+    fn other_names_have_none() {
+        let reason =
             |name: &str| near_miss_reason(name.as_ref(), &KeepRules::new(["config*"]).unwrap());
         for name in [
             "config.json",
@@ -84,7 +87,7 @@ mod tests {
             "a.pt.part",
             "",
         ] {
-            assert_eq!(why(name), None, "{name}");
+            assert_eq!(reason(name), None, "{name}");
         }
     }
 }

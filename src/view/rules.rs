@@ -1,79 +1,73 @@
-//! Which checkpoints of a directory become images, and by what name: names decide, nothing is read.
+//! Which checkpoints of a directory become virtual files, and by what name: names decide, nothing is read.
 //!
-//! Loaders choose among what they find, each in its own way, so that an image must take the place of
-//! its originals and must never be a second `.safetensors` beside a model. In a folder with a model
-//! layout only files of the names that loaders look for are turned; in any other, each checkpoint is.
+//! Loaders choose among what they find, each in its own way. So a virtual file must take the place of its
+//! originals, and must never be a second `.safetensors` beside a model. In a folder with a model's layout, only
+//! files of the names that loaders look for become virtual files; in any other, each checkpoint does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checkpoint::{Candidate, LoaderName, lone_shard_note};
 
-use super::KeepRules;
+use super::options::KeepRules;
 
-/// A checkpoint that is to be an image.
+/// A checkpoint that is to be a virtual file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualFilePlan {
     pub candidate: Candidate,
-    /// The image's name.
+    /// The virtual file's name.
     pub name: String,
 }
 
-/// What is to become of a directory's checkpoints.
+/// What the names of a directory decide.
 #[derive(Debug, Default)]
-pub struct DirectoryPlan {
+pub struct NamePlan {
     pub files: Vec<VirtualFilePlan>,
-    /// Those that stay as they are, and why.
+    /// The names of checkpoints that stay as they are, and why.
     pub skipped: Vec<(String, String)>,
 }
 
-/// Bytes of a name at the most, here as on any filesystem.
+/// The longest name that filesystems take.
 const MAX_NAME_BYTES: usize = 255;
 
-/// What marks a folder as a model's, whatever else is in it.
+/// The file that marks a folder as a model's, whatever else is in it.
 const MODEL_CONFIG_NAME: &str = "config.json";
 
-/// The name as safetensors of a file that loaders look for, with its variant; nothing if none does.
-fn loader_target(whole: &str) -> Option<String> {
-    let LoaderName { stem, variant } = LoaderName::parse(whole)?;
+/// The safetensors name of a file that loaders look for, with its variant; `None` if none looks for it.
+fn loader_target(unsharded_name: &str) -> Option<String> {
+    let LoaderName { stem, variant } = LoaderName::parse(unsharded_name)?;
     Some(format!("{stem}{variant}.safetensors"))
 }
 
-/// What a file of any name is called as safetensors.
-fn target_from_stem(whole: &str) -> String {
-    let stem = whole.rsplit_once('.').map(|(stem, _)| stem).filter(|stem| !stem.is_empty());
-    format!("{}.safetensors", stem.unwrap_or(whole))
+/// The safetensors name of a file of any name.
+fn target_from_stem(unsharded_name: &str) -> String {
+    let stem = unsharded_name.rsplit_once('.').map(|(stem, _)| stem);
+    let stem = stem.filter(|stem| !stem.is_empty()).unwrap_or(unsharded_name);
+    format!("{stem}.safetensors")
 }
 
-/// What keeps a candidate as it is: its own name, that of the whole, or that of any of its files.
+/// Why a candidate is kept as it is: its own name, that of the unsharded file, or that of any of its files.
 fn keep_reason(candidate: &Candidate, keep: &KeepRules) -> Option<String> {
-    if let Some(why) =
-        [&candidate.name, &candidate.unsharded_name].into_iter().find_map(|n| keep.reason(n))
-    {
-        return Some(why);
+    let own_names = [&candidate.name, &candidate.unsharded_name];
+    if let Some(reason) = own_names.into_iter().find_map(|name| keep.reason(name)) {
+        return Some(reason);
     }
-    candidate
-        .original_names()
-        .iter()
-        .find_map(|name| Some(format!("{name} is {}", keep.reason(name)?)))
+    let originals = candidate.original_names();
+    originals.iter().find_map(|name| Some(format!("{name} is {}", keep.reason(name)?)))
 }
 
-/// Decides for the candidates of a directory in which these names are, of whatever kind.
-pub fn plan_directory(
-    names: &[String],
-    candidates: Vec<Candidate>,
-    keep: &KeepRules,
-) -> DirectoryPlan {
+/// Decides for the candidates of a directory that has these names, of whatever kind.
+pub fn plan_names(names: &[String], candidates: Vec<Candidate>, keep: &KeepRules) -> NamePlan {
     let real: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     // What is kept is no candidate, and marks the folder all the same.
-    let wholes = candidates.iter().map(|c| c.unsharded_name.as_str());
-    let known_ones: Vec<&str> =
-        real.iter().copied().chain(wholes).filter(|name| loader_target(name).is_some()).collect();
-    let is_model = real.contains(MODEL_CONFIG_NAME) || !known_ones.is_empty();
-    // A file or set that is a model's safetensors already.
-    let first = known_ones.into_iter().find(|name| name.ends_with(".safetensors"));
-    let first = first.map(str::to_owned);
-    let mut plans = DirectoryPlan::default();
-    let mut wanted: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
+    let unsharded = candidates.iter().map(|c| c.unsharded_name.as_str());
+    let loader_names = real.iter().copied().chain(unsharded);
+    let loader_names: Vec<&str> =
+        loader_names.filter(|name| loader_target(name).is_some()).collect();
+    let is_model = real.contains(MODEL_CONFIG_NAME) || !loader_names.is_empty();
+    let model_safetensors = loader_names.into_iter().find(|name| name.ends_with(".safetensors"));
+    let model_safetensors = model_safetensors.map(str::to_owned);
+    let mut plan = NamePlan::default();
+    let mut by_target: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
     for candidate in candidates {
         let target = match loader_target(&candidate.unsharded_name) {
             target if is_model => target,
@@ -81,56 +75,56 @@ pub fn plan_directory(
         };
         if candidate.is_safetensors_file() {
             let note = lone_shard_note(&candidate.name);
-            plans.skipped.extend(note.map(|note| (candidate.name, note)));
+            plan.skipped.extend(note.map(|note| (candidate.name, note)));
             continue;
         }
-        if let Some(why) = keep_reason(&candidate, keep) {
-            plans.skipped.push((candidate.name, why));
+        if let Some(reason) = keep_reason(&candidate, keep) {
+            plan.skipped.push((candidate.name, reason));
             continue;
         }
         match target {
             Some(target) if target.len() > MAX_NAME_BYTES => {
-                plans.skipped.push((candidate.name, "its name would be too long".to_owned()));
+                plan.skipped.push((candidate.name, "its name would be too long".to_owned()));
             }
-            Some(target) => wanted.entry(target).or_default().push(candidate),
+            Some(target) => by_target.entry(target).or_default().push(candidate),
             None => {
-                let why = "not a name that loaders look for, in a model's folder";
-                plans.skipped.push((candidate.name, why.to_owned()));
+                let reason = "not a name that loaders look for, in a model's folder";
+                plan.skipped.push((candidate.name, reason.to_owned()));
             }
         }
     }
-    for (target, mut candidates) in wanted {
+    for (target, mut candidates) in by_target {
         if real.contains(target.as_str()) {
-            let why = format!("a real {target} lies beside it");
-            plans.skipped.extend(candidates.into_iter().map(|c| (c.name, why.clone())));
+            let reason = format!("a real {target} lies beside it");
+            plan.skipped.extend(candidates.into_iter().map(|c| (c.name, reason.clone())));
             continue;
         }
-        if let Some(first) = &first {
-            let why = format!("would be a second .safetensors beside the model's {first}");
+        if let Some(first) = &model_safetensors {
+            let reason = format!("would be a second .safetensors beside the model's {first}");
             let (torch, others): (Vec<_>, _) = candidates.into_iter().partition(|c| c.is_torch());
-            plans.skipped.extend(torch.into_iter().map(|c| (c.name, why.clone())));
+            plan.skipped.extend(torch.into_iter().map(|c| (c.name, reason.clone())));
             candidates = others;
         }
         candidates.sort_by_key(Candidate::loader_rank);
-        let tied = candidates.len() > 1
+        let is_tie = candidates.len() > 1
             && (!is_model || candidates[0].loader_rank() == candidates[1].loader_rank());
-        if tied {
-            let why = |other: &str| format!("{other} would be {target} as well");
+        if is_tie {
+            let reason = |other: &str| format!("{other} would be {target} as well");
             for (n, candidate) in candidates.iter().enumerate() {
                 let other = &candidates[usize::from(n == 0)].name;
-                plans.skipped.push((candidate.name.clone(), why(other)));
+                plan.skipped.push((candidate.name.clone(), reason(other)));
             }
             continue;
         }
         let mut candidates = candidates.into_iter();
         if let Some(candidate) = candidates.next() {
-            let why = format!("{target} is made of {}", candidate.name);
-            plans.skipped.extend(candidates.map(|c| (c.name, why.clone())));
-            plans.files.push(VirtualFilePlan { candidate, name: target });
+            let reason = format!("{target} is made of {}", candidate.name);
+            plan.skipped.extend(candidates.map(|c| (c.name, reason.clone())));
+            plan.files.push(VirtualFilePlan { candidate, name: target });
         }
     }
-    plans.skipped.sort();
-    plans
+    plan.skipped.sort();
+    plan
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What becomes of a directory, told from the names in it alone.
+//! Tests of what the names of a directory decide.
 
 use std::fs;
 
@@ -6,12 +6,12 @@ use super::*;
 use crate::checkpoint::{CandidateFiles, candidates_by_name, is_training_file};
 use crate::source::{self, Root};
 
-/// What is planned for a directory with files of these names, as `image < name of the checkpoint`.
+/// The virtual files of a directory with these names, each as `virtual file < checkpoint`.
 fn planned(names: &[&str]) -> Vec<String> {
     planned_with(names, &[], &KeepRules::default()).0
 }
 
-/// The same, and what is left as it is, with indexes that name shards, and what is to be kept.
+/// Also what is skipped; with indexes that name shards, and names to keep.
 fn planned_with(
     names: &[&str],
     indexes: &[(&str, &[&str])],
@@ -24,17 +24,17 @@ fn planned_with(
         let json = format!("{{\"weight_map\":{{{}}}}}", shards.join(","));
         fs::write(folder.path().join(index), json).unwrap();
     }
-    let (root, way) = Root::for_directory(folder.path(), source::LinkPolicy::Inside).unwrap();
+    let (root, directory) = Root::for_directory(folder.path(), source::LinkPolicy::Inside).unwrap();
     let indexes = indexes.iter().map(|(index, _)| *index);
     let mut names: Vec<String> = names.iter().copied().chain(indexes).map(str::to_owned).collect();
     names.sort();
-    let candidates = candidates_by_name(&root, &way, &names, &|name| keep.matches(name));
-    let DirectoryPlan { files: plans, skipped: left } = plan_directory(&names, candidates, keep);
-    (plans.into_iter().map(|p| format!("{} < {}", p.name, p.candidate.name)).collect(), left)
+    let candidates = candidates_by_name(&root, &directory, &names, &|name| keep.matches(name));
+    let NamePlan { files, skipped } = plan_names(&names, candidates, keep);
+    (files.into_iter().map(|p| format!("{} < {}", p.name, p.candidate.name)).collect(), skipped)
 }
 
-/// What is said of what is left, of which each must be named.
-fn left(names: &[&str]) -> Vec<(String, String)> {
+/// The skipped names, and why.
+fn skipped(names: &[&str]) -> Vec<(String, String)> {
     planned_with(names, &[], &KeepRules::default()).1
 }
 
@@ -56,7 +56,10 @@ fn single_files_that_loaders_look_for() {
         // What is safetensors already is as it should be, and so is what lies beside it.
         assert_eq!(planned(&[shown]), NOTHING);
         assert_eq!(planned(&[file, shown]), NOTHING);
-        assert_eq!(left(&[file, shown]), [(file.into(), format!("a real {shown} lies beside it"))]);
+        assert_eq!(
+            skipped(&[file, shown]),
+            [(file.into(), format!("a real {shown} lies beside it"))]
+        );
     }
 }
 
@@ -100,10 +103,10 @@ fn two_indexes_of_one_set_leave_it_alone() {
     let shards = ["model.fp16-00001-of-00002.safetensors", "model.fp16-00002-of-00002.safetensors"];
     let indexes = ["model.safetensors.index.fp16.json", "model.fp16.safetensors.index.json"];
     let both = indexes.map(|index| (index, shards.as_slice()));
-    let (plans, left) = planned_with(&shards, &both, &KeepRules::default());
+    let (plans, skipped) = planned_with(&shards, &both, &KeepRules::default());
     assert_eq!(plans, NOTHING);
     assert_eq!(
-        left.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
+        skipped.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
         [indexes[1], indexes[0]]
     );
 }
@@ -131,19 +134,19 @@ fn never_a_second_beside_a_model() {
     ] {
         for real in ["model.fp32.safetensors", "adapter_model.other.safetensors"] {
             assert_eq!(planned(&[torch, real]), NOTHING, "{torch} beside {real}");
-            let (name, why) = &left(&[torch, real])[0];
+            let (name, reason) = &skipped(&[torch, real])[0];
             assert_eq!(name, torch);
-            assert!(why.contains(real), "{why}");
+            assert!(reason.contains(real), "{reason}");
         }
         let beside_a_set = [torch, shards[0], shards[1]];
         assert_eq!(planned(&beside_a_set), ["model.safetensors < model.safetensors"], "{torch}");
-        assert_eq!(left(&beside_a_set)[0].0, torch);
+        assert_eq!(skipped(&beside_a_set)[0].0, torch);
     }
     let index: (&str, &[&str]) = ("model.safetensors.index.json", &shards);
     let names = [shards[0], shards[1], "pytorch_model.bin"];
-    let (plans, left) = planned_with(&names, &[index], &KeepRules::default());
+    let (plans, skipped) = planned_with(&names, &[index], &KeepRules::default());
     assert_eq!(plans, ["model.safetensors < model.safetensors.index.json"]);
-    assert_eq!(left[0].0, "pytorch_model.bin");
+    assert_eq!(skipped[0].0, "pytorch_model.bin");
     // A real one of the name leaves even its own shards alone.
     let names = [shards[0], shards[1], "model.safetensors"];
     assert_eq!(planned_with(&names, &[index], &KeepRules::default()).0, NOTHING);
@@ -157,7 +160,7 @@ fn anything_else_in_a_models_folder_stays() {
         for other in others {
             let plans = planned(&[mark, other]);
             assert!(!plans.iter().any(|plan| plan.ends_with(other)), "{mark}: {plans:?}");
-            assert_eq!(left(&[mark, other]).len(), 1, "{mark}, {other}");
+            assert_eq!(skipped(&[mark, other]).len(), 1, "{mark}, {other}");
         }
     }
     assert_eq!(planned(&["config.json", "foo.pt"]), NOTHING);
@@ -169,7 +172,7 @@ fn anything_else_in_a_models_folder_stays() {
 }
 
 #[test]
-fn in_any_other_folder_each_is_turned() {
+fn in_any_other_folder_each_checkpoint_is_shown() {
     assert_eq!(
         planned(&["a.pt", "b.pth", "c.ckpt", "d.bin", "e.safetensors", "f.sft"]),
         [
@@ -187,7 +190,7 @@ fn in_any_other_folder_each_is_turned() {
     assert_eq!(with_index, ["flux.safetensors < flux.safetensors.index.json"]);
     for other in ["a.gguf", "a.onnx", "a.pkl", "a.pt2", "a.h5", "a.PT", "pt", "a.pt.part", "a"] {
         assert_eq!(planned(&[other]), NOTHING);
-        assert_eq!(left(&[other]), []);
+        assert_eq!(skipped(&[other]), []);
     }
 }
 
@@ -201,7 +204,7 @@ fn two_for_one_name_stay() {
         vec!["foo-00001-of-00001.bin", "foo-00001-of-00002.bin"],
     ] {
         assert_eq!(planned(&names), NOTHING, "{names:?}");
-        assert_eq!(left(&names).len(), names.len(), "{names:?}");
+        assert_eq!(skipped(&names).len(), names.len(), "{names:?}");
         let mut with_other = names.clone();
         with_other.push("other.pt");
         assert_eq!(planned(&with_other), ["other.safetensors < other.pt"]);
@@ -210,20 +213,20 @@ fn two_for_one_name_stay() {
 }
 
 #[test]
-fn in_a_models_folder_what_loaders_would_take_first() {
+fn in_a_models_folder_the_loaders_first_choice_is_shown() {
     let set = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"];
     let names = ["pytorch_model.bin", set[0], set[1]];
     let index: (&str, &[&str]) = ("pytorch_model.bin.index.json", &set);
     for indexes in [&[][..], &[index]] {
-        let (plans, left) = planned_with(&names, indexes, &KeepRules::default());
+        let (plans, skipped) = planned_with(&names, indexes, &KeepRules::default());
         assert_eq!(plans, ["model.safetensors < pytorch_model.bin"]);
-        assert_eq!(left.len(), 1);
-        assert_eq!(left[0].1, "model.safetensors is made of pytorch_model.bin");
+        assert_eq!(skipped.len(), 1);
+        assert_eq!(skipped[0].1, "model.safetensors is made of pytorch_model.bin");
     }
     // Neither of two sets comes first.
     let two = ["pytorch_model-00001-of-00001.bin", "pytorch_model-00001-of-00002.bin"];
     assert_eq!(planned(&two), NOTHING);
-    assert_eq!(left(&two).len(), 2);
+    assert_eq!(skipped(&two).len(), 2);
 }
 
 #[test]
@@ -233,18 +236,17 @@ fn numbered_files_that_the_index_does_not_name_go_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let index = "model.safetensors.index.json";
     fs::write(folder.path().join(index), format!("{{\"weight_map\":{{\"a\":{own:?}}}}}")).unwrap();
-    let (root, way) = Root::for_directory(folder.path(), source::LinkPolicy::Inside).unwrap();
+    let (root, directory) = Root::for_directory(folder.path(), source::LinkPolicy::Inside).unwrap();
     let names = [index, own, stale].map(str::to_owned);
-    let candidates = candidates_by_name(&root, &way, &names, &is_training_file);
-    let DirectoryPlan { files: plans, skipped: left } =
-        plan_directory(&names, candidates, &KeepRules::default());
-    assert_eq!(left, []);
-    let [plan] = plans.try_into().unwrap();
+    let candidates = candidates_by_name(&root, &directory, &names, &is_training_file);
+    let NamePlan { files, skipped } = plan_names(&names, candidates, &KeepRules::default());
+    assert_eq!(skipped, []);
+    let [plan] = files.try_into().unwrap();
     assert_eq!(plan.candidate.original_names(), [index, own, stale]);
 }
 
 #[test]
-fn what_is_kept() {
+fn kept_names_stay() {
     for name in [
         "optimizer.pt",
         "optimizer.bin",
@@ -268,15 +270,15 @@ fn what_is_kept() {
     let index: (&str, &[&str]) = ("big.bin.index.json", &set);
     for pattern in ["*.index.json", "big-00002*", "big.bin"] {
         let keep = KeepRules::new([pattern]).unwrap();
-        let (plans, left) = planned_with(&set, &[index], &keep);
+        let (plans, skipped) = planned_with(&set, &[index], &keep);
         assert_eq!(plans, NOTHING, "{pattern}");
-        assert_eq!(left[0].0, index.0);
+        assert_eq!(skipped[0].0, index.0);
     }
     assert!(KeepRules::new(["[a"]).is_err());
 }
 
 #[test]
-fn what_is_kept_marks_a_models_folder_all_the_same() {
+fn kept_names_still_mark_a_models_folder() {
     let keep = KeepRules::new(["model.safetensors", "pytorch_model.bin"]).unwrap();
     let beside = |name, other| planned_with(&[name, other], &[], &keep).0;
     assert_eq!(beside("model.safetensors", "adapter_model.bin"), NOTHING);
@@ -284,7 +286,7 @@ fn what_is_kept_marks_a_models_folder_all_the_same() {
 }
 
 #[test]
-fn a_name_that_is_taken_by_anything() {
+fn a_name_taken_by_anything_is_not_shown_twice() {
     // Not a file: it is among the names and no candidate.
     let candidates = vec![Candidate {
         name: "foo.pt".into(),
@@ -292,14 +294,13 @@ fn a_name_that_is_taken_by_anything() {
         files: CandidateFiles::Single,
     }];
     let names = ["foo.pt", "foo.safetensors"].map(str::to_owned);
-    let DirectoryPlan { files: plans, skipped: left } =
-        plan_directory(&names, candidates, &KeepRules::default());
-    assert!(plans.is_empty());
-    assert_eq!(left[0].1, "a real foo.safetensors lies beside it");
+    let NamePlan { files, skipped } = plan_names(&names, candidates, &KeepRules::default());
+    assert!(files.is_empty());
+    assert_eq!(skipped[0].1, "a real foo.safetensors lies beside it");
 }
 
 #[test]
-fn hostile_names() {
+fn hostile_names_are_planned_like_others() {
     for name in [".bin", ".pt", ".safetensors", ".sft", "..", "."] {
         assert_eq!(planned(&[name]), NOTHING, "{name}");
     }
@@ -319,6 +320,6 @@ fn hostile_names() {
     let longest = |stem: usize| format!("{}.bin", "x".repeat(stem));
     assert_eq!(planned(&[&longest(243)]).len(), 1);
     assert_eq!(planned(&[&longest(244)]), NOTHING);
-    let (name, why) = &left(&[&longest(251)])[0];
-    assert_eq!((name, why.as_str()), (&longest(251), "its name would be too long"));
+    let (name, reason) = &skipped(&[&longest(251)])[0];
+    assert_eq!((name, reason.as_str()), (&longest(251), "its name would be too long"));
 }

@@ -194,7 +194,7 @@ impl DirHandles {
             let handles = shared.entry(Arc::as_ptr(names)).or_default();
             *handles += 1;
             if *handles == 1 {
-                total += names.names.weight();
+                total += names.names.memory_bytes();
             }
         }
         if total <= limit {
@@ -210,7 +210,7 @@ impl DirHandles {
                 return;
             }
             let Some(names) = cursor.cached() else { continue };
-            let weight = names.names.weight();
+            let weight = names.names.memory_bytes();
             let handles = shared.entry(Arc::as_ptr(names)).or_default();
             *handles -= 1;
             if *handles == 0 {
@@ -401,7 +401,7 @@ mod tests {
     #[test]
     fn a_handle_with_evicted_names_continues_behind_the_last() {
         let all = ["a", "b", "c", "d"];
-        let room = names(&all).names.weight();
+        let room = names(&all).names.memory_bytes();
         let listings = Listings::new(room);
         listings.insert(1, 7, 0, names(&all));
         // `.`, `..`, `a` and `b` were returned.

@@ -25,7 +25,7 @@ pub fn value(context: &MountContext, number: u64, node: &Inode, name: &OsStr) ->
         // What is made by the view lies nowhere.
         (_, InodeKind::VirtualFile(shown)) if shown.is_index() => None,
         (LAYOUT_XATTR, InodeKind::VirtualFile(shown)) => {
-            Some(shown.layout().to_string().into_bytes())
+            Some(shown.layout_hash().to_string().into_bytes())
         }
         (IDENTITY_XATTR, InodeKind::VirtualFile(shown)) => {
             Some(shown.identity().to_string().into_bytes())

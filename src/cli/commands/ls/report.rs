@@ -212,7 +212,7 @@ impl VirtualEntryReport {
             from: shown.originals(),
             format: shown.format(),
             tensors: shown.tensors(),
-            layout: shown.layout().to_string(),
+            layout: shown.layout_hash().to_string(),
             identity: shown.identity().to_string(),
             notes: shown.notes().to_vec(),
         }

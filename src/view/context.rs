@@ -1,0 +1,62 @@
+//! What all directories of a view share.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use lru::LruCache;
+
+use crate::source::Root;
+use crate::threads::lock;
+
+use super::directory_plan::SingleTarget;
+use super::options::ViewOptions;
+use super::virtual_file_cache::VirtualFileCache;
+
+/// Directories of which a change is remembered that their own timestamp does not show.
+const MAX_CHANGE_TIMES: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
+
+/// The source of a view, its options, and what it remembers across directories.
+#[derive(Debug)]
+pub struct ViewContext {
+    pub root: Arc<Root>,
+    /// The path from the root to the directory that is shown.
+    pub base: PathBuf,
+    /// The one checkpoint that is shown, if the view is of one.
+    pub target: Option<SingleTarget>,
+    pub options: ViewOptions,
+    pub virtual_files: VirtualFileCache,
+    /// When the content of a directory changed, where its own timestamp does not show that.
+    change_times: Mutex<LruCache<PathBuf, SystemTime>>,
+}
+
+impl ViewContext {
+    pub fn new(
+        root: Arc<Root>,
+        base: PathBuf,
+        target: Option<SingleTarget>,
+        options: ViewOptions,
+    ) -> ViewContext {
+        let virtual_files = VirtualFileCache::new(options.cache_bytes);
+        let change_times = Mutex::new(LruCache::new(MAX_CHANGE_TIMES));
+        ViewContext { root, base, target, options, virtual_files, change_times }
+    }
+
+    /// The path from the root to a path in the view.
+    pub fn source_path(&self, path: &Path) -> PathBuf {
+        if path.as_os_str().is_empty() { self.base.clone() } else { self.base.join(path) }
+    }
+
+    /// Remembers that what a directory shows has changed although its own timestamp has not.
+    pub fn record_change(&self, directory: &Path, time: SystemTime) {
+        let mut times = lock(&self.change_times);
+        let last = times.get(directory).map_or(time, |last| time.max(*last));
+        times.put(directory.to_path_buf(), last);
+    }
+
+    /// The last recorded change of a directory.
+    pub fn last_change(&self, directory: &Path) -> Option<SystemTime> {
+        lock(&self.change_times).peek(directory).copied()
+    }
+}
