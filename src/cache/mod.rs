@@ -17,7 +17,7 @@ mod counters;
 mod error;
 mod file;
 mod io;
-mod page_cache_guard;
+
 mod plan;
 mod prefetch;
 mod scratch;

@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::checkpoint::OriginId;
+use crate::source::ActiveRead;
 use crate::virtual_file::{Segment, SegmentSource};
 
 use crate::cache::CacheError;
 use crate::cache::block::pool::BufferSize;
 use crate::cache::file::CachedFile;
 use crate::cache::io::reply::PendingReply;
-use crate::cache::page_cache_guard::ActiveRead;
 use crate::cache::plan::ReadPlan;
 use crate::cache::scratch::with_scratch;
 

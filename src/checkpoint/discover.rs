@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::source::{self, ReadAt, Root};
+use crate::source::{self, OpenFile, ReadAt, Root};
 
 use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
 use super::json::replace_python_numbers;
@@ -176,7 +176,7 @@ pub(super) fn candidates_among(
         let named = name.ends_with(".safetensors") || name.ends_with(".sft");
         named
             || candidate.files != CandidateFiles::Single
-            || match root.open(&directory.join(name)) {
+            || match OpenFile::open_in_root(root, &directory.join(name)) {
                 Ok(file) => sniff::looks_like_checkpoint(&file),
                 Err(_) => true,
             }
@@ -271,7 +271,9 @@ pub fn candidates_by_name(
 /// The shards that an index names; none where it cannot be read, which opening it will say.
 fn indexed_shards(root: &Arc<Root>, path: &Path) -> BTreeSet<String> {
     let read = || {
-        let file = root.open(path).ok().filter(|file| file.size() <= index::MAX_INDEX_BYTES)?;
+        let file = OpenFile::open_in_root(root, path)
+            .ok()
+            .filter(|file| file.size() <= index::MAX_INDEX_BYTES)?;
         let mut json = file.read_whole().ok()?;
         replace_python_numbers(&mut json);
         index::shard_names(&json).ok()

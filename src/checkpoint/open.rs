@@ -84,7 +84,7 @@ pub fn open_by_name(
             return open_numbered_index(root, directory, known, &names, options);
         }
     }
-    match root.open_user_path(&directory.join(name)) {
+    match OpenFile::open_user_path_in_root(root, &directory.join(name)) {
         Ok(file) => open_file(file, known, options),
         Err(missing @ source::SourceError::Missing { .. }) => {
             let mut found = find_candidates(root, directory)?.into_iter();
@@ -118,7 +118,7 @@ pub fn open_candidate(
 ) -> Result<Checkpoint, CheckpointError> {
     match &candidate.files {
         CandidateFiles::Single => {
-            let file = root.open(&directory.join(&candidate.name))?;
+            let file = OpenFile::open_in_root(root, &directory.join(&candidate.name))?;
             open_file(file, &candidate.name, options)
         }
         CandidateFiles::Indexed { shards, unindexed: beside } => {
@@ -171,7 +171,7 @@ fn open_index(
     set: &[String],
     options: &ParseOptions,
 ) -> Result<Checkpoint, CheckpointError> {
-    let file = root.open(&directory.join(name))?;
+    let file = OpenFile::open_in_root(root, &directory.join(name))?;
     let path = file.file().path();
     let fault = |fault| CheckpointError::Index { path: path.clone(), fault };
     let size = file.size();

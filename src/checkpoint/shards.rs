@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::huge_pages;
-use crate::source::Root;
+use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
 
 use super::index::ShardIndex;
@@ -47,7 +47,7 @@ pub fn read_shards(
     // Once one is refused none behind it is read.
     let (tensors, refused) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
     let read = |shard: &String| {
-        let file = root.open(&directory.join(shard))?;
+        let file = OpenFile::open_in_root(root, &directory.join(shard))?;
         file.advise_will_need(0..HEADER_READAHEAD_BYTES);
         let part = sniff::read_file(&file, options)?;
         let all = tensors.fetch_add(part.tensors.len(), Relaxed) + part.tensors.len();

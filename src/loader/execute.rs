@@ -6,18 +6,17 @@
 //! it, and what is tiny or comes from another machine plainly. A thread fills one buffer of the stage at a
 //! time, so that memory is bounded by their number.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::checkpoint::{OpenSources, OriginId};
-use crate::source::{self, ReadStrategy};
+use crate::source::{self, OpenFile, ReadStrategy, WholeFileGuard};
 use crate::threads::{lock, try_spawn};
 
 use super::LoadError;
-use super::left::Left;
 use super::plan::{LoadExtent, LoadJob, Target};
 use super::read_extent::{ExtentReader, in_place_targets};
 use super::sink::Sink;
@@ -83,13 +82,7 @@ pub fn execute<T: Target + Send, S: Sink<T>>(
     with: &LoadContext<'_, S>,
 ) -> Result<(), LoadError> {
     let threads = with.concurrency.threads.min(jobs.len());
-    let left: Option<Vec<Left<'_>>> = with.concurrency.leave_cache.then(|| {
-        let checkpoints = from.iter().enumerate().map(|(n, from)| {
-            let origins = jobs.iter().map(LoadJob::origin).filter(|(of, _)| *of == n);
-            Left::of(origins.map(|(_, origin)| origin), from.sources, from.strategies)
-        });
-        checkpoints.collect()
-    });
+    let guards = with.concurrency.leave_cache.then(|| page_cache_guards(from, &jobs));
     let jobs = Mutex::new(jobs);
     let failed = Mutex::new(None);
     let is_over = || with.stop.load(Ordering::Relaxed) || lock(&failed).is_some();
@@ -97,9 +90,9 @@ pub fn execute<T: Target + Send, S: Sink<T>>(
         with.sink.run_reader(|| {
             while !is_over() {
                 let Some(job) = lock(&jobs).pop_front() else { return };
-                let (of, _) = job.origin();
-                let left = left.as_ref().map(|left| &left[of]);
-                if let Err(error) = from[of].run_job(job, with.sink, left) {
+                let origin = job.origin();
+                let guard = guards.as_ref().and_then(|guards| guards.get(&origin));
+                if let Err(error) = from[origin.0].run_job(job, with.sink, guard) {
                     lock(&failed).get_or_insert(error);
                 }
             }
@@ -125,12 +118,33 @@ pub fn execute<T: Target + Send, S: Sink<T>>(
     Ok(())
 }
 
+/// Guards of the files that the jobs read, by checkpoint and origin.
+fn page_cache_guards<'a, T>(
+    from: &'a [LoadSource<'_>],
+    jobs: &VecDeque<LoadJob<'_, T>>,
+) -> BTreeMap<(usize, OriginId), WholeFileGuard<'a>> {
+    let mut guards = BTreeMap::new();
+    for (checkpoint, origin) in jobs.iter().map(LoadJob::origin) {
+        if let Some((strategy, file)) = from[checkpoint].file(origin) {
+            let guard = || strategy.guard_whole_file(file);
+            guards.entry((checkpoint, origin)).or_insert_with(guard);
+        }
+    }
+    guards
+}
+
 impl LoadSource<'_> {
+    /// The file of an origin, if it is one.
+    fn file(&self, origin: OriginId) -> Option<(&ReadStrategy, &OpenFile)> {
+        let strategy = self.strategies.get(origin.0 as usize).and_then(Option::as_ref);
+        strategy.zip(self.sources.file(origin))
+    }
+
     fn run_job<T: Target, S: Sink<T>>(
         &self,
         job: LoadJob<'_, T>,
         stage: &S,
-        left: Option<&Left<'_>>,
+        guard: Option<&WholeFileGuard<'_>>,
     ) -> Result<(), LoadError> {
         match job {
             LoadJob::Strided { bytes, offset, target, .. } => {
@@ -143,16 +157,13 @@ impl LoadSource<'_> {
                 })?;
                 Ok(self.sources.check_unchanged(origin)?)
             }
-            LoadJob::Extent(stretch) => {
-                let ways = self.strategies.get(stretch.origin.0 as usize).and_then(Option::as_ref);
-                match ways.zip(self.sources.file(stretch.origin)) {
-                    None => self.copy_from_memory(stage, stretch),
-                    Some((ways, file)) => {
-                        ExtentReader { source: self, strategy: ways, file, sink: stage }
-                            .read(stretch, left)
-                    }
+            LoadJob::Extent(stretch) => match self.file(stretch.origin) {
+                None => self.copy_from_memory(stage, stretch),
+                Some((ways, file)) => {
+                    ExtentReader { source: self, strategy: ways, file, sink: stage }
+                        .read(stretch, guard)
                 }
-            }
+            },
         }
     }
 

@@ -22,7 +22,6 @@ mod batch;
 mod error;
 mod execute;
 mod handle;
-mod left;
 mod memory;
 mod mmap;
 mod plan;

@@ -6,11 +6,12 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::source::{self, DIRECT_ALIGNMENT_BYTES, OpenFile, ReadMode, ReadStrategy};
+use crate::source::{
+    self, DIRECT_ALIGNMENT_BYTES, OpenFile, ReadMode, ReadStrategy, WholeFileGuard,
+};
 
 use super::LoadError;
 use super::execute::LoadSource;
-use super::left::Left;
 use super::plan::{LoadExtent, Target};
 use super::sink::{Sink, copy_out};
 
@@ -32,12 +33,12 @@ impl<S> ExtentReader<'_, S> {
     pub fn read<T: Target>(
         &self,
         stretch: LoadExtent<T>,
-        left: Option<&Left<'_>>,
+        guard: Option<&WholeFileGuard<'_>>,
     ) -> Result<(), LoadError>
     where
         S: Sink<T>,
     {
-        let LoadExtent { origin, range, mut pieces, .. } = stretch;
+        let LoadExtent { range, mut pieces, .. } = stretch;
         let ExtentReader { source: LoadSource { tally, .. }, strategy: ways, file, .. } = self;
         let len = range.end - range.start;
         let is_tiny = len <= MAX_PLAIN_READ_BYTES;
@@ -52,8 +53,8 @@ impl<S> ExtentReader<'_, S> {
         if is_tiny || !ways.is_direct(file) {
             self.read_buffered(&range, &mut pieces)?;
             tally.buffered.fetch_add(len, Ordering::Relaxed);
-            if let Some(left) = left {
-                left.let_go(origin, &range);
+            if let Some(guard) = guard {
+                guard.evict_range(&range);
             }
             return Ok(());
         }

@@ -1,41 +1,41 @@
-//! What can go wrong with bytes on disk, in words, with the remedy.
+//! Errors of opening and reading files, each with a remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-/// A file or directory that cannot be opened or read as it must be.
+/// A file or directory that cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// Nothing has that name.
+    /// No file has that name.
     #[error("{path}: no such file or directory")]
     Missing {
-        /// The path as it was asked for.
+        /// The requested path.
         path: PathBuf,
     },
     /// A symbolic link whose target does not exist, inside or outside of the directory that the user named.
     #[error("{path}: is a link to {target}, which does not exist")]
     Dangling {
-        /// The path as it was asked for.
+        /// The requested path.
         path: PathBuf,
-        /// The target as the link has it.
+        /// The target, as the link stores it.
         target: PathBuf,
     },
-    /// It exists and is neither a regular file nor, where one is wanted, a directory.
+    /// Neither a regular file nor, where one is accepted, a directory.
     #[error("{path}: is {kind}, and a checkpoint is a regular file")]
     NotAFile {
-        /// The path as it was asked for.
+        /// The requested path.
         path: PathBuf,
-        /// What it is instead, with its article.
+        /// The kind that it has instead, with its article.
         kind: &'static str,
     },
     /// A link or a `..` leads out of the directory that the user named.
     #[error("{path}: leads out of {root}")]
     OutsideRoot {
-        /// The path as it was asked for.
+        /// The requested path.
         path: PathBuf,
-        /// The directory it must stay in.
+        /// The directory that bounds it.
         root: PathBuf,
     },
     /// The file is no longer the one that was parsed.
@@ -44,34 +44,34 @@ pub enum SourceError {
         /// The file.
         path: PathBuf,
     },
-    /// Fewer bytes than there must be.
+    /// The file ends before bytes that it must have.
     #[error("{path}: ends before byte {offset} of what it must hold")]
     Truncated {
         /// The file.
         path: PathBuf,
-        /// Where the read began.
+        /// The offset at which the read began.
         offset: u64,
     },
-    /// It lies on a filesystem that a program served which has ended: a dead mount.
+    /// The path is on a FUSE mount whose daemon has ended.
     #[error("{path}: lies on a mount whose daemon has gone")]
     StaleMount {
-        /// The path as it was asked for.
+        /// The requested path.
         path: PathBuf,
     },
-    /// The system's own answer.
+    /// Any other error of a system call.
     #[error("{path}: cannot {action}: {source}")]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// The system's answer.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
 const NOT_CONNECTED_ERRNO: i32 = Errno::NOTCONN.raw_os_error();
-/// What filesystems say, ours too, of a file that another took the place of.
+/// Filesystems, ours too, return this for a file that another file has replaced.
 const STALE_ERRNO: i32 = Errno::STALE.raw_os_error();
 const TOO_MANY_FILES_ERRNO: i32 = Errno::MFILE.raw_os_error();
 
@@ -141,8 +141,8 @@ impl SourceError {
         }
     }
 
-    /// Turns the error into [`MountError::Dangling`] if its path is a link to nothing. The path must be one that the
-    /// user typed, or lie in a directory that the user typed: the link is followed wherever it leads.
+    /// Turns the error into [`SourceError::Dangling`] if its path is a link to nothing. The path must be one that
+    /// the user typed, or lie in a directory that the user typed: the link is followed wherever it leads.
     pub fn or_dangling(self) -> SourceError {
         match &self {
             SourceError::Missing { path } | SourceError::OutsideRoot { path, .. } => {
@@ -166,7 +166,7 @@ impl SourceError {
         }
     }
 
-    /// Whether the system has not as much memory, or as many addresses.
+    /// Whether the system lacks memory or address space.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, SourceError::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory)
     }

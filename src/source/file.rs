@@ -1,90 +1,49 @@
-//! A source file: its place and identity at rest, its descriptor while in use.
+//! A regular file: its location and state at rest, its descriptor while in use.
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::num::NonZeroU64;
+use std::ops::{Deref, DerefMut, Range};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::Stat;
+use memmap2::{MmapMut, MmapOptions, MmapRaw};
+use rustix::fs::{
+    Advice, AtFlags, CWD, FileType, Mode, OFlags, Stat, fadvise, fstat, openat, statat,
+};
 use rustix::io::Errno;
 
-use super::location::FileLocation;
-use super::{ReadAt, SourceError};
+use crate::huge_pages::{self, HUGE_PAGE_BYTES};
 
-/// What tells one state of a file from another. The change time is not part of it: a link, a
-/// rename or a chmod moves it and leaves every byte as it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileIdentity {
-    /// Device.
-    pub dev: u64,
-    /// Inode.
-    pub ino: u64,
-    /// Size in bytes.
-    pub size: u64,
-    /// Modification time, seconds.
-    pub mtime: i64,
-    /// Modification time, nanoseconds.
-    pub mtime_nsec: u32,
-}
-
-impl From<&Stat> for FileIdentity {
-    fn from(stat: &Stat) -> Self {
-        FileIdentity {
-            dev: stat.st_dev,
-            ino: stat.st_ino,
-            size: u64::try_from(stat.st_size).unwrap_or(0),
-            mtime: stat.st_mtime,
-            mtime_nsec: u32::try_from(stat.st_mtime_nsec).unwrap_or(0),
-        }
-    }
-}
-
-/// A state of a file, for those who do not have it open: the time of a write can be set back, and a
-/// file that takes the place of another can have its number; the time of a change tells both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileState {
-    /// What those go by who have it open.
-    pub identity: FileIdentity,
-    /// Change time, seconds.
-    pub ctime: i64,
-    /// Change time, nanoseconds.
-    pub ctime_nsec: u32,
-}
-
-impl From<&Stat> for FileState {
-    fn from(stat: &Stat) -> Self {
-        FileState {
-            identity: FileIdentity::from(stat),
-            ctime: stat.st_ctime,
-            ctime_nsec: u32::try_from(stat.st_ctime_nsec).unwrap_or(0),
-        }
-    }
-}
+use super::error::SourceError;
+use super::location::{FileLocation, READ_FLAGS};
+use super::metadata::{FileIdentity, FileState};
+use super::read_at::ReadAt;
+use super::root::{LinkPolicy, Root};
 
 /// A regular file, as it was when it was first opened. Holds no descriptor.
 pub struct SourceFile {
-    pub(super) location: FileLocation,
+    location: FileLocation,
     state: FileState,
 }
 
 impl SourceFile {
-    /// The path to show to people.
+    /// The path for messages.
     pub fn path(&self) -> PathBuf {
         self.location.path()
     }
 
-    /// The state that was parsed; every later read must find the same.
+    /// The identity that was parsed; every later read must find the same.
     pub fn identity(&self) -> FileIdentity {
         self.state.identity
     }
 
-    /// The same, and when anything about it had last changed.
+    /// The identity and the change time.
     pub fn state(&self) -> FileState {
         self.state
     }
 
-    /// Opens the file again, and refuses one that is not the one that was parsed.
+    /// Opens the file again, and refuses another file than the one that was parsed.
     pub fn open(self: &Arc<Self>) -> Result<OpenFile, SourceError> {
         let (fd, stat) = self.location.open()?;
         if FileIdentity::from(&stat) != self.state.identity {
@@ -96,29 +55,44 @@ impl SourceFile {
 
 impl fmt::Debug for SourceFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("File").field("path", &self.path()).field("state", &self.state).finish()
+        f.debug_struct("SourceFile")
+            .field("path", &self.path())
+            .field("state", &self.state)
+            .finish()
     }
 }
 
-/// A source file held open: its bytes stay, whatever happens to its name.
+/// A source file held open: its bytes remain readable when its name is gone.
 #[derive(Debug)]
 pub struct OpenFile {
-    pub(super) fd: OwnedFd,
-    pub(super) file: Arc<SourceFile>,
+    fd: OwnedFd,
+    file: Arc<SourceFile>,
 }
 
 impl OpenFile {
-    /// Opens the regular file that lies at a place.
-    pub(super) fn open(place: FileLocation) -> Result<OpenFile, SourceError> {
-        let (fd, stat) = place.open()?;
-        Ok(OpenFile::new(fd, &stat, place))
+    /// Opens a file whose path comes from a directory or a file, by the root's policy for links.
+    pub fn open_in_root(root: &Arc<Root>, path: &Path) -> Result<OpenFile, SourceError> {
+        OpenFile::open_in_root_with_policy(root, path, root.link_policy())
     }
 
-    pub(super) fn new(fd: OwnedFd, stat: &Stat, place: FileLocation) -> OpenFile {
-        OpenFile {
-            fd,
-            file: Arc::new(SourceFile { location: place, state: FileState::from(stat) }),
-        }
+    /// Opens a file whose path the user typed: its links may lead anywhere.
+    pub fn open_user_path_in_root(root: &Arc<Root>, path: &Path) -> Result<OpenFile, SourceError> {
+        OpenFile::open_in_root_with_policy(root, path, LinkPolicy::Anywhere)
+    }
+
+    fn open_in_root_with_policy(
+        root: &Arc<Root>,
+        path: &Path,
+        links: LinkPolicy,
+    ) -> Result<OpenFile, SourceError> {
+        let root = Arc::clone(root);
+        let location = FileLocation::InRoot { root, path: path.to_path_buf(), links };
+        let (fd, stat) = location.open()?;
+        Ok(OpenFile::new(fd, &stat, location))
+    }
+
+    fn new(fd: OwnedFd, stat: &Stat, location: FileLocation) -> OpenFile {
+        OpenFile { fd, file: Arc::new(SourceFile { location, state: FileState::from(stat) }) }
     }
 
     /// The file at rest.
@@ -126,40 +100,54 @@ impl OpenFile {
         &self.file
     }
 
-    /// Refuses bytes that were read from a file which has since been written or truncated.
-    /// Ask after the read and before the bytes are used.
+    /// Another descriptor of the same file, with its own flags; `None` if the file cannot be opened any more.
+    pub(super) fn reopen(&self, flags: OFlags) -> Option<OwnedFd> {
+        let flags = flags | READ_FLAGS;
+        // The path by descriptor also leads to a file whose name is gone.
+        let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()));
+        let fd = match openat(CWD, &by_descriptor, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::LOOP) => {
+                self.file.location.open_with_flags(flags).ok()?
+            }
+            Err(_) => return None,
+        };
+        let stat = fstat(&fd).ok()?;
+        (FileIdentity::from(&stat) == self.file.identity()).then_some(fd)
+    }
+
+    /// Refuses bytes of a file that has been written or truncated since it was parsed. Must be called after the
+    /// read and before the bytes are used.
     pub fn check_unchanged(&self) -> Result<(), SourceError> {
-        let stat = rustix::fs::fstat(&self.fd)
-            .map_err(|e| SourceError::io(&self.file.path(), "look at it", e))?;
-        if FileIdentity::from(&stat) != self.file.state.identity {
+        if FileIdentity::from(&self.stat()?) != self.file.state.identity {
             return Err(SourceError::Changed { path: self.file.path() });
         }
         Ok(())
     }
 
-    /// Refuses a file about which anything has changed, also what leaves its bytes as they are: who
-    /// opens it now can be given a new look.
+    /// Refuses a file whose metadata has changed in any way, even if its bytes are the same.
     pub fn check_state_unchanged(&self) -> Result<(), SourceError> {
-        let stat = rustix::fs::fstat(&self.fd)
-            .map_err(|e| SourceError::io(&self.file.path(), "look at it", e))?;
-        if FileState::from(&stat) != self.file.state {
+        if FileState::from(&self.stat()?) != self.file.state {
             return Err(SourceError::Changed { path: self.file.path() });
         }
         Ok(())
     }
 
-    /// Tells the system that these bytes are wanted soon, all of them: it fetches them in one go.
-    pub fn advise_will_need(&self, range: std::ops::Range<u64>) {
-        let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
-        let _ = rustix::fs::fadvise(&self.fd, range.start, len, rustix::fs::Advice::WillNeed);
+    fn stat(&self) -> Result<Stat, SourceError> {
+        fstat(&self.fd).map_err(|e| SourceError::io(&self.file.path(), "look at it", e))
     }
 
-    /// Fills `buf` as far as the file goes now, whatever it was when it was opened.
+    /// Advises the kernel that all of a range will be read soon: it fetches the range in one go.
+    pub fn advise_will_need(&self, range: Range<u64>) {
+        let len = NonZeroU64::new(range.end.saturating_sub(range.start));
+        let _ = fadvise(&self.fd, range.start, len, Advice::WillNeed);
+    }
+
+    /// Fills `buf` up to the current end of the file, and returns the number of bytes read.
     pub fn read_available_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, SourceError> {
         self.read_available_with(&self.fd, buf, offset)
     }
 
-    /// The same by another descriptor of it.
     fn read_available_with(
         &self,
         fd: &OwnedFd,
@@ -178,7 +166,7 @@ impl OpenFile {
         Ok(done)
     }
 
-    /// Fills `buf` by another descriptor of it.
+    /// Fills `buf` with another descriptor of the same file.
     pub(super) fn read_exact_with(
         &self,
         fd: &OwnedFd,
@@ -186,23 +174,37 @@ impl OpenFile {
         offset: u64,
     ) -> Result<(), SourceError> {
         if self.read_available_with(fd, buf, offset)? < buf.len() {
-            // Shorter than its own size: it was truncated under us.
+            // Shorter than its own size: it was truncated meanwhile.
             self.check_unchanged()?;
             return Err(SourceError::Truncated { path: self.file.path(), offset });
         }
         Ok(())
     }
 
-    /// The whole file as memory that may be written: what is written stays in this process. Whoever
-    /// uses it must bear that a file which is truncated under it ends the process (SIGBUS).
+    /// Reads the whole file. The caller has checked its size.
+    pub fn read_whole(&self) -> Result<FileBytes, SourceError> {
+        let Some(len) = usize::try_from(self.size()).ok().filter(|&len| len > 0) else {
+            return Ok(FileBytes { map: None, len: 0 });
+        };
+        // To the end of its last huge page, which is freed with the rest soon.
+        let map_len =
+            if len < HUGE_PAGE_BYTES { len } else { len.next_multiple_of(HUGE_PAGE_BYTES) };
+        let mut map = huge_pages::allocate_zeroed(map_len)
+            .map_err(|e| SourceError::io(&self.file.path(), "have memory for it", e))?;
+        self.read_exact_at(&mut map[..len], 0)?;
+        Ok(FileBytes { map: Some(map), len })
+    }
+
+    /// Maps the whole file, privately: writes stay in this process. If the file is truncated, a later access ends
+    /// the process (SIGBUS); the caller accepts that.
     #[allow(unsafe_code)]
     pub fn map_private(&self) -> Result<MmapRaw, SourceError> {
         let mut options = MmapOptions::new();
-        // Only what is written takes memory of its own, so none is set aside.
+        // Only written pages take memory, so no swap is reserved.
         options
             .no_reserve_swap()
             .len(usize::try_from(self.file.identity().size).unwrap_or(usize::MAX));
-        // SAFETY: it is handed out by its address alone, never as a slice that must not change.
+        // SAFETY: only its address is handed out, never a slice that must not change.
         let map = unsafe { options.map_copy(self.fd.as_raw_fd()) };
         let map = map.map_err(|e| SourceError::io(&self.file.path(), "map it", e))?;
         self.check_unchanged()?;
@@ -211,7 +213,7 @@ impl OpenFile {
 }
 
 impl AsFd for OpenFile {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
@@ -223,5 +225,53 @@ impl ReadAt for OpenFile {
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
         self.read_exact_with(&self.fd, buf, offset)
+    }
+}
+
+/// The bytes of a whole file. They are in huge pages: an index of many megabytes is read in less time than the
+/// kernel takes to clear ordinary pages for it.
+pub struct FileBytes {
+    map: Option<MmapMut>,
+    len: usize,
+}
+
+impl Deref for FileBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.map.as_deref().map_or(&[], |map| &map[..self.len])
+    }
+}
+
+impl DerefMut for FileBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.map.as_deref_mut().map_or(&mut [], |map| &mut map[..self.len])
+    }
+}
+
+/// A path that the user typed; its links may lead anywhere.
+pub enum UserPath {
+    /// A directory.
+    Directory,
+    /// A regular file, opened.
+    File(OpenFile),
+}
+
+impl UserPath {
+    /// Opens what the path leads to, unless that is a directory.
+    pub fn open(path: &Path) -> Result<UserPath, SourceError> {
+        let stat = statat(CWD, path, AtFlags::empty())
+            .map_err(|e| SourceError::io(path, "look at it", e))?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            return Ok(UserPath::Directory);
+        }
+        let location = FileLocation::user(path);
+        // Not by the absolute path: it may be too long, or lead through directories that this user may not pass.
+        let open = || {
+            openat(CWD, path, READ_FLAGS, Mode::empty())
+                .map_err(|e| SourceError::io(path, "open it", e))
+        };
+        let (fd, stat) = location.open_checked(&stat, open)?;
+        Ok(UserPath::File(OpenFile::new(fd, &stat, location)))
     }
 }

@@ -1,11 +1,10 @@
-//! What kind of filesystem a file lies on.
+//! The kind of filesystem that a file is on.
+
+use std::os::fd::AsFd;
 
 use rustix::fs::{FsWord, fstatfs};
 
-use super::OpenFile;
-
-/// Filesystems that ask somebody else for the bytes, a program or another machine, and so may keep
-/// a caller waiting for any time even to say whether a file changed.
+/// Filesystems that get the bytes from a program or another machine. Even a query for a change may block.
 const REMOTE_MAGICS: [FsWord; 19] = [
     0x6573_5546, // fuse, virtiofs
     0x6969,      // nfs
@@ -28,7 +27,7 @@ const REMOTE_MAGICS: [FsWord; 19] = [
     0xbacb_acbc, // vmhgfs
 ];
 
-/// Its files' pages belong to the filesystem beneath, and asking about its own finds none.
+/// The cached pages of its files belong to the filesystem beneath; a query of its own inodes finds none.
 const OVERLAYFS_MAGIC: FsWord = 0x794c_7630;
 
 /// Filesystems without write-back: a page stays writable through a mapping, and stores to it leave no timestamp.
@@ -38,26 +37,25 @@ const IN_MEMORY_MAGICS: [FsWord; 3] = [
     0x9584_58f6, // hugetlbfs
 ];
 
-/// What is known of the filesystem of a file.
+/// Properties of the filesystem of one file.
 #[derive(Clone, Copy, Debug)]
 pub struct FilesystemKind {
-    /// The bytes come from this machine's own disk or memory. What cannot be told is taken for remote:
-    /// that is slower, and never holds anybody up.
+    /// The bytes come from this machine's own disk or memory. An unknown filesystem counts as remote: that is
+    /// slower, and never blocks a caller.
     pub is_local: bool,
-    /// The file's pages are kept under another inode than its own.
+    /// The file's pages are cached under another inode than its own.
     pub is_overlay: bool,
-    /// It has no disk behind it.
+    /// No disk backs it.
     pub is_in_memory: bool,
 }
 
-impl OpenFile {
-    /// What it lies on.
-    pub(super) fn filesystem_kind(&self) -> FilesystemKind {
-        let kind = fstatfs(self).map(|stat| stat.f_type).ok();
+impl FilesystemKind {
+    pub fn of(file: impl AsFd) -> FilesystemKind {
+        let magic = fstatfs(file).map(|stat| stat.f_type).ok();
         FilesystemKind {
-            is_local: kind.is_some_and(|kind| !REMOTE_MAGICS.contains(&kind)),
-            is_overlay: kind == Some(OVERLAYFS_MAGIC),
-            is_in_memory: kind.is_some_and(|kind| IN_MEMORY_MAGICS.contains(&kind)),
+            is_local: magic.is_some_and(|magic| !REMOTE_MAGICS.contains(&magic)),
+            is_overlay: magic == Some(OVERLAYFS_MAGIC),
+            is_in_memory: magic.is_some_and(|magic| IN_MEMORY_MAGICS.contains(&magic)),
         }
     }
 }

@@ -1,21 +1,21 @@
-//! What the system says of a file, directory or link.
+//! Metadata of a file, directory or link, as `stat` reports it.
 
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, makedev};
+use rustix::fs::{AtFlags, FileType, Stat, Statx, StatxFlags, StatxTimestamp, makedev};
 
-use super::{FileIdentity, FileState, SourceError};
+use super::error::SourceError;
 
-/// What kind of thing a name stands for.
+/// The kind of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
     /// A regular file.
     File,
     /// A directory.
     Directory,
-    /// A symbolic link, itself.
+    /// A symbolic link, not followed.
     Link,
     /// A named pipe.
     Pipe,
@@ -41,53 +41,104 @@ impl From<FileType> for FileKind {
     }
 }
 
-/// Mode, owner, times and the rest, as `stat` has them.
+/// Distinguishes the contents of a file that is held open. The change time is not part of it: a link, a rename or
+/// a chmod moves it and leaves every byte as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileIdentity {
+    /// Device number.
+    pub dev: u64,
+    /// Inode number.
+    pub ino: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Modification time, seconds.
+    pub mtime: i64,
+    /// Modification time, nanoseconds.
+    pub mtime_nsec: u32,
+}
+
+impl From<&Stat> for FileIdentity {
+    fn from(stat: &Stat) -> Self {
+        FileIdentity {
+            dev: stat.st_dev,
+            ino: stat.st_ino,
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            mtime: stat.st_mtime,
+            mtime_nsec: u32::try_from(stat.st_mtime_nsec).unwrap_or(0),
+        }
+    }
+}
+
+/// Distinguishes the contents of a file that is not held open. A program can set the modification time back, and a
+/// replacement can reuse the inode number; the change time reveals both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileState {
+    /// Sufficient while the file is held open.
+    pub identity: FileIdentity,
+    /// Change time, seconds.
+    pub ctime: i64,
+    /// Change time, nanoseconds.
+    pub ctime_nsec: u32,
+}
+
+impl From<&Stat> for FileState {
+    fn from(stat: &Stat) -> Self {
+        FileState {
+            identity: FileIdentity::from(stat),
+            ctime: stat.st_ctime,
+            ctime_nsec: u32::try_from(stat.st_ctime_nsec).unwrap_or(0),
+        }
+    }
+}
+
+/// Mode, owner, times and the other fields of `stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileMetadata {
-    /// What it is.
+    /// File, directory, link or special file.
     pub kind: FileKind,
-    /// The device that it lies on.
+    /// Number of the device that it is on.
     pub dev: u64,
-    /// Its inode there.
+    /// Inode number.
     pub ino: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Units of 512 bytes that it takes on the disk.
+    /// Disk usage in units of 512 bytes.
     pub blocks: u64,
-    /// Permissions, without the kind.
+    /// Permission bits, without the kind.
     pub mode: u16,
-    /// Names that it has.
+    /// Number of hard links.
     pub links: u32,
-    /// Its owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Its group.
+    /// Group ID.
     pub gid: u32,
-    /// Which device it is, if it is one.
+    /// Device number of a device file.
     pub rdev: u64,
-    /// Last read.
+    /// Access time.
     pub atime: SystemTime,
-    /// Last written.
+    /// Modification time.
     pub mtime: SystemTime,
-    /// Last changed in any way.
+    /// Change time.
     pub ctime: SystemTime,
-    /// Made, where the filesystem knows: it tells a file from a later one with the same inode.
+    /// Birth time, where the filesystem stores it: it differs for a later file with the same inode number.
     pub btime: Option<SystemTime>,
     state: FileState,
 }
 
 impl FileMetadata {
-    /// Of an open file or path.
-    pub(super) fn of_fd(fd: impl AsFd, shown: &Path) -> Result<FileMetadata, SourceError> {
-        FileMetadata::statx(fd, AtFlags::EMPTY_PATH, shown)
+    pub(super) fn of_fd(fd: impl AsFd, display_path: &Path) -> Result<FileMetadata, SourceError> {
+        FileMetadata::statx(fd, AtFlags::EMPTY_PATH, display_path)
     }
 
-    /// As the system last knew them: a filesystem that would have to ask somebody else, a daemon or
-    /// another machine, is not waited for.
-    pub(super) fn cached_of_fd(fd: impl AsFd, shown: &Path) -> Result<FileMetadata, SourceError> {
-        FileMetadata::statx(fd, AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, shown)
+    /// The attributes that the kernel has cached: a remote filesystem is not asked, and cannot block.
+    pub(super) fn cached_of_fd(
+        fd: impl AsFd,
+        display_path: &Path,
+    ) -> Result<FileMetadata, SourceError> {
+        FileMetadata::statx(fd, AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, display_path)
     }
 
-    /// Attributes of a file of which only the kind is known. Its mode grants no permission.
+    /// Metadata of a file of which only the kind is known. Its mode grants no permission.
     pub fn placeholder(kind: FileKind, dev: u64, ino: u64) -> FileMetadata {
         let identity = FileIdentity { dev, ino, size: 0, mtime: 0, mtime_nsec: 0 };
         let epoch = SystemTime::UNIX_EPOCH;
@@ -110,15 +161,19 @@ impl FileMetadata {
         }
     }
 
-    fn statx(fd: impl AsFd, flags: AtFlags, shown: &Path) -> Result<FileMetadata, SourceError> {
-        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-        let stat = rustix::fs::statx(fd, "", flags, wanted)
-            .map_err(|e| SourceError::io(shown, "look at it", e))?;
+    fn statx(
+        fd: impl AsFd,
+        flags: AtFlags,
+        display_path: &Path,
+    ) -> Result<FileMetadata, SourceError> {
+        let fields = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let stat = rustix::fs::statx(fd, "", flags, fields)
+            .map_err(|e| SourceError::io(display_path, "look at it", e))?;
         Ok(FileMetadata::from(&stat))
     }
 
-    /// Leaves to each class of users what a directory on the way there, of this owner, group and mode,
-    /// lets through.
+    /// Removes from the mode what a directory on the path denies. The directory has this owner, group and mode;
+    /// `None` is one that denies everything.
     pub(super) fn restrict_mode(&mut self, directory: Option<(u32, u32, u32)>) {
         let (uid, gid, mode) = directory.unwrap_or((u32::MAX, u32::MAX, 0));
         let others = mode & 0o001 != 0;
@@ -131,12 +186,12 @@ impl FileMetadata {
         }
     }
 
-    /// What tells this state of a file from another.
+    /// Distinguishes the contents while the file is held open.
     pub fn identity(&self) -> FileIdentity {
         self.state.identity
     }
 
-    /// The same, and when anything about it last changed.
+    /// Distinguishes the contents while the file is not held open.
     pub fn state(&self) -> FileState {
         self.state
     }
@@ -145,7 +200,7 @@ impl FileMetadata {
 impl From<&Statx> for FileMetadata {
     fn from(stat: &Statx) -> Self {
         let dev = makedev(stat.stx_dev_major, stat.stx_dev_minor);
-        let has_born = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+        let has_btime = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
         FileMetadata {
             kind: FileType::from_raw_mode(u32::from(stat.stx_mode)).into(),
             dev,
@@ -160,7 +215,7 @@ impl From<&Statx> for FileMetadata {
             atime: system_time(&stat.stx_atime),
             mtime: system_time(&stat.stx_mtime),
             ctime: system_time(&stat.stx_ctime),
-            btime: has_born.then(|| system_time(&stat.stx_btime)),
+            btime: has_btime.then(|| system_time(&stat.stx_btime)),
             state: FileState {
                 identity: FileIdentity {
                     dev,
@@ -183,7 +238,7 @@ fn system_time(time: &StatxTimestamp) -> SystemTime {
     } else {
         SystemTime::UNIX_EPOCH.checked_add(whole)
     };
-    // A time that cannot be is the oldest there is: it is shown, and decides nothing.
+    // An impossible time becomes the epoch: it is shown, and decides nothing.
     base.and_then(|base| base.checked_add(Duration::from_nanos(time.tv_nsec.into())))
         .unwrap_or(SystemTime::UNIX_EPOCH)
 }

@@ -1,43 +1,53 @@
-//! The ways to read one open file: from the page cache, past it, or through it.
+//! Reads one open file: from the page cache, past it (`O_DIRECT`), or through it.
 //!
-//! In: an [`OpenFile`]. Out: [`Ways`], which knows which of them its filesystem has, and fills memory by
-//! one of them. Every read but [`Ways::read_cached`] makes sure that the file is what it was.
+//! A [`ReadStrategy`] remembers which of these the file's filesystem supports. Every read but
+//! [`ReadStrategy::read_cached`] checks that the file is unchanged.
 
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use super::nonresident::uncached_ranges;
-use super::{DirectFile, DirectReadOutcome, OpenFile, ReadAt, Residency, SourceError};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
-/// What is known of reading one file.
-#[derive(Debug)]
-pub struct ReadStrategy {
-    is_local: bool,
-    is_overlay: bool,
-    residency: Residency,
-    /// Opened when it is first needed.
-    direct_file: OnceLock<Option<DirectFile>>,
-    is_direct_unsupported: AtomicBool,
-}
+use super::error::SourceError;
+use super::file::{OpenFile, SourceFile};
+use super::filesystem::FilesystemKind;
+use super::page_cache::{PageCacheGuard, Residency, WholeFileGuard};
+use super::read_at::ReadAt;
+
+/// Offsets, lengths and buffers of direct reads must be multiples of this. All disks in use require this or less.
+pub const DIRECT_ALIGNMENT_BYTES: usize = 4096;
 
 /// How bytes were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadMode {
     /// Past the page cache.
     Direct,
-    /// Through it.
+    /// Through the page cache.
     Buffered,
 }
 
+/// What is known about reading one file.
+#[derive(Debug)]
+pub struct ReadStrategy {
+    is_local: bool,
+    is_overlay: bool,
+    residency: Residency,
+    /// Opened by the first direct read.
+    direct_file: OnceLock<Option<DirectFile>>,
+    is_direct_unsupported: AtomicBool,
+}
+
 impl ReadStrategy {
-    /// What is known of a file just opened.
+    /// The strategy for a file that was just opened.
     pub fn new(file: &OpenFile) -> ReadStrategy {
-        let on = file.filesystem_kind();
+        let filesystem = FilesystemKind::of(file);
         ReadStrategy {
-            is_local: on.is_local,
-            is_overlay: on.is_overlay,
-            residency: Residency::new(on),
+            is_local: filesystem.is_local,
+            is_overlay: filesystem.is_overlay,
+            residency: Residency::new(filesystem),
             direct_file: OnceLock::new(),
             is_direct_unsupported: AtomicBool::new(false),
         }
@@ -48,8 +58,8 @@ impl ReadStrategy {
         self.is_local
     }
 
-    /// Fills `out`, aligned memory, from an aligned offset: past the page cache if the filesystem can.
-    /// Only the first `len` bytes are there where the file ends.
+    /// Fills `out`, aligned memory, from an aligned offset: directly if the filesystem can, else buffered. Near the
+    /// end of the file only the first `len` bytes exist.
     pub fn read_aligned(
         &self,
         file: &OpenFile,
@@ -64,7 +74,7 @@ impl ReadStrategy {
         Ok(ReadMode::Buffered)
     }
 
-    /// The same past the page cache, or not at all: whether the filesystem can.
+    /// Fills `out`, aligned memory, from an aligned offset past the page cache; false if the filesystem cannot.
     pub fn read_direct(
         &self,
         file: &OpenFile,
@@ -95,46 +105,50 @@ impl ReadStrategy {
         file.check_unchanged()
     }
 
-    /// The same, and the kernel reads nothing ahead.
+    /// As [`ReadStrategy::read_buffered`], without the kernel's readahead.
     pub fn read_without_readahead(
         &self,
         file: &OpenFile,
         out: &mut [u8],
         offset: u64,
     ) -> Result<(), SourceError> {
-        let Some(quiet) = self.residency.no_readahead_fd(file) else {
+        let Some(fd) = self.residency.no_readahead_fd(file) else {
             return self.read_buffered(file, out, offset);
         };
-        file.read_exact_with(quiet, out, offset)?;
+        file.read_exact_with(fd, out, offset)?;
         file.check_unchanged()
     }
 
-    /// Whether [`ReadStrategy::read_aligned`] goes past the page cache, as far as is known.
+    /// Whether [`ReadStrategy::read_aligned`] reads directly, as far as is known.
     pub fn is_direct(&self, file: &OpenFile) -> bool {
         self.direct_file(file).is_some()
     }
 
-    /// Fills `out` if the page cache has all of it. To be followed by [`OpenFile::check_unchanged`].
+    /// Fills `out` if the page cache has all of it. Must be followed by [`OpenFile::check_unchanged`].
     pub fn read_cached(&self, file: &OpenFile, out: &mut [u8], offset: u64) -> bool {
         self.residency.read_cached(file, out, offset)
     }
 
-    /// Whether the page cache has all of a range, and enough beyond it that reading it starts nothing.
+    /// Whether the page cache has all of a range, and enough beyond it that reading it starts no readahead.
     pub fn is_cached(&self, file: &OpenFile, range: &Range<u64>) -> bool {
         self.is_local && self.residency.contains(file, range)
     }
 
-    /// What of a range the page cache has nothing of, in whole pages and in order, where the system tells.
-    pub fn uncached_ranges(&self, file: &OpenFile, range: &Range<u64>) -> Option<Vec<Range<u64>>> {
-        // The pages of a file of an overlay are those of the file beneath: the system tells of none, and lets go of all.
-        if self.is_overlay { None } else { uncached_ranges(file, range) }
+    /// A guard of the page cache for reads over a long time, among those of other programs.
+    pub fn guard_reads(&self) -> PageCacheGuard {
+        PageCacheGuard::new(self.is_overlay)
+    }
+
+    /// A guard of the page cache for all reads until it is dropped.
+    pub fn guard_whole_file<'a>(&self, file: &'a OpenFile) -> WholeFileGuard<'a> {
+        WholeFileGuard::new(self.is_overlay, file)
     }
 
     fn direct_file(&self, file: &OpenFile) -> Option<&DirectFile> {
         if !self.is_local || self.is_direct_unsupported.load(Ordering::Relaxed) {
             return None;
         }
-        self.direct_file.get_or_init(|| file.open_direct()).as_ref()
+        self.direct_file.get_or_init(|| DirectFile::open(file)).as_ref()
     }
 
     fn disable_direct(&self, file: &OpenFile) {
@@ -142,5 +156,94 @@ impl ReadStrategy {
             let path = file.file().path();
             tracing::debug!(path = %path.display(), "its filesystem refuses direct reads of it");
         }
+    }
+}
+
+/// A source file open for reads past the page cache: a second descriptor, with `O_DIRECT`.
+#[derive(Debug)]
+pub struct DirectFile {
+    fd: OwnedFd,
+    file: Arc<SourceFile>,
+}
+
+/// The outcome of a direct read without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DirectReadOutcome {
+    /// All bytes were read.
+    Complete,
+    /// The filesystem has no direct reads of this file, although it could be opened for them.
+    Unsupported,
+}
+
+impl DirectFile {
+    /// Opens the file again for direct reads; `None` if its filesystem has none, or the file cannot be opened any
+    /// more. Buffered reads remain possible.
+    pub fn open(file: &OpenFile) -> Option<DirectFile> {
+        let fd = file.reopen(OFlags::DIRECT)?;
+        Some(DirectFile { fd, file: Arc::clone(file.file()) })
+    }
+
+    /// Fills `buf` from `offset`, both aligned. Near the end of the file only the bytes up to it are read; fewer
+    /// are an error. Must be followed by [`OpenFile::check_unchanged`].
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<DirectReadOutcome, SourceError> {
+        let remaining = self.file.identity().size.saturating_sub(offset);
+        let needed = remaining.min(buf.len() as u64) as usize;
+        let mut done = 0;
+        while done < needed {
+            match rustix::io::pread(&self.fd, &mut buf[done..], offset + done as u64) {
+                Ok(n)
+                    if n > 0
+                        && (done + n >= needed || n.is_multiple_of(DIRECT_ALIGNMENT_BYTES)) =>
+                {
+                    done += n;
+                }
+                // Shorter than its own size: it was truncated.
+                Ok(_) => return Err(SourceError::Truncated { path: self.file.path(), offset }),
+                Err(Errno::INTR) => {}
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(DirectReadOutcome::Unsupported),
+                Err(e) => return Err(SourceError::io(&self.file.path(), "read it", e)),
+            }
+        }
+        Ok(DirectReadOutcome::Complete)
+    }
+}
+
+impl AsFd for DirectFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memmap2::MmapMut;
+
+    use super::super::test_file;
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_file_is_read_as_far_as_it_goes() {
+        let bytes: Vec<u8> = (0..10_000u32).map(|n| (n % 251) as u8).collect();
+        let (_dir, file) = test_file::on_disk(&bytes);
+        let direct = DirectFile::open(&file).expect("direct reads where this is built");
+        let mut buf = MmapMut::map_anon(16_384).unwrap();
+        assert_eq!(direct.read_exact_at(&mut buf, 4096).unwrap(), DirectReadOutcome::Complete);
+        assert_eq!(&buf[..bytes.len() - 4096], &bytes[4096..]);
+    }
+
+    #[test]
+    fn a_file_whose_name_is_gone_is_opened_again_and_a_truncated_one_is_not() {
+        let (dir, file) = test_file::on_disk(&[7; 9000]);
+        std::fs::remove_file(dir.path().join("f")).unwrap();
+        assert!(file.reopen(OFlags::empty()).is_some());
+
+        let (dir, file) = test_file::on_disk(&[7; 9000]);
+        let direct = DirectFile::open(&file).expect("direct reads where this is built");
+        let name = dir.path().join("f");
+        std::fs::OpenOptions::new().write(true).open(name).unwrap().set_len(5000).unwrap();
+        assert!(file.reopen(OFlags::empty()).is_none());
+        let mut buf = MmapMut::map_anon(16_384).unwrap();
+        let read = direct.read_exact_at(&mut buf, 0);
+        assert!(matches!(read, Err(SourceError::Truncated { .. })));
     }
 }

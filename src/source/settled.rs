@@ -12,7 +12,9 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::fstat;
 
-use super::{FileState, OpenFile};
+use super::file::OpenFile;
+use super::filesystem::FilesystemKind;
+use super::metadata::FileState;
 
 /// Two writes within one clock step of a filesystem leave the same timestamp. Local filesystems step every 10 ms
 /// or faster; this is two steps.
@@ -43,65 +45,63 @@ fn age(state: &FileState) -> Option<Duration> {
     SystemTime::now().duration_since(changed).ok()
 }
 
-/// The `fcntl` command that chooses the signal for a broken lease; the crate libc lacks it.
-const F_SETSIG: libc::c_int = 10;
+/// Whether the file is unchanged since it was opened, and every later write must leave another timestamp.
+/// Waits for the next clock step if nothing else is missing.
+pub fn is_settled(file: &OpenFile) -> bool {
+    let state = file.file().state();
+    let filesystem = FilesystemKind::of(file);
+    if filesystem.is_in_memory {
+        return false;
+    }
+    // An overlay does not count a mapping whose descriptor was closed among the writers.
+    let reveals_writers = filesystem.is_local && !filesystem.is_overlay;
+    let is_quiet = match reveals_writers.then(|| writer_status(file)) {
+        Some(WriterStatus::Absent) => match age(&state) {
+            Some(age) if state.ctime_nsec != 0 => {
+                sleep(LOCAL_CLOCK_INTERVAL.saturating_sub(age));
+                true
+            }
+            _ => is_past_clock_step(&state),
+        },
+        Some(WriterStatus::Present) => false,
+        Some(WriterStatus::Unknown) | None => {
+            age(&state).is_some_and(|age| age > IN_FLIGHT_WRITE_WINDOW)
+        }
+    };
+    // Checked after the writers: a writer that came in between has left its timestamp.
+    is_quiet && fstat(file).is_ok_and(|now| FileState::from(&now) == state)
+}
 
 /// Programs that have a file open for writing.
 enum WriterStatus {
     Absent,
     Present,
-    /// The system does not say, as for files of another machine or another user.
+    /// The kernel does not report them, as for files of another machine or another user.
     Unknown,
 }
 
-impl OpenFile {
-    /// Whether the file is unchanged since it was opened, and every later write must leave another timestamp.
-    /// Waits for the next clock step if nothing else is missing.
-    pub fn is_settled(&self) -> bool {
-        let state = self.file().state();
-        let filesystem = self.filesystem_kind();
-        if filesystem.is_in_memory {
-            return false;
-        }
-        // An overlay does not count a mapping whose descriptor was closed among the writers.
-        let reveals_writers = filesystem.is_local && !filesystem.is_overlay;
-        let is_quiet = match reveals_writers.then(|| self.writers()) {
-            Some(WriterStatus::Absent) => match age(&state) {
-                Some(age) if state.ctime_nsec != 0 => {
-                    sleep(LOCAL_CLOCK_INTERVAL.saturating_sub(age));
-                    true
-                }
-                _ => is_past_clock_step(&state),
-            },
-            Some(WriterStatus::Present) => false,
-            Some(WriterStatus::Unknown) | None => {
-                age(&state).is_some_and(|age| age > IN_FLIGHT_WRITE_WINDOW)
-            }
-        };
-        // Checked after the writers: a writer that came in between has left its timestamp.
-        is_quiet && fstat(self.as_fd()).is_ok_and(|now| FileState::from(&now) == state)
-    }
+/// The `fcntl` command that chooses the signal for a broken lease; the crate libc lacks it.
+const F_SETSIG: libc::c_int = 10;
 
-    /// Takes a read lease and returns it at once: the kernel grants one only while no program has the file open for
-    /// writing. A program that opens the file for writing in between waits for that instant, or
-    /// gets EAGAIN if it opens with `O_NONBLOCK`.
-    #[allow(unsafe_code)]
-    fn writers(&self) -> WriterStatus {
-        let fd = self.as_fd().as_raw_fd();
-        // SAFETY: these commands take a number and touch no memory of ours.
-        let fcntl = |command, value: libc::c_int| unsafe { libc::fcntl(fd, command, value) };
-        // A broken lease sends SIGIO by default, which ends a process. SIGURG is ignored by default.
-        if fcntl(F_SETSIG, libc::SIGURG) != 0 {
-            return WriterStatus::Unknown;
-        }
-        if fcntl(libc::F_SETLEASE, libc::F_RDLCK) == 0 {
-            fcntl(libc::F_SETLEASE, libc::F_UNLCK);
-            return WriterStatus::Absent;
-        }
-        match std::io::Error::last_os_error().kind() {
-            ErrorKind::WouldBlock => WriterStatus::Present,
-            _ => WriterStatus::Unknown,
-        }
+/// Takes a read lease and returns it at once: the kernel grants one only while no program has the file open for
+/// writing. A program that opens the file for writing in between waits for that instant, or gets EAGAIN if it
+/// opens with `O_NONBLOCK`.
+#[allow(unsafe_code)]
+fn writer_status(file: &OpenFile) -> WriterStatus {
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: these commands take a number and touch no memory of ours.
+    let fcntl = |command, value: libc::c_int| unsafe { libc::fcntl(fd, command, value) };
+    // A broken lease sends SIGIO by default, which ends a process. SIGURG is ignored by default.
+    if fcntl(F_SETSIG, libc::SIGURG) != 0 {
+        return WriterStatus::Unknown;
+    }
+    if fcntl(libc::F_SETLEASE, libc::F_RDLCK) == 0 {
+        fcntl(libc::F_SETLEASE, libc::F_UNLCK);
+        return WriterStatus::Absent;
+    }
+    match std::io::Error::last_os_error().kind() {
+        ErrorKind::WouldBlock => WriterStatus::Present,
+        _ => WriterStatus::Unknown,
     }
 }
 
@@ -109,45 +109,39 @@ impl OpenFile {
 mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
-    use std::path::Path;
 
-    use super::super::{LinkPolicy, Root};
+    use super::super::test_file;
     use super::*;
-
-    fn open_file(folder: &Path) -> OpenFile {
-        let (root, _) = Root::for_directory(folder, LinkPolicy::Inside).unwrap();
-        root.open(Path::new("file")).unwrap()
-    }
 
     #[test]
     fn a_file_is_settled_once_no_write_can_go_unnoticed() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
+        let path = folder.path().join("f");
         std::fs::write(&path, "bytes").unwrap();
-        let fresh = open_file(folder.path());
-        assert!(fresh.is_settled());
+        let fresh = test_file::open(folder.path());
+        assert!(is_settled(&fresh));
         assert!(
             age(&fresh.file().state()).unwrap() >= LOCAL_CLOCK_INTERVAL,
             "the clock has advanced by a step"
         );
         let writer = File::options().write(true).open(&path).unwrap();
-        assert!(!fresh.is_settled(), "a writer has it open");
+        assert!(!is_settled(&fresh), "a writer has it open");
         drop(writer);
-        assert!(fresh.is_settled());
+        assert!(is_settled(&fresh));
         // The lease was returned: one that is held would block the next writer.
         let writer = File::options().write(true).open(&path).unwrap();
         writer.write_at(b"others", 0).unwrap();
         drop(writer);
-        assert!(!fresh.is_settled(), "it changed since it was opened");
-        assert!(open_file(folder.path()).is_settled());
+        assert!(!is_settled(&fresh), "it changed since it was opened");
+        assert!(is_settled(&test_file::open(folder.path())));
     }
 
     #[test]
     fn times_of_whole_seconds_settle_later() {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("file"), "bytes").unwrap();
-        let state = open_file(folder.path()).file().state();
+        std::fs::write(folder.path().join("f"), "bytes").unwrap();
+        let state = test_file::open(folder.path()).file().state();
         let changed = |seconds: i64, ctime_nsec| FileState {
             ctime: now.as_secs() as i64 - seconds,
             ctime_nsec,

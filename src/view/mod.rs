@@ -164,7 +164,7 @@ impl View {
 
     /// Opens a file that is shown as it is.
     pub fn open(&self, path: &Path) -> Result<OpenFile, ViewError> {
-        Ok(self.root().open(&self.source_path(path))?)
+        Ok(OpenFile::open_in_root(self.root(), &self.source_path(path))?)
     }
 
     /// The number of bytes of virtual files that are kept for the next open.

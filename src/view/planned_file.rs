@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::source::{FileKind, FileMetadata, FileState, OpenFile, Root};
+use crate::source::{self, FileKind, FileMetadata, FileState, OpenFile, Root};
 use crate::threads::lock;
 use crate::virtual_file::Digest;
 
@@ -234,7 +234,7 @@ impl PlannedFile {
     /// The state of each settled file; `None` for the others.
     fn settled_states(&self, root: &Arc<Root>) -> Vec<Option<FileState>> {
         let settled = |file: &PathBuf| {
-            let open = root.open(file).ok().filter(OpenFile::is_settled)?;
+            let open = OpenFile::open_in_root(root, file).ok().filter(source::is_settled)?;
             Some(open.file().state())
         };
         self.files.iter().map(settled).collect()

@@ -9,7 +9,7 @@ use crate::checkpoint::{
     self, Candidate, CandidateFiles, Checkpoint, CheckpointError, ParseOptions, candidates_by_name,
     is_training_file,
 };
-use crate::source::{Root, SourceError};
+use crate::source::{OpenFile, Root, SourceError};
 
 use super::directory_plan::{SingleTarget, plan_directory};
 use super::options::KeepRules;
@@ -59,7 +59,7 @@ pub fn resolve(
     {
         return Ok(files(set));
     }
-    match root.open_user_path(&directory.join(name)) {
+    match OpenFile::open_user_path_in_root(root, &directory.join(name)) {
         Ok(_) => Ok(SingleTarget::File(name.to_owned())),
         Err(missing @ SourceError::Missing { .. }) => {
             find_shown(root, directory, name, keep)?.as_ref().map(files).ok_or(missing)

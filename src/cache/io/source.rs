@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::checkpoint::OriginId;
-use crate::source::{DIRECT_ALIGNMENT_BYTES, OpenFile, ReadStrategy, SourceError};
+use crate::source::{
+    ActiveRead, DIRECT_ALIGNMENT_BYTES, OpenFile, PageCacheGuard, ReadStrategy, SourceError,
+};
 use crate::virtual_file::VirtualFileReader;
 
 use crate::cache::Cache;
 use crate::cache::counters::AtomicCounters;
 use crate::cache::io::executor::IoExecutor;
-use crate::cache::page_cache_guard::{ActiveRead, PageCacheGuard};
 
 pub struct SourceHandle {
     id: OriginId,
@@ -22,8 +23,8 @@ pub struct SourceHandle {
     pub executor: Arc<IoExecutor>,
     /// The file, if it is one.
     pub path: Option<PathBuf>,
-    strategy: Option<ReadStrategy>,
-    page_cache: PageCacheGuard,
+    /// How to read the file, if it is one.
+    access: Option<(ReadStrategy, PageCacheGuard)>,
 }
 
 impl SourceHandle {
@@ -34,21 +35,19 @@ impl SourceHandle {
         let local = ways.as_ref().is_none_or(ReadStrategy::is_local);
         let lane = cache.executor(file.map(|file| file.file().identity().dev), local);
         let path = file.map(|file| file.file().path());
-        SourceHandle {
-            id,
-            is_local: local,
-            executor: lane,
-            path,
-            strategy: ways,
-            page_cache: PageCacheGuard::default(),
-        }
+        let access = ways.map(|strategy| {
+            let guard = strategy.guard_reads();
+            (strategy, guard)
+        });
+        SourceHandle { id, is_local: local, executor: lane, path, access }
     }
 
     fn file<'a>(
         &'a self,
         reader: &'a VirtualFileReader,
-    ) -> Option<(&'a ReadStrategy, &'a OpenFile)> {
-        self.strategy.as_ref().zip(reader.file(self.id))
+    ) -> Option<(&'a ReadStrategy, &'a PageCacheGuard, &'a OpenFile)> {
+        let (strategy, guard) = self.access.as_ref()?;
+        Some((strategy, guard, reader.file(self.id)?))
     }
 
     /// Reads a range into aligned memory, past the page cache if the filesystem can, and else as `read_passing` does;
@@ -65,7 +64,9 @@ impl SourceHandle {
         let start = range.start - before as u64;
         let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT_BYTES)];
         let file = self.file(reader);
-        let count = if file.map_or(Ok(false), |(ways, file)| ways.read_direct(file, out, start))? {
+        let count = if file
+            .map_or(Ok(false), |(strategy, _, file)| strategy.read_direct(file, out, start))?
+        {
             &counting.direct_bytes
         } else {
             self.read_through(reader, &mut out[..len], start)?;
@@ -82,12 +83,11 @@ impl SourceHandle {
         out: &mut [u8],
         offset: u64,
     ) -> Result<(), SourceError> {
-        let Some((ways, file)) = self.file(reader) else {
+        let Some((strategy, guard, file)) = self.file(reader) else {
             return reader.sources().origin(self.id).read_exact_at(out, offset);
         };
         let range = offset..offset + out.len() as u64;
-        self.page_cache
-            .read_through(ways, file, &range, || ways.read_without_readahead(file, out, offset))
+        guard.read_through(file, &range, || strategy.read_without_readahead(file, out, offset))
     }
 
     /// To be called before a range is read through the page cache in ways that come back to the same pages again and
@@ -97,13 +97,14 @@ impl SourceHandle {
         reader: &VirtualFileReader,
         range: &Range<u64>,
     ) -> Option<ActiveRead<'_>> {
-        self.file(reader).map(|(ways, file)| self.page_cache.retain(ways, file, range))
+        let (_, guard) = self.access.as_ref()?;
+        Some(guard.retain(reader.file(self.id)?, range))
     }
 
     /// To be called when nothing more is read.
     pub fn evict_pages(&self, reader: &VirtualFileReader) {
-        if let Some((ways, file)) = self.file(reader) {
-            self.page_cache.evict_all(ways, file);
+        if let Some((_, guard, file)) = self.file(reader) {
+            guard.evict_all(file);
         }
     }
 
@@ -114,12 +115,12 @@ impl SourceHandle {
         out: &mut [u8],
         offset: u64,
     ) -> bool {
-        self.file(reader).is_some_and(|(ways, file)| ways.read_cached(file, out, offset))
+        self.file(reader).is_some_and(|(strategy, _, file)| strategy.read_cached(file, out, offset))
     }
 
     /// Whether the page cache has all of a range already.
     pub fn is_in_page_cache(&self, reader: &VirtualFileReader, range: &Range<u64>) -> bool {
-        self.file(reader).is_some_and(|(ways, file)| ways.is_cached(file, range))
+        self.file(reader).is_some_and(|(strategy, _, file)| strategy.is_cached(file, range))
     }
 
     pub fn check_unchanged(&self, reader: &VirtualFileReader) -> Result<(), SourceError> {

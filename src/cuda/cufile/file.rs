@@ -33,7 +33,7 @@ impl RegisteredFile {
         session: &Arc<CufileSession>,
     ) -> Result<RegisteredFile, GdsUnavailable> {
         eligibility::check_eligible(session.properties(), &BackingStorage::of_file(file))?;
-        let direct = file.open_direct().ok_or(GdsUnavailable::DirectOpen)?;
+        let direct = DirectFile::open(file).ok_or(GdsUnavailable::DirectOpen)?;
         let handle = session.register_file(direct.as_fd())?;
         let (session, failed) = (Arc::clone(session), OnceLock::new());
         Ok(RegisteredFile { session, handle, read_failure: failed, _direct: direct })

@@ -218,7 +218,7 @@ impl HandleTable {
             return Ok(OpenedHandle { handle, flags: NO_FLUSH_FLAG, backing: Some(backing) });
         }
         let state = file.file().state();
-        let is_settled = file.is_settled();
+        let is_settled = source::is_settled(&file);
         let is_cache_valid = is_settled && lock(&self.cached_states).get(&number) == Some(&state);
         if !is_cache_valid {
             lock(&self.cached_states).pop(&number);

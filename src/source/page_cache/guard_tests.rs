@@ -1,43 +1,39 @@
 //! On real files: what was in the page cache before is there after, and nothing else.
 
-use std::path::Path;
-
 use rustix::fs::{Advice, fadvise};
+use tempfile::TempDir;
 
+use super::super::super::read_strategy::ReadStrategy;
+use super::super::super::test_file;
 use super::*;
-use crate::source::{LinkPolicy, Root};
 
-const SIZE: u64 = 8 << 20;
+const SIZE_BYTES: u64 = 8 << 20;
 
 struct Sample {
     file: OpenFile,
-    ways: ReadStrategy,
+    strategy: ReadStrategy,
     guard: PageCacheGuard,
-    _dir: tempfile::TempDir,
+    _dir: TempDir,
 }
 
 impl Sample {
-    /// A file of which the page cache has nothing.
+    /// A file of which nothing is cached.
     fn new() -> Sample {
-        // Not /tmp, which may be of memory, where nothing can be evicted.
-        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        let path = dir.path().join("f");
-        std::fs::write(&path, vec![7; SIZE as usize]).unwrap();
-        std::fs::File::open(&path).unwrap().sync_all().unwrap();
-        let (root, way) = Root::for_directory(dir.path(), LinkPolicy::Inside).unwrap();
-        let file = root.open(&way.join(Path::new("f"))).unwrap();
-        let (ways, brought) = (ReadStrategy::new(&file), PageCacheGuard::default());
-        evict(&file, &(0..SIZE));
-        let sample = Sample { file, ways, guard: brought, _dir: dir };
+        let (dir, file) = test_file::on_disk(&vec![7; SIZE_BYTES as usize]);
+        test_file::sync(&dir);
+        let strategy = ReadStrategy::new(&file);
+        let guard = strategy.guard_reads();
+        evict(&file, &(0..SIZE_BYTES));
+        let sample = Sample { file, strategy, guard, _dir: dir };
         assert_eq!(sample.cached_ranges(), []);
         sample
     }
 
     fn evict_all(&self) {
-        self.guard.evict_all(&self.ways, &self.file);
+        self.guard.evict_all(&self.file);
     }
 
-    /// As others do, with nothing ahead.
+    /// Reads as another program does, without readahead.
     fn others_read(&self, range: &Range<u64>) {
         fadvise(&self.file, 0, None, Advice::Random).unwrap();
         let mut out = vec![0; (range.end - range.start) as usize];
@@ -45,26 +41,24 @@ impl Sample {
     }
 
     fn read_through(&self, range: Range<u64>) {
-        let Sample { file, ways, guard: brought, .. } = self;
         let mut out = vec![0; (range.end - range.start) as usize];
-        let read = || ways.read_without_readahead(file, &mut out, range.start);
-        brought.read_through(ways, file, &range, read).unwrap();
+        let read = || self.strategy.read_without_readahead(&self.file, &mut out, range.start);
+        self.guard.read_through(&self.file, &range, read).unwrap();
         assert!(out.iter().all(|byte| *byte == 7));
     }
 
     fn retain(&self, range: Range<u64>) {
-        let _kept = self.guard.retain(&self.ways, &self.file, &range);
+        let _active_read = self.guard.retain(&self.file, &range);
         self.others_read(&range);
     }
 
-    /// What the page cache has.
     fn cached_ranges(&self) -> Vec<Range<u64>> {
-        let missing = self.ways.uncached_ranges(&self.file, &(0..SIZE)).unwrap();
-        missing.into_iter().collect::<RangeSet<u64>>().gaps(&(0..SIZE)).collect()
+        let missing = uncached_ranges(&self.file, &(0..SIZE_BYTES)).unwrap();
+        missing.into_iter().collect::<RangeSet<u64>>().gaps(&(0..SIZE_BYTES)).collect()
     }
 }
 
-/// A system may let go of pages by itself, now and then: it is tried again where some are missing.
+/// The kernel may evict pages by itself now and then: an attempt after which expected pages are missing is repeated.
 fn retry_remaining(attempt: impl Fn() -> (Vec<Range<u64>>, Vec<Range<u64>>)) {
     for _ in 0..3 {
         let (left, expected) = attempt();
@@ -137,8 +131,7 @@ fn what_is_let_go_of_while_it_is_read_again_is_let_go_of_again() {
         sample.others_read(&range);
         Ok(())
     };
-    let Sample { file, ways, guard: brought, .. } = &sample;
-    brought.read_through(ways, file, &range, read).unwrap();
+    sample.guard.read_through(&sample.file, &range, read).unwrap();
     sample.evict_all();
     assert_eq!(sample.cached_ranges(), []);
 }
@@ -155,7 +148,7 @@ fn nothing_is_left_by_many_who_read_the_same() {
                 scope.spawn(move || {
                     for n in 0..100 {
                         let start =
-                            (n * 1_234_567 + thread * 7_654_321) % (SIZE - EVICT_BATCH_BYTES);
+                            (n * 1_234_567 + thread * 7_654_321) % (SIZE_BYTES - EVICT_BATCH_BYTES);
                         if n % 10 == thread {
                             sample.retain(start..start + 100_000);
                         } else {
@@ -174,45 +167,45 @@ fn nothing_is_left_by_many_who_read_the_same() {
 fn of_any_number_of_small_reads_nothing_is_left() {
     let (sample, page) = (Sample::new(), page_size() as u64);
     for round in 0..3 {
-        for n in 0..SIZE / (2 * page) {
+        for n in 0..SIZE_BYTES / (2 * page) {
             sample.read_through(n * 2 * page + 77..n * 2 * page + 78 + round);
         }
     }
     assert!(
-        lock(&sample.guard.0).evict_queue.len()
-            < (EVICT_BATCH_BYTES / page) as usize + MAX_RETRY_RANGES
+        lock(&sample.guard.state).evict_queue.len()
+            < (EVICT_BATCH_BYTES / page) as usize + MAX_RETRY_RANGE_COUNT
     );
     sample.evict_all();
-    assert_eq!((sample.cached_ranges(), lock(&sample.guard.0).populated.len()), (vec![], 0));
+    assert_eq!((sample.cached_ranges(), lock(&sample.guard.state).populated.len()), (vec![], 0));
 }
 
 #[test]
 fn what_would_be_too_much_to_remember_is_let_go_of_before() {
     let sample = Sample::new();
     for n in 0..MAX_RANGE_COUNT as u64 {
-        lock(&sample.guard.0).populated.insert(2 * n..2 * n + 1);
+        lock(&sample.guard.state).populated.insert(2 * n..2 * n + 1);
     }
     sample.read_through(0..2 * EVICT_BATCH_BYTES);
     assert_eq!(sample.cached_ranges(), []);
-    assert_eq!(lock(&sample.guard.0).populated.len(), 0);
+    assert_eq!(lock(&sample.guard.state).populated.len(), 0);
 }
 
 #[test]
 fn work_does_not_grow_with_what_others_hold_on_to() {
     let sample = Sample::new();
-    for block in 0..SIZE / EVICT_BATCH_BYTES {
+    for block in 0..SIZE_BYTES / EVICT_BATCH_BYTES {
         sample.read_through(
-            block * EVICT_BATCH_BYTES + 77..((block + 1) * EVICT_BATCH_BYTES + 77).min(SIZE),
+            block * EVICT_BATCH_BYTES + 77..((block + 1) * EVICT_BATCH_BYTES + 77).min(SIZE_BYTES),
         );
-        let mut pages = lock(&sample.guard.0);
+        let mut state = lock(&sample.guard.state);
         // As if none of it had gone.
-        pages.populated.insert(0..(block + 1) * EVICT_BATCH_BYTES);
-        pages.evictable.insert(0..(block + 1) * EVICT_BATCH_BYTES);
-        pages.evict_queue.clear();
-        pages
+        state.populated.insert(0..(block + 1) * EVICT_BATCH_BYTES);
+        state.evictable.insert(0..(block + 1) * EVICT_BATCH_BYTES);
+        state.evict_queue.clear();
+        state
             .evict_queue
             .push((block + 1) * EVICT_BATCH_BYTES - 5..(block + 1) * EVICT_BATCH_BYTES - 3);
-        let taken = pages.take_evictable();
+        let taken = state.take_evictable();
         assert!(taken.iter().all(|taken| taken.end - taken.start <= page_size() as u64));
     }
 }

@@ -1,5 +1,5 @@
-//! Resolves paths that may be longer than one system call takes, in pieces. Each piece starts at the directory
-//! where the one before it ended.
+//! Resolves paths that are too long for one system call, in pieces. Each piece starts at the directory where the
+//! one before it ended.
 //!
 //! With `RESOLVE_BENEATH`, each piece must stay beneath its own start. In a longer path, a link that leads further
 //! up fails with `EXDEV`, as one that leads out of the directory does.
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, openat2};
 use rustix::io::Errno;
 
-/// Bytes of the longest path that one system call takes, with the NUL that ends it.
+/// Length of the longest path that one system call takes, with the NUL that ends it.
 const MAX_CALL_PATH_BYTES: usize = 4096;
 
-/// Bytes of the longest path. A name takes memory, and a link takes time, in proportion to its path.
+/// Length of the longest path. A name takes memory, and a link takes time, in proportion to its path.
 const MAX_PATH_BYTES: usize = 16 << 10;
 
 /// Opens a file at a path of any supported length.

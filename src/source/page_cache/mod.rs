@@ -1,0 +1,8 @@
+//! The kernel's page cache of source files: what it has, reading from it alone, and leaving it as it was found.
+
+mod guard;
+mod pages;
+mod residency;
+
+pub use guard::{ActiveRead, PageCacheGuard, WholeFileGuard};
+pub use residency::Residency;
