@@ -26,40 +26,40 @@ const SERVED: usize = 256 << 20;
 /// One request of the kernel's, or of a loader's.
 const REQUEST: usize = 1 << 20;
 
-fn image(path: &Path) -> VirtualFile {
+fn virtual_file(path: &Path) -> VirtualFile {
     VirtualFile::new(checkpoint::open(path, &ParseOptions::default()).unwrap()).unwrap()
 }
 
 #[divan::bench(sample_count = 20, sample_size = 1)]
-fn image_of_100_000_tensors_in_160_shards(bencher: Bencher) {
+fn virtual_file_of_100_000_tensors_in_160_shards(bencher: Bencher) {
     let directory = tempfile::tempdir().unwrap();
     models::sharded(directory.path(), 160, 625);
-    bencher.bench_local(|| image(directory.path()));
+    bencher.bench_local(|| virtual_file(directory.path()));
 }
 
 #[divan::bench(sample_count = 20, sample_size = 1)]
-fn image_of_a_pt_with_10_000_tensors(bencher: Bencher) {
+fn virtual_file_of_a_pt_with_10_000_tensors(bencher: Bencher) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.pt");
     models::torch_zip(&path, 10_000);
-    bencher.bench_local(|| image(&path));
+    bencher.bench_local(|| virtual_file(&path));
 }
 
 /// A model of 64 tensors, all in the page cache.
 fn served() -> (tempfile::TempDir, VirtualFileReader, Arc<VirtualFile>) {
     let directory = tempfile::tempdir().unwrap();
     models::single(&directory.path().join("model.safetensors"), 64, SERVED / 64);
-    let image = Arc::new(image(directory.path()));
-    let reader = image.open().unwrap();
-    (directory, reader, image)
+    let virtual_file = Arc::new(virtual_file(directory.path()));
+    let reader = virtual_file.open().unwrap();
+    (directory, reader, virtual_file)
 }
 
 #[divan::bench(sample_count = 30, sample_size = 1)]
 fn read_at_in_1_mib_requests(bencher: Bencher) {
-    let (_directory, reader, image) = served();
+    let (_directory, reader, virtual_file) = served();
     let mut buffer = vec![0; REQUEST];
     bencher.counter(BytesCount::new(SERVED)).bench_local(|| {
-        for offset in (image.header_size()..image.size()).step_by(REQUEST) {
+        for offset in (virtual_file.header_size()..virtual_file.size()).step_by(REQUEST) {
             divan::black_box(reader.read_at(&mut buffer, offset).unwrap());
         }
     });

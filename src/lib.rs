@@ -8,18 +8,18 @@
 //! - [`checkpoint`]: what a checkpoint holds and where each tensor's bytes lie;
 //! - [`virtual_file`]: the virtual file: its layout, and reading any part of it;
 //! - [`loader`]: tensors into memory, from files of a mount too, or used where they lie ([`open`]);
-//! - [`export`]: an image as a real file; [`verify`]: reading one whole, and comparing two.
+//! - [`export`]: a virtual file as a real file; [`verify`]: reading one whole, and comparing two.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::path::Path;
 //!
 //! let checkpoint = ckptfs::checkpoint::open(Path::new("model"), &Default::default())?;
-//! let image = std::sync::Arc::new(ckptfs::virtual_file::VirtualFile::new(checkpoint)?);
-//! let reader = image.open()?;
+//! let virtual_file = std::sync::Arc::new(ckptfs::virtual_file::VirtualFile::new(checkpoint)?);
+//! let reader = virtual_file.open()?;
 //! let mut start = vec![0; 4096];
 //! let read = reader.read_at(&mut start, 0)?;
-//! println!("{read} of {} bytes", image.size());
+//! println!("{read} of {} bytes", virtual_file.size());
 //! # Ok(())
 //! # }
 //! ```

@@ -51,8 +51,8 @@ TABLES = {
     ), tuple(floors.FLOORS)),
     "engine": Table("engine", (
         label(), middle("seconds", "seconds", 3),
-        promised("target", {"image of 100,000 tensors in 160 shards with an index": "0.5",
-                           "image of a `.pt` of 10,000 tensors": "0.2"}),
+        promised("target", {"virtual file of 100,000 tensors in 160 shards with an index": "0.5",
+                           "virtual file of a `.pt` of 10,000 tensors": "0.2"}),
     )),
     "headers": Table("engine", (
         label("`ckptfs inspect --json` of"), middle("seconds", "seconds", 3), most("peak MB", "peak", 1e-6),

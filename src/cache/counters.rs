@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct CacheCounters {
     /// Reads that were asked for and not empty: hits, misses, cached and refused together.
     pub reads: u64,
-    /// Reads answered from blocks, or from memory that the image holds.
+    /// Reads answered from blocks, or from memory that the virtual file holds.
     pub hits: u64,
     /// Reads that had to wait for a disk.
     pub misses: u64,
     /// Reads answered from the source's own page cache.
     pub cached: u64,
-    /// Reads of an image that is known to have changed.
+    /// Reads of a virtual file that is known to have changed.
     pub refused: u64,
     /// Reads answered with an error, those refused among them.
     pub errors: u64,

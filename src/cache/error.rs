@@ -1,4 +1,4 @@
-//! Why a read of an open image was not answered with bytes.
+//! Why a read of an open virtual file was not answered with bytes.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,7 @@ impl CacheError {
         }
     }
 
-    /// Whether the bytes that the image was made of are gone, so that no later read can do better.
+    /// Whether the bytes that the virtual file was made of are gone, so that no later read can do better.
     pub fn is_permanent(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! An open image: answers any read of it from what is at hand, or has it fetched.
+//! An open virtual file: answers any read of it from what is at hand, or has it fetched.
 //!
 //! In order: from blocks that are there; from the sources' own page cache, copied once and kept
 //! nowhere; from the disk, into blocks that others then find.
@@ -20,12 +20,12 @@ use crate::cache::prefetch::Prefetcher;
 use crate::cache::scratch::with_scratch;
 use crate::cache::{Cache, CacheError};
 
-/// An open image, shared by all who have it open.
+/// An open virtual file, shared by all who have it open.
 pub struct CachedFile {
     pub(super) cache: Arc<Cache>,
     pub(super) reader: Arc<VirtualFileReader>,
     pub(super) sources: Box<[SourceHandle]>,
-    /// Sets its blocks apart from those of other images.
+    /// Sets its blocks apart from those of other virtual files.
     pub(super) file_id: u64,
     /// How large the blocks of strided tensors are.
     pub(super) strided_size: BufferSize,
@@ -61,23 +61,23 @@ impl CachedFile {
         }
     }
 
-    /// What reads the image by itself.
+    /// What reads the virtual file by itself.
     pub fn reader(&self) -> &Arc<VirtualFileReader> {
         &self.reader
     }
 
-    /// The image.
-    pub fn image(&self) -> &Arc<VirtualFile> {
+    /// The virtual file.
+    pub fn virtual_file(&self) -> &Arc<VirtualFile> {
         self.reader.virtual_file()
     }
 
-    /// Reads a range, cut at the image's end. `done` is called exactly once with all of its bytes
+    /// Reads a range, cut at the virtual file's end. `done` is called exactly once with all of its bytes
     /// or with the error: before this returns if everything is at hand, otherwise by another
     /// thread. Never waits for a disk.
     pub fn read(self: &Arc<Self>, offset: u64, len: u32, done: ReplyCallback) {
         let counting = &self.cache.counters;
         let answer = PendingReply::new(done, Arc::clone(counting));
-        let end = offset.saturating_add(u64::from(len)).min(self.image().size());
+        let end = offset.saturating_add(u64::from(len)).min(self.virtual_file().size());
         if offset >= end {
             return answer.send(Ok(&[]));
         }
@@ -87,7 +87,7 @@ impl CachedFile {
             return answer.send(Err(error));
         }
         let range = offset..end;
-        if let Some(header) = self.image().header().get(offset as usize..end as usize) {
+        if let Some(header) = self.virtual_file().header().get(offset as usize..end as usize) {
             counting.hits.increment();
             return answer.send(Ok(header));
         }
@@ -182,7 +182,7 @@ impl CachedFile {
         });
     }
 
-    /// Copies what the image itself holds in memory: there is no disk to wait for.
+    /// Copies what the virtual file itself holds in memory: there is no disk to wait for.
     fn copy_in_memory(&self, wanted: &ReadPlan, out: &mut [u8]) -> Result<(), Arc<CacheError>> {
         for (at, range) in &wanted.in_memory {
             let part = &mut out[*at..*at + (range.end - range.start) as usize];
@@ -198,7 +198,7 @@ impl CachedFile {
         range: &Range<u64>,
         answer: PendingReply,
     ) -> Result<(), PendingReply> {
-        let segments = || self.image().segments(range.clone());
+        let segments = || self.virtual_file().segments(range.clone());
         let local = segments().all(|segment| match segment.bytes {
             SegmentSource::Header(_) => true,
             SegmentSource::Run { origin, .. } => self.sources[origin.0 as usize].is_local,
@@ -324,7 +324,7 @@ impl CachedFile {
         match id.source {
             BlockSource::File(origin) => self.check_source(origin),
             BlockSource::Tensor(place) => {
-                self.check_source(self.image().tensors()[place as usize].bytes.extent().0.0)
+                self.check_source(self.virtual_file().tensors()[place as usize].bytes.extent().0.0)
             }
         }
     }
@@ -348,11 +348,11 @@ impl CachedFile {
         }
         let first = self.permanent_error.get_or_init(|| {
             let remedy = error.remedy();
-            if self.image().is_plain() {
+            if self.virtual_file().is_plain() {
                 // Files that are shown as they are may change: they are then read as they are.
                 tracing::debug!(%error, "nothing more is read ahead of this file");
             } else if self.cache.should_log(error.path()) {
-                tracing::error!(%error, remedy, "nothing more is read of this image");
+                tracing::error!(%error, remedy, "nothing more is read of this virtual file");
             }
             Arc::clone(&error)
         });

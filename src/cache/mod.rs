@@ -1,6 +1,6 @@
-//! Answers reads of open images: from memory, from the page cache, and ahead of time from the disk.
+//! Answers reads of open virtual files: from memory, from the page cache, and ahead of time from the disk.
 //!
-//! In: an [`virtual_file::Reader`](Reader), and ranges of its image. Out: their bytes, never fewer, given
+//! In: an [`virtual_file::Reader`](Reader), and ranges of its virtual file. Out: their bytes, never fewer, given
 //! to whoever asked when they are there; and [`CacheCounters`] of what it took.
 //!
 //! Source files are read in blocks of a mebibyte past the page cache, into buffers used over and
@@ -65,7 +65,7 @@ const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
 /// for anything else. With this and blocks of a mebibyte loaders beat ext4.
 const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
 
-/// What serves all open images of a program.
+/// What serves all open virtual files of a program.
 pub struct Cache {
     blocks: BlockTable,
     counters: Arc<AtomicCounters>,
@@ -100,7 +100,7 @@ impl Cache {
         })
     }
 
-    /// Serves an open image until the last holder of the answer drops it.
+    /// Serves an open virtual file until the last holder of the answer drops it.
     pub fn open(self: &Arc<Self>, reader: Arc<VirtualFileReader>) -> Arc<CachedFile> {
         let number = self.file_count.fetch_add(1, Ordering::Relaxed);
         Arc::new(CachedFile::new(Arc::clone(self), reader, number))
@@ -118,7 +118,7 @@ impl Cache {
         self.blocks.set_memory_limit(bytes);
     }
 
-    /// Remembers the loads of images that are still open too, and waits a moment until all are written.
+    /// Remembers the loads of virtual files that are still open too, and waits a moment until all are written.
     pub fn flush_traces(&self) {
         self.traces.iter().for_each(TraceStore::flush);
     }
@@ -157,7 +157,7 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        // No image is served any more: the threads have nothing to wait for.
+        // No virtual file is served any more: the threads have nothing to wait for.
         self.stop();
     }
 }

@@ -1,6 +1,6 @@
 //! Which bytes of which files and tensors a read wants.
 //!
-//! In: a range of an image. Out: the pieces of source files, or of tensors that have to be gathered, where each
+//! In: a range of a virtual file. Out: the pieces of source files, or of tensors that have to be gathered, where each
 //! belongs in the answer, and how much is read with it where no block has it yet.
 
 use std::ops::Range;
@@ -26,7 +26,7 @@ const MAX_PREFETCH_PIECES: usize = 128;
 #[derive(Default)]
 pub(super) struct ReadPlan {
     pub pieces: Vec<SourceRange>,
-    /// Parts that are in memory: where in the answer, and which part of the image.
+    /// Parts that are in memory: where in the answer, and which part of the virtual file.
     pub in_memory: Vec<(usize, Range<u64>)>,
 }
 
@@ -64,7 +64,7 @@ impl CachedFile {
     /// What a read wants; `None` if that lies in more blocks than one read is made of.
     pub(super) fn plan_read(&self, range: &Range<u64>) -> Option<ReadPlan> {
         let (mut wanted, mut blocks) = (ReadPlan::default(), Vec::new());
-        for segment in self.image().segments(range.clone()) {
+        for segment in self.virtual_file().segments(range.clone()) {
             let at = (segment.range.start - range.start) as usize;
             let Some((of, bytes)) = self.locate(&segment) else {
                 wanted.in_memory.push((at, segment.range));
@@ -88,7 +88,7 @@ impl CachedFile {
     /// reads on asks for as much each time: each request is to lie in one block, to be answered from it as it is.
     pub(super) fn plan_prefetch(&self, range: Range<u64>, asked: &Range<u64>) -> Vec<SourceRange> {
         let mut fetch: Vec<SourceRange> = Vec::new();
-        for segment in self.image().segments(range) {
+        for segment in self.virtual_file().segments(range) {
             let Some((of, bytes)) = self.locate(&segment) else { continue };
             let requests = RequestGrid::aligned_with(asked, segment.range.start);
             for piece in self.split_pieces(of, bytes, requests, 0) {
@@ -162,7 +162,7 @@ impl CachedFile {
         }
         match of {
             BlockSource::Tensor(place)
-                if strided(&self.image().tensors()[place as usize].bytes) =>
+                if strided(&self.virtual_file().tensors()[place as usize].bytes) =>
             {
                 self.strided_size
             }
@@ -172,8 +172,8 @@ impl CachedFile {
 
     fn source_len(&self, of: BlockSource) -> u64 {
         match of {
-            BlockSource::File(origin) => self.image().origins()[origin as usize].size(),
-            BlockSource::Tensor(place) => self.image().tensors()[place as usize].bytes.len(),
+            BlockSource::File(origin) => self.virtual_file().origins()[origin as usize].size(),
+            BlockSource::Tensor(place) => self.virtual_file().tensors()[place as usize].bytes.len(),
         }
     }
 
@@ -181,7 +181,9 @@ impl CachedFile {
     pub(super) fn source_of(&self, id: BlockId) -> &SourceHandle {
         let origin = match id.source {
             BlockSource::File(origin) => origin,
-            BlockSource::Tensor(place) => self.image().tensors()[place as usize].bytes.extent().0.0,
+            BlockSource::Tensor(place) => {
+                self.virtual_file().tensors()[place as usize].bytes.extent().0.0
+            }
         };
         &self.sources[origin as usize]
     }

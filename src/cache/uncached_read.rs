@@ -25,7 +25,7 @@ const MAX_EVICTED_SEGMENTS: usize = 8;
 impl CachedFile {
     /// Where a range lies if it is small and one run of one file.
     pub(super) fn locate_small_run(&self, range: &Range<u64>) -> Option<(u32, u64)> {
-        let mut segments = self.image().segments(range.clone());
+        let mut segments = self.virtual_file().segments(range.clone());
         match (segments.next()?.bytes, segments.next()) {
             (SegmentSource::Run { origin, offset }, None)
                 if range.end - range.start <= MAX_UNCACHED_BYTES =>
@@ -63,7 +63,7 @@ impl CachedFile {
     pub(super) fn read_by_segments(self: &Arc<Self>, range: Range<u64>, answer: PendingReply) {
         let served = Arc::clone(self);
         let Some(first) =
-            self.image().segments(range.clone()).find_map(|s| self.segment_origin(&s))
+            self.virtual_file().segments(range.clone()).find_map(|s| self.segment_origin(&s))
         else {
             return;
         };
@@ -80,7 +80,7 @@ impl CachedFile {
     }
 
     fn copy_segments(&self, range: &Range<u64>, out: &mut [u8]) -> Result<(), CacheError> {
-        let segments: Vec<Segment> = self.image().segments(range.clone()).collect();
+        let segments: Vec<Segment> = self.virtual_file().segments(range.clone()).collect();
         if segments.len() > MAX_EVICTED_SEGMENTS {
             // Reads come back to the pages that hold tiny pieces.
             let _kept: Vec<_> =
@@ -115,7 +115,7 @@ impl CachedFile {
 
     /// The same for a part of a tensor that is gathered: the next part of it comes back to the same pages.
     pub(super) fn retain_tensor_pages(&self, place: usize) -> Option<ActiveRead<'_>> {
-        let (origin, offset, len) = self.image().tensors()[place].bytes.extent();
+        let (origin, offset, len) = self.virtual_file().tensors()[place].bytes.extent();
         self.sources[origin.0 as usize]
             .retain_pages(&self.reader, &(offset..offset.saturating_add(len)))
     }
@@ -125,7 +125,7 @@ impl CachedFile {
             SegmentSource::Header(_) => None,
             SegmentSource::Run { origin, .. } => Some(origin),
             SegmentSource::Tensor { index: place, .. } => {
-                Some(self.image().tensors()[place].bytes.extent().0)
+                Some(self.virtual_file().tensors()[place].bytes.extent().0)
             }
         }
     }

@@ -50,7 +50,7 @@ pub use sniff::parse_bytes;
 pub use tensor::{Axis, ByteRun, Grid, LayoutKind, Origin, OriginId, Shape, Tensor, TensorBytes};
 pub use torch::{LegacyError, PickleError, SelectError, ZipError};
 
-/// How a checkpoint is to be read; all of it enters the image's identity.
+/// How a checkpoint is to be read; all of it enters the virtual file's identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ParseOptions {
     /// The dictionary to show, as a dotted path from the top of a torch checkpoint.

@@ -43,7 +43,7 @@ pub enum Command {
 /// Each name, what it is and what it is made of; what is hidden, left as it is or refused, and why.
 #[derive(Debug, Parser)]
 pub struct LsArgs {
-    /// A directory, or a single checkpoint, also by the name of its image
+    /// A directory, or a single checkpoint, also by the name of its virtual file
     pub path: PathBuf,
     /// Print JSON (documented in docs/formats.md)
     #[arg(long)]
@@ -58,10 +58,10 @@ pub struct LsArgs {
 /// What a view shows, and how checkpoints are read for it.
 #[derive(Debug, clap::Args)]
 pub struct ViewArgs {
-    /// Keep the originals visible beside their images
+    /// Keep the originals visible beside their virtual files
     #[arg(long)]
     pub show_originals: bool,
-    /// Never turn what matches this pattern into an image (may be repeated)
+    /// Never turn what matches this pattern into a virtual file (may be repeated)
     #[arg(long, value_name = "GLOB")]
     pub keep: Vec<String>,
     #[command(flatten)]
@@ -175,7 +175,7 @@ pub struct MountArgs {
     /// Serve every byte by the daemon, also of files shown as they are
     #[arg(long)]
     pub no_passthrough: bool,
-    /// Keep no note of the order in which images are loaded, and follow none. By default it is kept in
+    /// Keep no note of the order in which virtual files are loaded, and follow none. By default it is kept in
     /// $XDG_CACHE_HOME/ckptfs/orders (~/.cache/ckptfs/orders), a few kB for each layout of a model, and the
     /// next cold load is read ahead by it
     #[arg(long)]

@@ -1,4 +1,4 @@
-//! From arguments to an opened image, with what goes wrong put into words and exit codes.
+//! From arguments to an opened virtual file, with what goes wrong put into words and exit codes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl ViewArgs {
     }
 }
 
-/// Opens an image, and says on stderr what is not as it stands in the source.
+/// Opens a virtual file, and says on stderr what is not as it stands in the source.
 pub fn open_reader(path: &Path, options: &ParseOptions) -> Result<VirtualFileReader, CommandError> {
     let checkpoint = view::open(path, options)?;
     let told = checkpoint.notes.iter().cloned();

@@ -1,4 +1,4 @@
-//! Moves an image's bytes into a file: inside the kernel where they lie one after the other.
+//! Moves a virtual file's bytes into a file: inside the kernel where they lie one after the other.
 
 use std::os::unix::fs::FileExt;
 
@@ -21,11 +21,11 @@ pub fn copy_contents(
     file: &AtomicFile,
     progress: &dyn ExportProgress,
 ) -> Result<(), ExportError> {
-    let image = reader.virtual_file();
+    let virtual_file = reader.virtual_file();
     let mut buffer = Vec::new();
     // Whether this pair of filesystems copies inside the kernel; learnt at the first try.
     let mut in_kernel = true;
-    for segment in image.segments(0..image.size()) {
+    for segment in virtual_file.segments(0..virtual_file.size()) {
         let Segment { range, bytes } = segment;
         let mut at = range.start;
         while at < range.end {

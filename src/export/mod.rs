@@ -1,6 +1,6 @@
-//! Writes an image as a real file.
+//! Writes a virtual file as a real file.
 //!
-//! In: an opened image ([`Reader`]) and where it should go. Out: the file, whole or not at all:
+//! In: an opened virtual file ([`Reader`]) and where it should go. Out: the file, whole or not at all:
 //! it has no name until it is complete and on the disk.
 
 mod atomic_file;
@@ -18,7 +18,7 @@ pub use atomic_file::AtomicFile;
 /// Why a file was not written. Whatever the reason, nothing is left of the attempt.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// The image cannot be read.
+    /// The virtual file cannot be read.
     #[error(transparent)]
     VirtualFile(#[from] virtual_file::VirtualFileError),
     /// There is something of that name.
@@ -101,7 +101,7 @@ pub trait ExportProgress {
     fn should_stop(&self) -> bool;
 }
 
-/// Writes the whole image to `path`; replaces what is there only if told to.
+/// Writes the whole virtual file to `path`; replaces what is there only if told to.
 pub fn export(
     reader: &VirtualFileReader,
     path: &Path,

@@ -138,9 +138,8 @@ impl LoadOptions {
         path: &Path,
         found: ResolvedCheckpoint,
     ) -> Result<OpenCheckpoint, LoadError> {
-        let ResolvedCheckpoint { virtual_file: image, open_file: opened, format, notes, route } =
-            found;
-        let reader = Arc::new(image).open_with_file(opened)?;
+        let ResolvedCheckpoint { virtual_file, open_file: opened, format, notes, route } = found;
+        let reader = Arc::new(virtual_file).open_with_file(opened)?;
         Ok(OpenCheckpoint::new(path, format, notes, reader, route, self))
     }
 }

@@ -1,7 +1,7 @@
 //! Files of a mount: finding where their bytes lie, and making sure that these are the same bytes.
 //!
 //! In: a path. Out: the checkpoint there, and the [`Route`] to it. What a mount says is only where to
-//! look: a source is believed when the image made of it has the identity that the mount's has, or, of a
+//! look: a source is believed when the virtual file made of it has the identity that the mount's has, or, of a
 //! file shown as it is, when the system says the same of both.
 
 use std::path::{Path, PathBuf};
@@ -137,7 +137,8 @@ fn is_shown_by(found: &ResolvedCheckpoint, told: &MountOrigin, mount: &Stat) -> 
     match &told.identity {
         Some(identity) => *identity == found.virtual_file.identity().to_string(),
         None => {
-            let file = found.virtual_file.source_files().first().filter(|_| !told.source.image);
+            let file =
+                found.virtual_file.source_files().first().filter(|_| !told.source.is_virtual_file);
             file.is_some_and(|file| {
                 let is = file.identity();
                 let times =

@@ -53,9 +53,9 @@ pub struct MountOptions {
     pub trace_dir: Option<PathBuf>,
     /// Mount over what is in the mountpoint.
     pub nonempty: bool,
-    /// Show the files that images are made of beside them.
+    /// Show the files that virtual files are made of beside them.
     pub show_originals: bool,
-    /// Names (globs) that are never shown as images.
+    /// Names (globs) that are never shown as virtual files.
     pub keep: KeepRules,
     /// How checkpoints are read.
     pub checkpoint: checkpoint::ParseOptions,
@@ -118,7 +118,7 @@ pub const MIN_READAHEAD_BYTES: u64 = 1 << 20;
 /// this nothing is gained (docs/performance.md).
 const KERNEL_READAHEAD_BYTES: u64 = 4 << 20;
 
-/// Of the budget, one part in so many is for images that nobody has open; the rest is for blocks.
+/// Of the budget, one part in so many is for virtual files that nobody has open; the rest is for blocks.
 const CLOSED_FILES_DIVISOR: u64 = 4;
 
 /// Names of directories that are being listed take at most one part in so many of the budget, in addition to it.
@@ -127,7 +127,7 @@ const LISTINGS_DIVISOR: u64 = 4;
 /// Room for the names of six directories of 100,000: one that is evicted is read anew for each reply.
 const MIN_LISTINGS_BYTES: u64 = 16 << 20;
 
-/// The least budget: a buffer for tensors that are gathered is 8 MiB, and images want a part besides.
+/// The least budget: a buffer for tensors that are gathered is 8 MiB, and virtual files want a part besides.
 /// With less every read would wait for the only buffer.
 pub const MIN_MEMORY_BYTES: u64 = 16 << 20;
 
@@ -252,7 +252,7 @@ fn stats_reporter(
             bytes_served: counters.bytes(),
             reads: counters.reads(),
             errors: counters.errors(),
-            images: stats::VirtualFileStats {
+            virtual_files: stats::VirtualFileStats {
                 known: known.virtual_files,
                 open,
                 refused: known.refused,

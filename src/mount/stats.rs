@@ -46,7 +46,7 @@ pub struct MountStats {
     /// Reads answered with an error.
     pub errors: u64,
     /// The checkpoints.
-    pub images: VirtualFileStats,
+    pub virtual_files: VirtualFileStats,
     /// All memory of the mount.
     pub memory: MemoryStats,
     /// The cache.

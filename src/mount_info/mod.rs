@@ -41,7 +41,8 @@ pub struct SourceAttribute {
     /// From the directory that `rootfd` of `pid` is open on.
     pub path: PathBuf,
     /// Whether it is made of others, or shown as it is.
-    pub image: bool,
+    #[serde(rename = "virtual_file")]
+    pub is_virtual_file: bool,
     /// How it was read.
     pub options: RecordedOptions,
     /// The process that serves the mount.
@@ -66,7 +67,7 @@ pub struct RecordedOptions {
 pub struct MountOrigin {
     /// Where its bytes lie.
     pub source: SourceAttribute,
-    /// Of an image: what tells it from any other.
+    /// Of a virtual file: what tells it from any other.
     pub identity: Option<String>,
 }
 

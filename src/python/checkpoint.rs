@@ -87,12 +87,12 @@ impl Opened {
     /// checkpoint says that it is torch's.
     #[getter]
     fn metadata(&self) -> Option<BTreeMap<String, String>> {
-        let image = self.opened.virtual_file();
-        if self.is_single_safetensors() && !image.source_has_metadata() {
+        let virtual_file = self.opened.virtual_file();
+        if self.is_single_safetensors() && !virtual_file.source_has_metadata() {
             return None;
         }
         let mut metadata = self.opened.metadata().clone();
-        if self.is_single_safetensors() && !image.source_has_format() {
+        if self.is_single_safetensors() && !virtual_file.source_has_format() {
             metadata.remove("format");
         }
         Some(metadata)
@@ -152,11 +152,11 @@ impl Opened {
     /// The start and end of the data: in the file if it is one safetensors file, otherwise in the virtual file.
     #[getter]
     fn data_range(&self) -> (u64, u64) {
-        let image = self.opened.virtual_file();
+        let virtual_file = self.opened.virtual_file();
         if !self.is_single_safetensors() {
-            return (image.header_size(), image.size());
+            return (virtual_file.header_size(), virtual_file.size());
         }
-        let size = image.origins()[0].size();
+        let size = virtual_file.origins()[0].size();
         let starts = self.opened.tensors().iter().map(|tensor| tensor.bytes.extent().1);
         (starts.min().unwrap_or(size), size)
     }
@@ -215,13 +215,13 @@ impl Opened {
 
     /// Whether what is read is one real safetensors file: then its own header says what stands where.
     fn is_single_safetensors(&self) -> bool {
-        let image = self.opened.virtual_file();
-        self.opened.format() == Format::Safetensors && image.origins().len() == 1
+        let virtual_file = self.opened.virtual_file();
+        self.opened.format() == Format::Safetensors && virtual_file.origins().len() == 1
     }
 
     fn offsets(&self) -> &[(u64, u64)] {
         self.offsets.get_or_init(|| {
-            let (image, tensors) = (self.opened.virtual_file(), self.opened.tensors());
+            let (virtual_file, tensors) = (self.opened.virtual_file(), self.opened.tensors());
             if self.is_single_safetensors() {
                 // The first of them begins where the data does.
                 let starts = tensors.iter().map(|tensor| tensor.bytes.extent().1);
@@ -229,8 +229,8 @@ impl Opened {
                 let ranges = tensors.iter().map(|tensor| tensor.bytes.extent());
                 return ranges.map(|(_, at, len)| (at - data, at - data + len)).collect();
             }
-            let data = image.header_size();
-            let ranges = (0..tensors.len()).map(|place| image.tensor_range(place));
+            let data = virtual_file.header_size();
+            let ranges = (0..tensors.len()).map(|place| virtual_file.tensor_range(place));
             ranges.map(|range| (range.start - data, range.end - data)).collect()
         })
     }

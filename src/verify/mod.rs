@@ -1,6 +1,6 @@
-//! Reads a whole image, and compares two.
+//! Reads a whole virtual file, and compares two.
 //!
-//! In: opened images ([`Reader`]). Out: that every byte could be read, or how they differ:
+//! In: opened virtual files ([`Reader`]). Out: that every byte could be read, or how they differ:
 //! tensor by tensor, whatever the formats and the order of the two.
 
 use std::collections::HashMap;

@@ -1,11 +1,11 @@
-//! Why there is no image, or no bytes of it.
+//! Why there is no virtual file, or no bytes of it.
 
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, RefusedEntry};
 use crate::source;
 
-/// An image that cannot be laid out or read.
+/// A virtual file that cannot be laid out or read.
 #[derive(Debug, thiserror::Error)]
 pub enum VirtualFileError {
     /// The sources cannot be read, or changed.

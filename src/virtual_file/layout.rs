@@ -1,8 +1,8 @@
-//! Decides the order of the tensors and builds the image.
+//! Decides the order of the tensors and builds the virtual file.
 //!
 //! A safetensors file has no hole between tensors, so alignment comes from order alone: larger
 //! elements first, and then every tensor starts at a multiple of its element. Within one size they
-//! stand as they lie in the sources, so that reading the image in order reads the disk in order.
+//! stand as they lie in the sources, so that reading the virtual file in order reads the disk in order.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,7 +13,7 @@ use crate::source::{FileIdentity, FileState, SourceFile};
 
 use super::{Digest, FileLayout, LayoutPiece, VirtualFile, VirtualFileError, header};
 
-/// Part of the identity: another way of laying out is another image.
+/// Part of the identity: another way of laying out is another virtual file.
 const LAYOUT_VERSION: u8 = 2;
 
 /// The most that a file can hold after any header.
@@ -67,7 +67,7 @@ pub fn build(checkpoint: Checkpoint) -> Result<VirtualFile, VirtualFileError> {
     })
 }
 
-/// What stands before the data of an image that was built.
+/// What stands before the data of a virtual file that was built.
 pub fn lay_out(file: &VirtualFile) -> FileLayout {
     let VirtualFile { tensors, starts, source_files: files, metadata, options, .. } = file;
     let header =
@@ -78,14 +78,14 @@ pub fn lay_out(file: &VirtualFile) -> FileLayout {
     FileLayout { header: header.into(), piece_starts, pieces, layout_hash: layout, identity }
 }
 
-/// The image of a file as it is.
+/// The virtual file of a file as it is.
 pub fn plain(file: Arc<SourceFile>) -> VirtualFile {
     let size = file.identity().size;
     let piece = LayoutPiece::Run { origin: OriginId(0), offset: 0 };
     single_piece(piece, Arc::from([]), size, Box::new([file]))
 }
 
-/// The image of a file that is made of no source.
+/// The virtual file of a file that is made of no source.
 pub fn from_bytes(bytes: Vec<u8>) -> VirtualFile {
     single_piece(LayoutPiece::Header, bytes.into(), 0, Box::default())
 }

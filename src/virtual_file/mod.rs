@@ -2,9 +2,9 @@
 //!
 //! In: a [`Checkpoint`]. Out: a [`VirtualFile`], an immutable value: header, size, which bytes come from
 //! where ([`VirtualFile::segments`]), and two hashes. [`VirtualFile::virtual_file`] gives a [`Reader`], which holds the
-//! sources open and fills any range of the image from any thread.
+//! sources open and fills any range of the virtual file from any thread.
 //!
-//! The same checkpoint always gives the same image, byte for byte.
+//! The same checkpoint always gives the same virtual file, byte for byte.
 
 mod error;
 mod header;
@@ -36,7 +36,7 @@ impl fmt::Display for Digest {
 /// A checkpoint as one virtual safetensors file.
 #[derive(Debug)]
 pub struct VirtualFile {
-    /// In the order of the image.
+    /// In the order of the virtual file.
     tensors: Box<[Tensor]>,
     /// Where each tensor starts, from the start of the data; one more, for the end of the last.
     starts: Box<[u64]>,
@@ -56,14 +56,14 @@ pub struct VirtualFile {
 #[derive(Debug)]
 struct FileLayout {
     header: Arc<[u8]>,
-    /// Where each piece starts in the image, beside `pieces`.
+    /// Where each piece starts in the virtual file, beside `pieces`.
     piece_starts: Box<[u64]>,
     pieces: Box<[LayoutPiece]>,
     layout_hash: Digest,
     identity: Digest,
 }
 
-/// What a range of the image is made of. Ranges of an origin that follow one another are one piece.
+/// What a range of the virtual file is made of. Ranges of an origin that follow one another are one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LayoutPiece {
     Header,
@@ -71,14 +71,14 @@ enum LayoutPiece {
         origin: OriginId,
         offset: u64,
     },
-    /// A tensor whose bytes do not lie one after the other, by its place in the image.
+    /// A tensor whose bytes do not lie one after the other, by its place in the virtual file.
     Tensor(u32),
 }
 
-/// A part of the image, and where its bytes come from.
+/// A part of the virtual file, and where its bytes come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The part of the image.
+    /// The part of the virtual file.
     pub range: Range<u64>,
     /// Where its bytes come from.
     pub bytes: SegmentSource,
@@ -185,7 +185,7 @@ impl VirtualFile {
         self.source_has_metadata
     }
 
-    /// Whether the source says of itself what `format` in the metadata says, or the image added it.
+    /// Whether the source says of itself what `format` in the metadata says, or the virtual file added it.
     pub fn source_has_format(&self) -> bool {
         self.source_has_format
     }

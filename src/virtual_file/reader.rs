@@ -1,4 +1,4 @@
-//! Reads any range of an image from its sources, held open.
+//! Reads any range of a virtual file from its sources, held open.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::source::OpenFile;
 
 use super::{SegmentSource, VirtualFile, VirtualFileError};
 
-/// An image whose sources are held open.
+/// A virtual file whose sources are held open.
 ///
 /// Any number of threads read at once; there is no lock. Nothing larger than the request is
 /// allocated, and nothing at all where the bytes lie one after the other.
@@ -27,7 +27,7 @@ impl VirtualFileReader {
         Ok(VirtualFileReader { virtual_file, sources })
     }
 
-    /// The image that is read.
+    /// The virtual file that is read.
     pub fn virtual_file(&self) -> &Arc<VirtualFile> {
         &self.virtual_file
     }
@@ -42,7 +42,7 @@ impl VirtualFileReader {
         self.sources.file(origin)
     }
 
-    /// Fills `buf` with the image's bytes from `offset`, and says how many there are: fewer than
+    /// Fills `buf` with the virtual file's bytes from `offset`, and says how many there are: fewer than
     /// asked only at the end. If a source changed since it was parsed, this is an error and `buf`
     /// holds nothing of worth.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, VirtualFileError> {
@@ -82,7 +82,7 @@ impl VirtualFileReader {
     }
 
     /// Refuses if anything about any source changed since it was parsed, also what leaves its bytes as
-    /// they are: for those who open the image now, and can be given a new one.
+    /// they are: for those who open the virtual file now, and can be given a new one.
     pub fn check_all_states_unchanged(&self) -> Result<(), VirtualFileError> {
         Ok(self.sources.check_all_states_unchanged()?)
     }

@@ -139,8 +139,11 @@ fn the_json_has_all_of_its_fields_refused_or_not() {
         assert_eq!(done.code, code);
         let report: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
         let fields: Vec<_> = report.as_object().unwrap().keys().cloned().collect();
-        assert_eq!(fields, ["files", "format", "image", "metadata", "notes", "refused", "tensors"]);
-        assert_eq!(report["image"].is_null(), code == 3);
+        assert_eq!(
+            fields,
+            ["files", "format", "metadata", "notes", "refused", "tensors", "virtual_file"]
+        );
+        assert_eq!(report["virtual_file"].is_null(), code == 3);
         assert_eq!(report["refused"].as_array().unwrap().is_empty(), code == 0);
     }
     let report: serde_json::Value =
@@ -151,8 +154,8 @@ fn the_json_has_all_of_its_fields_refused_or_not() {
         "name": "layer.0.weight", "dtype": "U8", "shape": [8], "nbytes": 8, "layout": "run", "shares_with": []
     });
     assert_eq!(report["tensors"][0], tensor);
-    assert_eq!(report["image"]["header_size"], 4096);
-    assert_eq!(report["image"]["size"], 4096 + 16);
+    assert_eq!(report["virtual_file"]["header_size"], 4096);
+    assert_eq!(report["virtual_file"]["size"], 4096 + 16);
 }
 
 #[test]

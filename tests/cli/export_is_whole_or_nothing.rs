@@ -54,7 +54,7 @@ fn a_file_can_be_exported_over_its_own_source() {
     let before = run(&["inspect", "--json", &source]);
     assert_eq!(run(&["export", "--force", &source, &source]).code, 0);
     let layout = |json: &str| {
-        serde_json::from_str::<serde_json::Value>(json).unwrap()["image"]["layout"].clone()
+        serde_json::from_str::<serde_json::Value>(json).unwrap()["virtual_file"]["layout"].clone()
     };
     assert_eq!(layout(&before.stdout), layout(&run(&["inspect", "--json", &source]).stdout));
 }
@@ -227,13 +227,14 @@ fn a_source_deleted_while_it_is_open_is_read_to_its_end() {
     let source = folder.path().join("model.safetensors");
     model(&source, 3, 1000);
     let checkpoint = ckptfs::checkpoint::open(&source, &Default::default()).unwrap();
-    let image = std::sync::Arc::new(ckptfs::virtual_file::VirtualFile::new(checkpoint).unwrap());
-    let reader = image.open().unwrap();
-    let mut before = vec![0; image.size() as usize];
+    let virtual_file =
+        std::sync::Arc::new(ckptfs::virtual_file::VirtualFile::new(checkpoint).unwrap());
+    let reader = virtual_file.open().unwrap();
+    let mut before = vec![0; virtual_file.size() as usize];
     reader.read_at(&mut before, 0).unwrap();
     fs::rename(&source, folder.path().join("elsewhere")).unwrap();
     fs::write(&source, "something new").unwrap();
-    let mut after = vec![0; image.size() as usize];
+    let mut after = vec![0; virtual_file.size() as usize];
     assert_eq!(reader.read_at(&mut after, 0).unwrap(), after.len());
     assert_eq!(before, after);
 }

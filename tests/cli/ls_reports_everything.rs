@@ -159,7 +159,7 @@ fn what_is_called_safetensors_and_is_none() {
         let why = why(&listed, name);
         assert!(why.contains(says), "{name}: {why}");
         let entry = named(&listed["entries"], name).unwrap();
-        assert_eq!((entry["kind"] == "image", entry.get("tensors")), (false, None));
+        assert_eq!((entry["kind"] == "virtual_file", entry.get("tensors")), (false, None));
     }
     assert_eq!(listed["refused"], Value::Array(vec![]));
     let text = run(&["ls", folder.path().to_str().unwrap()]).stdout;
@@ -167,7 +167,7 @@ fn what_is_called_safetensors_and_is_none() {
 }
 
 #[test]
-fn a_link_to_the_name_of_an_image_is_as_good_as_that() {
+fn a_link_to_the_name_of_a_virtual_file_is_as_good_as_that() {
     let folder = tempfile::tempdir().unwrap();
     let source = &folder.path().join("source");
     write(source, &[("model.pt", &torch()), ("sub/other.ckpt", b"no pickle")]);
@@ -181,7 +181,7 @@ fn a_link_to_the_name_of_an_image_is_as_good_as_that() {
     }
     let all = json(&["-r", source.to_str().unwrap()]);
     assert_eq!(names(&all[0]["entries"])[..2], ["a.safetensors", "b.safetensors"]);
-    // Of what is no checkpoint there is no image.
+    // Of what is no checkpoint there is no virtual file.
     assert_eq!(names(&all[0]["left"]), ["d.safetensors"]);
     assert!(why(&all[0], "d.safetensors").contains("no such file"));
     assert_eq!(named(&all[1]["left"], "c.safetensors"), None);
@@ -213,24 +213,24 @@ fn alone(path: &str) -> (Value, usize) {
 }
 
 #[test]
-fn the_name_of_an_image_is_that_image_alone() {
+fn the_name_of_a_virtual_file_is_that_virtual_file_alone() {
     let indexed = set(&[(A, &["a"]), (B, &["c"])], &[("a", A), ("c", B)]);
     write(indexed.path(), &[("config.json", b"{}"), ("other.bin", &torch())]);
     let (shows, tensors) = alone(&path(indexed.path(), "model.safetensors"));
     assert_eq!(names(&shows["entries"]), ["model.safetensors"]);
     assert_eq!(names(&shows["hidden"]), [A, B, INDEX]);
-    assert_eq!((&shows["entries"][0]["image"]["tensors"], tensors), (&2.into(), 2));
+    assert_eq!((&shows["entries"][0]["virtual_file"]["tensors"], tensors), (&2.into(), 2));
 
     let single = tempfile::tempdir().unwrap();
     write(single.path(), &[("pytorch_model.bin", &torch()), ("config.json", b"{}")]);
     let virtual_name = path(single.path(), "model.safetensors");
     let (shows, tensors) = alone(&virtual_name);
     assert_eq!(names(&shows["entries"]), ["model.safetensors"]);
-    assert_eq!(shows["entries"][0]["image"]["from"][0], "pytorch_model.bin");
+    assert_eq!(shows["entries"][0]["virtual_file"]["from"][0], "pytorch_model.bin");
     assert_eq!(tensors, 1);
-    // Each is the image that the folder shows, and the one that its own file is.
+    // Each is the virtual file that the folder shows, and the one that its own file is.
     let identity = |listed: &Value, name: &str| {
-        named(&listed["entries"], name).unwrap()["image"]["identity"].clone()
+        named(&listed["entries"], name).unwrap()["virtual_file"]["identity"].clone()
     };
     let whole = listed(single.path(), &[]);
     assert_eq!(identity(&whole, "model.safetensors"), identity(&shows, "model.safetensors"));
@@ -248,7 +248,7 @@ fn the_name_of_an_image_is_that_image_alone() {
 }
 
 #[test]
-fn an_image_that_is_refused_is_refused_by_its_name_too() {
+fn a_virtual_file_that_is_refused_is_refused_by_its_name_too() {
     let folder = tempfile::tempdir().unwrap();
     let whole = torch();
     write(folder.path(), &[("pytorch_model.bin", &whole[..whole.len() / 2])]);
@@ -256,16 +256,16 @@ fn an_image_that_is_refused_is_refused_by_its_name_too() {
         let done = run(&[command, &path(folder.path(), "model.safetensors")]);
         assert_eq!(done.code, 3, "{}", done.stderr);
     }
-    // What leads out by the name of an image is refused, as in the folder: nobody typed the link.
+    // What leads out by the name of a virtual file is refused, as in the folder: nobody typed the link.
     let out = tempfile::tempdir().unwrap();
     write(out.path(), &[("elsewhere", &whole)]);
     fs::remove_file(folder.path().join("pytorch_model.bin")).unwrap();
     symlink(out.path().join("elsewhere"), folder.path().join("pytorch_model.bin")).unwrap();
     for command in ["ls", "inspect", "verify"] {
-        let image = path(folder.path(), "model.safetensors");
-        let done = run(&[command, &image]);
+        let virtual_file = path(folder.path(), "model.safetensors");
+        let done = run(&[command, &virtual_file]);
         assert_eq!(done.code, 3, "{}", done.stderr);
-        assert_eq!(run(&[command, "--follow-symlinks", &image]).code, 0);
+        assert_eq!(run(&[command, "--follow-symlinks", &virtual_file]).code, 0);
     }
 }
 
@@ -279,7 +279,7 @@ fn a_shard_alone_says_so() {
     write(torches.path(), &[("x-00002-of-00002.bin", &torch())]);
     let (shows, tensors) = alone(&path(torches.path(), "x-00002-of-00002.bin"));
     assert_eq!((names(&shows["entries"]), tensors), (vec!["x-00002-of-00002.safetensors"], 1));
-    let notes = shows["entries"][0]["image"]["notes"].to_string();
+    let notes = shows["entries"][0]["virtual_file"]["notes"].to_string();
     assert!(notes.contains("shard 2 of 2 alone"), "{notes}");
 }
 

@@ -21,7 +21,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads a checkpoint with that value as its pickle all the way to an image, and says whether there
+/// Reads a checkpoint with that value as its pickle all the way to a virtual file, and says whether there
 /// is one. It must not take long, nor much memory.
 pub fn is_shown(value: &[u8]) -> bool {
     is_shown_with(value, ParseOptions::default())

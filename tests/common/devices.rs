@@ -37,7 +37,7 @@ pub fn is_clean(report: &Value) {
     );
 }
 
-/// What was loaded is what the image has.
+/// What was loaded is what the virtual file has.
 pub fn same(opened: &OpenCheckpoint, loaded: &[cuda::DeviceSlice]) {
     for (tensor, memory) in opened.tensors().iter().zip(loaded) {
         let expected = opened.load(tensor).unwrap();

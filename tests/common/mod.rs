@@ -62,20 +62,21 @@ pub fn refused(checkpoint: Checkpoint) -> RefusedEntry {
     refused
 }
 
-/// The opened image of a checkpoint.
+/// The opened virtual file of a checkpoint.
 pub fn reader(checkpoint: Checkpoint) -> VirtualFileReader {
-    let image = VirtualFile::new(checkpoint).expect("an image");
-    Arc::new(image).open().expect("unchanged sources")
+    let virtual_file = VirtualFile::new(checkpoint).expect("a virtual file");
+    Arc::new(virtual_file).open().expect("unchanged sources")
 }
 
-/// All bytes of an image.
+/// All bytes of a virtual file.
 pub fn whole(reader: &VirtualFileReader) -> Vec<u8> {
-    let mut bytes = vec![0; usize::try_from(reader.virtual_file().size()).expect("a small image")];
+    let mut bytes =
+        vec![0; usize::try_from(reader.virtual_file().size()).expect("a small virtual file")];
     assert_eq!(reader.read_at(&mut bytes, 0).expect("readable"), bytes.len());
     bytes
 }
 
-/// The bytes of one tensor of a checkpoint, as its image has them.
+/// The bytes of one tensor of a checkpoint, as its virtual file has them.
 pub fn tensor_bytes(checkpoint: Checkpoint, name: &str) -> Vec<u8> {
     let reader = reader(checkpoint);
     let tensors = reader.virtual_file().tensors();

@@ -32,7 +32,7 @@ pub fn view(path: &Path) -> View {
     View::new(path, ViewOptions::default()).expect("a view")
 }
 
-/// A view that shows originals beside their images.
+/// A view that shows originals beside their virtual files.
 pub fn view_of_all(path: &Path) -> View {
     View::new(path, ViewOptions { show_originals: true, ..ViewOptions::default() }).expect("a view")
 }
@@ -44,7 +44,7 @@ pub fn view_following(path: &Path) -> View {
     View::new(path, options).expect("a view")
 }
 
-/// An entry in words: `name` of a file, `name*` of an image, `name+` of its index, `name/` of a
+/// An entry in words: `name` of a file, `name*` of a virtual file, `name+` of its index, `name/` of a
 /// directory, `name -> target` of a link, and `name -> !` of one that is refused.
 pub fn word(name: &str, entry: &ViewEntry) -> String {
     match entry {

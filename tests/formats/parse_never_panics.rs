@@ -1,4 +1,4 @@
-//! Promise: whatever the bytes are, reading them ends in an image or in a refusal. An image then
+//! Promise: whatever the bytes are, reading them ends in a virtual file or in a refusal. A virtual file then
 //! reads as the valid safetensors file that it says it is.
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use ckptfs::checkpoint::{self, ParseOptions};
 use ckptfs::virtual_file::VirtualFile;
 use proptest::prelude::*;
 
-/// Images up to this size are read whole and shown to the reference reader; of larger ones, which
+/// Virtual files up to this size are read whole and shown to the reference reader; of larger ones, which
 /// few bytes can make by repeating themselves, this much is read.
 const READ: u64 = 1 << 20;
 
@@ -111,8 +111,8 @@ fn read(bytes: &[u8], name: &str) {
         let Ok(checkpoint) = checkpoint::parse_bytes(bytes, Path::new(name), &options) else {
             continue;
         };
-        let Ok(image) = VirtualFile::new(checkpoint) else { continue };
-        let reader = std::sync::Arc::new(image).open().expect("memory does not change");
+        let Ok(virtual_file) = VirtualFile::new(checkpoint) else { continue };
+        let reader = std::sync::Arc::new(virtual_file).open().expect("memory does not change");
         let size = reader.virtual_file().size();
         let mut out = vec![0; size.min(READ) as usize];
         assert_eq!(reader.read_at(&mut out, 0).expect("every byte is there"), out.len());

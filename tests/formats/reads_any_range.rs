@@ -1,4 +1,4 @@
-//! Promise: an image read in any pieces by any number of threads is one valid safetensors file, the
+//! Promise: a virtual file read in any pieces by any number of threads is one valid safetensors file, the
 //! same each time, with the tensors that the source has.
 
 use crate::common;
@@ -94,9 +94,9 @@ fn save(model: &Model) -> TempDir {
     directory
 }
 
-fn image(path: &Path, options: &ParseOptions) -> Arc<VirtualFile> {
+fn virtual_file(path: &Path, options: &ParseOptions) -> Arc<VirtualFile> {
     let checkpoint = checkpoint::open(path, options).expect("readable");
-    Arc::new(VirtualFile::new(checkpoint).expect("an image"))
+    Arc::new(VirtualFile::new(checkpoint).expect("a virtual file"))
 }
 
 fn read(reader: &VirtualFileReader, start: u64, len: usize) -> Vec<u8> {
@@ -107,17 +107,19 @@ fn read(reader: &VirtualFileReader, start: u64, len: usize) -> Vec<u8> {
 }
 
 /// Where each segment's bytes are, taken from the sources by hand.
-fn by_segments(image: &VirtualFile, start: u64, end: u64) -> Vec<u8> {
+fn by_segments(virtual_file: &VirtualFile, start: u64, end: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut at = start;
-    for segment in image.segments(start..end) {
+    for segment in virtual_file.segments(start..end) {
         assert_eq!(segment.range.start, at, "segments follow one another");
         assert!(segment.range.end > at && segment.range.end <= end, "and none is empty or longer");
         at = segment.range.end;
         let len = (segment.range.end - segment.range.start) as usize;
         let (from, offset) = match segment.bytes {
-            SegmentSource::Header(offset) => (image.header().to_vec(), offset),
-            SegmentSource::Run { origin, offset } => match &image.origins()[origin.0 as usize] {
+            SegmentSource::Header(offset) => (virtual_file.header().to_vec(), offset),
+            SegmentSource::Run { origin, offset } => match &virtual_file.origins()
+                [origin.0 as usize]
+            {
                 checkpoint::Origin::File(file) => (fs::read(file.path()).expect("there"), offset),
                 checkpoint::Origin::Memory(bytes) => (bytes.to_vec(), offset),
             },
@@ -125,7 +127,7 @@ fn by_segments(image: &VirtualFile, start: u64, end: u64) -> Vec<u8> {
         };
         bytes.extend(&from[offset as usize..][..len]);
     }
-    assert_eq!(at, end.min(image.size()).max(start), "and they cover the range");
+    assert_eq!(at, end.min(virtual_file.size()).max(start), "and they cover the range");
     bytes
 }
 
@@ -133,9 +135,9 @@ proptest! {
     #[test]
     fn the_reference_reader_finds_the_original_tensors(model in any_model()) {
         let directory = save(&model);
-        let image = image(directory.path(), &ParseOptions::default());
-        let whole = common::whole(&image.open().unwrap());
-        prop_assert_eq!(image.header_size() % DATA_ALIGNMENT_BYTES as u64, 0);
+        let virtual_file = virtual_file(directory.path(), &ParseOptions::default());
+        let whole = common::whole(&virtual_file.open().unwrap());
+        prop_assert_eq!(virtual_file.header_size() % DATA_ALIGNMENT_BYTES as u64, 0);
         let (_, metadata) = SafeTensors::read_metadata(&whole).unwrap();
         let metadata = metadata.metadata().clone().unwrap_or_default();
         prop_assert_eq!(metadata.get("format").map(String::as_str), Some("pt"));
@@ -146,9 +148,9 @@ proptest! {
             (name.to_owned(), Saved { dtype: view.dtype(), shape, bytes })
         }).collect();
         prop_assert_eq!(found, model.tensors);
-        for (place, tensor) in image.tensors().iter().enumerate() {
+        for (place, tensor) in virtual_file.tensors().iter().enumerate() {
             let unit = u64::from(tensor.dtype.bits() / 8).max(1);
-            prop_assert_eq!(image.tensor_range(place).start % unit, 0, "aligned to its type");
+            prop_assert_eq!(virtual_file.tensor_range(place).start % unit, 0, "aligned to its type");
         }
     }
 
@@ -158,8 +160,8 @@ proptest! {
         pieces in prop::collection::vec((0.0..1.0f64, 0usize..9000), 1..20),
     ) {
         let directory = save(&model);
-        let image = image(directory.path(), &ParseOptions::default());
-        let reader = image.open().unwrap();
+        let virtual_file = virtual_file(directory.path(), &ParseOptions::default());
+        let reader = virtual_file.open().unwrap();
         let whole = common::whole(&reader);
         let (reader, whole, pieces) = (&reader, &whole, &pieces);
         std::thread::scope(|threads| {
@@ -186,41 +188,41 @@ proptest! {
         model in any_model(), start in 0.0..1.1f64, len in 0u64..9000,
     ) {
         let directory = save(&model);
-        let image = image(directory.path(), &ParseOptions::default());
-        let reader = image.open().unwrap();
-        prop_assert_eq!(by_segments(&image, 0, image.size()), common::whole(&reader));
-        let start = (start * image.size() as f64) as u64;
-        let part = by_segments(&image, start, start + len);
+        let virtual_file = virtual_file(directory.path(), &ParseOptions::default());
+        let reader = virtual_file.open().unwrap();
+        prop_assert_eq!(by_segments(&virtual_file, 0, virtual_file.size()), common::whole(&reader));
+        let start = (start * virtual_file.size() as f64) as u64;
+        let part = by_segments(&virtual_file, start, start + len);
         prop_assert_eq!(part, read(&reader, start, len as usize));
 
-        let mut at = image.header_size();
-        for place in 0..image.tensors().len() {
-            let range = image.tensor_range(place);
+        let mut at = virtual_file.header_size();
+        for place in 0..virtual_file.tensors().len() {
+            let range = virtual_file.tensor_range(place);
             prop_assert_eq!(range.start, at);
             at = range.end;
-            prop_assert_eq!(at - range.start, image.tensors()[place].bytes.len());
+            prop_assert_eq!(at - range.start, virtual_file.tensors()[place].bytes.len());
             for byte in range {
-                prop_assert_eq!(image.tensor_at(byte), Some(place));
+                prop_assert_eq!(virtual_file.tensor_at(byte), Some(place));
             }
         }
-        prop_assert_eq!(at, image.size());
-        for outside in [0, image.header_size() - 1, image.size(), u64::MAX] {
-            prop_assert_eq!(image.tensor_at(outside), None);
+        prop_assert_eq!(at, virtual_file.size());
+        for outside in [0, virtual_file.header_size() - 1, virtual_file.size(), u64::MAX] {
+            prop_assert_eq!(virtual_file.tensor_at(outside), None);
         }
     }
 
     #[test]
-    fn the_same_checkpoint_is_always_the_same_image(model in any_model()) {
+    fn the_same_checkpoint_is_always_the_same_virtual_file(model in any_model()) {
         let (first, second) = (save(&model), save(&model));
         let plain = ParseOptions::default();
-        let before = image(first.path(), &plain);
-        let again = image(first.path(), &plain);
+        let before = virtual_file(first.path(), &plain);
+        let again = virtual_file(first.path(), &plain);
         prop_assert_eq!(before.identity(), again.identity());
         let bytes = common::whole(&before.open().unwrap());
         prop_assert_eq!(&bytes, &common::whole(&again.open().unwrap()));
 
         // A copy elsewhere: the same bytes and layout, and other files.
-        let copy = image(second.path(), &plain);
+        let copy = virtual_file(second.path(), &plain);
         prop_assert_eq!(copy.layout_hash(), before.layout_hash());
         prop_assert_ne!(copy.identity(), before.identity());
         prop_assert_eq!(&bytes, &common::whole(&copy.open().unwrap()));
@@ -229,7 +231,7 @@ proptest! {
             ParseOptions { allow_partial: true, ..ParseOptions::default() },
             ParseOptions { follow_symlinks: true, ..ParseOptions::default() },
         ] {
-            let other = image(first.path(), &options);
+            let other = virtual_file(first.path(), &options);
             prop_assert_eq!(other.layout_hash(), before.layout_hash());
             prop_assert_ne!(other.identity(), before.identity());
         }
@@ -237,7 +239,7 @@ proptest! {
         let entry = fs::read_dir(first.path()).unwrap().next().unwrap().unwrap();
         let file = fs::OpenOptions::new().write(true).open(entry.path()).unwrap();
         file.set_modified(SystemTime::now() - Duration::from_secs(100)).unwrap();
-        let touched = image(first.path(), &plain);
+        let touched = virtual_file(first.path(), &plain);
         prop_assert_eq!(touched.layout_hash(), before.layout_hash());
         prop_assert_ne!(touched.identity(), before.identity());
     }

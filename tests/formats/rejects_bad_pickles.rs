@@ -289,7 +289,7 @@ fn shapes_that_overflow_or_repeat_beyond_reason() {
 }
 
 /// The reference reader multiplies the dimensions in their order and never gets to the zero: it
-/// would refuse the image.
+/// would refuse the virtual file.
 #[test]
 fn shapes_that_overflow_on_the_way_to_an_empty_tensor() {
     let far = i128::from(i64::MAX);

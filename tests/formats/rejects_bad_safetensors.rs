@@ -220,7 +220,7 @@ fn shapes_that_overflow() {
 }
 
 /// The reference reader multiplies the dimensions in their order, and refuses a file in which that
-/// overflows before it comes to the zero: no image may have such a shape.
+/// overflows before it comes to the zero: no virtual file may have such a shape.
 #[test]
 fn shapes_that_overflow_on_the_way_to_an_empty_tensor() {
     let bytes = one("U8", "[18446744073709551615,2,0]", 0, 0, 0);

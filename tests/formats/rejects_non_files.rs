@@ -162,13 +162,13 @@ fn must_not_be_readable(path: &Path) {
     assert!(refused.remedy().contains("permission"));
 }
 
-/// A checkpoint on disk, and its image, parsed.
+/// A checkpoint on disk, and its virtual file, parsed.
 fn parsed(bytes: &[u8]) -> (TempDir, PathBuf, Arc<VirtualFile>) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("x.ckpt");
     fs::write(&path, bytes).expect("written");
-    let image = VirtualFile::new(open(&path).expect("readable")).expect("an image");
-    (directory, path, Arc::new(image))
+    let virtual_file = VirtualFile::new(open(&path).expect("readable")).expect("a virtual file");
+    (directory, path, Arc::new(virtual_file))
 }
 
 fn both_formats() -> [Vec<u8>; 2] {
@@ -184,10 +184,10 @@ fn has_changed<T>(answer: Result<T, virtual_file::VirtualFileError>) -> bool {
 
 /// Reads all of the data, then each byte of it.
 fn every_read_says_so(reader: &VirtualFileReader) {
-    let image = reader.virtual_file();
-    let mut data = vec![0; (image.size() - image.header_size()) as usize];
-    assert!(has_changed(reader.read_at(&mut data, image.header_size())));
-    for at in image.header_size()..image.size() {
+    let virtual_file = reader.virtual_file();
+    let mut data = vec![0; (virtual_file.size() - virtual_file.header_size()) as usize];
+    assert!(has_changed(reader.read_at(&mut data, virtual_file.header_size())));
+    for at in virtual_file.header_size()..virtual_file.size() {
         assert!(has_changed(reader.read_at(&mut [0], at)), "byte {at}");
     }
     assert!(has_changed(reader.check_all_unchanged()));
@@ -197,11 +197,11 @@ fn every_read_says_so(reader: &VirtualFileReader) {
 fn a_file_that_shrinks_after_it_was_parsed() {
     for bytes in both_formats() {
         for len in 0..bytes.len() as u64 {
-            let (_directory, path, image) = parsed(&bytes);
-            let reader = image.open().unwrap();
+            let (_directory, path, virtual_file) = parsed(&bytes);
+            let reader = virtual_file.open().unwrap();
             OpenOptions::new().write(true).open(&path).unwrap().set_len(len).unwrap();
             every_read_says_so(&reader);
-            assert!(has_changed(image.open()));
+            assert!(has_changed(virtual_file.open()));
         }
     }
 }
@@ -209,43 +209,43 @@ fn a_file_that_shrinks_after_it_was_parsed() {
 #[test]
 fn a_file_that_grows_after_it_was_parsed() {
     for bytes in both_formats() {
-        let (_directory, path, image) = parsed(&bytes);
-        let reader = image.open().unwrap();
+        let (_directory, path, virtual_file) = parsed(&bytes);
+        let reader = virtual_file.open().unwrap();
         fs::write(&path, [&bytes[..], b"more"].concat()).unwrap();
         every_read_says_so(&reader);
-        assert!(has_changed(image.open()));
+        assert!(has_changed(virtual_file.open()));
     }
 }
 
 #[test]
 fn a_file_that_is_written_in_place_after_it_was_parsed() {
     for bytes in both_formats() {
-        let (_directory, path, image) = parsed(&bytes);
-        let reader = image.open().unwrap();
+        let (_directory, path, virtual_file) = parsed(&bytes);
+        let reader = virtual_file.open().unwrap();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all_at(b"!", bytes.len() as u64 - 30).unwrap();
         // A clock that ticks slower than this test runs could hide the write.
         file.set_modified(SystemTime::now() + Duration::from_secs(5)).unwrap();
         every_read_says_so(&reader);
-        assert!(has_changed(image.open()));
+        assert!(has_changed(virtual_file.open()));
     }
 }
 
 #[test]
 fn a_file_that_is_replaced_after_it_was_parsed() {
     for bytes in both_formats() {
-        let (directory, path, image) = parsed(&bytes);
-        let reader = image.open().unwrap();
+        let (directory, path, virtual_file) = parsed(&bytes);
+        let reader = virtual_file.open().unwrap();
         let before = common::whole(&reader);
         let other = directory.path().join("other");
         fs::write(&other, &bytes).unwrap();
         fs::rename(&other, &path).unwrap();
         // Who has it open goes on with the old bytes; who opens it learns that it is another.
         assert_eq!(common::whole(&reader), before);
-        assert!(has_changed(image.open()));
+        assert!(has_changed(virtual_file.open()));
         fs::remove_file(&path).unwrap();
         assert_eq!(common::whole(&reader), before);
-        let gone = image.open().unwrap_err();
+        let gone = virtual_file.open().unwrap_err();
         assert!(
             matches!(
                 gone,
@@ -259,12 +259,12 @@ fn a_file_that_is_replaced_after_it_was_parsed() {
 #[test]
 fn a_file_that_is_renamed_linked_or_given_another_mode_is_the_same() {
     for bytes in both_formats() {
-        let (directory, path, image) = parsed(&bytes);
-        let reader = image.open().unwrap();
+        let (directory, path, virtual_file) = parsed(&bytes);
+        let reader = virtual_file.open().unwrap();
         let before = common::whole(&reader);
         fs::hard_link(&path, directory.path().join("linked")).unwrap();
         fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-        assert_eq!(common::whole(&image.open().unwrap()), before);
+        assert_eq!(common::whole(&virtual_file.open().unwrap()), before);
         fs::rename(&path, directory.path().join("renamed")).unwrap();
         assert_eq!(common::whole(&reader), before);
     }
@@ -273,10 +273,10 @@ fn a_file_that_is_renamed_linked_or_given_another_mode_is_the_same() {
 #[test]
 fn a_file_that_becomes_something_else_after_it_was_parsed() {
     for bytes in both_formats() {
-        let (_directory, path, image) = parsed(&bytes);
+        let (_directory, path, virtual_file) = parsed(&bytes);
         fs::remove_file(&path).unwrap();
         mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
-        let opened = common::in_bounded_time(move || image.open().map(drop));
+        let opened = common::in_bounded_time(move || virtual_file.open().map(drop));
         assert!(matches!(
             opened,
             Err(virtual_file::VirtualFileError::Source(source::SourceError::NotAFile { .. }))

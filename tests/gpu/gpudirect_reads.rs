@@ -1,5 +1,5 @@
-//! Promise: what storage writes to a device by itself is what the image has; where it cannot, the same comes by way
-//! of the host's memory, and the report says why.
+//! Promise: what storage writes to a device by itself is what the virtual file has; where it cannot, the same comes by
+//! way of the host's memory, and the report says why.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,4 @@
-//! Promise: what is loaded to a device is what the image has, however often the memory between is used again;
+//! Promise: what is loaded to a device is what the virtual file has, however often the memory between is used again;
 //! or an error, and then nothing is left of it.
 
 use std::sync::atomic::AtomicBool;

@@ -1,4 +1,4 @@
-//! Promise: a load gives the bytes that the image has, whatever the format, however they are read, in
+//! Promise: a load gives the bytes that the virtual file has, whatever the format, however they are read, in
 //! whole or in part; or an error, and then nothing.
 
 use std::fs::{self, File, OpenOptions};
@@ -22,11 +22,11 @@ fn open(path: &Path, threads: usize, leave_cache: bool) -> OpenCheckpoint {
     options.open(path).unwrap()
 }
 
-/// What the image has of each tensor.
+/// What the virtual file has of each tensor.
 fn expected(opened: &OpenCheckpoint) -> Vec<Vec<u8>> {
-    let image = opened.virtual_file();
+    let virtual_file = opened.virtual_file();
     let reader = std::sync::Arc::new(reopened(opened)).open().unwrap();
-    let ranges = (0..opened.tensors().len()).map(|place| image.tensor_range(place));
+    let ranges = (0..opened.tensors().len()).map(|place| virtual_file.tensor_range(place));
     let read = |range: std::ops::Range<u64>| {
         let mut bytes = vec![0; (range.end - range.start) as usize];
         reader.read_at(&mut bytes, range.start).unwrap();
@@ -68,7 +68,7 @@ fn cached(path: &Path) -> u64 {
 }
 
 #[test]
-fn everything_is_what_the_image_has() {
+fn everything_is_what_the_virtual_file_has() {
     for (name, (_folder, path)) in all() {
         for (threads, cold, leave_cache) in
             [(1, true, false), (4, true, true), (1, false, false), (4, false, true)]

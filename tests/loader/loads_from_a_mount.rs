@@ -42,10 +42,11 @@ fn put(path: &Path, place: &Place) {
     }
 }
 
-fn image_in(folder: &str) -> PathBuf {
+fn virtual_file_in(folder: &str) -> PathBuf {
     let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut images = names.filter(|path| path.extension().is_some_and(|e| e == "safetensors"));
-    images.next().unwrap()
+    let mut virtual_files =
+        names.filter(|path| path.extension().is_some_and(|e| e == "safetensors"));
+    virtual_files.next().unwrap()
 }
 
 #[test]
@@ -55,8 +56,8 @@ fn every_format_is_loaded_from_its_source() {
         let place = Place::new();
         put(&path, &place);
         place.mount(&[]);
-        let image = image_in(&place.mountpoint);
-        for path in [image.as_path(), Path::new(&place.mountpoint)] {
+        let virtual_file = virtual_file_in(&place.mountpoint);
+        for path in [virtual_file.as_path(), Path::new(&place.mountpoint)] {
             let opened = open(path);
             assert!(source_of(&opened).starts_with(&place.source), "{name}: {opened:?}");
             assert!(loaded(&opened) == expected, "{name}");
@@ -122,11 +123,11 @@ fn options_of_the_mount_are_those_of_the_load() {
     let (_folder, path) = all().swap_remove(1).1;
     put(&path, &place);
     place.mount(&["--allow-partial"]);
-    source_of(&open(image_in(&place.mountpoint)));
+    source_of(&open(virtual_file_in(&place.mountpoint)));
     // Who asks for another dictionary gets an answer from what the mount shows.
     let options = checkpoint::ParseOptions { root_key: Some("ema".into()), ..Default::default() };
     let options = LoadOptions { parse: options, ..LoadOptions::default() };
-    let opened = options.open(&image_in(&place.mountpoint));
+    let opened = options.open(&virtual_file_in(&place.mountpoint));
     assert!(!matches!(opened.map(|o| o.route().clone()), Ok(Route::Direct { .. })));
     assert_eq!(place.unmount(&[]).code, 0);
 }
@@ -139,9 +140,9 @@ fn a_source_that_is_another_by_now_is_not_taken_for_it() {
         fs::write(Path::new(&place.source).join(name), bytes).unwrap();
     }
     fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
-    let image = Path::new(&place.mountpoint).join("model.safetensors");
-    until("the set is shown", || fs::metadata(&image).is_ok_and(|about| about.len() > 8192));
-    let held = open(&image);
+    let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
+    until("the set is shown", || fs::metadata(&virtual_file).is_ok_and(|about| about.len() > 8192));
+    let held = open(&virtual_file);
     source_of(&held);
     let before = loaded(&held);
     // Replaced: who has it open goes on; who opens it gets the new, from wherever.
@@ -152,11 +153,11 @@ fn a_source_that_is_another_by_now_is_not_taken_for_it() {
     }
     assert!(loaded(&held) == before);
     until("the new is loaded", || {
-        ckptfs::open(&image).is_ok_and(|opened| loaded(&opened) != before)
+        ckptfs::open(&virtual_file).is_ok_and(|opened| loaded(&opened) != before)
     });
     // Written over: an error, whichever way.
     let shard = Path::new(&place.source).join(&shards(7, 4096)[0].0);
-    let held = open(&image);
+    let held = open(&virtual_file);
     fs::write(&shard, b"short").unwrap();
     let error = held.load_all(held.tensors()).unwrap_err();
     assert!(matches!(error, LoadError::Source(source::SourceError::Changed { .. })), "{error}");
@@ -167,12 +168,16 @@ fn a_source_that_is_another_by_now_is_not_taken_for_it() {
 fn attributes_that_were_copied_are_not_believed() {
     let place = Place::new();
     place.mount(&[]);
-    let image = Path::new(&place.mountpoint).join("model.safetensors");
+    let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
     let other = PathBuf::from(place.path("other.safetensors"));
     command::model(&other, 3, 64);
     let mut value = Vec::with_capacity(1 << 16);
-    rustix::fs::getxattr(&image, "user.ckptfs.source", rustix::buffer::spare_capacity(&mut value))
-        .unwrap();
+    rustix::fs::getxattr(
+        &virtual_file,
+        "user.ckptfs.source",
+        rustix::buffer::spare_capacity(&mut value),
+    )
+    .unwrap();
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::setxattr(&other, "user.ckptfs.source", &value, flags).unwrap();
     let opened = open(&other);
@@ -185,10 +190,10 @@ fn a_source_that_has_another_name_by_now_is_found_by_the_daemon() {
     let place = Place::new();
     let expected = loaded(&open(&place.source));
     place.mount(&[]);
-    let image = Path::new(&place.mountpoint).join("model.safetensors");
+    let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
     let elsewhere = place.path("elsewhere");
     fs::rename(&place.source, &elsewhere).unwrap();
-    let opened = open(&image);
+    let opened = open(&virtual_file);
     source_of(&opened);
     assert!(loaded(&opened) == expected);
     fs::rename(&elsewhere, &place.source).unwrap();
@@ -208,7 +213,7 @@ impl Drop for Apart {
 #[test]
 fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
     let place = Place::new();
-    // A set, which only an image shows as one file.
+    // A set, which only a virtual file shows as one file.
     fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
     for (name, bytes) in shards(3, 4096) {
         fs::write(Path::new(&place.source).join(name), bytes).unwrap();
@@ -222,8 +227,8 @@ fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
     until("the mount answers", || place.state() == "alive");
     let elsewhere = place.path("elsewhere");
     fs::rename(&place.source, &elsewhere).unwrap();
-    let image = Path::new(&place.mountpoint).join("model.safetensors");
-    for path in [image.as_path(), Path::new(&place.mountpoint)] {
+    let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
+    for path in [virtual_file.as_path(), Path::new(&place.mountpoint)] {
         let opened = open(path);
         let Route::ThroughMount { reason: why } = opened.route() else { panic!("{opened:?}") };
         assert!(why.contains("its source cannot be"), "{why}");
@@ -236,7 +241,7 @@ fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
     assert!(reads(&place) > 0);
     // It is found again where it was.
     fs::rename(&elsewhere, &place.source).unwrap();
-    source_of(&open(&image));
+    source_of(&open(&virtual_file));
     assert_eq!(place.unmount(&[]).code, 0);
     drop(apart);
 }

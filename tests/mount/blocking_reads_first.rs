@@ -36,7 +36,7 @@ fn file() -> Vec<u8> {
 
 /// Asks as the kernel does when the first page of a tensor is touched. Answers tell what they are of.
 fn touch(served: &Arc<CachedFile>, tensor: usize, say: &Sender<(usize, bool)>) {
-    let first = served.image().tensor_range(tensor).start & !4095;
+    let first = served.virtual_file().tensor_range(tensor).start & !4095;
     for n in 0..AROUND as u64 {
         let offset = first - (4 << 20) + n * MIB as u64;
         let (say, is_waited_for) = (say.clone(), offset == first);

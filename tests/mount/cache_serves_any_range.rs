@@ -1,4 +1,4 @@
-//! Promise: any range of an open image, asked for by any number of threads and with any amount of
+//! Promise: any range of an open virtual file, asked for by any number of threads and with any amount of
 //! memory, is answered exactly once: with the bytes that were parsed, or with an error.
 
 use std::fs::{File, OpenOptions};
@@ -26,8 +26,8 @@ const MEMORIES: [u64; 3] = [0, 4 << 20, 256 << 20];
 
 fn open(path: &Path) -> Arc<VirtualFileReader> {
     let checkpoint = checkpoint::open(path, &ParseOptions::default()).expect("readable");
-    let image = VirtualFile::new(checkpoint).expect("an image");
-    Arc::new(Arc::new(image).open().expect("unchanged"))
+    let virtual_file = VirtualFile::new(checkpoint).expect("a virtual file");
+    Arc::new(Arc::new(virtual_file).open().expect("unchanged"))
 }
 
 /// Makes the system forget a checkpoint's bytes, so that they are read from the disk.
@@ -80,7 +80,7 @@ fn ranges(seed: u64, size: usize) -> Vec<(usize, usize)> {
 }
 
 #[test]
-fn many_threads_get_the_bytes_of_the_image_whatever_the_memory() {
+fn many_threads_get_the_bytes_of_the_virtual_file_whatever_the_memory() {
     for (name, (_directory, path)) in all() {
         let reader = open(&path);
         let whole = common::whole(&reader);
@@ -120,7 +120,7 @@ fn many_threads_get_the_bytes_of_the_image_whatever_the_memory() {
 }
 
 #[test]
-fn all_blocks_are_let_go_of_with_the_image_and_the_counters_add_up() {
+fn all_blocks_are_let_go_of_with_the_virtual_file_and_the_counters_add_up() {
     let (_directory, path) = sharded();
     let reader = open(&path);
     evict(&reader);

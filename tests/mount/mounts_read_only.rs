@@ -1,4 +1,4 @@
-//! Whatever would write is refused with EROFS: on files, images, directories and names that are not
+//! Whatever would write is refused with EROFS: on files, virtual files, directories and names that are not
 //! there, and also where somebody made the mount writable.
 
 #![allow(unsafe_code)] // The system's calls as they are: each is given text that lives as long.
@@ -104,7 +104,7 @@ fn refused(what: &str, path: &Path, act: impl FnOnce(&CStr) -> i32) {
 fn nothing_is_written(place: &Place) {
     let root = Path::new(&place.mountpoint);
     let folder = root.join("folder");
-    let files = [root.join("model.safetensors"), folder.join("image.safetensors")];
+    let files = [root.join("model.safetensors"), folder.join("virtual_file.safetensors")];
     let before = shown(root);
     for file in &files {
         for (what, act) in ON_FILES {
@@ -148,7 +148,7 @@ fn nothing_is_written(place: &Place) {
 }
 
 fn shown(root: &Path) -> Vec<(String, Vec<u8>)> {
-    let names = ["model.safetensors", "folder/image.safetensors"];
+    let names = ["model.safetensors", "folder/virtual_file.safetensors"];
     names.map(|name| (name.to_owned(), fs::read(root.join(name)).unwrap())).to_vec()
 }
 
@@ -156,7 +156,7 @@ fn place() -> Place {
     let place = Place::new();
     let folder = Path::new(&place.source).join("folder");
     fs::create_dir(&folder).unwrap();
-    command::transposed(&folder.join("image.pt"), 64);
+    command::transposed(&folder.join("virtual_file.pt"), 64);
     place
 }
 

@@ -45,7 +45,7 @@ impl Model {
         self.source(&format!("model/model-0000{number}-of-00002.safetensors"))
     }
 
-    fn image(&self) -> PathBuf {
+    fn virtual_file(&self) -> PathBuf {
         PathBuf::from(&self.place.mountpoint).join("model/model.safetensors")
     }
 
@@ -73,7 +73,7 @@ impl Model {
     fn shows(&self, first: u8, second: u8) -> u64 {
         let mut shown = None;
         until("the name shows the new state", || {
-            shown = File::open(self.image()).ok().and_then(|file| {
+            shown = File::open(self.virtual_file()).ok().and_then(|file| {
                 let values = values(&file).ok()?;
                 Some((values, file.metadata().ok()?.ino()))
             });
@@ -122,7 +122,7 @@ fn assert_eio(read: std::io::Result<impl std::fmt::Debug>) {
 #[test]
 fn replaced_by_rename_while_open_and_mapped() {
     let model = Model::new(&[]);
-    let old = File::open(model.image()).unwrap();
+    let old = File::open(model.virtual_file()).unwrap();
     let map = unsafe { Mmap::map(&old) }.unwrap();
     let inode = old.metadata().unwrap().ino();
     model.write(5);
@@ -135,15 +135,15 @@ fn replaced_by_rename_while_open_and_mapped() {
     model.unmount();
 }
 
-// Of an image that nobody has open: whoever looked just before is not told of a stale file.
+// Of a virtual file that nobody has open: whoever looked just before is not told of a stale file.
 
 #[test]
 fn replaced_just_before_it_is_opened() {
     let model = Model::new(&[]);
     model.write_beside(5);
-    assert!(model.image().exists());
+    assert!(model.virtual_file().exists());
     model.put_in_place();
-    assert_eq!(values(&File::open(model.image()).unwrap()).unwrap(), (5, 6));
+    assert_eq!(values(&File::open(model.virtual_file()).unwrap()).unwrap(), (5, 6));
     model.unmount();
 }
 
@@ -154,18 +154,18 @@ fn deleted_just_before_it_is_opened() {
     let index = r#"{"weight_map": {"layer.0.weight": "model-00001-of-00002.safetensors",
         "layer.1.weight": "model-00002-of-00002.safetensors"}}"#;
     fs::write(model.source("model/model.safetensors.index.json"), index).unwrap();
-    assert!(model.image().exists());
+    assert!(model.virtual_file().exists());
     fs::remove_file(model.shard(2)).unwrap();
-    assert_eq!(File::open(model.image()).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(File::open(model.virtual_file()).unwrap_err().kind(), ErrorKind::NotFound);
     model.unmount();
 }
 
 #[test]
 fn deleted_and_renamed_while_open() {
     let model = Model::new(&[]);
-    let old = File::open(model.image()).unwrap();
+    let old = File::open(model.virtual_file()).unwrap();
     fs::rename(model.source("model"), model.source("moved")).unwrap();
-    until("the old name is gone", || !model.image().exists());
+    until("the old name is gone", || !model.virtual_file().exists());
     let moved = PathBuf::from(&model.place.mountpoint).join("moved/model.safetensors");
     until("the new name is there", || moved.exists());
     assert_eq!(values(&old).unwrap(), (1, 2));
@@ -180,10 +180,10 @@ fn deleted_and_renamed_while_open() {
 #[test]
 fn chmodded_while_open() {
     let model = Model::new(&[]);
-    let old = File::open(model.image()).unwrap();
+    let old = File::open(model.virtual_file()).unwrap();
     fs::set_permissions(model.shard(2), fs::Permissions::from_mode(0o600)).unwrap();
     until("the mode shows", || {
-        fs::metadata(model.image()).unwrap().permissions().mode() & 0o777 == 0o600
+        fs::metadata(model.virtual_file()).unwrap().permissions().mode() & 0o777 == 0o600
     });
     assert_eq!(values(&old).unwrap(), (1, 2));
     drop(old);
@@ -193,7 +193,7 @@ fn chmodded_while_open() {
 #[test]
 fn changed_in_place_while_open() {
     let model = Model::new(&[]);
-    let old = File::open(model.image()).unwrap();
+    let old = File::open(model.virtual_file()).unwrap();
     let inode = old.metadata().unwrap().ino();
     assert_eq!(values(&old).unwrap(), (1, 2));
     tick();
@@ -202,7 +202,7 @@ fn changed_in_place_while_open() {
     file.write_all_at(&changed, 0).unwrap();
     drop(file);
     forget(&old);
-    // All of the image, not only what lies in the file that changed; and as often as it is read.
+    // All of the virtual file, not only what lies in the file that changed; and as often as it is read.
     let size = old.metadata().unwrap().len();
     let mut bytes = [0; 4096];
     for _ in 0..10 {
@@ -225,7 +225,7 @@ fn changed_often_it_is_logged_once() {
     let model = Model::new(&[]);
     let file = File::options().write(true).open(model.shard(2)).unwrap();
     for fill in 1..=5 {
-        let old = File::open(model.image()).unwrap();
+        let old = File::open(model.virtual_file()).unwrap();
         tick();
         let (_, changed) = shards(10 * fill, BYTES).swap_remove(1);
         file.write_all_at(&changed, 0).unwrap();
@@ -245,14 +245,14 @@ fn truncated_while_mapped_kills_the_reader_and_nobody_else() {
     let model = Model::new(&[]);
     let mut reader = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test_path!("the_reader_that_is_killed"), "--ignored", "--nocapture"])
-        .env("CKPTFS_MAPPED", model.image())
+        .env("CKPTFS_MAPPED", model.virtual_file())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let mut said = BufReader::new(reader.stdout.take().unwrap()).lines();
-    assert!(said.any(|line| line.unwrap().ends_with("mapped")), "it maps the image");
+    assert!(said.any(|line| line.unwrap().ends_with("mapped")), "it maps the virtual file");
     File::options().write(true).open(model.shard(1)).unwrap().set_len(1 << 20).unwrap();
     reader.stdin.take().unwrap().write_all(b"go on\n").unwrap();
     let status = reader.wait().unwrap();
@@ -262,7 +262,7 @@ fn truncated_while_mapped_kills_the_reader_and_nobody_else() {
     assert!(errors[0].contains("model-00001-of-00002.safetensors"), "{errors:?}");
     assert_eq!(model.place.state(), "alive");
     // What is no model any more is shown as it is.
-    let names = || names_in(model.image().parent().unwrap());
+    let names = || names_in(model.virtual_file().parent().unwrap());
     until("the shards show", || names().len() == 2 && names()[0].contains("-00001-of"));
     model.unmount();
 }
@@ -383,7 +383,7 @@ fn replaced_again_and_again_under_load() {
         for _ in 0..4 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    let Ok(file) = File::open(model.image()) else { continue };
+                    let Ok(file) = File::open(model.virtual_file()) else { continue };
                     match values(&file) {
                         Ok(_) => whole.fetch_add(1, Ordering::Relaxed),
                         // Between looking it up and opening its sources one was replaced.
@@ -470,7 +470,7 @@ fn map_for_stores(path: &std::path::Path) -> memmap2::MmapMut {
 fn stores_through_a_mapping_show_at_the_next_open() {
     let model = Model::new(&[]);
     let mut map = map_for_stores(&model.shard(2));
-    let first = File::open(model.image()).unwrap();
+    let first = File::open(model.virtual_file()).unwrap();
     let read = |file: &File| {
         let mut byte = [0];
         file.read_exact_at(&mut byte, file.metadata().unwrap().len() - 1).unwrap();
@@ -480,7 +480,7 @@ fn stores_through_a_mapping_show_at_the_next_open() {
     let end = map.len() - 1;
     for value in 3..6 {
         map[end] = value;
-        assert_eq!(read(&File::open(model.image()).unwrap()), value);
+        assert_eq!(read(&File::open(model.virtual_file()).unwrap()), value);
     }
     drop((map, first));
     model.unmount();
@@ -507,10 +507,10 @@ fn a_header_repaired_through_a_mapping_is_shown() {
     let mut map = map_for_stores(&model.shard(2));
     let brace = map[8];
     map[8] = b'!';
-    until("the broken set is not shown", || !model.image().exists());
+    until("the broken set is not shown", || !model.virtual_file().exists());
     map[8] = brace;
-    until("the repaired set is shown", || model.image().exists());
-    assert_eq!(values(&File::open(model.image()).unwrap()).unwrap(), (1, 2));
+    until("the repaired set is shown", || model.virtual_file().exists());
+    assert_eq!(values(&File::open(model.virtual_file()).unwrap()).unwrap(), (1, 2));
     drop(map);
     model.unmount();
 }
@@ -534,7 +534,7 @@ fn an_open_after_one_long_write_shows_all_of_it() {
         });
         while !ended.load(Ordering::Acquire) {
             // The outcome does not matter: the kernel may have cached these bytes.
-            let Ok(file) = File::open(model.image()) else { continue };
+            let Ok(file) = File::open(model.virtual_file()) else { continue };
             let size = file.metadata().unwrap().len();
             let mut bytes = vec![0; 1 << 20];
             for at in (4096..size.saturating_sub(1 << 20)).rev().step_by(16 << 20) {
@@ -543,7 +543,7 @@ fn an_open_after_one_long_write_shows_all_of_it() {
         }
     });
     let mut bytes = Vec::new();
-    std::io::Read::read_to_end(&mut File::open(model.image()).unwrap(), &mut bytes).unwrap();
+    std::io::Read::read_to_end(&mut File::open(model.virtual_file()).unwrap(), &mut bytes).unwrap();
     let tensor = &bytes[bytes.len() - LONG - BYTES..bytes.len() - BYTES];
     assert_eq!(tensor.iter().filter(|&&byte| byte != 40).count(), 0, "bytes from before the write");
     model.unmount();

@@ -29,7 +29,7 @@ fn one_reader_gets_the_error_and_the_rest_goes_on() {
         let error = model.read_exact_at(&mut bytes, second + BAD.start + (512 << 10)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO));
     }
-    // The same image where its source can be read, and others.
+    // The same virtual file where its source can be read, and others.
     model.read_exact_at(&mut bytes, first).unwrap();
     assert_eq!(bytes, [1; 4096]);
     model.read_exact_at(&mut bytes, second + 4096).unwrap();

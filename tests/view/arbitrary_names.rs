@@ -1,5 +1,5 @@
 //! Promise: whatever files are called, and however many there are, each is shown by its name or is in
-//! an image.
+//! a virtual file.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -60,7 +60,7 @@ fn names_with_control_characters() {
     let text = command::run(&["ls", path]).stdout;
     assert!(!text.contains('\u{1b}') && !text.contains('\u{7}'), "{text:?}");
     let json: Value = serde_json::from_str(&command::run(&["ls", "--json", path]).stdout).unwrap();
-    assert_eq!(json[0]["entries"][1]["image"]["from"][0], odd);
+    assert_eq!(json[0]["entries"][1]["virtual_file"]["from"][0], odd);
 }
 
 #[test]
@@ -102,8 +102,8 @@ fn names_as_long_as_they_can_be() {
     for name in &names {
         write(folder.path(), &[(name, &torch())]);
     }
-    let image = format!("{}.safetensors*", "x".repeat(243));
-    assert_eq!(shown(&view(folder.path()), ""), [image.as_str(), &names[1], &names[2]]);
+    let virtual_file = format!("{}.safetensors*", "x".repeat(243));
+    assert_eq!(shown(&view(folder.path()), ""), [virtual_file.as_str(), &names[1], &names[2]]);
     assert_eq!(view(folder.path()).list(Path::new("")).unwrap().skipped.len(), 2);
 }
 

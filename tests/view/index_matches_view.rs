@@ -38,16 +38,16 @@ fn made(view: &View, name: &str) -> Arc<ShownFile> {
 }
 
 fn content(view: &View, shown: &ShownFile) -> Value {
-    let image = view.virtual_file(shown).unwrap();
-    assert_eq!(image.size(), shown.metadata().size);
-    let mut bytes = vec![0; image.size() as usize + 1];
-    let n = image.open().unwrap().read_at(&mut bytes, 0).unwrap();
-    assert_eq!(n as u64, image.size());
+    let virtual_file = view.virtual_file(shown).unwrap();
+    assert_eq!(virtual_file.size(), shown.metadata().size);
+    let mut bytes = vec![0; virtual_file.size() as usize + 1];
+    let n = virtual_file.open().unwrap().read_at(&mut bytes, 0).unwrap();
+    assert_eq!(n as u64, virtual_file.size());
     serde_json::from_slice(&bytes[..n]).unwrap()
 }
 
 #[test]
-fn it_names_the_image_for_every_tensor() {
+fn it_names_the_virtual_file_for_every_tensor() {
     for beside in ["consolidated.safetensors", "adapter_model.safetensors", "extra.safetensors"] {
         let folder = model(&[beside]);
         let view = view(folder.path());
@@ -61,16 +61,19 @@ fn it_names_the_image_for_every_tensor() {
         let read = content(&view, &index);
         let all = BTreeMap::from([("a", "model.safetensors"), ("b", "model.safetensors")]);
         assert_eq!(read["weight_map"], json!(all));
-        let image = match view.lookup(Path::new(""), "model.safetensors".as_ref()).unwrap() {
-            Some(ViewEntry::VirtualFile(image)) => view.virtual_file(&image).unwrap(),
+        let virtual_file = match view.lookup(Path::new(""), "model.safetensors".as_ref()).unwrap() {
+            Some(ViewEntry::VirtualFile(virtual_file)) => view.virtual_file(&virtual_file).unwrap(),
             other => panic!("{other:?}"),
         };
-        assert_eq!(read["metadata"]["total_size"], image.size() - image.header_size());
+        assert_eq!(
+            read["metadata"]["total_size"],
+            virtual_file.size() - virtual_file.header_size()
+        );
     }
 }
 
 #[test]
-fn there_is_none_where_the_image_is_alone() {
+fn there_is_none_where_the_virtual_file_is_alone() {
     for beside in [&[][..], &["tokenizer.json"], &["optimizer.pt"]] {
         let folder = model(beside);
         let view = view(folder.path());
@@ -98,14 +101,14 @@ fn what_is_not_called_model_is_found_by_it() {
         write(folder.path(), &[(&shards[0], &valid(&["a"])), (&shards[1], &valid(&["b"]))]);
         write(folder.path(), &[(index_name, text.as_bytes())]);
         let view = view(folder.path());
-        let image = format!("{stem}{end}.safetensors");
-        let mut names = [format!("{image}*"), format!("{index_name}+")];
+        let virtual_file = format!("{stem}{end}.safetensors");
+        let mut names = [format!("{virtual_file}*"), format!("{index_name}+")];
         names.sort();
         let mut found = shown(&view, "");
         found.sort();
         assert_eq!(found, names);
         assert_eq!(hidden(&view, ""), shards);
-        let all = BTreeMap::from([("a", &image), ("b", &image)]);
+        let all = BTreeMap::from([("a", &virtual_file), ("b", &virtual_file)]);
         assert_eq!(content(&view, &made(&view, index_name))["weight_map"], json!(all));
     }
 }
@@ -128,7 +131,7 @@ fn originals_that_are_shown_have_their_own() {
     let all = view_of_all(folder.path());
     assert!(shown(&all, "").contains(&INDEX.to_owned()));
     assert!(matches!(all.lookup(Path::new(""), INDEX.as_ref()), Ok(Some(ViewEntry::Source(_)))));
-    // What cannot be shown as an image keeps its own too.
+    // What cannot be shown as a virtual file keeps its own too.
     fs::remove_file(folder.path().join(SHARDS[1])).unwrap();
     let names = ["config.json", "consolidated.safetensors", SHARDS[0], INDEX];
     assert_eq!(shown(&view(folder.path()), ""), names);
@@ -158,5 +161,5 @@ fn it_is_told() {
     assert_eq!(entry["kind"], "index");
     let text = command::run(&["ls", path]).stdout;
     let line = text.lines().find(|line| line.contains("made for")).unwrap();
-    assert!(line.contains(INDEX) && line.contains("names the image"), "{line}");
+    assert!(line.contains(INDEX) && line.contains("names the virtual file"), "{line}");
 }

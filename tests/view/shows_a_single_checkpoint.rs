@@ -1,4 +1,4 @@
-//! Promise: a checkpoint that is named is shown alone, by its image, or refused.
+//! Promise: a checkpoint that is named is shown alone, by its virtual file, or refused.
 
 use std::fs;
 use std::os::unix::fs::symlink;

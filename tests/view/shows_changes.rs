@@ -42,7 +42,7 @@ fn a_tick() {
     std::thread::sleep(Duration::from_millis(30));
 }
 
-fn image(view: &View, name: &str) -> Option<Arc<ShownFile>> {
+fn virtual_file(view: &View, name: &str) -> Option<Arc<ShownFile>> {
     match view.lookup(Path::new(""), OsStr::new(name)).unwrap() {
         Some(ViewEntry::VirtualFile(shown)) => Some(shown),
         _ => None,
@@ -82,7 +82,7 @@ fn files_that_appear_and_vanish() {
     eventually_shows(&view, &["foo.safetensors*", "notes"]);
     fs::rename(path.join("foo.bin"), path.join("bar.bin")).unwrap();
     eventually_shows(&view, &["bar.safetensors*", "notes"]);
-    assert!(image(&view, "foo.safetensors").is_none());
+    assert!(virtual_file(&view, "foo.safetensors").is_none());
     write(path, &[("config.json", b"{}")]);
     eventually_shows(&view, &["bar.bin", "config.json", "notes"]);
     write(path, &[("sub/deep.pt", &torch())]);
@@ -96,13 +96,14 @@ fn files_that_appear_and_vanish() {
 #[test]
 fn a_file_that_another_replaces() {
     let (folder, view) = folder(&[("foo.pt", &torch())]);
-    let before = image(&view, "foo.safetensors").unwrap();
+    let before = virtual_file(&view, "foo.safetensors").unwrap();
     write(folder.path(), &[("next", &torch_with("a_longer_name"))]);
     fs::rename(folder.path().join("next"), folder.path().join("foo.pt")).unwrap();
     eventually("another identity", || {
-        image(&view, "foo.safetensors").is_some_and(|now| now.identity() != before.identity())
+        virtual_file(&view, "foo.safetensors")
+            .is_some_and(|now| now.identity() != before.identity())
     });
-    let now = image(&view, "foo.safetensors").unwrap();
+    let now = virtual_file(&view, "foo.safetensors").unwrap();
     assert_eq!(&view.virtual_file(&now).unwrap().tensors()[0].name[..], "a_longer_name");
     assert!(view.virtual_file(&before).is_err(), "what was shown before is gone");
 }
@@ -110,14 +111,16 @@ fn a_file_that_another_replaces() {
 #[test]
 fn a_file_written_in_place() {
     let (folder, view) = folder(&[("foo.pt", &torch()), ("bar.pt", &torch())]);
-    let (foo, bar) =
-        (image(&view, "foo.safetensors").unwrap(), image(&view, "bar.safetensors").unwrap());
+    let (foo, bar) = (
+        virtual_file(&view, "foo.safetensors").unwrap(),
+        virtual_file(&view, "bar.safetensors").unwrap(),
+    );
     let before = time(&view);
     rewrite(&folder.path().join("foo.pt"), &torch_with("other"));
     eventually("another identity", || {
-        image(&view, "foo.safetensors").is_some_and(|now| now.identity() != foo.identity())
+        virtual_file(&view, "foo.safetensors").is_some_and(|now| now.identity() != foo.identity())
     });
-    assert_eq!(image(&view, "bar.safetensors").unwrap().identity(), bar.identity());
+    assert_eq!(virtual_file(&view, "bar.safetensors").unwrap().identity(), bar.identity());
     assert!(time(&view) > before);
 }
 
@@ -149,7 +152,7 @@ fn the_time_of_a_directory_tells_by_itself() {
     File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
     eventually("another time", || time(&view) > before);
     assert_eq!(shown(&view, ""), ["foo.safetensors*"]);
-    assert_eq!(image(&view, "foo.safetensors").unwrap().metadata().mtime, old);
+    assert_eq!(virtual_file(&view, "foo.safetensors").unwrap().metadata().mtime, old);
 
     // The same where the directory is met as a name in another.
     let (outer, view) = self::folder(&[("inner/foo.pt", &torch()[..100])]);
@@ -168,7 +171,7 @@ fn the_time_of_a_directory_tells_by_itself() {
 fn times_stay_where_nothing_that_is_shown_changes() {
     let (folder, view) = folder(&[("foo.pt", &torch()), ("cut.pt", &torch()[..100])]);
     let path = folder.path();
-    let (before, foo) = (time(&view), image(&view, "foo.safetensors").unwrap());
+    let (before, foo) = (time(&view), virtual_file(&view, "foo.safetensors").unwrap());
     let real = fs::metadata(path).unwrap().modified().unwrap();
     assert_eq!(before, real);
     for len in [120, 150, 200] {
@@ -190,9 +193,9 @@ fn times_stay_where_nothing_that_is_shown_changes() {
     permissions.set_readonly(true);
     file.set_permissions(permissions).unwrap();
     eventually("another mode", || {
-        image(&view, "foo.safetensors").unwrap().metadata().mode & 0o222 == 0
+        virtual_file(&view, "foo.safetensors").unwrap().metadata().mode & 0o222 == 0
     });
-    let now = image(&view, "foo.safetensors").unwrap();
+    let now = virtual_file(&view, "foo.safetensors").unwrap();
     // Another file to who opens it now: what else changed cannot be told.
     assert_ne!(now.identity(), foo.identity());
     assert_eq!(now.layout_hash(), foo.layout_hash());
@@ -206,15 +209,15 @@ fn another_file_of_the_same_number_size_and_time_is_another() {
     let path = folder.path().join("foo.pt");
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
     File::open(&path).unwrap().set_modified(time).unwrap();
-    let now = || image(&view, "foo.safetensors").unwrap();
+    let now = || virtual_file(&view, "foo.safetensors").unwrap();
     let before = now();
     a_tick();
     // Written over, and its time set back: as tar and cp -p leave a file that took another's place.
     rewrite(&path, &torch_with("other"));
     File::open(&path).unwrap().set_modified(time).unwrap();
     eventually("the other tensor", || now().identity() != before.identity());
-    let image = view.virtual_file(&now()).unwrap();
-    assert_eq!(&*image.tensors()[0].name, "other");
+    let virtual_file = view.virtual_file(&now()).unwrap();
+    assert_eq!(&*virtual_file.tensors()[0].name, "other");
 }
 
 #[test]
@@ -233,7 +236,8 @@ fn an_index_written_in_place() {
     let set = set(&[(A, &["a"]), (B, &["c"])], &[("a", A)]);
     let view = view(set.path());
     assert_eq!(shown(&view, ""), ["model.safetensors*"]);
-    let tensors = || image(&view, "model.safetensors").map(|image| image.tensors());
+    let tensors =
+        || virtual_file(&view, "model.safetensors").map(|virtual_file| virtual_file.tensors());
     assert_eq!(tensors(), Some(1));
     let before = time(&view);
     a_tick();
@@ -269,7 +273,7 @@ fn a_directory_that_another_replaces() {
     let (folder, view) = folder(&[("one/foo.pt", &torch()), ("two/foo.pt", &torch_with("b"))]);
     assert_eq!(shown(&view, "one"), ["foo.safetensors*"]);
     let identity = |view: &View| match view.lookup("one".as_ref(), "foo.safetensors".as_ref()) {
-        Ok(Some(ViewEntry::VirtualFile(image))) => Some(image.identity()),
+        Ok(Some(ViewEntry::VirtualFile(virtual_file))) => Some(virtual_file.identity()),
         _ => None,
     };
     let before = identity(&view).unwrap();
@@ -305,8 +309,8 @@ fn what_never_rests_keeps_nothing_else_from_being_shown() {
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(110));
         assert_eq!(listed(&view), [long, busy, "good.safetensors*"]);
-        assert!(image(&view, "good.safetensors").is_some());
-        assert!(image(&view, "busy.safetensors").is_none());
+        assert!(virtual_file(&view, "good.safetensors").is_some());
+        assert!(virtual_file(&view, "busy.safetensors").is_none());
     }
     done.store(true, Ordering::Relaxed);
     writer.join().unwrap();

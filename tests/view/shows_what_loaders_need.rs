@@ -141,11 +141,11 @@ fn every_row_of_the_table() {
         let folder = folder_of(&row);
         assert_eq!(shown(&view(folder.path()), ""), row.shows);
         assert_eq!(hidden(&view(folder.path()), "").len(), row.hides, "{:?}", row.shows);
-        // With the originals, there is every name that was there, and the images.
+        // With the originals, there is every name that was there, and the virtual files.
         let all = view_of_all(folder.path());
         assert_eq!(hidden(&all, ""), [""; 0]);
-        let images = row.shows.iter().filter(|name| name.ends_with('*')).count();
-        assert_eq!(shown(&all, "").len(), row.files.len() + images);
+        let virtual_files = row.shows.iter().filter(|name| name.ends_with('*')).count();
+        assert_eq!(shown(&all, "").len(), row.files.len() + virtual_files);
     }
 }
 
@@ -155,7 +155,7 @@ fn every_row_as_it_is_listed() {
         let folder = folder_of(&row);
         let listed = listed(folder.path(), &[]);
         let words = listed["entries"].as_array().unwrap().iter().map(|entry| {
-            let mark = if entry["kind"] == "image" { "*" } else { "" };
+            let mark = if entry["kind"] == "virtual_file" { "*" } else { "" };
             format!("{}{mark}", entry["name"].as_str().unwrap())
         });
         assert_eq!(words.collect::<Vec<_>>(), row.shows);
@@ -173,7 +173,7 @@ fn listed(path: &Path, more: &[&str]) -> Value {
 }
 
 #[test]
-fn an_image_says_what_it_is_made_of() {
+fn a_virtual_file_says_what_it_is_made_of() {
     let set = set(
         ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
         "pytorch_model.bin.index.json",
@@ -182,16 +182,16 @@ fn an_image_says_what_it_is_made_of() {
     let folder = folder_of(&set);
     write(folder.path(), &[("pytorch_model-00003-of-00003.bin", b"stale")]);
     let listed = listed(folder.path(), &[]);
-    let image = &listed["entries"][1];
-    assert_eq!(image["name"], "model.safetensors");
-    assert_eq!(image["image"]["tensors"], 2);
-    assert_eq!(image["image"]["format"], "torch zip");
-    assert_eq!(image["image"]["from"].as_array().unwrap().len(), 4);
-    assert!(image["size"].as_u64().unwrap() > 48);
+    let virtual_file = &listed["entries"][1];
+    assert_eq!(virtual_file["name"], "model.safetensors");
+    assert_eq!(virtual_file["virtual_file"]["tensors"], 2);
+    assert_eq!(virtual_file["virtual_file"]["format"], "torch zip");
+    assert_eq!(virtual_file["virtual_file"]["from"].as_array().unwrap().len(), 4);
+    assert!(virtual_file["size"].as_u64().unwrap() > 48);
     for hidden in listed["hidden"].as_array().unwrap() {
         assert_eq!(hidden["reason"], "is in model.safetensors");
     }
-    let notes = image["image"]["notes"].to_string();
+    let notes = virtual_file["virtual_file"]["notes"].to_string();
     assert!(notes.contains("pytorch_model-00003-of-00003.bin"), "{notes}");
 }
 
@@ -244,7 +244,7 @@ fn what_passes_through_is_as_it_was() {
 }
 
 #[test]
-fn an_image_shows_nobody_what_its_sources_would_not() {
+fn a_virtual_file_shows_nobody_what_its_sources_would_not() {
     let folder = tempfile::tempdir().unwrap();
     let names = ["m-00001-of-00002.pt", "m-00002-of-00002.pt"];
     for (name, mode) in names.iter().zip([0o644, 0o460]) {
@@ -252,15 +252,15 @@ fn an_image_shows_nobody_what_its_sources_would_not() {
         fs::set_permissions(folder.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
     }
     let view = view(folder.path());
-    let Some(ViewEntry::VirtualFile(image)) =
+    let Some(ViewEntry::VirtualFile(virtual_file)) =
         view.lookup("".as_ref(), "m.safetensors".as_ref()).unwrap()
     else {
-        panic!("an image")
+        panic!("a virtual file")
     };
-    assert_eq!(image.metadata().mode, 0o440);
+    assert_eq!(virtual_file.metadata().mode, 0o440);
     let newest = names.map(|n| fs::metadata(folder.path().join(n)).unwrap().modified().unwrap());
-    assert_eq!(Some(&image.metadata().mtime), newest.iter().max());
-    assert_eq!(view.virtual_file(&image).unwrap().size(), image.metadata().size);
+    assert_eq!(Some(&virtual_file.metadata().mtime), newest.iter().max());
+    assert_eq!(view.virtual_file(&virtual_file).unwrap().size(), virtual_file.metadata().size);
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn a_key_is_for_those_that_have_it() {
     write(folder.path(), &[("with.pt", &with), ("without.pt", &torch())]);
     write(folder.path(), &[("s-00001-of-00001.safetensors", &valid(&["a"]))]);
     let listed = listed(folder.path(), &["--root", "ema"]);
-    let notes = |n: usize| listed["entries"][n]["image"]["notes"].to_string();
+    let notes = |n: usize| listed["entries"][n]["virtual_file"]["notes"].to_string();
     assert_eq!(listed["entries"].as_array().unwrap().len(), 3);
     assert!(notes(0).contains("has no `ema`"), "{}", notes(0));
     assert!(!notes(1).contains("has no"), "{}", notes(1));

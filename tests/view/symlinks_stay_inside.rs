@@ -227,7 +227,7 @@ fn the_cache_of_a_hub() {
         );
         assert_eq!(hidden(&view, place.join("trees")), ["one.json"]);
         assert_eq!(shown(&view, place.join("trees")), ["two.json"]);
-        // With the originals nothing of a list is missing; the images are there all the same.
+        // With the originals nothing of a list is missing; the virtual files are there all the same.
         let all = view_of_all(source);
         assert_eq!(shown(&all, place.join("trees")), ["one.json", "two.json"]);
         assert_eq!(shown(&all, place.join(".no_exist/one")), ["other", "unet/"]);

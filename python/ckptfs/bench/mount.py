@@ -69,8 +69,8 @@ def _name(source, about):
         [listed] = json.loads(child_process.run("ls", "--json", "--", source).out)
     plain = os.path.basename(about["files"][0]["path"])
     for entry in listed["entries"]:
-        if entry["kind"] == "image" and entry["image"]["identity"] == about["image"]["identity"]:
+        if entry["kind"] == "virtual_file" and entry["virtual_file"]["identity"] == about["virtual_file"]["identity"]:
             return entry["name"]
-        if entry["kind"] != "image" and entry["name"] == plain and about["format"] == "safetensors":
+        if entry["kind"] != "virtual_file" and entry["name"] == plain and about["format"] == "safetensors":
             return plain
     raise error(f"{source}: a mount shows no file for it", "ckptfs ls tells what is shown, and why")

@@ -1,4 +1,4 @@
-//! Which bytes the blocks of open images have, those that are about to be filled among them. No two overlap.
+//! Which bytes the blocks of open virtual files have, those that are about to be filled among them. No two overlap.
 //!
 //! In: pieces that are wanted. Out: which blocks have them, and names for new ones that are to have the rest.
 //! A pure structure.
@@ -144,7 +144,7 @@ mod tests {
             .map(|p| (p.reply_offset, p.bytes.clone()))
             .collect();
         assert_eq!(wanted, [(0, 5..10), (5, 0..10), (15, 0..5)]);
-        // Of another image, or another file, nothing is there.
+        // Of another virtual file, or another file, nothing is there.
         assert!(cover.lookup(1, &[piece(0, 0..40, 0..40)], 9).is_some());
         assert!(cover.lookup(2, &[piece(0, 0..40, 0..40)], 9).is_none());
         assert!(cover.lookup(1, &[piece(1, 0..1, 0..1)], 9).is_none());

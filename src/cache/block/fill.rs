@@ -180,7 +180,7 @@ impl CachedFile {
                 Ok(self.source_of(id).read_through(&self.reader, out, offset)?)
             }
             BlockSource::Tensor(place) => {
-                let start = self.image().tensor_range(place as usize).start;
+                let start = self.virtual_file().tensor_range(place as usize).start;
                 let _kept = self.retain_tensor_pages(place as usize);
                 self.reader.read_at(out, start + offset)?;
                 Ok(())

@@ -18,7 +18,7 @@ use crate::cache::block::pool::{BlockPool, Buffer, BufferSize, SlabId};
 use crate::cache::counters::AtomicCounters;
 use crate::cache::io::reply::{BlockPart, Waiter};
 
-/// The name of a block: of which open image, of what, and which bytes of it.
+/// The name of a block: of which open virtual file, of what, and which bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId {
     pub file_id: u64,
@@ -32,7 +32,7 @@ pub struct BlockId {
 pub enum BlockSource {
     /// A source file, by its origin.
     File(u32),
-    /// A tensor that has to be gathered or turned round, by its place in the image.
+    /// A tensor that has to be gathered or turned round, by its place in the virtual file.
     Tensor(u32),
 }
 
@@ -317,7 +317,7 @@ impl BlockTable {
         true
     }
 
-    /// Lets go of all blocks of an image that is closed, and of all memory with the last of them.
+    /// Lets go of all blocks of a virtual file that is closed, and of all memory with the last of them.
     pub fn remove_file(&self, served: u64) {
         let mut blocks = self.lock();
         let gone: Vec<BlockId> =

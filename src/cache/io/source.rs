@@ -1,4 +1,4 @@
-//! What is known of one source of an open image: whether it may keep us waiting, who reads it, and
+//! What is known of one source of an open virtual file: whether it may keep us waiting, who reads it, and
 //! how.
 
 use std::ops::Range;

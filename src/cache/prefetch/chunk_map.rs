@@ -1,13 +1,13 @@
-//! An image cut into stretches of one length, and sets of them.
+//! A virtual file cut into stretches of one length, and sets of them.
 //!
-//! In: the size of an image, and ranges of it. Out: which stretches they touch, and the bytes of some.
+//! In: the size of a virtual file, and ranges of it. Out: which stretches they touch, and the bytes of some.
 
 use std::ops::Range;
 
-/// The stretches of an image: all are of one length, but for the last.
+/// The stretches of a virtual file: all are of one length, but for the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkMap {
-    /// The image's size.
+    /// The virtual file's size.
     pub size: u64,
     pub chunk_bytes: u64,
 }

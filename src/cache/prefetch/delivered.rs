@@ -1,4 +1,4 @@
-//! What of an image its readers were given, and so what is not to be fetched ahead: the kernel keeps it.
+//! What of a virtual file its readers were given, and so what is not to be fetched ahead: the kernel keeps it.
 //!
 //! In: the range of each read. Out: what of a range was not read yet. A pure state machine.
 
@@ -8,8 +8,8 @@ use std::ops::Range;
 /// What lies between two ranges that were read counts as read too if it is less than this: it is not worth fetching.
 const MIN_GAP_BYTES: u64 = 64 << 10;
 
-/// Ranges at the most, half a mebibyte of memory. Of an image that is read in more places those that come later are
-/// not noted.
+/// Ranges at the most, half a mebibyte of memory. Of a virtual file that is read in more places those that come later
+/// are not noted.
 const MAX_RANGE_COUNT: usize = 1 << 14;
 
 /// How much is read again, with nothing new between, before that shows that the kernel keeps nothing. It lets go of

@@ -1,7 +1,7 @@
 //! What is fetched before it is asked for: what `readahead` says of the streams that readers are, the tensors that come
 //! next by `tensor_predictor`, and what the load before went on with by `access_trace`.
 //!
-//! In: each read of an open image. Out: blocks that are about to be filled.
+//! In: each read of an open virtual file. Out: blocks that are about to be filled.
 
 pub mod chunk_map;
 pub mod delivered;
@@ -30,7 +30,7 @@ use crate::cache::prefetch::trace_store::TraceHandle;
 /// A tensor of less comes with others in one read: which one comes next says little.
 const MIN_PREDICTED_TENSOR_BYTES: u64 = 1 << 20;
 
-/// What is known of how an open image is read.
+/// What is known of how an open virtual file is read.
 pub(super) struct Prefetcher {
     readahead: Mutex<Readahead>,
     delivered: Mutex<DeliveredRanges>,
@@ -40,11 +40,11 @@ pub(super) struct Prefetcher {
 }
 
 impl Prefetcher {
-    pub(super) fn new(cache: &Cache, image: &VirtualFile) -> Prefetcher {
+    pub(super) fn new(cache: &Cache, virtual_file: &VirtualFile) -> Prefetcher {
         // A file as it is has no layout that would be known again.
-        let orders = cache.traces.as_ref().filter(|_| !image.is_plain());
+        let orders = cache.traces.as_ref().filter(|_| !virtual_file.is_plain());
         let kept = orders.and_then(|orders| {
-            Some(orders.open(image.layout_hash(), AccessTrace::new(image.size())?))
+            Some(orders.open(virtual_file.layout_hash(), AccessTrace::new(virtual_file.size())?))
         });
         let (planner, given, course) = Default::default();
         Prefetcher { readahead: planner, delivered: given, predictor: course, trace: kept }
@@ -63,9 +63,10 @@ impl CachedFile {
     pub(super) fn classify(&self, range: &Range<u64>) -> ReadPattern {
         let mut given = lock(&self.prefetcher.delivered);
         let (_, limit) = self.cache.blocks.pool.held_and_limit();
-        let image = self.image();
-        let tensor = image.tensor_at(range.start).map(|place| image.tensor_range(place));
-        let ends = ReadBounds { tensor, file_end: image.size() };
+        let virtual_file = self.virtual_file();
+        let tensor =
+            virtual_file.tensor_at(range.start).map(|place| virtual_file.tensor_range(place));
+        let ends = ReadBounds { tensor, file_end: virtual_file.size() };
         let seen = lock(&self.prefetcher.readahead).classify(
             range,
             ends,
@@ -79,8 +80,8 @@ impl CachedFile {
 
     /// Whether the first page of a tensor is in it.
     pub(super) fn contains_tensor_start(&self, range: &Range<u64>) -> bool {
-        let last = self.image().tensor_at(range.end - 1);
-        last.is_some_and(|place| self.image().tensor_range(place).start >= range.start)
+        let last = self.virtual_file().tensor_at(range.end - 1);
+        last.is_some_and(|place| self.virtual_file().tensor_range(place).start >= range.start)
     }
 
     /// Has fetched what the load before went on with.
@@ -98,10 +99,10 @@ impl CachedFile {
             self.prefetch_undelivered(&ahead, u64::MAX, range);
         }
         if seen.enters_tensor
-            && let Some(place) = self.image().tensor_at(range.start)
+            && let Some(place) = self.virtual_file().tensor_at(range.start)
         {
             for (next, bytes) in self.predict_tensors(place as u32) {
-                let next = self.image().tensor_range(next as usize);
+                let next = self.virtual_file().tensor_range(next as usize);
                 self.prefetch_undelivered(&next, bytes, range);
             }
         }
@@ -109,16 +110,16 @@ impl CachedFile {
 
     /// The tensors that will probably be read after one, and how much of each to fetch.
     fn predict_tensors(&self, place: u32) -> Vec<(u32, u64)> {
-        let image = self.image();
-        let range = |place: u32| image.tensor_range(place as usize);
+        let virtual_file = self.virtual_file();
+        let range = |place: u32| virtual_file.tensor_range(place as usize);
         let is_large =
             |place: u32| range(place).end - range(place).start >= MIN_PREDICTED_TENSOR_BYTES;
         if !is_large(place) {
             return Vec::new();
         }
-        let name = |place: u32| &*image.tensors()[place as usize].name;
+        let name = |place: u32| &*virtual_file.tensors()[place as usize].name;
         let course = self.prefetcher.predictor.get_or_init(|| {
-            let all = 0..image.tensors().len() as u32;
+            let all = 0..virtual_file.tensors().len() as u32;
             Mutex::new(TensorPredictor::new(all.filter(|&n| is_large(n)).map(|n| (n, name(n)))))
         });
         let left = |place| {

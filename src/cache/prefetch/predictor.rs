@@ -1,7 +1,7 @@
 //! Which tensors come after one, by their names.
 //!
-//! In: the tensors of an image, and each that a reader comes to. Out: those to fetch ahead and how much of each, because
-//! readers went on so from tensors of such names before. A pure state machine, like `readahead`.
+//! In: the tensors of a virtual file, and each that a reader comes to. Out: those to fetch ahead and how much of each,
+//! because readers went on so from tensors of such names before. A pure state machine, like `readahead`.
 //!
 //! Loaders take the tensors of every layer in one order: that of names, of the model's modules, or one of their own.
 //! Where they lie is another matter. So a step from one tensor to the next is noted as what changed in the name: which
@@ -36,7 +36,7 @@ const MAX_PREDICTIONS: usize = 64;
 /// A number with more digits than this is text.
 const MAX_DIGITS: usize = 9;
 
-/// What is known of an open image. Of each tensor it keeps a number of 8 bytes and its place.
+/// What is known of an open virtual file. Of each tensor it keeps a number of 8 bytes and its place.
 #[derive(Debug, Default)]
 pub struct TensorPredictor {
     /// The places of tensors by the hash of their names: to take one for another costs a wrong guess.

@@ -1,9 +1,8 @@
 //! What to read before it is asked for.
 //!
-//! In: the range of each read of one image, whoever asked, the tensor that it begins in, and what readers were given
-//! so far.
-//! Out: the range to fetch ahead, if any, and whether a reader comes to a tensor.
-//! A pure state machine: it reads nothing, knows no clock and cannot fail.
+//! In: the range of each read of one virtual file, whoever asked, the tensor that it begins in, and what readers were
+//! given so far. Out: the range to fetch ahead, if any, and whether a reader comes to a tensor. A pure state machine:
+//! it reads nothing, knows no clock and cannot fail.
 //!
 //! Reads that follow one another closely are a stream. Real loaders have several at once, from
 //! several threads, and before them they touch the first page of every tensor, which is hundreds
@@ -115,7 +114,7 @@ struct ReadStream {
 pub struct ReadBounds {
     /// The tensor that the read begins in, if it begins in one.
     pub tensor: Option<Range<u64>>,
-    /// The end of the image.
+    /// The end of the virtual file.
     pub file_end: u64,
 }
 
@@ -240,7 +239,7 @@ impl ReadStream {
         range: &Range<u64>,
         given: &DeliveredRanges,
         widest: u64,
-        image: u64,
+        virtual_file: u64,
     ) -> Option<Range<u64>> {
         if range.end <= self.end {
             return None;
@@ -253,7 +252,7 @@ impl ReadStream {
             return None;
         }
         self.window = (self.window * 2).max(FIRST_WINDOW_BYTES).min(widest);
-        let end = given.advance(self.end, self.window).min(self.tensor_bound).min(image);
+        let end = given.advance(self.end, self.window).min(self.tensor_bound).min(virtual_file);
         let fetch = self.prefetched_end.max(self.end)..end;
         self.prefetched_end = self.prefetched_end.max(fetch.end);
         (!fetch.is_empty()).then_some(fetch)
@@ -291,8 +290,8 @@ mod tests {
         seen.prefetch
     }
 
-    fn ends(image: u64) -> ReadBounds {
-        ReadBounds { tensor: None, file_end: image }
+    fn ends(virtual_file: u64) -> ReadBounds {
+        ReadBounds { tensor: None, file_end: virtual_file }
     }
 
     fn nothing() -> DeliveredRanges {
@@ -478,7 +477,7 @@ mod tests {
         );
         // Who reads in the middle of a tensor may wait for any of it.
         assert!(!is_around(10 * apart + 5 * MIB) && is_around(11 * apart + 15 * MIB));
-        // Who reads from the image's start reads all of it.
+        // Who reads from the virtual file's start reads all of it.
         let mut planner = Readahead::default();
         let mut seen = |at, ends| planner.classify(&(at..at + MIB), ends, &nothing(), WIDEST, MOST);
         assert!(!seen(0, ends(MOST)).is_fault_around);

@@ -1,6 +1,6 @@
-//! The order in which the parts of an image are first read, and following that of an earlier load.
+//! The order in which the parts of a virtual file are first read, and following that of an earlier load.
 //!
-//! In: the range of each read of one image, whoever asked, and perhaps the order of a load before. Out:
+//! In: the range of each read of one virtual file, whoever asked, and perhaps the order of a load before. Out:
 //! the order so far, and the ranges to fetch ahead because that load went on there.
 //! A pure state machine, like `readahead`: it reads nothing, knows no clock and cannot fail.
 //!
@@ -16,11 +16,11 @@ use crate::cache::prefetch::chunk_map::{ChunkMap, ChunkSet};
 /// Stretches are at least as long as blocks are.
 const MIN_CHUNK_BYTES: u64 = 1 << 20;
 
-/// Stretches of an image at the most, so that the number of one takes two bytes: those of an image of
+/// Stretches of a virtual file at the most, so that the number of one takes two bytes: those of a virtual file of
 /// more than 64 GiB are longer.
 const MAX_CHUNK_COUNT: u64 = 1 << 16;
 
-/// Less than this, or than half of the image, is nobody's load.
+/// Less than this, or than half of the virtual file, is nobody's load.
 const MIN_LOAD_BYTES: u64 = 64 << 20;
 
 /// The first window.
@@ -33,12 +33,12 @@ const MAX_LOOKAHEAD_CHUNKS: usize = 64;
 /// Stretches in a row that are in the order, but not near where it is, after which it is given up.
 const MAX_STRAY_CHUNKS: u32 = 8;
 
-/// The stretches of an image of so many bytes.
+/// The stretches of a virtual file of so many bytes.
 pub fn chunk_map(size: u64) -> ChunkMap {
     ChunkMap::new(size, MIN_CHUNK_BYTES, MAX_CHUNK_COUNT)
 }
 
-/// What is known of the order in which one open image is read. At its largest, with an order to follow,
+/// What is known of the order in which one open virtual file is read. At its largest, with an order to follow,
 /// it takes 520 KiB.
 #[derive(Debug)]
 pub struct AccessTrace {
@@ -69,7 +69,7 @@ struct TraceCursor {
 const NOT_IN_TRACE: u32 = u32::MAX;
 
 impl AccessTrace {
-    /// Of an image of so many bytes; `None` if it is too small to be remembered.
+    /// Of a virtual file of so many bytes; `None` if it is too small to be remembered.
     pub fn new(size: u64) -> Option<AccessTrace> {
         let stretches = chunk_map(size);
         let (asked, noted) = (ChunkSet::new(stretches), Vec::new());
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn less_than_half_is_no_load_and_a_small_image_none_at_all() {
+    fn less_than_half_is_no_load_and_a_small_virtual_file_none_at_all() {
         assert!(AccessTrace::new(MIN_LOAD_BYTES - 1).is_none());
         let mut order = AccessTrace::new(400 * MIB).unwrap();
         load(&mut order, &shuffled()[..199]);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_of_large_images_are_longer_and_never_more() {
+    fn stretches_of_large_virtual_files_are_longer_and_never_more() {
         for (size, count) in
             [(64 << 30, 1 << 16), ((64 << 30) + 1, (1 << 15) + 1), (1 << 40, 1 << 16)]
         {
@@ -352,7 +352,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_read_what_is_fetched_is_in_the_image_unread_and_bounded(
+        fn whatever_is_read_what_is_fetched_is_in_the_virtual_file_unread_and_bounded(
             remembered in Just((0..300u16).collect::<Vec<_>>()).prop_shuffle(),
             known in 0..300usize,
             reads in prop::collection::vec((0u64..600, 0u64..4), 1..400),

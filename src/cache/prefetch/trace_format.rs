@@ -1,9 +1,9 @@
 //! The order of a load as it is written to a file.
 //!
-//! In: an order; or bytes that may be anything. Out: its bytes; or the order, each stretch of the image
+//! In: an order; or bytes that may be anything. Out: its bytes; or the order, each stretch of the virtual file
 //! in it at most once. What is odd in any way is no order.
 //!
-//! A line with the version, the image's size, runs of stretches that follow one another (the first, and
+//! A line with the version, the virtual file's size, runs of stretches that follow one another (the first, and
 //! how many come after it, two bytes each), and a hash of all that. Numbers are little-endian.
 
 use crate::cache::prefetch::chunk_map::{ChunkMap, ChunkSet};
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_the_image_is_no_order_whatever_its_hash() {
+    fn what_does_not_fit_the_virtual_file_is_no_order_whatever_its_hash() {
         assert_eq!(decode_trace(&hashed(&[(5, 1), (0, 0)]), stretches()), Some(vec![5, 6, 0]));
         assert_eq!(decode_trace(&hashed(&[(0, 299)]), stretches()).unwrap().len(), 300);
         for runs in [&[(0, 300)][..], &[(300, 0)], &[(u16::MAX, u16::MAX)], &[(5, 1), (6, 0)]] {

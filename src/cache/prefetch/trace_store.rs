@@ -1,7 +1,7 @@
-//! The orders of loads in a folder of the user's, one file for each layout of an image.
+//! The orders of loads in a folder of the user's, one file for each layout of a virtual file.
 //!
-//! In: the orders of open images, to be followed as the file of their layout says, and to be written to it
-//! when the image is closed. Out: nothing that anybody waits for, and no error: whatever fails, loads are as
+//! In: the orders of open virtual files, to be followed as the file of their layout says, and to be written to it
+//! when the virtual file is closed. Out: nothing that anybody waits for, and no error: whatever fails, loads are as
 //! they were without. It all happens on threads of its own, which may wait.
 //!
 //! Two models of one architecture have the same layout, and are loaded in the same order. What is found in
@@ -36,7 +36,7 @@ const MAX_TOTAL_BYTES: u64 = 4 << 20;
 /// How long the end of a mount waits for what is being written.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Where orders are kept, and those of the images that are open.
+/// Where orders are kept, and those of the virtual files that are open.
 pub struct TraceStore {
     folder: PathBuf,
     executor: Arc<IoExecutor>,
@@ -45,7 +45,7 @@ pub struct TraceStore {
     write_done: Condvar,
 }
 
-/// The order of one open image. It is written when this is dropped.
+/// The order of one open virtual file. It is written when this is dropped.
 pub struct TraceHandle {
     pub trace: Arc<Mutex<AccessTrace>>,
     layout: Digest,
@@ -86,7 +86,7 @@ impl TraceStore {
         kept
     }
 
-    /// Writes the orders of all images that are still open, and waits a moment for all that is being written.
+    /// Writes the orders of all virtual files that are still open, and waits a moment for all that is being written.
     pub fn flush(self: &Arc<Self>) {
         let open = std::mem::take(&mut *lock(&self.open));
         open.iter().filter_map(Weak::upgrade).for_each(|kept| self.write(kept.layout, &kept.trace));

@@ -149,7 +149,7 @@ fn hash() -> Digest {
     made.layout_hash()
 }
 
-/// An order of an image of 100 MiB, read from its end to its start.
+/// An order of a virtual file of 100 MiB, read from its end to its start.
 fn backwards() -> AccessTrace {
     let mut order = AccessTrace::new(100 << 20).unwrap();
     for at in (0..100).rev() {
@@ -167,7 +167,7 @@ fn until(mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_load_is_followed_by_the_next_whether_its_image_was_closed_or_is_still_open() {
+fn a_load_is_followed_by_the_next_whether_its_virtual_file_was_closed_or_is_still_open() {
     for is_closed in [true, false] {
         let place = tempfile::tempdir().unwrap();
         let orders = TraceStore::new(place.path().join("orders"));

@@ -133,7 +133,8 @@ fn write_mounts(mounts: &[MountReport], json: bool, out: &mut dyn Write) -> io::
     if mounts.is_empty() {
         return writeln!(out, "no mounts");
     }
-    let heads = ["MOUNTPOINT", "SOURCE", "UP", "SERVED", "IMAGES", "CACHE", "READ AHEAD", "ERRORS"];
+    let heads =
+        ["MOUNTPOINT", "SOURCE", "UP", "SERVED", "VIRTUAL FILES", "CACHE", "READ AHEAD", "ERRORS"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for mount in mounts {
         let is_removed = mount.stats.as_ref().is_some_and(|stats| stats.source_removed);
@@ -180,9 +181,9 @@ fn state_text(mount: &MountReport) -> String {
 }
 
 fn stats_cells(stats: &MountStats) -> [String; 6] {
-    let images = match stats.images.refused {
-        0 => stats.images.known.to_string(),
-        refused => format!("{} ({refused} refused)", stats.images.known),
+    let virtual_files = match stats.virtual_files.refused {
+        0 => stats.virtual_files.known.to_string(),
+        refused => format!("{} ({refused} refused)", stats.virtual_files.known),
     };
     let cache = format!(
         "{} of {}",
@@ -204,7 +205,7 @@ fn stats_cells(stats: &MountStats) -> [String; 6] {
     [
         format_duration(stats.uptime_s),
         format_bytes(stats.bytes_served),
-        images,
+        virtual_files,
         cache,
         ahead,
         stats.errors.to_string(),
@@ -235,7 +236,7 @@ mod tests {
     fn a_table_of_mounts_of_every_kind() {
         let mut stats =
             MountStats { uptime_s: 90, bytes_served: 2_200_000_000, ..MountStats::default() };
-        stats.images.known = 3;
+        stats.virtual_files.known = 3;
         stats.prefetch.fetched = 100;
         stats.prefetch.used = 90;
         stats.prefetch.replayed = 40;
@@ -246,8 +247,8 @@ mod tests {
         let mut text = Vec::new();
         write_mounts(&mounts, false, &mut text).unwrap();
         let expected = "\
-MOUNTPOINT             SOURCE   UP      SERVED  IMAGES  CACHE               READ AHEAD                           ERRORS
-/a                     /models  1m 30s  2.2 GB  3       0 bytes of 0 bytes  90% used, 0% wasted, 40% remembered  0
+MOUNTPOINT             SOURCE   UP      SERVED  VIRTUAL FILES  CACHE               READ AHEAD                           ERRORS
+/a                     /models  1m 30s  2.2 GB  3              0 bytes of 0 bytes  90% used, 0% wasted, 40% remembered  0
 /dead\\u{1b}\\nmount  /models  DEAD: its daemon was killed; ckptfs unmount or mount takes it away
 ";
         let text = String::from_utf8(text).unwrap();

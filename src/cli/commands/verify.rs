@@ -36,14 +36,14 @@ fn read_all(
     path: &Path,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let image = reader.virtual_file();
-    let meter = ProgressMeter::new(image.size())?;
+    let virtual_file = reader.virtual_file();
+    let meter = ProgressMeter::new(virtual_file.size())?;
     let done = verify::read_all(reader, &meter);
     meter.finish();
     if !done? {
         return Err(stopped_error());
     }
-    let (n, size) = (image.tensors().len(), image.size());
+    let (n, size) = (virtual_file.tensors().len(), virtual_file.size());
     let name = one_line(&path.display().to_string());
     writeln!(
         out,

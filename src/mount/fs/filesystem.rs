@@ -1,7 +1,7 @@
 //! The answers to the kernel.
 //!
 //! In: requests, on the few threads of the session. Out: exactly one reply to each. What may wait for
-//! the source's filesystem is asked on other threads ([`Askers`]), and images are read by the cache on
+//! the source's filesystem is asked on other threads ([`Askers`]), and virtual files are read by the cache on
 //! its own, so that the session's threads never wait: a source that hangs holds up only those who ask
 //! for it. No decision about what is shown is taken here.
 

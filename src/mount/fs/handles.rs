@@ -1,4 +1,4 @@
-//! What is open: images, files passed through, and files that the kernel reads by itself.
+//! What is open: virtual files, files passed through, and files that the kernel reads by itself.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -98,11 +98,16 @@ pub enum HandleContent {
 
 impl HandleTable {
     pub fn new(view: Arc<View>, cache: Arc<Cache>, memory: u64, passthrough: bool) -> HandleTable {
-        let for_images = memory.saturating_sub(MIN_BLOCKS_BYTES + memory / CLOSED_FILES_DIVISOR);
+        let for_virtual_files =
+            memory.saturating_sub(MIN_BLOCKS_BYTES + memory / CLOSED_FILES_DIVISOR);
         HandleTable {
             next: AtomicU64::new(1),
             handles: Mutex::default(),
-            virtual_files: OpenVirtualFiles::new(Arc::clone(&view), Arc::clone(&cache), for_images),
+            virtual_files: OpenVirtualFiles::new(
+                Arc::clone(&view),
+                Arc::clone(&cache),
+                for_virtual_files,
+            ),
             view,
             cache,
             cached_sources: Mutex::default(),
@@ -129,17 +134,17 @@ impl HandleTable {
         self.passthrough.store(works, Ordering::Relaxed);
     }
 
-    /// Images that are open, and what they weigh.
+    /// Virtual files that are open, and what they weigh.
     pub fn virtual_file_usage(&self) -> (u64, u64) {
         self.virtual_files.usage()
     }
 
-    /// About how many bytes images take, open or kept.
+    /// About how many bytes virtual files take, open or kept.
     pub fn held_bytes(&self) -> u64 {
         self.virtual_files.usage().1 + self.view.cached_bytes()
     }
 
-    /// Leaves to blocks what images do not take.
+    /// Leaves to blocks what virtual files do not take.
     fn rebalance(&self) {
         let rest = self.budget.saturating_sub(self.held_bytes());
         self.cache.set_memory_limit(rest.max(MIN_BLOCKS_BYTES.min(self.budget)));
@@ -149,10 +154,10 @@ impl HandleTable {
     pub fn prepare_open(&self, number: u64, node: &Inode) -> Result<PreparedOpen, view::ViewError> {
         if let InodeKind::VirtualFile(shown) = &node.kind {
             let is_cache_valid = shown.is_settled() && !lock(&self.unsettled).contains(&number);
-            let image = self.virtual_files.open(number, shown, is_cache_valid)?;
+            let virtual_file = self.virtual_files.open(number, shown, is_cache_valid)?;
             self.rebalance();
             return Ok(PreparedOpen::VirtualFile {
-                file: image,
+                file: virtual_file,
                 is_cache_valid,
                 is_settled: shown.is_settled(),
             });
@@ -183,12 +188,12 @@ impl HandleTable {
         reply: &ReplyOpen,
     ) -> Result<OpenedHandle, view::ViewError> {
         match ready {
-            PreparedOpen::VirtualFile { file: image, is_cache_valid, is_settled } => {
+            PreparedOpen::VirtualFile { file: virtual_file, is_cache_valid, is_settled } => {
                 if !is_settled {
                     lock(&self.unsettled).insert(number);
                 }
                 let fresh = (is_settled && !is_cache_valid).then_some(FreshCache::VirtualFile);
-                let handle = self.add(number, HandleContent::VirtualFile(image), fresh);
+                let handle = self.add(number, HandleContent::VirtualFile(virtual_file), fresh);
                 let flags = keep_cache_if(is_cache_valid) | NO_FLUSH_FLAG;
                 Ok(OpenedHandle { handle, flags, backing: None })
             }
@@ -240,14 +245,14 @@ impl HandleTable {
     ) -> Result<Arc<CachedFile>, view::ViewError> {
         let known = lock(&self.cached_sources).get(&number).and_then(Weak::upgrade);
         let is_of_it = |served: &Arc<CachedFile>| {
-            let files = served.image().source_files();
+            let files = served.virtual_file().source_files();
             files.iter().all(|known| known.state() == file.file().state())
         };
         if let Some(known) = known.filter(is_of_it) {
             return Ok(known);
         }
-        let image = Arc::new(VirtualFile::plain(Arc::clone(file.file())));
-        let served = self.cache.open(Arc::new(image.open()?));
+        let virtual_file = Arc::new(VirtualFile::plain(Arc::clone(file.file())));
+        let served = self.cache.open(Arc::new(virtual_file.open()?));
         lock(&self.cached_sources).insert(number, Arc::downgrade(&served));
         Ok(served)
     }
@@ -309,27 +314,29 @@ impl HandleTable {
         match &open.content {
             // The kernel reads it by itself.
             HandleContent::Backing => answer.fail(Errno::EBADF),
-            HandleContent::VirtualFile(image) => match self.virtual_files.resident(image) {
-                Some(served) => answer.read_virtual_file(&served, range),
-                None => {
-                    let (opened, image) = (Arc::clone(self), Arc::clone(image));
-                    let asker = answer.pool.clone();
-                    asker.run(image.device, move || {
-                        match opened.virtual_files.resident_or_reopened(&image) {
-                            Ok(served) => {
-                                opened.rebalance();
-                                answer.read_virtual_file(&served, range);
-                            }
-                            Err(error) => {
-                                if opened.cache.should_log(Some(error.path())) {
-                                    tracing::error!("{error}");
+            HandleContent::VirtualFile(virtual_file) => {
+                match self.virtual_files.resident(virtual_file) {
+                    Some(served) => answer.read_virtual_file(&served, range),
+                    None => {
+                        let (opened, virtual_file) = (Arc::clone(self), Arc::clone(virtual_file));
+                        let asker = answer.pool.clone();
+                        asker.run(virtual_file.device, move || {
+                            match opened.virtual_files.resident_or_reopened(&virtual_file) {
+                                Ok(served) => {
+                                    opened.rebalance();
+                                    answer.read_virtual_file(&served, range);
                                 }
-                                answer.fail(view_errno(&error));
+                                Err(error) => {
+                                    if opened.cache.should_log(Some(error.path())) {
+                                        tracing::error!("{error}");
+                                    }
+                                    answer.fail(view_errno(&error));
+                                }
                             }
-                        }
-                    });
+                        });
+                    }
                 }
-            },
+            }
             HandleContent::File(file, served) => {
                 // What was written behind its end since it was opened is not known to who reads ahead.
                 let is_inside =

@@ -1,7 +1,7 @@
 //! Inodes: which number stands for what, as long as the kernel remembers it.
 //!
 //! A number is a hash of what it stands for, so that the same thing has the same number again after
-//! it was forgotten. New content is another thing: an image by its identity, a file by its device,
+//! it was forgotten. New content is another thing: a virtual file by its identity, a file by its device,
 //! inode and birth. The kernel remembers every name that was looked up, so each must take little memory.
 
 use std::collections::HashMap;

@@ -14,7 +14,7 @@ use crate::threads::lock;
 use crate::view::{self, ShownFile, View};
 use crate::virtual_file::VirtualFile;
 
-/// An image that is open at least once.
+/// A virtual file that is open at least once.
 pub struct OpenVirtualFile {
     shown: Arc<ShownFile>,
     /// The device of its first source, for which a read waits.
@@ -43,10 +43,10 @@ struct Footprint {
 }
 
 impl Footprint {
-    fn of(image: &VirtualFile) -> Footprint {
+    fn of(virtual_file: &VirtualFile) -> Footprint {
         Footprint {
-            descriptors: (image.source_files().len() * DESCRIPTORS_PER_FILE) as u64,
-            bytes: image.memory_bytes(),
+            descriptors: (virtual_file.source_files().len() * DESCRIPTORS_PER_FILE) as u64,
+            bytes: virtual_file.memory_bytes(),
         }
     }
 
@@ -126,7 +126,7 @@ impl OpenVirtualFiles {
         }
     }
 
-    /// Opens an image once more. One that is open already is verified to be what its sources are.
+    /// Opens a virtual file once more. One that is open already is verified to be what its sources are.
     ///
     /// Unless the cache is valid, nothing that was read before is used: the sources are read anew, and all handles
     /// read that from now on.
@@ -141,11 +141,17 @@ impl OpenVirtualFiles {
         let (opened, reader) = match known {
             Some(open) => {
                 let served = self.resident_or_reopened(&open)?;
-                (open, OpenReader { footprint: Footprint::of(served.image()), cached_file: served })
+                (
+                    open,
+                    OpenReader {
+                        footprint: Footprint::of(served.virtual_file()),
+                        cached_file: served,
+                    },
+                )
             }
             None => {
                 let reader = self.open_reader(shown)?;
-                let files = reader.cached_file.image().source_files();
+                let files = reader.cached_file.virtual_file().source_files();
                 let device = files.first().map_or(0, |file| file.identity().dev);
                 let used = AtomicU64::new(self.tick());
                 let shown = Arc::clone(shown);
@@ -227,10 +233,10 @@ impl OpenVirtualFiles {
     }
 
     fn open_reader(&self, shown: &ShownFile) -> Result<OpenReader, view::ViewError> {
-        let image = self.view.virtual_file(shown)?;
-        let footprint = Footprint::of(&image);
+        let virtual_file = self.view.virtual_file(shown)?;
+        let footprint = Footprint::of(&virtual_file);
         self.make_room(footprint);
-        let reader = Arc::new(image.open()?);
+        let reader = Arc::new(virtual_file.open()?);
         Ok(OpenReader { cached_file: self.cache.open(reader), footprint })
     }
 

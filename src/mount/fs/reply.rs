@@ -1,4 +1,4 @@
-//! The answer to a read: from what reads an image, or from a file as it is now.
+//! The answer to a read: from what reads a virtual file, or from a file as it is now.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl ReadReply {
         self.reply.data(bytes);
     }
 
-    /// From an image. What is wrong with it is told by the cache, which knows whether it was before.
+    /// From a virtual file. What is wrong with it is told by the cache, which knows whether it was before.
     pub fn read_virtual_file(self, served: &Arc<CachedFile>, range: ReadRange) {
         let done = move |read: Result<&[u8], &CacheError>| match read {
             Ok(bytes) => self.send(bytes),

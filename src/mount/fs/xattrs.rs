@@ -37,7 +37,7 @@ pub fn value(context: &MountContext, number: u64, node: &Inode, name: &OsStr) ->
 
 fn source_json(context: &MountContext, node: &Inode) -> Option<Vec<u8>> {
     let view = &context.view;
-    let (way, image, options) = match &node.kind {
+    let (way, is_virtual_file, options) = match &node.kind {
         InodeKind::VirtualFile(shown) => (shown.source(), true, shown.options()),
         _ => (view.source_path(&node.path.to_path()), false, &view.options().parse),
     };
@@ -46,7 +46,7 @@ fn source_json(context: &MountContext, node: &Inode) -> Option<Vec<u8>> {
         source: context.source.to_string_lossy().into_owned().into(),
         // Another program could not find a path that is no text.
         path: way.to_str()?.into(),
-        image,
+        is_virtual_file,
         options: RecordedOptions {
             root: options.root_key.clone(),
             allow_partial: options.allow_partial,

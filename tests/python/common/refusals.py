@@ -18,7 +18,7 @@ def check_refused(ckptfs, path, *words, tensor=None, options=()):
         for word in [path.name, "what to do: ", *named, *words]:
             assert word in outcome.stderr
     report = inspect.json()
-    assert report["image"] is None
+    assert report["virtual_file"] is None
     assert report["refused"]
     assert all(entry["reason"] and entry["remedy"] for entry in report["refused"])
     if tensor is not None:

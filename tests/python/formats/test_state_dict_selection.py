@@ -57,7 +57,7 @@ def refuses(ckptfs, tmp_path):
                 assert word in outcome.stderr
         assert not out.exists()
         report = outcome.json()
-        assert report["image"] is None
+        assert report["virtual_file"] is None
         assert all(entry["reason"] and entry["remedy"] for entry in report["refused"])
         return report
 

@@ -171,7 +171,7 @@ def test_of_some_that_is_gathered_and_some_that_is_not_nothing_is_left(mounts, m
     evict(sources(between.point))
     mount = mounts(between.point, "--memory", "64M")
     os.close(reads_at_random(mount / "loose/mixed.safetensors", 8, 40, MIB))
-    until("the image is closed", lambda: mount.stats()["images"]["open"] == 0)
+    until("the image is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
     until("nothing of it is there", lambda: of_page_cache(sources(between.point)) <= EDGES)
 
 
@@ -187,7 +187,7 @@ def test_what_others_have_read_since_the_image_was_opened_stays(mounts, shards):
             read(path, range(16 * MIB, 24 * MIB))
             image.read()
             there = of_page_cache([path])
-        until("the image is closed", lambda: mount.stats()["images"]["open"] == 0)
+        until("the image is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
         mount.unmount()
         return min(there, of_page_cache([path])) >= 8 * MIB
 
@@ -202,5 +202,5 @@ def test_what_lies_in_an_overlay_stays(mounts, strided, overlay):
     assert before >= 64 * MIB
     with open(mount / "loose/turned.safetensors", "rb") as file:
         assert len(file.read()) > 64 * MIB
-    until("the image is closed", lambda: mount.stats()["images"]["open"] == 0)
+    until("the image is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
     assert of_page_cache([source]) >= before // 2

@@ -19,8 +19,8 @@ pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> 
         Ok(checkpoint) => {
             let mut report = InspectReport::from_checkpoint(&checkpoint);
             let outcome = match VirtualFile::new(checkpoint) {
-                Ok(image) => {
-                    report.set_virtual_file(&image);
+                Ok(virtual_file) => {
+                    report.set_virtual_file(&virtual_file);
                     Ok(())
                 }
                 Err(error) => {
@@ -66,7 +66,7 @@ pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> 
 
 fn write_text(report: &InspectReport, args: &InspectArgs, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{}", one_line(&args.source.path.display().to_string()))?;
-    let mut line = |label: &str, text: String| writeln!(out, "  {label:<9} {text}");
+    let mut line = |label: &str, text: String| writeln!(out, "  {label:<12} {text}");
     let format = report.format.map_or("unknown", |format| format.name());
     let total: u64 = report.files.iter().map(|file| file.size).sum();
     line(
@@ -97,20 +97,20 @@ fn write_text(report: &InspectReport, args: &InspectArgs, out: &mut dyn Write) -
     for (key, value) in &report.metadata {
         line("metadata", format!("{} = {}", one_line(key), truncate(&one_line(value))))?;
     }
-    match &report.image {
-        Some(image) => {
+    match &report.virtual_file {
+        Some(virtual_file) => {
             line(
-                "image",
+                "virtual file",
                 format!(
                     "{}, {} of it header",
-                    format_bytes(image.size),
-                    format_bytes(image.header_size)
+                    format_bytes(virtual_file.size),
+                    format_bytes(virtual_file.header_size)
                 ),
             )?;
-            line("layout", image.layout.clone())?;
-            line("identity", image.identity.clone())?;
+            line("layout", virtual_file.layout.clone())?;
+            line("identity", virtual_file.identity.clone())?;
         }
-        None => line("image", "none: refused".to_owned())?,
+        None => line("virtual file", "none: refused".to_owned())?,
     }
     for note in &report.notes {
         line("note", one_line(note))?;

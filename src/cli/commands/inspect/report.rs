@@ -15,7 +15,7 @@ pub struct InspectReport {
     pub metadata: BTreeMap<String, String>,
     pub notes: Vec<String>,
     pub refused: Vec<RefusalReport>,
-    pub image: Option<VirtualFileReport>,
+    pub virtual_file: Option<VirtualFileReport>,
 }
 
 #[derive(Debug, Serialize)]
@@ -52,7 +52,7 @@ pub struct VirtualFileReport {
 }
 
 impl InspectReport {
-    /// What a checkpoint that could be read holds; its image is still to be said.
+    /// What a checkpoint that could be read holds; its virtual file is still to be said.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> InspectReport {
         let shares = find_overlaps(&checkpoint.tensors);
         let name = |place: usize| checkpoint.tensors[place].name.to_string();
@@ -83,7 +83,7 @@ impl InspectReport {
             metadata: checkpoint.metadata.clone().unwrap_or_default(),
             notes: checkpoint.notes.clone(),
             refused: refused.collect(),
-            image: None,
+            virtual_file: None,
         }
     }
 
@@ -96,18 +96,18 @@ impl InspectReport {
             metadata: BTreeMap::new(),
             notes: Vec::new(),
             refused: vec![RefusalReport { tensor: None, path, reason, remedy: remedy.to_owned() }],
-            image: None,
+            virtual_file: None,
         }
     }
 
     /// Adds what the checkpoint looks like as one file.
-    pub fn set_virtual_file(&mut self, image: &VirtualFile) {
-        self.metadata = image.metadata().clone();
-        self.image = Some(VirtualFileReport {
-            size: image.size(),
-            header_size: image.header_size(),
-            layout: image.layout_hash().to_string(),
-            identity: image.identity().to_string(),
+    pub fn set_virtual_file(&mut self, virtual_file: &VirtualFile) {
+        self.metadata = virtual_file.metadata().clone();
+        self.virtual_file = Some(VirtualFileReport {
+            size: virtual_file.size(),
+            header_size: virtual_file.header_size(),
+            layout: virtual_file.layout_hash().to_string(),
+            identity: virtual_file.identity().to_string(),
         });
     }
 }

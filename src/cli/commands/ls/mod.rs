@@ -99,7 +99,7 @@ fn print_directory(directory: &DirectoryReport, out: &mut dyn Write) -> io::Resu
             one_line(&named.name.text),
             description(named)
         )?;
-        for note in named.image.iter().flat_map(|image| &image.notes) {
+        for note in named.virtual_file.iter().flat_map(|virtual_file| &virtual_file.notes) {
             writeln!(out, "{:>10}    note: {}", "", one_line(note))?;
         }
     }
@@ -125,22 +125,25 @@ fn print_directory(directory: &DirectoryReport, out: &mut dyn Write) -> io::Resu
 
 fn size_text(named: &EntryReport) -> String {
     match named.kind {
-        "file" | "image" | "index" => format_bytes(named.size),
+        "file" | "virtual_file" | "index" => format_bytes(named.size),
         _ => String::new(),
     }
 }
 
 /// What follows a name: what it is, and what it is made of.
 fn description(named: &EntryReport) -> String {
-    if let Some(image) = &named.image {
-        let from = match image.from.as_slice() {
+    if let Some(virtual_file) = &named.virtual_file {
+        let from = match virtual_file.from.as_slice() {
             [one] => one_line(one),
             [first, ..] => format!("{} and others", one_line(first)),
             [] => String::new(),
         };
-        let files = format_count(image.from.len(), "file");
-        let tensors = format_count(image.tensors, "tensor");
-        return format!("  image of {from} ({files}, {}, {tensors})", image.format.name());
+        let files = format_count(virtual_file.from.len(), "file");
+        let tensors = format_count(virtual_file.tensors, "tensor");
+        return format!(
+            "  virtual file of {from} ({files}, {}, {tensors})",
+            virtual_file.format.name()
+        );
     }
     if let Some(target) = &named.target {
         return format!(" -> {}", one_line(&target.text));
@@ -150,7 +153,9 @@ fn description(named: &EntryReport) -> String {
     }
     match (named.kind, named.tensors) {
         ("directory", _) => "/".to_owned(),
-        ("index", _) => "  made for loaders that go by an index: names the image alone".to_owned(),
+        ("index", _) => {
+            "  made for loaders that go by an index: names the virtual file alone".to_owned()
+        }
         (_, Some(tensors)) => format!("  ({})", format_count(tensors, "tensor")),
         _ => String::new(),
     }

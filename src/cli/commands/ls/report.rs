@@ -42,7 +42,7 @@ pub struct EntryReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub image: Option<VirtualEntryReport>,
+    pub virtual_file: Option<VirtualEntryReport>,
 }
 
 #[derive(Debug, Serialize)]
@@ -188,7 +188,7 @@ const LEADS_OUT_REASON: &str = "leads out of the directory (--follow-symlinks)";
 impl EntryReport {
     fn of(named: &view::NamedEntry, tensors: Option<usize>) -> EntryReport {
         let (kind, size) = match &named.entry {
-            ViewEntry::VirtualFile(shown) => ("image", shown.metadata().size),
+            ViewEntry::VirtualFile(shown) => ("virtual_file", shown.metadata().size),
             ViewEntry::Index(shown) => ("index", shown.metadata().size),
             ViewEntry::Source(attributes) => (kind_name(attributes.kind), attributes.size),
             ViewEntry::Link(attributes, _) => ("link", attributes.size),
@@ -198,11 +198,19 @@ impl EntryReport {
             ViewEntry::Link(_, None) => (None, Some(LEADS_OUT_REASON)),
             _ => (None, None),
         };
-        let image = match &named.entry {
+        let virtual_file = match &named.entry {
             ViewEntry::VirtualFile(shown) => Some(VirtualEntryReport::of(shown)),
             _ => None,
         };
-        EntryReport { name: NameText::of(&named.name), kind, size, tensors, target, refused, image }
+        EntryReport {
+            name: NameText::of(&named.name),
+            kind,
+            size,
+            tensors,
+            target,
+            refused,
+            virtual_file,
+        }
     }
 }
 

@@ -116,7 +116,7 @@ async fn respond(stream: &mut TcpStream, status: &str, page: &str) -> io::Result
 
 /// Values in the order of the page: name without prefix, whether it only grows, what it is.
 fn render_page(stats: &MountStats) -> String {
-    let MountStats { images, memory, cache, prefetch, .. } = stats;
+    let MountStats { virtual_files, memory, cache, prefetch, .. } = stats;
     let values = [
         ("uptime_seconds", false, "Seconds since the mount was made", stats.uptime_s),
         ("served_bytes", true, "Bytes given to readers", stats.bytes_served),
@@ -128,9 +128,9 @@ fn render_page(stats: &MountStats) -> String {
             "Whether its source was removed",
             u64::from(stats.source_removed),
         ),
-        ("images_known", false, "Checkpoints shown so far", images.known),
-        ("images_open", false, "Checkpoints held open", images.open),
-        ("images_refused", false, "Checkpoints not shown", images.refused),
+        ("virtual_files_known", false, "Checkpoints shown so far", virtual_files.known),
+        ("virtual_files_open", false, "Checkpoints held open", virtual_files.open),
+        ("virtual_files_refused", false, "Checkpoints not shown", virtual_files.refused),
         ("memory_budget_bytes", false, "What may be held in memory", memory.budget),
         ("memory_held_bytes", false, "What is held in memory", memory.held),
         ("cache_hits", true, "Reads answered from memory", cache.hits),
