@@ -1,25 +1,24 @@
 //! Shows every model checkpoint as one contiguous, safe `.safetensors` file, without converting it.
 //!
-//! The header is written in memory; the tensor bytes stay where they are on disk. No byte of a
-//! pickle is executed.
+//! The header is written in memory; the tensor bytes stay on disk. No byte of a pickle is executed.
 //!
-//! The rooms, each importing only those before it:
-//! - [`source`]: bytes on disk, with the identity that tells whether they changed;
-//! - [`checkpoint`]: what a checkpoint holds and where each tensor's bytes lie;
-//! - [`virtual_file`]: the virtual file: its layout, and reading any part of it;
-//! - [`loader`]: tensors into memory, from files of a mount too, or used where they lie ([`open`]);
-//! - [`export`]: a virtual file as a real file; [`verify`]: reading one whole, and comparing two.
+//! The main modules, each importing only those before it:
+//! - [`source`]: bytes on disk, and whether they have changed;
+//! - [`checkpoint`]: the tensors of a checkpoint, and the location of each one's bytes;
+//! - [`virtual_file`]: the layout of the virtual file, and reading any part of it;
+//! - [`loader`]: loads tensors into memory, also from a mount, or maps them ([`open`]);
+//! - [`export`]: writes a virtual file as a real one; [`verify`]: reads one whole, and compares two.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::path::Path;
 //!
 //! let checkpoint = ckptfs::checkpoint::open(Path::new("model"), &Default::default())?;
-//! let virtual_file = std::sync::Arc::new(ckptfs::virtual_file::VirtualFile::new(checkpoint)?);
-//! let reader = virtual_file.open()?;
+//! let file = std::sync::Arc::new(ckptfs::virtual_file::VirtualFile::new(checkpoint)?);
+//! let reader = file.open()?;
 //! let mut start = vec![0; 4096];
 //! let read = reader.read_at(&mut start, 0)?;
-//! println!("{read} of {} bytes", virtual_file.size());
+//! println!("{read} of {} bytes", file.size());
 //! # Ok(())
 //! # }
 //! ```

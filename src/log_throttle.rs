@@ -1,7 +1,5 @@
-//! What was logged of late. A file that fails fails a thousand times a second, and a thousand lines that
-//! say the same help nobody: every failure is answered, and one line a minute tells of it.
-//!
-//! In: the path at fault. Out: whether it is to be logged.
+//! Limits log lines to one a minute for each path. A file that fails can fail a thousand times a second; each
+//! failure is reported to its caller, and only few to the log.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -12,10 +10,10 @@ use lru::LruCache;
 
 use crate::threads::lock;
 
-/// How often the same path is logged.
+/// Time between two log lines for one path.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Paths that are remembered: more than go wrong at once, and a few hundred KB.
+/// Remembered paths: more than fail at once, and a few hundred KB.
 const MAX_PATH_COUNT: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
 
 /// The paths that were logged, and when.
@@ -29,18 +27,18 @@ impl Default for LogThrottle {
 }
 
 impl LogThrottle {
-    /// Whether something about this path is to be logged now; if so, not again for a while.
+    /// Whether to log a line about this path now; if so, not again for a minute.
     pub fn should_log(&self, path: &Path) -> bool {
         self.should_log_at(path, Instant::now())
     }
 
     fn should_log_at(&self, path: &Path, now: Instant) -> bool {
-        let mut said = lock(&self.0);
-        let is_fresh = |said: &Instant| now.duration_since(*said) < LOG_INTERVAL;
-        if said.get(path).is_some_and(is_fresh) {
+        let mut logged = lock(&self.0);
+        let is_recent = |logged: &Instant| now.duration_since(*logged) < LOG_INTERVAL;
+        if logged.get(path).is_some_and(is_recent) {
             return false;
         }
-        said.put(path.to_path_buf(), now);
+        logged.put(path.to_path_buf(), now);
         true
     }
 }
@@ -50,10 +48,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_path_once_a_minute() {
-        let (said, began) = (LogThrottle::default(), Instant::now());
+    fn each_path_is_logged_once_a_minute() {
+        let (throttle, began) = (LogThrottle::default(), Instant::now());
         let at = |path: &str, seconds| {
-            said.should_log_at(Path::new(path), began + Duration::from_secs(seconds))
+            throttle.should_log_at(Path::new(path), began + Duration::from_secs(seconds))
         };
         assert!(at("a", 0) && at("b", 1));
         assert!(!at("a", 0) && !at("a", 59) && !at("b", 60));

@@ -1,5 +1,5 @@
-//! Whether finding what lies at a path may wait for another program or another machine, told without
-//! asking either: what `stat` or `statfs` would ask is the very one that may not answer.
+//! Decides whether a lookup of a path may block on another program or another machine, without asking either.
+//! `stat` and `statfs` would ask, and may never return.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -12,38 +12,37 @@ use rustix::io::Errno;
 
 use super::mountinfo;
 
-/// Filesystems whose bytes come from this machine's own disk or memory, as the table of mounts calls
-/// them. What is not known is taken for one that may keep a caller waiting.
+/// Types of filesystems whose bytes come from this machine's own disk or memory. A filesystem of any other type may
+/// block.
 const LOCAL_TYPES: [&str; 17] = [
     "bcachefs", "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "iso9660", "ntfs3",
     "overlay", "ramfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
 ];
 
-/// The mount that was last seen to be local, by the number that no other will ever have: reading the table takes
-/// longer than opening a small file. 0 is no mount's. The number that the table has is given to another mount as
-/// soon as this one is gone.
+/// The unique ID of the mount that was last found to be local, or 0. Reading the table of mounts takes longer than
+/// opening a small file. The IDs in the table are reused as soon as a mount is gone; unique IDs never are.
 static LAST_LOCAL_MOUNT: AtomicU64 = AtomicU64::new(0);
 
-/// Of `statx`: that number (since Linux 6.8).
+/// Asks `statx` for the unique ID of the mount. Since Linux 6.8.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// Whether it may. The same is said where the system has not even the folder at hand: to find that takes a
-/// while anywhere.
+/// Whether a lookup of the path may block. True also if the kernel has not cached even the folder: such a lookup
+/// takes a while on any filesystem.
 pub fn may_block(path: &Path) -> bool {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let at_hand = |path: &Path| openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED);
-    match at_hand(path) {
-        Ok(found) => may_be_remote(&found),
+    let open_cached = |path: &Path| openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED);
+    match open_cached(path) {
+        Ok(fd) => may_be_remote(&fd),
         Err(Errno::AGAIN) => {
             let Some(name) = path.file_name() else { return true };
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            let Ok(folder) = at_hand(folder.unwrap_or(Path::new("."))) else { return true };
-            // What lies in a folder of this machine does too, if no other is mounted there and no link
-            // leads away. A folder may have much in it, and to read that takes a while.
-            let here = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+            let Ok(folder) = open_cached(folder.unwrap_or(Path::new("."))) else { return true };
+            // An entry of a local folder is local, if it is neither a mountpoint nor a link. Only files: a folder
+            // may have many entries, and reading them takes a while.
+            let same_mount = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
             let is_file = || {
-                let found = openat2(&folder, name, flags, Mode::empty(), here).and_then(fstat);
-                found.is_ok_and(|stat| {
+                let stat = openat2(&folder, name, flags, Mode::empty(), same_mount).and_then(fstat);
+                stat.is_ok_and(|stat| {
                     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
                 })
             };
@@ -53,25 +52,26 @@ pub fn may_block(path: &Path) -> bool {
     }
 }
 
-/// Whether it lies where finding something may take any time.
-fn may_be_remote(found: &OwnedFd) -> bool {
-    let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let Ok(about) = statx(found, "", known, UNIQUE_MOUNT_ID) else { return true };
-    let unique = (about.stx_mask & UNIQUE_MOUNT_ID.bits() != 0).then_some(about.stx_mnt_id);
-    if unique.is_some_and(|unique| unique == LAST_LOCAL_MOUNT.load(Ordering::Relaxed)) {
+/// Whether an open path may be on a remote filesystem.
+fn may_be_remote(fd: &OwnedFd) -> bool {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let Ok(stat) = statx(fd, "", flags, UNIQUE_MOUNT_ID) else { return true };
+    let unique_id = (stat.stx_mask & UNIQUE_MOUNT_ID.bits() != 0).then_some(stat.stx_mnt_id);
+    if unique_id.is_some_and(|id| id == LAST_LOCAL_MOUNT.load(Ordering::Relaxed)) {
         return false;
     }
-    let Ok(about) = statx(found, "", known, StatxFlags::MNT_ID) else { return true };
-    let mount = about.stx_mnt_id;
-    if mount == 0 {
-        // Linux before 5.8 does not tell.
+    let Ok(stat) = statx(fd, "", flags, StatxFlags::MNT_ID) else { return true };
+    let mount_id = stat.stx_mnt_id;
+    if mount_id == 0 {
+        // Linux before 5.8 does not report it.
         return true;
     }
-    let entry =
-        mountinfo::mounts().ok().and_then(|all| all.into_iter().find(|entry| entry.id == mount));
-    let is_local = entry.is_some_and(|entry| LOCAL_TYPES.iter().any(|kind| entry.fs_type == *kind));
-    if let Some(unique) = unique.filter(|_| is_local) {
-        LAST_LOCAL_MOUNT.store(unique, Ordering::Relaxed);
+    let mounts = mountinfo::mounts().unwrap_or_default();
+    let mount = mounts.iter().find(|mount| mount.id == mount_id);
+    let is_local =
+        mount.is_some_and(|mount| LOCAL_TYPES.iter().any(|local| mount.fs_type == *local));
+    if let Some(unique_id) = unique_id.filter(|_| is_local) {
+        LAST_LOCAL_MOUNT.store(unique_id, Ordering::Relaxed);
     }
     !is_local
 }
@@ -81,15 +81,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_on_this_machine_does_not_and_what_is_not_known_may() {
+    fn a_local_file_does_not_block_and_an_unknown_path_may() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "text").unwrap();
-        // Twice: from the table, and from what is known.
+        // Twice: from the table of mounts, and from the remembered mount.
         for _ in 0..2 {
             assert!(!may_block(&file));
             assert!(may_block(&folder.path().join("nothing")));
-            // It is at hand, and of a kind that is not known.
+            // Cached, and of an unknown type.
             assert!(may_block(Path::new("/proc")));
         }
     }

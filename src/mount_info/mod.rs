@@ -1,8 +1,8 @@
-//! Where mounts and loaders meet: what files of a mount say of themselves to programs that know ckptfs,
-//! and the system's [`mountinfo`] of mounts, which says whether they may be believed.
+//! What a mount of ours says of its files, for loaders that read the sources instead.
 //!
-//! In: the path of a file. Out: a [`MountOrigin`]: where its bytes lie. There is no other way between the two:
-//! no socket, no file that could be left behind.
+//! A file of a mount names its source in extended attributes. The system's [`mountinfo`] decides whether they can
+//! be believed: any filesystem can have attributes of these names. Mounts and loaders share nothing else, no socket
+//! and no file that could be left behind.
 
 mod may_block;
 pub mod mountinfo;
@@ -16,34 +16,34 @@ use serde::{Deserialize, Serialize};
 pub use may_block::may_block;
 use mountinfo::PathHandle;
 
-/// The attribute that says where the bytes lie.
+/// The attribute with a [`SourceAttribute`] in JSON.
 pub const SOURCE_XATTR: &str = "user.ckptfs.source";
-/// A hash of the header and the order: what a load is remembered by.
+/// The attribute with the layout hash, under which the order of a load is remembered.
 pub const LAYOUT_XATTR: &str = "user.ckptfs.layout";
-/// A hash of the sources' states and the options: equal means the same bytes.
+/// The attribute with a hash of the sources' states and the options: equal means the same bytes.
 pub const IDENTITY_XATTR: &str = "user.ckptfs.identity";
 
-/// The version of the form of [`SourceAttribute`].
+/// The version of [`SourceAttribute`].
 pub const SOURCE_FORMAT_VERSION: u32 = 1;
 
-/// The kernel takes no larger attribute.
+/// The kernel allows no larger attribute.
 const MAX_XATTR_BYTES: usize = 64 << 10;
 
 const FUSE_MAGIC: FsWord = 0x6573_5546;
 
-/// Where the bytes of a file lie, as `user.ckptfs.source` has it in JSON.
+/// The source of a file of a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceAttribute {
-    /// The version of this form.
+    /// [`SOURCE_FORMAT_VERSION`].
     pub version: u32,
-    /// What is mounted.
+    /// The mounted directory or file.
     pub source: PathBuf,
-    /// From the directory that `rootfd` of `pid` is open on.
+    /// The path from the directory that `rootfd` of `pid` is open on.
     pub path: PathBuf,
-    /// Whether it is made of others, or shown as it is.
+    /// Whether the file is a virtual one, made of its sources; otherwise it is shown as it is.
     #[serde(rename = "virtual_file")]
     pub is_virtual_file: bool,
-    /// How it was read.
+    /// The options that it was parsed with.
     pub options: RecordedOptions,
     /// The process that serves the mount.
     pub pid: u32,
@@ -51,29 +51,29 @@ pub struct SourceAttribute {
     pub rootfd: i32,
 }
 
-/// How a checkpoint was read.
+/// The options that a checkpoint was parsed with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedOptions {
-    /// The dictionary that is shown.
+    /// The key of the dictionary that is shown.
     pub root: Option<String>,
-    /// Whether what cannot be shown is left out.
+    /// Whether tensors that cannot be shown are left out.
     pub allow_partial: bool,
-    /// Whether links may lead out.
+    /// Whether links may lead out of the source.
     pub follow_symlinks: bool,
 }
 
-/// What a file of a mount of ours says of itself.
+/// The attributes of a file of a mount of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOrigin {
-    /// Where its bytes lie.
+    /// The source of the file.
     pub source: SourceAttribute,
-    /// Of a virtual file: what tells it from any other.
+    /// The identity of a virtual file.
     pub identity: Option<String>,
 }
 
-/// What the file at a path says; nothing if it lies on no mount of ours, whatever attributes it has.
+/// The attributes of the file at a path; `None` if it is on no mount of ours, whatever attributes it has.
 pub fn mount_origin(path: &Path) -> Option<Result<MountOrigin, String>> {
-    // Everything else is not worth a look at the table.
+    // Reading the table of mounts takes longer.
     if statfs(path).ok()?.f_type != FUSE_MAGIC {
         return None;
     }

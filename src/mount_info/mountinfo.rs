@@ -1,7 +1,6 @@
-//! The system's table of mounts: which filesystem shows at which path.
+//! The system's table of mounts (`/proc/self/mountinfo`).
 //!
-//! In: `mountinfo` in `/proc`, and paths. Out: an [`ViewEntry`] for each mount, and a [`PathHandle`]: what lies
-//! at a path, found without asking whoever serves it, so that a dead or stuck daemon cannot hold us up.
+//! Nothing here asks the filesystem at a path, so that a dead or stuck daemon cannot block us.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,23 +11,22 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::source::SourceError;
 
-/// How the kernel calls our type: `fuse`, and the subtype that we mount with.
+/// The type of our mounts in the table: `fuse`, and the subtype that we mount with.
 pub const FILESYSTEM_TYPE: &str = "fuse.ckptfs";
 
-/// This process in `/proc`.
 const PROC_SELF: &str = "/proc/self";
 
-/// The number that the kernel gives the filesystem that is mounted.
+/// The device number of a mounted filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceNumber {
-    /// The first half; 0 for what lies on no disk, as ours.
+    /// 0 for a filesystem without a disk, as ours.
     pub major: u32,
-    /// The second half.
+    /// Together with `major` unique among the mounted filesystems.
     pub minor: u32,
 }
 
 impl DeviceNumber {
-    /// As `stat` has it.
+    /// The number as `stat` reports it.
     pub fn to_raw(self) -> u64 {
         rustix::fs::makedev(self.major, self.minor)
     }
@@ -40,70 +38,61 @@ impl std::fmt::Display for DeviceNumber {
     }
 }
 
-/// One mount.
+/// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MountEntry {
-    /// The mount's number, unique among those that are there, and given again when it is gone.
+    /// The ID of the mount, which is reused when the mount is gone.
     pub id: u64,
-    /// The number of the mount that it lies on.
+    /// The ID of the mount that the mountpoint is on.
     pub parent_id: u64,
-    /// What is mounted: the same for every place where it shows.
+    /// The device of the filesystem, the same for all of its mounts.
     pub device: DeviceNumber,
-    /// Which part of it shows there: `/`, but for bind mounts.
+    /// The mounted directory of the filesystem: `/`, except for bind mounts.
     pub root: PathBuf,
-    /// Where it shows.
+    /// The path of the mount.
     pub mountpoint: PathBuf,
-    /// Its type, such as `ext4`.
+    /// The type of the filesystem, such as `ext4`.
     pub fs_type: OsString,
-    /// What it was mounted from, as it was told.
+    /// The source, as it was named when it was mounted.
     pub source: OsString,
-    /// The options of the filesystem, as the kernel says them.
+    /// The options of the filesystem.
     pub options: OsString,
 }
 
 impl MountEntry {
-    /// Whether it is one of ours.
+    /// Whether it is a mount of ours.
     pub fn is_ckptfs(&self) -> bool {
         self.fs_type == FILESYSTEM_TYPE
     }
 
-    /// The user who made it, where it is a mount of FUSE.
+    /// The user ID that a FUSE filesystem was mounted by.
     pub fn owner_uid(&self) -> Option<u32> {
         let options = self.options.to_str()?;
         options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
     }
 
-    /// A line of the table; `None` where it has not the form that the kernel gives it.
+    /// Parses a line of the table; `None` if it is malformed.
     fn parse(line: &[u8]) -> Option<MountEntry> {
         // Exactly one space separates two fields: a field may be empty.
         let mut fields = line.split(|&byte| byte == b' ');
         let number = |field: &[u8]| std::str::from_utf8(field).ok()?.parse().ok();
         let id = number(fields.next()?)?;
-        let parent = number(fields.next()?)?;
+        let parent_id = number(fields.next()?)?;
         let (major, minor) = std::str::from_utf8(fields.next()?).ok()?.split_once(':')?;
         let device = DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? };
         let root = unescape(fields.next()?).into();
         let mountpoint = unescape(fields.next()?).into();
-        let _options_of_the_place = fields.next()?;
-        // Any number of optional fields, ended by a hyphen.
+        let _mount_options = fields.next()?;
+        // Any number of optional fields, then a hyphen.
         fields.find(|&field| field == b"-")?;
-        let kind = unescape(fields.next()?);
+        let fs_type = unescape(fields.next()?);
         let source = unescape(fields.next()?);
         let options = unescape(fields.next().unwrap_or_default());
-        Some(MountEntry {
-            id,
-            parent_id: parent,
-            device,
-            root,
-            mountpoint,
-            fs_type: kind,
-            source,
-            options,
-        })
+        Some(MountEntry { id, parent_id, device, root, mountpoint, fs_type, source, options })
     }
 }
 
-/// Undoes `\040` and the like, which the kernel writes for bytes that would break a line up.
+/// Decodes `\040` and the like, which the kernel writes for bytes that would end a field or a line.
 fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -124,12 +113,12 @@ fn parse_table(text: &[u8]) -> Vec<MountEntry> {
     text.split(|&byte| byte == b'\n').filter_map(MountEntry::parse).collect()
 }
 
-/// Every mount that this process sees.
+/// The mounts in the namespace of this process.
 pub fn mounts() -> Result<Vec<MountEntry>, SourceError> {
     mounts_of_process(Path::new(PROC_SELF))
 }
 
-/// Every mount that a process sees, by its directory in `/proc`.
+/// The mounts in the namespace of another process, which its directory in `/proc` names.
 pub fn mounts_of_process(process: &Path) -> Result<Vec<MountEntry>, SourceError> {
     let table = process.join("mountinfo");
     let text = std::fs::read(&table)
@@ -137,18 +126,18 @@ pub fn mounts_of_process(process: &Path) -> Result<Vec<MountEntry>, SourceError>
     Ok(parse_table(&text))
 }
 
-/// The mounts of ours, in the order of the table.
+/// Our mounts, in the order of the table.
 pub fn ckptfs_mounts() -> Result<Vec<MountEntry>, SourceError> {
     Ok(mounts()?.into_iter().filter(MountEntry::is_ckptfs).collect())
 }
 
-/// What shows at a path: the mount whose mountpoint it is, if it is one.
+/// The topmost mount at a path, if the path is a mountpoint.
 pub fn mount_at(path: &Path) -> Result<Option<MountEntry>, SourceError> {
-    let spot = PathHandle::open(path)?;
-    Ok(spot.mount_entry()?.filter(|entry| entry.mountpoint == spot.path()))
+    let handle = PathHandle::open(path)?;
+    Ok(handle.mount_entry()?.filter(|entry| entry.mountpoint == handle.path()))
 }
 
-/// What lies at a path, held by a descriptor that no daemon was asked for.
+/// A file or directory, held by a descriptor that was opened without asking its filesystem.
 #[derive(Debug)]
 pub struct PathHandle {
     fd: OwnedFd,
@@ -157,48 +146,48 @@ pub struct PathHandle {
 }
 
 impl PathHandle {
-    /// Finds it; links are followed.
+    /// Resolves a path; links are followed.
     pub fn open(path: &Path) -> Result<PathHandle, SourceError> {
-        // O_PATH resolves names and opens nothing: the last component's filesystem is not asked.
+        // O_PATH resolves names and opens nothing: the filesystem of the last component is not asked.
         let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| SourceError::io(path, "find it", e))?;
         let number = fd.as_raw_fd();
-        let real = std::fs::read_link(format!("/proc/self/fd/{number}"))
+        let real_path = std::fs::read_link(format!("/proc/self/fd/{number}"))
             .map_err(|e| SourceError::io(path, "find its absolute path", e))?;
-        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))
+        let fdinfo = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))
             .map_err(|e| SourceError::io(path, "find the mount it lies on", e))?;
-        let mount = about
+        let mount_id = fdinfo
             .lines()
             .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
             .ok_or_else(|| {
                 let missing = std::io::Error::other("the kernel does not tell the mount");
                 SourceError::io(path, "find the mount it lies on", missing)
             })?;
-        Ok(PathHandle { fd, path: real, mount_id: mount })
+        Ok(PathHandle { fd, path: real_path, mount_id })
     }
 
-    /// Its path, absolute and without links.
+    /// The absolute path without links.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The number of the mount it lies on.
+    /// The ID of the mount that it is on.
     pub fn mount_id(&self) -> u64 {
         self.mount_id
     }
 
-    /// The mount it lies on; `None` where that is gone since.
+    /// The mount that it is on; `None` if that is gone.
     pub fn mount_entry(&self) -> Result<Option<MountEntry>, SourceError> {
         Ok(mounts()?.into_iter().find(|entry| entry.id == self.mount_id))
     }
 
-    /// A path that leads to this very spot, whatever is mounted over it since.
+    /// A path that leads here even if something has been mounted over it.
     pub fn fd_path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
     }
 }
 
-/// Text of the table for people, whatever bytes it has.
+/// Text of the table for messages; bytes that are not UTF-8 are replaced.
 pub fn to_display(text: &OsStr) -> String {
     String::from_utf8_lossy(text.as_bytes()).into_owned()
 }
@@ -212,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_ours() {
+    fn a_line_of_our_mount_is_parsed() {
         let line = "52 27 0:43 / /mnt/a\\040b ro,nosuid,nodev shared:7 master:1 - fuse.ckptfs /m\\134x\\054y ro,user_id=0,group_id=0";
         let entry = entry(line).unwrap();
         assert!(entry.is_ckptfs());
@@ -241,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_the_form_is_left_out_and_the_rest_read() {
+    fn malformed_lines_are_skipped() {
         let lines = [
             "",
             "52",
@@ -261,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_a_root_and_it_shows_at_its_path() {
+    fn the_root_of_this_machine_is_found_at_its_path() {
         let root = mount_at(Path::new("/")).unwrap().unwrap();
         assert_eq!(root.mountpoint, Path::new("/"));
         assert!(mount_at(Path::new("/proc/self")).unwrap().is_none());

@@ -52,10 +52,10 @@ def test_the_way_to_the_source(ckptfs, mounts, source, itself):
         "sharded": ("sharded", False),
     }
     real = {}
-    for name, (path, image) in shown.items():
+    for name, (path, is_virtual) in shown.items():
         told = json.loads(attribute(mount / name, SOURCE))
         assert (told["version"], told["pid"], told["source"]) == (1, mount.pid, str(source))
-        assert (told["path"], told["virtual_file"]) == (path, image)
+        assert (told["path"], told["virtual_file"]) == (path, is_virtual)
         assert told["options"]["allow_partial"] is True
         assert told["options"]["follow_symlinks"] is False
         real[name] = Path(f"/proc/{told['pid']}/fd/{told['rootfd']}", told["path"])
@@ -103,7 +103,7 @@ def test_the_numbers_of_the_mount(mounts, source):
     stats = json.loads(raw)
     assert stats["version"] == 1
     assert stats["memory"]["budget"] == 64 << 20
-    assert stats["virtual_files"]["known"] >= 1
+    assert stats["images"]["known"] >= 1
     assert stats["bytes_served"] > 0 and stats["reads"] > 0
 
 
