@@ -76,9 +76,9 @@ impl From<loader::LoadError> for CudaError {
     fn from(error: loader::LoadError) -> Self {
         match error {
             // What a stage of ours said comes back as it was.
-            loader::LoadError::Sink { path, fault } => match fault.downcast::<CudaError>() {
+            loader::LoadError::Sink { path, error } => match error.downcast::<CudaError>() {
                 Ok(ours) => *ours,
-                Err(fault) => CudaError::Load(loader::LoadError::Sink { path, fault }),
+                Err(error) => CudaError::Load(loader::LoadError::Sink { path, error }),
             },
             error => CudaError::Load(error),
         }

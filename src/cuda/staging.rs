@@ -96,5 +96,5 @@ impl Sink<DeviceDestination> for DeviceSink<'_> {
 }
 
 fn sink_error(path: &Path) -> impl Fn(CudaError) -> loader::LoadError {
-    move |fault| loader::LoadError::Sink { path: path.to_path_buf(), fault: Box::new(fault) }
+    move |error| loader::LoadError::Sink { path: path.to_path_buf(), error: Box::new(error) }
 }

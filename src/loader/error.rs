@@ -1,88 +1,90 @@
-//! What can go wrong with a load, in words, with the remedy.
+//! Errors of a load, with the remedy for each.
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::SliceError;
-use crate::{source, view, virtual_file};
+use crate::checkpoint::{CheckpointError, SliceError};
+use crate::source::SourceError;
+use crate::view::ViewError;
+use crate::virtual_file::VirtualFileError;
 
-/// A checkpoint that cannot be opened, or tensors that cannot be had.
+/// A checkpoint that cannot be opened, or tensors that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// It cannot be found, or not be shown.
+    /// The checkpoint cannot be found or parsed.
     #[error(transparent)]
-    View(#[from] view::ViewError),
-    /// It cannot be laid out.
+    View(#[from] ViewError),
+    /// The checkpoint cannot be laid out.
     #[error(transparent)]
-    VirtualFile(#[from] virtual_file::VirtualFileError),
-    /// Its files cannot be read, or changed.
+    VirtualFile(#[from] VirtualFileError),
+    /// The files cannot be read, or have changed.
     #[error(transparent)]
-    Source(#[from] source::SourceError),
-    /// There is no tensor of that name.
-    #[error("{path}: has no tensor {name:?}{}", near.as_ref().map_or(String::new(), |near| format!("; there is {near:?}")))]
+    Source(#[from] SourceError),
+    /// No tensor has the name.
+    #[error("{path}: has no tensor {name:?}{}", similar.as_ref().map_or(String::new(), |similar| format!("; there is {similar:?}")))]
     UnknownTensor {
         /// The checkpoint.
         path: PathBuf,
         /// The name that was asked for.
         name: String,
-        /// One that there is, and that looks much like it.
-        near: Option<String>,
+        /// The most similar name that exists.
+        similar: Option<String>,
     },
-    /// There is no such part of a tensor.
-    #[error("{path}: {name}: {fault}")]
+    /// The tensor has no such slice.
+    #[error("{path}: {name}: {error}")]
     Slice {
         /// The checkpoint.
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// What is wrong with the part.
-        fault: SliceError,
+        /// The fault of the slice.
+        error: SliceError,
     },
-    /// The memory that was given is not as long as what is to be read into it.
-    #[error("{path}: {name}: has {needs} bytes, and memory for {given} was given")]
+    /// The memory to load into has another length than the tensor.
+    #[error("{path}: {name}: has {needed} bytes, and memory for {provided} was given")]
     TargetLength {
         /// The checkpoint.
         path: PathBuf,
         /// The tensor.
         name: String,
         /// Bytes of the tensor.
-        needs: u64,
+        needed: u64,
         /// Bytes of the memory.
-        given: u64,
+        provided: u64,
     },
-    /// The system has not as much memory.
+    /// The system has too little memory.
     #[error("{path}: there is no memory for {bytes} bytes")]
     OutOfMemory {
         /// The checkpoint.
         path: PathBuf,
-        /// So much was wanted at once.
+        /// The size of the allocation that failed.
         bytes: u64,
     },
-    /// There is no reading with so little memory.
-    #[error("{path}: {given} bytes of memory were allowed for reading, which needs {needs}")]
+    /// The memory that the options allow is too little to read with.
+    #[error("{path}: {allowed} bytes of memory were allowed for reading, which needs {needed}")]
     MemoryLimit {
         /// The checkpoint.
         path: PathBuf,
-        /// So much was allowed.
-        given: u64,
-        /// So much it takes.
-        needs: u64,
+        /// Bytes that are allowed.
+        allowed: u64,
+        /// Bytes that reading needs.
+        needed: u64,
     },
-    /// The system starts no thread that is needed.
+    /// The system starts no thread to read with.
     #[error("{path}: the system starts no thread to read it with")]
     NoThread {
         /// The checkpoint.
         path: PathBuf,
     },
-    /// What was read cannot get to where it belongs.
-    #[error("{path}: cannot get to where it is wanted: {fault}")]
+    /// The sink cannot deliver the bytes to their target.
+    #[error("{path}: cannot get to where it is wanted: {error}")]
     Sink {
         /// The checkpoint.
         path: PathBuf,
-        /// What is wrong there.
-        fault: Box<dyn std::error::Error + Send + Sync>,
+        /// The fault of the sink.
+        error: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Whoever wanted it wants no more.
+    /// The caller stopped the load.
     #[error("{path}: was stopped before all of it was read")]
     Stopped {
         /// The checkpoint.
@@ -127,5 +129,11 @@ impl LoadError {
             LoadError::Sink { .. } => "load it on the CPU",
             LoadError::Stopped { .. } => "load it again",
         }
+    }
+}
+
+impl From<CheckpointError> for LoadError {
+    fn from(error: CheckpointError) -> LoadError {
+        LoadError::View(ViewError::Checkpoint(error))
     }
 }

@@ -1,98 +1,102 @@
-//! Does what a plan says, on several threads.
+//! Executes the plan of a load on several threads.
 //!
-//! In: checkpoints, [`Job`]s of them, and a [`Stage`] that knows the way to their targets. Out: nothing, when
-//! all of it was handed on and is what was parsed; or the first error, and targets of no worth. How each stretch
-//! is read is decided when its turn comes: what the page cache has is copied from there, the rest is read past
-//! it, and what is tiny or comes from another machine plainly. A thread fills one buffer of the stage at a
-//! time, so that memory is bounded by their number.
+//! Each thread takes one job after the other, and decides how to read it when its turn comes. What the page cache
+//! has is copied from there; the rest is read past it; what is tiny or remote goes through it. After each read
+//! the file is checked to be what was parsed. A thread fills one staging buffer at a time, so that the number of
+//! threads bounds the memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::checkpoint::{OpenSources, OriginId};
-use crate::source::{self, OpenFile, ReadStrategy, WholeFileGuard};
+use crate::source::{
+    DIRECT_ALIGNMENT_BYTES, OpenFile, ReadMode, ReadStrategy, SourceError, WholeFileGuard,
+};
 use crate::threads::{lock, try_spawn};
 
-use super::LoadError;
+use super::error::LoadError;
 use super::plan::{LoadExtent, LoadJob, Target};
-use super::read_extent::{ExtentReader, in_place_targets};
-use super::sink::Sink;
+use super::report::ByteTally;
+use super::sink::{Sink, copy_out, in_place_targets};
 
-/// Where stretches are cut: enough that a disk is not asked too often, and small enough that several
-/// threads have something to do even for one large tensor.
-pub const MAX_EXTENT_BYTES: u64 = 4 << 20;
+/// An extent of at most so many bytes is read through the page cache: asking what is cached would cost as much.
+const MAX_PLAIN_READ_BYTES: u64 = 64 << 10;
 
-/// What a thread passes bytes through: a stretch, which what is read around it to be aligned does not
-/// lead out of.
-pub const BUFFER_BYTES: usize = MAX_EXTENT_BYTES as usize;
+/// Targets that are shorter than this on average are read together and copied out.
+const MIN_IN_PLACE_BYTES: u64 = 16 << 10;
 
-/// How much is to be done at once, and how.
+/// How many threads read at once, and what they leave behind.
 #[derive(Clone, Copy, Debug)]
 pub struct Concurrency {
     pub threads: usize,
-    /// Threads for which there may be buffers.
+    /// Threads for which the memory limit allows buffers.
     pub max_threads: usize,
     /// Leave in the page cache only what was there before.
     pub leave_cache: bool,
 }
 
 impl Concurrency {
-    /// On so many threads at the most, if they are said; but within the memory.
+    /// The same with another number of threads, if one is given; within the memory limit.
     pub fn with_threads(self, threads: Option<usize>) -> Concurrency {
-        Concurrency { threads: threads.unwrap_or(self.threads).clamp(1, self.max_threads), ..self }
+        let threads = threads.unwrap_or(self.threads).clamp(1, self.max_threads);
+        Concurrency { threads, ..self }
     }
-}
-
-/// Bytes by how they were read.
-#[derive(Debug, Default)]
-pub struct ByteTally {
-    pub cached: AtomicU64,
-    pub direct: AtomicU64,
-    pub gpudirect: AtomicU64,
-    pub buffered: AtomicU64,
-    pub gathered: AtomicU64,
-    pub memory: AtomicU64,
 }
 
 /// A checkpoint that a load reads from.
 pub struct LoadSource<'a> {
-    /// To be told with what goes wrong.
+    /// The path in errors.
     pub path: &'a Path,
     pub sources: &'a OpenSources,
-    /// The ways to read each origin that is a file.
+    /// For each origin that is a file, how it is read.
     pub strategies: &'a [Option<ReadStrategy>],
     pub tally: ByteTally,
+}
+
+impl LoadSource<'_> {
+    /// The file of an origin, if it is one, and how it is read.
+    fn file(&self, origin: OriginId) -> Option<(&ReadStrategy, &OpenFile)> {
+        let strategy = self.strategies.get(origin.0 as usize).and_then(Option::as_ref);
+        strategy.zip(self.sources.file(origin))
+    }
 }
 
 /// What a load reads with.
 pub struct LoadContext<'a, S> {
     pub concurrency: Concurrency,
     pub sink: &'a S,
-    /// Set by whoever wants no more.
+    /// Set by the caller to stop the load.
     pub stop: &'a AtomicBool,
 }
 
-/// Does all of it, for as many checkpoints as there are.
+/// Executes all jobs. `Ok` once every target is filled from unchanged files. On error the targets' contents are
+/// unspecified.
 pub fn execute<T: Target + Send, S: Sink<T>>(
-    from: &[LoadSource<'_>],
+    sources: &[LoadSource<'_>],
     jobs: VecDeque<LoadJob<'_, T>>,
-    with: &LoadContext<'_, S>,
+    context: &LoadContext<'_, S>,
 ) -> Result<(), LoadError> {
-    let threads = with.concurrency.threads.min(jobs.len());
-    let guards = with.concurrency.leave_cache.then(|| page_cache_guards(from, &jobs));
+    let LoadContext { concurrency, sink, stop } = context;
+    let threads = concurrency.threads.min(jobs.len());
+    let reader = |source| SourceReader { source, sink: *sink, guards: BTreeMap::new() };
+    let mut readers: Vec<SourceReader<'_, S>> = sources.iter().map(reader).collect();
+    if concurrency.leave_cache {
+        for (checkpoint, origin) in jobs.iter().map(LoadJob::origin) {
+            readers[checkpoint].guard_page_cache(origin);
+        }
+    }
     let jobs = Mutex::new(jobs);
     let failed = Mutex::new(None);
-    let is_over = || with.stop.load(Ordering::Relaxed) || lock(&failed).is_some();
+    let is_over = || stop.load(Ordering::Relaxed) || lock(&failed).is_some();
     let work = || {
-        with.sink.run_reader(|| {
+        sink.run_reader(|| {
             while !is_over() {
                 let Some(job) = lock(&jobs).pop_front() else { return };
-                let origin = job.origin();
-                let guard = guards.as_ref().and_then(|guards| guards.get(&origin));
-                if let Err(error) = from[origin.0].run_job(job, with.sink, guard) {
+                let (checkpoint, _) = job.origin();
+                if let Err(error) = readers[checkpoint].run_job(job) {
                     lock(&failed).get_or_insert(error);
                 }
             }
@@ -102,105 +106,216 @@ pub fn execute<T: Target + Send, S: Sink<T>>(
         work();
     } else {
         std::thread::scope(|scope| {
-            // Those that there are do it all.
+            // Where the system starts fewer threads, those do it all.
             let _others: Vec<_> = (1..threads).map_while(|_| try_spawn(scope, work)).collect();
             work();
         });
-        with.sink.finish();
+        sink.finish();
     }
     if let Some(error) = failed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
         return Err(error);
     }
-    if with.stop.load(Ordering::Relaxed) {
-        let path = from.first().map_or(Path::new(""), |from| from.path);
+    if stop.load(Ordering::Relaxed) {
+        let path = sources.first().map_or(Path::new(""), |source| source.path);
         return Err(LoadError::Stopped { path: path.to_path_buf() });
     }
     Ok(())
 }
 
-/// Guards of the files that the jobs read, by checkpoint and origin.
-fn page_cache_guards<'a, T>(
-    from: &'a [LoadSource<'_>],
-    jobs: &VecDeque<LoadJob<'_, T>>,
-) -> BTreeMap<(usize, OriginId), WholeFileGuard<'a>> {
-    let mut guards = BTreeMap::new();
-    for (checkpoint, origin) in jobs.iter().map(LoadJob::origin) {
-        if let Some((strategy, file)) = from[checkpoint].file(origin) {
-            let guard = || strategy.guard_whole_file(file);
-            guards.entry((checkpoint, origin)).or_insert_with(guard);
-        }
-    }
-    guards
+/// Reads jobs of one checkpoint.
+struct SourceReader<'a, S> {
+    source: &'a LoadSource<'a>,
+    sink: &'a S,
+    /// What keeps the page cache of each origin as it was, where that is asked for.
+    guards: BTreeMap<OriginId, WholeFileGuard<'a>>,
 }
 
-impl LoadSource<'_> {
-    /// The file of an origin, if it is one.
-    fn file(&self, origin: OriginId) -> Option<(&ReadStrategy, &OpenFile)> {
-        let strategy = self.strategies.get(origin.0 as usize).and_then(Option::as_ref);
-        strategy.zip(self.sources.file(origin))
+impl<S> SourceReader<'_, S> {
+    fn guard_page_cache(&mut self, origin: OriginId) {
+        if let Some((strategy, file)) = self.source.file(origin) {
+            self.guards.entry(origin).or_insert_with(|| strategy.guard_whole_file(file));
+        }
     }
 
-    fn run_job<T: Target, S: Sink<T>>(
-        &self,
-        job: LoadJob<'_, T>,
-        stage: &S,
-        guard: Option<&WholeFileGuard<'_>>,
-    ) -> Result<(), LoadError> {
+    fn run_job<T: Target>(&self, job: LoadJob<'_, T>) -> Result<(), LoadError>
+    where
+        S: Sink<T>,
+    {
+        let LoadSource { sources, tally, .. } = self.source;
         match job {
             LoadJob::Strided { bytes, offset, target, .. } => {
-                let origin = bytes.extent().0;
+                let (origin, ..) = bytes.extent();
                 let len = target.len();
-                self.tally.gathered.fetch_add(len, Ordering::Relaxed);
-                let mut piece = [(0, target)];
-                self.fill(stage, 0..len, &mut piece, |buffer, _| {
-                    self.sources.read(bytes, offset, buffer)
+                tally.gathered.fetch_add(len, Ordering::Relaxed);
+                self.fill(0..len, &mut [(0, target)], |buffer, _| {
+                    sources.read(bytes, offset, buffer)
                 })?;
-                Ok(self.sources.check_unchanged(origin)?)
+                Ok(sources.check_unchanged(origin)?)
             }
-            LoadJob::Extent(stretch) => match self.file(stretch.origin) {
-                None => self.copy_from_memory(stage, stretch),
-                Some((ways, file)) => {
-                    ExtentReader { source: self, strategy: ways, file, sink: stage }
-                        .read(stretch, guard)
-                }
+            LoadJob::Extent(extent) => match self.source.file(extent.origin) {
+                None => self.copy_from_memory(extent),
+                Some((strategy, file)) => self.read_extent(strategy, file, extent),
             },
         }
     }
 
-    /// From memory.
-    fn copy_from_memory<T: Target, S: Sink<T>>(
-        &self,
-        stage: &S,
-        mut stretch: LoadExtent<T>,
-    ) -> Result<(), LoadError> {
-        let had: u64 = stretch.pieces.iter().map(|(_, piece)| piece.len()).sum();
-        self.tally.memory.fetch_add(had, Ordering::Relaxed);
-        let origin = self.sources.origin(stretch.origin);
-        self.fill(stage, stretch.range, &mut stretch.pieces, |buffer, at| {
-            origin.read_exact_at(buffer, at)
-        })
+    fn copy_from_memory<T: Target>(&self, mut extent: LoadExtent<T>) -> Result<(), LoadError>
+    where
+        S: Sink<T>,
+    {
+        let len: u64 = extent.targets.iter().map(|(_, target)| target.len()).sum();
+        self.source.tally.memory.fetch_add(len, Ordering::Relaxed);
+        let origin = self.source.sources.origin(extent.origin);
+        self.fill(extent.range, &mut extent.targets, |buffer, at| origin.read_exact_at(buffer, at))
     }
 
-    /// Has `execute` fill each piece, or all of the range and what lies between where the pieces are no memory.
-    fn fill<T, S: Sink<T>>(
+    /// Has `read` fill each target in place, or a staging buffer with the whole range.
+    fn fill<T>(
         &self,
-        stage: &S,
         range: Range<u64>,
-        pieces: &mut [(u64, T)],
-        read: impl Fn(&mut [u8], u64) -> Result<(), source::SourceError>,
-    ) -> Result<(), LoadError> {
-        if let Some(pieces) = in_place_targets::<T, S>(pieces) {
-            return Ok(pieces.into_iter().try_for_each(|(at, piece)| read(piece, at))?);
+        targets: &mut [(u64, T)],
+        read: impl Fn(&mut [u8], u64) -> Result<(), SourceError>,
+    ) -> Result<(), LoadError>
+    where
+        S: Sink<T>,
+    {
+        if let Some(targets) = in_place_targets::<T, S>(targets) {
+            return Ok(targets.into_iter().try_for_each(|(at, target)| read(target, at))?);
         }
         let len = (range.end - range.start) as usize;
-        stage.stage(self.path, range.start, pieces, |buffer| {
+        self.sink.stage(self.source.path, range.start, targets, |buffer| {
             read(&mut buffer[..len], range.start).map(Some)
         })?;
         Ok(())
     }
+
+    /// Reads an extent of a file in the way that is best for it now.
+    fn read_extent<T: Target>(
+        &self,
+        strategy: &ReadStrategy,
+        file: &OpenFile,
+        extent: LoadExtent<T>,
+    ) -> Result<(), LoadError>
+    where
+        S: Sink<T>,
+    {
+        let LoadExtent { origin, range, mut targets, .. } = extent;
+        let tally = &self.source.tally;
+        let len = range.end - range.start;
+        let is_tiny = len <= MAX_PLAIN_READ_BYTES;
+        if !is_tiny
+            && strategy.is_cached(file, &range)
+            && self.read_cached(strategy, file, &range, &mut targets)?
+        {
+            tally.cached.fetch_add(len, Ordering::Relaxed);
+            return Ok(());
+        }
+        if !is_tiny && self.sink.read_to_device(self.source.path, file, &range, &mut targets)? {
+            tally.gpudirect.fetch_add(len, Ordering::Relaxed);
+            return Ok(());
+        }
+        if is_tiny || !strategy.is_direct(file) {
+            self.read_buffered(strategy, file, &range, &mut targets)?;
+            tally.buffered.fetch_add(len, Ordering::Relaxed);
+            if let Some(guard) = self.guards.get(&origin) {
+                guard.evict_range(&range);
+            }
+            return Ok(());
+        }
+        let mode = self.read_staged(&range, &mut targets, |buffer, aligned| {
+            let available = (aligned.end.min(file.file().identity().size) - aligned.start) as usize;
+            strategy.read_aligned(file, buffer, available, aligned.start).map(Some)
+        })?;
+        let tally = match mode {
+            Some(ReadMode::Buffered) => &tally.buffered,
+            _ => &tally.direct,
+        };
+        tally.fetch_add(len, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Copies out of the page cache; returns whether all of it was there.
+    fn read_cached<T: Target>(
+        &self,
+        strategy: &ReadStrategy,
+        file: &OpenFile,
+        range: &Range<u64>,
+        targets: &mut [(u64, T)],
+    ) -> Result<bool, LoadError>
+    where
+        S: Sink<T>,
+    {
+        if !is_scattered(range, targets)
+            && let Some(targets) = in_place_targets::<T, S>(targets)
+        {
+            let mut targets = targets.into_iter();
+            let is_cached = targets.all(|(at, target)| strategy.read_cached(file, target, at));
+            file.check_unchanged()?;
+            return Ok(is_cached);
+        }
+        let staged = self.read_staged(range, targets, |buffer, aligned| {
+            let len = (range.end - aligned.start) as usize;
+            let is_cached = strategy.read_cached(file, &mut buffer[..len], aligned.start);
+            file.check_unchanged()?;
+            Ok(is_cached.then_some(()))
+        })?;
+        Ok(staged.is_some())
+    }
+
+    /// Reads through the page cache.
+    fn read_buffered<T: Target>(
+        &self,
+        strategy: &ReadStrategy,
+        file: &OpenFile,
+        range: &Range<u64>,
+        targets: &mut [(u64, T)],
+    ) -> Result<(), LoadError>
+    where
+        S: Sink<T>,
+    {
+        let is_tiny = range.end - range.start <= MAX_PLAIN_READ_BYTES;
+        let is_scattered = is_scattered(range, targets);
+        if (!is_scattered || is_tiny)
+            && let Some(mut targets) = in_place_targets::<T, S>(targets)
+        {
+            if is_scattered {
+                // A fresh staging buffer would cost many times what is read.
+                let mut bytes = vec![0; (range.end - range.start) as usize];
+                strategy.read_buffered(file, &mut bytes, range.start)?;
+                copy_out(&bytes, range.start, &mut targets);
+                return Ok(());
+            }
+            for (at, target) in targets {
+                strategy.read_buffered(file, target, at)?;
+            }
+            return Ok(());
+        }
+        self.read_staged(range, targets, |buffer, aligned| {
+            let len = (range.end - aligned.start) as usize;
+            strategy.read_buffered(file, &mut buffer[..len], aligned.start).map(Some)
+        })?;
+        Ok(())
+    }
+
+    /// Has `read` fill a staging buffer with a range, and with more on both sides so that both ends are aligned.
+    fn read_staged<T, W>(
+        &self,
+        range: &Range<u64>,
+        targets: &mut [(u64, T)],
+        read: impl FnOnce(&mut [u8], Range<u64>) -> Result<Option<W>, SourceError>,
+    ) -> Result<Option<W>, LoadError>
+    where
+        S: Sink<T>,
+    {
+        const ALIGNMENT_BYTES: u64 = DIRECT_ALIGNMENT_BYTES as u64;
+        let start = range.start / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
+        let end = range.end.next_multiple_of(ALIGNMENT_BYTES);
+        self.sink.stage(self.source.path, start, targets, |buffer| {
+            read(&mut buffer[..(end - start) as usize], start..end)
+        })
+    }
 }
 
-/// The ways to read each origin.
-pub fn read_strategies(sources: &OpenSources, origins: u32) -> Box<[Option<ReadStrategy>]> {
-    (0..origins).map(|n| sources.file(OriginId(n)).map(ReadStrategy::new)).collect()
+fn is_scattered<T>(range: &Range<u64>, targets: &[(u64, T)]) -> bool {
+    (range.end - range.start) / (targets.len() as u64) < MIN_IN_PLACE_BYTES
 }

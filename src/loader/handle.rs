@@ -1,20 +1,30 @@
-//! A checkpoint that is open for loading.
+//! Checkpoints that are open for loading, and loads from one or several of them.
+//!
+//! A load of several checkpoints is one plan, with one set of threads and one memory limit: those with which the
+//! first was opened.
 
+use std::collections::HashMap;
 use std::collections::btree_map::BTreeMap;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
-use crate::checkpoint::{AxisSlice, Format, NameIndex, Tensor};
+use crate::checkpoint::{AxisSlice, Format, NameIndex, OriginId, Tensor};
 use crate::source::ReadStrategy;
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
-use super::execute::{self, BUFFER_BYTES, ByteTally, Concurrency, LoadSource};
-use super::memory::{BufferPool, TensorBuffer};
+use super::error::LoadError;
+use super::execute::{Concurrency, LoadContext, LoadSource, execute};
 use super::mmap::{FileMappings, MapRefusal, MappedTensor};
-use super::report::LoadReport;
-use super::{LoadError, LoadOptions, LoadRequest, Route, load_many, load_many_owned};
+use super::plan::{MAX_EXTENT_BYTES, MAX_GAP_BYTES, PlanItem, SplitPolicy, Target, plan_jobs};
+use super::report::{ByteTally, LoadReport};
+use super::resolve_mount::Route;
+use super::sink::{BufferPool, Sink};
+use super::stream::stream;
+use super::tensor_buffer::TensorBuffer;
 
 static NEVER_STOP: AtomicBool = AtomicBool::new(false);
 
@@ -27,7 +37,7 @@ pub struct OpenCheckpoint {
     reader: VirtualFileReader,
     strategies: Box<[Option<ReadStrategy>]>,
     buffers: BufferPool,
-    maps: FileMappings,
+    mappings: FileMappings,
     name_index: OnceLock<NameIndex>,
     concurrency: Concurrency,
 }
@@ -39,28 +49,26 @@ impl OpenCheckpoint {
         notes: Vec<String>,
         reader: VirtualFileReader,
         route: Route,
-        options: &LoadOptions,
+        concurrency: Concurrency,
     ) -> OpenCheckpoint {
-        let ways = execute::read_strategies(
-            reader.sources(),
-            reader.virtual_file().origins().len() as u32,
-        );
-        let maps = FileMappings::new(reader.virtual_file().origins().len());
+        let origins = reader.virtual_file().origins().len();
+        let files = (0..origins as u32).map(|n| reader.sources().file(OriginId(n)));
+        let strategies = files.map(|file| file.map(ReadStrategy::new)).collect();
         OpenCheckpoint {
             path: path.to_path_buf(),
             format,
             route,
             notes,
             reader,
-            strategies: ways,
-            buffers: BufferPool::new(BUFFER_BYTES),
-            maps,
+            strategies,
+            buffers: BufferPool::default(),
+            mappings: FileMappings::new(origins),
             name_index: OnceLock::new(),
-            concurrency: options.concurrency(),
+            concurrency,
         }
     }
 
-    /// The path as it was asked for.
+    /// The path that it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -90,7 +98,7 @@ impl OpenCheckpoint {
         self.reader.virtual_file()
     }
 
-    /// What the checkpoint says of itself.
+    /// The metadata of the checkpoint.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         self.virtual_file().metadata()
     }
@@ -100,40 +108,39 @@ impl OpenCheckpoint {
         self.virtual_file().tensors()
     }
 
-    /// The tensor of a name.
+    /// Finds a tensor by name.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, LoadError> {
         let tensors = self.tensors();
-        let name_of = |place: usize| &*tensors[place].name;
-        let places = self.name_index.get_or_init(|| {
+        let name_of = |index: usize| &*tensors[index].name;
+        let names = self.name_index.get_or_init(|| {
             NameIndex::build(tensors.len(), name_of).expect("names are unique in a checkpoint")
         });
-        let place = places.find(name, name_of).ok_or_else(|| self.unknown_tensor(name))?;
-        Ok(&tensors[place])
+        let index = names.find(name, name_of).ok_or_else(|| self.unknown_tensor(name))?;
+        Ok(&tensors[index])
     }
 
-    /// A part of a tensor: the named steps of its first axes. Loading it reads little more than its
-    /// own bytes.
-    pub fn slice(&self, name: &str, steps: &[AxisSlice]) -> Result<Tensor, LoadError> {
-        self.slice_of(self.tensor(name)?, steps)
+    /// A slice of a tensor, by steps of its first axes. Loading it reads little more than its own bytes.
+    pub fn slice(&self, name: &str, axes: &[AxisSlice]) -> Result<Tensor, LoadError> {
+        self.slice_of(self.tensor(name)?, axes)
     }
 
-    /// The same of a tensor at hand.
-    pub fn slice_of(&self, tensor: &Tensor, steps: &[AxisSlice]) -> Result<Tensor, LoadError> {
-        tensor.slice(steps).map_err(|fault| LoadError::Slice {
+    /// A slice of a tensor of this checkpoint.
+    pub fn slice_of(&self, tensor: &Tensor, axes: &[AxisSlice]) -> Result<Tensor, LoadError> {
+        tensor.slice(axes).map_err(|error| LoadError::Slice {
             path: self.path.clone(),
             name: tensor.name.to_string(),
-            fault,
+            error,
         })
     }
 
-    /// Loads one tensor, or part of one.
+    /// Loads one tensor, or a slice of one.
     pub fn load(&self, tensor: &Tensor) -> Result<TensorBuffer, LoadError> {
-        let mut memory = self.allocate(tensor)?;
-        self.load_into([(tensor, &mut memory[..])])?;
-        Ok(memory)
+        let mut buffer = self.allocate(tensor)?;
+        self.load_into([(tensor, &mut buffer[..])])?;
+        Ok(buffer)
     }
 
-    /// Loads tensors, or parts of tensors, each into memory of its own.
+    /// Loads tensors or slices, each into memory of its own.
     pub fn load_all<'a>(
         &self,
         tensors: impl IntoIterator<Item = &'a Tensor>,
@@ -142,8 +149,8 @@ impl OpenCheckpoint {
         Ok(self.load_owned(&tensors, &NEVER_STOP, None)?.0)
     }
 
-    /// The same, until it is done or whoever wants it sets `stop`, on so many threads at the most if they
-    /// are said; and what that did.
+    /// Loads tensors or slices, each into memory of its own, until it is done or the caller sets `stop`.
+    /// `threads` replaces the number that the checkpoint was opened with.
     pub fn load_owned(
         &self,
         tensors: &[&Tensor],
@@ -154,83 +161,205 @@ impl OpenCheckpoint {
         load_many_owned(&tensors, stop, threads)
     }
 
-    /// Loads tensors, or parts of tensors, into memory of exactly their length. After an error what is
-    /// there is of no worth.
+    /// Loads tensors or slices into memory of exactly their length. On error its contents are unspecified.
     pub fn load_into<'a>(
         &self,
-        wanted: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
+        targets: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
     ) -> Result<LoadReport, LoadError> {
-        self.load_until(wanted, &NEVER_STOP)
+        self.load_until(targets, &NEVER_STOP)
     }
 
-    /// The same, until it is done or whoever wants it sets `stop`.
+    /// Like [`OpenCheckpoint::load_into`], until it is done or the caller sets `stop`.
     pub fn load_until<'a>(
         &self,
-        wanted: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
+        targets: impl IntoIterator<Item = (&'a Tensor, &'a mut [u8])>,
         stop: &AtomicBool,
     ) -> Result<LoadReport, LoadError> {
-        let wanted = wanted.into_iter().map(|(tensor, target)| LoadRequest {
+        let requests = targets.into_iter().map(|(tensor, target)| LoadRequest {
             checkpoint: self,
             tensor,
             target,
         });
-        load_many(wanted, stop, None)
+        load_many(requests, stop, None)
     }
 
-    /// The bytes of a tensor where they lie in its file, without reading them: in memory that may be
-    /// written, and whose writes never reach the file. A file that is truncated while this is in use
-    /// ends the process (SIGBUS). Not all tensors lie so that this can be.
+    /// Loads tensors or slices in the order in which their bytes lie, and hands each out as soon as it is
+    /// loaded; meanwhile the next are read. Holds at most `limit_bytes` of them at once, those that `each` works
+    /// on included. Ends when all were handed out, or `each` breaks.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::ops::ControlFlow;
+    ///
+    /// let model = ckptfs::open("models/llama".as_ref())?;
+    /// let mut sum = 0u64;
+    /// model.stream(model.tensors(), 1 << 30, |tensor, buffer| {
+    ///     sum += buffer.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+    ///     println!("{}: {} bytes", tensor.name, buffer.len());
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn stream<'a>(
+        &self,
+        tensors: impl IntoIterator<Item = &'a Tensor>,
+        limit_bytes: u64,
+        each: impl FnMut(&'a Tensor, TensorBuffer) -> ControlFlow<()>,
+    ) -> Result<LoadReport, LoadError> {
+        let load = |batch: &[&Tensor], stop: &AtomicBool| self.load_owned(batch, stop, None);
+        stream(&self.path, tensors.into_iter().collect(), limit_bytes, load, each)
+    }
+
+    /// Maps the bytes of a tensor where they lie in its file, without reading them. Writes to the mapping never
+    /// reach the file. A file that is truncated while its mapping is in use ends the process (SIGBUS). Not all
+    /// tensors lie so that they can be mapped.
     pub fn map(&self, tensor: &Tensor) -> Result<Result<MappedTensor, MapRefusal>, LoadError> {
-        Ok(self.maps.map(self.reader.sources(), tensor)?)
+        Ok(self.mappings.map(self.reader.sources(), tensor)?)
     }
 
-    /// Whether [`OpenCheckpoint::map`] asks no other program or machine whether the file is what it was.
+    /// Whether [`OpenCheckpoint::map`] asks no other program or machine whether the file has changed.
     pub fn maps_without_waiting(&self, tensor: &Tensor) -> bool {
-        self.is_local() || self.maps.is_mapped(tensor)
+        self.is_local() || self.mappings.is_mapped(tensor)
     }
 
-    pub(super) fn allocate(&self, tensor: &Tensor) -> Result<TensorBuffer, LoadError> {
+    fn allocate(&self, tensor: &Tensor) -> Result<TensorBuffer, LoadError> {
         let bytes = tensor.bytes.len();
-        let memory = usize::try_from(bytes).ok().and_then(TensorBuffer::new);
-        memory.ok_or_else(|| LoadError::OutOfMemory { path: self.path.clone(), bytes })
+        let buffer = usize::try_from(bytes).ok().and_then(TensorBuffer::new);
+        buffer.ok_or_else(|| LoadError::OutOfMemory { path: self.path.clone(), bytes })
     }
 
-    pub(super) fn concurrency(&self) -> Concurrency {
-        self.concurrency
-    }
-
-    pub(super) fn buffers(&self) -> &BufferPool {
-        &self.buffers
-    }
-
-    /// What a load of it reads from.
-    pub(super) fn load_source(&self) -> LoadSource<'_> {
-        let (path, sources) = (&*self.path, self.reader.sources());
-        LoadSource { path, sources, strategies: &self.strategies, tally: ByteTally::default() }
+    fn load_source(&self) -> LoadSource<'_> {
+        LoadSource {
+            path: &self.path,
+            sources: self.reader.sources(),
+            strategies: &self.strategies,
+            tally: ByteTally::default(),
+        }
     }
 
     fn unknown_tensor(&self, name: &str) -> LoadError {
         let names = self.tensors().iter().map(|tensor| &*tensor.name);
-        let alike = |other: &&str| common_affix_len(name, other);
-        // Of names that share nothing with it none is near.
-        let near = names.max_by_key(alike).filter(|near| alike(near) * 2 >= name.len().max(1));
-        let near = near.map(str::to_owned);
-        LoadError::UnknownTensor { path: self.path.clone(), name: name.to_owned(), near }
+        let similarity = |other: &&str| common_affix_len(name, other);
+        // A name that shares less than half with it is not similar.
+        let similar = names.max_by_key(similarity);
+        let similar = similar.filter(|other| similarity(other) * 2 >= name.len().max(1));
+        let similar = similar.map(str::to_owned);
+        LoadError::UnknownTensor { path: self.path.clone(), name: name.to_owned(), similar }
     }
 }
 
 impl fmt::Debug for OpenCheckpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let OpenCheckpoint { path, format, route, .. } = self;
-        let mut shown = f.debug_struct("Opened");
+        let mut shown = f.debug_struct("OpenCheckpoint");
         shown.field("path", path).field("format", format).field("route", route);
         shown.field("tensors", &self.tensors().len()).finish_non_exhaustive()
     }
 }
 
-/// Bytes at which two names begin or end alike.
+/// The length of the longer of the common prefix and the common suffix.
 fn common_affix_len(a: &str, b: &str) -> usize {
-    let same = |(a, b): &(u8, u8)| a == b;
-    let ends = a.bytes().rev().zip(b.bytes().rev()).take_while(same).count();
-    a.bytes().zip(b.bytes()).take_while(same).count().max(ends)
+    let is_same = |(a, b): &(u8, u8)| a == b;
+    let suffix = a.bytes().rev().zip(b.bytes().rev()).take_while(is_same).count();
+    a.bytes().zip(b.bytes()).take_while(is_same).count().max(suffix)
+}
+
+/// A tensor or a slice to load, and its target.
+#[derive(Debug)]
+pub struct LoadRequest<'a> {
+    /// The checkpoint that has the tensor.
+    pub checkpoint: &'a OpenCheckpoint,
+    /// The tensor.
+    pub tensor: &'a Tensor,
+    /// Memory of exactly the tensor's length.
+    pub target: &'a mut [u8],
+}
+
+/// Loads tensors of any number of checkpoints, one checkpoint after the other and each in the order in which its
+/// bytes lie. Ends when it is done or the caller sets `stop`. `threads` replaces the number that the first was
+/// opened with. On error the targets' contents are unspecified.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use ckptfs::loader::{LoadRequest, load_many};
+///
+/// let parts = ["pipeline/unet", "pipeline/vae"].map(|path| ckptfs::open(path.as_ref()));
+/// let parts = parts.into_iter().collect::<Result<Vec<_>, _>>()?;
+/// let all = || parts.iter().flat_map(|part| part.tensors().iter().map(move |tensor| (part, tensor)));
+/// let mut memory: Vec<Vec<u8>> = all().map(|(_, t)| vec![0; t.bytes.len() as usize]).collect();
+/// let requests = all()
+///     .zip(&mut memory)
+///     .map(|((checkpoint, tensor), target)| LoadRequest { checkpoint, tensor, target });
+/// let report = load_many(requests, &false.into(), None)?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn load_many<'a>(
+    requests: impl IntoIterator<Item = LoadRequest<'a>>,
+    stop: &AtomicBool,
+    threads: Option<usize>,
+) -> Result<LoadReport, LoadError> {
+    let mut requests = requests.into_iter().peekable();
+    let Some(LoadRequest { checkpoint, .. }) = requests.peek() else {
+        return Ok(LoadReport::default());
+    };
+    let sink = &checkpoint.buffers;
+    let requests =
+        requests.map(|LoadRequest { checkpoint, tensor, target }| (checkpoint, tensor, target));
+    load_with_sink(requests, sink, stop, threads)
+}
+
+/// Like [`load_many`], through a sink that knows the targets.
+pub fn load_with_sink<'a, T: Target + Send>(
+    requests: impl IntoIterator<Item = (&'a OpenCheckpoint, &'a Tensor, T)>,
+    sink: &impl Sink<T>,
+    stop: &AtomicBool,
+    threads: Option<usize>,
+) -> Result<LoadReport, LoadError> {
+    let started = Instant::now();
+    let mut checkpoints: Vec<(&OpenCheckpoint, usize)> = Vec::new();
+    let mut numbers = HashMap::new();
+    let (mut items, mut bytes) = (Vec::new(), 0);
+    for (checkpoint, tensor, target) in requests {
+        let (needed, provided) = (tensor.bytes.len(), target.len());
+        if needed != provided {
+            let (path, name) = (checkpoint.path.clone(), tensor.name.to_string());
+            return Err(LoadError::TargetLength { path, name, needed, provided });
+        }
+        let number = *numbers.entry(std::ptr::from_ref(checkpoint)).or_insert_with(|| {
+            checkpoints.push((checkpoint, 0));
+            checkpoints.len() - 1
+        });
+        bytes += needed;
+        checkpoints[number].1 += 1;
+        items.push(PlanItem { checkpoint: number, bytes: &tensor.bytes, target });
+    }
+    let Some((first, _)) = checkpoints.first() else { return Ok(LoadReport::default()) };
+    let context = LoadContext { concurrency: first.concurrency.with_threads(threads), sink, stop };
+    let sources: Vec<LoadSource<'_>> =
+        checkpoints.iter().map(|(checkpoint, _)| checkpoint.load_source()).collect();
+    let policy = SplitPolicy { boundary_bytes: MAX_EXTENT_BYTES, max_gap_bytes: MAX_GAP_BYTES };
+    execute(&sources, plan_jobs(items, policy), &context)?;
+    let seconds = started.elapsed().as_secs_f64();
+    let mut report = LoadReport { bytes, seconds, ..LoadReport::default() };
+    for ((checkpoint, tensors), source) in checkpoints.into_iter().zip(sources) {
+        report.add_checkpoint(tensors, &source.tally, checkpoint.route.fallback());
+    }
+    Ok(report)
+}
+
+/// Like [`load_many`], each tensor into memory of its own.
+pub fn load_many_owned(
+    tensors: &[(&OpenCheckpoint, &Tensor)],
+    stop: &AtomicBool,
+    threads: Option<usize>,
+) -> Result<(Vec<TensorBuffer>, LoadReport), LoadError> {
+    let buffers = tensors.iter().map(|(checkpoint, tensor)| checkpoint.allocate(tensor));
+    let mut buffers = buffers.collect::<Result<Vec<_>, _>>()?;
+    let targets = tensors.iter().zip(buffers.iter_mut().map(|buffer| &mut buffer[..]));
+    let requests =
+        targets.map(|(&(checkpoint, tensor), target)| LoadRequest { checkpoint, tensor, target });
+    let report = load_many(requests, stop, threads)?;
+    Ok((buffers, report))
 }

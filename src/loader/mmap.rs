@@ -1,8 +1,7 @@
-//! Tensors where they lie in their files, without a copy.
+//! Tensors mapped where they lie in their files, without a copy.
 //!
-//! In: the sources, and a tensor. Out: its bytes as [`Mapped`] memory, or why they must be read instead.
-//! Each file is mapped once, whole and privately, when the first of its tensors is asked for: a system
-//! has few mappings for a process, and a checkpoint may have more tensors.
+//! Each file is mapped once, whole and privately, when the first of its tensors is asked for. A system allows a
+//! process few mappings, and a checkpoint may have more tensors.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -10,10 +9,9 @@ use std::sync::{Arc, OnceLock};
 use memmap2::MmapRaw;
 
 use crate::checkpoint::{OpenSources, Tensor, TensorBytes};
-use crate::source;
+use crate::source::SourceError;
 
-/// Memory with the bytes of a file, which stays mapped as long as this lives. What is written to it
-/// stays in this process.
+/// The bytes of a tensor in its file, which stays mapped as long as this lives. Writes stay in this process.
 #[derive(Clone)]
 pub struct MappedTensor {
     map: Arc<MmapRaw>,
@@ -21,36 +19,38 @@ pub struct MappedTensor {
     len: usize,
 }
 
-/// Why the bytes of a tensor cannot be used where they lie.
+/// Why a tensor cannot be mapped where it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum MapRefusal {
-    /// They are strided, transposed, expanded or of the other byte order.
+    /// The bytes are strided, transposed, expanded or byte-swapped.
     #[error("its bytes do not lie in order")]
     NotContiguous,
-    /// They were unpacked.
+    /// The bytes were unpacked.
     #[error("its bytes lie in no file")]
     NotInFile,
-    /// A processor cannot work on them there.
+    /// A processor cannot work on the elements at their address.
     #[error("its bytes do not begin at a multiple of an element")]
     Misaligned,
 }
 
-/// The mappings of a checkpoint's origins, made by need.
-pub struct FileMappings(Box<[OnceLock<Arc<MmapRaw>>]>);
+/// The mappings of a checkpoint's files, made by need.
+pub struct FileMappings {
+    by_origin: Box<[OnceLock<Arc<MmapRaw>>]>,
+}
 
 impl MappedTensor {
-    /// Where it begins.
+    /// The address of the first byte.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         // Within the mapping, as was checked when this was made.
         self.map.as_mut_ptr().wrapping_add(self.start)
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the tensor has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -58,18 +58,19 @@ impl MappedTensor {
 
 impl fmt::Debug for MappedTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapped").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("MappedTensor").field("len", &self.len).finish_non_exhaustive()
     }
 }
 
 impl FileMappings {
     pub fn new(origins: usize) -> FileMappings {
-        FileMappings((0..origins).map(|_| OnceLock::new()).collect())
+        FileMappings { by_origin: (0..origins).map(|_| OnceLock::new()).collect() }
     }
 
     /// Whether the file of a tensor is mapped.
     pub fn is_mapped(&self, tensor: &Tensor) -> bool {
-        let slot = self.0.get(tensor.bytes.extent().0.0 as usize);
+        let (origin, ..) = tensor.bytes.extent();
+        let slot = self.by_origin.get(origin.0 as usize);
         slot.is_some_and(|slot| slot.get().is_some())
     }
 
@@ -77,11 +78,11 @@ impl FileMappings {
         &self,
         sources: &OpenSources,
         tensor: &Tensor,
-    ) -> Result<Result<MappedTensor, MapRefusal>, source::SourceError> {
+    ) -> Result<Result<MappedTensor, MapRefusal>, SourceError> {
         let TensorBytes::Run(run) = &tensor.bytes else {
             return Ok(Err(MapRefusal::NotContiguous));
         };
-        let slot = self.0.get(run.origin.0 as usize);
+        let slot = self.by_origin.get(run.origin.0 as usize);
         let Some((slot, file)) = slot.zip(sources.file(run.origin)) else {
             return Ok(Err(MapRefusal::NotInFile));
         };
@@ -90,7 +91,7 @@ impl FileMappings {
         }
         let map = match slot.get() {
             Some(map) => map,
-            // Of two that come at once, one is let go.
+            // Of two threads that map at once, one unmaps again.
             None => {
                 let map = Arc::new(file.map_private()?);
                 slot.get_or_init(|| map)
@@ -99,10 +100,7 @@ impl FileMappings {
         // What was parsed lies within the file's size, which is the mapping's.
         let (start, len) = (run.offset as usize, run.len as usize);
         if start.checked_add(len).is_none_or(|end| end > map.len()) {
-            return Err(source::SourceError::Truncated {
-                path: file.file().path(),
-                offset: run.offset,
-            });
+            return Err(SourceError::Truncated { path: file.file().path(), offset: run.offset });
         }
         Ok(Ok(MappedTensor { map: Arc::clone(map), start, len }))
     }

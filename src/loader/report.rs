@@ -1,57 +1,66 @@
-//! What a load did.
+//! The report of a load: how much was loaded, how fast, and how each byte was read.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Route;
-use super::execute::ByteTally;
-
-/// What a load did: how much, how fast, and how each byte was had.
+/// How much a load loaded, how fast, and how each byte was read.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LoadReport {
-    /// Tensors, or parts of them.
+    /// The number of tensors, or of slices of tensors.
     pub tensors: usize,
-    /// Their bytes.
+    /// The number of their bytes.
     pub bytes: u64,
-    /// How long it took.
+    /// The duration of the load.
     pub seconds: f64,
     /// Bytes copied out of the page cache.
     pub cached: u64,
-    /// Bytes read past it.
+    /// Bytes read past the page cache.
     pub direct: u64,
     /// Bytes that storage wrote to a device by itself.
     pub gpudirect: u64,
-    /// Bytes read through it.
+    /// Bytes read through the page cache.
     pub buffered: u64,
-    /// Bytes put together from pieces, or turned round.
+    /// Bytes that are strided or byte-swapped in their files.
     pub gathered: u64,
     /// Bytes that were in memory already.
     pub memory: u64,
-    /// Why bytes did not come straight from the sources, and of how many tensors.
+    /// Why bytes were not read from the sources themselves, and of how many tensors.
     pub fallbacks: BTreeMap<String, usize>,
-    /// Why bytes that were to be read to a device came by way of the host's memory: the first reason.
+    /// The first reason why bytes for a device went through the host's memory although GPUDirect was asked for.
     pub without_gpudirect: Option<String>,
 }
 
+/// Bytes by how they were read.
+#[derive(Debug, Default)]
+pub struct ByteTally {
+    pub cached: AtomicU64,
+    pub direct: AtomicU64,
+    pub gpudirect: AtomicU64,
+    pub buffered: AtomicU64,
+    pub gathered: AtomicU64,
+    pub memory: AtomicU64,
+}
+
 impl LoadReport {
-    /// Adds so many tensors of one checkpoint.
-    pub(super) fn add_checkpoint(&mut self, tensors: usize, tally: &ByteTally, route: &Route) {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    /// Adds so many tensors of one checkpoint. `fallback` is why they were read through a mount.
+    pub fn add_checkpoint(&mut self, tensors: usize, tally: &ByteTally, fallback: Option<&str>) {
+        let ByteTally { cached, direct, gpudirect, buffered, gathered, memory } = tally;
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         self.tensors += tensors;
-        self.cached += of(&tally.cached);
-        self.direct += of(&tally.direct);
-        self.gpudirect += of(&tally.gpudirect);
-        self.buffered += of(&tally.buffered);
-        self.gathered += of(&tally.gathered);
-        self.memory += of(&tally.memory);
-        if let Route::ThroughMount { reason: why } = route {
-            *self.fallbacks.entry(why.clone()).or_default() += tensors;
+        self.cached += read(cached);
+        self.direct += read(direct);
+        self.gpudirect += read(gpudirect);
+        self.buffered += read(buffered);
+        self.gathered += read(gathered);
+        self.memory += read(memory);
+        if let Some(reason) = fallback {
+            *self.fallbacks.entry(reason.to_owned()).or_default() += tensors;
         }
     }
 
     /// Adds what another load did.
-    pub(super) fn merge(&mut self, other: &LoadReport) {
+    pub fn merge(&mut self, other: &LoadReport) {
         self.tensors += other.tensors;
         self.bytes += other.bytes;
         self.seconds += other.seconds;
@@ -61,8 +70,8 @@ impl LoadReport {
         self.buffered += other.buffered;
         self.gathered += other.gathered;
         self.memory += other.memory;
-        for (why, tensors) in &other.fallbacks {
-            *self.fallbacks.entry(why.clone()).or_default() += tensors;
+        for (reason, tensors) in &other.fallbacks {
+            *self.fallbacks.entry(reason.clone()).or_default() += tensors;
         }
         if self.without_gpudirect.is_none() {
             self.without_gpudirect.clone_from(&other.without_gpudirect);

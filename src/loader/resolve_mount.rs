@@ -1,149 +1,193 @@
-//! Files of a mount: finding where their bytes lie, and making sure that these are the same bytes.
+//! From a path to a checkpoint that is laid out, and the route to its bytes.
 //!
-//! In: a path. Out: the checkpoint there, and the [`Route`] to it. What a mount says is only where to
-//! look: a source is believed when the virtual file made of it has the identity that the mount's has, or, of a
-//! file shown as it is, when the system says the same of both.
+//! A file of a mount is read at its source. What a mount says is only where to look: a source is believed if the
+//! virtual file made of it has the identity that the mount's has. Of a file that is shown as it is, the system
+//! must say the same of both.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::Stat;
 
-use crate::checkpoint::{self, CandidateFiles, Checkpoint, DefaultChoice, ParseOptions};
-use crate::mount_info::{self, MountOrigin};
-use crate::source::{self, LinkPolicy, OpenFile, Root};
+use crate::checkpoint::{self, CandidateFiles, Checkpoint, DefaultChoice, Format, ParseOptions};
+use crate::mount_info::{self, MountOrigin, RecordedOptions, SourceAttribute};
+use crate::source::{self, LinkPolicy, OpenFile, Root, SourceError};
 use crate::view;
 use crate::virtual_file::VirtualFile;
 
-use super::{LoadError, Route};
+use super::error::LoadError;
 
-/// A checkpoint that was laid out, and the route to it.
+/// How the bytes of a checkpoint are reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// The path is on no mount of ours.
+    Plain,
+    /// The path is on a mount, and the bytes are read from the source of the mount.
+    Direct {
+        /// The path of the source.
+        source: PathBuf,
+    },
+    /// The path is on a mount, and the bytes are read through it.
+    ThroughMount {
+        /// Why they are not read from the source.
+        reason: String,
+    },
+}
+
+impl Route {
+    /// Why the bytes are read through a mount, if they are.
+    pub fn fallback(&self) -> Option<&str> {
+        match self {
+            Route::Plain | Route::Direct { .. } => None,
+            Route::ThroughMount { reason } => Some(reason),
+        }
+    }
+}
+
+/// A checkpoint that is laid out, and the route to it.
 pub struct ResolvedCheckpoint {
     pub virtual_file: VirtualFile,
-    /// Its one file, still open.
+    /// Its file, still open, if it is a single one.
     pub open_file: Option<OpenFile>,
-    pub format: checkpoint::Format,
+    pub format: Format,
     pub notes: Vec<String>,
     pub route: Route,
 }
 
-/// The checkpoint at a path.
-pub fn resolve(path: &Path, options: &ParseOptions) -> Result<ResolvedCheckpoint, LoadError> {
-    // Who wants a dictionary of a pickle does not want what a mount made of it.
-    let told = options.root_key.is_none().then(|| mount_origin_of(path)).flatten();
-    let route = match told {
-        None => Route::Plain,
-        Some((file, note, told)) => match told.and_then(|told| open_at_source(&file, &told)) {
-            Ok(mut found) => {
-                found.notes.extend(note);
-                return Ok(found);
-            }
-            Err(why) => {
-                tracing::info!(path = %file.display(), why, "read through the mount");
-                Route::ThroughMount { reason: why }
-            }
-        },
-    };
-    lay_out(view::open(path, options)?, route)
-}
-
-/// A checkpoint, laid out.
-pub fn lay_out(mut checkpoint: Checkpoint, route: Route) -> Result<ResolvedCheckpoint, LoadError> {
-    let (format, notes) = (checkpoint.format, checkpoint.notes.clone());
-    let opened = checkpoint.open_file.take();
-    Ok(ResolvedCheckpoint {
-        virtual_file: VirtualFile::new(checkpoint)?,
-        open_file: opened,
-        format,
-        notes,
-        route,
-    })
-}
-
-/// What a mount of ours says of the file of a path, or of the one in a directory by which a file is meant;
-/// and what to tell of the rest of that.
-fn mount_origin_of(path: &Path) -> Option<(PathBuf, Option<String>, Result<MountOrigin, String>)> {
-    let told = mount_info::mount_origin(path)?;
-    if !source::is_directory(path).ok()? {
-        return Some((path.to_path_buf(), None, told));
+impl ResolvedCheckpoint {
+    /// Lays out a checkpoint.
+    pub fn lay_out(
+        mut checkpoint: Checkpoint,
+        route: Route,
+    ) -> Result<ResolvedCheckpoint, LoadError> {
+        let (format, notes) = (checkpoint.format, checkpoint.notes.clone());
+        let open_file = checkpoint.open_file.take();
+        let virtual_file = VirtualFile::new(checkpoint)?;
+        Ok(ResolvedCheckpoint { virtual_file, open_file, format, notes, route })
     }
-    let (root, way) = Root::for_directory(path, LinkPolicy::Inside).ok()?;
-    let DefaultChoice { candidate, note } =
-        checkpoint::choose_default(&root, &way, &root.file_names(&way).ok()?).ok()?;
+}
+
+/// Resolves a path, through the mount that it may be on.
+pub fn resolve(path: &Path, options: &ParseOptions) -> Result<ResolvedCheckpoint, LoadError> {
+    // A key asks for a dictionary of the original pickle, which a mount's virtual file has not.
+    let on_mount = options.root_key.is_none().then(|| mount_origin_of(path)).flatten();
+    let route = match on_mount {
+        None => Route::Plain,
+        Some((file, note, origin)) => {
+            match origin.and_then(|origin| open_at_source(&file, &origin)) {
+                Ok(mut resolved) => {
+                    resolved.notes.extend(note);
+                    return Ok(resolved);
+                }
+                Err(reason) => {
+                    tracing::info!(path = %file.display(), why = reason, "read through the mount");
+                    Route::ThroughMount { reason }
+                }
+            }
+        }
+    };
+    ResolvedCheckpoint::lay_out(view::open(path, options)?, route)
+}
+
+type OriginOfFile = (PathBuf, Option<String>, Result<MountOrigin, String>);
+
+/// The mount origin of a path's file, or of the file that a directory stands for; with the note on what that
+/// leaves out.
+fn mount_origin_of(path: &Path) -> Option<OriginOfFile> {
+    let origin = mount_info::mount_origin(path)?;
+    if !source::is_directory(path).ok()? {
+        return Some((path.to_path_buf(), None, origin));
+    }
+    let (root, directory) = Root::for_directory(path, LinkPolicy::Inside).ok()?;
+    let names = root.file_names(&directory).ok()?;
+    let choice = checkpoint::choose_default(&root, &directory, &names).ok()?;
+    let DefaultChoice { candidate, note } = choice;
     if candidate.files != CandidateFiles::Single {
         return None;
     }
     let file = path.join(&candidate.name);
-    let told = mount_info::mount_origin(&file)?;
-    Some((file, note, told))
+    let origin = mount_info::mount_origin(&file)?;
+    Some((file, note, origin))
 }
 
-/// What lies at the source of a file of a mount, or why that cannot be read.
-fn open_at_source(file: &Path, told: &MountOrigin) -> Result<ResolvedCheckpoint, String> {
-    let mount = rustix::fs::stat(file).map_err(|error| format!("it cannot be seen: {error}"))?;
-    let mut why = None;
-    for root in source_roots(&told.source) {
-        let found = root.map_err(LoadError::from).and_then(|root| {
+/// Opens the source of a file of a mount, or tells why that cannot be read.
+fn open_at_source(file: &Path, origin: &MountOrigin) -> Result<ResolvedCheckpoint, String> {
+    let shown = rustix::fs::stat(file).map_err(|error| format!("it cannot be seen: {error}"))?;
+    let options = parse_options(&origin.source.options);
+    let mut reason = None;
+    for root in source_roots(&origin.source, options.link_policy()) {
+        let resolved = root.map_err(LoadError::from).and_then(|root| {
             // Over the source itself a path leads to what the mount shows.
-            if root.metadata(Path::new(""))?.dev == mount.st_dev {
+            if root.metadata(Path::new(""))?.dev == shown.st_dev {
                 return Ok(None);
             }
-            read_source(&root, told).map(Some)
+            parse_source(&root, &origin.source.path, &options).map(Some)
         });
-        match found {
-            Ok(Some(found)) if is_shown_by(&found, told, &mount) => return Ok(found),
-            Ok(Some(_)) => why = Some("its source is not what the mount shows".to_owned()),
+        match resolved {
+            Ok(Some(resolved)) if is_shown_by(&resolved, origin, &shown) => return Ok(resolved),
+            Ok(Some(_)) => reason = Some("its source is not what the mount shows".to_owned()),
             Ok(None) => {}
-            Err(error) => why = why.or(Some(format!("its source cannot be read: {error}"))),
+            Err(error) => {
+                reason = reason.or(Some(format!("its source cannot be read: {error}")));
+            }
         }
     }
-    Err(why.unwrap_or_else(|| "its source cannot be seen from here".to_owned()))
+    Err(reason.unwrap_or_else(|| "its source cannot be seen from here".to_owned()))
 }
 
-/// Where a source may lie: where the path leads that was mounted, and in the directory that the daemon
-/// holds open, which may be hidden beneath the mount or have another name by now.
+/// Where a source may lie: where the path leads that was mounted; and in the directory that the daemon holds
+/// open, which may be hidden beneath the mount or have been renamed.
 fn source_roots(
-    told: &mount_info::SourceAttribute,
-) -> impl Iterator<Item = Result<Arc<Root>, source::SourceError>> {
-    let links =
-        if told.options.follow_symlinks { LinkPolicy::Anywhere } else { LinkPolicy::Inside };
-    let mount_info::SourceAttribute { source, pid, rootfd, .. } = told.clone();
+    attribute: &SourceAttribute,
+    links: LinkPolicy,
+) -> impl Iterator<Item = Result<Arc<Root>, SourceError>> {
+    let SourceAttribute { source, pid, rootfd, .. } = attribute;
     let by_path = move || {
-        let is_directory = source::is_directory(&source)?;
-        let folder = if is_directory { Some(&*source) } else { source.parent() };
-        Root::for_directory(folder.unwrap_or(Path::new("")), links).map(|(root, _)| root)
+        let is_directory = source::is_directory(source)?;
+        let directory = if is_directory { Some(&**source) } else { source.parent() };
+        let root = Root::for_directory(directory.unwrap_or(Path::new("")), links);
+        root.map(|(root, _)| root)
     };
-    let by_descriptor = move || Root::from_process_fd(pid, rootfd, links);
+    let by_descriptor = move || Root::from_process_fd(*pid, *rootfd, links);
     std::iter::once_with(by_path).chain(std::iter::once_with(by_descriptor))
 }
 
-fn read_source(root: &Arc<Root>, told: &MountOrigin) -> Result<ResolvedCheckpoint, LoadError> {
-    let mount_info::SourceAttribute { path, options, .. } = &told.source;
-    let options = ParseOptions {
-        root_key: options.root.clone(),
-        allow_partial: options.allow_partial,
-        follow_symlinks: options.follow_symlinks,
-    };
-    let missing = || source::SourceError::Missing { path: root.path().join(path) };
-    let name = path.file_name().ok_or_else(missing)?;
-    let folder = path.parent().unwrap_or(Path::new(""));
-    let checkpoint = checkpoint::open_by_name(root, folder, name, &options)?;
-    lay_out(checkpoint, Route::Direct { source: root.path().join(path) })
+fn parse_options(recorded: &RecordedOptions) -> ParseOptions {
+    let RecordedOptions { root, allow_partial, follow_symlinks } = recorded;
+    ParseOptions {
+        root_key: root.clone(),
+        allow_partial: *allow_partial,
+        follow_symlinks: *follow_symlinks,
+    }
 }
 
-/// Whether what was found is what the mount shows. Of a file that it shows as it is, it says what the
-/// system says of the source.
-fn is_shown_by(found: &ResolvedCheckpoint, told: &MountOrigin, mount: &Stat) -> bool {
-    match &told.identity {
-        Some(identity) => *identity == found.virtual_file.identity().to_string(),
+fn parse_source(
+    root: &Arc<Root>,
+    path: &Path,
+    options: &ParseOptions,
+) -> Result<ResolvedCheckpoint, LoadError> {
+    let source = root.path().join(path);
+    let Some(name) = path.file_name() else {
+        return Err(SourceError::Missing { path: source }.into());
+    };
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let checkpoint = checkpoint::open_by_name(root, directory, name, options)?;
+    ResolvedCheckpoint::lay_out(checkpoint, Route::Direct { source })
+}
+
+/// Whether a mount shows what was read at its source. A file that it shows as it is has the size and the time
+/// of that.
+fn is_shown_by(resolved: &ResolvedCheckpoint, origin: &MountOrigin, shown: &Stat) -> bool {
+    let file = &resolved.virtual_file;
+    match &origin.identity {
+        Some(identity) => *identity == file.identity().to_string(),
         None => {
-            let file =
-                found.virtual_file.source_files().first().filter(|_| !told.source.is_virtual_file);
-            file.is_some_and(|file| {
-                let is = file.identity();
-                let times =
-                    (is.mtime, is.mtime_nsec) == (mount.st_mtime, mount.st_mtime_nsec as u32);
-                times && is.size == mount.st_size as u64
+            let single = file.source_files().first().filter(|_| !origin.source.is_virtual_file);
+            single.is_some_and(|single| {
+                let identity = single.identity();
+                let times = (identity.mtime, identity.mtime_nsec);
+                times == (shown.st_mtime, shown.st_mtime_nsec as u32)
+                    && identity.size == shown.st_size as u64
             })
         }
     }

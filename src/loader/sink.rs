@@ -1,88 +1,121 @@
-//! How what is read gets to where it belongs: straight, where that is memory that reads can fill; else by way
-//! of memory that they can, or without the host's memory at all.
+//! Where a load delivers bytes: in place, through a staging buffer, or past the host's memory.
 //!
-//! In: pieces, each with where it belongs, and how to fill memory with a stretch of a file. Out: nothing; the
-//! pieces are where they belong, or will be by the time that whoever made the stage says.
+//! Readers know of the targets only what a [`Sink`] says of them. The sink of host memory is a [`BufferPool`].
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Mutex;
 
-use crate::source::{self, OpenFile};
+use memmap2::MmapMut;
 
-use super::LoadError;
-use super::execute::BUFFER_BYTES;
-use super::memory::BufferPool;
+use crate::huge_pages;
+use crate::source::{OpenFile, SourceError};
+use crate::threads::lock;
 
-/// What a load passes bytes through.
+use super::error::LoadError;
+use super::plan::MAX_EXTENT_BYTES;
+
+/// Bytes of a staging buffer: an extent. What is read around an extent for alignment does not lead out of it.
+pub const BUFFER_BYTES: usize = MAX_EXTENT_BYTES as usize;
+
+/// What a load passes bytes through, to targets of a type.
 pub trait Sink<T>: Sync {
-    /// Where a piece belongs, if that is memory that reads can fill.
-    fn host_memory(piece: &mut T) -> Option<&mut [u8]>;
+    /// The memory of a target, if reads can fill it.
+    fn host_memory(target: &mut T) -> Option<&mut [u8]>;
 
-    /// Has `fill` fill memory, of [`BUFFER`] bytes and aligned for reads past the page cache, with what lies
-    /// from `start` on; then the pieces get theirs. If `fill` comes to nothing nobody gets anything.
+    /// Fills a staging buffer and copies it out to the targets. The buffer has [`BUFFER_BYTES`], is aligned for
+    /// direct reads, and holds what lies from `start` on. If `fill` returns `None` nothing is copied.
     fn stage<W>(
         &self,
         path: &Path,
         start: u64,
-        pieces: &mut [(u64, T)],
-        fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::SourceError>,
+        targets: &mut [(u64, T)],
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, SourceError>,
     ) -> Result<Option<W>, LoadError>;
 
-    /// Reads a stretch of a file without the host's memory, sees that the file is what it was, and hands the pieces
-    /// on; or does nothing, and says so.
+    /// Reads an extent of a file past the host's memory, and checks that the file is unchanged before it hands
+    /// the bytes on. Returns whether it did.
     fn read_to_device(
         &self,
         _path: &Path,
         _file: &OpenFile,
         _range: &Range<u64>,
-        _pieces: &mut [(u64, T)],
+        _targets: &mut [(u64, T)],
     ) -> Result<bool, LoadError> {
         Ok(false)
     }
 
-    /// A thread of the load begins: it does all its work in this.
+    /// Runs all the work of one reader thread.
     fn run_reader<R>(&self, work: impl FnOnce() -> R) -> R {
         work()
     }
 
-    /// The load is over, and its threads have ended.
+    /// Called when the load is over and its threads have ended.
     fn finish(&self) {}
 }
 
+/// The memory of all targets, if reads can fill all of them.
+pub fn in_place_targets<T, S: Sink<T>>(targets: &mut [(u64, T)]) -> Option<Vec<(u64, &mut [u8])>> {
+    targets.iter_mut().map(|(at, target)| Some((*at, S::host_memory(target)?))).collect()
+}
+
+/// Copies what was read from `start` on to the targets.
+pub fn copy_out(bytes: &[u8], start: u64, targets: &mut [(u64, &mut [u8])]) {
+    for (at, target) in targets {
+        let offset = (*at - start) as usize;
+        target.copy_from_slice(&bytes[offset..offset + target.len()]);
+    }
+}
+
+/// Page-aligned staging buffers that are used again.
+///
+/// A disk reads into huge pages faster: one request to it names at most a few hundred places, which of ordinary
+/// pages are no megabyte.
+#[derive(Debug, Default)]
+pub struct BufferPool {
+    free: Mutex<Vec<MmapMut>>,
+}
+
+impl BufferPool {
+    fn with_buffer<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> std::io::Result<T> {
+        let free = lock(&self.free).pop();
+        let mut buffer = match free {
+            Some(buffer) => buffer,
+            None => huge_pages::allocate_zeroed(BUFFER_BYTES)?,
+        };
+        let result = work(&mut buffer);
+        lock(&self.free).push(buffer);
+        Ok(result)
+    }
+}
+
 impl Sink<&mut [u8]> for BufferPool {
-    fn host_memory<'p>(piece: &'p mut &mut [u8]) -> Option<&'p mut [u8]> {
-        Some(piece)
+    fn host_memory<'t>(target: &'t mut &mut [u8]) -> Option<&'t mut [u8]> {
+        Some(target)
     }
 
     fn stage<W>(
         &self,
         path: &Path,
         start: u64,
-        pieces: &mut [(u64, &mut [u8])],
-        fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::SourceError>,
+        targets: &mut [(u64, &mut [u8])],
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, SourceError>,
     ) -> Result<Option<W>, LoadError> {
-        let done = self.with_buffer(|buffer| {
+        let staged = self.with_buffer(|buffer| {
             let filled = fill(buffer)?;
             if filled.is_some() {
-                copy_out(buffer, start, pieces);
+                copy_out(buffer, start, targets);
             }
-            Ok::<_, source::SourceError>(filled)
+            Ok::<_, SourceError>(filled)
         });
-        Ok(done.map_err(|_| LoadError::OutOfMemory {
-            path: path.to_path_buf(),
-            bytes: BUFFER_BYTES as u64,
-        })??)
+        let out_of_memory =
+            |_| LoadError::OutOfMemory { path: path.to_path_buf(), bytes: BUFFER_BYTES as u64 };
+        Ok(staged.map_err(out_of_memory)??)
     }
 
+    /// Gives the buffers back to the system.
     fn finish(&self) {
-        self.trim();
-    }
-}
-
-/// Fills the pieces of what was read from `start` on.
-pub fn copy_out(read: &[u8], start: u64, pieces: &mut [(u64, &mut [u8])]) {
-    for (at, piece) in pieces {
-        let from = (*at - start) as usize;
-        piece.copy_from_slice(&read[from..from + piece.len()]);
+        let free = std::mem::take(&mut *lock(&self.free));
+        drop(free);
     }
 }

@@ -1,10 +1,10 @@
-//! Tensors one after the other, in the order in which their bytes lie, while the next are read.
+//! Streams tensors in batches: a thread reads the next ones while the caller works on those that are loaded.
 //!
-//! In: tensors of an [`Opened`], how many bytes of them may be held, and what to do with each. Out: a
-//! [`Report`]. One thread reads batch after batch ahead of the caller, and waits where it would hold more
-//! than it may; what the caller was handed counts until it is done with it.
+//! The thread waits where it would hold more bytes than allowed. What the caller was handed counts until it is
+//! done with it.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Condvar, Mutex};
@@ -13,152 +13,126 @@ use std::time::Instant;
 use crate::checkpoint::Tensor;
 use crate::threads::{lock, try_spawn};
 
-use super::{LoadError, LoadReport, OpenCheckpoint, TensorBuffer};
+use super::error::LoadError;
+use super::report::LoadReport;
+use super::tensor_buffer::TensorBuffer;
 
-/// As much is read at once where more may be held: all readers have something to do, and the first
-/// tensors come soon.
-const BATCH_BYTES: u64 = 64 << 20;
+/// The bytes of a batch, where more may be held: all readers have something to do, and the first tensors come
+/// soon.
+const MAX_BATCH_BYTES: u64 = 64 << 20;
 
 /// Bytes that may be held, and those that are.
 struct StreamBudget {
     limit_bytes: u64,
     held_bytes: Mutex<u64>,
-    freed: Condvar,
-    /// Nobody wants more.
-    stopped: AtomicBool,
+    released: Condvar,
+    is_stopped: AtomicBool,
 }
 
 impl StreamBudget {
-    /// Waits until so many more may be held; whether they are still wanted.
+    fn new(limit_bytes: u64) -> StreamBudget {
+        let (held_bytes, released) = (Mutex::new(0), Condvar::new());
+        StreamBudget { limit_bytes, held_bytes, released, is_stopped: AtomicBool::new(false) }
+    }
+
+    /// Waits until so many more bytes may be held; returns whether they are still wanted.
     fn acquire(&self, bytes: u64) -> bool {
-        let full = |held: &mut u64| *held + bytes > self.limit_bytes && !self.is_stopped();
-        let waited = self.freed.wait_while(lock(&self.held_bytes), full);
-        *waited.unwrap_or_else(|poisoned| poisoned.into_inner()) += bytes;
+        let is_full = |held: &mut u64| *held + bytes > self.limit_bytes && !self.is_stopped();
+        let held = self.released.wait_while(lock(&self.held_bytes), is_full);
+        *held.unwrap_or_else(|poisoned| poisoned.into_inner()) += bytes;
         !self.is_stopped()
     }
 
     fn release(&self, bytes: u64) {
         *lock(&self.held_bytes) -= bytes;
-        self.freed.notify_all();
+        self.released.notify_all();
     }
 
     fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
+        self.is_stopped.load(Ordering::Relaxed)
     }
 }
 
-/// Ends the reading however the caller ends, so that nobody waits for it.
+/// Stops the reading thread however the caller ends, so that it waits for nothing any more.
 struct StopOnDrop<'a>(&'a StreamBudget);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
-        let _bytes = lock(&self.0.held_bytes);
-        self.0.stopped.store(true, Ordering::Relaxed);
-        self.0.freed.notify_all();
+        let _held = lock(&self.0.held_bytes);
+        self.0.is_stopped.store(true, Ordering::Relaxed);
+        self.0.released.notify_all();
     }
 }
 
-type LoadedBatch<'a> = (Vec<(&'a Tensor, TensorBuffer)>, LoadReport);
+/// The tensors of a batch, loaded.
+pub type LoadedBatch = (Vec<TensorBuffer>, LoadReport);
 
-impl OpenCheckpoint {
-    /// Loads tensors, or parts of tensors, in the order in which their bytes lie, and hands each out as
-    /// soon as it is there; meanwhile the next are read. No more than `hold` bytes of them are held at
-    /// once, those included that `each` works on. It is over when all were handed out, or `each` breaks.
-    ///
-    /// ```no_run
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::ops::ControlFlow;
-    ///
-    /// let model = ckptfs::open("models/llama".as_ref())?;
-    /// let mut sum = 0u64;
-    /// model.stream(model.tensors(), 1 << 30, |tensor, memory| {
-    ///     sum += memory.iter().map(|&byte| u64::from(byte)).sum::<u64>();
-    ///     println!("{}: {} bytes", tensor.name, memory.len());
-    ///     ControlFlow::Continue(())
-    /// })?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn stream<'a>(
-        &self,
-        tensors: impl IntoIterator<Item = &'a Tensor>,
-        hold: u64,
-        mut each: impl FnMut(&'a Tensor, TensorBuffer) -> ControlFlow<()>,
-    ) -> Result<LoadReport, LoadError> {
-        let begun = Instant::now();
-        let mut tensors: Vec<&Tensor> = tensors.into_iter().collect();
-        let largest = tensors.iter().map(|tensor| tensor.bytes.len()).max().unwrap_or(0);
-        if largest > hold {
-            let path = self.path().to_path_buf();
-            return Err(LoadError::MemoryLimit { path, given: hold, needs: largest });
-        }
-        tensors.sort_by_key(|tensor| tensor.bytes.extent());
-        let held = StreamBudget {
-            limit_bytes: hold,
-            held_bytes: 0.into(),
-            freed: Condvar::new(),
-            stopped: false.into(),
-        };
-        let mut report = LoadReport::default();
-        let done: Result<(), LoadError> = std::thread::scope(|scope| {
-            let ends = StopOnDrop(&held);
-            let (sender, batches) = channel();
-            let (held, tensors) = (&held, &tensors[..]);
-            try_spawn(scope, move || self.read_ahead(tensors, held, &sender))
-                .ok_or_else(|| LoadError::NoThread { path: self.path().to_path_buf() })?;
-            for batch in batches {
-                let (loaded, told): LoadedBatch<'a> = batch?;
-                report.merge(&told);
-                for (tensor, memory) in loaded {
-                    let bytes = memory.len() as u64;
-                    if each(tensor, memory).is_break() {
-                        return Ok(());
-                    }
-                    held.release(bytes);
+/// Hands out each tensor of a checkpoint as soon as `load` has loaded it, in the order in which their bytes lie.
+/// Holds at most `limit_bytes` of them at once, those that `each` works on included.
+pub fn stream<'a>(
+    path: &Path,
+    mut tensors: Vec<&'a Tensor>,
+    limit_bytes: u64,
+    load: impl Fn(&[&'a Tensor], &AtomicBool) -> Result<LoadedBatch, LoadError> + Sync,
+    mut each: impl FnMut(&'a Tensor, TensorBuffer) -> ControlFlow<()>,
+) -> Result<LoadReport, LoadError> {
+    let started = Instant::now();
+    let largest = tensors.iter().map(|tensor| tensor.bytes.len()).max().unwrap_or(0);
+    if largest > limit_bytes {
+        let path = path.to_path_buf();
+        return Err(LoadError::MemoryLimit { path, allowed: limit_bytes, needed: largest });
+    }
+    tensors.sort_by_key(|tensor| tensor.bytes.extent());
+    let budget = StreamBudget::new(limit_bytes);
+    let mut report = LoadReport::default();
+    std::thread::scope(|scope| {
+        let stop = StopOnDrop(&budget);
+        let (sender, batches) = channel();
+        let (budget, load, tensors) = (&budget, &load, &tensors[..]);
+        try_spawn(scope, move || read_ahead(tensors, budget, load, &sender))
+            .ok_or_else(|| LoadError::NoThread { path: path.to_path_buf() })?;
+        for batch in batches {
+            let (tensors, (buffers, batch_report)): (&[&'a Tensor], LoadedBatch) = batch?;
+            report.merge(&batch_report);
+            for (tensor, buffer) in tensors.iter().zip(buffers) {
+                let bytes = buffer.len() as u64;
+                if each(tensor, buffer).is_break() {
+                    return Ok(());
                 }
-            }
-            drop(ends);
-            Ok(())
-        });
-        done?;
-        report.seconds = begun.elapsed().as_secs_f64();
-        Ok(report)
-    }
-
-    fn read_ahead<'a>(
-        &self,
-        mut rest: &[&'a Tensor],
-        held: &StreamBudget,
-        batches: &Sender<Result<LoadedBatch<'a>, LoadError>>,
-    ) {
-        let most = BATCH_BYTES.min(held.limit_bytes / 2);
-        while let Some(first) = rest.first() {
-            let mut bytes = first.bytes.len();
-            let more = rest[1..].iter().take_while(|tensor| {
-                bytes += tensor.bytes.len();
-                bytes <= most
-            });
-            let (batch, after) = rest.split_at(1 + more.count());
-            rest = after;
-            if !held.acquire(batch.iter().map(|tensor| tensor.bytes.len()).sum()) {
-                return;
-            }
-            let loaded = self.load_batch(batch, &held.stopped);
-            let failed = loaded.is_err();
-            // Whoever wanted it is gone, or it was the last.
-            if batches.send(loaded).is_err() || failed {
-                return;
+                budget.release(bytes);
             }
         }
-    }
+        drop(stop);
+        Ok::<_, LoadError>(())
+    })?;
+    report.seconds = started.elapsed().as_secs_f64();
+    Ok(report)
+}
 
-    fn load_batch<'a>(
-        &self,
-        batch: &[&'a Tensor],
-        stop: &AtomicBool,
-    ) -> Result<LoadedBatch<'a>, LoadError> {
-        let (memory, report) = self.load_owned(batch, stop, None)?;
-        Ok((batch.iter().copied().zip(memory).collect(), report))
+/// Loads batch after batch, until all are sent, one fails, or nothing receives them any more.
+fn read_ahead<'t, 'a>(
+    mut rest: &'t [&'a Tensor],
+    budget: &StreamBudget,
+    load: impl Fn(&[&'a Tensor], &AtomicBool) -> Result<LoadedBatch, LoadError>,
+    batches: &Sender<Result<(&'t [&'a Tensor], LoadedBatch), LoadError>>,
+) {
+    let max_bytes = MAX_BATCH_BYTES.min(budget.limit_bytes / 2);
+    while let Some(first) = rest.first() {
+        let mut bytes = first.bytes.len();
+        let more = rest[1..].iter().take_while(|tensor| {
+            bytes += tensor.bytes.len();
+            bytes <= max_bytes
+        });
+        let (batch, after) = rest.split_at(1 + more.count());
+        rest = after;
+        if !budget.acquire(batch.iter().map(|tensor| tensor.bytes.len()).sum()) {
+            return;
+        }
+        let loaded = load(batch, &budget.is_stopped);
+        let is_last = loaded.is_err();
+        if batches.send(loaded.map(|loaded| (batch, loaded))).is_err() || is_last {
+            return;
+        }
     }
 }
 
@@ -170,28 +144,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_would_hold_more_than_it_may_waits_until_it_may_or_nobody_wants_it() {
-        let (some, held) = (
-            Duration::from_millis(50),
-            StreamBudget {
-                limit_bytes: 10,
-                held_bytes: 0.into(),
-                freed: Condvar::new(),
-                stopped: false.into(),
-            },
-        );
-        assert!(held.acquire(6) && held.acquire(4));
-        let take = |bytes: u64, then: &dyn Fn()| {
+    fn acquiring_more_than_allowed_waits_until_bytes_are_released_or_the_stream_stops() {
+        const BLOCKED_WINDOW: Duration = Duration::from_millis(50);
+        let budget = StreamBudget::new(10);
+        assert!(budget.acquire(6) && budget.acquire(4));
+        let acquire = |bytes: u64, then: &dyn Fn()| {
             std::thread::scope(|scope| {
-                let (told, taken) = channel();
-                let held = &held;
-                scope.spawn(move || told.send(held.acquire(bytes)));
-                assert_eq!(taken.recv_timeout(some), Err(RecvTimeoutError::Timeout));
+                let (sender, acquired) = channel();
+                let budget = &budget;
+                scope.spawn(move || sender.send(budget.acquire(bytes)));
+                assert_eq!(acquired.recv_timeout(BLOCKED_WINDOW), Err(RecvTimeoutError::Timeout));
                 then();
-                taken.recv().unwrap()
+                acquired.recv().unwrap()
             })
         };
-        assert!(take(6, &|| held.release(6)));
-        assert!(!take(1, &|| drop(StopOnDrop(&held))));
+        assert!(acquire(6, &|| budget.release(6)));
+        assert!(!acquire(1, &|| drop(StopOnDrop(&budget))));
     }
 }

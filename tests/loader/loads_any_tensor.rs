@@ -205,7 +205,7 @@ fn what_cannot_be_had_is_an_error_in_words() {
     let name = &opened.tensors()[0].name;
     let unknown = opened.tensor(&format!("{name}x")).unwrap_err();
     assert!(
-        matches!(&unknown, LoadError::UnknownTensor { near: Some(near), .. } if **near == **name),
+        matches!(&unknown, LoadError::UnknownTensor { similar: Some(similar), .. } if **similar == **name),
         "{unknown}"
     );
     assert!(matches!(opened.tensor("").unwrap_err(), LoadError::UnknownTensor { .. }));
@@ -264,7 +264,9 @@ fn a_stream_hands_out_everything_in_the_order_of_the_disk_and_holds_no_more_than
         }
         if largest > 0 {
             let less = opened.stream(opened.tensors(), largest - 1, |_, _| unreachable!());
-            assert!(matches!(less, Err(LoadError::MemoryLimit { needs, .. }) if needs == largest));
+            assert!(
+                matches!(less, Err(LoadError::MemoryLimit { needed, .. }) if needed == largest)
+            );
         }
     }
 }

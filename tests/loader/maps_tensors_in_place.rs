@@ -73,8 +73,8 @@ fn less_memory_than_a_buffer_is_refused() {
         let threads = NonZeroUsize::new(8);
         LoadOptions { buffer_bytes: Some(memory), threads, ..LoadOptions::default() }.open(&path)
     };
-    let Err(LoadError::MemoryLimit { needs, given: 5, .. }) = with(5) else { panic!() };
-    assert!(matches!(with(needs - 1), Err(LoadError::MemoryLimit { .. })));
-    let opened = with(needs).unwrap();
+    let Err(LoadError::MemoryLimit { needed, allowed: 5, .. }) = with(5) else { panic!() };
+    assert!(matches!(with(needed - 1), Err(LoadError::MemoryLimit { .. })));
+    let opened = with(needed).unwrap();
     assert!(!opened.load_all(opened.tensors()).unwrap().is_empty());
 }
