@@ -34,14 +34,6 @@ def in_words(raised):
     return "; ".join([str(raised), *getattr(raised, "__notes__", [])])
 
 
-def path_of(path):
-    """A path from the user as text; refuses a NUL in it."""
-    path = os.fsdecode(path)
-    if "\0" in path:
-        raise error(f"{path!r}: no path can have a NUL in it", "leave it out", ValueError)
-    return path
-
-
 def of_system(fault, path):
     """What the system refused, told of the path that the user knows; still the same `OSError`."""
     return _made(type(fault), (fault.errno, fault.strerror, path))
@@ -101,6 +93,11 @@ def of(kind, message, remedy, path, number):
     if kind == "unknown":
         message = f"File does not contain tensor: {message}"
     return error(message, remedy)
+
+
+def refuse_target(name, reason, remedy="give a contiguous tensor in memory of the tensor's own type and shape"):
+    """The refusal of a tensor to load into."""
+    return error(f"{name}: cannot be loaded into what was given: {reason}", remedy)
 
 
 def closed():

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptfs import mountinfo, child_process
-from ckptfs._errors import SafetensorError, error, in_words, of_system, path_of
+from ckptfs._errors import SafetensorError, error, in_words, of_system
+from ckptfs.settings import parse_path
 
 # Seconds. The command's own patience is shorter; only a machine that does nothing else needs so many.
 _PATIENCE = 60
@@ -147,8 +148,8 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     """
     options = _words({**locals()})
     is_private = mountpoint is None
-    source = path_of(source)
-    where = tempfile.mkdtemp(prefix="ckptfs-") if is_private else path_of(mountpoint)
+    source = parse_path(source)
+    where = tempfile.mkdtemp(prefix="ckptfs-") if is_private else parse_path(mountpoint)
     # It must lead there also when the program has gone to another directory.
     path = Path(os.path.join(os.getcwd(), where))
     before = mountinfo.place(path)

@@ -1,20 +1,21 @@
-"""What a process may still take of the system. In: nothing. Out: numbers."""
+"""What the system still lets this process take."""
 
 import os
 import resource
 import sys
 
+# Used where the system does not say how many files are open.
+_FALLBACK_OPEN_FILES = 64
 
-def most_open():
-    """How many files may be open at once: half of those that this process can still open, because others
-    in it open theirs meanwhile."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if most == resource.RLIM_INFINITY:
+
+def max_open_files():
+    """Half of the files that this process can still open: others in it open theirs meanwhile."""
+    free = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if free == resource.RLIM_INFINITY:
         return sys.maxsize
     try:
-        # Not counting the one that it takes to look.
-        most -= len(os.listdir("/proc/self/fd")) - 1
+        # The descriptor of the directory that is listed does not count.
+        free -= len(os.listdir("/proc/self/fd")) - 1
     except OSError:
-        # Where nobody tells, few are left open.
-        most = min(most, 64)
-    return max(1, most // 2)
+        free = min(free, _FALLBACK_OPEN_FILES)
+    return max(1, free // 2)

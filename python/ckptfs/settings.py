@@ -1,9 +1,12 @@
-"""What holds where a call does not say it: set by `configure` or, below that, by the environment.
+"""Options: the arguments of a call, above what `configure` set, above the environment.
 
-In: values as people write them. Out: the same as calls take them; an argument of a call stands above both.
+In: values as people write them. Out: the same as loads take them.
 """
 
+import dataclasses
 import functools
+import os
+from typing import Any
 
 from ckptfs import _ckptfs
 from ckptfs._errors import SafetensorError, error, in_words
@@ -12,13 +15,72 @@ MMAP, PREAD = "mmap", "pread"
 
 _LEVELS = ("debug", "info", "warning", "error")
 
-# What the Rust part can be told at the most; more of either is as much.
-_MOST_THREADS, _MOST_MEMORY = 4096, (1 << 63) - 1
+# The largest values that the Rust part takes; larger ones mean the same.
+_MAX_THREADS, _MAX_MEMORY_BYTES = 4096, (1 << 63) - 1
 
-# What loads to devices may pin if nobody says it.
-_PINNED = 512 << 20
+# Pinned memory that loads to devices may use by default.
+_PINNED_BYTES = 512 << 20
+
+# The least memory that reading needs.
+_MIN_READING_BYTES = 4 << 20
 
 _configured = {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """The options of one load, checked and complete."""
+
+    # `Torch`, `Numpy` or `DLPack`: what makes tensors of memory.
+    framework: Any = None
+    backend: str = PREAD
+    # `None` is the host; otherwise a device of the framework, or a `DeviceMap`.
+    device: Any = None
+    # What floating-point tensors are cast to; `None` leaves them as they are stored.
+    dtype: Any = None
+    names: Any = None
+    into: Any = None
+    root: str | None = None
+    allow_partial: bool = False
+    follow_symlinks: bool = False
+    threads: int | None = None
+    # Bytes that a load may hold beside its result.
+    memory: int | None = None
+    leave_cache: bool = False
+    progress: bool = False
+    report: Any = None
+
+    @classmethod
+    def resolve(cls, framework=None, *, backend=None, device=None, dtype=None, num_threads=None, memory=None, **others):
+        """Checks the arguments of a call, and takes those that are missing from the settings."""
+        threads, memory = limits(num_threads, memory)
+        if framework is not None:
+            backend = resolve_backend(backend, framework.BACKEND)
+            device = framework.parse_device(device)
+            dtype = None if dtype is None else framework.parse_dtype(dtype)
+        return cls(framework=framework, backend=backend, device=device, dtype=dtype, threads=threads,
+                   memory=memory, **others)  # fmt: skip
+
+    def for_opening(self):
+        """The options of opening and reading, as the Rust part takes them."""
+        return {
+            "root": self.root, "allow_partial": self.allow_partial, "follow_symlinks": self.follow_symlinks,
+            "threads": self.threads, "leave_cache": self.leave_cache,
+            "memory": self.memory if self.dtype is None else reading_memory(self.memory),
+        }  # fmt: skip
+
+
+def reading_memory(memory):
+    """The part of a load's memory that reading may hold where the rest is for casting."""
+    return None if memory is None else max(memory // 2, min(memory, _MIN_READING_BYTES))
+
+
+def parse_path(path):
+    """A path from a caller as text; refuses a NUL in it."""
+    path = os.fsdecode(path)
+    if "\0" in path:
+        raise error(f"{path!r}: no path can have a NUL in it", "leave it out", ValueError)
+    return path
 
 
 def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=..., log=...,
@@ -64,10 +126,10 @@ def setting(name):
     return value
 
 
-def backend(given, by_default):
-    """One of the two ways to load."""
+def resolve_backend(given, default):
+    """The backend of a call: its argument, the setting or the framework's default."""
     if given is None:
-        return setting("backend") or by_default
+        return setting("backend") or default
     return _backend(given, "backend")
 
 
@@ -75,14 +137,14 @@ def limits(num_threads, memory):
     """Both as the Rust part can take them."""
     threads = setting("threads") if num_threads is None else _count(num_threads, "num_threads")
     memory = setting("memory") if memory is None else size(memory, "memory")
-    threads = None if threads is None else min(threads, _MOST_THREADS)
-    return threads, None if memory is None else min(memory, _MOST_MEMORY)
+    threads = None if threads is None else min(threads, _MAX_THREADS)
+    return threads, None if memory is None else min(memory, _MAX_MEMORY_BYTES)
 
 
 def on_devices():
     """How loads to devices go, as the Rust part takes it: how much memory they may pin, and whether GPUDirect
     Storage is wanted."""
-    return min(setting("pinned") or _PINNED, _MOST_MEMORY), setting("gpudirect")
+    return min(setting("pinned") or _PINNED_BYTES, _MAX_MEMORY_BYTES), setting("gpudirect")
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import random
 import ckptfs
 import safetensors.torch
 import torch
-from ckptfs.load.torch import TYPES
+from ckptfs.dtypes import TYPES
 from ckptfs.torch import load_file, save_file
 
 import samples

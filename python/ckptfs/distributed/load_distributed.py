@@ -4,26 +4,28 @@ In: a path and a process group; what this rank wants. Out: its tensors. Every ra
 either all have what they want, or all have an error.
 """
 
+import dataclasses
 import fnmatch
 import hashlib
 
 import torch
 
-from ckptfs import settings
-from ckptfs.load import dtype_cast, pipeline
+from ckptfs import _ckptfs
 from ckptfs._errors import error
 from ckptfs.distributed.collective import Exchange
-from ckptfs.load.torch import Torch
 from ckptfs.distributed.process_group import Group
+from ckptfs.distributed.rank_plan import SharedTensor, checked_dim
+from ckptfs.dtypes import torch_dtype, torch_shape
+from ckptfs.load.pipeline import open_checkpoint, select
 from ckptfs.load.report import Load
-from ckptfs.distributed.rank_plan import Wanted, checked_dim
-from ckptfs.load.handle import open_one, options
+from ckptfs.load.torch import Torch
+from ckptfs.settings import PREAD, LoadOptions, reading_memory
 
-# So much a rank reads and sends at once, unless less may be held.
-_AT_ONCE = 16 << 20
+# Bytes that a rank reads and sends at once, unless less may be held.
+_PARCEL_BYTES = 16 << 20
 
-# Reading has half of what may be held, and less than the rest of this would be nothing but waiting.
-_LEAST = 16 << 20
+# The least memory: reading has half of it, and with less in the other half ranks would only wait.
+_MIN_MEMORY_BYTES = 16 << 20
 
 
 def load_distributed(filename, group=None, device="cpu", *, names=None, shard=None, dtype=None, root=None,
@@ -44,50 +46,54 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
     """
     group = Group(torch.distributed.group.WORLD if group is None else group)
     with group.agreeing():
-        device = Torch.device(device) or torch.device("cpu")
-        # One that is not there is refused while the others can still be told.
+        options = LoadOptions.resolve(
+            Torch, backend=PREAD, device=device, names=names, dtype=dtype, root=root, allow_partial=allow_partial,
+            follow_symlinks=follow_symlinks, num_threads=num_threads, memory=memory, leave_cache=leave_cache,
+            progress=progress, report=report,
+        )  # fmt: skip
+        device = options.device or torch.device("cpu")
+        # A device that is not there is refused while the others can still be told.
         torch.empty(1, device=device)
-        between = _between(group, device)
-        num_threads, memory = settings.limits(num_threads, memory)
-        reading = dtype_cast.for_reading(memory, True)
-        how = options(root, allow_partial, follow_symlinks, num_threads, reading, leave_cache)
-        opened, why = open_one(filename, how)
-        tensors = [opened.tensor(name) for name in opened.names]
-        wanted = {tensor.name for tensor in pipeline.chosen(opened, names)}
+        between = _transfer_device(group, device)
+        # The rest of the memory is for what is sent, received and cast.
+        reading = dataclasses.replace(options, memory=reading_memory(options.memory), dtype=None)
+        checkpoint, note = open_checkpoint(filename, reading)
+        tensors = [checkpoint.tensor(name) for name in checkpoint.names]
+        selected = {tensor.name for tensor in select(checkpoint, names)}
         for tensor in tensors:
-            if tensor.name in wanted:
-                Torch.type(tensor.dtype)
-                Torch.shape(tensor.dtype, tensor.shape)
+            if tensor.name in selected:
+                torch_dtype(tensor.dtype)
+                torch_shape(tensor.dtype, tensor.shape)
         dims = [_dim(tensor, shard) if shard else None for tensor in tensors]
-        for fits in shard or ():
-            if not any(fnmatch.fnmatchcase(tensor.name, fits) or tensor.name == fits for tensor in tensors):
-                raise error(f"shard: no tensor matches {fits!r}", "see which there are, with `ckptfs inspect`")
-        kind = None if dtype is None else Torch.type_named(dtype)
-        at_once = _at_once(memory, reading, group.size())
-    takers, at_once, between = _takers(group, tensors, wanted, dims, root, at_once, between)
-    # Nobody need have room for what nobody wants, nor torch a type.
-    kept = [of for of in zip(tensors, takers, dims, strict=True) if of[1]]
+        for pattern in shard or ():
+            if not any(fnmatch.fnmatchcase(tensor.name, pattern) or tensor.name == pattern for tensor in tensors):
+                raise error(f"shard: no tensor matches {pattern!r}", "see which there are, with `ckptfs inspect`")
+        parcel_bytes = _parcel_bytes(options.memory, group.size())
+    takers, parcel_bytes, between = _agree_on_takers(group, tensors, selected, dims, root, parcel_bytes, between)
+    # No rank needs room, or a type of torch, for what none takes.
+    kept = [row for row in zip(tensors, takers, dims, strict=True) if row[1]]
     plan = [
-        Wanted(tensor.nbytes, tuple(Torch.shape(tensor.dtype, tensor.shape)), tensor.dtype != "F4", *rest)
+        SharedTensor(tensor.nbytes, tuple(torch_shape(tensor.dtype, tensor.shape)), tensor.dtype != "F4", *rest)
         for tensor, *rest in kept
     ]
     tensors = [tensor for tensor, *_ in kept]
-    with Load(progress, report) as load:
-        load.noted(opened.notes)
-        return Exchange(group, tensors, plan, between, device, kind, memory, load).run(at_once, why)
+    with Load(progress, report, stop=_ckptfs.Stop()) as load:
+        load.add_notes(checkpoint.notes)
+        return Exchange(group, tensors, plan, between, options, load).run(parcel_bytes, note)
 
 
-def _at_once(memory, reading, ranks):
+def _parcel_bytes(memory, ranks):
     """Bytes that a rank reads at once. It holds as many of each rank, what it cuts of its own, and what it reads
     meanwhile."""
     if memory is None:
-        return _AT_ONCE
-    if memory < _LEAST:
-        raise error(f"memory= allows {memory} bytes, and loading with other ranks needs {_LEAST}", "allow more")
-    return min(_AT_ONCE, (memory - reading) // (ranks + 2))
+        return _PARCEL_BYTES
+    if memory < _MIN_MEMORY_BYTES:
+        raise error(f"memory= allows {memory} bytes, and loading with other ranks needs {_MIN_MEMORY_BYTES}",
+                    "allow more")  # fmt: skip
+    return min(_PARCEL_BYTES, (memory - reading_memory(memory)) // (ranks + 2))
 
 
-def _between(group, device):
+def _transfer_device(group, device):
     """Where tensors are while they go from rank to rank."""
     for kind in dict.fromkeys([device.type, "cpu"]):
         if group.carries(kind):
@@ -98,9 +104,10 @@ def _between(group, device):
 
 
 def _dim(tensor, shard):
+    """The dimension along which ranks get parts of a tensor; `None` if they get all of it."""
     name = tensor.name
-    fits = (dim for glob, dim in shard.items() if fnmatch.fnmatchcase(name, glob))
-    found = shard[name] if name in shard else next(fits, None)
+    matches = (dim for pattern, dim in shard.items() if fnmatch.fnmatchcase(name, pattern))
+    found = shard[name] if name in shard else next(matches, None)
     if found is None:
         return None
     dim = checked_dim(name, tensor.shape, found)
@@ -110,23 +117,23 @@ def _dim(tensor, shard):
     return dim
 
 
-def _takers(group, tensors, wanted, dims, root, at_once, between):
-    """The ranks that want each tensor, how much is sent at once, and where tensors are meanwhile on all of
-    them, after a look at whether all load alike."""
-    everything = hashlib.sha256(f"{root!r}".encode())
+def _agree_on_takers(group, tensors, selected, dims, root, parcel_bytes, between):
+    """The ranks that take each tensor, the bytes of a parcel, and where tensors are meanwhile on all ranks. Refuses
+    ranks that load differently."""
+    layout = hashlib.sha256(f"{root!r}".encode())
     for tensor, dim in zip(tensors, dims, strict=True):
-        everything.update(f"{tensor.name!r} {tensor.dtype} {tensor.shape} {dim}".encode())
-    mine = None if len(wanted) == len(tensors) else wanted
-    said = group.told((everything.hexdigest(), mine, at_once, between.type))
-    for rank, (other, *_) in enumerate(said):
-        if other != said[0][0]:
+        layout.update(f"{tensor.name!r} {tensor.dtype} {tensor.shape} {dim}".encode())
+    names = None if len(selected) == len(tensors) else selected
+    answers = group.all_gather((layout.hexdigest(), names, parcel_bytes, between.type))
+    for rank, (other, *_) in enumerate(answers):
+        if other != answers[0][0]:
             raise error(f"rank {rank} of {group.size()} has other tensors, or cuts them otherwise, than rank 0",
                         "give the same checkpoint, root= and shard= on every rank", RuntimeError)  # fmt: skip
-    sets, found = {}, []
+    sets, takers = {}, []
     for tensor in tensors:
-        takers = tuple(rank for rank, (_, its, *_) in enumerate(said) if its is None or tensor.name in its)
-        found.append(sets.setdefault(takers, takers))
-    # One cannot send from a device what another receives elsewhere.
-    if len({kind for *_, kind in said}) > 1:
-        between = _between(group, torch.device("cpu"))
-    return found, min(most for *_, most, _ in said), between
+        ranks = tuple(rank for rank, (_, its, *_) in enumerate(answers) if its is None or tensor.name in its)
+        takers.append(sets.setdefault(ranks, ranks))
+    # A rank cannot send from a device what another receives elsewhere.
+    if len({kind for *_, kind in answers}) > 1:
+        between = _transfer_device(group, torch.device("cpu"))
+    return takers, min(size for *_, size, _ in answers), between

@@ -54,17 +54,17 @@ class Group:
         backends = torch.distributed.get_backend_config(self.real_pg)
         return kind in [part.partition(":")[0] for part in str(backends).split(",")]
 
-    def told(self, what):
-        """What each rank says, any object of a few bytes, in their order."""
+    def all_gather(self, value):
+        """The value of each rank, any object of a few bytes, in the order of the ranks."""
         if self.real_pg is None:
-            return [what]
+            return [value]
         with self._failing("what every rank says could not be told"):
-            return self._told_by_all(what)
+            return self._all_gather(value)
 
-    def _told_by_all(self, what):
-        said = [None] * self.size()
-        torch.distributed.all_gather_object(said, what, group=self.real_pg)
-        return said
+    def _all_gather(self, value):
+        values = [None] * self.size()
+        torch.distributed.all_gather_object(values, value, group=self.real_pg)
+        return values
 
     def agreeing(self, device=None):
         """`with` this all come to the end of what they do in it, or none goes on: where one fails its fault is
@@ -82,7 +82,7 @@ class Group:
                 torch.distributed.all_reduce(flag, group=self.real_pg)
                 if not flag.item():
                     return
-            said = self._told_by_all(why)
+            said = self._all_gather(why)
         others = [(rank, told) for rank, told in enumerate(said) if told is not None]
         if why is not None or not others:
             return

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ckptfs._errors import error
 
 
-class Wanted(NamedTuple):
+class SharedTensor(NamedTuple):
     """A tensor: its bytes, its shape as torch counts, whether it can be cut anywhere along an axis, the ranks
     that want it in their order, and the dimension along which they get their parts, or `None`."""
 
@@ -55,21 +55,21 @@ def checked_dim(name, shape, dim):
     return dim % len(shape)
 
 
-def is_alone(wanted):
+def is_read_alone(tensor):
     """Whether each rank reads its own: nobody else wants it, or the parts of ranks lie one after the other."""
-    in_rows = wanted.dim is not None and math.prod(wanted.shape[: wanted.dim]) == 1
-    return len(wanted.takers) < 2 or in_rows
+    in_rows = tensor.dim is not None and math.prod(tensor.shape[: tensor.dim]) == 1
+    return len(tensor.takers) < 2 or in_rows
 
 
-def rounds(all_wanted, ranks, at_once):
-    """For each round what every rank reads: a parcel or `None`. `all_wanted` is in the order in which the bytes
+def rounds(tensors, ranks, max_bytes):
+    """For each round what every rank reads: a parcel or `None`. `tensors` is in the order in which the bytes
     lie; each rank gets about as much to read as the others, of what it wants itself."""
     loads = [0] * ranks
-    for wanted in filter(is_alone, all_wanted):
-        for rank in wanted.takers:
-            loads[rank] += wanted.nbytes // (1 if wanted.dim is None else ranks)
+    for tensor in filter(is_read_alone, tensors):
+        for rank in tensor.takers:
+            loads[rank] += tensor.nbytes // (1 if tensor.dim is None else ranks)
     reads = [[] for _ in range(ranks)]
-    for parcel in _parcels(all_wanted, at_once):
+    for parcel in _parcels(tensors, max_bytes):
         reader = min(parcel.takers, key=lambda rank: (loads[rank], rank))
         loads[reader] += sum(piece.nbytes for piece in parcel.pieces)
         reads[reader].append(parcel)
@@ -77,15 +77,15 @@ def rounds(all_wanted, ranks, at_once):
     return [[of[n] if n < len(of) else None for of in reads] for n in range(count)]
 
 
-def _parcels(all_wanted, at_once):
+def _parcels(tensors, max_bytes):
     """Pieces that the same ranks want, as many at a time as have so many bytes; one at the least."""
     parcel, held = None, 0
-    for place, wanted in enumerate(all_wanted):
-        if not wanted.nbytes or is_alone(wanted) or not wanted.takers:
+    for place, tensor in enumerate(tensors):
+        if not tensor.nbytes or is_read_alone(tensor) or not tensor.takers:
             continue
-        for piece in _pieces(place, wanted, at_once):
-            kind = (wanted.takers, wanted.dim is not None)
-            if parcel and (parcel[:2] != kind or held + piece.nbytes > at_once):
+        for piece in _pieces(place, tensor, max_bytes):
+            kind = (tensor.takers, tensor.dim is not None)
+            if parcel and (parcel[:2] != kind or held + piece.nbytes > max_bytes):
                 yield parcel
                 parcel = None
             if not parcel:
@@ -96,14 +96,14 @@ def _parcels(all_wanted, at_once):
         yield parcel
 
 
-def _pieces(place, wanted, at_once):
+def _pieces(place, tensor, max_bytes):
     """Rows of a tensor, as many at a time as have so many bytes; one at the least."""
-    axis = next((axis for axis, size in enumerate(wanted.shape) if size > 1), None)
-    if axis is None or not wanted.divides or wanted.nbytes <= at_once:
-        yield Piece(place, None, 0, 1, wanted.nbytes)
+    axis = next((axis for axis, size in enumerate(tensor.shape) if size > 1), None)
+    if axis is None or not tensor.divides or tensor.nbytes <= max_bytes:
+        yield Piece(place, None, 0, 1, tensor.nbytes)
         return
-    row = wanted.nbytes // wanted.shape[axis]
-    most = max(1, at_once // row)
-    for start in range(0, wanted.shape[axis], most):
-        count = min(most, wanted.shape[axis] - start)
+    row = tensor.nbytes // tensor.shape[axis]
+    most = max(1, max_bytes // row)
+    for start in range(0, tensor.shape[axis], most):
+        count = min(most, tensor.shape[axis] - start)
         yield Piece(place, axis, start, count, count * row)

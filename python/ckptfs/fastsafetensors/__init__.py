@@ -29,7 +29,6 @@ import os
 
 import torch
 
-from ckptfs import settings
 from ckptfs._errors import closed, error
 from ckptfs.fastsafetensors.buffers import FilesBufferOnDevice, Held
 from ckptfs.fastsafetensors.experts import expert_parallel_filter, expert_parallel_filter_from_env, owned_expert_range
@@ -38,7 +37,7 @@ from ckptfs.fastsafetensors.frames import TensorFrame
 from ckptfs.fastsafetensors.metadata import SafeTensorsMetadata, check_framework
 from ckptfs.fastsafetensors.types import Device, DeviceType, DType, TorchTensor, as_device, as_dtype
 from ckptfs.distributed.process_group import Group, SingleGroup
-from ckptfs.load.handle import options
+from ckptfs.settings import LoadOptions, limits
 
 __all__ = [
     "DType", "Device", "DeviceType", "FilesBufferOnDevice", "SafeTensorsFileLoader", "SafeTensorsMetadata",
@@ -68,8 +67,10 @@ class SafeTensorsFileLoader:
                  disable_cache=True, debug_log=False, framework="pytorch", use_fgds=False, *, root=None,
                  allow_partial=False, follow_symlinks=False, **kwargs):
         check_framework(framework)
-        threads, _ = settings.limits(max_threads, None)
-        self._how = options(root, allow_partial, follow_symlinks, threads)
+        self._options = LoadOptions(
+            root=root, allow_partial=allow_partial, follow_symlinks=follow_symlinks,
+            threads=limits(max_threads, None)[0],
+        )  # fmt: skip
         self.pg, self.device, self.disable_cache = Group(pg), as_device(device), disable_cache
         if self.device is None:
             raise error("device None is invalid", 'name one, such as "cpu"')
@@ -98,7 +99,7 @@ class SafeTensorsFileLoader:
         if self._closed:
             raise closed()
         for path, rank in _in_turn(filenames):
-            file = File(path, self._how)
+            file = File(path, self._options)
             self._files[path] = file, rank
             self.meta[path] = file.metadata, rank
             self.frames |= file.metadata.tensors

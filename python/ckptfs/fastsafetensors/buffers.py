@@ -6,9 +6,9 @@ In: the files of all ranks, with the tensors of this one. Out: `FilesBufferOnDev
 import torch
 
 from ckptfs._errors import error
+from ckptfs.dtypes import torch_dtype
 from ckptfs.fastsafetensors.shard import checked_to_fit, cuts_of, joined
 from ckptfs.fastsafetensors.types import DType, TorchTensor, native
-from ckptfs.load.torch import Torch
 
 
 class Held:
@@ -186,7 +186,7 @@ class FilesBufferOnDevice:
         return self._scattered(file, names, dim)
 
     def _empty(self, frame):
-        kind, shape = Torch.type(frame.dtype.value), native(frame.dtype, frame.shape)
+        kind, shape = torch_dtype(frame.dtype.value), native(frame.dtype, frame.shape)
         return self._wrapped(frame.dtype, torch.empty(shape, dtype=kind, device=self._device.as_str()))
 
     def _wrapped(self, dtype, tensor):
@@ -209,6 +209,6 @@ class FilesBufferOnDevice:
                 joined([raw.narrow(dim, ends[rank][0], ends[rank][1] - ends[rank][0])
                         for raw, ends in zip(raws, cuts, strict=True)], dim) for rank in ranks
             ]  # fmt: skip
-        kind, where = Torch.type(dtype.value), self._device.as_str()
+        kind, where = torch_dtype(dtype.value), self._device.as_str()
         told = ", ".join(names)
         return self._wrapped(dtype, self.pg.scatter(told, parts, shapes, kind, file.rank, where))

@@ -10,11 +10,11 @@ import os
 import torch
 
 from ckptfs import _ckptfs
-from ckptfs._errors import SafetensorError, error, of_system, path_of
+from ckptfs._errors import SafetensorError, error, of_system
+from ckptfs.dtypes import torch_dtype
 from ckptfs.fastsafetensors.frames import TensorFrame
 from ckptfs.fastsafetensors.types import DeviceType, DType, TorchTensor, as_device, as_dtype, cast, native
-from ckptfs.load.torch import Torch
-from ckptfs.load.handle import options
+from ckptfs.settings import LoadOptions, parse_path
 
 # The longest header in bytes that readers take.
 _MAX_HEADER = 100_000_000
@@ -56,7 +56,7 @@ class SafeTensorsMetadata:
     @classmethod
     def from_file(cls, filename, framework):
         """Reads the checkpoint at a path."""
-        return cls.of(_ckptfs.Opened(path_of(filename), options()), filename, framework)
+        return cls.of(_ckptfs.Opened(parse_path(filename), LoadOptions().for_opening()), filename, framework)
 
     @classmethod
     def from_fd(cls, fd, filename, framework, keep_orig_dict=False):
@@ -78,7 +78,7 @@ class SafeTensorsMetadata:
             with _sparse(data[:end], buffer_len) as number:
                 return cls.of(_open_descriptor(number, filename), filename, framework)
         with _errors_named(filename, "bytes in memory"):
-            opened = _ckptfs.Opened.of_bytes(bytes(data), options())
+            opened = _ckptfs.Opened.of_bytes(bytes(data), LoadOptions().for_opening())
         return cls.of(opened, filename, framework)
 
     @classmethod
@@ -111,7 +111,7 @@ class SafeTensorsMetadata:
         begin = gbuf.get_base_address() + self.header_length - copy_start_offset
         made = {}
         for name, frame in self.tensors.items():
-            kind, shape = Torch.type(frame.dtype.value), native(frame.dtype, frame.shape)
+            kind, shape = torch_dtype(frame.dtype.value), native(frame.dtype, frame.shape)
             start, end = frame.data_offsets
             if start == end:
                 raw = torch.empty(shape, dtype=kind, device=device.as_str())
@@ -163,7 +163,7 @@ def _sparse(start, size):
 def _open_descriptor(number, filename):
     path = f"/proc/self/fd/{number}"
     with _errors_named(filename, path):
-        return _ckptfs.Opened(path, options())
+        return _ckptfs.Opened(path, LoadOptions().for_opening())
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from enum import Enum
 import torch
 
 from ckptfs._errors import error
-from ckptfs.load.torch import TYPES, Torch
+from ckptfs.dtypes import TYPES, torch_dtype, torch_shape
 
 
 class DeviceType(Enum):
@@ -83,12 +83,12 @@ def cast(name, tensor, stored, dtype):
     if {stored, dtype} & {DType.F4, DType.C64}:
         raise error(f"{name}: cannot be cast from {stored.value} to {dtype.value}",
                     "load it as it is, with DType.AUTO")  # fmt: skip
-    return tensor.to(Torch.type(dtype.value))
+    return tensor.to(torch_dtype(dtype.value))
 
 
 def native(dtype, shape):
     """The shape that torch has for a shape in a header."""
-    return Torch.shape(dtype.value, shape)
+    return torch_shape(dtype.value, shape)
 
 
 @dataclass
@@ -131,7 +131,7 @@ class TorchTensor:
     def view(self, dtype):
         """The same bytes, taken for elements of another type."""
         dtype = as_dtype(dtype)
-        return TorchTensor(self.device, dtype, self.real_tensor.view(Torch.type(dtype.value)))
+        return TorchTensor(self.device, dtype, self.real_tensor.view(torch_dtype(dtype.value)))
 
     def clone(self):
         """A copy."""

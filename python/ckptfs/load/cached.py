@@ -18,7 +18,7 @@ _LONGEST = 255
 _here = threading.local()
 
 
-def loaded_or_made(path, load, make, save):
+def load_or_make(path, load, make, save):
     """What `load()` gives; where that finds no file, after `save(make())` by whoever came first."""
     with contextlib.suppress(FileNotFoundError):
         return load()

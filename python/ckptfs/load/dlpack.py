@@ -1,7 +1,6 @@
-"""Tensors for cupy, jax and whoever else takes DLPack: memory of the host or of a CUDA device, without torch.
+"""Tensors for cupy, jax and others that take DLPack: memory of the host or of a CUDA device, without torch.
 
-In: what the Rust part loaded. Out: an `Array`, which hands its memory on; and `DLPack`, a framework like those
-of `load.torch`.
+In: what the Rust part loaded. Out: an `Array`, which hands its memory on; and the framework `DLPack`.
 """
 
 import math
@@ -66,22 +65,23 @@ class Array:
 class DLPack:
     """The framework of `framework="dlpack"`."""
 
-    BACKEND = "pread"
+    BACKEND = settings.PREAD
 
     @staticmethod
-    def type(name):
-        """Of a name in a header."""
+    def dtype(name):
+        """The name itself, if DLPack has that type."""
         if name not in _TYPES:
             raise error(f"Dtype not understood: {name} (dlpack)", "load it with torch")
         return name
 
     @staticmethod
-    def type_named(given):
+    def parse_dtype(given):
+        """Refuses to cast."""
         raise error("arrays for DLPack are handed on as they are stored", "cast them where they go")
 
     @staticmethod
-    def device(given):
-        """Where arrays go, or nothing if they stay."""
+    def parse_device(given):
+        """A `Device`; `None` for the host."""
         if given in (None, "cpu"):
             return None
         found = re.fullmatch(r"cuda(?::(\d+))?", given) if isinstance(given, str) else None
@@ -90,45 +90,52 @@ class DLPack:
         return Device("cuda", int(found[1] or 0))
 
     @staticmethod
-    def lacks(device):
-        """Why nothing can be loaded to a device."""
-        why = _ckptfs.lacks_device(device.index, settings.on_devices())
-        if why:
-            raise error(why, "load to the CPU")
+    def devices(device, tensors):
+        """The device of each array."""
+        return [device] * len(tensors)
 
     @staticmethod
-    def load_there(parts, devices, load, stop, threads):
+    def device_obstacle(device):
+        """`None`: refuses a device that the Rust part cannot load to, because nothing else can."""
+        reason = _ckptfs.lacks_device(device.index, settings.on_devices())
+        if reason:
+            raise error(reason, "load to the CPU")
+
+    @staticmethod
+    def load_to_devices(parts, devices, load):
         """An array of each part, on its device."""
         # A type that cannot be handed on is refused before anything is read.
         for part in parts:
-            DLPack.type(part.dtype)
-        made = [None] * len(parts)
+            DLPack.dtype(part.dtype)
+        arrays = [None] * len(parts)
         for device in dict.fromkeys(devices):
-            here = [place for place, one in enumerate(devices) if one == device]
-            load.is_pinning()
-            memory, told = _ckptfs.load_on_device(
-                [parts[place] for place in here], device.index, settings.on_devices(), stop, threads
+            places = [place for place, other in enumerate(devices) if other == device]
+            load.mark_pinning()
+            memory, counts = _ckptfs.load_on_device(
+                [parts[place] for place in places], device.index, settings.on_devices(), load.stop, load.threads
             )
-            load.report._add(told)
-            for place, held in zip(here, memory, strict=True):
-                made[place] = Array(held, parts[place].dtype, parts[place].shape, device)
-        return made
+            load.report._add(counts)
+            for place, held in zip(places, memory, strict=True):
+                arrays[place] = Array(held, parts[place].dtype, parts[place].shape, device)
+        return arrays
 
     @staticmethod
     def shape(name, shape):
+        """The same shape."""
         return list(shape)
 
     @staticmethod
-    def of(memory, name, shape):
+    def from_memory(memory, name, shape):
         """An array of these bytes, which it keeps alive."""
-        return Array(memory, DLPack.type(name), shape, None)
+        return Array(memory, DLPack.dtype(name), shape, None)
 
     @staticmethod
-    def shaped(array, name, shape):
+    def reshape(array, name, shape):
         """The same bytes in another shape."""
         assert math.prod(shape) == math.prod(array.shape)
         return Array(array._memory, name, shape, array._device)
 
     @staticmethod
-    def place(name, target, kind, shape):
+    def target_address(name, target, dtype, shape):
+        """Refuses to load into arrays."""
         raise error(f"{name}: into= takes tensors of torch and arrays of numpy")

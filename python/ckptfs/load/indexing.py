@@ -2,7 +2,7 @@
 
 Pure: nothing is read. Integers, slices and ellipses choose what is read. What else torch takes (None,
 bools, lists, ranges, tensors, arrays) it is given for what was read: of an axis that such an item
-indexes all is read. As in safetensors, torch cuts slices off at the ends of a tensor; numpy has integers
+indexes all is read. As in safetensors, torch clips slices off at the ends of a tensor; numpy has integers
 and slices alone, and a slice that leads out of the tensor is an error there.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ckptfs._errors import error
 
 
-class Chosen(NamedTuple):
+class IndexSelection(NamedTuple):
     """What is read: of each axis the first step, how many, and from one to the next; the shape that it
     has; and what torch is given as an index of that, if anything is left to do."""
 
@@ -21,8 +21,8 @@ class Chosen(NamedTuple):
     rest: tuple | None
 
 
-def chosen(index, shape, cuts):
-    """What an index chooses of a tensor of a shape. Where it `cuts` (torch), slices that lead out of the
+def select_index(index, shape, clips):
+    """What an index chooses of a tensor of a shape. Where it `clips` (torch), slices that lead out of the
     tensor are cut off, and what is no integer or slice is left for torch; elsewhere both are refused."""
     items = _items(index)
     ellipses = [at for at, item in enumerate(items) if item is Ellipsis]
@@ -40,12 +40,12 @@ def chosen(index, shape, cuts):
     for place, (item, count) in enumerate(zip(items, axes, strict=True)):
         axis = len(steps)
         if isinstance(item, slice):
-            steps.append(_range(item, axis, shape[axis], items, shape, cuts))
+            steps.append(_range(item, axis, shape[axis], items, shape, clips))
             kept.append(steps[-1][1])
             rest.append(slice(None))
         elif _is_integer(item):
             steps.append((_one(item, axis, shape[axis], items, shape), 1, 1))
-        elif not cuts or not _is_of_torch(item):
+        elif not clips or not _is_of_torch(item):
             raise _unsupported(place, item)
         else:
             rest.append(item)
@@ -53,10 +53,10 @@ def chosen(index, shape, cuts):
                 steps.append((0, size, 1))
                 kept.append(size)
     left = any(not isinstance(item, slice) for item in rest)
-    return Chosen(steps, kept, tuple(rest) if left else None)
+    return IndexSelection(steps, kept, tuple(rest) if left else None)
 
 
-def indexed(loaded, rest):
+def index_loaded(loaded, rest):
     """What torch itself makes of the rest of an index."""
     try:
         return loaded[rest]
@@ -114,7 +114,7 @@ def _one(item, axis, size, items, shape):
     return at % size
 
 
-def _range(item, axis, size, items, shape, cuts):
+def _range(item, axis, size, items, shape, clips):
     try:
         start, stop, step = (
             None if bound is None else operator.index(bound) for bound in (item.start, item.stop, item.step)
@@ -126,11 +126,11 @@ def _range(item, axis, size, items, shape, cuts):
     if step < 1:
         raise error(f"Slice step must be a positive integer, got {step}", "turn what was loaded")
     for bound in (start, stop):
-        if not cuts and bound is not None and bound < -size:
+        if not clips and bound is not None and bound < -size:
             raise error(f"Invalid index {bound} for dimension {axis} of size {size}")
     first = start + size if start is not None and start < 0 else start or 0
     end = size if stop is None else stop + size if stop < 0 else stop
-    if not cuts and (first >= size and first or end > size):
+    if not clips and (first >= size and first or end > size):
         raise _outside(max(first, end - 1), axis, size, items, shape)
     # A longer step leads out of the tensor too.
     start, stop, step = slice(start, stop, min(step, size or 1)).indices(size)

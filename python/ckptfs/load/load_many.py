@@ -1,16 +1,14 @@
 """Loading several checkpoints together.
 
-In: their paths. Out: the tensors of each. Those that can be open at once are read in one plan, on one set of
-threads, within one bound of memory.
+Those that can be open at once are read in one plan, on one set of threads, within one bound of memory.
 """
 
-from ckptfs import settings
-from ckptfs.load import dtype_cast, pipeline
 from ckptfs._errors import error
-from ckptfs.load.torch import framework as framework_of
-from ckptfs.rlimit import most_open
+from ckptfs.load.framework import framework_named
+from ckptfs.load.pipeline import load_together, open_checkpoints, select
 from ckptfs.load.report import Load
-from ckptfs.load.handle import open_each, options
+from ckptfs.rlimit import max_open_files
+from ckptfs.settings import LoadOptions
 
 
 def load_many(filenames, framework="pt", device="cpu", *, backend=None, names=None, dtype=None, root=None,
@@ -29,36 +27,36 @@ def load_many(filenames, framework="pt", device="cpu", *, backend=None, names=No
     """
     if isinstance(filenames, (str, bytes)) or hasattr(filenames, "__fspath__"):
         raise error("load_many takes a list of paths, and one path was given", "give [path], or use load_file")
-    framework = framework_of(framework)
-    num_threads, memory = settings.limits(num_threads, memory)
-    how = options(root, allow_partial, follow_symlinks, num_threads,
-                  dtype_cast.for_reading(memory, dtype), leave_cache)
-    way, device = settings.backend(backend, framework.BACKEND), framework.device(device)
-    # For each the same, also if it can be asked but once.
-    names = names if names is None or isinstance(names, str) else list(names)
+    options = LoadOptions.resolve(
+        framework_named(framework), device=device, backend=backend, dtype=dtype, root=root,
+        allow_partial=allow_partial, follow_symlinks=follow_symlinks, num_threads=num_threads, memory=memory,
+        leave_cache=leave_cache,
+        # The same for each checkpoint, even where it can be iterated only once.
+        names=names if names is None or isinstance(names, str) else list(names),
+    )  # fmt: skip
     paths = list(filenames.values() if hasattr(filenames, "keys") else filenames)
     loaded = []
     with Load(progress, report) as load:
-        for checkpoints in _groups(paths, names, how, load):
-            loaded += pipeline.load_each(checkpoints, framework, way, load, device=device, dtype=dtype, memory=memory)
-            # Their files are closed before others are opened.
-            checkpoints.clear()
+        for groups in _open_groups(paths, options, load):
+            loaded += load_together(groups, options, load)
+            # Closes their files before others are opened.
+            groups.clear()
     return dict(zip(filenames, loaded, strict=True)) if hasattr(filenames, "keys") else loaded
 
 
-def _groups(paths, names, how, load):
-    """The tensors of each, of as many at a time as may be open."""
-    most, held, group, notes = most_open(), 0, [], {}
-    for opened, why in open_each(paths, how, most // 2):
-        tensors = pipeline.chosen(opened, names)
-        load.begins(len(tensors), (tensor.nbytes for tensor in tensors), why)
-        notes.update(dict.fromkeys(opened.notes))
-        # Beside its files a checkpoint holds its directory.
-        held += opened.files + 1
-        group.append(tensors)
-        if held > most:
-            yield group
-            held, group = 0, []
-    load.noted(notes)
-    if group:
-        yield group
+def _open_groups(paths, options, load):
+    """The selected tensors of each checkpoint, of as many at a time as may be open."""
+    max_files, open_files, groups, notes = max_open_files(), 0, [], {}
+    for checkpoint, note in open_checkpoints(paths, options, max_files // 2):
+        tensors = select(checkpoint, options.names)
+        load.begin(len(tensors), (tensor.nbytes for tensor in tensors), note)
+        notes.update(dict.fromkeys(checkpoint.notes))
+        # A checkpoint holds its directory open, too.
+        open_files += checkpoint.files + 1
+        groups.append(tensors)
+        if open_files > max_files:
+            yield groups
+            open_files, groups = 0, []
+    load.add_notes(notes)
+    if groups:
+        yield groups

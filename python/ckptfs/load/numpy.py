@@ -1,22 +1,24 @@
-"""Arrays of numpy, with the calls that tensors of torch have in `load.torch`."""
+"""Arrays of numpy: `load_file`, and the framework that makes them of memory."""
 
 import functools
 import operator
 
-from ckptfs._errors import error
-from ckptfs.load.torch import TYPES, refuse_into
+from ckptfs._errors import error, refuse_target
+from ckptfs.dtypes import TYPES
+from ckptfs.load.pipeline import load_named, open_checkpoint
+from ckptfs.settings import PREAD, LoadOptions
 
 
 class Numpy:
-    """Arrays. Types that numpy lacks are there once ml_dtypes was imported."""
+    """The framework of numpy. Types that numpy lacks are there once ml_dtypes was imported."""
 
-    # Each in memory of its own, as safetensors does.
-    BACKEND = "pread"
+    # As in safetensors: each array has memory of its own.
+    BACKEND = PREAD
 
     @staticmethod
     @functools.cache
-    def type(name):
-        """Of a name in a header."""
+    def dtype(name):
+        """The type for a name in a header."""
         import numpy
 
         if name == "F4" or name not in TYPES:
@@ -28,8 +30,8 @@ class Numpy:
             raise error(f"Dtype not understood: {name} (numpy): {fault}", remedy, TypeError) from None
 
     @staticmethod
-    def type_named(given):
-        """Of what a user calls one."""
+    def parse_dtype(given):
+        """A type of numpy, by itself or by its name; refuses one that nothing can be cast to."""
         import numpy
 
         try:
@@ -43,62 +45,87 @@ class Numpy:
         return found
 
     @staticmethod
-    def device(given):
-        """Arrays stay where they are."""
+    def parse_device(given):
+        """`None`: arrays stay on the host."""
         if given not in (None, "cpu"):
             raise error(f"Device {given} is not supported for framework numpy")
 
     @staticmethod
     def shape(name, shape):
+        """The same shape."""
         return list(shape)
 
     @staticmethod
-    def of(memory, name, shape):
+    def from_memory(memory, name, shape):
         """An array of these bytes, which it keeps alive."""
         import numpy
 
-        return numpy.ndarray(shape, Numpy.type(name), memory)
+        return numpy.ndarray(shape, Numpy.dtype(name), memory)
 
     @staticmethod
-    def shaped(array, name, shape):
+    def reshape(array, name, shape):
         """The same bytes in another shape."""
         return array.reshape(shape)
 
     @staticmethod
-    def empty(kind, shape, device):
+    def empty(dtype, shape, device):
+        """An array without values."""
         import numpy
 
-        return numpy.empty(shape, dtype=kind)
+        return numpy.empty(shape, dtype=dtype)
 
     @staticmethod
-    def cast(array, kind):
-        return array.astype(kind, copy=False)
+    def cast(array, dtype):
+        """The same values in another type."""
+        return array.astype(dtype, copy=False)
 
     @staticmethod
-    def put(array, device):
+    def move(array, device):
+        """The same array."""
         return array
 
     @staticmethod
     def copy(target, source):
+        """Copies values, cast to the type of the target."""
         target[...] = source
 
     @staticmethod
-    def place(name, target, kind, shape):
-        """The address of what is to be loaded into, after a look at whether it can be."""
+    def target_address(name, target, dtype, shape):
+        """The address of an array to load into; refuses one that cannot be loaded into."""
         import numpy
 
         if not isinstance(target, numpy.ndarray):
             raise TypeError(f"{name}: expected numpy.ndarray to load into, got {type(target)}")
-        if (target.dtype, list(target.shape)) != (kind, shape):
-            raise refuse_into(name, f"it is {target.dtype} {list(target.shape)}, not {kind} {shape}")
+        if (target.dtype, list(target.shape)) != (dtype, shape):
+            raise refuse_target(name, f"it is {target.dtype} {list(target.shape)}, not {dtype} {shape}")
         if not target.flags.c_contiguous or not target.flags.writeable:
-            raise refuse_into(name, "it is not contiguous, or not writeable")
+            raise refuse_target(name, "it is not contiguous, or not writeable")
         return operator.index(target.__array_interface__["data"][0])
 
     @staticmethod
-    def where(target):
-        """In this machine's memory."""
+    def device_of(target):
+        """`None`: arrays are on the host."""
 
     @staticmethod
-    def changed(targets):
-        """Nobody keeps count."""
+    def mark_changed(targets):
+        """Does nothing: numpy counts no changes."""
+
+
+def load_file(filename, *, backend=None, names=None, into=None, dtype=None, root=None,
+              allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
+              leave_cache=False, progress=False, report=None):
+    """The arrays of a checkpoint, by their names. What the options do, `help(ckptfs.torch.load_file)`
+    says; but `backend` is "pread" by default, as arrays of safetensors have memory of their own. Of types
+    that numpy lacks, those are there that ml_dtypes brings, once it was imported.
+
+        from ckptfs.numpy import load_file
+
+        arrays = load_file("model.safetensors", names=["embedding", "head"])
+    """
+    options = LoadOptions.resolve(
+        Numpy, backend=backend, names=names, into=into, dtype=dtype, root=root, allow_partial=allow_partial,
+        follow_symlinks=follow_symlinks, num_threads=num_threads, memory=memory, leave_cache=leave_cache,
+        progress=progress, report=report,
+    )  # fmt: skip
+    checkpoint, note = open_checkpoint(filename, options)
+    return load_named(checkpoint, options, note)

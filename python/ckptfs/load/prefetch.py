@@ -13,14 +13,16 @@ import weakref
 
 from ckptfs import _ckptfs
 from ckptfs._errors import error
-from ckptfs.load.torch import Torch
-from ckptfs.load.device_map import Placement
-from ckptfs.load.read import batches, of_each
-from ckptfs.load.report import Load, is_last
-from ckptfs.settings import PREAD
+from ckptfs.load.pipeline import batches, load_batch
+from ckptfs.load.report import Load, set_last_report
+from ckptfs.load.torch import DeviceMap, Torch
+from ckptfs.settings import LoadOptions
 
-# So much is handed out at once: large enough to be read fast, small enough that the first come soon.
-_AT_ONCE = 64 << 20
+# Bytes that become ready together: enough to be read fast, few enough that the first come soon.
+_BATCH_BYTES = 64 << 20
+
+# The largest number of threads that the Rust part takes; it starts no more than have work.
+_MAX_THREADS = 1 << 20
 
 
 def parts_of(opened, plan):
@@ -58,15 +60,15 @@ def _part(tensor, rows):
     return tensor.part([(start, max(stop - start, 0), 1)])
 
 
-def aside(device):
-    """What a load in the background makes tensors of a device with, if the device has streams."""
-    if isinstance(device, Placement):
+def _background_stream(device):
+    """The stream on which tensors of a device are made; `None` where it has none."""
+    if isinstance(device, DeviceMap):
         raise error("prefetch loads to one device", "name it, or load with get_tensors")
     if device is None or device.type != "cuda":
         return None
-    from ckptfs.load.cuda import Aside
+    from ckptfs.load.cuda import BackgroundStream
 
-    return Aside(device)
+    return BackgroundStream(device)
 
 
 # The states of loads whose thread or loader still exists.
@@ -79,9 +81,8 @@ class _State:
 
     def __init__(self, parts, device, threads):
         self.parts, self.device = parts, device
-        # A number that the Rust part can take; it has no more than have something to do.
-        self.threads = min(threads, 1 << 20)
-        self.aside = aside(device)
+        self.threads = min(threads, _MAX_THREADS)
+        self.stream = _background_stream(device)
         self.changed, self.stop = threading.Condition(), _ckptfs.Stop()
         self.ready, self.taken = {}, set()
         self.report = self.fault = self.thread = None
@@ -178,12 +179,12 @@ class PrefetchLoader:
         state.taken.add(name)
         tensor, mark = state.ready.pop(name)
         if mark is not None:
-            state.aside.hand_over(tensor, mark)
+            state.stream.hand_over(tensor, mark)
         if len(state.taken) == len(state.parts):
             while state.report is None and state.fault is None and not state.is_closed:
                 state.changed.wait()
             if state.report is not None:
-                is_last(state.report)
+                set_last_report(state.report)
         return tensor
 
     def _check(self):
@@ -209,8 +210,8 @@ def _run(state):
 
 
 def _read_all(state):
-    with Load() as load, state.aside or contextlib.nullcontext():
-        for batch in batches(state.parts.values(), _AT_ONCE):
+    with Load(stop=state.stop, threads=state.threads) as load, state.stream or contextlib.nullcontext():
+        for batch in batches(state.parts.values(), _BATCH_BYTES):
             if not _goes_on(state, batch, load):
                 return
     with state.changed:
@@ -220,8 +221,8 @@ def _read_all(state):
 
 def _goes_on(state, batch, load):
     """Reads a batch, and returns whether the load goes on. Afterwards only `state` refers to the tensors."""
-    made = of_each(batch, Torch, PREAD, load, state.device, state.stop, state.threads)
-    mark = state.aside and state.aside.mark()
+    made = load_batch(batch, state.device, LoadOptions(framework=Torch), load)
+    mark = state.stream and state.stream.mark()
     with state.changed:
         if state.is_closed:
             return False

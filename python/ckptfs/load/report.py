@@ -56,7 +56,7 @@ class Report:
         return (f"<{self.tensors:,} tensors, {self.bytes:,} bytes in {self.seconds:.3f} s "
                 f"({self.gb_per_second:.2f} GB/s): {how or 'nothing read'}{why}>")
 
-    def _fell_back(self, why, count=1):
+    def _add_fallback(self, why, count=1):
         self.fallbacks[why] = self.fallbacks.get(why, 0) + count
 
     def _add(self, numbers):
@@ -67,7 +67,7 @@ class Report:
                 continue
             if name == "fallbacks":
                 for why, count in value.items():
-                    self._fell_back(why, count)
+                    self._add_fallback(why, count)
             elif name == "without_gpudirect":
                 # The first reason.
                 mine.setdefault(name, value)
@@ -86,43 +86,44 @@ class Load:
     # Whether memory was pinned for it, and how many loads of this process that holds for.
     _pins, _pinning = False, 0
 
-    def __init__(self, progress=False, report=None):
-        self.report, self._tell = Report(), report
-        self._bar, self._coming = Bar() if progress else None, 0
+    def __init__(self, progress=False, report=None, *, stop=None, threads=None):
+        self.report, self._callback = Report(), report
+        # What ends it from another thread, and the threads that read if others than the checkpoint's.
+        self.stop, self.threads = stop, threads
+        self._bar, self._total_bytes = Bar() if progress else None, 0
 
     def __enter__(self):
         self._begun = time.perf_counter()
         return self
 
-    def begins(self, count, sizes, why=None):
-        """So many tensors of so many bytes are to come. `why` they are another file's than was asked for stands
-        in the report."""
-        if why:
-            self.report._fell_back(why, count)
+    def begin(self, count, sizes, note=None):
+        """Announces tensors by their number and sizes. `note` stands in the report: why they are another file's."""
+        if note:
+            self.report._add_fallback(note, count)
         if self._bar:
-            self._coming += sum(sizes)
+            self._total_bytes += sum(sizes)
 
-    def noted(self, notes):
+    def add_notes(self, notes):
         """Adds notes to the report, each once: what was chosen, and what was left out."""
         if notes:
             self.report.notes = tuple(dict.fromkeys([*self.report.notes, *notes]))
 
-    def is_shown(self):
+    def has_progress(self):
         """Whether someone watches."""
         return self._bar is not None
 
-    def is_pinning(self):
+    def mark_pinning(self):
         """It passes bytes through pinned memory, most of which the last such load gives back at its end."""
         with _lock:
             Load._pinning += not self._pins
             self._pins = True
 
-    def _end_of_pinning(self):
+    def _end_pinning(self):
         with _lock:
             Load._pinning -= 1
             return Load._pinning == 0
 
-    def had(self, tensors, size):
+    def add_loaded(self, tensors, size):
         """So much more is there."""
         self.report.tensors += tensors
         self.report.bytes += size
@@ -131,19 +132,19 @@ class Load:
 
     def _show(self, done, seconds):
         speed = done / seconds / 1e9 if seconds else 0.0
-        words = f"{done / 1e9:.2f} of {self._coming / 1e9:.2f} GB  {speed:.2f} GB/s"
-        self._bar.show(done / self._coming if self._coming else 1.0, words)
+        words = f"{done / 1e9:.2f} of {self._total_bytes / 1e9:.2f} GB  {speed:.2f} GB/s"
+        self._bar.show(done / self._total_bytes if self._total_bytes else 1.0, words)
 
     def __exit__(self, kind, value, trace):
         self.report.seconds = time.perf_counter() - self._begun
         if self._bar:
             self._bar.end()
-        if self._pins and self._end_of_pinning():
+        if self._pins and self._end_pinning():
             _ckptfs.trim_pinned()
         if kind is None:
             _keep(self.report)
-            if self._tell:
-                self._tell(self.report)
+            if self._callback:
+                self._callback(self.report)
 
 
 _here = threading.local()
@@ -154,13 +155,13 @@ _all = {"loads": 0, "originals": 0, "report": Report()}
 _fresh, _FRESH = collections.deque(), 64
 
 
-def is_last(report):
+def set_last_report(report):
     """What this thread loaded last was this, whoever read it."""
     _here.last = report
 
 
 def _keep(report):
-    is_last(report)
+    set_last_report(report)
     # One step of the interpreter, which needs no lock: files that are small are loaded by the thousand. Its numbers
     # as they are now, before others have it.
     _fresh.append({**vars(report), "fallbacks": {**report.fallbacks}})
@@ -176,7 +177,7 @@ def _count():
             _all["report"]._add(_fresh.popleft())
 
 
-def left_to_original():
+def count_original():
     """One more call that ours could not do."""
     with _lock:
         _all["originals"] += 1

@@ -1,14 +1,16 @@
 """`safe_open`: a checkpoint as safetensors shows a file."""
 
+import dataclasses
 import os
 from typing import NamedTuple
 
-from ckptfs import settings
-from ckptfs.load import pipeline
 from ckptfs._errors import closed, error
-from ckptfs.load.torch import Torch, framework as framework_named
-from ckptfs.load.indexing import chosen, indexed
-from ckptfs.load.handle import Source, options
+from ckptfs.load.framework import framework_named
+from ckptfs.load.handle import Handle
+from ckptfs.load.indexing import index_loaded, select_index
+from ckptfs.load.pipeline import load_directly, load_named, load_parts
+from ckptfs.load.torch import Torch
+from ckptfs.settings import LoadOptions
 
 
 class TensorMeta(NamedTuple):
@@ -48,67 +50,66 @@ class safe_open:
     def __init__(self, filename, framework, device="cpu", *, backend=None, root=None,
                  allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
                  leave_cache=False):
-        self._asked = (framework, device, backend)
-        self._framework = framework_named(framework)
-        self._backend = settings.backend(backend, self._framework.BACKEND)
-        num_threads, memory = settings.limits(num_threads, memory)
-        how = options(root, allow_partial, follow_symlinks, num_threads, memory, leave_cache)
-        # `None` once the handle is closed. Slices keep the source open.
-        self._open_source = Source(filename, how)
-        self._path = self._open_source.path
-        self._device = self._framework.device(device)
+        # What a pickle has: another process may have other settings.
+        self._arguments = (framework, device, backend)
+        options = LoadOptions.resolve(
+            framework_named(framework), device=device, backend=backend, root=root, allow_partial=allow_partial,
+            follow_symlinks=follow_symlinks, num_threads=num_threads, memory=memory, leave_cache=leave_cache,
+        )  # fmt: skip
+        # `None` once this is closed. Slices keep it.
+        self._open_handle = Handle(filename, options)
+        self._path = self._open_handle.path
 
     @property
-    def _source(self):
-        source = self._open_source
-        if source is None:
+    def _handle(self):
+        handle = self._open_handle
+        if handle is None:
             raise closed()
-        return source
+        return handle
 
     def keys(self):
         """The names of the tensors, sorted."""
-        with self._source.use() as opened:
-            names = opened.names
+        with self._handle.use() as checkpoint:
+            names = checkpoint.names
         names.sort()
         return names
 
     def offset_keys(self):
         """The names of the tensors, in the order in which they lie."""
-        with self._source.use() as opened:
-            return opened.names
+        with self._handle.use() as checkpoint:
+            return checkpoint.names
 
     def metadata(self):
         """What the checkpoint says of itself beside the tensors; `None` if it has no metadata."""
-        with self._source.use() as opened:
-            return opened.metadata
+        with self._handle.use() as checkpoint:
+            return checkpoint.metadata
 
     def get_tensor(self, name):
         """A whole tensor."""
-        with self._source.use() as opened:
-            tensor = opened.tensor(name)
-            [loaded] = pipeline.load_parts(
-                [(tensor, tensor.shape)], self._framework, self._backend, self._device
-            )
+        handle = self._handle
+        with handle.use() as checkpoint:
+            tensor = checkpoint.tensor(name)
+            [loaded] = load_parts([(tensor, tensor.shape)], handle.options)
             return loaded
 
     def get_tensors(self, names=None):
         """All tensors by their names, or those of a list or a glob, read together."""
-        with self._source.use() as opened:
-            how = {"device": self._device}
-            return pipeline.load_named(opened, names, self._framework, self._backend, **how)
+        handle = self._handle
+        with handle.use() as checkpoint:
+            return load_named(checkpoint, dataclasses.replace(handle.options, names=names))
 
     def get_slice(self, name):
         """A tensor to be indexed: `f.get_slice("weight")[:, ::2]` reads those bytes alone. A slice can
         also be read after the handle was closed."""
-        source = self._source
-        with source.use() as opened:
-            return PySafeSlice(source, opened.tensor(name), self._framework, self._backend, self._device)
+        handle = self._handle
+        with handle.use() as checkpoint:
+            return PySafeSlice(handle, checkpoint.tensor(name))
 
     def get_tensor_meta(self, name):
         """What the header says of a tensor: `dtype`, `shape`, `data_offsets`. Nothing is read."""
-        with self._source.use() as opened:
-            tensor = opened.tensor(name)
-            return TensorMeta(tensor.dtype, tensor.shape, opened.data_offsets(name))
+        with self._handle.use() as checkpoint:
+            tensor = checkpoint.tensor(name)
+            return TensorMeta(tensor.dtype, tensor.shape, checkpoint.data_offsets(name))
 
     def prefetch(self, plan=None, *, device=None, threads=8):
         """Loads in the background: a `PrefetchLoader`, which hands each tensor out once.
@@ -123,25 +124,26 @@ class safe_open:
         """
         from ckptfs.load.prefetch import PrefetchLoader, parts_of
 
-        if self._framework is not Torch:
+        options = self._handle.options
+        if options.framework is not Torch:
             raise error('prefetch is only compatible with framework="pt"')
-        device = self._device if device is None else self._framework.device(device)
+        device = options.device if device is None else Torch.parse_device(device)
         if not isinstance(threads, int) or threads < 1:
             raise error(f"threads must be a positive integer, got {threads!r}")
-        with self._source.use() as opened:
-            parts = parts_of(opened, plan)
+        with self._handle.use() as checkpoint:
+            parts = parts_of(checkpoint, plan)
             for part in parts.values():
-                self._framework.type(part.dtype)
+                Torch.dtype(part.dtype)
             return PrefetchLoader(parts, device, threads)
 
     def notes(self):
         """What was chosen and what was left out, in words."""
-        with self._source.use() as opened:
-            return opened.notes
+        with self._handle.use() as checkpoint:
+            return checkpoint.notes
 
     def close(self):
         """Closes the files, unless slices still use them. Tensors stay, and slices can be read."""
-        self._open_source = None
+        self._open_handle = None
 
     def __enter__(self):
         return self
@@ -150,23 +152,25 @@ class safe_open:
         self.close()
 
     def __reduce__(self):
-        source = self._source
-        with source.use() as opened:
-            return _reopened, (source.path, self._asked, source.how, opened.identity)
+        handle = self._handle
+        options = {name: getattr(handle.options, name)
+                   for name in ("root", "allow_partial", "follow_symlinks", "memory", "leave_cache")}  # fmt: skip
+        options["num_threads"] = handle.options.threads
+        with handle.use() as checkpoint:
+            return _reopened, (handle.path, self._arguments, options, checkpoint.identity)
 
     def __repr__(self):
         return f"<ckptfs.safe_open {self._path!r}>"
 
 
-def _reopened(path, asked, how, identity):
+def _reopened(path, arguments, options, identity):
     """The other end of a pickle: the same checkpoint, or an error."""
-    framework, device, backend = asked
-    how = dict(how)
-    handle = safe_open(path, framework, device, backend=backend, num_threads=how.pop("threads"), **how)
-    with handle._source.use() as opened:
-        if opened.identity != identity:
+    framework, device, backend = arguments
+    opened = safe_open(path, framework, device, backend=backend, **options)
+    with opened._handle.use() as checkpoint:
+        if checkpoint.identity != identity:
             raise error(f"{path}: changed on disk since the handle was pickled", "open it again")
-    return handle
+    return opened
 
 
 class _safe_open_handle(safe_open):
@@ -182,9 +186,8 @@ class PySafeSlice:
     them; of torch, whatever else it takes is left to it, on what was read. A slice keeps the files of
     its checkpoint open."""
 
-    def __init__(self, source, tensor, framework, backend, device):
-        self._source, self._tensor = source, tensor
-        self._framework, self._backend, self._device = framework, backend, device
+    def __init__(self, handle, tensor):
+        self._handle, self._tensor = handle, tensor
 
     def get_shape(self):
         """As the header has it."""
@@ -195,18 +198,18 @@ class PySafeSlice:
         return self._tensor.dtype
 
     def __getitem__(self, index):
-        what = chosen(index, self._tensor.shape, cuts=self._framework is Torch)
-        with self._source.use() as opened:
-            part = opened.tensor(self._tensor.name).part(what.steps)
-            [loaded] = pipeline.load_parts([(part, what.shape)], self._framework, self._backend, self._device)
-        return loaded if what.rest is None else indexed(loaded, what.rest)
+        options = self._handle.options
+        selection = select_index(index, self._tensor.shape, clips=options.framework is Torch)
+        with self._handle.use() as checkpoint:
+            part = checkpoint.tensor(self._tensor.name).part(selection.steps)
+            [loaded] = load_parts([(part, selection.shape)], options)
+        return loaded if selection.rest is None else index_loaded(loaded, selection.rest)
 
-    def _taken_to(self, device):
-        """All of it on a device, if it can be loaded there straight; else nothing, and nothing is read."""
-        device = self._framework.device(device)
-        with self._source.use() as opened:
-            tensor = opened.tensor(self._tensor.name)
-            return pipeline.load_straight(tensor, self._framework, self._backend, device)
+    def _load_to(self, device):
+        """The whole tensor on a device where the Rust part loads there itself; else `None`, and nothing is read."""
+        options = self._handle.options
+        with self._handle.use() as checkpoint:
+            return load_directly(checkpoint.tensor(self._tensor.name), options.framework.parse_device(device), options)
 
     def __repr__(self):
         return f"<slice of {self._tensor!r}>"

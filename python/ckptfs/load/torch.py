@@ -1,109 +1,41 @@
-"""Tensors of torch: made of memory, cast, moved, and landed in.
+"""Tensors of torch: `load_file`, and the framework that makes them of memory.
 
-The arrays of numpy (`load.numpy`) and those for DLPack (`load.dlpack`) have the same calls, so that what loads need not
-know which it is. No package is imported before a tensor of it is made.
+torch is not imported before a tensor of it is made.
 """
 
-import functools
-
-from ckptfs._errors import error
-from ckptfs.load.device_map import Placement
-
-# The types of a safetensors header, by the names that torch has for them.
-TYPES = {
-    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32",
-    "I32": "int32", "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16",
-    "F32": "float32", "F64": "float64", "C64": "complex64", "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2",
-}  # fmt: skip
-
-# Types of numbers that can be cast one into the other; of F4 two share a byte.
-FLOATS = {name for name, of in TYPES.items() if "float" in of} - {"F4"}
-
-_NAMES = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "numpy": "numpy",
-          "dlpack": "dlpack"}  # fmt: skip
+from ckptfs._errors import error, refuse_target
+from ckptfs.dtypes import torch_dtype, torch_shape
+from ckptfs.load.pipeline import load_named, open_checkpoint
+from ckptfs.settings import MMAP, LoadOptions
 
 
-def framework(name):
-    """The one of a name, as safetensors calls them."""
-    if _NAMES.get(name) is None:
-        raise error(f"framework {name!r} is invalid",
-                    'use "pt" or "np" and convert what comes of it, or "dlpack"')  # fmt: skip
-    if _NAMES[name] == "torch":
-        return Torch
-    if _NAMES[name] == "numpy":
-        from ckptfs.load.numpy import Numpy
+class DeviceMap(dict):
+    """Names of modules with a device for each, as accelerate has them; `None` is the host.
 
-        return Numpy
-    from ckptfs.load.dlpack import DLPack
+    The device of a tensor is that of the longest name that its own begins with."""
 
-    return DLPack
-
-
-def type_of(name, of, package):
-    """A type of a package, or the refusal of one that it lacks."""
-    found = getattr(package, TYPES.get(name, ""), None)
-    if found is None:
-        raise error(f"Dtype not understood: {name} ({of})", "use a version of torch that has it")
-    return found
-
-
-def refuse_into(name, why, remedy="give a contiguous tensor in memory of the tensor's own type and shape"):
-    return error(f"{name}: cannot be loaded into what was given: {why}", remedy)
-
-
-def lacking(tensor):
-    """Why the bytes of a tensor of torch are not all in memory of its own, with what to do; nothing if
-    they are. Only where they are may its address be used."""
-    import torch
-
-    if tensor.is_nested:
-        return "it is nested", "give its parts one by one, such as of .unbind()"
-    wrapper = type(tensor) not in (torch.Tensor, torch.nn.Parameter)
-    try:
-        if not tensor.nbytes:
-            return None
-        storage = tensor.untyped_storage()
-        here = storage.device.type == tensor.device.type
-        at, holds = tensor.data_ptr() if here else 0, storage.nbytes()
-        needs = tensor.storage_offset() * tensor.element_size() + tensor.nbytes
-    except Exception:
-        at = holds = needs = 0
-    if at and needs <= holds:
-        return None
-    if wrapper:
-        return (f"it is a {type(tensor).__name__}, which has no memory of its own",
-                "give its local tensor, such as .to_local()")  # fmt: skip
-    if not at:
-        return "it has no memory: that was freed, or never there", "give a tensor that has"
-    return f"its memory has {holds} bytes, and it needs {needs}", "give a tensor that has them"
+    def device_of(self, name):
+        """Where the tensor of a name goes."""
+        module = name
+        while module not in self:
+            if not module:
+                raise error(f"{name}: the devices that are given have none for it",
+                            'give one for "", which stands for all others')  # fmt: skip
+            module = module.rpartition(".")[0]
+        return self[module]
 
 
 class Torch:
-    """Tensors."""
+    """The framework of torch."""
 
-    # How they are loaded unless it is said: where they lie, as safetensors does.
-    BACKEND = "mmap"
+    # As in safetensors: tensors are used where they lie in their file.
+    BACKEND = MMAP
 
-    @staticmethod
-    @functools.cache
-    def type(name):
-        """Of a name in a header."""
-        import torch
-
-        return type_of(name, "torch", torch)
+    dtype, shape = staticmethod(torch_dtype), staticmethod(torch_shape)
 
     @staticmethod
-    def alike(kind):
-        """Integers of the same size, which can be copied whatever they mean."""
-        import torch
-
-        return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]
-
-    @staticmethod
-    def type_named(given):
-        """Of what a user calls one."""
+    def parse_dtype(given):
+        """A type of torch, by itself or by its name; refuses one that nothing can be cast to."""
         import torch
 
         found = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else given
@@ -116,12 +48,12 @@ class Torch:
         return found
 
     @staticmethod
-    def device(given):
-        """Where tensors go, or nothing if they stay."""
+    def parse_device(given):
+        """A device of torch or a `DeviceMap`; `None` for the host."""
         if given is None or given == "cpu":
             return None
         if isinstance(given, dict):
-            return Placement({module: Torch.device(one) for module, one in given.items()})
+            return DeviceMap({module: Torch.parse_device(device) for module, device in given.items()})
         import torch
 
         try:
@@ -131,104 +63,180 @@ class Torch:
         return None if device.type == "cpu" else device
 
     @staticmethod
-    def lacks(device):
-        """Why nothing can be loaded straight to a CUDA device; nothing if it can."""
+    def devices(device, tensors):
+        """The device of each tensor."""
+        if isinstance(device, DeviceMap):
+            return [device.device_of(tensor.name) for tensor in tensors]
+        return [device] * len(tensors)
+
+    @staticmethod
+    def device_obstacle(device):
+        """Why the Rust part cannot load to a device; `None` if it can."""
         from ckptfs.load import cuda
 
-        return cuda.lacks(device)
+        return cuda.obstacle(device)
 
     @staticmethod
-    def load_there(parts, devices, load, stop, threads):
-        """A tensor of each part, on its device."""
+    def load_to_devices(parts, devices, load):
+        """A tensor of each part, on its CUDA device."""
         from ckptfs.load import cuda
 
-        return cuda.load(parts, devices, load, stop, threads)
+        return cuda.load(parts, devices, load)
 
     @staticmethod
-    def fill_there(parts, targets, stop=None):
-        """Loads each into a tensor on a device. Gives what that did."""
+    def fill_on_devices(parts, targets, load):
+        """Loads each part into a tensor on a CUDA device. Returns what was done."""
         from ckptfs.load import cuda
 
-        return cuda.into(parts, targets, stop)
+        return cuda.fill(parts, targets, load)
 
     @staticmethod
-    def shape(name, shape):
-        """As torch counts: of types that share a byte, the bytes."""
-        if name != "F4":
-            return list(shape)
-        if not shape or shape[-1] % 2:
-            raise error(f"F4 of shape {shape}: torch has two elements of a row in each byte, and no half of one")
-        return [*shape[:-1], shape[-1] // 2]
-
-    @staticmethod
-    def of(memory, name, shape):
+    def from_memory(memory, name, shape):
         """A tensor of these bytes, which it keeps alive."""
         import torch
 
-        kind, shape = Torch.type(name), Torch.shape(name, shape)
+        dtype = torch_dtype(name)
+        if name == "F4":
+            shape = torch_shape(name, shape)
         if len(memory) == 0:
-            return torch.empty(shape, dtype=kind, device="cpu")
-        flat = torch.frombuffer(memory, dtype=kind)
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        flat = torch.frombuffer(memory, dtype=dtype)
         # A view of numbers one by one takes half as long as one of a list.
         return flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(shape)
 
     @staticmethod
-    def shaped(tensor, name, shape):
-        """The same bytes in another shape."""
-        return tensor.view(Torch.shape(name, shape))
+    def reshape(tensor, name, shape):
+        """The same bytes in another shape, as a header counts."""
+        return tensor.view(torch_shape(name, shape))
 
     @staticmethod
-    def empty(kind, shape, device):
+    def empty(dtype, shape, device):
+        """A tensor without values."""
         import torch
 
-        return torch.empty(shape, dtype=kind, device=device or "cpu")
+        return torch.empty(shape, dtype=dtype, device=device or "cpu")
 
     @staticmethod
-    def cast(tensor, kind):
-        return tensor.to(kind)
+    def cast(tensor, dtype):
+        """The same values in another type."""
+        return tensor.to(dtype)
 
     @staticmethod
-    def put(tensor, device):
+    def move(tensor, device):
+        """The same tensor on a device; itself for the host."""
         return tensor if device is None else tensor.to(device)
 
     @staticmethod
     def copy(target, source):
+        """Copies values, cast to the type of the target."""
         import torch
 
         with torch.no_grad():
             target.copy_(source)
 
     @staticmethod
-    def place(name, target, kind, shape):
-        """The address of what is to be loaded into, after a look at whether it can be."""
+    def target_address(name, target, dtype, shape):
+        """The address of a tensor to load into; refuses one that cannot be loaded into."""
         import torch
 
         if not isinstance(target, torch.Tensor):
             raise TypeError(f"{name}: expected torch.Tensor to load into, got {type(target)}")
         if target.is_nested:
-            raise refuse_into(name, *lacking(target))
+            raise refuse_target(name, *memory_obstacle(target))
         if target.layout != torch.strided or target.device.type == "meta":
-            raise refuse_into(name, f"it is {target.layout} on {target.device}")
-        if (target.dtype, list(target.shape)) != (kind, shape):
-            raise refuse_into(name, f"it is {target.dtype} {list(target.shape)}, not {kind} {shape}")
+            raise refuse_target(name, f"it is {target.layout} on {target.device}")
+        if (target.dtype, list(target.shape)) != (dtype, shape):
+            raise refuse_target(name, f"it is {target.dtype} {list(target.shape)}, not {dtype} {shape}")
         if not target.is_contiguous() or target.is_conj() or target.is_neg():
-            raise refuse_into(name, "it is not contiguous")
-        missing = lacking(target)
-        if missing:
-            raise refuse_into(name, *missing)
+            raise refuse_target(name, "it is not contiguous")
+        obstacle = memory_obstacle(target)
+        if obstacle:
+            raise refuse_target(name, *obstacle)
         return target.data_ptr()
 
     @staticmethod
-    def where(target):
-        """The device that has it, or nothing if this machine's memory does."""
+    def device_of(target):
+        """The device of a tensor; `None` for the host."""
         return None if target.device.type == "cpu" else target.device
 
     @staticmethod
-    def changed(targets):
-        """Tells autograd that other bytes are in them now."""
+    def mark_changed(targets):
+        """Tells autograd that tensors have other values now."""
         import torch
 
-        # Versions of torch without it see no change that was not made by torch.
+        # Versions of torch without it notice no change that torch did not make.
         increment = getattr(torch.autograd.graph, "increment_version", None)
         for target in targets if increment else ():
             increment(target)
+
+
+def memory_obstacle(tensor):
+    """Why the bytes of a tensor are not all in memory of its own, and what to do; `None` if they are.
+
+    Only where they are may the address of a tensor be used."""
+    import torch
+
+    if tensor.is_nested:
+        return "it is nested", "give its parts one by one, such as of .unbind()"
+    is_wrapper = type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+    try:
+        if not tensor.nbytes:
+            return None
+        storage = tensor.untyped_storage()
+        address = tensor.data_ptr() if storage.device.type == tensor.device.type else 0
+        held = storage.nbytes()
+        needed = tensor.storage_offset() * tensor.element_size() + tensor.nbytes
+    except Exception:
+        address = held = needed = 0
+    if address and needed <= held:
+        return None
+    if is_wrapper:
+        return (f"it is a {type(tensor).__name__}, which has no memory of its own",
+                "give its local tensor, such as .to_local()")  # fmt: skip
+    if not address:
+        return "it has no memory: that was freed, or never there", "give a tensor that has"
+    return f"its memory has {held} bytes, and it needs {needed}", "give a tensor that has them"
+
+
+def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dtype=None,
+              root=None, allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
+              leave_cache=False, progress=False, report=None):
+    """The tensors of a checkpoint, by their names.
+
+    `filename` is any checkpoint: a `.safetensors` file, a directory of shards, a `.bin`, `.pt` or
+    `.ckpt`, a file of a ckptfs mount. From a directory with one model in several formats or variants, the one
+    is loaded that transformers takes; the report says what was left out. Where `x.safetensors` is missing and
+    `x.pt` exists, `x.pt` is loaded; the report says so.
+    `device` is where the tensors go: to a CUDA device straight, in memory of torch's own; or a dictionary of
+    names of modules with a device for each, as accelerate has them, `""` for all others.
+
+    `backend`: "mmap", the default, uses tensors where they lie in their file; "pread" gives each memory
+    of its own. `help(ckptfs.safe_open)` says when to choose which.
+    `names`: those to load: a list of whole names, or one string, which may be a glob such as
+    "model.layers.0.*"; in a list nothing is taken for a glob.
+    `into`: tensors by their names to load into, each of the type and shape of what is loaded, contiguous
+    and on any device, with memory of its own that no other has a part of: of a DTensor give what
+    `.to_local()` gives. Without `names` those of `into` are loaded, and it is they who are
+    returned. After an error what they hold is of no worth.
+    `dtype`: the type that tensors of floating point are cast to; others stay as they are.
+    `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot
+    be loaded, `follow_symlinks` lets links lead out of a directory.
+    `num_threads` read at once. `memory`: bytes, or text such as "64M", that may be held beside the
+    result, 16 MiB or so being plenty. With `backend="pread"` `leave_cache` leaves in the page cache only what it had; tensors that
+    are mapped it does not cover.
+    `progress` shows a bar; `report` is called with the `ckptfs.Report` that `ckptfs.last_report()` gives.
+
+        from ckptfs.torch import load_file
+
+        tensors = load_file("models/llama", device="cuda:0")
+        halves = load_file("runs/last.ckpt", root="ema", dtype=torch.float16, names="encoder.*")
+        load_file("models/llama", into=model.state_dict())
+    """
+    # Wrong arguments are refused even where the file is missing: `cached` asks first, and then makes it.
+    options = LoadOptions.resolve(
+        Torch, device=device, backend=backend, names=names, into=into, dtype=dtype, root=root,
+        allow_partial=allow_partial, follow_symlinks=follow_symlinks, num_threads=num_threads, memory=memory,
+        leave_cache=leave_cache, progress=progress, report=report,
+    )  # fmt: skip
+    checkpoint, note = open_checkpoint(filename, options)
+    return load_named(checkpoint, options, note)

@@ -11,10 +11,10 @@ import math
 import os
 
 from ckptfs import _ckptfs
-from ckptfs._errors import error, of_system, path_of
-from ckptfs.load.torch import TYPES
+from ckptfs._errors import error, of_system
+from ckptfs.dtypes import TYPES
 from ckptfs.save.atomic_file import replacing
-from ckptfs.load.handle import options
+from ckptfs.settings import LoadOptions, parse_path
 
 # As the format's own library orders them: by size, then as they were added to it.
 _ORDER = ["BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0",
@@ -94,7 +94,7 @@ def serialize(tensor_dict, metadata=None):
 def serialize_file(tensor_dict, filename, metadata=None):
     """Writes a safetensors file with these `TensorSpec`s. It takes the place of what was there only when
     it is whole, so that tensors which are mapped from the old file keep their bytes."""
-    parts, filename = parts_of(tensor_dict, metadata), path_of(filename)
+    parts, filename = parts_of(tensor_dict, metadata), parse_path(filename)
     try:
         if not os.path.basename(filename):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -108,7 +108,7 @@ def serialize_file(tensor_dict, filename, metadata=None):
 def deserialize(bytes):
     """The tensors of a checkpoint whose bytes are in memory: pairs of a name and a dictionary with
     `shape`, `dtype` and `data`."""
-    opened = _ckptfs.Opened.of_bytes(bytes, options())
+    opened = _ckptfs.Opened.of_bytes(bytes, LoadOptions().for_opening())
     tensors = [opened.tensor(name) for name in opened.names]
     held, _ = _ckptfs.load(tensors)
     return [

@@ -12,10 +12,11 @@ import re
 import threading
 
 from ckptfs.save import temp_name
-from ckptfs._errors import error, of_system, path_of
-from ckptfs.rlimit import most_open
+from ckptfs._errors import error, of_system
+from ckptfs.rlimit import max_open_files
 from ckptfs.save.atomic_file import NewFile, sync_folder, usual_mode
 from ckptfs.save.serialize import parts_of
+from ckptfs.settings import parse_path
 
 
 # A variant of a name that loaders look for.
@@ -42,7 +43,7 @@ def write(specs, directory, most, metadata, whole, threads, sync):
     stem, dot, extension = whole.rpartition(".")
     if not stem or extension not in ("safetensors", "sft") or os.path.basename(whole) != whole:
         raise error(f"{whole!r} is no name for a checkpoint", 'give one such as "model.safetensors"')
-    directory = os.path.realpath(path_of(directory))
+    directory = os.path.realpath(parse_path(directory))
     shards, files, index = split(specs, most), [], _index_name(whole)
     indexes = {index, f"{whole}.index.json"}
     try:
@@ -113,7 +114,7 @@ def _used(directory, indexes, there):
 
 def _written(specs, shards, directory, named, metadata, threads, sync):
     """The shards, whole, and without names as far as they can all be open at once."""
-    most, mode, stop = most_open(), usual_mode(), threading.Event()
+    most, mode, stop = max_open_files(), usual_mode(), threading.Event()
     files, threads = [None] * len(shards), min(threads, len(shards), most)
     # Beside those that stay open each thread has one.
     kept = len(shards) if len(shards) <= most else most - threads

@@ -11,8 +11,8 @@ import os
 import re
 import threading
 
-from ckptfs.load import report
 from ckptfs._errors import closed
+from ckptfs.load.report import count_original
 from ckptfs.settings import logger, setting
 
 # Reasons that were told, without what differs from file to file; and how many of them, and how much of each,
@@ -36,7 +36,7 @@ def _is_wanted():
 def _left(original, why, filename):
     """Records what the original does in our place. A missing file is no warning: programs look for files that need
     not exist, and the original raises the same error."""
-    report.left_to_original()
+    count_original()
     kind, is_missing = type(why).__name__, isinstance(why, (FileNotFoundError, NotADirectoryError))
     if not is_missing and _is_news(original, kind, why, filename):
         said = "left to %s: %s: %s; later ones for this reason are logged at level debug"
@@ -207,7 +207,7 @@ class _Slice:
 
     def taken_to(self, device):
         """The whole tensor on a device, where it can be loaded there straight; else nothing."""
-        take = getattr(self._held, "_taken_to", None)
+        take = getattr(self._held, "_load_to", None)
         try:
             return take and take(device)
         except Exception as fault:

@@ -10,7 +10,7 @@ import ckptfs
 import pytest
 import torch
 from ckptfs import _ckptfs
-from ckptfs.load import dtype_cast, cuda, prefetch, read
+from ckptfs.load import cuda, pipeline, prefetch
 from ckptfs.load.torch import Torch
 from ckptfs.load.report import Load
 from ckptfs.torch import load_file
@@ -133,7 +133,7 @@ def prefetch_hands_over(path):
 def handed_over_memory_stays(path):
     """Whose stream has been given a tensor has its memory until that is done with it, whoever is given memory next."""
     expected = load_file(path)
-    aside, other = cuda.Aside(torch.device("cuda")), torch.cuda.Stream()
+    aside, other = cuda.BackgroundStream(torch.device("cuda")), torch.cuda.Stream()
     with aside:
         loaded = load_file(path, "cuda")
         mark = aside.mark()
@@ -154,10 +154,10 @@ def is_stopped(path):
     """What is to stop ends with an error."""
     stop = _ckptfs.Stop()
     stop.set()
-    with ckptfs.safe_open(path, "pt") as file, file._source.use() as opened, Load() as load:
+    with ckptfs.safe_open(path, "pt") as file, file._handle.use() as opened, Load(stop=stop) as load:
         parts = [opened.tensor(name) for name in opened.names]
         with pytest.raises(ckptfs.SafetensorError, match="stopped"):
-            cuda.load(parts, [torch.device("cuda")] * len(parts), load, stop)
+            cuda.load(parts, [torch.device("cuda")] * len(parts), load)
     assert torch.cuda.memory_allocated() == 0
 
 
@@ -194,7 +194,7 @@ def casts_there(path):
     expected = {name: tensor.to(torch.float64) if tensor.is_floating_point() else tensor
                 for name, tensor in load_file(path).items()}  # fmt: skip
     for at_once in (256 * MIB, 5 * MIB):
-        dtype_cast._CAST_AT_ONCE = at_once
+        pipeline._CAST_BYTES = at_once
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         loaded = load_file(path, "cuda", dtype="float64")
@@ -341,7 +341,7 @@ def transformers_on_a_device(folder):
 
 def in_steps(path):
     """A bar that moves, in as many calls as that takes."""
-    read._SHOWN_AT_ONCE = MIB
+    pipeline._PROGRESS_BYTES = MIB
     same(load_file(path, "cuda", progress=True), load_file(path))
 
 
@@ -374,7 +374,7 @@ def on_every_rank(package, group, folder, out):
     from ckptfs.distributed import load_distributed
 
     for at_once in (MIB, 64 * MIB):
-        load_distributed._AT_ONCE = at_once
+        load_distributed._PARCEL_BYTES = at_once
         loaded = package.load_distributed(folder / "mixed.safetensors", group, device="cuda")
         report = ckptfs.last_report()
         out[at_once] = {name: tensor.cpu() for name, tensor in loaded.items()}
@@ -482,8 +482,8 @@ def uses_memory_of_a_device(path):
 def nothing_is_held(path):
     """Of a load in the background that is closed, or fails, or whose tensors were taken, without the collector."""
     gc.disable()
-    prefetch._AT_ONCE = MIB
-    read, changed = prefetch.of_each, threading.Condition()
+    prefetch._BATCH_BYTES = MIB
+    read, changed = prefetch.load_batch, threading.Condition()
     for ends in ("taken", "closed", "failed"):
         given, taken, held = 0, 0, []
 
@@ -498,7 +498,7 @@ def nothing_is_held(path):
             given += len(parts)
             return read(parts, *how)
 
-        prefetch.of_each = batch
+        prefetch.load_batch = batch
         with ckptfs.safe_open(path, "pt", device="cuda") as file, file.prefetch() as loader:
             if ends == "taken":
                 for _ in range(len(loader)):

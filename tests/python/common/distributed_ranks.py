@@ -34,26 +34,26 @@ def loaded(package, out, key, path, group, **how):
 def whole(package, group, folder, out):
     """Every tensor on every rank: of a large checkpoint at once, of others in many small parcels."""
     loaded(package, out, "large", folder / "large", group)
-    load_distributed._AT_ONCE = 700
+    load_distributed._PARCEL_BYTES = 700
     for name in ("types.pt", "sharded", "odd.bin"):
         loaded(package, out, name, folder / name, group)
     loaded(package, out, "cast", folder / "odd.bin", None, dtype="bfloat16", leave_cache=True)
 
 
 def cut(package, group, folder, out):
-    load_distributed._AT_ONCE = 700
+    load_distributed._PARCEL_BYTES = 700
     for dim in (0, 1, 2, -1):
         shard = {"wide.*" if dim != 2 else "wide.three": dim, "none": 0, "one": None}
         out[dim] = package.load_distributed(folder / "wide.safetensors", group, shard=shard)
     shard = {"wide.t*": 0, "wide.two": 1, "wide.five*": -1, "wide.*": 0, "wide.row": None}
     out["globs"] = package.load_distributed(folder / "wide.safetensors", group, shard=shard, dtype="float16")
-    load_distributed._AT_ONCE = 1 << 30
+    load_distributed._PARCEL_BYTES = 1 << 30
     out["memory"] = package.load_distributed(folder / "large", group, shard={"*": 1}, memory="16M")
 
 
 def subsets(package, group, folder, out):
     """Every rank wants something else, and some of it is what others want."""
-    load_distributed._AT_ONCE = 700
+    load_distributed._PARCEL_BYTES = 700
     rank, path = group.rank(), folder / "wide.safetensors"
     wants = [["wide.two", "wide.three"], "wide.t*", ["one"], []][rank % 4]
     loaded(package, out, "whole", path, group, names=wants)
@@ -105,7 +105,7 @@ def refused(package, group, folder, out):
         lambda: package.load_distributed(folder / "half.safetensors", group, names="six"),
         lambda: package.load_distributed(folder / "rows.safetensors", group, shard={"*": 1}, memory="16M"),
         # Between what all do together, and when the last was sent.
-        lambda: fails(lambda: MemoryError("no room"), "_held"),
+        lambda: fails(lambda: MemoryError("no room"), "_buffer"),
         lambda: fails(lambda: MemoryError("no room"), "_land"),
     ):
         try:
@@ -142,7 +142,7 @@ def lets_go(package, group, folder, out):
 
 def loses_one(package, group, folder, out):
     """The last rank is gone in the middle."""
-    read, load_distributed._AT_ONCE = collective.Exchange._read, 700
+    read, load_distributed._PARCEL_BYTES = collective.Exchange._read, 700
 
     def dies(exchange, parcel):
         dies.left -= 1

@@ -7,7 +7,7 @@ import ckptfs
 import numpy
 import pytest
 import torch
-from ckptfs.load.torch import TYPES
+from ckptfs.dtypes import TYPES
 from ckptfs.torch import load_file
 from safetensors.torch import save_file
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ckptfs.load.torch import TYPES
+from ckptfs.dtypes import TYPES
 from safetensors.torch import save_file
 
 import cuda_loads

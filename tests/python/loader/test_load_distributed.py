@@ -197,7 +197,7 @@ def test_every_byte_that_several_want_is_read_by_one_of_them():
             takers = tuple(rank for rank in range(ranks) if numbers.random() < 0.7)
             dim = numbers.randrange(len(shape)) if shape and numbers.random() < 0.5 else None
             size = 4 * torch.Size(shape).numel()
-            plan.append(rank_plan.Wanted(size, shape, numbers.random() < 0.8, takers, dim))
+            plan.append(rank_plan.SharedTensor(size, shape, numbers.random() < 0.8, takers, dim))
         seen = [[] for _ in plan]
         for parcels in rank_plan.rounds(plan, ranks, at_once):
             assert len(parcels) == ranks
@@ -212,7 +212,7 @@ def test_every_byte_that_several_want_is_read_by_one_of_them():
                     assert piece.axis is None or wanted.dim is None or piece.axis < wanted.dim
                     seen[piece.place].append(piece)
         for wanted, pieces in zip(plan, seen, strict=True):
-            if rank_plan.is_alone(wanted) or not wanted.takers:
+            if rank_plan.is_read_alone(wanted) or not wanted.takers:
                 assert not pieces
                 continue
             assert sum(piece.nbytes for piece in pieces) == wanted.nbytes

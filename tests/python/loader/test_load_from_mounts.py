@@ -25,7 +25,7 @@ def source(tmp_path):
 
 
 def route(path):
-    with ckptfs.safe_open(path, "pt") as file, file._source.use() as opened:
+    with ckptfs.safe_open(path, "pt") as file, file._handle.use() as opened:
         return opened.route
 
 

@@ -106,7 +106,7 @@ def test_a_nested_target_is_refused(path):
 
 
 def test_the_address_0_is_refused_by_the_engine_too(path):
-    opened = ckptfs.safe_open(path, "pt")._source._opened
+    opened = ckptfs.safe_open(path, "pt")._handle._checkpoint
     with pytest.raises(ValueError, match="no memory"):
         _ckptfs.load_into([opened.tensor("a")], [0])
 
@@ -127,7 +127,7 @@ def test_bytes_at_the_address_0_are_not_saved(tmp_path):
 
 @pytest.mark.parametrize("how", [{}, {"progress": True}, {"dtype": "float64"}], ids=str)
 def test_places_that_share_memory_are_refused_before_anything_is_read(path, how, monkeypatch):
-    monkeypatch.setattr("ckptfs.load.read._SHOWN_AT_ONCE", 1)
+    monkeypatch.setattr("ckptfs.load.pipeline._PROGRESS_BYTES", 1)
     for module, zeros in (ckptfs.torch, torch.zeros), (ckptfs.numpy, numpy.zeros):
         kind = getattr(torch if zeros is torch.zeros else numpy, how.get("dtype", "float32"))
         whole = zeros(900, dtype=kind)
@@ -163,11 +163,12 @@ def test_autograd_sees_it_after_a_load_that_failed(path):
     with ckptfs.safe_open(path, "pt", backend="pread") as file:
         os.truncate(path, 3000)
         target = torch.zeros(30, 20)
-        from ckptfs.load import pipeline
+        from ckptfs.load.pipeline import load_named
         from ckptfs.load.torch import Torch
+        from ckptfs.settings import LoadOptions
 
-        with pytest.raises(Refused), file._source.use() as opened:
-            pipeline.load_named(opened, None, Torch, "pread", into={"a": target})
+        with pytest.raises(Refused), file._handle.use() as checkpoint:
+            load_named(checkpoint, LoadOptions(framework=Torch, into={"a": target}))
     assert target._version > 0
 
 

@@ -53,7 +53,7 @@ def loaded(path, backend="pread"):
 
 
 def route(path):
-    with ckptfs.safe_open(path, "np") as file, file._source.use() as opened:
+    with ckptfs.safe_open(path, "np") as file, file._handle.use() as opened:
         return opened.route
 
 

@@ -206,16 +206,16 @@ def batches_that_wait(folder, monkeypatch):
     lets it go on and returns how many were read."""
     read, started, go, before = [], threading.Event(), threading.Event(), set(threading.enumerate())
 
-    def of_each(batch, *how):
+    def load_batch(batch, *how):
         if read:
             started.set()
             go.wait(60)
         read.append(len(batch))
         return original(batch, *how)
 
-    original = prefetch.of_each
-    monkeypatch.setattr(prefetch, "of_each", of_each)
-    monkeypatch.setattr(prefetch, "_AT_ONCE", 1)
+    original = prefetch.load_batch
+    monkeypatch.setattr(prefetch, "load_batch", load_batch)
+    monkeypatch.setattr(prefetch, "_BATCH_BYTES", 1)
 
     def end():
         go.set()
@@ -274,14 +274,14 @@ def test_a_loader_with_a_live_generator_goes_on(file):
 @pytest.mark.parametrize("ends", ["closed", "dropped", "failed"])
 def test_a_load_that_ends_early_holds_nothing(folder, batches_that_wait, monkeypatch, ends):
     started, end = batches_that_wait
-    slow, count = prefetch.of_each, iter(range(100))
+    slow, count = prefetch.load_batch, iter(range(100))
 
-    def of_each(*how):
+    def load_batch(*how):
         if ends == "failed" and next(count):
             raise RuntimeError("no more")
         return slow(*how)
 
-    monkeypatch.setattr(prefetch, "of_each", of_each)
+    monkeypatch.setattr(prefetch, "load_batch", load_batch)
     gc.collect()
     gc.disable()
     try:

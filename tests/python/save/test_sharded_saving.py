@@ -155,7 +155,7 @@ def small_disk(tmp_path):
 def few(request, monkeypatch):
     """So few files may be open at once; as many as are wanted, if none are said."""
     if request.param:
-        monkeypatch.setattr(sharded, "most_open", lambda: request.param)
+        monkeypatch.setattr(sharded, "max_open_files", lambda: request.param)
 
 
 @pytest.mark.parametrize("few", [None, 1, 3], indirect=True)
@@ -366,7 +366,7 @@ print((peak - before) / sum(tensor.nbytes for tensor in tensors.values()))
 
 def test_of_what_is_elsewhere_one_tensor_at_a_time_is_fetched(tmp_path, monkeypatch):
     at_once, most = [0], [0]
-    real = ckptfs.torch._at_hand
+    real = ckptfs.save.torch._on_host
 
     def fetched(tensor):
         import weakref
@@ -377,7 +377,7 @@ def test_of_what_is_elsewhere_one_tensor_at_a_time_is_fetched(tmp_path, monkeypa
         weakref.finalize(here, lambda: at_once.__setitem__(0, at_once[0] - 1))
         return here
 
-    monkeypatch.setattr(ckptfs.torch, "_at_hand", fetched)
+    monkeypatch.setattr(ckptfs.save.torch, "_on_host", fetched)
     tensors = {f"{n}": numbers(n, 64, 64) for n in range(12)}
     ckptfs.torch.save_sharded(tensors, tmp_path, "40K", num_threads=2)
     check_same(ckptfs.torch.load_sharded(tmp_path), tensors)

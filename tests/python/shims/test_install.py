@@ -167,7 +167,7 @@ def test_a_slice_that_fails_to_go_straight_to_a_device_is_copied(file, monkeypat
     def fails(part, device):
         raise RuntimeError("no way there")
 
-    monkeypatch.setattr(ckptfs.PySafeSlice, "_taken_to", fails)
+    monkeypatch.setattr(ckptfs.PySafeSlice, "_load_to", fails)
     before = originals()
     with ckptfs.installed():
         f = safetensors.safe_open(path, "pt")

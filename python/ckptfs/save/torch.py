@@ -1,0 +1,145 @@
+"""Saving tensors of torch: as bytes, as a file, as a model, as a set of shards."""
+
+import torch
+
+from ckptfs import settings
+from ckptfs._errors import error
+from ckptfs.load.torch import memory_obstacle
+from ckptfs.save import sharded
+from ckptfs.save.serialize import TensorSpec, serialize, serialize_file
+from ckptfs.save.shared_tensors import _find_shared_tensors, _remove_duplicate_names
+
+
+def save(tensors, metadata=None):
+    """The bytes of a safetensors file with these tensors."""
+    keep = []
+    return serialize(_specs(tensors, keep), metadata)
+
+
+def save_file(tensors, filename, metadata=None):
+    """Writes these tensors as a safetensors file, which is there only when it is whole. Tensors must be
+    dense and contiguous and share nothing; `save_model` writes a model whose tensors do.
+
+        save_file({"weight": torch.ones(2, 3)}, "model.safetensors", metadata={"format": "pt"})
+    """
+    keep = []
+    serialize_file(_specs(tensors, keep), filename, metadata)
+
+
+def save_model(model, filename, metadata=None, force_contiguous=True):
+    """Writes the tensors of a model as a safetensors file. Of those that share memory one is written,
+    and the metadata names it for the others."""
+    state = model.state_dict()
+    metadata = dict(metadata) if metadata else {}
+    for kept, removed in _remove_duplicate_names(state).items():
+        for name in removed:
+            metadata.setdefault(name, kept)
+            del state[name]
+    if force_contiguous:
+        state = {name: tensor.contiguous() for name, tensor in state.items()}
+    try:
+        save_file(state, filename, metadata=metadata or None)
+    except ValueError as fault:
+        hint = "Or use save_model(..., force_contiguous=True), read the docs for potential caveats."
+        raise ValueError(f"{fault} {hint}") from None
+
+
+def save_sharded(tensors, directory, max_shard_size="5GB", metadata=None, *, name="model.safetensors",
+                 num_threads=4, sync=True):
+    """Writes tensors as a set of shards of at most `max_shard_size` (bytes, or text such as "5GB") with an
+    index, as transformers and diffusers load it; as one file without one where all fit. Gives the names of
+    the files.
+
+    `directory` is made if it is not there. `name` is what the checkpoint would be called as one file. An
+    earlier set of that name is replaced once the new one is whole and on the disk: until then, whatever goes
+    wrong, it stays as it was. `metadata` is that of every shard, `{"format": "pt"}` if none is given.
+
+    Tensors are taken one after the other, those of another device too, so that no second copy of the model is
+    made; `num_threads` shards are written at once. With `sync=False` it returns as soon as the system has the
+    bytes, as other libraries do: whatever becomes of this process, the old set or the new one is whole, but a
+    power cut in the next half minute may take both.
+
+        save_sharded(model.state_dict(), "models/mine", max_shard_size="2GB")
+    """
+    _check_savable(tensors)
+    most, threads = settings.size(max_shard_size, "max_shard_size"), settings.limits(num_threads, None)[0]
+    specs = {key: _LazySpec(key, tensor) for key, tensor in tensors.items()}
+    metadata = {"format": "pt"} if metadata is None else metadata
+    return sharded.write(specs, directory, most, metadata, name, threads, sync)
+
+
+class _LazySpec(TensorSpec):
+    """A tensor whose bytes are fetched when they are written."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, name, tensor):
+        _check_contiguous(name, tensor)
+        super().__init__(**_spec_arguments(tensor))
+        self._tensor = tensor
+
+    def _bytes(self):
+        tensor = _on_host(self._tensor)
+        yield from TensorSpec(**_spec_arguments(tensor))._bytes()
+        # Until then nobody else holds it.
+        del tensor
+
+
+def _on_host(tensor):
+    """The values as they are in the machine's memory."""
+    return tensor.detach().to("cpu").resolve_conj().resolve_neg()
+
+
+def _spec_arguments(tensor):
+    kind = str(tensor.dtype).split(".")[-1]
+    return {
+        "dtype": kind, "shape": tensor.shape, "data_ptr": tensor.data_ptr(), "data_len": tensor.nbytes,
+    }  # fmt: skip
+
+
+def _specs(tensors, keep):
+    """What to write; `keep` holds the bytes there."""
+    _check_savable(tensors)
+    specs = {}
+    for name, tensor in tensors.items():
+        _check_contiguous(name, tensor)
+        tensor = _on_host(tensor)
+        keep.append(tensor)
+        specs[name] = TensorSpec(**_spec_arguments(tensor))
+    return specs
+
+
+def _check_contiguous(name, tensor):
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"You are trying to save a non contiguous tensor: `{name}` which is not allowed. It either"
+            " shares its memory with others: then save the whole, and take the part of it when it is"
+            " loaded; or call `.contiguous()` on it before saving."
+        )
+
+
+def _check_savable(tensors):
+    if not isinstance(tensors, dict):
+        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}"
+            )
+    sparse = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
+    if sparse:
+        raise ValueError(
+            f"You are trying to save a sparse tensors: `{sparse}` which this library does not support."
+            " You can make it a dense tensor before saving with `.to_dense()` but be aware this might"
+            " make a much larger file than needed."
+        )
+    for name, tensor in tensors.items():
+        obstacle = memory_obstacle(tensor) if tensor.device.type != "meta" else None
+        if obstacle:
+            raise error(f"{name}: cannot be saved: {obstacle[0]}", obstacle[1])
+    shared = [names for names in _find_shared_tensors(tensors) if len(names) > 1]
+    if shared:
+        raise RuntimeError(
+            f"Some tensors share memory: {shared}. Each would be written whole, and they would no longer"
+            " share it when they are loaded. `save_model` writes one of each."
+        )
