@@ -4,8 +4,12 @@
 //! changed in meaning; a reader ignores what it does not know.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+
+/// Gives the statistics of a mount at any time, without waiting.
+pub type StatsReporter = Arc<dyn Fn() -> MountStats + Send + Sync>;
 
 /// The attribute of a mount's root.
 pub const STATS_ATTRIBUTE: &str = "user.ckptfs.stats";

@@ -1,13 +1,23 @@
-//! What the source says, in the words of the protocol.
+//! Attributes and errors of the source, as the protocol has them.
 
-use fuser::{Errno, FileAttr, FileType, INodeNo};
+use std::time::Duration;
 
-use crate::source::{self, FileKind, FileMetadata};
-use crate::{checkpoint, view, virtual_file};
+use fuser::{Errno, FileAttr, FileType, Generation, INodeNo};
+
+use crate::checkpoint::CheckpointError;
+use crate::source::{FileKind, FileMetadata, SourceError};
+use crate::view::ViewError;
+use crate::virtual_file::VirtualFileError;
 
 use super::inodes::LastAttributes;
 
-/// The owner that is shown instead of the source's.
+/// How long the kernel may cache names and attributes. A change must show within a second.
+pub const KERNEL_CACHE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The kernel distinguishes reuses of an inode number by this. No number is reused while the kernel knows it.
+pub const GENERATION: Generation = Generation(0);
+
+/// The owner that files show instead of their own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OwnerOverride {
     pub uid: Option<u32>,
@@ -26,24 +36,24 @@ pub fn file_type(kind: FileKind) -> FileType {
     }
 }
 
-/// The read size that readers are advised to use, in bytes: that of the largest request.
+/// The read size that readers are advised to use: that of the largest request.
 const PREFERRED_READ_BYTES: u32 = 1 << 20;
 
-pub fn file_attr(number: u64, attributes: &FileMetadata, owner: OwnerOverride) -> FileAttr {
-    let (major, minor) = (rustix::fs::major(attributes.rdev), rustix::fs::minor(attributes.rdev));
+pub fn file_attr(number: u64, metadata: &FileMetadata, owner: OwnerOverride) -> FileAttr {
+    let (major, minor) = (rustix::fs::major(metadata.rdev), rustix::fs::minor(metadata.rdev));
     FileAttr {
         ino: INodeNo(number),
-        size: attributes.size,
-        blocks: attributes.blocks,
-        atime: attributes.atime,
-        mtime: attributes.mtime,
-        ctime: attributes.ctime,
-        crtime: attributes.btime.unwrap_or(attributes.mtime),
-        kind: file_type(attributes.kind),
-        perm: attributes.mode,
-        nlink: attributes.links,
-        uid: owner.uid.unwrap_or(attributes.uid),
-        gid: owner.gid.unwrap_or(attributes.gid),
+        size: metadata.size,
+        blocks: metadata.blocks,
+        atime: metadata.atime,
+        mtime: metadata.mtime,
+        ctime: metadata.ctime,
+        crtime: metadata.btime.unwrap_or(metadata.mtime),
+        kind: file_type(metadata.kind),
+        perm: metadata.mode,
+        nlink: metadata.links,
+        uid: owner.uid.unwrap_or(metadata.uid),
+        gid: owner.gid.unwrap_or(metadata.gid),
         // As the kernel packs a device into 32 bits.
         rdev: (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12),
         blksize: PREFERRED_READ_BYTES,
@@ -51,7 +61,7 @@ pub fn file_attr(number: u64, attributes: &FileMetadata, owner: OwnerOverride) -
     }
 }
 
-/// Attributes of a file that is no longer where it was, as it was last seen.
+/// The last known attributes of a file that is no longer where it was.
 pub fn last_file_attr(number: u64, last: &LastAttributes, owner: OwnerOverride) -> FileAttr {
     let mtime = last.mtime.into();
     FileAttr {
@@ -61,7 +71,7 @@ pub fn last_file_attr(number: u64, last: &LastAttributes, owner: OwnerOverride) 
         atime: mtime,
         mtime,
         ctime: mtime,
-        crtime: last.born.unwrap_or(last.mtime).into(),
+        crtime: last.btime.unwrap_or(last.mtime).into(),
         kind: file_type(last.kind),
         perm: last.mode,
         nlink: last.links,
@@ -73,60 +83,51 @@ pub fn last_file_attr(number: u64, last: &LastAttributes, owner: OwnerOverride) 
     }
 }
 
-/// The one place where an error becomes a number.
-pub fn view_errno(error: &view::ViewError) -> Errno {
+/// The error number of a request that the view failed.
+pub fn view_errno(error: &ViewError) -> Errno {
     match error {
-        view::ViewError::Source(error) => source_errno(error),
-        view::ViewError::VirtualFile(error) => virtual_file_errno(error),
-        view::ViewError::Checkpoint(checkpoint::CheckpointError::Source(error)) => {
-            source_errno(error)
-        }
-        view::ViewError::Checkpoint(_)
-        | view::ViewError::Refused(_)
-        | view::ViewError::KeepsChanging { .. } => Errno::EIO,
+        ViewError::Source(error)
+        | ViewError::VirtualFile(VirtualFileError::Source(error))
+        | ViewError::Checkpoint(CheckpointError::Source(error)) => source_errno(error),
+        ViewError::VirtualFile(_)
+        | ViewError::Checkpoint(_)
+        | ViewError::Refused(_)
+        | ViewError::KeepsChanging { .. } => Errno::EIO,
     }
 }
 
-pub fn virtual_file_errno(error: &virtual_file::VirtualFileError) -> Errno {
+pub fn source_errno(error: &SourceError) -> Errno {
     match error {
-        virtual_file::VirtualFileError::Source(error) => source_errno(error),
-        _ => Errno::EIO,
+        SourceError::Missing { .. } | SourceError::Dangling { .. } => Errno::ENOENT,
+        SourceError::OutsideRoot { .. } => Errno::EACCES,
+        SourceError::NotAFile { .. }
+        | SourceError::Changed { .. }
+        | SourceError::Truncated { .. } => Errno::EIO,
+        SourceError::StaleMount { .. } => Errno::ENOTCONN,
+        SourceError::Io { source, .. } => source.raw_os_error().map_or(Errno::EIO, Errno::from_i32),
     }
 }
 
-pub fn source_errno(error: &source::SourceError) -> Errno {
-    match error {
-        source::SourceError::Missing { .. } | source::SourceError::Dangling { .. } => Errno::ENOENT,
-        source::SourceError::OutsideRoot { .. } => Errno::EACCES,
-        source::SourceError::NotAFile { .. } | source::SourceError::Changed { .. } => Errno::EIO,
-        source::SourceError::Truncated { .. } => Errno::EIO,
-        source::SourceError::StaleMount { .. } => Errno::ENOTCONN,
-        source::SourceError::Io { source, .. } => {
-            source.raw_os_error().map_or(Errno::EIO, Errno::from_i32)
-        }
-    }
-}
-
-/// Whether the kernel looks a name up again after this error of an open.
-pub fn is_stale(error: &view::ViewError) -> bool {
+/// Whether the kernel repeats the lookup after this error of an open.
+pub fn is_stale(error: &ViewError) -> bool {
     i32::from(open_errno(error)) == i32::from(Errno::ESTALE)
 }
 
-/// The error of an open: what changed since the kernel looked it up, it looks up again. So it does
-/// with what is gone: the file may have another name, which is the one that is opened.
-pub fn open_errno(error: &view::ViewError) -> Errno {
+/// The error number of an open. ESTALE makes the kernel repeat the lookup: for a file that changed since then,
+/// and for one that is gone, because the name may stand for another file by now.
+pub fn open_errno(error: &ViewError) -> Errno {
     let source = match error {
-        view::ViewError::Source(error)
-        | view::ViewError::VirtualFile(virtual_file::VirtualFileError::Source(error))
-        | view::ViewError::Checkpoint(checkpoint::CheckpointError::Source(error)) => error,
+        ViewError::Source(error)
+        | ViewError::VirtualFile(VirtualFileError::Source(error))
+        | ViewError::Checkpoint(CheckpointError::Source(error)) => error,
         // The name stood for a virtual file when it was looked up.
-        view::ViewError::Checkpoint(_) => return Errno::ESTALE,
+        ViewError::Checkpoint(_) => return Errno::ESTALE,
         error => return view_errno(error),
     };
     match source {
-        source::SourceError::Missing { .. }
-        | source::SourceError::Changed { .. }
-        | source::SourceError::Truncated { .. } => Errno::ESTALE,
+        SourceError::Missing { .. }
+        | SourceError::Changed { .. }
+        | SourceError::Truncated { .. } => Errno::ESTALE,
         error => source_errno(error),
     }
 }

@@ -1,8 +1,7 @@
-//! Threads that wait for the source, and what becomes of an answer that panics.
+//! Threads for requests that may wait for the source's filesystem.
 //!
-//! In: questions, each with the device that it is about. Out: each is asked once, on a thread that may
-//! wait. A device that hangs takes its share of the threads and no more: what else is asked of it waits
-//! in a queue, and others are asked as before.
+//! Each job names the device that it reads. A device that hangs takes its share of the threads and no more: its
+//! further jobs wait in a queue, and jobs of other devices run as before.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -11,22 +10,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fuser::Errno;
-
 use crate::threads::lock;
 
-/// Threads for what may wait on the source's filesystem: made when needed, gone when idle.
+/// The threads of a mount: started when needed, ended when idle.
 #[derive(Debug)]
 pub struct BlockingPool {
     handle: BlockingPoolHandle,
     runtime: Option<tokio::runtime::Runtime>,
 }
 
-/// Questions of one device that may wait at once before others of it wait for them: more than the
-/// programs of one machine ask at a time, and each costs a few pages of stack.
+/// Jobs of one device that run at once: more than the programs of one machine ask for at a time. Each costs a
+/// few pages of stack.
 const MAX_THREADS_PER_DEVICE: usize = 1_024;
 
-/// The same for all together: a handful of devices can hang.
+/// Jobs of all devices that run at once: a handful of devices can hang.
 const MAX_POOL_THREADS: usize = 8 * MAX_THREADS_PER_DEVICE;
 
 /// As long as a loader pauses between two files.
@@ -39,32 +36,41 @@ impl BlockingPool {
             .thread_keep_alive(IDLE_TIMEOUT)
             .thread_name("ckptfs asks")
             .build()?;
-        let asker =
+        let handle =
             BlockingPoolHandle { runtime: runtime.handle().clone(), devices: Arc::default() };
-        Ok(BlockingPool { handle: asker, runtime: Some(runtime) })
+        Ok(BlockingPool { handle, runtime: Some(runtime) })
     }
 
-    /// Does it on a thread that may wait.
-    pub fn run(&self, device: u64, what: impl FnOnce() + Send + 'static) {
-        self.handle.run(device, what);
+    /// Runs a job on a thread that may wait for a device.
+    pub fn run(&self, device: u64, job: impl FnOnce() + Send + 'static) {
+        self.handle.run(device, job);
     }
 
-    /// The same, for those who do not know yet whether they must.
+    /// A handle that runs jobs as long as the pool lives.
     pub fn handle(&self) -> BlockingPoolHandle {
         self.handle.clone()
     }
 }
 
+impl Drop for BlockingPool {
+    fn drop(&mut self) {
+        // Jobs that hang with their source are left behind.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
 type BlockingJob = Box<dyn FnOnce() + Send>;
 
-/// What is asked of one device just now, and what has to wait for that.
+/// The jobs of one device.
 #[derive(Default)]
 struct DeviceQueue {
     running: usize,
     waiting: VecDeque<BlockingJob>,
 }
 
-/// A way to the threads.
+/// Runs jobs on the threads of a pool.
 #[derive(Clone)]
 pub struct BlockingPoolHandle {
     runtime: tokio::runtime::Handle,
@@ -73,60 +79,42 @@ pub struct BlockingPoolHandle {
 
 impl std::fmt::Debug for BlockingPoolHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Asker").finish_non_exhaustive()
+        f.debug_struct("BlockingPoolHandle").finish_non_exhaustive()
     }
 }
 
 impl BlockingPoolHandle {
-    /// Does it on a thread that may wait.
-    pub fn run(&self, device: u64, what: impl FnOnce() + Send + 'static) {
+    /// Runs a job on a thread that may wait for a device.
+    pub fn run(&self, device: u64, job: impl FnOnce() + Send + 'static) {
         let mut devices = lock(&self.devices);
-        let about = devices.entry(device).or_default();
-        if about.running >= MAX_THREADS_PER_DEVICE {
-            return about.waiting.push_back(Box::new(what));
+        let queue = devices.entry(device).or_default();
+        if queue.running >= MAX_THREADS_PER_DEVICE {
+            return queue.waiting.push_back(Box::new(job));
         }
-        about.running += 1;
+        queue.running += 1;
         drop(devices);
-        let asker = self.clone();
+        let handle = self.clone();
         self.runtime.spawn_blocking(move || {
-            let mut next: Option<BlockingJob> = Some(Box::new(what));
-            while let Some(question) = next {
-                // A question that panics has answered by being dropped; the next one is asked.
-                drop(catch_unwind(AssertUnwindSafe(question)));
-                next = asker.next_job(device);
+            let mut next: Option<BlockingJob> = Some(Box::new(job));
+            while let Some(job) = next {
+                // A job that panics drops its reply, which answers EIO. The next one runs.
+                drop(catch_unwind(AssertUnwindSafe(job)));
+                next = handle.next_job(device);
             }
         });
     }
 
-    /// The next question of a device; if there is none, one less is asked of it.
+    /// The next job of a device. If there is none, the device has one running job less.
     fn next_job(&self, device: u64) -> Option<BlockingJob> {
         let mut devices = lock(&self.devices);
-        let Entry::Occupied(mut about) = devices.entry(device) else { return None };
-        let next = about.get_mut().waiting.pop_front();
+        let Entry::Occupied(mut queue) = devices.entry(device) else { return None };
+        let next = queue.get_mut().waiting.pop_front();
         if next.is_none() {
-            about.get_mut().running -= 1;
-            if about.get().running == 0 {
-                about.remove();
+            queue.get_mut().running -= 1;
+            if queue.get().running == 0 {
+                queue.remove();
             }
         }
         next
     }
-}
-
-impl Drop for BlockingPool {
-    fn drop(&mut self) {
-        // What still waits for a source that hangs is not waited for.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
-/// An answer, or EIO if it panics: one request is lost, and the mount lives.
-pub fn catch_panic<T>(answer: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    // Whatever was half done is behind a lock or belongs to this request alone.
-    catch_unwind(AssertUnwindSafe(answer)).unwrap_or_else(|_| {
-        tracing::error!("a request could not be answered: a fault in ckptfs, please report it");
-        Err(Errno::EIO)
-    })
 }

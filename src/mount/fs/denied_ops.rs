@@ -1,8 +1,9 @@
-//! Whatever would write is refused, also where somebody made the mount writable behind our back; and
-//! what the kernel does well by itself is left to it.
+//! Operations that are not offered: writes are refused, and others are left to the kernel.
+//!
+//! The mount is read-only anyway. Writes still arrive if root remounts it writable.
 
-/// Operations of `fuser::Filesystem`, each answered with the same error.
-macro_rules! answers_with {
+/// Methods of `fuser::Filesystem` that all reply with the same error.
+macro_rules! reply_error {
     ($errno:ident: $($name:ident($($argument:ty),*) -> $reply:ty;)*) => {
         $(
             #[allow(clippy::too_many_arguments)] // The protocol's.
@@ -13,10 +14,10 @@ macro_rules! answers_with {
     };
 }
 
-/// Those that write.
-macro_rules! refuses_writes {
+/// The operations that write.
+macro_rules! deny_writes {
     () => {
-        $crate::mount::fs::denied_ops::answers_with! { EROFS:
+        $crate::mount::fs::denied_ops::reply_error! { EROFS:
             mknod(&Request, INodeNo, &OsStr, u32, u32, u32) -> ReplyEntry;
             mkdir(&Request, INodeNo, &OsStr, u32, u32) -> ReplyEntry;
             symlink(&Request, INodeNo, &OsStr, &std::path::Path) -> ReplyEntry;
@@ -46,12 +47,13 @@ macro_rules! refuses_writes {
     };
 }
 
-/// Those that the kernel then does as for any filesystem without them: seeking finds data up to the
-/// end, there is nothing to bring to a disk, and the rest is refused. Said here because what fuser
-/// says in our place stands in the log as a warning, as often as any reader likes.
-macro_rules! leaves_to_the_kernel {
+/// The operations that the kernel then does as for any filesystem without them: seeking finds data up to the end,
+/// nothing has to be synced, and the rest is refused.
+///
+/// fuser's own defaults do the same, but log a warning each time.
+macro_rules! leave_to_kernel {
     () => {
-        $crate::mount::fs::denied_ops::answers_with! { ENOSYS:
+        $crate::mount::fs::denied_ops::reply_error! { ENOSYS:
             lseek(&Request, INodeNo, FileHandle, i64, i32) -> fuser::ReplyLseek;
             flush(&Request, INodeNo, FileHandle, LockOwner) -> ReplyEmpty;
             fsync(&Request, INodeNo, FileHandle, bool) -> ReplyEmpty;
@@ -67,4 +69,4 @@ macro_rules! leaves_to_the_kernel {
     };
 }
 
-pub(super) use {answers_with, leaves_to_the_kernel, refuses_writes};
+pub(super) use {deny_writes, leave_to_kernel, reply_error};

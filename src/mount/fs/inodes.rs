@@ -1,8 +1,8 @@
-//! Inodes: which number stands for what, as long as the kernel remembers it.
+//! Inodes: what each number stands for, as long as the kernel remembers it.
 //!
-//! A number is a hash of what it stands for, so that the same thing has the same number again after
-//! it was forgotten. New content is another thing: a virtual file by its identity, a file by its device,
-//! inode and birth. The kernel remembers every name that was looked up, so each must take little memory.
+//! A number is a hash of what identifies the inode, so a forgotten inode gets the same number again. New content is a
+//! new inode: a virtual file is identified by its identity hash, a file by its device, inode and birth time. The kernel
+//! remembers every name that was looked up, perhaps millions, so an inode must take little memory.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -18,15 +18,43 @@ use crate::source::{FileIdentity, FileKind, FileMetadata};
 use crate::threads::lock;
 use crate::view::{ShownFile, ViewEntry};
 
-use super::node_path::InodePath;
-
-/// The number of the mount's own directory, by the protocol.
+/// The number of the mount's root directory, by the protocol.
 pub const ROOT: u64 = 1;
 
-/// What a number stands for.
+/// A path in the view: a name in a directory.
+///
+/// It owns its name: a name that vanished must not keep all names of its listing in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InodePath {
+    /// `None` for the root.
+    directory: Option<Arc<Path>>,
+    name: Box<OsStr>,
+}
+
+impl InodePath {
+    /// The path of the root.
+    pub fn root() -> InodePath {
+        InodePath { directory: None, name: Box::default() }
+    }
+
+    pub fn new(directory: &Arc<Path>, name: &OsStr) -> InodePath {
+        InodePath { directory: Some(Arc::clone(directory)), name: name.into() }
+    }
+
+    /// The directory and the name; `None` for the root.
+    pub fn parts(&self) -> Option<(&Path, &OsStr)> {
+        Some((self.directory.as_deref()?, &self.name))
+    }
+
+    pub fn to_path(&self) -> PathBuf {
+        self.parts().map_or_else(PathBuf::new, |(directory, name)| directory.join(name))
+    }
+}
+
+/// What an inode number stands for.
 #[derive(Clone, Debug)]
 pub struct Inode {
-    /// The path in the view where it was last seen.
+    /// Its latest path in the view.
     pub path: InodePath,
     pub kind: InodeKind,
     pub attributes: LastAttributes,
@@ -34,22 +62,21 @@ pub struct Inode {
 
 #[derive(Clone, Debug)]
 pub enum InodeKind {
-    /// A file, directory or other thing of the source.
+    /// A file, directory or other entry of the source.
     Source,
     VirtualFile(Arc<ShownFile>),
-    /// A link, and where it leads; nothing where following it is refused.
+    /// A link and its target; `None` if following it is refused.
     Link(Option<Box<PathBuf>>),
 }
 
-/// Attributes of a file when it was last seen: those that identify it, and those that answer `getattr`
-/// once it is gone.
+/// The latest known attributes of a file: those that identify it, and those that answer `getattr` once it is gone.
 #[derive(Clone, Copy, Debug)]
 pub struct LastAttributes {
     pub dev: u64,
     pub ino: u64,
     pub size: u64,
     pub mtime: Timestamp,
-    pub born: Option<Timestamp>,
+    pub btime: Option<Timestamp>,
     pub links: u32,
     pub uid: u32,
     pub gid: u32,
@@ -57,7 +84,7 @@ pub struct LastAttributes {
     pub kind: FileKind,
 }
 
-/// Seconds and nanoseconds since 1970. Packed, so that a node takes little memory.
+/// Seconds and nanoseconds since 1970. Packed, so that an inode takes little memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(Rust, packed(4))]
 pub struct Timestamp(i64, u32);
@@ -90,24 +117,24 @@ impl From<Timestamp> for SystemTime {
 }
 
 impl From<&FileMetadata> for LastAttributes {
-    fn from(found: &FileMetadata) -> LastAttributes {
-        let &FileMetadata { dev, ino, size, links, uid, gid, mode, kind, .. } = found;
-        let (mtime, born) = (found.mtime.into(), found.btime.map(Timestamp::from));
-        LastAttributes { dev, ino, size, mtime, born, links, uid, gid, mode, kind }
+    fn from(metadata: &FileMetadata) -> LastAttributes {
+        let &FileMetadata { dev, ino, size, links, uid, gid, mode, kind, .. } = metadata;
+        let (mtime, btime) = (metadata.mtime.into(), metadata.btime.map(Timestamp::from));
+        LastAttributes { dev, ino, size, mtime, btime, links, uid, gid, mode, kind }
     }
 }
 
 impl LastAttributes {
-    /// Whether the file had this identity when it was last seen.
+    /// Whether a file still has this identity.
     pub fn has_identity(&self, identity: &FileIdentity) -> bool {
         let FileIdentity { dev, ino, size, mtime, mtime_nsec } = *identity;
         (self.dev, self.ino, self.size, self.mtime)
             == (dev, ino, size, Timestamp(mtime, mtime_nsec))
     }
 
-    /// Whether a name still stands for the same file; any directory there is the same one.
+    /// Whether a name still stands for the same file. Any directory at its path counts as the same.
     pub fn is_same_file(&self, now: &LastAttributes) -> bool {
-        let file = |seen: &LastAttributes| (seen.dev, seen.ino, seen.born);
+        let file = |last: &LastAttributes| (last.dev, last.ino, last.btime);
         let are_directories = now.kind == FileKind::Directory && self.kind == FileKind::Directory;
         are_directories || file(now) == file(self)
     }
@@ -115,22 +142,22 @@ impl LastAttributes {
 
 impl Inode {
     pub fn new(path: InodePath, entry: &ViewEntry) -> Inode {
-        let what = match entry {
+        let kind = match entry {
             ViewEntry::VirtualFile(shown) | ViewEntry::Index(shown) => {
                 InodeKind::VirtualFile(Arc::clone(shown))
             }
             ViewEntry::Source(_) => InodeKind::Source,
             ViewEntry::Link(_, target) => InodeKind::Link(target.clone().map(Box::new)),
         };
-        Inode { path, kind: what, attributes: entry.metadata().into() }
+        Inode { path, kind, attributes: entry.metadata().into() }
     }
 
-    /// What identifies it among all nodes, and gives it a number of its own.
+    /// Identifies it among all inodes, and is hashed for its number.
     fn key(&self) -> impl Hash + Eq {
-        let LastAttributes { dev, ino, born, kind, .. } = self.attributes;
+        let LastAttributes { dev, ino, btime, kind, .. } = self.attributes;
         match &self.kind {
             InodeKind::VirtualFile(shown) => InodeKey::VirtualFile(&self.path, shown.identity()),
-            InodeKind::Source if kind == FileKind::File => InodeKey::File { dev, ino, born },
+            InodeKind::Source if kind == FileKind::File => InodeKey::File { dev, ino, btime },
             _ => InodeKey::Path(&self.path, kind),
         }
     }
@@ -138,7 +165,7 @@ impl Inode {
     fn preferred_number(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.key().hash(&mut hasher);
-        // 0 is no number and 1 is taken.
+        // 0 is no number, and 1 is the root's.
         hasher.finish().max(ROOT + 1)
     }
 }
@@ -146,15 +173,15 @@ impl Inode {
 #[derive(PartialEq, Eq, Hash)]
 enum InodeKey<'a> {
     Path(&'a InodePath, FileKind),
-    File { dev: u64, ino: u64, born: Option<Timestamp> },
+    File { dev: u64, ino: u64, btime: Option<Timestamp> },
     VirtualFile(&'a InodePath, crate::virtual_file::Digest),
 }
 
-/// The numbers that the kernel knows.
+/// The inodes that the kernel knows, by number.
 #[derive(Debug)]
 pub struct InodeTable {
-    known: Mutex<HashMap<u64, InodeEntry>>,
-    /// Directories of the latest lookups, so that nodes in one directory share its path.
+    inodes: Mutex<HashMap<u64, InodeEntry>>,
+    /// Directories of the latest lookups, whose inodes share the path.
     directories: Mutex<LruCache<u64, Arc<Path>>>,
 }
 
@@ -169,23 +196,23 @@ const MAX_SHARED_DIRECTORIES: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
 impl InodeTable {
     pub fn new(root: &FileMetadata) -> InodeTable {
-        let node =
+        let inode =
             Inode { path: InodePath::root(), kind: InodeKind::Source, attributes: root.into() };
-        let known = InodeEntry { inode: Arc::new(node), lookups: 1 };
+        let root = InodeEntry { inode: Arc::new(inode), lookups: 1 };
         let directories = Mutex::new(LruCache::new(MAX_SHARED_DIRECTORIES));
-        InodeTable { known: Mutex::new(HashMap::from([(ROOT, known)])), directories }
+        InodeTable { inodes: Mutex::new(HashMap::from([(ROOT, root)])), directories }
     }
 
-    /// What a number stands for. Nothing that the kernel does not know is asked for.
+    /// The inode of a number; `None` if the kernel does not know it.
     pub fn get(&self, number: u64) -> Option<Arc<Inode>> {
-        Some(Arc::clone(&lock(&self.known).get(&number)?.inode))
+        Some(Arc::clone(&lock(&self.inodes).get(&number)?.inode))
     }
 
-    /// The path of a name that was looked up in a directory.
+    /// The path of a name that was looked up in the directory of this number.
     pub fn child_path(&self, number: u64, directory: &Path, name: &OsStr) -> InodePath {
         let mut directories = lock(&self.directories);
-        let known = directories.get(&number).filter(|known| ***known == *directory).cloned();
-        let directory = known.unwrap_or_else(|| {
+        let shared = directories.get(&number).filter(|shared| ***shared == *directory).cloned();
+        let directory = shared.unwrap_or_else(|| {
             let new: Arc<Path> = directory.into();
             directories.put(number, Arc::clone(&new));
             new
@@ -193,41 +220,41 @@ impl InodeTable {
         InodePath::new(&directory, name)
     }
 
-    /// The number of a thing, which the kernel is about to learn.
-    pub fn add_lookup(&self, node: Inode) -> u64 {
-        let mut known = lock(&self.known);
-        let number = free_number(&known, &node);
-        let node = Arc::new(node);
+    /// Counts a lookup of an inode, and returns its number, which the kernel is about to learn.
+    pub fn add_lookup(&self, inode: Inode) -> u64 {
+        let mut inodes = lock(&self.inodes);
+        let number = free_number(&inodes, &inode);
+        let inode = Arc::new(inode);
         let entry =
-            known.entry(number).or_insert(InodeEntry { inode: Arc::clone(&node), lookups: 0 });
+            inodes.entry(number).or_insert(InodeEntry { inode: Arc::clone(&inode), lookups: 0 });
         entry.lookups += 1;
-        entry.inode = node;
+        entry.inode = inode;
         number
     }
 
-    /// The number that a thing has or would have.
-    pub fn number_for(&self, node: &Inode) -> u64 {
-        free_number(&lock(&self.known), node)
+    /// The number that an inode has, or would get.
+    pub fn number_for(&self, inode: &Inode) -> u64 {
+        free_number(&lock(&self.inodes), inode)
     }
 
-    /// What it says of itself now, for those who ask for it by number.
-    pub fn update(&self, number: u64, node: Inode) {
-        if let Some(known) = lock(&self.known).get_mut(&number) {
-            known.inode = Arc::new(node);
+    /// Replaces the inode of a number by its present state.
+    pub fn update(&self, number: u64, inode: Inode) {
+        if let Some(entry) = lock(&self.inodes).get_mut(&number) {
+            entry.inode = Arc::new(inode);
         }
     }
 
     /// Takes back `times` lookups of a number. Returns whether the kernel has forgotten it altogether.
     pub fn forget(&self, number: u64, times: u64) -> bool {
-        let mut known = lock(&self.known);
-        let Some(entry) = known.get_mut(&number).filter(|_| number != ROOT) else { return false };
+        let mut inodes = lock(&self.inodes);
+        let Some(entry) = inodes.get_mut(&number).filter(|_| number != ROOT) else { return false };
         entry.lookups = entry.lookups.saturating_sub(times);
         let is_forgotten = entry.lookups == 0;
         if is_forgotten {
-            known.remove(&number);
-            let left = known.len();
-            if left < known.capacity() / SHRINK_FACTOR {
-                known.shrink_to(2 * left);
+            inodes.remove(&number);
+            let len = inodes.len();
+            if len < inodes.capacity() / SHRINK_FACTOR {
+                inodes.shrink_to(2 * len);
             }
         }
         is_forgotten
@@ -237,10 +264,10 @@ impl InodeTable {
 /// The table shrinks once it has room for this many times its entries.
 const SHRINK_FACTOR: usize = 8;
 
-/// The number of a node: its hash, or the next free number if another node has that.
-fn free_number(known: &HashMap<u64, InodeEntry>, node: &Inode) -> u64 {
-    let mut number = node.preferred_number();
-    while known.get(&number).is_some_and(|other| other.inode.key() != node.key()) {
+/// The number of an inode: its hash, or the next free number if another inode has that.
+fn free_number(inodes: &HashMap<u64, InodeEntry>, inode: &Inode) -> u64 {
+    let mut number = inode.preferred_number();
+    while inodes.get(&number).is_some_and(|other| other.inode.key() != inode.key()) {
         number = number.wrapping_add(1).max(ROOT + 1);
     }
     number
@@ -251,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_takes_little_memory() {
+    fn an_inode_takes_little_memory() {
         assert!(size_of::<Inode>() <= 120, "{}", size_of::<Inode>());
     }
 

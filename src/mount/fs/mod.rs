@@ -1,23 +1,27 @@
-//! The filesystem of a mount: the replies to the kernel's requests.
+//! The filesystem of one mount: the replies to the kernel's requests.
+//!
+//! `filesystem` takes each request and sends exactly one reply. The session's threads never wait for the source:
+//! what may block runs in the `blocking_pool`, and virtual files are read by the cache. So a source that hangs
+//! delays only its own readers. What is shown is decided in `view`.
 
 mod attr;
 mod blocking_pool;
-mod counters;
 mod denied_ops;
 mod filesystem;
 mod handles;
 mod inodes;
-mod node_path;
+mod listings;
+mod open_sources;
 mod open_virtual_files;
 mod readdir;
 mod reply;
 mod retries;
-mod source_removed;
+mod state;
 mod xattrs;
 
 pub use attr::OwnerOverride;
-pub use counters::MountCounters;
+pub use blocking_pool::BlockingPool;
 pub use filesystem::FuseFilesystem;
 pub use handles::HandleTable;
-pub use readdir::Listings;
-pub use source_removed::SourceWatch;
+pub use listings::Listings;
+pub use state::FilesystemState;

@@ -1,8 +1,8 @@
 //! Open virtual files, each once, with the descriptors and the memory that they hold.
 //!
-//! While a virtual file is open, so are its sources, and its tensors are known. If that takes more descriptors than
-//! the system allows, or more memory than the budget has, the least recently read virtual file is evicted. Its next
-//! read opens and parses its sources again, and verifies that they are the same.
+//! An open virtual file keeps its sources open and its tensors known. If that takes more descriptors than the system
+//! allows, or more memory than the budget has, the least recently read virtual file is evicted. Its next read opens
+//! and parses its sources again, and verifies that they are the same.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,21 +11,21 @@ use std::time::Duration;
 
 use crate::cache::{Cache, CachedFile};
 use crate::threads::lock;
-use crate::view::{self, ShownFile, View};
+use crate::view::{ShownFile, View, ViewError};
 use crate::virtual_file::VirtualFile;
 
 /// A virtual file that is open at least once.
 pub struct OpenVirtualFile {
     shown: Arc<ShownFile>,
-    /// The device of its first source, for which a read waits.
+    /// The device of its first source, which a reopening waits for.
     pub device: u64,
-    /// Answers the reads of all its handles; `None` if it was evicted.
+    /// Serves the reads of all its handles; `None` if it was evicted.
     reader: Mutex<Option<OpenReader>>,
-    /// Held while it is opened again after an eviction: its other readers wait for the same sources.
+    /// Held while it is reopened after an eviction: its other readers need the same sources.
     reopening: Mutex<()>,
-    /// Bytes that it took when it was first opened.
+    /// The memory that it took when it was first opened.
     bytes: u64,
-    /// When it was last read, on the clock of all virtual files.
+    /// The time of its latest read, on the clock of all virtual files.
     last_read: AtomicU64,
 }
 
@@ -43,10 +43,10 @@ struct Footprint {
 }
 
 impl Footprint {
-    fn of(virtual_file: &VirtualFile) -> Footprint {
+    fn of(file: &VirtualFile) -> Footprint {
         Footprint {
-            descriptors: (virtual_file.source_files().len() * DESCRIPTORS_PER_FILE) as u64,
-            bytes: virtual_file.memory_bytes(),
+            descriptors: (file.source_files().len() * DESCRIPTORS_PER_FILE) as u64,
+            bytes: file.memory_bytes(),
         }
     }
 
@@ -69,16 +69,16 @@ impl std::ops::SubAssign for Footprint {
     }
 }
 
-/// All of them.
+/// The open virtual files of a mount.
 pub struct OpenVirtualFiles {
     view: Arc<View>,
     cache: Arc<Cache>,
-    /// By number of inode, and how often each is open.
+    /// By inode number, with the number of handles of each.
     open: Mutex<HashMap<u64, (Arc<OpenVirtualFile>, usize)>>,
-    /// What they may hold together.
+    /// The limit for all together.
     limit: Footprint,
     clock: AtomicU64,
-    /// Bytes of virtual files that are being opened again just now.
+    /// The memory of virtual files that are being reopened now.
     parsing: Mutex<u64>,
     parsed: Condvar,
 }
@@ -86,13 +86,13 @@ pub struct OpenVirtualFiles {
 /// How long a parse waits for others to give memory back. Longer would let a source that hangs block others.
 const PARSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Descriptors for everything else: directories, files passed through, the device.
+/// Descriptors for everything else: directories, files passed through, /dev/fuse.
 const RESERVED_DESCRIPTORS: u64 = 128;
 
-/// How often a source is opened: for the page cache, past it, and for reads of which the kernel reads nothing ahead.
+/// Opens of each source: through the page cache, past it, and through it without the kernel's readahead.
 const DESCRIPTORS_PER_FILE: usize = 3;
 
-/// A parse that counts among those that are under way.
+/// Counts a parse among those that are running.
 struct ParseTicket<'a> {
     files: &'a OpenVirtualFiles,
     bytes: u64,
@@ -106,7 +106,7 @@ impl Drop for ParseTicket<'_> {
 }
 
 impl OpenVirtualFiles {
-    /// Open virtual files may take `bytes` together; a single one may take more.
+    /// Open virtual files may take `bytes` of memory together; a single one may take more.
     pub fn new(view: Arc<View>, cache: Arc<Cache>, bytes: u64) -> OpenVirtualFiles {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let descriptors = limit
@@ -126,57 +126,50 @@ impl OpenVirtualFiles {
         }
     }
 
-    /// Opens a virtual file once more. One that is open already is verified to be what its sources are.
+    /// Opens a virtual file once more. One that is open already is verified to match its sources.
     ///
-    /// Unless the cache is valid, nothing that was read before is used: the sources are read anew, and all handles
-    /// read that from now on.
+    /// Unless the cache is valid, the sources are read anew, and all handles use that from now on.
     pub fn open(
         &self,
         number: u64,
         shown: &Arc<ShownFile>,
         is_cache_valid: bool,
-    ) -> Result<Arc<OpenVirtualFile>, view::ViewError> {
-        let known = || lock(&self.open).get(&number).map(|(open, _)| Arc::clone(open));
-        let known = is_cache_valid.then(known).flatten();
-        let (opened, reader) = match known {
-            Some(open) => {
-                let served = self.resident_or_reopened(&open)?;
+    ) -> Result<Arc<OpenVirtualFile>, ViewError> {
+        let shared = || lock(&self.open).get(&number).map(|(file, _)| Arc::clone(file));
+        let (file, reader) = match is_cache_valid.then(shared).flatten() {
+            Some(file) => {
+                let cached_file = self.resident_or_reopened(&file)?;
                 (
-                    open,
+                    file,
                     OpenReader {
-                        footprint: Footprint::of(served.virtual_file()),
-                        cached_file: served,
+                        footprint: Footprint::of(cached_file.virtual_file()),
+                        cached_file,
                     },
                 )
             }
             None => {
                 let reader = self.open_reader(shown)?;
-                let files = reader.cached_file.virtual_file().source_files();
-                let device = files.first().map_or(0, |file| file.identity().dev);
-                let used = AtomicU64::new(self.tick());
-                let shown = Arc::clone(shown);
-                let own = Mutex::new(Some(reader.clone()));
-                let (reopening, bytes) = (Mutex::default(), reader.footprint.bytes);
-                let open = OpenVirtualFile {
-                    shown,
-                    device,
-                    reader: own,
-                    reopening,
-                    bytes,
-                    last_read: used,
+                let sources = reader.cached_file.virtual_file().source_files();
+                let file = OpenVirtualFile {
+                    shown: Arc::clone(shown),
+                    device: sources.first().map_or(0, |file| file.identity().dev),
+                    reader: Mutex::new(Some(reader.clone())),
+                    reopening: Mutex::default(),
+                    bytes: reader.footprint.bytes,
+                    last_read: AtomicU64::new(self.tick()),
                 };
-                (Arc::new(open), reader)
+                (Arc::new(file), reader)
             }
         };
-        reader.cached_file.reader().check_all_states_unchanged().map_err(view::ViewError::from)?;
+        reader.cached_file.reader().check_all_states_unchanged().map_err(ViewError::from)?;
         let mut open = lock(&self.open);
-        let (shared, count) = open.entry(number).or_insert_with(|| (Arc::clone(&opened), 0));
+        let (shared, count) = open.entry(number).or_insert_with(|| (Arc::clone(&file), 0));
         *count += 1;
         let shared = Arc::clone(shared);
         drop(open);
-        if !is_cache_valid && !Arc::ptr_eq(&shared, &opened) {
+        if !is_cache_valid && !Arc::ptr_eq(&shared, &file) {
             let old = lock(&shared.reader).replace(reader);
-            // Its blocks are dropped and its files closed outside of the lock.
+            // Its blocks are dropped and its sources closed outside of the lock.
             drop(old);
         }
         Ok(shared)
@@ -187,10 +180,10 @@ impl OpenVirtualFiles {
         let Some((_, count)) = open.get_mut(&number) else { return };
         *count -= 1;
         if *count == 0 {
-            let gone = open.remove(&number);
+            let closed = open.remove(&number);
             drop(open);
-            // Closing files can take its time.
-            drop(gone);
+            // Closing the sources can take time.
+            drop(closed);
         }
     }
 
@@ -199,31 +192,31 @@ impl OpenVirtualFiles {
     }
 
     /// The reader of a virtual file, unless it was evicted.
-    pub fn resident(&self, open: &OpenVirtualFile) -> Option<Arc<CachedFile>> {
-        open.last_read.store(self.tick(), Ordering::Relaxed);
-        lock(&open.reader).as_ref().map(|reader| Arc::clone(&reader.cached_file))
+    pub fn resident(&self, file: &OpenVirtualFile) -> Option<Arc<CachedFile>> {
+        file.last_read.store(self.tick(), Ordering::Relaxed);
+        lock(&file.reader).as_ref().map(|reader| Arc::clone(&reader.cached_file))
     }
 
-    /// The reader of a virtual file. After an eviction it is opened again, which may wait for the sources.
+    /// The reader of a virtual file. After an eviction it is reopened, which may wait for the sources.
     pub fn resident_or_reopened(
         &self,
-        open: &OpenVirtualFile,
-    ) -> Result<Arc<CachedFile>, view::ViewError> {
-        if let Some(served) = self.resident(open) {
-            return Ok(served);
+        file: &OpenVirtualFile,
+    ) -> Result<Arc<CachedFile>, ViewError> {
+        if let Some(cached_file) = self.resident(file) {
+            return Ok(cached_file);
         }
-        let _reopening = lock(&open.reopening);
-        // Another thread may have opened it in between.
-        if let Some(served) = self.resident(open) {
-            return Ok(served);
+        let _reopening = lock(&file.reopening);
+        // Another thread may have reopened it in between.
+        if let Some(cached_file) = self.resident(file) {
+            return Ok(cached_file);
         }
-        let _turn = self.wait_to_parse(open.bytes);
-        let new = self.open_reader(&open.shown)?;
-        let mut reader = lock(&open.reader);
+        let _ticket = self.wait_to_parse(file.bytes);
+        let new = self.open_reader(&file.shown)?;
+        let mut reader = lock(&file.reader);
         Ok(Arc::clone(&reader.get_or_insert(new).cached_file))
     }
 
-    /// Waits until the virtual files that are being parsed again leave room for one more in the budget.
+    /// Waits until the virtual files that are being reopened leave room for one more in the budget.
     fn wait_to_parse(&self, bytes: u64) -> ParseTicket<'_> {
         let is_full = |parsing: &mut u64| *parsing > 0 && *parsing + bytes > self.limit.bytes;
         let waited = self.parsed.wait_timeout_while(lock(&self.parsing), PARSE_TIMEOUT, is_full);
@@ -232,7 +225,7 @@ impl OpenVirtualFiles {
         ParseTicket { files: self, bytes }
     }
 
-    fn open_reader(&self, shown: &ShownFile) -> Result<OpenReader, view::ViewError> {
+    fn open_reader(&self, shown: &ShownFile) -> Result<OpenReader, ViewError> {
         let virtual_file = self.view.virtual_file(shown)?;
         let footprint = Footprint::of(&virtual_file);
         self.make_room(footprint);
@@ -264,7 +257,7 @@ impl OpenVirtualFiles {
         }
     }
 
-    /// How many are open, and how many bytes they hold.
+    /// How many are open, and how much memory they hold in bytes.
     pub fn usage(&self) -> (u64, u64) {
         let open = lock(&self.open);
         let bytes = |open: &OpenVirtualFile| Some(lock(&open.reader).as_ref()?.footprint.bytes);

@@ -1,75 +1,73 @@
-//! The answer to a read: from what reads a virtual file, or from a file as it is now.
+//! Replies to read requests, counted, and replies of requests that panic.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use fuser::{Errno, ReplyData};
 
-use crate::cache::{CacheError, CachedFile};
-use crate::source::OpenFile;
+/// Counters of a mount. Each is exact by itself; together they are no snapshot.
+#[derive(Debug, Default)]
+pub struct MountCounters {
+    bytes: AtomicU64,
+    reads: AtomicU64,
+    errors: AtomicU64,
+}
 
-use super::attr::source_errno;
-use super::blocking_pool::BlockingPoolHandle;
-use super::counters::MountCounters;
+impl MountCounters {
+    pub fn count_read(&self, bytes: usize) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
 
-/// What is to be read.
+    pub fn count_error(&self) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+}
+
+/// The bytes that a read asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadRange {
     pub offset: u64,
     pub size: u32,
 }
 
-/// One answer that is owed to the kernel.
+/// The reply that one read is owed. If it is dropped instead, the kernel gets EIO.
 #[derive(Debug)]
 pub struct ReadReply {
     pub reply: ReplyData,
     pub counters: Arc<MountCounters>,
-    pub pool: BlockingPoolHandle,
 }
 
 impl ReadReply {
-    pub fn fail(self, errno: Errno) {
-        self.counters.count_error();
-        self.reply.error(errno);
-    }
-
-    fn send(self, bytes: &[u8]) {
+    pub fn send(self, bytes: &[u8]) {
         self.counters.count_read(bytes.len());
         self.reply.data(bytes);
     }
 
-    /// From a virtual file. What is wrong with it is told by the cache, which knows whether it was before.
-    pub fn read_virtual_file(self, served: &Arc<CachedFile>, range: ReadRange) {
-        let done = move |read: Result<&[u8], &CacheError>| match read {
-            Ok(bytes) => self.send(bytes),
-            Err(_) => self.fail(Errno::EIO),
-        };
-        served.read(range.offset, range.size, Box::new(done));
+    pub fn fail(self, errno: Errno) {
+        self.counters.count_error();
+        self.reply.error(errno);
     }
+}
 
-    /// From what reads a file ahead, as long as the file is what it was when it was opened; then from
-    /// the file as it is now.
-    pub fn read_cached_source(
-        self,
-        served: &Arc<CachedFile>,
-        range: ReadRange,
-        file: Arc<OpenFile>,
-    ) {
-        let done = move |read: Result<&[u8], &CacheError>| match read {
-            Ok(bytes) => self.send(bytes),
-            Err(_) => self.read_source(file, range),
-        };
-        served.read(range.offset, range.size, Box::new(done));
-    }
-
-    /// From a file as it is now, as far as it goes.
-    pub fn read_source(self, file: Arc<OpenFile>, range: ReadRange) {
-        let asker = self.pool.clone();
-        asker.run(file.file().identity().dev, move || {
-            let mut bytes = vec![0; range.size as usize];
-            match file.read_available_at(&mut bytes, range.offset) {
-                Ok(read) => self.send(&bytes[..read]),
-                Err(error) => self.fail(source_errno(&error)),
-            }
-        });
-    }
+/// Runs the work of a request. A panic becomes EIO: one request is lost, and the mount lives.
+pub fn catch_panic<T>(request: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    // State that a panic leaves half changed is behind a lock, or belongs to this request alone.
+    catch_unwind(AssertUnwindSafe(request)).unwrap_or_else(|_| {
+        tracing::error!("a request could not be answered: a fault in ckptfs, please report it");
+        Err(Errno::EIO)
+    })
 }

@@ -3,7 +3,7 @@
 //! The kernel opens the file that a name stood for at its lookup. If that file is gone (ESTALE), the kernel looks
 //! the name up again and tries once more. It tries only twice, and a rename can come before each try. So the
 //! second lookup also opens the file, and hands it to the open that follows. The name stood for that file during
-//! the call. Only the thread that made the call gets it, because the name may stand for a newer file for others.
+//! the call. Only the thread that made the call gets it: for other threads the name may stand for a newer file.
 
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
@@ -40,14 +40,14 @@ struct PendingRetry {
 
 /// A file that was found and opened for the second try.
 pub struct RetryFile {
-    pub node: Inode,
+    pub inode: Inode,
     pub attr: FileAttr,
     pub prepared: PreparedOpen,
 }
 
 impl Retries {
-    pub fn new(opened: Arc<HandleTable>) -> Retries {
-        Retries { handles: opened, waiting: Mutex::new(LruCache::new(MAX_RETRYING_THREADS)) }
+    pub fn new(handles: Arc<HandleTable>) -> Retries {
+        Retries { handles, waiting: Mutex::new(LruCache::new(MAX_RETRYING_THREADS)) }
     }
 
     /// Records that the first try of a thread has failed. Threads of other containers have the number 0 here.
@@ -63,28 +63,28 @@ impl Retries {
         if waiting.is_empty() {
             return false;
         }
-        let gone = |retry: &PendingRetry| retry.started.elapsed() > RETRY_WINDOW;
+        let is_over = |retry: &PendingRetry| retry.started.elapsed() > RETRY_WINDOW;
         let expired: Vec<u32> =
-            waiting.iter().filter(|(_, retry)| gone(retry)).map(|(thread, _)| *thread).collect();
+            waiting.iter().filter(|(_, retry)| is_over(retry)).map(|(thread, _)| *thread).collect();
         let expired: Vec<PendingRetry> =
             expired.iter().filter_map(|thread| waiting.pop(thread)).collect();
-        let expects = waiting.peek(&thread).is_some_and(|retry| {
+        let is_expected = waiting.peek(&thread).is_some_and(|retry| {
             retry.path.parent() == Some(directory) && retry.path.file_name() == Some(name)
         });
         drop(waiting);
         expired.into_iter().for_each(|retry| self.discard(retry));
-        expects
+        is_expected
     }
 
-    /// The file that was found for a thread before. The kernel looks a name up twice if it stands for another file.
+    /// The file that was provided for a thread before. The kernel looks a name up twice if it stands for another file.
     pub fn provided_file(&self, thread: u32) -> Option<(Inode, FileAttr)> {
         let waiting = lock(&self.waiting);
-        waiting.peek(&thread)?.file.as_ref().map(|found| (found.node.clone(), found.attr))
+        waiting.peek(&thread)?.file.as_ref().map(|file| (file.inode.clone(), file.attr))
     }
 
     /// Keeps an open file for the second try of a thread.
-    pub fn provide(&self, thread: u32, path: PathBuf, found: RetryFile) {
-        self.put(thread, PendingRetry { path, started: Instant::now(), file: Some(found) });
+    pub fn provide(&self, thread: u32, path: PathBuf, file: RetryFile) {
+        self.put(thread, PendingRetry { path, started: Instant::now(), file: Some(file) });
     }
 
     /// Ends the retry of a thread that opens a number. Returns whether there was one, and its file if it has that
@@ -92,9 +92,9 @@ impl Retries {
     pub fn take(&self, thread: u32, number: u64) -> (bool, Option<PreparedOpen>) {
         let Some(mut retry) = lock(&self.waiting).pop(&thread) else { return (false, None) };
         let is_over = retry.started.elapsed() > RETRY_WINDOW;
-        let found = retry.file.take_if(|found| !is_over && found.attr.ino.0 == number);
+        let file = retry.file.take_if(|file| !is_over && file.attr.ino.0 == number);
         self.discard(retry);
-        (true, found.map(|found| found.prepared))
+        (true, file.map(|file| file.prepared))
     }
 
     /// Ends the retry of a thread that has nothing to open.
@@ -113,8 +113,8 @@ impl Retries {
     }
 
     fn discard(&self, retry: PendingRetry) {
-        if let Some(RetryFile { attr, prepared: ready, .. }) = retry.file {
-            self.handles.cancel_open(attr.ino.0, ready);
+        if let Some(RetryFile { attr, prepared, .. }) = retry.file {
+            self.handles.cancel_open(attr.ino.0, prepared);
         }
     }
 }

@@ -1,28 +1,29 @@
-//! What files of a mount say of themselves to programs that know ckptfs: where their bytes lie, and
-//! how to see that they are the same.
+//! Extended attributes by which a mounted file tells where its bytes lie, and what identifies them.
 
 use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd};
 
+use crate::checkpoint::ParseOptions;
+use crate::mount::stats::STATS_ATTRIBUTE;
 use crate::mount_info::{
     IDENTITY_XATTR, LAYOUT_XATTR, RecordedOptions, SOURCE_FORMAT_VERSION, SOURCE_XATTR,
     SourceAttribute,
 };
 
 use super::inodes::{Inode, InodeKind, ROOT};
-use crate::mount::MountContext;
-use crate::mount::stats::STATS_ATTRIBUTE as STATS;
+use super::state::FilesystemState;
 
-/// Whoever asks for it makes a build for tests panic: what becomes of that is tested with it.
+/// Reading this attribute makes a debug build panic, which tests use.
 #[cfg(debug_assertions)]
 const PANIC_ATTRIBUTE: &str = "user.ckptfs.panic";
 
-/// The value of an attribute; nothing if there is none of that name.
-pub fn value(context: &MountContext, number: u64, node: &Inode, name: &OsStr) -> Option<Vec<u8>> {
+/// The value of an attribute; `None` if the inode has none of that name.
+pub fn value(state: &FilesystemState, number: u64, inode: &Inode, name: &OsStr) -> Option<Vec<u8>> {
     #[cfg(debug_assertions)]
     assert!(name != PANIC_ATTRIBUTE, "asked to");
-    match (name.to_str()?, &node.kind) {
-        (STATS, _) if number == ROOT => Some((context.stats)().to_json()),
-        // What is made by the view lies nowhere.
+    match (name.to_str()?, &inode.kind) {
+        (STATS_ATTRIBUTE, _) if number == ROOT => Some(state.stats().to_json()),
+        // An index is written by the view: its bytes lie nowhere.
         (_, InodeKind::VirtualFile(shown)) if shown.is_index() => None,
         (LAYOUT_XATTR, InodeKind::VirtualFile(shown)) => {
             Some(shown.layout_hash().to_string().into_bytes())
@@ -30,30 +31,31 @@ pub fn value(context: &MountContext, number: u64, node: &Inode, name: &OsStr) ->
         (IDENTITY_XATTR, InodeKind::VirtualFile(shown)) => {
             Some(shown.identity().to_string().into_bytes())
         }
-        (SOURCE_XATTR, InodeKind::VirtualFile(_) | InodeKind::Source) => source_json(context, node),
+        (SOURCE_XATTR, InodeKind::VirtualFile(_) | InodeKind::Source) => source_json(state, inode),
         _ => None,
     }
 }
 
-fn source_json(context: &MountContext, node: &Inode) -> Option<Vec<u8>> {
-    let view = &context.view;
-    let (way, is_virtual_file, options) = match &node.kind {
+fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
+    let view = &state.view;
+    let (path, is_virtual_file, options) = match &inode.kind {
         InodeKind::VirtualFile(shown) => (shown.source(), true, shown.options()),
-        _ => (view.source_path(&node.path.to_path()), false, &view.options().parse),
+        _ => (view.source_path(&inode.path.to_path()), false, &view.options().parse),
     };
-    let source = SourceAttribute {
+    let ParseOptions { root_key, allow_partial, follow_symlinks } = options;
+    let attribute = SourceAttribute {
         version: SOURCE_FORMAT_VERSION,
-        source: context.source.to_string_lossy().into_owned().into(),
-        // Another program could not find a path that is no text.
-        path: way.to_str()?.into(),
+        source: state.source.to_string_lossy().into_owned().into(),
+        // JSON cannot hold a path that is not UTF-8.
+        path: path.to_str()?.into(),
         is_virtual_file,
         options: RecordedOptions {
-            root: options.root_key.clone(),
-            allow_partial: options.allow_partial,
-            follow_symlinks: options.follow_symlinks,
+            root: root_key.clone(),
+            allow_partial: *allow_partial,
+            follow_symlinks: *follow_symlinks,
         },
         pid: std::process::id(),
-        rootfd: std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(&**view.root())),
+        rootfd: view.root().as_fd().as_raw_fd(),
     };
-    serde_json::to_vec(&source).ok()
+    serde_json::to_vec(&attribute).ok()
 }

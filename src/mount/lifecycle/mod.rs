@@ -2,10 +2,9 @@
 
 pub mod attach;
 pub mod daemon;
-pub mod descriptors;
 pub mod fusermount;
 pub mod liveness;
-pub(super) mod mountpoint;
+pub mod mountpoint;
 pub mod respawn;
 pub mod session;
 pub mod stale_mounts;

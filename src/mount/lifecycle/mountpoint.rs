@@ -6,13 +6,14 @@
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::mount_info::mountinfo::{self, PathHandle};
 
 use super::liveness::Liveness;
 use super::stale_mounts;
-use crate::mount::MountOptions;
 use crate::mount::error::MountError;
+use crate::mount::options::MountOptions;
 
 /// A source and a mountpoint that can be joined.
 #[derive(Debug)]
@@ -102,6 +103,29 @@ fn is_empty(path: &Path) -> Result<bool, MountError> {
         }
     }
     Ok(true)
+}
+
+/// Descriptors that must be free: a mount has 12 of its own, and needs a few for each file that it inspects.
+const MIN_FREE_DESCRIPTORS: usize = 32;
+
+/// Refuses a mount for which this process may not open enough files.
+pub fn require_free_descriptors(mountpoint: &Path) -> Result<(), MountError> {
+    match open_and_close_descriptors() {
+        Ok(()) => Ok(()),
+        Err(Errno::MFILE) => Err(MountError::TooFewFiles {
+            path: mountpoint.to_path_buf(),
+            needed: MIN_FREE_DESCRIPTORS,
+        }),
+        Err(error) => Err(MountError::io(mountpoint, "open enough files to mount there", error)),
+    }
+}
+
+/// Opens as many descriptors as are needed, and closes them again.
+fn open_and_close_descriptors() -> Result<(), Errno> {
+    let first = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let others: Result<Vec<_>, _> =
+        (1..MIN_FREE_DESCRIPTORS).map(|_| fcntl_dupfd_cloexec(&first, 0)).collect();
+    others.map(drop)
 }
 
 #[cfg(test)]

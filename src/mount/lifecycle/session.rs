@@ -18,10 +18,7 @@ use crate::threads::lock;
 use super::attach::AttachedMount;
 use super::liveness::{self, Liveness};
 use crate::mount::error::MountError;
-use crate::mount::stats::MountStats;
-
-/// Gives the numbers of a mount at any time, without waiting for anything.
-pub type StatsReporter = Arc<dyn Fn() -> MountStats + Send + Sync>;
+use crate::mount::stats::{MountStats, StatsReporter};
 
 /// A filesystem that is mounted and answers. Dropped, it is taken out of the tree.
 pub struct MountSession {

@@ -17,9 +17,8 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 
-use crate::mount::lifecycle::{descriptors, liveness};
+use crate::mount::lifecycle::{liveness, mountpoint};
 use crate::mount::{self, MountOptions, MountSession};
-use crate::view;
 
 use crate::cli::args::{Command, CommandLine, MountArgs};
 use crate::cli::{CommandError, EXIT_FAILED, EXIT_OK, print_note, python_commands};
@@ -98,7 +97,7 @@ pub fn run(args: &MountArgs, started: Launch) -> Result<(), CommandError> {
             control.run_until_end(&mounted, page)
         }
         None => {
-            descriptors::require_free(&args.mountpoint)?;
+            mountpoint::require_free_descriptors(&args.mountpoint)?;
             background::spawn_daemon(&started.args)
         }
         Some(caller) => {
@@ -145,7 +144,7 @@ fn start(
         CommandError::new(EXIT_FAILED, format!("cannot {what}: {error}"), remedy)
     };
     // Everything that follows opens files.
-    descriptors::require_free(&args.mountpoint)?;
+    mountpoint::require_free_descriptors(&args.mountpoint)?;
     // Whoever looks for the daemon looks for this name, also where it was run from a link.
     let _ = rustix::thread::set_name(c"ckptfs");
     let control = MountLifecycle::new()
@@ -178,22 +177,38 @@ fn start(
 }
 
 fn mount_options(args: &MountArgs) -> Result<MountOptions, CommandError> {
-    let view::ViewOptions { parse: checkpoint, show_originals, keep, .. } =
-        args.view_args.options()?;
+    let MountArgs {
+        source,
+        mountpoint,
+        view_args,
+        foreground: _,
+        allow_other,
+        uid,
+        gid,
+        memory,
+        threads,
+        readahead,
+        no_passthrough,
+        no_remember,
+        nonempty,
+        log_file: _,
+        verbose: _,
+        metrics: _,
+        options: _,
+    } = args;
     Ok(MountOptions {
-        allow_other: args.allow_other,
-        uid: args.uid,
-        gid: args.gid,
-        memory: args.memory,
-        threads: args.threads.map(usize::from),
-        readahead: args.readahead,
-        passthrough: !args.no_passthrough,
-        trace_dir: if args.no_remember { None } else { default_trace_dir() },
-        nonempty: args.nonempty,
-        show_originals,
-        keep,
-        checkpoint,
-        ..MountOptions::new(args.source.clone(), args.mountpoint.clone())
+        source: source.clone(),
+        mountpoint: mountpoint.clone(),
+        allow_other: *allow_other,
+        uid: *uid,
+        gid: *gid,
+        memory: *memory,
+        threads: threads.map(usize::from),
+        readahead: *readahead,
+        passthrough: !no_passthrough,
+        trace_dir: if *no_remember { None } else { default_trace_dir() },
+        nonempty: *nonempty,
+        view: view_args.options()?,
     })
 }
 

@@ -1,0 +1,285 @@
+//! What replies are made from: the view, the inodes and handles that the kernel has, and the statistics of the mount.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use fuser::{Errno, FileAttr, INodeNo, ReplyOpen};
+
+use crate::cache::Cache;
+use crate::log_throttle::LogThrottle;
+use crate::mount::error::MountError;
+use crate::mount::stats::{
+    CacheStats, MemoryStats, MountStats, PrefetchStats, STATS_VERSION, VirtualFileStats,
+};
+use crate::source::{FileKind, FileMetadata};
+use crate::view::{View, ViewEntry, ViewError};
+
+use super::attr::{OwnerOverride, file_attr, is_stale, last_file_attr, open_errno, view_errno};
+use super::handles::{HandleTable, OpenedHandle};
+use super::inodes::{Inode, InodeKind, InodeTable, LastAttributes};
+use super::listings::Listings;
+use super::reply::MountCounters;
+use super::retries::{Retries, RetryFile};
+
+/// The state of one mount's filesystem.
+pub struct FilesystemState {
+    pub view: Arc<View>,
+    pub inodes: InodeTable,
+    pub handles: Arc<HandleTable>,
+    pub listings: Listings,
+    pub counters: Arc<MountCounters>,
+    pub source: PathBuf,
+    mountpoint: PathBuf,
+    cache: Arc<Cache>,
+    retries: Retries,
+    owner: OwnerOverride,
+    /// Files whose failed lookups and opens were logged.
+    log_throttle: LogThrottle,
+    is_removal_logged: AtomicBool,
+    /// The memory budget of the mount, in bytes.
+    budget: u64,
+    start_time: SystemTime,
+    started: Instant,
+}
+
+/// Lookups of a name that is renamed over meanwhile, until one can be opened.
+const MAX_LOOKUP_TRIES: usize = 8;
+
+impl FilesystemState {
+    /// The state of a mount that shows `source` at `mountpoint`. `budget` is in bytes.
+    pub fn new(
+        (source, mountpoint): (PathBuf, PathBuf),
+        view: Arc<View>,
+        cache: Arc<Cache>,
+        handles: Arc<HandleTable>,
+        listings: Listings,
+        owner: OwnerOverride,
+        budget: u64,
+    ) -> Result<FilesystemState, MountError> {
+        let root = view.metadata("".as_ref())?;
+        Ok(FilesystemState {
+            view,
+            inodes: InodeTable::new(&root),
+            retries: Retries::new(Arc::clone(&handles)),
+            handles,
+            listings,
+            counters: Arc::default(),
+            source,
+            mountpoint,
+            cache,
+            owner,
+            log_throttle: LogThrottle::default(),
+            is_removal_logged: AtomicBool::new(false),
+            budget,
+            start_time: SystemTime::now(),
+            started: Instant::now(),
+        })
+    }
+
+    /// The inode of a number; ESTALE if the kernel was never told it, or forgot it.
+    pub fn inode(&self, number: INodeNo) -> Result<Arc<Inode>, Errno> {
+        self.inodes.get(number.0).ok_or(Errno::ESTALE)
+    }
+
+    pub fn attr(&self, number: u64, metadata: &FileMetadata) -> FileAttr {
+        file_attr(number, metadata, self.owner)
+    }
+
+    pub fn last_attr(&self, number: u64, inode: &Inode) -> FileAttr {
+        last_file_attr(number, &inode.attributes, self.owner)
+    }
+
+    /// Looks a name up for a thread.
+    pub fn look_up(&self, thread: u32, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Errno> {
+        let directory = self.inode(parent)?.path.to_path();
+        if self.retries.is_expected(thread, &directory, name)
+            && let Some(attr) = self.look_up_and_open(thread, parent, &directory, name)
+        {
+            return Ok(attr);
+        }
+        let entry = self.view.lookup(&directory, name).map_err(|e| self.record_error(&e))?;
+        let entry = entry.ok_or_else(|| self.not_found())?;
+        let path = self.inodes.child_path(parent.0, &directory, name);
+        let number = self.inodes.add_lookup(Inode::new(path, &entry));
+        Ok(self.attr(number, entry.metadata()))
+    }
+
+    /// Looks a name up and opens it for a thread that is about to do so; `None` if that fails.
+    fn look_up_and_open(
+        &self,
+        thread: u32,
+        parent: INodeNo,
+        directory: &Path,
+        name: &OsStr,
+    ) -> Option<FileAttr> {
+        if let Some((inode, attr)) = self.retries.provided_file(thread) {
+            self.inodes.add_lookup(inode);
+            return Some(attr);
+        }
+        let path = directory.join(name);
+        for _ in 0..MAX_LOOKUP_TRIES {
+            // During renames, a listing can lack a name that exists.
+            let Some(entry) = self.view.lookup(directory, name).ok()? else { continue };
+            if entry.metadata().kind != FileKind::File {
+                self.retries.end(thread);
+                return None;
+            }
+            let inode = Inode::new(self.inodes.child_path(parent.0, directory, name), &entry);
+            match self.handles.prepare_open(self.inodes.number_for(&inode), &inode) {
+                Ok(prepared) => {
+                    let attr = self.attr(self.inodes.add_lookup(inode.clone()), entry.metadata());
+                    self.retries.provide(thread, path, RetryFile { inode, attr, prepared });
+                    return Some(attr);
+                }
+                Err(error) if is_stale(&error) => self.view.invalidate(&path),
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// Opens an inode for a thread.
+    pub fn open(
+        &self,
+        thread: u32,
+        number: INodeNo,
+        reply: &ReplyOpen,
+    ) -> Result<OpenedHandle, Errno> {
+        let inode = self.inode(number)?;
+        let (is_second_try, prepared) = self.retries.take(thread, number.0);
+        let prepared = prepared.map_or_else(|| self.handles.prepare_open(number.0, &inode), Ok);
+        let opened =
+            prepared.and_then(|prepared| self.handles.open(number.0, &inode, prepared, reply));
+        opened.map_err(|error| {
+            // The kernel repeats the lookup, which must find what is there now.
+            let path = inode.path.to_path();
+            self.view.invalidate(&path);
+            if is_stale(&error) && !is_second_try {
+                self.retries.record_first_try(thread, path);
+            }
+            self.log_failure(&error);
+            open_errno(&error)
+        })
+    }
+
+    /// The present attributes of an inode; the last ones if its path stands for another file by now.
+    pub fn current_attr(&self, number: INodeNo) -> Result<FileAttr, Errno> {
+        let inode = self.inode(number)?;
+        let metadata = match &inode.kind {
+            InodeKind::VirtualFile(shown) => match self.entry_at(&inode) {
+                Some(ViewEntry::VirtualFile(now) | ViewEntry::Index(now))
+                    if now.identity() == shown.identity() =>
+                {
+                    Some(*now.metadata())
+                }
+                _ => None,
+            },
+            InodeKind::Source => match self.view.metadata(&inode.path.to_path()) {
+                Ok(now) if inode.attributes.is_same_file(&LastAttributes::from(&now)) => Some(now),
+                _ => None,
+            },
+            InodeKind::Link(_) => None,
+        };
+        let Some(metadata) = metadata else { return Ok(self.last_attr(number.0, &inode)) };
+        let attributes = LastAttributes::from(&metadata);
+        self.inodes.update(number.0, Inode { attributes, ..(*inode).clone() });
+        Ok(self.attr(number.0, &metadata))
+    }
+
+    fn entry_at(&self, inode: &Inode) -> Option<ViewEntry> {
+        let (directory, name) = inode.path.parts()?;
+        self.view.lookup(directory, name).ok()?
+    }
+
+    pub fn link_target(&self, number: INodeNo) -> Result<PathBuf, Errno> {
+        match &self.inode(number)?.kind {
+            InodeKind::Link(Some(target)) => Ok((**target).clone()),
+            InodeKind::Link(None) => Err(Errno::EACCES),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Counts and logs an error of the view, and returns its number.
+    pub fn record_error(&self, error: &ViewError) -> Errno {
+        let errno = view_errno(error);
+        if i32::from(errno) == i32::from(Errno::ENOENT) {
+            return self.not_found();
+        }
+        self.log_failure(error);
+        errno
+    }
+
+    /// ENOENT. A name that is missing may be the first sign that the whole source was removed.
+    fn not_found(&self) -> Errno {
+        self.is_source_removed();
+        Errno::ENOENT
+    }
+
+    fn log_failure(&self, error: &ViewError) {
+        self.counters.count_error();
+        if self.log_throttle.should_log(error.path()) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Whether the source directory was removed, which is logged once. Never waits.
+    ///
+    /// A removed directory stays open here, empty for ever, even if another is created at its path: programs see
+    /// an empty mount.
+    pub fn is_source_removed(&self) -> bool {
+        let is_removed = self.view.root().is_removed();
+        if is_removed && !self.is_removal_logged.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "{}: the directory was removed, and the mount stays empty whatever is made there \
+                 now; what to do: unmount it, and mount again",
+                self.source.display()
+            );
+        }
+        is_removed
+    }
+
+    /// The statistics of the mount. Never waits.
+    pub fn stats(&self) -> MountStats {
+        let known = self.view.counts();
+        let cache = self.cache.counters();
+        let start_time = self.start_time.duration_since(UNIX_EPOCH);
+        MountStats {
+            version: STATS_VERSION,
+            ckptfs: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            source: self.source.clone(),
+            source_removed: self.is_source_removed(),
+            mountpoint: self.mountpoint.clone(),
+            started: start_time.map_or(0, |since| since.as_secs()),
+            uptime_s: self.started.elapsed().as_secs(),
+            passthrough: self.handles.is_passthrough_enabled(),
+            bytes_served: self.counters.bytes(),
+            reads: self.counters.reads(),
+            errors: self.counters.errors(),
+            virtual_files: VirtualFileStats {
+                known: known.virtual_files,
+                open: self.handles.open_virtual_files(),
+                refused: known.refused,
+            },
+            memory: MemoryStats {
+                budget: self.budget,
+                held: self.handles.held_bytes() + cache.held_bytes,
+            },
+            cache: CacheStats {
+                hits: cache.hits,
+                misses: cache.misses,
+                budget_bytes: cache.budget_bytes,
+                held_bytes: cache.held_bytes,
+            },
+            prefetch: PrefetchStats {
+                fetched: cache.prefetched,
+                used: cache.prefetch_used,
+                wasted: cache.prefetch_wasted,
+                replayed: cache.replayed,
+            },
+        }
+    }
+}

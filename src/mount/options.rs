@@ -1,0 +1,121 @@
+//! The options of a mount, their bounds and defaults, and how its memory is divided.
+
+use std::path::PathBuf;
+
+use crate::view::ViewOptions;
+
+/// What to mount, where, and how.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// A checkpoint file, or a directory.
+    pub source: PathBuf,
+    /// An empty directory, or the source itself.
+    pub mountpoint: PathBuf,
+    /// Let other users use the mount.
+    pub allow_other: bool,
+    /// The owner that files show instead of their own. Root only.
+    pub uid: Option<u32>,
+    /// The group that files show instead of their own. Root only.
+    pub gid: Option<u32>,
+    /// The memory for all caches together in bytes, at least [`MIN_MEMORY_BYTES`]; `None` is
+    /// [`default_memory`].
+    pub memory: Option<u64>,
+    /// Threads that take requests from the kernel, at most [`MAX_THREADS`].
+    pub threads: Option<usize>,
+    /// The maximum readahead per stream in bytes: 0 for none, or at least [`MIN_READAHEAD_BYTES`].
+    pub readahead: Option<u64>,
+    /// Let the kernel read unchanged files by itself, where it can.
+    pub passthrough: bool,
+    /// The directory of the access traces that the next load replays; `None` records nothing. It is not used if
+    /// this user may not write there, or others may.
+    pub trace_dir: Option<PathBuf>,
+    /// Mount over a directory that is not empty.
+    pub nonempty: bool,
+    /// What is shown, and how checkpoints are parsed. Its cache size is replaced by a part of `memory`.
+    pub view: ViewOptions,
+}
+
+impl MountOptions {
+    /// The defaults for a source and a mountpoint.
+    pub fn new(source: PathBuf, mountpoint: PathBuf) -> MountOptions {
+        MountOptions {
+            source,
+            mountpoint,
+            allow_other: false,
+            uid: None,
+            gid: None,
+            memory: None,
+            threads: None,
+            readahead: None,
+            passthrough: true,
+            trace_dir: None,
+            nonempty: false,
+            view: ViewOptions::default(),
+        }
+    }
+}
+
+/// More threads than processors only take turns, and no machine of today has more processors for one mount.
+pub const MAX_THREADS: u16 = 256;
+
+/// The threads never wait, and two were the fastest (docs/performance.md).
+pub const DEFAULT_THREADS: usize = 2;
+
+/// The default of the maximum readahead per stream.
+pub const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
+
+/// The smallest readahead: a block, because sources are read in blocks.
+pub const MIN_READAHEAD_BYTES: u64 = 1 << 20;
+
+/// The kernel's own readahead, where it lets us set it.
+///
+/// With the kernel's default of 128 KiB, a program that copies out of a mapping backwards reads page by page, and
+/// loads took up to twice as long. More than this gains nothing (docs/performance.md).
+pub const KERNEL_READAHEAD_BYTES: u64 = 4 << 20;
+
+/// The part of the budget for virtual files that are not open; the rest is for blocks.
+pub const CLOSED_FILES_DIVISOR: u64 = 4;
+
+/// The part of the budget that names of directories being listed may take, in addition to it.
+pub const LISTINGS_DIVISOR: u64 = 4;
+
+/// Room for the names of six directories of 100,000. A listing that is evicted is read anew for each reply.
+pub const MIN_LISTINGS_BYTES: u64 = 16 << 20;
+
+/// The smallest budget: a buffer for gathered tensors is 8 MiB, and virtual files need a part besides. With less,
+/// every read would wait for the only buffer.
+pub const MIN_MEMORY_BYTES: u64 = 16 << 20;
+
+/// The part of the machine's memory that is the default budget. It is small enough that no program misses it.
+const DEFAULT_MEMORY_DIVISOR: u64 = 20;
+
+/// No reader needs a larger budget.
+const MAX_DEFAULT_MEMORY_BYTES: u64 = 1 << 30;
+
+/// The memory of this machine in bytes.
+pub fn machine_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    let units: u64 = info.totalram;
+    units.saturating_mul(info.mem_unit.into())
+}
+
+/// The default memory budget of a mount in bytes.
+pub fn default_memory() -> u64 {
+    memory_budget(machine_memory())
+}
+
+fn memory_budget(memory: u64) -> u64 {
+    (memory / DEFAULT_MEMORY_DIVISOR).clamp(MIN_MEMORY_BYTES, MAX_DEFAULT_MEMORY_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_is_small_on_small_machines() {
+        assert_eq!(memory_budget(64 << 30), 1 << 30);
+        assert_eq!(memory_budget(4_000_000_000), 200_000_000);
+        assert_eq!(memory_budget(128 << 20), MIN_MEMORY_BYTES);
+    }
+}
