@@ -23,7 +23,7 @@ pub enum LoadError {
     /// No tensor has the name.
     #[error("{path}: has no tensor {name:?}{}", similar.as_ref().map_or(String::new(), |similar| format!("; there is {similar:?}")))]
     UnknownTensor {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
         /// The name that was asked for.
         name: String,
@@ -33,9 +33,9 @@ pub enum LoadError {
     /// The tensor has no such slice.
     #[error("{path}: {name}: {error}")]
     Slice {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
         /// The fault of the slice.
         error: SliceError,
@@ -43,9 +43,9 @@ pub enum LoadError {
     /// The memory to load into has another length than the tensor.
     #[error("{path}: {name}: has {needed} bytes, and memory for {provided} was given")]
     TargetLength {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
         /// Bytes of the tensor.
         needed: u64,
@@ -55,7 +55,7 @@ pub enum LoadError {
     /// The system has too little memory.
     #[error("{path}: there is no memory for {bytes} bytes")]
     OutOfMemory {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
         /// The size of the allocation that failed.
         bytes: u64,
@@ -63,7 +63,7 @@ pub enum LoadError {
     /// The memory that the options allow is too little to read with.
     #[error("{path}: {allowed} bytes of memory were allowed for reading, which needs {needed}")]
     MemoryLimit {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
         /// Bytes that are allowed.
         allowed: u64,
@@ -73,13 +73,13 @@ pub enum LoadError {
     /// The system starts no thread to read with.
     #[error("{path}: the system starts no thread to read it with")]
     NoThread {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
     },
     /// The sink cannot deliver the bytes to their target.
     #[error("{path}: cannot get to where it is wanted: {error}")]
     Sink {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
         /// The fault of the sink.
         error: Box<dyn std::error::Error + Send + Sync>,
@@ -87,7 +87,7 @@ pub enum LoadError {
     /// The caller stopped the load.
     #[error("{path}: was stopped before all of it was read")]
     Stopped {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
     },
 }

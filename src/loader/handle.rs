@@ -270,7 +270,7 @@ fn common_affix_len(a: &str, b: &str) -> usize {
 pub struct LoadRequest<'a> {
     /// The checkpoint that has the tensor.
     pub checkpoint: &'a OpenCheckpoint,
-    /// The tensor.
+    /// The tensor, or a slice of one.
     pub tensor: &'a Tensor,
     /// Memory of exactly the tensor's length.
     pub target: &'a mut [u8],

@@ -22,19 +22,19 @@ pub enum Difference {
     /// The tensor is in the first only.
     #[error("`{tensor}` is only in the first")]
     OnlyFirst {
-        /// The tensor.
+        /// The name of the tensor.
         tensor: String,
     },
     /// The tensor is in the second only.
     #[error("`{tensor}` is only in the second")]
     OnlySecond {
-        /// The tensor.
+        /// The name of the tensor.
         tensor: String,
     },
     /// The element types or shapes differ.
     #[error("`{tensor}` is {first} in the first and {second} in the second")]
     Type {
-        /// The tensor.
+        /// The name of the tensor.
         tensor: String,
         /// Type and shape in the first.
         first: String,
@@ -44,7 +44,7 @@ pub enum Difference {
     /// The values differ.
     #[error("`{tensor}` differs in its values, first in element {element}")]
     Values {
-        /// The tensor.
+        /// The name of the tensor.
         tensor: String,
         /// The first element that differs, counted in C order.
         element: u64,

@@ -35,7 +35,7 @@ impl ViewEntry {
 /// One name of a listing.
 #[derive(Clone, Debug)]
 pub struct NamedEntry {
-    /// Its name.
+    /// The name in its directory.
     pub name: OsString,
     /// What the name stands for.
     pub entry: ViewEntry,
@@ -64,6 +64,6 @@ pub struct Listing {
 pub struct CheckpointCounts {
     /// Checkpoints shown as virtual files.
     pub virtual_files: u64,
-    /// Checkpoints refused.
+    /// Checkpoints that were refused.
     pub refused: u64,
 }

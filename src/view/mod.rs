@@ -3,10 +3,9 @@
 //! Nothing is read before it is asked for. A checkpoint is parsed once: when its directory is first listed, or
 //! one of its names looked up. It is parsed again when its files have changed, which every look at it finds out.
 //!
-//! From the ground up: `rules` decides by names, `directory_plan` applies them to a directory,
-//! `planned_file` parses one checkpoint, `directory` and `directory_query` hold those of one directory,
-//! `directory_store` all directories, and `lookup` says what each name stands for. How a virtual file is read
-//! is not known here.
+//! From the ground up: `rules` decides by names, and `directory_plan` applies that to a directory. `planned_file`
+//! parses one checkpoint; `directory` and `directory_query` hold those of a directory, `directory_store` all
+//! directories. `lookup` says what each name stands for. How a virtual file is read is not known here.
 
 mod context;
 mod directory;

@@ -1,8 +1,8 @@
 //! What a symbolic link is shown as.
 //!
-//! A link that works inside the view stays a link. One may come out elsewhere than in its source, because it
-//! leads out of what is shown, or to an original that a virtual file replaces: that is shown as its target.
-//! One that leads out of the root is a link that cannot be followed.
+//! A link that works inside the view stays a link. One that would come out elsewhere than in its source is shown
+//! as its target: it leads out of what is shown, or to an original that a virtual file replaces. One that leads
+//! out of the root is a link that cannot be followed.
 
 use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
