@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::source::{self, OpenFile, ReadAt, Root, UserPath};
+use crate::source::{self, OpenFile, ReadAt, Root, UserPath, split_parent};
 use crate::threads::{join, try_spawn};
 
 use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
@@ -51,12 +51,12 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
         }
         // A numbered set is called by a name that no file has, and the shards of an index lie beside it.
         Ok(UserPath::File(_)) | Err(source::SourceError::Missing { .. }) => {
-            let missing = || source::SourceError::Missing { path: path.to_path_buf() };
-            let name = path.file_name().ok_or_else(missing)?;
-            let parent = path.parent().unwrap_or(Path::new(""));
+            let (parent, name) = split_parent(path)?;
             let (root, directory) =
                 Root::for_directory(parent, links).map_err(|error| match error {
-                    source::SourceError::Missing { .. } => missing(),
+                    source::SourceError::Missing { .. } => {
+                        source::SourceError::Missing { path: path.to_path_buf() }
+                    }
                     error => error,
                 })?;
             open_by_name(&root, &directory, name, options)

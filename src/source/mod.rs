@@ -26,5 +26,7 @@ pub use metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 pub use page_cache::{ActiveRead, PageCacheGuard, WholeFileGuard};
 pub use read_at::ReadAt;
 pub use read_strategy::{DIRECT_ALIGNMENT_BYTES, DirectFile, ReadMode, ReadStrategy};
-pub use root::{DirEntry, LinkPolicy, ResolvedPath, Root, is_directory, is_hub_repository};
+pub use root::{
+    DirEntry, LinkPolicy, ResolvedPath, Root, is_directory, is_hub_repository, split_parent,
+};
 pub use settled::{is_past_clock_step, is_settled};

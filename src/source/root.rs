@@ -377,6 +377,13 @@ impl AsFd for Root {
     }
 }
 
+/// The directory part of a path, and the name in it.
+pub fn split_parent(path: &Path) -> Result<(&Path, &OsStr), SourceError> {
+    let missing = || SourceError::Missing { path: path.to_path_buf() };
+    let name = path.file_name().ok_or_else(missing)?;
+    Ok((path.parent().unwrap_or(Path::new("")), name))
+}
+
 /// Whether a path leads to a directory, links followed.
 pub fn is_directory(path: &Path) -> Result<bool, SourceError> {
     match rustix::fs::statat(CWD, path, AtFlags::empty()) {

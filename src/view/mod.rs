@@ -67,7 +67,7 @@ impl View {
             let (root, base) = Root::for_directory(path, links)?;
             (root, base, None)
         } else {
-            let (parent, name) = single_target::split_parent(path)?;
+            let (parent, name) = source::split_parent(path)?;
             let (root, base) = Root::for_directory(parent, links)?;
             match single_target::resolve(&root, &base, name, &options.keep)? {
                 // Where the links of a typed path lead is for the user to say.

@@ -9,7 +9,7 @@ use crate::checkpoint::{
     self, Candidate, CandidateFiles, Checkpoint, CheckpointError, ParseOptions, candidates_by_name,
     is_training_file,
 };
-use crate::source::{OpenFile, Root, SourceError};
+use crate::source::{OpenFile, Root, SourceError, split_parent};
 
 use super::directory_plan::{SingleTarget, plan_directory};
 use super::options::KeepRules;
@@ -77,11 +77,4 @@ fn find_shown(
 ) -> Result<Option<Candidate>, SourceError> {
     let plan = plan_directory(root, directory, keep, None)?;
     Ok(plan.files.into_iter().find(|file| *file.name == *name).map(|file| file.candidate))
-}
-
-/// The directory part of a path, and the name in it.
-pub fn split_parent(path: &Path) -> Result<(&Path, &OsStr), SourceError> {
-    let missing = || SourceError::Missing { path: path.to_path_buf() };
-    let name = path.file_name().ok_or_else(missing)?;
-    Ok((path.parent().unwrap_or(Path::new("")), name))
 }
