@@ -10,12 +10,12 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::command::run;
-use common::mounting::Place;
+use common::mounting::MountFixture;
 
 /// Who asks all mounts for their numbers uses each for a moment, which is not the use that counts.
 #[test]
 fn being_looked_at_keeps_no_mount() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let looks = AtomicBool::new(true);
     std::thread::scope(|scope| {
         for _ in 0..2 {

@@ -16,7 +16,7 @@ use std::num::NonZeroUsize;
 use ckptfs::checkpoint::Tensor;
 use ckptfs::cuda::{self, DeviceLoader};
 use ckptfs::loader::{LoadOptions, OpenCheckpoint};
-use common::samples::all;
+use common::samples::all_samples;
 use cudarc::driver::CudaContext;
 
 /// What readers fill at a time.
@@ -64,7 +64,7 @@ fn every_format_gets_there_and_nothing_is_left() {
         return;
     }
     let context = CudaContext::new(0).unwrap();
-    let samples = all();
+    let samples = all_samples();
     let round = |chunks| {
         let loader = DeviceLoader::new(chunks * CHUNK);
         let mut bytes = 0;

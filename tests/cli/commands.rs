@@ -5,12 +5,12 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::common::command;
-use crate::common::command::{in_shell, model, names_in, path, run};
+use crate::common::command::{names_in, path, run, run_in_shell, write_model};
 
 #[test]
 fn a_directory_with_one_checkpoint_is_that_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    model(&folder.path().join("model.safetensors"), 2, 8);
+    write_model(&folder.path().join("model.safetensors"), 2, 8);
     fs::write(folder.path().join("config.json"), "{}").unwrap();
     fs::write(folder.path().join("tokenizer.bin"), "not a checkpoint").unwrap();
     for kept in [
@@ -21,7 +21,7 @@ fn a_directory_with_one_checkpoint_is_that_checkpoint() {
         "mp_rank_00_model_states.pt",
     ] {
         // A checkpoint by its content, and still not what is meant.
-        command::transposed(&folder.path().join(kept), 2);
+        command::write_transposed(&folder.path().join(kept), 2);
     }
     let done = run(&["inspect", folder.path().to_str().unwrap()]);
     assert_eq!(done.code, 0, "{}", done.stderr);
@@ -37,7 +37,7 @@ fn what_comes_with_the_python_package_is_told_and_not_listed() {
     for name in ["run", "bench"] {
         for words in [vec![name], vec![name, "there"], vec![name, "--help"], vec!["help", name]] {
             let mut command = Command::new(command::ckptfs());
-            let done = command::done(command.current_dir(folder.path()).args(&words));
+            let done = command::run_command(command.current_dir(folder.path()).args(&words));
             assert_eq!(done.code, 2, "{words:?}: {}", done.stderr);
             assert!(done.stdout.is_empty(), "{words:?}: {}", done.stdout);
             let said = format!("ckptfs: {name}: comes with the Python package");
@@ -58,7 +58,7 @@ fn a_directory_with_several_wants_one_named() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.safetensors", "b-00001-of-00002.safetensors", "b-00002-of-00002.safetensors"] {
         let shard = folder.path().join(name);
-        let tensors = model(&shard, 1, 8);
+        let tensors = write_model(&shard, 1, 8);
         // Each shard its own name.
         let view =
             safetensors::tensor::TensorView::new(safetensors::Dtype::U8, vec![8], &tensors[0].1)
@@ -86,9 +86,9 @@ fn a_directory_with_several_wants_one_named() {
 #[test]
 fn a_file_beside_what_is_left_of_a_set_of_its_name_is_what_is_meant() {
     let folder = tempfile::tempdir().unwrap();
-    model(&folder.path().join("model.safetensors"), 2, 8);
+    write_model(&folder.path().join("model.safetensors"), 2, 8);
     let rest = ["model-00001-of-00002.safetensors", "model.safetensors.index.json"];
-    model(&folder.path().join(rest[0]), 3, 8);
+    write_model(&folder.path().join(rest[0]), 3, 8);
     fs::write(folder.path().join(rest[1]), format!(r#"{{"weight_map": {{"x": "{}"}}}}"#, rest[0]))
         .unwrap();
     let (whole, out) = (folder.path().to_str().unwrap(), path(folder.path(), "out"));
@@ -108,7 +108,7 @@ fn exit_codes_tell_failures_apart() {
     let folder = tempfile::tempdir().unwrap();
     let (good, bad) =
         (path(folder.path(), "good.safetensors"), path(folder.path(), "bad.safetensors"));
-    model(Path::new(&good), 1, 8);
+    write_model(Path::new(&good), 1, 8);
     fs::write(&bad, "\x08\0\0\0\0\0\0\0{\"a\":1}").unwrap();
     assert_eq!(run(&["inspect", &good]).code, 0);
     assert_eq!(run(&["inspect", &path(folder.path(), "missing")]).code, 1);
@@ -132,7 +132,7 @@ fn the_json_has_all_of_its_fields_refused_or_not() {
     let folder = tempfile::tempdir().unwrap();
     let (good, bad) =
         (path(folder.path(), "good.safetensors"), path(folder.path(), "bad.safetensors"));
-    model(Path::new(&good), 2, 8);
+    write_model(Path::new(&good), 2, 8);
     fs::write(&bad, "\x08\0\0\0\0\0\0\0{\"a\":1}").unwrap();
     for (file, code) in [(&good, 0), (&bad, 3)] {
         let done = run(&["inspect", "--json", file]);
@@ -205,15 +205,15 @@ fn verify_tells_what_differs() {
 fn output_that_nobody_reads_to_its_end_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();
     let file = path(folder.path(), "model.safetensors");
-    model(Path::new(&file), 20_000, 1);
+    write_model(Path::new(&file), 20_000, 1);
     let script = r#"set -o pipefail; "$CKPTFS" inspect --tensors "$1" | head -1"#;
-    let done = in_shell(Command::new("bash"), script, &[&file]);
+    let done = run_in_shell(Command::new("bash"), script, &[&file]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
     // The verdict is the same, read or not.
     let other = path(folder.path(), "other.safetensors");
-    model(Path::new(&other), 20_000, 2);
+    write_model(Path::new(&other), 20_000, 2);
     let script = r#"set -o pipefail; "$CKPTFS" verify "$1" --against "$2" | head -1"#;
-    let done = in_shell(Command::new("bash"), script, &[&file, &other]);
+    let done = run_in_shell(Command::new("bash"), script, &[&file, &other]);
     assert_eq!((done.code, done.stderr.as_str()), (1, ""));
 }
 
@@ -222,7 +222,7 @@ fn what_is_left_out_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let (shard, out) =
         (path(folder.path(), "m-00001-of-00002.safetensors"), path(folder.path(), "out"));
-    model(Path::new(&shard), 1, 1);
+    write_model(Path::new(&shard), 1, 1);
     for done in [run(&["export", &shard, &out]), run(&["verify", &shard])] {
         assert_eq!(done.code, 0);
         assert!(done.stderr.contains("note: this is shard 1 of 2 alone"), "{}", done.stderr);
@@ -254,7 +254,7 @@ fn completions_and_man_pages_know_every_command() {
 fn a_progress_bar_is_for_terminals() {
     let folder = tempfile::tempdir().unwrap();
     let (file, out) = (path(folder.path(), "model.safetensors"), path(folder.path(), "out"));
-    model(Path::new(&file), 4, 1 << 20);
+    write_model(Path::new(&file), 4, 1 << 20);
     let done = run(&["export", &file, &out]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
 }

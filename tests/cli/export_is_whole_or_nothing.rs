@@ -6,13 +6,15 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::common::command::{ckptfs, in_shell, model, names_in, path, run, transposed};
+use crate::common::command::{
+    ckptfs, names_in, path, run, run_in_shell, write_model, write_transposed,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
 fn an_export_is_what_the_safetensors_crate_reads() {
     let folder = tempfile::tempdir().unwrap();
-    let tensors = model(&folder.path().join("model.safetensors"), 5, 1000);
+    let tensors = write_model(&folder.path().join("model.safetensors"), 5, 1000);
     let (source, out) =
         (path(folder.path(), "model.safetensors"), path(folder.path(), "out.safetensors"));
     let done = run(&["export", &source, &out]);
@@ -28,7 +30,7 @@ fn an_export_is_what_the_safetensors_crate_reads() {
 #[test]
 fn an_existing_file_is_kept_unless_forced() {
     let folder = tempfile::tempdir().unwrap();
-    model(&folder.path().join("model.safetensors"), 1, 10);
+    write_model(&folder.path().join("model.safetensors"), 1, 10);
     let out = folder.path().join("out.safetensors");
     fs::write(&out, "mine").unwrap();
     let source = path(folder.path(), "model.safetensors");
@@ -50,7 +52,7 @@ fn an_existing_file_is_kept_unless_forced() {
 fn a_file_can_be_exported_over_its_own_source() {
     let folder = tempfile::tempdir().unwrap();
     let source = path(folder.path(), "model.safetensors");
-    model(Path::new(&source), 3, 100);
+    write_model(Path::new(&source), 3, 100);
     let before = run(&["inspect", "--json", &source]);
     assert_eq!(run(&["export", "--force", &source, &source]).code, 0);
     let layout = |json: &str| {
@@ -63,7 +65,7 @@ fn a_file_can_be_exported_over_its_own_source() {
 fn a_directory_is_no_place_to_write_to() {
     let folder = tempfile::tempdir().unwrap();
     let source = path(folder.path(), "model.safetensors");
-    model(Path::new(&source), 1, 10);
+    write_model(Path::new(&source), 1, 10);
     let done = run(&["export", "--force", &source, folder.path().to_str().unwrap()]);
     assert_eq!(done.code, 1);
     assert!(done.stderr.contains("is a directory"), "{}", done.stderr);
@@ -77,7 +79,7 @@ fn a_directory_is_no_place_to_write_to() {
 fn only_regular_files_are_replaced_and_links_are_followed() {
     let folder = tempfile::tempdir().unwrap();
     let source = path(folder.path(), "model.safetensors");
-    model(Path::new(&source), 1, 10);
+    write_model(Path::new(&source), 1, 10);
     let [pipe, link, real] = ["pipe", "link", "real"].map(|name| path(folder.path(), name));
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
     let done = run(&["export", "--force", &source, &pipe]);
@@ -101,14 +103,15 @@ fn only_regular_files_are_replaced_and_links_are_followed() {
 fn a_write_that_fails_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let source = path(folder.path(), "model.safetensors");
-    model(Path::new(&source), 4, 1 << 20);
+    write_model(Path::new(&source), 4, 1 << 20);
     let out = folder.path().join("out.safetensors");
     for (force, kept) in [("", None), ("--force", Some("mine"))] {
         if let Some(text) = kept {
             fs::write(&out, text).unwrap();
         }
         let script = r#"ulimit -f 2048; exec "$CKPTFS" export $3 "$1" "$2""#;
-        let done = in_shell(Command::new("bash"), script, &[&source, out.to_str().unwrap(), force]);
+        let done =
+            run_in_shell(Command::new("bash"), script, &[&source, out.to_str().unwrap(), force]);
         assert_eq!(done.code, 1, "{}", done.stderr);
         assert!(done.stderr.contains("raise the limit"), "{}", done.stderr);
         assert_eq!(fs::read_to_string(&out).ok().as_deref(), kept);
@@ -127,10 +130,10 @@ fn with_own_mounts() -> Command {
 fn a_disk_without_room_is_said_before_anything_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let (source, disk) = (path(folder.path(), "model.safetensors"), path(folder.path(), "disk"));
-    model(Path::new(&source), 4, 4 << 20);
+    write_model(Path::new(&source), 4, 4 << 20);
     fs::create_dir(&disk).unwrap();
     let script = r#"mount -t tmpfs -o size=8m none "$2" && "$CKPTFS" export "$1" "$2/out"; code=$?; ls -A "$2"; exit $code"#;
-    let done = in_shell(with_own_mounts(), script, &[&source, &disk]);
+    let done = run_in_shell(with_own_mounts(), script, &[&source, &disk]);
     assert_eq!(done.code, 1, "{}", done.stderr);
     assert!(
         done.stderr.contains("are free there") && done.stderr.contains("make room"),
@@ -145,7 +148,7 @@ fn a_disk_without_room_is_said_before_anything_is_written() {
 fn a_disk_that_fills_up_meanwhile_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (source, disk) = (path(folder.path(), "model.pt"), path(folder.path(), "disk"));
-    transposed(Path::new(&source), BUSY);
+    write_transposed(Path::new(&source), BUSY);
     fs::create_dir(&disk).unwrap();
     let script = r#"
         mount -t tmpfs -o size=1500m none "$2" || exit 99
@@ -155,7 +158,7 @@ fn a_disk_that_fills_up_meanwhile_leaves_nothing() {
         dd if=/dev/zero of="$2/filler" bs=1M 2>/dev/null
         kill -CONT $pid
         wait $pid; code=$?; ls -A "$2"; exit $code"#;
-    let done = in_shell(with_own_mounts(), script, &[&source, &disk]);
+    let done = run_in_shell(with_own_mounts(), script, &[&source, &disk]);
     assert_eq!(done.code, 1, "{}", done.stderr);
     assert!(done.stderr.contains("make room"), "{}", done.stderr);
     assert_eq!(done.stdout, "filler\n");
@@ -169,7 +172,7 @@ fn every_way_of_ending_it_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     // A transposed gigabyte keeps it busy for as long as it takes to be told.
     let (source, out) = (path(folder.path(), "model.pt"), path(folder.path(), "out.safetensors"));
-    transposed(Path::new(&source), BUSY);
+    write_transposed(Path::new(&source), BUSY);
     for (signal, code) in [(Signal::INT, Some(1)), (Signal::TERM, Some(1)), (Signal::KILL, None)] {
         let export = Command::new(ckptfs())
             .args(["export", &source, &out])
@@ -204,7 +207,7 @@ const PART: &str = ".ckptfs-87ca48165b77441c.part";
 fn what_a_killed_export_left_the_next_removes() {
     let folder = tempfile::tempdir().unwrap();
     let source = path(folder.path(), "model.safetensors");
-    model(Path::new(&source), 2, 100);
+    write_model(Path::new(&source), 2, 100);
     let (out, part) = (path(folder.path(), "out.safetensors"), folder.path().join(PART));
     fs::write(folder.path().join(".ckptfs-0.part"), "another's").unwrap();
     let kept = [".ckptfs-0.part", "model.safetensors", "out.safetensors"];
@@ -225,7 +228,7 @@ fn what_a_killed_export_left_the_next_removes() {
 fn a_source_deleted_while_it_is_open_is_read_to_its_end() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("model.safetensors");
-    model(&source, 3, 1000);
+    write_model(&source, 3, 1000);
     let checkpoint = ckptfs::checkpoint::open(&source, &Default::default()).unwrap();
     let virtual_file =
         std::sync::Arc::new(ckptfs::virtual_file::VirtualFile::new(checkpoint).unwrap());

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use crate::common;
 use crate::common::command;
-use crate::common::command::{Done, path, run};
+use crate::common::command::{Outcome, path, run};
 use crate::common::safetensors::valid;
 use crate::common::shards::{A, B, INDEX, index, set};
 use crate::common::view::{torch, torch_with, write};
@@ -331,13 +331,13 @@ fn many_plain_files() {
 const NOBODY: &str = "65534";
 
 /// Lists as that user, where the command can be run by everybody.
-fn as_nobody(folder: &Path, args: &[&str]) -> Done {
+fn as_nobody(folder: &Path, args: &[&str]) -> Outcome {
     let binary = folder.join("ckptfs");
     command::install(command::ckptfs(), &binary);
     fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = Command::new("setpriv");
     command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]);
-    command::done(command.arg(binary).args(args).current_dir("/"))
+    command::run_command(command.arg(binary).args(args).current_dir("/"))
 }
 
 #[test]

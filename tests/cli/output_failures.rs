@@ -5,7 +5,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::common::command::{Done, in_shell, path, shards};
+use crate::common::command::{Outcome, path, run_in_shell, two_shards};
 
 /// A checkpoint with a note: a shard that is named by itself.
 struct Noted {
@@ -15,17 +15,17 @@ struct Noted {
 impl Noted {
     fn new() -> Noted {
         let folder = tempfile::tempdir().unwrap();
-        for (name, bytes) in shards(1, 8) {
+        for (name, bytes) in two_shards(1, 8) {
             fs::write(folder.path().join(name), bytes).unwrap();
         }
         Noted { folder }
     }
 
     /// Runs a script with the shard as `$1`, and a name to write to, which is free, as `$2`.
-    fn run(&self, script: &str) -> Done {
+    fn run(&self, script: &str) -> Outcome {
         let out = path(self.folder.path(), "out.safetensors");
         let shard = path(self.folder.path(), "model-00001-of-00002.safetensors");
-        let done = in_shell(Command::new("bash"), script, &[&shard, &out]);
+        let done = run_in_shell(Command::new("bash"), script, &[&shard, &out]);
         // Nothing but a whole file, if any.
         if let Ok(written) = fs::metadata(&out) {
             assert!(written.len() > 8, "{script}");

@@ -10,7 +10,7 @@ use safetensors::tensor::TensorView;
 
 /// How a command ended and what it said.
 #[derive(Debug)]
-pub struct Done {
+pub struct Outcome {
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
@@ -30,22 +30,22 @@ pub fn install(program: impl AsRef<Path>, at: impl AsRef<Path>) {
 }
 
 /// Runs it.
-pub fn run(args: &[&str]) -> Done {
-    done(Command::new(ckptfs()).args(args))
+pub fn run(args: &[&str]) -> Outcome {
+    run_command(Command::new(ckptfs()).args(args))
 }
 
 /// Runs a script that finds the command as `$CKPTFS` and the arguments as `$1` and on.
-pub fn in_shell(mut shell: Command, script: &str, args: &[&str]) -> Done {
-    done(shell.args(["-c", script, "bash"]).args(args).env("CKPTFS", ckptfs()))
+pub fn run_in_shell(mut shell: Command, script: &str, args: &[&str]) -> Outcome {
+    run_command(shell.args(["-c", script, "bash"]).args(args).env("CKPTFS", ckptfs()))
 }
 
 /// Runs a command to its end.
-pub fn done(command: &mut Command) -> Done {
+pub fn run_command(command: &mut Command) -> Outcome {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     // A process ended by a signal has no code of its own; shells give it 128 and more.
     let code = output.status.code().unwrap_or(128);
-    let done = Done { code, stdout: text(output.stdout), stderr: text(output.stderr) };
+    let done = Outcome { code, stdout: text(output.stdout), stderr: text(output.stderr) };
     assert!(!done.stderr.contains("panicked"), "{}", done.stderr);
     done
 }
@@ -66,7 +66,7 @@ pub fn names_in(folder: &Path) -> Vec<String> {
 }
 
 /// Writes a safetensors file of tensors of so many bytes, and gives what is in them.
-pub fn model(path: &Path, tensors: usize, bytes: usize) -> Vec<(String, Vec<u8>)> {
+pub fn write_model(path: &Path, tensors: usize, bytes: usize) -> Vec<(String, Vec<u8>)> {
     let data = |n: usize| (0..bytes).map(|at| (at * 7 + n * 13) as u8).collect();
     let tensors: Vec<(String, Vec<u8>)> =
         (0..tensors).map(|n| (format!("layer.{n}.weight"), data(n))).collect();
@@ -79,7 +79,7 @@ pub fn model(path: &Path, tensors: usize, bytes: usize) -> Vec<(String, Vec<u8>)
 
 /// The two shards of a model, each of one tensor of so many bytes, all of them `fill` in the first and
 /// `fill + 1` in the second.
-pub fn shards(fill: u8, bytes: usize) -> Vec<(String, Vec<u8>)> {
+pub fn two_shards(fill: u8, bytes: usize) -> Vec<(String, Vec<u8>)> {
     let shard = |n: u8| {
         let data = vec![fill + n; bytes];
         let view = TensorView::new(Dtype::U8, vec![bytes], &data).unwrap();
@@ -91,7 +91,7 @@ pub fn shards(fill: u8, bytes: usize) -> Vec<(String, Vec<u8>)> {
 
 /// Writes a torch checkpoint of the older form with one square float matrix, transposed: the file
 /// has a hole where its bytes would be.
-pub fn transposed(path: &Path, side: u64) {
+pub fn write_transposed(path: &Path, side: u64) {
     let mut out = BufWriter::new(File::create(path).unwrap());
     let text = |text: &str| {
         [b"X".as_slice(), &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()

@@ -23,7 +23,7 @@ pub fn open(path: &Path, threads: usize) -> OpenCheckpoint {
 }
 
 /// Everything is given back, and nothing was done that must not be.
-pub fn is_clean(report: &Value) {
+pub fn assert_clean(report: &Value) {
     for what in ["device", "pinned", "registered"] {
         assert_eq!(report["allocated"][what]["count"], 0, "{what}: {report}");
     }
@@ -38,7 +38,7 @@ pub fn is_clean(report: &Value) {
 }
 
 /// What was loaded is what the virtual file has.
-pub fn same(opened: &OpenCheckpoint, loaded: &[cuda::DeviceSlice]) {
+pub fn assert_loaded(opened: &OpenCheckpoint, loaded: &[cuda::DeviceSlice]) {
     for (tensor, memory) in opened.tensors().iter().zip(loaded) {
         let expected = opened.load(tensor).unwrap();
         assert!(*memory.to_host().unwrap() == *expected, "{}", tensor.name);
@@ -46,17 +46,17 @@ pub fn same(opened: &OpenCheckpoint, loaded: &[cuda::DeviceSlice]) {
 }
 
 /// All tensors of a checkpoint.
-pub fn of(opened: &OpenCheckpoint) -> Vec<(&OpenCheckpoint, &Tensor)> {
+pub fn all_tensors(opened: &OpenCheckpoint) -> Vec<(&OpenCheckpoint, &Tensor)> {
     opened.tensors().iter().map(|tensor| (opened, tensor)).collect()
 }
 
 /// A checkpoint of many chunks, with tensors that are larger than one, and such as share one.
-pub fn large() -> (tempfile::TempDir, PathBuf) {
-    file([3 << 20, 9 << 20, 100, 5000, (4 << 20) + 4, 64, 8 << 20, 12, 70_000])
+pub fn large_checkpoint() -> (tempfile::TempDir, PathBuf) {
+    checkpoint_of([3 << 20, 9 << 20, 100, 5000, (4 << 20) + 4, 64, 8 << 20, 12, 70_000])
 }
 
 /// A checkpoint with tensors of these sizes, one behind the other.
-pub fn file(sizes: impl IntoIterator<Item = usize>) -> (tempfile::TempDir, PathBuf) {
+pub fn checkpoint_of(sizes: impl IntoIterator<Item = usize>) -> (tempfile::TempDir, PathBuf) {
     let (mut entries, mut data) = (Vec::new(), Vec::new());
     for (n, size) in sizes.into_iter().enumerate() {
         let start = data.len() as u64;

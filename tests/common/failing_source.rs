@@ -15,63 +15,67 @@ use fuser::{
 
 /// What becomes of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Mood {
+pub enum Behavior {
     #[default]
     Works,
     /// Reads are not answered before it works again.
-    HangsReading,
+    HangsOnReads,
     /// Nor is anything else.
     Hangs,
     /// Reads that touch these bytes of any file are refused with EIO.
     Fails(Range<u64>),
 }
 
-type Owed = Box<dyn FnOnce() + Send>;
+type PendingReply = Box<dyn FnOnce() + Send>;
 
 struct State {
     files: Vec<(String, Vec<u8>)>,
     written: SystemTime,
-    mood: Mutex<(Mood, VecDeque<Owed>)>,
+    behavior: Mutex<(Behavior, VecDeque<PendingReply>)>,
 }
 
 /// The filesystem, mounted. Dropped, it answers everything that it owes, and is gone.
-pub struct Faulty {
+pub struct FailingSource {
     state: Arc<State>,
     at: PathBuf,
     session: Option<BackgroundSession>,
 }
 
-impl Faulty {
+impl FailingSource {
     /// Mounts it at a directory, which is made.
-    pub fn new(at: &str, files: Vec<(String, Vec<u8>)>) -> Faulty {
+    pub fn new(at: &str, files: Vec<(String, Vec<u8>)>) -> FailingSource {
         std::fs::create_dir(at).unwrap();
         let written = SystemTime::now() - LONG_AGO;
-        let state = State { files, written, mood: Mutex::default() };
+        let state = State { files, written, behavior: Mutex::default() };
         let state = Arc::new(state);
         let filesystem = Filesystem(Arc::clone(&state));
         let mut config = fuser::Config::default();
         config.acl = fuser::SessionACL::All;
         let session = fuser::spawn_mount(filesystem, at, &config).unwrap();
-        Faulty { state, at: at.into(), session: Some(session) }
+        FailingSource { state, at: at.into(), session: Some(session) }
     }
 
-    pub fn is_now(&self, mood: Mood) {
-        let mut state = self.state.mood.lock().unwrap();
-        let owed = if mood == Mood::Works { std::mem::take(&mut state.1) } else { VecDeque::new() };
-        state.0 = mood;
+    pub fn set(&self, behavior: Behavior) {
+        let mut state = self.state.behavior.lock().unwrap();
+        let pending = if behavior == Behavior::Works {
+            std::mem::take(&mut state.1)
+        } else {
+            VecDeque::new()
+        };
+        state.0 = behavior;
         drop(state);
-        owed.into_iter().for_each(|answer| answer());
+        pending.into_iter().for_each(|answer| answer());
     }
 
     /// How many requests wait for an answer.
-    pub fn owes(&self) -> usize {
-        self.state.mood.lock().unwrap().1.len()
+    pub fn pending(&self) -> usize {
+        self.state.behavior.lock().unwrap().1.len()
     }
 }
 
-impl Drop for Faulty {
+impl Drop for FailingSource {
     fn drop(&mut self) {
-        self.is_now(Mood::Works);
+        self.set(Behavior::Works);
         let _ = Command::new("umount").arg("-l").arg(&self.at).status();
         drop(self.session.take());
     }
@@ -87,8 +91,8 @@ const TTL: Duration = Duration::ZERO;
 
 impl Filesystem {
     fn answer(&self, is_read: bool, answer: impl FnOnce() + Send + 'static) {
-        let mut state = self.0.mood.lock().unwrap();
-        let hangs = state.0 == Mood::Hangs || is_read && state.0 == Mood::HangsReading;
+        let mut state = self.0.behavior.lock().unwrap();
+        let hangs = state.0 == Behavior::Hangs || is_read && state.0 == Behavior::HangsOnReads;
         if hangs {
             return state.1.push_back(Box::new(answer));
         }
@@ -174,7 +178,7 @@ impl fuser::Filesystem for Filesystem {
         reply: ReplyData,
     ) {
         let wanted = offset..offset + u64::from(size);
-        if let Mood::Fails(bad) = &self.0.mood.lock().unwrap().0
+        if let Behavior::Fails(bad) = &self.0.behavior.lock().unwrap().0
             && bad.start < wanted.end
             && wanted.start < bad.end
         {

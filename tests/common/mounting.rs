@@ -7,20 +7,20 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use super::command::{Done, ckptfs, done, model, run};
+use super::command::{Outcome, ckptfs, run, run_command, write_model};
 
 /// Longer than anything here takes on the slowest machine; only a failing test waits for it.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// A source with a model, and an empty directory to mount it at. Takes away what is mounted there.
-pub struct Place {
+pub struct MountFixture {
     folder: tempfile::TempDir,
     pub source: String,
     pub mountpoint: String,
 }
 
-impl Place {
-    pub fn new() -> Place {
+impl MountFixture {
+    pub fn new() -> MountFixture {
         assert!(Path::new("/dev/fuse").exists(), "these tests need /dev/fuse");
         let uid = Command::new("id").arg("-u").output().unwrap();
         assert_eq!(uid.stdout, b"0\n", "these tests need root");
@@ -31,8 +31,8 @@ impl Place {
         let (source, mountpoint) = (path("source"), path("mnt"));
         fs::create_dir(&source).unwrap();
         fs::create_dir(&mountpoint).unwrap();
-        model(&Path::new(&source).join("model.safetensors"), 2, 8);
-        Place { folder, source, mountpoint }
+        write_model(&Path::new(&source).join("model.safetensors"), 2, 8);
+        MountFixture { folder, source, mountpoint }
     }
 
     /// A path beside the source and the mountpoint.
@@ -47,21 +47,21 @@ impl Place {
         self.daemon().unwrap()
     }
 
-    pub fn try_mount(&self, options: &[&str]) -> Done {
+    pub fn try_mount(&self, options: &[&str]) -> Outcome {
         run(&[&["mount", &self.source, &self.mountpoint], options].concat())
     }
 
     /// Mounts in the foreground, and returns when the mount answers.
-    pub fn mount_in_foreground(&self, options: &[&str]) -> Foreground {
+    pub fn mount_in_foreground(&self, options: &[&str]) -> ForegroundMount {
         let mut command = Command::new(ckptfs());
         command.args(["mount", "--foreground", &self.source, &self.mountpoint]).args(options);
         let child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let foreground = Foreground { child };
-        until("the mount answers", || self.state() == "alive");
+        let foreground = ForegroundMount { child };
+        wait_until("the mount answers", || self.state() == "alive");
         foreground
     }
 
-    pub fn unmount(&self, options: &[&str]) -> Done {
+    pub fn unmount(&self, options: &[&str]) -> Outcome {
         run(&[&["unmount", &self.mountpoint], options].concat())
     }
 
@@ -89,7 +89,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for MountFixture {
     fn drop(&mut self) {
         for daemon in daemons_of(self.folder.path().to_str().unwrap()) {
             signal("KILL", daemon.0);
@@ -169,7 +169,7 @@ impl Daemon {
             let about = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
             about.rsplit(") ").next().unwrap_or_default().starts_with('T')
         };
-        until("every thread of it is stopped", || {
+        wait_until("every thread of it is stopped", || {
             let mut threads = fs::read_dir(format!("/proc/{}/task", self.0)).unwrap();
             threads.all(|thread| is_stopped(thread.unwrap()))
         });
@@ -177,11 +177,11 @@ impl Daemon {
 }
 
 /// A mount that is a child of the test.
-pub struct Foreground {
+pub struct ForegroundMount {
     child: Child,
 }
 
-impl Foreground {
+impl ForegroundMount {
     pub fn kill(&self, name: &str) {
         signal(name, self.child.id());
     }
@@ -192,14 +192,14 @@ impl Foreground {
 
     /// Waits for its end: how it ended, and what it said.
     pub fn ends(mut self) -> (ExitStatus, String) {
-        until("the mount ends", || !self.runs());
+        wait_until("the mount ends", || !self.runs());
         let mut said = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         (self.child.wait().unwrap(), said)
     }
 }
 
-impl Drop for Foreground {
+impl Drop for ForegroundMount {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -213,7 +213,7 @@ pub fn signal(name: &str, pid: u32) {
 
 /// Waits until something holds, and fails if it never does.
 #[track_caller]
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
         assert!(began.elapsed() < PATIENCE, "still not so: {what}");
@@ -222,6 +222,6 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Runs another program.
-pub fn program(words: &[&str]) -> Done {
-    done(Command::new(words[0]).args(&words[1..]))
+pub fn run_program(words: &[&str]) -> Outcome {
+    run_command(Command::new(words[0]).args(&words[1..]))
 }

@@ -55,7 +55,7 @@ pub fn sharded() -> (TempDir, PathBuf) {
     (directory, path)
 }
 
-pub fn written(content: &[u8]) -> (TempDir, PathBuf) {
+pub fn write_sample(content: &[u8]) -> (TempDir, PathBuf) {
     let directory = directory();
     let path = directory.path().join("x.pt");
     fs::write(&path, content).expect("written");
@@ -84,29 +84,29 @@ pub fn views() -> Vec<u8> {
 pub fn torch(order: &[u8], packed: bool) -> (TempDir, PathBuf) {
     let storage = bytes((ROWS * COLUMNS * 4) as usize, 99);
     let record = if packed { zip::Record::deflated } else { zip::Record::stored };
-    written(&zip::archive(&[
+    write_sample(&zip::archive(&[
         zip::Record::stored("archive/data.pkl", &views()),
         zip::Record::stored("archive/byteorder", order),
         record("archive/data/0", &storage),
     ]))
 }
 
-pub fn old() -> (TempDir, PathBuf) {
+pub fn legacy_sample() -> (TempDir, PathBuf) {
     let (rows, columns) = (400, 700);
     let count = rows * columns;
     let (shape, stride) = (vec![columns, rows], vec![1, columns]);
     let tensor = pickle::Tensor { count, shape, stride, ..Default::default() };
     let mut file = legacy::one_tensor(&tensor, None);
     file.storages = vec![(count as i64, bytes(count as usize * 4, 5))];
-    written(&file.bytes())
+    write_sample(&file.bytes())
 }
 
-pub fn all() -> Vec<(&'static str, (TempDir, PathBuf))> {
+pub fn all_samples() -> Vec<(&'static str, (TempDir, PathBuf))> {
     vec![
         ("sharded", sharded()),
         ("strided", torch(b"little", false)),
         ("swapped", torch(b"big", false)),
         ("packed", torch(b"little", true)),
-        ("legacy", old()),
+        ("legacy", legacy_sample()),
     ]
 }

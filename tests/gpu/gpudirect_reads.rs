@@ -8,8 +8,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use crate::common;
-use crate::common::devices::{CHUNK, is_clean, large, of, open, same};
-use crate::common::samples::all;
+use crate::common::devices::{
+    CHUNK, all_tensors, assert_clean, assert_loaded, large_checkpoint, open,
+};
+use crate::common::samples::all_samples;
 use crate::common::stub::with_storage;
 use crate::common::test_path;
 use ckptfs::cuda::{self, DeviceLoadRequest, DeviceLoader, GpudirectMode};
@@ -33,14 +35,14 @@ fn evict(path: &Path) {
 /// Loads all, from the disk, and looks whether it is right.
 fn loaded(loader: &DeviceLoader, opened: &OpenCheckpoint) -> LoadReport {
     evict(opened.path());
-    let (memory, report) = loader.load(&of(opened), 0).unwrap();
-    same(opened, &memory);
+    let (memory, report) = loader.load(&all_tensors(opened), 0).unwrap();
+    assert_loaded(opened, &memory);
     report
 }
 
 /// Nothing is left, of either library.
 fn nothing_is_left((driver, storage): &(Value, Option<Value>)) {
-    is_clean(driver);
+    assert_clean(driver);
     for what in ["open", "files", "buffers"] {
         let left = storage.as_ref().map_or(0, |storage| storage[what].as_u64().unwrap());
         assert_eq!(left, 0, "{what}: {storage:?}");
@@ -52,7 +54,7 @@ fn every_format_gets_there() {
     let test = test_path!("every_format_gets_there");
     let reports = with_storage(test, &[], || {
         let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
-        for (name, (_folder, path)) in all() {
+        for (name, (_folder, path)) in all_samples() {
             for threads in [1, 8] {
                 let report = loaded(&loader, &open(&path, threads));
                 assert_eq!((report.direct, &report.without_gpudirect), (0, &None), "{name}");
@@ -71,15 +73,15 @@ fn every_format_gets_there() {
 fn chunks_are_used_over_and_over() {
     // More is read than all chunks hold, so that each is written to again while copies out of it are queued.
     let reports = with_storage(test_path!("chunks_are_used_over_and_over"), &[], || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         for threads in [1, 3, 24] {
             let opened = open(&path, threads);
             let loader = DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On);
             let models: Vec<_> = (0..6).map(|_| open(&path, threads)).collect();
-            let tensors: Vec<_> = models.iter().flat_map(of).collect();
+            let tensors: Vec<_> = models.iter().flat_map(all_tensors).collect();
             evict(&path);
             let (memory, report) = loader.load(&tensors, 0).unwrap();
-            memory.chunks(opened.tensors().len()).for_each(|memory| same(&opened, memory));
+            memory.chunks(opened.tensors().len()).for_each(|memory| assert_loaded(&opened, memory));
             assert!(report.gpudirect > 100 << 20, "{report:?}");
             assert_eq!((report.direct, report.without_gpudirect), (0, None));
         }
@@ -93,7 +95,7 @@ fn chunks_are_used_over_and_over() {
 fn short_reads_go_on_where_they_ended() {
     let settings = [("STUB_CUFILE_MOST", "1048576")];
     let reports = with_storage(test_path!("short_reads_go_on_where_they_ended"), &settings, || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let report =
             loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On), &open(&path, 4));
         assert_eq!((report.direct, report.without_gpudirect), (0, None));
@@ -106,7 +108,7 @@ fn reads_that_end_anywhere_are_done_again_another_way() {
     let settings = [("STUB_CUFILE_MOST", "1000")];
     let test = test_path!("reads_that_end_anywhere_are_done_again_another_way");
     let reports = with_storage(test, &settings, || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let report =
             loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On), &open(&path, 4));
         assert_eq!(report.gpudirect, 0, "{report:?}");
@@ -120,14 +122,14 @@ fn reads_that_end_anywhere_are_done_again_another_way() {
 fn what_the_page_cache_has_is_copied_from_there() {
     let test = test_path!("what_the_page_cache_has_is_copied_from_there");
     let reports = with_storage(test, &[], || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
         let _read = fs::read(&path).unwrap();
         let (memory, report) = DeviceLoader::new(2 * CHUNK)
             .with_gpudirect(GpudirectMode::On)
-            .load(&of(&opened), 0)
+            .load(&all_tensors(&opened), 0)
             .unwrap();
-        same(&opened, &memory);
+        assert_loaded(&opened, &memory);
         assert!(report.cached > 20 << 20, "{report:?}");
         assert_eq!((report.gpudirect, report.without_gpudirect), (0, None));
     });
@@ -139,7 +141,7 @@ fn what_the_page_cache_has_is_copied_from_there() {
 #[test]
 fn whoever_wants_none_of_it_gets_none() {
     let reports = with_storage(test_path!("whoever_wants_none_of_it_gets_none"), &[], || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let report =
             loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::Never), &open(&path, 4));
         assert!(report.direct > 0 && report.gpudirect == 0, "{report:?}");
@@ -166,7 +168,7 @@ fn where_it_is_not_offered_the_report_says_what_is_missing() {
     ] {
         // The words are part of the settings, so that the process knows them.
         let reports = with_storage(test, &[settings, ("WORDS", words)], || {
-            let (_folder, path) = large();
+            let (_folder, path) = large_checkpoint();
             let report = loaded(
                 &DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On),
                 &open(&path, 1),
@@ -208,13 +210,13 @@ fn every_call_may_fail() {
                 with_storage(test_path!("every_call_may_fail"), &[(setting, &fails)], || {
                     // What fails there is told by the settings: the process goes through the list as well.
                     let is_storage = std::env::var_os("STUB_CUFILE_FAIL").is_some();
-                    let (_folder, path) = large();
+                    let (_folder, path) = large_checkpoint();
                     let opened = open(&path, 4);
                     let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
                     for _ in 0..2 {
                         evict(&path);
-                        match loader.load(&of(&opened), 0) {
-                            Ok((memory, _)) => same(&opened, &memory),
+                        match loader.load(&all_tensors(&opened), 0) {
+                            Ok((memory, _)) => assert_loaded(&opened, &memory),
                             Err(error) => assert!(
                                 matches!(error, cuda::CudaError::Driver { .. }) && !is_storage,
                                 "{error:?}"
@@ -251,7 +253,7 @@ fn is_of_source<T: std::fmt::Debug>(loaded: Result<T, cuda::CudaError>) {
 fn a_file_that_changes_while_it_is_read_is_an_error() {
     let test = test_path!("a_file_that_changes_while_it_is_read_is_an_error");
     let reports = with_storage(test, &[("STUB_CUFILE_TOUCH", "1")], || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let opened = open(&path, 1);
         evict(&path);
         // One stretch, so that no other can have told.
@@ -268,17 +270,17 @@ fn a_file_that_was_written_to_or_truncated_is_an_error() {
     let test = test_path!("a_file_that_was_written_to_or_truncated_is_an_error");
     let reports = with_storage(test, &[], || {
         let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         let opened = open(&path, 4);
         file.write_all_at(&[1], 1 << 20).unwrap();
         file.set_modified(SystemTime::now() - Duration::from_secs(9)).unwrap();
         evict(&path);
-        is_of_source(loader.load(&of(&opened), 0));
+        is_of_source(loader.load(&all_tensors(&opened), 0));
         let opened = open(&path, 4);
         file.set_len(9 << 20).unwrap();
         evict(&path);
-        is_of_source(loader.load(&of(&opened), 0));
+        is_of_source(loader.load(&all_tensors(&opened), 0));
     });
     reports.iter().for_each(nothing_is_left);
 }
@@ -287,7 +289,7 @@ fn a_file_that_was_written_to_or_truncated_is_an_error() {
 fn what_lies_together_may_belong_to_several_devices() {
     let test = test_path!("what_lies_together_may_belong_to_several_devices");
     let reports = with_storage(test, &[("STUB_CUDA_DEVICES", "2")], || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
         let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
         evict(&path);
@@ -307,7 +309,7 @@ fn what_lies_together_may_belong_to_several_devices() {
         #[allow(unsafe_code)]
         let report = unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) };
         let report = report.unwrap();
-        same(&opened, &memory);
+        assert_loaded(&opened, &memory);
         assert!(report.gpudirect > 0 && report.direct > 0, "{report:?}");
         assert!(report.without_gpudirect.unwrap().ends_with("several devices"));
     });
@@ -331,10 +333,10 @@ fn of_many_files_few_are_registered_at_one_time() {
             })
             .collect();
         evict(folder.path());
-        let tensors: Vec<_> = models.iter().flat_map(of).collect();
+        let tensors: Vec<_> = models.iter().flat_map(all_tensors).collect();
         let loader = DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On);
         let (memory, report) = loader.load(&tensors, 0).unwrap();
-        models.iter().zip(&memory).for_each(|(of, it)| same(of, std::slice::from_ref(it)));
+        models.iter().zip(&memory).for_each(|(of, it)| assert_loaded(of, std::slice::from_ref(it)));
         assert_eq!((report.gpudirect, report.without_gpudirect), (15_000_000, None));
     });
     let Some(reports) = reports else { return };
@@ -350,7 +352,7 @@ fn of_many_files_few_are_registered_at_one_time() {
 fn the_library_is_closed_as_often_as_it_was_opened() {
     let test = test_path!("the_library_is_closed_as_often_as_it_was_opened");
     let reports = with_storage(test, &[], || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let opened = open(&path, 2);
         let loaders = [
             DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On),
@@ -383,7 +385,7 @@ fn the_library_is_closed_as_often_as_it_was_opened() {
 #[test]
 fn a_process_that_was_forked_calls_nothing() {
     let reports = with_storage(test_path!("a_process_that_was_forked_calls_nothing"), &[], || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let opened = open(&path, 1);
         let loader = DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On);
         assert!(loaded(&loader, &opened).gpudirect > 0);
@@ -392,7 +394,8 @@ fn a_process_that_was_forked_calls_nothing() {
         #[allow(unsafe_code)]
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let says = matches!(loader.load(&of(&opened), 0), Err(cuda::CudaError::Forked));
+            let says =
+                matches!(loader.load(&all_tensors(&opened), 0), Err(cuda::CudaError::Forked));
             drop(loader);
             // SAFETY: ends the process, at once.
             #[allow(unsafe_code)]

@@ -3,8 +3,10 @@
 
 use std::sync::atomic::AtomicBool;
 
-use crate::common::devices::{CHUNK, file, is_clean, large, of, open, same};
-use crate::common::samples::all;
+use crate::common::devices::{
+    CHUNK, all_tensors, assert_clean, assert_loaded, checkpoint_of, large_checkpoint, open,
+};
+use crate::common::samples::all_samples;
 use crate::common::stub::with_driver;
 use crate::common::test_path;
 use ckptfs::checkpoint::Tensor;
@@ -18,11 +20,11 @@ fn every_format_gets_there_through_few_chunks() {
     let report = with_driver(test_path!("every_format_gets_there_through_few_chunks"), &[], || {
         for chunks in [1, 2, 5] {
             let loader = DeviceLoader::new(chunks * CHUNK);
-            for (name, (_folder, path)) in all() {
+            for (name, (_folder, path)) in all_samples() {
                 for threads in [1, 4] {
                     let opened = open(&path, threads);
-                    let (loaded, report) = loader.load(&of(&opened), 0).unwrap();
-                    same(&opened, &loaded);
+                    let (loaded, report) = loader.load(&all_tensors(&opened), 0).unwrap();
+                    assert_loaded(&opened, &loaded);
                     let bytes: u64 = opened.tensors().iter().map(|it| it.bytes.len()).sum();
                     assert_eq!((report.tensors, report.bytes), (loaded.len(), bytes), "{name}");
                 }
@@ -30,7 +32,7 @@ fn every_format_gets_there_through_few_chunks() {
         }
     });
     if let Some(report) = report {
-        is_clean(&report);
+        assert_clean(&report);
         assert_eq!(report["peak"]["pinned"], 5 * CHUNK, "{report}");
     }
 }
@@ -38,17 +40,17 @@ fn every_format_gets_there_through_few_chunks() {
 #[test]
 fn chunks_are_used_over_and_over() {
     let report = with_driver(test_path!("chunks_are_used_over_and_over"), &[], || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         for (threads, chunks) in [(1, 1), (8, 1), (8, 2), (3, 7)] {
             let opened = open(&path, threads);
             let loader = DeviceLoader::new(chunks * CHUNK);
             for _ in 0..2 {
-                let (loaded, _) = loader.load(&of(&opened), 0).unwrap();
-                same(&opened, &loaded);
+                let (loaded, _) = loader.load(&all_tensors(&opened), 0).unwrap();
+                assert_loaded(&opened, &loaded);
             }
         }
     });
-    report.iter().for_each(is_clean);
+    report.iter().for_each(assert_clean);
 }
 
 #[test]
@@ -56,7 +58,7 @@ fn several_devices_in_one_load() {
     let test = test_path!("several_devices_in_one_load");
     let settings = [("STUB_CUDA_DEVICES", "3"), ("STUB_CUDA_DESTROY", "allow")];
     let report = with_driver(test, &settings, || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
         let loader = DeviceLoader::new(3 * CHUNK);
         let on = |n: usize| 2 - n % 2 * 2;
@@ -88,7 +90,7 @@ fn several_devices_in_one_load() {
             assert!(*memory.to_host().unwrap() == *opened.load(tensor).unwrap(), "{}", tensor.name);
         }
         user.synchronize().unwrap();
-        same(&opened, &memory);
+        assert_loaded(&opened, &memory);
         assert_eq!(memory[0].device().ordinal(), 2);
         assert_eq!(
             result::ctx::get_current().unwrap(),
@@ -96,7 +98,7 @@ fn several_devices_in_one_load() {
             "the thread has no context, as before"
         );
     });
-    report.iter().for_each(is_clean);
+    report.iter().for_each(assert_clean);
 }
 
 /// What lies together in the file and on the device is one copy; what lies together in one of them only is not.
@@ -105,7 +107,7 @@ fn what_lies_together_is_copied_together() {
     let test = test_path!("what_lies_together_is_copied_together");
     const COUNT: usize = 64;
     let report = with_driver(test, &[], || {
-        let (_folder, path) = file((0..COUNT).map(|n| 1000 + n));
+        let (_folder, path) = checkpoint_of((0..COUNT).map(|n| 1000 + n));
         let opened = open(&path, 1);
         let loader = DeviceLoader::new(CHUNK);
         let in_order: Vec<&Tensor> = opened.tensors().iter().collect();
@@ -127,7 +129,7 @@ fn what_lies_together_is_copied_together() {
         }
     });
     if let Some(report) = report {
-        is_clean(&report);
+        assert_clean(&report);
         assert_eq!(report["calls"]["cuMemcpyHtoDAsync_v2"], 1 + COUNT + COUNT / 2, "{report}");
     }
 }
@@ -139,7 +141,7 @@ fn who_uses_it_next_finds_it_there() {
     // The driver keeps what it needs of an event that is let go of.
     let settings = [("STUB_CUDA_DESTROY", "allow")];
     let report = with_driver(test_path!("who_uses_it_next_finds_it_there"), &settings, || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
         let device = Device::open(0).unwrap();
         let theirs = CudaContext::new(0).unwrap().new_stream().unwrap();
@@ -170,11 +172,11 @@ fn who_uses_it_next_finds_it_there() {
             // Where the loader is let go of, its chunks stay until they are read.
             let kept = (chunks > 1).then_some(loader);
             user.synchronize().unwrap();
-            same(&opened, &memory);
+            assert_loaded(&opened, &memory);
             drop(kept);
         }
     });
-    report.iter().for_each(is_clean);
+    report.iter().for_each(assert_clean);
 }
 
 #[test]
@@ -200,15 +202,15 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
             let settings = [("STUB_CUDA_FAIL", &*fails)];
             let test = test_path!("a_call_that_fails_is_an_error_and_nothing_is_left");
             let report = with_driver(test, &settings, || {
-                let (_folder, path) = large();
+                let (_folder, path) = large_checkpoint();
                 let opened = open(&path, 4);
                 let loader = DeviceLoader::new(chunks * CHUNK);
-                match loader.load(&of(&opened), 0) {
-                    Ok((memory, _)) => same(&opened, &memory),
+                match loader.load(&all_tensors(&opened), 0) {
+                    Ok((memory, _)) => assert_loaded(&opened, &memory),
                     Err(CudaError::Driver { .. } | CudaError::PinnedMemory { .. }) => {
                         // It goes on with what is left.
-                        let (memory, _) = loader.load(&of(&opened), 0).unwrap();
-                        same(&opened, &memory);
+                        let (memory, _) = loader.load(&all_tensors(&opened), 0).unwrap();
+                        assert_loaded(&opened, &memory);
                     }
                     Err(error) => panic!("{error:?}"),
                 }
@@ -233,7 +235,7 @@ fn what_may_be_read_for_ever_is_never_given_back() {
     let settings = [("STUB_CUDA_FAIL", fails), ("STUB_CUDA_DESTROY", "allow")];
     let test = test_path!("what_may_be_read_for_ever_is_never_given_back");
     let report = with_driver(test, &settings, || {
-        let (_folder, path) = file([1000]);
+        let (_folder, path) = checkpoint_of([1000]);
         let opened = open(&path, 1);
         let [tensor] = opened.tensors() else { panic!("there is one") };
         let memory = Device::open(0).unwrap().allocate(1000).unwrap();
@@ -261,22 +263,22 @@ fn what_may_be_read_for_ever_is_never_given_back() {
 fn a_device_without_room_says_so() {
     let settings = [("STUB_CUDA_MEMORY", "8388608")];
     let report = with_driver(test_path!("a_device_without_room_says_so"), &settings, || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
-        let error = DeviceLoader::new(2 * CHUNK).load(&of(&opened), 0).unwrap_err();
+        let error = DeviceLoader::new(2 * CHUNK).load(&all_tensors(&opened), 0).unwrap_err();
         assert!(
             matches!(error, CudaError::OutOfMemory { ordinal: 0, total: 8_388_608, .. }),
             "{error:?}"
         );
     });
-    report.iter().for_each(is_clean);
+    report.iter().for_each(assert_clean);
 }
 
 #[test]
 fn what_is_stopped_or_truncated_leaves_nothing() {
     let report =
         with_driver(test_path!("what_is_stopped_or_truncated_leaves_nothing"), &[], || {
-            let (_folder, path) = large();
+            let (_folder, path) = large_checkpoint();
             let opened = open(&path, 4);
             let loader = DeviceLoader::new(2 * CHUNK);
             // SAFETY: nothing is wanted.
@@ -284,20 +286,21 @@ fn what_is_stopped_or_truncated_leaves_nothing() {
             let nothing =
                 unsafe { loader.load_into(Vec::new(), &[], &AtomicBool::new(true), None) }.unwrap();
             assert_eq!(nothing.bytes, 0);
-            let stopped =
-                loader.load_with(&of(&opened), 0, &AtomicBool::new(true), None).unwrap_err();
+            let stopped = loader
+                .load_with(&all_tensors(&opened), 0, &AtomicBool::new(true), None)
+                .unwrap_err();
             assert!(
                 matches!(stopped, CudaError::Load(loader::LoadError::Stopped { .. })),
                 "{stopped:?}"
             );
-            let nowhere = loader.load(&of(&opened), 1).unwrap_err();
+            let nowhere = loader.load(&all_tensors(&opened), 1).unwrap_err();
             assert!(matches!(nowhere, CudaError::NoDevice { ordinal: 1, count: 1 }), "{nowhere:?}");
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             file.set_len(9 << 20).unwrap();
-            let error = loader.load(&of(&opened), 0).unwrap_err();
+            let error = loader.load(&all_tensors(&opened), 0).unwrap_err();
             assert!(matches!(error, CudaError::Load(loader::LoadError::Source(_))), "{error:?}");
         });
-    report.iter().for_each(is_clean);
+    report.iter().for_each(assert_clean);
 }
 
 /// Whoever has the memory may use it for something else as soon as they have the error.
@@ -305,7 +308,7 @@ fn what_is_stopped_or_truncated_leaves_nothing() {
 fn after_an_error_nothing_is_written() {
     let settings = [("STUB_CUDA_FAIL", "cuMemcpyHtoDAsync_v2:4=2")];
     let report = with_driver(test_path!("after_an_error_nothing_is_written"), &settings, || {
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let opened = open(&path, 1);
         let context = CudaContext::new(0).unwrap();
         let loader = DeviceLoader::new(8 * CHUNK);
@@ -330,7 +333,7 @@ fn after_an_error_nothing_is_written() {
             assert!(piece.to_host().unwrap().iter().all(|&byte| byte == 7));
         }
     });
-    report.iter().for_each(is_clean);
+    report.iter().for_each(assert_clean);
 }
 
 /// A device that uses the host's memory has the bytes where they were read to: nothing is copied.
@@ -339,22 +342,22 @@ fn an_integrated_device_needs_no_copy() {
     let settings = [("STUB_CUDA_ATTRIBUTES", "INTEGRATED=1")];
     let report = with_driver(test_path!("an_integrated_device_needs_no_copy"), &settings, || {
         let loader = DeviceLoader::new(2 * CHUNK);
-        for (name, (_folder, path)) in all() {
+        for (name, (_folder, path)) in all_samples() {
             let opened = open(&path, 4);
-            let (loaded, report) = loader.load(&of(&opened), 0).unwrap();
-            same(&opened, &loaded);
+            let (loaded, report) = loader.load(&all_tensors(&opened), 0).unwrap();
+            assert_loaded(&opened, &loaded);
             assert_eq!(report.tensors, loaded.len(), "{name}");
         }
-        let (_folder, path) = large();
+        let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
-        let (loaded, _) = loader.load(&of(&opened), 0).unwrap();
+        let (loaded, _) = loader.load(&all_tensors(&opened), 0).unwrap();
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.set_len(9 << 20).unwrap();
-        assert!(matches!(loader.load(&of(&opened), 0), Err(CudaError::Load(_))));
+        assert!(matches!(loader.load(&all_tensors(&opened), 0), Err(CudaError::Load(_))));
         drop(loaded);
     });
     if let Some(report) = report {
-        is_clean(&report);
+        assert_clean(&report);
         assert_eq!(report["calls"]["cuMemcpyHtoDAsync_v2"], Value::Null, "{report}");
         assert_eq!(report["peak"]["device"], 0, "{report}");
     }

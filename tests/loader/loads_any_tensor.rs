@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
-use crate::common::samples::{Numbers, all, directory, sharded};
+use crate::common::samples::{Numbers, all_samples, directory, sharded};
 use ckptfs::checkpoint::{AxisSlice, Tensor};
 use ckptfs::loader::{LoadError, LoadOptions, OpenCheckpoint, Route, TensorBuffer};
 use ckptfs::source;
@@ -69,7 +69,7 @@ fn cached(path: &Path) -> u64 {
 
 #[test]
 fn everything_is_what_the_virtual_file_has() {
-    for (name, (_folder, path)) in all() {
+    for (name, (_folder, path)) in all_samples() {
         for (threads, cold, leave_cache) in
             [(1, true, false), (4, true, true), (1, false, false), (4, false, true)]
         {
@@ -115,7 +115,7 @@ fn part_of(whole: &[u8], shape: &[u64], steps: &[AxisSlice], item: usize) -> Vec
 #[test]
 fn parts_are_those_of_the_whole_and_read_little_else() {
     let mut numbers = Numbers(7);
-    for (name, (_folder, path)) in all() {
+    for (name, (_folder, path)) in all_samples() {
         let opened = open(&path, 4, false);
         let whole = opened.load_all(opened.tensors()).unwrap();
         for (tensor, whole) in opened.tensors().iter().zip(&whole) {
@@ -176,7 +176,7 @@ fn many_small_tensors_are_read_together() {
 
 #[test]
 fn the_page_cache_is_left_as_it_was_for_those_who_ask() {
-    for (name, (_folder, path)) in all() {
+    for (name, (_folder, path)) in all_samples() {
         let opened = open(&path, 4, true);
         for there in [false, true] {
             evict(&path);
@@ -244,7 +244,7 @@ fn a_source_that_changed_is_refused() {
 
 #[test]
 fn a_stream_hands_out_everything_in_the_order_of_the_disk_and_holds_no_more_than_it_may() {
-    for (name, (_folder, path)) in all() {
+    for (name, (_folder, path)) in all_samples() {
         let opened = open(&path, 2, false);
         let expected = expected(&opened);
         let largest = opened.tensors().iter().map(|tensor| tensor.bytes.len()).max().unwrap_or(0);

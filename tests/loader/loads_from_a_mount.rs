@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use crate::common::command;
-use crate::common::command::shards;
-use crate::common::mounting::{Place, until};
-use crate::common::samples::all;
+use crate::common::command::two_shards;
+use crate::common::mounting::{MountFixture, wait_until};
+use crate::common::samples::all_samples;
 use ckptfs::loader::{LoadError, LoadOptions, OpenCheckpoint, Route};
 use ckptfs::{checkpoint, source};
 
@@ -30,7 +30,7 @@ fn source_of(opened: &OpenCheckpoint) -> &Path {
 }
 
 /// Copies a sample to the source of a place.
-fn put(path: &Path, place: &Place) {
+fn put(path: &Path, place: &MountFixture) {
     let to = Path::new(&place.source);
     fs::remove_file(to.join("model.safetensors")).unwrap();
     if path.is_dir() {
@@ -51,9 +51,9 @@ fn virtual_file_in(folder: &str) -> PathBuf {
 
 #[test]
 fn every_format_is_loaded_from_its_source() {
-    for (name, (_folder, path)) in all() {
+    for (name, (_folder, path)) in all_samples() {
         let expected = loaded(&open(&path));
-        let place = Place::new();
+        let place = MountFixture::new();
         put(&path, &place);
         place.mount(&[]);
         let virtual_file = virtual_file_in(&place.mountpoint);
@@ -71,7 +71,7 @@ fn every_format_is_loaded_from_its_source() {
     }
 }
 
-fn reads(place: &Place) -> u64 {
+fn reads(place: &MountFixture) -> u64 {
     let done = command::run(&["status", "--json"]);
     let all: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     let here = |mount: &&serde_json::Value| mount["mountpoint"] == place.mountpoint.as_str();
@@ -80,7 +80,7 @@ fn reads(place: &Place) -> u64 {
 
 #[test]
 fn so_is_what_is_mounted_over_itself_bound_elsewhere_or_shown_as_it_is() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let expected = loaded(&open(&place.source));
     let done = command::run(&["mount", &place.source, &place.source]);
     assert_eq!(done.code, 0, "{}", done.stderr);
@@ -103,7 +103,7 @@ fn so_is_what_is_mounted_over_itself_bound_elsewhere_or_shown_as_it_is() {
 
 #[test]
 fn so_is_a_file_beside_what_is_left_of_a_set_of_its_name() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let expected = loaded(&open(&place.source));
     let shard = "model-00001-of-00002.safetensors";
     fs::write(Path::new(&place.source).join(shard), "left").unwrap();
@@ -119,8 +119,8 @@ fn so_is_a_file_beside_what_is_left_of_a_set_of_its_name() {
 
 #[test]
 fn options_of_the_mount_are_those_of_the_load() {
-    let place = Place::new();
-    let (_folder, path) = all().swap_remove(1).1;
+    let place = MountFixture::new();
+    let (_folder, path) = all_samples().swap_remove(1).1;
     put(&path, &place);
     place.mount(&["--allow-partial"]);
     source_of(&open(virtual_file_in(&place.mountpoint)));
@@ -134,29 +134,31 @@ fn options_of_the_mount_are_those_of_the_load() {
 
 #[test]
 fn a_source_that_is_another_by_now_is_not_taken_for_it() {
-    let place = Place::new();
+    let place = MountFixture::new();
     place.mount(&[]);
-    for (name, bytes) in shards(1, 4096) {
+    for (name, bytes) in two_shards(1, 4096) {
         fs::write(Path::new(&place.source).join(name), bytes).unwrap();
     }
     fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
     let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
-    until("the set is shown", || fs::metadata(&virtual_file).is_ok_and(|about| about.len() > 8192));
+    wait_until("the set is shown", || {
+        fs::metadata(&virtual_file).is_ok_and(|about| about.len() > 8192)
+    });
     let held = open(&virtual_file);
     source_of(&held);
     let before = loaded(&held);
     // Replaced: who has it open goes on; who opens it gets the new, from wherever.
-    for (name, bytes) in shards(7, 4096) {
+    for (name, bytes) in two_shards(7, 4096) {
         let new = Path::new(&place.source).join("new");
         fs::write(&new, bytes).unwrap();
         fs::rename(new, Path::new(&place.source).join(name)).unwrap();
     }
     assert!(loaded(&held) == before);
-    until("the new is loaded", || {
+    wait_until("the new is loaded", || {
         ckptfs::open(&virtual_file).is_ok_and(|opened| loaded(&opened) != before)
     });
     // Written over: an error, whichever way.
-    let shard = Path::new(&place.source).join(&shards(7, 4096)[0].0);
+    let shard = Path::new(&place.source).join(&two_shards(7, 4096)[0].0);
     let held = open(&virtual_file);
     fs::write(&shard, b"short").unwrap();
     let error = held.load_all(held.tensors()).unwrap_err();
@@ -166,11 +168,11 @@ fn a_source_that_is_another_by_now_is_not_taken_for_it() {
 
 #[test]
 fn attributes_that_were_copied_are_not_believed() {
-    let place = Place::new();
+    let place = MountFixture::new();
     place.mount(&[]);
     let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
     let other = PathBuf::from(place.path("other.safetensors"));
-    command::model(&other, 3, 64);
+    command::write_model(&other, 3, 64);
     let mut value = Vec::with_capacity(1 << 16);
     rustix::fs::getxattr(
         &virtual_file,
@@ -187,7 +189,7 @@ fn attributes_that_were_copied_are_not_believed() {
 
 #[test]
 fn a_source_that_has_another_name_by_now_is_found_by_the_daemon() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let expected = loaded(&open(&place.source));
     place.mount(&[]);
     let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
@@ -212,10 +214,10 @@ impl Drop for Apart {
 
 #[test]
 fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
-    let place = Place::new();
+    let place = MountFixture::new();
     // A set, which only a virtual file shows as one file.
     fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
-    for (name, bytes) in shards(3, 4096) {
+    for (name, bytes) in two_shards(3, 4096) {
         fs::write(Path::new(&place.source).join(name), bytes).unwrap();
     }
     let expected = loaded(&open(&place.source));
@@ -224,7 +226,7 @@ fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
     let mut command = Command::new("unshare");
     command.args(apart).args([&place.source, &place.mountpoint]);
     let apart = Apart(command.spawn().unwrap());
-    until("the mount answers", || place.state() == "alive");
+    wait_until("the mount answers", || place.state() == "alive");
     let elsewhere = place.path("elsewhere");
     fs::rename(&place.source, &elsewhere).unwrap();
     let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
-use crate::common::samples::{all, sharded};
+use crate::common::samples::{all_samples, sharded};
 use ckptfs::checkpoint::Tensor;
 use ckptfs::loader::{
     LoadError, LoadOptions, LoadRequest, OpenCheckpoint, load_many, load_many_owned,
@@ -24,7 +24,7 @@ fn mixed(opened: &[OpenCheckpoint]) -> Vec<(&OpenCheckpoint, &Tensor)> {
 
 #[test]
 fn what_is_loaded_together_is_what_is_loaded_one_by_one() {
-    let all = all();
+    let all = all_samples();
     for (threads, leave_cache) in [(1, false), (4, true), (16, false)] {
         let options = LoadOptions {
             threads: NonZeroUsize::new(threads),

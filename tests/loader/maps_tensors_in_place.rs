@@ -4,7 +4,7 @@
 use std::fs;
 use std::num::NonZeroUsize;
 
-use crate::common::samples::{all, written};
+use crate::common::samples::{all_samples, write_sample};
 use ckptfs::loader::{LoadError, LoadOptions, MapRefusal, MappedTensor};
 
 #[allow(unsafe_code)]
@@ -16,7 +16,7 @@ fn bytes(mapped: &mut MappedTensor) -> &mut [u8] {
 #[test]
 fn it_is_what_a_load_gives_and_writing_stays_here() {
     let mut in_place = 0;
-    for (name, (_folder, path)) in all() {
+    for (name, (_folder, path)) in all_samples() {
         let opened = ckptfs::open(&path).unwrap();
         for tensor in opened.tensors() {
             let Ok(mut mapped) = opened.map(tensor).unwrap() else { continue };
@@ -42,12 +42,12 @@ fn odd() -> Vec<u8> {
 #[test]
 fn what_cannot_be_used_where_it_lies_is_told() {
     let mut reasons = Vec::new();
-    for (_, (_folder, path)) in all() {
+    for (_, (_folder, path)) in all_samples() {
         let opened = ckptfs::open(&path).unwrap();
         reasons.extend(opened.tensors().iter().filter_map(|t| opened.map(t).unwrap().err()));
     }
     assert!(reasons.contains(&MapRefusal::NotContiguous), "{reasons:?}");
-    let (_folder, path) = written(&odd());
+    let (_folder, path) = write_sample(&odd());
     let opened = ckptfs::open(&path).unwrap();
     let map = |name| opened.map(opened.tensor(name).unwrap()).unwrap();
     assert_eq!(map("b").err(), Some(MapRefusal::Misaligned));
@@ -60,7 +60,7 @@ fn what_cannot_be_used_where_it_lies_is_told() {
 
 #[test]
 fn a_file_that_changed_is_not_mapped() {
-    let (_folder, path) = written(&odd());
+    let (_folder, path) = write_sample(&odd());
     let opened = ckptfs::open(&path).unwrap();
     fs::write(&path, [odd(), vec![0]].concat()).unwrap();
     assert!(opened.map(opened.tensor("a").unwrap()).is_err());
@@ -68,7 +68,7 @@ fn a_file_that_changed_is_not_mapped() {
 
 #[test]
 fn less_memory_than_a_buffer_is_refused() {
-    let (_, (_folder, path)) = all().into_iter().next().unwrap();
+    let (_, (_folder, path)) = all_samples().into_iter().next().unwrap();
     let with = |memory| {
         let threads = NonZeroUsize::new(8);
         LoadOptions { buffer_bytes: Some(memory), threads, ..LoadOptions::default() }.open(&path)

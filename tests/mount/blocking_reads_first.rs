@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use crate::common::failing_source::{Faulty, Mood};
+use crate::common::failing_source::{Behavior, FailingSource};
 use ckptfs::cache::{Cache, CacheLimits, CachedFile};
 use ckptfs::checkpoint::{self, ParseOptions};
 use ckptfs::virtual_file::VirtualFile;
@@ -55,12 +55,12 @@ fn touch(served: &Arc<CachedFile>, tensor: usize, say: &Sender<(usize, bool)>) {
 fn touching_tensors_waits_for_the_pages_that_are_touched() {
     let folder = tempfile::tempdir().unwrap();
     let at = format!("{}/far", folder.path().display());
-    let far = Faulty::new(&at, vec![("model.safetensors".to_owned(), file())]);
+    let far = FailingSource::new(&at, vec![("model.safetensors".to_owned(), file())]);
     let served = served(&at);
-    far.is_now(Mood::HangsReading);
+    far.set(Behavior::HangsOnReads);
     let (say, said) = channel();
     (1..TENSORS).for_each(|tensor| touch(&served, tensor, &say));
-    far.is_now(Mood::Works);
+    far.set(Behavior::Works);
     drop(say);
     let answer = || said.recv_timeout(Duration::from_secs(60)).unwrap();
     let answers: Vec<_> = (0..(TENSORS - 1) * AROUND).map(|_| answer()).collect();

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, SystemTime};
 
 use crate::common;
-use crate::common::samples::{Numbers, all, sharded};
+use crate::common::samples::{Numbers, all_samples, sharded};
 use ckptfs::cache::{Cache, CacheLimits, CachedFile};
 use ckptfs::checkpoint::{self, ParseOptions};
 use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
@@ -81,7 +81,7 @@ fn ranges(seed: u64, size: usize) -> Vec<(usize, usize)> {
 
 #[test]
 fn many_threads_get_the_bytes_of_the_virtual_file_whatever_the_memory() {
-    for (name, (_directory, path)) in all() {
+    for (name, (_directory, path)) in all_samples() {
         let reader = open(&path);
         let whole = common::whole(&reader);
         for memory in MEMORIES {

@@ -11,14 +11,14 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::common::command;
-use crate::common::command::{Done, run};
-use crate::common::mounting::{Place, program, until};
+use crate::common::command::{Outcome, run};
+use crate::common::mounting::{MountFixture, run_program, wait_until};
 use rustix::fs::{Dir, Mode, OFlags, mkdirat, openat, symlinkat};
 use rustix::io::Errno;
 use serde_json::Value;
 
 /// Every command that reads, on that path.
-fn all_that_read(path: &str, other: &str, out: &str) -> Vec<Done> {
+fn all_that_read(path: &str, other: &str, out: &str) -> Vec<Outcome> {
     [
         &["ls", path][..],
         &["ls", "-r", "--json", path],
@@ -34,7 +34,7 @@ fn all_that_read(path: &str, other: &str, out: &str) -> Vec<Done> {
 
 #[test]
 fn links_that_lead_out_are_listed() {
-    let place = Place::new();
+    let place = MountFixture::new();
     symlink("/etc", Path::new(&place.source).join("out")).unwrap();
     symlink("model.safetensors", Path::new(&place.source).join("in")).unwrap();
     place.mount(&[]);
@@ -51,10 +51,10 @@ fn links_that_lead_out_are_listed() {
 
 #[test]
 fn a_mount_shows_what_ls_says() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let source = Path::new(&place.source);
     fs::remove_file(source.join("model.safetensors")).unwrap();
-    let shards = command::shards(1, 8);
+    let shards = command::two_shards(1, 8);
     let entries = shards.iter().enumerate();
     let entries = entries.map(|(n, (name, _))| format!("\"layer.{n}.weight\":{name:?}"));
     let index = entries.collect::<Vec<_>>().join(",");
@@ -64,9 +64,9 @@ fn a_mount_shows_what_ls_says() {
     let index_name = "model.safetensors.index.json";
     fs::write(source.join(index_name), format!("{{\"weight_map\":{{{index}}}}}")).unwrap();
     fs::write(source.join("config.json"), "{}").unwrap();
-    command::transposed(&source.join("optimizer.pt"), 2);
-    command::transposed(&source.join("sub.PT"), 2);
-    command::transposed(&source.join("pytorch_lora_weights.bin"), 2);
+    command::write_transposed(&source.join("optimizer.pt"), 2);
+    command::write_transposed(&source.join("sub.PT"), 2);
+    command::write_transposed(&source.join("pytorch_lora_weights.bin"), 2);
     let shows: [(&str, &[&str]); 7] = [
         ("", &["config.json", "model.safetensors", "optimizer.pt", LORA, "sub.PT"]),
         ("model.safetensors", &["model.safetensors"]),
@@ -105,10 +105,10 @@ const LORA: &str = "pytorch_lora_weights.bin";
 
 #[test]
 fn a_dead_mount_is_called_one() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     daemon.kill("KILL");
-    until("the daemon is gone", || !daemon.runs());
+    wait_until("the daemon is gone", || !daemon.runs());
     let (real, out) = (format!("{}/model.safetensors", place.source), place.path("out"));
     for path in [place.mountpoint.clone(), format!("{}/model.safetensors", place.mountpoint)] {
         for done in all_that_read(&path, &real, &out) {
@@ -122,10 +122,10 @@ fn a_dead_mount_is_called_one() {
 
 #[test]
 fn a_dead_mount_keeps_nothing_beside_it_from_being_listed() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     daemon.kill("KILL");
-    until("the daemon is gone", || !daemon.runs());
+    wait_until("the daemon is gone", || !daemon.runs());
     let above = Path::new(&place.source).parent().unwrap().to_str().unwrap().to_owned();
     let done = run(&["ls", "-r", "--json", &above]);
     assert_eq!(done.code, 1, "{}", done.stderr);
@@ -138,12 +138,12 @@ fn a_dead_mount_keeps_nothing_beside_it_from_being_listed() {
 
 #[test]
 fn a_directory_with_a_dead_mount_in_it_is_mounted_and_listed() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     daemon.kill("KILL");
-    until("the daemon is gone", || !daemon.runs());
+    wait_until("the daemon is gone", || !daemon.runs());
     let above = Path::new(&place.source).parent().unwrap().to_str().unwrap().to_owned();
-    let outer = Place::new();
+    let outer = MountFixture::new();
     let log = outer.path("log");
     let done = run(&["mount", &above, &outer.mountpoint, "--log-file", &log]);
     assert_eq!(done.code, 0, "{}", done.stderr);
@@ -165,12 +165,12 @@ fn a_directory_with_a_dead_mount_in_it_is_mounted_and_listed() {
     let log = fs::read_to_string(&log).unwrap();
     assert_eq!(log.matches("daemon has gone").count(), 1, "{log}");
     assert_eq!(outer.unmount(&[]).code, 0);
-    until("its daemon is gone", || !shown.runs());
+    wait_until("its daemon is gone", || !shown.runs());
 }
 
 #[test]
 fn a_link_that_leads_back_to_the_mount_has_an_end() {
-    let place = Place::new();
+    let place = MountFixture::new();
     // Two links to the directory that has both the source and the mountpoint.
     symlink("..", format!("{}/up", place.source)).unwrap();
     symlink("../source/up", format!("{}/further", place.source)).unwrap();
@@ -210,7 +210,7 @@ fn read(folder: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
 
 #[test]
 fn directories_deeper_than_the_longest_path_are_walked() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let names: Vec<String> = (0..40).map(|n| format!("{n:0250}")).collect();
     let bottom = make_deep(open_folder(&place.source), &names);
     let write = |name: &str, bytes: &[u8]| {
@@ -218,7 +218,7 @@ fn directories_deeper_than_the_longest_path_are_walked() {
         let file = openat(&bottom, name, flags, Mode::RUSR | Mode::ROTH).unwrap();
         fs::File::from(file).write_all(bytes).unwrap();
     };
-    let shards = command::shards(1, 8);
+    let shards = command::two_shards(1, 8);
     shards.iter().for_each(|(name, bytes)| write(name, bytes));
     write("plain", b"words");
     mkdirat(&bottom, "sub", Mode::RWXU).unwrap();
@@ -251,7 +251,7 @@ fn directories_deeper_than_the_longest_path_are_walked() {
     assert_eq!(read(&shown, "out"), Err(Errno::ACCESS));
 
     drop(shown);
-    let found = program(&["find", &place.mountpoint, "-type", "f", "-size", "+0"]);
+    let found = run_program(&["find", &place.mountpoint, "-type", "f", "-size", "+0"]);
     assert_eq!((found.code, found.stderr.as_str()), (0, ""));
     assert_eq!(found.stdout.lines().count(), 3);
     let listed = run(&["ls", "-r", "--json", &place.source]);
@@ -261,7 +261,7 @@ fn directories_deeper_than_the_longest_path_are_walked() {
 
 #[test]
 fn directories_that_are_too_deep_do_not_stop_a_walk() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let names: Vec<String> = (0..70).map(|n| format!("{n:0250}")).collect();
     let mut above = open_folder(&place.source);
     for name in &names {
@@ -269,7 +269,7 @@ fn directories_that_are_too_deep_do_not_stop_a_walk() {
         mkdirat(&above, "z", Mode::RWXU).unwrap();
     }
     place.mount(&[]);
-    let found = program(&["find", &place.mountpoint, "-name", "z"]);
+    let found = run_program(&["find", &place.mountpoint, "-name", "z"]);
     let (said, shown) = (found.stderr.lines().count(), found.stdout.lines().count());
     assert_eq!((found.code, said), (1, 1), "{}", found.stderr);
     assert!(found.stderr.contains("File name too long"), "{}", found.stderr);

@@ -7,13 +7,15 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::common::command::{ckptfs, done, in_shell, names_in, run, shards};
-use crate::common::failing_source::{Faulty, Mood};
-use crate::common::mounting::{Daemon, Place, arguments, daemons_of, program, until};
+use crate::common::command::{ckptfs, names_in, run, run_command, run_in_shell, two_shards};
+use crate::common::failing_source::{Behavior, FailingSource};
+use crate::common::mounting::{
+    Daemon, MountFixture, arguments, daemons_of, run_program, wait_until,
+};
 
 #[test]
 fn it_returns_when_the_mount_answers() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let done = place.try_mount(&[]);
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""));
     assert_eq!(place.state(), "alive");
@@ -25,13 +27,13 @@ fn it_returns_when_the_mount_answers() {
 
 #[test]
 fn nothing_of_the_caller_stays_in_the_daemon() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let held = place.path("held by the caller");
     // `run` reads to the end of what the daemon might still hold open: the pipe is one of the things.
     let script = r#"exec 7>"$3" 5>&1; cd "$4"; "$CKPTFS" mount source mnt; ps -o sid= -p $$"#;
     let folder = Path::new(&place.source).parent().unwrap().to_str().unwrap();
     let arguments = [&place.source, &place.mountpoint, &held, folder];
-    let told = in_shell(Command::new("bash"), script, &arguments);
+    let told = run_in_shell(Command::new("bash"), script, &arguments);
     assert_eq!((told.code, told.stderr.as_str()), (0, ""));
     let daemon = daemons_of("mnt").into_iter().find(|daemon| is_at(&place, daemon.0)).unwrap();
 
@@ -54,7 +56,7 @@ fn nothing_of_the_caller_stays_in_the_daemon() {
 }
 
 /// Whether the daemon serves the place; for one that was told a relative path.
-fn is_at(place: &Place, pid: u32) -> bool {
+fn is_at(place: &MountFixture, pid: u32) -> bool {
     let told = run(&["status", "--json"]).stdout;
     let all: serde_json::Value = serde_json::from_str(&told).unwrap();
     let is = |mount: &serde_json::Value| {
@@ -64,14 +66,14 @@ fn is_at(place: &Place, pid: u32) -> bool {
 }
 
 /// Starts a mount whose daemon waits for its source; returns the source, the caller and the daemon.
-fn start_waiting_mount(place: &Place) -> (Faulty, Child, Daemon) {
-    let far = Faulty::new(&place.path("far"), shards(1, 8));
-    far.is_now(Mood::HangsReading);
+fn start_waiting_mount(place: &MountFixture) -> (FailingSource, Child, Daemon) {
+    let far = FailingSource::new(&place.path("far"), two_shards(1, 8));
+    far.set(Behavior::HangsOnReads);
     let source = place.path("far/model-00001-of-00002.safetensors");
     let mut command = Command::new(ckptfs());
     command.args(["mount", &source, &place.mountpoint]);
     let caller = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    until("the daemon reads", || far.owes() > 0);
+    wait_until("the daemon reads", || far.pending() > 0);
     let daemons = daemons_of(&source);
     let daemon = daemons.into_iter().find(|found| found.0 != caller.id()).unwrap();
     (far, caller, daemon)
@@ -79,10 +81,10 @@ fn start_waiting_mount(place: &Place) -> (Faulty, Child, Daemon) {
 
 #[test]
 fn a_daemon_that_dies_without_a_word_is_told_of() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let (far, caller, daemon) = start_waiting_mount(&place);
     daemon.kill("KILL");
-    far.is_now(Mood::Works);
+    far.set(Behavior::Works);
     let output = caller.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -91,29 +93,29 @@ fn a_daemon_that_dies_without_a_word_is_told_of() {
 
 #[test]
 fn a_caller_that_goes_away_leaves_no_mount() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let (far, mut caller, daemon) = start_waiting_mount(&place);
     caller.kill().unwrap();
     caller.wait().unwrap();
     // Now the daemon goes on, and finds nobody to tell.
-    far.is_now(Mood::Works);
-    until("the daemon ends", || !daemon.runs());
+    far.set(Behavior::Works);
+    wait_until("the daemon ends", || !daemon.runs());
     assert_eq!(place.mounts(), 0);
 }
 
 #[test]
 fn the_variable_that_makes_a_daemon_makes_none_by_itself() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let mut command = Command::new(ckptfs());
     command.args(["mount", &place.source, &place.mountpoint]).env("CKPTFS_DAEMON", "pipe:[1]");
-    let told = done(&mut command);
+    let told = run_command(&mut command);
     assert_eq!((told.code, told.stdout.as_str(), told.stderr.as_str()), (0, "", ""));
     assert_eq!(place.state(), "alive");
 }
 
 #[test]
 fn the_kernel_reads_further_ahead_than_it_offers() {
-    let place = Place::new();
+    let place = MountFixture::new();
     place.mount(&[]);
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
@@ -124,7 +126,7 @@ fn the_kernel_reads_further_ahead_than_it_offers() {
 
 #[test]
 fn the_log_goes_where_it_is_told() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let log = place.path("log");
     place.mount(&["-v", "--log-file", &log]);
     assert_eq!(place.unmount(&[]).code, 0);
@@ -139,12 +141,12 @@ fn the_log_goes_where_it_is_told() {
 
 #[test]
 fn what_is_to_be_logged_and_cannot_be_understood_is_told() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let log = place.path("log");
     let mount = |said: &str| {
         let mut command = Command::new(ckptfs());
         command.args(["mount", &place.source, &place.mountpoint, "-v", "--log-file", &log]);
-        let told = done(command.env("RUST_LOG", said));
+        let told = run_command(command.env("RUST_LOG", said));
         assert_eq!(told.code, 0, "{}", told.stderr);
         assert_eq!(place.unmount(&[]).code, 0);
         told.stderr
@@ -167,7 +169,7 @@ fn the_help_says_where_the_log_goes_and_where_the_bytes_lie() {
 
 #[test]
 fn a_log_that_cannot_be_written_is_lost_and_nothing_else() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let refused = std::path::Path::new(&place.source).join("sub");
     fs::create_dir(&refused).unwrap();
     fs::write(refused.join("broken.ckpt"), b"PK\x03\x04 and no archive").unwrap();
@@ -180,15 +182,15 @@ fn a_log_that_cannot_be_written_is_lost_and_nothing_else() {
 
 #[test]
 fn a_log_that_is_a_pipe_is_written_as_far_as_it_is_read() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let pipe = place.path("pipe");
-    assert_eq!(program(&["mkfifo", &pipe]).code, 0);
+    assert_eq!(run_program(&["mkfifo", &pipe]).code, 0);
     let mut read = File::options().read(true).write(true).open(&pipe).unwrap();
     place.mount(&["-vvv", "--log-file", &pipe]);
     // Logs more than the pipe has room for, while nothing is read.
     let missing = (0..2000).map(|n| format!("{}/{n}", place.mountpoint));
     let mut asking = Command::new("ls").args(missing).stderr(Stdio::null()).spawn().unwrap();
-    until("ls is answered", || asking.try_wait().unwrap().is_some());
+    wait_until("ls is answered", || asking.try_wait().unwrap().is_some());
     assert_eq!(place.unmount(&[]).code, 0);
     let mut text = vec![0; 1 << 20];
     let length = read.read(&mut text).unwrap();
@@ -198,7 +200,7 @@ fn a_log_that_is_a_pipe_is_written_as_far_as_it_is_read() {
 
 #[test]
 fn the_standard_error_may_be_the_log_file() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let foreground = place.mount_in_foreground(&["-v", "--log-file", "/dev/stderr"]);
     foreground.kill("TERM");
     let (_, said) = foreground.ends();
@@ -207,7 +209,7 @@ fn the_standard_error_may_be_the_log_file() {
 
 #[test]
 fn metrics_are_served() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let done = place.try_mount(&["--metrics", "127.0.0.1:0"]);
     assert_eq!(done.code, 0, "{}", done.stderr);
     let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
@@ -242,7 +244,7 @@ fn metrics_are_served() {
 fn half_sent_requests_do_not_block_the_metrics() {
     /// Much longer than an answer takes, and much shorter than the timeouts of all half-sent requests in turn.
     const LONG: Duration = Duration::from_secs(20);
-    let place = Place::new();
+    let place = MountFixture::new();
     let done = place.try_mount(&["--metrics", "127.0.0.1:0"]);
     let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
     let address = address.parse().unwrap();
@@ -264,7 +266,7 @@ fn half_sent_requests_do_not_block_the_metrics() {
 
 #[test]
 fn the_doctor_finds_this_machine_fit() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let done = run(&["doctor", &place.source]);
     assert_eq!(done.code, 0, "{}", done.stdout);
     assert!(done.stdout.contains("/dev/fuse") && done.stdout.contains("O_DIRECT"));

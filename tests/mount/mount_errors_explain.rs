@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::common::command;
-use crate::common::command::{ckptfs, run, shards};
-use crate::common::mounting::{Place, program, until};
+use crate::common::command::{ckptfs, run, two_shards};
+use crate::common::mounting::{MountFixture, run_program, wait_until};
 
 /// Mounts in both ways, each of which must fail so.
 #[track_caller]
@@ -24,7 +24,7 @@ fn fails(arguments: &[&str], code: i32, what: &str, remedy: &str) {
 
 #[test]
 fn the_place_to_mount_at() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let source = &place.source[..];
     let (missing, file, looping) = (place.path("missing"), place.path("file"), place.path("loop"));
     fs::write(&file, "text").unwrap();
@@ -48,7 +48,7 @@ fn the_place_to_mount_at() {
 
 #[test]
 fn what_else_is_asked_for() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let (source, mountpoint) = (&place.source[..], &place.mountpoint[..]);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
@@ -75,13 +75,13 @@ fn what_else_is_asked_for() {
 /// Under any limit on open files, a mount works or is refused in one sentence.
 #[test]
 fn a_mount_with_too_few_descriptors_is_refused() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let inside = format!("{}/model.safetensors", place.mountpoint);
     let mut answers = Vec::new();
     for limit in 4..64 {
         let limit = format!("--nofile={limit}");
         let words = ["prlimit", &limit, ckptfs(), "mount", &place.source, &place.mountpoint];
-        let done = program(&words);
+        let done = run_program(&words);
         if done.code == 0 {
             assert_eq!((done.stderr.as_str(), place.mounts()), ("", 1), "{limit}");
             assert!(fs::read(&inside).is_ok());
@@ -101,11 +101,11 @@ fn a_mount_with_too_few_descriptors_is_refused() {
 /// In the foreground, the mount is the process itself.
 #[test]
 fn a_mount_in_the_foreground_with_too_few_descriptors_is_refused() {
-    let place = Place::new();
+    let place = MountFixture::new();
     for limit in 4..32 {
         let limit = format!("--nofile={limit}");
         let mount = [ckptfs(), "mount", "-f", &place.source, &place.mountpoint];
-        let done = program(&[&["prlimit", &limit][..], &mount].concat());
+        let done = run_program(&[&["prlimit", &limit][..], &mount].concat());
         assert_eq!((done.code, place.mounts()), (1, 0), "{limit}: {}", done.stderr);
         assert!(done.stderr.contains("needs 32 free file descriptors"), "{limit}: {}", done.stderr);
     }
@@ -113,14 +113,14 @@ fn a_mount_in_the_foreground_with_too_few_descriptors_is_refused() {
 
 #[test]
 fn a_log_pipe_without_a_reader_is_refused() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let pipe = place.path("pipe");
-    assert_eq!(program(&["mkfifo", &pipe]).code, 0);
+    assert_eq!(run_program(&["mkfifo", &pipe]).code, 0);
     for way in [&["mount"][..], &["mount", "-f"]] {
         let mut command = Command::new(ckptfs());
         command.args(way).args([&place.source, &place.mountpoint, "--log-file", &pipe]);
         let mut mounting = command.stderr(Stdio::piped()).spawn().unwrap();
-        until("it waits for no reader", || mounting.try_wait().unwrap().is_some());
+        wait_until("it waits for no reader", || mounting.try_wait().unwrap().is_some());
         let done = mounting.wait_with_output().unwrap();
         let said = String::from_utf8(done.stderr).unwrap();
         assert_eq!((done.status.code(), place.mounts()), (Some(1), 0), "{said}");
@@ -132,7 +132,7 @@ fn a_log_pipe_without_a_reader_is_refused() {
 
 #[test]
 fn the_source() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let at = &place.mountpoint[..];
     let written = |name: &str, bytes: &[u8]| {
         let path = place.path(name);
@@ -158,20 +158,20 @@ fn the_source() {
     fails(&["/proc/self/status", at], 3, "an empty file", looks);
     fails(&["/dev/null", at], 3, "is a device", "a checkpoint file or a directory");
     let pipe = place.path("pipe");
-    assert_eq!(program(&["mkfifo", &pipe]).code, 0);
+    assert_eq!(run_program(&["mkfifo", &pipe]).code, 0);
     fails(&[&pipe, at], 3, "is a named pipe", "a checkpoint file or a directory");
     assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
 }
 
 #[test]
 fn a_directory_without_a_checkpoint_and_a_set_by_its_name_are_sources() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let folder = place.path("words");
     fs::create_dir(&folder).unwrap();
     fs::write(Path::new(&folder).join("notes.txt"), "words").unwrap();
     let set = place.path("set");
     fs::create_dir(&set).unwrap();
-    for (name, bytes) in shards(1, 8) {
+    for (name, bytes) in two_shards(1, 8) {
         fs::write(Path::new(&set).join(name), bytes).unwrap();
     }
     for (source, shows) in

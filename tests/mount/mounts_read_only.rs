@@ -10,7 +10,7 @@ use std::path::Path;
 use std::ptr::null;
 
 use crate::common::command;
-use crate::common::mounting::Place;
+use crate::common::mounting::MountFixture;
 use libc::*;
 use rustix::mount::{MountFlags, mount_remount};
 
@@ -101,7 +101,7 @@ fn refused(what: &str, path: &Path, act: impl FnOnce(&CStr) -> i32) {
 }
 
 /// Tries everything, and sees that the mount shows what it did.
-fn nothing_is_written(place: &Place) {
+fn nothing_is_written(place: &MountFixture) {
     let root = Path::new(&place.mountpoint);
     let folder = root.join("folder");
     let files = [root.join("model.safetensors"), folder.join("virtual_file.safetensors")];
@@ -152,11 +152,11 @@ fn shown(root: &Path) -> Vec<(String, Vec<u8>)> {
     names.map(|name| (name.to_owned(), fs::read(root.join(name)).unwrap())).to_vec()
 }
 
-fn place() -> Place {
-    let place = Place::new();
+fn place() -> MountFixture {
+    let place = MountFixture::new();
     let folder = Path::new(&place.source).join("folder");
     fs::create_dir(&folder).unwrap();
-    command::transposed(&folder.join("virtual_file.pt"), 64);
+    command::write_transposed(&folder.join("virtual_file.pt"), 64);
     place
 }
 

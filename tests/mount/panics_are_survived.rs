@@ -5,11 +5,11 @@
 
 use std::fs;
 
-use crate::common::mounting::Place;
+use crate::common::mounting::MountFixture;
 
 #[test]
 fn a_request_that_panics_is_answered_with_eio() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let foreground = place.mount_in_foreground(&["--threads", "1"]);
     let model = format!("{}/model.safetensors", place.mountpoint);
     for path in [&model, &place.mountpoint] {

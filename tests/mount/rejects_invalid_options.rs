@@ -4,12 +4,12 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::command::{model, run};
-use crate::common::mounting::Place;
+use crate::common::command::{run, write_model};
+use crate::common::mounting::MountFixture;
 
 #[test]
 fn with_the_limit_in_the_message() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let cases: [(&[&str], &str); 25] = [
         (&["--memory", "0"], "16M at the least"),
         (&["--memory", "5"], "16M at the least"),
@@ -54,9 +54,9 @@ fn with_the_limit_in_the_message() {
 /// A file larger than every window and the least budget together.
 #[test]
 fn and_the_limits_themselves_work() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let file = Path::new(&place.source).join("model.safetensors");
-    model(&file, 3, 9 << 20);
+    write_model(&file, 3, 9 << 20);
     let bytes = fs::read(&file).unwrap();
     let seen = Path::new(&place.mountpoint).join("model.safetensors");
     for options in [
@@ -74,9 +74,9 @@ fn and_the_limits_themselves_work() {
 
 #[test]
 fn nothing_is_read_ahead_where_that_was_asked_for() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let file = Path::new(&place.source).join("model.safetensors");
-    model(&file, 3, 9 << 20);
+    write_model(&file, 3, 9 << 20);
     place.mount(&["--readahead", "0", "--no-passthrough"]);
     fs::read(Path::new(&place.mountpoint).join("model.safetensors")).unwrap();
     let told = run(&["status", "--json"]).stdout;

@@ -4,12 +4,12 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::command::{model, names_in, run};
-use crate::common::mounting::Place;
+use crate::common::command::{names_in, run, write_model};
+use crate::common::mounting::MountFixture;
 
 #[test]
 fn once_in_the_log_and_in_the_numbers() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let log = place.path("log");
     let mountpoint = Path::new(&place.mountpoint);
     place.mount(&["--log-file", &log]);
@@ -29,7 +29,7 @@ fn once_in_the_log_and_in_the_numbers() {
 
     fs::remove_dir_all(&place.source).unwrap();
     fs::create_dir(&place.source).unwrap();
-    model(&Path::new(&place.source).join("model.safetensors"), 2, 8);
+    write_model(&Path::new(&place.source).join("model.safetensors"), 2, 8);
     // Who looks finds nothing, and that is enough for the log.
     assert!(!mountpoint.join("another.safetensors").exists());
     let said = fs::read_to_string(&log).unwrap();

@@ -2,12 +2,12 @@
 
 use std::fs::{self, File};
 
-use crate::common::mounting::{Place, until};
+use crate::common::mounting::{MountFixture, wait_until};
 
 #[test]
 fn each_signal_ends_an_idle_mount() {
     for name in ["TERM", "INT", "HUP", "QUIT"] {
-        let place = Place::new();
+        let place = MountFixture::new();
         let foreground = place.mount_in_foreground(&[]);
         foreground.kill(name);
         let (status, said) = foreground.ends();
@@ -18,7 +18,7 @@ fn each_signal_ends_an_idle_mount() {
 
 #[test]
 fn signals_that_mean_nothing_to_it_do_nothing() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     for name in ["USR1", "USR2", "ALRM", "PIPE"] {
         daemon.kill(name);
@@ -29,20 +29,20 @@ fn signals_that_mean_nothing_to_it_do_nothing() {
 
 #[test]
 fn a_daemon_too() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     daemon.kill("TERM");
-    until("the daemon ends", || !daemon.runs());
+    wait_until("the daemon ends", || !daemon.runs());
     assert_eq!(place.mounts(), 0);
 }
 
 #[test]
 fn a_reader_may_finish() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let mut foreground = place.mount_in_foreground(&[]);
     let held = File::open(&place.mountpoint).unwrap();
     foreground.kill("TERM");
-    until("it is detached", || place.mounts() == 0);
+    wait_until("it is detached", || place.mounts() == 0);
     assert!(foreground.runs());
     drop(held);
     let (status, said) = foreground.ends();
@@ -51,7 +51,7 @@ fn a_reader_may_finish() {
 
 #[test]
 fn a_reader_that_never_finishes_is_cut_off() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let foreground = place.mount_in_foreground(&[]);
     let held = File::open(&place.mountpoint).unwrap();
     foreground.kill("TERM");
@@ -65,11 +65,11 @@ fn a_reader_that_never_finishes_is_cut_off() {
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let mut foreground = place.mount_in_foreground(&[]);
     let held = File::open(&place.mountpoint).unwrap();
     foreground.kill("TERM");
-    until("it is detached", || place.mounts() == 0);
+    wait_until("it is detached", || place.mounts() == 0);
     assert!(foreground.runs());
     foreground.kill("INT");
     let (status, said) = foreground.ends();

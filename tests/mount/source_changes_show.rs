@@ -12,8 +12,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::command::{names_in, shards};
-use crate::common::mounting::{Place, until};
+use crate::common::command::{names_in, two_shards};
+use crate::common::mounting::{MountFixture, wait_until};
 use crate::common::test_path;
 use memmap2::Mmap;
 
@@ -22,13 +22,13 @@ const BYTES: usize = 4 << 20;
 
 /// A mount with a model in two shards, in a directory of its own.
 struct Model {
-    place: Place,
+    place: MountFixture,
     log: String,
 }
 
 impl Model {
     fn new(options: &[&str]) -> Model {
-        let place = Place::new();
+        let place = MountFixture::new();
         let log = place.path("log");
         let model = Model { place, log };
         fs::create_dir(model.source("model")).unwrap();
@@ -56,7 +56,7 @@ impl Model {
     }
 
     fn write_beside(&self, fill: u8) {
-        for (name, bytes) in shards(fill, BYTES) {
+        for (name, bytes) in two_shards(fill, BYTES) {
             fs::write(self.source(&format!("model/{name}.new")), bytes).unwrap();
         }
     }
@@ -72,7 +72,7 @@ impl Model {
     #[track_caller]
     fn shows(&self, first: u8, second: u8) -> u64 {
         let mut shown = None;
-        until("the name shows the new state", || {
+        wait_until("the name shows the new state", || {
             shown = File::open(self.virtual_file()).ok().and_then(|file| {
                 let values = values(&file).ok()?;
                 Some((values, file.metadata().ok()?.ino()))
@@ -165,12 +165,12 @@ fn deleted_and_renamed_while_open() {
     let model = Model::new(&[]);
     let old = File::open(model.virtual_file()).unwrap();
     fs::rename(model.source("model"), model.source("moved")).unwrap();
-    until("the old name is gone", || !model.virtual_file().exists());
+    wait_until("the old name is gone", || !model.virtual_file().exists());
     let moved = PathBuf::from(&model.place.mountpoint).join("moved/model.safetensors");
-    until("the new name is there", || moved.exists());
+    wait_until("the new name is there", || moved.exists());
     assert_eq!(values(&old).unwrap(), (1, 2));
     fs::remove_dir_all(model.source("moved")).unwrap();
-    until("it is gone", || !moved.exists());
+    wait_until("it is gone", || !moved.exists());
     assert_eq!(values(&old).unwrap(), (1, 2));
     assert_eq!(old.metadata().unwrap().len() % 4096, 0);
     drop(old);
@@ -182,7 +182,7 @@ fn chmodded_while_open() {
     let model = Model::new(&[]);
     let old = File::open(model.virtual_file()).unwrap();
     fs::set_permissions(model.shard(2), fs::Permissions::from_mode(0o600)).unwrap();
-    until("the mode shows", || {
+    wait_until("the mode shows", || {
         fs::metadata(model.virtual_file()).unwrap().permissions().mode() & 0o777 == 0o600
     });
     assert_eq!(values(&old).unwrap(), (1, 2));
@@ -197,7 +197,7 @@ fn changed_in_place_while_open() {
     let inode = old.metadata().unwrap().ino();
     assert_eq!(values(&old).unwrap(), (1, 2));
     tick();
-    let (_, changed) = shards(8, BYTES).swap_remove(1);
+    let (_, changed) = two_shards(8, BYTES).swap_remove(1);
     let file = File::options().write(true).open(model.shard(2)).unwrap();
     file.write_all_at(&changed, 0).unwrap();
     drop(file);
@@ -227,7 +227,7 @@ fn changed_often_it_is_logged_once() {
     for fill in 1..=5 {
         let old = File::open(model.virtual_file()).unwrap();
         tick();
-        let (_, changed) = shards(10 * fill, BYTES).swap_remove(1);
+        let (_, changed) = two_shards(10 * fill, BYTES).swap_remove(1);
         file.write_all_at(&changed, 0).unwrap();
         assert_eio(values(&old));
         // Who opens it now may be told of the state before, and opens it again.
@@ -263,7 +263,7 @@ fn truncated_while_mapped_kills_the_reader_and_nobody_else() {
     assert_eq!(model.place.state(), "alive");
     // What is no model any more is shown as it is.
     let names = || names_in(model.virtual_file().parent().unwrap());
-    until("the shards show", || names().len() == 2 && names()[0].contains("-00001-of"));
+    wait_until("the shards show", || names().len() == 2 && names()[0].contains("-00001-of"));
     model.unmount();
 }
 
@@ -286,7 +286,7 @@ fn files_as_they_are() {
         let source = model.source("notes.bin");
         let shown = PathBuf::from(&model.place.mountpoint).join("notes.bin");
         fs::write(&source, vec![1; BYTES]).unwrap();
-        until("it appears", || shown.exists());
+        wait_until("it appears", || shown.exists());
         let open = File::open(&shown).unwrap();
         let size = || open.metadata().unwrap().len();
         let byte = |at: usize| {
@@ -297,20 +297,20 @@ fn files_as_they_are() {
         assert_eq!((size(), byte(BYTES - 1)), (BYTES as u64, 1));
         let writer = File::options().write(true).open(&source).unwrap();
         writer.write_all_at(&[2; 5000], BYTES as u64).unwrap();
-        until("it has grown", || size() == BYTES as u64 + 5000);
-        until("its end is read", || byte(BYTES + 4999) == 2 && byte(BYTES) == 2);
+        wait_until("it has grown", || size() == BYTES as u64 + 5000);
+        wait_until("its end is read", || byte(BYTES + 4999) == 2 && byte(BYTES) == 2);
         tick();
         writer.write_all_at(&[3; 5000], 0).unwrap();
-        until("its start is read", || byte(0) == 3 && byte(4999) == 3 && byte(5000) == 1);
+        wait_until("its start is read", || byte(0) == 3 && byte(4999) == 3 && byte(5000) == 1);
         writer.set_len(100).unwrap();
-        until("it is short", || size() == 100);
-        until("it ends where it ends", || open.read_at(&mut [0], 100).unwrap() == 0);
+        wait_until("it is short", || size() == 100);
+        wait_until("it ends where it ends", || open.read_at(&mut [0], 100).unwrap() == 0);
         assert_eq!(byte(99), 3);
         fs::remove_file(&source).unwrap();
-        until("it is gone", || !shown.exists());
+        wait_until("it is gone", || !shown.exists());
         assert_eq!(byte(99), 3);
         fs::write(&source, [4; 10]).unwrap();
-        until("another is there", || fs::read(&shown).is_ok_and(|bytes| bytes == [4; 10]));
+        wait_until("another is there", || fs::read(&shown).is_ok_and(|bytes| bytes == [4; 10]));
         assert_eq!(byte(99), 3, "{options:?}");
         assert_eq!(model.errors(), [""; 0], "{options:?}");
         drop(open);
@@ -340,7 +340,7 @@ fn one_file_of_two_names() {
     let shown = |name: &str| PathBuf::from(&model.place.mountpoint).join(name);
     fs::write(model.source("a"), "text").unwrap();
     fs::hard_link(model.source("a"), model.source("b")).unwrap();
-    until("both appear", || shown("a").exists() && shown("b").exists());
+    wait_until("both appear", || shown("a").exists() && shown("b").exists());
     assert_eq!(fs::metadata(shown("a")).unwrap().ino(), fs::metadata(shown("b")).unwrap().ino());
     fs::remove_file(model.source("b")).unwrap();
     assert_eq!(fs::read(shown("a")).unwrap(), b"text");
@@ -355,21 +355,23 @@ fn names_and_times_of_directories() {
     let at_first = time("");
     tick();
     fs::create_dir(model.source("later")).unwrap();
-    until("the directory appears", || shown("later").is_dir());
-    until("its time shows", || time("") > at_first);
+    wait_until("the directory appears", || shown("later").is_dir());
+    wait_until("its time shows", || time("") > at_first);
     assert_eq!(time(""), fs::metadata(&model.place.source).unwrap().modified().unwrap());
-    for (name, bytes) in shards(3, 1000) {
+    for (name, bytes) in two_shards(3, 1000) {
         assert!(!shown("later/model.safetensors").exists());
         fs::write(model.source(&format!("later/{name}")), bytes).unwrap();
     }
-    until("the model is complete", || names_in(&shown("later")) == ["model.safetensors"]);
+    wait_until("the model is complete", || names_in(&shown("later")) == ["model.safetensors"]);
     let complete = time("later");
     tick();
     fs::remove_file(model.source("later/model-00001-of-00002.safetensors")).unwrap();
-    until("it is no longer", || names_in(&shown("later")) == ["model-00002-of-00002.safetensors"]);
-    until("that time shows too", || time("later") > complete);
+    wait_until("it is no longer", || {
+        names_in(&shown("later")) == ["model-00002-of-00002.safetensors"]
+    });
+    wait_until("that time shows too", || time("later") > complete);
     fs::remove_dir_all(model.source("later")).unwrap();
-    until("the directory is gone", || !names_in(&shown("")).contains(&"later".to_owned()));
+    wait_until("the directory is gone", || !names_in(&shown("")).contains(&"later".to_owned()));
     model.unmount();
 }
 
@@ -415,7 +417,7 @@ fn replaced_again_and_again_under_load() {
 #[test]
 fn a_file_that_is_renamed_over_repeatedly_can_be_opened() {
     const OPENS: usize = 500;
-    let place = Place::new();
+    let place = MountFixture::new();
     let (name, beside) = (format!("{}/counted", place.source), format!("{}/.new", place.source));
     let (last, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let put = |count: usize| {
@@ -507,9 +509,9 @@ fn a_header_repaired_through_a_mapping_is_shown() {
     let mut map = map_for_stores(&model.shard(2));
     let brace = map[8];
     map[8] = b'!';
-    until("the broken set is not shown", || !model.virtual_file().exists());
+    wait_until("the broken set is not shown", || !model.virtual_file().exists());
     map[8] = brace;
-    until("the repaired set is shown", || model.virtual_file().exists());
+    wait_until("the repaired set is shown", || model.virtual_file().exists());
     assert_eq!(values(&File::open(model.virtual_file()).unwrap()).unwrap(), (1, 2));
     drop(map);
     model.unmount();
@@ -521,9 +523,9 @@ fn an_open_after_one_long_write_shows_all_of_it() {
     const LONG: usize = 192 << 20;
     let model = Model::new(&[]);
     let path = model.source("model/model-00001-of-00002.safetensors");
-    let write = |fill: u8| fs::write(&path, &shards(fill, LONG)[0].1).unwrap();
+    let write = |fill: u8| fs::write(&path, &two_shards(fill, LONG)[0].1).unwrap();
     write(20);
-    let new = shards(40, LONG).swap_remove(0).1;
+    let new = two_shards(40, LONG).swap_remove(0).1;
     std::thread::sleep(Duration::from_millis(200));
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {

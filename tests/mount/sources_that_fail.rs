@@ -4,9 +4,9 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-use crate::common::command::shards;
-use crate::common::failing_source::{Faulty, Mood};
-use crate::common::mounting::{Place, until};
+use crate::common::command::two_shards;
+use crate::common::failing_source::{Behavior, FailingSource};
+use crate::common::mounting::{MountFixture, wait_until};
 
 const BYTES: usize = 8 << 20;
 
@@ -15,15 +15,15 @@ const BAD: std::ops::Range<u64> = 6 << 20..7 << 20;
 
 #[test]
 fn one_reader_gets_the_error_and_the_rest_goes_on() {
-    let place = Place::new();
-    let far = Faulty::new(&format!("{}/far", place.source), shards(1, BYTES));
+    let place = MountFixture::new();
+    let far = FailingSource::new(&format!("{}/far", place.source), two_shards(1, BYTES));
     let log = place.path("log");
     place.mount(&["--log-file", &log]);
     let model = File::open(format!("{}/far/model.safetensors", place.mountpoint)).unwrap();
     let size = model.metadata().unwrap().len();
     // The first tensor ends where the second begins; a shard has a short header of its own.
     let (first, second) = (size - 2 * BYTES as u64, size - BYTES as u64);
-    far.is_now(Mood::Fails(BAD));
+    far.set(Behavior::Fails(BAD));
     let mut bytes = [0; 4096];
     for _ in 0..50 {
         let error = model.read_exact_at(&mut bytes, second + BAD.start + (512 << 10)).unwrap_err();
@@ -39,8 +39,8 @@ fn one_reader_gets_the_error_and_the_rest_goes_on() {
     let log = fs::read_to_string(&log).unwrap();
     assert_eq!(log.lines().count(), 1, "{log}");
     assert!(log.contains("far/model-00002-of-00002.safetensors"), "{log}");
-    far.is_now(Mood::Works);
-    until("it is read again", || {
+    far.set(Behavior::Works);
+    wait_until("it is read again", || {
         model.read_exact_at(&mut bytes, second + BAD.start + (512 << 10)).is_ok()
     });
     assert_eq!(bytes, [2; 4096]);
@@ -56,17 +56,17 @@ fn one_reader_gets_the_error_and_the_rest_goes_on() {
 #[test]
 fn a_file_as_it_is() {
     for options in [&[][..], &["--no-passthrough"]] {
-        let place = Place::new();
+        let place = MountFixture::new();
         let files = vec![("notes.txt".to_owned(), vec![5; BYTES])];
-        let far = Faulty::new(&format!("{}/far", place.source), files);
+        let far = FailingSource::new(&format!("{}/far", place.source), files);
         place.mount(options);
         let notes = File::open(format!("{}/far/notes.txt", place.mountpoint)).unwrap();
-        far.is_now(Mood::Fails(BAD));
+        far.set(Behavior::Fails(BAD));
         let mut bytes = [0; 4096];
         let error = notes.read_exact_at(&mut bytes, BAD.start + (512 << 10)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO), "{options:?}");
         notes.read_exact_at(&mut bytes, 0).unwrap();
-        far.is_now(Mood::Works);
+        far.set(Behavior::Works);
         notes.read_exact_at(&mut bytes, BAD.start + (512 << 10)).unwrap();
         assert_eq!(bytes, [5; 4096]);
         drop(notes);

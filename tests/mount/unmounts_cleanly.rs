@@ -7,12 +7,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::common::command::{ckptfs, run};
-use crate::common::mounting::{Place, mounts_at, program, until};
+use crate::common::mounting::{MountFixture, mounts_at, run_program, wait_until};
 use ckptfs::mount::MountOptions;
 
 #[test]
 fn unmount_waits_until_the_daemon_has_ended() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     assert_eq!(place.mounts(), 1);
     let done = place.unmount(&[]);
@@ -24,7 +24,7 @@ fn unmount_waits_until_the_daemon_has_ended() {
 
 #[test]
 fn who_comes_second_finds_it_done() {
-    let place = Place::new();
+    let place = MountFixture::new();
     for options in [&[][..], &["--lazy"]] {
         let daemon = place.mount(&[]);
         // Stopped, it keeps them all asking until it is let go on.
@@ -36,7 +36,7 @@ fn who_comes_second_finds_it_done() {
                 command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
             })
             .collect();
-        until("all of them ask", || unmounting.iter().all(|one| has_a_child(one.id())));
+        wait_until("all of them ask", || unmounting.iter().all(|one| has_a_child(one.id())));
         daemon.kill("CONT");
         for one in unmounting {
             let done = one.wait_with_output().unwrap();
@@ -44,7 +44,7 @@ fn who_comes_second_finds_it_done() {
             assert_eq!((done.status.code(), &*said), (Some(0), ""), "{options:?}");
         }
         assert_eq!(place.mounts(), 0);
-        until("the daemon ends", || !daemon.runs());
+        wait_until("the daemon ends", || !daemon.runs());
     }
 }
 
@@ -56,7 +56,7 @@ fn has_a_child(pid: u32) -> bool {
 
 #[test]
 fn however_the_mountpoint_is_written() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let link = place.path("link,with a comma");
     std::os::unix::fs::symlink(&place.mountpoint, &link).unwrap();
     for written in [link, format!("{}/", place.mountpoint), format!("{}/../mnt", place.mountpoint)]
@@ -72,7 +72,7 @@ fn however_the_mountpoint_is_written() {
 
 #[test]
 fn what_is_in_use_stays_unless_it_is_to_go_lazily() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     let held = File::open(&place.mountpoint).unwrap();
     let done = place.unmount(&[]);
@@ -85,16 +85,18 @@ fn what_is_in_use_stays_unless_it_is_to_go_lazily() {
     assert!(done.stdout.contains("ends with the last reader"), "{}", done.stdout);
     assert_eq!((place.mounts(), daemon.runs()), (0, true));
     drop(held);
-    until("the daemon ends", || !daemon.runs());
+    wait_until("the daemon ends", || !daemon.runs());
 }
 
 #[test]
 fn others_may_unmount_it_and_the_daemon_ends() {
     for words in [&["umount"][..], &["umount", "-l"], &["fusermount3", "-u"]] {
-        let place = Place::new();
+        let place = MountFixture::new();
         let foreground = place.mount_in_foreground(&[]);
         // The status of other tests may look at it just then, and keeps it busy for a moment.
-        until("it is unmounted", || program(&[words, &[&place.mountpoint]].concat()).code == 0);
+        wait_until("it is unmounted", || {
+            run_program(&[words, &[&place.mountpoint]].concat()).code == 0
+        });
         let (status, said) = foreground.ends();
         assert_eq!((status.code(), said.as_str()), (Some(0), ""));
         assert_eq!(place.mounts(), 0);
@@ -103,40 +105,40 @@ fn others_may_unmount_it_and_the_daemon_ends() {
 
 #[test]
 fn what_others_mounted_at_the_same_place_is_left_alone() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     let held = File::open(&place.mountpoint).unwrap();
-    assert_eq!(program(&["umount", "-l", &place.mountpoint]).code, 0);
-    assert_eq!(program(&["mount", "-t", "tmpfs", "other", &place.mountpoint]).code, 0);
+    assert_eq!(run_program(&["umount", "-l", &place.mountpoint]).code, 0);
+    assert_eq!(run_program(&["mount", "-t", "tmpfs", "other", &place.mountpoint]).code, 0);
     daemon.kill("TERM");
     drop(held);
-    until("the daemon ends", || !daemon.runs());
+    wait_until("the daemon ends", || !daemon.runs());
     assert_eq!(place.mounts(), 1);
 
     // And over a mount of ours: neither is it taken away for ours to go, nor ours by its path.
-    assert_eq!(program(&["umount", &place.mountpoint]).code, 0);
+    assert_eq!(run_program(&["umount", &place.mountpoint]).code, 0);
     let daemon = place.mount(&[]);
-    assert_eq!(program(&["mount", "-t", "tmpfs", "other", &place.mountpoint]).code, 0);
+    assert_eq!(run_program(&["mount", "-t", "tmpfs", "other", &place.mountpoint]).code, 0);
     assert_eq!(place.state(), "hidden");
     let done = place.unmount(&[]);
     assert_eq!(done.code, 1);
     assert!(done.stderr.contains("type tmpfs"), "{}", done.stderr);
     assert_eq!((place.mounts(), daemon.runs()), (2, true));
-    assert_eq!(program(&["umount", &place.mountpoint]).code, 0);
+    assert_eq!(run_program(&["umount", &place.mountpoint]).code, 0);
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
 /// The kernel gives the numbers of a mount that is gone to the next one.
 #[test]
 fn a_mount_that_is_gone_takes_no_other_with_it() {
-    let (first, second) = (Place::new(), Place::new());
-    let mount = |place: &Place| {
+    let (first, second) = (MountFixture::new(), MountFixture::new());
+    let mount = |place: &MountFixture| {
         let options = MountOptions::new((&place.source).into(), (&place.mountpoint).into());
         ckptfs::mount::mount(&options).unwrap()
     };
     for _ in 0..20 {
         let gone = mount(&first);
-        until("it is unmounted", || program(&["umount", &first.mountpoint]).code == 0);
+        wait_until("it is unmounted", || run_program(&["umount", &first.mountpoint]).code == 0);
         let other = mount(&second);
         gone.detach().unwrap();
         drop(gone);
@@ -148,7 +150,7 @@ fn a_mount_that_is_gone_takes_no_other_with_it() {
 
 #[test]
 fn what_is_no_mount_of_ours_is_named_for_what_it_is() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let cases = [
         (place.path("missing"), "no such file"),
         (place.source.clone(), "nothing is mounted there"),
@@ -167,7 +169,7 @@ fn what_is_no_mount_of_ours_is_named_for_what_it_is() {
 
 #[test]
 fn status_tells_what_is_there() {
-    let place = Place::new();
+    let place = MountFixture::new();
     assert_eq!(place.state(), "none");
     let daemon = place.mount(&[]);
     let done = run(&["status"]);
@@ -183,7 +185,7 @@ fn status_tells_what_is_there() {
 
 #[test]
 fn status_can_be_watched() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let mut watching = Command::new(ckptfs())
         .args(["status", "--watch", "--json"])
         .stdout(Stdio::piped())
@@ -197,18 +199,18 @@ fn status_can_be_watched() {
     };
     assert!(!here(&next()));
     place.mount(&[]);
-    until("it is seen", || here(&next()));
+    wait_until("it is seen", || here(&next()));
     assert_eq!(place.unmount(&[]).code, 0);
-    until("it is no more seen", || !here(&next()));
+    wait_until("it is no more seen", || !here(&next()));
     // Nobody reads on: it ends by itself.
     drop(lines);
-    until("it ends", || watching.try_wait().unwrap().is_some());
+    wait_until("it ends", || watching.try_wait().unwrap().is_some());
     assert_eq!(watching.wait().unwrap().code(), Some(0));
 }
 
 #[test]
 fn a_program_that_uses_the_library_mounts_without_a_daemon() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let mountpoint = Path::new(&place.mountpoint);
     let options = MountOptions::new((&place.source).into(), mountpoint.into());
     let mounted = ckptfs::mount::mount(&options).unwrap();

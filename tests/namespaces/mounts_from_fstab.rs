@@ -6,12 +6,12 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::common::command;
-use crate::common::command::{ckptfs, done, in_shell, install};
+use crate::common::command::{ckptfs, install, run_command, run_in_shell};
 use crate::common::mounting;
-use crate::common::mounting::{Place, until};
+use crate::common::mounting::{MountFixture, wait_until};
 use crate::shared;
 
-fn options_in_table(place: &Place) -> String {
+fn options_in_table(place: &MountFixture) -> String {
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let line = lines.find(|fields| fields[1] == place.mountpoint).unwrap();
@@ -24,7 +24,7 @@ fn options_in_table(place: &Place) -> String {
 #[test]
 fn a_line_of_fstab() {
     let _shared = shared();
-    let place = Place::new();
+    let place = MountFixture::new();
     let folder = place.path("bin");
     fs::create_dir(&folder).unwrap();
     install(ckptfs(), format!("{folder}/ckptfs"));
@@ -44,7 +44,7 @@ fn a_line_of_fstab() {
         done"#;
     let mut shell = Command::new("unshare");
     shell.args(["-m", "bash"]);
-    let told = in_shell(shell, script, &[&place.source, &place.mountpoint, &folder]);
+    let told = run_in_shell(shell, script, &[&place.source, &place.mountpoint, &folder]);
     assert_eq!((told.code, told.stderr.as_str()), (0, ""), "{}", told.stdout);
     let lines: Vec<&str> = told.stdout.lines().collect();
     assert_eq!(lines.len(), 3, "{lines:?}");
@@ -56,7 +56,7 @@ fn a_line_of_fstab() {
 
 #[test]
 fn as_mount8_runs_it() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let list = "rw,dev,suid,nofail,_netdev,x-systemd.automount,,user=me,users,auto,comment=a=b,defaults,\
         allow_other,memory=64M,keep=a\\,b";
     // As mount.fuse3 runs it: without the word `mount`, and also with relative paths.
@@ -64,7 +64,7 @@ fn as_mount8_runs_it() {
     for (source, mountpoint) in [(&*place.source, &*place.mountpoint), ("source", "mnt")] {
         let mut command = Command::new(ckptfs());
         command.args([source, mountpoint, "-o", list]).current_dir(folder);
-        let told = done(&mut command);
+        let told = run_command(&mut command);
         assert_eq!(told.code, 0, "{}", told.stderr);
         let options = options_in_table(&place);
         assert!(options.starts_with("ro,nosuid,nodev") && options.contains("allow_other"));
@@ -77,19 +77,19 @@ fn as_mount8_runs_it() {
     );
     let named = r#"mount -t fuse "$CKPTFS#$1" "$2" -o allow_other,threads=3"#;
     for script in [&*helper, named] {
-        let told = in_shell(Command::new("bash"), script, &[&place.source, &place.mountpoint]);
+        let told = run_in_shell(Command::new("bash"), script, &[&place.source, &place.mountpoint]);
         assert_eq!(told.code, 0, "{}", told.stderr);
         assert!(options_in_table(&place).contains("allow_other"));
         // The status of other tests may look at it just then, and keeps it busy for a moment.
         let unmount = ["umount", &*place.mountpoint];
-        until("it is unmounted", || mounting::program(&unmount).code == 0);
+        wait_until("it is unmounted", || mounting::run_program(&unmount).code == 0);
     }
 }
 
 /// mount(8) says `rw` wherever nobody said `ro`; who says it by hand wants what cannot be had.
 #[test]
 fn rw_is_taken_from_mount8_alone() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let done = place.try_mount(&["-o", "allow_other,rw"]);
     assert_eq!((done.code, place.mounts()), (2, 0), "{}", done.stderr);
     assert!(done.stderr.contains("always read-only"), "{}", done.stderr);
@@ -101,7 +101,7 @@ fn rw_is_taken_from_mount8_alone() {
 
 #[test]
 fn a_word_that_nobody_knows_is_refused_with_those_that_are_known() {
-    let place = Place::new();
+    let place = MountFixture::new();
     for word in ["no_such_thing=5", "rwx", "=x", "help", "auto_unmount"] {
         for arguments in [&["mount"][..], &[]] {
             let list = format!("allow_other,,{word}");

@@ -5,22 +5,22 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use crate::common::command::{Done, run};
-use crate::common::mounting::{Place, program, until};
+use crate::common::command::{Outcome, run};
+use crate::common::mounting::{MountFixture, run_program, wait_until};
 use crate::exclusive;
 
 /// The output of an `unmount` after which the daemon still runs.
 #[track_caller]
-fn output_of_unmount(done: &Done) -> &str {
+fn output_of_unmount(done: &Outcome) -> &str {
     assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{}", done.stdout);
     assert!(!done.stdout.contains("kill"), "{}", done.stdout);
     &done.stdout
 }
 
-fn bind_mount(place: &Place) -> String {
+fn bind_mount(place: &MountFixture) -> String {
     let other = place.path("other");
     fs::create_dir_all(&other).unwrap();
-    assert_eq!(program(&["mount", "--bind", &place.mountpoint, &other]).code, 0);
+    assert_eq!(run_program(&["mount", "--bind", &place.mountpoint, &other]).code, 0);
     other
 }
 
@@ -50,7 +50,7 @@ impl Drop for Namespace {
 fn unmount_reports_a_remaining_bind_mount() {
     let _exclusive = exclusive();
     for options in [&[][..], &["--lazy"]] {
-        let place = Place::new();
+        let place = MountFixture::new();
         let daemon = place.mount(&[]);
         let other = bind_mount(&place);
         let done = place.unmount(options);
@@ -63,7 +63,7 @@ fn unmount_reports_a_remaining_bind_mount() {
         assert!(fs::read(format!("{other}/model.safetensors")).is_ok());
         // The bind mount is a mount of ours like any other.
         assert_eq!(run(&["unmount", &other]).code, 0);
-        until("the daemon ends", || !daemon.runs());
+        wait_until("the daemon ends", || !daemon.runs());
     }
 }
 
@@ -71,7 +71,7 @@ fn unmount_reports_a_remaining_bind_mount() {
 fn unmount_reports_a_mount_in_another_namespace() {
     let _exclusive = exclusive();
     for options in [&[][..], &["--lazy"]] {
-        let place = Place::new();
+        let place = MountFixture::new();
         let daemon = place.mount(&[]);
         let namespace = Namespace::new();
         let done = place.unmount(options);
@@ -85,29 +85,29 @@ fn unmount_reports_a_mount_in_another_namespace() {
         let there = format!("/proc/{pid}/root{}/model.safetensors", place.mountpoint);
         assert!(fs::read(there).is_ok());
         drop(namespace);
-        until("the daemon ends", || !daemon.runs());
+        wait_until("the daemon ends", || !daemon.runs());
     }
 }
 
 #[test]
 fn a_detached_mount_that_is_in_use_keeps_its_daemon() {
     let _exclusive = exclusive();
-    let place = Place::new();
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     let other = bind_mount(&place);
     let held = File::open(format!("{other}/model.safetensors")).unwrap();
-    assert_eq!(program(&["umount", "-l", &other]).code, 0);
+    assert_eq!(run_program(&["umount", "-l", &other]).code, 0);
     let done = place.unmount(&[]);
     let words = format!("unmounted; its daemon ({}) ends with the last reader", daemon.0);
     assert!(output_of_unmount(&done).contains(&words), "{}", done.stdout);
     drop(held);
-    until("the daemon ends", || !daemon.runs());
+    wait_until("the daemon ends", || !daemon.runs());
 }
 
 #[test]
 fn a_stopped_daemon_in_use_is_not_to_be_killed() {
     let _exclusive = exclusive();
-    let place = Place::new();
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     let other = bind_mount(&place);
     daemon.stop();
@@ -117,6 +117,6 @@ fn a_stopped_daemon_in_use_is_not_to_be_killed() {
         format!("still shown at {other}; its daemon ({0}) is stopped: kill -CONT {0}", daemon.0);
     assert!(done.stdout.contains(&words) && !done.stdout.contains("KILL"), "{}", done.stdout);
     daemon.kill("CONT");
-    assert_eq!(program(&["umount", &other]).code, 0);
-    until("the daemon ends", || !daemon.runs());
+    assert_eq!(run_program(&["umount", &other]).code, 0);
+    wait_until("the daemon ends", || !daemon.runs());
 }

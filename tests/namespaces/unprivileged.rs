@@ -9,8 +9,8 @@ use std::process::Command;
 use std::sync::RwLockReadGuard;
 
 use crate::common::command;
-use crate::common::command::{Done, ckptfs, install, model};
-use crate::common::mounting::{Place, daemons_of, until};
+use crate::common::command::{Outcome, ckptfs, install, write_model};
+use crate::common::mounting::{MountFixture, daemons_of, wait_until};
 use crate::shared;
 
 /// A user without power whom every system has.
@@ -28,14 +28,14 @@ const PRELUDE: &str = r#"
 
 /// A place whose mountpoint is the user's, and the command where the user can run it.
 struct Users {
-    place: Place,
+    place: MountFixture,
     binary: String,
     _shared: RwLockReadGuard<'static, ()>,
 }
 
 impl Users {
     fn new() -> Users {
-        let place = Place::new();
+        let place = MountFixture::new();
         let binary = place.path("ckptfs");
         install(ckptfs(), &binary);
         chown(&place.mountpoint, Some(NOBODY), Some(NOBODY)).unwrap();
@@ -46,21 +46,21 @@ impl Users {
 
     /// Runs a script of root with /dev/fuse of that mode: `$CKPTFS` is the command, `$1` the
     /// source, `$2` the mountpoint, and `nobody` runs something as that user.
-    fn run(&self, mode: &str, script: &str) -> Done {
+    fn run(&self, mode: &str, script: &str) -> Outcome {
         let script = [&PRELUDE.replace("MODE", mode), script].concat();
         self.unshare("-m", &script)
     }
 
-    fn unshare(&self, what: &str, script: &str) -> Done {
+    fn unshare(&self, what: &str, script: &str) -> Outcome {
         let mut command = Command::new("unshare");
         command.args([what, "bash", "-c", script]);
         command.args(["bash", &self.place.source, &self.place.mountpoint]);
-        command::done(command.env("CKPTFS", &self.binary).current_dir("/"))
+        command::run_command(command.env("CKPTFS", &self.binary).current_dir("/"))
     }
 }
 
 /// Nothing was said but, at each mount, that it has no privileges.
-fn said_nothing_else(done: &Done) -> bool {
+fn said_nothing_else(done: &Outcome) -> bool {
     let mut lines = done.stderr.lines();
     done.code == 0 && lines.all(|line| line.starts_with("ckptfs: note: mounted without privileges"))
 }
@@ -103,7 +103,7 @@ fn a_name_with_commas_stays_a_name_and_root_can_take_it_away() {
     let users = Users::new();
     let source = users.place.path("a,allow_other,\\b");
     fs::create_dir(&source).unwrap();
-    model(&std::path::Path::new(&source).join("model.safetensors"), 1, 8);
+    write_model(&std::path::Path::new(&source).join("model.safetensors"), 1, 8);
     let script = r#"
         nobody "$CKPTFS" mount "$2/../a,allow_other,\\b" "$2"
         table "$@"
@@ -197,7 +197,7 @@ fn busy_and_lazy_as_for_root() {
     assert!(done.stdout.contains("busy: 1") && done.stdout.contains("lazy: 0"), "{done:?}");
     assert!(done.stdout.contains("none\n"), "{}", done.stdout);
     assert!(done.stderr.contains("in use") && done.stderr.contains("--lazy"), "{}", done.stderr);
-    until("the daemon ends", || daemons_of(&users.place.mountpoint).is_empty());
+    wait_until("the daemon ends", || daemons_of(&users.place.mountpoint).is_empty());
 }
 
 #[test]

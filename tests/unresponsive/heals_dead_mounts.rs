@@ -8,16 +8,16 @@ use std::sync::mpsc::{Sender, channel};
 
 use crate::common::command::run;
 use crate::common::mounting;
-use crate::common::mounting::{Place, until};
+use crate::common::mounting::{MountFixture, wait_until};
 use fuser::{FileHandle, Filesystem, INodeNo, ReplyAttr, ReplyXattr, Request};
 
 /// Mounts, kills the daemon, and waits until the kernel has noticed.
-fn dead() -> Place {
-    let place = Place::new();
+fn dead() -> MountFixture {
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     daemon.kill("KILL");
-    until("the daemon is gone", || !daemon.runs());
-    until("the mount is dead", || place.state() == "dead");
+    wait_until("the daemon is gone", || !daemon.runs());
+    wait_until("the mount is dead", || place.state() == "dead");
     place
 }
 
@@ -54,13 +54,13 @@ fn the_next_unmount_takes_it_away() {
 
 #[test]
 fn one_that_lies_over_its_own_source() {
-    let place = Place::new();
+    let place = MountFixture::new();
     for _ in 0..2 {
         let done = run(&["mount", &place.source, &place.source]);
         assert_eq!(done.code, 0, "{}", done.stderr);
         let daemon = mounting::daemons_of(&place.source).pop().unwrap();
         daemon.kill("KILL");
-        until("the daemon is gone", || !daemon.runs());
+        wait_until("the daemon is gone", || !daemon.runs());
     }
     assert_eq!(mounting::mounts_at(&place.source), 1);
     assert_eq!(run(&["unmount", &place.source]).code, 0);
@@ -69,7 +69,7 @@ fn one_that_lies_over_its_own_source() {
 
 #[test]
 fn a_stopped_daemon_is_not_waited_for() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     daemon.stop();
     assert_eq!(place.state(), "not-answering");
@@ -79,7 +79,7 @@ fn a_stopped_daemon_is_not_waited_for() {
     assert_eq!(place.unmount(&["--lazy"]).code, 0);
     assert_eq!(place.mounts(), 0);
     daemon.kill("CONT");
-    until("the daemon ends", || !daemon.runs());
+    wait_until("the daemon ends", || !daemon.runs());
 }
 
 /// Takes every question up and answers none: those who ask cannot even be killed.
@@ -104,7 +104,7 @@ impl Filesystem for Stuck {
 
 #[test]
 fn a_stuck_daemon_that_took_the_question_up_is_not_waited_for() {
-    let place = Place::new();
+    let place = MountFixture::new();
     let wanted = ckptfs::mount::lifecycle::attach::AttachRequest {
         mountpoint: Path::new(&place.mountpoint),
         fsname: OsStr::new("stuck"),
@@ -131,5 +131,5 @@ fn a_stuck_daemon_that_took_the_question_up_is_not_waited_for() {
     assert!(kept.try_iter().count() > 0, "nobody was stuck");
     // The answers are dropped, and with them goes the last that kept the session.
     drop(kept);
-    until("the session ends", || session.is_finished());
+    wait_until("the session ends", || session.is_finished());
 }

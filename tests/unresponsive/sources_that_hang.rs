@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread::JoinHandle;
 
-use crate::common::command::{names_in, shards};
-use crate::common::failing_source::{Faulty, Mood};
-use crate::common::mounting::{Place, until};
+use crate::common::command::{names_in, two_shards};
+use crate::common::failing_source::{Behavior, FailingSource};
+use crate::common::mounting::{MountFixture, wait_until};
 
 /// Readers of what hangs: more than any threads that may wait for it.
 const READERS: usize = 64;
@@ -18,19 +18,19 @@ const READERS: usize = 64;
 const BYTES: usize = 8 << 20;
 
 /// A place with two models: one on a disk, and one on a filesystem that can hang.
-fn place() -> (Place, Faulty) {
-    let place = Place::new();
+fn place() -> (MountFixture, FailingSource) {
+    let place = MountFixture::new();
     let disk = format!("{}/disk", place.source);
     fs::create_dir(&disk).unwrap();
-    for (name, bytes) in shards(7, BYTES) {
+    for (name, bytes) in two_shards(7, BYTES) {
         fs::write(format!("{disk}/{name}"), bytes).unwrap();
     }
-    let far = Faulty::new(&format!("{}/far", place.source), shards(1, BYTES));
+    let far = FailingSource::new(&format!("{}/far", place.source), two_shards(1, BYTES));
     (place, far)
 }
 
 /// Opens the model that can hang, and has it read from many places, as others do.
-fn readers(place: &Place) -> Vec<JoinHandle<io::Result<u8>>> {
+fn readers(place: &MountFixture) -> Vec<JoinHandle<io::Result<u8>>> {
     let model = File::open(format!("{}/far/model.safetensors", place.mountpoint)).unwrap();
     let size = model.metadata().unwrap().len();
     let read = |n: usize| {
@@ -45,12 +45,12 @@ fn readers(place: &Place) -> Vec<JoinHandle<io::Result<u8>>> {
 }
 
 /// What must go on: another model, listings, a file as it is, the numbers.
-fn others_go_on(place: &Place) {
+fn others_go_on(place: &MountFixture) {
     assert_eq!(place.state(), "alive");
     let mountpoint = place.mountpoint.clone();
     let others = std::thread::spawn(move || read_others(&mountpoint));
     // Whoever hangs with the source can only be left.
-    until("others are read", || others.is_finished());
+    wait_until("others are read", || others.is_finished());
     others.join().unwrap();
 }
 
@@ -72,14 +72,14 @@ fn reads_hang_and_everything_else_goes_on() {
     let daemon = place.mount(&["--threads", "1"]);
     let at_far = Path::new(&place.mountpoint).join("far");
     assert_eq!(names_in(&at_far), ["model.safetensors"]);
-    far.is_now(Mood::HangsReading);
+    far.set(Behavior::HangsOnReads);
     let readers = readers(&place);
-    until("the source is asked", || far.owes() > 0);
+    wait_until("the source is asked", || far.pending() > 0);
     others_go_on(&place);
     // Its own directory too: only reading hangs.
     assert_eq!(names_in(&at_far), ["model.safetensors"]);
     assert!(readers.iter().all(|reader| !reader.is_finished()));
-    far.is_now(Mood::Works);
+    far.set(Behavior::Works);
     for reader in readers {
         assert_eq!(reader.join().unwrap().unwrap(), 2);
     }
@@ -96,19 +96,19 @@ fn hundreds_of_readers_hang_and_everything_else_goes_on() {
     let model = File::open(format!("{}/far/model.safetensors", place.mountpoint)).unwrap();
     rustix::fs::fadvise(&model, 0, None, rustix::fs::Advice::Random).unwrap();
     let size = model.metadata().unwrap().len();
-    far.is_now(Mood::HangsReading);
+    far.set(Behavior::HangsOnReads);
     let read = |n: u64| {
         let model = model.try_clone().unwrap();
         let at = size - 1 - n * (2 * BYTES as u64 / HUNDREDS);
         std::thread::spawn(move || model.read_exact_at(&mut [0], at).unwrap())
     };
     let readers: Vec<JoinHandle<()>> = (0..HUNDREDS).map(read).collect();
-    until("the source is asked", || far.owes() > 0);
-    until("all wait", || waiting() >= HUNDREDS as usize * 9 / 10);
+    wait_until("the source is asked", || far.pending() > 0);
+    wait_until("all wait", || waiting() >= HUNDREDS as usize * 9 / 10);
     for _ in 0..3 {
         others_go_on(&place);
     }
-    far.is_now(Mood::Works);
+    far.set(Behavior::Works);
     for reader in readers {
         reader.join().unwrap();
     }
@@ -139,7 +139,7 @@ fn a_source_that_answers_nothing_at_all() {
     let at_far = Path::new(&place.mountpoint).join("far");
     assert_eq!(names_in(&at_far), ["model.safetensors"]);
     let model = File::open(at_far.join("model.safetensors")).unwrap();
-    far.is_now(Mood::Hangs);
+    far.set(Behavior::Hangs);
     let asks: Vec<JoinHandle<()>> = (0..READERS)
         .map(|n| {
             let (at_far, model) = (at_far.clone(), model.try_clone().unwrap());
@@ -151,9 +151,9 @@ fn a_source_that_answers_nothing_at_all() {
             })
         })
         .collect();
-    until("the source is asked", || far.owes() > 0);
+    wait_until("the source is asked", || far.pending() > 0);
     others_go_on(&place);
-    far.is_now(Mood::Works);
+    far.set(Behavior::Works);
     for ask in asks {
         ask.join().unwrap();
     }
@@ -168,7 +168,7 @@ fn a_thousand_questions_are_not_answered_and_everything_else_goes_on() {
     place.mount(&["--threads", "1"]);
     let at_far = Path::new(&place.mountpoint).join("far");
     assert_eq!(names_in(&at_far), ["model.safetensors"]);
-    far.is_now(Mood::Hangs);
+    far.set(Behavior::Hangs);
     let asks: Vec<_> = (0..THOUSAND)
         .map(|n| {
             let at_far = at_far.clone();
@@ -177,9 +177,9 @@ fn a_thousand_questions_are_not_answered_and_everything_else_goes_on() {
             })
         })
         .collect();
-    until("all wait", || waiting() >= THOUSAND * 9 / 10);
+    wait_until("all wait", || waiting() >= THOUSAND * 9 / 10);
     others_go_on(&place);
-    far.is_now(Mood::Works);
+    far.set(Behavior::Works);
     for ask in asks {
         ask.join().unwrap();
     }
@@ -191,22 +191,22 @@ fn it_can_be_detached_and_its_readers_go_on() {
     let (place, far) = place();
     let daemon = place.mount(&["--threads", "1"]);
     let other = File::open(format!("{}/disk/model.safetensors", place.mountpoint)).unwrap();
-    far.is_now(Mood::Works);
+    far.set(Behavior::Works);
     assert_eq!(names_in(&Path::new(&place.mountpoint).join("far")), ["model.safetensors"]);
-    far.is_now(Mood::HangsReading);
+    far.set(Behavior::HangsOnReads);
     let readers = readers(&place);
-    until("the source is asked", || far.owes() > 0);
+    wait_until("the source is asked", || far.pending() > 0);
     assert_eq!(place.unmount(&["--lazy"]).code, 0);
     assert_eq!(place.mounts(), 0);
     let mut byte = [0];
     other.read_exact_at(&mut byte, other.metadata().unwrap().len() - 1).unwrap();
     assert_eq!(byte, [8]);
-    far.is_now(Mood::Works);
+    far.set(Behavior::Works);
     for reader in readers {
         assert_eq!(reader.join().unwrap().unwrap(), 2);
     }
     drop(other);
-    until("the daemon ends", || !daemon.runs());
+    wait_until("the daemon ends", || !daemon.runs());
 }
 
 #[test]
@@ -214,13 +214,13 @@ fn a_signal_ends_it_and_cuts_its_readers_off() {
     let (place, far) = place();
     let daemon = place.mount(&["--threads", "1"]);
     assert_eq!(names_in(&Path::new(&place.mountpoint).join("far")), ["model.safetensors"]);
-    far.is_now(Mood::HangsReading);
+    far.set(Behavior::HangsOnReads);
     let readers = readers(&place);
-    until("the source is asked", || far.owes() > 0);
+    wait_until("the source is asked", || far.pending() > 0);
     daemon.kill("TERM");
     for reader in readers {
         assert!(reader.join().unwrap().is_err());
     }
     assert_eq!(place.mounts(), 0);
-    until("the daemon ends", || !daemon.runs());
+    wait_until("the daemon ends", || !daemon.runs());
 }

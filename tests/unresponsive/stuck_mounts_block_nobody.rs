@@ -8,33 +8,33 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::common::command;
-use crate::common::command::{Done, ckptfs, run};
-use crate::common::failing_source::{Faulty, Mood};
-use crate::common::mounting::{Daemon, Place, until};
+use crate::common::command::{Outcome, ckptfs, run};
+use crate::common::failing_source::{Behavior, FailingSource};
+use crate::common::mounting::{Daemon, MountFixture, wait_until};
 use serde_json::Value;
 
 /// Runs a command that must end by itself. One that is held up fails the test; it cannot even be killed
 /// before what it waits for is gone, so that its end is not waited for.
 #[track_caller]
-fn ends(program: &str, args: &[&str]) -> Done {
+fn ends(program: &str, args: &[&str]) -> Outcome {
     let mut command = Command::new(program);
     let command = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = command.spawn().unwrap();
-    until("the command ends", || running.try_wait().unwrap().is_some());
+    wait_until("the command ends", || running.try_wait().unwrap().is_some());
     let output = running.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     let code = output.status.code().unwrap();
-    Done { code, stdout: text(output.stdout), stderr: text(output.stderr) }
+    Outcome { code, stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
 #[track_caller]
-fn answers(args: &[&str]) -> Done {
+fn answers(args: &[&str]) -> Outcome {
     ends(ckptfs(), args)
 }
 
 /// A mount with a directory in it, whose daemon is stopped.
-fn stuck() -> (Place, Daemon) {
-    let place = Place::new();
+fn stuck() -> (MountFixture, Daemon) {
+    let place = MountFixture::new();
     fs::create_dir(Path::new(&place.source).join("sub")).unwrap();
     let daemon = place.mount(&[]);
     daemon.stop();
@@ -42,7 +42,7 @@ fn stuck() -> (Place, Daemon) {
 }
 
 /// The directory that a place's source and mountpoint lie in.
-fn above(place: &Place) -> String {
+fn above(place: &MountFixture) -> String {
     Path::new(&place.source).parent().unwrap().to_str().unwrap().to_owned()
 }
 
@@ -118,7 +118,7 @@ fn doctor_looks_at_the_machine_all_the_same() {
 fn what_lies_in_it_can_be_asked_for_as_well() {
     let (place, daemon) = stuck();
     daemon.kill("CONT");
-    let inner = Place::new();
+    let inner = MountFixture::new();
     let sub = format!("{}/sub", place.mountpoint);
     assert_eq!(run(&["mount", &inner.source, &sub]).code, 0);
     daemon.stop();
@@ -164,22 +164,22 @@ fn a_directory_with_one_in_it_is_listed() {
 /// Of any program: what it says of itself is not asked for.
 #[test]
 fn another_programs_mount_is_not_asked_by_a_listing() {
-    let place = Place::new();
-    let far = Faulty::new(&format!("{}/far", place.source), command::shards(1, 8));
+    let place = MountFixture::new();
+    let far = FailingSource::new(&format!("{}/far", place.source), command::two_shards(1, 8));
     symlink("far", Path::new(&place.source).join("link")).unwrap();
-    far.is_now(Mood::Hangs);
+    far.set(Behavior::Hangs);
     let done = answers(&["ls", &place.source]);
     assert_eq!(done.code, 0, "{}", done.stderr);
     assert!(done.stdout.contains("far/") && done.stdout.contains("link -> far"), "{}", done.stdout);
     let done = answers(&["doctor", &place.source]);
     assert!(done.stdout.contains("a directory that this user may read"), "{}", done.stdout);
-    assert_eq!(far.owes(), 0);
+    assert_eq!(far.pending(), 0);
 }
 
 #[test]
 fn a_mount_of_a_directory_with_one_in_it_is_listed_and_unmounted() {
     let (place, stopped) = stuck();
-    let outer = Place::new();
+    let outer = MountFixture::new();
     let names = || {
         // As a program that reads names and asks for nothing else.
         let done = ends("ls", &["-f", &outer.mountpoint]);
@@ -205,7 +205,7 @@ fn a_mount_of_a_directory_with_one_in_it_is_listed_and_unmounted() {
         fs::read(format!("{}/source/model.safetensors", outer.mountpoint)).unwrap();
         let done = answers(&["unmount", &outer.mountpoint]);
         assert_eq!((done.code, done.stderr.as_str()), (0, ""));
-        until("its daemon is gone", || !shown.runs());
+        wait_until("its daemon is gone", || !shown.runs());
     }
     stopped.kill("CONT");
     assert_eq!(place.unmount(&[]).code, 0);

@@ -5,11 +5,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
 use crate::common::command::{ckptfs, run};
-use crate::common::mounting::{Daemon, Place, program, until};
+use crate::common::mounting::{Daemon, MountFixture, run_program, wait_until};
 
 /// A mount whose daemon is stopped, which has a pid that the command must tell.
-fn stopped() -> (Place, Daemon) {
-    let place = Place::new();
+fn stopped() -> (MountFixture, Daemon) {
+    let place = MountFixture::new();
     let daemon = place.mount(&[]);
     daemon.stop();
     (place, daemon)
@@ -36,7 +36,7 @@ fn a_stopped_daemon_is_waited_for_with_a_word() {
     let mut rest = String::new();
     said.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "");
-    until("the daemon ends", || !daemon.runs());
+    wait_until("the daemon ends", || !daemon.runs());
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn one_that_never_ends_is_a_failure() {
     // Those who asked it something, and were killed for want of an answer, change nothing.
     let inside = format!("{}/model.safetensors", place.mountpoint);
     for words in [&["cat", &inside][..], &["ls", "-l", &place.mountpoint]] {
-        assert_eq!(program(&[&["timeout", "-s", "KILL", "1"], words].concat()).code, 128);
+        assert_eq!(run_program(&[&["timeout", "-s", "KILL", "1"], words].concat()).code, 128);
     }
     assert_eq!(run(&["doctor", &place.mountpoint]).code, 1);
     let done = place.unmount(&[]);
