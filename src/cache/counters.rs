@@ -1,44 +1,44 @@
-//! What the cache did and holds, in numbers.
+//! Counts what the cache did, and what it holds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers since the start, but for the two that say what is held now.
+/// Counts since the start, but for `held_bytes` and `budget_bytes`, which are of now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct CacheCounters {
-    /// Reads that were asked for and not empty: hits, misses, cached and refused together.
+    /// Reads that were not empty: hits, misses, cached and refused together.
     pub reads: u64,
     /// Reads answered from blocks, or from memory that the virtual file holds.
     pub hits: u64,
     /// Reads that had to wait for a disk.
     pub misses: u64,
-    /// Reads answered from the source's own page cache.
+    /// Reads answered from the sources' own page cache.
     pub cached: u64,
-    /// Reads of a virtual file that is known to have changed.
+    /// Reads of a virtual file whose sources are known to have changed.
     pub refused: u64,
     /// Reads answered with an error, those refused among them.
     pub errors: u64,
-    /// Blocks read before anybody asked.
+    /// Blocks filled before any read requested them.
     pub prefetched: u64,
-    /// Those that somebody then asked for.
+    /// Prefetched blocks that a read then requested.
     pub prefetch_used: u64,
-    /// Those that were given up before anybody did.
+    /// Prefetched blocks that were evicted before any read requested them.
     pub prefetch_wasted: u64,
-    /// Those among the prefetched that a load before is remembered to have read next.
+    /// Prefetched blocks that the access trace of an earlier load had next.
     pub replayed: u64,
     /// Bytes of buffers held now.
     pub held_bytes: u64,
-    /// Bytes of buffers that may be held.
+    /// The limit of `held_bytes`.
     pub budget_bytes: u64,
     /// Bytes read past the page cache.
     pub direct_bytes: u64,
-    /// Bytes read through it, from disk or not.
+    /// Bytes read through the page cache, from disk or not.
     pub buffered_bytes: u64,
-    /// Bytes answered from the source's own page cache.
+    /// Bytes answered from the sources' own page cache.
     pub cached_bytes: u64,
 }
 
-/// The same, being counted.
+/// The counts of [`CacheCounters`], which any thread may increment.
 #[derive(Debug, Default)]
 pub(super) struct AtomicCounters {
     pub reads: Counter,
@@ -74,7 +74,7 @@ impl Counter {
 }
 
 impl AtomicCounters {
-    /// The numbers now, but for what is held.
+    /// The counts now, without `held_bytes` and `budget_bytes`.
     pub fn snapshot(&self) -> CacheCounters {
         CacheCounters {
             reads: self.reads.get(),

@@ -1,19 +1,20 @@
-//! Why a read of an open virtual file was not answered with bytes.
+//! The error of a read of an open virtual file.
 
 use std::path::{Path, PathBuf};
 
-use crate::{source, virtual_file};
+use crate::source::SourceError;
+use crate::virtual_file::VirtualFileError;
 
 /// A read that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// The sources cannot be read, or changed.
     #[error(transparent)]
-    VirtualFile(#[from] virtual_file::VirtualFileError),
-    /// The program itself failed while it read: the read can be tried again.
+    VirtualFile(#[from] VirtualFileError),
+    /// The program itself failed while it read. The read can be tried again.
     #[error("{path}: reading it failed in a way that should not be possible")]
     Internal {
-        /// The checkpoint's file that was read.
+        /// The source file.
         path: PathBuf,
     },
     /// Reading was stopped, or no thread could be started for it.
@@ -21,8 +22,8 @@ pub enum CacheError {
     Stopped,
 }
 
-impl From<source::SourceError> for CacheError {
-    fn from(error: source::SourceError) -> Self {
+impl From<SourceError> for CacheError {
+    fn from(error: SourceError) -> Self {
         CacheError::VirtualFile(error.into())
     }
 }
@@ -37,12 +38,12 @@ impl CacheError {
         }
     }
 
-    /// Whether the bytes that the virtual file was made of are gone, so that no later read can do better.
+    /// Whether the bytes that were parsed are gone, so that no later read can do better.
     pub fn is_permanent(&self) -> bool {
         matches!(
             self,
-            CacheError::VirtualFile(virtual_file::VirtualFileError::Source(
-                source::SourceError::Changed { .. } | source::SourceError::Truncated { .. }
+            CacheError::VirtualFile(VirtualFileError::Source(
+                SourceError::Changed { .. } | SourceError::Truncated { .. }
             ))
         )
     }
@@ -50,9 +51,7 @@ impl CacheError {
     /// The source at fault, where there is one.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            CacheError::VirtualFile(virtual_file::VirtualFileError::Source(error)) => {
-                Some(error.path())
-            }
+            CacheError::VirtualFile(VirtualFileError::Source(error)) => Some(error.path()),
             CacheError::VirtualFile(_) | CacheError::Stopped => None,
             CacheError::Internal { path } => Some(path),
         }

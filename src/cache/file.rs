@@ -1,371 +1,430 @@
-//! An open virtual file: answers any read of it from what is at hand, or has it fetched.
+//! One open virtual file: answers each of its reads from what is there, or has it read.
 //!
-//! In order: from blocks that are there; from the sources' own page cache, copied once and kept
-//! nowhere; from the disk, into blocks that others then find.
+//! In order: from blocks; from the sources' own page cache, copied once and kept nowhere; from the disk, into blocks
+//! that later reads find. A small random read, one of too many blocks and one without a buffer keep no block. No call
+//! waits for a disk: that is for the sources' executors. A block is filled once, by one thread, for all its waiters.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
-use crate::virtual_file::{SegmentSource, VirtualFile, VirtualFileReader};
+use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
-use crate::cache::block::extents::BlockParts;
-use crate::cache::block::fill;
-use crate::cache::block::fill::FillPriority;
-use crate::cache::block::pool::BufferSize;
-use crate::cache::block::table::{Block, BlockHit, BlockId, BlockSource, JoinResult};
-use crate::cache::io::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
-use crate::cache::io::source::SourceHandle;
-use crate::cache::plan::ReadPlan;
-use crate::cache::prefetch::Prefetcher;
-use crate::cache::scratch::with_scratch;
-use crate::cache::{Cache, CacheError};
+use super::block::id::{BlockId, BlockParts, BlockSource, FillPriority};
+use super::block::pool::{BufferSize, with_scratch};
+use super::block::table::{Block, BlockHit, BlockTable, JoinResult};
+use super::counters::AtomicCounters;
+use super::error::CacheError;
+use super::io::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
+use super::io::source::FileSources;
+use super::plan::{ReadPlan, buffer_size, plan_prefetch, plan_read};
+use super::prefetch::Prefetcher;
+use super::prefetch::readahead::{ReadPattern, StreamStep};
 
-/// An open virtual file, shared by all who have it open.
+/// An open virtual file, shared by all its handles.
 pub struct CachedFile {
-    pub(super) cache: Arc<Cache>,
-    pub(super) reader: Arc<VirtualFileReader>,
-    pub(super) sources: Box<[SourceHandle]>,
-    /// Sets its blocks apart from those of other virtual files.
-    pub(super) file_id: u64,
-    /// How large the blocks of strided tensors are.
-    pub(super) strided_size: BufferSize,
-    pub(super) prefetcher: Prefetcher,
-    /// Why nothing of it can be read any more.
-    permanent_error: OnceLock<Arc<CacheError>>,
+    /// Tells its blocks from those of other files.
+    file_id: u64,
+    blocks: Arc<BlockTable>,
+    sources: FileSources,
+    prefetcher: Prefetcher,
+    counters: Arc<AtomicCounters>,
+    /// The block size of strided tensors.
+    strided_size: BufferSize,
 }
+
+/// The memory limit from which on strided tensors have large blocks: an eighth of it at most.
+const LARGE_BLOCKS_MIN_LIMIT_BYTES: u64 = 64 << 20;
 
 impl CachedFile {
     pub(super) fn new(
-        cache: Arc<Cache>,
-        reader: Arc<VirtualFileReader>,
-        number: u64,
+        file_id: u64,
+        blocks: Arc<BlockTable>,
+        sources: FileSources,
+        prefetcher: Prefetcher,
+        counters: Arc<AtomicCounters>,
     ) -> CachedFile {
-        let origins = (0..).zip(reader.virtual_file().origins());
-        let origins = origins.map(|(n, _)| SourceHandle::new(&cache, &reader, n)).collect();
-        let (_, limit) = cache.blocks.pool.held_and_limit();
-        let large = if limit >= LARGE_BLOCKS_MIN_LIMIT_BYTES {
-            BufferSize::Large
-        } else {
-            BufferSize::Small
-        };
-        let broken = OnceLock::new();
-        let foresight = Prefetcher::new(&cache, reader.virtual_file());
-        CachedFile {
-            cache,
-            reader,
-            sources: origins,
-            file_id: number,
-            strided_size: large,
-            prefetcher: foresight,
-            permanent_error: broken,
-        }
+        let is_large = blocks.memory_limit() >= LARGE_BLOCKS_MIN_LIMIT_BYTES;
+        let strided_size = if is_large { BufferSize::Large } else { BufferSize::Small };
+        CachedFile { file_id, blocks, sources, prefetcher, counters, strided_size }
     }
 
-    /// What reads the virtual file by itself.
+    /// Reads the virtual file without the cache.
     pub fn reader(&self) -> &Arc<VirtualFileReader> {
-        &self.reader
+        self.sources.reader()
     }
 
     /// The virtual file.
     pub fn virtual_file(&self) -> &Arc<VirtualFile> {
-        self.reader.virtual_file()
+        self.sources.virtual_file()
     }
 
-    /// Reads a range, cut at the virtual file's end. `done` is called exactly once with all of its bytes
-    /// or with the error: before this returns if everything is at hand, otherwise by another
-    /// thread. Never waits for a disk.
-    pub fn read(self: &Arc<Self>, offset: u64, len: u32, done: ReplyCallback) {
-        let counting = &self.cache.counters;
-        let answer = PendingReply::new(done, Arc::clone(counting));
+    /// Reads a range, cut at the end of the file. Never waits for a disk.
+    ///
+    /// `callback` is called exactly once, with all of the bytes or with the error: before this returns if everything
+    /// is in memory, otherwise by another thread.
+    pub fn read(self: &Arc<Self>, offset: u64, len: u32, callback: ReplyCallback) {
+        let counters = &self.counters;
+        let reply = PendingReply::new(callback, Arc::clone(counters));
         let end = offset.saturating_add(u64::from(len)).min(self.virtual_file().size());
         if offset >= end {
-            return answer.send(Ok(&[]));
+            return reply.send(Ok(&[]));
         }
-        counting.reads.increment();
-        if let Some(error) = self.permanent_error.get() {
-            counting.refused.increment();
-            return answer.send(Err(error));
+        counters.reads.increment();
+        if let Some(error) = self.sources.permanent_error() {
+            counters.refused.increment();
+            return reply.send(Err(error));
         }
         let range = offset..end;
         if let Some(header) = self.virtual_file().header().get(offset as usize..end as usize) {
-            counting.hits.increment();
-            return answer.send(Ok(header));
+            counters.hits.increment();
+            return reply.send(Ok(header));
         }
         self.prefetcher.record(&range);
-        let wanted = self.plan_read(&range);
-        let found = wanted.as_ref().and_then(|w| self.cache.blocks.lookup(self.file_id, &w.pieces));
-        let wanted = match (wanted, found) {
-            (Some(wanted), Some(found)) => {
-                counting.hits.increment();
-                self.answer_from_blocks(range.clone(), wanted, found, answer);
-                self.prefetch_trace();
-                let seen = self.classify(&range);
-                return self.prefetch(&range, seen);
+        let plan = plan_read(self.virtual_file(), &range, self.strided_size);
+        let hits = plan.as_ref().and_then(|plan| self.blocks.lookup(self.file_id, &plan.ranges));
+        let step = match (plan, hits) {
+            (Some(plan), Some(hits)) => {
+                counters.hits.increment();
+                self.answer_from_blocks(&range, plan, hits, reply);
+                self.prefetcher.advance(&range, self.blocks.memory_limit())
             }
-            (wanted, _) => wanted,
+            (plan, _) => {
+                let pattern = self.prefetcher.classify(&range);
+                let reply = match self.sources.answer_from_page_cache(&range, reply) {
+                    Ok(()) => return,
+                    Err(reply) => reply,
+                };
+                counters.misses.increment();
+                let step = self.prefetcher.advance(&range, self.blocks.memory_limit());
+                self.read_missing(&range, plan, pattern, reply);
+                step
+            }
         };
-        let answer = match self.answer_from_page_cache(&range, answer) {
-            Ok(()) => return,
-            Err(answer) => answer,
-        };
-        counting.misses.increment();
-        let seen = self.classify(&range);
-        match (wanted, self.locate_small_run(&range)) {
-            (None, _) => self.read_by_segments(range.clone(), answer),
-            (Some(wanted), Some((origin, offset))) if seen.is_jump && !self.is_pending(&wanted) => {
-                let (served, len) = (Arc::clone(self), (range.end - range.start) as usize);
-                let read = move || served.read_uncached(origin, offset, len, answer);
-                self.sources[origin as usize].executor.submit_blocking(Box::new(read));
-            }
-            (Some(wanted), _) => {
-                let is_beside = seen.is_fault_around && !self.contains_tensor_start(&range);
-                let why = if is_beside { FillPriority::Deferred } else { FillPriority::Blocking };
-                self.wait_for_blocks(&range, &wanted, why, answer);
-            }
-        }
-        self.prefetch_trace();
-        self.prefetch(&range, seen);
+        self.prefetch(&range, step);
     }
 
-    /// Answers from blocks all of which are there. Whether their files changed is asked here where
-    /// that takes no time, and otherwise by a thread that may wait.
+    /// Reads what neither the blocks nor the page cache have.
+    fn read_missing(
+        self: &Arc<Self>,
+        range: &Range<u64>,
+        plan: Option<ReadPlan>,
+        pattern: ReadPattern,
+        reply: PendingReply,
+    ) {
+        let Some(plan) = plan else { return self.read_by_segments(range, reply) };
+        if pattern.is_random
+            && let Some((source, run)) = plan.small_run()
+            && !self.blocks.is_any_pending(self.file_id, &plan.ranges)
+        {
+            return self.read_uncached(source, run, reply);
+        }
+        let priority = match pattern.is_fault_around {
+            true => FillPriority::Deferred,
+            false => FillPriority::Blocking,
+        };
+        self.wait_for_blocks(range, &plan, priority, reply);
+    }
+
+    /// Answers from blocks all of which are there. Where asking whether their sources changed may wait, another thread
+    /// does it.
     fn answer_from_blocks(
         self: &Arc<Self>,
-        range: Range<u64>,
-        wanted: ReadPlan,
-        found: Vec<BlockHit>,
-        answer: PendingReply,
+        range: &Range<u64>,
+        plan: ReadPlan,
+        hits: Vec<BlockHit>,
+        reply: PendingReply,
     ) {
-        let remote = found.iter().map(|found| self.source_of(found.id)).find(|o| !o.is_local);
-        let Some(remote) = remote else {
-            return self.answer_unchanged(&range, &wanted, &found, answer);
-        };
-        let served = Arc::clone(self);
-        remote.executor.submit_blocking(Box::new(move || {
-            served.answer_unchanged(&range, &wanted, &found, answer);
-        }));
+        let remote = hits.iter().map(|hit| hit.id.source).find(|&of| !self.sources.is_local(of));
+        let Some(remote) = remote else { return self.copy_blocks(range, &plan, &hits, reply) };
+        let (file, range) = (Arc::clone(self), range.clone());
+        let job = Box::new(move || file.copy_blocks(&range, &plan, &hits, reply));
+        self.sources.submit(remote, FillPriority::Blocking, job);
     }
 
-    fn answer_unchanged(
+    fn copy_blocks(
         &self,
         range: &Range<u64>,
-        wanted: &ReadPlan,
-        found: &[BlockHit],
-        answer: PendingReply,
+        plan: &ReadPlan,
+        hits: &[BlockHit],
+        reply: PendingReply,
     ) {
         let mut checked = None;
-        for BlockHit { id, .. } in found {
+        for BlockHit { id, .. } in hits {
             if checked != Some(id.source)
-                && let Err(error) = self.check_block_source(*id)
+                && let Err(error) = self.sources.check_unchanged(id.source)
             {
-                return answer.send(Err(&error));
+                return reply.send(Err(&error));
             }
             checked = Some(id.source);
         }
-        if let [BlockHit { block, parts, .. }] = found
+        if let [BlockHit { block, parts, .. }] = hits
             && let [part] = &**parts
-            && wanted.in_memory.is_empty()
+            && plan.in_memory.is_empty()
         {
-            return answer.send(Ok(&block.bytes()[part.bytes.clone()]));
+            return reply.send(Ok(&block.bytes()[part.bytes.clone()]));
         }
         with_scratch((range.end - range.start) as usize, |scratch| {
-            for BlockHit { block, parts, .. } in found {
+            for BlockHit { block, parts, .. } in hits {
                 for part in parts {
                     scratch[part.reply_offset..part.reply_offset + part.bytes.len()]
                         .copy_from_slice(&block.bytes()[part.bytes.clone()]);
                 }
             }
-            match self.copy_in_memory(wanted, scratch) {
-                Ok(()) => answer.send(Ok(scratch)),
-                Err(error) => answer.send(Err(&error)),
+            match self.copy_in_memory(plan, scratch) {
+                Ok(()) => reply.send(Ok(scratch)),
+                Err(error) => reply.send(Err(&error)),
             }
         });
     }
 
-    /// Copies what the virtual file itself holds in memory: there is no disk to wait for.
-    fn copy_in_memory(&self, wanted: &ReadPlan, out: &mut [u8]) -> Result<(), Arc<CacheError>> {
-        for (at, range) in &wanted.in_memory {
-            let part = &mut out[*at..*at + (range.end - range.start) as usize];
-            self.reader.read_at(part, range.start).map_err(|e| self.record_failure(e.into()))?;
-        }
-        Ok(())
-    }
-
-    /// Answers from the sources' page cache if all of the range is there, and gives the answer
-    /// back if not.
-    fn answer_from_page_cache(
-        &self,
-        range: &Range<u64>,
-        answer: PendingReply,
-    ) -> Result<(), PendingReply> {
-        let segments = || self.virtual_file().segments(range.clone());
-        let local = segments().all(|segment| match segment.bytes {
-            SegmentSource::Header(_) => true,
-            SegmentSource::Run { origin, .. } => self.sources[origin.0 as usize].is_local,
-            SegmentSource::Tensor { .. } => false,
-        });
-        if !local {
-            return Err(answer);
-        }
-        with_scratch((range.end - range.start) as usize, |scratch| {
-            let mut last = None;
-            for segment in segments() {
-                let start = (segment.range.start - range.start) as usize;
-                let out = &mut scratch[start..(segment.range.end - range.start) as usize];
-                match segment.bytes {
-                    SegmentSource::Run { origin, offset } if self.reader.file(origin).is_some() => {
-                        let file = &self.sources[origin.0 as usize];
-                        if !file.read_from_page_cache(&self.reader, out, offset) {
-                            return Err(answer);
-                        }
-                        if last != Some(origin)
-                            && let Some(last) = last.replace(origin)
-                            && let Err(error) = self.check_source(last.0)
-                        {
-                            answer.send(Err(&error));
-                            return Ok(());
-                        }
-                    }
-                    _ => {
-                        if self.reader.read_at(out, segment.range.start).is_err() {
-                            return Err(answer);
-                        }
-                    }
-                }
-            }
-            let counting = &self.cache.counters;
-            counting.cached.increment();
-            counting.cached_bytes.add(scratch.len() as u64);
-            match last.map_or(Ok(()), |origin| self.check_source(origin.0)) {
-                Ok(()) => answer.send(Ok(scratch)),
-                Err(error) => answer.send(Err(&error)),
-            }
-            Ok(())
+    fn copy_in_memory(&self, plan: &ReadPlan, out: &mut [u8]) -> Result<(), Arc<CacheError>> {
+        plan.in_memory.iter().try_for_each(|(reply_offset, range)| {
+            let end = reply_offset + (range.end - range.start) as usize;
+            self.sources.copy_in_memory(range.start, &mut out[*reply_offset..end])
         })
     }
 
-    /// Waits for the blocks that are not there.
+    /// Waits for the blocks of a read, and has filled those that are missing.
     fn wait_for_blocks(
         self: &Arc<Self>,
         range: &Range<u64>,
-        wanted: &ReadPlan,
-        why: FillPriority,
-        answer: PendingReply,
+        plan: &ReadPlan,
+        priority: FillPriority,
+        reply: PendingReply,
     ) {
-        let mut answer = Some(answer);
-        // One part of one block is the answer itself; of more it is put together.
-        let whole = |parts: BlockParts| match &*parts {
-            [(id, parts)] if parts.len() == 1 && wanted.in_memory.is_empty() => {
-                Some(vec![(*id, Waiter::Direct(parts[0].bytes.clone(), answer.take()?))])
+        let mut reply = Some(reply);
+        // One part of one block is the reply itself; several are put together.
+        let direct = |parts: BlockParts| match &*parts {
+            [(id, parts)] if parts.len() == 1 && plan.in_memory.is_empty() => {
+                Some(vec![(*id, Waiter::Direct(parts[0].bytes.clone(), reply.take()?))])
             }
             _ => None,
         };
-        let joined = self.cache.blocks.join(self.file_id, &wanted.pieces, why, whole);
-        let joined = joined.or_else(|| self.wait_for_parts(range, wanted, why, answer.take()?));
-        let Some(joined) = joined else {
-            return;
-        };
+        let joined = self.blocks.join(self.file_id, &plan.ranges, priority, direct);
+        let joined = joined.or_else(|| self.wait_for_parts(range, plan, priority, reply.take()?));
+        let Some(joined) = joined else { return };
         for id in joined.to_fill {
-            fill::schedule(self, id, why);
+            self.fill(id, priority);
         }
         for (id, block, waiter) in joined.ready {
-            let origin = self.source_of(id);
-            if origin.is_local {
-                self.complete_waiter(id, &block, waiter);
+            if self.sources.is_local(id.source) {
+                self.answer_waiter(id, &block, waiter);
             } else {
-                let served = Arc::clone(self);
-                let job = Box::new(move || served.complete_waiter(id, &block, waiter));
-                origin.executor.submit_blocking(job);
+                let file = Arc::clone(self);
+                let job = Box::new(move || file.answer_waiter(id, &block, waiter));
+                self.sources.submit(id.source, FillPriority::Blocking, job);
             }
         }
     }
 
-    /// The same for what is put together; `None` if that was answered otherwise.
+    /// The same for a reply that is put together; `None` if it was answered otherwise.
     fn wait_for_parts(
         self: &Arc<Self>,
         range: &Range<u64>,
-        wanted: &ReadPlan,
-        why: FillPriority,
-        answer: PendingReply,
+        plan: &ReadPlan,
+        priority: FillPriority,
+        reply: PendingReply,
     ) -> Option<JoinResult> {
-        let store = &self.cache.blocks;
         let len = (range.end - range.start) as usize;
-        let Some(mut bytes) = BufferSize::fitting(len).and_then(|size| store.take_buffer(size))
-        else {
-            self.read_by_segments(range.clone(), answer);
+        let size = BufferSize::fitting(len);
+        let Some(mut bytes) = size.and_then(|size| self.blocks.take_buffer(size)) else {
+            self.read_by_segments(range, reply);
             return None;
         };
-        if let Err(error) = self.copy_in_memory(wanted, &mut bytes) {
-            answer.send(Err(&error));
+        if let Err(error) = self.copy_in_memory(plan, &mut bytes) {
+            reply.send(Err(&error));
             return None;
         }
-        let mut answer = Some(answer);
-        let gathered = |parts: BlockParts| {
-            let gathering = PartialReply::new(bytes, len, parts.len(), answer.take()?);
-            let waiter = |(id, parts)| (id, Waiter::Partial(parts, Arc::clone(&gathering)));
+        let mut reply = Some(reply);
+        let partial = |parts: BlockParts| {
+            let partial = PartialReply::new(bytes, len, parts.len(), reply.take()?);
+            let waiter = |(id, parts)| (id, Waiter::Partial(parts, Arc::clone(&partial)));
             Some(parts.into_iter().map(waiter).collect())
         };
-        let joined = store.join(self.file_id, &wanted.pieces, why, gathered);
-        if let Some(answer) = answer {
-            self.read_by_segments(range.clone(), answer);
+        let joined = self.blocks.join(self.file_id, &plan.ranges, priority, partial);
+        if let Some(reply) = reply {
+            self.read_by_segments(range, reply);
         }
         joined
     }
 
-    fn complete_waiter(&self, id: BlockId, block: &Block, waiter: Waiter) {
-        match self.check_block_source(id) {
-            Ok(()) => waiter.complete(Ok(block.bytes())),
-            Err(error) => waiter.complete(Err(&error)),
+    fn answer_waiter(&self, id: BlockId, block: &Block, waiter: Waiter) {
+        match self.sources.check_unchanged(id.source) {
+            Ok(()) => waiter.answer(Ok(block.bytes())),
+            Err(error) => waiter.answer(Err(&error)),
         }
     }
 
-    /// Refuses bytes of a file that changed.
-    pub(super) fn check_block_source(&self, id: BlockId) -> Result<(), Arc<CacheError>> {
-        match id.source {
-            BlockSource::File(origin) => self.check_source(origin),
-            BlockSource::Tensor(place) => {
-                self.check_source(self.virtual_file().tensors()[place as usize].bytes.extent().0.0)
+    /// Reads a small random range alone: the next one will be elsewhere.
+    fn read_uncached(self: &Arc<Self>, source: BlockSource, run: Range<u64>, reply: PendingReply) {
+        let file = Arc::clone(self);
+        let read = move || {
+            let (sources, len) = (&file.sources, (run.end - run.start) as usize);
+            let answer = |read: Result<&[u8], CacheError>| match read {
+                Ok(bytes) => reply.send(Ok(bytes)),
+                Err(error) => reply.send(Err(&sources.record_failure(error))),
+            };
+            match file.blocks.take_buffer(BufferSize::Small) {
+                Some(mut buffer) => {
+                    let read = sources.read_run(source, &run, &mut buffer);
+                    answer(read.map(|bytes| &buffer[bytes]).map_err(CacheError::from));
+                }
+                None => with_scratch(len, |scratch| {
+                    let read = sources.read_part(source, run.start, scratch);
+                    answer(read.map(|()| &*scratch));
+                }),
             }
+        };
+        self.sources.submit(source, FillPriority::Blocking, Box::new(read));
+    }
+
+    /// Reads a range through the page cache, segment by segment.
+    fn read_by_segments(self: &Arc<Self>, range: &Range<u64>, reply: PendingReply) {
+        let Some(source) = self.sources.first_source(range) else { return };
+        let (file, range) = (Arc::clone(self), range.clone());
+        let read = move || {
+            with_scratch((range.end - range.start) as usize, |scratch| {
+                match file.sources.read_by_segments(&range, scratch) {
+                    Ok(()) => reply.send(Ok(scratch)),
+                    Err(error) => reply.send(Err(&file.sources.record_failure(error))),
+                }
+            });
+        };
+        self.sources.submit(source, FillPriority::Blocking, Box::new(read));
+    }
+
+    /// Has filled what the access trace and the readers' streams expect next.
+    fn prefetch(self: &Arc<Self>, request: &Range<u64>, step: StreamStep) {
+        let limit = self.blocks.memory_limit();
+        for range in self.prefetcher.replay(limit) {
+            self.prefetch_blocks(range, &(0..0), FillPriority::Replay);
+        }
+        for range in self.prefetcher.upcoming(request, step, limit) {
+            self.prefetch_blocks(range, request, FillPriority::Prefetch);
         }
     }
 
-    fn check_source(&self, origin: u32) -> Result<(), Arc<CacheError>> {
-        if let Some(error) = self.permanent_error.get() {
-            return Err(Arc::clone(error));
+    /// Has filled what no block of a range holds, nor is about to.
+    fn prefetch_blocks(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        request: &Range<u64>,
+        priority: FillPriority,
+    ) {
+        let ranges = plan_prefetch(self.virtual_file(), range, request, self.strided_size);
+        for id in self.blocks.reserve(self.file_id, &ranges) {
+            self.fill(id, priority);
         }
-        let unchanged = self.sources[origin as usize].check_unchanged(&self.reader);
-        unchanged.map_err(|error| self.record_failure(error.into()))
     }
 
-    /// An error to be answered. If no later read can do better, all of them get this one.
-    pub(super) fn record_failure(&self, error: CacheError) -> Arc<CacheError> {
-        let error = Arc::new(error);
-        if !error.is_permanent() {
-            if self.cache.should_log(error.path()) {
-                tracing::warn!(%error, "a read failed");
-            }
-            return error;
-        }
-        let first = self.permanent_error.get_or_init(|| {
-            let remedy = error.remedy();
-            if self.virtual_file().is_plain() {
-                // Files that are shown as they are may change: they are then read as they are.
-                tracing::debug!(%error, "nothing more is read ahead of this file");
-            } else if self.cache.should_log(error.path()) {
-                tracing::error!(%error, remedy, "nothing more is read of this virtual file");
-            }
-            Arc::clone(&error)
-        });
-        Arc::clone(first)
+    fn fill(self: &Arc<Self>, id: BlockId, priority: FillPriority) {
+        let fill = FillJob { file: Arc::clone(self), id, priority, state: FillState::Queued };
+        self.sources.submit(id.source, priority, Box::new(move || fill.run()));
     }
 }
 
-/// Memory from which on gathered tensors have large blocks: they then take an eighth of it at most.
-const LARGE_BLOCKS_MIN_LIMIT_BYTES: u64 = 64 << 20;
-
 impl Drop for CachedFile {
     fn drop(&mut self) {
-        self.cache.blocks.remove_file(self.file_id);
-        self.sources.iter().for_each(|origin| origin.evict_pages(&self.reader));
+        self.blocks.remove_file(self.file_id);
+    }
+}
+
+/// A block to be filled. Dropped before it is, its waiters are told.
+struct FillJob {
+    file: Arc<CachedFile>,
+    id: BlockId,
+    priority: FillPriority,
+    state: FillState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FillState {
+    Queued,
+    /// By this job and no other.
+    Claimed,
+    /// Nothing waits for this job any more: a later waiter has another.
+    Done,
+}
+
+impl FillJob {
+    fn run(mut self) {
+        let (file, id) = (Arc::clone(&self.file), self.id);
+        let CachedFile { blocks, sources, .. } = &*file;
+        // Reads of what the page cache has are answered from there.
+        if self.priority.is_prefetch() && !blocks.is_requested(id) && sources.is_in_page_cache(id) {
+            return;
+        }
+        if !blocks.claim(id) {
+            self.state = FillState::Done;
+            return;
+        }
+        self.state = FillState::Claimed;
+        let size = buffer_size(file.virtual_file(), id.source, file.strided_size);
+        let Some(mut buffer) = blocks.take_buffer(size) else { return self.run_without_buffer() };
+        let read = catch_unwind(AssertUnwindSafe(|| sources.read_block(id, &mut buffer)));
+        match read.unwrap_or_else(|_| Err(sources.panic_error(id.source))) {
+            Ok(bytes) => {
+                let block = Arc::new(Block::new(buffer, bytes));
+                self.complete(Some(&block), Ok(block.bytes()));
+                drop(block);
+                blocks.shrink_to_limit();
+            }
+            Err(error) => {
+                let error = sources.record_failure(error);
+                drop(buffer);
+                self.complete(None, Err(&error));
+            }
+        }
+    }
+
+    fn complete(&mut self, block: Option<&Arc<Block>>, bytes: Result<&[u8], &CacheError>) {
+        self.state = FillState::Done;
+        let waiters = self.file.blocks.complete(self.id, block);
+        if self.priority == FillPriority::Replay && block.is_some() && waiters.is_empty() {
+            self.file.counters.replayed.increment();
+        }
+        for waiter in waiters {
+            waiter.answer(bytes);
+        }
+    }
+
+    /// Every buffer is being filled or copied: a prefetch is dropped, and each waiter gets its own bytes and no more.
+    fn run_without_buffer(&mut self) {
+        self.state = FillState::Done;
+        for waiter in self.file.blocks.complete(self.id, None) {
+            let read = || self.answer_without_block(waiter);
+            // Its reply was sent as it was dropped.
+            drop(catch_unwind(AssertUnwindSafe(read)));
+        }
+    }
+
+    fn answer_without_block(&self, waiter: Waiter) {
+        let (sources, id) = (&self.file.sources, self.id);
+        with_scratch(waiter.byte_count() as usize, |scratch| {
+            let mut read = Ok(());
+            let waiter = waiter.compacted(|bytes, at| {
+                let out = &mut scratch[at..at + bytes.len()];
+                if read.is_ok() {
+                    read = sources.read_part(id.source, id.start + bytes.start as u64, out);
+                }
+            });
+            match read {
+                Ok(()) => waiter.answer(Ok(scratch)),
+                Err(error) => waiter.answer(Err(&sources.record_failure(error))),
+            }
+        });
+    }
+}
+
+impl Drop for FillJob {
+    fn drop(&mut self) {
+        let blocks = &self.file.blocks;
+        let waiters = match self.state {
+            FillState::Queued => blocks.cancel(self.id, self.priority.is_prefetch()),
+            FillState::Claimed => blocks.complete(self.id, None),
+            FillState::Done => return,
+        };
+        drop(waiters);
     }
 }

@@ -1,35 +1,29 @@
 //! Answers reads of open virtual files: from memory, from the page cache, and ahead of time from the disk.
 //!
-//! In: an [`virtual_file::Reader`](Reader), and ranges of its virtual file. Out: their bytes, never fewer, given
-//! to whoever asked when they are there; and [`CacheCounters`] of what it took.
+//! In: a [`VirtualFileReader`], and ranges of its file. Out: their bytes, all of them or an error, given to a callback
+//! when they are there; and [`CacheCounters`].
 //!
-//! Source files are read in blocks of a mebibyte past the page cache, into buffers used over and
-//! over. A range that the sources' page cache already has is copied from there once, and kept
-//! nowhere. Memory has one limit ([`CacheLimits::memory_bytes`]); under pressure reads get slower. Bytes are
-//! checked to be those that were parsed after they are read and again before each answer.
+//! Sources are read past the page cache into blocks of at most 1 MiB, whose buffers are used again. A range that the
+//! sources' page cache holds is copied from there once, and kept nowhere. Memory has one limit
+//! ([`CacheLimits::memory_bytes`]); under pressure reads get slower. Bytes are checked to be those that were parsed
+//! after they are read, and again before each reply.
 //!
-//! [`CachedFile::classify`] is the way in; `prefetcher` says what to read ahead, `block_table` what is there, `fill`
-//! reads, and `io_executor` has the threads, those of one device apart from those of the others. `access_trace` follows
-//! the load before, which `trace_store` keeps on disk as `trace_format` has it.
+//! [`CachedFile::read`] is the way in. [`plan`] cuts a read into ranges of sources; [`block`] holds blocks; [`io`] reads
+//! sources, each device on threads of its own; [`prefetch`] knows what to fetch ahead.
 
 mod block;
 mod counters;
 mod error;
 mod file;
 mod io;
-
 mod plan;
 mod prefetch;
-mod scratch;
-mod uncached_read;
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::log_throttle::LogThrottle;
-use crate::threads::lock;
 use crate::virtual_file::VirtualFileReader;
 
 pub use counters::CacheCounters;
@@ -39,16 +33,18 @@ pub use io::reply::ReplyCallback;
 
 use block::table::BlockTable;
 use counters::AtomicCounters;
-use io::executor::IoExecutor;
+use io::executor::ExecutorSet;
+use io::source::FileSources;
+use prefetch::Prefetcher;
 use prefetch::trace_store::TraceStore;
 
-/// How much the cache may take.
+/// How much memory the cache may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheLimits {
-    /// Bytes of buffers at the most, those that reads are put together in among them. Besides them,
-    /// each thread has what it answers from.
+    /// Bytes of all buffers, those that replies are put together in among them. Beside it each thread has scratch
+    /// memory.
     pub memory_bytes: u64,
-    /// Bytes read ahead of one stream at the most.
+    /// Bytes read ahead of one stream.
     pub readahead_bytes: u64,
 }
 
@@ -58,106 +54,76 @@ impl Default for CacheLimits {
     }
 }
 
-/// Loading 201 tensors, each touched first, held 350 MiB when nothing had to be given up.
+/// Loading 201 tensors, each touched first, held 350 MiB when no block had to be evicted.
 const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
 
-/// What a disk of some GB/s reads in about ten milliseconds, which is longer than a reader waits
-/// for anything else. With this and blocks of a mebibyte loaders beat ext4.
+/// What a disk of some GB/s reads in about ten milliseconds, longer than a reader waits for anything else. With this
+/// and blocks of 1 MiB loaders beat ext4.
 const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
 
-/// What serves all open virtual files of a program.
+/// The cache of all open virtual files of a program.
 pub struct Cache {
-    blocks: BlockTable,
+    blocks: Arc<BlockTable>,
     counters: Arc<AtomicCounters>,
     readahead_bytes: u64,
     traces: Option<Arc<TraceStore>>,
-    executors: Mutex<ExecutorSet>,
+    executors: Arc<ExecutorSet>,
     file_count: AtomicU64,
-    /// What was logged of files that cannot be read.
-    log_throttle: LogThrottle,
-}
-
-/// The lanes by device. Memory, which is no device, has one too: gathering takes its time.
-#[derive(Default)]
-struct ExecutorSet {
-    by_device: HashMap<Option<u64>, Arc<IoExecutor>>,
-    stopped: bool,
+    log_throttle: Arc<LogThrottle>,
 }
 
 impl Cache {
-    /// An empty one. Nothing runs until something is opened. `orders` is the folder where the order of each
-    /// load is remembered, to be fetched ahead of the next; without one, none is.
-    pub fn new(limits: CacheLimits, orders: Option<PathBuf>) -> Arc<Cache> {
-        let counting = Arc::new(AtomicCounters::default());
+    /// Creates a cache, which starts no thread before a file is opened. `trace_folder` is where the order of each load
+    /// is kept, to be followed by the next; without one, none is.
+    pub fn new(limits: CacheLimits, trace_folder: Option<PathBuf>) -> Arc<Cache> {
+        let CacheLimits { memory_bytes, readahead_bytes } = limits;
+        let counters = Arc::new(AtomicCounters::default());
         Arc::new(Cache {
-            blocks: BlockTable::new(limits.memory_bytes, Arc::clone(&counting)),
-            counters: counting,
-            readahead_bytes: limits.readahead_bytes,
-            traces: orders.map(TraceStore::new),
-            executors: Mutex::default(),
+            blocks: Arc::new(BlockTable::new(memory_bytes, Arc::clone(&counters))),
+            counters,
+            readahead_bytes,
+            traces: trace_folder.map(TraceStore::new),
+            executors: Arc::default(),
             file_count: AtomicU64::new(0),
-            log_throttle: LogThrottle::default(),
+            log_throttle: Arc::default(),
         })
     }
 
-    /// Serves an open virtual file until the last holder of the answer drops it.
-    pub fn open(self: &Arc<Self>, reader: Arc<VirtualFileReader>) -> Arc<CachedFile> {
-        let number = self.file_count.fetch_add(1, Ordering::Relaxed);
-        Arc::new(CachedFile::new(Arc::clone(self), reader, number))
+    /// Serves reads of an open virtual file, until the last clone of the result is dropped.
+    pub fn open(&self, reader: Arc<VirtualFileReader>) -> Arc<CachedFile> {
+        let file_id = self.file_count.fetch_add(1, Ordering::Relaxed);
+        let traces = self.traces.as_ref();
+        let prefetcher = Prefetcher::new(reader.virtual_file(), traces, self.readahead_bytes);
+        let (executors, counters) = (Arc::clone(&self.executors), Arc::clone(&self.counters));
+        let log_throttle = Arc::clone(&self.log_throttle);
+        let sources = FileSources::new(reader, executors, Arc::clone(&counters), log_throttle);
+        let blocks = Arc::clone(&self.blocks);
+        Arc::new(CachedFile::new(file_id, blocks, sources, prefetcher, counters))
     }
 
-    /// What was done so far and is held now.
+    /// What was done so far, and is held now.
     pub fn counters(&self) -> CacheCounters {
-        let (held_bytes, budget_bytes) = self.blocks.pool.held_and_limit();
+        let (held_bytes, budget_bytes) = self.blocks.held_and_limit();
         CacheCounters { held_bytes, budget_bytes, ..self.counters.snapshot() }
     }
 
-    /// Sets another limit. What is held above it goes at once, but for what is being read or
-    /// copied just then.
+    /// Sets the memory limit. What is held above it is freed at once, but for buffers in use.
     pub fn set_memory_limit(&self, bytes: u64) {
         self.blocks.set_memory_limit(bytes);
     }
 
-    /// Remembers the loads of virtual files that are still open too, and waits a moment until all are written.
+    /// Writes the access traces of all open files too, and waits up to half a second for all that are being written.
     pub fn flush_traces(&self) {
         self.traces.iter().for_each(TraceStore::flush);
     }
 
-    /// Answers all that wait with [`CacheError::Stopped`], and from now on every read that would have
-    /// to.
-    pub fn stop(&self) {
-        let mut lanes = self.lock();
-        lanes.stopped = true;
-        let all: Vec<Arc<IoExecutor>> = lanes.by_device.values().cloned().collect();
-        drop(lanes);
-        all.iter().for_each(|lane| lane.stop());
-    }
-
-    /// Whether a failure of this file is to be logged, or one was so lately.
+    /// Whether to log a failure of this path now: at most once a minute.
     pub(crate) fn should_log(&self, path: Option<&Path>) -> bool {
         path.is_none_or(|path| self.log_throttle.should_log(path))
     }
 
-    fn executor(&self, device: Option<u64>, local: bool) -> Arc<IoExecutor> {
-        let mut lanes = self.lock();
-        let stopped = lanes.stopped;
-        let lane = lanes.by_device.entry(device).or_insert_with(|| IoExecutor::new(local));
-        let lane = Arc::clone(lane);
-        drop(lanes);
-        if stopped {
-            lane.stop();
-        }
-        lane
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ExecutorSet> {
-        lock(&self.executors)
-    }
-}
-
-impl Drop for Cache {
-    fn drop(&mut self) {
-        // No virtual file is served any more: the threads have nothing to wait for.
-        self.stop();
+    /// Answers all waiting reads with [`CacheError::Stopped`], and from now on every read that would have to wait.
+    pub fn stop(&self) {
+        self.executors.stop();
     }
 }

@@ -1,41 +1,195 @@
-//! Which bytes of which files and tensors a read wants.
+//! Plans reads: which ranges of which sources a range of a virtual file is made of, and which blocks may hold them.
 //!
-//! In: a range of a virtual file. Out: the pieces of source files, or of tensors that have to be gathered, where each
-//! belongs in the answer, and how much is read with it where no block has it yet.
+//! Pure functions: a virtual file and a range in, a plan out. Blocks of at least 256 KiB begin where requests do, so
+//! that a request is one block and is answered from it uncopied. Smaller ones begin at multiples of their size: small
+//! tensors share a block.
 
 use std::ops::Range;
 
-use crate::checkpoint::TensorBytes;
-use crate::virtual_file::{Segment, SegmentSource};
+use crate::checkpoint::{Origin, TensorBytes};
+use crate::virtual_file::{Segment, SegmentSource, VirtualFile};
 
-use crate::cache::block::extents::SourceRange;
-use crate::cache::block::pool::BufferSize;
-use crate::cache::block::table::{BlockId, BlockSource, MAX_BLOCKS_PER_READ};
-use crate::cache::file::CachedFile;
-use crate::cache::io::source::SourceHandle;
+use super::block::id::{BlockSource, MAX_BLOCKS_PER_READ, SourceRange};
+use super::block::pool::BufferSize;
 
-/// From so many bytes of a file on exactly those are read that are wanted: the kernel reads on from there, and
-/// asks for no byte twice. Of less, what lies around it is read too: small tensors share a block.
+/// Longer ranges of a file are read exactly as requested: the kernel reads on from there, and requests no byte twice.
+/// Shorter ones are read with what surrounds them, since small tensors share a block.
 const EXACT_BLOCK_MIN_BYTES: u64 = 256 << 10;
 
-/// Blocks that are fetched of one range ahead of time. Of one that has more the rest is read when it is asked for: it is
-/// tiny tensors that each have to be gathered.
-const MAX_PREFETCH_PIECES: usize = 128;
+/// Ranges prefetched at once. A longer list is of tiny tensors that must each be gathered: the rest waits for its
+/// reader.
+const MAX_PREFETCH_RANGES: usize = 128;
 
-/// What a read is made of.
-#[derive(Default)]
-pub(super) struct ReadPlan {
-    pub pieces: Vec<SourceRange>,
-    /// Parts that are in memory: where in the answer, and which part of the virtual file.
+/// A random read of at most this much reads exactly that. Random reads of 4 KiB took six times as long where each
+/// read a block. Larger ones are what the kernel requests for streams.
+const MAX_UNCACHED_BYTES: u64 = 256 << 10;
+
+/// What one read needs.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ReadPlan {
+    /// The ranges of source files, and of tensors that must be gathered.
+    pub ranges: Vec<SourceRange>,
+    /// Parts that the virtual file holds in memory: where in the reply, and which range of the file.
     pub in_memory: Vec<(usize, Range<u64>)>,
 }
 
-/// Requests that follow one another.
+impl ReadPlan {
+    /// The range of one source file that a small read consists of, if it is one run.
+    pub fn small_run(&self) -> Option<(BlockSource, Range<u64>)> {
+        let (first, last) = (self.ranges.first()?, self.ranges.last()?);
+        let is_run = self
+            .ranges
+            .windows(2)
+            .all(|two| two[0].source == two[1].source && two[0].bytes.end == two[1].bytes.start);
+        let run = first.bytes.start..last.bytes.end;
+        let is_small_file_run = matches!(first.source, BlockSource::File(_))
+            && self.in_memory.is_empty()
+            && is_run
+            && run.end - run.start <= MAX_UNCACHED_BYTES;
+        is_small_file_run.then_some((first.source, run))
+    }
+}
+
+/// Plans a read; `None` if it lies in more blocks than one read may use.
+pub fn plan_read(
+    file: &VirtualFile,
+    range: &Range<u64>,
+    strided_size: BufferSize,
+) -> Option<ReadPlan> {
+    let (mut plan, mut blocks) = (ReadPlan::default(), Vec::new());
+    for segment in file.segments(range.clone()) {
+        let reply_offset = (segment.range.start - range.start) as usize;
+        let Some((source, bytes)) = locate(file, &segment) else {
+            plan.in_memory.push((reply_offset, segment.range));
+            continue;
+        };
+        let sizes = BlockSizes::of(file, source, strided_size);
+        for part in sizes.split(bytes, RequestGrid::SINGLE, reply_offset) {
+            let block = (source, part.block_bounds.start);
+            if !blocks.contains(&block) {
+                if blocks.len() == MAX_BLOCKS_PER_READ {
+                    return None;
+                }
+                blocks.push(block);
+            }
+            plan.ranges.push(part);
+        }
+    }
+    Some(plan)
+}
+
+/// Plans the prefetch of a range; ranges in one block are merged.
+///
+/// The reader of `request` is expected to make requests of that length on and on. Each of these is to lie in one
+/// block.
+pub fn plan_prefetch(
+    file: &VirtualFile,
+    range: Range<u64>,
+    request: &Range<u64>,
+    strided_size: BufferSize,
+) -> Vec<SourceRange> {
+    let mut ranges: Vec<SourceRange> = Vec::new();
+    for segment in file.segments(range) {
+        let Some((source, bytes)) = locate(file, &segment) else { continue };
+        let grid = RequestGrid::aligned_with(request, segment.range.start);
+        for part in BlockSizes::of(file, source, strided_size).split(bytes, grid, 0) {
+            if let Some(last) = ranges.last_mut()
+                && (last.source, &last.block_bounds) == (source, &part.block_bounds)
+            {
+                let (start, end) = (part.bytes.start, part.bytes.end);
+                last.bytes = last.bytes.start.min(start)..last.bytes.end.max(end);
+            } else if ranges.len() < MAX_PREFETCH_RANGES {
+                ranges.push(part);
+            } else {
+                return ranges;
+            }
+        }
+    }
+    ranges
+}
+
+/// The size of the buffers that hold blocks of a source.
+pub fn buffer_size(
+    file: &VirtualFile,
+    source: BlockSource,
+    strided_size: BufferSize,
+) -> BufferSize {
+    fn is_strided(bytes: &TensorBytes) -> bool {
+        match bytes {
+            TensorBytes::Run(_) => false,
+            TensorBytes::Grid(_) => true,
+            TensorBytes::Swapped { inner, .. } => is_strided(inner),
+        }
+    }
+    match source {
+        BlockSource::Tensor(index) if is_strided(&file.tensors()[index as usize].bytes) => {
+            strided_size
+        }
+        _ => BufferSize::Small,
+    }
+}
+
+/// The source of a segment, and its range there; `None` if the bytes are in memory.
+fn locate(file: &VirtualFile, segment: &Segment) -> Option<(BlockSource, Range<u64>)> {
+    let (source, offset) = match segment.bytes {
+        SegmentSource::Header(_) => return None,
+        SegmentSource::Run { origin, offset } => match file.origins()[origin.0 as usize] {
+            Origin::File(_) => (BlockSource::File(origin.0), offset),
+            Origin::Memory(_) => return None,
+        },
+        SegmentSource::Tensor { index, offset } => (BlockSource::Tensor(index as u32), offset),
+    };
+    Some((source, offset..offset + (segment.range.end - segment.range.start)))
+}
+
+/// How a source is divided into blocks.
+struct BlockSizes {
+    source: BlockSource,
+    source_bytes: u64,
+    max_block_bytes: u64,
+}
+
+impl BlockSizes {
+    fn of(file: &VirtualFile, source: BlockSource, strided_size: BufferSize) -> BlockSizes {
+        let source_bytes = match source {
+            BlockSource::File(origin) => file.origins()[origin as usize].size(),
+            BlockSource::Tensor(index) => file.tensors()[index as usize].bytes.len(),
+        };
+        let max_block_bytes = buffer_size(file, source, strided_size).bytes() as u64;
+        BlockSizes { source, source_bytes, max_block_bytes }
+    }
+
+    /// Splits a range so that each part lies in one block. Exact blocks hold as many whole requests as fit; others
+    /// begin at multiples of their size.
+    fn split(
+        &self,
+        bytes: Range<u64>,
+        grid: RequestGrid,
+        reply_offset: usize,
+    ) -> impl Iterator<Item = SourceRange> {
+        let source = self.source;
+        let is_exact = matches!(source, BlockSource::File(_))
+            && bytes.end - bytes.start >= EXACT_BLOCK_MIN_BYTES;
+        let (grid, bounds) = if is_exact {
+            (grid, bytes.clone())
+        } else {
+            (RequestGrid { length: 1, phase: bytes.start }, 0..self.source_bytes)
+        };
+        grid.blocks(bytes.clone(), self.max_block_bytes).map(move |block| {
+            let block_bounds = intersection(&block, &bounds);
+            let part = intersection(&bytes, &block_bounds);
+            let reply_offset = reply_offset + (part.start - bytes.start) as usize;
+            SourceRange { source, bytes: part, reply_offset, block_bounds }
+        })
+    }
+}
+
+/// Requests of one length that follow one another.
 #[derive(Clone, Copy)]
 struct RequestGrid {
-    /// Of each: no more than a block has.
+    /// The length of each: no more than a block holds.
     length: u64,
-    /// How far before a range one of them begins.
+    /// How far before a range the request begins that its first byte lies in.
     phase: u64,
 }
 
@@ -43,155 +197,30 @@ impl RequestGrid {
     /// The range is the request.
     const SINGLE: RequestGrid = RequestGrid { length: 1, phase: 0 };
 
-    /// Those before and after one, of a range that begins there.
-    fn aligned_with(asked: &Range<u64>, start: u64) -> RequestGrid {
-        let length = (asked.end - asked.start).clamp(1, BufferSize::Small.bytes() as u64);
-        let over = if start < asked.start {
-            length - 1 - (asked.start - start - 1) % length
+    /// Those before and after a request, for a range with this start.
+    fn aligned_with(request: &Range<u64>, start: u64) -> RequestGrid {
+        let length = (request.end - request.start).clamp(1, BufferSize::Small.bytes() as u64);
+        let phase = if start < request.start {
+            length - 1 - (request.start - start - 1) % length
         } else {
-            (start - asked.start) % length
+            (start - request.start) % length
         };
-        RequestGrid { length, phase: over }
+        RequestGrid { length, phase }
     }
 
-    /// These bytes in blocks of at most this size, of whole requests but for the first and the last.
-    fn split(self, bytes: Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> {
-        grid_cells(bytes, size - size % self.length, self.phase)
+    /// The blocks that cover a range: of whole requests, but for the first and the last.
+    fn blocks(self, bytes: Range<u64>, max_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+        grid_cells(bytes, max_bytes - max_bytes % self.length, self.phase)
     }
 }
 
-impl CachedFile {
-    /// What a read wants; `None` if that lies in more blocks than one read is made of.
-    pub(super) fn plan_read(&self, range: &Range<u64>) -> Option<ReadPlan> {
-        let (mut wanted, mut blocks) = (ReadPlan::default(), Vec::new());
-        for segment in self.virtual_file().segments(range.clone()) {
-            let at = (segment.range.start - range.start) as usize;
-            let Some((of, bytes)) = self.locate(&segment) else {
-                wanted.in_memory.push((at, segment.range));
-                continue;
-            };
-            for piece in self.split_pieces(of, bytes, RequestGrid::SINGLE, at) {
-                let block = (of, piece.block_bounds.start);
-                if !blocks.contains(&block) {
-                    if blocks.len() == MAX_BLOCKS_PER_READ {
-                        return None;
-                    }
-                    blocks.push(block);
-                }
-                wanted.pieces.push(piece);
-            }
-        }
-        Some(wanted)
-    }
-
-    /// What to fetch of a range ahead of time: its pieces, those that lie in one block as one. Who asked for a range and
-    /// reads on asks for as much each time: each request is to lie in one block, to be answered from it as it is.
-    pub(super) fn plan_prefetch(&self, range: Range<u64>, asked: &Range<u64>) -> Vec<SourceRange> {
-        let mut fetch: Vec<SourceRange> = Vec::new();
-        for segment in self.virtual_file().segments(range) {
-            let Some((of, bytes)) = self.locate(&segment) else { continue };
-            let requests = RequestGrid::aligned_with(asked, segment.range.start);
-            for piece in self.split_pieces(of, bytes, requests, 0) {
-                if let Some(last) = fetch.last_mut()
-                    && (last.source, &last.block_bounds) == (of, &piece.block_bounds)
-                {
-                    let (start, end) = (piece.bytes.start, piece.bytes.end);
-                    last.bytes = last.bytes.start.min(start)..last.bytes.end.max(end);
-                } else if fetch.len() < MAX_PREFETCH_PIECES {
-                    fetch.push(piece);
-                } else {
-                    return fetch;
-                }
-            }
-        }
-        fetch
-    }
-
-    /// Cut so that each lies in one block. Blocks that have exactly what is asked for have as many whole requests as fit;
-    /// others begin at multiples of their size.
-    fn split_pieces(
-        &self,
-        of: BlockSource,
-        bytes: Range<u64>,
-        requests: RequestGrid,
-        at: usize,
-    ) -> impl Iterator<Item = SourceRange> {
-        let is_exact =
-            matches!(of, BlockSource::File(_)) && bytes.end - bytes.start >= EXACT_BLOCK_MIN_BYTES;
-        let size = self.block_size(of).bytes() as u64;
-        let (requests, all) = if is_exact {
-            (requests, bytes.clone())
-        } else {
-            (RequestGrid { length: 1, phase: bytes.start }, 0..self.source_len(of))
-        };
-        requests.split(bytes.clone(), size).map(move |within| {
-            let within = within.start.max(all.start)..within.end.min(all.end);
-            let part = bytes.start.max(within.start)..bytes.end.min(within.end);
-            SourceRange {
-                source: of,
-                reply_offset: at + (part.start - bytes.start) as usize,
-                bytes: part,
-                block_bounds: within,
-            }
-        })
-    }
-
-    /// What a segment's bytes are of, and which of it; `None` if they are in memory.
-    fn locate(&self, segment: &Segment) -> Option<(BlockSource, Range<u64>)> {
-        let (of, offset) = match segment.bytes {
-            SegmentSource::Header(_) => return None,
-            SegmentSource::Run { origin, offset } => {
-                self.reader.file(origin)?;
-                (BlockSource::File(origin.0), offset)
-            }
-            SegmentSource::Tensor { index: place, offset } => {
-                (BlockSource::Tensor(place as u32), offset)
-            }
-        };
-        Some((of, offset..offset + (segment.range.end - segment.range.start)))
-    }
-
-    /// How large blocks of it are at the most.
-    pub(super) fn block_size(&self, of: BlockSource) -> BufferSize {
-        fn strided(bytes: &TensorBytes) -> bool {
-            match bytes {
-                TensorBytes::Run(_) => false,
-                TensorBytes::Grid(_) => true,
-                TensorBytes::Swapped { inner: of, .. } => strided(of),
-            }
-        }
-        match of {
-            BlockSource::Tensor(place)
-                if strided(&self.virtual_file().tensors()[place as usize].bytes) =>
-            {
-                self.strided_size
-            }
-            _ => BufferSize::Small,
-        }
-    }
-
-    fn source_len(&self, of: BlockSource) -> u64 {
-        match of {
-            BlockSource::File(origin) => self.virtual_file().origins()[origin as usize].size(),
-            BlockSource::Tensor(place) => self.virtual_file().tensors()[place as usize].bytes.len(),
-        }
-    }
-
-    /// The origin that a block's bytes come from.
-    pub(super) fn source_of(&self, id: BlockId) -> &SourceHandle {
-        let origin = match id.source {
-            BlockSource::File(origin) => origin,
-            BlockSource::Tensor(place) => {
-                self.virtual_file().tensors()[place as usize].bytes.extent().0.0
-            }
-        };
-        &self.sources[origin as usize]
-    }
+fn intersection(a: &Range<u64>, b: &Range<u64>) -> Range<u64> {
+    a.start.max(b.start)..a.end.min(b.end)
 }
 
-/// The ranges of one size that these bytes lie in, if one begins so many bytes before them.
-fn grid_cells(bytes: Range<u64>, size: u64, before: u64) -> impl Iterator<Item = Range<u64>> {
-    let first = bytes.start + size - before % size;
+/// The cells of one size that a range lies in, if one begins `phase` bytes before it.
+fn grid_cells(bytes: Range<u64>, size: u64, phase: u64) -> impl Iterator<Item = Range<u64>> {
+    let first = bytes.start + size - phase % size;
     let ends = (first..bytes.end.saturating_add(size)).step_by(size as usize);
     ends.map(move |end| end.saturating_sub(size)..end)
 }
@@ -205,21 +234,21 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_follow_one_another_lie_in_one_block_each_whatever_their_length() {
+    fn consecutive_requests_of_any_length_lie_in_one_block_each() {
         let size = BufferSize::Small.bytes() as u64;
         for length in [1, 512, 4096, 100_000, 384 << 10, 700_001, size, 3 * size] {
             for start in [4 * size, 5 * size + 77, 9 * size - 1] {
-                let asked = 5 * size + 77..5 * size + 77 + length;
+                let request = 5 * size + 77..5 * size + 77 + length;
                 let end = start + 10 * size;
                 let blocks: Vec<_> =
-                    RequestGrid::aligned_with(&asked, start).split(start..end, size).collect();
+                    RequestGrid::aligned_with(&request, start).blocks(start..end, size).collect();
                 assert!(blocks.iter().all(|block| block.end - block.start <= size));
                 assert!(blocks[0].start <= start && blocks[blocks.len() - 1].end >= end);
                 assert!(blocks.windows(2).all(|pair| pair[0].end == pair[1].start));
                 let length = length.min(size);
-                let over = |block: u64| (block + 100 * size * length - asked.start) % length;
+                let phase = |block: u64| (block + 100 * size * length - request.start) % length;
                 assert!(
-                    blocks.iter().skip(1).all(|block| over(block.start) == 0),
+                    blocks.iter().skip(1).all(|block| phase(block.start) == 0),
                     "{length} {start}"
                 );
             }
@@ -227,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_begin_where_whole_ones_would_before_them() {
+    fn cells_begin_at_multiples_of_their_size_from_the_phase() {
         assert_eq!(all(40, 60, 0), [(40, 50), (50, 60)]);
         assert_eq!(all(43, 61, 20), [(43, 53), (53, 63)]);
         assert_eq!(all(43, 61, 43), [(40, 50), (50, 60), (60, 70)]);

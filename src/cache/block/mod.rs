@@ -1,6 +1,6 @@
-//! Blocks of source bytes in memory: where they lie, which there are, and how they are filled.
+//! Blocks of source bytes in memory.
 
 pub mod extents;
-pub mod fill;
+pub mod id;
 pub mod pool;
 pub mod table;

@@ -1,9 +1,9 @@
-//! Buffers, kept and used again.
+//! Buffers for blocks, and scratch memory for replies, both used again and again.
 //!
-//! In: a limit in bytes. Out: page-aligned buffers, never more memory for them than the limit, that at rest
-//! included. Memory fresh from the system costs more than reading a disk into it, so a buffer that comes back is
-//! the first to go out. It is taken in huge pages, several at once for many buffers: of ordinary ones a disk needs
-//! several requests for a mebibyte, and reads at half the speed or less.
+//! In: a limit in bytes. Out: page-aligned buffers, which with the idle ones never take more memory than the limit.
+//! Fresh memory from the system costs more than reading a disk into it, so the buffer that came back last is the next
+//! to be used. Buffers come from slabs of huge pages: with ordinary pages a disk needs several requests for 1 MiB, and
+//! reads at half the speed or less.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::{Deref, DerefMut};
@@ -20,16 +20,16 @@ use crate::threads::lock;
 /// How large a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferSize {
-    /// 1 MiB, for what lies in a file as it is shown: with 2 MiB a jump costs so much that a
-    /// loader which touches every tensor first takes half as long again.
+    /// 1 MiB, for runs of a file. With 2 MiB a random read costs so much that a loader which touches every tensor
+    /// first takes half as long again.
     Small,
-    /// 8 MiB, for tensors that have to be gathered: the more of a transposed matrix is gathered
-    /// at once, the less often its source is read.
+    /// 8 MiB, for strided tensors. The more of a transposed matrix is gathered at once, the fewer times its source is
+    /// read.
     Large,
 }
 
 impl BufferSize {
-    /// The smallest that has so many bytes.
+    /// The smallest size that holds so many bytes.
     pub fn fitting(bytes: usize) -> Option<BufferSize> {
         [BufferSize::Small, BufferSize::Large].into_iter().find(|size| bytes <= size.bytes())
     }
@@ -41,7 +41,7 @@ impl BufferSize {
         }
     }
 
-    /// What a buffer has: as many bytes, and those around them that are read past the page cache with them.
+    /// The length of a buffer: its bytes, and what direct reads of them take with them for alignment.
     const fn capacity(self) -> usize {
         match self {
             BufferSize::Small => self.bytes() + DIRECT_ALIGNMENT_BYTES,
@@ -49,7 +49,8 @@ impl BufferSize {
         }
     }
 
-    /// What is taken from the system, and given back to it, at once. Where there is little, no more than a buffer.
+    /// The length of a slab, which is taken from the system and returned to it whole. Under a small limit it is one
+    /// buffer.
     const fn slab_bytes(self, limit: u64) -> usize {
         match self {
             BufferSize::Small if limit >= SLAB_MIN_LIMIT_BYTES => SLAB_BYTES,
@@ -58,10 +59,10 @@ impl BufferSize {
     }
 }
 
-/// Has 15 small buffers, and little is left over.
+/// Holds 15 small buffers, with little left over.
 const SLAB_BYTES: usize = 8 * huge_pages::HUGE_PAGE_BYTES;
 
-/// The limit from which on so much is taken at once: an eighth of it at most.
+/// The limit from which on slabs hold several buffers: one is an eighth of it at most.
 const SLAB_MIN_LIMIT_BYTES: u64 = 8 * SLAB_BYTES as u64;
 
 /// The memory of one buffer.
@@ -69,14 +70,14 @@ const SLAB_MIN_LIMIT_BYTES: u64 = 8 * SLAB_BYTES as u64;
 struct SlabPart {
     start: NonNull<u8>,
     len: usize,
-    /// What it is a part of. Held by its parts alone.
+    /// Held by the parts of the slab alone.
     slab: Arc<MmapMut>,
 }
 
-// SAFETY: parts of a slab do not overlap, and each has one owner, which alone reaches what is in it.
+// SAFETY: parts of a slab do not overlap, and each has one owner, which alone accesses its memory.
 #[allow(unsafe_code)]
 unsafe impl Send for SlabPart {}
-// SAFETY: the same; by a shared one it is only read.
+// SAFETY: the same; through a shared reference it is only read.
 #[allow(unsafe_code)]
 unsafe impl Sync for SlabPart {}
 
@@ -85,9 +86,9 @@ impl SlabPart {
         SlabId(Arc::as_ptr(&self.slab))
     }
 
-    /// Memory fresh from the system, in parts of this size.
-    fn allocate(size: BufferSize, bytes: usize) -> Option<impl Iterator<Item = SlabPart>> {
-        let mut map = huge_pages::allocate_zeroed(bytes).ok()?;
+    /// Maps a slab, and divides it into parts of one size.
+    fn allocate(size: BufferSize, slab_bytes: usize) -> Option<impl Iterator<Item = SlabPart>> {
+        let mut map = huge_pages::allocate_zeroed(slab_bytes).ok()?;
         let starts: Vec<_> = map.chunks_exact_mut(size.capacity()).map(NonNull::from).collect();
         let slab = Arc::new(map);
         let part = move |bytes: NonNull<[u8]>| SlabPart {
@@ -99,6 +100,7 @@ impl SlabPart {
     }
 }
 
+/// The buffers of all blocks, in use or idle.
 #[derive(Debug)]
 pub struct BlockPool {
     state: Mutex<PoolState>,
@@ -107,21 +109,21 @@ pub struct BlockPool {
 #[derive(Debug)]
 struct PoolState {
     limit: u64,
-    /// Bytes of all slabs, in use or at rest.
+    /// Bytes of all slabs, in use or idle.
     held: u64,
-    small: Vec<SlabPart>,
-    large: Vec<SlabPart>,
+    idle_small: Vec<SlabPart>,
+    idle_large: Vec<SlabPart>,
 }
 
 impl PoolState {
     fn idle(&mut self, size: BufferSize) -> &mut Vec<SlabPart> {
         match size {
-            BufferSize::Small => &mut self.small,
-            BufferSize::Large => &mut self.large,
+            BufferSize::Small => &mut self.idle_small,
+            BufferSize::Large => &mut self.idle_large,
         }
     }
 
-    /// Gives slabs at rest back to the system until this many more bytes fit.
+    /// Returns idle slabs to the system until this many more bytes are within the limit; whether they are.
     fn make_room(&mut self, bytes: u64) -> bool {
         for size in [BufferSize::Small, BufferSize::Large] {
             self.release(size, (self.held + bytes).saturating_sub(self.limit));
@@ -129,85 +131,84 @@ impl PoolState {
         self.held + bytes <= self.limit
     }
 
-    /// Gives slabs of so many bytes back, if there are: those that are longest at rest, of those of which nothing is
-    /// in use.
+    /// Returns slabs of at least so many bytes, if there are any of which nothing is in use, the longest idle first.
     fn release(&mut self, size: BufferSize, bytes: u64) {
         if bytes == 0 {
             return;
         }
-        let resting = self.idle_by_slab();
+        let idle_by_slab = self.idle_by_slab();
         let parts = self.idle(size);
-        let (mut gone, mut freed) = (HashSet::new(), 0);
+        let (mut released, mut released_bytes) = (HashSet::new(), 0);
         for part in parts.iter() {
-            let is_whole = resting[&part.slab_id()] == part.slab.len() / size.capacity();
-            if freed < bytes && is_whole && gone.insert(part.slab_id()) {
-                freed += part.slab.len() as u64;
+            let is_whole = idle_by_slab[&part.slab_id()] == part.slab.len() / size.capacity();
+            if released_bytes < bytes && is_whole && released.insert(part.slab_id()) {
+                released_bytes += part.slab.len() as u64;
             }
         }
-        parts.retain(|part| !gone.contains(&part.slab_id()));
-        self.held -= freed;
+        parts.retain(|part| !released.contains(&part.slab_id()));
+        self.held -= released_bytes;
     }
 
-    /// How many parts of each slab are here.
+    /// The number of idle parts of each slab.
     fn idle_by_slab(&self) -> HashMap<SlabId, usize> {
-        let mut resting = HashMap::new();
-        for part in self.small.iter().chain(&self.large) {
-            *resting.entry(part.slab_id()).or_default() += 1;
+        let mut idle_by_slab = HashMap::new();
+        for part in self.idle_small.iter().chain(&self.idle_large) {
+            *idle_by_slab.entry(part.slab_id()).or_default() += 1;
         }
-        resting
+        idle_by_slab
     }
 }
 
 impl BlockPool {
     pub fn new(limit: u64) -> Arc<BlockPool> {
-        let at_rest = PoolState { limit, held: 0, small: Vec::new(), large: Vec::new() };
-        Arc::new(BlockPool { state: Mutex::new(at_rest) })
+        let (idle_small, idle_large) = Default::default();
+        let state = PoolState { limit, held: 0, idle_small, idle_large };
+        Arc::new(BlockPool { state: Mutex::new(state) })
     }
 
-    /// A buffer that was used before. What is in it is of no worth.
+    /// Takes an idle buffer. Its content is arbitrary.
     pub fn reuse(self: &Arc<Self>, size: BufferSize) -> Option<Buffer> {
         let part = self.lock().idle(size).pop()?;
         Some(Buffer { part: Some(part), size, pool: Arc::clone(self) })
     }
 
-    /// A buffer fresh from the system, if the limit allows one more.
+    /// Takes a buffer from a new slab, if the limit allows one.
     pub fn allocate(self: &Arc<Self>, size: BufferSize) -> Option<Buffer> {
-        let mut at_rest = self.lock();
-        let slab = size.slab_bytes(at_rest.limit);
-        let bytes = slab as u64;
-        if !at_rest.make_room(bytes) {
+        let mut state = self.lock();
+        let slab_bytes = size.slab_bytes(state.limit);
+        if !state.make_room(slab_bytes as u64) {
             return None;
         }
-        let mut parts = SlabPart::allocate(size, slab)?;
+        let mut parts = SlabPart::allocate(size, slab_bytes)?;
         let part = parts.next();
-        at_rest.idle(size).extend(parts);
-        at_rest.held += bytes;
+        state.idle(size).extend(parts);
+        state.held += slab_bytes as u64;
         Some(Buffer { part, size, pool: Arc::clone(self) })
     }
 
-    /// Another limit. What is in use above it goes as its slab comes to rest.
+    /// Sets the limit. Slabs in use above it are returned to the system when they are idle.
     pub fn set_limit(&self, limit: u64) {
-        let mut at_rest = self.lock();
-        at_rest.limit = limit;
-        at_rest.make_room(0);
+        let mut state = self.lock();
+        state.limit = limit;
+        state.make_room(0);
     }
 
-    /// How many buffers of each slab are at rest.
+    /// The number of idle buffers of each slab.
     pub fn idle_by_slab(&self) -> HashMap<SlabId, usize> {
         self.lock().idle_by_slab()
     }
 
-    /// Bytes held, and the limit.
+    /// The bytes of all slabs, and their limit.
     pub fn held_and_limit(&self) -> (u64, u64) {
-        let at_rest = self.lock();
-        (at_rest.held, at_rest.limit)
+        let state = self.lock();
+        (state.held, state.limit)
     }
 
-    /// Gives everything at rest back to the system.
+    /// Returns all idle slabs to the system.
     pub fn release_idle(&self) {
-        let mut at_rest = self.lock();
+        let mut state = self.lock();
         for size in [BufferSize::Small, BufferSize::Large] {
-            at_rest.release(size, u64::MAX);
+            state.release(size, u64::MAX);
         }
     }
 
@@ -216,24 +217,24 @@ impl BlockPool {
     }
 }
 
-/// The name of a slab.
+/// The identity of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlabId(*const MmapMut);
 
-impl Buffer {
-    /// The slab that it is a part of, and how many buffers that has.
-    pub fn slab(&self) -> Option<(SlabId, usize)> {
-        let part = self.part.as_ref()?;
-        Some((part.slab_id(), part.slab.len() / self.size.capacity()))
-    }
-}
-
-/// Page-aligned memory that goes back to its pool.
+/// Page-aligned memory that returns to its pool when it is dropped.
 #[derive(Debug)]
 pub struct Buffer {
     part: Option<SlabPart>,
     size: BufferSize,
     pool: Arc<BlockPool>,
+}
+
+impl Buffer {
+    /// The slab that it is a part of, and the number of buffers in that.
+    pub fn slab(&self) -> Option<(SlabId, usize)> {
+        let part = self.part.as_ref()?;
+        Some((part.slab_id(), part.slab.len() / self.size.capacity()))
+    }
 }
 
 impl Deref for Buffer {
@@ -242,7 +243,7 @@ impl Deref for Buffer {
     #[allow(unsafe_code)]
     fn deref(&self) -> &[u8] {
         let Some(part) = &self.part else { return &[] };
-        // SAFETY: initialized memory of a slab that the part keeps, and that nobody else has.
+        // SAFETY: initialized memory of a slab that the part keeps mapped, and that has no other owner.
         unsafe { slice::from_raw_parts(part.start.as_ptr(), part.len) }
     }
 }
@@ -251,7 +252,7 @@ impl DerefMut for Buffer {
     #[allow(unsafe_code)]
     fn deref_mut(&mut self) -> &mut [u8] {
         let Some(part) = &mut self.part else { return &mut [] };
-        // SAFETY: the same, and this buffer is borrowed for it alone.
+        // SAFETY: the same, and this buffer is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(part.start.as_ptr(), part.len) }
     }
 }
@@ -259,10 +260,34 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let Some(part) = self.part.take() else { return };
-        let mut at_rest = self.pool.lock();
-        at_rest.idle(self.size).push(part);
-        at_rest.make_room(0);
+        let mut state = self.pool.lock();
+        state.idle(self.size).push(part);
+        state.make_room(0);
     }
+}
+
+/// The kernel's largest request. Longer scratch memory is not kept.
+const SCRATCH_BYTES: usize = 1 << 20;
+
+/// Pieces of scratch memory that are kept, beside the limit. Of hundreds of threads few are at work at once.
+const MAX_IDLE_SCRATCH: usize = 16;
+
+/// Mapped, not of the heap: that keeps, for each of many threads, some of what they freed.
+static IDLE_SCRATCH: Mutex<Vec<MmapMut>> = Mutex::new(Vec::new());
+
+/// Lends memory of arbitrary content, in which a reply is put together.
+pub fn with_scratch<T>(len: usize, work: impl FnOnce(&mut [u8]) -> T) -> T {
+    // Taken, not borrowed: `work` may need scratch memory in its turn.
+    let idle = if len <= SCRATCH_BYTES { lock(&IDLE_SCRATCH).pop() } else { None };
+    let Some(mut scratch) = idle.or_else(|| MmapMut::map_anon(len.max(SCRATCH_BYTES)).ok()) else {
+        return work(&mut vec![0; len]);
+    };
+    let result = work(&mut scratch[..len]);
+    let mut idle = lock(&IDLE_SCRATCH);
+    if scratch.len() == SCRATCH_BYTES && idle.len() < MAX_IDLE_SCRATCH {
+        idle.push(scratch);
+    }
+    result
 }
 
 #[cfg(test)]
@@ -274,29 +299,29 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_held_than_the_limit_says() {
-        const ROOM: u64 = BufferSize::Small.capacity() as u64;
-        let limit = (8 << 20) + 2 * ROOM;
+    fn held_bytes_stay_within_the_limit() {
+        const CAPACITY_BYTES: u64 = BufferSize::Small.capacity() as u64;
+        let limit = (8 << 20) + 2 * CAPACITY_BYTES;
         let pool = BlockPool::new(limit);
         let large = pool.allocate(BufferSize::Large).unwrap();
         let small: Vec<Buffer> = std::iter::from_fn(|| next(&pool)).collect();
         assert_eq!((small.len(), pool.held_and_limit()), (2, (limit, limit)));
         drop(large);
         assert!(pool.reuse(BufferSize::Small).is_none());
-        // What rests in the other size makes room.
+        // Idle buffers of the other size make room.
         let more: Vec<Buffer> = std::iter::from_fn(|| next(&pool)).collect();
-        assert_eq!((more.len(), pool.held_and_limit().0), (7, 9 * ROOM));
+        assert_eq!((more.len(), pool.held_and_limit().0), (7, 9 * CAPACITY_BYTES));
         pool.set_limit(5 << 20);
         assert!(pool.allocate(BufferSize::Small).is_none());
         drop((small, more));
-        assert_eq!(pool.held_and_limit(), (4 * ROOM, 5 << 20));
+        assert_eq!(pool.held_and_limit(), (4 * CAPACITY_BYTES, 5 << 20));
         assert!(pool.reuse(BufferSize::Small).is_some());
         pool.release_idle();
         assert_eq!(pool.held_and_limit().0, 0);
     }
 
     #[test]
-    fn what_was_taken_at_once_is_given_back_at_once() {
+    fn a_slab_is_released_whole() {
         let pool = BlockPool::new(SLAB_MIN_LIMIT_BYTES);
         let mut all: Vec<Buffer> = (0..15).map(|_| next(&pool).unwrap()).collect();
         assert_eq!(
@@ -324,5 +349,21 @@ mod tests {
             buffer.len() == BufferSize::Small.capacity() && buffer.iter().all(|&b| b == n)
         };
         assert!((0..).zip(&all).all(is_whole));
+    }
+
+    #[test]
+    fn idle_scratch_is_bounded_however_many_threads_work() {
+        fn nest(depth: usize) {
+            if depth > 0 {
+                with_scratch(SCRATCH_BYTES + depth % 2, |scratch| {
+                    assert_eq!(scratch.len(), SCRATCH_BYTES + depth % 2);
+                    nest(depth - 1);
+                });
+            }
+        }
+        nest(100);
+        let idle = lock(&IDLE_SCRATCH);
+        assert!(idle.len() <= MAX_IDLE_SCRATCH);
+        assert!(idle.iter().all(|scratch| scratch.len() == SCRATCH_BYTES));
     }
 }

@@ -1,37 +1,78 @@
-//! The threads that may wait for one device.
+//! The threads that may wait for a device, apart from those of other devices.
 //!
-//! In: jobs, wanted now, soon or ahead of time. Out: each is run once, mostly in this order, on threads
-//! that are started when there is work and end when there is none. A device that hangs holds up the
-//! threads of its own lane and nobody else.
+//! In: jobs of three priorities. Out: each is run once, mostly by priority, on threads that start when there is work
+//! and end when there is none. A device that hangs blocks the threads of its own executor alone.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::threads::lock;
 
-/// Threads that read one local device: some copy to readers while the others wait for the disk,
-/// which gives all it has to two or three.
+/// Threads for a local device: some copy to readers while the others wait for the disk, which two or three keep busy.
 const LOCAL_THREAD_COUNT: usize = 4;
 
-/// Threads that read one filesystem elsewhere, where each waits long and works little.
+/// Threads for a remote filesystem, where each waits long and works little.
 const REMOTE_THREAD_COUNT: usize = 16;
 
 /// How long a thread waits for work before it ends: longer than a program pauses between tensors.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Jobs ahead of time that may wait. Those beyond are dropped, the oldest first: what was foreseen
-/// so long ago has been read by then, or never will be.
+/// Prefetch jobs that may wait. Older ones are dropped: what was predicted so long ago has been read by now, or never
+/// will be.
 const MAX_PREFETCH_JOBS: usize = 512;
 
-/// Jobs that are wanted now and go before one that is wanted soon: there is a reader behind each of those, too.
+/// Blocking jobs that run before a deferred one does: it has a reader, too.
 const MAX_BLOCKING_STREAK: usize = 3;
 
-/// Work that may wait for the disk. One that is dropped without being run must see to it by itself
-/// that nobody goes on waiting for it.
+/// Work that may wait for the disk. A job that is dropped without being run must tell its waiters.
 pub type IoJob = Box<dyn FnOnce() + Send>;
 
+/// The executors of all devices. They stop when the set is dropped.
+#[derive(Default)]
+pub struct ExecutorSet {
+    devices: Mutex<DeviceExecutors>,
+}
+
+#[derive(Default)]
+struct DeviceExecutors {
+    /// Memory, which has no device, has an executor too: gathering takes its time.
+    by_device: HashMap<Option<u64>, Arc<IoExecutor>>,
+    is_stopped: bool,
+}
+
+impl ExecutorSet {
+    /// The executor of a device.
+    pub fn for_device(&self, device: Option<u64>, is_local: bool) -> Arc<IoExecutor> {
+        let mut devices = lock(&self.devices);
+        let is_stopped = devices.is_stopped;
+        let executor = devices.by_device.entry(device).or_insert_with(|| IoExecutor::new(is_local));
+        let executor = Arc::clone(executor);
+        drop(devices);
+        if is_stopped {
+            executor.stop();
+        }
+        executor
+    }
+
+    /// Drops all jobs that have not begun, and every later one.
+    pub fn stop(&self) {
+        let mut devices = lock(&self.devices);
+        devices.is_stopped = true;
+        let executors: Vec<Arc<IoExecutor>> = devices.by_device.values().cloned().collect();
+        drop(devices);
+        executors.iter().for_each(|executor| executor.stop());
+    }
+}
+
+impl Drop for ExecutorSet {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The threads of one device, and the jobs that wait for one of them.
 pub struct IoExecutor {
     queue: Mutex<JobQueue>,
     work: Condvar,
@@ -43,17 +84,17 @@ struct JobQueue {
     blocking: VecDeque<IoJob>,
     deferred: VecDeque<IoJob>,
     prefetch: VecDeque<IoJob>,
-    /// Jobs of `now` that went before those of `soon`.
+    /// Blocking jobs that ran while deferred ones waited.
     blocking_streak: usize,
     running_threads: usize,
     idle_threads: usize,
-    stopped: bool,
+    is_stopped: bool,
 }
 
 impl IoExecutor {
-    pub fn new(local: bool) -> Arc<IoExecutor> {
-        let threads = if local { LOCAL_THREAD_COUNT } else { REMOTE_THREAD_COUNT };
-        Arc::new(IoExecutor { queue: Mutex::default(), work: Condvar::new(), max_threads: threads })
+    pub fn new(is_local: bool) -> Arc<IoExecutor> {
+        let max_threads = if is_local { LOCAL_THREAD_COUNT } else { REMOTE_THREAD_COUNT };
+        Arc::new(IoExecutor { queue: Mutex::default(), work: Condvar::new(), max_threads })
     }
 
     /// Runs a job as soon as a thread is free.
@@ -64,7 +105,7 @@ impl IoExecutor {
         });
     }
 
-    /// Runs a job when little is wanted now.
+    /// Runs a job when no blocking job waits, or after a few of these.
     pub fn submit_deferred(self: &Arc<Self>, job: IoJob) {
         self.submit(|queue| {
             queue.deferred.push_back(job);
@@ -72,7 +113,7 @@ impl IoExecutor {
         });
     }
 
-    /// Runs a job when nothing else is wanted.
+    /// Runs a job when no other waits.
     pub fn submit_prefetch(self: &Arc<Self>, job: IoJob) {
         self.submit(|queue| {
             queue.prefetch.push_back(job);
@@ -83,23 +124,23 @@ impl IoExecutor {
     /// Drops all jobs that have not begun, and every later one.
     pub fn stop(&self) {
         let mut queue = self.lock();
-        queue.stopped = true;
+        queue.is_stopped = true;
         let jobs = queue.take_all();
         drop(queue);
         self.work.notify_all();
         drop(jobs);
     }
 
-    /// Jobs are dropped outside the lock: each then tells those who wait for it.
+    /// Queues a job. Jobs are dropped outside the lock: each then tells its waiters.
     fn submit(self: &Arc<Self>, push: impl FnOnce(&mut JobQueue) -> Option<IoJob>) {
         let mut queue = self.lock();
         let dropped = push(&mut queue);
-        if queue.stopped {
+        if queue.is_stopped {
             drop(queue);
             return self.stop();
         }
-        let start =
-            queue.idle_threads < queue.job_count() && queue.running_threads < self.max_threads;
+        let needs_thread = queue.idle_threads < queue.job_count();
+        let start = needs_thread && queue.running_threads < self.max_threads;
         let wake = queue.idle_threads > 0;
         if start {
             queue.running_threads += 1;
@@ -117,7 +158,7 @@ impl IoExecutor {
         }
     }
 
-    /// A thread could not be started. If there is no other, nobody will ever do what waits.
+    /// Drops all jobs if there is no thread at all to run them.
     fn on_spawn_failure(&self) {
         let mut queue = self.lock();
         queue.running_threads -= 1;
@@ -131,9 +172,9 @@ impl IoExecutor {
     }
 
     fn spawn_thread(self: &Arc<Self>) -> bool {
-        let lane = Arc::clone(self);
+        let executor = Arc::clone(self);
         let thread = std::thread::Builder::new().name("ckptfs-read".to_owned());
-        thread.spawn(move || lane.run_jobs()).is_ok()
+        thread.spawn(move || executor.run_jobs()).is_ok()
     }
 
     fn run_jobs(&self) {
@@ -141,12 +182,12 @@ impl IoExecutor {
         loop {
             if let Some(job) = queue.pop() {
                 drop(queue);
-                // A job that panics has told those who wait as it was dropped.
+                // A job that panics has told its waiters as it was dropped.
                 drop(catch_unwind(AssertUnwindSafe(job)));
                 queue = self.lock();
                 continue;
             }
-            if queue.stopped {
+            if queue.is_stopped {
                 break;
             }
             queue.idle_threads += 1;
@@ -179,9 +220,8 @@ impl JobQueue {
             return Some(job);
         }
         self.blocking_streak = 0;
-        [&mut self.deferred, &mut self.blocking, &mut self.prefetch]
-            .into_iter()
-            .find_map(VecDeque::pop_front)
+        let queues = [&mut self.deferred, &mut self.blocking, &mut self.prefetch];
+        queues.into_iter().find_map(VecDeque::pop_front)
     }
 
     fn take_all(&mut self) -> [VecDeque<IoJob>; 3] {
@@ -195,77 +235,82 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn what_is_wanted_now_comes_first_and_a_panic_harms_nobody_else() {
-        let lane = Arc::new(IoExecutor {
-            max_threads: 1,
-            ..Arc::into_inner(IoExecutor::new(true)).unwrap()
-        });
-        let (hold, held) = channel::<()>();
-        let (say, said) = channel();
-        lane.submit_blocking(Box::new(move || held.recv().unwrap()));
-        for n in [1, 2] {
-            let say = say.clone();
-            lane.submit_prefetch(Box::new(move || say.send(n).unwrap()));
-        }
-        lane.submit_blocking(Box::new(|| panic!("meant to")));
-        lane.submit_blocking(Box::new(move || say.send(0).unwrap()));
-        hold.send(()).unwrap();
-        assert_eq!(said.iter().collect::<Vec<_>>(), [0, 1, 2]);
+    fn single_thread() -> Arc<IoExecutor> {
+        let executor = Arc::into_inner(IoExecutor::new(true)).unwrap();
+        Arc::new(IoExecutor { max_threads: 1, ..executor })
     }
 
     #[test]
-    fn what_is_wanted_soon_waits_for_what_is_wanted_now_but_not_for_ever() {
-        let lane = Arc::new(IoExecutor {
-            max_threads: 1,
-            ..Arc::into_inner(IoExecutor::new(true)).unwrap()
-        });
+    fn blocking_jobs_run_first_and_a_panic_harms_no_other_job() {
+        let executor = single_thread();
         let (hold, held) = channel::<()>();
-        let (say, said) = channel();
-        let begin = say.clone();
-        lane.submit_blocking(Box::new(move || {
+        let (sender, ran) = channel();
+        executor.submit_blocking(Box::new(move || held.recv().unwrap()));
+        for n in [1, 2] {
+            let sender = sender.clone();
+            executor.submit_prefetch(Box::new(move || sender.send(n).unwrap()));
+        }
+        executor.submit_blocking(Box::new(|| panic!("meant to")));
+        executor.submit_blocking(Box::new(move || sender.send(0).unwrap()));
+        hold.send(()).unwrap();
+        assert_eq!(ran.iter().collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn deferred_jobs_wait_for_blocking_ones_but_not_for_ever() {
+        let executor = single_thread();
+        let (hold, held) = channel::<()>();
+        let (sender, ran) = channel();
+        let begin = sender.clone();
+        executor.submit_blocking(Box::new(move || {
             begin.send("begun").unwrap();
             held.recv().unwrap();
         }));
-        assert_eq!(said.recv(), Ok("begun"));
-        let job = |word: &'static str| -> IoJob {
-            let say = say.clone();
-            Box::new(move || say.send(word).unwrap())
+        assert_eq!(ran.recv(), Ok("begun"));
+        let job = |name: &'static str| -> IoJob {
+            let sender = sender.clone();
+            Box::new(move || sender.send(name).unwrap())
         };
-        lane.submit_prefetch(job("ahead"));
-        for word in ["soon 1", "soon 2", "soon 3"] {
-            lane.submit_deferred(job(word));
+        executor.submit_prefetch(job("prefetch"));
+        for name in ["deferred 1", "deferred 2", "deferred 3"] {
+            executor.submit_deferred(job(name));
         }
-        for word in ["now 1", "now 2", "now 3", "now 4"] {
-            lane.submit_blocking(job(word));
+        for name in ["blocking 1", "blocking 2", "blocking 3", "blocking 4"] {
+            executor.submit_blocking(job(name));
         }
-        drop(say);
+        drop(sender);
         hold.send(()).unwrap();
-        let order = ["now 1", "now 2", "now 3", "soon 1", "now 4", "soon 2", "soon 3", "ahead"];
-        assert_eq!(said.iter().collect::<Vec<_>>(), order);
+        let order = [
+            "blocking 1",
+            "blocking 2",
+            "blocking 3",
+            "deferred 1",
+            "blocking 4",
+            "deferred 2",
+            "deferred 3",
+            "prefetch",
+        ];
+        assert_eq!(ran.iter().collect::<Vec<_>>(), order);
     }
 
     #[test]
-    fn a_stopped_lane_drops_what_waits_and_what_comes() {
-        struct Dropped(std::sync::mpsc::Sender<&'static str>);
-        impl Drop for Dropped {
+    fn a_stopped_executor_drops_waiting_and_later_jobs() {
+        struct DropSignal(std::sync::mpsc::Sender<&'static str>);
+        impl Drop for DropSignal {
             fn drop(&mut self) {
                 self.0.send("dropped").unwrap();
             }
         }
-        let lane = Arc::new(IoExecutor {
-            max_threads: 1,
-            ..Arc::into_inner(IoExecutor::new(true)).unwrap()
-        });
+        let executor = single_thread();
         let (hold, held) = channel::<()>();
-        lane.submit_blocking(Box::new(move || assert!(held.recv().is_err())));
-        let (say, said) = channel();
-        let job = |dropped: Dropped| -> IoJob { Box::new(move || drop(dropped)) };
-        lane.submit_blocking(job(Dropped(say.clone())));
-        lane.stop();
-        assert_eq!(said.recv(), Ok("dropped"));
-        lane.submit_prefetch(job(Dropped(say)));
-        assert_eq!(said.recv(), Ok("dropped"));
+        executor.submit_blocking(Box::new(move || assert!(held.recv().is_err())));
+        let (sender, dropped) = channel();
+        let job = |signal: DropSignal| -> IoJob { Box::new(move || drop(signal)) };
+        executor.submit_blocking(job(DropSignal(sender.clone())));
+        executor.stop();
+        assert_eq!(dropped.recv(), Ok("dropped"));
+        executor.submit_prefetch(job(DropSignal(sender)));
+        assert_eq!(dropped.recv(), Ok("dropped"));
         drop(hold);
     }
 }

@@ -1,4 +1,4 @@
-//! Reading sources: the threads, the ways of reading, and the replies.
+//! Reading sources: the threads that wait, the ways of reading, and the replies.
 
 pub mod executor;
 pub mod reply;

@@ -1,40 +1,40 @@
-//! One read: what it is made of, and its answer, given exactly once.
+//! Replies to reads, each sent exactly once, and what waits for blocks to send them.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
-use crate::threads::lock;
-
-use crate::cache::CacheError;
+use crate::cache::block::id::BlockPart;
 use crate::cache::block::pool::Buffer;
 use crate::cache::counters::AtomicCounters;
+use crate::cache::error::CacheError;
+use crate::threads::lock;
 
-/// What is called with the bytes of a read, or with why there are none.
+/// What is called with the bytes of a read, or with its error.
 pub type ReplyCallback = Box<dyn FnOnce(Result<&[u8], &CacheError>) + Send>;
 
-/// An answer that is owed. Dropped without one, it says that reading was stopped.
+/// A reply that is owed. Dropped before it is sent, it is [`CacheError::Stopped`].
 pub struct PendingReply {
     callback: Option<ReplyCallback>,
     counters: Arc<AtomicCounters>,
 }
 
 impl PendingReply {
-    pub fn new(done: ReplyCallback, counting: Arc<AtomicCounters>) -> PendingReply {
-        PendingReply { callback: Some(done), counters: counting }
+    pub fn new(callback: ReplyCallback, counters: Arc<AtomicCounters>) -> PendingReply {
+        PendingReply { callback: Some(callback), counters }
     }
 
-    pub fn send(mut self, answer: Result<&[u8], &CacheError>) {
-        self.send_once(answer);
+    pub fn send(mut self, bytes: Result<&[u8], &CacheError>) {
+        self.send_once(bytes);
     }
 
-    fn send_once(&mut self, answer: Result<&[u8], &CacheError>) {
-        if let Some(done) = self.callback.take() {
-            if answer.is_err() {
+    fn send_once(&mut self, bytes: Result<&[u8], &CacheError>) {
+        if let Some(callback) = self.callback.take() {
+            if bytes.is_err() {
                 self.counters.errors.increment();
             }
-            // A panic of whoever asked must not fail those who are answered after.
-            drop(catch_unwind(AssertUnwindSafe(|| done(answer))));
+            // A callback that panics must not fail the reads that are answered after it.
+            drop(catch_unwind(AssertUnwindSafe(|| callback(bytes))));
         }
     }
 }
@@ -45,54 +45,38 @@ impl Drop for PendingReply {
     }
 }
 
-/// Bytes of a block, and where in the answer they belong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlockPart {
-    /// From which byte of the answer.
-    pub reply_offset: usize,
-    /// Which bytes of the block.
-    pub bytes: Range<usize>,
-}
-
-/// An answer that is put together from parts as they come.
+/// A reply that is put together from the parts of several blocks.
 pub struct PartialReply(Mutex<PartialState>);
 
 struct PartialState {
-    /// From the pool, so that those who wait are within the budget too; none once it is given.
+    /// Of the pool, so that waiting reads are within the limit too; `None` once the reply is sent.
     bytes: Option<Buffer>,
     len: usize,
-    /// Blocks that have not come.
     missing_blocks: usize,
     reply: Option<PendingReply>,
 }
 
 impl PartialReply {
-    /// An answer of so many bytes of a buffer, some of which are already there.
+    /// Owes the first `len` bytes of a buffer, some of which may be there already.
     pub fn new(
         bytes: Buffer,
         len: usize,
-        missing: usize,
-        answer: PendingReply,
+        missing_blocks: usize,
+        reply: PendingReply,
     ) -> Arc<PartialReply> {
-        let (bytes, answer) = (Some(bytes), Some(answer));
-        Arc::new(PartialReply(Mutex::new(PartialState {
-            bytes,
-            len,
-            missing_blocks: missing,
-            reply: answer,
-        })))
+        let (bytes, reply) = (Some(bytes), Some(reply));
+        Arc::new(PartialReply(Mutex::new(PartialState { bytes, len, missing_blocks, reply })))
     }
 
-    /// A block has come: takes its parts. The last one to come gives the answer, and an error
-    /// gives it at once.
-    pub fn add_block(&self, parts: &[BlockPart], block: Result<&[u8], &CacheError>) {
+    /// Copies the parts of one block. The last block sends the reply; an error sends it at once.
+    fn add_block(&self, parts: &[BlockPart], block: Result<&[u8], &CacheError>) {
         let mut state = lock(&self.0);
         match block {
             Err(error) => {
-                let (answer, bytes) = (state.reply.take(), state.bytes.take());
+                let (reply, bytes) = (state.reply.take(), state.bytes.take());
                 drop((state, bytes));
-                if let Some(answer) = answer {
-                    answer.send(Err(error));
+                if let Some(reply) = reply {
+                    reply.send(Err(error));
                 }
             }
             Ok(block) => {
@@ -105,55 +89,55 @@ impl PartialReply {
                 if state.missing_blocks > 0 {
                     return;
                 }
-                let (answer, bytes, len) = (state.reply.take(), state.bytes.take(), state.len);
+                let (reply, bytes, len) = (state.reply.take(), state.bytes.take(), state.len);
                 drop(state);
-                if let (Some(answer), Some(bytes)) = (answer, bytes) {
-                    answer.send(Ok(&bytes[..len]));
+                if let (Some(reply), Some(bytes)) = (reply, bytes) {
+                    reply.send(Ok(&bytes[..len]));
                 }
             }
         }
     }
 }
 
-/// Somebody who waits for a block.
+/// What waits for a block.
 pub enum Waiter {
-    /// For one part of it, which is the whole answer: no byte of it is copied.
+    /// One range of the block is the whole reply: it is not copied.
     Direct(Range<usize>, PendingReply),
-    /// For parts of it.
+    /// Parts of the block belong to a reply.
     Partial(Vec<BlockPart>, Arc<PartialReply>),
 }
 
 impl Waiter {
-    pub fn complete(self, block: Result<&[u8], &CacheError>) {
+    pub fn answer(self, block: Result<&[u8], &CacheError>) {
         match self {
-            Waiter::Direct(bytes, answer) => answer.send(block.map(|block| &block[bytes])),
-            Waiter::Partial(parts, gathering) => gathering.add_block(&parts, block),
+            Waiter::Direct(bytes, reply) => reply.send(block.map(|block| &block[bytes])),
+            Waiter::Partial(parts, partial) => partial.add_block(&parts, block),
         }
     }
 
-    /// The same waiter for a block that has what it wants and nothing else. `visit` learns of each
-    /// stretch where it is in the block that is, and where in that one.
+    /// The same waiter for memory that holds its own bytes of the block and no others. `visit` is called for each
+    /// range of the block, with its place in that memory.
     pub fn compacted(self, mut visit: impl FnMut(Range<usize>, usize)) -> Waiter {
-        let mut at = 0;
-        let mut close_up = |bytes: Range<usize>| {
-            let moved = at..at + bytes.len();
-            at = moved.end;
-            visit(bytes, moved.start);
-            moved
+        let mut end = 0;
+        let mut compact = |bytes: Range<usize>| {
+            let compacted = end..end + bytes.len();
+            end = compacted.end;
+            visit(bytes, compacted.start);
+            compacted
         };
         match self {
-            Waiter::Direct(bytes, answer) => Waiter::Direct(close_up(bytes), answer),
-            Waiter::Partial(parts, gathering) => {
-                let close_up = |part: BlockPart| BlockPart {
-                    reply_offset: part.reply_offset,
-                    bytes: close_up(part.bytes),
+            Waiter::Direct(bytes, reply) => Waiter::Direct(compact(bytes), reply),
+            Waiter::Partial(parts, partial) => {
+                let compact = |BlockPart { reply_offset, bytes }| {
+                    let bytes = compact(bytes);
+                    BlockPart { reply_offset, bytes }
                 };
-                Waiter::Partial(parts.into_iter().map(close_up).collect(), gathering)
+                Waiter::Partial(parts.into_iter().map(compact).collect(), partial)
             }
         }
     }
 
-    /// How many bytes of the block are wanted.
+    /// The number of bytes of the block that it needs.
     pub fn byte_count(&self) -> u64 {
         match self {
             Waiter::Direct(bytes, _) => bytes.len() as u64,
@@ -166,30 +150,31 @@ impl Waiter {
 mod tests {
     use std::sync::mpsc::channel;
 
-    use super::*;
     use crate::cache::block::pool::{BlockPool, BufferSize};
 
+    use super::*;
+
     #[test]
-    fn an_answer_is_given_once_whatever_happens() {
-        let (say, said) = channel();
-        let answer = || {
-            let say = say.clone();
-            let done: ReplyCallback = Box::new(move |a| say.send(a.is_ok()).unwrap());
-            PendingReply::new(done, Arc::default())
+    fn a_reply_is_sent_once_whatever_happens() {
+        let (sender, sent) = channel();
+        let reply = || {
+            let sender = sender.clone();
+            let callback: ReplyCallback = Box::new(move |a| sender.send(a.is_ok()).unwrap());
+            PendingReply::new(callback, Arc::default())
         };
-        answer().send(Ok(b"x"));
-        drop(answer());
+        reply().send(Ok(b"x"));
+        drop(reply());
         let pool = BlockPool::new(3 << 20);
-        let buffer =
-            || pool.reuse(BufferSize::Small).or_else(|| pool.allocate(BufferSize::Small)).unwrap();
-        let gathering = PartialReply::new(buffer(), 2, 2, answer());
-        gathering.add_block(&[], Err(&CacheError::Stopped));
-        gathering.add_block(&[BlockPart { reply_offset: 0, bytes: 0..2 }], Ok(b"ab"));
-        // Once answered it keeps no memory, whoever still holds it.
+        let size = BufferSize::Small;
+        let buffer = || pool.reuse(size).or_else(|| pool.allocate(size)).unwrap();
+        let partial = PartialReply::new(buffer(), 2, 2, reply());
+        partial.add_block(&[], Err(&CacheError::Stopped));
+        partial.add_block(&[BlockPart { reply_offset: 0, bytes: 0..2 }], Ok(b"ab"));
+        // Once it is sent it holds no buffer, even while it is referenced.
         drop([buffer(), buffer()]);
-        drop(gathering);
-        drop(PartialReply::new(buffer(), 0, 1, answer()));
-        drop(say);
-        assert_eq!(said.iter().collect::<Vec<_>>(), [true, false, false, false]);
+        drop(partial);
+        drop(PartialReply::new(buffer(), 0, 1, reply()));
+        drop(sender);
+        assert_eq!(sent.iter().collect::<Vec<_>>(), [true, false, false, false]);
     }
 }

@@ -1,45 +1,351 @@
-//! What is known of one source of an open virtual file: whether it may keep us waiting, who reads it, and
-//! how.
+//! Reads the sources of one open virtual file, by the way that suits each: from the page cache, past it, or through it.
+//!
+//! Every byte is checked to be of the file that was parsed, after it is read. A permanent failure is remembered, and
+//! is the answer to every later read. Pages that reads through the page cache bring in are evicted: blocks hold the
+//! same bytes.
 
 use std::ops::Range;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
+use crate::cache::block::id::{BlockId, BlockSource, FillPriority};
+use crate::cache::block::pool::with_scratch;
+use crate::cache::counters::AtomicCounters;
+use crate::cache::error::CacheError;
 use crate::checkpoint::OriginId;
+use crate::log_throttle::LogThrottle;
 use crate::source::{
     ActiveRead, DIRECT_ALIGNMENT_BYTES, OpenFile, PageCacheGuard, ReadStrategy, SourceError,
 };
-use crate::virtual_file::VirtualFileReader;
+use crate::virtual_file::{Segment, SegmentSource, VirtualFile, VirtualFileReader};
 
-use crate::cache::Cache;
-use crate::cache::counters::AtomicCounters;
-use crate::cache::io::executor::IoExecutor;
+use super::executor::{ExecutorSet, IoExecutor, IoJob};
+use super::reply::PendingReply;
 
-pub struct SourceHandle {
+/// A read of more segments than this comes back to the same pages: they are evicted when the file is closed.
+const MAX_EVICTED_SEGMENTS: usize = 8;
+
+/// The open sources of one virtual file.
+pub struct FileSources {
+    reader: Arc<VirtualFileReader>,
+    sources: Box<[SourceHandle]>,
+    counters: Arc<AtomicCounters>,
+    log_throttle: Arc<LogThrottle>,
+    /// Why nothing of it can be read any more.
+    permanent_error: OnceLock<Arc<CacheError>>,
+    /// Stops its threads when the last open file is dropped.
+    _executors: Arc<ExecutorSet>,
+}
+
+/// One open source, a file or memory.
+struct SourceHandle {
     id: OriginId,
-    /// Whether asking its filesystem never waits for anybody else. Memory is local.
-    pub is_local: bool,
-    /// The threads that may wait for it.
-    pub executor: Arc<IoExecutor>,
-    /// The file, if it is one.
-    pub path: Option<PathBuf>,
+    /// Whether calls to its filesystem never wait for another program or machine.
+    is_local: bool,
+    executor: Arc<IoExecutor>,
     /// How to read the file, if it is one.
     access: Option<(ReadStrategy, PageCacheGuard)>,
 }
 
+impl FileSources {
+    pub fn new(
+        reader: Arc<VirtualFileReader>,
+        executors: Arc<ExecutorSet>,
+        counters: Arc<AtomicCounters>,
+        log_throttle: Arc<LogThrottle>,
+    ) -> FileSources {
+        let origins = reader.virtual_file().origins().len() as u32;
+        let open = |number| SourceHandle::new(OriginId(number), &reader, &executors);
+        let sources = (0..origins).map(open).collect();
+        let permanent_error = OnceLock::new();
+        FileSources {
+            reader,
+            sources,
+            counters,
+            log_throttle,
+            permanent_error,
+            _executors: executors,
+        }
+    }
+
+    pub fn reader(&self) -> &Arc<VirtualFileReader> {
+        &self.reader
+    }
+
+    pub fn virtual_file(&self) -> &Arc<VirtualFile> {
+        self.reader.virtual_file()
+    }
+
+    /// The error that every read is answered with, once there is one.
+    pub fn permanent_error(&self) -> Option<&Arc<CacheError>> {
+        self.permanent_error.get()
+    }
+
+    /// Runs a job on the threads that may wait for a source.
+    pub fn submit(&self, source: BlockSource, priority: FillPriority, job: IoJob) {
+        let executor = &self.source(source).executor;
+        match priority {
+            FillPriority::Blocking => executor.submit_blocking(job),
+            FillPriority::Deferred => executor.submit_deferred(job),
+            FillPriority::Prefetch | FillPriority::Replay => executor.submit_prefetch(job),
+        }
+    }
+
+    pub fn is_local(&self, source: BlockSource) -> bool {
+        self.source(source).is_local
+    }
+
+    /// Fails if a source is no longer the file that was parsed.
+    pub fn check_unchanged(&self, source: BlockSource) -> Result<(), Arc<CacheError>> {
+        self.check_origin(self.origin_of(source))
+    }
+
+    /// Whether the page cache has all of a block already.
+    pub fn is_in_page_cache(&self, id: BlockId) -> bool {
+        let BlockSource::File(_) = id.source else { return false };
+        let file = self.source(id.source).file(&self.reader);
+        file.is_some_and(|(strategy, _, file)| strategy.is_cached(file, &id.range()))
+    }
+
+    /// Answers a read from the page cache if that has the whole range, copied once and kept nowhere. Otherwise, or if
+    /// asking may wait, gives the reply back.
+    pub fn answer_from_page_cache(
+        &self,
+        range: &Range<u64>,
+        reply: PendingReply,
+    ) -> Result<(), PendingReply> {
+        let segments = || self.virtual_file().segments(range.clone());
+        let is_local = segments().all(|segment| match segment.bytes {
+            SegmentSource::Header(_) => true,
+            SegmentSource::Run { origin, .. } => self.sources[origin.0 as usize].is_local,
+            SegmentSource::Tensor { .. } => false,
+        });
+        if !is_local {
+            return Err(reply);
+        }
+        with_scratch((range.end - range.start) as usize, |scratch| {
+            let mut read_from = None;
+            for segment in segments() {
+                let out = part_of(scratch, range, &segment.range);
+                match segment.bytes {
+                    SegmentSource::Run { origin, offset } if self.reader.file(origin).is_some() => {
+                        let file = self.sources[origin.0 as usize].file(&self.reader);
+                        if !file.is_some_and(|(by, _, file)| by.read_cached(file, out, offset)) {
+                            return Err(reply);
+                        }
+                        if read_from != Some(origin)
+                            && let Some(last) = read_from.replace(origin)
+                            && let Err(error) = self.check_origin(last)
+                        {
+                            reply.send(Err(&error));
+                            return Ok(());
+                        }
+                    }
+                    _ => {
+                        if self.reader.read_at(out, segment.range.start).is_err() {
+                            return Err(reply);
+                        }
+                    }
+                }
+            }
+            self.counters.cached.increment();
+            self.counters.cached_bytes.add(scratch.len() as u64);
+            match read_from.map_or(Ok(()), |origin| self.check_origin(origin)) {
+                Ok(()) => reply.send(Ok(scratch)),
+                Err(error) => reply.send(Err(&error)),
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads a block into an aligned buffer; which part of the buffer it is then.
+    pub fn read_block(&self, id: BlockId, out: &mut [u8]) -> Result<Range<usize>, CacheError> {
+        match id.source {
+            BlockSource::File(_) => Ok(self.read_run(id.source, &id.range(), out)?),
+            BlockSource::Tensor(_) => {
+                let len = (id.end - id.start) as usize;
+                self.read_part(id.source, id.start, &mut out[..len])?;
+                Ok(0..len)
+            }
+        }
+    }
+
+    /// Reads a range of a source file into an aligned buffer, past the page cache if its filesystem can; which part of
+    /// the buffer it is then, behind what alignment has read before it.
+    pub fn read_run(
+        &self,
+        source: BlockSource,
+        range: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<Range<usize>, SourceError> {
+        let source = self.source(source);
+        let before = range.start as usize % DIRECT_ALIGNMENT_BYTES;
+        let len = before + (range.end - range.start) as usize;
+        let start = range.start - before as u64;
+        let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT_BYTES)];
+        let file = source.file(&self.reader);
+        let is_direct = file.map_or(Ok(false), |(by, _, file)| by.read_direct(file, out, start))?;
+        if is_direct {
+            self.counters.direct_bytes.add(len as u64);
+        } else {
+            source.read_through(&self.reader, &mut out[..len], start)?;
+            self.counters.buffered_bytes.add(len as u64);
+        }
+        Ok(before..len)
+    }
+
+    /// Fills `out` from any offset of a source, through the page cache.
+    pub fn read_part(
+        &self,
+        source: BlockSource,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), CacheError> {
+        self.counters.buffered_bytes.add(out.len() as u64);
+        match source {
+            BlockSource::File(_) => {
+                Ok(self.source(source).read_through(&self.reader, out, offset)?)
+            }
+            BlockSource::Tensor(index) => {
+                let start = self.virtual_file().tensor_range(index as usize).start;
+                let _retained = self.retain_tensor_pages(index as usize);
+                self.reader.read_at(out, start + offset)?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Fills `out` with a range of the virtual file, segment by segment through the page cache.
+    pub fn read_by_segments(&self, range: &Range<u64>, out: &mut [u8]) -> Result<(), CacheError> {
+        let segments: Vec<Segment> = self.virtual_file().segments(range.clone()).collect();
+        if segments.len() > MAX_EVICTED_SEGMENTS {
+            let _retained: Vec<_> =
+                segments.iter().filter_map(|segment| self.retain_pages(segment)).collect();
+            self.reader.read_at(out, range.start)?;
+        } else {
+            for segment in &segments {
+                let out = part_of(out, range, &segment.range);
+                if let SegmentSource::Run { origin, offset } = segment.bytes {
+                    self.sources[origin.0 as usize].read_through(&self.reader, out, offset)?;
+                } else {
+                    let _retained = self.retain_pages(segment);
+                    self.reader.read_at(out, segment.range.start)?;
+                }
+            }
+        }
+        self.counters.buffered_bytes.add(out.len() as u64);
+        Ok(())
+    }
+
+    /// Copies a range that the virtual file holds in memory: there is no disk to wait for.
+    pub fn copy_in_memory(&self, start: u64, out: &mut [u8]) -> Result<(), Arc<CacheError>> {
+        self.reader.read_at(out, start).map_err(|error| self.record_failure(error.into()))?;
+        Ok(())
+    }
+
+    /// The first source that a range is made of, unless the range is header alone.
+    pub fn first_source(&self, range: &Range<u64>) -> Option<BlockSource> {
+        let mut segments = self.virtual_file().segments(range.clone());
+        segments.find_map(|segment| match segment.bytes {
+            SegmentSource::Header(_) => None,
+            SegmentSource::Run { origin, .. } => Some(BlockSource::File(origin.0)),
+            SegmentSource::Tensor { index, .. } => Some(BlockSource::Tensor(index as u32)),
+        })
+    }
+
+    /// Logs a failure at most once a minute for each path. The first permanent one is the answer from now on.
+    pub fn record_failure(&self, error: CacheError) -> Arc<CacheError> {
+        let should_log =
+            |path: Option<&Path>| path.is_none_or(|path| self.log_throttle.should_log(path));
+        let error = Arc::new(error);
+        if !error.is_permanent() {
+            if should_log(error.path()) {
+                tracing::warn!(%error, "a read failed");
+            }
+            return error;
+        }
+        let first = self.permanent_error.get_or_init(|| {
+            let remedy = error.remedy();
+            if self.virtual_file().is_plain() {
+                // Files that are shown as they are may change: they are then read as they are.
+                tracing::debug!(%error, "nothing more is read ahead of this file");
+            } else if should_log(error.path()) {
+                tracing::error!(%error, remedy, "nothing more is read of this virtual file");
+            }
+            Arc::clone(&error)
+        });
+        Arc::clone(first)
+    }
+
+    /// The error of a read that panicked.
+    pub fn panic_error(&self, source: BlockSource) -> CacheError {
+        let file = self.reader.file(self.origin_of(source));
+        CacheError::Internal { path: file.map(|file| file.file().path()).unwrap_or_default() }
+    }
+
+    fn check_origin(&self, origin: OriginId) -> Result<(), Arc<CacheError>> {
+        if let Some(error) = self.permanent_error() {
+            return Err(Arc::clone(error));
+        }
+        let unchanged = self.reader.file(origin).map_or(Ok(()), OpenFile::check_unchanged);
+        unchanged.map_err(|error| self.record_failure(error.into()))
+    }
+
+    /// To be called before a segment is read through the page cache to which reads come back, and held until it was.
+    fn retain_pages(&self, segment: &Segment) -> Option<ActiveRead<'_>> {
+        match segment.bytes {
+            SegmentSource::Header(_) => None,
+            SegmentSource::Tensor { index, .. } => self.retain_tensor_pages(index),
+            SegmentSource::Run { origin, offset } => {
+                let len = segment.range.end - segment.range.start;
+                self.sources[origin.0 as usize].retain_pages(&self.reader, offset..offset + len)
+            }
+        }
+    }
+
+    /// The same for a part of a tensor that is gathered: the next part comes back to the same pages.
+    fn retain_tensor_pages(&self, index: usize) -> Option<ActiveRead<'_>> {
+        let (origin, offset, len) = self.virtual_file().tensors()[index].bytes.extent();
+        let range = offset..offset.saturating_add(len);
+        self.sources[origin.0 as usize].retain_pages(&self.reader, range)
+    }
+
+    fn source(&self, source: BlockSource) -> &SourceHandle {
+        &self.sources[self.origin_of(source).0 as usize]
+    }
+
+    fn origin_of(&self, source: BlockSource) -> OriginId {
+        match source {
+            BlockSource::File(origin) => OriginId(origin),
+            BlockSource::Tensor(index) => {
+                self.virtual_file().tensors()[index as usize].bytes.extent().0
+            }
+        }
+    }
+}
+
+impl Drop for FileSources {
+    fn drop(&mut self) {
+        for source in &self.sources {
+            if let Some((_, guard, file)) = source.file(&self.reader) {
+                guard.evict_all(file);
+            }
+        }
+    }
+}
+
 impl SourceHandle {
-    pub fn new(cache: &Cache, reader: &VirtualFileReader, number: u32) -> SourceHandle {
-        let id = OriginId(number);
+    fn new(id: OriginId, reader: &VirtualFileReader, executors: &ExecutorSet) -> SourceHandle {
         let file = reader.file(id);
-        let ways = file.map(ReadStrategy::new);
-        let local = ways.as_ref().is_none_or(ReadStrategy::is_local);
-        let lane = cache.executor(file.map(|file| file.file().identity().dev), local);
-        let path = file.map(|file| file.file().path());
-        let access = ways.map(|strategy| {
+        let strategy = file.map(ReadStrategy::new);
+        let is_local = strategy.as_ref().is_none_or(ReadStrategy::is_local);
+        let device = file.map(|file| file.file().identity().dev);
+        let executor = executors.for_device(device, is_local);
+        let access = strategy.map(|strategy| {
             let guard = strategy.guard_reads();
             (strategy, guard)
         });
-        SourceHandle { id, is_local: local, executor: lane, path, access }
+        SourceHandle { id, is_local, executor, access }
     }
 
     fn file<'a>(
@@ -50,34 +356,8 @@ impl SourceHandle {
         Some((strategy, guard, reader.file(self.id)?))
     }
 
-    /// Reads a range into aligned memory, past the page cache if the filesystem can, and else as `read_passing` does;
-    /// where in it the range lies then, behind what had to be read before it.
-    pub fn read(
-        &self,
-        reader: &VirtualFileReader,
-        out: &mut [u8],
-        range: &Range<u64>,
-        counting: &AtomicCounters,
-    ) -> Result<Range<usize>, SourceError> {
-        let before = range.start as usize % DIRECT_ALIGNMENT_BYTES;
-        let len = before + (range.end - range.start) as usize;
-        let start = range.start - before as u64;
-        let out = &mut out[..len.next_multiple_of(DIRECT_ALIGNMENT_BYTES)];
-        let file = self.file(reader);
-        let count = if file
-            .map_or(Ok(false), |(strategy, _, file)| strategy.read_direct(file, out, start))?
-        {
-            &counting.direct_bytes
-        } else {
-            self.read_through(reader, &mut out[..len], start)?;
-            &counting.buffered_bytes
-        };
-        count.add(len as u64);
-        Ok(before..len)
-    }
-
-    /// Fills `out` through the page cache, which keeps of it what it had: the rest would be there twice.
-    pub fn read_through(
+    /// Fills `out` through the page cache, and evicts what that brought in.
+    fn read_through(
         &self,
         reader: &VirtualFileReader,
         out: &mut [u8],
@@ -90,40 +370,19 @@ impl SourceHandle {
         guard.read_through(file, &range, || strategy.read_without_readahead(file, out, offset))
     }
 
-    /// To be called before a range is read through the page cache in ways that come back to the same pages again and
-    /// again, and held until it was: it is let go of by `leave`.
-    pub fn retain_pages(
+    /// To be called before reads through the page cache that come back to the same pages, and held until they are
+    /// over: the pages are evicted when the file is closed.
+    fn retain_pages(
         &self,
         reader: &VirtualFileReader,
-        range: &Range<u64>,
+        range: Range<u64>,
     ) -> Option<ActiveRead<'_>> {
         let (_, guard) = self.access.as_ref()?;
-        Some(guard.retain(reader.file(self.id)?, range))
+        Some(guard.retain(reader.file(self.id)?, &range))
     }
+}
 
-    /// To be called when nothing more is read.
-    pub fn evict_pages(&self, reader: &VirtualFileReader) {
-        if let Some((_, guard, file)) = self.file(reader) {
-            guard.evict_all(file);
-        }
-    }
-
-    /// Fills `out` if the page cache has all of it.
-    pub fn read_from_page_cache(
-        &self,
-        reader: &VirtualFileReader,
-        out: &mut [u8],
-        offset: u64,
-    ) -> bool {
-        self.file(reader).is_some_and(|(strategy, _, file)| strategy.read_cached(file, out, offset))
-    }
-
-    /// Whether the page cache has all of a range already.
-    pub fn is_in_page_cache(&self, reader: &VirtualFileReader, range: &Range<u64>) -> bool {
-        self.file(reader).is_some_and(|(strategy, _, file)| strategy.is_cached(file, range))
-    }
-
-    pub fn check_unchanged(&self, reader: &VirtualFileReader) -> Result<(), SourceError> {
-        reader.file(self.id).map_or(Ok(()), OpenFile::check_unchanged)
-    }
+/// The part of a reply for `range` that a range in it fills.
+fn part_of<'a>(out: &'a mut [u8], range: &Range<u64>, part: &Range<u64>) -> &'a mut [u8] {
+    &mut out[(part.start - range.start) as usize..(part.end - range.start) as usize]
 }

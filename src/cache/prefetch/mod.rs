@@ -1,14 +1,12 @@
-//! What is fetched before it is asked for: what `readahead` says of the streams that readers are, the tensors that come
-//! next by `tensor_predictor`, and what the load before went on with by `access_trace`.
+//! What to fetch before it is requested, for one open virtual file.
 //!
-//! In: each read of an open virtual file. Out: blocks that are about to be filled.
+//! In: each of its reads. Out: ranges of the virtual file. Three pure state machines know them: [`readahead`] follows
+//! the streams of readers, [`predictor`] the names of tensors, and [`trace`] the order of an earlier load.
 
-pub mod chunk_map;
-pub mod delivered;
 pub mod predictor;
 pub mod readahead;
 pub mod trace;
-pub mod trace_format;
+mod trace_format;
 pub mod trace_store;
 
 use std::ops::Range;
@@ -17,147 +15,160 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::threads::lock;
 use crate::virtual_file::VirtualFile;
 
-use crate::cache::Cache;
-use crate::cache::block::fill;
-use crate::cache::block::fill::FillPriority;
-use crate::cache::file::CachedFile;
-use crate::cache::prefetch::delivered::DeliveredRanges;
-use crate::cache::prefetch::predictor::TensorPredictor;
-use crate::cache::prefetch::readahead::{ReadBounds, ReadPattern, Readahead};
-use crate::cache::prefetch::trace::AccessTrace;
-use crate::cache::prefetch::trace_store::TraceHandle;
+use predictor::TensorPredictor;
+use readahead::{DeliveredRanges, ReadBounds, ReadPattern, Readahead, StreamStep};
+use trace::AccessTrace;
+use trace_store::{TraceHandle, TraceStore};
 
-/// A tensor of less comes with others in one read: which one comes next says little.
+/// Smaller tensors are read several at once: which comes next says little.
 const MIN_PREDICTED_TENSOR_BYTES: u64 = 1 << 20;
 
 /// What is known of how an open virtual file is read.
-pub(super) struct Prefetcher {
+pub struct Prefetcher {
+    file: Arc<VirtualFile>,
+    max_readahead_bytes: u64,
     readahead: Mutex<Readahead>,
     delivered: Mutex<DeliveredRanges>,
     predictor: OnceLock<Mutex<TensorPredictor>>,
-    /// In which order it is read, if that is remembered.
+    /// The order of its reads, if loads of it are remembered.
     trace: Option<Arc<TraceHandle>>,
 }
 
 impl Prefetcher {
-    pub(super) fn new(cache: &Cache, virtual_file: &VirtualFile) -> Prefetcher {
-        // A file as it is has no layout that would be known again.
-        let orders = cache.traces.as_ref().filter(|_| !virtual_file.is_plain());
-        let kept = orders.and_then(|orders| {
-            Some(orders.open(virtual_file.layout_hash(), AccessTrace::new(virtual_file.size())?))
+    pub fn new(
+        file: &Arc<VirtualFile>,
+        traces: Option<&Arc<TraceStore>>,
+        max_readahead_bytes: u64,
+    ) -> Prefetcher {
+        // A file that is shown as it is has no layout to know it again by.
+        let traces = traces.filter(|_| !file.is_plain());
+        let trace = traces.and_then(|traces| {
+            Some(traces.open(file.layout_hash(), AccessTrace::new(file.size())?))
         });
-        let (planner, given, course) = Default::default();
-        Prefetcher { readahead: planner, delivered: given, predictor: course, trace: kept }
+        let (readahead, delivered, predictor) = Default::default();
+        let file = Arc::clone(file);
+        Prefetcher { file, max_readahead_bytes, readahead, delivered, predictor, trace }
     }
 
-    /// Takes note of a read, for the load after this one.
-    pub(super) fn record(&self, range: &Range<u64>) {
-        if let Some(kept) = &self.trace {
-            lock(&kept.trace).record(range);
+    /// Records a read for the next load.
+    pub fn record(&self, range: &Range<u64>) {
+        if let Some(trace) = &self.trace {
+            lock(&trace.trace).record(range);
         }
     }
-}
 
-impl CachedFile {
-    /// What a read turns out to be among those before it.
-    pub(super) fn classify(&self, range: &Range<u64>) -> ReadPattern {
-        let mut given = lock(&self.prefetcher.delivered);
-        let (_, limit) = self.cache.blocks.pool.held_and_limit();
-        let virtual_file = self.virtual_file();
-        let tensor =
-            virtual_file.tensor_at(range.start).map(|place| virtual_file.tensor_range(place));
-        let ends = ReadBounds { tensor, file_end: virtual_file.size() };
-        let seen = lock(&self.prefetcher.readahead).classify(
+    /// Tells what a read is among those before it, and changes nothing.
+    pub fn classify(&self, range: &Range<u64>) -> ReadPattern {
+        let delivered = lock(&self.delivered);
+        let mut pattern = lock(&self.readahead).classify(range, &self.bounds(range), &delivered);
+        drop(delivered);
+        // The reader that touched the first page of a tensor waits for it.
+        pattern.is_fault_around &= !self.contains_tensor_start(range);
+        pattern
+    }
+
+    /// Moves the readers' streams on by a read whose bytes are about to be delivered.
+    pub fn advance(&self, range: &Range<u64>, memory_limit: u64) -> StreamStep {
+        let mut delivered = lock(&self.delivered);
+        let step = lock(&self.readahead).advance(
             range,
-            ends,
-            &given,
-            self.cache.readahead_bytes,
-            limit / 2,
+            &self.bounds(range),
+            &delivered,
+            self.max_readahead_bytes,
+            memory_limit / 2,
         );
-        given.record(range);
-        seen
+        delivered.record(range);
+        step
     }
 
-    /// Whether the first page of a tensor is in it.
-    pub(super) fn contains_tensor_start(&self, range: &Range<u64>) -> bool {
-        let last = self.virtual_file().tensor_at(range.end - 1);
-        last.is_some_and(|place| self.virtual_file().tensor_range(place).start >= range.start)
+    /// The ranges that the earlier load went on with.
+    pub fn replay(&self, memory_limit: u64) -> Vec<Range<u64>> {
+        let trace = self.trace.as_ref();
+        trace.map_or_else(Vec::new, |trace| {
+            lock(&trace.trace).next_ranges(self.max_window(memory_limit))
+        })
     }
 
-    /// Has fetched what the load before went on with.
-    pub(super) fn prefetch_trace(self: &Arc<Self>) {
-        let Some(kept) = &self.prefetcher.trace else { return };
-        let ahead = lock(&kept.trace).next_ranges(self.max_window());
-        ahead
-            .into_iter()
-            .for_each(|range| self.prefetch_blocks(range, &(0..0), FillPriority::Replay));
-    }
-
-    /// Has fetched what will probably be read next.
-    pub(super) fn prefetch(self: &Arc<Self>, range: &Range<u64>, seen: ReadPattern) {
-        if let Some(ahead) = seen.prefetch {
-            self.prefetch_undelivered(&ahead, u64::MAX, range);
+    /// The undelivered ranges to fetch after a step: for its stream, and of the tensors that probably come next.
+    pub fn upcoming(
+        &self,
+        request: &Range<u64>,
+        step: StreamStep,
+        memory_limit: u64,
+    ) -> Vec<Range<u64>> {
+        let mut ranges = Vec::new();
+        if let Some(prefetch) = step.prefetch {
+            self.push_undelivered(&mut ranges, &prefetch, u64::MAX, request);
         }
-        if seen.enters_tensor
-            && let Some(place) = self.virtual_file().tensor_at(range.start)
+        if step.enters_tensor
+            && let Some(index) = self.file.tensor_at(request.start)
         {
-            for (next, bytes) in self.predict_tensors(place as u32) {
-                let next = self.virtual_file().tensor_range(next as usize);
-                self.prefetch_undelivered(&next, bytes, range);
+            for (next, bytes) in self.predict_tensors(index as u32, memory_limit) {
+                let next = self.file.tensor_range(next as usize);
+                self.push_undelivered(&mut ranges, &next, bytes, request);
             }
         }
+        ranges
     }
 
     /// The tensors that will probably be read after one, and how much of each to fetch.
-    fn predict_tensors(&self, place: u32) -> Vec<(u32, u64)> {
-        let virtual_file = self.virtual_file();
-        let range = |place: u32| virtual_file.tensor_range(place as usize);
+    fn predict_tensors(&self, index: u32, memory_limit: u64) -> Vec<(u32, u64)> {
+        let range = |index: u32| self.file.tensor_range(index as usize);
         let is_large =
-            |place: u32| range(place).end - range(place).start >= MIN_PREDICTED_TENSOR_BYTES;
-        if !is_large(place) {
+            |index: u32| range(index).end - range(index).start >= MIN_PREDICTED_TENSOR_BYTES;
+        if !is_large(index) {
             return Vec::new();
         }
-        let name = |place: u32| &*virtual_file.tensors()[place as usize].name;
-        let course = self.prefetcher.predictor.get_or_init(|| {
-            let all = 0..virtual_file.tensors().len() as u32;
+        let name = |index: u32| &*self.file.tensors()[index as usize].name;
+        let predictor = self.predictor.get_or_init(|| {
+            let all = 0..self.file.tensors().len() as u32;
             Mutex::new(TensorPredictor::new(all.filter(|&n| is_large(n)).map(|n| (n, name(n)))))
         });
-        let left = |place| {
-            let left = lock(&self.prefetcher.delivered).undelivered(&range(place));
-            left.into_iter().map(|left| left.end - left.start).sum()
+        let undelivered_bytes = |index| {
+            let ranges = lock(&self.delivered).undelivered(&range(index));
+            ranges.into_iter().map(|range| range.end - range.start).sum()
         };
-        lock(course).on_tensor(place, name(place), self.max_window(), left)
+        let window = self.max_window(memory_limit);
+        lock(predictor).on_tensor(index, name(index), window, undelivered_bytes)
     }
 
-    /// What may be fetched ahead otherwise than for streams: half of what those may take together, which go on beside it.
-    fn max_window(&self) -> u64 {
-        let (_, limit) = self.cache.blocks.pool.held_and_limit();
-        self.cache.readahead_bytes.min(limit / 4)
-    }
-
-    /// Has fetched so many bytes at the most of what was not given of a range, as is expected to be asked for by who
-    /// asked for another.
-    fn prefetch_undelivered(self: &Arc<Self>, range: &Range<u64>, most: u64, asked: &Range<u64>) {
-        let left = lock(&self.prefetcher.delivered).undelivered(range);
-        let mut room = most;
-        for left in left {
+    /// Adds the first undelivered bytes of a range, at most so many, without those that the trace comes to in its turn.
+    fn push_undelivered(
+        &self,
+        ranges: &mut Vec<Range<u64>>,
+        range: &Range<u64>,
+        max_bytes: u64,
+        request: &Range<u64>,
+    ) {
+        let undelivered = lock(&self.delivered).undelivered(range);
+        let mut room = max_bytes;
+        for Range { start, end } in undelivered {
             if room == 0 {
                 break;
             }
-            let left = left.start..left.end.min(left.start.saturating_add(room));
-            room -= left.end - left.start;
-            let left = match &self.prefetcher.trace {
-                Some(kept) => lock(&kept.trace).outside_trace(left, asked.start),
-                None => vec![left],
-            };
-            left.into_iter()
-                .for_each(|range| self.prefetch_blocks(range, asked, FillPriority::Prefetch));
+            let range = start..end.min(start.saturating_add(room));
+            room -= range.end - range.start;
+            match &self.trace {
+                Some(trace) => {
+                    ranges.extend(lock(&trace.trace).outside_trace(range, request.start))
+                }
+                None => ranges.push(range),
+            }
         }
     }
 
-    /// Has filled what no block has of a range, nor is about to.
-    fn prefetch_blocks(self: &Arc<Self>, range: Range<u64>, asked: &Range<u64>, why: FillPriority) {
-        let new = self.cache.blocks.reserve(self.file_id, &self.plan_prefetch(range, asked));
-        new.into_iter().for_each(|id| fill::schedule(self, id, why));
+    /// How much may be prefetched at once beside the streams: half of what those may take together.
+    fn max_window(&self, memory_limit: u64) -> u64 {
+        self.max_readahead_bytes.min(memory_limit / 4)
+    }
+
+    fn bounds(&self, range: &Range<u64>) -> ReadBounds {
+        let tensor = self.file.tensor_at(range.start).map(|index| self.file.tensor_range(index));
+        ReadBounds { tensor, file_end: self.file.size() }
+    }
+
+    fn contains_tensor_start(&self, range: &Range<u64>) -> bool {
+        let last = self.file.tensor_at(range.end - 1);
+        last.is_some_and(|index| self.file.tensor_range(index).start >= range.start)
     }
 }

@@ -1,14 +1,14 @@
-//! Which tensors come after one, by their names.
+//! Predicts the tensors that are read after one, by their names.
 //!
-//! In: the tensors of a virtual file, and each that a reader comes to. Out: those to fetch ahead and how much of each,
-//! because readers went on so from tensors of such names before. A pure state machine, like `readahead`.
+//! In: the tensors of a virtual file, and each that a reader enters. Out: the tensors to fetch ahead, and how much of
+//! each. A pure state machine.
 //!
 //! Loaders take the tensors of every layer in one order: that of names, of the model's modules, or one of their own.
-//! Where they lie is another matter. So a step from one tensor to the next is noted as what changed in the name: which
-//! text came, and by how much each number in it rose. From the second layer on the next one is known.
+//! Where the tensors lie is another matter. So a step from one tensor to the next is learned as what changed in the
+//! name: which text came, and by how much each number in it rose. From the second layer on the next tensor is known.
 //!
-//! A wrong guess costs little: nothing is fetched before one was right, the window starts small and doubles with each
-//! that is, and one that is not ends it.
+//! A wrong prediction costs little: nothing is fetched before one was right, the window starts small and doubles with
+//! each right one, and a wrong one closes it.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
@@ -17,33 +17,33 @@ use std::hash::BuildHasher;
 /// The first window.
 const FIRST_WINDOW_BYTES: u64 = 8 << 20;
 
-/// Steps that are known from tensors of one pattern: within a layer, from one expert to the next, to the next layer.
+/// Steps kept for names of one pattern: within a layer, from one expert to the next, to the next layer.
 const MAX_STEPS_PER_PATTERN: usize = 4;
 
-/// How often a step is seen before what was seen before it counts half.
+/// How often a step is seen before all counts of its pattern are halved, so that older steps count less.
 const HALVING_SEEN_COUNT: u32 = 8;
 
-/// Patterns of names that steps are known of. A model has some dozens.
+/// Patterns of names whose steps are kept. A model has some dozens.
 const MAX_PATTERN_COUNT: usize = 1 << 8;
 
-/// A longer name, or one with more numbers, is not taken apart: files may have names of megabytes.
+/// A longer name, or one with more numbers, is not parsed: files may have names of megabytes.
 const MAX_NAME_BYTES: usize = 256;
 const MAX_NUMBERS: usize = 16;
 
-/// Tensors that are foreseen at once.
+/// Tensors predicted at once.
 const MAX_PREDICTIONS: usize = 64;
 
 /// A number with more digits than this is text.
 const MAX_DIGITS: usize = 9;
 
-/// What is known of an open virtual file. Of each tensor it keeps a number of 8 bytes and its place.
+/// The order of tensors in one open file, as far as it is learned. Of each tensor it keeps a hash and an index.
 #[derive(Debug, Default)]
 pub struct TensorPredictor {
-    /// The places of tensors by the hash of their names: to take one for another costs a wrong guess.
+    /// The indices of tensors by the hash of their names: a collision costs a wrong prediction.
     indices: HashMap<u64, u32>,
     steps: HashMap<String, Vec<SeenStep>>,
     last: Option<NamePattern>,
-    /// What comes next, by what is known so far.
+    /// The tensors expected next, in order.
     predictions: VecDeque<Prediction>,
     window: u64,
 }
@@ -55,7 +55,7 @@ struct NamePattern {
     numbers: Vec<u32>,
 }
 
-/// How one name comes from another.
+/// How one name follows from another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NameStep {
     pattern: String,
@@ -64,13 +64,13 @@ struct NameStep {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum NumberStep {
-    /// So much more than the number that stands there in the other name.
+    /// So much more than the number at this place in the other name.
     Add(i64),
-    /// The other has none there.
+    /// The other name has no number at this place.
     Set(u32),
 }
 
-/// A step that was seen, and how often, less for what is long ago.
+/// A step and how often it was seen, where older counts weigh less.
 #[derive(Debug)]
 struct SeenStep {
     step: NameStep,
@@ -81,28 +81,29 @@ struct SeenStep {
 struct Prediction {
     index: u32,
     name: NamePattern,
-    /// What is fetched of it.
+    /// How much of it is fetched.
     bytes: u64,
 }
 
 impl TensorPredictor {
-    /// Of tensors with these places and names.
+    /// Takes the indices and names of the tensors to predict.
     pub fn new<'a>(tensors: impl Iterator<Item = (u32, &'a str)>) -> TensorPredictor {
-        let mut course = TensorPredictor::default();
-        for (place, name) in tensors.filter(|(_, name)| name.len() <= MAX_NAME_BYTES) {
-            course.indices.insert(course.hash(name), place);
+        let mut predictor = TensorPredictor::default();
+        for (index, name) in tensors.filter(|(_, name)| name.len() <= MAX_NAME_BYTES) {
+            predictor.indices.insert(predictor.hash(name), index);
         }
-        course
+        predictor
     }
 
-    /// A reader comes to a tensor; which ones to fetch now, and how many bytes of each, the next first. `left` says how
-    /// much of one may still be wanted, and `widest` are the bytes that may be fetched ahead at once.
+    /// Learns from a reader that enters a tensor. Returns the tensors to fetch now and how many bytes of each, the next
+    /// first. `undelivered` gives the bytes of a tensor that may still be read, and `max_window` bounds the bytes
+    /// fetched ahead at once.
     pub fn on_tensor(
         &mut self,
-        place: u32,
+        index: u32,
         name: &str,
-        widest: u64,
-        left: impl Fn(u32) -> u64,
+        max_window: u64,
+        undelivered: impl Fn(u32) -> u64,
     ) -> Vec<(u32, u64)> {
         let Some(name) = NamePattern::parse(name) else {
             self.last = None;
@@ -111,11 +112,11 @@ impl TensorPredictor {
         if self.last.as_ref() == Some(&name) {
             return Vec::new();
         }
-        let is_expected = self.predictions.iter().position(|foreseen| foreseen.index == place);
-        match is_expected {
+        let predicted = self.predictions.iter().position(|prediction| prediction.index == index);
+        match predicted {
             Some(n) => {
                 self.predictions.drain(..=n);
-                self.window = (self.window * 2).max(FIRST_WINDOW_BYTES).min(widest);
+                self.window = (self.window * 2).max(FIRST_WINDOW_BYTES).min(max_window);
             }
             None => {
                 self.predictions.clear();
@@ -125,32 +126,32 @@ impl TensorPredictor {
         if let Some(last) = self.last.replace(name.clone()) {
             self.learn(last, &name);
         }
-        self.extend_predictions(place, name, left)
+        self.extend_predictions(index, name, undelivered)
     }
 
-    /// Adds to what is expected while there is room, and one at the least: it may turn out to be right.
+    /// Adds predictions while the window has room, and at least one: it may turn out to be right.
     fn extend_predictions(
         &mut self,
-        place: u32,
+        index: u32,
         name: NamePattern,
-        left: impl Fn(u32) -> u64,
+        undelivered: impl Fn(u32) -> u64,
     ) -> Vec<(u32, u64)> {
         let mut fetch = Vec::new();
-        let mut bytes: u64 = self.predictions.iter().map(|foreseen| foreseen.bytes).sum();
+        let mut bytes: u64 = self.predictions.iter().map(|prediction| prediction.bytes).sum();
         while self.predictions.len() < MAX_PREDICTIONS
             && (bytes < self.window || self.predictions.is_empty())
         {
-            let from = self.predictions.back().map_or(&name, |foreseen| &foreseen.name);
+            let from = self.predictions.back().map_or(&name, |prediction| &prediction.name);
             let Some((next, name)) = self.next_tensor(from) else { break };
-            if next == place || self.predictions.iter().any(|foreseen| foreseen.index == next) {
+            if next == index || self.predictions.iter().any(|prediction| prediction.index == next) {
                 break;
             }
-            let left = left(next).min(self.window - bytes.min(self.window));
-            if left > 0 {
-                fetch.push((next, left));
+            let undelivered = undelivered(next).min(self.window - bytes.min(self.window));
+            if undelivered > 0 {
+                fetch.push((next, undelivered));
             }
-            bytes += left;
-            self.predictions.push_back(Prediction { index: next, name, bytes: left });
+            bytes += undelivered;
+            self.predictions.push_back(Prediction { index: next, name, bytes: undelivered });
         }
         fetch
     }
@@ -166,26 +167,26 @@ impl TensorPredictor {
         }
         let step = NameStep::between(&from, to);
         let steps = self.steps.entry(from.pattern).or_default();
-        match steps.iter_mut().find(|known| known.step == step) {
-            Some(known) => known.seen_count += 1,
+        match steps.iter_mut().find(|seen| seen.step == step) {
+            Some(seen) => seen.seen_count += 1,
             None => {
                 steps.truncate(MAX_STEPS_PER_PATTERN - 1);
                 steps.push(SeenStep { step, seen_count: 1 });
             }
         }
-        if steps.iter().any(|known| known.seen_count > HALVING_SEEN_COUNT) {
-            steps.iter_mut().for_each(|known| known.seen_count = known.seen_count.div_ceil(2));
+        if steps.iter().any(|seen| seen.seen_count > HALVING_SEEN_COUNT) {
+            steps.iter_mut().for_each(|seen| seen.seen_count = seen.seen_count.div_ceil(2));
         }
-        steps.sort_by_key(|known| Reverse(known.seen_count));
+        steps.sort_by_key(|seen| Reverse(seen.seen_count));
     }
 
-    /// Where the most usual step leads to that leads to a tensor.
+    /// The tensor that the most frequent step leads to, of the steps that lead to one.
     fn next_tensor(&self, from: &NamePattern) -> Option<(u32, NamePattern)> {
         let mut steps = self.steps.get(&from.pattern)?.iter();
         steps.find_map(|SeenStep { step, .. }| {
             let name = step.apply(from)?;
-            let place = self.indices.get(&self.hash(&name.text()))?;
-            Some((*place, name))
+            let index = self.indices.get(&self.hash(&name.text()))?;
+            Some((*index, name))
         })
     }
 }
@@ -242,7 +243,7 @@ impl NameStep {
         NameStep { pattern: to.pattern.clone(), numbers }
     }
 
-    /// The name that it leads to; `None` if there can be none.
+    /// The name that it leads to; `None` if there is none.
     fn apply(&self, from: &NamePattern) -> Option<NamePattern> {
         let numbers = self.numbers.iter().enumerate().map(|(n, number)| match number {
             NumberStep::Add(more) => u32::try_from(i64::from(*from.numbers.get(n)?) + more).ok(),
@@ -260,7 +261,7 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const WIDEST: u64 = 32 * MIB;
+    const MAX_WINDOW_BYTES: u64 = 32 * MIB;
 
     /// Layers of these tensors, as their names are sorted.
     fn model(layers: u32, of: &[&str]) -> Vec<String> {
@@ -271,40 +272,43 @@ mod tests {
         names
     }
 
-    /// Goes to these in turn, each of 10 MiB; which were not fetched before they came, and how many in vain.
+    /// Enters these tensors of 10 MiB in turn. Returns those that were not fetched before, and how many were fetched in
+    /// vain.
     fn go<'a>(names: &[String], to: impl IntoIterator<Item = &'a String>) -> (Vec<&'a str>, usize) {
-        let mut course = TensorPredictor::new((0..).zip(names.iter().map(String::as_str)));
+        let mut predictor = TensorPredictor::new((0..).zip(names.iter().map(String::as_str)));
         let (mut fetched, mut missed) = (vec![false; names.len()], Vec::new());
         for name in to {
-            let place = names.iter().position(|known| known == name).unwrap();
-            if !std::mem::take(&mut fetched[place]) {
+            let index = names.iter().position(|known| known == name).unwrap();
+            if !std::mem::take(&mut fetched[index]) {
                 missed.push(name.as_str());
             }
-            for (next, bytes) in course.on_tensor(place as u32, name, WIDEST, |_| 10 * MIB) {
+            for (next, bytes) in
+                predictor.on_tensor(index as u32, name, MAX_WINDOW_BYTES, |_| 10 * MIB)
+            {
                 assert!((1..=10 * MIB).contains(&bytes));
                 fetched[next as usize] = true;
             }
-            let ahead: u64 = course.predictions.iter().map(|foreseen| foreseen.bytes).sum();
-            assert!(ahead <= WIDEST);
+            let ahead: u64 = predictor.predictions.iter().map(|prediction| prediction.bytes).sum();
+            assert!(ahead <= MAX_WINDOW_BYTES);
         }
         (missed, fetched.iter().filter(|fetched| **fetched).count())
     }
 
     #[test]
-    fn from_the_second_layer_on_what_comes_is_known_whatever_the_order_within_a_layer() {
+    fn from_the_second_layer_on_any_order_within_a_layer_is_predicted() {
         let parts = ["attn.q", "attn.o", "mlp.gate", "mlp.up", "mlp.down"];
         let names = model(30, &parts);
         let order: Vec<_> = (0..30)
             .flat_map(|n| parts.iter().map(move |part| format!("model.layers.{n}.{part}.weight")))
             .collect();
         let (missed, in_vain) = go(&names, &order);
-        // One layer to learn, and the step to the next; one that is right, and then all.
+        // One layer to learn, the step to the next one, the first right prediction, and then all.
         assert_eq!(missed, order[..7].iter().map(String::as_str).collect::<Vec<_>>());
         assert_eq!(in_vain, 0);
     }
 
     #[test]
-    fn experts_and_the_layers_that_they_are_in_are_told_apart() {
+    fn experts_and_their_layers_are_told_apart() {
         let experts: Vec<_> =
             (0..8).flat_map(|n| ["up", "down"].map(|part| format!("experts.{n}.{part}"))).collect();
         let parts: Vec<_> =
@@ -322,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_is_none_fetches_next_to_nothing() {
+    fn a_random_order_prefetches_next_to_nothing() {
         let names = model(40, &["a", "b", "c"]);
         let mut shuffled: Vec<_> = names.iter().collect();
         shuffled.sort_by_key(|name| {
@@ -335,21 +339,20 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_takes_no_room_in_the_window() {
+    fn delivered_tensors_take_no_room_in_the_window() {
         let names = model(9, &["a"]);
-        let mut course = TensorPredictor::new((0..).zip(names.iter().map(String::as_str)));
-        let mut come =
-            |place: u32| {
-                course.on_tensor(place, &names[place as usize], WIDEST, |next| {
-                    if next == 8 { MIB } else { 0 }
-                })
-            };
-        assert!((0..2).all(|place| come(place).is_empty()));
-        assert_eq!(come(2), [(8, MIB)]);
+        let mut predictor = TensorPredictor::new((0..).zip(names.iter().map(String::as_str)));
+        let mut enter = |index: u32| {
+            predictor.on_tensor(index, &names[index as usize], MAX_WINDOW_BYTES, |next| {
+                if next == 8 { MIB } else { 0 }
+            })
+        };
+        assert!((0..2).all(|index| enter(index).is_empty()));
+        assert_eq!(enter(2), [(8, MIB)]);
     }
 
     #[test]
-    fn names_are_what_they_were() {
+    fn parsed_names_are_restored() {
         for name in ["", "a", "0", "a.10.b.2", "a.007", "1234567890123", "ä.1", "#", "a#1#"] {
             let taken = NamePattern::parse(name).unwrap();
             assert!(taken.text() == name || name.contains('#'), "{name}");
@@ -363,18 +366,18 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let mut course = TensorPredictor::default();
+        let mut predictor = TensorPredictor::default();
         for n in 0..3 * MAX_PATTERN_COUNT as u32 {
             let letters: String = n.to_string().chars().map(|c| (c as u8 + 49) as char).collect();
-            course.on_tensor(n, &letters, WIDEST, |_| MIB);
-            course.on_tensor(n, &format!("x.{}", n * n % 7919), WIDEST, |_| MIB);
-            course.on_tensor(n, &"x.".repeat(MAX_NAME_BYTES), WIDEST, |_| MIB);
-            course.on_tensor(n, &"1.".repeat(MAX_NUMBERS + 1), WIDEST, |_| MIB);
+            predictor.on_tensor(n, &letters, MAX_WINDOW_BYTES, |_| MIB);
+            predictor.on_tensor(n, &format!("x.{}", n * n % 7919), MAX_WINDOW_BYTES, |_| MIB);
+            predictor.on_tensor(n, &"x.".repeat(MAX_NAME_BYTES), MAX_WINDOW_BYTES, |_| MIB);
+            predictor.on_tensor(n, &"1.".repeat(MAX_NUMBERS + 1), MAX_WINDOW_BYTES, |_| MIB);
         }
-        assert!(course.steps.keys().all(|pattern| pattern.len() <= MAX_NAME_BYTES));
+        assert!(predictor.steps.keys().all(|pattern| pattern.len() <= MAX_NAME_BYTES));
         assert!(
-            course.steps.len() <= MAX_PATTERN_COUNT
-                && course.steps.values().all(|steps| steps.len() <= MAX_STEPS_PER_PATTERN)
+            predictor.steps.len() <= MAX_PATTERN_COUNT
+                && predictor.steps.values().all(|steps| steps.len() <= MAX_STEPS_PER_PATTERN)
         );
     }
 }

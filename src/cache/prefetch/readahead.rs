@@ -1,536 +1,394 @@
-//! What to read before it is asked for.
+//! How far to read ahead of the streams of readers.
 //!
-//! In: the range of each read of one virtual file, whoever asked, the tensor that it begins in, and what readers were
-//! given so far. Out: the range to fetch ahead, if any, and whether a reader comes to a tensor. A pure state machine:
-//! it reads nothing, knows no clock and cannot fail.
+//! In: each read of one virtual file, the tensor that it begins in, and what was delivered before. Out: what the read
+//! is among those before it, and the range to fetch ahead. A pure state machine: it reads nothing, knows no clock and
+//! cannot fail.
 //!
-//! Reads that follow one another closely are a stream. Real loaders have several at once, from
-//! several threads, and before them they touch the first page of every tensor, which is hundreds
-//! of jumps. So a jump fetches nothing ahead, and a stream earns its window: each time half of what
-//! was fetched for it is used up, the window doubles.
+//! Reads that follow one another closely are a stream. Real loaders have several at once, from several threads.
+//! Before them they touch the first page of every tensor, which is hundreds of random reads. So a random read fetches
+//! nothing ahead, and a stream earns its window: each time half of what was fetched for it is used up, it doubles.
 //!
-//! Loaders take tensors in the order of their names, or of their own, which is seldom that of the
-//! file. So a stream that began in a tensor fetches not much more than that tensor, until it is seen
-//! to go on behind it.
+//! Loaders take tensors in the order of their names, or of their own, which is seldom that of the file. So a stream
+//! that began in a tensor fetches little more than that tensor, until it is seen to continue behind it.
 //!
-//! What was given is not read again: a stream goes on where it meets something that was not.
+//! Delivered ranges are not fetched again: a stream continues at the next undelivered byte.
 //!
-//! What the kernel reads around a page that is touched looks like the first steps of a stream. Where readers only
-//! touch and go elsewhere, what lies further is not fetched until one of them goes on to it.
+//! What the kernel reads around a touched page looks like the first steps of a stream. Where readers only touch pages,
+//! what lies further is fetched once a reader continues to it.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::cache::prefetch::delivered::DeliveredRanges;
-
-/// Streams recognised at once. A loader uses no more threads than this to read one file.
+/// Streams told apart at once. A loader uses no more threads than this to read one file.
 const MAX_STREAMS: usize = 8;
 
 /// The first window of a stream.
 const FIRST_WINDOW_BYTES: u64 = 1 << 20;
 
-/// How far a read may lie from where its stream is and still belong to it. The kernel reads around
-/// a page fault, in requests that overtake one another.
+/// How far behind the end of its stream a read may begin. The kernel reads around a page fault, in requests that
+/// overtake one another.
 const MAX_BACKWARD_BYTES: u64 = 1 << 20;
 
-/// How far a read may lie beyond the furthest one of its stream: whoever leaves out more has jumped, also if
-/// it is to where the stream has been fetched ahead.
+/// How far beyond the end of its stream a read may begin. A reader that skips more has jumped, even to where the
+/// stream was fetched ahead.
 const MAX_SKIP_BYTES: u64 = 4 << 20;
 
-/// Both as a multiple of what is read, at the most: the kernel asks in small requests for what it reads close by, and
-/// who reads a little here and there wants nothing of what lies between.
+/// Bounds both as a multiple of the read's length. The kernel makes small requests for what it reads close by, and a
+/// reader of small scattered ranges needs nothing of what lies between.
 const MAX_SKIP_RATIO: u64 = 16;
 
-/// What the kernel reads around a page that is touched, at the most: a stream that got no further touched it and
-/// no more.
+/// What the kernel reads around a touched page, at most. A stream that got no further only touched the page.
 const FAULT_AROUND_BYTES: u64 = 8 << 20;
 
-/// How many of the latest streams tell whether readers only touch, and how many of those must have. Those before
-/// the first are taken to have: to fetch for nothing costs more than to wait once.
+/// How many of the latest streams tell whether readers only touch pages, and how many of those must have. Before there
+/// are any, all count as such: to fetch for nothing costs more than to wait once.
 const TOUCH_HISTORY_STREAMS: u32 = 8;
 const MIN_TOUCHED_STREAMS: u32 = 3;
 
-/// How far behind the end of its tensor a stream fetches, and the kernel reads by itself: around a
-/// page fault it asks for as much as it may read ahead.
+/// How far behind the end of its tensor a stream fetches. The kernel reads as far: around a page fault it requests as
+/// much as it may read ahead.
 const TENSOR_OVERRUN_BYTES: u64 = 4 << 20;
 
-/// Reads after which a stream that made none of them is taken to be over, and its share of the
-/// memory goes to the others.
+/// Reads after which a stream that made none of them is over. Its share of the memory goes to the others.
 const STREAM_EXPIRY_READS: u64 = 512;
 
-/// How much further before a page that is touched the kernel may begin to read than it reads behind it.
+/// How much further the kernel may read before a touched page than behind it.
 const FAULT_SLACK_BYTES: u64 = 64 << 10;
 
-/// The window of a stream that goes on before it grows for the first time.
+/// The window of a resumed stream before it grows for the first time.
 const RESUMED_WINDOW_BYTES: u64 = 4 << 20;
 
-/// What a read turned out to be.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What a read is among those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadPattern {
-    /// Nothing that was read before leads to it.
-    pub is_jump: bool,
-    /// The range to fetch ahead, if any.
-    pub prefetch: Option<Range<u64>>,
-    /// It is the first of a reader in its tensor, who does not only touch it.
-    pub enters_tensor: bool,
-    /// It may be what the kernel reads around the first page of a tensor that is touched: where that page is not in it,
-    /// nobody waits for it yet.
+    /// No stream leads to it.
+    pub is_random: bool,
+    /// It may be what the kernel reads around the touched first page of a tensor. No reader waits for it yet, unless
+    /// that page is in it.
     pub is_fault_around: bool,
 }
 
+/// What a stream does at a read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StreamStep {
+    /// The range to fetch ahead, if any.
+    pub prefetch: Option<Range<u64>>,
+    /// The read is the stream's first in its tensor, and the reader does more than to touch pages.
+    pub enters_tensor: bool,
+}
+
+/// What a stream stops at.
+#[derive(Clone, Debug)]
+pub struct ReadBounds {
+    /// The tensor that the read begins in, if any.
+    pub tensor: Option<Range<u64>>,
+    pub file_end: u64,
+}
+
+/// The streams of one virtual file.
 #[derive(Debug)]
 pub struct Readahead {
     streams: Vec<ReadStream>,
     read_count: u64,
-    /// A bit for each of the latest streams that are over: whether it only touched.
+    /// A bit for each of the latest streams that are over: whether it only touched a page.
     touch_history: u32,
 }
 
 #[derive(Debug)]
 struct ReadStream {
-    /// Where it began.
     start: u64,
     /// The end of its furthest read.
     end: u64,
     /// The end of what was fetched for it.
     prefetched_end: u64,
     window: u64,
-    /// Where what it fetches ends as long as it is not known to go further.
-    tensor_bound: u64,
-    /// Where it ends then.
+    /// Where it stops fetching, until a read passes this.
+    bound: u64,
+    /// Where it stops fetching after that.
     next_bound: u64,
     /// The number of its latest read.
     last_read: u64,
-    /// It began in the middle of a tensor whose beginning was given.
+    /// It began in the middle of a tensor whose beginning was delivered.
     is_resumed: bool,
     /// It began so near before a tensor that it may be what the kernel reads around that tensor's first page.
     is_near_tensor: bool,
-    /// Where the furthest tensor begins that it came to.
+    /// The start of the furthest tensor that it entered.
     entered_tensor: Option<u64>,
-}
-
-/// Where to stop.
-#[derive(Clone, Debug)]
-pub struct ReadBounds {
-    /// The tensor that the read begins in, if it begins in one.
-    pub tensor: Option<Range<u64>>,
-    /// The end of the virtual file.
-    pub file_end: u64,
 }
 
 impl Default for Readahead {
     fn default() -> Self {
-        Readahead {
-            streams: Vec::new(),
-            read_count: 0,
-            touch_history: (1 << TOUCH_HISTORY_STREAMS) - 1,
-        }
+        let touch_history = (1 << TOUCH_HISTORY_STREAMS) - 1;
+        Readahead { streams: Vec::new(), read_count: 0, touch_history }
     }
 }
 
 impl Readahead {
-    /// Takes note of a read, with what was given before it. `most` are the bytes that may be fetched ahead for all streams
-    /// together, and `widest` those for one.
+    /// Tells what a read is among those before it, and changes nothing.
     pub fn classify(
-        &mut self,
+        &self,
         range: &Range<u64>,
-        ends: ReadBounds,
-        given: &DeliveredRanges,
-        widest: u64,
-        most: u64,
+        bounds: &ReadBounds,
+        delivered: &DeliveredRanges,
     ) -> ReadPattern {
-        self.read_count += 1;
-        let now = self.read_count;
-        let (n, is_jump) = match self.find_stream(range, given) {
-            Some(n) => (n, false),
-            None => (self.start_stream(range, &ends, given), true),
-        };
-        let only_touch = self.are_readers_touching();
-        let alive = |stream: &&ReadStream| {
-            stream.window > 0 && stream.last_read + STREAM_EXPIRY_READS > now
-        };
-        let share = most / (self.streams.iter().filter(alive).count().max(1) as u64);
-        let stream = &mut self.streams[n];
-        stream.last_read = now;
-        let comes = stream.enter_tensor(&ends, only_touch);
-        let ahead = match is_jump {
-            true => None,
-            false => stream.advance(range, given, widest.min(share), ends.file_end),
-        };
-        let is_around = stream.is_near_tensor && !stream.is_sequential();
-        ReadPattern { is_jump, prefetch: ahead, enters_tensor: comes, is_fault_around: is_around }
+        match self.find_stream(range, delivered) {
+            Some(n) => {
+                let stream = &self.streams[n];
+                let is_fault_around = stream.is_fault_around(stream.end.max(range.end));
+                ReadPattern { is_random: false, is_fault_around }
+            }
+            None => {
+                let stream = self.new_stream(range, bounds, delivered);
+                let is_fault_around = stream.is_fault_around(stream.end);
+                ReadPattern { is_random: true, is_fault_around }
+            }
+        }
     }
 
-    /// Whether readers only touch, as far as is known.
-    fn are_readers_touching(&self) -> bool {
+    /// Moves the stream of a read on, with what was delivered before the read. `max_window` bounds the bytes fetched
+    /// ahead for one stream, and `max_total` those for all together.
+    pub fn advance(
+        &mut self,
+        range: &Range<u64>,
+        bounds: &ReadBounds,
+        delivered: &DeliveredRanges,
+        max_window: u64,
+        max_total: u64,
+    ) -> StreamStep {
+        self.read_count += 1;
+        let now = self.read_count;
+        let (n, is_random) = match self.find_stream(range, delivered) {
+            Some(n) => (n, false),
+            None => (self.start_stream(range, bounds, delivered), true),
+        };
+        let is_touching = self.is_touching();
+        let is_alive = |stream: &&ReadStream| {
+            stream.window > 0 && stream.last_read + STREAM_EXPIRY_READS > now
+        };
+        let share = max_total / (self.streams.iter().filter(is_alive).count().max(1) as u64);
+        let stream = &mut self.streams[n];
+        stream.last_read = now;
+        let enters_tensor = stream.enter_tensor(bounds, is_touching);
+        let prefetch = match is_random {
+            true => None,
+            false => stream.advance(range, delivered, max_window.min(share), bounds.file_end),
+        };
+        StreamStep { prefetch, enters_tensor }
+    }
+
+    /// Whether readers only touch pages, as far as is known.
+    fn is_touching(&self) -> bool {
         self.touch_history.count_ones() >= MIN_TOUCHED_STREAMS
     }
 
-    /// The stream that a read belongs to: of those near it the one that is nearest, and of several the one that
-    /// was read last.
-    fn find_stream(&self, range: &Range<u64>, given: &DeliveredRanges) -> Option<usize> {
-        let stride = (range.end - range.start).saturating_mul(MAX_SKIP_RATIO);
+    /// The stream that a read belongs to: the nearest, and of several the one read last.
+    fn find_stream(&self, range: &Range<u64>, delivered: &DeliveredRanges) -> Option<usize> {
+        let max_skip = (range.end - range.start).saturating_mul(MAX_SKIP_RATIO);
         let near = |(n, stream): (usize, &ReadStream)| {
-            let next = given.next_undelivered(stream.end).max(stream.end);
-            let is_near = range.end + MAX_BACKWARD_BYTES.min(stride) >= stream.end
-                && range.start <= next + MAX_SKIP_BYTES.min(stride);
-            let apart = stream.end.abs_diff(range.start).min(next.abs_diff(range.start));
-            is_near.then_some((apart, Reverse(stream.last_read), n))
+            let next = delivered.next_undelivered(stream.end).max(stream.end);
+            let is_near = range.end + MAX_BACKWARD_BYTES.min(max_skip) >= stream.end
+                && range.start <= next + MAX_SKIP_BYTES.min(max_skip);
+            let distance = stream.end.abs_diff(range.start).min(next.abs_diff(range.start));
+            is_near.then_some((distance, Reverse(stream.last_read), n))
         };
         self.streams.iter().enumerate().filter_map(near).min().map(|(.., n)| n)
     }
 
-    /// A stream that begins with this read, in the place of the oldest if there are enough.
+    /// Starts a stream with a read, in the place of the oldest if there are enough.
     fn start_stream(
         &mut self,
         range: &Range<u64>,
-        ends: &ReadBounds,
-        given: &DeliveredRanges,
+        bounds: &ReadBounds,
+        delivered: &DeliveredRanges,
     ) -> usize {
-        let (start, at, latest) = (range.start, range.end, self.read_count);
-        // What is read before the first tensor is read from the start: all of it is wanted.
-        let tensor =
-            ends.tensor.as_ref().map_or(u64::MAX, |t| t.end.saturating_add(TENSOR_OVERRUN_BYTES));
-        let goes_on = ends.tensor.as_ref().is_some_and(|tensor| {
-            given.next_undelivered(tensor.start) > tensor.start
-                && start + TENSOR_OVERRUN_BYTES + FAULT_SLACK_BYTES < tensor.end
-        });
-        let may_touch = ends.tensor.is_some() && self.are_readers_touching() && !goes_on;
-        let (bound, beyond) = if may_touch {
-            ((start + FAULT_AROUND_BYTES).min(tensor), tensor)
-        } else {
-            (tensor, u64::MAX)
-        };
-        let window = if goes_on { RESUMED_WINDOW_BYTES } else { 0 };
-        let begins_near =
-            |tensor: &Range<u64>| tensor.start == start || tensor.end < start + FAULT_AROUND_BYTES;
-        let is_near_tensor = may_touch && ends.tensor.as_ref().is_some_and(begins_near);
-        let came = None;
-        let stream = ReadStream {
-            start,
-            end: at,
-            prefetched_end: at,
-            window,
-            tensor_bound: bound,
-            next_bound: beyond,
-            last_read: latest,
-            is_resumed: goes_on,
-            is_near_tensor,
-            entered_tensor: came,
-        };
+        let stream = self.new_stream(range, bounds, delivered);
         if self.streams.len() < MAX_STREAMS {
             self.streams.push(stream);
             return self.streams.len() - 1;
         }
         let oldest =
             (0..MAX_STREAMS).min_by_key(|&n| self.streams[n].last_read).unwrap_or_default();
-        let has_touched = u32::from(!self.streams[oldest].is_sequential());
+        let has_only_touched = u32::from(!self.streams[oldest].is_sequential());
         self.touch_history =
-            (self.touch_history << 1 | has_touched) & ((1 << TOUCH_HISTORY_STREAMS) - 1);
+            (self.touch_history << 1 | has_only_touched) & ((1 << TOUCH_HISTORY_STREAMS) - 1);
         self.streams[oldest] = stream;
         oldest
+    }
+
+    fn new_stream(
+        &self,
+        range: &Range<u64>,
+        bounds: &ReadBounds,
+        delivered: &DeliveredRanges,
+    ) -> ReadStream {
+        let (start, end) = (range.start, range.end);
+        let tensor = bounds.tensor.as_ref();
+        // What lies before the first tensor is read from the start of the file: all of it will be read.
+        let tensor_bound = tensor.map_or(u64::MAX, |t| t.end.saturating_add(TENSOR_OVERRUN_BYTES));
+        let is_resumed = tensor.is_some_and(|tensor| {
+            delivered.next_undelivered(tensor.start) > tensor.start
+                && start + TENSOR_OVERRUN_BYTES + FAULT_SLACK_BYTES < tensor.end
+        });
+        let may_touch = tensor.is_some() && self.is_touching() && !is_resumed;
+        let (bound, next_bound) = if may_touch {
+            ((start + FAULT_AROUND_BYTES).min(tensor_bound), tensor_bound)
+        } else {
+            (tensor_bound, u64::MAX)
+        };
+        let begins_near =
+            |tensor: &Range<u64>| tensor.start == start || tensor.end < start + FAULT_AROUND_BYTES;
+        ReadStream {
+            start,
+            end,
+            prefetched_end: end,
+            window: if is_resumed { RESUMED_WINDOW_BYTES } else { 0 },
+            bound,
+            next_bound,
+            last_read: self.read_count,
+            is_resumed,
+            is_near_tensor: may_touch && tensor.is_some_and(begins_near),
+            entered_tensor: None,
+        }
     }
 }
 
 impl ReadStream {
-    /// Goes on to a read; what to fetch then, with no more than this much ahead.
+    /// Moves on to a read, and returns what to fetch then: at most `max_window` bytes ahead.
     fn advance(
         &mut self,
         range: &Range<u64>,
-        given: &DeliveredRanges,
-        widest: u64,
-        virtual_file: u64,
+        delivered: &DeliveredRanges,
+        max_window: u64,
+        file_end: u64,
     ) -> Option<Range<u64>> {
         if range.end <= self.end {
             return None;
         }
         self.end = range.end;
-        while self.end > self.tensor_bound {
-            self.tensor_bound = std::mem::replace(&mut self.next_bound, u64::MAX);
+        while self.end > self.bound {
+            self.bound = std::mem::replace(&mut self.next_bound, u64::MAX);
         }
-        if self.prefetched_end > given.advance(self.end, self.window / 2) {
+        if self.prefetched_end > delivered.skip_undelivered(self.end, self.window / 2) {
             return None;
         }
-        self.window = (self.window * 2).max(FIRST_WINDOW_BYTES).min(widest);
-        let end = given.advance(self.end, self.window).min(self.tensor_bound).min(virtual_file);
-        let fetch = self.prefetched_end.max(self.end)..end;
-        self.prefetched_end = self.prefetched_end.max(fetch.end);
-        (!fetch.is_empty()).then_some(fetch)
+        self.window = (self.window * 2).max(FIRST_WINDOW_BYTES).min(max_window);
+        let end = delivered.skip_undelivered(self.end, self.window).min(self.bound).min(file_end);
+        let prefetch = self.prefetched_end.max(self.end)..end;
+        self.prefetched_end = self.prefetched_end.max(prefetch.end);
+        (!prefetch.is_empty()).then_some(prefetch)
     }
 
-    /// Whether it did more than to touch something.
+    /// Whether it did more than to touch a page.
     fn is_sequential(&self) -> bool {
-        self.is_resumed || self.end > self.start + FAULT_AROUND_BYTES
+        self.is_sequential_to(self.end)
     }
 
-    /// Whether it comes to a tensor with this read.
-    fn enter_tensor(&mut self, ends: &ReadBounds, only_touch: bool) -> bool {
-        let Some(tensor) = &ends.tensor else { return false };
-        let may_come = !only_touch || self.is_sequential();
-        let comes = may_come && self.entered_tensor.is_none_or(|came| came < tensor.start);
-        if comes {
+    fn is_sequential_to(&self, end: u64) -> bool {
+        self.is_resumed || end > self.start + FAULT_AROUND_BYTES
+    }
+
+    /// Whether what it has read to this end may be what the kernel reads around a touched page.
+    fn is_fault_around(&self, end: u64) -> bool {
+        self.is_near_tensor && !self.is_sequential_to(end)
+    }
+
+    /// Whether it enters a tensor with this read.
+    fn enter_tensor(&mut self, bounds: &ReadBounds, is_touching: bool) -> bool {
+        let Some(tensor) = &bounds.tensor else { return false };
+        let may_enter = !is_touching || self.is_sequential();
+        let enters = may_enter && self.entered_tensor.is_none_or(|start| start < tensor.start);
+        if enters {
             self.entered_tensor = Some(tensor.start);
         }
-        comes
+        enters
+    }
+}
+
+/// Two delivered ranges are merged over a smaller gap: it is not worth fetching.
+const MIN_GAP_BYTES: u64 = 64 << 10;
+
+/// The most ranges, half a mebibyte of memory. Of a file that is read in more places, later ranges are not recorded.
+const MAX_RANGE_COUNT: usize = 1 << 14;
+
+/// How much is read again, with nothing new between, before that shows that the kernel keeps nothing. It drops some
+/// pages of every load, where memory is short or what fits is fragmented: their being read again shows nothing.
+const REREAD_RESET_BYTES: u64 = 16 << 20;
+
+/// The ranges of a virtual file that were delivered to its readers. The kernel's page cache keeps them, so they are not
+/// prefetched again.
+#[derive(Debug, Default)]
+pub struct DeliveredRanges {
+    /// The end of each range by its start. Gaps are of at least [`MIN_GAP_BYTES`].
+    ranges: BTreeMap<u64, u64>,
+    /// Bytes that were read again, less those that were delivered since for the first time.
+    reread_bytes: u64,
+}
+
+impl DeliveredRanges {
+    /// Records a read. If much is read again, the kernel has not kept it: then nothing is known of the rest either.
+    pub fn record(&mut self, range: &Range<u64>) {
+        let bytes = range.end - range.start;
+        if self.range_at(range.start).is_some_and(|known| known.end >= range.end) {
+            self.reread_bytes += bytes;
+            if self.reread_bytes < REREAD_RESET_BYTES {
+                return;
+            }
+            (self.ranges, self.reread_bytes) = Default::default();
+        } else {
+            self.reread_bytes = self.reread_bytes.saturating_sub(bytes);
+        }
+        let max_gap = MIN_GAP_BYTES - 1;
+        let (from, to) = (range.start.saturating_sub(max_gap), range.end.saturating_add(max_gap));
+        let mut merged = range.clone();
+        while let Some((&start, &end)) = self.ranges.range(..=to).next_back()
+            && end >= from
+        {
+            self.ranges.remove(&start);
+            merged = merged.start.min(start)..merged.end.max(end);
+        }
+        if self.ranges.len() < MAX_RANGE_COUNT {
+            self.ranges.insert(merged.start, merged.end);
+        }
+    }
+
+    /// The first undelivered byte from here on.
+    pub fn next_undelivered(&self, from: u64) -> u64 {
+        self.range_at(from).map_or(from, |known| known.end)
+    }
+
+    /// The end of the first so many undelivered bytes from here on.
+    pub fn skip_undelivered(&self, from: u64, bytes: u64) -> u64 {
+        let (mut at, mut remaining) = (self.next_undelivered(from), bytes);
+        for (&start, &end) in self.ranges.range(at..) {
+            if remaining <= start - at {
+                break;
+            }
+            remaining -= start - at;
+            at = end;
+        }
+        at.saturating_add(remaining)
+    }
+
+    /// The undelivered parts of a range.
+    pub fn undelivered(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let (mut at, mut parts) = (self.next_undelivered(range.start), Vec::new());
+        while at < range.end {
+            let known = self.ranges.range(at..range.end).next();
+            let (start, end) = known.map_or((range.end, range.end), |(&start, &end)| (start, end));
+            parts.push(at..start);
+            at = end;
+        }
+        parts
+    }
+
+    /// The delivered range that holds this byte.
+    fn range_at(&self, at: u64) -> Option<Range<u64>> {
+        let (&start, &end) = self.ranges.range(..=at).next_back()?;
+        (at < end).then_some(start..end)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-    const STEP: u64 = 128 << 10;
-    const WIDEST: u64 = 32 * MIB;
-    const MOST: u64 = 1 << 30;
-
-    fn fetched(seen: ReadPattern) -> Option<Range<u64>> {
-        seen.prefetch
-    }
-
-    fn ends(virtual_file: u64) -> ReadBounds {
-        ReadBounds { tensor: None, file_end: virtual_file }
-    }
-
-    fn nothing() -> DeliveredRanges {
-        DeliveredRanges::default()
-    }
-
-    fn step(planner: &mut Readahead, at: u64, end: u64) -> Option<Range<u64>> {
-        fetched(planner.classify(&(at..at + STEP), ends(end), &nothing(), WIDEST, MOST))
-    }
-
-    #[test]
-    fn a_sequential_reader_is_never_caught_up_with_after_its_first_steps() {
-        let (mut planner, end) = (Readahead::default(), 512 * MIB);
-        let (mut fetched, mut widest) = (STEP, 0);
-        for at in (0..end).step_by(STEP as usize) {
-            assert!(at <= 2 * STEP || at + STEP <= fetched, "{at} was not fetched");
-            if let Some(range) = step(&mut planner, at, end) {
-                assert!(range.start == fetched.max(at + STEP) && range.end <= end);
-                widest = widest.max(range.end - at - STEP);
-                fetched = range.end;
-            }
-        }
-        assert_eq!((fetched, widest), (end, WIDEST));
-    }
-
-    #[test]
-    fn what_is_read_again_fetches_nothing() {
-        let mut planner = Readahead::default();
-        assert_eq!(step(&mut planner, 5 * MIB, MOST), None);
-        assert!(step(&mut planner, 5 * MIB + STEP, MOST).is_some());
-        for n in (0..100).rev() {
-            assert_eq!(step(&mut planner, 5 * MIB + n % 2 * STEP, MOST), None);
-        }
-    }
-
-    #[test]
-    fn jumps_fetch_nothing() {
-        let mut planner = Readahead::default();
-        for n in 0..1000 {
-            let at = n * 11 * MIB;
-            let seen =
-                planner.classify(&(at..at + STEP), ends(MOST * 64), &nothing(), WIDEST, MOST);
-            assert_eq!(seen, ReadPattern { is_jump: true, ..ReadPattern::default() });
-        }
-    }
-
-    #[test]
-    fn who_reads_a_little_here_and_there_is_no_stream() {
-        const PAGE: u64 = 4096;
-        for apart in [128 << 10, MIB, 4 * MIB] {
-            let mut planner = Readahead::default();
-            for at in (0..1000).map(|n| n * apart) {
-                let seen =
-                    planner.classify(&(at..at + PAGE), ends(MOST * 64), &nothing(), WIDEST, MOST);
-                assert_eq!(seen, ReadPattern { is_jump: true, ..ReadPattern::default() });
-            }
-        }
-        // But page by page it is one, and so is a little of it left out.
-        for apart in [PAGE, 8 * PAGE] {
-            let mut planner = Readahead::default();
-            let read = |at| {
-                fetched(planner.classify(&(at..at + PAGE), ends(MOST), &nothing(), WIDEST, MOST))
-            };
-            assert!((0..1000).map(|n| n * apart).filter_map(read).last().is_some());
-        }
-    }
-
-    #[test]
-    fn streams_that_take_turns_are_told_apart_and_share_the_memory() {
-        let mut planner = Readahead::default();
-        let mut fetched = [0; MAX_STREAMS];
-        for n in 0..2000 {
-            for (stream, fetched) in fetched.iter_mut().enumerate() {
-                let start = stream as u64 * 1000 * MIB;
-                let at = start + n * STEP;
-                let read = at..at + STEP;
-                if let Some(range) = self::fetched(planner.classify(
-                    &read,
-                    ends(MOST * 64),
-                    &nothing(),
-                    WIDEST,
-                    64 * MIB,
-                )) {
-                    assert!(range.end - range.start <= WIDEST);
-                    assert!(n < 200 || range.end - at <= 9 * MIB, "an eighth of it each");
-                    *fetched = range.end - start;
-                }
-                assert!(n < 3 || (n + 1) * STEP <= *fetched);
-            }
-        }
-    }
-
-    #[test]
-    fn requests_that_overtake_one_another_are_one_stream() {
-        let mut planner = Readahead::default();
-        let mut fetched = 0;
-        for n in 0..800 {
-            let at = (n ^ 3) * STEP;
-            assert!(n < 8 || at + STEP <= fetched);
-            fetched = step(&mut planner, at, MOST).map_or(fetched, |range| range.end);
-        }
-    }
-
-    /// Reads tensors of 20 MiB each from end to end, in this order; how much was fetched.
-    fn tensors(order: impl Iterator<Item = u64>) -> u64 {
-        let (mut planner, mut bytes) = (Readahead::default(), 0);
-        for tensor in order {
-            let (start, end) = (MIB + tensor * 20 * MIB, MIB + (tensor + 1) * 20 * MIB);
-            for at in (start..end).step_by(STEP as usize) {
-                let ends = ReadBounds { tensor: Some(start..end), file_end: MOST };
-                let fetch =
-                    fetched(planner.classify(&(at..at + STEP), ends, &nothing(), WIDEST, MOST));
-                assert!(at < start + 3 * STEP || fetch.as_ref().is_none_or(|f| f.end > at + STEP));
-                bytes += fetch.map_or(0, |range| range.end - range.start);
-            }
-        }
-        bytes
-    }
-
-    #[test]
-    fn tensors_out_of_order_fetch_little_behind_them_and_those_in_order_all() {
-        let scattered = (0..20).map(|n| n * 7 % 20);
-        assert!(tensors(scattered) < 20 * (20 * MIB + TENSOR_OVERRUN_BYTES));
-        assert!(tensors(0..20) > 20 * 20 * MIB);
-    }
-
-    /// Touches pages so far apart, as the kernel does: it reads 8 MiB around each. How much was fetched besides.
-    fn touches(planner: &mut Readahead, count: u64, apart: u64) -> u64 {
-        let mut bytes = 0;
-        for touched in 0..count {
-            let around = touched * apart..touched * apart + FAULT_AROUND_BYTES;
-            for at in around.clone().step_by(MIB as usize) {
-                let ends = ReadBounds {
-                    tensor: Some(touched * apart..(touched + 1) * apart),
-                    file_end: MOST,
-                };
-                let fetch =
-                    fetched(planner.classify(&(at..at + MIB), ends, &nothing(), WIDEST, MOST));
-                bytes +=
-                    fetch.map_or(0, |fetch| fetch.end.saturating_sub(around.end.max(fetch.start)));
-            }
-        }
-        bytes
-    }
-
-    #[test]
-    fn where_pages_are_only_touched_little_is_fetched_behind_them() {
-        let (mut planner, apart) = (Readahead::default(), 20 * MIB);
-        assert!(
-            touches(&mut planner, 16, apart)
-                < 16 * (apart - FAULT_AROUND_BYTES + TENSOR_OVERRUN_BYTES)
-        );
-        assert_eq!(touches(&mut planner, 100, apart), 0);
-        // Whoever then goes on is fetched for again.
-        let mut last = None;
-        for at in (0..apart).step_by(MIB as usize) {
-            let ends = ReadBounds { tensor: Some(0..apart), file_end: MOST };
-            last =
-                fetched(planner.classify(&(at..at + MIB), ends, &nothing(), WIDEST, MOST)).or(last);
-        }
-        assert!(last.as_ref().is_some_and(|fetch| fetch.end >= apart), "{last:?}");
-    }
-
-    #[test]
-    fn what_is_read_around_a_page_is_told_from_what_its_reader_goes_on_to() {
-        let (mut planner, apart) = (Readahead::default(), 20 * MIB);
-        let mut is_around = |at: u64| {
-            let tensor = at / apart * apart;
-            let ends = ReadBounds { tensor: Some(tensor..tensor + apart), file_end: MOST };
-            planner.classify(&(at..at + MIB), ends, &nothing(), WIDEST, MOST).is_fault_around
-        };
-        for tensor in 0..10 {
-            assert!(
-                (0..FAULT_AROUND_BYTES)
-                    .step_by(MIB as usize)
-                    .all(|at| is_around(tensor * apart + at))
-            );
-        }
-        assert!(
-            (9 * apart + FAULT_AROUND_BYTES..10 * apart)
-                .step_by(MIB as usize)
-                .all(|at| !is_around(at))
-        );
-        // Who reads in the middle of a tensor may wait for any of it.
-        assert!(!is_around(10 * apart + 5 * MIB) && is_around(11 * apart + 15 * MIB));
-        // Who reads from the virtual file's start reads all of it.
-        let mut planner = Readahead::default();
-        let mut seen = |at, ends| planner.classify(&(at..at + MIB), ends, &nothing(), WIDEST, MOST);
-        assert!(!seen(0, ends(MOST)).is_fault_around);
-        let tensor = || ReadBounds { tensor: Some(MIB..64 * MIB), file_end: MOST };
-        assert!(
-            (MIB..10 * MIB).step_by(MIB as usize).all(|at| !seen(at, tensor()).is_fault_around)
-        );
-    }
-
-    #[test]
-    fn who_goes_through_tensors_that_were_touched_before_is_fetched_for_from_one_to_the_next() {
-        let (mut planner, mut given) = (Readahead::default(), DeliveredRanges::default());
-        let apart = 20 * MIB;
-        touches(&mut planner, 40, apart);
-        (0..40).for_each(|n| given.record(&(n * apart..n * apart + FAULT_AROUND_BYTES)));
-        let mut fetched = DeliveredRanges::default();
-        for at in (0..40 * apart).step_by(MIB as usize) {
-            let read = at..at + MIB;
-            if given.undelivered(&read).is_empty() {
-                continue;
-            }
-            let tensor = at / apart * apart;
-            let ends = ReadBounds { tensor: Some(tensor..tensor + apart), file_end: MOST };
-            assert!(
-                at < 2 * apart || fetched.undelivered(&read).is_empty(),
-                "{at} was not fetched"
-            );
-            let fetch = self::fetched(planner.classify(&read, ends, &given, WIDEST, MOST));
-            given.record(&read);
-            fetch.iter().for_each(|fetch| fetched.record(fetch));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn whatever_is_read_what_is_fetched_is_ahead_and_within_bounds(
-            reads in prop::collection::vec((0u64..400, 0u64..4 * MIB, 0u64..500), 1..300),
-            widest in 0..WIDEST, most in 0..4 * WIDEST,
-        ) {
-            let (mut planner, end) = (Readahead::default(), 400 * MIB);
-            let mut given = DeliveredRanges::default();
-            for (at, len, tensor) in reads {
-                let range = at * MIB..(at * MIB + len).min(end);
-                let tensor = (tensor < 400).then_some(0..range.start.max(tensor * MIB) + 1);
-                let ends = ReadBounds { tensor, file_end: end };
-                if let Some(fetch) = fetched(planner.classify(&range, ends, &given, widest, most)) {
-                    prop_assert!(fetch.start >= range.end && fetch.end <= end && !fetch.is_empty());
-                    let left = given.undelivered(&fetch).into_iter().map(|left| left.end - left.start);
-                    prop_assert!(left.sum::<u64>() <= widest.min(most));
-                }
-                given.record(&range);
-                prop_assert!(planner.streams.len() <= MAX_STREAMS);
-            }
-        }
-    }
-}
+#[path = "readahead_tests.rs"]
+mod tests;

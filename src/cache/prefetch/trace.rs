@@ -1,177 +1,225 @@
-//! The order in which the parts of a virtual file are first read, and following that of an earlier load.
+//! The order in which a virtual file is read, and following the order of an earlier load.
 //!
-//! In: the range of each read of one virtual file, whoever asked, and perhaps the order of a load before. Out:
-//! the order so far, and the ranges to fetch ahead because that load went on there.
-//! A pure state machine, like `readahead`: it reads nothing, knows no clock and cannot fail.
+//! In: each read of one virtual file, and perhaps the trace of an earlier load. Out: the trace so far, and the ranges to
+//! fetch ahead because that load went on there. A pure state machine: it reads nothing, knows no clock and cannot fail.
 //!
-//! Programs take the tensors of a model in an order of their own, and in the same one each time. What
-//! streams cannot foresee, where the next tensor lies, is known from the load before. A wrong guess costs
-//! little: nothing is fetched before reads are where that load was, the window starts small and doubles as
-//! they go on so, and an order that they do not follow is given up.
+//! Programs take the tensors of a model in an order of their own, and in the same one each time. Streams cannot predict
+//! where the next tensor lies; the trace of the earlier load tells. A wrong guess costs little. Nothing is fetched before
+//! reads are where that load was, the window starts small and doubles as reads go on so, and a trace that reads do not
+//! follow is dropped.
 
 use std::ops::Range;
 
-use crate::cache::prefetch::chunk_map::{ChunkMap, ChunkSet};
-
-/// Stretches are at least as long as blocks are.
+/// Chunks are at least as long as small blocks.
 const MIN_CHUNK_BYTES: u64 = 1 << 20;
 
-/// Stretches of a virtual file at the most, so that the number of one takes two bytes: those of a virtual file of
-/// more than 64 GiB are longer.
+/// The most chunks of a file, so that the number of one takes two bytes: those of a file of more than 64 GiB are longer.
 const MAX_CHUNK_COUNT: u64 = 1 << 16;
 
-/// Less than this, or than half of the virtual file, is nobody's load.
+/// Less than this, or than half of the file, is no load.
 const MIN_LOAD_BYTES: u64 = 64 << 20;
 
 /// The first window.
 const FIRST_WINDOW_BYTES: u64 = 4 << 20;
 
-/// How far in the order a read may be ahead of those before it: several threads never take turns in the
-/// same way twice.
+/// How far ahead of the cursor a read may be: threads never take turns in the same way twice.
 const MAX_LOOKAHEAD_CHUNKS: usize = 64;
 
-/// Stretches in a row that are in the order, but not near where it is, after which it is given up.
+/// Chunks in a row that are in the trace, but further ahead, after which the trace is dropped.
 const MAX_STRAY_CHUNKS: u32 = 8;
 
-/// The stretches of a virtual file of so many bytes.
-pub fn chunk_map(size: u64) -> ChunkMap {
-    ChunkMap::new(size, MIN_CHUNK_BYTES, MAX_CHUNK_COUNT)
+/// A virtual file divided into chunks of one length, but for the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkMap {
+    pub file_bytes: u64,
+    chunk_bytes: u64,
 }
 
-/// What is known of the order in which one open virtual file is read. At its largest, with an order to follow,
-/// it takes 520 KiB.
+impl ChunkMap {
+    pub fn new(file_bytes: u64) -> ChunkMap {
+        let chunk_bytes = file_bytes.div_ceil(MAX_CHUNK_COUNT).next_power_of_two();
+        ChunkMap { file_bytes, chunk_bytes: chunk_bytes.max(MIN_CHUNK_BYTES) }
+    }
+
+    pub fn count(self) -> usize {
+        self.file_bytes.div_ceil(self.chunk_bytes) as usize
+    }
+
+    fn overlapping(self, range: &Range<u64>) -> Range<usize> {
+        let end = range.end.min(self.file_bytes);
+        (range.start / self.chunk_bytes) as usize..end.div_ceil(self.chunk_bytes) as usize
+    }
+
+    /// The bytes of some chunks, in their order; those that follow one another are one range.
+    fn merged_ranges(self, chunks: impl Iterator<Item = usize>) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for start in chunks.map(|chunk| chunk as u64 * self.chunk_bytes) {
+            let end = (start + self.chunk_bytes).min(self.file_bytes);
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => ranges.push(start..end),
+            }
+        }
+        ranges
+    }
+
+    /// The parts of a range that lie in certain chunks.
+    fn matching_ranges(
+        self,
+        range: &Range<u64>,
+        is_match: impl Fn(usize) -> bool,
+    ) -> Vec<Range<u64>> {
+        let matching = self.overlapping(range).filter(|&chunk| is_match(chunk));
+        let parts = self.merged_ranges(matching).into_iter();
+        parts.map(|part| part.start.max(range.start)..part.end.min(range.end)).collect()
+    }
+}
+
+/// A set of chunks.
+#[derive(Clone, Debug)]
+pub struct ChunkSet(Box<[u64]>);
+
+impl ChunkSet {
+    pub fn new(chunks: ChunkMap) -> ChunkSet {
+        ChunkSet(vec![0; chunks.count().div_ceil(64)].into())
+    }
+
+    /// Adds a chunk; whether it is new.
+    pub fn insert(&mut self, chunk: usize) -> bool {
+        let (word, bit) = (&mut self.0[chunk / 64], 1 << (chunk % 64));
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+
+    fn contains(&self, chunk: usize) -> bool {
+        self.0.get(chunk / 64).is_some_and(|word| word >> (chunk % 64) & 1 == 1)
+    }
+}
+
+/// The order in which one open file is read. It takes 520 KiB at most, with a trace to follow.
 #[derive(Debug)]
 pub struct AccessTrace {
     chunks: ChunkMap,
     read_chunks: ChunkSet,
-    /// The same in order.
+    /// The chunks in the order in which they were first read.
     recorded: Vec<u16>,
-    /// How much was read.
     read_bytes: u64,
     cursor: Option<TraceCursor>,
 }
 
-/// The order of an earlier load, and where in it this one is.
+/// Where in the trace of an earlier load this load is.
 #[derive(Debug)]
 struct TraceCursor {
     trace: Vec<u16>,
-    /// Where in it each stretch is; [`NOWHERE`] if it is not.
+    /// Where in the trace each chunk is, or [`NOT_IN_TRACE`].
     positions: Box<[u32]>,
-    /// Behind the furthest that was read.
+    /// Behind the furthest chunk that was read.
     position: usize,
-    /// Behind the last that was fetched.
+    /// Behind the last chunk that was fetched.
     prefetched: usize,
     window: u64,
-    /// How many in a row strayed from it.
+    /// Chunks in a row that were read too far ahead.
     stray_count: u32,
 }
 
 const NOT_IN_TRACE: u32 = u32::MAX;
 
 impl AccessTrace {
-    /// Of a virtual file of so many bytes; `None` if it is too small to be remembered.
-    pub fn new(size: u64) -> Option<AccessTrace> {
-        let stretches = chunk_map(size);
-        let (asked, noted) = (ChunkSet::new(stretches), Vec::new());
-        (size >= MIN_LOAD_BYTES).then_some(AccessTrace {
-            chunks: stretches,
-            read_chunks: asked,
-            recorded: noted,
-            read_bytes: 0,
-            cursor: None,
-        })
+    /// Starts the trace of a file; `None` if the file is too small for one.
+    pub fn new(file_bytes: u64) -> Option<AccessTrace> {
+        let chunks = ChunkMap::new(file_bytes);
+        let (read_chunks, recorded) = (ChunkSet::new(chunks), Vec::new());
+        let trace = AccessTrace { chunks, read_chunks, recorded, read_bytes: 0, cursor: None };
+        (file_bytes >= MIN_LOAD_BYTES).then_some(trace)
     }
 
     pub fn chunks(&self) -> ChunkMap {
         self.chunks
     }
 
-    /// Follows an order, in which each stretch is at most once, from where reads are by now.
-    pub fn follow(&mut self, order: Vec<u16>) {
-        let mut places = vec![NOT_IN_TRACE; self.chunks.count()];
-        (0..).zip(&order).for_each(|(place, &stretch)| places[usize::from(stretch)] = place);
-        let places = places.into();
-        let mut followed = TraceCursor {
-            trace: order,
-            positions: places,
-            position: 0,
-            prefetched: 0,
-            window: 0,
-            stray_count: 0,
-        };
-        let is_followed = self.recorded.iter().all(|&stretch| followed.advance(stretch));
-        self.cursor = is_followed.then_some(followed);
+    /// Follows an earlier trace, which has each chunk at most once, from where reads are by now.
+    pub fn follow(&mut self, trace: Vec<u16>) {
+        let mut positions = vec![NOT_IN_TRACE; self.chunks.count()];
+        (0..).zip(&trace).for_each(|(position, &chunk)| positions[usize::from(chunk)] = position);
+        let positions = positions.into();
+        let (position, prefetched, window, stray_count) = Default::default();
+        let mut cursor =
+            TraceCursor { trace, positions, position, prefetched, window, stray_count };
+        let is_followed = self.recorded.iter().all(|&chunk| cursor.advance(chunk));
+        self.cursor = is_followed.then_some(cursor);
     }
 
-    /// Takes note of a read.
+    /// Records a read.
     pub fn record(&mut self, range: &Range<u64>) {
         self.read_bytes = self.read_bytes.saturating_add(range.end.saturating_sub(range.start));
-        for stretch in self.chunks.overlapping(range) {
-            if self.read_chunks.insert(stretch) {
-                self.recorded.push(stretch as u16);
-                self.cursor.take_if(|followed| !followed.advance(stretch as u16));
+        for chunk in self.chunks.overlapping(range) {
+            if self.read_chunks.insert(chunk) {
+                self.recorded.push(chunk as u16);
+                self.cursor.take_if(|cursor| !cursor.advance(chunk as u16));
             }
         }
     }
 
-    /// What to fetch ahead now, earliest first. `widest` are the bytes that may be fetched ahead at once.
-    pub fn next_ranges(&mut self, widest: u64) -> Vec<Range<u64>> {
-        let Some(followed) = &mut self.cursor else { return Vec::new() };
-        let next = followed.next_positions(widest, self.chunks.chunk_bytes);
-        let next = followed.trace[next].iter().map(|&stretch| usize::from(stretch));
-        self.chunks.merged_ranges(next.filter(|&stretch| !self.read_chunks.contains(stretch)))
+    /// What to fetch ahead now, the next first. `max_window` bounds the bytes fetched ahead at once.
+    pub fn next_ranges(&mut self, max_window: u64) -> Vec<Range<u64>> {
+        let Some(cursor) = &mut self.cursor else { return Vec::new() };
+        let next = cursor.next_positions(max_window, self.chunks.chunk_bytes);
+        let next = cursor.trace[next].iter().map(|&chunk| usize::from(chunk));
+        self.chunks.merged_ranges(next.filter(|&chunk| !self.read_chunks.contains(chunk)))
     }
 
-    /// What is to be fetched of a range that a stream would read next, whose reader asked for something that begins
-    /// there. While an order is followed that is what the load before did not read, or this one passed by: the rest is
-    /// fetched in its turn. For a reader who is far ahead of the order its turn may never come.
-    pub fn outside_trace(&self, range: Range<u64>, asked: u64) -> Vec<Range<u64>> {
-        let length = self.chunks.chunk_bytes;
-        let asked = (asked / length) as usize;
-        let under_way =
-            |followed: &&TraceCursor| followed.is_active(length) && !followed.is_far_ahead(asked);
-        let Some(followed) = self.cursor.as_ref().filter(under_way) else { return vec![range] };
-        let is_left = |stretch| !followed.is_upcoming(stretch);
-        self.chunks.matching_ranges(&range, is_left)
+    /// The parts of a range that the trace does not come to, for the stream of a reader that requests bytes from
+    /// `request_start` on.
+    ///
+    /// While a trace is followed, these are what the earlier load did not read, and what this one is past: the trace
+    /// has the rest fetched in its turn. It is the whole range for a reader far ahead of the cursor, since its turn may
+    /// never come.
+    pub fn outside_trace(&self, range: Range<u64>, request_start: u64) -> Vec<Range<u64>> {
+        let chunk_bytes = self.chunks.chunk_bytes;
+        let request = (request_start / chunk_bytes) as usize;
+        let applies =
+            |cursor: &&TraceCursor| cursor.is_active(chunk_bytes) && !cursor.is_far_ahead(request);
+        let Some(cursor) = self.cursor.as_ref().filter(applies) else { return vec![range] };
+        self.chunks.matching_ranges(&range, |chunk| !cursor.is_upcoming(chunk))
     }
 
-    /// The order so far, if that was a load.
+    /// The trace so far, if what was read is a load.
     pub fn completed_load(&self) -> Option<&[u16]> {
         let bytes = self.recorded.len() as u64 * self.chunks.chunk_bytes;
-        // Who reads a little here and there comes by many, and there is nothing to be fetched for them.
-        let is_read = self.read_bytes >= bytes / 2;
-        let is_load =
-            is_read && bytes >= MIN_LOAD_BYTES && self.recorded.len() * 2 >= self.chunks.count();
-        is_load.then_some(&*self.recorded)
+        // A reader of small scattered ranges touches many chunks, of which nothing is to be fetched.
+        let is_dense = self.read_bytes >= bytes / 2;
+        let is_half = self.recorded.len() * 2 >= self.chunks.count();
+        (is_dense && bytes >= MIN_LOAD_BYTES && is_half).then_some(&*self.recorded)
     }
 }
 
 impl TraceCursor {
-    /// Whether reads are where it is, it goes on, and there is room to fetch what comes next.
-    fn is_active(&self, length: u64) -> bool {
-        (1..self.trace.len()).contains(&self.position) && self.window >= length
+    /// Whether reads are in the trace, which goes on, and the window has room for the next chunk.
+    fn is_active(&self, chunk_bytes: u64) -> bool {
+        (1..self.trace.len()).contains(&self.position) && self.window >= chunk_bytes
     }
 
-    fn is_upcoming(&self, stretch: usize) -> bool {
-        let place = self.positions[stretch];
-        place != NOT_IN_TRACE && place as usize >= self.position
+    fn is_upcoming(&self, chunk: usize) -> bool {
+        let position = self.positions[chunk];
+        position != NOT_IN_TRACE && position as usize >= self.position
     }
 
-    /// Whether it comes to a stretch only when much else was read.
-    fn is_far_ahead(&self, stretch: usize) -> bool {
-        let place = self.positions.get(stretch).copied().unwrap_or(NOT_IN_TRACE);
-        place != NOT_IN_TRACE && place as usize >= self.position + MAX_LOOKAHEAD_CHUNKS
+    /// Whether much else comes before a chunk.
+    fn is_far_ahead(&self, chunk: usize) -> bool {
+        let position = self.positions.get(chunk).copied().unwrap_or(NOT_IN_TRACE);
+        position != NOT_IN_TRACE && position as usize >= self.position + MAX_LOOKAHEAD_CHUNKS
     }
 
-    /// Whether it is still followed after this stretch. One that is not in the order, or comes later than
-    /// it did, says nothing.
-    fn advance(&mut self, stretch: u16) -> bool {
-        let place = self.positions[usize::from(stretch)];
-        if place == NOT_IN_TRACE || (place as usize) < self.position {
+    /// Moves on to a chunk; whether the trace is still followed. A chunk that is not in the trace, or earlier in it,
+    /// changes nothing.
+    fn advance(&mut self, chunk: u16) -> bool {
+        let position = self.positions[usize::from(chunk)];
+        if position == NOT_IN_TRACE || (position as usize) < self.position {
             return true;
         }
-        if place as usize - self.position < MAX_LOOKAHEAD_CHUNKS {
-            self.position = place as usize + 1;
+        if position as usize - self.position < MAX_LOOKAHEAD_CHUNKS {
+            self.position = position as usize + 1;
             self.stray_count = 0;
         } else {
             self.stray_count += 1;
@@ -179,16 +227,16 @@ impl TraceCursor {
         self.stray_count < MAX_STRAY_CHUNKS
     }
 
-    /// Which places of it to fetch now: none until a read was where it starts, or before half of what was
-    /// fetched is used up.
-    fn next_positions(&mut self, widest: u64, length: u64) -> Range<usize> {
+    /// The positions to fetch now: none until a read was near the start of the trace, or while more than half of what
+    /// was fetched is unread.
+    fn next_positions(&mut self, max_window: u64, chunk_bytes: u64) -> Range<usize> {
         self.prefetched = self.prefetched.max(self.position);
-        let left = (self.prefetched - self.position) as u64 * length;
-        if self.position == 0 || left > self.window / 2 {
+        let unread_bytes = (self.prefetched - self.position) as u64 * chunk_bytes;
+        if self.position == 0 || unread_bytes > self.window / 2 {
             return 0..0;
         }
-        self.window = (self.window * 2).max(FIRST_WINDOW_BYTES).min(widest);
-        let end = (self.position + (self.window / length) as usize).min(self.trace.len());
+        self.window = (self.window * 2).max(FIRST_WINDOW_BYTES).min(max_window);
+        let end = (self.position + (self.window / chunk_bytes) as usize).min(self.trace.len());
         let next = self.prefetched..end.max(self.prefetched);
         self.prefetched = next.end;
         next
@@ -202,27 +250,27 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const WIDEST: u64 = 32 * MIB;
+    const MAX_WINDOW_BYTES: u64 = 32 * MIB;
 
     fn mib(n: u64) -> Range<u64> {
         n * MIB..(n + 1) * MIB
     }
 
-    /// The stretches of tensors of 10 MiB each, in this order of tensors.
-    fn tensors(order: impl Iterator<Item = u64>) -> Vec<u16> {
-        order.flat_map(|tensor| (0..10).map(move |n| (tensor * 10 + n) as u16)).collect()
+    /// The chunks of tensors of 10 MiB each, in this order of tensors.
+    fn tensors(trace: impl Iterator<Item = u64>) -> Vec<u16> {
+        trace.flat_map(|tensor| (0..10).map(move |n| (tensor * 10 + n) as u16)).collect()
     }
 
     fn shuffled() -> Vec<u16> {
         tensors((0..40).map(|n| n * 7 % 40))
     }
 
-    /// Reads stretches; which were fetched, each before which read.
-    fn load(order: &mut AccessTrace, stretches: &[u16]) -> Vec<Option<usize>> {
-        let mut fetched = vec![None; order.chunks().count()];
-        for (read, &stretch) in stretches.iter().enumerate() {
-            order.record(&mib(stretch.into()));
-            for range in order.next_ranges(WIDEST) {
+    /// Reads chunks. Returns before which read each was fetched.
+    fn load(trace: &mut AccessTrace, chunks: &[u16]) -> Vec<Option<usize>> {
+        let mut fetched = vec![None; trace.chunks().count()];
+        for (read, &chunk) in chunks.iter().enumerate() {
+            trace.record(&mib(chunk.into()));
+            for range in trace.next_ranges(MAX_WINDOW_BYTES) {
                 for at in range.start / MIB..range.end / MIB {
                     assert_eq!(fetched[at as usize].replace(read), None, "fetched once");
                 }
@@ -232,154 +280,154 @@ mod tests {
     }
 
     #[test]
-    fn a_load_like_the_one_before_is_fetched_ahead_of_from_its_second_stretch_on() {
-        let mut order = AccessTrace::new(400 * MIB).unwrap();
-        assert!(load(&mut order, &shuffled()).iter().all(Option::is_none));
-        let remembered = order.completed_load().unwrap().to_vec();
-        assert_eq!(remembered, shuffled());
-        let mut order = AccessTrace::new(400 * MIB).unwrap();
-        order.follow(remembered);
-        let fetched = load(&mut order, &shuffled());
-        for (read, &stretch) in shuffled().iter().enumerate().skip(1) {
-            let ahead = read - fetched[usize::from(stretch)].expect("fetched");
-            assert!((1..=32).contains(&ahead), "{stretch}: {ahead}");
-            assert!(read < 60 || ahead >= 16, "{stretch}: {ahead}");
+    fn a_repeated_load_is_prefetched_from_its_second_chunk_on() {
+        let mut trace = AccessTrace::new(400 * MIB).unwrap();
+        assert!(load(&mut trace, &shuffled()).iter().all(Option::is_none));
+        let earlier = trace.completed_load().unwrap().to_vec();
+        assert_eq!(earlier, shuffled());
+        let mut trace = AccessTrace::new(400 * MIB).unwrap();
+        trace.follow(earlier);
+        let fetched = load(&mut trace, &shuffled());
+        for (read, &chunk) in shuffled().iter().enumerate().skip(1) {
+            let ahead = read - fetched[usize::from(chunk)].expect("fetched");
+            assert!((1..=32).contains(&ahead), "{chunk}: {ahead}");
+            assert!(read < 60 || ahead >= 16, "{chunk}: {ahead}");
         }
     }
 
     #[test]
-    fn an_order_that_comes_late_is_followed_from_where_reads_are() {
-        let mut order = AccessTrace::new(400 * MIB).unwrap();
-        load(&mut order, &shuffled()[..100]);
-        order.follow(shuffled());
-        order.record(&mib(shuffled()[100].into()));
+    fn a_late_trace_is_followed_from_where_reads_are() {
+        let mut trace = AccessTrace::new(400 * MIB).unwrap();
+        load(&mut trace, &shuffled()[..100]);
+        trace.follow(shuffled());
+        trace.record(&mib(shuffled()[100].into()));
         let next = shuffled()[101];
-        assert_eq!(order.next_ranges(WIDEST)[0].start, u64::from(next) * MIB);
+        assert_eq!(trace.next_ranges(MAX_WINDOW_BYTES)[0].start, u64::from(next) * MIB);
     }
 
     #[test]
-    fn threads_that_take_turns_in_another_way_still_follow() {
-        let mut order = AccessTrace::new(400 * MIB).unwrap();
-        order.follow(shuffled());
+    fn threads_in_another_interleaving_still_follow() {
+        let mut trace = AccessTrace::new(400 * MIB).unwrap();
+        trace.follow(shuffled());
         let mut other = shuffled();
         other.chunks_mut(40).for_each(|some| some.rotate_left(20));
-        let fetched = load(&mut order, &other);
+        let fetched = load(&mut trace, &other);
         assert!(fetched.iter().flatten().count() > 300, "{fetched:?}");
     }
 
     #[test]
-    fn another_order_is_given_up_and_never_followed_again() {
-        let mut order = AccessTrace::new(400 * MIB).unwrap();
-        order.follow(shuffled());
+    fn another_order_drops_the_trace_for_good() {
+        let mut trace = AccessTrace::new(400 * MIB).unwrap();
+        trace.follow(shuffled());
         let other: Vec<u16> =
             (0..=MAX_STRAY_CHUNKS as u16).map(|n| shuffled()[100 + usize::from(n)]).collect();
-        assert!(load(&mut order, &other).iter().all(Option::is_none));
-        assert!(load(&mut order, &shuffled()).iter().all(Option::is_none));
+        assert!(load(&mut trace, &other).iter().all(Option::is_none));
+        assert!(load(&mut trace, &shuffled()).iter().all(Option::is_none));
     }
 
     #[test]
-    fn what_was_not_read_then_neither_follows_nor_strays() {
-        let mut order = AccessTrace::new(400 * MIB).unwrap();
-        order.follow(shuffled()[..200].to_vec());
-        assert!(load(&mut order, &shuffled()[200..]).iter().all(Option::is_none));
-        let fetched = load(&mut order, &shuffled()[..200]);
+    fn chunks_outside_the_trace_neither_follow_nor_stray() {
+        let mut trace = AccessTrace::new(400 * MIB).unwrap();
+        trace.follow(shuffled()[..200].to_vec());
+        assert!(load(&mut trace, &shuffled()[200..]).iter().all(Option::is_none));
+        let fetched = load(&mut trace, &shuffled()[..200]);
         assert_eq!(fetched.iter().flatten().count(), 199);
     }
 
     #[test]
-    fn less_than_half_is_no_load_and_a_small_virtual_file_none_at_all() {
+    fn less_than_half_is_no_load_and_a_small_file_has_none() {
         assert!(AccessTrace::new(MIN_LOAD_BYTES - 1).is_none());
-        let mut order = AccessTrace::new(400 * MIB).unwrap();
-        load(&mut order, &shuffled()[..199]);
-        assert_eq!(order.completed_load(), None);
-        order.record(&mib(shuffled()[199].into()));
-        assert!(order.completed_load().is_some());
-        let mut order = AccessTrace::new(100 * MIB).unwrap();
-        order.record(&(0..63 * MIB));
-        assert_eq!(order.completed_load(), None);
-        order.record(&mib(63));
-        assert_eq!(order.completed_load().unwrap().len(), 64);
+        let mut trace = AccessTrace::new(400 * MIB).unwrap();
+        load(&mut trace, &shuffled()[..199]);
+        assert_eq!(trace.completed_load(), None);
+        trace.record(&mib(shuffled()[199].into()));
+        assert!(trace.completed_load().is_some());
+        let mut trace = AccessTrace::new(100 * MIB).unwrap();
+        trace.record(&(0..63 * MIB));
+        assert_eq!(trace.completed_load(), None);
+        trace.record(&mib(63));
+        assert_eq!(trace.completed_load().unwrap().len(), 64);
     }
 
     #[test]
-    fn a_little_here_and_there_is_no_load() {
-        let mut order = AccessTrace::new(400 * MIB).unwrap();
-        (0..400).for_each(|n| order.record(&(n * MIB..n * MIB + 4096)));
-        assert_eq!(order.completed_load(), None);
-        (0..400).for_each(|n| order.record(&(n * MIB + 4096..(n + 1) * MIB)));
-        assert_eq!(order.completed_load().unwrap().len(), 400);
+    fn small_scattered_reads_are_no_load() {
+        let mut trace = AccessTrace::new(400 * MIB).unwrap();
+        (0..400).for_each(|n| trace.record(&(n * MIB..n * MIB + 4096)));
+        assert_eq!(trace.completed_load(), None);
+        (0..400).for_each(|n| trace.record(&(n * MIB + 4096..(n + 1) * MIB)));
+        assert_eq!(trace.completed_load().unwrap().len(), 400);
     }
 
     #[test]
-    fn stretches_of_large_virtual_files_are_longer_and_never_more() {
+    fn chunks_of_large_files_are_longer_and_never_more() {
         for (size, count) in
             [(64 << 30, 1 << 16), ((64 << 30) + 1, (1 << 15) + 1), (1 << 40, 1 << 16)]
         {
-            let mut order = AccessTrace::new(size).unwrap();
-            assert_eq!(order.chunks().count(), count);
-            order.record(&(0..size));
-            assert_eq!(order.completed_load().unwrap().len(), count);
+            let mut trace = AccessTrace::new(size).unwrap();
+            assert_eq!(trace.chunks().count(), count);
+            trace.record(&(0..size));
+            assert_eq!(trace.completed_load().unwrap().len(), count);
         }
     }
 
     #[test]
-    fn streams_fetch_what_the_order_does_not_come_to() {
-        let mut order = AccessTrace::new(400 * MIB).unwrap();
+    fn streams_fetch_what_the_trace_does_not_come_to() {
+        let mut trace = AccessTrace::new(400 * MIB).unwrap();
         let all = || 5 * MIB + 7..75 * MIB - 7;
-        assert_eq!(order.outside_trace(all(), 10 * MIB), [all()]);
-        // Of the first hundred, thirty to forty were not read then.
-        order.follow((0..30).chain(40..100).collect());
+        assert_eq!(trace.outside_trace(all(), 10 * MIB), [all()]);
+        // Of the first hundred, the earlier load did not read thirty to forty.
+        trace.follow((0..30).chain(40..100).collect());
         assert_eq!(
-            order.outside_trace(all(), 10 * MIB),
+            trace.outside_trace(all(), 10 * MIB),
             [all()],
-            "nothing says yet that it is followed"
+            "no read has followed the trace yet"
         );
-        order.record(&(10 * MIB..11 * MIB));
-        order.next_ranges(MIB - 1);
+        trace.record(&(10 * MIB..11 * MIB));
+        trace.next_ranges(MIB - 1);
         assert_eq!(
-            order.outside_trace(all(), 10 * MIB),
+            trace.outside_trace(all(), 10 * MIB),
             [all()],
-            "there is no room to follow it with"
+            "the window has no room for a chunk"
         );
-        order.next_ranges(WIDEST);
-        // Also what was read before: who reads it again has to be read ahead of again.
-        let passed_by = 5 * MIB + 7..11 * MIB;
-        assert_eq!(order.outside_trace(all(), 10 * MIB), [passed_by, 30 * MIB..40 * MIB]);
-        assert_eq!(order.outside_trace(all(), 90 * MIB), [all()], "its turn comes much later");
-        order.record(&(0..100 * MIB));
-        assert_eq!(order.outside_trace(all(), 10 * MIB), [all()], "it is over");
+        trace.next_ranges(MAX_WINDOW_BYTES);
+        // Chunks that were read before are included: a reader of them again needs readahead again.
+        let read_before = 5 * MIB + 7..11 * MIB;
+        assert_eq!(trace.outside_trace(all(), 10 * MIB), [read_before, 30 * MIB..40 * MIB]);
+        assert_eq!(trace.outside_trace(all(), 90 * MIB), [all()], "its turn comes much later");
+        trace.record(&(0..100 * MIB));
+        assert_eq!(trace.outside_trace(all(), 10 * MIB), [all()], "it is over");
     }
 
     proptest! {
         #[test]
-        fn whatever_is_read_what_is_fetched_is_in_the_virtual_file_unread_and_bounded(
-            remembered in Just((0..300u16).collect::<Vec<_>>()).prop_shuffle(),
+        fn prefetches_are_in_the_file_unread_and_bounded(
+            earlier in Just((0..300u16).collect::<Vec<_>>()).prop_shuffle(),
             known in 0..300usize,
             reads in prop::collection::vec((0u64..600, 0u64..4), 1..400),
-            follows in 0..400usize, widest in 0..WIDEST, ragged in 0..MIB,
+            follows in 0..400usize, max_window in 0..MAX_WINDOW_BYTES, ragged in 0..MIB,
         ) {
             let size = 299 * MIB + 1 + ragged;
-            let mut order = AccessTrace::new(size).unwrap();
-            order.follow(remembered[..known].to_vec());
-            let (mut asked, mut fetched) = (ChunkSet::new(order.chunks()), ChunkSet::new(order.chunks()));
+            let mut trace = AccessTrace::new(size).unwrap();
+            trace.follow(earlier[..known].to_vec());
+            let (mut read_chunks, mut fetched) = (ChunkSet::new(trace.chunks()), ChunkSet::new(trace.chunks()));
             for (n, (at, len)) in reads.into_iter().enumerate() {
-                // Some reads go where the order does, the others anywhere, past the end too.
-                let at = if n < follows { remembered.get(n).map_or(at, |&s| s.into()) } else { at };
+                // Some reads follow the trace, the others are anywhere, past the end too.
+                let at = if n < follows { earlier.get(n).map_or(at, |&s| s.into()) } else { at };
                 let range = at * MIB..(at + len).max(at) * MIB;
-                order.record(&range);
-                for stretch in at..(at + len).min(300) {
-                    asked.insert(stretch as usize);
+                trace.record(&range);
+                for chunk in at..(at + len).min(300) {
+                    read_chunks.insert(chunk as usize);
                 }
-                let ahead = order.next_ranges(widest);
+                let ahead = trace.next_ranges(max_window);
                 let bytes: u64 = ahead.iter().map(|range| range.end - range.start).sum();
-                prop_assert!(bytes <= widest, "{bytes}");
+                prop_assert!(bytes <= max_window, "{bytes}");
                 for range in ahead {
                     prop_assert!(range.start < range.end && range.end <= size, "{range:?}");
-                    for stretch in range.start / MIB..range.end.div_ceil(MIB) {
-                        prop_assert!(!asked.contains(stretch as usize) && fetched.insert(stretch as usize));
+                    for chunk in range.start / MIB..range.end.div_ceil(MIB) {
+                        prop_assert!(!read_chunks.contains(chunk as usize) && fetched.insert(chunk as usize));
                     }
                 }
-                prop_assert!(order.recorded.len() <= 300);
+                prop_assert!(trace.recorded.len() <= 300);
             }
         }
     }

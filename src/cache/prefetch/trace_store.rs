@@ -1,11 +1,10 @@
-//! The orders of loads in a folder of the user's, one file for each layout of a virtual file.
+//! Access traces in a folder of the user's, one file for each layout of a virtual file.
 //!
-//! In: the orders of open virtual files, to be followed as the file of their layout says, and to be written to it
-//! when the virtual file is closed. Out: nothing that anybody waits for, and no error: whatever fails, loads are as
-//! they were without. It all happens on threads of its own, which may wait.
+//! In: the traces of open files. Each follows what is stored for its layout, and is stored when the file is closed. No
+//! caller waits, and there is no error: whatever fails, loads are as without a trace. Threads of its own do the work.
 //!
-//! Two models of one architecture have the same layout, and are loaded in the same order. What is found in
-//! the folder is believed only if nobody else can have written it; whoever wants may remove it at any time.
+//! Two models of one architecture have the same layout, and are loaded in the same order. What is in the folder is
+//! believed only if no other user can have written it. The user may remove it at any time.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -18,25 +17,24 @@ use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fstat, mkdirat,
     openat, renameat, statat, unlinkat, utimensat,
 };
-
 use rustix::io::Errno;
 
+use crate::cache::io::executor::IoExecutor;
 use crate::threads::lock;
 use crate::virtual_file::Digest;
 
-use crate::cache::io::executor::IoExecutor;
-use crate::cache::prefetch::trace::AccessTrace;
-use crate::cache::prefetch::trace_format::{MAX_TRACE_BYTES, decode_trace, encode_trace};
+use super::trace::AccessTrace;
+use super::trace_format::{MAX_TRACE_BYTES, decode_trace, encode_trace};
 
-/// Files that are kept, and bytes in all; the oldest goes first. A user loads from a few dozen models, and
-/// the order of one of 10 GB takes a few kB.
+/// The most files, and their most bytes; the oldest are removed first. A user loads from a few dozen models, and the
+/// trace of one of 10 GB takes a few kB.
 const MAX_FILES: usize = 256;
 const MAX_TOTAL_BYTES: u64 = 4 << 20;
 
-/// How long the end of a mount waits for what is being written.
+/// How long the end of a mount waits for traces that are being written.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Where orders are kept, and those of the virtual files that are open.
+/// The folder of traces, and the traces of the files that are open.
 pub struct TraceStore {
     folder: PathBuf,
     executor: Arc<IoExecutor>,
@@ -45,7 +43,7 @@ pub struct TraceStore {
     write_done: Condvar,
 }
 
-/// The order of one open virtual file. It is written when this is dropped.
+/// The trace of one open file. It is stored when this is dropped.
 pub struct TraceHandle {
     pub trace: Arc<Mutex<AccessTrace>>,
     layout: Digest,
@@ -54,58 +52,53 @@ pub struct TraceHandle {
 
 impl TraceStore {
     pub fn new(folder: PathBuf) -> Arc<TraceStore> {
-        let (open, writing, written) = Default::default();
-        Arc::new(TraceStore {
-            folder,
-            executor: IoExecutor::new(true),
-            open,
-            pending_writes: writing,
-            write_done: written,
-        })
+        let executor = IoExecutor::new(true);
+        let (open, pending_writes, write_done) = Default::default();
+        Arc::new(TraceStore { folder, executor, open, pending_writes, write_done })
     }
 
-    /// Takes note of an order, and has it follow what is remembered of its layout as soon as that is read.
-    pub fn open(self: &Arc<Self>, layout: Digest, order: AccessTrace) -> Arc<TraceHandle> {
-        let order = Arc::new(Mutex::new(order));
-        let (orders, weak) = (Arc::clone(self), Arc::downgrade(&order));
+    /// Adds the trace of a file that is opened. It follows the stored one as soon as that is read.
+    pub fn open(self: &Arc<Self>, layout: Digest, trace: AccessTrace) -> Arc<TraceHandle> {
+        let trace = Arc::new(Mutex::new(trace));
+        let (store, weak) = (Arc::clone(self), Arc::downgrade(&trace));
         self.executor.submit_prefetch(Box::new(move || {
-            let Some(order) = weak.upgrade() else { return };
-            let stretches = lock(&order).chunks();
-            let read = open_folder(&orders.folder)
+            let Some(trace) = weak.upgrade() else { return };
+            let chunks = lock(&trace).chunks();
+            let stored = open_folder(&store.folder)
                 .and_then(|folder| read_trace(&folder, &layout.to_string()));
-            match read.map(|bytes| decode_trace(&bytes, stretches)) {
-                Ok(Some(remembered)) => lock(&order).follow(remembered),
+            match stored.map(|bytes| decode_trace(&bytes, chunks)) {
+                Ok(Some(stored)) => lock(&trace).follow(stored),
                 Ok(None) => tracing::debug!(%layout, "what is remembered of a load is damaged"),
                 Err(error) => tracing::debug!(%layout, %error, "no load is remembered"),
             }
         }));
-        let kept = Arc::new(TraceHandle { trace: order, layout, store: Arc::clone(self) });
+        let handle = Arc::new(TraceHandle { trace, layout, store: Arc::clone(self) });
         let mut open = lock(&self.open);
-        open.retain(|kept| kept.strong_count() > 0);
-        open.push(Arc::downgrade(&kept));
-        kept
+        open.retain(|handle| handle.strong_count() > 0);
+        open.push(Arc::downgrade(&handle));
+        handle
     }
 
-    /// Writes the orders of all virtual files that are still open, and waits a moment for all that is being written.
+    /// Stores the traces of all files that are still open, and waits up to half a second for all writes.
     pub fn flush(self: &Arc<Self>) {
         let open = std::mem::take(&mut *lock(&self.open));
-        open.iter().filter_map(Weak::upgrade).for_each(|kept| self.write(kept.layout, &kept.trace));
-        let writing = lock(&self.pending_writes);
-        let waited =
-            self.write_done.wait_timeout_while(writing, FLUSH_TIMEOUT, |writing| *writing > 0);
+        let handles = open.iter().filter_map(Weak::upgrade);
+        handles.for_each(|handle| self.save(handle.layout, &handle.trace));
+        let pending = lock(&self.pending_writes);
+        let waited = self.write_done.wait_timeout_while(pending, FLUSH_TIMEOUT, |n| *n > 0);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn write(self: &Arc<Self>, layout: Digest, order: &Arc<Mutex<AccessTrace>>) {
+    fn save(self: &Arc<Self>, layout: Digest, trace: &Mutex<AccessTrace>) {
         let bytes = {
-            let order = lock(order);
-            order.completed_load().map(|load| encode_trace(order.chunks(), load))
+            let trace = lock(trace);
+            trace.completed_load().map(|load| encode_trace(trace.chunks(), load))
         };
         let Some(bytes) = bytes else { return };
-        let writing = PendingWrite::begin(self);
-        // Of those that wait for a folder that hangs the oldest are dropped.
+        let pending = PendingWrite::begin(self);
+        // If the folder hangs, the oldest of the waiting writes are dropped.
         self.executor.submit_prefetch(Box::new(move || {
-            if let Err(error) = write_trace(&writing.0.folder, &layout.to_string(), &bytes) {
+            if let Err(error) = write_trace(&pending.0.folder, &layout.to_string(), &bytes) {
                 tracing::debug!(%layout, %error, "a load is not remembered");
             }
         }));
@@ -114,24 +107,24 @@ impl TraceStore {
 
 impl Drop for TraceStore {
     fn drop(&mut self) {
-        // Nothing waits in it: that would hold this.
+        // No job waits: it would hold this.
         self.executor.stop();
     }
 }
 
 impl Drop for TraceHandle {
     fn drop(&mut self) {
-        self.store.write(self.layout, &self.trace);
+        self.store.save(self.layout, &self.trace);
     }
 }
 
-/// One that is being written, until it is dropped.
+/// A write that `flush` waits for, until this is dropped.
 struct PendingWrite(Arc<TraceStore>);
 
 impl PendingWrite {
-    fn begin(orders: &Arc<TraceStore>) -> PendingWrite {
-        *lock(&orders.pending_writes) += 1;
-        PendingWrite(Arc::clone(orders))
+    fn begin(store: &Arc<TraceStore>) -> PendingWrite {
+        *lock(&store.pending_writes) += 1;
+        PendingWrite(Arc::clone(store))
     }
 }
 
@@ -142,38 +135,38 @@ impl Drop for PendingWrite {
     }
 }
 
-/// The folder, if it is there and nobody else writes to it.
+/// Opens the folder, if it is there and no other user can write to it.
 fn open_folder(folder: &Path) -> io::Result<OwnedFd> {
-    let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(folder, how, Mode::empty())?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty())?;
     check_private(&fstat(&folder)?)?;
     Ok(folder)
 }
 
-/// The folder, made if it is not there. Nothing is made in directories of others: who runs a daemon with
-/// another user's home is not to leave there what that user cannot remove.
+/// Opens the folder, and creates it if it is not there. Nothing is created in another user's directory: a daemon that
+/// runs with another user's home must not leave there what that user cannot remove.
 fn create_folder(folder: &Path) -> io::Result<OwnedFd> {
-    let Some(there) = folder.ancestors().find(|path| path.exists()) else {
+    let Some(existing) = folder.ancestors().find(|path| path.exists()) else {
         return open_folder(folder);
     };
-    let Ok(missing) = folder.strip_prefix(there) else { return open_folder(folder) };
+    let Ok(missing) = folder.strip_prefix(existing) else { return open_folder(folder) };
     if missing.as_os_str().is_empty() {
         return open_folder(folder);
     }
-    // A link too has to be one's own: where it leads is for its owner to say.
-    check_owner(&rustix::fs::lstat(there)?)?;
-    let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let mut made = rustix::fs::open(there, how, Mode::empty())?;
+    // A link must be the user's own, too: its owner decides where it leads.
+    check_owner(&rustix::fs::lstat(existing)?)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut created = rustix::fs::open(existing, flags, Mode::empty())?;
     for name in missing {
-        check_owner(&fstat(&made)?)?;
-        match mkdirat(&made, name, Mode::RWXU) {
+        check_owner(&fstat(&created)?)?;
+        match mkdirat(&created, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        made = openat(&made, name, how | OFlags::NOFOLLOW, Mode::empty())?;
+        created = openat(&created, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
     }
-    check_private(&fstat(&made)?)?;
-    Ok(made)
+    check_private(&fstat(&created)?)?;
+    Ok(created)
 }
 
 fn check_private(stat: &Stat) -> io::Result<()> {
@@ -192,8 +185,8 @@ fn check_owner(stat: &Stat) -> io::Result<()> {
 }
 
 fn read_trace(folder: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
-    let how = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = openat(folder, name, how, Mode::empty())?;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = openat(folder, name, flags, Mode::empty())?;
     let stat = fstat(&file)?;
     check_private(&stat)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -204,19 +197,18 @@ fn read_trace(folder: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a file that is whole or not there, unless it is what it would be.
+/// Writes a file that is whole or not there. One that has these bytes already is only marked as new.
 fn write_trace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let folder = create_folder(folder)?;
     if read_trace(&folder, name).is_ok_and(|known| known == bytes) {
-        // It is as good as new: the oldest are removed first.
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let times = Timestamps { last_access: now, last_modification: now };
         return Ok(utimensat(&folder, name, &times, AtFlags::SYMLINK_NOFOLLOW)?);
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let unfinished = format!("{name}-{}-{now}", std::process::id());
-    let how = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = openat(&folder, &unfinished, how, Mode::RUSR | Mode::WUSR)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = openat(&folder, &unfinished, flags, Mode::RUSR | Mode::WUSR)?;
     let written = File::from(file).write_all(bytes);
     let named = written.and_then(|()| Ok(renameat(&folder, &unfinished, &folder, name)?));
     if named.is_err() {
@@ -226,16 +218,16 @@ fn write_trace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     evict_oldest(&folder)
 }
 
-/// Removes the oldest where there are too many or too much, and what writers left that were killed.
+/// Removes the oldest traces above the limits, and what killed writers left.
 fn evict_oldest(folder: &OwnedFd) -> io::Result<()> {
     let mut files = Vec::new();
     for entry in Dir::read_from(folder)? {
         let name = entry?.file_name().to_owned();
-        // Only what has a name that we give.
-        let is_named_so =
+        // Other files stay.
+        let is_trace =
             name.to_bytes().iter().take(32).filter(|b| b.is_ascii_hexdigit()).count() == 32;
         if let Ok(stat) = statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW)
-            && is_named_so
+            && is_trace
         {
             files.push((stat.st_mtime, stat.st_mtime_nsec, stat.st_size as u64, name));
         }
@@ -246,7 +238,7 @@ fn evict_oldest(folder: &OwnedFd) -> io::Result<()> {
         if count <= MAX_FILES && bytes <= MAX_TOTAL_BYTES {
             break;
         }
-        // Another daemon may have been first, and what cannot be removed must not keep the others.
+        // Another daemon may have removed it, and what cannot be removed must not keep the others.
         let _ = unlinkat(folder, &name, AtFlags::empty());
         (count, bytes) = (count - 1, bytes - size);
     }

@@ -1,10 +1,10 @@
-//! Orders on disk: what is written is followed by the next, and what is odd harms nobody.
+//! Traces on disk: a stored one is followed by the next load, and a wrong one harms no load.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use super::*;
-use crate::cache::prefetch::trace::chunk_map;
+use crate::cache::prefetch::trace::ChunkMap;
 
 const NAME: &str = "00112233445566778899aabbccddeeff";
 
@@ -25,7 +25,7 @@ fn read_back(folder: &Path) -> io::Result<Vec<u8>> {
 }
 
 #[test]
-fn what_was_written_is_read_and_is_the_users_alone() {
+fn a_stored_trace_is_read_back_and_private() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("cache/ckptfs/orders");
     assert!(read_back(&folder).is_err());
@@ -43,7 +43,7 @@ fn what_was_written_is_read_and_is_the_users_alone() {
 }
 
 #[test]
-fn what_others_may_have_written_is_not_believed() {
+fn files_that_others_may_have_written_are_not_believed() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("orders");
     let file = folder.join(NAME);
@@ -61,7 +61,7 @@ fn what_others_may_have_written_is_not_believed() {
             assert!(read_back(&folder).is_err(), "{path:?}");
             std::os::unix::fs::chown(path, Some(0), None).unwrap();
         }
-        // Nor is anything made in another user's directory.
+        // Nor is anything created in another user's directory.
         let home = place.path().join("home");
         fs::create_dir(&home).unwrap();
         std::os::unix::fs::chown(&home, Some(1), None).unwrap();
@@ -93,7 +93,7 @@ fn a_large_file_is_not_read_to_its_end() {
 }
 
 #[test]
-fn the_oldest_go_where_there_are_too_many_or_too_much_and_what_is_not_ours_stays() {
+fn the_oldest_traces_above_the_limits_are_removed_and_other_files_stay() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("orders");
     let name = |n: usize| format!("{n:032x}");
@@ -103,7 +103,7 @@ fn the_oldest_go_where_there_are_too_many_or_too_much_and_what_is_not_ours_stays
         let at = SystemTime::UNIX_EPOCH + Duration::from_secs(n as u64);
         File::open(folder.join(name(n))).unwrap().set_modified(at).unwrap();
     }
-    // What a writer left that was killed.
+    // What a killed writer left.
     fs::rename(folder.join(name(3)), folder.join(format!("{}-77-1", name(3)))).unwrap();
     write_trace(&folder, &name(999), b"one").unwrap();
     let left = names(&folder);
@@ -118,7 +118,7 @@ fn the_oldest_go_where_there_are_too_many_or_too_much_and_what_is_not_ours_stays
 }
 
 #[test]
-fn one_that_is_written_again_is_new_again() {
+fn a_trace_stored_again_is_new_again() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("orders");
     write_trace(&folder, NAME, b"one").unwrap();
@@ -129,7 +129,7 @@ fn one_that_is_written_again_is_new_again() {
 }
 
 #[test]
-fn no_folder_is_made_where_anothers_link_leads() {
+fn no_folder_is_created_behind_another_users_link() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -149,13 +149,13 @@ fn hash() -> Digest {
     made.layout_hash()
 }
 
-/// An order of a virtual file of 100 MiB, read from its end to its start.
+/// The trace of a file of 100 MiB, read from its end to its start.
 fn backwards() -> AccessTrace {
-    let mut order = AccessTrace::new(100 << 20).unwrap();
+    let mut trace = AccessTrace::new(100 << 20).unwrap();
     for at in (0..100).rev() {
-        order.record(&(at << 20..(at + 1) << 20));
+        trace.record(&(at << 20..(at + 1) << 20));
     }
-    order
+    trace
 }
 
 fn until(mut holds: impl FnMut() -> bool) {
@@ -167,24 +167,24 @@ fn until(mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_load_is_followed_by_the_next_whether_its_virtual_file_was_closed_or_is_still_open() {
+fn a_load_is_followed_by_the_next_whether_its_file_was_closed_or_is_still_open() {
     for is_closed in [true, false] {
         let place = tempfile::tempdir().unwrap();
-        let orders = TraceStore::new(place.path().join("orders"));
-        let kept = orders.open(hash(), backwards());
+        let store = TraceStore::new(place.path().join("orders"));
+        let handle = store.open(hash(), backwards());
         if is_closed {
-            drop(kept);
-            orders.flush();
+            drop(handle);
+            store.flush();
         } else {
-            orders.flush();
+            store.flush();
             assert!(place.path().join("orders").exists());
-            drop(kept);
+            drop(handle);
         }
-        let kept = orders.open(hash(), AccessTrace::new(100 << 20).unwrap());
-        lock(&kept.trace).record(&(99 << 20..100 << 20));
+        let handle = store.open(hash(), AccessTrace::new(100 << 20).unwrap());
+        lock(&handle.trace).record(&(99 << 20..100 << 20));
         let mut ahead = Vec::new();
         until(|| {
-            ahead = lock(&kept.trace).next_ranges(32 << 20);
+            ahead = lock(&handle.trace).next_ranges(32 << 20);
             !ahead.is_empty()
         });
         assert_eq!(ahead[0], 98 << 20..99 << 20);
@@ -192,27 +192,27 @@ fn a_load_is_followed_by_the_next_whether_its_virtual_file_was_closed_or_is_stil
 }
 
 #[test]
-fn what_is_no_load_or_cannot_be_written_leaves_nothing() {
+fn no_load_and_a_failed_write_leave_nothing() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("orders");
-    let orders = TraceStore::new(folder.clone());
-    drop(orders.open(hash(), AccessTrace::new(100 << 20).unwrap()));
-    orders.flush();
+    let store = TraceStore::new(folder.clone());
+    drop(store.open(hash(), AccessTrace::new(100 << 20).unwrap()));
+    store.flush();
     assert!(!folder.exists());
     fs::write(&folder, b"in the way").unwrap();
-    drop(orders.open(hash(), backwards()));
-    orders.flush();
+    drop(store.open(hash(), backwards()));
+    store.flush();
     assert_eq!(names(place.path()), ["orders"]);
 }
 
 #[test]
-fn what_is_damaged_is_not_followed_and_the_next_load_takes_its_place() {
+fn a_damaged_trace_is_not_followed_and_the_next_load_replaces_it() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("orders");
     write_trace(&folder, &hash().to_string(), b"no order").unwrap();
-    let orders = TraceStore::new(folder.clone());
-    drop(orders.open(hash(), backwards()));
-    orders.flush();
+    let store = TraceStore::new(folder.clone());
+    drop(store.open(hash(), backwards()));
+    store.flush();
     let written = fs::read(folder.join(hash().to_string())).unwrap();
-    assert!(decode_trace(&written, chunk_map(100 << 20)).is_some_and(|order| order[0] == 99));
+    assert!(decode_trace(&written, ChunkMap::new(100 << 20)).is_some_and(|trace| trace[0] == 99));
 }
