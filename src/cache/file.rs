@@ -12,10 +12,10 @@ use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 use super::block::id::{BlockId, BlockParts, BlockSource, FillPriority};
 use super::block::pool::{BufferSize, with_scratch};
+use super::block::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
 use super::block::table::{Block, BlockHit, BlockTable, JoinResult};
 use super::counters::AtomicCounters;
 use super::error::CacheError;
-use super::io::reply::{PartialReply, PendingReply, ReplyCallback, Waiter};
 use super::io::source::FileSources;
 use super::plan::{ReadPlan, buffer_size, plan_prefetch, plan_read};
 use super::prefetch::Prefetcher;

@@ -26,10 +26,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::log_throttle::LogThrottle;
 use crate::virtual_file::VirtualFileReader;
 
+pub use block::reply::ReplyCallback;
 pub use counters::CacheCounters;
 pub use error::CacheError;
 pub use file::CachedFile;
-pub use io::reply::ReplyCallback;
 
 use block::table::BlockTable;
 use counters::AtomicCounters;

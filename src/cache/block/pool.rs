@@ -1,7 +1,7 @@
 //! Buffers for blocks, and scratch memory for replies, both used again and again.
 //!
 //! In: a limit in bytes. Out: page-aligned buffers, which with the idle ones never take more memory than the limit.
-//! Fresh memory from the system costs more than reading a disk into it, so the buffer that came back last is the next
+//! Fresh memory from the system costs more than reading a disk into it. So the buffer that came back last is the next
 //! to be used. Buffers come from slabs of huge pages: with ordinary pages a disk needs several requests for 1 MiB, and
 //! reads at half the speed or less.
 

@@ -14,8 +14,8 @@ use crate::cache::block::id::{
     BlockId, BlockPart, BlockParts, FillPriority, MAX_BLOCKS_PER_READ, SourceRange,
 };
 use crate::cache::block::pool::{BlockPool, Buffer, BufferSize, SlabId};
+use crate::cache::block::reply::Waiter;
 use crate::cache::counters::AtomicCounters;
-use crate::cache::io::reply::Waiter;
 use crate::threads::lock;
 
 /// Bytes that were read, and do not change any more.
@@ -372,7 +372,7 @@ impl TableState {
 mod tests {
     use crate::cache::CacheError;
     use crate::cache::block::id::BlockSource;
-    use crate::cache::io::reply::PendingReply;
+    use crate::cache::block::reply::PendingReply;
 
     use super::*;
 

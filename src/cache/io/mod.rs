@@ -1,5 +1,4 @@
-//! Reading sources: the threads that wait, the ways of reading, and the replies.
+//! Reading sources, on threads that may wait.
 
 pub mod executor;
-pub mod reply;
 pub mod source;

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::cache::block::id::{BlockId, BlockSource, FillPriority};
 use crate::cache::block::pool::with_scratch;
+use crate::cache::block::reply::PendingReply;
 use crate::cache::counters::AtomicCounters;
 use crate::cache::error::CacheError;
 use crate::checkpoint::OriginId;
@@ -20,7 +21,6 @@ use crate::source::{
 use crate::virtual_file::{Segment, SegmentSource, VirtualFile, VirtualFileReader};
 
 use super::executor::{ExecutorSet, IoExecutor, IoJob};
-use super::reply::PendingReply;
 
 /// A read of more segments than this comes back to the same pages: they are evicted when the file is closed.
 const MAX_EVICTED_SEGMENTS: usize = 8;

@@ -5,7 +5,7 @@
 //!
 //! Programs take the tensors of a model in an order of their own, and in the same one each time. Streams cannot predict
 //! where the next tensor lies; the trace of the earlier load tells. A wrong guess costs little. Nothing is fetched before
-//! reads are where that load was, the window starts small and doubles as reads go on so, and a trace that reads do not
+//! reads are where that load was. The window starts small, and doubles while reads go on so. A trace that reads do not
 //! follow is dropped.
 
 use std::ops::Range;
