@@ -1,22 +1,19 @@
-//! A chunk in use: somebody fills it, its pieces are copied out, and it goes back to its ring at once.
-//!
-//! In: a ring of chunks, on the host or on a device. Out: copies on streams, and a chunk that knows when they are
-//! over.
+//! A chunk in use: a reader fills it, its pieces are copied out, and it returns to its ring at once.
 
 use std::sync::Arc;
 
-use super::CudaError;
 use super::destination::{DeviceDestination, merge_adjacent};
+use super::error::CudaError;
 use super::ring::{Chunk, Ring};
 use super::stream::{CudaEvent, CudaStream};
 
-/// Whoever reads a chunk has done so when these are over.
+/// Events behind the copies out of a chunk.
 #[derive(Debug, Default)]
 pub struct PendingCopies(Vec<CudaEvent>);
 
 impl PendingCopies {
-    /// Whether nobody reads it any more. Waits for nothing.
-    pub fn is_done(&self) -> Result<bool, CudaError> {
+    /// Whether all copies are done. Never waits.
+    pub fn are_done(&self) -> Result<bool, CudaError> {
         for event in &self.0 {
             if !event.is_done()? {
                 return Ok(false);
@@ -25,12 +22,12 @@ impl PendingCopies {
         Ok(true)
     }
 
-    /// Waits until nobody does.
+    /// Waits until all copies are done.
     pub fn wait(&self) -> Result<(), CudaError> {
         self.0.iter().try_for_each(CudaEvent::wait)
     }
 
-    /// Whether nobody is known to have been given it.
+    /// Whether there are no events.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -38,53 +35,53 @@ impl PendingCopies {
 
 /// A chunk that pieces are copied out of.
 pub trait StagingChunk: Chunk<Fault = CudaError> {
-    /// Who reads it.
+    /// The copies out of the chunk.
     fn pending_copies(&mut self) -> &mut PendingCopies;
 
-    /// Has so many of its bytes from `at` on copied to an address, some time from now.
+    /// Queues a copy of `len` bytes from `start` on to an address.
     ///
     /// # Safety
     ///
-    /// As many bytes at that address must be the caller's until this is done, and the chunk must not be filled
-    /// before.
+    /// As many bytes at that address must belong to the caller until the copy is done, and the chunk must not be
+    /// filled before.
     #[allow(unsafe_code)]
     unsafe fn copy_to(
         &mut self,
-        at: usize,
+        start: usize,
         len: usize,
-        by: &CudaStream,
-        to: u64,
+        stream: &CudaStream,
+        address: u64,
     ) -> Result<(), CudaError>;
 }
 
-/// A chunk that is given back whatever happens.
+/// A chunk that returns to its ring when it is dropped.
 pub struct ChunkLease<'a, C: StagingChunk> {
     ring: &'a Ring<C>,
     chunk: Option<C>,
 }
 
 impl<'a, C: StagingChunk> ChunkLease<'a, C> {
-    /// One to fill.
+    /// Takes an idle chunk to fill.
     pub fn take<E: From<CudaError>>(
         ring: &'a Ring<C>,
-        make: impl FnMut() -> Result<C, E>,
+        allocate: impl FnMut() -> Result<C, E>,
     ) -> Result<Self, E> {
-        let mut chunk = ring.take(make)?;
+        let mut chunk = ring.take(allocate)?;
         chunk.pending_copies().0.clear();
         Ok(ChunkLease { ring, chunk: Some(chunk) })
     }
 
-    /// It.
+    /// The chunk, to fill.
     pub fn chunk(&mut self) -> Option<&mut C> {
         self.chunk.as_mut()
     }
 
-    /// Has the pieces copied out of it, where what lies from `start` on in a file was read to, and says to it
-    /// how long that takes.
+    /// Queues copies of the pieces out of the chunk, and records events behind them. The chunk holds the file's
+    /// bytes from the offset `start` on.
     ///
     /// # Safety
     ///
-    /// The bytes at the addresses of the pieces must be the caller's until the streams have done this.
+    /// The bytes at the addresses of the pieces must belong to the caller until the streams have done this work.
     #[allow(unsafe_code)]
     pub unsafe fn copy_out(
         mut self,
@@ -93,29 +90,27 @@ impl<'a, C: StagingChunk> ChunkLease<'a, C> {
         streams: &[Arc<CudaStream>],
     ) -> Result<(), CudaError> {
         let Some(chunk) = self.chunk.as_mut() else { return Ok(()) };
-        let copied = merge_adjacent(pieces).try_for_each(
-            |(at, DeviceDestination { stream, address: to, len })| {
-                // SAFETY: the caller's word for the addresses; the chunk is not filled before what is marked below
-                // is over.
-                unsafe { chunk.copy_to((at - start) as usize, len as usize, &streams[stream], to) }
-            },
-        );
-        // Also where one failed: those before it are under way.
-        let used = |stream: &usize| pieces.iter().any(|(_, place)| place.stream == *stream);
-        let used = (0..streams.len()).filter(used);
-        let marks: Result<Vec<CudaEvent>, CudaError> =
-            used.map(|used| streams[used].record_event()).collect();
-        match marks {
-            Ok(marks) => chunk.pending_copies().0.extend(marks),
-            Err(fault) => {
+        let copied = merge_adjacent(pieces).try_for_each(|(offset, piece)| {
+            let DeviceDestination { stream, address, len } = piece;
+            let in_chunk = (offset - start) as usize;
+            // SAFETY: the caller guarantees the addresses; the chunk is not filled before the events recorded below.
+            unsafe { chunk.copy_to(in_chunk, len as usize, &streams[stream], address) }
+        });
+        // Also where one copy failed: those before it are queued.
+        let is_used = |stream: &usize| pieces.iter().any(|(_, piece)| piece.stream == *stream);
+        let used = (0..streams.len()).filter(is_used);
+        let events: Result<Vec<_>, _> = used.map(|used| streams[used].record_event()).collect();
+        match events {
+            Ok(events) => chunk.pending_copies().0.extend(events),
+            Err(error) => {
                 self.leak();
-                return copied.and(Err(fault));
+                return copied.and(Err(error));
             }
         }
         copied
     }
 
-    /// It may be read for ever, and so must never be filled or freed.
+    /// Leaks the chunk: its copies may never end, so that it must never be filled or freed.
     fn leak(mut self) {
         std::mem::forget(self.chunk.take());
         self.ring.note_lost();

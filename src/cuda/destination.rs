@@ -1,17 +1,15 @@
-//! Where bytes belong on a device.
-//!
-//! In: addresses, and places in a file. Out: the same with those joined that lie together in both.
+//! The destination of bytes on a device.
 
 use crate::loader::Target;
 
-/// Where bytes belong on a device.
+/// A range of memory on the device of one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceDestination {
-    /// Which of the streams of the load copies there.
+    /// The index of the stream, among those of the load, that copies there.
     pub stream: usize,
-    /// The address.
+    /// The address on the device.
     pub address: u64,
-    /// How many.
+    /// The number of bytes.
     pub len: u64,
 }
 
@@ -21,26 +19,25 @@ impl Target for DeviceDestination {
     }
 
     fn split(self, at: u64) -> (Self, Self) {
-        let DeviceDestination { stream, address: start, len } = self;
-        (
-            DeviceDestination { len: at, ..self },
-            DeviceDestination { stream, address: start + at, len: len - at },
-        )
+        let DeviceDestination { stream, address, len } = self;
+        let rest = DeviceDestination { stream, address: address + at, len: len - at };
+        (DeviceDestination { len: at, ..self }, rest)
     }
 }
 
-/// The pieces, with those that lie one behind the other in the file and on the device as one: small tensors
-/// that were given memory in the order of the file are one copy.
+/// Merges pieces that are adjacent both in the file and on the device. Small tensors in the order of the file are
+/// then one copy.
 pub fn merge_adjacent(
     pieces: &[(u64, DeviceDestination)],
 ) -> impl Iterator<Item = (u64, DeviceDestination)> {
-    let follows = |(at, place): &(u64, DeviceDestination), next: &(u64, DeviceDestination)| {
-        let (end, there) = (at.checked_add(place.len), place.address.checked_add(place.len));
-        place.stream == next.1.stream && end == Some(next.0) && there == Some(next.1.address)
+    let follows = |(offset, piece): &(u64, DeviceDestination), next: &(u64, DeviceDestination)| {
+        let end = offset.checked_add(piece.len);
+        let end_address = piece.address.checked_add(piece.len);
+        piece.stream == next.1.stream && end == Some(next.0) && end_address == Some(next.1.address)
     };
     pieces.chunk_by(follows).filter_map(|pieces| {
-        let (at, first) = *pieces.first()?;
-        let len = pieces.iter().map(|(_, place)| place.len).sum();
-        Some((at, DeviceDestination { len, ..first }))
+        let (offset, first) = *pieces.first()?;
+        let len = pieces.iter().map(|(_, piece)| piece.len).sum();
+        Some((offset, DeviceDestination { len, ..first }))
     })
 }

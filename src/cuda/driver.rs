@@ -1,7 +1,6 @@
-//! What we ask of CUDA's driver, which is found when it is first needed.
+//! CUDA's driver, which is loaded at the first use, and its devices.
 //!
-//! In: the number of a device. Out: a [`Device`], with torch's own context of it. Whatever is here may be used by
-//! any thread.
+//! Any thread may use everything here. Programs that are built with this run without CUDA as well.
 
 #![allow(unsafe_code)]
 
@@ -12,9 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use super::CudaError;
+use super::error::CudaError;
 
-/// A device, and its primary context: the one that torch and everything else that uses the runtime has.
+/// A device and its primary context, which torch and everything else that uses the CUDA runtime shares.
 #[derive(Debug)]
 pub struct Device {
     ordinal: usize,
@@ -24,23 +23,23 @@ pub struct Device {
     bus_id: String,
 }
 
-/// A handle of the driver's, which takes calls from any thread.
+/// A handle of the driver's, which any thread may use.
 #[derive(Clone, Copy, Debug)]
 pub struct DriverHandle<T>(pub T);
 
-// SAFETY: contexts, streams and events are names for what the driver has, which does its own locking.
+// SAFETY: contexts, streams and events are names for objects of the driver, which does its own locking.
 unsafe impl<T> Send for DriverHandle<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for DriverHandle<T> {}
 
-/// The process that the driver was begun in: in one that was forked from it nothing of it may be called.
+/// The process that initialised the driver, or 0. A process that was forked from it must not call the driver.
 static INIT_PID: AtomicU32 = AtomicU32::new(0);
 
-/// Begins the driver, if that was not done.
+/// Initialises the driver once.
 fn initialize() -> Result<(), CudaError> {
     match INIT_PID.load(Ordering::Acquire) {
         0 => {}
-        process if process == std::process::id() => return Ok(()),
+        pid if pid == std::process::id() => return Ok(()),
         _ => return Err(CudaError::Forked),
     }
     // SAFETY: loads the driver's library, whose initialisers are the system's.
@@ -62,18 +61,18 @@ pub fn is_available() -> bool {
     device_count().is_ok_and(|count| count > 0)
 }
 
-/// How many devices there are.
+/// The number of devices.
 pub fn device_count() -> Result<usize, CudaError> {
     match initialize() {
         Err(CudaError::NoDevice { .. }) => return Ok(0),
-        begun => begun?,
+        initialized => initialized?,
     }
     let count = result::device::get_count().map_err(|e| driver_error(0, "cuDeviceGetCount", e))?;
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
 impl Device {
-    /// The device of a number.
+    /// Opens the device of a number.
     pub fn open(ordinal: usize) -> Result<Arc<Device>, CudaError> {
         let count = device_count()?;
         if ordinal >= count {
@@ -82,11 +81,11 @@ impl Device {
         let device = result::device::get(ordinal as i32)
             .map_err(|e| driver_error(ordinal, "cuDeviceGet", e))?;
         let integrated = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED;
-        // SAFETY: the device is one that the driver has just named.
+        // SAFETY: the driver has just returned the device.
         let is_integrated = unsafe { result::device::get_attribute(device, integrated) }
             .map_err(|e| driver_error(ordinal, "cuDeviceGetAttribute", e))?
             != 0;
-        // SAFETY: the device is one that the driver has just named.
+        // SAFETY: the driver has just returned the device.
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(|e| driver_error(ordinal, "cuDevicePrimaryCtxRetain", e))?;
         Ok(Arc::new(Device {
@@ -98,12 +97,12 @@ impl Device {
         }))
     }
 
-    /// Its number.
+    /// The number of the device.
     pub fn ordinal(&self) -> usize {
         self.ordinal
     }
 
-    /// Its address on the bus, or nothing if the driver does not say it.
+    /// The PCI address, or an empty text if the driver does not report it.
     pub(super) fn bus_id(&self) -> &str {
         &self.bus_id
     }
@@ -113,13 +112,13 @@ impl Device {
         self.is_integrated
     }
 
-    /// Waits until all work of its context is done.
+    /// Waits until all work in its context is done.
     pub(super) fn synchronize(&self) -> Result<(), CudaError> {
-        let _entered = self.enter()?;
+        let _context = self.enter()?;
         result::ctx::synchronize().map_err(|e| self.driver_error("cuCtxSynchronize", e))
     }
 
-    /// That it has no memory, or what else the driver said.
+    /// The error of a failed allocation.
     pub(super) fn allocation_error(
         &self,
         bytes: usize,
@@ -133,22 +132,23 @@ impl Device {
         CudaError::OutOfMemory { ordinal: self.ordinal, bytes, free, total }
     }
 
-    /// Makes its context that of this thread until what is returned is dropped. Meanwhile what this thread does
-    /// spoils no graph that another thread captures.
+    /// Makes its context current in this thread until the guard is dropped. Meanwhile this thread cannot disturb
+    /// the capture of a graph by another thread.
     pub fn enter(&self) -> Result<ContextGuard, CudaError> {
         initialize()?;
-        let before =
+        let previous =
             result::ctx::get_current().map_err(|e| self.driver_error("cuCtxGetCurrent", e))?;
-        let mode = exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-        let mut entered = ContextGuard { previous: None, capture_mode: mode };
-        if before == Some(self.context.0) {
-            return Ok(entered);
+        let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let mut guard =
+            ContextGuard { previous: None, capture_mode: exchange_capture_mode(relaxed) };
+        if previous == Some(self.context.0) {
+            return Ok(guard);
         }
-        // SAFETY: the context is retained as long as the device is there.
+        // SAFETY: the context is retained as long as the device exists.
         unsafe { result::ctx::set_current(self.context.0) }
             .map_err(|e| self.driver_error("cuCtxSetCurrent", e))?;
-        entered.previous = Some(before.unwrap_or(std::ptr::null_mut()));
-        Ok(entered)
+        guard.previous = Some(previous.unwrap_or(std::ptr::null_mut()));
+        Ok(guard)
     }
 
     pub(super) fn driver_error(&self, call: &'static str, error: DriverError) -> CudaError {
@@ -159,32 +159,33 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if initialize().is_ok() {
-            // SAFETY: it was retained when the device was made. What it is told is of no use to anybody.
+            // SAFETY: it was retained when the device was opened. Nothing could be done about an error.
             let _ = unsafe { result::primary_ctx::release(self.device) };
         }
     }
 }
 
-/// A context that is this thread's for a while.
+/// Keeps a context current in this thread.
 #[must_use]
 pub struct ContextGuard {
+    /// The context before, if it was another.
     previous: Option<sys::CUcontext>,
     capture_mode: Option<sys::CUstreamCaptureMode>,
 }
 
 impl Drop for ContextGuard {
     fn drop(&mut self) {
-        if let Some(before) = self.previous {
-            // SAFETY: it was this thread's before, or is none.
-            let _ = unsafe { result::ctx::set_current(before) };
+        if let Some(previous) = self.previous {
+            // SAFETY: it was current in this thread before, or is null.
+            let _ = unsafe { result::ctx::set_current(previous) };
         }
         let _ = self.capture_mode.map(exchange_capture_mode);
     }
 }
 
-/// What this thread may do while others capture, which was something else before.
+/// Sets what this thread may do while another captures a graph, and returns the mode before.
 fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
-    // SAFETY: the driver reads the one and writes the other, of its own values.
+    // SAFETY: the driver reads a mode and writes one there.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }
         .result()
         .is_ok()
@@ -193,10 +194,10 @@ fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUst
 
 fn query_bus_id(device: sys::CUdevice) -> String {
     let mut text = [0_u8; 32];
-    // SAFETY: the driver writes no more than the length says, with an end.
-    let said =
-        unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, device) };
-    let text = said.result().ok().and_then(|()| CStr::from_bytes_until_nul(&text).ok());
+    let (start, len) = (text.as_mut_ptr().cast(), text.len() as i32);
+    // SAFETY: the driver writes at most `len` bytes, a NUL among them.
+    let status = unsafe { sys::cuDeviceGetPCIBusId(start, len, device) };
+    let text = status.result().ok().and_then(|()| CStr::from_bytes_until_nul(&text).ok());
     text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
@@ -204,9 +205,10 @@ fn driver_error(ordinal: usize, call: &'static str, error: DriverError) -> CudaE
     CudaError::Driver { ordinal, call, why: error_text(error) }
 }
 
+/// The driver's description of an error, and its name.
 pub(super) fn error_text(error: DriverError) -> String {
     match error.error_string() {
-        Ok(words) => format!("{} ({:?})", words.to_string_lossy(), error.0),
+        Ok(description) => format!("{} ({:?})", description.to_string_lossy(), error.0),
         Err(_) => format!("{:?}", error.0),
     }
 }

@@ -1,8 +1,8 @@
-//! What can go wrong with a device, in words, with the remedy.
+//! Errors of devices, each with a remedy.
 
 use crate::loader;
 
-/// A device that cannot be used, or tensors that cannot be had on it.
+/// A device that cannot be used, or a load to it that failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -12,45 +12,45 @@ pub enum CudaError {
     /// This process was forked from one that uses the driver.
     #[error("CUDA: this process was forked from one that uses it")]
     Forked,
-    /// There is no such device.
+    /// There is no device of that number.
     #[error("cuda:{ordinal}: there is no such device, of {count}")]
     NoDevice {
-        /// The one that was asked for.
+        /// The requested number.
         ordinal: usize,
-        /// How many there are.
+        /// The number of devices.
         count: usize,
     },
-    /// The device has not as much memory.
+    /// The device lacks memory.
     #[error("cuda:{ordinal}: has no memory for {bytes} bytes ({free} of {total} are free)")]
     OutOfMemory {
-        /// The device.
+        /// The number of the device.
         ordinal: usize,
-        /// So many were wanted.
+        /// The requested bytes.
         bytes: usize,
-        /// So many are free.
+        /// The free bytes.
         free: usize,
-        /// So many there are.
+        /// All bytes of the device.
         total: usize,
     },
-    /// The system gives no memory that a device can read by itself.
+    /// The system provides no pinned memory.
     #[error("cuda:{ordinal}: there is no host memory to pass bytes through: {why}")]
     PinnedMemory {
-        /// The device.
+        /// The number of the device.
         ordinal: usize,
-        /// What the driver says.
+        /// The driver's reason.
         why: String,
     },
     /// A call to the driver failed.
     #[error("cuda:{ordinal}: {call}: {why}")]
     Driver {
-        /// The device.
+        /// The number of the device.
         ordinal: usize,
-        /// Which call.
+        /// The function of the driver.
         call: &'static str,
-        /// What the driver says.
+        /// The driver's reason.
         why: String,
     },
-    /// What is to be loaded cannot be had.
+    /// The bytes could not be loaded.
     #[error(transparent)]
     Load(loader::LoadError),
 }
@@ -75,7 +75,7 @@ impl CudaError {
 impl From<loader::LoadError> for CudaError {
     fn from(error: loader::LoadError) -> Self {
         match error {
-            // What a stage of ours said comes back as it was.
+            // An error of our own sink comes back as it was.
             loader::LoadError::Sink { path, error } => match error.downcast::<CudaError>() {
                 Ok(ours) => *ours,
                 Err(error) => CudaError::Load(loader::LoadError::Sink { path, error }),

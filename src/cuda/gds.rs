@@ -1,8 +1,8 @@
-//! Reading without the host's memory: which files and devices can, and doing it.
+//! Reads files straight to a device with GPUDirect Storage, where the file and the device support it.
 //!
-//! In: stretches of files, and where their pieces belong on one device. Out: copies on the stream of that device,
-//! out of chunks that storage wrote to; or what is missing, and then nothing was done. A [`Straight`] is a
-//! loader's, an [`OfLoad`] one load's.
+//! Storage writes to chunks on the device; pieces are copied out of them on the device's stream. If anything is
+//! missing, nothing was done, and the read goes through pinned memory. [`GdsState`] lives as long as the loader,
+//! [`GdsLoad`] as long as one load.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -12,40 +12,40 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::source::{self, DIRECT_ALIGNMENT_BYTES, OpenFile};
 use crate::threads::lock;
 
-use super::CudaError;
 use super::chunk_lease::ChunkLease;
 use super::cufile::{CufileSession, GdsUnavailable, RegisteredChunk, RegisteredFile};
 use super::destination::DeviceDestination;
+use super::error::CudaError;
 use super::ring::Ring;
 use super::stream::CudaStream;
 
-/// Chunks of each device, of 4 MiB: as many as threads that read, so that each has one that storage fills.
+/// Chunks of 4 MiB on each device: as many as reader threads, so that storage fills one for each.
 const CHUNKS_PER_DEVICE: usize = 16;
 
-/// Files that one load keeps registered: each has a descriptor more, and those that are read at one time are few.
+/// Files that one load keeps registered. Each takes one more descriptor, and few are read at a time.
 const MAX_REGISTERED_FILES: usize = 64;
 
-/// What the kernel shows of its part.
+/// The kernel shows here that its module is loaded.
 const KERNEL_MODULE_PATH: &str = "/proc/driver/nvidia-fs";
 
 /// Whether a loader uses GPUDirect Storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GpudirectMode {
-    /// Where the kernel has its part of it, `nvidia-fs`: without that the library is not asked, which takes it
-    /// long to say the same, and leaves a log.
+    /// Where the kernel module `nvidia-fs` is loaded. Otherwise the library is not asked: it takes long to find out
+    /// the same, and leaves a log.
     #[default]
     Auto,
-    /// Where the library says so, whatever the kernel shows.
+    /// Where the library supports it, whatever the kernel shows.
     On,
     /// Nowhere.
     Never,
 }
 
-/// What a loader has for it.
+/// The library's session and the chunks of a loader.
 #[derive(Debug, Default)]
 pub struct GdsState {
     pub mode: GpudirectMode,
-    /// Of each device. Dropped first: chunks wait for the copies out of them.
+    /// Chunks by device. Dropped before the session: each waits for the copies out of it.
     rings: Mutex<BTreeMap<usize, Arc<Ring<RegisteredChunk>>>>,
     session: OnceLock<Result<Arc<CufileSession>, GdsUnavailable>>,
 }
@@ -55,42 +55,43 @@ impl GdsState {
         if self.mode == GpudirectMode::Never {
             return Err(GdsUnavailable::Disabled);
         }
-        // Asked once: this is called for every stretch.
-        let begin =
-            || match self.mode == GpudirectMode::Auto && !Path::new(KERNEL_MODULE_PATH).exists() {
-                true => Err(GdsUnavailable::Module),
-                false => CufileSession::open(),
-            };
-        let session = self.session.get_or_init(begin).as_ref().map_err(GdsUnavailable::clone)?;
+        // Once: this is called for every extent.
+        let open = || {
+            if self.mode == GpudirectMode::Auto && !Path::new(KERNEL_MODULE_PATH).exists() {
+                return Err(GdsUnavailable::Module);
+            }
+            CufileSession::open()
+        };
+        let session = self.session.get_or_init(open).as_ref().map_err(GdsUnavailable::clone)?;
         session.is_current_process().then_some(session).ok_or(GdsUnavailable::Forked)
     }
 
-    fn ring(&self, on: usize) -> Arc<Ring<RegisteredChunk>> {
+    fn ring(&self, device: usize) -> Arc<Ring<RegisteredChunk>> {
         let mut rings = lock(&self.rings);
-        Arc::clone(rings.entry(on).or_insert_with(|| Arc::new(Ring::new(CHUNKS_PER_DEVICE))))
+        Arc::clone(rings.entry(device).or_insert_with(|| Arc::new(Ring::new(CHUNKS_PER_DEVICE))))
     }
 
-    /// Gives the chunks back that are idle.
+    /// Frees idle chunks.
     pub fn trim(&self) {
         let rings: Vec<_> = lock(&self.rings).values().map(Arc::clone).collect();
         rings.iter().for_each(|ring| ring.shrink(0, drop));
     }
 }
 
-/// Why a stretch is not read so.
+/// A read that was not done.
 #[derive(Debug)]
 pub enum GdsFailure {
-    /// Another way is taken.
+    /// The read goes through pinned memory instead.
     Unavailable(GdsUnavailable),
-    /// The file is not what was parsed.
+    /// The file cannot be read, or has changed.
     Source(source::SourceError),
-    /// The device fails.
+    /// The device failed.
     Device(CudaError),
 }
 
 impl From<GdsUnavailable> for GdsFailure {
-    fn from(missing: GdsUnavailable) -> Self {
-        GdsFailure::Unavailable(missing)
+    fn from(reason: GdsUnavailable) -> Self {
+        GdsFailure::Unavailable(reason)
     }
 }
 
@@ -100,50 +101,48 @@ impl From<CudaError> for GdsFailure {
     }
 }
 
-/// A file of a load, by its address, and what became of registering it.
-type RegistrationSlot = (usize, Arc<OnceLock<Result<RegisteredFile, GdsUnavailable>>>);
+/// The registration of a file, which one thread makes.
+type RegistrationSlot = Arc<OnceLock<Result<RegisteredFile, GdsUnavailable>>>;
 
-/// What one load has for it.
+/// The registered files of one load.
 #[derive(Debug)]
 pub struct GdsLoad<'a> {
     state: &'a GdsState,
-    /// The last of the files that were read.
-    files: Mutex<VecDeque<RegistrationSlot>>,
-    /// Why devices have no chunks.
+    /// The files that were read last, by the address of the open file.
+    files: Mutex<VecDeque<(usize, RegistrationSlot)>>,
+    /// Devices that have no chunks, with the reason.
     unavailable_devices: Mutex<BTreeMap<usize, GdsUnavailable>>,
     first_reason: OnceLock<GdsUnavailable>,
 }
 
 impl<'a> GdsLoad<'a> {
-    /// Nothing yet.
-    pub fn new(straight: &'a GdsState) -> GdsLoad<'a> {
-        let (files, without) = Default::default();
+    pub fn new(state: &'a GdsState) -> GdsLoad<'a> {
         GdsLoad {
-            state: straight,
-            files,
-            unavailable_devices: without,
+            state,
+            files: Mutex::default(),
+            unavailable_devices: Mutex::default(),
             first_reason: OnceLock::new(),
         }
     }
 
-    /// Keeps why a stretch went another way, if it is the first.
-    pub fn record_unavailable(&self, missing: GdsUnavailable) {
-        if self.first_reason.set(missing).is_ok() {
+    /// Keeps the reason why an extent went through pinned memory, if it is the first.
+    pub fn record_unavailable(&self, reason: GdsUnavailable) {
+        if self.first_reason.set(reason).is_ok() {
             tracing::debug!(why = self.reason(), "read by way of the host's memory");
         }
     }
 
-    /// Why the first stretch that went another way did.
+    /// The first reason why an extent went through pinned memory.
     pub fn reason(&self) -> Option<String> {
         self.first_reason.get().map(GdsUnavailable::to_string)
     }
 
-    /// Reads a stretch into a chunk of the device that all pieces belong to, sees that the file is what it was, and
-    /// has the pieces copied out.
+    /// Reads an extent into a chunk on the device of all pieces, checks that the file is unchanged, and queues the
+    /// copies of the pieces.
     ///
     /// # Safety
     ///
-    /// The bytes at the addresses of the pieces must be the caller's until the streams have done this.
+    /// The bytes at the addresses of the pieces must belong to the caller until the streams have done this work.
     #[allow(unsafe_code)]
     pub unsafe fn read(
         &self,
@@ -153,53 +152,50 @@ impl<'a> GdsLoad<'a> {
         streams: &[Arc<CudaStream>],
     ) -> Result<(), GdsFailure> {
         let session = self.state.session()?;
-        let on = pieces.first().map(|(_, first)| first.stream);
-        let on = on.filter(|on| pieces.iter().all(|(_, place)| place.stream == *on));
-        let device = streams[on.ok_or(GdsUnavailable::SeveralDevices)?].device();
-        let known = self.registration_slot(file);
-        let registered = known.get_or_init(|| RegisteredFile::register(file, session));
+        let stream = pieces.first().map(|(_, first)| first.stream);
+        let stream = stream.filter(|only| pieces.iter().all(|(_, piece)| piece.stream == *only));
+        let device = streams[stream.ok_or(GdsUnavailable::SeveralDevices)?].device();
+        let slot = self.registration_slot(file);
+        let registered = slot.get_or_init(|| RegisteredFile::register(file, session));
         let registered = registered.as_ref().map_err(GdsUnavailable::clone)?;
-        if let Some(missing) = lock(&self.unavailable_devices).get(&device.ordinal()) {
-            return Err(missing.clone().into());
+        if let Some(reason) = lock(&self.unavailable_devices).get(&device.ordinal()) {
+            return Err(reason.clone().into());
         }
         let ring = self.state.ring(device.ordinal());
-        let made = || RegisteredChunk::allocate(device, session).map_err(GdsFailure::from);
-        let taken = ChunkLease::take(&ring, made).inspect_err(|without| {
-            if let GdsFailure::Unavailable(missing) = without {
-                lock(&self.unavailable_devices).insert(device.ordinal(), missing.clone());
+        let allocate = || RegisteredChunk::allocate(device, session).map_err(GdsFailure::from);
+        let lease = ChunkLease::take(&ring, allocate).inspect_err(|failure| {
+            if let GdsFailure::Unavailable(reason) = failure {
+                lock(&self.unavailable_devices).insert(device.ordinal(), reason.clone());
             }
         });
-        let mut taken = taken?;
-        let Some(chunk) = taken.chunk() else { return Ok(()) };
-        const ALIGNMENT: u64 = DIRECT_ALIGNMENT_BYTES as u64;
-        let start = range.start / ALIGNMENT * ALIGNMENT;
-        let end = range.end.next_multiple_of(ALIGNMENT);
-        let there = end.min(file.file().identity().size).saturating_sub(start);
+        let mut lease = lease?;
+        let Some(chunk) = lease.chunk() else { return Ok(()) };
+        const ALIGNMENT_BYTES: u64 = DIRECT_ALIGNMENT_BYTES as u64;
+        let start = range.start / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
+        let end = range.end.next_multiple_of(ALIGNMENT_BYTES);
+        let in_file = end.min(file.file().identity().size).saturating_sub(start);
         {
-            let _entered = device.enter()?;
-            registered.read(chunk, start, (end - start) as usize, there as usize)?;
+            let _context = device.enter()?;
+            registered.read(chunk, start, (end - start) as usize, in_file as usize)?;
         }
         file.check_unchanged().map_err(GdsFailure::Source)?;
-        // SAFETY: the caller's word.
-        unsafe { taken.copy_out(start, pieces, streams) }.map_err(GdsFailure::from)
+        // SAFETY: the caller guarantees the addresses.
+        unsafe { lease.copy_out(start, pieces, streams) }.map_err(GdsFailure::from)
     }
 
-    /// What is known of a file. It lives as long as the load, so that its address is its alone.
-    fn registration_slot(
-        &self,
-        file: &OpenFile,
-    ) -> Arc<OnceLock<Result<RegisteredFile, GdsUnavailable>>> {
+    /// The slot of a file. The file stays open as long as the load, so that its address is unique.
+    fn registration_slot(&self, file: &OpenFile) -> RegistrationSlot {
         let address = std::ptr::from_ref(file).addr();
         let mut files = lock(&self.files);
-        if let Some((_, known)) = files.iter().find(|(known, _)| *known == address) {
-            return Arc::clone(known);
+        if let Some((_, slot)) = files.iter().find(|(known, _)| *known == address) {
+            return Arc::clone(slot);
         }
-        let gone = if files.len() < MAX_REGISTERED_FILES { None } else { files.pop_front() };
-        let known = Arc::new(OnceLock::new());
-        files.push_back((address, Arc::clone(&known)));
+        let oldest = if files.len() < MAX_REGISTERED_FILES { None } else { files.pop_front() };
+        let slot = RegistrationSlot::default();
+        files.push_back((address, Arc::clone(&slot)));
         drop(files);
-        // Outside the lock: it may be given up here.
-        drop(gone);
-        known
+        // Without the lock: this may deregister the file.
+        drop(oldest);
+        slot
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of devices, and memory of the host that they read by themselves.
+//! Memory on a device, and pinned memory of the host, which devices copy from by themselves.
 
 #![allow(unsafe_code)]
 
@@ -7,47 +7,16 @@ use std::sync::Arc;
 
 use cudarc::driver::result;
 
-use super::CudaError;
 use super::chunk_lease::{PendingCopies, StagingChunk};
 use super::driver::{Device, DriverHandle, error_text};
+use super::error::CudaError;
 use super::ring::Chunk;
 use super::stream::CudaStream;
 
-/// Memory of the host that every context can use, whichever it was made in.
+/// `CU_MEMHOSTALLOC_PORTABLE`: all contexts can use the memory, whichever it was allocated in.
 const PORTABLE_FLAG: u32 = 1;
 
-impl Device {
-    /// A chunk of memory that it can read by itself.
-    pub fn allocate_pinned(self: &Arc<Self>, len: usize) -> Result<PinnedChunk, CudaError> {
-        let _entered = self.enter()?;
-        // SAFETY: what is allocated belongs to the chunk alone.
-        let at = unsafe { result::malloc_host(len, PORTABLE_FLAG) }
-            .map_err(|e| CudaError::PinnedMemory { ordinal: self.ordinal(), why: error_text(e) })?;
-        // So that whoever reads it before it was filled reads nothing of another program.
-        // SAFETY: it is `len` bytes, and nobody else has them.
-        unsafe { std::ptr::write_bytes(at.cast::<u8>(), 0, len) };
-        Ok(PinnedChunk {
-            device: Arc::clone(self),
-            address: DriverHandle(at),
-            len,
-            pending_copies: PendingCopies::default(),
-        })
-    }
-
-    /// Memory on the device, of no known content.
-    pub fn allocate(self: &Arc<Self>, len: usize) -> Result<DeviceMemory, CudaError> {
-        if len == 0 {
-            return Ok(DeviceMemory { device: Arc::clone(self), address: 0, len });
-        }
-        let _entered = self.enter()?;
-        // SAFETY: what is allocated belongs to the memory alone.
-        let at = unsafe { result::malloc_sync(len) }
-            .map_err(|e| self.allocation_error(len, "cuMemAlloc", e))?;
-        Ok(DeviceMemory { device: Arc::clone(self), address: at, len })
-    }
-}
-
-/// Memory of the host that devices read by themselves.
+/// A chunk of pinned memory.
 #[derive(Debug)]
 pub struct PinnedChunk {
     device: Arc<Device>,
@@ -57,10 +26,28 @@ pub struct PinnedChunk {
 }
 
 impl PinnedChunk {
-    /// Its bytes, to fill. Only of a chunk that is idle.
+    /// Allocates zeroed pinned memory in the context of a device.
+    pub fn allocate(device: &Arc<Device>, len: usize) -> Result<PinnedChunk, CudaError> {
+        let _context = device.enter()?;
+        // SAFETY: the allocation belongs to the chunk alone.
+        let address = unsafe { result::malloc_host(len, PORTABLE_FLAG) }.map_err(|e| {
+            CudaError::PinnedMemory { ordinal: device.ordinal(), why: error_text(e) }
+        })?;
+        // The driver may return memory with the data of another program.
+        // SAFETY: the allocation has `len` bytes, and no other owner.
+        unsafe { std::ptr::write_bytes(address.cast::<u8>(), 0, len) };
+        Ok(PinnedChunk {
+            device: Arc::clone(device),
+            address: DriverHandle(address),
+            len,
+            pending_copies: PendingCopies::default(),
+        })
+    }
+
+    /// The bytes, to fill. The chunk must be idle.
     pub fn bytes(&mut self) -> &mut [u8] {
         debug_assert!(self.pending_copies.is_empty(), "a chunk is filled while it may be read");
-        // SAFETY: it is that long, it was zeroed, and it is this chunk's alone; no copy out of it is under way.
+        // SAFETY: the memory has `len` bytes, was zeroed, and belongs to this chunk alone; no copy reads it.
         unsafe { std::slice::from_raw_parts_mut(self.address.0.cast::<u8>(), self.len) }
     }
 }
@@ -72,14 +59,14 @@ impl StagingChunk for PinnedChunk {
 
     unsafe fn copy_to(
         &mut self,
-        at: usize,
+        start: usize,
         len: usize,
-        by: &CudaStream,
-        to: u64,
+        stream: &CudaStream,
+        address: u64,
     ) -> Result<(), CudaError> {
-        let bytes = &self.bytes()[at..at + len];
-        // SAFETY: the caller's word for the address; the bytes are there until the chunk's marks are over.
-        unsafe { by.copy_from_host(bytes, to) }
+        let bytes = &self.bytes()[start..start + len];
+        // SAFETY: the caller guarantees the address; the chunk keeps the bytes until its pending copies are done.
+        unsafe { stream.copy_from_host(bytes, address) }
     }
 }
 
@@ -87,7 +74,7 @@ impl Chunk for PinnedChunk {
     type Fault = CudaError;
 
     fn is_idle(&self) -> Result<bool, CudaError> {
-        self.pending_copies.is_done()
+        self.pending_copies.are_done()
     }
 
     fn wait(&self) -> Result<(), CudaError> {
@@ -97,11 +84,11 @@ impl Chunk for PinnedChunk {
 
 impl Drop for PinnedChunk {
     fn drop(&mut self) {
-        // A device that cannot say whether it still reads it may do so: then it is left to the system.
+        // After an error the device may still read the memory: then it is leaked.
         if self.wait().is_ok()
-            && let Ok(_entered) = self.device.enter()
+            && let Ok(_context) = self.device.enter()
         {
-            // SAFETY: it was made here, and nobody reads it any more.
+            // SAFETY: it was allocated here, and no copy reads it any more.
             let _ = unsafe { result::free_host(self.address.0) };
         }
     }
@@ -116,38 +103,50 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Its address on the device.
+    /// Allocates uninitialised memory on a device.
+    pub fn allocate(device: &Arc<Device>, len: usize) -> Result<DeviceMemory, CudaError> {
+        if len == 0 {
+            return Ok(DeviceMemory { device: Arc::clone(device), address: 0, len });
+        }
+        let _context = device.enter()?;
+        // SAFETY: the allocation belongs to this value alone.
+        let address = unsafe { result::malloc_sync(len) }
+            .map_err(|e| device.allocation_error(len, "cuMemAlloc", e))?;
+        Ok(DeviceMemory { device: Arc::clone(device), address, len })
+    }
+
+    /// The address on the device.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its device.
+    /// The device of the memory.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// A copy of its bytes on the host.
+    /// Copies the bytes to the host.
     pub fn to_host(&self) -> Result<Vec<u8>, CudaError> {
         self.copy_part_to_host(0, self.len)
     }
 
-    /// The same of a part of it.
+    /// Copies a part of the bytes to the host.
     pub(super) fn copy_part_to_host(&self, start: usize, len: usize) -> Result<Vec<u8>, CudaError> {
         assert!(start <= self.len && len <= self.len - start, "a part lies in the whole");
         let mut bytes = vec![0; len];
         if len > 0 {
-            let _entered = self.device.enter()?;
-            // SAFETY: both are that long, and the memory is ours.
+            let _context = self.device.enter()?;
+            // SAFETY: both ranges have `len` bytes, and the memory belongs to this value.
             unsafe { result::memcpy_dtoh_sync(&mut bytes, self.address + start as u64) }
                 .map_err(|e| self.device.driver_error("cuMemcpyDtoH", e))?;
         }
@@ -157,12 +156,12 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // Whoever had it may have given the device work that is not over: then it is left to the system.
+        // Work that uses the memory may still be queued. If the device cannot finish it, the memory is leaked.
         if self.len > 0
             && self.device.synchronize().is_ok()
-            && let Ok(_entered) = self.device.enter()
+            && let Ok(_context) = self.device.enter()
         {
-            // SAFETY: it was made here, and nobody uses it any more.
+            // SAFETY: it was allocated here, and no work uses it any more.
             let _ = unsafe { result::free_sync(self.address) };
         }
     }

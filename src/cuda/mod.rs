@@ -1,10 +1,8 @@
-//! Tensors of any checkpoint in the memory of CUDA devices.
+//! Loads tensors of any checkpoint into the memory of CUDA devices.
 //!
-//! In: tensors of [`Opened`] checkpoints, and addresses on devices. Out: the bytes there, at the speed of the
-//! slower of storage and copying. The engine's plan and its readers do the reading ([`crate::loader`]); what
-//! they fill here is pinned memory, out of which each device copies by itself on a stream of its own; or storage
-//! writes to the device, where it can. The driver is found when it is first needed: what is built with this runs
-//! where there is none, and says so.
+//! The plan and the readers are those of [`crate::loader`]. Readers fill pinned memory, and each device copies out
+//! of it on a stream of its own; or storage writes to the device, where it can. The driver is loaded at the first
+//! use: without one, a load fails with [`CudaError::NoDriver`].
 
 mod chunk_lease;
 mod cufile;
@@ -44,197 +42,196 @@ use staging::DeviceSink;
 pub use stream::CudaStream;
 pub use suballocator::DeviceSlice;
 
-/// Pinned memory that a load passes bytes through, at the most, if nothing else is said.
+/// The default limit of pinned memory for one loader.
 pub const DEFAULT_PINNED_BYTES: u64 = 512 << 20;
 
-/// Streams of a device that are kept, and may have work of loads that are over to do.
+/// Streams of one device that are kept, which may still have work of loads that have returned.
 const MAX_STREAM_COUNT: usize = 8;
 
-/// A tensor, or a part of one, and where it belongs.
+/// A tensor, or a part of one, and its destination.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceLoadRequest<'a> {
-    /// The checkpoint that has it.
+    /// The checkpoint of the tensor.
     pub checkpoint: &'a OpenCheckpoint,
-    /// It.
+    /// The tensor to load.
     pub tensor: &'a Tensor,
-    /// The number of a device.
+    /// The number of the device.
     pub device: usize,
-    /// The address there of as many bytes as it has.
+    /// The address on the device, of as many bytes as the tensor has.
     pub address: u64,
 }
 
-/// What loads to devices. Whoever loads more than once keeps it: pinned memory is dear to make.
+/// Loads tensors to devices. Keep it for several loads: pinned memory is expensive to allocate.
 #[derive(Debug)]
 pub struct DeviceLoader {
-    /// Dropped first: its chunks wait for the copies out of them.
+    /// Chunks of pinned memory. Dropped before the streams: each waits for the copies out of it.
     ring: Ring<PinnedChunk>,
-    /// The same.
     gds: GdsState,
-    /// That copy, and that no load has.
+    /// Streams that no load uses.
     streams: Mutex<Vec<Arc<CudaStream>>>,
-    /// Those that were loaded to.
+    /// Devices that are open, by number.
     devices: Mutex<BTreeMap<usize, Arc<Device>>>,
 }
 
 impl DeviceLoader {
-    /// With so much pinned memory at the most ([`PINNED`] is a good measure). Devices are looked for when
-    /// something is to be loaded there.
+    /// A loader with at most `pinned` bytes of pinned memory, such as [`DEFAULT_PINNED_BYTES`]. Opens no device.
     pub fn new(pinned: u64) -> DeviceLoader {
-        let chunks = usize::try_from(pinned / BUFFER_BYTES as u64).unwrap_or(usize::MAX);
-        let (straight, streams, devices) = Default::default();
-        DeviceLoader { ring: Ring::new(chunks), gds: straight, streams, devices }
+        DeviceLoader {
+            ring: Ring::new(chunk_count(pinned)),
+            gds: GdsState::default(),
+            streams: Mutex::default(),
+            devices: Mutex::default(),
+        }
     }
 
-    /// The same, which uses GPUDirect Storage as is said: what storage can write to a device by itself does not
-    /// go by the host's memory, and takes 64 MiB of the device at the most.
-    pub fn with_gpudirect(mut self, choice: GpudirectMode) -> DeviceLoader {
-        self.gds.mode = choice;
+    /// Sets whether the loader uses GPUDirect Storage. What storage writes to a device does not pass through pinned
+    /// memory, and takes at most 64 MiB of the device.
+    pub fn with_gpudirect(mut self, mode: GpudirectMode) -> DeviceLoader {
+        self.gds.mode = mode;
         self
     }
 
     /// The device of a number.
-    pub fn device(&self, on: usize) -> Result<Arc<Device>, CudaError> {
+    pub fn device(&self, ordinal: usize) -> Result<Arc<Device>, CudaError> {
         let mut devices = lock(&self.devices);
-        if let Some(device) = devices.get(&on) {
+        if let Some(device) = devices.get(&ordinal) {
             return Ok(Arc::clone(device));
         }
-        let device = Device::open(on)?;
-        devices.insert(on, Arc::clone(&device));
+        let device = Device::open(ordinal)?;
+        devices.insert(ordinal, Arc::clone(&device));
         Ok(device)
     }
 
-    /// A stream for one load to a device. It waits for nobody whom other loads wait for, unless there are many.
-    fn stream(&self, on: usize) -> Result<Arc<CudaStream>, CudaError> {
+    /// A stream for one load: an idle one or a new one. At [`MAX_STREAM_COUNT`], a busy one.
+    fn stream(&self, ordinal: usize) -> Result<Arc<CudaStream>, CudaError> {
         let mut streams = lock(&self.streams);
-        let its = |stream: &Arc<CudaStream>| stream.device().ordinal() == on;
-        let there = streams.iter().filter(|stream| its(stream)).count();
-        let idle = streams.iter().position(|stream| its(stream) && stream.is_idle());
-        let any = || streams.iter().position(its).filter(|_| there >= MAX_STREAM_COUNT);
-        if let Some(place) = idle.or_else(any) {
-            return Ok(streams.remove(place));
+        let is_of_device = |stream: &Arc<CudaStream>| stream.device().ordinal() == ordinal;
+        let count = streams.iter().filter(|stream| is_of_device(stream)).count();
+        let idle = streams.iter().position(|stream| is_of_device(stream) && stream.is_idle());
+        let busy = || streams.iter().position(is_of_device).filter(|_| count >= MAX_STREAM_COUNT);
+        if let Some(index) = idle.or_else(busy) {
+            return Ok(streams.remove(index));
         }
         drop(streams);
-        Ok(Arc::new(self.device(on)?.create_stream()?))
+        Ok(Arc::new(CudaStream::create(&self.device(ordinal)?)?))
     }
 
-    /// Sees to it that a device can be loaded to: it is there, and so is memory to pass bytes through.
-    pub fn prepare(&self, on: usize) -> Result<(), CudaError> {
-        let device = self.device(on)?;
+    /// Fails unless loads to a device are possible: opens it, and allocates pinned memory.
+    pub fn prepare(&self, ordinal: usize) -> Result<(), CudaError> {
+        let device = self.device(ordinal)?;
         if device.is_integrated() {
             return Ok(());
         }
-        // Chunks that others have come back. Nobody waits for them here.
+        // If chunks exist, others return them. This must not wait for that.
         if !self.ring.has_any() {
-            self.ring.give_back(self.ring.take(|| device.allocate_pinned(BUFFER_BYTES))?);
+            let chunk = self.ring.take(|| PinnedChunk::allocate(&device, BUFFER_BYTES))?;
+            self.ring.give_back(chunk);
         }
         Ok(())
     }
 
-    /// Loads tensors into memory of a device, small ones together in blocks, and waits until they are there. A
-    /// device that uses the host's memory has them where they were read to.
+    /// Loads tensors into new memory of a device, small ones together in blocks, and waits for them. For a device
+    /// that uses the host's memory, they are read into place.
     pub fn load(
         &self,
         tensors: &[(&OpenCheckpoint, &Tensor)],
-        on: usize,
+        ordinal: usize,
     ) -> Result<(Vec<DeviceSlice>, LoadReport), CudaError> {
-        self.load_with(tensors, on, &AtomicBool::new(false), None)
+        self.load_with(tensors, ordinal, &AtomicBool::new(false), None)
     }
 
-    /// The same, until it is done or whoever wants it sets `stop`, on so many threads at the most if they are said.
+    /// As [`DeviceLoader::load`], until `stop` is set, on at most `threads` threads.
     pub fn load_with(
         &self,
         tensors: &[(&OpenCheckpoint, &Tensor)],
-        on: usize,
+        ordinal: usize,
         stop: &AtomicBool,
         threads: Option<usize>,
     ) -> Result<(Vec<DeviceSlice>, LoadReport), CudaError> {
-        let lengths: Vec<usize> = tensors.iter().map(|(_, it)| it.bytes.len() as usize).collect();
-        let device = self.device(on)?;
-        let memory = device.allocate_slices(&lengths)?;
+        let lengths: Vec<usize> =
+            tensors.iter().map(|(_, tensor)| tensor.bytes.len() as usize).collect();
+        let device = self.device(ordinal)?;
+        let memory = DeviceSlice::allocate(&device, &lengths)?;
         if device.is_integrated() {
             let report = load_shared(tensors, &memory, stop, threads)?;
             return Ok((memory, report));
         }
-        let wanted = tensors.iter().zip(&memory);
-        let wanted = wanted.map(|((of, tensor), memory)| DeviceLoadRequest {
-            checkpoint: of,
-            tensor,
-            device: on,
-            address: memory.address(),
+        let requests = tensors.iter().zip(&memory).map(|((checkpoint, tensor), memory)| {
+            DeviceLoadRequest { checkpoint, tensor, device: ordinal, address: memory.address() }
         });
-        // SAFETY: the memory was made for this, as long as what is loaded into it, and is kept until it is there.
+        // SAFETY: each slice was allocated for its tensor, has its length, and is kept until the load has returned.
         #[allow(unsafe_code)]
-        let report = unsafe { self.load_into(wanted, &[], stop, threads) }?;
+        let report = unsafe { self.load_into(requests, &[], stop, threads) }?;
         Ok((memory, report))
     }
 
-    /// Loads tensors, each to its address, until it is done or whoever wants it sets `stop`. `users` are streams
-    /// of those who have the memory: what one of a device is given after this returns finds the bytes there,
-    /// and what it was given before is over when the first byte is written there. On devices without one the
-    /// bytes are there when this returns. After an error what is there is of no worth, and nothing is written
-    /// any more.
+    /// Loads tensors, each to its address, until `stop` is set, on at most `threads` threads.
+    ///
+    /// `users` are streams of the callers that use the memory. Work that is queued on them after this returns finds
+    /// the bytes there, and work that was queued before ends before the first byte is written. For devices without
+    /// such a stream, the bytes are there when this returns. After an error the contents of the memory are
+    /// unspecified, and nothing is written any more.
     ///
     /// # Safety
     ///
-    /// At each address must be as many bytes of memory of that device as the tensor has, the caller's alone
-    /// until the load is over for all who use it; memory that was used by work that may not be over needs the
-    /// stream of that work among the users.
+    /// Each address must be of as many bytes of that device's memory as the tensor has. They must belong to the
+    /// caller alone until the load is over for all users. If work that is still queued uses the memory, its stream
+    /// must be among the users.
     #[allow(unsafe_code)]
     pub unsafe fn load_into<'a>(
         &self,
-        wanted: impl IntoIterator<Item = DeviceLoadRequest<'a>>,
+        requests: impl IntoIterator<Item = DeviceLoadRequest<'a>>,
         users: &[CudaStream],
         stop: &AtomicBool,
         threads: Option<usize>,
     ) -> Result<LoadReport, CudaError> {
-        let mut has = StreamLease { loader: self, streams: Vec::new(), is_complete: false };
-        let mut places = Vec::new();
-        for DeviceLoadRequest { checkpoint: of, tensor, device: on, address: at } in wanted {
-            let is_it = |stream: &Arc<CudaStream>| stream.device().ordinal() == on;
-            let stream = match has.streams.iter().position(is_it) {
+        let mut lease = StreamLease { loader: self, streams: Vec::new(), is_complete: false };
+        let mut targets = Vec::new();
+        for DeviceLoadRequest { checkpoint, tensor, device, address } in requests {
+            let is_of_device = |stream: &Arc<CudaStream>| stream.device().ordinal() == device;
+            let stream = match lease.streams.iter().position(is_of_device) {
                 Some(stream) => stream,
                 None => {
-                    has.streams.push(self.stream(on)?);
-                    has.streams.len() - 1
+                    lease.streams.push(self.stream(device)?);
+                    lease.streams.len() - 1
                 }
             };
-            places.push((
-                of,
-                tensor,
-                DeviceDestination { stream, address: at, len: tensor.bytes.len() },
-            ));
+            let len = tensor.bytes.len();
+            targets.push((checkpoint, tensor, DeviceDestination { stream, address, len }));
         }
-        for (stream, user) in pairs_by_device(&has.streams, users) {
+        for (stream, user) in pairs_by_device(&lease.streams, users) {
             stream.wait_event(&user.record_event()?)?;
         }
-        let straight = GdsLoad::new(&self.gds);
-        let near =
-            NumaAffinity::for_devices(has.streams.iter().map(|stream| stream.device().bus_id()));
-        let landing =
-            DeviceSink { ring: &self.ring, streams: &has.streams, gds: straight, numa: near };
-        let loaded =
-            loader::load_with_sink(places, &landing, stop, threads).map_err(CudaError::from);
-        let over =
-            loaded.and_then(|report| order_users_after(&has.streams, users).map(|()| report));
-        let report =
-            over.map(|report| LoadReport { without_gpudirect: landing.gds.reason(), ..report });
-        has.is_complete = report.is_ok();
-        report
+        let buses = lease.streams.iter().map(|stream| stream.device().bus_id());
+        let sink = DeviceSink {
+            ring: &self.ring,
+            streams: &lease.streams,
+            gds: GdsLoad::new(&self.gds),
+            numa: NumaAffinity::for_devices(buses),
+        };
+        let report = loader::load_with_sink(targets, &sink, stop, threads)?;
+        order_users_after(&lease.streams, users)?;
+        let without_gpudirect = sink.gds.reason();
+        lease.is_complete = true;
+        Ok(LoadReport { without_gpudirect, ..report })
     }
 
-    /// Gives pinned memory back to the system, until there is no more than this: as much of it as is idle. And to
-    /// the devices what storage wrote to.
+    /// Frees idle pinned memory until at most `pinned` bytes remain, and the idle chunks of GPUDirect Storage.
     pub fn trim(&self, pinned: u64) {
-        self.ring.shrink(usize::try_from(pinned / BUFFER_BYTES as u64).unwrap_or(usize::MAX), drop);
+        self.ring.shrink(chunk_count(pinned), drop);
         self.gds.trim();
     }
 }
 
-/// The streams that a load has. Whoever has its memory may give that to others from its end on, however that comes.
+fn chunk_count(pinned: u64) -> usize {
+    usize::try_from(pinned / BUFFER_BYTES as u64).unwrap_or(usize::MAX)
+}
+
+/// The streams of a load. When the load is over, however it ends, its memory may be reused.
 struct StreamLease<'a> {
     loader: &'a DeviceLoader,
     streams: Vec<Arc<CudaStream>>,
-    /// Its end waits for nobody: those who use what was loaded do, or have.
+    /// The users wait for the streams, or the load has waited.
     is_complete: bool,
 }
 
@@ -254,37 +251,37 @@ fn load_shared(
     stop: &AtomicBool,
     threads: Option<usize>,
 ) -> Result<LoadReport, CudaError> {
-    let wanted = tensors.iter().zip(memory).map(|(&(of, tensor), piece)| {
-        // SAFETY: it was made for this, nobody else has it yet, and no two pieces share a byte.
+    let requests = tensors.iter().zip(memory).map(|(&(checkpoint, tensor), slice)| {
+        // SAFETY: the slice was allocated for this tensor and has no other user, and no two slices share a byte.
         #[allow(unsafe_code)]
-        let target = piece.host_bytes().map_or(&mut [][..], |here| unsafe { &mut *here });
-        loader::LoadRequest { checkpoint: of, tensor, target }
+        let target = slice.host_bytes().map_or(&mut [][..], |bytes| unsafe { &mut *bytes });
+        loader::LoadRequest { checkpoint, tensor, target }
     });
-    Ok(loader::load_many(wanted, stop, threads)?)
+    Ok(loader::load_many(requests, stop, threads)?)
 }
 
-/// Has those who use what was loaded wait for it.
+/// Makes the users wait for the load's streams; where a device has no user, waits for its stream.
 fn order_users_after(streams: &[Arc<CudaStream>], users: &[CudaStream]) -> Result<(), CudaError> {
     for stream in streams {
-        let mut is_waited_for = false;
+        let mut has_user = false;
         for (_, user) in pairs_by_device(std::slice::from_ref(stream), users) {
             user.wait_event(&stream.record_event()?)?;
-            is_waited_for = true;
+            has_user = true;
         }
-        if !is_waited_for {
+        if !has_user {
             stream.synchronize()?;
         }
     }
     Ok(())
 }
 
-/// The pairs that belong to one device.
+/// The pairs of streams on the same device.
 fn pairs_by_device<'a>(
     streams: &'a [Arc<CudaStream>],
     users: &'a [CudaStream],
 ) -> impl Iterator<Item = (&'a CudaStream, &'a CudaStream)> {
     streams.iter().flat_map(move |stream| {
-        let its = users.iter().filter(|user| user.device().ordinal() == stream.device().ordinal());
-        its.map(move |user| (&**stream, user))
+        let same = users.iter().filter(|user| user.device().ordinal() == stream.device().ordinal());
+        same.map(move |user| (&**stream, user))
     })
 }

@@ -1,40 +1,37 @@
-//! Processors near devices: who fills memory there copies it to the device by the shortest way.
-//!
-//! In: the address of a device on its bus, and what the system shows of buses and processors. Out: the processors
-//! of its node, of those that this thread may use; nothing where that makes no difference or is not known.
+//! Runs readers on the processors near a device, from where pinned memory has the shortest way to it.
 
 use std::fs;
 use std::path::Path;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Where the system shows it.
+/// Buses, devices and processors.
 const SYSFS_PATH: &str = "/sys";
 
-/// Processors that threads of a load are kept on.
+/// The processors that readers run on; `None` if it makes no difference, or is unknown.
 #[derive(Debug, Default)]
 pub struct NumaAffinity(Option<CpuSet>);
 
 impl NumaAffinity {
-    /// Those near all of these devices, by their addresses on the bus.
+    /// The processors of the node of all devices, by their PCI addresses.
     pub fn for_devices<'a>(buses: impl IntoIterator<Item = &'a str>) -> NumaAffinity {
         let Ok(allowed) = sched_getaffinity(None) else { return NumaAffinity(None) };
         NumaAffinity(common_node_cpus(Path::new(SYSFS_PATH), buses, &allowed))
     }
 
-    /// Does the work on them.
+    /// Runs `work` on these processors, and restores the thread's affinity.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
-        let Some(near) = &self.0 else { return work() };
+        let Some(processors) = &self.0 else { return work() };
         let Ok(before) = sched_getaffinity(None) else { return work() };
-        // Where the system does not allow it, it is done elsewhere.
-        let _ = sched_setaffinity(None, near);
-        let done = work();
+        // If the system refuses, the work runs on any processor.
+        let _ = sched_setaffinity(None, processors);
+        let result = work();
         let _ = sched_setaffinity(None, &before);
-        done
+        result
     }
 }
 
-/// The processors of the one node that all devices are at.
+/// The allowed processors of the node of all devices; `None` if the devices are at several.
 fn common_node_cpus<'a>(
     system: &Path,
     buses: impl IntoIterator<Item = &'a str>,
@@ -48,18 +45,18 @@ fn common_node_cpus<'a>(
     let list = system.join(format!("devices/system/node/node{first}/cpulist"));
     let list = fs::read_to_string(list).ok()?;
     let mut near = CpuSet::new();
-    parse_cpu_list(&list)?.filter(|&one| one < CpuSet::MAX_CPU).for_each(|one| {
-        if allowed.is_set(one) {
-            near.set(one);
+    parse_cpu_list(&list)?.filter(|&cpu| cpu < CpuSet::MAX_CPU).for_each(|cpu| {
+        if allowed.is_set(cpu) {
+            near.set(cpu);
         }
     });
-    // Of all that there are none is nearer than another.
+    // With all allowed processors there, none is nearer than another.
     (near.count() > 0 && near.count() < allowed.count()).then_some(near)
 }
 
-/// The node of a device; the system says -1 where there are none.
+/// The node of a device; `None` if the system reports -1, for no node.
 fn device_node(system: &Path, bus: &str) -> Option<u32> {
-    // The driver writes the same address with larger letters and longer numbers.
+    // The driver writes the same address in capitals and with longer numbers.
     let is_part = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
     if !bus.bytes().all(is_part) {
         return None;
@@ -72,7 +69,7 @@ fn device_node(system: &Path, bus: &str) -> Option<u32> {
     node.trim().parse().ok()
 }
 
-/// Numbers of a list such as `0-3,8`.
+/// Parses a list of processors such as `0-3,8`.
 fn parse_cpu_list(list: &str) -> Option<impl Iterator<Item = usize>> {
     let parts = list.trim().split(',').map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -85,9 +82,9 @@ fn parse_cpu_list(list: &str) -> Option<impl Iterator<Item = usize>> {
 mod tests {
     use super::*;
 
-    fn of(all: impl IntoIterator<Item = usize>) -> CpuSet {
+    fn cpu_set(all: impl IntoIterator<Item = usize>) -> CpuSet {
         let mut set = CpuSet::new();
-        all.into_iter().for_each(|one| set.set(one));
+        all.into_iter().for_each(|cpu| set.set(cpu));
         set
     }
 
@@ -114,19 +111,19 @@ mod tests {
         let near = |buses: &[&str], allowed: CpuSet| {
             common_node_cpus(system.path(), buses.iter().copied(), &allowed)
         };
-        assert_eq!(near(&["0000:3B:00.0"], of(0..8)), Some(of([0, 1, 2, 6])));
-        assert_eq!(near(&["00000000:AF:00.0"], of(0..8)), Some(of([3, 4, 5, 7])));
-        assert_eq!(near(&["0000:af:00.0", "0000:b0:00.0"], of(2..5)), Some(of([3, 4])));
+        assert_eq!(near(&["0000:3B:00.0"], cpu_set(0..8)), Some(cpu_set([0, 1, 2, 6])));
+        assert_eq!(near(&["00000000:AF:00.0"], cpu_set(0..8)), Some(cpu_set([3, 4, 5, 7])));
+        assert_eq!(near(&["0000:af:00.0", "0000:b0:00.0"], cpu_set(2..5)), Some(cpu_set([3, 4])));
         let elsewhere: [(&[&str], CpuSet); 7] = [
             // Of two nodes, of none, of nothing that is known.
-            (&["0000:3b:00.0", "0000:af:00.0"], of(0..8)),
-            (&["0000:01:00.0"], of(0..8)),
-            (&["0000:99:00.0"], of(0..8)),
-            (&["../../../etc"], of(0..8)),
-            (&[], of(0..8)),
+            (&["0000:3b:00.0", "0000:af:00.0"], cpu_set(0..8)),
+            (&["0000:01:00.0"], cpu_set(0..8)),
+            (&["0000:99:00.0"], cpu_set(0..8)),
+            (&["../../../etc"], cpu_set(0..8)),
+            (&[], cpu_set(0..8)),
             // Nothing near may be used, or nothing else.
-            (&["0000:3b:00.0"], of(3..6)),
-            (&["0000:3b:00.0"], of(0..3)),
+            (&["0000:3b:00.0"], cpu_set(3..6)),
+            (&["0000:3b:00.0"], cpu_set(0..3)),
         ];
         for (buses, allowed) in elsewhere {
             assert_eq!(near(buses, allowed), None, "{buses:?}");
@@ -148,8 +145,8 @@ mod tests {
     fn threads_are_back_where_they_were() {
         let before = sched_getaffinity(None).unwrap();
         let one = (0..CpuSet::MAX_CPU).find(|&one| before.is_set(one)).unwrap();
-        let there = NumaAffinity(Some(of([one]))).run(|| sched_getaffinity(None).unwrap());
-        assert_eq!(there, of([one]));
+        let there = NumaAffinity(Some(cpu_set([one]))).run(|| sched_getaffinity(None).unwrap());
+        assert_eq!(there, cpu_set([one]));
         assert_eq!(sched_getaffinity(None).unwrap(), before);
     }
 }

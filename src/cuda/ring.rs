@@ -1,24 +1,23 @@
-//! Chunks that are handed to who fills them, and that are filled again only when what they were filled with has
-//! got to where it belongs.
+//! A bounded pool of chunks. A chunk that comes back stays busy until the copies out of it are over, and only then
+//! is handed out again.
 //!
-//! In: how many there may be, and how to make one. Out: chunks, each to one at a time. Pure: what it means for a
-//! chunk to be idle is the chunk's. `proofs/ring` tries every order in which threads can meet here.
+//! The chunk itself decides whether it is idle. `proofs/ring` tries every interleaving of threads here.
 
 use std::collections::VecDeque;
 
 use super::sync::{Condvar, Mutex, lock, wait};
 
-/// Something that is busy for a while after it was given back.
+/// A resource that stays busy for a while after it was given back.
 pub trait Chunk {
-    /// Why it is not known whether it is still busy.
+    /// The error where it is unknown whether the chunk is busy.
     type Fault;
-    /// Whether it is not busy any more. Waits for nothing.
+    /// Whether it is idle. Never waits.
     fn is_idle(&self) -> Result<bool, Self::Fault>;
-    /// Waits until it is not.
+    /// Waits until it is idle.
     fn wait(&self) -> Result<(), Self::Fault>;
 }
 
-/// Chunks, used over and over.
+/// A bounded pool of chunks.
 #[derive(Debug)]
 pub struct Ring<C> {
     state: Mutex<RingState<C>>,
@@ -27,101 +26,104 @@ pub struct Ring<C> {
 
 #[derive(Debug)]
 struct RingState<C> {
-    /// How many there may be, and how many it turned out that there can be.
+    /// The number of chunks that the ring may have.
     limit: usize,
+    /// The number that it can have: less than the limit after an allocation failed.
     capacity: usize,
-    /// Those that nobody has, in the order in which they came back, which is the one in which they become idle.
+    /// Chunks that were given back, in that order, which is the order in which they become idle.
     returned: VecDeque<C>,
-    /// Those that there are.
+    /// Chunks that exist, those that are handed out among them.
     allocated: usize,
 }
 
 impl<C: Chunk> Ring<C> {
-    /// Of so many at the most; one at the least.
-    pub fn new(most: usize) -> Ring<C> {
-        let limit = most.max(1);
-        let chunks = RingState { limit, capacity: limit, returned: VecDeque::new(), allocated: 0 };
-        Ring { state: Mutex::new(chunks), available: Condvar::new() }
+    /// A ring of at most `limit` chunks, and of at least one.
+    pub fn new(limit: usize) -> Ring<C> {
+        let limit = limit.max(1);
+        let state = RingState { limit, capacity: limit, returned: VecDeque::new(), allocated: 0 };
+        Ring { state: Mutex::new(state), available: Condvar::new() }
     }
 
-    /// A chunk that is idle: one that came back, or a new one; or, where there may be no more, the one that came
-    /// back first, as soon as it is idle. If none can be made but there are some, there are to be no more than
-    /// those until some are let go of.
-    pub fn take<E: From<C::Fault>>(&self, mut make: impl FnMut() -> Result<C, E>) -> Result<C, E> {
-        let mut chunks = lock(&self.state);
+    /// Takes an idle chunk, or allocates one. At capacity, waits for the chunk that was given back first. If an
+    /// allocation fails and there are other chunks, their number is the capacity until the ring is shrunk.
+    pub fn take<E: From<C::Fault>>(
+        &self,
+        mut allocate: impl FnMut() -> Result<C, E>,
+    ) -> Result<C, E> {
+        let mut state = lock(&self.state);
         loop {
-            let is_idle = match chunks.returned.front().map(C::is_idle).transpose() {
+            let is_idle = match state.returned.front().map(C::is_idle).transpose() {
                 Ok(is_idle) => is_idle,
                 Err(fault) => {
-                    // Nobody will ever know: it is none any more, and others need not fail because of it.
-                    let unknown = chunks.returned.pop_front();
-                    drop(chunks);
+                    // It will never be known: drop the chunk, so that other callers need not fail because of it.
+                    let unknown = state.returned.pop_front();
+                    drop(state);
                     drop(unknown);
                     self.note_lost();
                     return Err(fault.into());
                 }
             };
-            let may_make = chunks.allocated < chunks.capacity;
-            if is_idle == Some(true) || (is_idle.is_some() && !may_make) {
-                let Some(first) = chunks.returned.pop_front() else { continue };
-                drop(chunks);
-                // Outside the lock: others come and go meanwhile.
+            let can_allocate = state.allocated < state.capacity;
+            if is_idle == Some(true) || (is_idle.is_some() && !can_allocate) {
+                let Some(first) = state.returned.pop_front() else { continue };
+                drop(state);
+                // Without the lock: other threads take and give back chunks meanwhile.
                 return first.wait().map(|()| first).map_err(|fault| {
                     self.note_lost();
                     fault.into()
                 });
             }
-            if may_make {
-                chunks.allocated += 1;
-                drop(chunks);
-                let fault = match make() {
-                    Ok(made) => return Ok(made),
-                    Err(fault) => fault,
+            if can_allocate {
+                state.allocated += 1;
+                drop(state);
+                let error = match allocate() {
+                    Ok(chunk) => return Ok(chunk),
+                    Err(error) => error,
                 };
-                // In one step, or two who fail could each go on trying because of the other.
-                chunks = lock(&self.state);
-                chunks.allocated -= 1;
+                // In one step: else two callers that fail could each keep trying because of the other.
+                state = lock(&self.state);
+                state.allocated -= 1;
                 self.available.notify_all();
-                if chunks.allocated == 0 {
-                    return Err(fault);
+                if state.allocated == 0 {
+                    return Err(error);
                 }
-                chunks.capacity = chunks.allocated;
+                state.capacity = state.allocated;
                 continue;
             }
-            chunks = wait(&self.available, chunks);
+            state = wait(&self.available, state);
         }
     }
 
-    /// Takes a chunk back.
+    /// Returns a chunk to the ring.
     pub fn give_back(&self, chunk: C) {
         lock(&self.state).returned.push_back(chunk);
         self.available.notify_one();
     }
 
-    /// Lets go of those that nobody has and that are idle, until there are no more than `keep`. Each counts until
-    /// it has been ended: no other is made in its place before.
-    pub fn shrink(&self, keep: usize, mut end: impl FnMut(C)) {
-        let mut chunks = lock(&self.state);
-        while chunks.allocated > keep
-            && matches!(chunks.returned.front().map(C::is_idle), Some(Ok(true)))
+    /// Frees idle chunks until at most `keep` exist. A chunk counts until `free` has returned, so that no other is
+    /// allocated in its place before.
+    pub fn shrink(&self, keep: usize, mut free: impl FnMut(C)) {
+        let mut state = lock(&self.state);
+        while state.allocated > keep
+            && matches!(state.returned.front().map(C::is_idle), Some(Ok(true)))
         {
-            let Some(first) = chunks.returned.pop_front() else { break };
-            drop(chunks);
-            // Outside the lock: others come and go meanwhile.
-            end(first);
-            chunks = lock(&self.state);
-            chunks.allocated -= 1;
+            let Some(first) = state.returned.pop_front() else { break };
+            drop(state);
+            // Without the lock: other threads take and give back chunks meanwhile.
+            free(first);
+            state = lock(&self.state);
+            state.allocated -= 1;
         }
-        chunks.capacity = chunks.limit;
+        state.capacity = state.limit;
         self.available.notify_all();
     }
 
-    /// Whether there are any, whoever has them.
+    /// Whether any chunk exists, handed out or not.
     pub fn has_any(&self) -> bool {
         lock(&self.state).allocated > 0
     }
 
-    /// One that was taken, or was to be made, is no more.
+    /// Notes that a chunk which was taken does not come back.
     pub fn note_lost(&self) {
         lock(&self.state).allocated -= 1;
         self.available.notify_all();

@@ -1,4 +1,4 @@
-//! The ring, one step after the other. Of threads: `proofs/ring`.
+//! The ring with one thread. `proofs/ring` has several.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::ring::{Chunk, Ring};
 
-/// Idle from a time on.
+/// A chunk that is idle from a time on.
 struct TimedChunk {
     number: usize,
     idle_at: u32,
@@ -28,10 +28,10 @@ impl Chunk for TimedChunk {
 }
 
 proptest! {
-    /// Whoever gets a chunk gets one that is idle and that nobody else has; there are never more than may
-    /// be; and no time passes by waiting where one was idle or could be made.
+    /// A chunk that is taken is idle and not taken twice. The limit holds. No time passes if a chunk is idle or can
+    /// be allocated.
     #[test]
-    fn chunks_are_idle_few_and_one_persons(
+    fn chunks_are_idle_bounded_and_taken_once(
         most in 1usize..6,
         steps in prop::collection::vec((any::<bool>(), 0u32..5), 1..60),
     ) {

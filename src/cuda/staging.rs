@@ -1,8 +1,8 @@
-//! The ways to devices: readers fill chunks of pinned memory, which the devices copy from by themselves while the
-//! readers fill others; or the storage fills chunks on the device, where it can.
+//! Delivers what readers read to devices, through pinned memory or by GPUDirect Storage.
 //!
-//! In: pieces of what is read, each with its address on a device. Out: copies on the streams of those devices.
-//! A chunk goes back to its ring at once, and is filled again only when every copy out of it is over.
+//! Readers fill chunks of pinned memory, which the devices copy from while the readers fill others. Where it can,
+//! storage fills chunks on the device instead. A chunk returns to its ring at once, and is filled again only when
+//! every copy out of it is done.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,36 +11,34 @@ use std::sync::Arc;
 use crate::loader::{self, BUFFER_BYTES, Sink};
 use crate::source::{self, OpenFile};
 
-use super::CudaError;
 use super::chunk_lease::ChunkLease;
 use super::destination::DeviceDestination;
+use super::error::CudaError;
 use super::gds::{GdsFailure, GdsLoad};
 use super::memory::PinnedChunk;
 use super::numa::NumaAffinity;
 use super::ring::Ring;
 use super::stream::CudaStream;
 
-/// What a load to devices passes bytes through.
+/// The sink of a load to devices.
 pub struct DeviceSink<'a> {
     pub ring: &'a Ring<PinnedChunk>,
-    /// Those that copy, one of each device.
+    /// The streams that copy, one for each device.
     pub streams: &'a [Arc<CudaStream>],
-    /// The way without the host's memory.
     pub gds: GdsLoad<'a>,
-    /// Where readers run.
+    /// The processors that readers run on.
     pub numa: NumaAffinity,
 }
 
 impl DeviceSink<'_> {
-    /// A chunk to fill. New ones are made in the context of the device that the first piece belongs to, and
-    /// serve all.
+    /// Takes a chunk to fill. A new one is allocated in the context of the first piece's device, and serves all.
     fn lease(
         &self,
         pieces: &[(u64, DeviceDestination)],
     ) -> Result<Option<ChunkLease<'_, PinnedChunk>>, CudaError> {
         let Some((_, first)) = pieces.first() else { return Ok(None) };
         let device = self.streams[first.stream].device();
-        ChunkLease::take(self.ring, || device.allocate_pinned(BUFFER_BYTES)).map(Some)
+        ChunkLease::take(self.ring, || PinnedChunk::allocate(device, BUFFER_BYTES)).map(Some)
     }
 }
 
@@ -60,15 +58,15 @@ impl Sink<DeviceDestination> for DeviceSink<'_> {
         pieces: &mut [(u64, DeviceDestination)],
         fill: impl FnOnce(&mut [u8]) -> Result<Option<W>, source::SourceError>,
     ) -> Result<Option<W>, loader::LoadError> {
-        let Some(mut taken) = self.lease(pieces).map_err(sink_error(path))? else {
+        let Some(mut lease) = self.lease(pieces).map_err(sink_error(path))? else {
             return Ok(None);
         };
-        let Some(chunk) = taken.chunk() else { return Ok(None) };
+        let Some(chunk) = lease.chunk() else { return Ok(None) };
         let filled = fill(chunk.bytes())?;
         if filled.is_some() {
-            // SAFETY: whoever made the load gave its word for the addresses.
+            // SAFETY: the caller of `DeviceLoader::load_into` guarantees the addresses.
             #[allow(unsafe_code)]
-            unsafe { taken.copy_out(start, pieces, self.streams) }.map_err(sink_error(path))?;
+            unsafe { lease.copy_out(start, pieces, self.streams) }.map_err(sink_error(path))?;
         }
         Ok(filled)
     }
@@ -80,13 +78,13 @@ impl Sink<DeviceDestination> for DeviceSink<'_> {
         range: &Range<u64>,
         pieces: &mut [(u64, DeviceDestination)],
     ) -> Result<bool, loader::LoadError> {
-        // SAFETY: whoever made the load gave its word for the addresses.
+        // SAFETY: the caller of `DeviceLoader::load_into` guarantees the addresses.
         #[allow(unsafe_code)]
         let read = unsafe { self.gds.read(file, range, pieces, self.streams) };
         match read {
             Ok(()) => Ok(true),
-            Err(GdsFailure::Unavailable(missing)) => {
-                self.gds.record_unavailable(missing);
+            Err(GdsFailure::Unavailable(reason)) => {
+                self.gds.record_unavailable(reason);
                 Ok(false)
             }
             Err(GdsFailure::Source(error)) => Err(error.into()),

@@ -1,6 +1,4 @@
-//! Work for a device, and points in it to wait for.
-//!
-//! In: copies out of pinned memory, and events of other streams. Out: events.
+//! Streams of a device, which do work in order, and events, which mark a point in that work.
 
 #![allow(unsafe_code)]
 
@@ -8,36 +6,10 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::CudaError;
 use super::driver::{Device, DriverHandle};
+use super::error::CudaError;
 
-impl Device {
-    /// A stream of its own, which waits for no other that it is not told to.
-    pub fn create_stream(self: &Arc<Self>) -> Result<CudaStream, CudaError> {
-        let _entered = self.enter()?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(|e| self.driver_error("cuStreamCreate", e))?;
-        Ok(CudaStream { device: Arc::clone(self), stream: DriverHandle(stream), is_owned: true })
-    }
-
-    /// Somebody else's stream, by its handle as a number: torch's `cuda_stream`; 0 is the device's default.
-    ///
-    /// # Safety
-    ///
-    /// It must be a stream of this device, and live as long as this is used.
-    pub unsafe fn stream_from_raw(self: &Arc<Self>, handle: usize) -> CudaStream {
-        let stream = DriverHandle(handle as sys::CUstream);
-        CudaStream { device: Arc::clone(self), stream, is_owned: false }
-    }
-
-    fn create_event(self: &Arc<Self>) -> Result<CudaEvent, CudaError> {
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
-            .map_err(|e| self.driver_error("cuEventCreate", e))?;
-        Ok(CudaEvent { device: Arc::clone(self), event: DriverHandle(event) })
-    }
-}
-
-/// Work for a device, done in the order in which it was given.
+/// A queue of work for a device.
 #[derive(Debug)]
 pub struct CudaStream {
     device: Arc<Device>,
@@ -46,71 +18,89 @@ pub struct CudaStream {
 }
 
 impl CudaStream {
-    /// Its device.
+    /// A new stream, which does not wait for the device's default stream.
+    pub fn create(device: &Arc<Device>) -> Result<CudaStream, CudaError> {
+        let _context = device.enter()?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(|e| device.driver_error("cuStreamCreate", e))?;
+        Ok(CudaStream { device: Arc::clone(device), stream: DriverHandle(stream), is_owned: true })
+    }
+
+    /// A stream of another library by its handle, such as torch's `cuda_stream`; 0 is the device's default stream.
+    ///
+    /// # Safety
+    ///
+    /// It must be a stream of this device, and exist as long as this value.
+    pub unsafe fn from_raw(device: &Arc<Device>, handle: usize) -> CudaStream {
+        let stream = DriverHandle(handle as sys::CUstream);
+        CudaStream { device: Arc::clone(device), stream, is_owned: false }
+    }
+
+    /// The device of the stream.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// What it was given so far, as an event.
+    /// Records an event behind all work that was queued so far.
     pub fn record_event(&self) -> Result<CudaEvent, CudaError> {
-        let _entered = self.device.enter()?;
-        let event = self.device.create_event()?;
-        // SAFETY: both live here.
+        let _context = self.device.enter()?;
+        let event = CudaEvent::create(&self.device)?;
+        // SAFETY: both exist.
         unsafe { result::event::record(event.event.0, self.stream.0) }
             .map_err(|e| self.device.driver_error("cuEventRecord", e))?;
         Ok(event)
     }
 
-    /// What it is given from now on waits for an event. Nobody else does.
+    /// Makes all work that is queued from now on wait for an event. The host does not wait.
     pub fn wait_event(&self, event: &CudaEvent) -> Result<(), CudaError> {
-        let _entered = self.device.enter()?;
+        let _context = self.device.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both live here; the driver keeps what it needs of the event.
+        // SAFETY: both exist; the driver keeps what it needs of the event.
         unsafe { result::stream::wait_event(self.stream.0, event.event.0, flags) }
             .map_err(|e| self.device.driver_error("cuStreamWaitEvent", e))
     }
 
-    /// Whether all that it was given is done. Waits for nothing.
+    /// Whether all queued work is done. Never waits.
     pub(super) fn is_idle(&self) -> bool {
-        let Ok(_entered) = self.device.enter() else { return false };
-        // SAFETY: it lives here.
+        let Ok(_context) = self.device.enter() else { return false };
+        // SAFETY: the stream exists.
         unsafe { sys::cuStreamQuery(self.stream.0) }.result().is_ok()
     }
 
-    /// Waits until all that it was given is done.
+    /// Waits until all queued work is done.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        let _entered = self.device.enter()?;
-        // SAFETY: it lives here.
+        let _context = self.device.enter()?;
+        // SAFETY: the stream exists.
         unsafe { result::stream::synchronize(self.stream.0) }
             .map_err(|e| self.device.driver_error("cuStreamSynchronize", e))
     }
 
-    /// Has bytes of a chunk copied to an address of the device, some time from now. Until then the chunk must
-    /// stay as it is: who calls this marks the stream, and says so to the chunk (`Taken::copy`).
+    /// Queues a copy of bytes of a chunk to an address on the device. Until it is done the chunk must stay as it
+    /// is: the caller records an event, and adds it to the chunk's pending copies (`ChunkLease::copy_out`).
     ///
     /// # Safety
     ///
-    /// As many bytes at that address must be the caller's until this is done.
+    /// As many bytes at that address must belong to the caller until the copy is done.
     pub(super) unsafe fn copy_from_host(&self, from: &[u8], to: u64) -> Result<(), CudaError> {
-        let _entered = self.device.enter()?;
-        // SAFETY: the caller's word for the address; the bytes are of a chunk, which waits for the mark.
+        let _context = self.device.enter()?;
+        // SAFETY: the caller guarantees the address; the bytes belong to a chunk, which waits for the event.
         unsafe { result::memcpy_htod_async(to, from, self.stream.0) }
             .map_err(|e| self.device.driver_error("cuMemcpyHtoDAsync", e))
     }
 
-    /// The same out of a chunk on the device.
+    /// Queues a copy out of a chunk on the device.
     ///
     /// # Safety
     ///
-    /// So many bytes at both addresses, of this device, must be the caller's until this is done.
+    /// `len` bytes at both addresses, of this device, must belong to the caller until the copy is done.
     pub(super) unsafe fn copy_on_device(
         &self,
         from: u64,
         len: usize,
         to: u64,
     ) -> Result<(), CudaError> {
-        let _entered = self.device.enter()?;
-        // SAFETY: the caller's word for both.
+        let _context = self.device.enter()?;
+        // SAFETY: the caller guarantees both addresses.
         unsafe { result::memcpy_dtod_async(to, from, len, self.stream.0) }
             .map_err(|e| self.device.driver_error("cuMemcpyDtoDAsync", e))
     }
@@ -119,9 +109,9 @@ impl CudaStream {
 impl Drop for CudaStream {
     fn drop(&mut self) {
         if self.is_owned
-            && let Ok(_entered) = self.device.enter()
+            && let Ok(_context) = self.device.enter()
         {
-            // SAFETY: it was made here and nobody else has it. Its work goes on to the end.
+            // SAFETY: it was created here and has no other owner. The driver finishes its work.
             let _ = unsafe { result::stream::destroy(self.stream.0) };
         }
     }
@@ -135,10 +125,17 @@ pub struct CudaEvent {
 }
 
 impl CudaEvent {
-    /// Whether the work before it is done.
+    /// Needs the context of the device to be current.
+    fn create(device: &Arc<Device>) -> Result<CudaEvent, CudaError> {
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+            .map_err(|e| device.driver_error("cuEventCreate", e))?;
+        Ok(CudaEvent { device: Arc::clone(device), event: DriverHandle(event) })
+    }
+
+    /// Whether the work before it is done. Never waits.
     pub fn is_done(&self) -> Result<bool, CudaError> {
-        let _entered = self.device.enter()?;
-        // SAFETY: it lives here.
+        let _context = self.device.enter()?;
+        // SAFETY: the event exists.
         match unsafe { result::event::query(self.event.0) } {
             Ok(()) => Ok(true),
             Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -146,10 +143,10 @@ impl CudaEvent {
         }
     }
 
-    /// Waits until it is.
+    /// Waits until the work before it is done.
     pub fn wait(&self) -> Result<(), CudaError> {
-        let _entered = self.device.enter()?;
-        // SAFETY: it lives here.
+        let _context = self.device.enter()?;
+        // SAFETY: the event exists.
         unsafe { result::event::synchronize(self.event.0) }
             .map_err(|e| self.device.driver_error("cuEventSynchronize", e))
     }
@@ -157,8 +154,8 @@ impl CudaEvent {
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.device.enter() {
-            // SAFETY: it was made here and nobody else has it.
+        if let Ok(_context) = self.device.enter() {
+            // SAFETY: it was created here and has no other owner.
             let _ = unsafe { result::event::destroy(self.event.0) };
         }
     }

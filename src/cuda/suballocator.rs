@@ -1,32 +1,30 @@
-//! Memory for many tensors on a device: large ones have memory of their own, small ones share blocks, because
-//! drivers give memory in large steps and slowly.
-//!
-//! In: lengths, in the order in which the bytes lie in their files. Out: a [`Piece`] for each, which keeps its
-//! block.
+//! Memory for many tensors on a device. Large tensors have memory of their own, small ones share blocks: drivers
+//! allocate in large steps, and slowly.
 
 use std::sync::Arc;
 
 use super::driver::Device;
+use super::error::CudaError;
+use super::memory::DeviceMemory;
 use super::zero_copy::SharedMemory;
-use super::{CudaError, DeviceMemory};
 
-/// From here on a tensor has memory of its own; smaller ones share blocks of no more than [`BLOCK`].
+/// A tensor of this size has memory of its own; smaller ones share blocks.
 const MIN_OWN_BLOCK_BYTES: usize = 1 << 20;
 
-/// What one small tensor keeps alive at the most.
+/// The size of a shared block: one small tensor keeps no more than this alive.
 const MAX_SHARED_BLOCK_BYTES: usize = 4 << 20;
 
-/// Where pieces begin: as kernels expect of memory of a device.
+/// The alignment of tensors, which kernels expect of device memory.
 const ALIGNMENT_BYTES: usize = 256;
 
-/// Memory of a device, or, of one that has none of its own, of the host and the device.
+/// Memory of a device, or of the host for a device that has none.
 #[derive(Debug)]
 enum DeviceBlock {
     Device(DeviceMemory),
     Shared(SharedMemory),
 }
 
-/// The memory of one tensor on a device.
+/// The memory of one tensor on a device. It keeps its block alive.
 #[derive(Clone, Debug)]
 pub struct DeviceSlice {
     block: Arc<DeviceBlock>,
@@ -35,7 +33,38 @@ pub struct DeviceSlice {
 }
 
 impl DeviceSlice {
-    /// Its address on the device.
+    /// Allocates memory for tensors of these lengths, in the order of their files.
+    pub fn allocate(
+        device: &Arc<Device>,
+        lengths: &[usize],
+    ) -> Result<Vec<DeviceSlice>, CudaError> {
+        let mut slices = Vec::with_capacity(lengths.len());
+        let mut rest = lengths;
+        while let Some(&first) = rest.first() {
+            let count = if first >= MIN_OWN_BLOCK_BYTES { 1 } else { count_in_block(rest) };
+            let (in_block, others) = rest.split_at(count);
+            let starts = in_block.iter().scan(0, |end, len| {
+                let start = *end;
+                *end += len.next_multiple_of(ALIGNMENT_BYTES);
+                Some(start)
+            });
+            let starts: Vec<usize> = starts.collect();
+            let size = starts.last().zip(in_block.last()).map_or(0, |(start, len)| start + len);
+            let block = Arc::new(match device.is_integrated() && size > 0 {
+                true => DeviceBlock::Shared(SharedMemory::allocate(device, size)?),
+                false => DeviceBlock::Device(DeviceMemory::allocate(device, size)?),
+            });
+            slices.extend(starts.into_iter().zip(in_block).map(|(start, &len)| DeviceSlice {
+                block: Arc::clone(&block),
+                start,
+                len,
+            }));
+            rest = others;
+        }
+        Ok(slices)
+    }
+
+    /// The address on the device.
     pub fn address(&self) -> u64 {
         self.start as u64
             + match &*self.block {
@@ -44,17 +73,17 @@ impl DeviceSlice {
             }
     }
 
-    /// How many bytes.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its device.
+    /// The device of the memory.
     pub fn device(&self) -> &Arc<Device> {
         match &*self.block {
             DeviceBlock::Device(memory) => memory.device(),
@@ -62,7 +91,7 @@ impl DeviceSlice {
         }
     }
 
-    /// A copy of its bytes on the host.
+    /// Copies the bytes to the host.
     pub fn to_host(&self) -> Result<Vec<u8>, CudaError> {
         match &*self.block {
             DeviceBlock::Device(memory) => memory.copy_part_to_host(self.start, self.len),
@@ -70,7 +99,7 @@ impl DeviceSlice {
         }
     }
 
-    /// Where its bytes are on the host, if they are there.
+    /// The bytes on the host, if the device uses the host's memory.
     pub(super) fn host_bytes(&self) -> Option<*mut [u8]> {
         match &*self.block {
             DeviceBlock::Device(_) => None,
@@ -79,41 +108,7 @@ impl DeviceSlice {
     }
 }
 
-impl Device {
-    /// Memory of each length.
-    pub fn allocate_slices(
-        self: &Arc<Self>,
-        lengths: &[usize],
-    ) -> Result<Vec<DeviceSlice>, CudaError> {
-        let mut pieces = Vec::with_capacity(lengths.len());
-        let mut rest = lengths;
-        while let Some(&first) = rest.first() {
-            let count = if first >= MIN_OWN_BLOCK_BYTES { 1 } else { count_in_block(rest) };
-            let (here, others) = rest.split_at(count);
-            let starts = here.iter().scan(0, |end, len| {
-                let start = *end;
-                *end += len.next_multiple_of(ALIGNMENT_BYTES);
-                Some(start)
-            });
-            let starts: Vec<usize> = starts.collect();
-            let size = starts.last().zip(here.last()).map_or(0, |(start, len)| start + len);
-            let block = Arc::new(match self.is_integrated() && size > 0 {
-                true => DeviceBlock::Shared(self.allocate_shared(size)?),
-                false => DeviceBlock::Device(self.allocate(size)?),
-            });
-            let made = starts.into_iter().zip(here);
-            pieces.extend(made.map(|(start, &len)| DeviceSlice {
-                block: Arc::clone(&block),
-                start,
-                len,
-            }));
-            rest = others;
-        }
-        Ok(pieces)
-    }
-}
-
-/// How many of the first lengths share a block.
+/// The number of tensors, from the first on, that share a block.
 fn count_in_block(lengths: &[usize]) -> usize {
     let mut size = 0;
     let fits = |len: &&usize| {

@@ -1,4 +1,4 @@
-//! Locks for [`super::ring`], which `proofs/ring` has of another kind.
+//! Locks for [`super::ring`]. `proofs/ring` replaces them with those of loom.
 
 pub use std::sync::{Condvar, Mutex};
 
@@ -6,7 +6,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 pub use crate::threads::lock;
 
-/// Waits until somebody says that there is more.
-pub fn wait<'a, T>(more: &Condvar, held: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    more.wait(held).unwrap_or_else(PoisonError::into_inner)
+/// Waits for a notification.
+pub fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,4 @@
-//! Memory that the host and an integrated device both use where it lies (Jetson, DGX Spark): readers fill it
-//! themselves, and nothing is copied.
+//! Memory that the host and an integrated device share (Jetson, DGX Spark): readers fill it, and nothing is copied.
 
 #![allow(unsafe_code)]
 
@@ -8,10 +7,10 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::CudaError;
 use super::driver::{Device, DriverHandle};
+use super::error::CudaError;
 
-/// Every context may use it, and devices see it.
+/// All contexts can use the memory, and devices see it.
 const HOST_ALLOC_FLAGS: u32 = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
 
 /// Memory of the host that a device sees.
@@ -23,59 +22,57 @@ pub struct SharedMemory {
     len: usize,
 }
 
-impl Device {
-    /// Memory that the host and this device both use.
-    pub(super) fn allocate_shared(self: &Arc<Self>, len: usize) -> Result<SharedMemory, CudaError> {
-        let _entered = self.enter()?;
-        // SAFETY: what is allocated belongs to this memory alone.
-        let here = unsafe { result::malloc_host(len, HOST_ALLOC_FLAGS) }
-            .map_err(|e| self.allocation_error(len, "cuMemHostAlloc", e))?;
-        let mut shared = SharedMemory {
-            device: Arc::clone(self),
-            host: DriverHandle(here),
+impl SharedMemory {
+    pub fn allocate(device: &Arc<Device>, len: usize) -> Result<SharedMemory, CudaError> {
+        let _context = device.enter()?;
+        // SAFETY: the allocation belongs to this value alone.
+        let host = unsafe { result::malloc_host(len, HOST_ALLOC_FLAGS) }
+            .map_err(|e| device.allocation_error(len, "cuMemHostAlloc", e))?;
+        let mut memory = SharedMemory {
+            device: Arc::clone(device),
+            host: DriverHandle(host),
             device_address: 0,
             len,
         };
-        // SAFETY: it was just made so that devices see it.
-        unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut shared.device_address, here, 0) }
+        // SAFETY: the memory was just allocated so that devices see it.
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut memory.device_address, host, 0) }
             .result()
-            .map_err(|e| self.driver_error("cuMemHostGetDevicePointer", e))?;
-        Ok(shared)
+            .map_err(|e| device.driver_error("cuMemHostGetDevicePointer", e))?;
+        Ok(memory)
     }
-}
 
-impl SharedMemory {
-    /// Its address on the device.
+    /// The address on the device.
     pub fn address(&self) -> u64 {
         self.device_address
     }
 
+    /// The device that sees the memory.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Where a part of it is on the host.
+    /// The address of a part on the host.
     pub fn host_part(&self, start: usize, len: usize) -> *mut [u8] {
         assert!(start <= self.len && len <= self.len - start, "a part lies in the whole");
         std::ptr::slice_from_raw_parts_mut(self.host.0.cast::<u8>().wrapping_add(start), len)
     }
 
-    /// A copy of a part of it.
+    /// Copies a part, after all work of the device is done.
     pub fn copy_part_to_host(&self, start: usize, len: usize) -> Result<Vec<u8>, CudaError> {
         let part = self.host_part(start, len);
         self.device.synchronize()?;
-        // SAFETY: it is there, zeroed by the system or filled, and no work of the device writes to it any more.
+        // SAFETY: the part exists, the system has zeroed it or it was filled, and no work of the device writes to it.
         Ok(unsafe { &*part }.to_vec())
     }
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // Whoever had it may have given the device work that is not over: then it is left to the system.
+        // Work that uses the memory may still be queued. If the device cannot finish it, the memory is leaked.
         if self.device.synchronize().is_ok()
-            && let Ok(_entered) = self.device.enter()
+            && let Ok(_context) = self.device.enter()
         {
-            // SAFETY: it was made here, and nobody uses it any more.
+            // SAFETY: it was allocated here, and no work uses it any more.
             let _ = unsafe { result::free_host(self.host.0) };
         }
     }

@@ -103,7 +103,7 @@ pub fn load_to_devices(
             let device = loader.device(ordinal)?;
             // SAFETY: the package has seen that this is torch's stream of this device, which torch never ends.
             #[allow(unsafe_code)]
-            Ok(unsafe { device.stream_from_raw(stream) })
+            Ok(unsafe { CudaStream::from_raw(&device, stream) })
         });
         let users = users.collect::<Result<Vec<CudaStream>, cuda::CudaError>>()?;
         let places = addresses.into_iter().zip(devices);

@@ -14,7 +14,7 @@ use crate::common::devices::{
 use crate::common::samples::all_samples;
 use crate::common::stub::with_storage;
 use crate::common::test_path;
-use ckptfs::cuda::{self, DeviceLoadRequest, DeviceLoader, GpudirectMode};
+use ckptfs::cuda::{self, DeviceLoadRequest, DeviceLoader, DeviceSlice, GpudirectMode};
 use ckptfs::loader::{self, LoadReport, OpenCheckpoint};
 use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
@@ -295,7 +295,7 @@ fn what_lies_together_may_belong_to_several_devices() {
         evict(&path);
         let memory = opened.tensors().iter().enumerate().map(|(n, tensor)| {
             let length = tensor.bytes.len() as usize;
-            loader.device(n % 2).unwrap().allocate_slices(&[length]).unwrap().remove(0)
+            DeviceSlice::allocate(&loader.device(n % 2).unwrap(), &[length]).unwrap().remove(0)
         });
         let memory: Vec<_> = memory.collect();
         let wanted = opened.tensors().iter().zip(&memory).enumerate();

@@ -10,7 +10,9 @@ use crate::common::samples::all_samples;
 use crate::common::stub::with_driver;
 use crate::common::test_path;
 use ckptfs::checkpoint::Tensor;
-use ckptfs::cuda::{self, CudaError, Device, DeviceLoadRequest, DeviceLoader};
+use ckptfs::cuda::{
+    self, CudaError, CudaStream, Device, DeviceLoadRequest, DeviceLoader, DeviceMemory, DeviceSlice,
+};
 use ckptfs::loader;
 use cudarc::driver::{CudaContext, result};
 use serde_json::{Value, json};
@@ -68,7 +70,7 @@ fn several_devices_in_one_load() {
             .enumerate()
             .map(|(n, tensor)| {
                 let device = loader.device(on(n)).unwrap();
-                device.allocate_slices(&[tensor.bytes.len() as usize]).unwrap().remove(0)
+                DeviceSlice::allocate(&device, &[tensor.bytes.len() as usize]).unwrap().remove(0)
             })
             .collect();
         let wanted = opened.tensors().iter().zip(&memory).enumerate();
@@ -78,7 +80,7 @@ fn several_devices_in_one_load() {
             device: on(n),
             address: memory.address(),
         });
-        let user = memory[0].device().create_stream().unwrap();
+        let user = CudaStream::create(memory[0].device()).unwrap();
         let users = std::slice::from_ref(&user);
         // SAFETY: the memory is on the device that is said, and stays until the user's stream is over.
         #[allow(unsafe_code)]
@@ -116,7 +118,8 @@ fn what_lies_together_is_copied_together() {
         for tensors in [in_order, turned, every_second] {
             let expected: Vec<u8> =
                 tensors.iter().flat_map(|it| opened.load(it).unwrap().to_vec()).collect();
-            let memory = loader.device(0).unwrap().allocate(expected.len()).unwrap();
+            let memory =
+                DeviceMemory::allocate(&loader.device(0).unwrap(), expected.len()).unwrap();
             let wanted = tensors.iter().scan(memory.address(), |next, &tensor| {
                 let at = *next;
                 *next += tensor.bytes.len();
@@ -147,11 +150,11 @@ fn who_uses_it_next_finds_it_there() {
         let theirs = CudaContext::new(0).unwrap().new_stream().unwrap();
         // SAFETY: it is one of this device, and stays.
         #[allow(unsafe_code)]
-        let user = unsafe { device.stream_from_raw(theirs.cu_stream() as usize) };
+        let user = unsafe { CudaStream::from_raw(&device, theirs.cu_stream() as usize) };
         let lengths: Vec<_> = opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
         for chunks in [1, 64] {
             let loader = DeviceLoader::new(chunks * CHUNK);
-            let memory = device.allocate_slices(&lengths).unwrap();
+            let memory = DeviceSlice::allocate(&device, &lengths).unwrap();
             for it in &memory {
                 // SAFETY: it stays until the stream is over.
                 #[allow(unsafe_code)]
@@ -238,7 +241,7 @@ fn what_may_be_read_for_ever_is_never_given_back() {
         let (_folder, path) = checkpoint_of([1000]);
         let opened = open(&path, 1);
         let [tensor] = opened.tensors() else { panic!("there is one") };
-        let memory = Device::open(0).unwrap().allocate(1000).unwrap();
+        let memory = DeviceMemory::allocate(&Device::open(0).unwrap(), 1000).unwrap();
         let wanted = [DeviceLoadRequest {
             checkpoint: &opened,
             tensor,
@@ -314,7 +317,7 @@ fn after_an_error_nothing_is_written() {
         let loader = DeviceLoader::new(8 * CHUNK);
         let device = Device::open(0).unwrap();
         let lengths: Vec<_> = opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
-        let memory = device.allocate_slices(&lengths).unwrap();
+        let memory = DeviceSlice::allocate(&device, &lengths).unwrap();
         let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| {
             DeviceLoadRequest { checkpoint: &opened, tensor, device: 0, address: memory.address() }
         });

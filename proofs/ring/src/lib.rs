@@ -1,10 +1,10 @@
-//! The ring of chunks (`src/cuda/ring.rs`, that very file) under loom, which tries every order in which threads
-//! can meet.
+//! Tests of the ring of chunks (`src/cuda/ring.rs`, that very file) under loom, which tries every interleaving of
+//! threads.
 //!
-//! In: threads that take chunks, fill them, have them copied and give them back. Out: that none is filled while a
-//! copy reads it, that none gets lost, and that nobody waits for ever.
+//! Threads take chunks, fill them, start copies and give them back. No chunk is filled while a copy reads it, none
+//! gets lost, and no thread waits for ever.
 
-#[allow(dead_code)] // The room uses all of it.
+#[allow(dead_code)] // The crate uses all of it.
 #[path = "../../../src/cuda/ring.rs"]
 mod ring;
 
@@ -17,8 +17,8 @@ mod sync {
         mutex.lock().expect("no thread panics")
     }
 
-    pub fn wait<'a, T>(more: &Condvar, held: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        more.wait(held).expect("no thread panics")
+    pub fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        condvar.wait(guard).expect("no thread panics")
     }
 }
 
@@ -30,7 +30,7 @@ mod tests {
 
     use crate::ring::{Chunk, Ring};
 
-    /// A chunk whose copy, once begun, is over when somebody waits for it.
+    /// A chunk whose copy, once started, is done when a thread waits for it.
     struct Busy {
         is_read: Arc<AtomicBool>,
     }
@@ -57,9 +57,9 @@ mod tests {
     }
 
     fn filled(ring: &Ring<Busy>, chunk: Busy) {
-        // It is filled, which must be while nobody reads it; then a copy begins.
+        // It is filled, while no copy may read it; then a copy starts.
         assert!(!chunk.is_read.swap(true, Ordering::SeqCst), "filled while it is read");
-        ring.give(chunk);
+        ring.give_back(chunk);
     }
 
     fn threads(count: usize, rounds: usize, most: usize) {
@@ -76,7 +76,7 @@ mod tests {
                 .collect();
             (0..rounds).for_each(|_| one_round(&ring, &made, most));
             others.into_iter().for_each(|other| other.join().unwrap());
-            // None is lost: with as many at the most they are waited for, one after the other.
+            // None is lost: all can be taken, one after the other.
             let made = made.load(Ordering::SeqCst);
             ring.shrink(0, |_| panic!("it is read"));
             let no_more = || Err(());
@@ -95,17 +95,17 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_goes_on_when_the_only_chunk_is_lost() {
+    fn a_waiting_thread_goes_on_when_the_only_chunk_is_lost() {
         loom::model(|| {
             let ring = Arc::new(Ring::<Busy>::new(1));
             let other = {
                 let ring = Arc::clone(&ring);
                 thread::spawn(move || {
-                    // Taken and never given back: its copy failed, and may go on for ever.
+                    // Taken and never given back: its copy failed, and may never end.
                     let taken = ring
                         .take(|| Ok::<_, ()>(Busy { is_read: Arc::new(AtomicBool::new(true)) }));
                     drop(taken.unwrap());
-                    ring.lost();
+                    ring.note_lost();
                 })
             };
             let made = AtomicUsize::new(0);
@@ -114,7 +114,7 @@ mod tests {
         });
     }
 
-    /// A chunk of which it is not known, the first time, whether it is idle.
+    /// A chunk that fails at the first query whether it is idle.
     struct Doubtful {
         is_known: AtomicBool,
     }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_goes_on_when_another_fails() {
+    fn a_waiting_thread_goes_on_when_another_fails() {
         loom::model(|| {
             let ring = Arc::new(Ring::new(1));
             let chunk = ring.take(|| Ok::<_, ()>(Doubtful { is_known: AtomicBool::new(false) }));
@@ -141,18 +141,18 @@ mod tests {
                     let ring = Arc::clone(&ring);
                     thread::spawn(move || {
                         let taken = ring.take(|| Err(()));
-                        taken.into_iter().for_each(|chunk| ring.give(chunk));
+                        taken.into_iter().for_each(|chunk| ring.give_back(chunk));
                     })
                 })
                 .collect();
-            ring.give(chunk.ok().unwrap());
+            ring.give_back(chunk.ok().unwrap());
             others.into_iter().for_each(|other| other.join().unwrap());
         });
     }
 
-    /// Where none can be made nobody waits for one.
+    /// If no chunk can be allocated, no thread waits for one.
     #[test]
-    fn who_cannot_make_any_is_told() {
+    fn an_error_is_returned_if_no_chunk_can_be_allocated() {
         loom::model(|| {
             let ring = Arc::new(Ring::<Busy>::new(1));
             let other = {
@@ -164,9 +164,9 @@ mod tests {
         });
     }
 
-    /// Where no more can be made, whoever failed to make one goes on with those that there are.
+    /// If no more chunks can be allocated, a thread that failed to allocate one goes on with the others.
     #[test]
-    fn who_cannot_make_one_waits_for_another() {
+    fn a_thread_that_cannot_allocate_waits_for_a_chunk() {
         loom::model(|| {
             let (ring, made) = (Arc::new(Ring::<Busy>::new(2)), Arc::new(AtomicUsize::new(0)));
             let round = |ring: &Ring<Busy>, made: &AtomicUsize| {
@@ -174,7 +174,7 @@ mod tests {
                     0 => Ok(Busy { is_read: Arc::new(AtomicBool::new(false)) }),
                     _ => Err(()),
                 });
-                // Only while there is none at all.
+                // An error only while no chunk exists.
                 if let Ok(chunk) = chunk {
                     filled(ring, chunk);
                 }

@@ -1,6 +1,6 @@
-//! The part of `cufile.h` that is used: layouts, numbers and the types of its functions.
+//! The part of `cufile.h` that is used: layouts, constants and function types.
 //!
-//! As in the header of libcufile 1.17 (the wheel `nvidia-cufile` 1.17.1.22), on 64-bit Linux.
+//! They are those of the header of libcufile 1.17 (the wheel `nvidia-cufile` 1.17.1.22), on 64-bit Linux.
 
 use std::ffi::{c_int, c_void};
 
@@ -10,11 +10,11 @@ use std::ffi::{c_int, c_void};
 pub struct CufileStatus {
     /// 0, or one of the library's own errors, which are above 5000.
     pub error: c_int,
-    /// What CUDA's driver said, where that is the error.
+    /// The error of CUDA's driver, if `error` says that it failed.
     pub driver_error: c_int,
 }
 
-/// `CUfileDescr_t`. Its union of a descriptor and a pointer is the descriptor, and what that leaves.
+/// `CUfileDescr_t`. Its union of a descriptor and a pointer is written as the descriptor and padding.
 #[repr(C)]
 pub struct FileDescription {
     pub kind: c_int,
@@ -31,12 +31,12 @@ pub const HANDLE_TYPE_FD: c_int = 1;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DriverProperties {
-    /// Of nvidia-fs, with what follows up to `control`.
+    /// The version of nvidia-fs; the fields up to `control` also describe nvidia-fs.
     pub major: u32,
     pub minor: u32,
     pub poll_threshold: usize,
     pub max_direct: usize,
-    /// A bit for each kind of storage that there is support for.
+    /// A bit for each supported kind of storage.
     pub status: u32,
     /// A bit for each setting.
     pub control: u32,
@@ -65,11 +65,11 @@ pub mod status {
 
 /// Bits of `control` (`CUfileDriverControlFlags_t`).
 pub mod control {
-    /// It may read by the host's memory where it cannot do otherwise, and says nothing of it.
+    /// The library may read through the host's memory where it must, and does not report it.
     pub const ALLOW_COMPAT: u32 = 1 << 1;
-    /// It always does.
+    /// The library always reads through the host's memory.
     pub const POSIX_IO: u32 = 1 << 2;
-    /// It reads once more in that way what could not be read.
+    /// The library repeats failed reads through the host's memory.
     pub const FALLBACK_IO: u32 = 1 << 4;
 }
 
@@ -84,7 +84,7 @@ pub type BufRegister = unsafe extern "C" fn(*const c_void, usize, c_int) -> Cufi
 pub type BufDeregister = unsafe extern "C" fn(*const c_void) -> CufileStatus;
 pub type FileRead = unsafe extern "C" fn(CufileHandle, *mut c_void, usize, i64, i64) -> isize;
 
-// What the header's own compiler makes of them.
+// The layouts of a C compiler.
 const _: () = {
     use std::mem::{offset_of, size_of};
     assert!(size_of::<CufileStatus>() == 8 && size_of::<FileDescription>() == 24);

@@ -1,6 +1,4 @@
-//! What a file lies on: its filesystem, and the disks beneath.
-//!
-//! In: an open file. Out: what the system says of it (`statfs`, and `/sys/dev/block`).
+//! The storage of a file: its filesystem (`statfs`), and the disks beneath it (`/sys/dev/block`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,63 +7,62 @@ use rustix::fs::{FsWord, fstat, fstatfs, major, minor};
 
 use crate::source::OpenFile;
 
-/// How deep disks lie in disks at the most: partitions of arrays of volumes.
-const MAX_DEPTH_COUNT: usize = 8;
+/// Levels of block devices, such as partitions of arrays of volumes.
+const MAX_DEPTH: usize = 8;
 
-/// What a file lies on.
+/// The filesystem and the disks of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackingStorage {
-    /// The number of its filesystem's kind; 0 where the system does not say.
+    /// The magic number of the filesystem; 0 if unknown.
     pub filesystem: FsWord,
-    /// The disks that have its bytes; none where there is none, or it is not known.
+    /// The disks that store its bytes; empty if unknown, or without a disk.
     pub disks: Vec<Disk>,
 }
 
-/// A disk, by how it is reached.
+/// A disk, by the way it is connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disk {
-    /// In this machine.
+    /// NVMe in this machine.
     Nvme,
-    /// In another, by remote DMA.
+    /// NVMe in another machine, over RDMA.
     NvmeOverFabrics,
     Scsi,
     ScaleFlux,
-    /// Anything else, by its name.
+    /// Any other disk, with its name.
     Other(String),
 }
 
 impl BackingStorage {
-    /// Of an open file.
     pub fn of_file(file: &OpenFile) -> BackingStorage {
         let filesystem = fstatfs(file).map(|stat| stat.f_type).unwrap_or_default();
         let mut disks = Vec::new();
         if let Ok(stat) = fstat(file) {
             let name = format!("{}:{}", major(stat.st_dev), minor(stat.st_dev));
             if let Ok(device) = fs::canonicalize(Path::new("/sys/dev/block").join(name)) {
-                collect_disks(device, MAX_DEPTH_COUNT, &mut disks);
+                collect_disks(device, MAX_DEPTH, &mut disks);
             }
         }
         BackingStorage { filesystem, disks }
     }
 }
 
-/// The disks that a device of blocks is made of.
-fn collect_disks(device: PathBuf, deep: usize, disks: &mut Vec<Disk>) {
+/// Adds the disks that a block device consists of.
+fn collect_disks(device: PathBuf, depth: usize, disks: &mut Vec<Disk>) {
     let parts = fs::read_dir(device.join("slaves")).into_iter().flatten().flatten();
     let parts: Vec<PathBuf> = parts.filter_map(|part| fs::canonicalize(part.path()).ok()).collect();
     let whole = device.join("partition").exists().then(|| device.parent()).flatten();
     match whole {
-        _ if deep == 0 => disks.push(Disk::Other(device_name(&device))),
-        Some(whole) => collect_disks(whole.to_path_buf(), deep - 1, disks),
+        _ if depth == 0 => disks.push(Disk::Other(device_name(&device))),
+        Some(whole) => collect_disks(whole.to_path_buf(), depth - 1, disks),
         None if parts.is_empty() => disks.push(classify_disk(&device)),
-        None => parts.into_iter().for_each(|part| collect_disks(part, deep - 1, disks)),
+        None => parts.into_iter().for_each(|part| collect_disks(part, depth - 1, disks)),
     }
 }
 
 fn classify_disk(device: &Path) -> Disk {
     let name = device_name(device);
     if name.starts_with("nvme") {
-        // Of one that has several ways the disk has none, and each way has one.
+        // A multipath disk has no transport; each of its paths has one.
         let transport = fs::read_to_string(device.join("device/transport"));
         return match transport.as_deref().map(str::trim) {
             Ok("pcie") | Err(_) => Disk::Nvme,
@@ -92,7 +89,7 @@ mod tests {
 
     fn found(device: &Path) -> Vec<Disk> {
         let mut disks = Vec::new();
-        collect_disks(fs::canonicalize(device).unwrap(), MAX_DEPTH_COUNT, &mut disks);
+        collect_disks(fs::canonicalize(device).unwrap(), MAX_DEPTH, &mut disks);
         disks
     }
 

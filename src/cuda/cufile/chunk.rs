@@ -1,6 +1,4 @@
-//! Chunks of device memory that storage writes to.
-//!
-//! In: a device. Out: chunks for a ring, each registered once, as long as it is there.
+//! Chunks of device memory that storage writes to, registered with the library as long as they exist.
 
 #![allow(unsafe_code)]
 
@@ -11,12 +9,14 @@ use super::GdsUnavailable;
 use super::library::CufileSession;
 use crate::cuda::chunk_lease::{PendingCopies, StagingChunk};
 use crate::cuda::driver::Device;
+use crate::cuda::error::CudaError;
+use crate::cuda::memory::DeviceMemory;
 use crate::cuda::ring::Chunk;
-use crate::cuda::{CudaError, CudaStream, DeviceMemory};
+use crate::cuda::stream::CudaStream;
 use crate::loader::BUFFER_BYTES;
 
-/// What a device's memory is mapped in for others to write to: chunks that begin elsewhere would be read by way of
-/// buffers of the library. Drivers give memory of this size so.
+/// The pages in which device memory is mapped for other devices to write to. The library would read into a chunk
+/// with another alignment through buffers of its own. Drivers align allocations of this size so.
 const GPU_PAGE_BYTES: u64 = 64 << 10;
 
 /// A chunk of device memory that storage writes to.
@@ -29,16 +29,17 @@ pub struct RegisteredChunk {
 }
 
 impl RegisteredChunk {
-    /// One on this device.
+    /// Allocates a chunk on a device, and registers it.
     pub fn allocate(
         device: &Arc<Device>,
         session: &Arc<CufileSession>,
     ) -> Result<RegisteredChunk, GdsUnavailable> {
         let missing = |error: CudaError| GdsUnavailable::ChunkMemory { why: error.to_string() };
-        let mut memory = device.allocate(BUFFER_BYTES).map_err(missing)?;
+        let mut memory = DeviceMemory::allocate(device, BUFFER_BYTES).map_err(missing)?;
         if !memory.address().is_multiple_of(GPU_PAGE_BYTES) {
             drop(memory);
-            memory = device.allocate(BUFFER_BYTES + GPU_PAGE_BYTES as usize).map_err(missing)?;
+            memory = DeviceMemory::allocate(device, BUFFER_BYTES + GPU_PAGE_BYTES as usize)
+                .map_err(missing)?;
         }
         let at = memory.address().next_multiple_of(GPU_PAGE_BYTES);
         let _entered = device.enter().map_err(missing)?;
@@ -52,7 +53,7 @@ impl RegisteredChunk {
         })
     }
 
-    /// Where it begins.
+    /// The address on the device.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -71,7 +72,7 @@ impl StagingChunk for RegisteredChunk {
         to: u64,
     ) -> Result<(), CudaError> {
         debug_assert!(at + len <= BUFFER_BYTES, "a piece leads out of its chunk");
-        // SAFETY: the caller's word for the address; the chunk is there until its marks are over.
+        // SAFETY: the caller guarantees the address; the chunk exists until its pending copies are done.
         unsafe { by.copy_on_device(self.address + at as u64, len, to) }
     }
 }
@@ -80,7 +81,7 @@ impl Chunk for RegisteredChunk {
     type Fault = CudaError;
 
     fn is_idle(&self) -> Result<bool, CudaError> {
-        self.pending_copies.is_done()
+        self.pending_copies.are_done()
     }
 
     fn wait(&self) -> Result<(), CudaError> {
@@ -90,7 +91,7 @@ impl Chunk for RegisteredChunk {
 
 impl Drop for RegisteredChunk {
     fn drop(&mut self) {
-        // A process that was forked has nothing to give back.
+        // In a process that was forked nothing of the parent may be freed.
         if !self.session.is_current_process() {
             return;
         }
@@ -98,10 +99,10 @@ impl Drop for RegisteredChunk {
             && let Ok(_entered) = self.memory.device().enter()
             && self.session.deregister_memory(self.address).is_ok()
         {
-            // SAFETY: this is the end of it.
+            // SAFETY: it is not used after this drop.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         } else {
-            // Memory that may still be read, or be written to, nobody else must be given; and the library stays open.
+            // The memory may still be read or written: it is leaked, and the library stays open.
             std::mem::forget(Arc::clone(&self.session));
         }
     }

@@ -1,8 +1,7 @@
-//! Whether what the library does with a file is GPUDirect Storage, or reading by the host's memory.
+//! Decides whether the library reads a file by GPUDirect Storage, or through the host's memory.
 //!
-//! In: what the library says of itself and of the kernel's part, and what the file lies on. Out: nothing, if it is;
-//! else what is missing. Pure. The library does not say of a file which it does, so what cannot be told counts as
-//! the slower one.
+//! The library does not report which it does. So this is decided from its properties and the file's storage; where
+//! that is not enough, the file counts as not eligible.
 
 use rustix::fs::FsWord;
 
@@ -13,7 +12,7 @@ use super::block_device::{BackingStorage, Disk};
 const EXT4: FsWord = 0xef53;
 const XFS: FsWord = 0x5846_5342;
 
-/// Filesystems of other machines that nvidia-fs can have support for.
+/// Network filesystems that nvidia-fs can support.
 const NETWORK_FILESYSTEMS: [(FsWord, u32, &str); 4] = [
     (0x0bd0_0bd0, status::LUSTRE, "Lustre"),
     (0x6969, status::NFS, "NFS"),
@@ -21,7 +20,7 @@ const NETWORK_FILESYSTEMS: [(FsWord, u32, &str); 4] = [
     (0x1983_0326, status::BEEGFS, "BeeGFS"),
 ];
 
-/// Names of those that users meet and that have none.
+/// Common filesystems without support, for messages.
 const UNSUPPORTED_FILESYSTEMS: [(FsWord, &str); 8] = [
     (0x6573_5546, "FUSE"),
     (0x9123_683e, "btrfs"),
@@ -37,10 +36,10 @@ const UNSUPPORTED_FILESYSTEMS: [(FsWord, &str); 8] = [
 const ANY_DISK_BITS: u32 =
     status::NVME | status::NVME_OVER_FABRICS | status::SCSI | status::SCALEFLUX | status::NVMESH;
 
-/// Whether a file that lies there is read by GPUDirect Storage.
+/// Fails with the reason why a file there is not read by GPUDirect Storage.
 pub fn check_eligible(
     properties: &DriverProperties,
-    lies: &BackingStorage,
+    storage: &BackingStorage,
 ) -> Result<(), GdsUnavailable> {
     if (properties.major, properties.minor) == (0, 0) {
         return Err(GdsUnavailable::Module);
@@ -48,29 +47,29 @@ pub fn check_eligible(
     if properties.control & control::POSIX_IO != 0 {
         return Err(GdsUnavailable::Posix);
     }
-    let has = |bits: u32, storage: &'static str| match properties.status & bits {
-        0 => Err(GdsUnavailable::Storage { storage }),
+    let has = |bits: u32, kind: &'static str| match properties.status & bits {
+        0 => Err(GdsUnavailable::Storage { storage: kind }),
         _ => Ok(()),
     };
-    let kind = lies.filesystem;
-    if let Some((_, bit, name)) = NETWORK_FILESYSTEMS.iter().find(|(shared, ..)| *shared == kind) {
+    let magic = storage.filesystem;
+    if let Some((_, bit, name)) = NETWORK_FILESYSTEMS.iter().find(|(known, ..)| *known == magic) {
         return has(*bit, name);
     }
-    if ![EXT4, XFS].contains(&kind) {
-        let name = UNSUPPORTED_FILESYSTEMS.iter().find(|(without, _)| *without == kind);
-        let filesystem = name.map_or_else(|| format!("{kind:#x}"), |(_, name)| name.to_string());
+    if ![EXT4, XFS].contains(&magic) {
+        let name = UNSUPPORTED_FILESYSTEMS.iter().find(|(known, _)| *known == magic);
+        let filesystem = name.map_or_else(|| format!("{magic:#x}"), |(_, name)| name.to_string());
         return Err(GdsUnavailable::Filesystem { filesystem });
     }
-    // Where it may not read in another way behind our backs, what it takes is GPUDirect Storage.
-    let is_told = properties.control & (control::ALLOW_COMPAT | control::FALLBACK_IO) == 0;
+    // If the library must not read through the host's memory, all that it accepts is GPUDirect Storage.
+    let is_strict = properties.control & (control::ALLOW_COMPAT | control::FALLBACK_IO) == 0;
     let unknown = [Disk::Other("of this filesystem".to_owned())];
-    let disks = if lies.disks.is_empty() { &unknown[..] } else { &lies.disks };
+    let disks = if storage.disks.is_empty() { &unknown[..] } else { &storage.disks };
     disks.iter().try_for_each(|disk| match disk {
         Disk::Nvme => has(status::NVME, "NVMe"),
         Disk::NvmeOverFabrics => has(status::NVME_OVER_FABRICS, "NVMe over fabrics"),
         Disk::Scsi => has(status::SCSI, "SCSI"),
         Disk::ScaleFlux => has(status::SCALEFLUX, "ScaleFlux"),
-        Disk::Other(_) if is_told => has(ANY_DISK_BITS, "any disk"),
+        Disk::Other(_) if is_strict => has(ANY_DISK_BITS, "any disk"),
         Disk::Other(disk) => Err(GdsUnavailable::Disk { disk: disk.clone() }),
     })
 }

@@ -1,4 +1,4 @@
-//! Each thing that can be missing is told from all others.
+//! Each reason is distinguished from all others.
 
 use super::GdsUnavailable;
 use super::abi::{DriverProperties, control, status};

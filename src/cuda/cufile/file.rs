@@ -1,7 +1,4 @@
-//! A file that the library reads.
-//!
-//! In: a file that is open. Out: its bytes in chunks on a device; or what is missing for that, found before
-//! anything is read.
+//! A file that the library reads into chunks. Whether it can is found out before anything is read.
 
 #![allow(unsafe_code)]
 
@@ -15,19 +12,19 @@ use super::{GdsUnavailable, abi, eligibility};
 use crate::cuda::driver::DriverHandle;
 use crate::source::{DIRECT_ALIGNMENT_BYTES, DirectFile, OpenFile};
 
-/// A file that is registered with the library, by a descriptor of its own.
+/// A file that is registered with the library, with a descriptor of its own.
 #[derive(Debug)]
 pub struct RegisteredFile {
     session: Arc<CufileSession>,
     handle: DriverHandle<abi::CufileHandle>,
-    /// Why a read of it failed: it is read another way from then on.
+    /// The first failed read: no other is tried.
     read_failure: OnceLock<GdsUnavailable>,
-    /// Closed after the handle was given up.
+    /// Closed after the handle is deregistered.
     _direct: DirectFile,
 }
 
 impl RegisteredFile {
-    /// Registers a file, if it is one that the storage can read by itself.
+    /// Registers a file, if GPUDirect Storage supports it.
     pub fn register(
         file: &OpenFile,
         session: &Arc<CufileSession>,
@@ -39,32 +36,32 @@ impl RegisteredFile {
         Ok(RegisteredFile { session, handle, read_failure: failed, _direct: direct })
     }
 
-    /// Fills the beginning of a chunk that is idle with `len` bytes from `start` on, both aligned, of which `there`
-    /// are before the file's end.
+    /// Fills the start of an idle chunk with `len` bytes from `start` on, both aligned. The first `in_file` of these
+    /// bytes exist.
     pub fn read(
         &self,
         chunk: &mut RegisteredChunk,
         start: u64,
         len: usize,
-        there: usize,
+        in_file: usize,
     ) -> Result<(), GdsUnavailable> {
         if let Some(failed) = self.read_failure.get() {
             return Err(failed.clone());
         }
         let mut done = 0;
-        while done < there {
+        while done < in_file {
             let left = len - done;
-            // SAFETY: the handle is of this session, and the chunk is as long, idle and this thread's.
+            // SAFETY: the handle is of this session; the chunk is long enough, idle, and this thread's alone.
             let read = unsafe {
                 self.session.read(self.handle, (chunk.address(), done), left, start + done as u64)
             };
             let read = read.and_then(|read| {
-                let is_end = done + read >= there;
+                let is_end = done + read >= in_file;
                 let goes_on = read > 0 && read.is_multiple_of(DIRECT_ALIGNMENT_BYTES);
                 let is_right = read <= left && (is_end || goes_on);
                 is_right
                     .then_some(read)
-                    .ok_or(GdsUnavailable::ShortRead { read: done + read, wanted: there })
+                    .ok_or(GdsUnavailable::ShortRead { read: done + read, wanted: in_file })
             });
             done += read.inspect_err(|failed| {
                 let _ = self.read_failure.set(failed.clone());
@@ -77,7 +74,7 @@ impl RegisteredFile {
 impl Drop for RegisteredFile {
     fn drop(&mut self) {
         if self.session.is_current_process() {
-            // SAFETY: it was registered here, and whoever reads has a share of this.
+            // SAFETY: it was registered here, and every reader holds a reference to this file.
             unsafe { self.session.deregister_file(self.handle) };
         }
     }

@@ -1,8 +1,7 @@
-//! The library, and the calls to it.
+//! The library `libcufile`, and calls to it.
 //!
-//! In: descriptors, and addresses of device memory. Out: handles, bytes at the addresses, or what is missing. The
-//! library is loaded once, and stays; it is open as long as somebody has a [`Session`], and closed once for each
-//! time that it was opened. In a process that was forked nothing of its parent's is called.
+//! It is loaded once, and stays loaded. It is open as long as there is a [`CufileSession`]. In a process that was
+//! forked from one with a session, the library is not called.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +16,7 @@ use super::abi::{self, CufileStatus, DriverProperties, FileDescription};
 use crate::cuda::driver::DriverHandle;
 use crate::threads::lock;
 
-/// What programs are linked with, and then what a system for developing may have alone.
+/// The name that programs are linked with, and the one that a development system may have alone.
 const LIBRARY_NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
 
 /// `CU_FILE_DRIVER_ALREADY_OPEN`.
@@ -25,10 +24,10 @@ const DRIVER_ALREADY_OPEN: i32 = 5026;
 /// `CU_FILE_CUDA_DRIVER_ERROR`.
 const CUDA_DRIVER_ERROR: i32 = 5011;
 
-/// The functions that are called.
+/// The functions of the library.
 struct CufileFunctions {
     open: abi::DriverCall,
-    /// The one before this closed the library for everybody in the process, and so is not used.
+    /// `cuFileDriverClose_v2`. The version before it closes the library for the whole process, and is not used.
     close: Option<abi::DriverCall>,
     properties: abi::GetProperties,
     register_file: abi::HandleRegister,
@@ -38,25 +37,25 @@ struct CufileFunctions {
     read: abi::FileRead,
 }
 
-/// Looked for once.
+/// Loads the library once.
 fn functions() -> Result<&'static CufileFunctions, GdsUnavailable> {
-    static CALLS: OnceLock<Result<CufileFunctions, GdsUnavailable>> = OnceLock::new();
-    CALLS.get_or_init(load_functions).as_ref().map_err(GdsUnavailable::clone)
+    static FUNCTIONS: OnceLock<Result<CufileFunctions, GdsUnavailable>> = OnceLock::new();
+    FUNCTIONS.get_or_init(load_functions).as_ref().map_err(GdsUnavailable::clone)
 }
 
 fn load_functions() -> Result<CufileFunctions, GdsUnavailable> {
-    // SAFETY: loads NVIDIA's library, whose initialisers are the system's.
+    // SAFETY: loads NVIDIA's library, which is part of the system.
     let open = |name| unsafe { Library::new(name) };
     let library = open(LIBRARY_NAMES[0]).or_else(|first| open(LIBRARY_NAMES[1]).map_err(|_| first));
     let library = library.map_err(|error| {
         let why = error.to_string();
-        let is_it = why.starts_with("libcufile.so") && why.contains("No such file");
-        if is_it { GdsUnavailable::Library } else { GdsUnavailable::Unloadable { why } }
+        let is_missing = why.starts_with("libcufile.so") && why.contains("No such file");
+        if is_missing { GdsUnavailable::Library } else { GdsUnavailable::Unloadable { why } }
     })?;
-    // What is found below is used until the process ends.
+    // The functions are used until the process ends.
     let library: &'static Library = Box::leak(Box::new(library));
     fn find<T: Copy>(library: &Library, name: &'static CStr) -> Result<T, GdsUnavailable> {
-        // SAFETY: the types are those of the header, function by function.
+        // SAFETY: each call below names the type of its function in the header.
         let found = unsafe { library.get::<T>(name.to_bytes_with_nul()) };
         let call = name.to_str().unwrap_or_default();
         found.map(|found| *found).map_err(|_| GdsUnavailable::Function { call })
@@ -73,18 +72,18 @@ fn load_functions() -> Result<CufileFunctions, GdsUnavailable> {
     })
 }
 
-/// Who has the library open in this process.
+/// The sessions of this process.
 static DRIVER_STATE: Mutex<DriverState> =
     Mutex::new(DriverState { sessions: 0, pid: 0, is_owned: false });
 
 struct DriverState {
     sessions: usize,
     pid: u32,
-    /// It was opened here, and so is to be closed here.
+    /// We have opened the library, and so must close it.
     is_owned: bool,
 }
 
-/// The library, open.
+/// The open library.
 pub struct CufileSession {
     functions: &'static CufileFunctions,
     pid: u32,
@@ -92,45 +91,41 @@ pub struct CufileSession {
 }
 
 impl CufileSession {
-    /// Opens it, if nobody has.
+    /// Opens the library, if it is not open yet.
     pub fn open() -> Result<Arc<CufileSession>, GdsUnavailable> {
-        let (calls, process) = (functions()?, std::process::id());
-        // Held while it opens: who comes meanwhile needs it open too.
-        let mut open = lock(&DRIVER_STATE);
-        if open.sessions == 0 {
-            // SAFETY: it is the library's, and takes nothing.
-            let status = unsafe { (calls.open)() };
+        let (functions, pid) = (functions()?, std::process::id());
+        // Locked while it opens: other threads need it open too.
+        let mut state = lock(&DRIVER_STATE);
+        if state.sessions == 0 {
+            // SAFETY: the function has no arguments.
+            let status = unsafe { (functions.open)() };
             if status.error != DRIVER_ALREADY_OPEN {
                 check_status("cuFileDriverOpen", status)?;
             }
-            (open.pid, open.is_owned) = (process, status.error != DRIVER_ALREADY_OPEN);
-        } else if open.pid != process {
+            (state.pid, state.is_owned) = (pid, status.error != DRIVER_ALREADY_OPEN);
+        } else if state.pid != pid {
             return Err(GdsUnavailable::Forked);
         }
-        open.sessions += 1;
-        drop(open);
-        let mut session = CufileSession {
-            functions: calls,
-            pid: process,
-            properties: DriverProperties::default(),
-        };
-        // SAFETY: there is room for all of the properties, and some to spare.
-        let status = unsafe { (calls.properties)(&raw mut session.properties) };
+        state.sessions += 1;
+        drop(state);
+        let mut session = CufileSession { functions, pid, properties: DriverProperties::default() };
+        // SAFETY: the structure is larger than the one that the library writes.
+        let status = unsafe { (functions.properties)(&raw mut session.properties) };
         check_status("cuFileDriverGetProperties", status)?;
         Ok(Arc::new(session))
     }
 
-    /// What it says of itself and of the kernel.
+    /// The properties of the library and of the kernel module.
     pub fn properties(&self) -> &DriverProperties {
         &self.properties
     }
 
-    /// Whether this is the process that opened it.
+    /// Whether this process opened the session.
     pub fn is_current_process(&self) -> bool {
         self.pid == std::process::id()
     }
 
-    /// Lets it read a file, whose descriptor must stay until the handle is given up.
+    /// Registers a file. Its descriptor must stay open until the handle is deregistered.
     pub fn register_file(
         &self,
         file: BorrowedFd<'_>,
@@ -143,32 +138,32 @@ impl CufileSession {
             operations: std::ptr::null(),
         };
         let mut handle = std::ptr::null_mut();
-        // SAFETY: both are there, and the descriptor is open.
+        // SAFETY: both structures outlive the call, and the descriptor is open.
         let status =
             unsafe { (self.functions.register_file)(&raw mut handle, &raw mut description) };
         check_status("cuFileHandleRegister", status)?;
         Ok(DriverHandle(handle))
     }
 
-    /// Gives a handle up.
+    /// Deregisters a file.
     ///
     /// # Safety
     ///
-    /// It must be of this session, given up once, and nobody may be reading by it.
+    /// The handle must be of this session, and no read may use it any more.
     pub unsafe fn deregister_file(&self, handle: DriverHandle<abi::CufileHandle>) {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees the handle.
         unsafe { (self.functions.deregister_file)(handle.0) };
     }
 
-    /// Lets storage write to memory of the device whose context is current.
+    /// Registers memory of the device whose context is current, so that storage can write to it.
     pub fn register_memory(&self, at: u64, len: usize) -> Result<(), GdsUnavailable> {
-        // SAFETY: it is only looked at, and refused if it is none.
+        // SAFETY: the library checks the address, and refuses one that is not of device memory.
         check_status("cuFileBufRegister", unsafe {
             (self.functions.register_memory)(at as *const c_void, len, 0)
         })
     }
 
-    /// The end of that.
+    /// Deregisters memory of the device whose context is current.
     pub fn deregister_memory(&self, at: u64) -> Result<(), GdsUnavailable> {
         // SAFETY: as above.
         check_status("cuFileBufDeregister", unsafe {
@@ -176,22 +171,23 @@ impl CufileSession {
         })
     }
 
-    /// Reads so many bytes of a file from `offset` on into registered memory that begins at `base`, from `at` on
-    /// there; how many it were. The device's context is current.
+    /// Reads `len` bytes of a file from `offset` on into registered memory at `base + start`, and returns the number
+    /// of bytes read. The device's context must be current.
     ///
     /// # Safety
     ///
-    /// The handle must be of this session, and the memory as long and nobody else's. No stream is waited for.
+    /// The handle must be of this session. The memory must be long enough, and no other work may use it: the library
+    /// waits for no stream.
     pub unsafe fn read(
         &self,
         handle: DriverHandle<abi::CufileHandle>,
-        (base, at): (u64, usize),
+        (base, start): (u64, usize),
         len: usize,
         offset: u64,
     ) -> Result<usize, GdsUnavailable> {
         let to = base as *mut c_void;
-        // SAFETY: the caller's word.
-        let read = unsafe { (self.functions.read)(handle.0, to, len, offset as i64, at as i64) };
+        // SAFETY: the caller guarantees the handle and the memory.
+        let read = unsafe { (self.functions.read)(handle.0, to, len, offset as i64, start as i64) };
         usize::try_from(read).map_err(|_| {
             let why = match read {
                 -1 => std::io::Error::last_os_error().to_string(),
@@ -207,13 +203,13 @@ impl Drop for CufileSession {
         if !self.is_current_process() {
             return;
         }
-        let mut open = lock(&DRIVER_STATE);
-        open.sessions -= 1;
-        if open.sessions == 0
-            && open.is_owned
+        let mut state = lock(&DRIVER_STATE);
+        state.sessions -= 1;
+        if state.sessions == 0
+            && state.is_owned
             && let Some(close) = self.functions.close
         {
-            // SAFETY: it was opened here, and everything of it was given back.
+            // SAFETY: we opened the library, and no session is left.
             let _ = unsafe { close() };
         }
     }
@@ -234,9 +230,9 @@ fn check_status(call: &'static str, status: CufileStatus) -> Result<(), GdsUnava
     Err(GdsUnavailable::Call { call, why })
 }
 
-/// What the header says of an error, for those that a user can do something about.
+/// The description of an error in the header, for errors that a user can act on.
 fn error_text(error: i32) -> String {
-    let words = match error.abs() {
+    let description = match error.abs() {
         5001 => "nvidia-fs driver is not loaded",
         5004 => "nvidia-fs driver version mismatch",
         5007 => "GPUDirect Storage not supported on current platform",
@@ -252,5 +248,5 @@ fn error_text(error: i32) -> String {
         5044 => "cufile io error",
         _ => "error",
     };
-    format!("{words} ({})", error.abs())
+    format!("{description} ({})", error.abs())
 }

@@ -1,8 +1,7 @@
-//! GPUDirect Storage: the storage writes what is read of a file straight into the memory of a device.
+//! GPUDirect Storage: storage writes the bytes of a file straight into the memory of a device.
 //!
-//! In: open files, and chunks of device memory. Out: bytes in the chunks, or what is missing, in words. NVIDIA's
-//! library for it (`libcufile`) is found when it is first needed. Where it would read by the host's memory
-//! instead, it is taken for not there: we do that faster.
+//! NVIDIA's library for it (`libcufile`) is loaded at the first use. Where the library would read through the host's
+//! memory instead, it counts as unavailable: our own reads are faster then.
 
 mod abi;
 mod block_device;

@@ -1,53 +1,53 @@
-//! Why bytes do not come by GPUDirect Storage, in words. Never an error of a load, which then goes another way.
+//! Reasons why GPUDirect Storage is not used. Never an error of a load, which then goes through pinned memory.
 
-/// What is missing.
+/// Why GPUDirect Storage is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GdsUnavailable {
-    /// Whoever made the loader wants none of it.
+    /// The loader was told not to use it.
     #[error("GPUDirect Storage: is switched off")]
     Disabled,
-    /// There is no library.
+    /// The library is not installed.
     #[error("GPUDirect Storage: libcufile is not installed")]
     Library,
-    /// There is one, which the system does not load.
+    /// The system cannot load the library.
     #[error("GPUDirect Storage: libcufile cannot be loaded: {why}")]
     Unloadable { why: String },
-    /// Not all that is called is there.
+    /// The library lacks a function.
     #[error("GPUDirect Storage: this libcufile has no {call}")]
     Function { call: &'static str },
-    /// The library's part in the kernel.
+    /// The kernel module is not loaded.
     #[error("GPUDirect Storage: the kernel module nvidia-fs is not loaded")]
     Module,
-    /// The library is set to read by the host's memory.
+    /// The library is configured to read through the host's memory.
     #[error("GPUDirect Storage: libcufile is set to read all files by POSIX (posix_io_mode)")]
     Posix,
-    /// A filesystem that has none.
+    /// The filesystem does not support it.
     #[error("GPUDirect Storage: not for files of {filesystem}")]
     Filesystem { filesystem: String },
-    /// One that could, if the kernel's part could.
+    /// The kernel module does not support the storage.
     #[error("GPUDirect Storage: nvidia-fs does not support {storage}")]
     Storage { storage: &'static str },
-    /// A disk of which it is not known, so that the library may read by the host's memory.
+    /// It is unknown whether the disk supports it: the library may read through the host's memory.
     #[error(
         "GPUDirect Storage: not known for the disk {disk}, and libcufile may read it by POSIX (allow_compat_mode)"
     )]
     Disk { disk: String },
-    /// The file cannot be opened past the page cache.
+    /// The file cannot be opened for direct reads.
     #[error("GPUDirect Storage: the file cannot be opened with O_DIRECT")]
     DirectOpen,
-    /// What lies together in the file is to be on several devices.
+    /// Bytes of one extent belong to several devices.
     #[error("GPUDirect Storage: not for bytes that lie together and belong to several devices")]
     SeveralDevices,
-    /// A process that was forked has nothing of its parent's.
+    /// This process was forked from the one that opened the library.
     #[error("GPUDirect Storage: not in a process that was forked from one that uses it")]
     Forked,
-    /// The device has no memory for chunks.
+    /// The device lacks memory for chunks.
     #[error("GPUDirect Storage: no chunks on the device: {why}")]
     ChunkMemory { why: String },
-    /// A call failed.
+    /// A call to the library failed.
     #[error("GPUDirect Storage: {call}: {why}")]
     Call { call: &'static str, why: String },
-    /// A read gave less than is there, or more than was asked for.
+    /// A read returned fewer bytes than the file has, or more than were requested.
     #[error("GPUDirect Storage: cuFileRead: read {read} of {wanted} bytes")]
     ShortRead { read: usize, wanted: usize },
 }
