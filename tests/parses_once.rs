@@ -1,7 +1,6 @@
 //! In a process of its own, because it installs the process's one log subscriber.
 //!
-//! A checkpoint is parsed once, however many threads ask for it and by which name. What the log has
-//! said it does not say again.
+//! A checkpoint is parsed once, however many threads ask for it and by which name. No line is logged twice.
 
 #![allow(clippy::unwrap_used)] // As in tests: what fails fails the test.
 

@@ -44,8 +44,8 @@ pub fn view_following(path: &Path) -> View {
     View::new(path, options).expect("a view")
 }
 
-/// An entry in words: `name` of a file, `name*` of a virtual file, `name+` of its index, `name/` of a
-/// directory, `name -> target` of a link, and `name -> !` of one that is refused.
+/// An entry in words. A file is `name`, a virtual file `name*`, its index `name+`, a directory `name/`. A link
+/// is `name -> target`, or `name -> !` where it is refused.
 pub fn word(name: &str, entry: &ViewEntry) -> String {
     match entry {
         ViewEntry::VirtualFile(_) => format!("{name}*"),

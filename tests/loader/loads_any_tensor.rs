@@ -68,7 +68,7 @@ fn cached(path: &Path) -> u64 {
 }
 
 #[test]
-fn everything_is_what_the_virtual_file_has() {
+fn loads_return_the_bytes_of_the_virtual_file() {
     for (name, (_folder, path)) in all_samples() {
         for (threads, cold, leave_cache) in
             [(1, true, false), (4, true, true), (1, false, false), (4, false, true)]
@@ -113,7 +113,7 @@ fn part_of(whole: &[u8], shape: &[u64], steps: &[AxisSlice], item: usize) -> Vec
 }
 
 #[test]
-fn parts_are_those_of_the_whole_and_read_little_else() {
+fn slices_equal_those_of_the_whole_and_read_little_else() {
     let mut numbers = Numbers(7);
     for (name, (_folder, path)) in all_samples() {
         let opened = open(&path, 4, false);
@@ -175,7 +175,7 @@ fn many_small_tensors_are_read_together() {
 }
 
 #[test]
-fn the_page_cache_is_left_as_it_was_for_those_who_ask() {
+fn leave_cache_leaves_the_page_cache_as_it_was() {
     for (name, (_folder, path)) in all_samples() {
         let opened = open(&path, 4, true);
         for there in [false, true] {
@@ -199,7 +199,7 @@ fn the_page_cache_is_left_as_it_was_for_those_who_ask() {
 }
 
 #[test]
-fn what_cannot_be_had_is_an_error_in_words() {
+fn unknown_names_slices_and_lengths_are_errors() {
     let (_folder, path) = sharded();
     let opened = open(&path, 4, false);
     let name = &opened.tensors()[0].name;
@@ -243,7 +243,7 @@ fn a_source_that_changed_is_refused() {
 }
 
 #[test]
-fn a_stream_hands_out_everything_in_the_order_of_the_disk_and_holds_no_more_than_it_may() {
+fn a_stream_hands_out_all_tensors_in_disk_order_within_its_limit() {
     for (name, (_folder, path)) in all_samples() {
         let opened = open(&path, 2, false);
         let expected = expected(&opened);
@@ -272,7 +272,7 @@ fn a_stream_hands_out_everything_in_the_order_of_the_disk_and_holds_no_more_than
 }
 
 #[test]
-fn a_stream_ends_when_its_reader_does() {
+fn a_stream_ends_when_its_caller_breaks() {
     let (_folder, path) = sharded();
     let opened = open(&path, 2, false);
     // Room for two of the largest: the next are not read before one of them is done with.

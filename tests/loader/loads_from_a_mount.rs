@@ -79,7 +79,7 @@ fn reads(place: &MountFixture) -> u64 {
 }
 
 #[test]
-fn so_is_what_is_mounted_over_itself_bound_elsewhere_or_shown_as_it_is() {
+fn overmounted_bound_and_plain_files_are_loaded_from_their_source() {
     let place = MountFixture::new();
     let expected = loaded(&open(&place.source));
     let done = command::run(&["mount", &place.source, &place.source]);
@@ -96,13 +96,13 @@ fn so_is_what_is_mounted_over_itself_bound_elsewhere_or_shown_as_it_is() {
     assert!(source_of(&opened).starts_with(&place.source), "{opened:?}");
     assert!(loaded(&opened) == expected);
     assert!(Command::new("umount").arg(&bound).status().unwrap().success());
-    // Which nobody has open.
+    // No process has it open.
     let done = command::run(&["unmount", &place.source]);
     assert_eq!(done.code, 0, "{}", done.stderr);
 }
 
 #[test]
-fn so_is_a_file_beside_what_is_left_of_a_set_of_its_name() {
+fn a_file_beside_leftover_shards_is_loaded_from_its_source() {
     let place = MountFixture::new();
     let expected = loaded(&open(&place.source));
     let shard = "model-00001-of-00002.safetensors";
@@ -118,13 +118,13 @@ fn so_is_a_file_beside_what_is_left_of_a_set_of_its_name() {
 }
 
 #[test]
-fn options_of_the_mount_are_those_of_the_load() {
+fn a_load_uses_the_options_of_the_mount() {
     let place = MountFixture::new();
     let (_folder, path) = all_samples().swap_remove(1).1;
     put(&path, &place);
     place.mount(&["--allow-partial"]);
     source_of(&open(virtual_file_in(&place.mountpoint)));
-    // Who asks for another dictionary gets an answer from what the mount shows.
+    // A load of another dictionary is answered from what the mount shows.
     let options = checkpoint::ParseOptions { root_key: Some("ema".into()), ..Default::default() };
     let options = LoadOptions { parse: options, ..LoadOptions::default() };
     let opened = options.open(&virtual_file_in(&place.mountpoint));
@@ -133,7 +133,7 @@ fn options_of_the_mount_are_those_of_the_load() {
 }
 
 #[test]
-fn a_source_that_is_another_by_now_is_not_taken_for_it() {
+fn a_replaced_source_is_not_believed() {
     let place = MountFixture::new();
     place.mount(&[]);
     for (name, bytes) in two_shards(1, 4096) {
@@ -147,7 +147,7 @@ fn a_source_that_is_another_by_now_is_not_taken_for_it() {
     let held = open(&virtual_file);
     source_of(&held);
     let before = loaded(&held);
-    // Replaced: who has it open goes on; who opens it gets the new, from wherever.
+    // An open handle keeps the old files; the next open reads the new ones, wherever from.
     for (name, bytes) in two_shards(7, 4096) {
         let new = Path::new(&place.source).join("new");
         fs::write(&new, bytes).unwrap();
@@ -167,7 +167,7 @@ fn a_source_that_is_another_by_now_is_not_taken_for_it() {
 }
 
 #[test]
-fn attributes_that_were_copied_are_not_believed() {
+fn copied_attributes_are_not_believed() {
     let place = MountFixture::new();
     place.mount(&[]);
     let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
@@ -188,7 +188,7 @@ fn attributes_that_were_copied_are_not_believed() {
 }
 
 #[test]
-fn a_source_that_has_another_name_by_now_is_found_by_the_daemon() {
+fn a_renamed_source_is_found_through_the_daemon() {
     let place = MountFixture::new();
     let expected = loaded(&open(&place.source));
     place.mount(&[]);

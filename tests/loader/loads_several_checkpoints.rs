@@ -23,7 +23,7 @@ fn mixed(opened: &[OpenCheckpoint]) -> Vec<(&OpenCheckpoint, &Tensor)> {
 }
 
 #[test]
-fn what_is_loaded_together_is_what_is_loaded_one_by_one() {
+fn a_load_of_several_equals_loads_one_by_one() {
     let all = all_samples();
     for (threads, leave_cache) in [(1, false), (4, true), (16, false)] {
         let options = LoadOptions {
@@ -56,7 +56,7 @@ fn what_is_loaded_together_is_what_is_loaded_one_by_one() {
 }
 
 #[test]
-fn what_goes_wrong_with_one_is_said_of_that_one() {
+fn an_error_names_the_checkpoint_at_fault() {
     let ((_one, good), (_other, bad)) = (sharded(), sharded());
     let opened = [&good, &bad].map(|path| ckptfs::open(path).unwrap());
     let wanted = mixed(&opened);

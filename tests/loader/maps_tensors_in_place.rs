@@ -1,5 +1,5 @@
 //! Promise: a tensor that lies in order in a file can be used where it lies: the bytes are those that a
-//! load gives, what is written to them stays in the process, and what cannot be used so is told.
+//! load gives, writes stay in the process, and a tensor that cannot be mapped is refused with a reason.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -14,7 +14,7 @@ fn bytes(mapped: &mut MappedTensor) -> &mut [u8] {
 }
 
 #[test]
-fn it_is_what_a_load_gives_and_writing_stays_here() {
+fn a_mapping_equals_a_load_and_writes_stay_private() {
     let mut in_place = 0;
     for (name, (_folder, path)) in all_samples() {
         let opened = ckptfs::open(&path).unwrap();
@@ -40,7 +40,7 @@ fn odd() -> Vec<u8> {
 }
 
 #[test]
-fn what_cannot_be_used_where_it_lies_is_told() {
+fn tensors_that_cannot_be_mapped_are_refused_with_a_reason() {
     let mut reasons = Vec::new();
     for (_, (_folder, path)) in all_samples() {
         let opened = ckptfs::open(&path).unwrap();

@@ -24,7 +24,7 @@ fn find(view: &View, place: &[u8], name: &[u8]) -> Option<ViewEntry> {
 }
 
 #[test]
-fn names_that_are_no_text() {
+fn names_that_are_not_utf8_are_shown_as_they_are() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join(name(b"\xff\xfe.pt")), torch()).unwrap();
     let inner = folder.path().join(name(b"dir\xff"));
@@ -48,7 +48,7 @@ fn names_that_are_no_text() {
 }
 
 #[test]
-fn names_with_control_characters() {
+fn control_characters_in_names_reach_no_terminal() {
     let folder = tempfile::tempdir().unwrap();
     let odd = "\u{1b}[31m\n\tx.pt";
     write(folder.path(), &[(odd, &torch()), ("\u{7}", b""), ("a\\b\"c'd.bin", &torch())]);
@@ -64,7 +64,7 @@ fn names_with_control_characters() {
 }
 
 #[test]
-fn names_that_are_patterns_or_nothing_but_an_extension() {
+fn pattern_like_names_and_bare_extensions_are_planned() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = torch();
     for name in [".bin", ".safetensors", "*.pt", "?.ckpt", "-00001-of-00002.bin", "[a].pth"] {
@@ -84,7 +84,7 @@ fn names_that_are_patterns_or_nothing_but_an_extension() {
 }
 
 #[test]
-fn a_set_and_a_file_called_as_it_would_be() {
+fn a_set_and_a_file_of_one_name_stay_as_they_are() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["x-00001-of-00002.bin", "x-00002-of-00002.bin", "x.bin", "x-*-of-00002.bin"] {
         write(folder.path(), &[(name, &torch_with(name))]);
@@ -96,7 +96,7 @@ fn a_set_and_a_file_called_as_it_would_be() {
 }
 
 #[test]
-fn names_as_long_as_they_can_be() {
+fn names_that_would_be_too_long_stay() {
     let folder = tempfile::tempdir().unwrap();
     let names = [243, 244, 251].map(|n| format!("{}.bin", "x".repeat(n)));
     for name in &names {
@@ -108,7 +108,7 @@ fn names_as_long_as_they_can_be() {
 }
 
 #[test]
-fn pipes_and_sockets_called_like_checkpoints() {
+fn pipes_and_sockets_are_shown_as_they_are() {
     let folder = tempfile::tempdir().unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(folder.path().join("socket.pt")).unwrap();
     let pipe = folder.path().join("pipe.bin");
@@ -119,7 +119,7 @@ fn pipes_and_sockets_called_like_checkpoints() {
 }
 
 #[test]
-fn an_index_that_names_what_is_elsewhere() {
+fn an_index_that_leads_outside_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("outside");
     write(folder.path(), &[("outside", b""), ("in/sub/b.bin", &torch_with("b"))]);
@@ -159,7 +159,7 @@ fn roomy() -> TempDir {
 }
 
 #[test]
-fn ten_thousand_checkpoints() {
+fn ten_thousand_checkpoints_in_a_directory_are_shown() {
     let folder = roomy();
     let bytes = torch();
     for n in 0..MANY {
@@ -182,7 +182,7 @@ fn ten_thousand_checkpoints() {
 }
 
 #[test]
-fn ten_thousand_directories() {
+fn ten_thousand_directories_are_shown() {
     let folder = roomy();
     for n in 0..MANY {
         fs::create_dir(folder.path().join(format!("{n:05}"))).unwrap();

@@ -1,7 +1,7 @@
-//! Promise: where other weights lie beside a model in shards, loaders that take every `.safetensors`
-//! still find the index by which they tell them apart; where a model in shards is not called
-//! `model.safetensors`, loaders of any model still find it by its index. It is true of what is shown.
-//! Nowhere else is there one.
+//! Promise: an index stays where loaders need it, is true of what is shown, and stays nowhere else.
+//!
+//! Loaders that take every `.safetensors` need it where other weights lie beside a model in shards. Loaders of
+//! any model need it where the model is not called `model.safetensors`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,7 +47,7 @@ fn content(view: &View, shown: &ShownFile) -> Value {
 }
 
 #[test]
-fn it_names_the_virtual_file_for_every_tensor() {
+fn the_index_names_the_virtual_file_for_every_tensor() {
     for beside in ["consolidated.safetensors", "adapter_model.safetensors", "extra.safetensors"] {
         let folder = model(&[beside]);
         let view = view(folder.path());
@@ -73,14 +73,14 @@ fn it_names_the_virtual_file_for_every_tensor() {
 }
 
 #[test]
-fn there_is_none_where_the_virtual_file_is_alone() {
+fn a_virtual_file_alone_has_no_index() {
     for beside in [&[][..], &["tokenizer.json"], &["optimizer.pt"]] {
         let folder = model(beside);
         let view = view(folder.path());
         assert!(!shown(&view, "").iter().any(|name| name.contains("index")), "{beside:?}");
         assert!(view.lookup(Path::new(""), INDEX.as_ref()).unwrap().is_none());
     }
-    // Who had none gets none.
+    // A set without an index gets none.
     let folder = model(&["consolidated.safetensors"]);
     fs::remove_file(folder.path().join(INDEX)).unwrap();
     let names = ["config.json", "consolidated.safetensors", "model.safetensors*"];
@@ -88,7 +88,7 @@ fn there_is_none_where_the_virtual_file_is_alone() {
 }
 
 #[test]
-fn what_is_not_called_model_is_found_by_it() {
+fn a_set_not_called_model_keeps_its_index() {
     for (stem, end, index_name) in [
         ("diffusion_pytorch_model", "", "diffusion_pytorch_model.safetensors.index.json"),
         ("diffusion_pytorch_model", ".fp16", "diffusion_pytorch_model.safetensors.index.fp16.json"),
@@ -114,7 +114,7 @@ fn what_is_not_called_model_is_found_by_it() {
 }
 
 #[test]
-fn two_models_in_one_folder_have_one_each() {
+fn two_models_in_one_folder_have_an_index_each() {
     let folder = model(&[]);
     let half = ["model.fp16-00001-of-00001.safetensors", "model.safetensors.index.fp16.json"];
     let text = index(&[("a", half[0])]);
@@ -126,7 +126,7 @@ fn two_models_in_one_folder_have_one_each() {
 }
 
 #[test]
-fn originals_that_are_shown_have_their_own() {
+fn originals_that_are_shown_keep_their_own_index() {
     let folder = model(&["consolidated.safetensors"]);
     let all = view_of_all(folder.path());
     assert!(shown(&all, "").contains(&INDEX.to_owned()));
@@ -138,7 +138,7 @@ fn originals_that_are_shown_have_their_own() {
 }
 
 #[test]
-fn another_model_has_another_index() {
+fn a_changed_model_has_another_index() {
     let folder = model(&["consolidated.safetensors"]);
     let before = made(&view(folder.path()), INDEX).identity();
     let view = view(folder.path());
@@ -151,7 +151,7 @@ fn another_model_has_another_index() {
 }
 
 #[test]
-fn it_is_told() {
+fn ls_reports_the_index() {
     let folder = model(&["consolidated.safetensors"]);
     let path = folder.path().to_str().unwrap();
     let done = command::run(&["ls", "--json", path]);

@@ -23,7 +23,7 @@ fn refused(path: &Path) -> String {
 }
 
 #[test]
-fn a_file_alone() {
+fn a_file_is_shown_alone() {
     let folder = tempfile::tempdir().unwrap();
     // What lies beside it does not matter: it is not shown.
     write(folder.path(), &[("foo.pt", &torch()), ("config.json", b"{}"), ("foo.bin", &torch())]);
@@ -36,7 +36,7 @@ fn a_file_alone() {
 }
 
 #[test]
-fn a_file_whose_name_says_nothing() {
+fn a_file_of_any_name_is_shown() {
     let folder = tempfile::tempdir().unwrap();
     for (name, shows) in [
         ("weights.pth.tar", "weights.pth.safetensors*"),
@@ -52,7 +52,7 @@ fn a_file_whose_name_says_nothing() {
 }
 
 #[test]
-fn a_set_alone() {
+fn a_set_is_shown_alone() {
     let set = set(&[(A, &["a"]), (B, &["c"])], &[("a", A), ("c", B)]);
     write(set.path(), &[("other.pt", &torch())]);
     assert_eq!(shown(&view(&set.path().join(INDEX)), ""), ["model.safetensors*"]);
@@ -65,7 +65,7 @@ fn a_set_alone() {
 }
 
 #[test]
-fn what_cannot_be_shown_is_refused() {
+fn a_single_checkpoint_that_cannot_be_shown_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let whole = torch();
     write(folder.path(), &[("cut.pt", &whole[..whole.len() / 2]), ("model.gguf", b"GGUF")]);
@@ -78,7 +78,7 @@ fn what_cannot_be_shown_is_refused() {
 }
 
 #[test]
-fn what_is_not_there() {
+fn missing_paths_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["missing", "missing/further", "missing.safetensors"] {
         let path = folder.path().join(name);
@@ -91,7 +91,7 @@ fn what_is_not_there() {
 }
 
 #[test]
-fn a_typed_link_leads_where_it_leads() {
+fn typed_links_are_followed_anywhere() {
     let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write(elsewhere.path(), &[("a", &torch()), ("b", &valid(&["w"]))]);
     for (name, target) in [("link.pt", "a"), ("link.safetensors", "b")] {
@@ -109,7 +109,7 @@ fn a_typed_link_leads_where_it_leads() {
 }
 
 #[test]
-fn a_file_of_a_snapshot() {
+fn a_file_of_a_hub_snapshot_is_shown() {
     let cache = tempfile::tempdir().unwrap();
     let repository = cache.path().join("models--o--n");
     let snapshot = repository.join("snapshots/sha");

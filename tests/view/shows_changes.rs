@@ -71,7 +71,7 @@ fn rewrite(path: &Path, bytes: &[u8]) {
 }
 
 #[test]
-fn files_that_appear_and_vanish() {
+fn files_that_appear_and_vanish_show() {
     let (folder, view) = folder(&[]);
     let path = folder.path();
     write(path, &[("foo.pt", &torch()), ("notes", b"")]);
@@ -94,7 +94,7 @@ fn files_that_appear_and_vanish() {
 }
 
 #[test]
-fn a_file_that_another_replaces() {
+fn a_replaced_file_shows() {
     let (folder, view) = folder(&[("foo.pt", &torch())]);
     let before = virtual_file(&view, "foo.safetensors").unwrap();
     write(folder.path(), &[("next", &torch_with("a_longer_name"))]);
@@ -109,7 +109,7 @@ fn a_file_that_another_replaces() {
 }
 
 #[test]
-fn a_file_written_in_place() {
+fn a_file_written_in_place_shows() {
     let (folder, view) = folder(&[("foo.pt", &torch()), ("bar.pt", &torch())]);
     let (foo, bar) = (
         virtual_file(&view, "foo.safetensors").unwrap(),
@@ -125,7 +125,7 @@ fn a_file_written_in_place() {
 }
 
 #[test]
-fn a_file_that_is_cut_and_made_whole() {
+fn a_truncated_file_that_is_rewritten_shows() {
     let (folder, view) = folder(&[("foo.pt", &torch())]);
     let path = folder.path().join("foo.pt");
     let before = time(&view);
@@ -140,7 +140,7 @@ fn a_file_that_is_cut_and_made_whole() {
 }
 
 #[test]
-fn the_time_of_a_directory_tells_by_itself() {
+fn a_directorys_time_shows_changes_by_itself() {
     // A program that lists a directory again only when its time is another.
     let (folder, view) = folder(&[("foo.pt", &torch()[..100])]);
     let path = folder.path().join("foo.pt");
@@ -168,7 +168,7 @@ fn the_time_of_a_directory_tells_by_itself() {
 }
 
 #[test]
-fn times_stay_where_nothing_that_is_shown_changes() {
+fn a_directorys_time_stays_while_nothing_shown_changes() {
     let (folder, view) = folder(&[("foo.pt", &torch()), ("cut.pt", &torch()[..100])]);
     let path = folder.path();
     let (before, foo) = (time(&view), virtual_file(&view, "foo.safetensors").unwrap());
@@ -196,7 +196,7 @@ fn times_stay_where_nothing_that_is_shown_changes() {
         virtual_file(&view, "foo.safetensors").unwrap().metadata().mode & 0o222 == 0
     });
     let now = virtual_file(&view, "foo.safetensors").unwrap();
-    // Another file to who opens it now: what else changed cannot be told.
+    // The next open is of another file: what else changed is not known.
     assert_ne!(now.identity(), foo.identity());
     assert_eq!(now.layout_hash(), foo.layout_hash());
     assert_eq!(now.metadata().mtime, foo.metadata().mtime);
@@ -204,7 +204,7 @@ fn times_stay_where_nothing_that_is_shown_changes() {
 }
 
 #[test]
-fn another_file_of_the_same_number_size_and_time_is_another() {
+fn a_rewrite_of_equal_inode_size_and_time_shows() {
     let (folder, view) = folder(&[("foo.pt", &torch_with("first"))]);
     let path = folder.path().join("foo.pt");
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
@@ -221,7 +221,7 @@ fn another_file_of_the_same_number_size_and_time_is_another() {
 }
 
 #[test]
-fn a_directory_from_the_future() {
+fn a_directory_with_a_future_time_shows_changes() {
     let (folder, view) = folder(&[("foo.pt", &torch())]);
     let future = SystemTime::now() + Duration::from_secs(1_000_000);
     File::open(folder.path()).unwrap().set_modified(future).unwrap();
@@ -232,7 +232,7 @@ fn a_directory_from_the_future() {
 }
 
 #[test]
-fn an_index_written_in_place() {
+fn an_index_written_in_place_shows() {
     let set = set(&[(A, &["a"]), (B, &["c"])], &[("a", A)]);
     let view = view(set.path());
     assert_eq!(shown(&view, ""), ["model.safetensors*"]);
@@ -254,7 +254,7 @@ fn an_index_written_in_place() {
 }
 
 #[test]
-fn a_shard_that_comes_later() {
+fn a_shard_that_comes_later_completes_the_set() {
     let set = set(&[(A, &["a"])], &[("a", A), ("c", B)]);
     let view = view(set.path());
     assert_eq!(shown(&view, ""), [A, INDEX]);
@@ -269,7 +269,7 @@ fn a_shard_that_comes_later() {
 }
 
 #[test]
-fn a_directory_that_another_replaces() {
+fn a_replaced_directory_shows() {
     let (folder, view) = folder(&[("one/foo.pt", &torch()), ("two/foo.pt", &torch_with("b"))]);
     assert_eq!(shown(&view, "one"), ["foo.safetensors*"]);
     let identity = |view: &View| match view.lookup("one".as_ref(), "foo.safetensors".as_ref()) {
@@ -287,7 +287,7 @@ fn a_directory_that_another_replaces() {
 }
 
 #[test]
-fn what_never_rests_keeps_nothing_else_from_being_shown() {
+fn a_file_that_keeps_changing_does_not_hide_the_rest() {
     // Reading the first shard takes longer than the second stays what it is.
     let names: Vec<String> = (0..20_000).map(|n| format!("tensor{n}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -317,7 +317,7 @@ fn what_never_rests_keeps_nothing_else_from_being_shown() {
 }
 
 #[test]
-fn one_of_the_two_is_always_there() {
+fn a_name_or_its_virtual_file_always_exists() {
     let (folder, view) = folder(&[("foo.pt", &torch())]);
     let path = folder.path().to_owned();
     let done = Arc::new(AtomicBool::new(false));

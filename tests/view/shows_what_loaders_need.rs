@@ -136,7 +136,7 @@ fn folder_of(row: &Row) -> tempfile::TempDir {
 }
 
 #[test]
-fn every_row_of_the_table() {
+fn every_row_shows_what_loaders_need() {
     for row in table() {
         let folder = folder_of(&row);
         assert_eq!(shown(&view(folder.path()), ""), row.shows);
@@ -150,7 +150,7 @@ fn every_row_of_the_table() {
 }
 
 #[test]
-fn every_row_as_it_is_listed() {
+fn every_row_is_listed_as_shown() {
     for row in table() {
         let folder = folder_of(&row);
         let listed = listed(folder.path(), &[]);
@@ -173,7 +173,7 @@ fn listed(path: &Path, more: &[&str]) -> Value {
 }
 
 #[test]
-fn a_virtual_file_says_what_it_is_made_of() {
+fn a_virtual_file_names_its_originals() {
     let set = set(
         ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
         "pytorch_model.bin.index.json",
@@ -196,7 +196,7 @@ fn a_virtual_file_says_what_it_is_made_of() {
 }
 
 #[test]
-fn what_is_refused_stays_visible_and_is_told() {
+fn refused_checkpoints_stay_visible_and_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let whole = torch();
     let first = "b-00001-of-00002.pt";
@@ -221,7 +221,7 @@ fn what_is_refused_stays_visible_and_is_told() {
 }
 
 #[test]
-fn what_passes_through_is_as_it_was() {
+fn source_files_pass_through_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("tokenizer.json", b"{\"a\": 1}"), ("sub/notes", b"")]);
     let path = folder.path().join("tokenizer.json");
@@ -244,7 +244,7 @@ fn what_passes_through_is_as_it_was() {
 }
 
 #[test]
-fn a_virtual_file_shows_nobody_what_its_sources_would_not() {
+fn a_virtual_file_permits_only_what_all_its_sources_permit() {
     let folder = tempfile::tempdir().unwrap();
     let names = ["m-00001-of-00002.pt", "m-00002-of-00002.pt"];
     for (name, mode) in names.iter().zip([0o644, 0o460]) {
@@ -264,7 +264,7 @@ fn a_virtual_file_shows_nobody_what_its_sources_would_not() {
 }
 
 #[test]
-fn a_key_is_for_those_that_have_it() {
+fn a_root_key_applies_only_where_it_exists() {
     let folder = tempfile::tempdir().unwrap();
     let weights = common::pickle::dict(&[("w", common::pickle::Tensor::default().bytes())]);
     let state = common::pickle::pickle(&common::pickle::dict(&[("ema", weights)]));
@@ -280,7 +280,7 @@ fn a_key_is_for_those_that_have_it() {
 }
 
 #[test]
-fn what_is_to_be_kept_is() {
+fn names_to_keep_stay() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("a.ckpt", &torch()), ("b.pt", &torch())]);
     let keep = KeepRules::new(["*.ckpt"]).unwrap();
@@ -291,7 +291,7 @@ fn what_is_to_be_kept_is() {
 }
 
 #[test]
-fn a_name_taken_by_what_is_no_file() {
+fn a_name_taken_by_a_directory_is_not_shown_twice() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("foo.pt", &torch()), ("foo.safetensors/inner.pt", &torch())]);
     let view = view(folder.path());

@@ -26,7 +26,7 @@ fn entry(view: &View, place: &str) -> ViewEntry {
 }
 
 #[test]
-fn links_that_work_stay_what_they_say() {
+fn links_that_work_keep_their_target() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("sub/file", b"1234"), ("deep/er/file", b"")]);
     link(folder.path(), "to-file", "sub/file");
@@ -79,7 +79,7 @@ fn absolute_links_that_stay_inside_become_relative() {
 }
 
 #[test]
-fn links_out_are_refused() {
+fn links_out_of_the_directory_are_refused() {
     let (folder, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write(out.path(), &[("file", b"secret"), ("model.pt", &torch()), ("sub/file", b"")]);
     write(folder.path(), &[("sub/file", b"")]);
@@ -117,7 +117,7 @@ fn links_out_are_refused() {
 }
 
 #[test]
-fn links_to_nothing_and_in_circles() {
+fn dangling_and_circular_links_stay_links() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("file", b"")]);
     for (name, target) in [
@@ -153,7 +153,7 @@ fn links_to_nothing_and_in_circles() {
 }
 
 #[test]
-fn links_to_hidden_originals_are_what_they_lead_to() {
+fn links_to_hidden_originals_become_their_target() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = torch();
     write(folder.path(), &[("m/foo.pt", &bytes), ("elsewhere/bar", &bytes)]);
@@ -198,7 +198,7 @@ fn repository(cache: &Path) -> PathBuf {
 }
 
 #[test]
-fn the_cache_of_a_hub() {
+fn a_hub_cache_is_shown_with_its_links() {
     let cache = tempfile::tempdir().unwrap();
     let repository = repository(cache.path());
     for (source, place) in [(cache.path(), "models--org--name"), (&*repository, "")] {
@@ -235,7 +235,7 @@ fn the_cache_of_a_hub() {
 }
 
 #[test]
-fn a_snapshot_by_itself() {
+fn a_hub_snapshot_is_shown_by_itself() {
     let cache = tempfile::tempdir().unwrap();
     let repository = repository(cache.path());
     let snapshot = repository.join("snapshots/one");
@@ -285,7 +285,7 @@ fn walk(view: &View) -> usize {
 }
 
 #[test]
-fn folders_that_lead_into_themselves_end() {
+fn a_walk_through_links_to_parents_ends() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("a/b/file", b""), ("c/d/file", b"")]);
     link(folder.path(), "a/b/up", "../..");
@@ -297,7 +297,7 @@ fn folders_that_lead_into_themselves_end() {
 }
 
 #[test]
-fn notes_and_links_in_circles() {
+fn circles_of_notes_and_links_end() {
     let cache = tempfile::tempdir().unwrap();
     let repository = repository(cache.path());
     // Each is shown if the other is.
@@ -322,7 +322,7 @@ fn notes_and_links_in_circles() {
 }
 
 #[test]
-fn links_that_change_while_they_are_looked_at() {
+fn links_that_change_during_lookups_are_shown_as_one_or_the_other() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("sub/a", b"1"), ("sub/b", b"22"), ("file", b"333")]);
     link(folder.path(), "current", "sub/a");
