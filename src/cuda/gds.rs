@@ -37,7 +37,7 @@ pub enum GpudirectMode {
     Auto,
     /// Where the library supports it, whatever the kernel shows.
     On,
-    /// Nowhere.
+    /// Not at all.
     Never,
 }
 

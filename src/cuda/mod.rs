@@ -168,9 +168,9 @@ impl DeviceLoader {
     /// Loads tensors, each to its address, until `stop` is set, on at most `threads` threads.
     ///
     /// `users` are streams of the callers that use the memory. Work that is queued on them after this returns finds
-    /// the bytes there, and work that was queued before ends before the first byte is written. For devices without
-    /// such a stream, the bytes are there when this returns. After an error the contents of the memory are
-    /// unspecified, and nothing is written any more.
+    /// the bytes there. Work that was queued before ends before the first byte is written. For devices without such
+    /// a stream, the bytes are there when this returns. After an error the contents of the memory are unspecified,
+    /// and nothing is written any more.
     ///
     /// # Safety
     ///

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_of_the_node_that_may_be_used() {
+    fn allowed_processors_of_the_node_are_found() {
         let system = system();
         let near = |buses: &[&str], allowed: CpuSet| {
             common_node_cpus(system.path(), buses.iter().copied(), &allowed)
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_processors() {
+    fn processor_lists_are_parsed() {
         let all = |list: &str| parse_cpu_list(list).map(Iterator::collect::<Vec<_>>);
         assert_eq!(all("0-2,6\n"), Some(vec![0, 1, 2, 6]));
         assert_eq!(all("4"), Some(vec![4]));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_back_where_they_were() {
+    fn the_affinity_is_restored() {
         let before = sched_getaffinity(None).unwrap();
         let one = (0..CpuSet::MAX_CPU).find(|&one| before.is_set(one)).unwrap();
         let there = NumaAffinity(Some(cpu_set([one]))).run(|| sched_getaffinity(None).unwrap());

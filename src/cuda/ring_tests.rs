@@ -68,7 +68,7 @@ proptest! {
 }
 
 #[test]
-fn what_could_not_be_made_may_be_made_later() {
+fn a_failed_allocation_may_succeed_later() {
     let ring = Ring::<TimedChunk>::new(1);
     assert!(ring.take(|| Err::<TimedChunk, ()>(())).is_err());
     let now = Rc::new(Cell::new(0));
@@ -79,7 +79,7 @@ fn what_could_not_be_made_may_be_made_later() {
 }
 
 #[test]
-fn where_no_more_can_be_made_those_that_there_are_go_round() {
+fn existing_chunks_circulate_when_no_more_can_be_allocated() {
     let now = Rc::new(Cell::new(0));
     let ring = Ring::new(3);
     let tries = Cell::new(0);
@@ -102,7 +102,7 @@ fn where_no_more_can_be_made_those_that_there_are_go_round() {
 }
 
 #[test]
-fn so_many_are_kept() {
+fn shrinking_keeps_the_requested_number() {
     let now = Rc::new(Cell::new(0));
     let ring = Ring::new(4);
     let timed = |number, from| TimedChunk { number, idle_at: from, now: Rc::clone(&now) };
@@ -115,7 +115,7 @@ fn so_many_are_kept() {
 }
 
 #[test]
-fn what_is_let_go_of_counts_until_it_is_gone() {
+fn a_chunk_counts_until_it_is_freed() {
     let ring = Ring::<TimedChunk>::new(1);
     let timed = |number| TimedChunk { number, idle_at: 0, now: Rc::new(Cell::new(0)) };
     ring.give_back(ring.take(|| Ok::<_, ()>(timed(0))).unwrap());

@@ -34,7 +34,7 @@ const FUSE_MAGIC: FsWord = 0x6573_5546;
 /// The source of a file of a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceAttribute {
-    /// [`SOURCE_FORMAT_VERSION`].
+    /// The version, [`SOURCE_FORMAT_VERSION`].
     pub version: u32,
     /// The mounted directory or file.
     pub source: PathBuf,

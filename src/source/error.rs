@@ -41,13 +41,13 @@ pub enum SourceError {
     /// The file is no longer the one that was parsed.
     #[error("{path}: changed on disk since it was read")]
     Changed {
-        /// The file.
+        /// The changed file.
         path: PathBuf,
     },
     /// The file ends before bytes that it must have.
     #[error("{path}: ends before byte {offset} of what it must hold")]
     Truncated {
-        /// The file.
+        /// The truncated file.
         path: PathBuf,
         /// The offset at which the read began.
         offset: u64,

@@ -251,7 +251,7 @@ impl DerefMut for FileBytes {
 
 /// A path that the user typed; its links may lead anywhere.
 pub enum UserPath {
-    /// A directory.
+    /// An existing directory.
     Directory,
     /// A regular file, opened.
     File(OpenFile),

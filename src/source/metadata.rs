@@ -13,13 +13,13 @@ use super::error::SourceError;
 pub enum FileKind {
     /// A regular file.
     File,
-    /// A directory.
+    /// A directory of files.
     Directory,
     /// A symbolic link, not followed.
     Link,
     /// A named pipe.
     Pipe,
-    /// A socket.
+    /// A Unix-domain socket.
     Socket,
     /// A character device.
     CharDevice,
@@ -45,9 +45,9 @@ impl From<FileType> for FileKind {
 /// a chmod moves it and leaves every byte as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
-    /// Device number.
+    /// Number of the device that it is on.
     pub dev: u64,
-    /// Inode number.
+    /// Number of the inode.
     pub ino: u64,
     /// Size in bytes.
     pub size: u64,
@@ -98,7 +98,7 @@ pub struct FileMetadata {
     pub kind: FileKind,
     /// Number of the device that it is on.
     pub dev: u64,
-    /// Inode number.
+    /// Number of the inode.
     pub ino: u64,
     /// Size in bytes.
     pub size: u64,
@@ -108,17 +108,17 @@ pub struct FileMetadata {
     pub mode: u16,
     /// Number of hard links.
     pub links: u32,
-    /// User ID of the owner.
+    /// ID of the owner.
     pub uid: u32,
-    /// Group ID.
+    /// ID of the group.
     pub gid: u32,
     /// Device number of a device file.
     pub rdev: u64,
-    /// Access time.
+    /// Time of the last read.
     pub atime: SystemTime,
-    /// Modification time.
+    /// Time of the last write.
     pub mtime: SystemTime,
-    /// Change time.
+    /// Time of the last change, of metadata too.
     pub ctime: SystemTime,
     /// Birth time, where the filesystem stores it: it differs for a later file with the same inode number.
     pub btime: Option<SystemTime>,

@@ -24,10 +24,10 @@ pub struct FileDescription {
     pub operations: *const c_void,
 }
 
-/// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
+/// `CU_FILE_HANDLE_TYPE_OPAQUE_FD` of the header.
 pub const HANDLE_TYPE_FD: c_int = 1;
 
-/// `CUfileDrvProps_t`.
+/// `CUfileDrvProps_t` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DriverProperties {
@@ -52,25 +52,25 @@ pub struct DriverProperties {
 
 /// Bits of `status` (`CUfileDriverStatusFlags_t`).
 pub mod status {
-    pub const LUSTRE: u32 = 1 << 0;
-    pub const NFS: u32 = 1 << 2;
-    pub const GPFS: u32 = 1 << 3;
-    pub const NVME: u32 = 1 << 4;
-    pub const NVME_OVER_FABRICS: u32 = 1 << 5;
-    pub const SCSI: u32 = 1 << 6;
-    pub const SCALEFLUX: u32 = 1 << 7;
-    pub const NVMESH: u32 = 1 << 8;
-    pub const BEEGFS: u32 = 1 << 9;
+    pub const LUSTRE: u32 = 0x1;
+    pub const NFS: u32 = 0x4;
+    pub const GPFS: u32 = 0x8;
+    pub const NVME: u32 = 0x10;
+    pub const NVME_OVER_FABRICS: u32 = 0x20;
+    pub const SCSI: u32 = 0x40;
+    pub const SCALEFLUX: u32 = 0x80;
+    pub const NVMESH: u32 = 0x100;
+    pub const BEEGFS: u32 = 0x200;
 }
 
 /// Bits of `control` (`CUfileDriverControlFlags_t`).
 pub mod control {
     /// The library may read through the host's memory where it must, and does not report it.
-    pub const ALLOW_COMPAT: u32 = 1 << 1;
+    pub const ALLOW_COMPAT: u32 = 0x2;
     /// The library always reads through the host's memory.
-    pub const POSIX_IO: u32 = 1 << 2;
+    pub const POSIX_IO: u32 = 0x4;
     /// The library repeats failed reads through the host's memory.
-    pub const FALLBACK_IO: u32 = 1 << 4;
+    pub const FALLBACK_IO: u32 = 0x10;
 }
 
 pub type CufileHandle = *mut c_void;

@@ -5,8 +5,8 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use super::GdsUnavailable;
 use super::library::CufileSession;
+use super::unavailable::GdsUnavailable;
 use crate::cuda::chunk_lease::{PendingCopies, StagingChunk};
 use crate::cuda::driver::Device;
 use crate::cuda::error::CudaError;

@@ -5,9 +5,9 @@
 
 use rustix::fs::FsWord;
 
-use super::GdsUnavailable;
 use super::abi::{DriverProperties, control, status};
 use super::block_device::{BackingStorage, Disk};
+use super::unavailable::GdsUnavailable;
 
 const EXT4: FsWord = 0xef53;
 const XFS: FsWord = 0x5846_5342;

@@ -1,9 +1,9 @@
 //! Each reason is distinguished from all others.
 
-use super::GdsUnavailable;
 use super::abi::{DriverProperties, control, status};
 use super::block_device::{BackingStorage, Disk};
 use super::eligibility::check_eligible;
+use super::unavailable::GdsUnavailable;
 
 const EXT4: i64 = 0xef53;
 const NFS: i64 = 0x6969;
@@ -21,7 +21,7 @@ fn refusal_text(properties: &DriverProperties, lies: &BackingStorage) -> String 
 }
 
 #[test]
-fn disks_and_servers_that_are_supported_are_read() {
+fn supported_disks_and_servers_are_eligible() {
     let compat = control::ALLOW_COMPAT;
     assert_eq!(
         check_eligible(&driver_properties(status::NVME, compat), &storage(EXT4, &[Disk::Nvme])),
@@ -36,7 +36,7 @@ fn disks_and_servers_that_are_supported_are_read() {
 }
 
 #[test]
-fn the_kernels_part_must_be_there_and_be_used() {
+fn the_kernel_module_must_be_loaded_and_used() {
     let none = DriverProperties { major: 0, minor: 0, ..driver_properties(u32::MAX, 0) };
     assert_eq!(check_eligible(&none, &storage(EXT4, &[Disk::Nvme])), Err(GdsUnavailable::Module));
     let posix = driver_properties(u32::MAX, control::POSIX_IO);
@@ -61,7 +61,7 @@ fn every_disk_beneath_must_be_supported() {
 }
 
 #[test]
-fn a_disk_that_is_not_known_needs_a_library_that_may_do_nothing_else() {
+fn an_unknown_disk_needs_a_library_without_fallback() {
     let virtio = storage(EXT4, &[Disk::Other("vda".to_owned())]);
     let allowed = driver_properties(status::NVME, control::ALLOW_COMPAT);
     assert!(refusal_text(&allowed, &virtio).contains("the disk vda"));

@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 use super::block_device::BackingStorage;
 use super::chunk::RegisteredChunk;
 use super::library::CufileSession;
-use super::{GdsUnavailable, abi, eligibility};
+use super::unavailable::GdsUnavailable;
+use super::{abi, eligibility};
 use crate::cuda::driver::DriverHandle;
 use crate::source::{DIRECT_ALIGNMENT_BYTES, DirectFile, OpenFile};
 

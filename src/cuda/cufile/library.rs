@@ -11,17 +11,17 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use libloading::Library;
 
-use super::GdsUnavailable;
 use super::abi::{self, CufileStatus, DriverProperties, FileDescription};
+use super::unavailable::GdsUnavailable;
 use crate::cuda::driver::DriverHandle;
 use crate::threads::lock;
 
 /// The name that programs are linked with, and the one that a development system may have alone.
 const LIBRARY_NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
 
-/// `CU_FILE_DRIVER_ALREADY_OPEN`.
+/// `CU_FILE_DRIVER_ALREADY_OPEN` of the header.
 const DRIVER_ALREADY_OPEN: i32 = 5026;
-/// `CU_FILE_CUDA_DRIVER_ERROR`.
+/// `CU_FILE_CUDA_DRIVER_ERROR` of the header.
 const CUDA_DRIVER_ERROR: i32 = 5011;
 
 /// The functions of the library.

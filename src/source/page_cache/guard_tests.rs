@@ -1,4 +1,4 @@
-//! On real files: what was in the page cache before is there after, and nothing else.
+//! With real files: what was cached before is cached afterwards, and nothing else.
 
 use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
@@ -59,45 +59,46 @@ impl Sample {
 }
 
 /// The kernel may evict pages by itself now and then: an attempt after which expected pages are missing is repeated.
-fn retry_remaining(attempt: impl Fn() -> (Vec<Range<u64>>, Vec<Range<u64>>)) {
+fn retry_after_chance_eviction(attempt: impl Fn() -> (Vec<Range<u64>>, Vec<Range<u64>>)) {
     for _ in 0..3 {
-        let (left, expected) = attempt();
-        if left == expected {
+        let (cached, expected) = attempt();
+        if cached == expected {
             return;
         }
         let expected: RangeSet<u64> = expected.into_iter().collect();
-        assert!(left.iter().all(|left| expected.gaps(left).next().is_none()), "{left:?}");
+        let is_expected = |range: &Range<u64>| expected.gaps(range).next().is_none();
+        assert!(cached.iter().all(is_expected), "{cached:?}");
     }
-    panic!("what was there is let go of");
+    panic!("pages that were cached before are evicted");
 }
 
 #[test]
-fn what_was_there_stays_and_the_rest_is_let_go_of_as_it_is_read() {
-    retry_remaining(|| {
+fn pages_cached_before_stay_and_the_rest_is_evicted() {
+    retry_after_chance_eviction(|| {
         let (sample, page) = (Sample::new(), page_size() as u64);
         let before = [page..3 * page, 700 * page..701 * page];
         before.iter().for_each(|range| sample.others_read(range));
-        // As blocks begin behind a header, in no order.
+        // Blocks begin behind a header, and come in any order.
         for block in [3, 0, 1, 2, 6, 5, 4] {
             let start = 77 + block * EVICT_BATCH_BYTES;
             sample.read_through(start..start + EVICT_BATCH_BYTES);
-            let there =
+            let cached =
                 sample.cached_ranges().iter().map(|range| range.end - range.start).sum::<u64>();
-            assert!(there <= 4 * page + 7 * 2 * page, "{there}");
+            assert!(cached <= 4 * page + 7 * 2 * page, "{cached}");
         }
         // The first page and the last were read in part.
         let end = (77 + 7 * EVICT_BATCH_BYTES) / page * page;
-        let there: RangeSet<u64> = sample.cached_ranges().into_iter().collect();
-        assert!(there.iter().map(|range| range.end - range.start).sum::<u64>() <= 5 * page);
-        assert!(there.contains(&0) && there.contains(&end), "{there:?}");
+        let cached: RangeSet<u64> = sample.cached_ranges().into_iter().collect();
+        assert!(cached.iter().map(|range| range.end - range.start).sum::<u64>() <= 5 * page);
+        assert!(cached.contains(&0) && cached.contains(&end), "{cached:?}");
         sample.evict_all();
         (sample.cached_ranges(), before.into())
     });
 }
 
 #[test]
-fn what_others_have_read_since_stays() {
-    retry_remaining(|| {
+fn pages_that_others_read_meanwhile_stay() {
+    retry_after_chance_eviction(|| {
         let (sample, theirs) = (Sample::new(), 2 << 20..3 << 20);
         sample.read_through(0..1 << 20);
         sample.others_read(&theirs);
@@ -108,10 +109,10 @@ fn what_others_have_read_since_stays() {
 }
 
 #[test]
-fn what_the_kernel_reads_ahead_from_pages_of_others_is_let_go_of() {
-    retry_remaining(|| {
+fn readahead_from_pages_of_others_is_evicted() {
+    retry_after_chance_eviction(|| {
         let sample = Sample::new();
-        // As most others do.
+        // With readahead, as most programs do.
         sample.file.read_exact_at(&mut vec![0; 256 << 10], 0).unwrap();
         let before = sample.cached_ranges();
         for block in 0..4 {
@@ -123,7 +124,7 @@ fn what_the_kernel_reads_ahead_from_pages_of_others_is_let_go_of() {
 }
 
 #[test]
-fn what_is_let_go_of_while_it_is_read_again_is_let_go_of_again() {
+fn pages_that_come_back_during_eviction_are_evicted_again() {
     let (sample, range) = (Sample::new(), 77..77 + EVICT_BATCH_BYTES);
     let read = || {
         sample.read_through(range.clone());
@@ -137,8 +138,8 @@ fn what_is_let_go_of_while_it_is_read_again_is_let_go_of_again() {
 }
 
 #[test]
-fn nothing_is_left_by_many_who_read_the_same() {
-    retry_remaining(|| {
+fn concurrent_readers_of_one_file_leave_nothing() {
+    retry_after_chance_eviction(|| {
         let sample = Sample::new();
         let before = 300 * page_size() as u64..301 * page_size() as u64;
         sample.others_read(&before);
@@ -164,7 +165,7 @@ fn nothing_is_left_by_many_who_read_the_same() {
 }
 
 #[test]
-fn of_any_number_of_small_reads_nothing_is_left() {
+fn many_small_reads_leave_nothing() {
     let (sample, page) = (Sample::new(), page_size() as u64);
     for round in 0..3 {
         for n in 0..SIZE_BYTES / (2 * page) {
@@ -180,7 +181,7 @@ fn of_any_number_of_small_reads_nothing_is_left() {
 }
 
 #[test]
-fn what_would_be_too_much_to_remember_is_let_go_of_before() {
+fn all_is_evicted_before_there_are_too_many_ranges() {
     let sample = Sample::new();
     for n in 0..MAX_RANGE_COUNT as u64 {
         lock(&sample.guard.state).populated.insert(2 * n..2 * n + 1);
@@ -191,14 +192,14 @@ fn what_would_be_too_much_to_remember_is_let_go_of_before() {
 }
 
 #[test]
-fn work_does_not_grow_with_what_others_hold_on_to() {
+fn work_does_not_grow_with_pages_in_use_by_others() {
     let sample = Sample::new();
     for block in 0..SIZE_BYTES / EVICT_BATCH_BYTES {
         sample.read_through(
             block * EVICT_BATCH_BYTES + 77..((block + 1) * EVICT_BATCH_BYTES + 77).min(SIZE_BYTES),
         );
         let mut state = lock(&sample.guard.state);
-        // As if none of it had gone.
+        // As if nothing had been evicted.
         state.populated.insert(0..(block + 1) * EVICT_BATCH_BYTES);
         state.evictable.insert(0..(block + 1) * EVICT_BATCH_BYTES);
         state.evict_queue.clear();
@@ -211,7 +212,7 @@ fn work_does_not_grow_with_what_others_hold_on_to() {
 }
 
 #[test]
-fn small_reads_are_let_go_of_together() {
+fn small_reads_are_evicted_in_batches() {
     let (sample, page) = (Sample::new(), page_size() as u64);
     for n in 0..EVICT_BATCH_BYTES / page {
         assert!(n < 10 || !sample.cached_ranges().is_empty());
@@ -221,17 +222,17 @@ fn small_reads_are_let_go_of_together() {
 }
 
 #[test]
-fn what_is_kept_stays_until_all_is_let_go_of() {
-    retry_remaining(|| {
+fn retained_pages_stay_until_all_is_evicted() {
+    retry_after_chance_eviction(|| {
         let (sample, page) = (Sample::new(), page_size() as u64);
         sample.others_read(&(5 * page..6 * page));
         sample.retain(4 * page..8 * page);
         sample.read_through(1 << 20..3 << 20);
-        // What lies behind it was asked about with it: the kernel reads ahead.
+        // The range behind it belongs to the same query: the kernel reads ahead.
         sample.others_read(&(4 << 20..5 << 20));
         sample.retain(2 * page..10 * page);
-        let there: RangeSet<u64> = sample.cached_ranges().into_iter().collect();
-        assert!(there.contains(&(2 * page)) && there.contains(&(4 << 20)), "{there:?}");
+        let cached: RangeSet<u64> = sample.cached_ranges().into_iter().collect();
+        assert!(cached.contains(&(2 * page)) && cached.contains(&(4 << 20)), "{cached:?}");
         sample.evict_all();
         let before = 5 * page..6 * page;
         (sample.cached_ranges(), vec![before])
