@@ -1,4 +1,4 @@
-//! The blocks: which are ready, which are being filled and for whom, and which is evicted next.
+//! The blocks: which are ready, which are being filled for which waiters, and which is evicted next.
 //!
 //! In: the ranges of a read. Out: the blocks that hold them, or a place among the waiters of a block. A block is filled
 //! once, for all its waiters. The lock is held to look up and to update, never while bytes are read or copied.

@@ -1,7 +1,7 @@
 //! What to fetch before it is requested, for one open virtual file.
 //!
-//! In: each of its reads. Out: ranges of the virtual file. Three pure state machines know them: [`readahead`] follows
-//! the streams of readers, [`predictor`] the names of tensors, and [`trace`] the order of an earlier load.
+//! In: each of its reads. Out: ranges of the virtual file. Three pure state machines know them: `readahead` follows
+//! the streams of readers, `predictor` the names of tensors, and `trace` the order of an earlier load.
 
 pub mod predictor;
 pub mod readahead;
