@@ -8,8 +8,8 @@
 //! ([`CacheLimits::memory_bytes`]); under pressure reads get slower. Bytes are checked to be those that were parsed
 //! after they are read, and again before each reply.
 //!
-//! [`CachedFile::read`] is the way in. `plan` cuts a read into ranges of sources, `block` has the blocks, and `io` reads
-//! the sources, on threads of their device. `prefetch` knows what to fetch ahead, and no other room does.
+//! [`CachedFile::read`] is the way in. `plan` cuts a read into ranges of sources, `block` has the blocks, and `io`
+//! reads the sources, on threads of their device. `prefetch` knows what to fetch ahead, and no other room does.
 
 mod block;
 mod counters;

@@ -1,19 +1,21 @@
 //! The order in which a virtual file is read, and following the order of an earlier load.
 //!
-//! In: each read of one virtual file, and perhaps the trace of an earlier load. Out: the trace so far, and the ranges to
-//! fetch ahead because that load went on there. A pure state machine: it reads nothing, knows no clock and cannot fail.
+//! In: each read of one virtual file, and perhaps the trace of an earlier load. Out: the trace so far, and the ranges
+//! to fetch ahead because that load went on there. A pure state machine: it reads nothing, knows no clock and cannot
+//! fail.
 //!
-//! Programs take the tensors of a model in an order of their own, and in the same one each time. Streams cannot predict
-//! where the next tensor lies; the trace of the earlier load tells. A wrong guess costs little. Nothing is fetched before
-//! reads are where that load was. The window starts small, and doubles while reads go on so. A trace that reads do not
-//! follow is dropped.
+//! Programs take the tensors of a model in an order of their own, and in the same one each time. Streams cannot
+//! predict where the next tensor lies; the trace of the earlier load tells. A wrong guess costs little. Nothing is
+//! fetched before reads are where that load was. The window starts small, and doubles while reads go on so. A trace
+//! that reads do not follow is dropped.
 
 use std::ops::Range;
 
 /// Chunks are at least as long as small blocks.
 const MIN_CHUNK_BYTES: u64 = 1 << 20;
 
-/// The most chunks of a file, so that the number of one takes two bytes: those of a file of more than 64 GiB are longer.
+/// The most chunks of a file, so that the number of one takes two bytes. Chunks of a file of more than 64 GiB are
+/// longer than 1 MiB.
 const MAX_CHUNK_COUNT: u64 = 1 << 16;
 
 /// Less than this, or than half of the file, is no load.
