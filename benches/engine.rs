@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ckptfs::checkpoint::{self, ParseOptions};
-use ckptfs::image::{VirtualFile, VirtualFileReader};
+use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
 use divan::Bencher;
 use divan::counter::BytesCount;
 
