@@ -3,7 +3,7 @@
 //! A command that only inspects a mount does not keep it from being unmounted.
 
 #![cfg(feature = "mount")]
-#![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
+#![allow(clippy::unwrap_used)] // Also in functions beside the tests: a failed one fails the test.
 
 mod common;
 
@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::command::run;
 use common::mounting::MountFixture;
 
-/// Who asks all mounts for their numbers uses each for a moment, which is not the use that counts.
+/// Each `status` uses every mount for a moment, which must not count as use.
 #[test]
-fn being_looked_at_keeps_no_mount() {
+fn status_never_keeps_a_mount_busy() {
     let place = MountFixture::new();
     let looks = AtomicBool::new(true);
     std::thread::scope(|scope| {

@@ -1,11 +1,11 @@
 //! In a process of its own, because it counts the memory and the descriptors of its process.
 //!
-//! On a real device, too, a load gives the bytes that the virtual file has, each time. Nothing is left of it
-//! afterwards, neither there nor here. Where there is no device the test says so and passes.
+//! On a real device, too, every load gives the virtual file's bytes, and leaves nothing behind, on the
+//! device or on the host. Without a device the test says so and passes.
 //!
-//! `scripts/gpu-check` takes this along as a program to machines that have one, and no Rust.
+//! `scripts/gpu-check` takes this program to machines that have a device and no Rust.
 
-#![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
+#![allow(clippy::unwrap_used)] // Also in functions beside the tests: a failed one fails the test.
 
 mod common;
 
@@ -19,16 +19,16 @@ use ckptfs::loader::{LoadOptions, OpenCheckpoint};
 use common::samples::all_samples;
 use cudarc::driver::CudaContext;
 
-/// What readers fill at a time.
+/// Bytes that a reader fills at once.
 const CHUNK: u64 = 4 << 20;
 
-/// How often everything is loaded. What each of these left would be seen.
+/// How often everything is loaded, so that a leak of each load would be seen.
 const TIMES: usize = 20;
 
-/// Pages that come and go with allocators, and not with loads: less than a load of all samples has.
+/// Bytes that allocators keep or give back by themselves: less than one load of all samples.
 const NOISE: u64 = 16 << 20;
 
-/// What a process holds: memory of its own, descriptors, and what is free on the device.
+/// Memory and descriptors of the process, and free memory of the device.
 #[derive(Debug)]
 struct Held {
     memory: u64,
@@ -59,7 +59,7 @@ fn load(opened: &OpenCheckpoint, loader: &DeviceLoader) -> u64 {
 #[test]
 fn every_format_gets_there_and_nothing_is_left() {
     if !cuda::device_count().is_ok_and(|count| count > 0) {
-        // Past what the test runner captures: who reads its output must not take this for a check.
+        // Written past the test runner's capture: a skipped check must not look like a passed one.
         writeln!(stderr(), "skipped: there is no CUDA device here").unwrap();
         return;
     }
@@ -77,7 +77,7 @@ fn every_format_gets_there_and_nothing_is_left() {
         }
         bytes
     };
-    // What is made once stays.
+    // Memory that is allocated once stays.
     let bytes: u64 = [1, 2, 5].map(round)[0];
     assert!(bytes > NOISE, "{bytes} bytes would not be told from noise");
     let before = held(&context);

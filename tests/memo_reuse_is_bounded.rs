@@ -7,11 +7,11 @@ mod common;
 use common::bombs::{alone, is_shown, list_of, remember, tensor};
 use common::pickle::*;
 
-/// How long a text is and how often it is used: one as long as a name may be, and one far longer.
-/// Written out each time, either comes to gigabytes.
+/// How long a text is and how often it is used: one as long as a name may be, and one far longer. Written
+/// out each time, either takes gigabytes.
 const LONG: [(usize, usize); 2] = [(4_000, 500_000), (1 << 20, 4_000)];
 
-/// How often a value of a hundred thousand parts is used: each time looked at anew, that takes hours.
+/// How often a value of a hundred thousand parts is used: visiting all parts each time takes hours.
 const PARTS: usize = 100_000;
 const USES: usize = 200_000;
 
@@ -21,8 +21,8 @@ fn calls(function: u32, arguments: u32, n: usize) -> Vec<u8> {
     [EMPTY_LIST, MARK, &call.repeat(n), APPENDS].concat()
 }
 
-/// Reads so many calls of a function of torch, all with the same arguments. Whether what they make is
-/// shown is not at stake here.
+/// Parses so many calls of a torch function, all with the same arguments. Whether their results are shown
+/// does not matter here.
 fn read_calls(module: &str, function: &str, arguments: &[Vec<u8>]) {
     let function = remember(0, &global(module, function));
     let arguments = remember(1, &tuple(arguments));
@@ -43,20 +43,20 @@ fn a_key_of_many_entries() {
         let shared = [remember(0, &tensor()), remember(1, NONE)].concat();
         let tensors = dict(&[("w", tensor()), (&key, list_of(0, uses))]);
         assert!(!is_shown(&[&shared[..], &tensors].concat()), "{len}");
-        // Whether the one tensor among what is left out is shown is not at stake here.
+        // Whether the one tensor among the skipped entries is shown does not matter here.
         let left_out = [EMPTY_LIST, MARK, &get(1).repeat(uses), &get(0), APPENDS].concat();
         is_shown(&[&shared[..], &dict(&[("w", tensor()), (&key, left_out)])].concat());
     }
 }
 
-/// Dictionaries inside one another, all with the same long key, and another entry or none beside it.
+/// Nested dictionaries, all with the same long key, with or without another entry.
 fn nested(key_len: usize, beside: &[u8], inner: &[u8]) -> Vec<u8> {
     let key = remember(0, &text(&"k".repeat(key_len)));
     let open = [EMPTY_DICT, MARK, beside, &get(0)].concat().repeat(60);
     [&key[..], &open, inner, &SET_ITEMS.repeat(60)].concat()
 }
 
-/// Reads what `inner` makes of a remembered tensor, inside all those dictionaries.
+/// Parses `inner`, which uses a remembered tensor, inside all those dictionaries.
 fn is_shown_nested(beside: &[u8], inner: &[u8]) -> bool {
     let tensor = remember(1, &tensor());
     LONG.iter().any(|&(len, _)| is_shown(&[&tensor[..], &nested(len, beside, inner)].concat()))
@@ -73,7 +73,7 @@ fn a_key_of_every_dictionary_on_the_way_to_tensors() {
 fn a_key_of_every_dictionary_on_the_way_to_what_is_left_out() {
     let _alone = alone();
     let beside = [&text("n")[..], NONE].concat();
-    // Whether the one tensor among them is shown is not at stake here.
+    // Whether the one tensor among them is shown does not matter here.
     is_shown_nested(
         &beside,
         &[EMPTY_LIST, MARK, &NONE.repeat(7_500_000), &get(1), APPENDS].concat(),

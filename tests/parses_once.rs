@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is parsed once, however many threads ask for it and by which name. No line is logged twice.
 
-#![allow(clippy::unwrap_used)] // As in tests: what fails fails the test.
+#![allow(clippy::unwrap_used)] // Also in functions beside the tests: a failed one fails the test.
 
 mod common;
 
@@ -45,9 +45,9 @@ impl Log {
     }
 }
 
-/// One test, since there is one log of the whole program.
+/// One test, because the process has one log.
 #[test]
-fn once() {
+fn parsed_and_logged_once() {
     let log = Log::default();
     tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).init();
     many_ask_at_once(&log);
@@ -60,7 +60,7 @@ const FILES: usize = 200;
 
 fn many_ask_at_once(log: &Log) {
     let bytes = torch();
-    // Just written, and at rest for a while.
+    // Just written, and unchanged for a while.
     for wait in [0, 200] {
         let folder = tempfile::tempdir().unwrap();
         for n in 0..FILES {
@@ -115,7 +115,7 @@ fn rewritten_names_are_not_parsed_again(log: &Log) {
     let view = View::new(folder.path(), ViewOptions::default()).unwrap();
     for n in 0..20 {
         view.list(Path::new("")).unwrap();
-        // The directory is another each time, and the checkpoint the same.
+        // The directory changes each time, and the checkpoint does not.
         fs::write(folder.path().join(format!("{n}.pt")), "no checkpoint").unwrap();
         fs::hard_link(folder.path().join("again.pt"), folder.path().join(format!("{n}"))).unwrap();
     }

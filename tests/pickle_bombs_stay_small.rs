@@ -98,7 +98,7 @@ fn a_path_that_many_equal_keys_begin() {
     assert!(!is_shown_with(&value, options));
 }
 
-/// Pickles of some million bytes that take some kilobytes in their files.
+/// Pickles of some million bytes that take a few kilobytes in their files.
 #[test]
 fn a_compressed_pickle_takes_no_more_memory_than_a_small_one() {
     let _alone = alone();

@@ -1,48 +1,53 @@
-"""A process that holds free memory while something is measured.
+"""Free memory that the system owns, while something is measured.
 
-A virtual machine's host may take back what its guest does not use, here what has been free for a second. Each page of
-it that is used again then costs many times what copying it does. A load of two gigabytes takes longer than a second:
-its second half would measure the host. So a process holds all memory but a little, and frees it as fast as the others
-take it. What little is free is used once just before something is measured, for the same reason.
+A virtual machine's host may take back what its guest does not use, here what has been free for a second, and each
+page of it that is used again then costs many times what copying it does. A load of two gigabytes takes longer than
+that: the second half of it would measure the host. So a process of ours has all memory but a little, and gives it
+to the others just as fast as they take it.
+
+What little is left free is taken back as well, if it is for long: so just before something is measured it is used
+once.
+
+In: when to take again what is free, and when something is about to be measured. Out: nothing; whoever measures finds
+memory as on a machine of their own.
 """
 
 import mmap
 import os
 import select
 
-CHUNK_BYTES = 32 << 20
+CHUNK = 32 << 20
 
-# Below the first much free memory some is given, up to the second. Above it nothing waits for the kernel's reclaim.
-MIN_FREE_BYTES, ENOUGH_FREE_BYTES = 768 << 20, 1024 << 20
+# Free memory below which some is given, and up to which. Above it nobody has to wait for the kernel's reclaim.
+LEAST, ENOUGH = 768 << 20, 1024 << 20
 
-# How much free memory stays unused before something is measured. With less there may be no huge page left, for which
-# the kernel takes from the page cache; and the most recently used is given first.
-UNUSED_BYTES = 448 << 20
+# Of what is left free so much is not used before something is measured. With less there may be no huge page left, for
+# which the kernel takes from the page cache; and the most recently used is given first.
+UNUSED = 448 << 20
 
-# How often to look: no more than some MiB are taken meanwhile.
-POLL_SECONDS = 0.002
+# How often to look, in seconds: no more than some MiB are taken meanwhile.
+OFTEN = 0.002
 
 
 def free():
-    """Bytes of free memory."""
     return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
 
 
-class Ballast:
-    """Such a process, until it is closed or its parent ends."""
+class Keeper:
+    """Such a process, until it is closed or whoever made it ends."""
 
     def __init__(self):
-        requests, self._requests = os.pipe()
-        self._answers, answers = os.pipe()
+        said, self._say = os.pipe()
+        self._heard, hear = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                os.close(self._requests)
-                hold(requests, answers)
+                os.close(self._say)
+                keep(said, hear)
             finally:
                 os._exit(0)
-        os.close(requests)
-        os.close(answers)
+        os.close(said)
+        os.close(hear)
 
     def take(self):
         """Has it take all that is free now, but for the least."""
@@ -52,58 +57,56 @@ class Ballast:
         """Has it use once what is free."""
         self._ask(b"r")
 
-    def _ask(self, request):
+    def _ask(self, what):
         try:
-            os.write(self._requests, request)
-            is_done = os.read(self._answers, 1)
+            os.write(self._say, what)
+            is_done = os.read(self._heard, 1)
         except BrokenPipeError:
             is_done = False
         if not is_done:
-            raise SystemExit("failed: the process that holds free memory has ended. Did other programs need all of it?")
+            raise SystemExit("failed: who keeps free memory has ended. Did other programs need all of it?")
 
     def close(self):
-        """Ends it."""
-        os.close(self._requests)
-        os.close(self._answers)
+        os.close(self._say)
+        os.close(self._heard)
         os.waitpid(self._pid, 0)
 
 
-def hold(requests, answers):
-    """Holds memory until the requests end."""
-    # If memory runs out this is the process to end.
+def keep(said, hear):
+    # If memory runs out this is the one to go.
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
-    # A process that takes memory must not wait for this one.
+    # Who takes memory must not wait for it to be given.
     os.nice(-20)
-    held = []
+    kept = []
     while True:
-        if select.select([requests], [], [], POLL_SECONDS)[0]:
-            match os.read(requests, 1):
+        if select.select([said], [], [], OFTEN)[0]:
+            match os.read(said, 1):
                 case b"t":
-                    held += taken_down_to(MIN_FREE_BYTES)
+                    kept += taken_down_to(LEAST)
                 case b"r":
-                    for chunk in taken_down_to(UNUSED_BYTES):
+                    for chunk in taken_down_to(UNUSED):
                         chunk.close()
                 case _:
                     return
-            os.write(answers, b".")
-        if free() < MIN_FREE_BYTES:
-            while held and free() < ENOUGH_FREE_BYTES:
-                held.pop().close()
+            os.write(hear, b".")
+        if free() < LEAST:
+            while kept and free() < ENOUGH:
+                kept.pop().close()
 
 
 def taken_down_to(least):
-    """All free memory but this much, in chunks."""
+    """All that is free but for this much."""
     chunks = []
-    while free() > least + CHUNK_BYTES:
+    while free() > least + CHUNK:
         chunks.append(taken())
     return chunks
 
 
 def taken():
-    """A chunk of memory whose pages were all written."""
-    chunk = mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Memory that is there: each page of it was written."""
+    chunk = mmap.mmap(-1, CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     chunk.madvise(mmap.MADV_HUGEPAGE)
-    for at in range(0, CHUNK_BYTES, mmap.PAGESIZE):
+    for at in range(0, CHUNK, mmap.PAGESIZE):
         chunk[at] = 1
     return chunk

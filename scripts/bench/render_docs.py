@@ -1,10 +1,11 @@
-"""docs/performance.md and its charts from the results, `docs/performance/PART.json`: see `results`.
+"""docs/performance.md from the results: what stands there between the markers `<!-- table NAME -->` and
+`<!-- end -->`, and the charts. All else on the page is written by hand, and what no file of results has stays.
 
-A table replaces what stands between the markers `<!-- table NAME -->` and `<!-- end -->`. All else on the page is
-written by hand, and a table without results stays as it is. The same results give the same page.
+    bench.render_docs            writes the page and its charts
+    bench.render_docs --check    says whether they are what the results give
 
-    python -m bench.render_docs            writes the page and its charts
-    python -m bench.render_docs --check    fails unless they are what the results give
+In: `docs/performance/PART.json`, as scripts/bench/results.py describes it. Out: the page, and
+`docs/performance/NAME.svg`; the same for the same results.
 """
 
 import json
@@ -12,7 +13,7 @@ import re
 import sys
 import textwrap
 
-from bench import FOLDER
+from bench.results import FOLDER
 from bench.tables import TABLES
 
 BEGIN = re.compile(r"<!-- table (\S+) -->")

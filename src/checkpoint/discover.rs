@@ -258,7 +258,12 @@ pub fn candidates_by_name(
         };
         found.push(Candidate { name, unsharded_name: whole, files: members });
     }
-    found.extend(files.into_iter().map(Candidate::single));
+    let alone = |name: String| Candidate {
+        unsharded_name: name.clone(),
+        name,
+        files: CandidateFiles::Single,
+    };
+    found.extend(files.into_iter().map(alone));
     found.sort_by(|a, b| a.name.cmp(&b.name));
     found
 }

@@ -1,7 +1,7 @@
-//! The statistics of a mount: the JSON of its root's attribute `user.ckptfs.stats`.
+//! The numbers of a mount, as its root's attribute `user.ckptfs.stats` gives them in JSON.
 //!
-//! `ckptfs status` and the metrics page read them. Fields may be added but never change their meaning, and readers
-//! ignore fields that they do not know.
+//! Out: [`MountStats`]: for `ckptfs status`, the metrics page, and the loader. Fields are added, never
+//! changed in meaning; a reader ignores what it does not know.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,114 +11,115 @@ use serde::{Deserialize, Serialize};
 /// Gives the statistics of a mount at any time, without waiting.
 pub type StatsReporter = Arc<dyn Fn() -> MountStats + Send + Sync>;
 
-/// The attribute of a mount's root that holds the statistics.
+/// The attribute of a mount's root.
 pub const STATS_ATTRIBUTE: &str = "user.ckptfs.stats";
 
-/// The largest attribute that the kernel allows.
+/// The kernel takes no larger attribute.
 pub const MAX_STATS_BYTES: usize = 64 * 1024;
 
-/// The version of the JSON format.
+/// The version of this form.
 pub const STATS_VERSION: u32 = 1;
 
-/// The state of a mount, and its counters.
+/// What a mount is and what it did so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MountStats {
-    /// The version of the JSON format.
+    /// The version of this form.
     pub version: u32,
     /// The version of the program that serves the mount.
     pub ckptfs: String,
     /// The process that serves the mount.
     pub pid: u32,
-    /// The file or directory that it shows.
+    /// What it shows.
     pub source: PathBuf,
-    /// Whether the source directory was removed. The mount stays empty even if another one is created at its path.
+    /// Whether the directory that it shows was removed: nothing is in it any more, whatever was made
+    /// under its name since.
     pub source_removed: bool,
-    /// The path that it was mounted at.
+    /// Where it was mounted.
     pub mountpoint: PathBuf,
-    /// The time when it was mounted, in seconds since 1970.
+    /// When, in seconds since 1970.
     pub started: u64,
-    /// Seconds since it was mounted.
+    /// Seconds since then.
     pub uptime_s: u64,
-    /// Whether the kernel reads unchanged files by itself.
+    /// Whether unchanged files are served by the kernel itself.
     pub passthrough: bool,
-    /// Bytes that reads returned.
+    /// Bytes given to readers.
     pub bytes_served: u64,
-    /// Reads that returned bytes.
+    /// Reads answered.
     pub reads: u64,
-    /// Requests that failed.
+    /// Reads answered with an error.
     pub errors: u64,
-    /// Counts of virtual files.
+    /// The checkpoints.
     pub virtual_files: VirtualFileStats,
-    /// The memory of the whole mount.
+    /// All memory of the mount.
     pub memory: MemoryStats,
-    /// Counters of the cache.
+    /// The cache.
     pub cache: CacheStats,
-    /// Counters of prefetched blocks.
+    /// Reading ahead.
     pub prefetch: PrefetchStats,
 }
 
-/// Counts of virtual files.
+/// How many checkpoints there are.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VirtualFileStats {
-    /// Shown in the directories that were listed or looked up so far.
+    /// Shown, as far as directories were looked at.
     pub known: u64,
-    /// Open at present.
+    /// Held open now.
     pub open: u64,
-    /// Checkpoints that are refused, and not shown.
+    /// Not shown, because they were refused.
     pub refused: u64,
 }
 
-/// The memory of a mount in bytes.
+/// Memory, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MemoryStats {
-    /// The memory that it may take.
+    /// What may be held.
     pub budget: u64,
-    /// The memory that it takes now.
+    /// What is held now.
     pub held: u64,
 }
 
-/// Counters of the cache.
+/// The cache's counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheStats {
-    /// Reads that were served from memory.
+    /// Reads answered from memory.
     pub hits: u64,
     /// Reads that waited for a disk.
     pub misses: u64,
-    /// The memory that blocks may take.
+    /// What it may hold.
     pub budget_bytes: u64,
-    /// The memory that blocks take now.
+    /// What it holds now.
     pub held_bytes: u64,
 }
 
-/// Counters of blocks that were prefetched.
+/// Blocks read before they were asked for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PrefetchStats {
-    /// Blocks that were prefetched.
+    /// Read.
     pub fetched: u64,
-    /// Of these, blocks that a read used.
+    /// Of these, given to a reader.
     pub used: u64,
-    /// Of these, blocks that were dropped unused.
+    /// Of these, dropped unused.
     pub wasted: u64,
-    /// Of these, blocks that an access trace named.
+    /// Of those read, because a load before is remembered to have read them next.
     pub replayed: u64,
 }
 
 impl MountStats {
-    /// The JSON of the attribute. Bytes of paths that are not UTF-8 are replaced.
+    /// As the attribute holds it. Paths that are not UTF-8 are shown as near as can be.
     pub fn to_json(&self) -> Vec<u8> {
         let text = |path: &PathBuf| PathBuf::from(path.to_string_lossy().into_owned());
-        let printable = MountStats {
+        let shown = MountStats {
             source: text(&self.source),
             mountpoint: text(&self.mountpoint),
             ..self.clone()
         };
-        // Numbers and valid text always serialise.
-        serde_json::to_vec(&printable).unwrap_or_default()
+        // A value of numbers and valid text is always written.
+        serde_json::to_vec(&shown).unwrap_or_default()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The commands as people and programs use them: what they find, what they say, how they exit.
+//! Commands as people and programs run them: results, messages and exit codes.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn a_directory_with_one_checkpoint_is_that_checkpoint() {
         "training_args.bin",
         "mp_rank_00_model_states.pt",
     ] {
-        // A checkpoint by its content, and still not what is meant.
+        // A checkpoint by its content, and still not the directory's default.
         command::write_transposed(&folder.path().join(kept), 2);
     }
     let done = run(&["inspect", folder.path().to_str().unwrap()]);
@@ -29,9 +29,9 @@ fn a_directory_with_one_checkpoint_is_that_checkpoint() {
 }
 
 #[test]
-fn what_comes_with_the_python_package_is_told_and_not_listed() {
+fn commands_of_the_python_package_are_explained_and_not_listed() {
     let folder = tempfile::tempdir().unwrap();
-    // A directory of that name is not what is meant, as with every other command.
+    // A directory of that name is not used as the source, as with every other command.
     fs::create_dir(folder.path().join("bench")).unwrap();
     fs::create_dir(folder.path().join("there")).unwrap();
     for name in ["run", "bench"] {
@@ -54,12 +54,12 @@ fn what_comes_with_the_python_package_is_told_and_not_listed() {
 }
 
 #[test]
-fn a_directory_with_several_wants_one_named() {
+fn a_directory_with_several_checkpoints_needs_one_named() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.safetensors", "b-00001-of-00002.safetensors", "b-00002-of-00002.safetensors"] {
         let shard = folder.path().join(name);
         let tensors = write_model(&shard, 1, 8);
-        // Each shard its own name.
+        // Each shard has its own name.
         let view =
             safetensors::tensor::TensorView::new(safetensors::Dtype::U8, vec![8], &tensors[0].1)
                 .unwrap();
@@ -84,7 +84,7 @@ fn a_directory_with_several_wants_one_named() {
 }
 
 #[test]
-fn a_file_beside_what_is_left_of_a_set_of_its_name_is_what_is_meant() {
+fn a_file_beside_leftover_shards_of_its_name_is_the_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     write_model(&folder.path().join("model.safetensors"), 2, 8);
     let rest = ["model-00001-of-00002.safetensors", "model.safetensors.index.json"];
@@ -128,7 +128,7 @@ fn exit_codes_tell_failures_apart() {
 }
 
 #[test]
-fn the_json_has_all_of_its_fields_refused_or_not() {
+fn the_json_has_all_fields_refused_or_not() {
     let folder = tempfile::tempdir().unwrap();
     let (good, bad) =
         (path(folder.path(), "good.safetensors"), path(folder.path(), "bad.safetensors"));
@@ -159,7 +159,7 @@ fn the_json_has_all_of_its_fields_refused_or_not() {
 }
 
 #[test]
-fn verify_tells_what_differs() {
+fn verify_names_the_differences() {
     let folder = tempfile::tempdir().unwrap();
     let save = |name: &str, tensors: &[(&str, safetensors::Dtype, usize, &[u8])]| {
         let views = tensors.iter().map(|&(name, dtype, len, data)| {
@@ -202,14 +202,14 @@ fn verify_tells_what_differs() {
 }
 
 #[test]
-fn output_that_nobody_reads_to_its_end_is_no_failure() {
+fn output_closed_by_its_reader_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();
     let file = path(folder.path(), "model.safetensors");
     write_model(Path::new(&file), 20_000, 1);
     let script = r#"set -o pipefail; "$CKPTFS" inspect --tensors "$1" | head -1"#;
     let done = run_in_shell(Command::new("bash"), script, &[&file]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
-    // The verdict is the same, read or not.
+    // The verdict is the same, whether the output is read or not.
     let other = path(folder.path(), "other.safetensors");
     write_model(Path::new(&other), 20_000, 2);
     let script = r#"set -o pipefail; "$CKPTFS" verify "$1" --against "$2" | head -1"#;
@@ -218,7 +218,7 @@ fn output_that_nobody_reads_to_its_end_is_no_failure() {
 }
 
 #[test]
-fn what_is_left_out_is_said() {
+fn entries_left_out_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (shard, out) =
         (path(folder.path(), "m-00001-of-00002.safetensors"), path(folder.path(), "out"));

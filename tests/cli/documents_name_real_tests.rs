@@ -1,9 +1,9 @@
-//! Every test that the documents name as proof is there.
+//! Every test that a document names as proof exists.
 
 use std::path::Path;
 
 #[test]
-fn every_test_that_is_named_exists() {
+fn every_named_test_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let pages = ["docs/semantics.md", "docs/loaders.md"];
     let text = pages.map(|page| std::fs::read_to_string(root.join(page)).unwrap()).concat();

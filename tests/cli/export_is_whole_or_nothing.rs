@@ -1,5 +1,5 @@
-//! An exported file is there whole or not at all, whatever ends the export; and what was there before
-//! stays until the new one is complete.
+//! An export writes the whole file or nothing, however it ends. The old file stays until the new one is
+//! complete.
 
 use std::fs;
 use std::path::Path;
@@ -98,7 +98,7 @@ fn only_regular_files_are_replaced_and_links_are_followed() {
     assert!(done.stderr.contains("is a directory"), "{}", done.stderr);
 }
 
-/// A write that fails in the middle, by a limit on file sizes.
+/// A limit on file sizes fails a write in the middle.
 #[test]
 fn a_write_that_fails_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn a_write_that_fails_leaves_nothing() {
     }
 }
 
-/// A shell in a mount namespace of its own, where an ordinary user may mount too.
+/// A shell in a mount namespace of its own, in which an ordinary user may mount too.
 fn with_own_mounts() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "bash"]);
@@ -127,7 +127,7 @@ fn with_own_mounts() -> Command {
 }
 
 #[test]
-fn a_disk_without_room_is_said_before_anything_is_written() {
+fn a_full_disk_is_reported_before_anything_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let (source, disk) = (path(folder.path(), "model.safetensors"), path(folder.path(), "disk"));
     write_model(Path::new(&source), 4, 4 << 20);
@@ -143,9 +143,9 @@ fn a_disk_without_room_is_said_before_anything_is_written() {
     assert_eq!(done.stdout, "");
 }
 
-/// There is room when it begins, and another program takes it.
+/// There is room when the export begins; another program takes it.
 #[test]
-fn a_disk_that_fills_up_meanwhile_leaves_nothing() {
+fn a_disk_that_fills_up_during_an_export_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (source, disk) = (path(folder.path(), "model.pt"), path(folder.path(), "disk"));
     write_transposed(Path::new(&source), BUSY);
@@ -164,13 +164,13 @@ fn a_disk_that_fills_up_meanwhile_leaves_nothing() {
     assert_eq!(done.stdout, "filler\n");
 }
 
-/// Rows and columns of a transposed matrix that keeps an export busy for a second at least.
+/// Rows and columns of a transposed matrix, which keeps an export busy for at least a second.
 const BUSY: u64 = 1 << 14;
 
 #[test]
-fn every_way_of_ending_it_leaves_nothing() {
+fn an_export_ended_by_a_signal_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    // A transposed gigabyte keeps it busy for as long as it takes to be told.
+    // A transposed gigabyte keeps the export busy until the signal arrives.
     let (source, out) = (path(folder.path(), "model.pt"), path(folder.path(), "out.safetensors"));
     write_transposed(Path::new(&source), BUSY);
     for (signal, code) in [(Signal::INT, Some(1)), (Signal::TERM, Some(1)), (Signal::KILL, None)] {
@@ -180,8 +180,8 @@ fn every_way_of_ending_it_leaves_nothing() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // It is writing once it has a file without a name open there, and ends with 0 if it is not
-        // ended before it is done.
+        // The export is writing once it has a nameless file open there. It exits with 0 if it finishes
+        // before the signal.
         let writes = || {
             let open = fs::read_dir(format!("/proc/{}/fd", export.id())).unwrap();
             let mut leads = open.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
@@ -200,11 +200,11 @@ fn every_way_of_ending_it_leaves_nothing() {
     }
 }
 
-/// The hidden name that goes with `out.safetensors`.
+/// The hidden name of an unfinished `out.safetensors`.
 const PART: &str = ".ckptfs-87ca48165b77441c.part";
 
 #[test]
-fn what_a_killed_export_left_the_next_removes() {
+fn leftovers_of_a_killed_export_are_removed_by_the_next() {
     let folder = tempfile::tempdir().unwrap();
     let source = path(folder.path(), "model.safetensors");
     write_model(Path::new(&source), 2, 100);
@@ -216,7 +216,7 @@ fn what_a_killed_export_left_the_next_removes() {
         assert_eq!(run(&[force, &[&source, &out]].concat()).code, 0);
         assert_eq!(names_in(folder.path()), kept);
     }
-    // A living process says by a lock that it is there.
+    // A living process holds a lock on its file.
     let held = fs::File::create(&part).unwrap();
     held.lock().unwrap();
     assert_eq!(run(&["export", "--force", &source, &out]).code, 0);

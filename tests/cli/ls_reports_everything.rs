@@ -1,5 +1,5 @@
-//! Promise: `ckptfs ls` names everything that is there, and says of each file that people would take
-//! for a checkpoint what becomes of it, or why nothing does.
+//! `ckptfs ls` names everything that is there. For each file that looks like a checkpoint it says what
+//! becomes of it, or why nothing does.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::common::shards::{A, B, INDEX, index, set};
 use crate::common::view::{torch, torch_with, write};
 use serde_json::Value;
 
-/// The directories that are listed; the listing must succeed.
+/// Lists directories as JSON; the listing must succeed.
 fn json(args: &[&str]) -> Value {
     let done = run(&[&["ls", "--json"], args].concat());
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
@@ -27,12 +27,12 @@ fn listed(folder: &Path, more: &[&str]) -> Value {
     json(&[&[folder.to_str().unwrap()], more].concat())[0].clone()
 }
 
-/// The entry of a list that has the name.
+/// The list's entry of that name.
 fn named<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
     list.as_array().unwrap().iter().find(|entry| entry["name"] == name)
 }
 
-/// Why a name stays as it is.
+/// The reason why a name stays as it is.
 fn why(listed: &Value, name: &str) -> String {
     let left = named(&listed["left"], name).unwrap_or_else(|| panic!("no reason for {name}"));
     left["reason"].as_str().unwrap().to_owned()
@@ -43,7 +43,7 @@ fn names(list: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn what_is_kept_and_by_which_pattern() {
+fn kept_files_are_listed_with_their_pattern() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = torch();
     for name in ["optimizer.pt", "mp_rank_00_model_states.pt", "mine.bin", "rng_state_0.pth"] {
@@ -61,7 +61,7 @@ fn what_is_kept_and_by_which_pattern() {
 }
 
 #[test]
-fn a_set_of_which_one_is_kept() {
+fn a_set_with_a_kept_shard_stays() {
     let folder = tempfile::tempdir().unwrap();
     let names = ["x-00001-of-00002.bin", "x-00002-of-00002.bin"];
     let index = index(&[("a", names[0]), ("b", names[1])]);
@@ -79,7 +79,7 @@ fn names_that_are_no_checkpoints() {
     for name in ["a.pkl", "b.PT", "c.pth.tar", "d.pt"] {
         write(folder.path(), &[(name, &bytes)]);
     }
-    // Nobody wonders about these.
+    // Nobody takes these for checkpoints.
     for name in ["config.json", "tokenizer.model", "README.md", "vocab.txt", "merges.tar"] {
         write(folder.path(), &[(name, b"")]);
     }
@@ -90,7 +90,7 @@ fn names_that_are_no_checkpoints() {
     assert!(why(&listed, "a.pkl").contains(".pkl can be anything"));
     assert!(why(&listed, "b.PT").contains(".PT and not .pt"));
     assert!(named(&listed["entries"], "d.safetensors").is_some());
-    // As the reason says, its own path shows it.
+    // As the reason says, `ls` of its own path shows it.
     let alone = json(&[&path(folder.path(), "a.pkl")]);
     assert_eq!(names(&alone[0]["entries"]), ["a.safetensors"]);
 }
@@ -131,7 +131,7 @@ fn names_that_are_not_utf8_are_given_exactly() {
 }
 
 #[test]
-fn what_is_called_safetensors_and_is_none() {
+fn files_called_safetensors_that_are_none() {
     let folder = tempfile::tempdir().unwrap();
     let good = valid(&["a", "b"]);
     let pickle = common::pickle::pickle(&common::pickle::text("no tensor in it, and long enough"));
@@ -167,7 +167,7 @@ fn what_is_called_safetensors_and_is_none() {
 }
 
 #[test]
-fn a_link_to_the_name_of_a_virtual_file_is_as_good_as_that() {
+fn a_link_to_a_virtual_files_name_means_that_file() {
     let folder = tempfile::tempdir().unwrap();
     let source = &folder.path().join("source");
     write(source, &[("model.pt", &torch()), ("sub/other.ckpt", b"no pickle")]);
@@ -181,7 +181,7 @@ fn a_link_to_the_name_of_a_virtual_file_is_as_good_as_that() {
     }
     let all = json(&["-r", source.to_str().unwrap()]);
     assert_eq!(names(&all[0]["entries"])[..2], ["a.safetensors", "b.safetensors"]);
-    // Of what is no checkpoint there is no virtual file.
+    // A file that is no checkpoint has no virtual file.
     assert_eq!(names(&all[0]["left"]), ["d.safetensors"]);
     assert!(why(&all[0], "d.safetensors").contains("no such file"));
     assert_eq!(named(&all[1]["left"], "c.safetensors"), None);
@@ -202,7 +202,7 @@ fn a_link_that_is_refused_has_no_target_and_a_reason() {
     assert!(text.contains("out -> refused: leads out"), "{text}");
 }
 
-/// What `ls` shows of a path, and what is read for `inspect` and `verify`: the number of tensors.
+/// The number of tensors that `ls` shows for a path, which `inspect` and `verify` must read too.
 fn alone(path: &str) -> (Value, usize) {
     let listed = json(&[path])[0].clone();
     let done = run(&["inspect", "--json", path]);
@@ -213,7 +213,7 @@ fn alone(path: &str) -> (Value, usize) {
 }
 
 #[test]
-fn the_name_of_a_virtual_file_is_that_virtual_file_alone() {
+fn a_virtual_files_name_means_that_file_alone() {
     let indexed = set(&[(A, &["a"]), (B, &["c"])], &[("a", A), ("c", B)]);
     write(indexed.path(), &[("config.json", b"{}"), ("other.bin", &torch())]);
     let (shows, tensors) = alone(&path(indexed.path(), "model.safetensors"));
@@ -228,7 +228,7 @@ fn the_name_of_a_virtual_file_is_that_virtual_file_alone() {
     assert_eq!(names(&shows["entries"]), ["model.safetensors"]);
     assert_eq!(shows["entries"][0]["virtual_file"]["from"][0], "pytorch_model.bin");
     assert_eq!(tensors, 1);
-    // Each is the virtual file that the folder shows, and the one that its own file is.
+    // Each path means the virtual file that the directory shows, and the one that its own source file gives.
     let identity = |listed: &Value, name: &str| {
         named(&listed["entries"], name).unwrap()["virtual_file"]["identity"].clone()
     };
@@ -237,7 +237,7 @@ fn the_name_of_a_virtual_file_is_that_virtual_file_alone() {
     let file = json(&[&path(single.path(), "pytorch_model.bin")])[0].clone();
     assert_eq!(identity(&file, "model.safetensors"), identity(&shows, "model.safetensors"));
 
-    // A name that the folder does not show is none; and a real file is itself.
+    // A name that the directory does not show means nothing; a real file means itself.
     for name in ["pytorch_model.safetensors", "other.safetensors"] {
         assert_eq!(run(&["ls", &path(single.path(), name)]).code, 1);
         assert_eq!(run(&["inspect", &path(single.path(), name)]).code, 1);
@@ -248,7 +248,7 @@ fn the_name_of_a_virtual_file_is_that_virtual_file_alone() {
 }
 
 #[test]
-fn a_virtual_file_that_is_refused_is_refused_by_its_name_too() {
+fn a_refused_virtual_file_is_refused_by_its_name_too() {
     let folder = tempfile::tempdir().unwrap();
     let whole = torch();
     write(folder.path(), &[("pytorch_model.bin", &whole[..whole.len() / 2])]);
@@ -256,7 +256,8 @@ fn a_virtual_file_that_is_refused_is_refused_by_its_name_too() {
         let done = run(&[command, &path(folder.path(), "model.safetensors")]);
         assert_eq!(done.code, 3, "{}", done.stderr);
     }
-    // What leads out by the name of a virtual file is refused, as in the folder: nobody typed the link.
+    // A link that leads out under a virtual file's name is refused, as in the directory: the user did not
+    // type the link.
     let out = tempfile::tempdir().unwrap();
     write(out.path(), &[("elsewhere", &whole)]);
     fs::remove_file(folder.path().join("pytorch_model.bin")).unwrap();
@@ -270,7 +271,7 @@ fn a_virtual_file_that_is_refused_is_refused_by_its_name_too() {
 }
 
 #[test]
-fn a_shard_alone_says_so() {
+fn a_shard_alone_has_a_note() {
     let shards = set(&[(A, &["a"]), (B, &["c"])], &[("a", A), ("c", B)]);
     let (shows, tensors) = alone(&path(shards.path(), A));
     assert_eq!((names(&shows["entries"]), tensors), (vec![A], 1));
@@ -284,7 +285,7 @@ fn a_shard_alone_says_so() {
 }
 
 #[test]
-fn a_stale_index_is_refused_and_told() {
+fn a_stale_index_is_refused_and_reported() {
     let shards = set(&[(A, &["a"])], &[("a", A), ("c", B)]);
     let listed = listed(shards.path(), &[]);
     assert_eq!(names(&listed["entries"]), [A, INDEX]);
@@ -327,10 +328,10 @@ fn many_plain_files() {
     }
 }
 
-/// A user without power whom every system has.
+/// An unprivileged user of every system.
 const NOBODY: &str = "65534";
 
-/// Lists as that user, where the command can be run by everybody.
+/// Lists as that user, with a copy of the command that every user may run.
 fn as_nobody(folder: &Path, args: &[&str]) -> Outcome {
     let binary = folder.join("ckptfs");
     command::install(command::ckptfs(), &binary);
@@ -361,7 +362,7 @@ fn a_directory_that_cannot_be_read_keeps_no_other_from_being_listed() {
     assert_eq!(done.code, 1);
     assert!(done.stdout.contains("unreadable  "), "{}", done.stdout);
     assert!(done.stdout.contains("m/c:"), "{}", done.stdout);
-    // The one that was asked for is a failure of its own.
+    // A directory that is asked for and cannot be read is refused.
     let done = as_nobody(folder.path(), &["ls", "-r", &path(folder.path(), "m/b")]);
     assert_eq!((done.code, done.stdout.as_str()), (3, ""), "{}", done.stderr);
     fs::set_permissions(folder.path().join("m/b"), fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,6 +1,5 @@
-//! What is said beside the output may be lost: a standard error that is closed or full changes no
-//! verdict. The output itself may not: where it cannot be written, the command fails, but for a
-//! reader who has enough of it.
+//! Notes on standard error may be lost: a closed or full one changes no verdict. The output may not: a
+//! command fails where it cannot write it, unless the reader closed the pipe.
 
 use std::fs;
 use std::process::Command;
@@ -21,12 +20,12 @@ impl Noted {
         Noted { folder }
     }
 
-    /// Runs a script with the shard as `$1`, and a name to write to, which is free, as `$2`.
+    /// Runs a script with the shard as `$1`, and a free name for output as `$2`.
     fn run(&self, script: &str) -> Outcome {
         let out = path(self.folder.path(), "out.safetensors");
         let shard = path(self.folder.path(), "model-00001-of-00002.safetensors");
         let done = run_in_shell(Command::new("bash"), script, &[&shard, &out]);
-        // Nothing but a whole file, if any.
+        // The script wrote a whole file, or none.
         if let Ok(written) = fs::metadata(&out) {
             assert!(written.len() > 8, "{script}");
             fs::remove_file(&out).unwrap();
@@ -53,7 +52,7 @@ fn notes_that_cannot_be_said_change_no_verdict() {
             assert_eq!((done.code, done.stdout), (0, whole.stdout.clone()), "{command} {lost}");
         }
     }
-    // A verdict that is not good stays what it is as well.
+    // A bad verdict stays what it is as well.
     for lost in ["2>/dev/full", "2>&-"] {
         assert_eq!(noted.run(&format!(r#""$CKPTFS" verify "$2" {lost}"#)).code, 1);
         assert_eq!(noted.run(&format!(r#""$CKPTFS" verify "$CKPTFS" {lost}"#)).code, 3);

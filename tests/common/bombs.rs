@@ -1,4 +1,4 @@
-//! What reading a pickle costs.
+//! Memory and time that parsing a pickle takes.
 
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,19 +10,20 @@ use super::in_bounded_time;
 use super::pickle::*;
 use super::zip::{Record, archive, checkpoint};
 
-/// The most memory that reading any of these may take: each is a few megabytes at the most, and what
-/// reading it should take is a small multiple of that.
+/// Most memory that parsing any of these may take: each file has at most a few megabytes, and parsing should
+/// take a small multiple of that.
 const MEMORY: u64 = 512 << 20;
 
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Held by each test from its beginning: memory is measured for the whole process, and values to read are large.
+/// Held by each test from its beginning: memory is measured for the whole process, and the values to parse
+/// are large.
 pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads a checkpoint with that value as its pickle all the way to a virtual file, and says whether there
-/// is one. It must not take long, nor much memory.
+/// Parses a checkpoint with that pickle all the way to a virtual file, and tells whether there is one.
+/// Neither may take long, nor much memory.
 pub fn is_shown(value: &[u8]) -> bool {
     is_shown_with(value, ParseOptions::default())
 }
@@ -31,20 +32,20 @@ pub fn is_shown_with(value: &[u8], options: ParseOptions) -> bool {
     are_shown(&[archive(&checkpoint(&pickle(value)))], options, MEMORY)
 }
 
-/// Whether a checkpoint with a compressed pickle is shown within that much memory.
+/// Tells whether a checkpoint with a compressed pickle is shown within that much memory.
 pub fn is_shown_packed(value: &[u8], memory: u64) -> bool {
     let mut records = checkpoint(&pickle(value));
     records[0] = Record::deflated("archive/data.pkl", &pickle(value));
     are_shown(&[archive(&records)], ParseOptions::default(), memory)
 }
 
-/// Whether that many copies are shown, parsed concurrently within that much memory.
+/// Tells whether that many copies are shown, parsed concurrently within that much memory.
 pub fn are_shown_together(value: &[u8], times: usize, memory: u64) -> bool {
     let bytes = archive(&checkpoint(&pickle(value)));
     are_shown(&vec![bytes; times], ParseOptions::default(), memory)
 }
 
-/// Whether all of these files are shown, parsed concurrently within that much memory.
+/// Tells whether all of these files are shown, parsed concurrently within that much memory.
 fn are_shown(files: &[Vec<u8>], options: ParseOptions, most: u64) -> bool {
     assert!(ALONE.try_lock().is_err(), "the test holds `alone`");
     fs::write("/proc/self/clear_refs", "5").expect("the peak can be reset");
@@ -65,7 +66,7 @@ fn are_shown(files: &[Vec<u8>], options: ParseOptions, most: u64) -> bool {
     shown
 }
 
-/// What the system says of this program's memory, in bytes.
+/// Bytes of this process's memory, as the system reports them.
 fn memory(what: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").expect("readable");
     let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("the line");
@@ -77,12 +78,12 @@ pub fn tensor() -> Vec<u8> {
     Tensor::default().bytes()
 }
 
-/// `n` times the value remembered in a slot, in a list.
+/// A list of `n` times the value in a memo slot.
 pub fn list_of(slot: u32, n: usize) -> Vec<u8> {
     [EMPTY_LIST, MARK, &get(slot).repeat(n), APPENDS].concat()
 }
 
-/// A value that is remembered and taken off the stack.
+/// Puts a value into a memo slot and takes it off the stack.
 pub fn remember(slot: u32, value: &[u8]) -> Vec<u8> {
     [value, &put(slot), POP].concat()
 }

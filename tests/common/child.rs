@@ -1,12 +1,12 @@
-//! A test that has a process of its own: what the environment says is read once in a process, and what
-//! ends the process must not end other tests.
+//! Tests in processes of their own: the environment is read once in a process, and a fault that ends the
+//! process must not end other tests.
 
 use std::process::{Command, Output};
 
 const CHILD: &str = "CKPTFS_TEST_IN_CHILD";
 
-/// In the child, does the body, and there is no output. Elsewhere, runs the test of this name in a child that
-/// is prepared first.
+/// Runs the body if this is the child; there is no output then. Elsewhere, runs the test of this name in a
+/// prepared child.
 pub fn in_child(
     test: &str,
     prepare: impl FnOnce(&mut Command),
@@ -22,7 +22,7 @@ pub fn in_child(
     Some(command.output().expect("the test runs again"))
 }
 
-/// The child did its one test, and that passed.
+/// Asserts that the child ran its one test, and that it passed.
 #[track_caller]
 pub fn must_pass(output: &Output) {
     let [said, told] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));

@@ -1,4 +1,4 @@
-//! Running the command as a user does, and the small models to run it on.
+//! Runs the command as a user does, and writes the small models to run it on.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -8,7 +8,7 @@ use std::process::Command;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-/// How a command ended and what it said.
+/// Exit code and output of a command.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: i32,
@@ -22,19 +22,19 @@ pub fn ckptfs() -> &'static str {
 }
 
 /// Copies a program so that every user may run it. Another process writes the copy: a file that is open for
-/// writing cannot be run, and a child that another test starts meanwhile inherits what this process has open.
+/// writing cannot be run, and children of other tests inherit what this process has open.
 pub fn install(program: impl AsRef<Path>, at: impl AsRef<Path>) {
     let mut install = Command::new("install");
     let done = install.args(["-m", "755"]).args([program.as_ref(), at.as_ref()]).status().unwrap();
     assert!(done.success());
 }
 
-/// Runs it.
+/// Runs the command under test.
 pub fn run(args: &[&str]) -> Outcome {
     run_command(Command::new(ckptfs()).args(args))
 }
 
-/// Runs a script that finds the command as `$CKPTFS` and the arguments as `$1` and on.
+/// Runs a script, which finds the command as `$CKPTFS` and its arguments as `$1` and on.
 pub fn run_in_shell(mut shell: Command, script: &str, args: &[&str]) -> Outcome {
     run_command(shell.args(["-c", script, "bash"]).args(args).env("CKPTFS", ckptfs()))
 }
@@ -43,19 +43,19 @@ pub fn run_in_shell(mut shell: Command, script: &str, args: &[&str]) -> Outcome 
 pub fn run_command(command: &mut Command) -> Outcome {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    // A process ended by a signal has no code of its own; shells give it 128 and more.
+    // A process ended by a signal has no exit code; shells report at least 128.
     let code = output.status.code().unwrap_or(128);
     let done = Outcome { code, stdout: text(output.stdout), stderr: text(output.stderr) };
     assert!(!done.stderr.contains("panicked"), "{}", done.stderr);
     done
 }
 
-/// The path of a name in a folder, as text.
+/// The path of a name in a directory, as text.
 pub fn path(folder: &Path, name: &str) -> String {
     folder.join(name).to_str().unwrap().to_owned()
 }
 
-/// What is in a folder, sorted.
+/// The sorted names in a directory.
 pub fn names_in(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder)
         .unwrap()
@@ -65,7 +65,7 @@ pub fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Writes a safetensors file of tensors of so many bytes, and gives what is in them.
+/// Writes a safetensors file of tensors of so many bytes, and gives their contents.
 pub fn write_model(path: &Path, tensors: usize, bytes: usize) -> Vec<(String, Vec<u8>)> {
     let data = |n: usize| (0..bytes).map(|at| (at * 7 + n * 13) as u8).collect();
     let tensors: Vec<(String, Vec<u8>)> =
@@ -77,8 +77,8 @@ pub fn write_model(path: &Path, tensors: usize, bytes: usize) -> Vec<(String, Ve
     tensors
 }
 
-/// The two shards of a model, each of one tensor of so many bytes, all of them `fill` in the first and
-/// `fill + 1` in the second.
+/// The two shards of a model, with one tensor each: every byte is `fill` in the first and `fill + 1` in the
+/// second.
 pub fn two_shards(fill: u8, bytes: usize) -> Vec<(String, Vec<u8>)> {
     let shard = |n: u8| {
         let data = vec![fill + n; bytes];
@@ -89,8 +89,8 @@ pub fn two_shards(fill: u8, bytes: usize) -> Vec<(String, Vec<u8>)> {
     vec![shard(0), shard(1)]
 }
 
-/// Writes a torch checkpoint of the older form with one square float matrix, transposed: the file
-/// has a hole where its bytes would be.
+/// Writes a legacy torch checkpoint with one square float matrix, transposed. The file has a hole where its
+/// bytes would be.
 pub fn write_transposed(path: &Path, side: u64) {
     let mut out = BufWriter::new(File::create(path).unwrap());
     let text = |text: &str| {

@@ -1,5 +1,4 @@
-//! What tests of loads to devices share: checkpoints, and looking whether what was loaded is right and all is given
-//! back.
+//! Checkpoints and assertions for tests of loads to devices.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -12,17 +11,17 @@ use serde_json::{Value, json};
 use super::safetensors::{entry, raw};
 use super::samples::{bytes, directory};
 
-/// What readers fill at a time.
+/// Bytes that a reader fills at once.
 pub const CHUNK: u64 = 4 << 20;
 
-/// A checkpoint that is read by so many threads.
+/// A checkpoint that so many threads read.
 pub fn open(path: &Path, threads: usize) -> OpenCheckpoint {
     LoadOptions { threads: NonZeroUsize::new(threads), ..LoadOptions::default() }
         .open(path)
         .unwrap()
 }
 
-/// Everything is given back, and nothing was done that must not be.
+/// Asserts that everything is given back, and that the stub found no fault.
 pub fn assert_clean(report: &Value) {
     for what in ["device", "pinned", "registered"] {
         assert_eq!(report["allocated"][what]["count"], 0, "{what}: {report}");
@@ -37,7 +36,7 @@ pub fn assert_clean(report: &Value) {
     );
 }
 
-/// What was loaded is what the virtual file has.
+/// Asserts that each tensor's bytes are those of the virtual file.
 pub fn assert_loaded(opened: &OpenCheckpoint, loaded: &[cuda::DeviceSlice]) {
     for (tensor, memory) in opened.tensors().iter().zip(loaded) {
         let expected = opened.load(tensor).unwrap();
@@ -50,17 +49,17 @@ pub fn all_tensors(opened: &OpenCheckpoint) -> Vec<(&OpenCheckpoint, &Tensor)> {
     opened.tensors().iter().map(|tensor| (opened, tensor)).collect()
 }
 
-/// A checkpoint of many chunks, with tensors that are larger than one, and such as share one.
+/// A checkpoint of many chunks: some tensors are larger than a chunk, others share one.
 pub fn large_checkpoint() -> (tempfile::TempDir, PathBuf) {
     checkpoint_of([3 << 20, 9 << 20, 100, 5000, (4 << 20) + 4, 64, 8 << 20, 12, 70_000])
 }
 
-/// A checkpoint with tensors of these sizes, one behind the other.
+/// A checkpoint with tensors of these sizes, one after the other.
 pub fn checkpoint_of(sizes: impl IntoIterator<Item = usize>) -> (tempfile::TempDir, PathBuf) {
     let (mut entries, mut data) = (Vec::new(), Vec::new());
     for (n, size) in sizes.into_iter().enumerate() {
         let start = data.len() as u64;
-        // The same again after a length that nothing else has: random bytes are slow to make.
+        // Repeats a random run of an odd length: random bytes are slow to make.
         let some = bytes(size.min(65_537), n as u64);
         data.extend(some.repeat(size.div_ceil(some.len())));
         data.truncate(start as usize + size);

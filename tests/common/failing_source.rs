@@ -1,4 +1,4 @@
-//! A filesystem of files in memory that hangs or fails when it is told to, as a server far away does.
+//! A filesystem of files in memory that hangs or fails on demand, as a remote server does.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -13,16 +13,16 @@ use fuser::{
     OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, Request,
 };
 
-/// What becomes of a request.
+/// How the filesystem answers requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Behavior {
     #[default]
     Works,
-    /// Reads are not answered before it works again.
+    /// Reads wait until it works again.
     HangsOnReads,
-    /// Nor is anything else.
+    /// Every request waits until it works again.
     Hangs,
-    /// Reads that touch these bytes of any file are refused with EIO.
+    /// Reads of these bytes of any file fail with EIO.
     Fails(Range<u64>),
 }
 
@@ -34,7 +34,7 @@ struct State {
     behavior: Mutex<(Behavior, VecDeque<PendingReply>)>,
 }
 
-/// The filesystem, mounted. Dropped, it answers everything that it owes, and is gone.
+/// The mounted filesystem. Dropping it answers every pending request and unmounts it.
 pub struct FailingSource {
     state: Arc<State>,
     at: PathBuf,
@@ -42,7 +42,7 @@ pub struct FailingSource {
 }
 
 impl FailingSource {
-    /// Mounts it at a directory, which is made.
+    /// Creates a directory and mounts the filesystem there.
     pub fn new(at: &str, files: Vec<(String, Vec<u8>)>) -> FailingSource {
         std::fs::create_dir(at).unwrap();
         let written = SystemTime::now() - LONG_AGO;
@@ -67,7 +67,7 @@ impl FailingSource {
         pending.into_iter().for_each(|answer| answer());
     }
 
-    /// How many requests wait for an answer.
+    /// Requests that wait for an answer.
     pub fn pending(&self) -> usize {
         self.state.behavior.lock().unwrap().1.len()
     }
@@ -83,10 +83,10 @@ impl Drop for FailingSource {
 
 struct Filesystem(Arc<State>);
 
-/// The age of its files: on such a filesystem, nothing is cached of younger ones.
+/// Age of its files: on such a filesystem, younger ones are not cached.
 const LONG_AGO: Duration = Duration::from_secs(3600);
 
-/// Everything is asked again each time.
+/// The kernel asks for everything again each time.
 const TTL: Duration = Duration::ZERO;
 
 impl Filesystem {

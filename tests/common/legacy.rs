@@ -1,9 +1,9 @@
-//! Writes files of torch's older form: five pickles, then storages with their counts.
+//! Writes legacy torch files: five pickles, then storages with their counts.
 
 use super::pickle::{NONE, TUPLE, Tensor, dict, int, list, pickle, text, tuple};
 use super::zip::floats;
 
-/// The parts of such a file.
+/// The parts of a legacy file.
 #[derive(Clone, Debug)]
 pub struct Legacy {
     pub magic: Vec<u8>,
@@ -14,10 +14,10 @@ pub struct Legacy {
     pub storages: Vec<(i64, Vec<u8>)>,
 }
 
-/// `(name, first element, count)` of a storage that is a part of another; or that it is none.
+/// `(name, first element, count)` of a storage that is a part of another.
 pub type Window = Option<(i128, i128)>;
 
-/// A tensor whose storage says of what it is a part, as this form does.
+/// A tensor whose storage states its part of another, as legacy files do.
 pub fn tensor(tensor: &Tensor, window: Window) -> Vec<u8> {
     let window = match window {
         Some((first, count)) => tuple(&[text("part"), int(first), int(count)]),

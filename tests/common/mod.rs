@@ -1,8 +1,8 @@
-//! What the promises are tested with: files put together by hand, byte by byte, so that each can be
-//! wrong in one way and right in all others.
+//! Helpers of the tests: files put together byte by byte, each wrong in one way and right in all others, and
+//! ways to run and mount.
 
 #![allow(dead_code, unused_macros)] // Each binary uses its own part.
-#![allow(clippy::unwrap_used)] // As in tests: what fails fails the test.
+#![allow(clippy::unwrap_used)] // Also in functions beside the tests: a failed one fails the test.
 
 pub mod bombs;
 #[cfg(feature = "cuda")]
@@ -41,28 +41,28 @@ macro_rules! test_path {
 #[allow(unused_imports)]
 pub(crate) use test_path;
 
-/// How long reading the worst small file may take, in an unoptimised build on a busy machine. What
-/// grows out of proportion takes hours.
+/// Time that reading the worst small file may take, in a debug build on a busy machine. Anything out of
+/// proportion takes hours.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Reads bytes as a torch file.
+/// Parses bytes as a torch file.
 pub fn torch(bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
     checkpoint::parse_bytes(bytes, Path::new("x.pt"), &ParseOptions::default())
 }
 
-/// Reads bytes as a safetensors file.
+/// Parses bytes as a safetensors file.
 pub fn safetensors(bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
     checkpoint::parse_bytes(bytes, Path::new("x.safetensors"), &ParseOptions::default())
 }
 
-/// The only entry of a checkpoint that is refused.
+/// The only entry of a checkpoint, which must be refused.
 pub fn refused(checkpoint: Checkpoint) -> RefusedEntry {
     assert!(checkpoint.tensors.is_empty(), "shown: {:?}", checkpoint.tensors);
     let [refused] = <[RefusedEntry; 1]>::try_from(checkpoint.refused).expect("one refused entry");
     refused
 }
 
-/// The opened virtual file of a checkpoint.
+/// The open virtual file of a checkpoint.
 pub fn reader(checkpoint: Checkpoint) -> VirtualFileReader {
     let virtual_file = VirtualFile::new(checkpoint).expect("a virtual file");
     Arc::new(virtual_file).open().expect("unchanged sources")
@@ -76,7 +76,7 @@ pub fn whole(reader: &VirtualFileReader) -> Vec<u8> {
     bytes
 }
 
-/// The bytes of one tensor of a checkpoint, as its virtual file has them.
+/// The bytes of one tensor, as the checkpoint's virtual file has them.
 pub fn tensor_bytes(checkpoint: Checkpoint, name: &str) -> Vec<u8> {
     let reader = reader(checkpoint);
     let tensors = reader.virtual_file().tensors();
@@ -85,7 +85,7 @@ pub fn tensor_bytes(checkpoint: Checkpoint, name: &str) -> Vec<u8> {
     whole(&reader)[range.start as usize..range.end as usize].to_vec()
 }
 
-/// Does something that must come to an end soon, whatever it was given.
+/// Runs work that must end soon, whatever its input.
 pub fn in_bounded_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, answer) = channel();
     std::thread::spawn(move || done.send(work()));

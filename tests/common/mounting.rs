@@ -1,4 +1,4 @@
-//! Mounting as a user does, and leaving nothing behind, whatever the test comes to.
+//! Mounts as a user does, and leaves nothing behind, however the test ends.
 
 use std::fs;
 use std::io::Read;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::command::{Outcome, ckptfs, run, run_command, write_model};
 
-/// Longer than anything here takes on the slowest machine; only a failing test waits for it.
+/// Longer than anything here takes on the slowest machine. Only a failing test waits for it.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// A source with a model, and an empty directory to mount it at. Takes away what is mounted there.
+/// A source with a model, and an empty directory to mount it at. Dropping it kills the daemon and unmounts.
 pub struct MountFixture {
     folder: tempfile::TempDir,
     pub source: String,
@@ -25,7 +25,7 @@ impl MountFixture {
         let uid = Command::new("id").arg("-u").output().unwrap();
         assert_eq!(uid.stdout, b"0\n", "these tests need root");
         let folder = tempfile::tempdir().unwrap();
-        // Other users get through to what is theirs.
+        // Other users must be able to pass through the directory.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let (source, mountpoint) = (path("source"), path("mnt"));
@@ -70,7 +70,7 @@ impl MountFixture {
         mounts_at(&self.mountpoint)
     }
 
-    /// What `status` says of the mount here.
+    /// The state that `status` reports for this mount.
     pub fn state(&self) -> String {
         let done = run(&["status", "--json"]);
         assert_eq!(done.code, 0, "{}", done.stderr);
@@ -94,7 +94,7 @@ impl Drop for MountFixture {
         for daemon in daemons_of(self.folder.path().to_str().unwrap()) {
             signal("KILL", daemon.0);
         }
-        // A mount for each of the table, those above first.
+        // One unmount for each mount in the table, the topmost first.
         for _ in 0..16 {
             let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
             let inside = self.folder.path().to_str().unwrap();
@@ -113,7 +113,7 @@ pub fn mounts_at(path: &str) -> usize {
     table.lines().filter(|line| line.split(' ').nth(4) == Some(path)).count()
 }
 
-/// Processes of ours that have an argument that begins so, and have not ended.
+/// Running processes of ours that have an argument that begins so.
 pub fn daemons_of(argument: &str) -> Vec<Daemon> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").unwrap() {
@@ -151,7 +151,7 @@ pub fn arguments(pid: u32) -> Vec<String> {
 pub struct Daemon(pub u32);
 
 impl Daemon {
-    /// One that nobody has waited for has ended all the same.
+    /// A zombie has ended, too.
     pub fn runs(self) -> bool {
         let about = fs::read_to_string(format!("/proc/{}/stat", self.0)).unwrap_or_default();
         let state = about.rsplit(") ").next().unwrap_or_default().chars().next();
@@ -162,7 +162,7 @@ impl Daemon {
         signal(name, self.0);
     }
 
-    /// Stops it. The signal alone leaves its threads a moment in which they go on answering.
+    /// Stops the daemon. After the signal alone its threads still answer for a moment.
     pub fn stop(self) {
         self.kill("STOP");
         let is_stopped = |thread: fs::DirEntry| {
@@ -190,7 +190,7 @@ impl ForegroundMount {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Waits for its end: how it ended, and what it said.
+    /// Waits for its end: exit status and standard error.
     pub fn ends(mut self) -> (ExitStatus, String) {
         wait_until("the mount ends", || !self.runs());
         let mut said = String::new();
@@ -211,7 +211,7 @@ pub fn signal(name: &str, pid: u32) {
         Command::new("kill").args(["-s", name, &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-/// Waits until something holds, and fails if it never does.
+/// Waits until something holds; fails if it never does.
 #[track_caller]
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();

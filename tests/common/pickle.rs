@@ -1,6 +1,6 @@
 //! Assembles pickles opcode by opcode.
 
-/// The opcodes that appear in the tests by themselves.
+/// Opcodes that the tests use by name.
 pub const MARK: &[u8] = b"(";
 pub const TUPLE: &[u8] = b"t";
 pub const REDUCE: &[u8] = b"R";
@@ -16,7 +16,7 @@ pub const SET_ITEMS: &[u8] = b"u";
 pub const APPEND: &[u8] = b"a";
 pub const APPENDS: &[u8] = b"e";
 
-/// A whole pickle of protocol 2 that stands for one value.
+/// A whole pickle of protocol 2 of one value.
 pub fn pickle(value: &[u8]) -> Vec<u8> {
     [b"\x80\x02", value, b"."].concat()
 }
@@ -25,7 +25,7 @@ pub fn text(text: &str) -> Vec<u8> {
     [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// A whole number of any size up to 127 bits, in its shortest form of whole bytes.
+/// An integer of up to 127 bits, in its shortest form of whole bytes.
 pub fn int(n: i128) -> Vec<u8> {
     let bytes = n.to_le_bytes();
     let len = (1..=16).find(|&len| sign_extended(&bytes[..len]) == n).unwrap_or(16);
@@ -56,22 +56,22 @@ pub fn global(module: &str, name: &str) -> Vec<u8> {
     format!("c{module}\n{name}\n").into_bytes()
 }
 
-/// What calling something with these arguments gives.
+/// A call with these arguments.
 pub fn call(callable: &[u8], args: &[Vec<u8>]) -> Vec<u8> {
     [callable, &tuple(args), REDUCE].concat()
 }
 
-/// Remembers the value on top.
+/// Puts the top of the stack into a memo slot.
 pub fn put(slot: u32) -> Vec<u8> {
     [b"r", &slot.to_le_bytes()[..]].concat()
 }
 
-/// Uses a remembered value.
+/// Gets a value from a memo slot.
 pub fn get(slot: u32) -> Vec<u8> {
     [b"j", &slot.to_le_bytes()[..]].concat()
 }
 
-/// A tensor as `torch.save` writes it, wrong where a test wants it so.
+/// A tensor as `torch.save` writes it, with the fields that a test makes wrong.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub function: &'static str,
@@ -84,7 +84,7 @@ pub struct Tensor {
     pub stride: Vec<i128>,
 }
 
-/// Storage `0` of the archives here holds six floats; this sees them as two rows of three.
+/// Storage `0` of these archives holds six floats, shown as two rows of three.
 pub const STORED_FLOATS: i128 = 6;
 
 impl Default for Tensor {

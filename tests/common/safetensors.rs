@@ -1,11 +1,11 @@
-//! Writes safetensors files whose headers say what they are told to say.
+//! Writes safetensors files with any header.
 
-/// A header of any length and content, and what follows it.
+/// A header of any length and content, and the data behind it.
 pub fn raw(stated: u64, header: &[u8], data: &[u8]) -> Vec<u8> {
     [&stated.to_le_bytes(), header, data].concat()
 }
 
-/// A file with that header and so many bytes of data, no two neighbours the same.
+/// A file with that header and so many bytes of data, in which no two neighbours are equal.
 pub fn file(header: &str, data_len: usize) -> Vec<u8> {
     let data: Vec<u8> = (0..data_len).map(|n| (n % 251) as u8).collect();
     raw(header.len() as u64, header.as_bytes(), &data)

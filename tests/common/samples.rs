@@ -1,5 +1,5 @@
-//! A checkpoint of each kind, larger than a block of the cache and a stretch of the loader: runs, strided
-//! and expanded views, the other byte order, packed, and the older form.
+//! One checkpoint of each kind, larger than a block of the cache and a read of the loader. They have runs,
+//! strided and expanded views, the other byte order, compressed storages and the legacy form.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::{legacy, pickle, zip};
 
 const MIB: usize = 1 << 20;
 
-/// Numbers that look random, the same each time.
+/// Pseudorandom numbers, the same each time.
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -26,8 +26,8 @@ pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|_| numbers.below(256) as u8).collect()
 }
 
-/// A directory on a disk: what lies in memory cannot be made to be read again. On another machine than the one
-/// it was built on it is where that has temporary files.
+/// A directory on a disk: a filesystem in memory cannot drop its pages. On another machine than the one that
+/// built this, the system's temporary directory.
 pub fn directory() -> TempDir {
     let built = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let found = if built.is_dir() { built.to_owned() } else { std::env::temp_dir() };
@@ -62,7 +62,7 @@ pub fn write_sample(content: &[u8]) -> (TempDir, PathBuf) {
     (directory, path)
 }
 
-/// Together more than a block.
+/// Together larger than a block.
 const ROWS: i128 = 400;
 const COLUMNS: i128 = 700;
 

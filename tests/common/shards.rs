@@ -43,7 +43,7 @@ pub fn set(shards: &[(&str, &[&str])], weight_map: &[(&str, &str)]) -> TempDir {
 pub const A: &str = "model-00001-of-00002.safetensors";
 pub const B: &str = "model-00002-of-00002.safetensors";
 
-/// What is wrong with an index.
+/// The fault of an index.
 pub fn fault(answer: Result<Checkpoint, CheckpointError>) -> IndexError {
     match answer.expect_err("refused") {
         CheckpointError::Index { fault, .. } => fault,

@@ -1,6 +1,7 @@
-//! NVIDIA's libraries for tests on machines without a GPU: the stand-ins of `stubs`, built when they are first
-//! needed, and a process that finds them. In: a test's name, settings (the `README.md` of each), and what to do
-//! there. Out: the stand-ins' reports of it.
+//! Stubs of NVIDIA's libraries for tests on machines without a GPU.
+//!
+//! A stub of `stubs` is built when it is first needed. The test's body runs in a process that finds it,
+//! under the settings of its `README.md`, and the caller gets the stub's report.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -13,14 +14,14 @@ use serde_json::Value;
 
 use super::child::{in_child, must_pass};
 
-/// A library that stands in for one of NVIDIA's.
+/// A stub of one of NVIDIA's libraries.
 struct Standin {
-    /// Its folder of `stubs`, and what its settings begin with.
+    /// Its directory in `stubs`, and the prefix of its settings.
     name: &'static str,
     settings: &'static str,
-    /// What is built.
+    /// The file that cargo builds.
     built: &'static str,
-    /// The names that programs look for.
+    /// The file names that programs look for.
     names: &'static [&'static str],
 }
 
@@ -41,8 +42,8 @@ const STORAGE: Standin = Standin {
 };
 
 impl Standin {
-    /// The folder that has the library, under all names that programs look for. Builds it first, once, however
-    /// many tests and processes of tests want it.
+    /// The directory that has the library under all names that programs look for. Builds it once for all
+    /// tests and processes.
     fn folder(&self) -> PathBuf {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("standin-{}", self.name));
         let folder = target.join("found");
@@ -68,21 +69,21 @@ impl Standin {
     }
 }
 
-/// Where the driver and the library for GPUDirect Storage are.
+/// The directories of the driver and of the library for GPUDirect Storage.
 fn folders() -> &'static [PathBuf; 2] {
     static FOLDERS: OnceLock<[PathBuf; 2]> = OnceLock::new();
     FOLDERS.get_or_init(|| [DRIVER, STORAGE].map(|standin| standin.folder()))
 }
 
-/// Does the test of this name in a process that finds the stand-in for the driver and its settings, and passes on
-/// what that reports at the end of it; nothing in the process itself.
+/// Runs the test of this name in a process that finds the stub of the driver and its settings. Gives the
+/// stub's report, or nothing in the process itself.
 #[track_caller]
 pub fn with_driver(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) -> Option<Value> {
     let [driver, _] = in_process(test, &[DRIVER], settings, body)?;
     Some(driver.expect("the test calls the driver"))
 }
 
-/// The same with the library for GPUDirect Storage, which may not be called.
+/// The same with the library for GPUDirect Storage, which the body need not call.
 #[track_caller]
 pub fn with_storage(
     test: &str,

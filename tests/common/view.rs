@@ -1,4 +1,4 @@
-//! What a view shows, in words, and the files to show.
+//! The contents of a view in words, and files to show.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub fn torch_with(name: &str) -> Vec<u8> {
     zip::archive(&zip::checkpoint(&super::pickle::pickle(&state)))
 }
 
-/// Writes files beneath a folder, and the folders that they are in.
+/// Writes files beneath a directory, and their parent directories.
 pub fn write(folder: &Path, files: &[(&str, &[u8])]) {
     for (name, bytes) in files {
         let path = folder.join(name);
@@ -37,7 +37,7 @@ pub fn view_of_all(path: &Path) -> View {
     View::new(path, ViewOptions { show_originals: true, ..ViewOptions::default() }).expect("a view")
 }
 
-/// One that follows links anywhere.
+/// A view that follows links anywhere.
 pub fn view_following(path: &Path) -> View {
     let mut options = ViewOptions::default();
     options.parse.follow_symlinks = true;
@@ -57,7 +57,7 @@ pub fn word(name: &str, entry: &ViewEntry) -> String {
     }
 }
 
-/// What a view lists at a place, in words; a name looked up must be the same as listed.
+/// The listing of a view's directory, in words. Looking a name up must give what the listing has.
 pub fn shown(view: &View, place: impl AsRef<Path>) -> Vec<String> {
     let place = place.as_ref();
     let Listing { entries, hidden, .. } = view.list(place).expect("listed");
@@ -75,7 +75,7 @@ pub fn shown(view: &View, place: impl AsRef<Path>) -> Vec<String> {
     words.collect()
 }
 
-/// The names that are hidden at a place.
+/// The names that are hidden in a directory.
 pub fn hidden(view: &View, place: impl AsRef<Path>) -> Vec<String> {
     let hidden = view.list(place.as_ref()).expect("listed").hidden;
     hidden.into_iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect()

@@ -1,15 +1,15 @@
-//! Writes zip archives in which the directory can say other things than the records do.
+//! Writes zip archives whose directory may contradict their records.
 
 use super::pickle;
 
 /// Bytes of the record at the very end of an archive without a comment.
 pub const END_LEN: usize = 22;
 
-/// Methods of packing.
+/// Compression methods.
 pub const STORED: u16 = 0;
 pub const DEFLATED: u16 = 8;
 
-/// What a record's own header and its entry in the directory both say.
+/// The fields that a record's own header and its entry in the directory share.
 #[derive(Clone, Debug)]
 pub struct Header {
     pub name: Vec<u8>,
@@ -36,20 +36,20 @@ impl Header {
     }
 }
 
-/// A record: its own header, its entry in the directory, its bytes as they are stored.
+/// A record: its own header, its entry in the directory, its stored bytes.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub local: Header,
     pub central: Header,
     pub data: Vec<u8>,
-    /// Where the directory says it starts, if not where it does.
+    /// The start that the directory states, if it is wrong.
     pub at: Option<u32>,
-    /// On which disk the directory says it is.
+    /// The disk that the directory states.
     pub disk: u16,
 }
 
 impl Record {
-    /// A record as torch writes it, but that its sizes are in its own header.
+    /// A record as torch writes it, except that its sizes are in its own header.
     pub fn stored(name: &str, data: &[u8]) -> Record {
         Record::packed(name, STORED, data.to_vec(), data.len())
     }
@@ -60,7 +60,7 @@ impl Record {
         Record::packed(name, DEFLATED, packed, data.len())
     }
 
-    /// A record of any method that says it unpacks to so many bytes.
+    /// A record of any method that states so many bytes of content.
     pub fn packed(name: &str, method: u16, data: Vec<u8>, size: usize) -> Record {
         let header = Header {
             name: name.as_bytes().to_vec(),
@@ -122,7 +122,7 @@ pub fn end(count: u16, directory_len: u32, directory: u32) -> Vec<u8> {
     out
 }
 
-/// The wide end record and its locator, which says that the former is at `place`.
+/// The zip64 end record and its locator, which states that the record is at `place`.
 pub fn wide_end(count: u64, directory_len: u64, directory: u64, place: u64) -> Vec<u8> {
     let mut out = b"PK\x06\x06".to_vec();
     out.extend(44u64.to_le_bytes());

@@ -1,5 +1,5 @@
-//! Promise: an index or a link cannot make us read what lies outside the directory that the user
-//! named, unless the user allows it; and what stays inside works.
+//! An index or a link cannot make the parser read outside the directory that the user named, unless the user
+//! allows it. Links that stay inside work.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -60,7 +60,7 @@ fn links_that_leave_the_directory() {
     assert!(is_outside(open(set.path())), "a relative link");
     assert_eq!(names(&open_following(set.path()).unwrap()), ["a"]);
 
-    // A directory on the way that leads out is no better.
+    // A directory link that leads out is refused too.
     fs::remove_file(&link).unwrap();
     symlink(outside.path().join("folder"), set.path().join("sub")).unwrap();
     fs::write(set.path().join(INDEX), index(&[("a", "sub/shard.safetensors")])).unwrap();
@@ -98,7 +98,7 @@ fn links_through_proc_leave_the_directory() {
     let held = fs::File::open(set.path().join(A)).unwrap();
     let descriptor = std::os::fd::AsRawFd::as_raw_fd(&held);
     symlink(format!("/proc/self/fd/{descriptor}"), set.path().join("link.safetensors")).unwrap();
-    // An absolute link stays inside by its name, not by what happens to be behind it.
+    // An absolute link stays inside by its name, whatever is behind it.
     assert!(is_outside(open(set.path())));
     let outside = tempfile::tempdir().unwrap();
     fs::rename(set.path().join(A), outside.path().join("moved")).unwrap();
@@ -166,7 +166,7 @@ fn a_snapshot_of_the_hub_cache() {
     }
     assert_eq!(names(&open(&snapshot.join(A)).unwrap()), ["a"]);
 
-    // Past the repository is outside here too.
+    // Here, too, a path beyond the repository leads out.
     fs::write(cache.path().join("foreign"), valid(&["c"])).unwrap();
     fs::remove_file(snapshot.join(B)).unwrap();
     symlink("../../../foreign", snapshot.join(B)).unwrap();

@@ -1,5 +1,4 @@
-//! Promise: whatever the bytes are, reading them ends in a virtual file or in a refusal. A virtual file then
-//! reads as the valid safetensors file that it says it is.
+//! Any bytes end in a virtual file or in a refusal. A virtual file is valid for the reference reader.
 
 use std::path::Path;
 
@@ -11,8 +10,8 @@ use ckptfs::checkpoint::{self, ParseOptions};
 use ckptfs::virtual_file::VirtualFile;
 use proptest::prelude::*;
 
-/// Virtual files up to this size are read whole and shown to the reference reader; of larger ones, which
-/// few bytes can make by repeating themselves, this much is read.
+/// Virtual files up to this size are read whole and given to the reference reader. Larger ones, which few
+/// bytes can make by repetition, are read up to this size.
 const READ: u64 = 1 << 20;
 
 /// A change to a file.
@@ -43,7 +42,7 @@ fn any_change() -> impl Strategy<Value = Change> {
         1 << 63,
         u64::MAX,
     ]);
-    // What pickles are made of, so that more of what is put in has a meaning.
+    // Opcodes of pickles, so that more of the changes mean something.
     let opcode = prop::sample::select(&b"().0N}]tuesabQRqhcK\x85\x86\x87\x88\x89\x8a\x93\x94"[..]);
     prop_oneof![
         4 => (at(), 0u8..8).prop_map(|(at, bit)| Change::Flip { at, bit }),
@@ -104,7 +103,7 @@ fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// Reads bytes as far as they can be read.
+/// Reads a virtual file of any bytes as far as it can be read.
 fn read(bytes: &[u8], name: &str) {
     for allow_partial in [false, true] {
         let options = ParseOptions { allow_partial, ..ParseOptions::default() };
@@ -119,7 +118,7 @@ fn read(bytes: &[u8], name: &str) {
         if size <= READ {
             safetensors::SafeTensors::deserialize(&out).expect("valid for the reference reader");
         }
-        // From the end on, and across the middle, where pieces begin inside a tensor.
+        // From the end on, and across the middle, where a read begins inside a tensor.
         for start in [size / 2, size.saturating_sub(7)] {
             let mut part = vec![0; 1000];
             let read = reader.read_at(&mut part, start).expect("every byte is there");

@@ -1,5 +1,5 @@
-//! Promise: a virtual file read in any pieces by any number of threads is one valid safetensors file, the
-//! same each time, with the tensors that the source has.
+//! A virtual file read in any ranges by any number of threads is one valid safetensors file. It is the same
+//! each time, and has the source's tensors.
 
 use crate::common;
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ const DTYPES: [Dtype; 20] = [
     Dtype::U64,
 ];
 
-/// A tensor to be saved.
+/// A tensor to save.
 #[derive(Clone, Debug, PartialEq)]
 struct Saved {
     dtype: Dtype,
@@ -48,7 +48,7 @@ struct Saved {
     bytes: Vec<u8>,
 }
 
-/// A checkpoint to be saved: tensors by name, and in which shard each goes.
+/// A checkpoint to save: tensors by name, and each one's shard.
 #[derive(Clone, Debug)]
 struct Model {
     tensors: BTreeMap<String, Saved>,
@@ -59,7 +59,7 @@ fn any_tensor() -> impl Strategy<Value = Saved> {
     let shape = prop::collection::vec(0usize..6, 0..4);
     (prop::sample::select(&DTYPES[..]), shape, any::<u64>()).prop_map(|(dtype, mut shape, seed)| {
         if dtype == Dtype::F4 {
-            // Two of them to a byte.
+            // Two elements to a byte.
             shape.push(2);
         }
         let len = shape.iter().product::<usize>() * dtype.bitsize() / 8;
@@ -106,7 +106,7 @@ fn read(reader: &VirtualFileReader, start: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Where each segment's bytes are, taken from the sources by hand.
+/// The bytes of each segment, read from the sources without the virtual file.
 fn by_segments(virtual_file: &VirtualFile, start: u64, end: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut at = start;
@@ -167,7 +167,7 @@ proptest! {
         std::thread::scope(|threads| {
             for first in 0..READERS {
                 threads.spawn(move || {
-                    // Each begins with another piece, so that different ones are read at once.
+                    // Each thread begins with another range, so that different ones are read at once.
                     for (start, len) in pieces.iter().cycle().skip(first).take(pieces.len()) {
                         let start = (start * whole.len() as f64) as usize;
                         let end = (start + len).min(whole.len());
@@ -221,7 +221,7 @@ proptest! {
         let bytes = common::whole(&before.open().unwrap());
         prop_assert_eq!(&bytes, &common::whole(&again.open().unwrap()));
 
-        // A copy elsewhere: the same bytes and layout, and other files.
+        // A copy elsewhere has the same bytes and layout, and other files.
         let copy = virtual_file(second.path(), &plain);
         prop_assert_eq!(copy.layout_hash(), before.layout_hash());
         prop_assert_ne!(copy.identity(), before.identity());

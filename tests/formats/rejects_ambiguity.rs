@@ -1,4 +1,4 @@
-//! Promise: what two programs could read in two ways is refused, not read in one of them.
+//! A checkpoint that two programs could read differently is refused.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ fn tensor() -> Vec<u8> {
     Tensor::default().bytes()
 }
 
-/// A dictionary with any keys, equal ones too.
+/// A dictionary with any keys, equal ones included.
 fn entries(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
     let pairs: Vec<Vec<u8>> = entries.iter().map(|(k, v)| [&k[..], v].concat()).collect();
     [EMPTY_DICT, MARK, &pairs.concat(), SET_ITEMS].concat()
@@ -64,7 +64,7 @@ fn a_path_with_two_meanings() {
     assert!(!is_collision(&state, Some("a")));
 }
 
-/// A shard in which a tensor is refused holds its name all the same.
+/// A refused tensor's name counts as taken by its shard.
 #[test]
 fn a_tensor_refused_in_one_shard_and_shown_in_another() {
     let sparse = call(&global("torch._utils", "_rebuild_sparse_tensor"), &[]);
@@ -80,7 +80,7 @@ fn a_tensor_refused_in_one_shard_and_shown_in_another() {
     ));
 }
 
-/// The length of a header can begin like a pickle of any protocol.
+/// A header's length can begin like a pickle of any protocol.
 #[test]
 fn a_header_whose_length_looks_like_a_pickle() {
     let json = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
@@ -145,7 +145,8 @@ fn a_set_of_no_shards_is_a_file_by_itself() {
     assert_eq!(names(&open(directory_of(&[file]).path()).unwrap()), [file]);
 }
 
-/// A directory with these files. Whatever its name, each is safetensors with one tensor named like the file.
+/// A directory with these files. Each is safetensors, whatever its name, with one tensor named like the
+/// file.
 fn directory_of(files: &[&str]) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for file in files {
@@ -158,7 +159,7 @@ fn directory_of(files: &[&str]) -> tempfile::TempDir {
     directory
 }
 
-/// What a kill leaves while one file takes the place of shards, or the other way round.
+/// The files that a killed writer leaves between shards and a single file.
 #[test]
 fn a_file_comes_before_shards_and_an_index_of_its_own_name() {
     for beside in [
@@ -186,7 +187,7 @@ fn a_file_comes_before_shards_and_an_index_of_its_own_name() {
     }
 }
 
-/// The names are those that loaders look for, in the order of transformers.
+/// The names that loaders look for, in the order of transformers.
 #[test]
 fn the_first_of_several_files_of_one_model_is_taken() {
     let set = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
@@ -240,7 +241,7 @@ fn a_set_with_an_index_comes_before_pickles() {
     assert!(matches!(open(directory.path()), Err(CheckpointError::Index { .. })));
 }
 
-/// But for exactly that.
+/// Any other file beside it makes it one of several.
 #[test]
 fn a_file_beside_anything_else_is_one_of_several() {
     for files in [

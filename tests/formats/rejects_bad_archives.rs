@@ -1,11 +1,11 @@
-//! Promise: an archive that two programs could read differently is refused, and so is a damaged one.
+//! An archive that two programs could read differently is refused, and so is a damaged one.
 
 use crate::common;
 use crate::common::pickle::{Tensor, dict, pickle};
 use crate::common::zip::{DEFLATED, Record, archive, checkpoint, floats, one_tensor};
 use ckptfs::checkpoint::{CheckpointError, LayoutKind, ZipError};
 
-/// What is wrong with an archive.
+/// The fault of an archive.
 fn fault(bytes: &[u8]) -> ZipError {
     match common::torch(bytes).expect_err("refused") {
         CheckpointError::Zip { fault, .. } => fault,
@@ -85,8 +85,8 @@ fn no_pickle() {
     assert!(matches!(fault(&with_no_records()), ZipError::NoPickle));
 }
 
-/// An archive begins with the signature of its first record, so one without records has a record
-/// that its directory does not name.
+/// An archive begins with the signature of its first record. So one without records has a record that its
+/// directory does not name.
 fn with_no_records() -> Vec<u8> {
     let records = common::zip::body(&one_tensor()).records;
     let end = common::zip::end(0, 0, records.len() as u32);
@@ -127,7 +127,7 @@ fn sizes_left_to_what_follows_the_data() {
         (record.local.stored, record.local.size, record.local.crc) = (0, 0, 0);
     });
     assert_eq!(common::tensor_bytes(common::torch(&bytes).unwrap(), "w"), floats());
-    // Without the flag that says so, zero is a size.
+    // Without the flag, zero is a size.
     let bytes = changed(STORAGE, |record| (record.local.stored, record.local.size) = (0, 0));
     assert!(disagrees(fault(&bytes)));
 }
@@ -220,11 +220,11 @@ fn deflated_records_that_unpack_to_more_than_memory() {
     let refused = common::refused(common::torch(&archive(&records)).unwrap());
     assert!(refused.to_string().contains("too large"), "{refused}");
 
-    // One that states less than it unpacks to is stopped there.
+    // Unpacking stops at the stated size.
     let lying = Record::packed("archive/data/0", DEFLATED, large, 24);
     let bytes = changed(STORAGE, |record| *record = lying.clone());
     common::refused(common::torch(&bytes).unwrap());
-    // One that states more than there can be asks for none of it.
+    // A record that states an impossible size is refused before its memory is asked for.
     let pickle = Record::packed("archive/data.pkl", DEFLATED, vec![3, 0], u32::MAX as usize - 1);
     let bytes = changed(PICKLE, |record| *record = pickle.clone());
     assert!(matches!(fault(&bytes), ZipError::Compressed(_)));

@@ -1,4 +1,4 @@
-//! Promise: a set of shards is shown whole, as its index says, or refused.
+//! A set of shards is shown whole, as its index says, or refused.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -23,7 +23,7 @@ fn a_set_is_shown_whole() {
 fn a_missing_shard() {
     let set = set(&[(A, &["a"])], &[("a", A), ("c", B)]);
     assert!(matches!(fault(open(set.path())), IndexError::MissingShard { shard } if shard == B));
-    // Nothing is missing that way where one may follow links either.
+    // Following links does not change that.
     assert!(matches!(fault(open_following(set.path())), IndexError::MissingShard { .. }));
     symlink("nowhere", set.path().join(B)).unwrap();
     assert!(matches!(fault(open(set.path())), IndexError::MissingShard { shard } if shard == B));
@@ -212,7 +212,7 @@ fn an_index_that_is_not_what_it_must_be() {
     assert!(json(br#"{"weight_map":{"a":"x"},"weight_map":{}}"#).contains("weight_map"));
     let empty = checkpoint::parse_index(br#"{"metadata":{},"weight_map":{}}"#, false);
     assert!(matches!(empty, Err(IndexError::NoShards)));
-    // Not a name that the system could open.
+    // A name that the system could not open.
     let set = set(&[(A, &["a"])], &[("a", A)]);
     fs::write(set.path().join(INDEX), r#"{"weight_map":{"a":"x\u0000y"}}"#).unwrap();
     assert!(open(set.path()).is_err());

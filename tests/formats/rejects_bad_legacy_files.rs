@@ -1,5 +1,4 @@
-//! Promise: a file of torch's older form of which any part is missing, too much or contradicts
-//! another is refused.
+//! A legacy torch file is refused if any part of it is missing, superfluous or contradicts another.
 
 use crate::common;
 use crate::common::legacy::{Legacy, Window, one_tensor};
@@ -11,7 +10,7 @@ fn valid() -> Legacy {
     one_tensor(&Tensor::default(), None)
 }
 
-/// What is wrong with a valid file after a change.
+/// The fault of a valid file after a change.
 fn fault(change: impl Fn(&mut Legacy)) -> LegacyError {
     let mut legacy = valid();
     change(&mut legacy);
@@ -21,7 +20,7 @@ fn fault(change: impl Fn(&mut Legacy)) -> LegacyError {
     }
 }
 
-/// Why the only tensor of a file is refused.
+/// The reason why the only tensor of a file is refused.
 fn refused(tensor: Tensor, window: Window) -> TensorError {
     let bytes = one_tensor(&tensor, window).bytes();
     common::refused(common::torch(&bytes).expect("readable")).fault

@@ -1,16 +1,16 @@
-//! Promise: a pickle is read and not executed, and one that breaks its format is refused.
+//! A pickle is read and never executed; one that breaks its format is refused.
 
 use crate::common;
 use crate::common::pickle::*;
 use crate::common::zip::{archive, checkpoint, floats};
 use ckptfs::checkpoint::{CheckpointError, PickleError, SelectError, TensorError};
 
-/// Reads a checkpoint of which only the pickle is given.
+/// Parses a checkpoint of which only the pickle is given.
 fn read(pickle: &[u8]) -> Result<ckptfs::checkpoint::Checkpoint, CheckpointError> {
     common::torch(&archive(&checkpoint(pickle)))
 }
 
-/// What is wrong with a pickle.
+/// The fault of a pickle.
 fn fault(pickle: &[u8]) -> PickleError {
     match read(pickle).expect_err("refused") {
         CheckpointError::Pickle { fault, .. } => fault,
@@ -18,12 +18,12 @@ fn fault(pickle: &[u8]) -> PickleError {
     }
 }
 
-/// What is wrong with a pickle of protocol 2 whose opcodes are these.
+/// The fault of a pickle of protocol 2 with these opcodes.
 fn opcodes(parts: &[&[u8]]) -> PickleError {
     fault(&pickle(&parts.concat()))
 }
 
-/// What is wrong with the only entry of a state dict.
+/// The fault of the only entry of a state dict.
 fn entry(value: Vec<u8>) -> TensorError {
     common::refused(read(&pickle(&dict(&[("w", value)]))).expect("readable")).fault
 }
@@ -59,8 +59,8 @@ fn other_protocols() {
 
 #[test]
 fn opcodes_that_do_not_exist_or_have_no_place() {
-    // Of what protocols 0 to 5 have, the one that names a persistent thing in a line, and those for
-    // buffers outside the pickle, are in no checkpoint.
+    // Two kinds of opcodes of protocols 0 to 5 are in no checkpoint: persistent ids in a line of text, and
+    // buffers outside the pickle.
     for opcode in [0x00, 0x01, b'P', b'z', b'~', 0x7f, 0x80, 0x97, 0x98, 0x99, 0xfe, 0xff] {
         let refused = opcodes(&[EMPTY_DICT, &[opcode], b"\x02\n"]);
         assert!(
@@ -171,7 +171,7 @@ fn nothing_is_ever_called() {
         let rebuilt = call(&global("torch._utils", "_rebuild_parameter"), &[value]);
         assert!(matches!(entry(rebuilt), TensorError::Malformed { .. }));
     }
-    // Through what takes a function to call.
+    // By an opcode that calls a function.
     let eval = [global("builtins", "eval"), text("1"), tuple(&[text("1")])];
     let from_type = call(&global("torch._tensor", "_rebuild_from_type_v2"), &eval);
     assert!(matches!(entry(from_type), TensorError::Malformed { .. }));
@@ -272,7 +272,7 @@ fn views_that_reach_past_their_storage() {
     }
 }
 
-/// Why a tensor of this shape is refused that repeats the first element.
+/// The reason why a tensor of this shape that repeats its first element is refused.
 fn repeated(shape: &[i128]) -> TensorError {
     let stride = vec![0; shape.len()];
     entry(Tensor { shape: shape.to_vec(), stride, ..Tensor::default() }.bytes())
@@ -288,8 +288,8 @@ fn shapes_that_overflow_or_repeat_beyond_reason() {
     assert!(matches!(repeated(&[2; 40]), TensorError::Expansion { .. }));
 }
 
-/// The reference reader multiplies the dimensions in their order and never gets to the zero: it
-/// would refuse the virtual file.
+/// The reference reader multiplies the dimensions in their order and never reaches the zero: it would refuse
+/// the virtual file.
 #[test]
 fn shapes_that_overflow_on_the_way_to_an_empty_tensor() {
     let far = i128::from(i64::MAX);
@@ -321,8 +321,7 @@ fn names_that_meet_or_are_reserved() {
     assert!(matches!(common::refused(reserved).fault, TensorError::ReservedName));
 }
 
-/// Two of two gigabytes are as much as a file may repeat; a small one still fits after a third was
-/// refused.
+/// A file may repeat at most 4 GiB of bytes: a small tensor still fits after a third large one was refused.
 #[test]
 fn bytes_repeated_by_many_tensors() {
     let repeated = |count: i128| {

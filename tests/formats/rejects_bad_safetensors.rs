@@ -1,11 +1,11 @@
-//! Promise: a safetensors file that any reader could refuse, or that two could read differently, is
-//! refused, with what is wrong.
+//! A safetensors file that any reader could refuse, or that two could read differently, is refused with its
+//! fault.
 
 use crate::common;
 use crate::common::safetensors::{entry, file, raw, valid};
 use ckptfs::checkpoint::{CheckpointError, HeaderError, MAX_HEADER_BYTES};
 
-/// What is wrong with a file.
+/// The fault of a file.
 fn fault(bytes: &[u8]) -> HeaderError {
     match common::safetensors(bytes).expect_err("refused") {
         CheckpointError::Header { fault, .. } => fault,
@@ -13,7 +13,7 @@ fn fault(bytes: &[u8]) -> HeaderError {
     }
 }
 
-/// What the header's own reader says.
+/// The error of the header's JSON reader.
 fn complaint(bytes: &[u8]) -> String {
     match fault(bytes) {
         HeaderError::Json(what) => what,
@@ -87,7 +87,7 @@ fn a_header_that_is_not_utf8_or_not_json() {
     ] {
         complaint(&raw(header.len() as u64, header.as_bytes(), b""));
     }
-    // A surrogate by itself is not text.
+    // A lone surrogate is not text.
     complaint(&file(&format!("{{{}}}", entry("\\ud800", "U8", "[1]", 0, 1)), 1));
     // Brackets deeper than any parser's stack.
     let deep = format!("{{\"a\":{}", "[".repeat(1 << 20));
@@ -111,7 +111,7 @@ fn the_same_key_twice() {
     assert!(complaint(&file(twice, 1)).contains("dtype"));
 }
 
-/// Fields that the format does not have are read or refused as the reference reader does.
+/// Fields that the format does not have are read or refused as by the reference reader.
 #[test]
 fn unknown_fields_are_read_as_the_reference_reader_does() {
     let nested = |depth: usize, open: &str, close: &str| {
@@ -219,8 +219,8 @@ fn shapes_that_overflow() {
     }
 }
 
-/// The reference reader multiplies the dimensions in their order, and refuses a file in which that
-/// overflows before it comes to the zero: no virtual file may have such a shape.
+/// The reference reader multiplies the dimensions in their order, and refuses a file in which the product
+/// overflows before it reaches the zero. No virtual file may have such a shape.
 #[test]
 fn shapes_that_overflow_on_the_way_to_an_empty_tensor() {
     let bytes = one("U8", "[18446744073709551615,2,0]", 0, 0, 0);

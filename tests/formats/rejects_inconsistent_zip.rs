@@ -1,5 +1,5 @@
-//! Promise: an archive is refused unless it begins with its first record, ends with its end record,
-//! and its directory and end records, those for numbers past 32 bits included, all say the same.
+//! An archive begins with its first record and ends with its end record, and its directory and end records
+//! agree, zip64 ones included; otherwise it is refused.
 
 use crate::common;
 use crate::common::zip::{
@@ -7,7 +7,7 @@ use crate::common::zip::{
 };
 use ckptfs::checkpoint::{Checkpoint, CheckpointError, ZipError};
 
-/// What a number is when the wide record has it.
+/// The value of a number that the zip64 record has instead.
 const ELSEWHERE: u32 = u32::MAX;
 
 fn fault(answer: Result<Checkpoint, CheckpointError>) -> ZipError {
@@ -17,7 +17,7 @@ fn fault(answer: Result<Checkpoint, CheckpointError>) -> ZipError {
     }
 }
 
-/// The numbers of a wide end record.
+/// The numbers of a zip64 end record.
 #[derive(Clone, Copy)]
 struct Wide {
     count: u64,
@@ -26,7 +26,7 @@ struct Wide {
     place: u64,
 }
 
-/// The checkpoint of one tensor with a wide end record, changed, and a short one as given.
+/// The checkpoint of one tensor with a changed zip64 end record, and a given short one.
 fn with_wide_end(
     records: &[Record],
     change: impl Fn(&mut Wide),
@@ -51,7 +51,7 @@ fn repeats(wide: &Wide) -> Vec<u8> {
     end(wide.count as u16, wide.directory_len as u32, wide.directory as u32)
 }
 
-/// A short end record that leaves them to the wide one.
+/// A short end record that leaves the numbers to the zip64 one.
 fn leaves(_: &Wide) -> Vec<u8> {
     end(u16::MAX, ELSEWHERE, ELSEWHERE)
 }
@@ -63,7 +63,7 @@ fn extra(numbers: &[u64]) -> Vec<u8> {
     field
 }
 
-/// The storage's entry with its sizes in the wide field of the directory.
+/// The storage's entry with its sizes in the directory's zip64 field.
 fn wide_storage(numbers: &[u64]) -> Vec<Record> {
     let mut records = one_tensor();
     let storage = &mut records[2];
@@ -108,7 +108,7 @@ fn an_end_record_that_disagrees_with_the_wide_one() {
 
 #[test]
 fn a_second_directory_that_only_some_readers_would_find() {
-    // The short record points at one directory, the wide one at another.
+    // The short record points at one directory, the zip64 record at another.
     let Body { records, directory, count } = body(&one_tensor());
     let other = body(&one_tensor()[..1]).directory;
     let start = records.len();
@@ -172,7 +172,7 @@ fn a_record_whose_own_wide_field_disagrees() {
 #[test]
 fn bytes_before_after_and_a_comment() {
     let bytes = whole(&one_tensor());
-    // What is in front moves every place that the archive states.
+    // Bytes in front move every offset that the archive states.
     assert!(common::torch(&[b"PK\x03\x04", &bytes[..]].concat()).is_err());
     let hidden = body(&one_tensor()[..1]).records;
     let mut at = hidden.len();

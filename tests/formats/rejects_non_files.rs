@@ -1,5 +1,5 @@
-//! Promise: what is not a regular, readable file is refused without waiting and without touching it,
-//! and a file that changes after it was parsed gives an error, never other bytes.
+//! Anything but a regular, readable file is refused at once and untouched. A file that changes after it was
+//! parsed gives an error, never other bytes.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -29,7 +29,7 @@ fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     common::in_bounded_time(move || checkpoint::open(&path, &ParseOptions::default()))
 }
 
-/// What a path is found to be instead of a file.
+/// The kind of thing that a path is instead of a file.
 fn kind(path: &Path) -> &'static str {
     match open(path).expect_err("refused") {
         CheckpointError::Source(source::SourceError::NotAFile { kind, .. }) => kind,
@@ -37,7 +37,7 @@ fn kind(path: &Path) -> &'static str {
     }
 }
 
-/// A set of two shards, the second of which is made by the test.
+/// A set of two shards, of which the test makes the second.
 fn set() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("a directory");
     let index = format!(r#"{{"metadata":{{}},"weight_map":{{"a":"{A}","b":"{B}"}}}}"#);
@@ -118,10 +118,10 @@ fn an_empty_file() {
 /// An account that owns nothing here.
 const NOBODY: u32 = 65534;
 
-/// Where the test below looks, when it is run by an account that may not.
+/// The path that the test below looks at when an account without permission runs it.
 const UNREADABLE: &str = "CKPTFS_TEST_UNREADABLE";
 
-/// Permissions do not hold root back, so root has another account look.
+/// Permissions do not hold root back, so another account looks.
 #[test]
 fn a_file_that_may_not_be_read() {
     if let Some(path) = std::env::var_os(UNREADABLE) {
@@ -135,7 +135,7 @@ fn a_file_that_may_not_be_read() {
         must_not_be_readable(set.path());
         return must_not_be_readable(&shard);
     }
-    // A program that the other account may run: that of this test lies in a directory of ours.
+    // A program that the other account may run: this test's own lies in a private directory.
     let program = set.path().join("looks");
     install(std::env::current_exe().unwrap(), &program);
     for path in [set.path(), &shard] {
@@ -162,7 +162,7 @@ fn must_not_be_readable(path: &Path) {
     assert!(refused.remedy().contains("permission"));
 }
 
-/// A checkpoint on disk, and its virtual file, parsed.
+/// A checkpoint on disk, and its parsed virtual file.
 fn parsed(bytes: &[u8]) -> (TempDir, PathBuf, Arc<VirtualFile>) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("x.ckpt");
@@ -240,7 +240,7 @@ fn a_file_that_is_replaced_after_it_was_parsed() {
         let other = directory.path().join("other");
         fs::write(&other, &bytes).unwrap();
         fs::rename(&other, &path).unwrap();
-        // Who has it open goes on with the old bytes; who opens it learns that it is another.
+        // An open file keeps the old bytes; an open by path finds that the file is another.
         assert_eq!(common::whole(&reader), before);
         assert!(has_changed(virtual_file.open()));
         fs::remove_file(&path).unwrap();

@@ -1,5 +1,5 @@
-//! The bindings for CUDA load the driver when they first need it, wherever the linker finds it. Here that is
-//! the stand-in.
+//! The bindings for CUDA load the driver when they first need it, from where the linker finds it: here the
+//! stub.
 
 use crate::common::stub::with_driver;
 use crate::common::test_path;
@@ -7,8 +7,8 @@ use cudarc::driver::CudaContext;
 use serde_json::json;
 
 #[test]
-fn the_bindings_find_the_standin() {
-    let test = test_path!("the_bindings_find_the_standin");
+fn the_bindings_find_the_stub() {
+    let test = test_path!("the_bindings_find_the_stub");
     let report = with_driver(test, &[("STUB_CUDA_DEVICES", "2")], || {
         assert_eq!(CudaContext::device_count().unwrap(), 2);
         let context = CudaContext::new(1).unwrap();

@@ -1,5 +1,5 @@
-//! Promise: what storage writes to a device by itself is what the virtual file has; where it cannot, the same comes by
-//! way of the host's memory, and the report says why.
+//! Bytes that storage writes to a device are those of the virtual file. Where storage cannot, the bytes go
+//! through the host's memory, and the report says why.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ use ckptfs::loader::{self, LoadReport, OpenCheckpoint};
 use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 
-/// Makes the system forget the bytes of a checkpoint, so that they are read from the disk.
+/// Evicts a checkpoint from the page cache, so that it is read from the disk.
 fn evict(path: &Path) {
     let files = match path.is_dir() {
         true => fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect(),
@@ -32,7 +32,7 @@ fn evict(path: &Path) {
     }
 }
 
-/// Loads all, from the disk, and looks whether it is right.
+/// Loads everything from the disk, and compares.
 fn loaded(loader: &DeviceLoader, opened: &OpenCheckpoint) -> LoadReport {
     evict(opened.path());
     let (memory, report) = loader.load(&all_tensors(opened), 0).unwrap();
@@ -40,7 +40,7 @@ fn loaded(loader: &DeviceLoader, opened: &OpenCheckpoint) -> LoadReport {
     report
 }
 
-/// Nothing is left, of either library.
+/// Asserts that nothing is left of either library.
 fn nothing_is_left((driver, storage): &(Value, Option<Value>)) {
     assert_clean(driver);
     for what in ["open", "files", "buffers"] {
@@ -58,7 +58,7 @@ fn every_format_gets_there() {
             for threads in [1, 8] {
                 let report = loaded(&loader, &open(&path, threads));
                 assert_eq!((report.direct, &report.without_gpudirect), (0, &None), "{name}");
-                // What is strided, swapped or packed is put together on the host.
+                // Strided, byte-swapped and compressed tensors are put together on the host.
                 let is_whole = name == "sharded";
                 assert!(!is_whole || report.gpudirect > 15 << 20, "{report:?}");
             }
@@ -68,11 +68,11 @@ fn every_format_gets_there() {
     nothing_is_left(&reports);
 }
 
-/// Tensors that begin anywhere and cross chunks; and the end of a file that is no multiple of anything.
+/// Tensors that begin anywhere and cross chunks, and a file whose end is no multiple of anything.
 #[test]
-fn chunks_are_used_over_and_over() {
-    // More is read than all chunks hold, so that each is written to again while copies out of it are queued.
-    let reports = with_storage(test_path!("chunks_are_used_over_and_over"), &[], || {
+fn chunks_are_reused() {
+    // More is read than all chunks hold, so that each is written again while copies out of it are queued.
+    let reports = with_storage(test_path!("chunks_are_reused"), &[], || {
         let (_folder, path) = large_checkpoint();
         for threads in [1, 3, 24] {
             let opened = open(&path, threads);
@@ -104,9 +104,9 @@ fn short_reads_go_on_where_they_ended() {
 }
 
 #[test]
-fn reads_that_end_anywhere_are_done_again_another_way() {
+fn reads_that_end_anywhere_are_repeated_through_host_memory() {
     let settings = [("STUB_CUFILE_MOST", "1000")];
-    let test = test_path!("reads_that_end_anywhere_are_done_again_another_way");
+    let test = test_path!("reads_that_end_anywhere_are_repeated_through_host_memory");
     let reports = with_storage(test, &settings, || {
         let (_folder, path) = large_checkpoint();
         let report =
@@ -119,8 +119,8 @@ fn reads_that_end_anywhere_are_done_again_another_way() {
 }
 
 #[test]
-fn what_the_page_cache_has_is_copied_from_there() {
-    let test = test_path!("what_the_page_cache_has_is_copied_from_there");
+fn cached_bytes_are_copied_from_the_page_cache() {
+    let test = test_path!("cached_bytes_are_copied_from_the_page_cache");
     let reports = with_storage(test, &[], || {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
@@ -139,8 +139,8 @@ fn what_the_page_cache_has_is_copied_from_there() {
 }
 
 #[test]
-fn whoever_wants_none_of_it_gets_none() {
-    let reports = with_storage(test_path!("whoever_wants_none_of_it_gets_none"), &[], || {
+fn switched_off_it_is_never_called() {
+    let reports = with_storage(test_path!("switched_off_it_is_never_called"), &[], || {
         let (_folder, path) = large_checkpoint();
         let report =
             loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::Never), &open(&path, 4));
@@ -154,8 +154,8 @@ fn whoever_wants_none_of_it_gets_none() {
 }
 
 #[test]
-fn where_it_is_not_offered_the_report_says_what_is_missing() {
-    let test = test_path!("where_it_is_not_offered_the_report_says_what_is_missing");
+fn the_report_names_what_is_missing() {
+    let test = test_path!("the_report_names_what_is_missing");
     for (settings, words) in [
         (("STUB_CUFILE_NVFS", "0.0"), "the kernel module nvidia-fs is not loaded"),
         (("STUB_CUFILE_CONTROL", "POSIX"), "libcufile is set to read all files by POSIX"),
@@ -166,7 +166,7 @@ fn where_it_is_not_offered_the_report_says_what_is_missing() {
         (("STUB_CUFILE_FAIL", "cuFileRead:1=5"), "cuFileRead: Input/output error"),
         (("STUB_CUFILE_FAIL", "cuFileRead:1=5016"), "cuFileRead: access beyond maximum"),
     ] {
-        // The words are part of the settings, so that the process knows them.
+        // The words are part of the settings, so that the child knows them.
         let reports = with_storage(test, &[settings, ("WORDS", words)], || {
             let (_folder, path) = large_checkpoint();
             let report = loaded(
@@ -208,7 +208,7 @@ fn every_call_may_fail() {
             let setting = if is_storage { "STUB_CUFILE_FAIL" } else { "STUB_CUDA_FAIL" };
             let reports =
                 with_storage(test_path!("every_call_may_fail"), &[(setting, &fails)], || {
-                    // What fails there is told by the settings: the process goes through the list as well.
+                    // The settings name the call that fails: the child goes through the list as well.
                     let is_storage = std::env::var_os("STUB_CUFILE_FAIL").is_some();
                     let (_folder, path) = large_checkpoint();
                     let opened = open(&path, 4);
@@ -226,13 +226,13 @@ fn every_call_may_fail() {
                 });
             let Some((driver, storage)) = reports else { return };
             assert_eq!(driver["faults"], serde_json::json!([]), "{fails}: {driver}");
-            // What could not be given back because the call for that failed stays; nothing else.
+            // Only what the failed call should have given back stays.
             let storage = storage.unwrap();
             let may_stay = |what: &str| match call {
                 "cuFileHandleDeregister" => what == "files",
                 "cuFileBufDeregister" => what != "files",
                 "cuFileDriverClose_v2" => what == "open",
-                // Of a chunk whose copy may go on for ever nothing is known; it keeps the library open.
+                // A chunk whose copy may never end stays in use; it keeps the library open.
                 call => {
                     (call.starts_with("cuEvent") || call.starts_with("cuCtx")) && what != "files"
                 }
@@ -256,7 +256,7 @@ fn a_file_that_changes_while_it_is_read_is_an_error() {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 1);
         evict(&path);
-        // One stretch, so that no other can have told.
+        // One read, so that no other read can have noticed.
         let one = (&opened, opened.tensor("t0").unwrap());
         is_of_source(DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On).load(&[one], 0));
     });
@@ -286,8 +286,8 @@ fn a_file_that_was_written_to_or_truncated_is_an_error() {
 }
 
 #[test]
-fn what_lies_together_may_belong_to_several_devices() {
-    let test = test_path!("what_lies_together_may_belong_to_several_devices");
+fn adjoining_tensors_may_go_to_several_devices() {
+    let test = test_path!("adjoining_tensors_may_go_to_several_devices");
     let reports = with_storage(test, &[("STUB_CUDA_DEVICES", "2")], || {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
@@ -305,7 +305,7 @@ fn what_lies_together_may_belong_to_several_devices() {
             device: n % 2,
             address: memory.address(),
         });
-        // SAFETY: the memory is on the device that is said, and stays until the load is over.
+        // SAFETY: the memory is on the stated device, and lives until the load is over.
         #[allow(unsafe_code)]
         let report = unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) };
         let report = report.unwrap();
@@ -317,8 +317,8 @@ fn what_lies_together_may_belong_to_several_devices() {
 }
 
 #[test]
-fn of_many_files_few_are_registered_at_one_time() {
-    let test = test_path!("of_many_files_few_are_registered_at_one_time");
+fn few_of_many_files_are_registered_at_once() {
+    let test = test_path!("few_of_many_files_are_registered_at_once");
     let reports = with_storage(test, &[], || {
         let folder = common::samples::directory();
         let models: Vec<_> = (0..150)
@@ -343,11 +343,11 @@ fn of_many_files_few_are_registered_at_one_time() {
     nothing_is_left(&reports);
     let storage = reports.1.unwrap();
     assert_eq!(storage["calls"]["cuFileHandleRegister"], 150, "{storage}");
-    // Those that are being read beside those that are kept.
+    // Files that are being read, beside those that stay registered.
     assert!(storage["most_files"].as_u64().unwrap() <= 64 + 4 + 1, "{storage}");
 }
 
-/// The library is open as long as a loader uses it, whichever.
+/// The library is open as long as any loader uses it.
 #[test]
 fn the_library_is_closed_as_often_as_it_was_opened() {
     let test = test_path!("the_library_is_closed_as_often_as_it_was_opened");
@@ -381,7 +381,7 @@ fn the_library_is_closed_as_often_as_it_was_opened() {
     );
 }
 
-/// The stand-in ends a process that calls it and has not what the parent had.
+/// The stub ends a process that was forked from one that called it.
 #[test]
 fn a_process_that_was_forked_calls_nothing() {
     let reports = with_storage(test_path!("a_process_that_was_forked_calls_nothing"), &[], || {
@@ -390,21 +390,21 @@ fn a_process_that_was_forked_calls_nothing() {
         let loader = DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On);
         assert!(loaded(&loader, &opened).gpudirect > 0);
         evict(&path);
-        // SAFETY: the child does little, and leaves without anything of the parent's being done at its end.
+        // SAFETY: the child does little, and ends without running the parent's destructors.
         #[allow(unsafe_code)]
         let child = unsafe { libc::fork() };
         if child == 0 {
             let says =
                 matches!(loader.load(&all_tensors(&opened), 0), Err(cuda::CudaError::Forked));
             drop(loader);
-            // SAFETY: ends the process, at once.
+            // SAFETY: ends the process at once.
             #[allow(unsafe_code)]
             unsafe {
                 libc::_exit(if says { 0 } else { 1 })
             };
         }
         let mut status = -1;
-        // SAFETY: the child is this process's, and there is room for the answer.
+        // SAFETY: the child is this process's, and there is room for the status.
         #[allow(unsafe_code)]
         let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!((waited, status), (child, 0));

@@ -1,5 +1,5 @@
-//! Promise: what is loaded to a device is what the virtual file has, however often the memory between is used again;
-//! or an error, and then nothing is left of it.
+//! A load to a device gives the virtual file's bytes, however often its chunks are used again. After an
+//! error nothing is left of it.
 
 use std::sync::atomic::AtomicBool;
 
@@ -40,8 +40,8 @@ fn every_format_gets_there_through_few_chunks() {
 }
 
 #[test]
-fn chunks_are_used_over_and_over() {
-    let report = with_driver(test_path!("chunks_are_used_over_and_over"), &[], || {
+fn chunks_are_reused() {
+    let report = with_driver(test_path!("chunks_are_reused"), &[], || {
         let (_folder, path) = large_checkpoint();
         for (threads, chunks) in [(1, 1), (8, 1), (8, 2), (3, 7)] {
             let opened = open(&path, threads);
@@ -82,10 +82,10 @@ fn several_devices_in_one_load() {
         });
         let user = CudaStream::create(memory[0].device()).unwrap();
         let users = std::slice::from_ref(&user);
-        // SAFETY: the memory is on the device that is said, and stays until the user's stream is over.
+        // SAFETY: the memory is on the stated device, and lives until the user's stream is over.
         #[allow(unsafe_code)]
         unsafe { loader.load_into(wanted, users, &AtomicBool::new(false), None) }.unwrap();
-        // What nobody else waits for is there.
+        // The bytes are there even for a stream that nothing else waits for.
         for (tensor, memory) in
             opened.tensors().iter().zip(&memory).filter(|(_, it)| it.device().ordinal() == 0)
         {
@@ -103,10 +103,11 @@ fn several_devices_in_one_load() {
     report.iter().for_each(assert_clean);
 }
 
-/// What lies together in the file and on the device is one copy; what lies together in one of them only is not.
+/// Tensors that adjoin in the file and on the device are one copy; those that adjoin in only one of them are
+/// not.
 #[test]
-fn what_lies_together_is_copied_together() {
-    let test = test_path!("what_lies_together_is_copied_together");
+fn adjoining_tensors_are_copied_together() {
+    let test = test_path!("adjoining_tensors_are_copied_together");
     const COUNT: usize = 64;
     let report = with_driver(test, &[], || {
         let (_folder, path) = checkpoint_of((0..COUNT).map(|n| 1000 + n));
@@ -125,7 +126,7 @@ fn what_lies_together_is_copied_together() {
                 *next += tensor.bytes.len();
                 Some(DeviceLoadRequest { checkpoint: &opened, tensor, device: 0, address: at })
             });
-            // SAFETY: the memory has room for all of them, and stays until the load is over.
+            // SAFETY: the memory has room for all of them, and lives until the load is over.
             #[allow(unsafe_code)]
             unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap();
             assert!(memory.to_host().unwrap() == expected);
@@ -137,48 +138,53 @@ fn what_lies_together_is_copied_together() {
     }
 }
 
-/// Nothing waits on the host: whoever uses the memory next finds it there, by the order of their stream, and what
-/// they did with it before is done before.
+/// The host does not wait. The user's next work finds the bytes by the order of the stream, and the work
+/// before it is over before the first write.
 #[test]
-fn who_uses_it_next_finds_it_there() {
-    // The driver keeps what it needs of an event that is let go of.
+fn the_next_work_on_the_stream_finds_the_bytes() {
+    // The driver keeps what it needs of a destroyed event.
     let settings = [("STUB_CUDA_DESTROY", "allow")];
-    let report = with_driver(test_path!("who_uses_it_next_finds_it_there"), &settings, || {
-        let (_folder, path) = large_checkpoint();
-        let opened = open(&path, 4);
-        let device = Device::open(0).unwrap();
-        let theirs = CudaContext::new(0).unwrap().new_stream().unwrap();
-        // SAFETY: it is one of this device, and stays.
-        #[allow(unsafe_code)]
-        let user = unsafe { CudaStream::from_raw(&device, theirs.cu_stream() as usize) };
-        let lengths: Vec<_> = opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
-        for chunks in [1, 64] {
-            let loader = DeviceLoader::new(chunks * CHUNK);
-            let memory = DeviceSlice::allocate(&device, &lengths).unwrap();
-            for it in &memory {
-                // SAFETY: it stays until the stream is over.
-                #[allow(unsafe_code)]
-                unsafe { result::memset_d8_async(it.address(), 7, it.len(), theirs.cu_stream()) }
-                    .unwrap();
-            }
-            let wanted =
-                opened.tensors().iter().zip(&memory).map(|(tensor, memory)| DeviceLoadRequest {
-                    checkpoint: &opened,
-                    tensor,
-                    device: 0,
-                    address: memory.address(),
-                });
-            let users = std::slice::from_ref(&user);
-            // SAFETY: the memory stays until the user's stream is over.
+    let report =
+        with_driver(test_path!("the_next_work_on_the_stream_finds_the_bytes"), &settings, || {
+            let (_folder, path) = large_checkpoint();
+            let opened = open(&path, 4);
+            let device = Device::open(0).unwrap();
+            let theirs = CudaContext::new(0).unwrap().new_stream().unwrap();
+            // SAFETY: the stream is one of this device, and lives on.
             #[allow(unsafe_code)]
-            unsafe { loader.load_into(wanted, users, &AtomicBool::new(false), None) }.unwrap();
-            // Where the loader is let go of, its chunks stay until they are read.
-            let kept = (chunks > 1).then_some(loader);
-            user.synchronize().unwrap();
-            assert_loaded(&opened, &memory);
-            drop(kept);
-        }
-    });
+            let user = unsafe { CudaStream::from_raw(&device, theirs.cu_stream() as usize) };
+            let lengths: Vec<_> =
+                opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
+            for chunks in [1, 64] {
+                let loader = DeviceLoader::new(chunks * CHUNK);
+                let memory = DeviceSlice::allocate(&device, &lengths).unwrap();
+                for it in &memory {
+                    // SAFETY: the memory lives until the stream is over.
+                    #[allow(unsafe_code)]
+                    unsafe {
+                        result::memset_d8_async(it.address(), 7, it.len(), theirs.cu_stream())
+                    }
+                    .unwrap();
+                }
+                let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| {
+                    DeviceLoadRequest {
+                        checkpoint: &opened,
+                        tensor,
+                        device: 0,
+                        address: memory.address(),
+                    }
+                });
+                let users = std::slice::from_ref(&user);
+                // SAFETY: the memory lives until the user's stream is over.
+                #[allow(unsafe_code)]
+                unsafe { loader.load_into(wanted, users, &AtomicBool::new(false), None) }.unwrap();
+                // When the loader is dropped, its chunks stay until they are read.
+                let kept = (chunks > 1).then_some(loader);
+                user.synchronize().unwrap();
+                assert_loaded(&opened, &memory);
+                drop(kept);
+            }
+        });
     report.iter().for_each(assert_clean);
 }
 
@@ -211,7 +217,7 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
                 match loader.load(&all_tensors(&opened), 0) {
                     Ok((memory, _)) => assert_loaded(&opened, &memory),
                     Err(CudaError::Driver { .. } | CudaError::PinnedMemory { .. }) => {
-                        // It goes on with what is left.
+                        // The load goes on with what is left.
                         let (memory, _) = loader.load(&all_tensors(&opened), 0).unwrap();
                         assert_loaded(&opened, &memory);
                     }
@@ -220,10 +226,10 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
             });
             let Some(report) = report else { return };
             assert_eq!(report["faults"], json!([]), "{fails}: {report}");
-            // What could not be let go of because the call for that failed stays; nothing else.
+            // Only what the failed call should have given back stays.
             let is_left = report["allocated"]["device"]["count"] != 0;
             assert!(!is_left || call.starts_with("cuCtx"), "{fails}: {report}");
-            // Of a chunk whose copy may go on for ever nothing is known.
+            // A chunk whose copy may never end stays in use.
             let is_left = report["allocated"]["pinned"]["count"] != 0;
             let unknown = call.starts_with("cuEvent") || call.starts_with("cuCtx");
             assert!(!is_left || unknown, "{fails}: {report}");
@@ -231,12 +237,12 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
     }
 }
 
-/// Where nobody can say when a copy is over, the memory that it reads is left to the system.
+/// Memory whose last copy may never end is left to the system.
 #[test]
-fn what_may_be_read_for_ever_is_never_given_back() {
+fn memory_that_may_still_be_read_is_never_freed() {
     let fails = "cuEventRecord:1=999,cuStreamSynchronize:1=999";
     let settings = [("STUB_CUDA_FAIL", fails), ("STUB_CUDA_DESTROY", "allow")];
-    let test = test_path!("what_may_be_read_for_ever_is_never_given_back");
+    let test = test_path!("memory_that_may_still_be_read_is_never_freed");
     let report = with_driver(test, &settings, || {
         let (_folder, path) = checkpoint_of([1000]);
         let opened = open(&path, 1);
@@ -249,7 +255,7 @@ fn what_may_be_read_for_ever_is_never_given_back() {
             address: memory.address(),
         }];
         let loader = DeviceLoader::new(CHUNK);
-        // SAFETY: the memory stays until the device has done everything.
+        // SAFETY: the memory lives until the device has done everything.
         #[allow(unsafe_code)]
         unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap_err();
         drop(loader);
@@ -263,9 +269,9 @@ fn what_may_be_read_for_ever_is_never_given_back() {
 }
 
 #[test]
-fn a_device_without_room_says_so() {
+fn a_full_device_is_reported() {
     let settings = [("STUB_CUDA_MEMORY", "8388608")];
-    let report = with_driver(test_path!("a_device_without_room_says_so"), &settings, || {
+    let report = with_driver(test_path!("a_full_device_is_reported"), &settings, || {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
         let error = DeviceLoader::new(2 * CHUNK).load(&all_tensors(&opened), 0).unwrap_err();
@@ -278,35 +284,33 @@ fn a_device_without_room_says_so() {
 }
 
 #[test]
-fn what_is_stopped_or_truncated_leaves_nothing() {
-    let report =
-        with_driver(test_path!("what_is_stopped_or_truncated_leaves_nothing"), &[], || {
-            let (_folder, path) = large_checkpoint();
-            let opened = open(&path, 4);
-            let loader = DeviceLoader::new(2 * CHUNK);
-            // SAFETY: nothing is wanted.
-            #[allow(unsafe_code)]
-            let nothing =
-                unsafe { loader.load_into(Vec::new(), &[], &AtomicBool::new(true), None) }.unwrap();
-            assert_eq!(nothing.bytes, 0);
-            let stopped = loader
-                .load_with(&all_tensors(&opened), 0, &AtomicBool::new(true), None)
-                .unwrap_err();
-            assert!(
-                matches!(stopped, CudaError::Load(loader::LoadError::Stopped { .. })),
-                "{stopped:?}"
-            );
-            let nowhere = loader.load(&all_tensors(&opened), 1).unwrap_err();
-            assert!(matches!(nowhere, CudaError::NoDevice { ordinal: 1, count: 1 }), "{nowhere:?}");
-            let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-            file.set_len(9 << 20).unwrap();
-            let error = loader.load(&all_tensors(&opened), 0).unwrap_err();
-            assert!(matches!(error, CudaError::Load(loader::LoadError::Source(_))), "{error:?}");
-        });
+fn a_stopped_or_truncated_load_leaves_nothing() {
+    let report = with_driver(test_path!("a_stopped_or_truncated_load_leaves_nothing"), &[], || {
+        let (_folder, path) = large_checkpoint();
+        let opened = open(&path, 4);
+        let loader = DeviceLoader::new(2 * CHUNK);
+        // SAFETY: the request is empty.
+        #[allow(unsafe_code)]
+        let nothing =
+            unsafe { loader.load_into(Vec::new(), &[], &AtomicBool::new(true), None) }.unwrap();
+        assert_eq!(nothing.bytes, 0);
+        let stopped =
+            loader.load_with(&all_tensors(&opened), 0, &AtomicBool::new(true), None).unwrap_err();
+        assert!(
+            matches!(stopped, CudaError::Load(loader::LoadError::Stopped { .. })),
+            "{stopped:?}"
+        );
+        let nowhere = loader.load(&all_tensors(&opened), 1).unwrap_err();
+        assert!(matches!(nowhere, CudaError::NoDevice { ordinal: 1, count: 1 }), "{nowhere:?}");
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(9 << 20).unwrap();
+        let error = loader.load(&all_tensors(&opened), 0).unwrap_err();
+        assert!(matches!(error, CudaError::Load(loader::LoadError::Source(_))), "{error:?}");
+    });
     report.iter().for_each(assert_clean);
 }
 
-/// Whoever has the memory may use it for something else as soon as they have the error.
+/// The caller may use the memory for something else as soon as it has the error.
 #[test]
 fn after_an_error_nothing_is_written() {
     let settings = [("STUB_CUDA_FAIL", "cuMemcpyHtoDAsync_v2:4=2")];
@@ -321,16 +325,16 @@ fn after_an_error_nothing_is_written() {
         let wanted = opened.tensors().iter().zip(&memory).map(|(tensor, memory)| {
             DeviceLoadRequest { checkpoint: &opened, tensor, device: 0, address: memory.address() }
         });
-        // SAFETY: the memory stays, and is used again once this has returned.
+        // SAFETY: the memory lives on, and is used again only after this has returned.
         #[allow(unsafe_code)]
         unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap_err();
         context.bind_to_thread().unwrap();
         for piece in &memory {
-            // SAFETY: the memory is that long, and nobody else uses it.
+            // SAFETY: the memory is that long, and only this test uses it.
             #[allow(unsafe_code)]
             unsafe { result::memset_d8_sync(piece.address(), 7, piece.len()) }.unwrap();
         }
-        // It waits for copies out of its chunks, if there are any.
+        // Waits for copies out of its chunks, if there are any.
         drop(loader);
         for piece in &memory {
             assert!(piece.to_host().unwrap().iter().all(|&byte| byte == 7));
@@ -339,7 +343,7 @@ fn after_an_error_nothing_is_written() {
     report.iter().for_each(assert_clean);
 }
 
-/// A device that uses the host's memory has the bytes where they were read to: nothing is copied.
+/// A device that uses the host's memory has the bytes where they were read to; nothing is copied.
 #[test]
 fn an_integrated_device_needs_no_copy() {
     let settings = [("STUB_CUDA_ATTRIBUTES", "INTEGRATED=1")];
@@ -367,8 +371,8 @@ fn an_integrated_device_needs_no_copy() {
 }
 
 #[test]
-fn a_machine_without_a_driver_says_so() {
-    // Of the machine itself: one that has a driver has devices, or none.
+fn a_missing_driver_is_reported() {
+    // This asks the real machine: with a driver it has devices, or none.
     match DeviceLoader::new(CHUNK).device(usize::MAX) {
         Err(CudaError::NoDriver) => assert!(!cuda::is_available()),
         Err(CudaError::NoDevice { count, .. }) => assert_eq!(cuda::is_available(), count > 0),

@@ -1,5 +1,5 @@
-//! Promise: a load gives the bytes that the virtual file has, whatever the format, however they are read, in
-//! whole or in part; or an error, and then nothing.
+//! A load gives the virtual file's bytes, for every format and way of reading, in whole or in part; or an
+//! error and nothing.
 
 use std::fs::{self, File, OpenOptions};
 use std::num::NonZeroUsize;
@@ -22,7 +22,7 @@ fn open(path: &Path, threads: usize, leave_cache: bool) -> OpenCheckpoint {
     options.open(path).unwrap()
 }
 
-/// What the virtual file has of each tensor.
+/// Each tensor's bytes in the virtual file.
 fn expected(opened: &OpenCheckpoint) -> Vec<Vec<u8>> {
     let virtual_file = opened.virtual_file();
     let reader = std::sync::Arc::new(reopened(opened)).open().unwrap();
@@ -102,7 +102,7 @@ fn loads_return_the_bytes_of_the_virtual_file() {
     }
 }
 
-/// The bytes of a part, element by element.
+/// The bytes of a slice, element by element.
 fn part_of(whole: &[u8], shape: &[u64], steps: &[AxisSlice], item: usize) -> Vec<u8> {
     let Some((size, inner)) = shape.split_first() else { return whole[..item].to_vec() };
     let len = whole.len() / *size as usize;
@@ -181,7 +181,7 @@ fn leave_cache_leaves_the_page_cache_as_it_was() {
         for there in [false, true] {
             evict(&path);
             for file in files(&path).iter().filter(|_| there) {
-                // Some pages in the middle, and nothing that the system reads ahead.
+                // Some pages in the middle, without readahead.
                 fadvise(file, 0, None, Advice::Random).unwrap();
                 let middle = file.metadata().unwrap().len() / 2;
                 file.read_at(&mut [0; 10_000], middle).unwrap();
@@ -222,7 +222,7 @@ fn unknown_names_slices_and_lengths_are_errors() {
 }
 
 #[test]
-fn a_source_that_changed_is_refused() {
+fn a_changed_source_is_refused() {
     for cold in [true, false] {
         let (_folder, path) = sharded();
         let opened = open(&path, 4, false);
@@ -275,7 +275,7 @@ fn a_stream_hands_out_all_tensors_in_disk_order_within_its_limit() {
 fn a_stream_ends_when_its_caller_breaks() {
     let (_folder, path) = sharded();
     let opened = open(&path, 2, false);
-    // Room for two of the largest: the next are not read before one of them is done with.
+    // Room for two of the largest: the third is read only after one of them is released.
     let hold = 2 * opened.tensors()[0].bytes.len();
     let mut some = 0;
     let told = opened.stream(opened.tensors(), hold, |_, _| {
@@ -287,7 +287,7 @@ fn a_stream_ends_when_its_caller_breaks() {
         opened.stream(opened.tensors(), hold, |_, _| panic!("on purpose"))
     });
     assert!(std::panic::catch_unwind(panics).is_err());
-    // A file that is no longer what it was ends it with an error, and hands out nothing of it.
+    // A changed file ends the stream with an error, and no tensor of it is handed out.
     for file in fs::read_dir(&path).unwrap() {
         let file = OpenOptions::new().write(true).open(file.unwrap().path()).unwrap();
         file.set_len(file.metadata().unwrap().len() / 2).unwrap();

@@ -1,5 +1,5 @@
-//! Promise: a path on a mount is loaded from where its bytes lie, if that can be seen and is the same;
-//! otherwise through the mount, and the report says why.
+//! A path on a mount is loaded from its source, if the source can be seen and is the same. Otherwise it is
+//! read through the mount, and the report says why.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ fn source_of(opened: &OpenCheckpoint) -> &Path {
     }
 }
 
-/// Copies a sample to the source of a place.
+/// Copies a sample to the fixture's source.
 fn put(path: &Path, place: &MountFixture) {
     let to = Path::new(&place.source);
     fs::remove_file(to.join("model.safetensors")).unwrap();
@@ -65,7 +65,7 @@ fn every_format_is_loaded_from_its_source() {
             let mut memory = vec![0; tensor.bytes.len() as usize];
             assert_eq!(opened.load_into([(tensor, &mut memory[..])]).unwrap().fallbacks.len(), 0);
         }
-        // Nothing of it went through the mount.
+        // No read went through the mount.
         assert_eq!(reads(&place), 0);
         assert_eq!(place.unmount(&[]).code, 0);
     }
@@ -157,7 +157,7 @@ fn a_replaced_source_is_not_believed() {
     wait_until("the new is loaded", || {
         ckptfs::open(&virtual_file).is_ok_and(|opened| loaded(&opened) != before)
     });
-    // Written over: an error, whichever way.
+    // Written over: an error on either route.
     let shard = Path::new(&place.source).join(&two_shards(7, 4096)[0].0);
     let held = open(&virtual_file);
     fs::write(&shard, b"short").unwrap();
@@ -202,7 +202,7 @@ fn a_renamed_source_is_found_through_the_daemon() {
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
-/// Ends what serves a mount from within a table of processes of its own.
+/// Ends the daemon, which runs in a PID namespace of its own.
 struct Apart(Child);
 
 impl Drop for Apart {
@@ -221,7 +221,7 @@ fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
         fs::write(Path::new(&place.source).join(name), bytes).unwrap();
     }
     let expected = loaded(&open(&place.source));
-    // The number that the daemon has of itself is that of another process here.
+    // The PID that the daemon reports is another process here.
     let apart = ["--pid", "--fork", "--kill-child", command::ckptfs(), "mount", "--foreground"];
     let mut command = Command::new("unshare");
     command.args(apart).args([&place.source, &place.mountpoint]);
@@ -241,7 +241,7 @@ fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
         assert_eq!(report.fallbacks.keys().collect::<Vec<_>>(), [why]);
     }
     assert!(reads(&place) > 0);
-    // It is found again where it was.
+    // Back in its old place, the source is found again.
     fs::rename(&elsewhere, &place.source).unwrap();
     source_of(&open(&virtual_file));
     assert_eq!(place.unmount(&[]).code, 0);

@@ -1,5 +1,4 @@
-//! Promise: tensors of several checkpoints load in one go as they do one by one; what goes wrong with one of
-//! them is said of that one.
+//! Tensors of several checkpoints load together as they do one by one; an error names its checkpoint.
 
 use std::fs::{self, OpenOptions};
 use std::num::NonZeroUsize;
@@ -14,7 +13,7 @@ use ckptfs::loader::{
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// Every tensor of every one, and in the order of the names, so that no two of one lie together.
+/// Every tensor of every checkpoint, ordered by name, so that no two of one adjoin.
 fn mixed(opened: &[OpenCheckpoint]) -> Vec<(&OpenCheckpoint, &Tensor)> {
     let tensors = |of| OpenCheckpoint::tensors(of).iter().map(move |tensor| (of, tensor));
     let mut mixed: Vec<(&OpenCheckpoint, &Tensor)> = opened.iter().flat_map(tensors).collect();
@@ -40,7 +39,7 @@ fn a_load_of_several_equals_loads_one_by_one() {
         for ((of, tensor), memory) in wanted.iter().zip(&memory) {
             assert!(of.load(tensor).unwrap()[..] == memory[..], "{of:?}: {}", tensor.name);
         }
-        // Into memory of the caller's, and the first of them twice.
+        // Into the caller's memory, and the first of them twice.
         let twice: Vec<_> = wanted.iter().chain(&wanted[..5]).collect();
         let mut targets: Vec<Vec<u8>> =
             twice.iter().map(|(_, tensor)| vec![0; tensor.bytes.len() as usize]).collect();

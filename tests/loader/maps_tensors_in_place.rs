@@ -9,7 +9,7 @@ use ckptfs::loader::{LoadError, LoadOptions, MapRefusal, MappedTensor};
 
 #[allow(unsafe_code)]
 fn bytes(mapped: &mut MappedTensor) -> &mut [u8] {
-    // SAFETY: the memory is there as long as what it is taken from, may be written, and one test uses it.
+    // SAFETY: the memory lives as long as the mapping, may be written, and only this test uses it.
     unsafe { std::slice::from_raw_parts_mut(mapped.as_mut_ptr(), mapped.len()) }
 }
 
@@ -32,7 +32,7 @@ fn a_mapping_equals_a_load_and_writes_stay_private() {
     assert!(in_place > 10);
 }
 
-/// A safetensors file, of which one tensor begins at an odd byte.
+/// A safetensors file in which one tensor begins at an odd byte.
 fn odd() -> Vec<u8> {
     let header = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}"#;
     assert!(header.len().is_multiple_of(2));

@@ -1,5 +1,5 @@
-//! Promise: who touches one tensor after the other waits for the pages that are touched, and not for all that the
-//! kernel asks for around them.
+//! A program that touches one tensor after the other waits only for the touched pages, and not for the
+//! readahead around them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const MIB: usize = 1 << 20;
 const TENSORS: usize = 10;
 const LENGTH: usize = 20 * MIB;
 
-/// Requests that the kernel makes around a page: 4 MiB before it and as much behind.
+/// Requests that the kernel makes around a page: 4 MiB before it and as much after it.
 const AROUND: usize = 8;
 
 fn served(folder: &str) -> Arc<CachedFile> {
@@ -34,7 +34,7 @@ fn file() -> Vec<u8> {
     safetensors::serialize(views, None).unwrap()
 }
 
-/// Asks as the kernel does when the first page of a tensor is touched. Answers tell what they are of.
+/// Reads as the kernel does when the first page of a tensor is touched. Each answer names its tensor.
 fn touch(served: &Arc<CachedFile>, tensor: usize, say: &Sender<(usize, bool)>) {
     let first = served.virtual_file().tensor_range(tensor).start & !4095;
     for n in 0..AROUND as u64 {
@@ -66,7 +66,7 @@ fn touching_tensors_waits_for_the_pages_that_are_touched() {
     let answers: Vec<_> = (0..(TENSORS - 1) * AROUND).map(|_| answer()).collect();
     let waited_for = (0..answers.len()).filter(|&n| answers[n].1);
     let middle = waited_for.clone().nth(TENSORS / 2 - 1).unwrap();
-    // One after the other they would be spread over all of it.
+    // Without priority, they would be spread over all of it.
     assert_eq!(waited_for.count(), TENSORS - 1);
     assert!(middle < answers.len() / 3, "{middle}: {answers:?}");
 }

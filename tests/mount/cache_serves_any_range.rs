@@ -1,5 +1,5 @@
-//! Promise: any range of an open virtual file, asked for by any number of threads and with any amount of
-//! memory, is answered exactly once: with the bytes that were parsed, or with an error.
+//! Any range of an open virtual file is answered exactly once, whatever the threads and the memory: with the
+//! parsed bytes, or with an error.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -16,12 +16,12 @@ use ckptfs::checkpoint::{self, ParseOptions};
 use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
 use rustix::fs::{Advice, fadvise};
 
-/// Threads that ask at once.
+/// Threads that read at once.
 const ASKERS: u64 = 6;
 
 const MIB: usize = 1 << 20;
 
-/// Each size of memory: none at all, a few blocks, more than the sources.
+/// Memory budgets: none at all, a few blocks, more than the sources.
 const MEMORIES: [u64; 3] = [0, 4 << 20, 256 << 20];
 
 fn open(path: &Path) -> Arc<VirtualFileReader> {
@@ -30,7 +30,7 @@ fn open(path: &Path) -> Arc<VirtualFileReader> {
     Arc::new(Arc::new(virtual_file).open().expect("unchanged"))
 }
 
-/// Makes the system forget a checkpoint's bytes, so that they are read from the disk.
+/// Evicts a checkpoint from the page cache, so that it is read from the disk.
 fn evict(reader: &VirtualFileReader) {
     for file in reader.virtual_file().source_files() {
         let file = File::open(file.path()).expect("there");
@@ -48,7 +48,7 @@ type Answered = Receiver<Result<Vec<u8>, String>>;
 fn ask(served: &Arc<CachedFile>, offset: usize, len: usize) -> Answered {
     let (say, said) = channel();
     let done = Box::new(move |answer: Result<&[u8], &ckptfs::cache::CacheError>| {
-        // Whoever asked may have gone.
+        // The receiver may be gone.
         let _ = say.send(answer.map(<[u8]>::to_vec).map_err(|e| e.to_string()));
     });
     served.read(offset as u64, len as u32, done);
@@ -62,7 +62,7 @@ fn read(served: &Arc<CachedFile>, offset: usize, len: usize) -> Result<Vec<u8>, 
     answer
 }
 
-/// Ranges as programs ask for them: one after the other, here and there, small and large.
+/// Ranges as programs read them: sequential and scattered, small and large.
 fn ranges(seed: u64, size: usize) -> Vec<(usize, usize)> {
     let mut numbers = Numbers(seed);
     let mut ranges = Vec::new();
@@ -80,7 +80,7 @@ fn ranges(seed: u64, size: usize) -> Vec<(usize, usize)> {
 }
 
 #[test]
-fn many_threads_get_the_bytes_of_the_virtual_file_whatever_the_memory() {
+fn threads_get_the_right_bytes_with_any_memory() {
     for (name, (_directory, path)) in all_samples() {
         let reader = open(&path);
         let whole = common::whole(&reader);
@@ -120,7 +120,7 @@ fn many_threads_get_the_bytes_of_the_virtual_file_whatever_the_memory() {
 }
 
 #[test]
-fn all_blocks_are_let_go_of_with_the_virtual_file_and_the_counters_add_up() {
+fn all_blocks_are_freed_with_the_virtual_file_and_the_counters_add_up() {
     let (_directory, path) = sharded();
     let reader = open(&path);
     evict(&reader);
@@ -132,11 +132,11 @@ fn all_blocks_are_let_go_of_with_the_virtual_file_and_the_counters_add_up() {
     let before = cache.counters();
     assert!(before.prefetched > 0 && before.held_bytes > 0, "{before:?}");
     cache.set_memory_limit(2 << 20);
-    // What is being read or given just then goes when that is done: four threads do so.
+    // A block in use goes when its read or answer is done, which four threads do.
     while cache.counters().held_bytes > 5 << 20 {
         std::thread::yield_now();
     }
-    // Nothing is fetched any more once this is answered.
+    // Nothing is prefetched after this answer.
     read(&served, 0, 10).expect("readable");
     while Arc::strong_count(&served) > 1 {
         std::thread::yield_now();
@@ -149,7 +149,7 @@ fn all_blocks_are_let_go_of_with_the_virtual_file_and_the_counters_add_up() {
 }
 
 #[test]
-fn a_block_is_read_once_however_many_wait_for_it() {
+fn a_block_is_read_once_for_all_its_waiters() {
     let (_directory, path) = sharded();
     let reader = open(&path);
     evict(&reader);
@@ -159,13 +159,13 @@ fn a_block_is_read_once_however_many_wait_for_it() {
     let answers: Vec<_> = answers.iter().map(|said| said.recv().expect("an answer")).collect();
     assert!(answers.iter().all(|answer| answer.is_ok() && *answer == answers[0]));
     let counters = cache.counters();
-    // No more than what lies around it in pages.
+    // At most the pages around it.
     let read = counters.direct_bytes + counters.buffered_bytes;
     assert!((300_000..310_000).contains(&read), "{counters:?}");
 }
 
 #[test]
-fn a_small_jump_reads_what_it_asks_for_and_no_block() {
+fn a_small_jump_reads_its_own_range_and_no_block() {
     let (_directory, path) = sharded();
     let reader = open(&path);
     let whole = common::whole(&reader);
@@ -179,7 +179,7 @@ fn a_small_jump_reads_what_it_asks_for_and_no_block() {
     assert!(counters.direct_bytes + counters.buffered_bytes < 40_000, "{counters:?}");
 }
 
-/// What somebody does to a source while it is read.
+/// A change to a source while it is read.
 fn changed_while_read(change: impl Fn(&Path)) {
     for memory in MEMORIES {
         for cold in [true, false] {
@@ -232,7 +232,7 @@ fn changed_while_read(change: impl Fn(&Path)) {
 fn a_source_rewritten_in_place_is_an_error_for_good() {
     changed_while_read(|path| {
         let file = OpenOptions::new().write(true).open(path).expect("there");
-        // Before a byte is written: two writes within a tick of the clock look like one.
+        // Before the first write: two writes within a tick of the clock look like one.
         file.set_modified(SystemTime::now() + Duration::from_secs(5)).expect("set");
         let zeros = vec![0; file.metadata().expect("there").len() as usize];
         file.write_all_at(&zeros, 0).expect("written");
@@ -247,7 +247,7 @@ fn a_truncated_source_is_an_error_for_good() {
 }
 
 #[test]
-fn a_deleted_source_is_read_on() {
+fn a_deleted_source_that_is_open_stays_readable() {
     let (directory, path) = sharded();
     let reader = open(&path);
     let whole = common::whole(&reader);
@@ -262,7 +262,7 @@ fn a_deleted_source_is_read_on() {
 }
 
 #[test]
-fn every_read_is_answered_once_also_when_all_is_dropped_or_stopped_or_panics() {
+fn every_read_is_answered_once_despite_drops_stops_and_panics() {
     for stop in [false, true] {
         let (_directory, path) = sharded();
         let reader = open(&path);

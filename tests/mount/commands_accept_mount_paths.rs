@@ -1,5 +1,5 @@
-//! Promise: the commands that read a path read a mount of ours like any directory; of one whose daemon
-//! has gone they say so.
+//! Commands that read a path read a mount of ours like any directory. They report a mount whose daemon has
+//! gone.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -92,7 +92,7 @@ fn a_mount_shows_what_ls_says() {
         }
         assert_eq!(place.unmount(&[]).code, 0);
     }
-    // What is not there is not mounted.
+    // A missing path is not mounted.
     let missing = format!("{}/missing.safetensors", place.source);
     let done = run(&["mount", &missing, &place.mountpoint]);
     assert_eq!(done.code, 1);
@@ -100,11 +100,11 @@ fn a_mount_shows_what_ls_says() {
     assert_eq!(place.mounts(), 0);
 }
 
-/// Stays as it is beside a model that is safetensors.
+/// Stays as it is beside a safetensors model.
 const LORA: &str = "pytorch_lora_weights.bin";
 
 #[test]
-fn a_dead_mount_is_called_one() {
+fn a_dead_mount_is_reported_as_dead() {
     let place = MountFixture::new();
     let daemon = place.mount(&[]);
     daemon.kill("KILL");
@@ -121,7 +121,7 @@ fn a_dead_mount_is_called_one() {
 }
 
 #[test]
-fn a_dead_mount_keeps_nothing_beside_it_from_being_listed() {
+fn a_dead_mount_hides_nothing_beside_it() {
     let place = MountFixture::new();
     let daemon = place.mount(&[]);
     daemon.kill("KILL");
@@ -161,7 +161,7 @@ fn a_directory_with_a_dead_mount_in_it_is_mounted_and_listed() {
         assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
         fs::read(format!("{}/source/model.safetensors", outer.mountpoint)).unwrap();
     }
-    // However often it is looked for.
+    // However often the name is looked up.
     let log = fs::read_to_string(&log).unwrap();
     assert_eq!(log.matches("daemon has gone").count(), 1, "{log}");
     assert_eq!(outer.unmount(&[]).code, 0);
@@ -169,7 +169,7 @@ fn a_directory_with_a_dead_mount_in_it_is_mounted_and_listed() {
 }
 
 #[test]
-fn a_link_that_leads_back_to_the_mount_has_an_end() {
+fn a_link_back_to_the_mount_ends() {
     let place = MountFixture::new();
     // Two links to the directory that has both the source and the mountpoint.
     symlink("..", format!("{}/up", place.source)).unwrap();
@@ -200,7 +200,7 @@ fn step(above: OwnedFd, name: &str) -> OwnedFd {
     openat(above, name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap()
 }
 
-/// Reads a file from its open folder, as a program does that walks step by step; follows links.
+/// Reads a file from its open directory, as a program does that walks step by step; follows links.
 fn read(folder: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
     let mut bytes = Vec::new();
     let file = openat(folder, name, OFlags::RDONLY, Mode::empty())?;
@@ -225,7 +225,7 @@ fn directories_deeper_than_the_longest_path_are_walked() {
     let link = |to: &str, name: &str| symlinkat(to, &bottom, name).unwrap();
     link("plain", "beside");
     link(&format!("sub/../../{}/plain", names[39]), "up");
-    // These lead further up than the start of the last piece of the path.
+    // These lead up past the start of the last piece of the path.
     link(&format!("{}model.safetensors", "../".repeat(40)), "top");
     link(&format!("{}model.safetensors", "../".repeat(41)), "out");
     link(&format!("{}/model.safetensors", place.source), "absolute");

@@ -14,7 +14,7 @@ use crate::common::mounting::{
 };
 
 #[test]
-fn it_returns_when_the_mount_answers() {
+fn the_command_returns_when_the_mount_answers() {
     let place = MountFixture::new();
     let done = place.try_mount(&[]);
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""));
@@ -26,10 +26,10 @@ fn it_returns_when_the_mount_answers() {
 }
 
 #[test]
-fn nothing_of_the_caller_stays_in_the_daemon() {
+fn the_daemon_inherits_nothing_of_its_caller() {
     let place = MountFixture::new();
     let held = place.path("held by the caller");
-    // `run` reads to the end of what the daemon might still hold open: the pipe is one of the things.
+    // `run` reads to the end of every pipe that the daemon might still hold open, this one included.
     let script = r#"exec 7>"$3" 5>&1; cd "$4"; "$CKPTFS" mount source mnt; ps -o sid= -p $$"#;
     let folder = Path::new(&place.source).parent().unwrap().to_str().unwrap();
     let arguments = [&place.source, &place.mountpoint, &held, folder];
@@ -49,13 +49,13 @@ fn nothing_of_the_caller_stays_in_the_daemon() {
     assert_eq!(fs::read_link(process("cwd")).unwrap(), Path::new("/"));
     let about = fs::read_to_string(process("stat")).unwrap();
     let fields: Vec<&str> = about.rsplit(") ").next().unwrap().split(' ').collect();
-    // State, parent, group, session, terminal.
+    // The fields are state, parent, group, session and terminal.
     assert_ne!(fields[3], told.stdout.trim());
     assert_eq!(fields[4], "0");
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
-/// Whether the daemon serves the place; for one that was told a relative path.
+/// Tells whether the daemon serves the fixture, where it was given a relative path.
 fn is_at(place: &MountFixture, pid: u32) -> bool {
     let told = run(&["status", "--json"]).stdout;
     let all: serde_json::Value = serde_json::from_str(&told).unwrap();
@@ -65,7 +65,7 @@ fn is_at(place: &MountFixture, pid: u32) -> bool {
     all.as_array().unwrap().iter().any(is)
 }
 
-/// Starts a mount whose daemon waits for its source; returns the source, the caller and the daemon.
+/// Starts a mount whose daemon waits for its source. Returns the source, the caller and the daemon.
 fn start_waiting_mount(place: &MountFixture) -> (FailingSource, Child, Daemon) {
     let far = FailingSource::new(&place.path("far"), two_shards(1, 8));
     far.set(Behavior::HangsOnReads);
@@ -80,7 +80,7 @@ fn start_waiting_mount(place: &MountFixture) -> (FailingSource, Child, Daemon) {
 }
 
 #[test]
-fn a_daemon_that_dies_without_a_word_is_told_of() {
+fn a_daemon_that_dies_silently_is_reported() {
     let place = MountFixture::new();
     let (far, caller, daemon) = start_waiting_mount(&place);
     daemon.kill("KILL");
@@ -97,14 +97,14 @@ fn a_caller_that_goes_away_leaves_no_mount() {
     let (far, mut caller, daemon) = start_waiting_mount(&place);
     caller.kill().unwrap();
     caller.wait().unwrap();
-    // Now the daemon goes on, and finds nobody to tell.
+    // Now the daemon goes on, and its caller is gone.
     far.set(Behavior::Works);
     wait_until("the daemon ends", || !daemon.runs());
     assert_eq!(place.mounts(), 0);
 }
 
 #[test]
-fn the_variable_that_makes_a_daemon_makes_none_by_itself() {
+fn the_daemon_variable_alone_makes_no_daemon() {
     let place = MountFixture::new();
     let mut command = Command::new(ckptfs());
     command.args(["mount", &place.source, &place.mountpoint]).env("CKPTFS_DAEMON", "pipe:[1]");
@@ -114,7 +114,7 @@ fn the_variable_that_makes_a_daemon_makes_none_by_itself() {
 }
 
 #[test]
-fn the_kernel_reads_further_ahead_than_it_offers() {
+fn the_kernels_readahead_is_raised() {
     let place = MountFixture::new();
     place.mount(&[]);
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -125,7 +125,7 @@ fn the_kernel_reads_further_ahead_than_it_offers() {
 }
 
 #[test]
-fn the_log_goes_where_it_is_told() {
+fn the_log_goes_to_its_file() {
     let place = MountFixture::new();
     let log = place.path("log");
     place.mount(&["-v", "--log-file", &log]);
@@ -140,7 +140,7 @@ fn the_log_goes_where_it_is_told() {
 }
 
 #[test]
-fn what_is_to_be_logged_and_cannot_be_understood_is_told() {
+fn a_bad_log_filter_is_reported() {
     let place = MountFixture::new();
     let log = place.path("log");
     let mount = |said: &str| {
@@ -162,15 +162,13 @@ fn what_is_to_be_logged_and_cannot_be_understood_is_told() {
 fn the_help_says_where_the_log_goes_and_where_the_bytes_lie() {
     let help = run(&["mount", "--help"]).stdout;
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    for words in
-        ["logs to --log-file, and nowhere without it", "user.ckptfs.source", "always read-only"]
-    {
+    for words in ["without one its log goes nowhere", "user.ckptfs.source", "always read-only"] {
         assert!(help.contains(words), "{help}");
     }
 }
 
 #[test]
-fn a_log_that_cannot_be_written_is_lost_and_nothing_else() {
+fn an_unwritable_log_loses_nothing_else() {
     let place = MountFixture::new();
     let refused = std::path::Path::new(&place.source).join("sub");
     fs::create_dir(&refused).unwrap();
@@ -183,13 +181,13 @@ fn a_log_that_cannot_be_written_is_lost_and_nothing_else() {
 }
 
 #[test]
-fn a_log_that_is_a_pipe_is_written_as_far_as_it_is_read() {
+fn a_log_pipe_that_is_not_read_blocks_nothing() {
     let place = MountFixture::new();
     let pipe = place.path("pipe");
     assert_eq!(run_program(&["mkfifo", &pipe]).code, 0);
     let mut read = File::options().read(true).write(true).open(&pipe).unwrap();
     place.mount(&["-vvv", "--log-file", &pipe]);
-    // Logs more than the pipe has room for, while nothing is read.
+    // Logs more than the pipe has room for, while nothing reads it.
     let missing = (0..2000).map(|n| format!("{}/{n}", place.mountpoint));
     let mut asking = Command::new("ls").args(missing).stderr(Stdio::null()).spawn().unwrap();
     wait_until("ls is answered", || asking.try_wait().unwrap().is_some());
@@ -217,7 +215,7 @@ fn metrics_are_served() {
     let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
     let ask = |request: &str| {
         let mut stream = TcpStream::connect(address).unwrap();
-        // One that is refused may be cut off while it still sends.
+        // A refused connection may be cut off while it still sends.
         let _ = stream.write_all(request.as_bytes());
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer);
@@ -235,16 +233,17 @@ fn metrics_are_served() {
     assert!(ask("\0\r\n\r\n").starts_with("HTTP/1.1 405"));
     let long = ask(&format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100_000)));
     assert!(long.is_empty() || long.starts_with("HTTP/1.1 431"), "{long}");
-    // Silent readers must not delay the end of the mount.
+    // Silent clients must not delay the end of the mount.
     let silent: Vec<_> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
     assert_eq!(place.unmount(&[]).code, 0);
     drop(silent);
 }
 
-/// Sends as many as the kernel queues besides those that are accepted.
+/// Opens as many connections as the kernel queues besides those that are accepted.
 #[test]
 fn half_sent_requests_do_not_block_the_metrics() {
-    /// Much longer than an answer takes, and much shorter than the timeouts of all half-sent requests in turn.
+    /// Much longer than an answer takes, and much shorter than the timeouts of all half-sent requests in
+    /// turn.
     const LONG: Duration = Duration::from_secs(20);
     let place = MountFixture::new();
     let done = place.try_mount(&["--metrics", "127.0.0.1:0"]);

@@ -1,4 +1,4 @@
-//! Where there is no mount, the caller hears why, and what would help: for each reason its own.
+//! A mount that fails tells its caller why, and what to do about it.
 
 use std::fs;
 use std::net::TcpListener;
@@ -10,7 +10,7 @@ use crate::common::command;
 use crate::common::command::{ckptfs, run, two_shards};
 use crate::common::mounting::{MountFixture, run_program, wait_until};
 
-/// Mounts in both ways, each of which must fail so.
+/// Mounts in the background and in the foreground; each must fail in the same way.
 #[track_caller]
 fn fails(arguments: &[&str], code: i32, what: &str, remedy: &str) {
     for way in [&["mount"][..], &["mount", "-f"]] {
@@ -23,7 +23,7 @@ fn fails(arguments: &[&str], code: i32, what: &str, remedy: &str) {
 }
 
 #[test]
-fn the_place_to_mount_at() {
+fn a_bad_mountpoint_is_explained() {
     let place = MountFixture::new();
     let source = &place.source[..];
     let (missing, file, looping) = (place.path("missing"), place.path("file"), place.path("loop"));
@@ -42,12 +42,12 @@ fn the_place_to_mount_at() {
     fails(&[source, &inside], 1, "lies inside", "outside of the source");
     assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
     assert_eq!(run(&["mount", source, &full, "--nonempty"]).code, 0);
-    fails(&[source, &full], 1, "already shows", &format!("ckptfs unmount {full}"));
+    fails(&[source, &full], 1, "already shows", "ckptfs unmount PATH");
     assert_eq!(run(&["unmount", &full]).code, 0);
 }
 
 #[test]
-fn what_else_is_asked_for() {
+fn a_bad_log_file_or_metrics_address_is_explained() {
     let place = MountFixture::new();
     let (source, mountpoint) = (&place.source[..], &place.mountpoint[..]);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -131,7 +131,7 @@ fn a_log_pipe_without_a_reader_is_refused() {
 }
 
 #[test]
-fn the_source() {
+fn a_bad_source_is_explained() {
     let place = MountFixture::new();
     let at = &place.mountpoint[..];
     let written = |name: &str, bytes: &[u8]| {

@@ -1,7 +1,7 @@
-//! Whatever would write is refused with EROFS: on files, virtual files, directories and names that are not
-//! there, and also where somebody made the mount writable.
+//! Every write is refused with EROFS: on files, virtual files, directories and missing names, and also on a
+//! mount that was made writable.
 
-#![allow(unsafe_code)] // The system's calls as they are: each is given text that lives as long.
+#![allow(unsafe_code)] // Raw system calls; each gets text that outlives it.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -14,14 +14,14 @@ use crate::common::mounting::MountFixture;
 use libc::*;
 use rustix::mount::{MountFlags, mount_remount};
 
-/// An operation on something that is there.
+/// An operation on an existing path.
 type OnPath = fn(&CStr) -> i32;
-/// An operation on something that is there and a name that is not, in the same mount.
+/// An operation on an existing path and a missing name in the same mount.
 type OnTwo = fn(&CStr, &CStr) -> i32;
 
 const VALUE: *const c_void = c"value".as_ptr().cast();
 
-/// Opens with these flags, and closes what should not have been opened.
+/// Opens with these flags, and closes a descriptor that should not exist.
 fn opened(path: &CStr, flags: c_int) -> i32 {
     let fd = unsafe { open(path.as_ptr(), flags, 0o644) };
     if fd >= 0 {
@@ -30,7 +30,7 @@ fn opened(path: &CStr, flags: c_int) -> i32 {
     fd
 }
 
-/// Opens for reading, and does something to what is open.
+/// Opens for reading, and acts on the descriptor.
 fn with_open(path: &CStr, act: impl FnOnce(c_int) -> i32) -> i32 {
     let fd = unsafe { open(path.as_ptr(), O_RDONLY) };
     assert!(fd >= 0, "{path:?} can be read");
@@ -100,7 +100,7 @@ fn refused(what: &str, path: &Path, act: impl FnOnce(&CStr) -> i32) {
     assert_eq!((done, error.raw_os_error()), (-1, Some(EROFS)), "{what} of {path:?}: {error}");
 }
 
-/// Tries everything, and sees that the mount shows what it did.
+/// Tries every operation, and asserts that the mount shows what it did before.
 fn nothing_is_written(place: &MountFixture) {
     let root = Path::new(&place.mountpoint);
     let folder = root.join("folder");
@@ -132,7 +132,7 @@ fn nothing_is_written(place: &MountFixture) {
             refused(what, &within.join("new"), act);
         }
     }
-    // What is open for reading cannot be written to, nor mapped to be.
+    // A file that is open for reading cannot be written, nor mapped for writing.
     for file in &files {
         let text = CString::new(file.to_str().unwrap()).unwrap();
         let write = |fd| unsafe { write(fd, VALUE, 5) as i32 };
@@ -161,11 +161,11 @@ fn place() -> MountFixture {
 }
 
 #[test]
-fn as_it_is_mounted() {
+fn every_write_is_refused_on_a_plain_mount() {
     let place = place();
     place.mount(&[]);
     nothing_is_written(&place);
-    // No name at all: the kernel refuses by itself.
+    // A file without a name: the kernel itself refuses.
     refused("a file without a name", Path::new(&place.mountpoint), |p| {
         opened(p, O_TMPFILE | O_RDWR)
     });
@@ -173,7 +173,7 @@ fn as_it_is_mounted() {
 }
 
 #[test]
-fn where_it_was_made_writable() {
+fn every_write_is_refused_on_a_mount_made_writable() {
     for options in [&[][..], &["--no-passthrough"]] {
         let place = place();
         place.mount(options);

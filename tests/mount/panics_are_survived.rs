@@ -1,5 +1,5 @@
-//! A fault of ours in the middle of a request: EIO for that request, a line in the log, and the mount
-//! lives. Builds for tests panic when they are asked for an attribute.
+//! A panic in a request gives EIO to that request and a line in the log; the mount lives. Debug builds panic
+//! on demand, for one attribute.
 
 #![cfg(all(feature = "mount", debug_assertions))]
 

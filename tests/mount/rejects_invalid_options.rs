@@ -1,5 +1,5 @@
-//! An option's value that cannot work is refused before anything is mounted, with the least or the
-//! greatest that can.
+//! An option's value that cannot work is refused before anything is mounted, with the least or the greatest
+//! value that can.
 
 use std::fs;
 use std::path::Path;
@@ -8,27 +8,27 @@ use crate::common::command::{run, write_model};
 use crate::common::mounting::MountFixture;
 
 #[test]
-fn with_the_limit_in_the_message() {
+fn the_message_has_the_limit() {
     let place = MountFixture::new();
     let cases: [(&[&str], &str); 25] = [
-        (&["--memory", "0"], "at least 16M"),
-        (&["--memory", "5"], "at least 16M"),
-        (&["--memory", "16383K"], "at least 16M"),
-        (&["--memory", "1000T"], "at most"),
-        (&["-o", "memory=1M"], "at least 16M"),
+        (&["--memory", "0"], "16M at the least"),
+        (&["--memory", "5"], "16M at the least"),
+        (&["--memory", "16383K"], "16M at the least"),
+        (&["--memory", "1000T"], "at the most"),
+        (&["-o", "memory=1M"], "16M at the least"),
         (&["-o", "memory=much"], "--memory"),
         (&["-o", "memory"], "'memory' in -o needs a value: memory=..."),
         (&["-o", "ro,log_file="], "'log_file' in -o needs a value"),
-        (&["--memory", "99999999999999999999"], "at most"),
+        (&["--memory", "99999999999999999999"], "at the most"),
         (&["--memory", "G"], "a size begins with a number"),
         (
             &["-o", "remount,memory=1G"],
             "unmount it (ckptfs unmount MOUNTPOINT), and mount it again",
         ),
-        (&["--readahead", "99999999999999999999"], "at most"),
+        (&["--readahead", "99999999999999999999"], "at the most"),
         (&["--memory", "-1"], "-1"),
-        (&["--readahead", "5"], "at least 1M, or 0 to disable it"),
-        (&["--readahead", "1000T"], "at most"),
+        (&["--readahead", "5"], "1M at the least, or 0 for not at all"),
+        (&["--readahead", "1000T"], "at the most"),
         (&["--threads", "0"], "1..=256"),
         (&["--threads", "100000"], "1..=256"),
         (&["--uid", "4294967295"], "0..4294967295"),
@@ -36,8 +36,8 @@ fn with_the_limit_in_the_message() {
         (&["--uid", "me"], "--uid"),
         (&["-o", "allow_other=yes"], "--allow-other"),
         (&["--keep", "[a"], "not a pattern"),
-        (&["--metrics", "0.0.0.0:9100"], "only a loopback address"),
-        (&["-o", "metrics=0.0.0.0:9100"], "only a loopback address"),
+        (&["--metrics", "0.0.0.0:9100"], "of this machine itself"),
+        (&["-o", "metrics=0.0.0.0:9100"], "of this machine itself"),
         (&["--no-such-flag"], "--no-such-flag"),
     ];
     for (options, words) in cases {
@@ -45,7 +45,7 @@ fn with_the_limit_in_the_message() {
         assert_eq!((done.code, place.mounts()), (2, 0), "{options:?}: {}", done.stderr);
         assert!(done.stderr.contains(words), "{options:?}: {}", done.stderr);
     }
-    // What is neither a command nor a path is not taken for a source.
+    // A word that is neither a command nor a path is not taken for a source.
     let done = run(&["mnt", &place.mountpoint]);
     assert_eq!(done.code, 2);
     assert!(done.stderr.contains("unrecognized subcommand"), "{}", done.stderr);
@@ -53,7 +53,7 @@ fn with_the_limit_in_the_message() {
 
 /// A file larger than every window and the least budget together.
 #[test]
-fn and_the_limits_themselves_work() {
+fn the_limits_themselves_work() {
     let place = MountFixture::new();
     let file = Path::new(&place.source).join("model.safetensors");
     write_model(&file, 3, 9 << 20);
@@ -67,13 +67,13 @@ fn and_the_limits_themselves_work() {
         assert!(fs::read(&seen).unwrap() == bytes, "{options:?}");
         assert_eq!(place.unmount(&[]).code, 0);
     }
-    // An option of its own has the last word.
+    // A dedicated option overrides `-o`.
     place.mount(&["--threads=2", "-o", "threads=3", "-o", "ro,memory=64M,no-passthrough"]);
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
 #[test]
-fn nothing_is_read_ahead_where_that_was_asked_for() {
+fn zero_readahead_reads_nothing_ahead() {
     let place = MountFixture::new();
     let file = Path::new(&place.source).join("model.safetensors");
     write_model(&file, 3, 9 << 20);

@@ -1,5 +1,5 @@
-//! Promise: a mount whose source directory was removed, and perhaps made anew, shows nothing, and says
-//! why: once in the log, and in its numbers.
+//! A mount whose source directory was removed, or removed and made again, shows nothing. It says why once in
+//! the log, and in its statistics.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::common::command::{names_in, run, write_model};
 use crate::common::mounting::MountFixture;
 
 #[test]
-fn once_in_the_log_and_in_the_numbers() {
+fn reported_once_in_the_log_and_in_the_statistics() {
     let place = MountFixture::new();
     let log = place.path("log");
     let mountpoint = Path::new(&place.mountpoint);
@@ -21,7 +21,7 @@ fn once_in_the_log_and_in_the_numbers() {
         mount["stats"]["source_removed"].as_bool().unwrap()
     };
     assert_eq!(names_in(mountpoint), ["model.safetensors"]);
-    // What is emptied is there.
+    // An empty source is still there.
     fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
     assert!(!mountpoint.join("other.safetensors").exists());
     assert!(!is_removed());
@@ -30,7 +30,7 @@ fn once_in_the_log_and_in_the_numbers() {
     fs::remove_dir_all(&place.source).unwrap();
     fs::create_dir(&place.source).unwrap();
     write_model(&Path::new(&place.source).join("model.safetensors"), 2, 8);
-    // Who looks finds nothing, and that is enough for the log.
+    // One lookup that finds nothing is enough for the log line.
     assert!(!mountpoint.join("another.safetensors").exists());
     let said = fs::read_to_string(&log).unwrap();
     assert!(said.contains("WARN") && said.contains(&place.source), "{said}");
@@ -43,7 +43,7 @@ fn once_in_the_log_and_in_the_numbers() {
     assert!(row.contains("REMOVED: unmount and mount again"), "{table}");
     assert_eq!(fs::read_to_string(&log).unwrap(), said);
 
-    // That helps.
+    // Mounting again helps.
     assert_eq!(place.unmount(&[]).code, 0);
     place.mount(&[]);
     assert_eq!(names_in(mountpoint), ["model.safetensors"]);

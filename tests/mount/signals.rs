@@ -1,4 +1,4 @@
-//! Signals end a mount, and leave no dead one behind.
+//! A signal ends a mount, and leaves no dead one behind.
 
 use std::fs::{self, File};
 
@@ -17,7 +17,7 @@ fn each_signal_ends_an_idle_mount() {
 }
 
 #[test]
-fn signals_that_mean_nothing_to_it_do_nothing() {
+fn other_signals_do_nothing() {
     let place = MountFixture::new();
     let daemon = place.mount(&[]);
     for name in ["USR1", "USR2", "ALRM", "PIPE"] {
@@ -28,7 +28,7 @@ fn signals_that_mean_nothing_to_it_do_nothing() {
 }
 
 #[test]
-fn a_daemon_too() {
+fn a_signal_ends_a_daemon_too() {
     let place = MountFixture::new();
     let daemon = place.mount(&[]);
     daemon.kill("TERM");
@@ -59,7 +59,7 @@ fn a_reader_that_never_finishes_is_cut_off() {
     assert_eq!(status.code(), Some(1));
     assert!(said.contains("its readers took too long"), "{said}");
     assert_eq!(place.mounts(), 0);
-    // What it holds answers with an error instead of a hang.
+    // An open file gives an error instead of a hang.
     assert!(rustix::fs::fgetxattr(&held, "user.ckptfs.stats", &mut [0_u8; 4096]).is_err());
 }
 

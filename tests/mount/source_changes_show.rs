@@ -1,5 +1,5 @@
-//! What changes in the source shows without mounting again, and who has something open is told the
-//! truth: the old bytes as long as they are there, an error once they are not, never a mixture.
+//! Changes in the source show without mounting again. An open file gives the old bytes as long as they
+//! exist, then an error, and never a mixture.
 
 #![allow(unsafe_code)] // Mapping a file.
 
@@ -17,7 +17,7 @@ use crate::common::mounting::{MountFixture, wait_until};
 use crate::common::test_path;
 use memmap2::Mmap;
 
-/// Of each of the two tensors: more than is read along with what is read.
+/// Bytes of each of the two tensors: more than is read along with a read.
 const BYTES: usize = 4 << 20;
 
 /// A mount with a model in two shards, in a directory of its own.
@@ -49,7 +49,7 @@ impl Model {
         PathBuf::from(&self.place.mountpoint).join("model/model.safetensors")
     }
 
-    /// Writes both shards beside, and puts each in its place by a rename.
+    /// Writes both shards under new names, and renames each into place.
     fn write(&self, fill: u8) {
         self.write_beside(fill);
         self.put_in_place();
@@ -68,7 +68,7 @@ impl Model {
         }
     }
 
-    /// Waits until the name stands for a model of these values: its inode.
+    /// Waits until the name shows a model of these values, and gives its inode.
     #[track_caller]
     fn shows(&self, first: u8, second: u8) -> u64 {
         let mut shown = None;
@@ -92,7 +92,7 @@ impl Model {
     }
 }
 
-/// The values of the two tensors, each of which has one, read past the kernel's cache.
+/// The one value of each of the two tensors, read past the kernel's cache.
 fn values(file: &File) -> std::io::Result<(u8, u8)> {
     let size = file.metadata()?.len();
     forget(file);
@@ -105,12 +105,12 @@ fn values(file: &File) -> std::io::Result<(u8, u8)> {
     Ok((first[0], second[0]))
 }
 
-/// Has the kernel forget what it knows of a file's bytes.
+/// Drops a file's pages from the page cache.
 fn forget(file: &File) {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
-/// Times of files are told apart by ticks, of 10 ms at the most.
+/// The clock of timestamps advances in ticks of at most 10 ms.
 fn tick() {
     std::thread::sleep(Duration::from_millis(20));
 }
@@ -135,7 +135,7 @@ fn replaced_by_rename_while_open_and_mapped() {
     model.unmount();
 }
 
-// Of a virtual file that nobody has open: whoever looked just before is not told of a stale file.
+// The next tests change a virtual file that is not open: a lookup just before leaves nothing stale.
 
 #[test]
 fn replaced_just_before_it_is_opened() {
@@ -150,7 +150,7 @@ fn replaced_just_before_it_is_opened() {
 #[test]
 fn deleted_just_before_it_is_opened() {
     let model = Model::new(&[]);
-    // With an index the set is one by its names also when a shard is gone.
+    // With an index, the set is one by its names even when a shard is gone.
     let index = r#"{"weight_map": {"layer.0.weight": "model-00001-of-00002.safetensors",
         "layer.1.weight": "model-00002-of-00002.safetensors"}}"#;
     fs::write(model.source("model/model.safetensors.index.json"), index).unwrap();
@@ -202,7 +202,7 @@ fn changed_in_place_while_open() {
     file.write_all_at(&changed, 0).unwrap();
     drop(file);
     forget(&old);
-    // All of the virtual file, not only what lies in the file that changed; and as often as it is read.
+    // Everything in the virtual file fails, not only the changed shard, however often it is read.
     let size = old.metadata().unwrap().len();
     let mut bytes = [0; 4096];
     for _ in 0..10 {
@@ -219,7 +219,7 @@ fn changed_in_place_while_open() {
     model.unmount();
 }
 
-/// A program that writes it over and over, and readers that try again: it is known after the first.
+/// A program rewrites the file over and over, and readers retry: one line in the log is enough.
 #[test]
 fn changed_often_it_is_logged_once() {
     let model = Model::new(&[]);
@@ -230,7 +230,7 @@ fn changed_often_it_is_logged_once() {
         let (_, changed) = two_shards(10 * fill, BYTES).swap_remove(1);
         file.write_all_at(&changed, 0).unwrap();
         assert_eio(values(&old));
-        // Who opens it now may be told of the state before, and opens it again.
+        // An open at this moment may show the old state, and is tried again.
         model.shows(1, 10 * fill + 1);
     }
     let log = fs::read_to_string(&model.log).unwrap();
@@ -241,10 +241,15 @@ fn changed_often_it_is_logged_once() {
 }
 
 #[test]
-fn truncated_while_mapped_kills_the_reader_and_nobody_else() {
+fn truncated_while_mapped_kills_the_reader_and_nothing_else() {
     let model = Model::new(&[]);
     let mut reader = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test_path!("the_reader_that_is_killed"), "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            test_path!("child_that_reads_a_truncated_mapping"),
+            "--ignored",
+            "--nocapture",
+        ])
         .env("CKPTFS_MAPPED", model.virtual_file())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -261,7 +266,7 @@ fn truncated_while_mapped_kills_the_reader_and_nobody_else() {
     assert_eq!(errors.len(), 1, "{errors:?}");
     assert!(errors[0].contains("model-00001-of-00002.safetensors"), "{errors:?}");
     assert_eq!(model.place.state(), "alive");
-    // What is no model any more is shown as it is.
+    // A set that is no longer complete is shown as its files.
     let names = || names_in(model.virtual_file().parent().unwrap());
     wait_until("the shards show", || names().len() == 2 && names()[0].contains("-00001-of"));
     model.unmount();
@@ -269,7 +274,7 @@ fn truncated_while_mapped_kills_the_reader_and_nobody_else() {
 
 #[test]
 #[ignore = "a part of the test before, in a process that dies"]
-fn the_reader_that_is_killed() {
+fn child_that_reads_a_truncated_mapping() {
     let file = File::open(std::env::var_os("CKPTFS_MAPPED").unwrap()).unwrap();
     let map = unsafe { Mmap::map(&file) }.unwrap();
     println!("{}\nmapped", map[0]);
@@ -278,9 +283,9 @@ fn the_reader_that_is_killed() {
     println!("{sum}");
 }
 
-/// A file that is shown as it is behaves as the original does.
+/// A passed-through file behaves as the original does.
 #[test]
-fn files_as_they_are() {
+fn passed_through_files_follow_their_source() {
     for options in [&[][..], &["--no-passthrough"]] {
         let model = Model::new(options);
         let source = model.source("notes.bin");
@@ -318,14 +323,13 @@ fn files_as_they_are() {
     }
 }
 
-/// Of two names of one file either can go.
 #[test]
 fn written_just_before_it_is_opened() {
     for options in [&[][..], &["--no-passthrough"]] {
         let model = Model::new(options);
         let shown = format!("{}/config.json", model.place.mountpoint);
         for n in 1..60 {
-            // Longer and shorter, each time looked at before.
+            // Longer and shorter each time, and looked at before.
             let text = "x".repeat(n * 37 % 400);
             fs::write(model.source("config.json"), &text).unwrap();
             assert_eq!(fs::read_to_string(&shown).unwrap(), text, "{options:?}");
@@ -334,8 +338,9 @@ fn written_just_before_it_is_opened() {
     }
 }
 
+/// Either name of a file with two names can go.
 #[test]
-fn one_file_of_two_names() {
+fn either_of_two_names_of_a_file_can_go() {
     let model = Model::new(&[]);
     let shown = |name: &str| PathBuf::from(&model.place.mountpoint).join(name);
     fs::write(model.source("a"), "text").unwrap();
@@ -375,8 +380,7 @@ fn names_and_times_of_directories() {
     model.unmount();
 }
 
-/// Readers open and read all the time while shards are replaced: each gets what was there at one
-/// time, whole, or is told that it is no longer there.
+/// Readers open and read while shards are replaced. Each gets one whole state, or an error that it is gone.
 #[test]
 fn replaced_again_and_again_under_load() {
     let model = Model::new(&["--threads", "1", "--memory", "16M"]);
@@ -388,7 +392,7 @@ fn replaced_again_and_again_under_load() {
                     let Ok(file) = File::open(model.virtual_file()) else { continue };
                     match values(&file) {
                         Ok(_) => whole.fetch_add(1, Ordering::Relaxed),
-                        // Between looking it up and opening its sources one was replaced.
+                        // One shard was replaced between lookup and open.
                         Err(error) => {
                             assert_eq!(error.raw_os_error(), Some(libc::EIO));
                             0
@@ -413,7 +417,7 @@ fn replaced_again_and_again_under_load() {
     model.unmount();
 }
 
-/// The kernel tries twice to open what a name stands for, and a rename can come before each.
+/// The kernel tries twice to open a name, and a rename can come before each try.
 #[test]
 fn a_file_that_is_renamed_over_repeatedly_can_be_opened() {
     const OPENS: usize = 500;

@@ -1,5 +1,5 @@
-//! A source that fails while it is read: an error for that reader, one line in the log that names
-//! the file, and everything else goes on; what works again is read again.
+//! A source that fails during a read gives an error to that reader, and one log line that names the file.
+//! Everything else goes on, and what works again is read again.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use crate::common::mounting::{MountFixture, wait_until};
 
 const BYTES: usize = 8 << 20;
 
-/// What cannot be read of each shard: a stretch far from its start.
+/// The bytes of each shard that cannot be read: a range far from its start.
 const BAD: std::ops::Range<u64> = 6 << 20..7 << 20;
 
 #[test]
@@ -29,7 +29,7 @@ fn one_reader_gets_the_error_and_the_rest_goes_on() {
         let error = model.read_exact_at(&mut bytes, second + BAD.start + (512 << 10)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO));
     }
-    // The same virtual file where its source can be read, and others.
+    // The good part of the same virtual file, and other files.
     model.read_exact_at(&mut bytes, first).unwrap();
     assert_eq!(bytes, [1; 4096]);
     model.read_exact_at(&mut bytes, second + 4096).unwrap();
@@ -52,9 +52,9 @@ fn one_reader_gets_the_error_and_the_rest_goes_on() {
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
-/// A file that is shown as it is fails as the original does.
+/// A passed-through file fails as the original does.
 #[test]
-fn a_file_as_it_is() {
+fn a_passed_through_file_fails_as_the_original() {
     for options in [&[][..], &["--no-passthrough"]] {
         let place = MountFixture::new();
         let files = vec![("notes.txt".to_owned(), vec![5; BYTES])];

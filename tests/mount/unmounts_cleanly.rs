@@ -1,4 +1,4 @@
-//! A mount can be taken away, by us and by others, and nothing of it stays.
+//! Users and other programs can unmount a mount, and nothing of it stays.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -23,11 +23,11 @@ fn unmount_waits_until_the_daemon_has_ended() {
 }
 
 #[test]
-fn who_comes_second_finds_it_done() {
+fn concurrent_unmounts_all_succeed() {
     let place = MountFixture::new();
     for options in [&[][..], &["--lazy"]] {
         let daemon = place.mount(&[]);
-        // Stopped, it keeps them all asking until it is let go on.
+        // A stopped daemon keeps all of them waiting until it continues.
         daemon.stop();
         let unmounting: Vec<_> = (0..4)
             .map(|_| {
@@ -48,14 +48,14 @@ fn who_comes_second_finds_it_done() {
     }
 }
 
-/// Whether a process has started another.
+/// Tells whether a process has started another.
 fn has_a_child(pid: u32) -> bool {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     !children.unwrap_or_default().is_empty()
 }
 
 #[test]
-fn however_the_mountpoint_is_written() {
+fn any_spelling_of_the_mountpoint_works() {
     let place = MountFixture::new();
     let link = place.path("link,with a comma");
     std::os::unix::fs::symlink(&place.mountpoint, &link).unwrap();
@@ -71,7 +71,7 @@ fn however_the_mountpoint_is_written() {
 }
 
 #[test]
-fn what_is_in_use_stays_unless_it_is_to_go_lazily() {
+fn a_mount_in_use_goes_only_lazily() {
     let place = MountFixture::new();
     let daemon = place.mount(&[]);
     let held = File::open(&place.mountpoint).unwrap();
@@ -89,11 +89,11 @@ fn what_is_in_use_stays_unless_it_is_to_go_lazily() {
 }
 
 #[test]
-fn others_may_unmount_it_and_the_daemon_ends() {
+fn other_programs_can_unmount_and_the_daemon_ends() {
     for words in [&["umount"][..], &["umount", "-l"], &["fusermount3", "-u"]] {
         let place = MountFixture::new();
         let foreground = place.mount_in_foreground(&[]);
-        // The status of other tests may look at it just then, and keeps it busy for a moment.
+        // The `status` of another test may use the mount at this moment, and keep it busy.
         wait_until("it is unmounted", || {
             run_program(&[words, &[&place.mountpoint]].concat()).code == 0
         });
@@ -104,7 +104,7 @@ fn others_may_unmount_it_and_the_daemon_ends() {
 }
 
 #[test]
-fn what_others_mounted_at_the_same_place_is_left_alone() {
+fn other_mounts_at_the_same_place_are_left_alone() {
     let place = MountFixture::new();
     let daemon = place.mount(&[]);
     let held = File::open(&place.mountpoint).unwrap();
@@ -115,7 +115,7 @@ fn what_others_mounted_at_the_same_place_is_left_alone() {
     wait_until("the daemon ends", || !daemon.runs());
     assert_eq!(place.mounts(), 1);
 
-    // And over a mount of ours: neither is it taken away for ours to go, nor ours by its path.
+    // Over a mount of ours: neither mount is taken away for the other.
     assert_eq!(run_program(&["umount", &place.mountpoint]).code, 0);
     let daemon = place.mount(&[]);
     assert_eq!(run_program(&["mount", "-t", "tmpfs", "other", &place.mountpoint]).code, 0);
@@ -149,7 +149,7 @@ fn a_mount_that_is_gone_takes_no_other_with_it() {
 }
 
 #[test]
-fn what_is_no_mount_of_ours_is_named_for_what_it_is() {
+fn other_mounts_are_named_for_what_they_are() {
     let place = MountFixture::new();
     let cases = [
         (place.path("missing"), "no such file"),
@@ -168,7 +168,7 @@ fn what_is_no_mount_of_ours_is_named_for_what_it_is() {
 }
 
 #[test]
-fn status_tells_what_is_there() {
+fn status_lists_mounts() {
     let place = MountFixture::new();
     assert_eq!(place.state(), "none");
     let daemon = place.mount(&[]);
@@ -202,7 +202,7 @@ fn status_can_be_watched() {
     wait_until("it is seen", || here(&next()));
     assert_eq!(place.unmount(&[]).code, 0);
     wait_until("it is no more seen", || !here(&next()));
-    // Nobody reads on: it ends by itself.
+    // Without a reader it ends by itself.
     drop(lines);
     wait_until("it ends", || watching.try_wait().unwrap().is_some());
     assert_eq!(watching.wait().unwrap().code(), Some(0));
@@ -223,7 +223,7 @@ fn a_program_that_uses_the_library_mounts_without_a_daemon() {
     assert_eq!((mounted.failure(), place.mounts()), (None, 0));
     mounted.detach().unwrap();
     drop(mounted);
-    // Dropped, it goes too.
+    // Dropping it unmounts too.
     drop(ckptfs::mount::mount(&options).unwrap());
     assert_eq!(place.mounts(), 0);
 }

@@ -15,7 +15,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 static NAMESPACES: RwLock<()> = RwLock::new(());
 
-/// For a test that makes namespaces: at the same time others may.
+/// For a test that makes namespaces, beside others that do.
 fn shared() -> RwLockReadGuard<'static, ()> {
     NAMESPACES.read().unwrap_or_else(PoisonError::into_inner)
 }

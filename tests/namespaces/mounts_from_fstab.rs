@@ -1,5 +1,5 @@
-//! A line of fstab mounts, and so does all else that mount(8) says: what applies is heeded, what does
-//! not is ignored, what nobody knows is refused.
+//! A line of fstab mounts, and so does every way of mount(8). Options that apply are heeded, those that do
+//! not are ignored, and unknown ones are refused.
 
 use std::fs;
 use std::path::Path;
@@ -19,10 +19,10 @@ fn options_in_table(place: &MountFixture) -> String {
     line[3].to_owned()
 }
 
-/// The line that the README gives, and one that says as little as can be. In a table of mounts apart,
-/// where the command lies in a directory that mount(8) looks in.
+/// The README's line, and the shortest one possible, in a mount namespace in which mount(8) finds the
+/// command.
 #[test]
-fn a_line_of_fstab() {
+fn a_line_of_fstab_mounts() {
     let _shared = shared();
     let place = MountFixture::new();
     let folder = place.path("bin");
@@ -55,7 +55,7 @@ fn a_line_of_fstab() {
 }
 
 #[test]
-fn as_mount8_runs_it() {
+fn mount8_mounts_in_each_of_its_ways() {
     let place = MountFixture::new();
     let list = "rw,dev,suid,nofail,_netdev,x-systemd.automount,,user=me,users,auto,comment=a=b,defaults,\
         allow_other,memory=64M,keep=a\\,b";
@@ -70,7 +70,7 @@ fn as_mount8_runs_it() {
         assert!(options.starts_with("ro,nosuid,nodev") && options.contains("allow_other"));
         assert_eq!(place.unmount(&[]).code, 0);
     }
-    // And by their programs, which look for the command in the system's own places.
+    // And by the programs of libfuse, which look for the command in the system's own places.
     let binary = Path::new(ckptfs()).parent().unwrap().to_str().unwrap();
     let helper = format!(
         r#"PATH="{binary}:$PATH" mount.fuse3 "$1" "$2" -t fuse.ckptfs -o rw,allow_other,threads=3"#
@@ -80,13 +80,13 @@ fn as_mount8_runs_it() {
         let told = run_in_shell(Command::new("bash"), script, &[&place.source, &place.mountpoint]);
         assert_eq!(told.code, 0, "{}", told.stderr);
         assert!(options_in_table(&place).contains("allow_other"));
-        // The status of other tests may look at it just then, and keeps it busy for a moment.
+        // The `status` of another test may use the mount at this moment, and keep it busy.
         let unmount = ["umount", &*place.mountpoint];
         wait_until("it is unmounted", || mounting::run_program(&unmount).code == 0);
     }
 }
 
-/// mount(8) says `rw` wherever nobody said `ro`; who says it by hand wants what cannot be had.
+/// mount(8) adds `rw` wherever `ro` is not given. A user who types `rw` asks for what cannot be had.
 #[test]
 fn rw_is_taken_from_mount8_alone() {
     let place = MountFixture::new();
@@ -100,7 +100,7 @@ fn rw_is_taken_from_mount8_alone() {
 }
 
 #[test]
-fn a_word_that_nobody_knows_is_refused_with_those_that_are_known() {
+fn an_unknown_option_is_refused_with_the_known_ones() {
     let place = MountFixture::new();
     for word in ["no_such_thing=5", "rwx", "=x", "help", "auto_unmount"] {
         for arguments in [&["mount"][..], &[]] {

@@ -1,5 +1,5 @@
-//! `unmount` takes one mount away, and leaves bind mounts of it and mounts in other namespaces. It says where
-//! these are, and never advises to kill their daemon.
+//! `unmount` takes one mount away, and leaves bind mounts of it and mounts in other namespaces. It says
+//! where these are, and never advises killing their daemon.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

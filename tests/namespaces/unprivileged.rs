@@ -1,7 +1,6 @@
-//! Users without power mount too: through fusermount3, or in a namespace of their own.
+//! Unprivileged users mount too: through fusermount3, or in a user namespace.
 //!
-//! Everything happens in a table of mounts apart, where /dev/fuse has the mode that the test wants,
-//! whatever it is on this machine.
+//! Each script runs in a mount namespace of its own, in which /dev/fuse has the mode that the test needs.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -13,10 +12,10 @@ use crate::common::command::{Outcome, ckptfs, install, write_model};
 use crate::common::mounting::{MountFixture, daemons_of, wait_until};
 use crate::shared;
 
-/// A user without power whom every system has.
+/// An unprivileged user of every system.
 const NOBODY: u32 = 65534;
 
-/// What scripts begin with: /dev/fuse of a mode, and how to become that user.
+/// The beginning of each script: /dev/fuse of a mode, and a way to become that user.
 const PRELUDE: &str = r#"
     set -e
     rm -f "$2/../fuse"; mknod "$2/../fuse" c 10 229; chmod MODE "$2/../fuse"; mount --bind "$2/../fuse" /dev/fuse
@@ -26,7 +25,7 @@ const PRELUDE: &str = r#"
     killed() { pkill -KILL -r R,S,D,T -f "ckptfs mount $1 $2"; ended "$@"; }
 "#;
 
-/// A place whose mountpoint is the user's, and the command where the user can run it.
+/// A fixture whose mountpoint is the user's, and the command where the user can run it.
 struct Users {
     place: MountFixture,
     binary: String,
@@ -44,8 +43,8 @@ impl Users {
         Users { place, binary, _shared: shared() }
     }
 
-    /// Runs a script of root with /dev/fuse of that mode: `$CKPTFS` is the command, `$1` the
-    /// source, `$2` the mountpoint, and `nobody` runs something as that user.
+    /// Runs a script of root with /dev/fuse of that mode. `$CKPTFS` is the command, `$1` the source, `$2`
+    /// the mountpoint, and `nobody` runs something as that user.
     fn run(&self, mode: &str, script: &str) -> Outcome {
         let script = [&PRELUDE.replace("MODE", mode), script].concat();
         self.unshare("-m", &script)
@@ -59,14 +58,14 @@ impl Users {
     }
 }
 
-/// Nothing was said but, at each mount, that it has no privileges.
+/// Tells whether the only messages are the notes that the mounts have no privileges.
 fn said_nothing_else(done: &Outcome) -> bool {
     let mut lines = done.stderr.lines();
     done.code == 0 && lines.all(|line| line.starts_with("ckptfs: note: mounted without privileges"))
 }
 
 #[test]
-fn through_fusermount3() {
+fn users_mount_through_fusermount3() {
     let users = Users::new();
     let script = r#"
         nobody "$CKPTFS" mount "$1" "$2"
@@ -83,9 +82,9 @@ fn through_fusermount3() {
     assert_eq!(lines.last(), Some(&"none"));
 }
 
-/// fusermount3 opens the device as the user who calls it: it cannot help there.
+/// fusermount3 opens the device as its caller: it cannot help there.
 #[test]
-fn where_only_root_may_open_the_device_the_remedy_is_said() {
+fn a_device_for_root_alone_has_a_remedy() {
     let users = Users::new();
     let script = r#"
         nobody "$CKPTFS" mount "$1" "$2" || echo "mount: $?"
@@ -123,7 +122,7 @@ fn a_name_with_commas_stays_a_name_and_root_can_take_it_away() {
 }
 
 #[test]
-fn another_users_mount_is_said_to_be_theirs() {
+fn another_users_mount_names_its_owner() {
     let users = Users::new();
     let script = r#"
         nobody "$CKPTFS" mount "$1" "$2" OPTIONS
@@ -133,7 +132,7 @@ fn another_users_mount_is_said_to_be_theirs() {
         table "$@" | wc -l
         "$CKPTFS" unmount "$2"
         table "$@"; ended "$@""#;
-    // Of one that lets nobody else look, and of one that does.
+    // A mount that lets no other user look, and one that does.
     for options in ["", "--allow-other"] {
         let conf =
             r#"echo user_allow_other > "$2/../conf"; mount --bind "$2/../conf" /etc/fuse.conf"#;
@@ -147,7 +146,7 @@ fn another_users_mount_is_said_to_be_theirs() {
     }
 }
 
-/// What ordinary users can do depends on the device, not on who asks.
+/// What ordinary users can do depends on the device, not on the user who asks.
 #[test]
 fn the_doctor_tells_root_what_users_can_do() {
     let users = Users::new();
@@ -165,7 +164,7 @@ fn the_doctor_tells_root_what_users_can_do() {
 }
 
 #[test]
-fn signals_and_dead_mounts_as_for_root() {
+fn signals_and_dead_mounts_work_as_for_root() {
     let users = Users::new();
     let script = r#"
         mount() { nobody "$CKPTFS" mount "$@"; }
@@ -183,7 +182,7 @@ fn signals_and_dead_mounts_as_for_root() {
 }
 
 #[test]
-fn busy_and_lazy_as_for_root() {
+fn busy_and_lazy_unmounts_work_as_for_root() {
     let users = Users::new();
     let script = r#"
         nobody "$CKPTFS" mount "$1" "$2"
@@ -201,7 +200,7 @@ fn busy_and_lazy_as_for_root() {
 }
 
 #[test]
-fn what_a_user_may_not_do_has_a_remedy() {
+fn a_forbidden_option_has_a_remedy() {
     let users = Users::new();
     for (options, words) in [
         ("--allow-other", "leave --allow-other out"),
@@ -226,7 +225,7 @@ fn what_a_user_may_not_do_has_a_remedy() {
 }
 
 #[test]
-fn what_is_missing_has_a_remedy() {
+fn a_missing_helper_or_device_has_a_remedy() {
     let users = Users::new();
     let script = r#"
         for helper in $(type -ap fusermount3 fusermount); do mount --bind /dev/null "$helper"; done
@@ -248,9 +247,9 @@ fn what_is_missing_has_a_remedy() {
     assert_eq!(done.stderr.matches("--device /dev/fuse").count(), 2, "{}", done.stderr);
 }
 
-/// Of root, and of a user who may open the device.
+/// A namespace of root, and one of a user who may open the device.
 #[test]
-fn in_a_user_namespace() {
+fn users_mount_in_a_user_namespace() {
     let users = Users::new();
     let inside = r#"
         set -e

@@ -1,4 +1,4 @@
-//! A daemon that was killed, or is stuck, is told of without a hang, and its mount can be replaced.
+//! A killed or stuck daemon is reported without a hang, and its mount can be replaced.
 
 use std::any::Any;
 use std::ffi::OsStr;
@@ -22,7 +22,7 @@ fn dead() -> MountFixture {
 }
 
 #[test]
-fn status_says_dead() {
+fn status_reports_a_dead_mount() {
     let place = dead();
     let told = run(&["status"]).stdout;
     let line = told.lines().find(|line| line.contains(&place.mountpoint)).unwrap();
@@ -30,7 +30,7 @@ fn status_says_dead() {
 }
 
 #[test]
-fn the_next_mount_replaces_it() {
+fn the_next_mount_replaces_a_dead_one() {
     let place = dead();
     place.mount(&[]);
     assert_eq!((place.mounts(), place.state().as_str()), (1, "alive"));
@@ -42,7 +42,7 @@ fn the_next_mount_replaces_it() {
 }
 
 #[test]
-fn the_next_unmount_takes_it_away() {
+fn unmount_removes_a_dead_mount() {
     for options in [&[][..], &["--lazy"]] {
         let place = dead();
         let done = place.unmount(options);
@@ -53,7 +53,7 @@ fn the_next_unmount_takes_it_away() {
 }
 
 #[test]
-fn one_that_lies_over_its_own_source() {
+fn a_dead_mount_over_its_own_source_is_replaced() {
     let place = MountFixture::new();
     for _ in 0..2 {
         let done = run(&["mount", &place.source, &place.source]);
@@ -82,12 +82,12 @@ fn a_stopped_daemon_is_not_waited_for() {
     wait_until("the daemon ends", || !daemon.runs());
 }
 
-/// Takes every question up and answers none: those who ask cannot even be killed.
+/// Takes every request and answers none: its callers cannot even be killed.
 struct Stuck(Mutex<Sender<Box<dyn Any + Send>>>);
 
 impl Stuck {
     fn keep(&self, reply: impl Any + Send) {
-        // Dropped, it would be answered.
+        // A dropped reply would be an answer.
         self.0.lock().expect("no panic with it").send(Box::new(reply)).expect("the test lives");
     }
 }
@@ -103,7 +103,7 @@ impl Filesystem for Stuck {
 }
 
 #[test]
-fn a_stuck_daemon_that_took_the_question_up_is_not_waited_for() {
+fn a_stuck_daemon_that_took_the_request_is_not_waited_for() {
     let place = MountFixture::new();
     let wanted = ckptfs::mount::lifecycle::attach::AttachRequest {
         mountpoint: Path::new(&place.mountpoint),
@@ -129,7 +129,7 @@ fn a_stuck_daemon_that_took_the_question_up_is_not_waited_for() {
     attached.detach().unwrap();
 
     assert!(kept.try_iter().count() > 0, "nobody was stuck");
-    // The answers are dropped, and with them goes the last that kept the session.
+    // Dropping the replies answers them, which ends the session.
     drop(kept);
     wait_until("the session ends", || session.is_finished());
 }

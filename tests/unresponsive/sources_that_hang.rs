@@ -1,5 +1,5 @@
-//! A source that hangs holds up those who read it and nobody else: not other sources, not listings,
-//! not the numbers of the mount, not its end.
+//! A source that hangs blocks its readers and nothing else: not other sources, listings, statistics or
+//! unmounting.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,13 +11,13 @@ use crate::common::command::{names_in, two_shards};
 use crate::common::failing_source::{Behavior, FailingSource};
 use crate::common::mounting::{MountFixture, wait_until};
 
-/// Readers of what hangs: more than any threads that may wait for it.
+/// Readers of the hanging source: more than any threads that may wait for it.
 const READERS: usize = 64;
 
-/// Of each tensor: more than is read along with the headers.
+/// Bytes of each tensor: more than is read along with the headers.
 const BYTES: usize = 8 << 20;
 
-/// A place with two models: one on a disk, and one on a filesystem that can hang.
+/// A fixture with two models: one on a disk, and one on a filesystem that can hang.
 fn place() -> (MountFixture, FailingSource) {
     let place = MountFixture::new();
     let disk = format!("{}/disk", place.source);
@@ -29,7 +29,7 @@ fn place() -> (MountFixture, FailingSource) {
     (place, far)
 }
 
-/// Opens the model that can hang, and has it read from many places, as others do.
+/// Opens the model that can hang, and reads it at many offsets from threads.
 fn readers(place: &MountFixture) -> Vec<JoinHandle<io::Result<u8>>> {
     let model = File::open(format!("{}/far/model.safetensors", place.mountpoint)).unwrap();
     let size = model.metadata().unwrap().len();
@@ -44,12 +44,12 @@ fn readers(place: &MountFixture) -> Vec<JoinHandle<io::Result<u8>>> {
     (0..READERS).map(read).collect()
 }
 
-/// What must go on: another model, listings, a file as it is, the numbers.
+/// Asserts that everything else goes on: another model, listings, a passed-through file, statistics.
 fn others_go_on(place: &MountFixture) {
     assert_eq!(place.state(), "alive");
     let mountpoint = place.mountpoint.clone();
     let others = std::thread::spawn(move || read_others(&mountpoint));
-    // Whoever hangs with the source can only be left.
+    // A thread that hangs with the source can only be abandoned.
     wait_until("others are read", || others.is_finished());
     others.join().unwrap();
 }
@@ -61,7 +61,7 @@ fn read_others(mountpoint: &str) {
     assert_eq!(names_in(&path("disk")), ["model.safetensors"]);
     assert_eq!(fs::read(path("model.safetensors")).unwrap().last(), Some(&62));
     assert!(fs::metadata(path("missing")).is_err());
-    // The next time it is read anew.
+    // Without its pages, the next read asks the daemon again.
     let model = File::open(path("disk/model.safetensors")).unwrap();
     rustix::fs::fadvise(&model, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
@@ -76,7 +76,7 @@ fn reads_hang_and_everything_else_goes_on() {
     let readers = readers(&place);
     wait_until("the source is asked", || far.pending() > 0);
     others_go_on(&place);
-    // Its own directory too: only reading hangs.
+    // Its own directory too: only reads hang.
     assert_eq!(names_in(&at_far), ["model.safetensors"]);
     assert!(readers.iter().all(|reader| !reader.is_finished()));
     far.set(Behavior::Works);
@@ -87,8 +87,8 @@ fn reads_hang_and_everything_else_goes_on() {
     assert!(!daemon.runs());
 }
 
-/// As many readers as a server of many programs has: each waits for bytes of its own, and none of
-/// them keeps the kernel from asking for those of others.
+/// As many readers as a busy server has. Each waits for bytes of its own, and none keeps the kernel from
+/// asking for those of others.
 #[test]
 fn hundreds_of_readers_hang_and_everything_else_goes_on() {
     let (place, far) = place();
@@ -116,10 +116,10 @@ fn hundreds_of_readers_hang_and_everything_else_goes_on() {
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
-/// More than questions that are asked of one source at once.
+/// More requests than one source is asked at once.
 const THOUSAND: usize = 1_200;
 
-/// More than requests that the kernel has under way at once by itself.
+/// More requests than the kernel starts by itself at once.
 const HUNDREDS: u64 = 600;
 
 /// Threads of this process that wait for a file.
@@ -133,7 +133,7 @@ fn waiting() -> usize {
 }
 
 #[test]
-fn a_source_that_answers_nothing_at_all() {
+fn a_silent_source_blocks_nothing_else() {
     let (place, far) = place();
     place.mount(&["--threads", "1"]);
     let at_far = Path::new(&place.mountpoint).join("far");
@@ -161,9 +161,9 @@ fn a_source_that_answers_nothing_at_all() {
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
-/// More questions than are asked of one source at a time.
+/// More requests than one source is asked at once.
 #[test]
-fn a_thousand_questions_are_not_answered_and_everything_else_goes_on() {
+fn a_thousand_requests_hang_and_everything_else_goes_on() {
     let (place, far) = place();
     place.mount(&["--threads", "1"]);
     let at_far = Path::new(&place.mountpoint).join("far");
@@ -187,7 +187,7 @@ fn a_thousand_questions_are_not_answered_and_everything_else_goes_on() {
 }
 
 #[test]
-fn it_can_be_detached_and_its_readers_go_on() {
+fn a_hanging_mount_detaches_and_its_readers_go_on() {
     let (place, far) = place();
     let daemon = place.mount(&["--threads", "1"]);
     let other = File::open(format!("{}/disk/model.safetensors", place.mountpoint)).unwrap();
@@ -210,7 +210,7 @@ fn it_can_be_detached_and_its_readers_go_on() {
 }
 
 #[test]
-fn a_signal_ends_it_and_cuts_its_readers_off() {
+fn a_signal_ends_a_hanging_mount_and_cuts_off_its_readers() {
     let (place, far) = place();
     let daemon = place.mount(&["--threads", "1"]);
     assert_eq!(names_in(&Path::new(&place.mountpoint).join("far")), ["model.safetensors"]);

@@ -1,5 +1,5 @@
-//! Promise: a mount whose daemon is stuck holds up no command, whatever path in it the command was
-//! given, and no listing of the directory that it is mounted in.
+//! A mount whose daemon is stuck blocks no command, whatever path in it the command gets, and no listing of
+//! its parent directory.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,8 +13,8 @@ use crate::common::failing_source::{Behavior, FailingSource};
 use crate::common::mounting::{Daemon, MountFixture, wait_until};
 use serde_json::Value;
 
-/// Runs a command that must end by itself. One that is held up fails the test; it cannot even be killed
-/// before what it waits for is gone, so that its end is not waited for.
+/// Runs a command that must end by itself. A blocked one fails the test; it cannot be killed before the
+/// mount goes, so nothing waits for its end.
 #[track_caller]
 fn ends(program: &str, args: &[&str]) -> Outcome {
     let mut command = Command::new(program);
@@ -41,13 +41,13 @@ fn stuck() -> (MountFixture, Daemon) {
     (place, daemon)
 }
 
-/// The directory that a place's source and mountpoint lie in.
+/// The parent directory of the fixture's source and mountpoint.
 fn above(place: &MountFixture) -> String {
     Path::new(&place.source).parent().unwrap().to_str().unwrap().to_owned()
 }
 
 #[test]
-fn every_path_of_every_command() {
+fn no_command_waits_for_a_stuck_path() {
     let (place, daemon) = stuck();
     let at = |name: &str| format!("{}/{name}", place.mountpoint);
     let (mnt, real) = (&place.mountpoint[..], &place.source[..]);
@@ -78,7 +78,7 @@ fn every_path_of_every_command() {
         &["unmount", "--lazy", &into],
         &["man", "--dir", &sub],
     ];
-    // Each waits for an answer for a while: all of them together.
+    // Each waits for an answer for a while, so all run at once.
     std::thread::scope(|scope| {
         let asked = all.map(|args| scope.spawn(move || (args, answers(args))));
         for (args, done) in asked.map(|one| one.join().unwrap()) {
@@ -89,13 +89,13 @@ fn every_path_of_every_command() {
     });
     assert_eq!((place.mounts(), place.state().as_str()), (1, "not-answering"));
     daemon.kill("CONT");
-    // It answers again.
+    // The daemon answers again.
     assert_eq!(answers(&["inspect", mnt]).code, 0);
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
 #[test]
-fn doctor_looks_at_the_machine_all_the_same() {
+fn doctor_still_checks_the_machine() {
     let (place, daemon) = stuck();
     let inside = format!("{}/sub", place.mountpoint);
     for path in [&place.mountpoint, &inside] {
@@ -115,7 +115,7 @@ fn doctor_looks_at_the_machine_all_the_same() {
 }
 
 #[test]
-fn what_lies_in_it_can_be_asked_for_as_well() {
+fn status_covers_a_mount_inside_a_stuck_mount() {
     let (place, daemon) = stuck();
     daemon.kill("CONT");
     let inner = MountFixture::new();
@@ -138,7 +138,7 @@ fn what_lies_in_it_can_be_asked_for_as_well() {
 }
 
 #[test]
-fn a_directory_with_one_in_it_is_listed() {
+fn a_directory_with_a_stuck_mount_is_listed() {
     let (place, daemon) = stuck();
     let above = above(&place);
     symlink("mnt", place.path("link")).unwrap();
@@ -161,9 +161,9 @@ fn a_directory_with_one_in_it_is_listed() {
     assert_eq!(place.unmount(&[]).code, 0);
 }
 
-/// Of any program: what it says of itself is not asked for.
+/// A listing asks no other program's mount about itself.
 #[test]
-fn another_programs_mount_is_not_asked_by_a_listing() {
+fn a_listing_asks_no_other_programs_mount() {
     let place = MountFixture::new();
     let far = FailingSource::new(&format!("{}/far", place.source), command::two_shards(1, 8));
     symlink("far", Path::new(&place.source).join("link")).unwrap();
@@ -177,11 +177,11 @@ fn another_programs_mount_is_not_asked_by_a_listing() {
 }
 
 #[test]
-fn a_mount_of_a_directory_with_one_in_it_is_listed_and_unmounted() {
+fn a_mount_over_a_stuck_mount_is_listed_and_unmounted() {
     let (place, stopped) = stuck();
     let outer = MountFixture::new();
     let names = || {
-        // As a program that reads names and asks for nothing else.
+        // As a program that reads only names.
         let done = ends("ls", &["-f", &outer.mountpoint]);
         done.stdout.lines().map(str::to_owned).collect::<BTreeSet<_>>()
     };
@@ -196,7 +196,7 @@ fn a_mount_of_a_directory_with_one_in_it_is_listed_and_unmounted() {
             fs::read(format!("{}/mnt/model.safetensors", outer.mountpoint)).unwrap();
             stopped.stop();
         }
-        // Who asks it in vain does so for longer than what it said before is believed.
+        // Waiting for it in vain takes longer than the kernel believes its earlier answers.
         assert_eq!(answers(&["doctor", &place.mountpoint]).code, 1);
         for _ in 0..2 {
             let names = names();

@@ -1,5 +1,5 @@
-//! `unmount` comes back when the daemon has ended; where that takes long it says what it waits for and
-//! what can be done, and where it never comes it fails.
+//! `unmount` returns when the daemon has ended. If that takes long, it says what it waits for and what to
+//! do; if the daemon never ends, it fails.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use crate::common::command::{ckptfs, run};
 use crate::common::mounting::{Daemon, MountFixture, run_program, wait_until};
 
-/// A mount whose daemon is stopped, which has a pid that the command must tell.
+/// A mount whose daemon is stopped, and whose PID the command must name.
 fn stopped() -> (MountFixture, Daemon) {
     let place = MountFixture::new();
     let daemon = place.mount(&[]);
@@ -16,7 +16,7 @@ fn stopped() -> (MountFixture, Daemon) {
 }
 
 #[test]
-fn a_stopped_daemon_is_waited_for_with_a_word() {
+fn unmount_says_that_it_waits_for_a_stopped_daemon() {
     let (place, daemon) = stopped();
     let mut unmounting = Command::new(ckptfs())
         .args(["unmount", &place.mountpoint])
@@ -40,9 +40,9 @@ fn a_stopped_daemon_is_waited_for_with_a_word() {
 }
 
 #[test]
-fn one_that_never_ends_is_a_failure() {
+fn a_daemon_that_never_ends_is_a_failure() {
     let (place, daemon) = stopped();
-    // Those who asked it something, and were killed for want of an answer, change nothing.
+    // Callers that asked the mount and were killed while they waited change nothing.
     let inside = format!("{}/model.safetensors", place.mountpoint);
     for words in [&["cat", &inside][..], &["ls", "-l", &place.mountpoint]] {
         assert_eq!(run_program(&[&["timeout", "-s", "KILL", "1"], words].concat()).code, 128);
@@ -57,7 +57,7 @@ fn one_that_never_ends_is_a_failure() {
 }
 
 #[test]
-fn who_cannot_wait_is_told_of_it_too() {
+fn a_lazy_unmount_reports_a_stopped_daemon() {
     let (place, daemon) = stopped();
     let done = place.unmount(&["--lazy"]);
     assert_eq!((done.code, done.stderr.as_str(), place.mounts()), (0, "", 0));

@@ -1,5 +1,4 @@
-//! Promise: whatever files are called, and however many there are, each is shown by its name or is in
-//! a virtual file.
+//! Every file, whatever its name and however many there are, is shown by its name or is in a virtual file.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -149,10 +148,10 @@ fn an_index_that_leads_outside_is_refused() {
     assert_eq!(shown(&view(&source), ""), ["sub/", "x.safetensors*"]);
 }
 
-/// Files and directories of one directory.
+/// Files and directories in one directory.
 const MANY: usize = 10_000;
 
-/// A directory for as many, in memory where there is such a place: a disk takes a minute for them.
+/// A directory for that many, in memory if possible: a disk takes a minute for them.
 fn roomy() -> TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.expect("made")

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
 
-/// A model in two shards, `a` and `b`, and what lies beside it.
+/// A model in two shards, `a` and `b`, and files beside it.
 fn model(beside: &[&str]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let text = index(&[("a", SHARDS[0]), ("b", SHARDS[1])]);
@@ -131,7 +131,7 @@ fn originals_that_are_shown_keep_their_own_index() {
     let all = view_of_all(folder.path());
     assert!(shown(&all, "").contains(&INDEX.to_owned()));
     assert!(matches!(all.lookup(Path::new(""), INDEX.as_ref()), Ok(Some(ViewEntry::Source(_)))));
-    // What cannot be shown as a virtual file keeps its own too.
+    // A set that cannot be shown as a virtual file keeps its index too.
     fs::remove_file(folder.path().join(SHARDS[1])).unwrap();
     let names = ["config.json", "consolidated.safetensors", SHARDS[0], INDEX];
     assert_eq!(shown(&view(folder.path()), ""), names);

@@ -1,4 +1,4 @@
-//! Promise: a checkpoint that is named is shown alone, by its virtual file, or refused.
+//! A named checkpoint is shown alone, by its virtual file, or refused.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -25,7 +25,7 @@ fn refused(path: &Path) -> String {
 #[test]
 fn a_file_is_shown_alone() {
     let folder = tempfile::tempdir().unwrap();
-    // What lies beside it does not matter: it is not shown.
+    // Files beside it do not matter, and are not shown.
     write(folder.path(), &[("foo.pt", &torch()), ("config.json", b"{}"), ("foo.bin", &torch())]);
     write(folder.path(), &[("pytorch_model.bin", &torch()), ("model.safetensors", &valid(&["w"]))]);
     let alone = |name: &str| shown(&view(&folder.path().join(name)), "");
@@ -43,7 +43,7 @@ fn a_file_of_any_name_is_shown() {
         ("model.pkl", "model.safetensors*"),
         ("weights", "weights.safetensors*"),
         (".pt", ".pt.safetensors*"),
-        // A shard that is named is that file alone.
+        // A named shard is that file alone.
         ("x-00001-of-00002.bin", "x-00001-of-00002.safetensors*"),
     ] {
         write(folder.path(), &[(name, &torch())]);
@@ -101,7 +101,7 @@ fn typed_links_are_followed_anywhere() {
     assert_eq!(shown(&view("link.pt"), ""), ["link.safetensors*"]);
     assert_eq!(shown(&view("link.safetensors"), ""), ["link.safetensors"]);
     assert!(view("link.safetensors").open("link.safetensors".as_ref()).is_ok());
-    // Where it is not the one that was typed, it is refused.
+    // A link that the user did not type is refused.
     assert_eq!(
         shown(&common::view::view(folder.path()), ""),
         ["link.pt -> !", "link.safetensors -> !"]

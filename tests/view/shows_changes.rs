@@ -1,5 +1,5 @@
-//! Promise: what appears, changes or vanishes in the source shows soon, and nothing shows as changed
-//! that is not: sizes, times and identities are those of what is there.
+//! A file that appears, changes or vanishes in the source shows soon. Nothing shows as changed that is not:
+//! sizes, times and identities are those of what is there.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -15,7 +15,7 @@ use crate::common::shards::{A, B, INDEX, index, set};
 use crate::common::view::{shown, torch, torch_with, view, write};
 use ckptfs::view::{ShownFile, View, ViewEntry};
 
-/// How long a change may take to show, in an unoptimised build on a busy machine.
+/// Time that a change may take to show, in a debug build on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn eventually(what: &str, is_so: impl Fn() -> bool) {
@@ -30,14 +30,14 @@ fn eventually_shows(view: &View, names: &[&str]) {
     eventually(&format!("{names:?}"), || listed(view) == names);
 }
 
-/// Without looking each name up as well, which a change may come between.
+/// Without looking each name up as well, because a change may come in between.
 fn listed(view: &View) -> Vec<String> {
     let listing = view.list(Path::new("")).unwrap();
     let words = listing.entries.iter();
     words.map(|n| common::view::word(&n.name.to_string_lossy(), &n.entry)).collect()
 }
 
-/// So long that a later change has a later time.
+/// Waits so long that a later change has a later timestamp.
 fn a_tick() {
     std::thread::sleep(Duration::from_millis(30));
 }
@@ -53,7 +53,7 @@ fn time(view: &View) -> SystemTime {
     view.metadata(Path::new("")).unwrap().mtime
 }
 
-/// A folder with these files, and its view, listed once and at rest.
+/// A directory with these files and its view, listed once and settled.
 fn folder(files: &[(&str, &[u8])]) -> (tempfile::TempDir, View) {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), files);
@@ -141,12 +141,12 @@ fn a_truncated_file_that_is_rewritten_shows() {
 
 #[test]
 fn a_directorys_time_shows_changes_by_itself() {
-    // A program that lists a directory again only when its time is another.
+    // A program may list a directory again only when its modification time changes.
     let (folder, view) = folder(&[("foo.pt", &torch()[..100])]);
     let path = folder.path().join("foo.pt");
     let before = time(&view);
     a_tick();
-    // As programs that fetch files do: written in place, then given the time of the original.
+    // As download programs do: written in place, then given the time of the original.
     rewrite(&path, &torch());
     let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_500_000_000);
     File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
@@ -154,7 +154,7 @@ fn a_directorys_time_shows_changes_by_itself() {
     assert_eq!(shown(&view, ""), ["foo.safetensors*"]);
     assert_eq!(virtual_file(&view, "foo.safetensors").unwrap().metadata().mtime, old);
 
-    // The same where the directory is met as a name in another.
+    // The same for a directory that is looked up in another.
     let (outer, view) = self::folder(&[("inner/foo.pt", &torch()[..100])]);
     shown(&view, "inner");
     let time = || match view.lookup(Path::new(""), OsStr::new("inner")).unwrap() {
@@ -288,7 +288,7 @@ fn a_replaced_directory_shows() {
 
 #[test]
 fn a_file_that_keeps_changing_does_not_hide_the_rest() {
-    // Reading the first shard takes longer than the second stays what it is.
+    // Reading the first shard takes longer than the second stays unchanged.
     let names: Vec<String> = (0..20_000).map(|n| format!("tensor{n}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let (long, busy) = ("busy-00001-of-00002.safetensors", "busy-00002-of-00002.safetensors");

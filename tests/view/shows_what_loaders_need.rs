@@ -1,5 +1,5 @@
-//! Promise: each loader finds in the view the one name that it needs, and nothing that would lead it
-//! to another; everything else is as it was.
+//! Each loader finds in the view the one name that it needs, and nothing that would lead it to another.
+//! Everything else is as it was.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -14,7 +14,7 @@ use ckptfs::source::ReadAt;
 use ckptfs::view::{KeepRules, View, ViewEntry, ViewOptions};
 use serde_json::Value;
 
-/// Files of a directory, what is shown of it, and what is hidden.
+/// The files of a directory, and what is shown and hidden of it.
 struct Row {
     files: Vec<(String, Vec<u8>)>,
     shows: &'static [&'static str],
@@ -26,7 +26,7 @@ fn row(files: &[(&str, &[u8])], shows: &'static [&'static str], hides: usize) ->
     Row { files, shows, hides }
 }
 
-/// Two shards with their index, whose names are given.
+/// Two shards of these names with their index.
 fn set(names: [&str; 2], index_name: &str, shows: &'static [&'static str]) -> Row {
     let is_torch = names[0].ends_with(".bin");
     let shard = |tensor| if is_torch { torch_with(tensor) } else { valid(&[tensor]) };
@@ -37,7 +37,7 @@ fn set(names: [&str; 2], index_name: &str, shows: &'static [&'static str]) -> Ro
     row(files, shows, 3)
 }
 
-/// The table of what is on disk and what the view shows.
+/// The files on disk and what the view shows of them.
 fn table() -> Vec<Row> {
     let t: &[u8] = &torch();
     let s: &[u8] = &valid(&["w"]);
@@ -141,7 +141,7 @@ fn every_row_shows_what_loaders_need() {
         let folder = folder_of(&row);
         assert_eq!(shown(&view(folder.path()), ""), row.shows);
         assert_eq!(hidden(&view(folder.path()), "").len(), row.hides, "{:?}", row.shows);
-        // With the originals, there is every name that was there, and the virtual files.
+        // With the originals, every name that was there, and the virtual files.
         let all = view_of_all(folder.path());
         assert_eq!(hidden(&all, ""), [""; 0]);
         let virtual_files = row.shows.iter().filter(|name| name.ends_with('*')).count();

@@ -1,5 +1,5 @@
-//! Promise: a link works in the view as it does in the source, as long as it stays in the source; one
-//! that leads out is refused. No link leads past the view to an original, or round without an end.
+//! A link that stays in the source works in the view as it does there; one that leads out is refused. No
+//! link leads past the view to an original, or in an endless circle.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -73,7 +73,7 @@ fn absolute_links_that_stay_inside_become_relative() {
     };
     let shown = shown(&view(&typed), "sub");
     assert_eq!(shown[2..], [words("real"), words("typed")].concat());
-    // The name that was not typed leads elsewhere, as far as we know.
+    // The name that the user did not type leads elsewhere.
     let elsewhere = common::view::shown(&view(folder.path()), "sub");
     assert_eq!(elsewhere[6], "typed-file -> !");
 }
@@ -160,7 +160,7 @@ fn links_to_hidden_originals_become_their_target() {
     link(folder.path(), "m/name", "foo.pt");
     link(folder.path(), "m/chain", "name");
     link(folder.path(), "absolute", folder.path().join("m/foo.pt"));
-    // The original is a link itself; what it leads to is shown, the way there is not.
+    // The original is a link itself: its target is shown, the way there is not.
     link(folder.path(), "m/bar.pt", "../elsewhere/bar");
     link(folder.path(), "m/latest", "bar.pt");
     let view = view(folder.path());
@@ -218,7 +218,7 @@ fn a_hub_cache_is_shown_with_its_links() {
         );
         assert_eq!(shown(&view, place.join("blobs")), ["config", "real", "torch"]);
         assert_eq!(shown(&view, place.join("refs")), ["main"]);
-        // What is there now is not noted as absent, and no list names what is hidden.
+        // A name that is shown is not marked as absent, and no list has a hidden name.
         assert_eq!(shown(&view, place.join(".no_exist/one")), ["other", "unet/"]);
         assert_eq!(shown(&view, place.join(".no_exist/one/unet")), [""; 0]);
         assert_eq!(
@@ -227,7 +227,7 @@ fn a_hub_cache_is_shown_with_its_links() {
         );
         assert_eq!(hidden(&view, place.join("trees")), ["one.json"]);
         assert_eq!(shown(&view, place.join("trees")), ["two.json"]);
-        // With the originals nothing of a list is missing; the virtual files are there all the same.
+        // With the originals, a list lacks nothing; the virtual files are there as well.
         let all = view_of_all(source);
         assert_eq!(shown(&all, place.join("trees")), ["one.json", "two.json"]);
         assert_eq!(shown(&all, place.join(".no_exist/one")), ["other", "unet/"]);
@@ -263,14 +263,14 @@ fn a_hub_snapshot_is_shown_by_itself() {
     assert_eq!(shown(&view, "unet"), ["diffusion_pytorch_model.safetensors*", "up -> ."]);
     assert_eq!(shown(&view, "blobs"), ["config", "real", "torch"]);
     assert!(view.open("config.json".as_ref()).is_ok());
-    // A folder in itself is a link to where it is, so that walking it ends.
+    // A directory inside itself is a link to where it is, so that a walk ends.
     assert_eq!(shown(&view, "round"), ["one/", "two/"]);
     assert!(shown(&view, "round/one").contains(&"round -> ..".to_owned()));
     let everything = walk(&view);
     assert!(everything < 100, "{everything}");
 }
 
-/// How many directories there are, links not followed.
+/// The number of directories, without following links.
 fn walk(view: &View) -> usize {
     let mut todo = vec![PathBuf::new()];
     let mut seen = 0;
@@ -315,7 +315,7 @@ fn circles_of_notes_and_links_end() {
         ["x -> ../../snapshots/one/x", "y -> ../../snapshots/one/y", "z"]
     );
     let snapshot = shown(&view, "snapshots/one");
-    // What is hidden where it lies is shown where it is linked.
+    // A name that is hidden in its own directory is shown where it is linked.
     assert_eq!(snapshot[2..4], ["tree", "unet/"]);
     assert_eq!(shown(&view, "snapshots/two")[2], "tree -> ../../trees/two.json");
     assert_eq!(shown(&view, "trees"), ["two.json"]);

@@ -1,4 +1,6 @@
 //! fusermount3, the setuid program that mounts and unmounts for ordinary users.
+//!
+//! In: options and a mountpoint. Out: the descriptor of /dev/fuse that it mounted, or its refusal.
 
 use std::ffi::OsString;
 use std::io::{IoSliceMut, Read};
@@ -17,20 +19,20 @@ use rustix::net::{
 
 use crate::mount::error::MountError;
 
-/// The names of versions 3 and 2, which take the same options.
+/// Today's name, and that of version 2, which takes the same options.
 const PROGRAM_NAMES: [&str; 2] = ["fusermount3", "fusermount"];
 
-/// Where it is searched after `PATH`: the directories of distributions, then that of setuid programs on NixOS.
+/// Where it lies when `PATH` does not say: distributions, then NixOS, which keeps its setuid programs there.
 const FALLBACK_DIRECTORIES: [&str; 5] =
     ["/usr/bin", "/bin", "/usr/sbin", "/sbin", "/run/wrappers/bin"];
 
-/// It replies within milliseconds; after a minute it never will.
+/// It answers within milliseconds; a minute without an answer means that it never will.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Its error messages are a line or two.
+/// A refusal is a line or two.
 const MAX_STDERR_BYTES: u64 = 4096;
 
-/// The path of the program, if it is installed.
+/// The program, if it is there.
 pub fn find() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places: Vec<PathBuf> =
@@ -49,53 +51,52 @@ fn command(mountpoint: &Path) -> Result<Command, MountError> {
     let program =
         find().ok_or_else(|| MountError::NoFusermount { path: mountpoint.to_path_buf() })?;
     let mut command = Command::new(program);
-    // Its messages are matched, so they must be in English.
+    // Its words are read: they must be the ones we know.
     command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     Ok(command)
 }
 
-/// Runs it to its end. Its messages become the error.
+/// Runs it to its end; what it said becomes the error.
 fn run(command: &mut Command, mountpoint: &Path) -> Result<(), MountError> {
     let child = command.spawn().map_err(|e| MountError::io(mountpoint, "run fusermount3", e))?;
     finish(child, mountpoint)
 }
 
 fn finish(mut child: std::process::Child, mountpoint: &Path) -> Result<(), MountError> {
-    let mut message = Vec::new();
+    let mut said = Vec::new();
     if let Some(stderr) = child.stderr.take() {
-        // If this fails, only the message suffers.
-        let _ = stderr.take(MAX_STDERR_BYTES).read_to_end(&mut message);
+        // What cannot be read of its words is missing from the message, no more.
+        let _ = stderr.take(MAX_STDERR_BYTES).read_to_end(&mut said);
     }
     let status = child.wait().map_err(|e| MountError::io(mountpoint, "wait for fusermount3", e))?;
     if status.success() {
         return Ok(());
     }
-    let message = String::from_utf8_lossy(&message).trim().to_owned();
-    let message =
-        if message.is_empty() { format!("fusermount3 failed: {status}") } else { message };
-    Err(MountError::Fusermount { path: mountpoint.to_path_buf(), message })
+    let said = String::from_utf8_lossy(&said).trim().to_owned();
+    let said = if said.is_empty() { format!("fusermount3 failed: {status}") } else { said };
+    Err(MountError::Fusermount { path: mountpoint.to_path_buf(), said })
 }
 
-/// Mounts with the options of `fusermount3 -o`, and returns the descriptor of /dev/fuse.
-pub(super) fn mount(mountpoint: &Path, options: OsString) -> Result<OwnedFd, MountError> {
+/// Mounts with options as `fusermount3 -o` takes them.
+pub(in crate::mount) fn mount(mountpoint: &Path, options: OsString) -> Result<OwnedFd, MountError> {
     let failed = |e: rustix::io::Errno| MountError::io(mountpoint, "talk to fusermount3", e);
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
     set_socket_timeout(&ours, Timeout::Recv, Some(REPLY_TIMEOUT)).map_err(failed)?;
     let mut command = command(mountpoint)?;
-    // The socket is its standard input, so no other descriptor has to be inheritable.
+    // The socket is its standard input: so nothing else of ours need be inheritable.
     command.arg("-o").arg(options).arg("--").arg(mountpoint);
     command.env("_FUSE_COMMFD", "0").stdin(theirs);
     let child = command.spawn().map_err(|e| MountError::io(mountpoint, "run fusermount3", e))?;
-    // Closes our copy of its end of the socket, so that its own copy is the last.
+    // Our copy of its end goes, so that its end is the end.
     drop(command);
     let received = receive(&ours);
     drop(ours);
     finish(child, mountpoint)?;
     received.map_err(failed)?.ok_or_else(|| MountError::Fusermount {
         path: mountpoint.to_path_buf(),
-        message: "fusermount3 ended without handing /dev/fuse over".to_owned(),
+        said: "fusermount3 ended without handing /dev/fuse over".to_owned(),
     })
 }
 
@@ -114,18 +115,18 @@ fn receive(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// Unmounts a mount of this user.
-pub(super) fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), MountError> {
+/// Unmounts what this user mounted.
+pub(in crate::mount) fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), MountError> {
     let mut command = command(mountpoint)?;
     command.arg("-u");
     if lazy {
         command.arg("-z");
     }
-    // With a working directory inside the mount, it would keep the mount busy itself.
+    // Called from within the mount it would hold it up itself.
     command.current_dir("/").arg("--").arg(mountpoint);
     match run(&mut command, mountpoint) {
-        Err(MountError::Fusermount { path, message }) if message.contains("busy") => {
-            tracing::debug!("{message}");
+        Err(MountError::Fusermount { path, said }) if said.contains("busy") => {
+            tracing::debug!("{said}");
             Err(MountError::Busy { path })
         }
         done => done,

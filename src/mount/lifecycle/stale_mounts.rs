@@ -1,6 +1,8 @@
-//! Unmounts mounts that another process made, and removes dead ones.
+//! Taking mounts away that this process did not make: those whose daemon died, and any that the
+//! user wants unmounted.
 //!
-//! Mounts of other types are never touched, and no mount is waited for longer than the timeouts below.
+//! In: a path. Out: what was done; a mount of another type is never touched, and none is ever waited
+//! for longer than the times below.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,109 +15,110 @@ use super::liveness::{self, Liveness};
 use super::superblock::Superblock;
 use crate::mount::error::MountError;
 
-/// A daemon answers within milliseconds, or within a second on an overloaded machine. After this time it is stuck.
+/// A daemon that lives answers within milliseconds, or within a second where the machine is
+/// overloaded; one that has not by then is stuck.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The most dead mounts that are removed at one path, which bounds the loop.
+/// Dead mounts over one another at one path that are taken away at most: a bound for the loop.
 const MAX_STACKED_MOUNTS: usize = 64;
 
-/// The state of a path after its dead mounts were removed.
+/// What shows at a path after the dead were taken away.
 #[derive(Debug)]
 pub struct HealResult {
-    /// How many dead mounts were removed.
+    /// How many dead mounts were taken away.
     pub removed_count: usize,
-    /// The ckptfs mount that is at the path now, and its liveness.
+    /// The mount of ours that shows there now, and what it answers.
     pub remaining: Option<(MountEntry, Liveness)>,
 }
 
-/// Removes dead ckptfs mounts at a path.
+/// Takes away the mounts of ours at a path whose daemons are gone.
 pub fn heal(path: &Path) -> Result<HealResult, MountError> {
-    for removed_count in 0..MAX_STACKED_MOUNTS {
-        let handle = PathHandle::open(path)?;
-        let shows = |entry: &MountEntry| entry.is_ckptfs() && entry.mountpoint == handle.path();
-        let Some(entry) = handle.mount_entry()?.filter(shows) else {
-            return Ok(HealResult { removed_count, remaining: None });
+    for dead in 0..MAX_STACKED_MOUNTS {
+        let spot = PathHandle::open(path)?;
+        let shows = |entry: &MountEntry| entry.is_ckptfs() && entry.mountpoint == spot.path();
+        let Some(entry) = spot.mount_entry()?.filter(shows) else {
+            return Ok(HealResult { removed_count: dead, remaining: None });
         };
-        match liveness::probe(handle.path(), ANSWER_TIMEOUT) {
-            Liveness::Dead => attach::detach(&handle)?,
-            liveness => {
-                return Ok(HealResult { removed_count, remaining: Some((entry, liveness)) });
+        match liveness::probe(spot.path(), ANSWER_TIMEOUT) {
+            Liveness::Dead => attach::detach(&spot)?,
+            answer => {
+                return Ok(HealResult { removed_count: dead, remaining: Some((entry, answer)) });
             }
         }
-        tracing::info!("{}: removed a mount whose daemon is gone", handle.path().display());
+        tracing::info!("{}: took away a mount whose daemon is gone", spot.path().display());
     }
     Err(MountError::Io {
         path: path.to_path_buf(),
-        action: "remove all dead mounts there",
+        action: "take away all the dead mounts there",
         source: std::io::Error::other("there are too many"),
     })
 }
 
-/// A mount that was unmounted.
+/// A mount that was taken out of the tree.
 #[derive(Debug)]
 pub struct UnmountResult {
-    /// The path that it was mounted at.
+    /// Where it was.
     pub path: PathBuf,
-    /// The process that served it.
+    /// Who served it.
     pub server: MountServer,
 }
 
-/// The process that serves an unmounted mount, or did.
+/// Who serves a mount that was taken away, or did.
 #[derive(Debug)]
 pub enum MountServer {
-    /// The daemon had died before.
+    /// Nobody: its daemon had died before.
     Dead,
     /// This daemon, which ends with the superblock.
     Process(Daemon, Superblock),
-    /// The daemon did not tell its number, or this user may not see it.
+    /// It did not say by whom, or this user may not know.
     Unknown(Superblock),
 }
 
-/// Unmounts the ckptfs mount at a path; with `lazy`, detaches it at once, even if it is in use. Does not wait for the
-/// daemon to end.
+/// Unmounts what shows at a path, which must be ours; lazily: out of the tree at once, used or not.
+/// Does not wait for its daemon to end.
 pub fn unmount(path: &Path, lazy: bool) -> Result<UnmountResult, MountError> {
-    let HealResult { removed_count, remaining } = heal(path)?;
-    let Some((entry, liveness)) = remaining else {
-        if removed_count > 0 {
+    let HealResult { removed_count: dead, remaining: left } = heal(path)?;
+    let Some((entry, answer)) = left else {
+        if dead > 0 {
             let path = PathHandle::open(path)?.path().to_path_buf();
             return Ok(UnmountResult { path, server: MountServer::Dead });
         }
         return Err(not_ours(path)?);
     };
     let superblock = Superblock::of_mount(entry.clone());
-    let is_silent = liveness == Liveness::Silent;
-    let daemon = match liveness {
+    let silent = answer == Liveness::Silent;
+    let daemon = match answer {
         Liveness::Alive(Some(stats)) => Daemon::from_pid(stats.pid),
         _ => Daemon::serving(entry.device),
     };
-    let result = if lazy {
+    let taken = if lazy {
         detach(path, &entry)
     } else {
-        // A stuck mount may be busy with our own probe, which is given up.
-        let busy_timeout = if is_silent { ANSWER_TIMEOUT } else { attach::BUSY_TIMEOUT };
-        attach::unmount(&entry.mountpoint, busy_timeout).map_err(|error| match error {
-            MountError::Busy { path } if is_silent => MountError::Silent { path },
+        // It may be our own question that is in the way: it is given up, or it is stuck.
+        let passing_by = if silent { ANSWER_TIMEOUT } else { attach::BUSY_TIMEOUT };
+        attach::unmount(&entry.mountpoint, passing_by).map_err(|error| match error {
+            MountError::Busy { path } if silent => MountError::Silent { path },
             error => error,
         })
     };
-    match result {
-        // Another process has unmounted it already.
+    match taken {
+        // Somebody else was faster: it is gone, as was wanted.
         Err(_) if !is_mounted(&entry)? => {}
-        result => result?,
+        taken => taken?,
     }
-    let server = match daemon {
+    let served = match daemon {
         Some(daemon) => MountServer::Process(daemon, superblock),
         None => MountServer::Unknown(superblock),
     };
-    Ok(UnmountResult { path: entry.mountpoint, server })
+    Ok(UnmountResult { path: entry.mountpoint, server: served })
 }
 
 fn detach(path: &Path, entry: &MountEntry) -> Result<(), MountError> {
-    let handle = PathHandle::open(path)?;
-    if handle.mount_id() != entry.id {
+    let spot = PathHandle::open(path)?;
+    if spot.mount_id() != entry.id {
         return Err(not_ours(path)?);
     }
-    attach::detach(&handle)
+    attach::detach(&spot)
 }
 
 fn is_mounted(entry: &MountEntry) -> Result<bool, MountError> {
@@ -123,11 +126,11 @@ fn is_mounted(entry: &MountEntry) -> Result<bool, MountError> {
     Ok(all.any(|other| (other.id, other.device) == (entry.id, entry.device)))
 }
 
-/// The error of a path that is no mountpoint of ckptfs.
+/// What a path is that should have been a mount of ours.
 fn not_ours(path: &Path) -> Result<MountError, MountError> {
-    let handle = PathHandle::open(path)?;
+    let spot = PathHandle::open(path)?;
     let path = path.to_path_buf();
-    let Some(entry) = handle.mount_entry()? else {
+    let Some(entry) = spot.mount_entry()? else {
         return Ok(MountError::NotCkptfs {
             path,
             what: "nothing is mounted there".into(),
@@ -136,7 +139,7 @@ fn not_ours(path: &Path) -> Result<MountError, MountError> {
     };
     let kind = mountinfo::to_display(&entry.fs_type);
     let place = entry.mountpoint.display().to_string();
-    let (what, within) = if entry.mountpoint == handle.path() {
+    let (what, within) = if entry.mountpoint == spot.path() {
         (format!("a mount of type {kind} shows there"), None)
     } else if entry.is_ckptfs() {
         (format!("it lies inside the one at {place}"), Some(entry.mountpoint))

@@ -1,4 +1,4 @@
-//! The report of `ckptfs inspect`: its JSON (docs/formats.md), and the source of its text.
+//! What `inspect` tells, as values: the JSON that docs/formats.md documents, and the source of the text.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub struct TensorReport {
 
 #[derive(Debug, Serialize)]
 pub struct RefusalReport {
-    /// `None` if the whole checkpoint is refused.
+    /// `None` where it is the whole checkpoint.
     pub tensor: Option<String>,
     pub path: Option<String>,
     pub reason: String,
@@ -52,7 +52,7 @@ pub struct VirtualFileReport {
 }
 
 impl InspectReport {
-    /// The report of a checkpoint that could be parsed, still without its virtual file.
+    /// What a checkpoint that could be read holds; its virtual file is still to be said.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> InspectReport {
         let shares = find_overlaps(&checkpoint.tensors);
         let name = |place: usize| checkpoint.tensors[place].name.to_string();
@@ -87,7 +87,7 @@ impl InspectReport {
         }
     }
 
-    /// The report of a checkpoint that could not be parsed.
+    /// A checkpoint that could not be read at all.
     pub fn from_refusal(path: Option<String>, reason: String, remedy: &str) -> InspectReport {
         InspectReport {
             format: None,
@@ -100,7 +100,7 @@ impl InspectReport {
         }
     }
 
-    /// Adds the virtual file.
+    /// Adds what the checkpoint looks like as one file.
     pub fn set_virtual_file(&mut self, virtual_file: &VirtualFile) {
         self.metadata = virtual_file.metadata().clone();
         self.virtual_file = Some(VirtualFileReport {

@@ -1,6 +1,8 @@
-//! Runs a mount until it is unmounted, or a signal asks for its end.
+//! A mount's life: until it is unmounted, or a signal asks for its end.
 //!
-//! Signals are handled from before the mount is made, so that none kills the process and leaves a dead mount behind.
+//! In: a mount, the process's signals, perhaps a listener for metrics. Out: whether it ended as it
+//! should. Signals are heard from before the mount is made, so that none ends the process with a
+//! dead mount left behind.
 
 use std::io;
 use std::net::TcpListener;
@@ -12,12 +14,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::mount::MountSession;
 
 use super::{malloc_tuning, metrics};
-use crate::cli::error::{CommandError, EXIT_FAILED};
+use crate::cli::{CommandError, EXIT_FAILED};
 
-/// The time that readers have to finish after a signal (docs/semantics.md).
+/// How long readers have to finish after a signal (docs/semantics.md).
 const READERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The tasks beside the mount's own threads: signals, metrics and memory trimming.
+/// What runs beside the mount's own threads.
 pub struct MountLifecycle {
     runtime: Runtime,
     signals: SignalStreams,
@@ -28,7 +30,7 @@ struct SignalStreams {
     int: Signal,
     hup: Signal,
     quit: Signal,
-    /// Caught and ignored: unhandled, they would kill the process and leave a dead mount.
+    /// Heard and not heeded: they would end the process and leave a dead mount.
     _others: Vec<Signal>,
 }
 
@@ -44,7 +46,7 @@ impl SignalStreams {
 }
 
 impl MountLifecycle {
-    /// Starts to handle signals.
+    /// Starts to hear signals.
     pub fn new() -> io::Result<MountLifecycle> {
         malloc_tuning::limit_arenas();
         let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -62,31 +64,31 @@ impl MountLifecycle {
         Ok(MountLifecycle { runtime, signals })
     }
 
-    /// Runs until the mount is gone, or must be abandoned.
+    /// Stays until the mount is gone, or must be.
     pub fn run_until_end(
         mut self,
-        session: &MountSession,
-        listener: Option<TcpListener>,
+        mounted: &MountSession,
+        page: Option<TcpListener>,
     ) -> Result<(), CommandError> {
         let signals = &mut self.signals;
         self.runtime.block_on(async {
             tokio::spawn(malloc_tuning::trim_periodically());
-            if let Some(listener) = listener {
-                tokio::spawn(metrics::serve(listener, session.stats_reporter()));
+            if let Some(page) = page {
+                tokio::spawn(metrics::serve(page, mounted.stats_reporter()));
             }
             tokio::select! {
-                () = session.wait_for_end() => return end_result(session),
+                () = mounted.wait_for_end() => return end_result(mounted),
                 name = signals.next() => tracing::info!("{name}: detaching"),
             }
-            if let Err(error) = session.detach() {
+            if let Err(error) = mounted.detach() {
                 tracing::error!("{error}; what to do: {}", error.remedy());
             }
             let cut_off = tokio::select! {
-                () = session.wait_for_end() => return end_result(session),
+                () = mounted.wait_for_end() => return end_result(mounted),
                 () = tokio::time::sleep(READERS_TIMEOUT) => "its readers took too long",
                 name = signals.next() => name,
             };
-            // The process ends and closes /dev/fuse, and the kernel aborts the requests that wait.
+            // The process ends, /dev/fuse is closed with it, and the kernel aborts what waits.
             let message = format!("ended while files were in use: {cut_off}");
             Err(CommandError::new(
                 EXIT_FAILED,
@@ -97,14 +99,14 @@ impl MountLifecycle {
     }
 }
 
-fn end_result(session: &MountSession) -> Result<(), CommandError> {
-    match session.failure() {
+fn end_result(mounted: &MountSession) -> Result<(), CommandError> {
+    match mounted.failure() {
         None => {
-            tracing::info!("{}: unmounted", session.mountpoint().display());
+            tracing::info!("{}: unmounted", mounted.mountpoint().display());
             Ok(())
         }
         Some(fault) => {
-            let message = format!("{}: the mount broke: {fault}", session.mountpoint().display());
+            let message = format!("{}: the mount broke: {fault}", mounted.mountpoint().display());
             Err(CommandError::new(
                 EXIT_FAILED,
                 message,
