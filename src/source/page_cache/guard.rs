@@ -10,41 +10,41 @@ use std::sync::{Mutex, MutexGuard};
 use rangemap::RangeSet;
 use rustix::param::page_size;
 
+use crate::source::error::SourceError;
+use crate::source::file::OpenFile;
+use crate::source::read_at::ReadAt;
 use crate::threads::lock;
 
-use super::super::error::SourceError;
-use super::super::file::OpenFile;
-use super::super::read_at::ReadAt;
 use super::pages::{evict, to_whole_pages, uncached_ranges};
 use super::residency::READAHEAD_MARGIN_BYTES;
 
 /// Bytes that are read before they are evicted: each eviction takes the kernel as long as a small read.
-pub(super) const EVICT_BATCH_BYTES: u64 = 1 << 20;
+const EVICT_BATCH_BYTES: u64 = 1 << 20;
 
 /// Populated ranges that are remembered of one file. Before there are more, all are evicted.
-pub(super) const MAX_RANGE_COUNT: usize = 16 << 10;
+const MAX_RANGE_COUNT: usize = 16 << 10;
 
 /// Ranges that are queued again because another program still uses them.
-pub(super) const MAX_RETRY_RANGE_COUNT: usize = 64;
+const MAX_RETRY_RANGE_COUNT: usize = 64;
 
 /// Evicts the pages of one file that our reads populate.
 pub struct PageCacheGuard {
-    /// The kernel reports nothing of a file of an overlay.
+    /// The kernel reports nothing useful: the pages of a file of an overlay belong to the file beneath.
     is_overlay: bool,
-    pub(super) state: Mutex<GuardState>,
+    state: Mutex<GuardState>,
 }
 
 #[derive(Default)]
-pub(super) struct GuardState {
+struct GuardState {
     /// Ranges that were uncached before our reads, and may be cached since.
-    pub(super) populated: RangeSet<u64>,
+    populated: RangeSet<u64>,
     /// Ranges that are being read, in whole pages: what is evicted there may come back.
     active_reads: Vec<Range<u64>>,
     /// Populated ranges that were read and need not stay. A page that was read in part stays until its other bytes
     /// are read, or until the end.
-    pub(super) evictable: RangeSet<u64>,
+    evictable: RangeSet<u64>,
     /// Evictable ranges to evict next.
-    pub(super) evict_queue: Vec<Range<u64>>,
+    evict_queue: Vec<Range<u64>>,
     /// Bytes that were read since the last eviction.
     unevicted_bytes: u64,
     /// Ranges of retained reads and of readahead. Like pages that other programs populated, these may be marked by
@@ -79,7 +79,7 @@ impl GuardState {
     }
 
     /// Empties the queue, and returns its ranges with the evictable ranges beside them in the same pages.
-    pub(super) fn take_evictable(&mut self) -> Vec<Range<u64>> {
+    fn take_evictable(&mut self) -> Vec<Range<u64>> {
         let mut taken = Vec::new();
         for queued in std::mem::take(&mut self.evict_queue) {
             for evictable in intersections(&self.evictable, &to_whole_pages(&queued)) {
@@ -113,12 +113,11 @@ impl Drop for ActiveRead<'_> {
 
 impl PageCacheGuard {
     /// A guard that asks before each read.
-    pub(in super::super) fn new(is_overlay: bool) -> PageCacheGuard {
+    pub(in crate::source) fn new(is_overlay: bool) -> PageCacheGuard {
         PageCacheGuard { is_overlay, state: Mutex::default() }
     }
 
     fn uncached_ranges(&self, file: &OpenFile, range: &Range<u64>) -> Option<Vec<Range<u64>>> {
-        // The pages of a file of an overlay belong to the file beneath: the kernel would report all as uncached.
         if self.is_overlay { None } else { uncached_ranges(file, range) }
     }
 
@@ -273,7 +272,7 @@ pub struct WholeFileGuard<'a> {
 
 impl<'a> WholeFileGuard<'a> {
     /// Where the kernel does not report what is uncached, that is the whole file.
-    pub(in super::super) fn new(is_overlay: bool, file: &'a OpenFile) -> WholeFileGuard<'a> {
+    pub(in crate::source) fn new(is_overlay: bool, file: &'a OpenFile) -> WholeFileGuard<'a> {
         let guard = PageCacheGuard::new(is_overlay);
         let whole = 0..file.size();
         let uncached = guard.uncached_ranges(file, &whole).unwrap_or_else(|| vec![whole]);

@@ -3,9 +3,9 @@
 use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
 
-use super::super::super::read_strategy::ReadStrategy;
-use super::super::super::test_file;
 use super::*;
+use crate::source::read_strategy::ReadStrategy;
+use crate::source::test_file;
 
 const SIZE_BYTES: u64 = 8 << 20;
 

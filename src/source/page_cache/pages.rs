@@ -11,8 +11,8 @@ use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
 use rustix::param::page_size;
 
-use super::super::file::OpenFile;
-use super::super::read_at::ReadAt;
+use crate::source::file::OpenFile;
+use crate::source::read_at::ReadAt;
 
 /// Queries for one range: enough for a thousand separate parts. What is unknown after that counts as cached.
 const MAX_QUERY_COUNT: usize = 20_000;
@@ -116,8 +116,8 @@ pub fn count_cached_pages(file: &OpenFile, range: &Range<u64>) -> Result<u64, Er
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::test_file;
     use super::*;
+    use crate::source::test_file;
 
     #[test]
     fn uncached_ranges_are_found_to_the_page() {

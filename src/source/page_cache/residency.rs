@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
+use crate::source::file::OpenFile;
+use crate::source::filesystem::FilesystemKind;
+use crate::source::read_at::ReadAt;
 use crate::threads::lock;
 
-use super::super::file::OpenFile;
-use super::super::filesystem::FilesystemKind;
-use super::super::read_at::ReadAt;
 use super::pages::{count_cached_pages, count_pages};
 
 /// A range counts as cached only if the file is cached this far beyond it, or to its end. A read near the end of
@@ -159,8 +159,8 @@ impl Residency {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::test_file;
     use super::*;
+    use crate::source::test_file;
 
     const LEN_BYTES: usize = 3 << 20;
 
