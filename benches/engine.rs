@@ -1,10 +1,9 @@
-//! How long the engine takes: reading headers and laying out, and serving cached bytes.
+//! Benchmarks of the engine: parsing checkpoints into virtual files, and reading cached bytes.
 //!
-//! `cargo bench` prints times. What they are compared with stands beside them, so that a ratio can
-//! be read off one run: `read_at` beside a plain `pread` of the same bytes. Peak memory and `export`
-//! beside `cp` are whole-process figures: `scripts/bench/run` measures those.
+//! A baseline stands beside each, so that one run gives a ratio: `read_at` beside a plain `pread` of the same bytes.
+//! `scripts/bench/run` measures what needs whole processes: peak memory, and `export` beside `cp`.
 
-#![allow(clippy::unwrap_used)] // What fails here has nobody to tell but whoever measures.
+#![allow(clippy::unwrap_used)] // A failure here ends the run and is printed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,11 +19,11 @@ fn main() {
     divan::main();
 }
 
-/// Bytes of a cached file that is read through.
-const SERVED: usize = 256 << 20;
+/// The size of the cached file that is read.
+const SERVED_BYTES: usize = 256 << 20;
 
-/// One request of the kernel's, or of a loader's.
-const REQUEST: usize = 1 << 20;
+/// The size of a typical request of the kernel or of a loader.
+const REQUEST_BYTES: usize = 1 << 20;
 
 fn virtual_file(path: &Path) -> VirtualFile {
     VirtualFile::new(checkpoint::open(path, &ParseOptions::default()).unwrap()).unwrap()
@@ -48,18 +47,18 @@ fn virtual_file_of_a_pt_with_10_000_tensors(bencher: Bencher) {
 /// A model of 64 tensors, all in the page cache.
 fn served() -> (tempfile::TempDir, VirtualFileReader, Arc<VirtualFile>) {
     let directory = tempfile::tempdir().unwrap();
-    models::single(&directory.path().join("model.safetensors"), 64, SERVED / 64);
-    let virtual_file = Arc::new(virtual_file(directory.path()));
-    let reader = virtual_file.open().unwrap();
-    (directory, reader, virtual_file)
+    models::single(&directory.path().join("model.safetensors"), 64, SERVED_BYTES / 64);
+    let file = Arc::new(virtual_file(directory.path()));
+    let reader = file.open().unwrap();
+    (directory, reader, file)
 }
 
 #[divan::bench(sample_count = 30, sample_size = 1)]
 fn read_at_in_1_mib_requests(bencher: Bencher) {
-    let (_directory, reader, virtual_file) = served();
-    let mut buffer = vec![0; REQUEST];
-    bencher.counter(BytesCount::new(SERVED)).bench_local(|| {
-        for offset in (virtual_file.header_size()..virtual_file.size()).step_by(REQUEST) {
+    let (_directory, reader, file) = served();
+    let mut buffer = vec![0; REQUEST_BYTES];
+    bencher.counter(BytesCount::new(SERVED_BYTES)).bench_local(|| {
+        for offset in (file.header_size()..file.size()).step_by(REQUEST_BYTES) {
             divan::black_box(reader.read_at(&mut buffer, offset).unwrap());
         }
     });
@@ -70,10 +69,10 @@ fn plain_pread_in_1_mib_requests(bencher: Bencher) {
     let (directory, ..) = served();
     let file = File::open(directory.path().join("model.safetensors")).unwrap();
     let (start, end) =
-        (file.metadata().unwrap().len() - SERVED as u64, file.metadata().unwrap().len());
-    let mut buffer = vec![0; REQUEST];
-    bencher.counter(BytesCount::new(SERVED)).bench_local(|| {
-        for offset in (start..end).step_by(REQUEST) {
+        (file.metadata().unwrap().len() - SERVED_BYTES as u64, file.metadata().unwrap().len());
+    let mut buffer = vec![0; REQUEST_BYTES];
+    bencher.counter(BytesCount::new(SERVED_BYTES)).bench_local(|| {
+        for offset in (start..end).step_by(REQUEST_BYTES) {
             file.read_exact_at(&mut buffer, offset).unwrap();
             divan::black_box(&buffer);
         }

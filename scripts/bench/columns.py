@@ -1,16 +1,17 @@
-"""What cells of tables are made of: each column is a heading and what it says of a row, given the row and those
-before and after it in its table.
+"""The columns of tables: each is a heading, and a function of a row and all rows of its table that returns a cell.
 
-In: rows as results have them, `{"row": ["…"], "runs": [{"…": 0.1}]}`. Out: text.
+Rows are those of results: `{"row": ["…"], "runs": [{"…": 0.1}]}`.
 """
 
 import statistics
 from dataclasses import dataclass
 
+from ckptfs.bench.tables import markdown, spread
+
 
 @dataclass(frozen=True)
 class Table:
-    """`part` measures it; `chart`, if it has one, is drawn beside it; `order` is that of its rows, where it is not
+    """`part` measures it, and `chart`, if it has one, is drawn beside it. `order` is that of its rows, where it is not
     that in which they are measured."""
 
     part: str
@@ -19,16 +20,13 @@ class Table:
     order: tuple = ()
 
     def place(self, row):
+        """What rows are sorted by."""
         return self.order.index(row["row"][0]) if self.order else 0
 
-    def head(self):
-        return f"| {' | '.join(heading for heading, _ in self.columns)} |\n{'|---' * len(self.columns)}|"
-
-    def line(self, row, rows):
-        return f"| {' | '.join(cell(row, rows) for _, cell in self.columns)} |"
-
-    def lines(self, rows):
-        return [*self.head().splitlines(), *(self.line(row, rows) for row in rows)]
+    def lines(self, rows, beside=None):
+        """Markdown of these rows, which may stand in a table `beside` others."""
+        cells = [[cell(row, beside or rows) for _, cell in self.columns] for row in rows]
+        return [*markdown([heading for heading, _ in self.columns], cells)]
 
 
 def numbers(key, scale=1):
@@ -36,17 +34,17 @@ def numbers(key, scale=1):
 
 
 def ratios(key, other):
-    """Of each run by itself."""
+    """The ratio of two numbers of each run."""
     return lambda row, rows: [run[key] / run[other] for run in row["runs"]]
 
 
 def first_of(row, rows):
-    """The first of those that were measured in the same state."""
+    """The first row that was measured in the same state."""
     return next(each for each in rows if each["row"][1:] == row["row"][1:])
 
 
 def in_first(key):
-    """Of each run, in that of the first in the same state."""
+    """The ratio of each run to that of the first row in the same state."""
     def figures(row, rows):
         return [run[key] / first[key] for run, first in zip(row["runs"], first_of(row, rows)["runs"], strict=True)]
 
@@ -54,12 +52,8 @@ def in_first(key):
 
 
 def of_first(key):
-    """The other way round: how many times as fast as the first."""
+    """How many times as fast as the first row."""
     return lambda row, rows: [1 / ratio for ratio in in_first(key)(row, rows)]
-
-
-def spread(figures, digits):
-    return f"{statistics.median(figures):.{digits}f} ({min(figures):.{digits}f} to {max(figures):.{digits}f})"
 
 
 # Columns.
@@ -84,5 +78,5 @@ def spreads(heading, figures, digits=2):
 
 
 def promised(heading, by_row):
-    """By the row's first word, or by all of them."""
+    """A promise by the row's first word, or by all of them."""
     return heading, lambda row, rows: by_row.get(tuple(row["row"]), by_row.get(row["row"][0], ""))

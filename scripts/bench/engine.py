@@ -1,21 +1,17 @@
 """The engine by itself (`cargo bench`), and whole processes: reading large headers, and `export` beside `cp` in turn.
-
-Each command runs once unmeasured and then several times; what is compared alternates, so that a
-machine that grows slower does so for both.
-
-In: RUNS, CKPTFS. Out: `engine.json`, and its tables.
-"""
+Each command runs once unmeasured."""
 
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from bench.fixtures import CKPTFS, REPOSITORY, RUNS, in_turn, write_shards
+from bench import REPOSITORY
+from bench.fixtures import CKPTFS, RUNS, in_turn, uniform, write_model
+from bench.models import apart, pickles_of_many
 from bench.results import Results
 
 BENCHES = {
@@ -29,14 +25,6 @@ BENCHES = {
 TIME = r"([\d.]+) (ns|µs|ms|s)\s+"
 SCALE = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1}
 
-# In a process of its own: a child's peak memory counts that of the parent it was forked from.
-TORCH_MODELS = '''
-import sys, torch
-many = {f"layers.{n}.weight": torch.zeros(4, 4) for n in range(10_000)}
-torch.save(many, sys.argv[1] + "/many.pt")
-torch.save(many, sys.argv[1] + "/legacy.pt", _use_new_zipfile_serialization=False)
-'''
-
 
 def run(command):
     """Seconds, and the peak memory of the process in bytes."""
@@ -49,18 +37,19 @@ def run(command):
 
 def by_cargo(results):
     command = ["cargo", "bench", "--quiet", "--locked", "--bench", "engine"]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY).stdout
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY).stdout
     for name, (table, row) in BENCHES.items():
-        found = re.search(rf"{name}\s+{TIME}│ {TIME}│ {TIME}", told)
+        found = re.search(rf"{name}\s+{TIME}│ {TIME}│ {TIME}", said)
         numbers, units = found.groups()[::2], found.groups()[1::2]
         least, most, median = (float(number) * SCALE[unit] for number, unit in zip(numbers, units))
-        # All that it tells of its many runs.
+        # It reports no more of its many runs.
         results.add(table, [row], [{"seconds": seconds} for seconds in (least, median, most)])
 
 
 def headers(results, folder):
-    write_shards(folder / "many", 160, 625, 32)
-    subprocess.run([sys.executable, "-c", TORCH_MODELS, str(folder)], check=True)
+    write_model(folder / "many", uniform(160, 625, 32))
+    # A process's peak memory counts that of the parent it was forked from, which must not have torch.
+    apart(pickles_of_many, folder=folder)
     for name, path in [
         ("100,000 tensors in 160 shards", "many"),
         ("a `.pt` of 10,000 tensors", "many.pt"),
@@ -73,8 +62,7 @@ def headers(results, folder):
 
 def copies(results, folder):
     model, out = folder / "model", folder / "out"
-    write_shards(model, 4, 50, 5 << 20)
-    files = sorted(str(file) for file in model.glob("*.safetensors"))
+    files = write_model(model, uniform(4, 50, 5 << 20))
 
     def timed(command):
         shutil.rmtree(out, ignore_errors=True)
@@ -94,7 +82,7 @@ def copies(results, folder):
         results.add("copies", [name], in_turn(list(commands), lambda side: timed(commands[side])))
 
 
-if __name__ == "__main__":
+def main():
     with tempfile.TemporaryDirectory() as folder:
         results = Results("engine")
         by_cargo(results)

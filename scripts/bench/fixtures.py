@@ -1,10 +1,11 @@
-"""What the benchmarks share: a model to read, a machine in a known state, and mounts that begin anew.
+"""Models, mounts and the page cache for the benchmarks.
 
-In: RUNS, how often each thing is measured, and CKPTFS, the program; without it the release build. Out: calls.
+RUNS says how often each thing is measured. CKPTFS names the program; without it the release build is measured.
 """
 
 import json
 import os
+import random
 import struct
 import subprocess
 import tempfile
@@ -13,115 +14,117 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from ckptfs.bench import page_cache
+from ckptfs.bench.schedule import rotated
+from ckptfs.bench.usage import memory, processor_seconds
+
+from bench import REPOSITORY
+
 RUNS = int(os.environ.get("RUNS", "5"))
 CKPTFS = os.environ.get("CKPTFS", str(REPOSITORY / "target/release/ckptfs"))
 
+# Tensors are cut out of so much noise, each at another place: making noise is slow.
+_NOISE_BYTES = 64 << 20
 
-def write_shards(folder, shards, tensors, elements):
-    """A sharded model of BF16 tensors as their usual writer makes it, filled with noise."""
-    folder.mkdir()
-    weight_map = {}
-    for shard in range(shards):
-        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+
+def uniform(shards, tensors, elements):
+    """Shards for `write_model` with equal tensors, whose names are as long as those of large models."""
+    return [
+        [(f"model.language_model.layers.{shard}.mlp.experts.{n}.gate_up_proj.weight", 2 * elements)
+         for n in range(tensors)]
+        for shard in range(shards)
+    ]  # fmt: skip
+
+
+def write_model(folder, shards):
+    """Writes a sharded model of BF16 noise with an index, and returns its files. `shards` has the names and bytes of
+    the tensors of each. No tensor equals another."""
+    folder.mkdir(parents=True)
+    noise, rng = memoryview(os.urandom(_NOISE_BYTES)), random.Random(11)
+    weight_map, files, number = {}, [], 0
+    for shard, tensors in enumerate(shards):
+        file = folder / f"model-{shard + 1:05}-of-{len(shards):05}.safetensors"
         header, at = {}, 0
-        for n in range(tensors):
-            name = f"model.language_model.layers.{shard}.mlp.experts.{n}.gate_up_proj.weight"
-            header[name] = {"dtype": "BF16", "shape": [elements], "data_offsets": [at, at + 2 * elements]}
-            at += 2 * elements
-            weight_map[name] = file
+        for name, size in tensors:
+            header[name] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [at, at + size]}
+            at += size
+            weight_map[name] = file.name
         text = json.dumps(header).encode()
-        # As that writer does, so that every tensor can be used where it lies.
+        # As the usual writer does, so that every tensor can be used in place.
         text += b" " * (-len(text) % 8)
-        with open(folder / file, "wb") as out:
+        with open(file, "wb", buffering=1 << 20) as out:
             out.write(struct.pack("<Q", len(text)) + text)
-            for _ in range(tensors):
-                out.write(os.urandom(2 * elements))
-    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+            for _, size in tensors:
+                number += 1
+                rest = size - out.write(struct.pack("<Q", number)[:size])
+                while rest:
+                    start = rng.randrange(_NOISE_BYTES // 2)
+                    rest -= out.write(noise[start : start + rest])
+        files.append(str(file))
+    index = {"metadata": {"total_size": sum(size for shard in shards for _, size in shard)}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def drop_caches():
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("3")
-
-
-def warm(paths):
-    for path in paths:
-        with open(path, "rb", buffering=0) as file:
-            while file.read(1 << 22):
-                pass
+    return files
 
 
 def in_page_cache(paths):
-    """Bytes of each of these files, in whole pages."""
-    told = subprocess.run(["fincore", "--bytes", "--noheadings", "--raw", "--output", "RES", *paths], check=True,
-                          capture_output=True, text=True)  # fmt: skip
-    return [int(number) for number in told.stdout.split()]
+    """Bytes of each of these files in the page cache, in whole pages."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return [round(page_cache.cached([path]) * -(-os.stat(path).st_size // page)) * page for path in paths]
 
 
 def first_byte(path):
-    """Seconds until it is there."""
+    """Seconds until the first byte of a file is read."""
     start = time.perf_counter()
     with open(path, "rb") as file:
         assert file.read(1)
     return time.perf_counter() - start
 
 
-def of_status(name, pid="self"):
-    """Bytes that the system tells of a process, such as `VmRSS`."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    raise KeyError(name)
-
-
-def in_turn(ways, measure, runs=RUNS):
-    """What each took, run by run: all of them in turn, every other time the other way round."""
-    rows = []
-    for n in range(runs):
-        took = {way: measure(way) for way in (ways if n % 2 == 0 else ways[::-1])}
-        rows.append({way: took[way] for way in ways})
-    return rows
+def in_turn(names, measure, runs=RUNS):
+    """What each name took, run by run, measured in turn."""
+    found = [{} for _ in range(runs)]
+    for run, name in rotated(names, runs):
+        found[run][name] = measure(name)
+    return [{name: one[name] for name in names} for one in found]
 
 
 @dataclass(frozen=True)
 class Daemon:
-    """A mount and the process behind it."""
+    """A mount and the process behind it. `seconds` is what the command took that made it."""
 
     point: Path
     pid: int
     budget: int
-    # What the command took that made it.
     seconds: float
 
     @property
     def cpu(self):
-        """Seconds of processor so far."""
-        words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        """Processor seconds so far."""
+        return processor_seconds(self.pid)
 
     @property
     def peak(self):
-        return of_status("VmHWM", self.pid)
+        """Bytes of memory at the peak."""
+        return memory("VmHWM", self.pid)
 
     def wait_for_end(self):
+        """Waits until the process has ended."""
         while Path(f"/proc/{self.pid}/exe").exists():
             time.sleep(0.01)
 
 
 @contextmanager
 def mounted(source, point, remembered=None):
-    """A mount by a daemon of its own, which has ended when this has. What it remembers of earlier ones is in
-    the folder `remembered`; without one, nothing."""
+    """A mount by a daemon of its own, which has ended when this has. It reads and writes access traces in the folder
+    `remembered`; without one it has none."""
     with tempfile.TemporaryDirectory() as cache:
         env = os.environ | {"XDG_CACHE_HOME": str(remembered or cache)}
         start = time.perf_counter()
         subprocess.run([CKPTFS, "mount", source, point], check=True, env=env)
         seconds = time.perf_counter() - start
         try:
-            told = json.loads(subprocess.run([CKPTFS, "status", "--json"], check=True, capture_output=True).stdout)
-            (stats,) = (each["stats"] for each in told if each["mountpoint"] == str(point))
+            listed = json.loads(subprocess.run([CKPTFS, "status", "--json"], check=True, capture_output=True).stdout)
+            (stats,) = (each["stats"] for each in listed if each["mountpoint"] == str(point))
             daemon = Daemon(Path(point), stats["pid"], stats["memory"]["budget"], seconds)
             yield daemon
         finally:

@@ -1,37 +1,31 @@
-"""What programs that change nothing, or little, get: `from_pretrained` under `ckptfs.install`, on the plain filesystem
-and on a mount, and thousands of small files; beside the same without ckptfs, in one run, each in a process of its
-own, in turn; cold, and with the files in the page cache. Needs root.
+"""What programs get that change nothing, or little: `from_pretrained` under `ckptfs.install`, on the plain filesystem
+and on a mount, and thousands of small files; beside the same without ckptfs."""
 
-In: RUNS, CKPTFS. Out: `install-overhead.json`, and its tables.
-"""
+from ckptfs.bench.loaders import kept
 
-from bench import workloads as ways
-from bench.machine import machine
-from bench.models import apart
+from bench import workloads
+from bench.machine import load, machine
+from bench.models import apart, llama
 from bench.results import Results
+from bench.workloads import workload
 
 # Files of the small kind: an embedding and a latent, as trainers cache them.
-SMALL = 2000
-
-STATES = ("cold", "cached")
+SMALL_COUNT = 2000
 
 # Where, and what loads there.
 MODEL = {
-    "plain, without ckptfs": ("plain", ways.from_pretrained),
-    "plain, installed and disabled": ("plain", ways.from_pretrained_disabled),
-    "plain, installed": ("plain", ways.from_pretrained_installed),
-    "mount, installed": ("mount", ways.from_pretrained_installed),
-    "mount, without `install`": ("mount", ways.from_pretrained),
+    "plain, without ckptfs": ("plain", "from_pretrained"),
+    "plain, installed and disabled": ("plain", "from_pretrained_disabled"),
+    "plain, installed": ("plain", "from_pretrained_installed"),
+    "mount, installed": ("mount", "from_pretrained_installed"),
+    "mount, without `install`": ("mount", "from_pretrained"),
 }
 
-# Each imports what it needs and gives what loads: paths in, a list of tensors by name out.
+# Each imports what it needs and returns the function that loads: paths in, a list of tensors by name out.
 
 
 def one_by_one(load_file):
-    def load(paths, **how):
-        return [load_file(path, **how) for path in paths]
-
-    return load
+    return lambda paths, **options: [load_file(path, **options) for path in paths]
 
 
 def safetensors():
@@ -83,32 +77,28 @@ FILES = {
 ARRAYS = {"safetensors, `numpy.load_file`": arrays, "ckptfs, `numpy.load_file`": our_arrays}
 
 
-def small_files(folder, kind, backend):
-    """One number of every thousand of each array; the files are named by their numbers."""
-    ways.with_one_thread()
-    load, paths, kept = (FILES | ARRAYS)[kind](), ways.files_of(folder), []
-
-    def loaded():
-        kept.extend(load(paths, backend=backend))
-        return sum(array.reshape(-1)[::1000].sum().item() for arrays in kept for array in arrays.values())
-
-    return loaded
+def small_files(request):
+    """Loads all files of a folder, and touches one number of every thousand of each array."""
+    read, paths = (FILES | ARRAYS)[request["kind"]](), workloads.files_of(request)
+    yield
+    files = read(paths, backend=request["backend"])
+    kept.append(files)
+    yield {"number": sum(array.reshape(-1)[::1000].sum().item() for arrays in files for array in arrays.values())}
 
 
 def models(results, machine):
     model, tiny = machine.folder / "model", machine.folder / "tiny"
-    apart("llama", model, 1)
-    apart("llama", tiny, 0)
-    for state in STATES:
-        prepare = machine.cold if state == "cold" else lambda: machine.warm(model)
+    apart(llama, folder=model, size=1)
+    apart(llama, folder=tiny, size=0)
+    for state, prepare in machine.states(model):
 
-        def load(place, loader):
+        def loads(place, loader):
             path, source = (model, None) if place == "plain" else (machine.point, model)
-            return lambda: machine.apart((ways.touching, loader), tiny, path, source=source, prepare=prepare)
+            request = load(f"{workloads.__name__}:{loader}")
+            return lambda: machine.apart(request, path, tiny, source=source, prepare=prepare)
 
-        runs = machine.compared({name: load(*way) for name, way in MODEL.items()})
-        for name in MODEL:
-            results.add("install-overhead", [name, state], [run[name] for run in runs])
+        runs = machine.compared({name: loads(*way) for name, way in MODEL.items()})
+        results.add_all("install-overhead", state, runs)
 
 
 def files(results, machine):
@@ -116,28 +106,28 @@ def files(results, machine):
     from safetensors.torch import save_file
 
     many, few = machine.folder / "many", machine.folder / "few"
-    for folder, count in ((many, SMALL), (few, 10)):
+    for folder, count in ((many, SMALL_COUNT), (few, 10)):
         folder.mkdir()
         for n in range(count):
             save_file({"latent": torch.randn(4, 32, 32), "embed": torch.randn(77, 16)}, folder / f"{n}.safetensors")
 
-    def of_each_file(state, kinds, backend):
+    def of_each_file(prepare, kinds, backend):
         """Seconds, run by run."""
-        prepare = machine.cold if state == "cold" else lambda: machine.warm(many)
 
-        def load(kind):
-            return lambda: machine.apart((small_files, kind, backend), few, many, prepare=prepare)
+        def loads(kind):
+            request = workload(small_files, kind=kind, backend=backend)
+            return lambda: machine.apart(request, many, few, prepare=prepare)
 
-        runs = machine.compared({kind: load(kind) for kind in kinds})
-        return [{kind: took["seconds"] / SMALL for kind, took in run.items()} for run in runs]
+        runs = machine.compared({kind: loads(kind) for kind in kinds})
+        return [{kind: took["seconds"] / SMALL_COUNT for kind, took in run.items()} for run in runs]
 
-    for state in STATES:
-        mapped, read = (of_each_file(state, FILES, backend) for backend in ("mmap", "pread"))
+    for state, prepare in machine.states(many):
+        mapped, read = (of_each_file(prepare, FILES, backend) for backend in ("mmap", "pread"))
         for kind in FILES:
             pairs = [{"mmap": one[kind], "pread": other[kind]} for one, other in zip(mapped, read, strict=True)]
             results.add("small-files", [kind, state], pairs)
-    for state in STATES:
-        runs = of_each_file(state, ARRAYS, "pread")
+    for state, prepare in machine.states(many):
+        runs = of_each_file(prepare, ARRAYS, "pread")
         for kind in ARRAYS:
             results.add("arrays", [kind, state], [{"seconds": run[kind]} for run in runs])
 
@@ -147,7 +137,3 @@ def main():
     with machine() as measuring:
         models(results, measuring)
         files(results, measuring)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""The machine that measures, in a known state: free memory is its own, caches are dropped or filled, each load has a
-process of its own and each cold one a daemon of its own. Needs root.
+"""The machine that measures, in a known state.
 
-In: what to load, and how. Out: seconds, until the last page is touched; what giving it up again takes is not counted.
+Free memory is its own, caches are dropped or filled, each load has a process of its own, and each cold one a daemon
+of its own. A load's time ends when its last page is touched; what giving it up takes is not counted. Needs root.
 """
 
 import os
@@ -9,105 +9,136 @@ import tempfile
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
-from bench.fixtures import RUNS, drop_caches, in_page_cache, in_turn, mounted, warm
-from bench.memory_ballast import Keeper
-from bench.worker import Measured
+from ckptfs.bench import page_cache
+from ckptfs.bench.process import WorkerProcess
 
-IMAGE = "model.safetensors"
+from bench.fixtures import RUNS, in_page_cache, in_turn, mounted
+from bench.memory_ballast import Ballast
+
+VIRTUAL_FILE = "model.safetensors"
+
+
+def load(loader):
+    """A request that loads with one of the package's loaders, or with "module:function", and touches every page."""
+    return {"loader": loader, "device": "cpu", "sum": True}
 
 
 class Machine:
-    """A folder for models, a place to mount them, who keeps free memory, and the peak memory of every daemon so far."""
+    """A folder for models, a mountpoint, the owner of free memory, and the peak memory of every daemon so far."""
 
-    def __init__(self, folder, keeper):
+    def __init__(self, folder, ballast):
         self.folder = folder
-        self.keeper = keeper
+        self.ballast = ballast
         self.point = folder / "mount"
         self.point.mkdir()
-        self.image = self.point / IMAGE
+        self.virtual_file = self.point / VIRTUAL_FILE
         self.peaks = []
         self.warmed = []
 
     def cold(self):
+        """Drops all caches."""
         self.warmed = []
-        drop_caches()
-        self.keeper.take()
+        os.sync()
+        page_cache.drop_all()
+        self.ballast.take()
 
     def warm(self, *paths):
-        """All files of folders, too."""
+        """Has these files, and all files of these folders, in the page cache, and nothing else."""
         self.cold()
         self.read(*paths)
 
+    def states(self, *paths):
+        """Cold, and cached, with what brings these paths there."""
+        return [("cold", self.cold), ("cached", lambda: self.warm(*paths))]
+
     def read(self, *paths):
-        """These are in the page cache from now on, whenever something is measured."""
+        """Has these files in the page cache from now on, whenever something is measured."""
         self.warmed = [
             file for path in map(Path, paths) for file in (sorted(path.iterdir()) if path.is_dir() else [path])
         ]  # fmt: skip
-        warm(self.warmed)
+        page_cache.warm(self.warmed)
 
     def refill(self):
-        """Reads again what was read and let go of since: the system may reclaim what it thinks unused, within a
+        """Reads again what was read and evicted since. The system may reclaim what it takes for unused, within a
         second or two."""
         gone = self.warmed
         for _ in range(8):
-            there = in_page_cache(gone) if gone else []
+            there = in_page_cache(gone)
             gone = [path for path, held in zip(gone, there, strict=True) if held < path.stat().st_size]
             if not gone:
                 return
-            warm(gone)
+            page_cache.warm(gone)
         raise SystemExit(f"failed: the page cache does not keep {gone[0]}, which is to be measured from there")
 
     def ready(self):
-        """Right before a clock starts."""
-        self.keeper.renew()
+        """Prepares what must be fresh right before a clock starts."""
+        self.ballast.renew()
         self.refill()
 
     @contextmanager
-    def mounted(self, source, **how):
-        with mounted(source, self.point, **how) as daemon:
+    def mounted(self, source, **options):
+        """A mount of its own daemon, whose peak memory is noted."""
+        with mounted(source, self.point, **options) as daemon:
             yield daemon
             self.peaks.append({"peak": daemon.peak, "budget": daemon.budget})
 
-    def apart(self, way, tiny, path, source=None, count=1, prepare=None, begin=None, env=None, remembered=None):
-        """What so many processes took that do it at once, through a fresh mount of the source if there is one, and
-        the number that they all have. `prepare` comes before the mount and `begin` behind it."""
-        processes = [Measured(way, tiny, path, env) for _ in range(count)]
+    def worker(self, request, path, warm_up, paths=()):
+        """A process that has done a request on something tiny, and waits to do it on this path. The path need not
+        be there before the measurement."""
+        worker = WorkerProcess(paths)
+        tiny = {"warm_up": str(warm_up)} if warm_up else {}
+        request = {**request, **tiny, "path": str(path), "threads": 1, "keep_programs": True}
+        if fault := worker.prepare(request):
+            raise SystemExit(f"failed: {request}: {fault['fault']}")
+        return worker
+
+    def apart(self, request, path, warm_up=None, source=None, count=1, prepare=None, begin=None, paths=(),
+              remembered=None):  # fmt: skip
+        """What so many processes took that do a request at once, through a fresh mount of the source if there is
+        one, and the result that they all have. `prepare` comes before the mount and `begin` behind it."""
+        workers = [self.worker(request, path, warm_up, paths) for _ in range(count)]
         (prepare or self.cold)()
         with self.mounted(source, remembered=remembered) if source else nullcontext():
             if begin:
                 begin()
-            took = self.measured(processes)
-        (number,) = {each["number"] for each in took}
-        seconds = max(each["end"] for each in took) - min(each["start"] for each in took)
-        return {"seconds": seconds, **{key: sum(each[key] for each in took) for key in ("cpu", "peak")}}, number
+            results = self.measured(workers)
+        outcomes = [result.get("tensors", result.get("number")) for result in results]
+        assert all(outcome == outcomes[0] for outcome in outcomes), outcomes
+        seconds = max(result["end"] for result in results) - min(result["start"] for result in results)
+        took = {"seconds": seconds, **{key: sum(result[key] for result in results) for key in ("cpu", "peak")}}
+        return took, outcomes[0]
 
-    def measured(self, processes):
-        """They end together: none gives up what it has while another is at work."""
+    def measured(self, workers):
+        """Their results. They end together: none frees its memory while another is at work."""
         try:
             self.ready()
-            for each in processes:
-                each.go()
-            return [each.took() for each in processes]
+            for worker in workers:
+                worker.go()
+            results = [worker.result() for worker in workers]
         finally:
-            for each in processes:
-                each.end()
+            for worker in workers:
+                worker.close()
+        for result in results:
+            if "fault" in result:
+                raise SystemExit(f"failed: {result['fault']}")
+        return results
 
     def compared(self, loads, runs=RUNS):
-        """The runs of loads by name, each a call that gives what it took and a number, which is the same for all."""
-        numbers = set()
+        """What each of these calls took, run by run. Each returns that and an outcome, the same for all."""
+        outcomes = []
 
         def took(name):
-            found, number = loads[name]()
-            numbers.add(number)
+            found, outcome = loads[name]()
+            outcomes.append(outcome)
+            assert outcome == outcomes[0], (name, outcome, outcomes[0])
             return found
 
-        found = in_turn(list(loads), took, runs)
-        assert len(numbers) == 1, numbers
-        return found
+        return in_turn(list(loads), took, runs)
 
 
 @contextmanager
 def machine():
+    """The machine for a part, as root."""
     assert os.geteuid() == 0, "dropping caches needs root"
-    with tempfile.TemporaryDirectory() as folder, closing(Keeper()) as keeper:
-        yield Machine(Path(folder), keeper)
+    with tempfile.TemporaryDirectory() as folder, closing(Ballast()) as ballast:
+        yield Machine(Path(folder), ballast)

@@ -1,32 +1,32 @@
-"""Models to measure with, as their usual writers make them: `apart`, in processes of their own, whose memory is gone
-when they end.
-
-    bench.models llama FOLDER SIZE     a Llama of 2.2 GB in 4 shards, or so much of its layers; a tiny one for 0
-    bench.models bin MODEL FOLDER      the same tensors in as many shards of `.bin`
-
-In: where. Out: folders of models there.
-"""
+"""Models to measure with, as their usual writers make them, each in a process of its own, whose memory is gone when
+it ends."""
 
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
-from bench.fixtures import CKPTFS, warm, write_shards
+from ckptfs.bench import page_cache
+from ckptfs.bench.process import WorkerProcess
+
+from bench.fixtures import CKPTFS, uniform, write_model
 
 
-def apart(*words):
-    """What the words above say, in a process of its own."""
-    subprocess.run([sys.executable, "-P", "-m", __spec__.name, *map(str, words)], check=True, capture_output=True)
+def apart(function, **arguments):
+    """Calls one of the functions below, whose first argument is not used, in a process of its own."""
+    with WorkerProcess() as worker:
+        *_, last = worker.call(f"{__name__}:{function.__name__}", **{name: str(one) for name, one in arguments.items()})
+    if "fault" in last:
+        raise SystemExit(f"failed: {function.__name__}: {last['fault']}")
 
 
-def llama(folder, size):
+def llama(_, folder, size):
+    """A Llama of 2.2 GB in 4 shards, or so much of its layers; a tiny one for 0."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.set_default_dtype(torch.bfloat16)
-    if size:
+    if size := float(size):
         config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=max(1, round(22 * size)),
                              num_attention_heads=32, num_key_value_heads=4, vocab_size=32000)  # fmt: skip
     else:
@@ -36,10 +36,12 @@ def llama(folder, size):
     model.save_pretrained(folder, max_shard_size=model.num_parameters() * 2 * 3 // 11)
 
 
-def as_bin(model, folder):
+def as_bin(_, model, folder):
+    """The tensors of a model in as many shards of `.bin`."""
     import torch
     from safetensors.torch import load_file
 
+    model, folder = Path(model), Path(folder)
     folder.mkdir()
     shards, weight_map = sorted(model.glob("*.safetensors")), {}
     for n, path in enumerate(shards):
@@ -51,9 +53,25 @@ def as_bin(model, folder):
         shutil.copy(config, folder)
 
 
+def small_pickle(_, path):
+    """A checkpoint of one small tensor."""
+    import torch
+
+    torch.save({"w": torch.zeros(64)}, path)
+
+
+def pickles_of_many(_, folder):
+    """A checkpoint of 10,000 tensors, in both forms of pickle."""
+    import torch
+
+    many = {f"layers.{n}.weight": torch.zeros(4, 4) for n in range(10_000)}
+    torch.save(many, f"{folder}/many.pt")
+    torch.save(many, f"{folder}/legacy.pt", _use_new_zipfile_serialization=False)
+
+
 class Models:
-    """The same weights in each form, whole and tiny (to try a way on before it counts), and many tensors.
-    What the folder has from before is used again."""
+    """The same weights in each form, whole and tiny (for a warm-up), and many tensors. What the folder has from before
+    is used again."""
 
     def __init__(self, folder, size):
         self.folder = Path(folder) / f"size-{size:g}"
@@ -61,15 +79,15 @@ class Models:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
             for name, share in (("whole", size), ("tiny", 0)):
-                apart("llama", self.shards(name), share)
-                apart("bin", self.shards(name), self.bins(name))
+                apart(llama, folder=self.shards(name), size=share)
+                apart(as_bin, model=self.shards(name), folder=self.bins(name))
                 export = [CKPTFS, "export", self.shards(name), self.plain(name)]
                 subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
-            write_shards(self.many, 160, 625, 32)
+            write_model(self.many, uniform(160, 625, 32))
             (self.folder / "complete").touch()
         else:
-            # A virtual machine's host has what was just written in its memory, and the first to read what was not waits.
-            warm(path for path in self.folder.rglob("*") if path.is_file())
+            # A virtual machine's host has in its memory what was just written, and only that.
+            page_cache.warm(path for path in self.folder.rglob("*") if path.is_file())
         self.bytes = self.plain("whole").stat().st_size
 
     def shards(self, name="whole"):
@@ -88,11 +106,3 @@ class Models:
     @property
     def sources(self):
         return sorted(self.shards().glob("*.safetensors"))
-
-
-if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["llama", folder, size]:
-            llama(folder, float(size))
-        case ["bin", model, folder]:
-            as_bin(Path(model), Path(folder))

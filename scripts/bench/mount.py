@@ -1,23 +1,19 @@
-"""The mount beside the plain filesystem, in one run: the same file once as it is exported, once as the
-mount shows it. Cold means caches dropped and a fresh daemon; needs root.
-
-In: RUNS, CKPTFS. Out: `mount.json`, and its tables, in which more than 1 is faster than the plain filesystem.
-"""
+"""The mount beside the plain filesystem: the same file once as it is exported, once as the mount shows it. In the
+tables, speeds above 1 are faster than the plain filesystem."""
 
 import json
 import os
 import subprocess
-import sys
 import time
 
-from bench import workloads as ways
-from bench.fixtures import CKPTFS, RUNS, first_byte, in_turn, write_shards
-from bench.machine import machine
+from bench.fixtures import CKPTFS, RUNS, first_byte, in_turn, uniform, write_model
+from bench.machine import load, machine
+from bench.models import apart, small_pickle
 from bench.results import Results
 
 
 def fio(*options):
-    """Gives what reads a file so, or what of it the options say, in seconds."""
+    """A function that reads a file as these options say, and returns seconds."""
     def read(path):
         command = ["fio", "--name=read", f"--filename={path}", "--readonly", "--allow_file_create=0",
                    "--invalidate=0", "--output-format=json", *options]
@@ -38,18 +34,16 @@ READS = {
 
 STATES = ("cold", "source cached", "second read")
 
-SAMPLE = "import sys, torch; torch.save({'w': torch.zeros(64)}, sys.argv[1])"
-
 
 class Sides:
-    """The same model as it lies on the plain filesystem, as the mount shows it, and what the mount reads."""
+    """The same model on the plain filesystem and through the mount, and the source of the mount."""
 
     def __init__(self, machine):
         self.machine = machine
         self.model, self.plain = machine.folder / "model", machine.folder / "plain.safetensors"
         self.tiny = machine.folder / "tiny"
-        write_shards(self.model, 4, 50, 5 << 20)
-        write_shards(self.tiny, 1, 2, 1 << 10)
+        write_model(self.model, uniform(4, 50, 5 << 20))
+        write_model(self.tiny, uniform(1, 2, 1 << 10))
         subprocess.run([CKPTFS, "export", self.model, self.plain], check=True, stdout=subprocess.DEVNULL)
 
     def read(self, way, state, side):
@@ -63,15 +57,14 @@ class Sides:
             return seconds(self.plain)
         with self.machine.mounted(self.model):
             self.read_before(state)
-            return seconds(self.machine.image)
+            return seconds(self.machine.virtual_file)
 
     def load(self, state, side):
         """Seconds of a load, every page touched."""
-        path = self.plain if side == "plain" else self.machine.image
+        path, source = (self.plain, None) if side == "plain" else (self.machine.virtual_file, self.model)
         took, _ = self.machine.apart(
-            (ways.touching, ways.safetensors_mapped), self.tiny, path,
-            source=None if side == "plain" else self.model,
-            prepare=lambda: self.prepare(state, side), begin=lambda: side == "plain" or self.read_before(state),
+            load("safetensors"), path, self.tiny, source=source, prepare=lambda: self.prepare(state, side),
+            begin=lambda: side == "plain" or self.read_before(state),
         )  # fmt: skip
         return took["seconds"]
 
@@ -83,8 +76,8 @@ class Sides:
 
     def read_before(self, state):
         if state == "second read":
-            self.machine.read(self.machine.image)
-            self.machine.keeper.take()
+            self.machine.read(self.machine.virtual_file)
+            self.machine.ballast.take()
 
 
 def throughput(results, machine):
@@ -98,7 +91,7 @@ def throughput(results, machine):
 
 def checkpoints(results, machine):
     sample = machine.folder / "sample.pt"
-    subprocess.run([sys.executable, "-c", SAMPLE, sample], check=True)
+    apart(small_pickle, path=sample)
     data = sample.read_bytes()
     for count in (1, 100, 10_000):
         many = machine.folder / f"many{count}"
@@ -119,15 +112,15 @@ def checkpoints(results, machine):
 
 def large_header(results, machine):
     many = machine.folder / "tensors"
-    write_shards(many, 160, 625, 32)
+    write_model(many, uniform(160, 625, 32))
     built, again = [], []
     for _ in range(RUNS):
         machine.cold()
         with machine.mounted(many):
             machine.ready()
-            built.append({"seconds": first_byte(machine.image)})
+            built.append({"seconds": first_byte(machine.virtual_file)})
             time.sleep(1)
-            again.append({"seconds": first_byte(machine.image)})
+            again.append({"seconds": first_byte(machine.virtual_file)})
     results.add("first-byte", ["after the mount, caches dropped"], built)
     results.add("first-byte", ["once built"], again)
 
@@ -137,7 +130,3 @@ def main():
     with machine() as measuring:
         for measure in (throughput, checkpoints, large_header):
             measure(results, measuring)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,10 @@
-"""docs/performance.md from the results: what stands there between the markers `<!-- table NAME -->` and
-`<!-- end -->`, and the charts. All else on the page is written by hand, and what no file of results has stays.
+"""docs/performance.md and its charts from the results, `docs/performance/PART.json`: see `results`.
 
-    bench.render_docs            writes the page and its charts
-    bench.render_docs --check    says whether they are what the results give
+A table replaces what stands between the markers `<!-- table NAME -->` and `<!-- end -->`. All else on the page is
+written by hand, and a table without results stays as it is. The same results give the same page.
 
-In: `docs/performance/PART.json`, as scripts/bench/results.py describes it. Out: the page, and
-`docs/performance/NAME.svg`; the same for the same results.
+    python -m bench.render_docs            writes the page and its charts
+    python -m bench.render_docs --check    fails unless they are what the results give
 """
 
 import json
@@ -13,7 +12,7 @@ import re
 import sys
 import textwrap
 
-from bench.results import FOLDER
+from bench import FOLDER
 from bench.tables import TABLES
 
 BEGIN = re.compile(r"<!-- table (\S+) -->")

@@ -1,27 +1,26 @@
-"""Saving in shards beside safetensors: each in a process of its own, in turn, tensors that are in memory. Measures
-seconds, seconds of processor and the memory at the peak above the tensors, as a share of them. Needs root.
-
-In: RUNS. Out: `saving.json`, and its table.
-"""
+"""Saving in shards beside safetensors: tensors that are in memory. Peak memory is that above the tensors, as a share of
+them."""
 
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from bench.machine import machine
 from bench.results import Results
+from bench.workloads import workload
 
 SHARDS, TENSORS, ELEMENTS = 4, 50, 5 << 20
-SIZE = SHARDS * TENSORS * ELEMENTS * 2
+SIZE_BYTES = SHARDS * TENSORS * ELEMENTS * 2
 
 
-def sharded(**how):
+def sharded(**options):
     from ckptfs.torch import save_sharded
 
     def save(shards, folder):
         tensors = {name: tensor for shard in shards for name, tensor in shard.items()}
         most = max(sum(tensor.nbytes for tensor in shard.values()) for shard in shards)
-        save_sharded(tensors, folder, most, **how)
+        save_sharded(tensors, folder, most, **options)
 
     return save
 
@@ -40,45 +39,39 @@ def by_safetensors(synced):
     return save
 
 
-WAYS = {
-    "ckptfs, `save_sharded`": lambda: sharded(),
-    "the same, `num_threads=1`": lambda: sharded(num_threads=1),
-    "the same, `sync=False`": lambda: sharded(sync=False),
-    "safetensors, `save_file`, left in the page cache": lambda: by_safetensors(False),
-    "the same and `fsync`": lambda: by_safetensors(True),
+SAVERS = {
+    "ckptfs, `save_sharded`": sharded,
+    "the same, `num_threads=1`": partial(sharded, num_threads=1),
+    "the same, `sync=False`": partial(sharded, sync=False),
+    "safetensors, `save_file`, left in the page cache": partial(by_safetensors, False),
+    "the same and `fsync`": partial(by_safetensors, True),
 }
 
 
-def saving(folder, way):
+def saving(request):
+    """Saves a model to a folder."""
     import torch
 
-    save = WAYS[way]()
+    save = SAVERS[request["saver"]]()
     with tempfile.TemporaryDirectory() as tiny:
         save([{"weight": torch.zeros(8)}], tiny)
     make = torch.empty(ELEMENTS, dtype=torch.bfloat16)
     shards = [{f"layers.{s}.{n}": make.clone().fill_(n) for n in range(TENSORS)} for s in range(SHARDS)]
-
-    def saved():
-        save(shards, folder)
-        return sum(path.stat().st_size for path in Path(folder).glob("*.safetensors")) // SIZE
-
-    return saved
+    yield
+    save(shards, request["path"])
+    saved = sum(path.stat().st_size for path in Path(request["path"]).glob("*.safetensors"))
+    yield {"number": saved // SIZE_BYTES}
 
 
 def main():
     results = Results("saving")
     with machine() as measuring:
 
-        def save(way):
+        def save(saver):
             with tempfile.TemporaryDirectory(dir=measuring.folder) as folder:
-                took, number = measuring.apart((saving, way), None, folder)
-            assert number == 1, way
-            return {**took, "peak": took["peak"] / SIZE}, number
+                took, number = measuring.apart(workload(saving, saver=saver), folder)
+            assert number == 1, saver
+            return {**took, "peak": took["peak"] / SIZE_BYTES}, number
 
-        runs = measuring.compared({way: lambda way=way: save(way) for way in WAYS})
-        for way in WAYS:
-            results.add("saving", [way], [run[way] for run in runs])
-
-
-if __name__ == "__main__":
-    main()
+        runs = measuring.compared({saver: partial(save, saver) for saver in SAVERS})
+        results.add_all("saving", None, runs)

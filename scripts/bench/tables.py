@@ -1,16 +1,13 @@
-"""The tables of docs/performance.md, by the names that their markers there have: which part measures each, what
-its columns say of the raw numbers, and what is drawn of it.
+"""The tables of docs/performance.md, by the names in their markers: the part that measures each, its columns, and its
+chart."""
 
-In: nothing. Out: TABLES.
-"""
-
-from bench import target_table as floors
+from bench import target_table
 from bench.columns import Table, in_first, label, middle, most, numbers, of_first, promised, ratios, spreads
 from bench.charts import Chart
 
 SPEED = ratios("plain", "mount")
 
-MOUNT_FLOORS = {
+MOUNT_TARGETS = {
     ("sequential `read`, 1 MiB", "cold"): "1.0",
     ("sequential `read`, 1 MiB", "source cached"): "0.35",
     ("sequential `read`, 1 MiB", "second read"): "0.70",
@@ -29,26 +26,26 @@ def is_ours(row):
 def loads(title):
     """Loaders beside the first of them, which is ours."""
     columns = (
-        label(title), label(place=1), middle("seconds", "seconds"), middle("of processor", "cpu"),
+        label(title), label(place=1), middle("seconds", "seconds"), middle("CPU seconds", "cpu"),
         middle("peak memory", "peak"),
-        spreads("time in ckptfs's: median (least to most)", in_first("seconds")),
+        spreads("ratio to ckptfs: median (least to most)", in_first("seconds")),
     )  # fmt: skip
     return Table("loader", columns, Chart(f"{title}: seconds", seconds_of, is_ours))
 
 
-def shapes(title):
-    """Loaders beside the first of them, which is safetensors; no chart, they are few."""
+def sizes(title):
+    """Loaders beside the first of them, which is safetensors. They are too few for a chart."""
     return Table("tensor-sizes", (
-        label(title), label(place=1), middle("seconds", "seconds"), middle("of processor", "cpu"),
-        spreads("time in that of the first: median (least to most)", in_first("seconds")),
+        label(title), label(place=1), middle("seconds", "seconds"), middle("CPU seconds", "cpu"),
+        spreads("ratio to the first: median (least to most)", in_first("seconds")),
     ))  # fmt: skip
 
 
 TABLES = {
-    "targets": Table("targets", floors.COLUMNS, Chart(
-        "time, or what else is held to a target (the mark), in that of what it is beside", floors.figures,
-        mark=lambda row: floors.floor_of(row).floor, is_drawn=lambda row: not floors.floor_of(row).is_plain,
-    ), tuple(floors.FLOORS)),
+    "targets": Table("targets", target_table.COLUMNS, Chart(
+        "ratio to the baseline; the mark is the target", target_table.figures,
+        mark=lambda row: target_table.target_of(row).limit, is_drawn=lambda row: not target_table.target_of(row).is_plain,
+    ), tuple(target_table.TARGETS)),
     "engine": Table("engine", (
         label(), middle("seconds", "seconds", 3),
         promised("target", {"virtual file of 100,000 tensors in 160 shards with an index": "0.5",
@@ -60,19 +57,19 @@ TABLES = {
     )),
     "reads": Table("engine", (
         label(), middle("milliseconds", "seconds", 1, 1000),
-        spreads("speed in that of `pread`: median (least to most)", of_first("seconds")),
+        spreads("speed relative to `pread`: median (least to most)", of_first("seconds")),
         promised("target", {"`Reader::read_at`": "0.9"}),
     )),
     "copies": Table("engine", (
-        label(), middle("`export` s", "export"), middle("the other s", "other"),
+        label(), middle("`export` s", "export"), middle("other s", "other"),
         spreads("speed of `export`: median (least to most)", ratios("other", "export")),
         promised("target", {"beside `cp`, which does not wait for the disk": "0.9"}),
     )),
     "mount": Table("mount", (
         label(), label(place=1), middle("plain s", "plain"), middle("mount s", "mount"),
         spreads("speed against plain: median (least to most)", SPEED),
-        promised("target", MOUNT_FLOORS),
-    ), Chart("speed of the mount in that of the plain file (the mark: as fast)", SPEED, mark=lambda row: 1)),
+        promised("target", MOUNT_TARGETS),
+    ), Chart("speed of the mount relative to the plain file; the mark is 1", SPEED, mark=lambda row: 1)),
     "checkpoints": Table("mount", (
         label("checkpoints in the directory"), middle("`ckptfs mount` s", "mount", 3),
         middle("first byte of one s", "byte", 3), middle("listing all s", "listed", 3),
@@ -87,24 +84,24 @@ TABLES = {
     "mapped-bin": loads("mapped, 2.1 GB in 4 shards of `.bin`"),
     "opening": Table("opening", (
         label("opening 100,000 tensors in 160 shards"), label(place=1), middle("seconds", "seconds", 3),
-        middle("of processor", "cpu", 3), spreads("time in ckptfs's: median (least to most)", in_first("seconds")),
+        middle("CPU seconds", "cpu", 3), spreads("ratio to ckptfs: median (least to most)", in_first("seconds")),
     )),
-    "few-huge": shapes("4 tensors of 512 MiB in 2 shards"),
-    "many-small": shapes("100,000 tensors of 16 KiB in 4 shards"),
+    "few-huge": sizes("4 tensors of 512 MiB in 2 shards"),
+    "many-small": sizes("100,000 tensors of 16 KiB in 4 shards"),
     "saving": Table("saving", (
         label("saving 2.1 GB in 4 shards"), spreads("seconds (least to most)", seconds_of),
-        middle("of processor", "cpu"), middle("memory beside them", "peak"),
+        middle("CPU seconds", "cpu"), middle("peak memory above them", "peak"),
     ), Chart("saving: seconds", seconds_of, lambda row: not row["row"][0].startswith("safetensors"))),
     "install-overhead": Table("install-overhead", (
-        label(), label(place=1), middle("seconds", "seconds"), middle("of processor", "cpu"),
-        spreads("time in that of the first: median (least to most)", in_first("seconds"), 3),
+        label(), label(place=1), middle("seconds", "seconds"), middle("CPU seconds", "cpu"),
+        spreads("ratio to the first: median (least to most)", in_first("seconds"), 3),
     ), Chart("from_pretrained: seconds", seconds_of, lambda row: "mount" in row["row"][0])),
     "small-files": Table("install-overhead", (
-        label(), label(place=1), middle("`mmap`", "mmap", 0, 1e6), spreads("time in safetensors'", in_first("mmap")),
-        middle("`pread`", "pread", 0, 1e6), spreads("time in safetensors'", in_first("pread")),
+        label(), label(place=1), middle("`mmap`", "mmap", 0, 1e6), spreads("ratio to safetensors", in_first("mmap")),
+        middle("`pread`", "pread", 0, 1e6), spreads("ratio to safetensors", in_first("pread")),
     )),
     "arrays": Table("install-overhead", (
         label(), label(place=1), middle("microseconds", "seconds", 0, 1e6),
-        spreads("time in safetensors'", in_first("seconds")),
+        spreads("ratio to safetensors", in_first("seconds")),
     )),
 }  # fmt: skip

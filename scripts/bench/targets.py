@@ -1,28 +1,26 @@
-"""What the mount and the loader are held to, in one run: each case several times, in turn with what it is beside,
-every load in a process of its own. Cold means that free memory is the machine's own, caches are dropped and the
-daemon is new; programs are in memory before. Needs root. The table says what was promised.
+"""What the mount and the loader are held to: each case several times, in turn with its baseline. `target_table` has
+the targets.
 
-    bench.targets              measures everything
-    bench.targets CASE...      these alone, by the names of CASES
-
-In: RUNS, CKPTFS, SIZE (a part of the model, to try it out), CKPTFS_BENCH_MODELS (a folder that keeps the models
-from one run to the next). Out: `targets.json`, and the table.
+SIZE is the part of the model to try it out with. CKPTFS_BENCH_MODELS names a folder that keeps the models from one run
+to the next.
 """
 
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from bench import workloads as ways
+from bench import workloads
 from bench.fixtures import RUNS, first_byte, in_page_cache, in_turn
-from bench.machine import machine
+from bench.machine import load, machine
 from bench.models import Models
-from bench.worker import Measured
 from bench.results import Results
+from bench.workloads import workload
 
 SIZE = float(os.environ.get("SIZE", "1"))
+
+FROM_PRETRAINED = load(f"{workloads.__name__}:from_pretrained")
+RANDOM_ORDER = workload(workloads.in_random_order)
 
 
 class Bench:
@@ -32,24 +30,23 @@ class Bench:
         self.machine = machine
         self.models = models
 
-    def seconds(self, *load, **how):
-        took, number = self.machine.apart(*load, **how)
-        return took["seconds"], number
+    def seconds(self, *words, **options):
+        took, outcome = self.machine.apart(*words, **options)
+        return took["seconds"], outcome
 
-    def beside_ext4(self, way, tiny, source, shown, plain):
-        """What the mount of the source shows there, and what lies on the plain filesystem."""
+    def beside_ext4(self, request, tiny, source, shown, plain):
+        """Seconds for what the mount of the source shows there, and for what lies on the plain filesystem."""
         return self.machine.compared({
-            "mount": lambda: self.seconds(way, tiny, shown, source=source),
-            "ext4": lambda: self.seconds(way, tiny, plain),
+            "mount": lambda: self.seconds(request, shown, tiny, source=source),
+            "ext4": lambda: self.seconds(request, plain, tiny),
         })  # fmt: skip
 
     def of_folder(self, kind):
-        point = self.machine.point
-        return self.beside_ext4((ways.touching, ways.from_pretrained), kind("tiny"), kind(), point, kind())
+        return self.beside_ext4(FROM_PRETRAINED, kind("tiny"), kind(), self.machine.point, kind())
 
-    def of_one_file(self, *way):
+    def of_one_file(self, request):
         m = self.models
-        return self.beside_ext4(way, m.plain("tiny"), m.shards(), self.machine.image, m.plain())
+        return self.beside_ext4(request, m.plain("tiny"), m.shards(), self.machine.virtual_file, m.plain())
 
 
 def from_pretrained(bench):
@@ -57,11 +54,11 @@ def from_pretrained(bench):
 
 
 def load_file(bench):
-    yield "load_file", bench.of_one_file(ways.touching, ways.safetensors_mapped)
+    yield "load_file", bench.of_one_file(load("safetensors"))
 
 
 def random_order(bench):
-    yield "random order", bench.of_one_file(ways.in_random_order)
+    yield "random order", bench.of_one_file(RANDOM_ORDER)
 
 
 def pickled(bench):
@@ -70,41 +67,40 @@ def pickled(bench):
 
 def remembered(bench):
     m, machine = bench.models, bench.machine
-    for name, *load in [
-        ("from_pretrained", (ways.touching, ways.from_pretrained), m.shards("tiny"), machine.point),
-        ("random order", (ways.in_random_order,), m.plain("tiny"), machine.image),
+    for name, *words in [
+        ("from_pretrained", FROM_PRETRAINED, machine.point, m.shards("tiny")),
+        ("random order", RANDOM_ORDER, machine.virtual_file, m.plain("tiny")),
     ]:
         runs = []
         for _ in range(RUNS):
             with tempfile.TemporaryDirectory() as cache:
-                first, again = (bench.seconds(*load, source=m.shards(), remembered=cache)[0] for _ in range(2))
+                first, again = (bench.seconds(*words, source=m.shards(), remembered=cache)[0] for _ in range(2))
             runs.append({"first": first, "again": again})
         yield f"remembered, {name}", runs
 
 
 def eight_processes(bench):
     m, machine, before, reads = bench.models, bench.machine, [], []
+    request, tiny = workload(workloads.mapping), m.plain("tiny")
 
     def prepare():
         machine.cold()
         before.append(read_from_disk(m.folder))
 
-    way, tiny = (ways.mapping,), m.plain("tiny")
-
     def of_mount():
-        took = bench.seconds(way, tiny, machine.image, source=m.shards(), count=8, prepare=prepare)
+        took = bench.seconds(request, machine.virtual_file, tiny, source=m.shards(), count=8, prepare=prepare)
         reads.append({"read": read_from_disk(m.folder) - before[-1], "model": m.bytes})
         return took
 
     def of_ext4():
-        return bench.seconds(way, tiny, m.plain(), count=8, prepare=prepare)
+        return bench.seconds(request, m.plain(), tiny, count=8, prepare=prepare)
 
     yield "8 processes", machine.compared({"mount": of_mount, "ext4": of_ext4})
     yield "8 processes, read from the disk", reads
 
 
 def read_from_disk(folder):
-    """Bytes that were ever read from the device under it."""
+    """Bytes that were ever read from the device of a folder."""
     device = os.stat(folder).st_dev
     words = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
     return int(words[2]) * 512
@@ -119,14 +115,14 @@ def daemon_cpu(bench):
             return cat(bench.machine, m.plain())
         with bench.machine.mounted(m.shards()) as daemon:
             before = daemon.cpu
-            cat(bench.machine, bench.machine.image)
+            cat(bench.machine, bench.machine.virtual_file)
             return daemon.cpu - before
 
     yield "daemon CPU", in_turn(["daemon", "cat"], one)
 
 
 def cat(machine, path):
-    """Seconds of processor that it takes."""
+    """Processor seconds of `cat`."""
     machine.ready()
     with open(path, "rb") as file:
         process = subprocess.Popen(["cat"], stdin=file, stdout=subprocess.DEVNULL)
@@ -140,47 +136,46 @@ def page_cache(bench):
     m, machine, used, changed = bench.models, bench.machine, [], []
 
     def held(prepare):
-        """Bytes in the page cache: of the sources before a load and after it, and of the image."""
-        process = Measured((ways.touching, ways.safetensors_mapped), m.plain("tiny"), machine.image)
+        """Bytes in the page cache: of the sources before a load and after it, and of the virtual file."""
+        worker = machine.worker(load("safetensors"), machine.virtual_file, m.plain("tiny"))
         prepare()
         with machine.mounted(m.shards()):
             machine.refill()
             before = sum(in_page_cache(m.sources))
-            machine.measured([process])
-            return before, sum(in_page_cache(m.sources)), sum(in_page_cache([machine.image]))
+            machine.measured([worker])
+            return before, sum(in_page_cache(m.sources)), sum(in_page_cache([machine.virtual_file]))
 
     for _ in range(RUNS):
-        _, sources, image = held(machine.cold)
-        used.append({"cached": sources + image, "model": m.bytes})
+        _, sources, virtual_file = held(machine.cold)
+        used.append({"cached": sources + virtual_file, "model": m.bytes})
         before, sources, _ = held(lambda: machine.warm(*m.sources))
         changed.append({"changed": abs(sources - before), "source": before})
     yield "page cache", used
     yield "page cache, of a cached source changed", changed
 
 
-def beside_others(bench, state, loaders, runs=RUNS):
+def beside_others(bench, prepare, loaders, runs=RUNS):
     m, machine = bench.models, bench.machine
-    prepare = machine.cold if state == "cold" else lambda: machine.warm(m.shards())
 
-    def load(loader):
-        return lambda: bench.seconds((ways.touching, loader), m.shards("tiny"), m.shards(), prepare=prepare)
+    def seconds(loader):
+        return lambda: bench.seconds(load(loader), m.shards(), m.shards("tiny"), prepare=prepare)
 
-    return machine.compared({name: load(loader) for name, loader in loaders.items()}, runs)
+    return machine.compared({name: seconds(loader) for name, loader in loaders.items()}, runs)
 
 
 def owned(bench):
     loaders = {
-        "ckptfs": ways.ckptfs_owned, "safetensors": ways.safetensors_owned,
-        "fastsafetensors": ways.fastsafetensors_buffer, "runai-model-streamer": ways.runai_buffer,
+        "ckptfs": "ckptfs owned", "safetensors": "safetensors owned", "fastsafetensors": "fastsafetensors",
+        "runai-model-streamer": "runai",
     }  # fmt: skip
-    for state in ("cold", "cached"):
-        yield f"owned, {state}", beside_others(bench, state, loaders)
+    for state, prepare in bench.machine.states(bench.models.shards()):
+        yield f"owned, {state}", beside_others(bench, prepare, loaders)
 
 
 def mapped(bench):
-    loaders = {"ckptfs": ways.ckptfs_mapped, "safetensors": ways.safetensors_mapped}
-    # Short, and close to each other.
-    yield "mapped", beside_others(bench, "cached", loaders, 4 * RUNS)
+    _, (_, cached) = bench.machine.states(bench.models.shards())
+    # The loads are short, and close to each other.
+    yield "mapped", beside_others(bench, cached, {"ckptfs": "ckptfs mapped", "safetensors": "safetensors"}, 4 * RUNS)
 
 
 def to_first_byte(bench):
@@ -189,26 +184,25 @@ def to_first_byte(bench):
         machine.warm(many)
         with machine.mounted(many):
             machine.ready()
-            runs.append({"mount": first_byte(machine.image)})
+            runs.append({"mount": first_byte(machine.virtual_file)})
     yield "first byte", runs
 
 
 def owned_through_the_mount(bench):
     m, machine, first, again = bench.models, bench.machine, [], []
-    way = ways.touching, ways.safetensors_owned
 
-    def load(path):
-        process = Measured(way, m.plain("tiny"), path)
-        # What the load before had is free by now.
-        machine.keeper.take()
-        (took,) = machine.measured([process])
+    def owned(path):
+        worker = machine.worker(load("safetensors owned"), path, m.plain("tiny"))
+        # The memory of the load before is free by now.
+        machine.ballast.take()
+        (took,) = machine.measured([worker])
         return took["end"] - took["start"]
 
     def twice(path):
-        """The first load leaves what is read in the page cache."""
-        first = load(path)
+        """The first load leaves in the page cache what is read."""
+        first = owned(path)
         machine.read(path)
-        return [first, load(path)]
+        return [first, owned(path)]
 
     def one(side):
         if side == "ext4":
@@ -216,7 +210,7 @@ def owned_through_the_mount(bench):
             return twice(m.plain())
         machine.warm(m.shards())
         with machine.mounted(m.shards()):
-            return twice(machine.image)
+            return twice(machine.virtual_file)
 
     for run in in_turn(["mount", "ext4"], one):
         for rows, n in [(first, 0), (again, 1)]:
@@ -227,7 +221,7 @@ def owned_through_the_mount(bench):
 
 def daemon_memory(bench):
     if not bench.machine.peaks:
-        bench.of_one_file(ways.touching, ways.safetensors_mapped)
+        bench.of_one_file(load("safetensors"))
     yield "daemon memory", bench.machine.peaks
 
 
@@ -249,7 +243,7 @@ CASES = {
 }
 
 
-def main(names):
+def main(*names):
     if unknown := [name for name in names if name not in CASES]:
         raise SystemExit(f"no case {unknown[0]!r}; there are: {', '.join(CASES)}")
     results = Results("targets", whole=not names)
@@ -258,7 +252,3 @@ def main(names):
         for name in [name for name in CASES if name in names or not names]:
             for row, runs in CASES[name](bench):
                 results.add("targets", [row], runs)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

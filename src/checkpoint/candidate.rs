@@ -45,6 +45,11 @@ pub enum NumberedSetError {
 }
 
 impl Candidate {
+    /// A file by itself.
+    pub fn single(name: String) -> Candidate {
+        Candidate { unsharded_name: name.clone(), name, files: CandidateFiles::Single }
+    }
+
     /// Whether its files are torch's by their names.
     pub fn is_torch(&self) -> bool {
         !self.unsharded_name.ends_with(".safetensors") && !self.unsharded_name.ends_with(".sft")

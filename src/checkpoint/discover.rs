@@ -258,12 +258,7 @@ pub fn candidates_by_name(
         };
         found.push(Candidate { name, unsharded_name: whole, files: members });
     }
-    let alone = |name: String| Candidate {
-        unsharded_name: name.clone(),
-        name,
-        files: CandidateFiles::Single,
-    };
-    found.extend(files.into_iter().map(alone));
+    found.extend(files.into_iter().map(Candidate::single));
     found.sort_by(|a, b| a.name.cmp(&b.name));
     found
 }

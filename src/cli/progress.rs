@@ -1,4 +1,4 @@
-//! How far a long command is, on a terminal, and whether the user wants it to stop.
+//! The progress bar of a long command, and its stop signals.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
 use crate::{export, verify};
 
-/// A bar on a terminal, nothing elsewhere; and an ear for Ctrl-C.
+/// Shows progress on a terminal, and records whether a signal asks the command to stop.
 pub struct ProgressMeter {
     bar: ProgressBar,
     stop: Arc<AtomicBool>,
@@ -21,7 +21,7 @@ impl ProgressMeter {
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, Arc::clone(&stop))?;
         }
-        // A file that grows past the limit then fails to be written, which is told, instead of ending us.
+        // With a handler, a write past the file size limit fails with an error instead of killing the process.
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         let target = if std::io::stderr().is_terminal() {
             ProgressDrawTarget::stderr()
@@ -36,7 +36,7 @@ impl ProgressMeter {
         Ok(ProgressMeter { bar, stop })
     }
 
-    /// Takes the bar away.
+    /// Removes the bar from the terminal.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,7 +1,7 @@
-//! Sizes as people write them, and whether they are within what makes sense.
+//! Sizes on the command line: parsing, bounds and formatting.
 
-/// `512M`, `2G`, `64KiB`: powers of 1024, but for `KB`, `MB` and `GB`, which are powers of 1000. More
-/// than can be counted is as much as can be: whatever the limit is, it is too much.
+/// Parses `512M`, `2G` or `64KiB`. Units are powers of 1024; `KB`, `MB`, `GB` and `TB` are powers of 1000. A size that
+/// overflows becomes `u64::MAX`, which no bound admits.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -20,22 +20,21 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if number.is_empty() {
         return Err("a size begins with a number".to_owned());
     }
-    // Digits that are no number are too many of them.
+    // Only too many digits fail to parse.
     let number: u64 = number.parse().unwrap_or(u64::MAX);
     Ok(number.saturating_mul(u64::pow(base, power)))
 }
 
-/// A size that is not less than the one and not more than the other.
+/// Parses a size and checks its bounds.
 pub fn parse_size_within(text: &str, least: u64, greatest: u64) -> Result<u64, String> {
     match parse_size(text)? {
-        size if size < least => Err(format!("too little: {} at the least", format_size(least))),
-        size if size > greatest => Err(format!("too much: {} at the most", format_size(greatest))),
+        size if size < least => Err(format!("too small: at least {}", format_size(least))),
+        size if size > greatest => Err(format!("too large: at most {}", format_size(greatest))),
         size => Ok(size),
     }
 }
 
-/// A size as it can be said on the command line: exactly in the largest unit, or rounded down by less
-/// than a tenth.
+/// Formats a size as the command line takes it: exactly in the largest unit, or rounded down by less than a tenth.
 fn format_size(size: u64) -> String {
     let units = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10), ("", 1)];
     let fits = |unit: u64| size >= 10 * unit || (size >= unit && size.is_multiple_of(unit));
@@ -69,16 +68,20 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_said_as_they_can_be_given() {
+    fn bounds_are_printed_as_valid_sizes() {
         let within = |text| parse_size_within(text, 16 << 20, 24 << 30);
         assert_eq!((within("16M"), within("24G")), (Ok(16 << 20), Ok(24 << 30)));
-        assert_eq!(within("5").unwrap_err(), "too little: 16M at the least");
+        assert_eq!(within("5").unwrap_err(), "too small: at least 16M");
         for text in ["25G", "99999999999999999999"] {
-            assert_eq!(within(text).unwrap_err(), "too much: 24G at the most");
+            assert_eq!(within(text).unwrap_err(), "too large: at most 24G");
         }
         for limit in [0, 1, 1023, 65_536, 1 << 20, 10 << 30, (10 << 30) - 1, 25_000_000_000] {
-            let said = parse_size(&format_size(limit)).unwrap();
-            assert!(said <= limit && limit - said <= limit / 10, "{limit}: {}", format_size(limit));
+            let printed = parse_size(&format_size(limit)).unwrap();
+            assert!(
+                printed <= limit && limit - printed <= limit / 10,
+                "{limit}: {}",
+                format_size(limit)
+            );
         }
     }
 }

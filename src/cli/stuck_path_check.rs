@@ -1,27 +1,24 @@
-//! Every path that a command was given, looked at before the command does anything: whoever touches a
-//! path in a mount whose daemon is stuck waits as long as that is.
-//!
-//! In: a command. Out: nothing, or the mount on the way to one of its paths that does not answer.
+//! Checks the paths of a command before it starts: touching a path in a stuck mount would hang.
 
 use std::path::Path;
 
 use crate::mount::lifecycle::stuck_paths;
 
-use super::CommandError;
 use super::args::Command;
+use super::error::CommandError;
 
-/// A path, and how far it must be possible to go there.
+/// A path of a command, and how far a lookup of it goes.
 enum CheckedPath<'a> {
-    /// To what is there.
+    /// To the file itself.
     Target(&'a Path),
-    /// To where it lies: what is mounted there is to go, stuck or not.
+    /// To its directory: a mount at the path itself may be stuck.
     Parents(&'a Path),
 }
 
-/// Tells of a stuck mount on the way to a path of the command.
+/// Reports a stuck mount on the way to a path of the command.
 pub fn check_paths(command: &Command) -> Result<(), CommandError> {
-    for given in paths_of(command) {
-        match given {
+    for path in paths_of(command) {
+        match path {
             CheckedPath::Target(path) => stuck_paths::check_path(path)?,
             CheckedPath::Parents(path) => stuck_paths::check_parents(path)?,
         }

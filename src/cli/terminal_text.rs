@@ -1,9 +1,8 @@
-//! Text for a terminal.
+//! Formats text for a terminal: without control characters, with sizes and counts in words.
 
 use std::borrow::Cow;
 
-/// Text from a file, made harmless: no control character reaches the terminal. Line breaks of our
-/// own messages stay.
+/// Escapes control characters, which could drive the terminal. Line breaks of our own messages stay.
 pub fn escape_controls(text: &str) -> Cow<'_, str> {
     let is_harmful =
         |c: char| (c.is_control() && c != '\n') || ('\u{202a}'..='\u{202e}').contains(&c);
@@ -16,12 +15,12 @@ pub fn escape_controls(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped.collect())
 }
 
-/// The same for text that must stay on one line: names, keys, values.
+/// Escapes text that must stay on one line: names, keys, values.
 pub fn one_line(text: &str) -> String {
     escape_controls(text).replace('\n', "\\n")
 }
 
-/// Bytes as people say them: `1.5 GB`.
+/// Formats a size in decimal units: `1.5 GB`.
 pub fn format_bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
     if count < 1000 {
@@ -36,9 +35,9 @@ pub fn format_bytes(count: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// `1 tensor`, `2 tensors`.
-pub fn format_count(n: usize, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+/// Formats a count: `1 tensor`, `2 tensors`.
+pub fn format_count(n: usize, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 
 #[cfg(test)]

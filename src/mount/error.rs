@@ -1,135 +1,69 @@
-//! What can go wrong with a mount, in words, with the remedy.
+//! Errors of a mount, with a message and a remedy for each.
 
+use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-/// A mount that cannot be made, found or taken away.
+/// A mount that cannot be made, found or unmounted.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages name the fields of their variants.
 pub enum MountError {
-    /// The source cannot be shown.
+    /// The view cannot show the source.
     #[error(transparent)]
     View(#[from] crate::view::ViewError),
-    /// The one file that was to be shown is no checkpoint.
+    /// The source is a single file, and no checkpoint.
     #[error(transparent)]
     NoCheckpoint(#[from] crate::checkpoint::CheckpointError),
-    /// Nothing has that name.
+    /// A path does not exist.
     #[error("{path}: no such file or directory")]
-    Missing {
-        /// The path as it was asked for.
-        path: PathBuf,
-    },
-    /// The place to mount at is not there.
+    Missing { path: PathBuf },
+    /// The mountpoint does not exist.
     #[error("{path}: does not exist, so nothing can be mounted there")]
-    NoMountpoint {
-        /// The mountpoint.
-        path: PathBuf,
-    },
-    /// The place to mount at is not a directory.
+    NoMountpoint { path: PathBuf },
+    /// The mountpoint is not a directory.
     #[error("{path}: is not a directory, and a mountpoint must be one")]
-    NotADirectory {
-        /// The mountpoint.
-        path: PathBuf,
-    },
-    /// The place to mount at has something in it.
+    NotADirectory { path: PathBuf },
+    /// The mountpoint is not empty.
     #[error("{path}: is not empty, and a mount would hide what is in it")]
-    NotEmpty {
-        /// The mountpoint.
-        path: PathBuf,
-    },
-    /// Reading the source would lead through the mount itself.
+    NotEmpty { path: PathBuf },
+    /// The mountpoint lies inside the source, so that reads of the source would lead through the mount.
     #[error("{mountpoint}: lies inside {path}, which it would show")]
-    MountpointInSource {
-        /// The source.
-        path: PathBuf,
-        /// The mountpoint.
-        mountpoint: PathBuf,
-    },
-    /// There is one of ours already.
+    MountpointInSource { path: PathBuf, mountpoint: PathBuf },
+    /// The mountpoint shows a ckptfs mount already.
     #[error("{path}: already shows {shown}")]
-    AlreadyMounted {
-        /// The mountpoint.
-        path: PathBuf,
-        /// The source of the mount that is there.
-        shown: String,
-    },
-    /// Only root may do that.
+    AlreadyMounted { path: PathBuf, shown: String },
+    /// An option needs root.
     #[error("{path}: {option} needs root")]
-    NeedsRoot {
-        /// The mountpoint.
-        path: PathBuf,
-        /// The option.
-        option: &'static str,
-    },
+    NeedsRoot { path: PathBuf, option: &'static str },
     /// The limit on open files is too low.
     #[error("{path}: a mount needs {needed} free file descriptors, and this process has fewer")]
-    TooFewFiles {
-        /// The mountpoint.
-        path: PathBuf,
-        /// How many must be free.
-        needed: usize,
-    },
-    /// The system has no FUSE.
+    TooFewFiles { path: PathBuf, needed: usize },
+    /// The system has no /dev/fuse.
     #[error("/dev/fuse: not there, so nothing can be mounted at {path}")]
-    NoDevice {
-        /// The mountpoint.
-        path: PathBuf,
-    },
-    /// Only root may mount by itself, and the program that helps others is missing.
+    NoDevice { path: PathBuf },
+    /// This user needs fusermount3 to mount, and it is missing.
     #[error("{path}: mounting without root needs the program fusermount3, which is not there")]
-    NoFusermount {
-        /// The mountpoint.
-        path: PathBuf,
-    },
-    /// The program that mounts for ordinary users refused.
-    #[error("{path}: {said}")]
-    Fusermount {
-        /// The mountpoint.
-        path: PathBuf,
-        /// What it said.
-        said: String,
-    },
-    /// The mount is there, and its daemon does not answer.
+    NoFusermount { path: PathBuf },
+    /// fusermount3 failed to mount or unmount.
+    #[error("{path}: {message}")]
+    Fusermount { path: PathBuf, message: String },
+    /// The daemon of the mount does not answer.
     #[error("{path}: mounted, and does not answer")]
-    Silent {
-        /// The mountpoint.
-        path: PathBuf,
-    },
-    /// Not a mount of ours.
+    Silent { path: PathBuf },
+    /// The path is no mountpoint of ckptfs. `within` is the ckptfs mount that it lies in.
     #[error("{path}: is no ckptfs mount: {what}")]
-    NotCkptfs {
-        /// The path as it was asked for.
-        path: PathBuf,
-        /// What it is instead.
-        what: String,
-        /// The mount of ours that it lies in.
-        within: Option<PathBuf>,
-    },
-    /// A mount that somebody else made.
+    NotCkptfs { path: PathBuf, what: String, within: Option<PathBuf> },
+    /// Another user made the mount.
     #[error("{path}: was mounted by {owner}: only that user or root may unmount it")]
-    OtherOwner {
-        /// The mountpoint.
-        path: PathBuf,
-        /// Who mounted it.
-        owner: String,
-    },
-    /// Something uses the mount.
+    OtherOwner { path: PathBuf, owner: String },
+    /// A program uses the mount.
     #[error("{path}: in use: a program has a file or its working directory there")]
-    Busy {
-        /// The mountpoint.
-        path: PathBuf,
-    },
-    /// The system's own answer.
+    Busy { path: PathBuf },
+    /// A system call failed.
     #[error("{path}: cannot {action}: {source}")]
-    Io {
-        /// What it was about.
-        path: PathBuf,
-        /// What was tried.
-        action: &'static str,
-        /// The system's answer.
-        source: io::Error,
-    },
+    Io { path: PathBuf, action: &'static str, source: io::Error },
 }
 
 impl From<crate::source::SourceError> for MountError {
@@ -149,13 +83,13 @@ impl MountError {
         let path = path.to_path_buf();
         let source = source.into();
         match source.kind() {
-            // Nothing lies in what is a file.
+            // NotADirectory: a file stands where the path has a directory.
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => MountError::Missing { path },
             _ => MountError::Io { path, action, source },
         }
     }
 
-    /// What it was about: the mountpoint or the source.
+    /// The mountpoint or the source that failed.
     pub fn path(&self) -> &Path {
         match self {
             MountError::View(error) => error.path(),
@@ -180,12 +114,15 @@ impl MountError {
     }
 
     /// What the user can do about it.
-    pub fn remedy(&self) -> &str {
-        match self {
+    pub fn remedy(&self) -> Cow<'_, str> {
+        Cow::Borrowed(match self {
             MountError::View(error) => error.remedy(),
             MountError::NoCheckpoint(error) => error.remedy(),
             MountError::Missing { .. } => "check the path",
-            MountError::NoMountpoint { .. } => "make it first (mkdir -p PATH), or check the path",
+            MountError::NoMountpoint { path } => {
+                let path = shell_word(path);
+                return format!("create it first: mkdir -p {path}; or check the path").into();
+            }
             MountError::NotADirectory { .. } => {
                 "give an empty directory as MOUNTPOINT, after SOURCE"
             }
@@ -195,29 +132,51 @@ impl MountError {
             MountError::MountpointInSource { .. } => {
                 "mount outside of the source, or at the source itself"
             }
-            MountError::AlreadyMounted { .. } => "take that away first: ckptfs unmount PATH",
+            MountError::AlreadyMounted { path, .. } => {
+                return format!("unmount it first: ckptfs unmount {}", shell_word(path)).into();
+            }
             MountError::NeedsRoot { .. } => "run as root, or leave the option out",
             MountError::TooFewFiles { .. } => {
                 "raise the hard limit on open files: ulimit -Hn 1024 as root, LimitNOFILE=1024 in a service"
             }
             MountError::NoDevice { .. } => NO_DEVICE_REMEDY,
             MountError::NoFusermount { .. } => NO_FUSERMOUNT_REMEDY,
-            MountError::Fusermount { said, .. } => remedy_for_fusermount(said),
-            MountError::Silent { .. } => {
-                "take it away with: ckptfs unmount --lazy PATH; what its daemon waits for stands in its log (--log-file)"
+            MountError::Fusermount { message, .. } => remedy_for_fusermount(message),
+            MountError::Silent { path } => {
+                let path = shell_word(path);
+                return format!(
+                    "take it away: ckptfs unmount --lazy {path}; its daemon's log (--log-file) tells what it waits for"
+                )
+                .into();
             }
-            MountError::NotCkptfs { within: Some(_), .. } => "give the path that it is mounted at",
-            MountError::NotCkptfs { .. } => "ckptfs status lists the mounts that are there",
-            MountError::OtherOwner { .. } => "ask that user, or as root: ckptfs unmount PATH",
-            MountError::Busy { .. } => {
-                "close what uses it (fuser -vm PATH tells), or detach it at once with --lazy"
+            MountError::NotCkptfs { within: Some(mountpoint), .. } => {
+                return format!("give its mountpoint: {}", shell_word(mountpoint)).into();
+            }
+            MountError::NotCkptfs { .. } => "list the mounts: ckptfs status",
+            MountError::OtherOwner { path, .. } => {
+                let path = shell_word(path);
+                return format!("ask that user, or as root: ckptfs unmount {path}").into();
+            }
+            MountError::Busy { path } => {
+                let path = shell_word(path);
+                return format!(
+                    "close what uses it (fuser -vm {path} lists it), or detach it at once with --lazy"
+                )
+                .into();
             }
             MountError::Io { source, .. } => remedy_for_system(source),
-        }
+        })
     }
 }
 
-/// What helps where a system call on the way to a mount fails.
+/// A path as a shell takes it for one word.
+fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+,@:=%".contains(c);
+    if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+/// The remedy for a failed system call.
 fn remedy_for_system(source: &io::Error) -> &'static str {
     match Errno::from_io_error(source) {
         Some(Errno::ACCESS | Errno::PERM) => {
@@ -228,10 +187,10 @@ fn remedy_for_system(source: &io::Error) -> &'static str {
         Some(Errno::MFILE | Errno::NFILE) => "raise the limit on open files (ulimit -n)",
         Some(Errno::AGAIN) => "raise the limit on processes and threads (ulimit -u)",
         Some(Errno::NOMEM) => "free some memory, or mount with less of it (--memory)",
-        // What mount(2) says where there are too many.
+        // mount(2) fails so when there are too many mounts.
         Some(Errno::NOSPC) => "unmount some, or have root raise fs.mount-max (sysctl)",
         Some(Errno::IO | Errno::STALE | Errno::NOTCONN | Errno::TIMEDOUT) => {
-            "see whether the disk or the network filesystem that it lies on works (dmesg tells)"
+            "check the disk or the network filesystem that it lies on (dmesg)"
         }
         _ => "ckptfs doctor looks at what a mount needs; the kernel's log may say more (dmesg)",
     }
@@ -239,15 +198,15 @@ fn remedy_for_system(source: &io::Error) -> &'static str {
 
 pub(crate) const NO_DEVICE_REMEDY: &str = "load the module (modprobe fuse); in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN";
 
-/// fusermount3 opens the device as the user who calls it.
+/// fusermount3 opens the device as its caller.
 pub(crate) const DEVICE_MODE_REMEDY: &str = "have root let everybody open the device, as distributions do: chmod 666 /dev/fuse; \
      to last, a file in /etc/udev/rules.d with the line KERNEL==\"fuse\", MODE=\"0666\"";
 
 const NO_FUSERMOUNT_REMEDY: &str = "install the package fuse3, or run as root; ckptfs doctor says whether a user namespace \
      (unshare -Urm) would do";
 
-/// What helps where fusermount3 refuses; its words are the only way to tell why.
-fn remedy_for_fusermount(said: &str) -> &'static str {
+/// The remedy for an error of fusermount3, by its message: it has no error codes.
+fn remedy_for_fusermount(message: &str) -> &'static str {
     let remedies = [
         (
             "user_allow_other",
@@ -266,7 +225,7 @@ fn remedy_for_fusermount(said: &str) -> &'static str {
             "see that fusermount3 is setuid root (reinstall fuse3); in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN",
         ),
     ];
-    let found = remedies.iter().find(|(words, _)| said.contains(words));
+    let found = remedies.iter().find(|(words, _)| message.contains(words));
     found.map_or("mount as root, or see what ckptfs doctor says of this machine", |(_, remedy)| {
         remedy
     })
@@ -291,9 +250,20 @@ mod tests {
     }
 
     #[test]
+    fn a_remedy_has_the_path_as_a_shell_takes_it() {
+        let remedy = |path: &str| {
+            MountError::AlreadyMounted { path: path.into(), shown: "x".into() }
+                .remedy()
+                .into_owned()
+        };
+        assert!(remedy("/mnt/a").ends_with("ckptfs unmount /mnt/a"));
+        assert!(remedy("/mnt/it's here").ends_with(r"ckptfs unmount '/mnt/it'\''s here'"));
+    }
+
+    #[test]
     fn what_the_system_says_has_its_remedy() {
         let remedy =
-            |errno: Errno| MountError::io(Path::new("/m"), "mount", errno).remedy().to_owned();
+            |errno: Errno| MountError::io(Path::new("/m"), "mount", errno).remedy().into_owned();
         for (errno, words) in [
             (Errno::NOENT, "check the path"),
             (Errno::NOTDIR, "check the path"),

@@ -50,10 +50,9 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     mountpoint::require_free_descriptors(mountpoint)?;
     let paths = mountpoint::resolve(options)?;
     let budget = memory.unwrap_or_else(default_memory);
-    let mut view = view.clone();
-    view.cache_bytes = budget / CLOSED_FILES_DIVISOR;
+    let closed_files_bytes = budget / CLOSED_FILES_DIVISOR;
     // Opened before it may be mounted over.
-    let view = Arc::new(View::new(&paths.source, view)?);
+    let view = Arc::new(View::with_cache(&paths.source, view.clone(), closed_files_bytes)?);
     require_checkpoint(&paths.source, &view)?;
     // A trace that is written through the mount itself would wait for the mount.
     let trace_dir = trace_dir.clone().filter(|directory| !paths.hides(directory));

@@ -31,7 +31,7 @@ pub struct MountOptions {
     pub trace_dir: Option<PathBuf>,
     /// Mount over a directory that is not empty.
     pub nonempty: bool,
-    /// What is shown, and how checkpoints are parsed. Its cache size is replaced by a part of `memory`.
+    /// What is shown, and how checkpoints are parsed.
     pub view: ViewOptions,
 }
 
@@ -69,8 +69,8 @@ pub const MIN_READAHEAD_BYTES: u64 = 1 << 20;
 
 /// The kernel's own readahead, where it lets us set it.
 ///
-/// With the kernel's default of 128 KiB, a program that copies out of a mapping backwards reads page by page, and
-/// loads took up to twice as long. More than this gains nothing (docs/performance.md).
+/// With the kernel's default of 128 KiB, a program that copies out of a mapping backwards reads page by page. Loads
+/// took up to twice as long. More than this gains nothing (docs/performance.md).
 pub const KERNEL_READAHEAD_BYTES: u64 = 4 << 20;
 
 /// The part of the budget for virtual files that are not open; the rest is for blocks.

@@ -1,7 +1,7 @@
-//! The numbers of a mount, as its root's attribute `user.ckptfs.stats` gives them in JSON.
+//! The statistics of a mount: the JSON of its root's attribute `user.ckptfs.stats`.
 //!
-//! Out: [`MountStats`]: for `ckptfs status`, the metrics page, and the loader. Fields are added, never
-//! changed in meaning; a reader ignores what it does not know.
+//! `ckptfs status` and the metrics page read them. Fields may be added but never change their meaning, and readers
+//! ignore fields that they do not know.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,115 +11,114 @@ use serde::{Deserialize, Serialize};
 /// Gives the statistics of a mount at any time, without waiting.
 pub type StatsReporter = Arc<dyn Fn() -> MountStats + Send + Sync>;
 
-/// The attribute of a mount's root.
+/// The attribute of a mount's root that holds the statistics.
 pub const STATS_ATTRIBUTE: &str = "user.ckptfs.stats";
 
-/// The kernel takes no larger attribute.
+/// The largest attribute that the kernel allows.
 pub const MAX_STATS_BYTES: usize = 64 * 1024;
 
-/// The version of this form.
+/// The version of the JSON format.
 pub const STATS_VERSION: u32 = 1;
 
-/// What a mount is and what it did so far.
+/// The state of a mount, and its counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MountStats {
-    /// The version of this form.
+    /// The version of the JSON format.
     pub version: u32,
     /// The version of the program that serves the mount.
     pub ckptfs: String,
     /// The process that serves the mount.
     pub pid: u32,
-    /// What it shows.
+    /// The file or directory that it shows.
     pub source: PathBuf,
-    /// Whether the directory that it shows was removed: nothing is in it any more, whatever was made
-    /// under its name since.
+    /// Whether the source directory was removed. The mount stays empty even if another one is created at its path.
     pub source_removed: bool,
-    /// Where it was mounted.
+    /// The path that it was mounted at.
     pub mountpoint: PathBuf,
-    /// When, in seconds since 1970.
+    /// The time when it was mounted, in seconds since 1970.
     pub started: u64,
-    /// Seconds since then.
+    /// Seconds since it was mounted.
     pub uptime_s: u64,
-    /// Whether unchanged files are served by the kernel itself.
+    /// Whether the kernel reads unchanged files by itself.
     pub passthrough: bool,
-    /// Bytes given to readers.
+    /// Bytes that reads returned.
     pub bytes_served: u64,
-    /// Reads answered.
+    /// Reads that returned bytes.
     pub reads: u64,
-    /// Reads answered with an error.
+    /// Requests that failed.
     pub errors: u64,
-    /// The checkpoints.
+    /// Counts of virtual files.
     pub virtual_files: VirtualFileStats,
-    /// All memory of the mount.
+    /// The memory of the whole mount.
     pub memory: MemoryStats,
-    /// The cache.
+    /// Counters of the cache.
     pub cache: CacheStats,
-    /// Reading ahead.
+    /// Counters of prefetched blocks.
     pub prefetch: PrefetchStats,
 }
 
-/// How many checkpoints there are.
+/// Counts of virtual files.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VirtualFileStats {
-    /// Shown, as far as directories were looked at.
+    /// Shown in the directories that were listed or looked up so far.
     pub known: u64,
-    /// Held open now.
+    /// Open at present.
     pub open: u64,
-    /// Not shown, because they were refused.
+    /// Checkpoints that are refused, and not shown.
     pub refused: u64,
 }
 
-/// Memory, in bytes.
+/// The memory of a mount in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MemoryStats {
-    /// What may be held.
+    /// The memory that it may take.
     pub budget: u64,
-    /// What is held now.
+    /// The memory that it takes now.
     pub held: u64,
 }
 
-/// The cache's counters.
+/// Counters of the cache.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheStats {
-    /// Reads answered from memory.
+    /// Reads that were served from memory.
     pub hits: u64,
     /// Reads that waited for a disk.
     pub misses: u64,
-    /// What it may hold.
+    /// The memory that blocks may take.
     pub budget_bytes: u64,
-    /// What it holds now.
+    /// The memory that blocks take now.
     pub held_bytes: u64,
 }
 
-/// Blocks read before they were asked for.
+/// Counters of blocks that were prefetched.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PrefetchStats {
-    /// Read.
+    /// Blocks that were prefetched.
     pub fetched: u64,
-    /// Of these, given to a reader.
+    /// Of these, blocks that a read used.
     pub used: u64,
-    /// Of these, dropped unused.
+    /// Of these, blocks that were dropped unused.
     pub wasted: u64,
-    /// Of those read, because a load before is remembered to have read them next.
+    /// Of these, blocks that an access trace named.
     pub replayed: u64,
 }
 
 impl MountStats {
-    /// As the attribute holds it. Paths that are not UTF-8 are shown as near as can be.
+    /// The JSON of the attribute. Bytes of paths that are not UTF-8 are replaced.
     pub fn to_json(&self) -> Vec<u8> {
         let text = |path: &PathBuf| PathBuf::from(path.to_string_lossy().into_owned());
-        let shown = MountStats {
+        let printable = MountStats {
             source: text(&self.source),
             mountpoint: text(&self.mountpoint),
             ..self.clone()
         };
-        // A value of numbers and valid text is always written.
-        serde_json::to_vec(&shown).unwrap_or_default()
+        // Numbers and valid text always serialise.
+        serde_json::to_vec(&printable).unwrap_or_default()
     }
 }
 

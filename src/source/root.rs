@@ -353,16 +353,22 @@ impl Root {
     /// The names in a directory that can be checkpoint files: regular files, links to such, and dangling links,
     /// which opening reports. A name that is not UTF-8 cannot be a checkpoint's.
     pub fn file_names(&self, inside: &Path) -> Result<Vec<String>, SourceError> {
-        let is_file = |entry: &DirEntry| match entry.kind {
+        let is_file = |entry: &DirEntry| self.may_be_file(inside, &entry.name, entry.kind);
+        let entries = self.entries(inside)?.into_iter().filter(is_file);
+        Ok(entries.filter_map(|entry| entry.name.into_string().ok()).collect())
+    }
+
+    /// Whether a name of a kind in a directory is a file or a link to one. A dangling link counts as a file that
+    /// cannot be opened.
+    pub fn may_be_file(&self, directory: &Path, name: &OsStr, kind: FileKind) -> bool {
+        match kind {
             FileKind::File => true,
             FileKind::Link => {
-                let target = self.cached_metadata(&inside.join(&entry.name));
+                let target = self.cached_metadata(&directory.join(name));
                 target.map_or(true, |target| target.kind == FileKind::File)
             }
             _ => false,
-        };
-        let entries = self.entries(inside)?.into_iter().filter(is_file);
-        Ok(entries.filter_map(|entry| entry.name.into_string().ok()).collect())
+        }
     }
 }
 

@@ -37,8 +37,9 @@ impl ViewContext {
         base: PathBuf,
         target: Option<SingleTarget>,
         options: ViewOptions,
+        cache_bytes: u64,
     ) -> ViewContext {
-        let virtual_files = VirtualFileCache::new(options.cache_bytes);
+        let virtual_files = VirtualFileCache::new(cache_bytes);
         let change_times = Mutex::new(LruCache::new(MAX_CHANGE_TIMES));
         ViewContext { root, base, target, options, virtual_files, change_times }
     }

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::checkpoint::{Candidate, CandidateFiles, candidates_by_name};
+use crate::checkpoint::{Candidate, candidates_by_name};
 use crate::source::{FileKind, Root, SourceError};
 
 use super::names::SortedNames;
@@ -59,29 +59,14 @@ pub fn plan_directory(
     let names = SortedNames::from_sorted(entries.iter().map(|entry| &*entry.name));
     let kinds: Box<[FileKind]> = entries.iter().map(|entry| entry.kind).collect();
     drop(entries);
-    let is_file = |name: &OsStr, kind: FileKind| match kind {
-        FileKind::File => true,
-        // A link to nothing is a file that cannot be opened.
-        FileKind::Link => {
-            let metadata = root.cached_metadata(&directory.join(name));
-            metadata.map_or(true, |metadata| metadata.kind == FileKind::File)
-        }
-        _ => false,
-    };
-    let files = names.iter().zip(&kinds).filter(|(name, kind)| is_file(name, **kind));
+    let files = names.iter().zip(&kinds);
+    let files = files.filter(|(name, kind)| root.may_be_file(directory, name, **kind));
     let files: Vec<&OsStr> = files.map(|(name, _)| name).collect();
     let to_text = |name: &OsStr| name.to_str().map(str::to_owned);
     let texts: Vec<String> = files.iter().copied().filter_map(to_text).collect();
     let candidates = match target {
         // A file that was named is looked at, whatever its name.
-        Some(SingleTarget::File(_)) => {
-            let whole = |name: String| Candidate {
-                unsharded_name: name.clone(),
-                name,
-                files: CandidateFiles::Single,
-            };
-            texts.into_iter().map(whole).collect()
-        }
+        Some(SingleTarget::File(_)) => texts.into_iter().map(Candidate::single).collect(),
         _ => candidates_by_name(root, directory, &texts, &|name| keep.matches(name)),
     };
     let mut skipped = near_misses(&files, &candidates, keep);

@@ -73,9 +73,9 @@ impl DirectoryCache {
 }
 
 impl DirectoryStore {
-    pub fn new(context: ViewContext) -> DirectoryStore {
+    pub fn new(context: ViewContext, cache_bytes: u64) -> DirectoryStore {
         let [min, max] = DIRECTORY_CACHE_BYTES;
-        let limit_bytes = context.options.cache_bytes.clamp(min, max) as usize;
+        let limit_bytes = cache_bytes.clamp(min, max) as usize;
         let directories = LruCache::unbounded();
         let cache = Mutex::new(DirectoryCache { directories, used_bytes: 0, limit_bytes });
         DirectoryStore { context, cache }

@@ -57,6 +57,15 @@ pub struct View {
 impl View {
     /// The view of what a path names: a directory, or a single checkpoint, which is then shown alone.
     pub fn new(path: &Path, options: ViewOptions) -> Result<View, ViewError> {
+        View::with_cache(path, options, 0)
+    }
+
+    /// The same with `cache_bytes` for virtual files that are not open, and about as many again for directories.
+    pub fn with_cache(
+        path: &Path,
+        options: ViewOptions,
+        cache_bytes: u64,
+    ) -> Result<View, ViewError> {
         let links = options.parse.link_policy();
         let is_directory = match source::is_directory(path) {
             // A numbered set is called by a name that no file has.
@@ -79,8 +88,8 @@ impl View {
             }
         };
         let is_single = target.is_some();
-        let context = ViewContext::new(root, base, target, options);
-        let view = View { directories: DirectoryStore::new(context) };
+        let context = ViewContext::new(root, base, target, options, cache_bytes);
+        let view = View { directories: DirectoryStore::new(context, cache_bytes) };
         if is_single {
             let listing = view.list(Path::new(""))?;
             if let Some(refusal) = listing.refused.into_iter().next() {

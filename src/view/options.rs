@@ -13,8 +13,6 @@ pub struct ViewOptions {
     pub show_originals: bool,
     /// Names that never become a virtual file.
     pub keep: KeepRules,
-    /// Bytes for virtual files that are not open, and about as many again for directories.
-    pub cache_bytes: u64,
 }
 
 /// Which names stay as they are: optimizer state and the like, always, and the user's patterns.

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::checkpoint::{CandidateFiles, candidates_by_name, is_training_file};
+use crate::checkpoint::{candidates_by_name, is_training_file};
 use crate::source::{self, Root};
 
 /// The virtual files of a directory with these names, each as `virtual file < checkpoint`.
@@ -288,11 +288,7 @@ fn kept_names_still_mark_a_models_folder() {
 #[test]
 fn a_name_taken_by_anything_is_not_shown_twice() {
     // Not a file: it is among the names and no candidate.
-    let candidates = vec![Candidate {
-        name: "foo.pt".into(),
-        unsharded_name: "foo.pt".into(),
-        files: CandidateFiles::Single,
-    }];
+    let candidates = vec![Candidate::single("foo.pt".to_owned())];
     let names = ["foo.pt", "foo.safetensors"].map(str::to_owned);
     let NamePlan { files, skipped } = plan_names(&names, candidates, &KeepRules::default());
     assert!(files.is_empty());

@@ -6,7 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::checkpoint::{self, Candidate, CandidateFiles, Format};
+use crate::checkpoint::{self, Candidate, Format};
 use crate::source::FileKind;
 use crate::threads::parallel_map;
 
@@ -62,8 +62,7 @@ fn leads_to_virtual_file(store: &DirectoryStore, directory: &Path, link: &OsStr)
 }
 
 fn read_header(store: &DirectoryStore, directory: &Path, name: &str) -> SafetensorsHeader {
-    let candidate =
-        Candidate { name: name.into(), unsharded_name: name.into(), files: CandidateFiles::Single };
+    let candidate = Candidate::single(name.to_owned());
     let context = &store.context;
     // A key is for torch files.
     let options = context.options.parse.without_root_key();

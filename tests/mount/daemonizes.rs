@@ -162,7 +162,9 @@ fn a_bad_log_filter_is_reported() {
 fn the_help_says_where_the_log_goes_and_where_the_bytes_lie() {
     let help = run(&["mount", "--help"]).stdout;
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    for words in ["without one its log goes nowhere", "user.ckptfs.source", "always read-only"] {
+    for words in
+        ["logs to --log-file, and nowhere without it", "user.ckptfs.source", "always read-only"]
+    {
         assert!(help.contains(words), "{help}");
     }
 }

@@ -9,6 +9,7 @@ import os
 from ckptfs import child_process, mounting, mountinfo
 from ckptfs._errors import error
 from ckptfs.bench import signals
+from ckptfs.bench.usage import processor_seconds
 
 
 class CheckpointMount:
@@ -50,17 +51,6 @@ def daemon_of(path):
         return None
     pid = json.loads(os.getxattr(entry.mountpoint, "user.ckptfs.stats"))["pid"]
     return lambda: processor_seconds(pid)
-
-
-def processor_seconds(pid):
-    """The processor seconds that a process has used; `None` where the system reports none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # A program's name may have any characters in it, but ends here.
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _name(source, about):

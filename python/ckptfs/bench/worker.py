@@ -30,6 +30,7 @@ import torch
 
 import ckptfs
 from ckptfs.bench import GO, loaders
+from ckptfs.bench.usage import memory
 
 _PAGE_BYTES = 4096
 
@@ -103,14 +104,6 @@ def _digest(tensor):
     memory = (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""
     digest = hashlib.blake2b(memory, digest_size=16).hexdigest()
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), digest]
-
-
-def memory(name, pid="self"):
-    """Bytes that the system reports of a process, such as `VmRSS`."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/{pid}/status has no {name}")
 
 
 def _reset_peak():

@@ -1,14 +1,14 @@
-//! `ckptfs completions` and `ckptfs man`: what is made from the table of arguments.
+//! `ckptfs completions` and `ckptfs man`: generated from the table of options.
 
 use std::io::Write;
 
 use clap::CommandFactory;
 
 use crate::cli::args::{CommandLine, CompletionsArgs, ManArgs};
-use crate::cli::{CommandError, EXIT_FAILED};
+use crate::cli::error::{CommandError, EXIT_FAILED};
 
 pub fn write_completions(args: &CompletionsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    // Made in memory first: the generator panics where writing fails.
+    // Generated in memory first, because the generator panics if a write fails.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut CommandLine::command(), "ckptfs", &mut script);
     Ok(out.write_all(&script)?)

@@ -5,12 +5,13 @@ use std::io::Write;
 use crate::export;
 
 use crate::cli::args::ExportArgs;
+use crate::cli::error::CommandError;
+use crate::cli::open_reader::open_reader;
 use crate::cli::progress::ProgressMeter;
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
-use crate::cli::{CommandError, EXIT_FAILED, open_args};
 
 pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let reader = open_args::open_reader(&args.source.path, &args.source.parse_args.options())?;
+    let reader = open_reader(&args.source.path, &args.source.parse_args.to_options())?;
     let meter = ProgressMeter::new(reader.virtual_file().size())?;
     let written = export::export(&reader, &args.out, args.force, &meter);
     meter.finish();
@@ -19,13 +20,4 @@ pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let name = one_line(&args.out.display().to_string());
     writeln!(out, "{name}: {}, {}", format_count(n, "tensor"), format_bytes(size))?;
     Ok(())
-}
-
-impl From<export::ExportError> for CommandError {
-    fn from(error: export::ExportError) -> Self {
-        match error {
-            export::ExportError::VirtualFile(error) => CommandError::from(error),
-            error => CommandError::new(EXIT_FAILED, &error, error.remedy()),
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! `ckptfs status`: the mounts of this machine, and what they do.
+//! `ckptfs status`: lists the mounts of this machine and their statistics.
 
 use std::collections::HashMap;
 use std::io::{self, IsTerminal, Write};
@@ -12,11 +12,11 @@ use crate::mount::lifecycle::stuck_paths;
 use crate::mount::{MountError, MountStats};
 use crate::mount_info::mountinfo::{self, MountEntry, PathHandle, to_display};
 
-use crate::cli::CommandError;
 use crate::cli::args::StatusArgs;
+use crate::cli::error::CommandError;
 use crate::cli::terminal_text::{format_bytes, one_line};
 
-/// How often `--watch` tells.
+/// How often `--watch` prints.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One mount, as the JSON has it.
@@ -25,7 +25,7 @@ struct MountReport {
     mountpoint: String,
     source: String,
     state: MountState,
-    /// The system's words where it failed.
+    /// The system's error, if the probe failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     stats: Option<Box<MountStats>>,
@@ -48,7 +48,7 @@ pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     if !args.watch {
         return Ok(write_mounts(&probe_mounts(&mut pending)?, args.json, out)?);
     }
-    // Without the patience of other commands: an output that is closed ends the watching.
+    // Not through the filter of other commands: a closed output ends the watch.
     let mut out = io::stdout();
     loop {
         let began = Instant::now();
@@ -71,13 +71,12 @@ pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     }
 }
 
-/// Asks all mounts at once. A question that was not answered stays pending, so that a stuck mount
-/// is not asked again and again.
+/// Probes all mounts at once. A probe without an answer stays pending, so that a stuck mount is probed only once.
 fn probe_mounts(
     pending: &mut HashMap<MountEntry, LivenessProbe>,
 ) -> Result<Vec<MountReport>, MountError> {
     let entries = mountinfo::ckptfs_mounts()?;
-    // One that lies in a stuck one cannot be looked for.
+    // The path of a mount inside a stuck mount cannot be looked up.
     let is_cut_off: Vec<bool> = entries
         .iter()
         .map(|entry| stuck_paths::check_parents(&entry.mountpoint).is_err())
@@ -86,7 +85,7 @@ fn probe_mounts(
         .iter()
         .zip(&is_cut_off)
         .map(|(entry, is_cut_off)| {
-            let shows = |spot: PathHandle| spot.mount_id() == entry.id;
+            let shows = |handle: PathHandle| handle.mount_id() == entry.id;
             !is_cut_off && !PathHandle::open(&entry.mountpoint).is_ok_and(shows)
         })
         .collect();
@@ -146,7 +145,7 @@ fn write_mounts(mounts: &[MountReport], json: bool, out: &mut dyn Write) -> io::
         }
         rows.push(row);
     }
-    // What a mount that does not answer is, stands in the last column of its row.
+    // A mount without statistics has its state in the last column of its row.
     let width = |column: usize| {
         let cells = rows.iter().filter(|row| row.len() > column + 1).map(|row| &row[column]);
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
@@ -162,7 +161,7 @@ fn write_mounts(mounts: &[MountReport], json: bool, out: &mut dyn Write) -> io::
     Ok(())
 }
 
-/// What follows the name of a source that is no more.
+/// Follows the path of a source that was removed.
 const REMOVED_SUFFIX: &str = " (REMOVED: unmount and mount again)";
 
 fn state_text(mount: &MountReport) -> String {
@@ -212,7 +211,7 @@ fn stats_cells(stats: &MountStats) -> [String; 6] {
     ]
 }
 
-/// A length of time, in its two largest units.
+/// Formats a duration in its two largest units.
 fn format_duration(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match () {

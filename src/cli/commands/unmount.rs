@@ -1,4 +1,4 @@
-//! `ckptfs unmount`: takes a mount away, and sees its daemon end.
+//! `ckptfs unmount`: unmounts, and waits for the daemon to end.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -9,21 +9,21 @@ use crate::mount::lifecycle::stale_mounts::{self, MountServer};
 use crate::mount::lifecycle::superblock::Superblock;
 
 use crate::cli::args::UnmountArgs;
+use crate::cli::error::{CommandError, EXIT_FAILED};
+use crate::cli::output::print_note;
 use crate::cli::terminal_text::one_line;
-use crate::cli::{CommandError, EXIT_FAILED, print_note};
 
-/// The daemon of an unused mount ends within milliseconds. After this time its superblock says whether it is
-/// still used elsewhere.
+/// The daemon of an unused mount ends within milliseconds. After this time, its superblock tells whether it is still
+/// in use elsewhere.
 const EXPECTED_END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How much longer the daemon of an unused mount may take before a message.
+/// How much longer the daemon of an unused mount may take without a message.
 const NOTE_DELAY: Duration = Duration::from_secs(2);
 
-/// How much longer a daemon has to end: it gives back memory and closes files, also where the machine
-/// is overloaded.
+/// How much longer a daemon has to end. It frees memory and closes files, perhaps on an overloaded machine.
 const END_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// Mounts elsewhere that a message lists.
+/// The most other mounts that a message lists.
 const MAX_LISTED: usize = 3;
 
 pub fn run(args: &UnmountArgs, out: &mut dyn Write) -> Result<(), CommandError> {
@@ -47,7 +47,7 @@ pub fn run(args: &UnmountArgs, out: &mut dyn Write) -> Result<(), CommandError> 
     Ok(())
 }
 
-/// Where a superblock is still mounted, as part of a sentence.
+/// The mounts that still show a superblock, as part of a sentence.
 fn still_shown(superblock: &Superblock) -> String {
     let mounts = superblock.mounts();
     let mut text = String::new();
@@ -62,7 +62,7 @@ fn still_shown(superblock: &Superblock) -> String {
     }
 }
 
-/// When or how a daemon that still runs will end, as the end of a sentence.
+/// When and how a running daemon will end, as the end of a sentence.
 fn outlook(daemon: &Daemon, superblock: &Superblock, is_shown: bool) -> String {
     match (daemon.is_stopped(), superblock.is_gone()) {
         (_, true) => format!("{}: {}", daemon_state(daemon), remedy(daemon)),
@@ -98,7 +98,7 @@ fn resume(daemon: &Daemon) -> String {
     format!("kill -CONT {} lets it go on", daemon.pid())
 }
 
-/// How to end a daemon that keeps running although its mount is unused.
+/// How to end a daemon that runs on although its mount is unused.
 fn remedy(daemon: &Daemon) -> String {
     let pid = daemon.pid();
     match daemon.is_stopped() {

@@ -7,18 +7,19 @@ use crate::verify;
 use crate::virtual_file::VirtualFileReader;
 
 use crate::cli::args::VerifyArgs;
+use crate::cli::error::{CommandError, EXIT_FAILED};
+use crate::cli::open_reader::open_reader;
 use crate::cli::progress::ProgressMeter;
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
-use crate::cli::{CommandError, EXIT_FAILED, open_args};
 
 pub fn run(args: &VerifyArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let reader = open_args::open_reader(&args.source.path, &args.source.parse_args.options())?;
+    let reader = open_reader(&args.source.path, &args.source.parse_args.to_options())?;
     match &args.against {
         None => read_all(&reader, &args.source.path, out),
         Some(other) => {
-            // The dictionary that was asked for is one of the first; the other is shown by the rule.
-            let options = args.source.parse_args.options().without_root_key();
-            compare(&reader, &open_args::open_reader(other, &options)?, out)
+            // --root names a state dict of the first checkpoint. The default choice selects that of the other.
+            let options = args.source.parse_args.to_options().without_root_key();
+            compare(&reader, &open_reader(other, &options)?, out)
         }
     }
 }

@@ -1,10 +1,9 @@
-//! Putting a filesystem into the tree, and taking it out again.
+//! Attaches a filesystem to the tree, and detaches it.
 //!
-//! In: a mountpoint and a name. Out: the descriptor of /dev/fuse on which the kernel asks, and an
-//! [`AttachedMount`], which knows its own mount from every other that may come to lie at the same path.
+//! An [`AttachedMount`] distinguishes its own mount from every other that may come to lie at the same path.
 //!
-//! fuser can mount too, but drops the type as root, breaks at commas in names, does not try
-//! fusermount3 where /dev/fuse is not for everyone, and unmounts by path whatever is there.
+//! fuser can mount too, but as root it drops the type, and it breaks at commas in names. It does not try fusermount3
+//! if /dev/fuse is closed to users, and it unmounts whatever lies at the path.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,39 +25,39 @@ use crate::mount::error::MountError;
 
 const FUSE_DEVICE: &str = "/dev/fuse";
 
-/// What is to be mounted.
+/// The mount to make.
 #[derive(Clone, Copy, Debug)]
 pub struct AttachRequest<'a> {
-    /// A directory that exists.
+    /// An existing directory.
     pub mountpoint: &'a Path,
-    /// The name that tables of mounts show as its source.
+    /// The source in the tables of mounts.
     pub fsname: &'a OsStr,
-    /// Whether other users than the one who mounts may use it.
+    /// Whether other users may use it.
     pub allow_other: bool,
 }
 
 /// A mount of this process.
 ///
-/// The kernel gives the numbers of a mount that is gone to the next one that is made, anybody's. They
-/// are this mount's for certain only as long as the kernel is connected, which the descriptor tells.
+/// The kernel reuses the numbers of a mount that is gone for the next mount, of any process. They certainly belong to
+/// this mount as long as the kernel is connected, which the descriptor tells.
 #[derive(Debug)]
 pub struct AttachedMount {
     mountpoint: PathBuf,
     id: u64,
     device: DeviceNumber,
-    /// Of /dev/fuse; nothing once this mount's end is certain.
+    /// A descriptor of /dev/fuse; `None` once the mount has certainly ended.
     connection: Mutex<Option<OwnedFd>>,
 }
 
-/// Mounts; the kernel then waits for an answer to its first question on the descriptor.
-pub fn attach(wanted: &AttachRequest<'_>) -> Result<(OwnedFd, AttachedMount), MountError> {
-    let spot = PathHandle::open(wanted.mountpoint)?;
-    let path = spot.path().to_path_buf();
-    let fd = match mount_directly(wanted, &spot)? {
+/// Mounts. The kernel then waits on the descriptor for the reply to its first request.
+pub fn attach(request: &AttachRequest<'_>) -> Result<(OwnedFd, AttachedMount), MountError> {
+    let handle = PathHandle::open(request.mountpoint)?;
+    let path = handle.path().to_path_buf();
+    let fd = match mount_directly(request, &handle)? {
         Some(fd) => fd,
-        None => fusermount::mount(&path, fusermount_options(wanted))?,
+        None => fusermount::mount(&path, fusermount_options(request))?,
     };
-    drop(spot);
+    drop(handle);
     match mountinfo::mount_at(&path)? {
         Some(MountEntry { id, device, fs_type: kind, .. })
             if kind == mountinfo::FILESYSTEM_TYPE =>
@@ -68,7 +67,7 @@ pub fn attach(wanted: &AttachRequest<'_>) -> Result<(OwnedFd, AttachedMount), Mo
             let connection = Mutex::new(Some(connection));
             Ok((fd, AttachedMount { mountpoint: path, id, device, connection }))
         }
-        // Something else was mounted over it at once. Closing the descriptor leaves ours dead.
+        // Another mount covered it at once. Closing the descriptor leaves ours dead.
         _ => Err(MountError::Io {
             path,
             action: "find the mount that was just made",
@@ -77,12 +76,12 @@ pub fn attach(wanted: &AttachRequest<'_>) -> Result<(OwnedFd, AttachedMount), Mo
     }
 }
 
-/// Mounts by ourselves; `None` where the system lets only the helper do it.
+/// Mounts without fusermount3; `None` if the system does not let this user.
 fn mount_directly(
-    wanted: &AttachRequest<'_>,
-    spot: &PathHandle,
+    request: &AttachRequest<'_>,
+    handle: &PathHandle,
 ) -> Result<Option<OwnedFd>, MountError> {
-    let path = || wanted.mountpoint.to_path_buf();
+    let path = || request.mountpoint.to_path_buf();
     let fd = match rustix::fs::open(FUSE_DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
         Ok(fd) => fd,
         Err(Errno::NOENT | Errno::NXIO | Errno::NODEV) => {
@@ -97,63 +96,64 @@ fn mount_directly(
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw(),
     );
-    if wanted.allow_other {
+    if request.allow_other {
         data.push_str(",allow_other");
     }
-    // Text of ours, without a zero byte.
-    let data = CString::new(data).map_err(|e| MountError::io(wanted.mountpoint, "mount", e))?;
+    // This text has no zero byte.
+    let data = CString::new(data).map_err(|e| MountError::io(request.mountpoint, "mount", e))?;
     let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::RDONLY;
-    match rustix::mount::mount(wanted.fsname, spot.path(), "fuse", flags, data.as_c_str()) {
+    match rustix::mount::mount(request.fsname, handle.path(), "fuse", flags, data.as_c_str()) {
         Ok(()) => Ok(Some(fd)),
         Err(Errno::PERM | Errno::ACCESS) => Ok(None),
-        Err(e) => Err(MountError::io(wanted.mountpoint, "mount", e)),
+        Err(e) => Err(MountError::io(request.mountpoint, "mount", e)),
     }
 }
 
-fn fusermount_options(wanted: &AttachRequest<'_>) -> OsString {
+fn fusermount_options(request: &AttachRequest<'_>) -> OsString {
     let mut options = b"ro,nosuid,nodev,default_permissions,subtype=ckptfs,fsname=".to_vec();
-    for &byte in wanted.fsname.as_bytes() {
+    for &byte in request.fsname.as_bytes() {
         // A comma in a name must not begin an option.
         if matches!(byte, b',' | b'\\') {
             options.push(b'\\');
         }
         options.push(byte);
     }
-    if wanted.allow_other {
+    if request.allow_other {
         options.extend(b",allow_other");
     }
     OsString::from_vec(options)
 }
 
 impl AttachedMount {
-    /// Where it was mounted, absolute and without links.
+    /// The path that it was mounted at, absolute and without links.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
 
-    /// The number that the kernel gave the filesystem.
+    /// The device number of the filesystem.
     pub fn device(&self) -> DeviceNumber {
         self.device
     }
 
     fn connection(&self) -> MutexGuard<'_, Option<OwnedFd>> {
-        // A plain value: whoever panicked with it left it whole.
+        // No thread can panic while it changes this value.
         lock(&self.connection)
     }
 
-    /// Lets the kernel go: those who wait for an answer get an error, and the numbers of this mount
-    /// may become another's.
-    pub(in crate::mount) fn disconnect(&self) {
+    /// Closes the connection: requests that wait for a reply fail, and the kernel may reuse the numbers of this mount.
+    pub(super) fn disconnect(&self) {
         *self.connection() = None;
     }
 
-    /// Whether the filesystem is still there for somebody, so that its numbers are its own.
+    /// Whether the filesystem still exists, so that its numbers are its own.
     fn is_connected(&self) -> bool {
         self.connection().as_ref().is_some_and(|fd| {
-            let mut asked = [PollFd::new(fd, PollFlags::empty())];
+            let mut polled = [PollFd::new(fd, PollFlags::empty())];
             let at_once = Timespec::default();
-            poll(&mut asked, Some(&at_once)).is_ok()
-                && !asked[0].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL)
+            poll(&mut polled, Some(&at_once)).is_ok()
+                && !polled[0]
+                    .revents()
+                    .intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL)
         })
     }
 
@@ -165,58 +165,58 @@ impl AttachedMount {
         Ok(mountinfo::mounts()?.into_iter().find(is_this))
     }
 
-    /// Whether it is still in the tree, here or where it was moved to.
+    /// Whether it is still in the tree, at its path or moved elsewhere.
     pub fn is_attached(&self) -> Result<bool, MountError> {
         Ok(self.entry()?.is_some())
     }
 
-    /// Takes it out of the tree at once; who uses it may go on. Does nothing where it is out
-    /// already, and nothing to what others have mounted at or over its place.
+    /// Detaches it from the tree at once, and leaves its readers alone. Does nothing if it is detached already, and
+    /// nothing to other mounts at or over its path.
     pub fn detach(&self) -> Result<(), MountError> {
         let Some(entry) = self.entry()? else {
             return Ok(());
         };
-        let spot = PathHandle::open(&entry.mountpoint)?;
-        if spot.mount_id() != entry.id {
+        let handle = PathHandle::open(&entry.mountpoint)?;
+        if handle.mount_id() != entry.id {
             return Err(MountError::Io {
                 path: entry.mountpoint,
                 action: "detach",
                 source: std::io::Error::other("something else is mounted over it"),
             });
         }
-        detach(&spot)
+        detach(&handle)
     }
 
-    /// Lets the kernel read ahead so far, and tells whether that is allowed: only root may.
+    /// Sets the kernel's readahead. Returns whether that is permitted: only root may.
     pub fn raise_readahead(&self, bytes: u64) -> bool {
-        let knob = format!("/sys/class/bdi/{}/read_ahead_kb", self.device);
-        let Err(error) = std::fs::write(&knob, (bytes / 1024).to_string()) else { return true };
-        tracing::debug!("{knob}: {error}");
-        // Somebody was quick to unmount it.
+        let setting = format!("/sys/class/bdi/{}/read_ahead_kb", self.device);
+        let Err(error) = std::fs::write(&setting, (bytes / 1024).to_string()) else { return true };
+        tracing::debug!("{setting}: {error}");
+        // The setting disappears if the mount was unmounted meanwhile.
         error.kind() == std::io::ErrorKind::NotFound
     }
 }
 
-/// Takes the mount whose root is this spot out of the tree, busy or not.
-pub(in crate::mount) fn detach(spot: &PathHandle) -> Result<(), MountError> {
-    // By descriptor: a mount that comes to lie over the path in between is not the one to go.
-    match rustix::mount::unmount(spot.fd_path(), UnmountFlags::DETACH) {
-        Err(Errno::PERM) => unmount_by_fusermount(spot.path(), true),
-        // No longer mounted: somebody else was faster.
+/// Detaches the mount with this root from the tree, busy or not.
+pub(super) fn detach(handle: &PathHandle) -> Result<(), MountError> {
+    // By descriptor, so that a mount which covers the path meanwhile stays.
+    match rustix::mount::unmount(handle.fd_path(), UnmountFlags::DETACH) {
+        Err(Errno::PERM) => unmount_by_fusermount(handle.path(), true),
+        // Another process has detached it already.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
-        Err(e) => Err(MountError::io(spot.path(), "detach", e)),
+        Err(e) => Err(MountError::io(handle.path(), "detach", e)),
     }
 }
 
-/// How long somebody may be in the way who only looks, as `ckptfs status` does and file managers do.
-pub(in crate::mount) const BUSY_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long an unmount waits for programs that only look at the mount, as `ckptfs status` and file managers do.
+pub(super) const BUSY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Unmounts what shows at a path, unless something uses it for longer than that.
-pub(in crate::mount) fn unmount(path: &Path, passing_by: Duration) -> Result<(), MountError> {
+/// Unmounts the topmost mount at a path. Fails if a program uses it for longer than the timeout.
+pub(super) fn unmount(path: &Path, busy_timeout: Duration) -> Result<(), MountError> {
     let began = Instant::now();
     loop {
         match try_unmount(path) {
-            Err(MountError::Busy { .. }) if began.elapsed() < passing_by => {
+            Err(MountError::Busy { .. }) if began.elapsed() < busy_timeout => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             done => return done,
@@ -233,7 +233,7 @@ fn try_unmount(path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// Has the program do it that lets ordinary users unmount what is theirs.
+/// Unmounts by fusermount3, which lets users unmount their own mounts.
 fn unmount_by_fusermount(path: &Path, lazy: bool) -> Result<(), MountError> {
     let user = rustix::process::getuid();
     let owner = mountinfo::mount_at(path)?.and_then(|entry| entry.owner_uid());
@@ -245,7 +245,7 @@ fn unmount_by_fusermount(path: &Path, lazy: bool) -> Result<(), MountError> {
     }
 }
 
-/// A user as people know them; one whom only the network knows, by the number.
+/// The name and number of a user; only the number if /etc/passwd lacks it.
 fn user_label(user: u32) -> String {
     let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let name = users.lines().find_map(|line| {
@@ -269,10 +269,10 @@ mod tests {
     #[test]
     fn a_name_cannot_become_an_option() {
         let fsname = OsStr::from_bytes(b"/m,allow_other,\\x\xff");
-        let wanted = AttachRequest { mountpoint: Path::new("/m"), fsname, allow_other: false };
-        let options = fusermount_options(&wanted).into_vec();
+        let request = AttachRequest { mountpoint: Path::new("/m"), fsname, allow_other: false };
+        let options = fusermount_options(&request).into_vec();
         assert!(options.ends_with(b"fsname=/m\\,allow_other\\,\\\\x\xff"), "{options:?}");
-        let wanted = AttachRequest { allow_other: true, ..wanted };
-        assert!(fusermount_options(&wanted).into_vec().ends_with(b"\xff,allow_other"));
+        let request = AttachRequest { allow_other: true, ..request };
+        assert!(fusermount_options(&request).into_vec().ends_with(b"\xff,allow_other"));
     }
 }

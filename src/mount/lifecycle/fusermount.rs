@@ -1,6 +1,4 @@
 //! fusermount3, the setuid program that mounts and unmounts for ordinary users.
-//!
-//! In: options and a mountpoint. Out: the descriptor of /dev/fuse that it mounted, or its refusal.
 
 use std::ffi::OsString;
 use std::io::{IoSliceMut, Read};
@@ -19,20 +17,20 @@ use rustix::net::{
 
 use crate::mount::error::MountError;
 
-/// Today's name, and that of version 2, which takes the same options.
+/// The names of versions 3 and 2, which take the same options.
 const PROGRAM_NAMES: [&str; 2] = ["fusermount3", "fusermount"];
 
-/// Where it lies when `PATH` does not say: distributions, then NixOS, which keeps its setuid programs there.
+/// Where it is searched after `PATH`: the directories of distributions, then that of setuid programs on NixOS.
 const FALLBACK_DIRECTORIES: [&str; 5] =
     ["/usr/bin", "/bin", "/usr/sbin", "/sbin", "/run/wrappers/bin"];
 
-/// It answers within milliseconds; a minute without an answer means that it never will.
+/// It replies within milliseconds; after a minute it never will.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A refusal is a line or two.
+/// Its error messages are a line or two.
 const MAX_STDERR_BYTES: u64 = 4096;
 
-/// The program, if it is there.
+/// The path of the program, if it is installed.
 pub fn find() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places: Vec<PathBuf> =
@@ -51,52 +49,53 @@ fn command(mountpoint: &Path) -> Result<Command, MountError> {
     let program =
         find().ok_or_else(|| MountError::NoFusermount { path: mountpoint.to_path_buf() })?;
     let mut command = Command::new(program);
-    // Its words are read: they must be the ones we know.
+    // Its messages are matched, so they must be in English.
     command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     Ok(command)
 }
 
-/// Runs it to its end; what it said becomes the error.
+/// Runs it to its end. Its messages become the error.
 fn run(command: &mut Command, mountpoint: &Path) -> Result<(), MountError> {
     let child = command.spawn().map_err(|e| MountError::io(mountpoint, "run fusermount3", e))?;
     finish(child, mountpoint)
 }
 
 fn finish(mut child: std::process::Child, mountpoint: &Path) -> Result<(), MountError> {
-    let mut said = Vec::new();
+    let mut message = Vec::new();
     if let Some(stderr) = child.stderr.take() {
-        // What cannot be read of its words is missing from the message, no more.
-        let _ = stderr.take(MAX_STDERR_BYTES).read_to_end(&mut said);
+        // If this fails, only the message suffers.
+        let _ = stderr.take(MAX_STDERR_BYTES).read_to_end(&mut message);
     }
     let status = child.wait().map_err(|e| MountError::io(mountpoint, "wait for fusermount3", e))?;
     if status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&said).trim().to_owned();
-    let said = if said.is_empty() { format!("fusermount3 failed: {status}") } else { said };
-    Err(MountError::Fusermount { path: mountpoint.to_path_buf(), said })
+    let message = String::from_utf8_lossy(&message).trim().to_owned();
+    let message =
+        if message.is_empty() { format!("fusermount3 failed: {status}") } else { message };
+    Err(MountError::Fusermount { path: mountpoint.to_path_buf(), message })
 }
 
-/// Mounts with options as `fusermount3 -o` takes them.
-pub(in crate::mount) fn mount(mountpoint: &Path, options: OsString) -> Result<OwnedFd, MountError> {
+/// Mounts with the options of `fusermount3 -o`, and returns the descriptor of /dev/fuse.
+pub(super) fn mount(mountpoint: &Path, options: OsString) -> Result<OwnedFd, MountError> {
     let failed = |e: rustix::io::Errno| MountError::io(mountpoint, "talk to fusermount3", e);
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
     set_socket_timeout(&ours, Timeout::Recv, Some(REPLY_TIMEOUT)).map_err(failed)?;
     let mut command = command(mountpoint)?;
-    // The socket is its standard input: so nothing else of ours need be inheritable.
+    // The socket is its standard input, so no other descriptor has to be inheritable.
     command.arg("-o").arg(options).arg("--").arg(mountpoint);
     command.env("_FUSE_COMMFD", "0").stdin(theirs);
     let child = command.spawn().map_err(|e| MountError::io(mountpoint, "run fusermount3", e))?;
-    // Our copy of its end goes, so that its end is the end.
+    // Closes our copy of its end of the socket, so that its own copy is the last.
     drop(command);
     let received = receive(&ours);
     drop(ours);
     finish(child, mountpoint)?;
     received.map_err(failed)?.ok_or_else(|| MountError::Fusermount {
         path: mountpoint.to_path_buf(),
-        said: "fusermount3 ended without handing /dev/fuse over".to_owned(),
+        message: "fusermount3 ended without handing /dev/fuse over".to_owned(),
     })
 }
 
@@ -115,18 +114,18 @@ fn receive(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// Unmounts what this user mounted.
-pub(in crate::mount) fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), MountError> {
+/// Unmounts a mount of this user.
+pub(super) fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), MountError> {
     let mut command = command(mountpoint)?;
     command.arg("-u");
     if lazy {
         command.arg("-z");
     }
-    // Called from within the mount it would hold it up itself.
+    // With a working directory inside the mount, it would keep the mount busy itself.
     command.current_dir("/").arg("--").arg(mountpoint);
     match run(&mut command, mountpoint) {
-        Err(MountError::Fusermount { path, said }) if said.contains("busy") => {
-            tracing::debug!("{said}");
+        Err(MountError::Fusermount { path, message }) if message.contains("busy") => {
+            tracing::debug!("{message}");
             Err(MountError::Busy { path })
         }
         done => done,

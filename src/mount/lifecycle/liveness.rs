@@ -1,10 +1,8 @@
-//! Asking a mount whether it answers, without ever waiting for it longer than we want.
+//! Probes whether a mount answers, within a time limit.
 //!
-//! In: the path of a mount of ours. Out: an [`Liveness`], within the time that was given.
-//!
-//! A thread whose question a stuck daemon has taken up cannot be killed, and a process with such a
-//! thread cannot end. So the command asks by a child process, which can be left behind
-//! ([`probe_by_process`]); other programs that use the library ask by a thread.
+//! A thread that waits for a stuck daemon cannot be killed, and a process with such a thread cannot end. So the command
+//! probes by a child process, which can be left behind ([`probe_by_process`]). Other programs that use the library
+//! probe by a thread.
 
 use std::io::Read;
 use std::path::Path;
@@ -18,42 +16,44 @@ use rustix::io::Errno;
 use super::respawn;
 use crate::mount::stats::{MAX_STATS_BYTES, MountStats, STATS_ATTRIBUTE};
 
-/// What a mount answered.
+/// The result of a probe.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Liveness {
-    /// Its daemon lives; its numbers, where it gave them.
+    /// The daemon lives. The statistics, if it sent them.
     Alive(Option<Box<MountStats>>),
-    /// Its daemon is gone.
+    /// The daemon is gone.
     Dead,
-    /// It is there and not for this user; whether its daemon lives cannot be told.
+    /// The mount denies access to this user, so the state of its daemon is unknown.
     NotPermitted,
-    /// No answer in time.
+    /// The mount did not answer in time.
     Silent,
-    /// The system's own answer.
+    /// The system call failed.
     Failed(Errno),
 }
 
-/// A question on its way.
+/// A probe that runs.
 #[derive(Debug)]
 pub struct LivenessProbe {
     receiver: Receiver<Liveness>,
     child: Option<Child>,
 }
 
-/// The first argument of a child process that asks; see [`run_probe_command`].
+/// The first argument of a child process that probes; see [`run_probe_command`].
 pub const PROBE_COMMAND: &str = "__ask-a-mount";
 
 static USES_PROCESSES: OnceLock<()> = OnceLock::new();
 
-/// From now on, questions are asked by child processes: this very command ([`respawn`]) with the
-/// arguments [`PROBE_COMMAND`] and the path, which must call [`run_probe_command`] then.
+/// Makes later probes run in child processes.
+///
+/// A child is this command ([`respawn`]) with the arguments [`PROBE_COMMAND`] and the path. It must then call
+/// [`run_probe_command`].
 pub fn probe_by_process() {
-    // Saying it twice changes nothing.
+    // A second call changes nothing.
     let _ = USES_PROCESSES.set(());
 }
 
 impl LivenessProbe {
-    /// Asks.
+    /// Starts a probe of the mount at a path.
     pub fn start(path: &Path) -> LivenessProbe {
         if USES_PROCESSES.get().is_some()
             && let Some(question) = LivenessProbe::start_process(path)
@@ -63,10 +63,10 @@ impl LivenessProbe {
         let (send, answers) = channel();
         let path = path.to_path_buf();
         let ask = move || {
-            // Nobody may be waiting any more.
+            // This fails if the probe was dropped meanwhile.
             let _ = send.send(interpret(read_stats(&path)));
         };
-        // Without a thread there is no answer, and the channel says so.
+        // Without a thread the channel closes, and `wait` returns an error.
         let _ = std::thread::Builder::new().name("ask a mount".to_owned()).spawn(ask);
         LivenessProbe { receiver: answers, child: None }
     }
@@ -79,22 +79,25 @@ impl LivenessProbe {
         let stdout = child.stdout.take()?;
         let (send, answers) = channel();
         let listen = move || {
-            let mut said = Vec::new();
+            let mut output = Vec::new();
             let limit = MAX_STATS_BYTES as u64 + 1;
-            let heard = stdout.take(limit).read_to_end(&mut said).is_ok();
-            let _ =
-                send.send(if heard { parse_output(&said) } else { Liveness::Failed(Errno::IO) });
+            let is_read = stdout.take(limit).read_to_end(&mut output).is_ok();
+            let _ = send.send(if is_read {
+                parse_output(&output)
+            } else {
+                Liveness::Failed(Errno::IO)
+            });
         };
         std::thread::Builder::new().name("ask a mount".to_owned()).spawn(listen).ok()?;
         Some(LivenessProbe { receiver: answers, child: Some(child) })
     }
 
-    /// The answer, if it came in that time; afterwards it may still come.
+    /// Waits for the result, for at most `limit`. A later call may still return it.
     pub fn wait(&mut self, limit: Duration) -> Option<Liveness> {
         match self.receiver.recv_timeout(limit) {
             Ok(answer) => {
                 if let Some(mut child) = self.child.take() {
-                    // It has said everything and is about to end.
+                    // It has written its result and is about to end.
                     let _ = child.wait();
                 }
                 Some(answer)
@@ -108,15 +111,15 @@ impl LivenessProbe {
 impl Drop for LivenessProbe {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // It ends when it can, which may be never: a thread waits for it, which never keeps
-            // this process from ending. Without one it stays a zombie as long as we are.
+            // A stuck child may never end, so a thread waits for it, which does not keep this process from ending.
+            // Without that thread, the child would stay a zombie as long as this process runs.
             let _ = child.kill();
             let _ = std::thread::Builder::new().spawn(move || child.wait());
         }
     }
 }
 
-/// Asks a mount, and takes silence for an answer after that time.
+/// Probes a mount for at most `limit`.
 pub fn probe(path: &Path, limit: Duration) -> Liveness {
     LivenessProbe::start(path).wait(limit).unwrap_or(Liveness::Silent)
 }
@@ -135,13 +138,13 @@ fn interpret(read: Result<Vec<u8>, Errno>) -> Liveness {
         }
         Err(Errno::NOTCONN | Errno::CONNABORTED) => Liveness::Dead,
         Err(Errno::ACCESS | Errno::PERM) => Liveness::NotPermitted,
-        // It answers, though not that.
+        // It answers, but has no statistics.
         Err(Errno::NODATA | Errno::NOTSUP | Errno::RANGE | Errno::NOSYS) => Liveness::Alive(None),
         Err(e) => Liveness::Failed(e),
     }
 }
 
-/// The part of the child process: asks, and writes what came to standard output.
+/// The work of a child process: probes a mount, and writes the result to `out`.
 pub fn run_probe_command(path: &Path, out: &mut dyn std::io::Write) -> std::io::Result<()> {
     match read_stats(path) {
         Ok(value) => {
@@ -152,8 +155,8 @@ pub fn run_probe_command(path: &Path, out: &mut dyn std::io::Write) -> std::io::
     }
 }
 
-fn parse_output(said: &[u8]) -> Liveness {
-    match said.split_first() {
+fn parse_output(output: &[u8]) -> Liveness {
+    match output.split_first() {
         Some((b'+', value)) => interpret(Ok(value.to_vec())),
         Some((b'-', number)) => {
             let number = std::str::from_utf8(number).ok().and_then(|text| text.parse().ok());

@@ -1,4 +1,4 @@
-//! The life of a mount: attached to the tree, served by a session, found alive or stale, and taken away.
+//! The life of a mount: attached to the tree, served by a session, probed from other processes, and taken away.
 
 pub mod attach;
 pub mod daemon;

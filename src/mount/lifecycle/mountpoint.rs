@@ -1,7 +1,4 @@
-//! Whether a source can be shown at a mountpoint.
-//!
-//! In: both as the user typed them. Out: both absolute, after a dead mount at the mountpoint was
-//! taken away; or why not.
+//! Checks that a source can be mounted at a mountpoint, before anything is begun.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +12,7 @@ use super::stale_mounts;
 use crate::mount::error::MountError;
 use crate::mount::options::MountOptions;
 
-/// A source and a mountpoint that can be joined.
+/// The absolute paths of a source that can be mounted at a mountpoint.
 #[derive(Debug)]
 pub(in crate::mount) struct MountPaths {
     pub source: PathBuf,
@@ -23,15 +20,15 @@ pub(in crate::mount) struct MountPaths {
 }
 
 impl MountPaths {
-    /// Whether the mount will lie over a path, as far as that is there.
+    /// Whether the mount will hide a path, or its deepest existing directory.
     pub fn hides(&self, path: &Path) -> bool {
-        let there = path.ancestors().find_map(|above| std::fs::canonicalize(above).ok());
-        there.is_some_and(|there| there.starts_with(&self.mountpoint))
+        let existing = path.ancestors().find_map(|above| std::fs::canonicalize(above).ok());
+        existing.is_some_and(|existing| existing.starts_with(&self.mountpoint))
     }
 }
 
 pub(in crate::mount) fn resolve(options: &MountOptions) -> Result<MountPaths, MountError> {
-    // Before the source is looked at, which may be this very directory.
+    // First of all, because the source may be this directory.
     let healed = stale_mounts::heal(&options.mountpoint).map_err(|error| match error {
         MountError::Missing { path } => MountError::NoMountpoint { path },
         error => error,
@@ -46,26 +43,25 @@ pub(in crate::mount) fn resolve(options: &MountOptions) -> Result<MountPaths, Mo
             return Err(MountError::AlreadyMounted { path: entry.mountpoint, shown });
         }
     }
-    let about =
+    let stat_path =
         |path: &Path| rustix::fs::stat(path).map_err(|e| MountError::io(path, "look at it", e));
     let is_directory = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-    // What it is, and whether it is there, is for the view to say: a set of shards is called by a
-    // name that no file has.
-    let source = about(&options.source).ok().filter(is_directory);
-    let spot = PathHandle::open(&options.mountpoint)?;
-    let mountpoint = spot.path().to_path_buf();
-    let there = about(&mountpoint)?;
-    if !is_directory(&there) {
+    // The view reports a source that is missing: a set of shards has a name that no file has.
+    let source = stat_path(&options.source).ok().filter(is_directory);
+    let handle = PathHandle::open(&options.mountpoint)?;
+    let mountpoint = handle.path().to_path_buf();
+    let stat = stat_path(&mountpoint)?;
+    if !is_directory(&stat) {
         return Err(MountError::NotADirectory { path: options.mountpoint.clone() });
     }
     let is_source = |stat: &Stat| {
         let same = |source: Stat| (stat.st_dev, stat.st_ino) == (source.st_dev, source.st_ino);
         source.is_some_and(same)
     };
-    if !is_source(&there) {
+    if !is_source(&stat) {
         for above in mountpoint.ancestors().skip(1) {
-            // One that cannot be looked at is not the source, which could be.
-            if about(above).is_ok_and(|stat| is_source(&stat)) {
+            // A directory that cannot be inspected is not the source, which could be.
+            if stat_path(above).is_ok_and(|stat| is_source(&stat)) {
                 return Err(MountError::MountpointInSource {
                     path: options.source.clone(),
                     mountpoint,
@@ -76,15 +72,15 @@ pub(in crate::mount) fn resolve(options: &MountOptions) -> Result<MountPaths, Mo
             return Err(MountError::NotEmpty { path: options.mountpoint.clone() });
         }
     }
-    // A file keeps the name that was given, which says what it is to be called in the view.
-    let full = match source {
+    // The path of a file keeps its links: the view shows the file by the name that the user gave.
+    let absolute = match source {
         Some(_) => std::fs::canonicalize(&options.source),
         None => std::path::absolute(&options.source),
     };
-    let source = full.map_err(|e| MountError::io(&options.source, "find it", e))?;
+    let source = absolute.map_err(|e| MountError::io(&options.source, "find it", e))?;
     if !rustix::process::geteuid().is_root() {
-        for (given, option) in [(options.uid, "--uid"), (options.gid, "--gid")] {
-            if given.is_some() {
+        for (value, option) in [(options.uid, "--uid"), (options.gid, "--gid")] {
+            if value.is_some() {
                 return Err(MountError::NeedsRoot { path: mountpoint, option });
             }
         }
@@ -105,10 +101,11 @@ fn is_empty(path: &Path) -> Result<bool, MountError> {
     Ok(true)
 }
 
-/// Descriptors that must be free: a mount has 12 of its own, and needs a few for each file that it inspects.
+/// A mount holds 12 descriptors of its own, and needs a few for each file that it inspects.
 const MIN_FREE_DESCRIPTORS: usize = 32;
 
-/// Refuses a mount for which this process may not open enough files.
+/// Fails if this process may not open enough files. A mount that runs out of them halfway can leave a dead mount
+/// behind, and tokio panics.
 pub fn require_free_descriptors(mountpoint: &Path) -> Result<(), MountError> {
     match open_and_close_descriptors() {
         Ok(()) => Ok(()),
@@ -120,7 +117,7 @@ pub fn require_free_descriptors(mountpoint: &Path) -> Result<(), MountError> {
     }
 }
 
-/// Opens as many descriptors as are needed, and closes them again.
+/// Opens as many descriptors as must be free, and closes them.
 fn open_and_close_descriptors() -> Result<(), Errno> {
     let first = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let others: Result<Vec<_>, _> =
@@ -133,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_mount_will_lie_over_is_hidden_by_whatever_way_it_is_named() {
+    fn a_path_in_the_mountpoint_is_hidden_however_it_is_named() {
         let temporary = tempfile::tempdir().unwrap();
         let all = temporary.path().canonicalize().unwrap();
         let mountpoint = all.join("models");

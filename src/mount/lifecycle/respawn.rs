@@ -1,7 +1,4 @@
-//! Starting this very command again: as the daemon of a mount, or to ask a mount for this process.
-//!
-//! In: how this process came to be the command, if it is not the program `ckptfs` itself. Out: a
-//! [`Command`] that runs it anew, to be given its arguments.
+//! Starts this command again: as the daemon of a mount, or as a child process that probes a mount.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -9,29 +6,30 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// A program that runs this command, and the arguments that it wants before those of the command.
+/// A program that runs this command, and its arguments before those of the command.
 type Runner = (PathBuf, Vec<OsString>);
 
 static RUNNER: OnceLock<Runner> = OnceLock::new();
 
-/// From now on this command is started again by that program with these arguments before its own: an
-/// interpreter, of which `/proc/self/exe` would be only the half.
-pub fn set_runner(program: PathBuf, before: Vec<OsString>) {
-    // A process is one command, and was started in one way.
-    let _ = RUNNER.set((program, before));
+/// Sets the program that runs this command, with its arguments before those of the command.
+///
+/// An interpreter is such a program: `/proc/self/exe` alone would not run the command.
+pub fn set_runner(program: PathBuf, leading_args: Vec<OsString>) {
+    // Only the first call counts: a process is one command.
+    let _ = RUNNER.set((program, leading_args));
 }
 
-/// Whether it is not the program `ckptfs` that runs this command.
+/// Whether a program other than `ckptfs` runs this command.
 pub fn has_runner() -> bool {
     RUNNER.get().is_some()
 }
 
-/// This very command, under that name where it has a name of its own.
+/// This command again, by that name unless another program runs it.
 pub fn command(name: &OsStr) -> Command {
     match RUNNER.get() {
-        Some((program, before)) => {
+        Some((program, leading_args)) => {
             let mut command = Command::new(program);
-            command.args(before);
+            command.args(leading_args);
             command
         }
         None => {

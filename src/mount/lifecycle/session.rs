@@ -1,8 +1,7 @@
-//! A mount while it is there: the threads that answer the kernel, and how they are stopped.
+//! The session of a mount: the threads that reply to the kernel.
 //!
-//! In: a filesystem and the descriptor on which the kernel asks. Out: a [`Mounted`], which can be
-//! waited for and taken out of the tree. The session ends by itself when the kernel has nobody
-//! left to ask for; the process need not, so whoever owns a [`Mounted`] decides that.
+//! A [`MountSession`] ends by itself with its last reader, after the mount was detached. Its owner decides when the
+//! process ends.
 
 use std::fmt;
 use std::io;
@@ -20,7 +19,7 @@ use super::liveness::{self, Liveness};
 use crate::mount::error::MountError;
 use crate::mount::stats::{MountStats, StatsReporter};
 
-/// A filesystem that is mounted and answers. Dropped, it is taken out of the tree.
+/// A mount that this process serves. Dropping it detaches it.
 pub struct MountSession {
     attached: Arc<AttachedMount>,
     end: Arc<SessionEnd>,
@@ -28,8 +27,8 @@ pub struct MountSession {
     pub(in crate::mount) is_privileged: bool,
 }
 
-/// How long a new mount has for its first answer: milliseconds are usual, and a machine that is short
-/// of memory or processors should not lose its mounts for that.
+/// The time limit for the first reply of a mount. Milliseconds are usual, but a machine that is short of memory or
+/// processors should not lose its mounts.
 const FIRST_REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Whether the session has ended, and how.
@@ -42,7 +41,7 @@ struct SessionEnd {
 
 impl SessionEnd {
     fn outcome(&self) -> MutexGuard<'_, Option<Result<(), String>>> {
-        // A plain value: whoever panicked with it left it whole.
+        // No thread can panic while it changes this value.
         lock(&self.outcome)
     }
 
@@ -53,8 +52,8 @@ impl SessionEnd {
     }
 }
 
-/// What the session's thread leaves behind, also when it panics: nothing in the tree that nobody
-/// answers for, nobody waiting for an answer, and word of the end.
+/// Cleans up when the session's thread ends, even by a panic: detaches the mount, fails the requests that wait for a
+/// reply, and reports the end.
 struct SessionCleanup {
     attached: Arc<AttachedMount>,
     end: Arc<SessionEnd>,
@@ -71,18 +70,18 @@ impl Drop for SessionCleanup {
     }
 }
 
-/// Answers the kernel's first question, starts the threads, and sees that the mount answers.
+/// Replies to the kernel's first request, starts the threads, and waits until the mount answers.
 pub(in crate::mount) fn start<F: fuser::Filesystem + 'static>(
     filesystem: F,
     (fd, attached): (OwnedFd, AttachedMount),
     config: fuser::Config,
     numbers: StatsReporter,
-    may_tell: impl FnOnce(fuser::Notifier),
+    on_notifier: impl FnOnce(fuser::Notifier),
 ) -> Result<MountSession, MountError> {
     let path = attached.mountpoint().to_path_buf();
     let failed =
         |action| move |source: io::Error| MountError::Io { path: path.clone(), action, source };
-    // From here on a failure drops it, which takes it out of the tree.
+    // From here on, an error drops the session, which detaches the mount.
     let attached = Arc::new(attached);
     let mounted = MountSession {
         attached: Arc::clone(&attached),
@@ -90,23 +89,23 @@ pub(in crate::mount) fn start<F: fuser::Filesystem + 'static>(
         stats_reporter: numbers,
         is_privileged: false,
     };
-    // The kernel itself lets nobody else in unless `allow_other` was said.
+    // Without `allow_other`, the kernel itself keeps other users out.
     let acl = fuser::SessionACL::All;
     let session = fuser::Session::from_fd(filesystem, fd, acl, config)
         .map_err(failed.clone()("agree with the kernel"))?;
-    may_tell(session.notifier());
+    on_notifier(session.notifier());
     let end = Arc::clone(&mounted.end);
     let outcome = Err("its thread panicked".to_owned());
-    let will = SessionCleanup { attached, end, outcome };
+    let cleanup = SessionCleanup { attached, end, outcome };
     let serve = move || {
-        // The whole of it, to be dropped at this thread's end and not before.
-        let mut will = will;
-        will.outcome = session.run().map_err(|error| error.to_string());
+        // Moves the whole value into this thread, whose end drops it.
+        let mut cleanup = cleanup;
+        cleanup.outcome = session.run().map_err(|error| error.to_string());
     };
     let thread = std::thread::Builder::new().name("ckptfs session".to_owned());
     thread.spawn(serve).map_err(failed("start a thread"))?;
     match liveness::probe(mounted.mountpoint(), FIRST_REPLY_TIMEOUT) {
-        // Its root's mode may keep even its owner out, and be right.
+        // The mode of its root may deny access even to its owner.
         Liveness::Alive(_) | Liveness::NotPermitted => Ok(mounted),
         Liveness::Failed(e) => Err(MountError::io(mounted.mountpoint(), "use the mount", e)),
         Liveness::Dead | Liveness::Silent => {
@@ -116,13 +115,12 @@ pub(in crate::mount) fn start<F: fuser::Filesystem + 'static>(
 }
 
 impl MountSession {
-    /// Where it is, absolute and without links.
+    /// The mountpoint, absolute and without links.
     pub fn mountpoint(&self) -> &Path {
         self.attached.mountpoint()
     }
 
-    /// Whether it has what only privileges give: files that the kernel reads by itself, and a kernel
-    /// that reads further ahead.
+    /// Whether it has the features that need root: passthrough, and a larger readahead of the kernel.
     pub fn is_privileged(&self) -> bool {
         self.is_privileged
     }
@@ -132,8 +130,8 @@ impl MountSession {
         &self.attached
     }
 
-    /// Takes it out of the tree at once, and nothing that others have mounted there since. Who has a
-    /// file open may go on; the session ends with the last of them.
+    /// Detaches it from the tree at once, and no other mount at its path. Readers of open files go on, and the session
+    /// ends with the last one.
     pub fn detach(&self) -> Result<(), MountError> {
         self.attached.detach()
     }
@@ -143,12 +141,12 @@ impl MountSession {
         self.end.outcome().is_some()
     }
 
-    /// Why the session ended, if something was wrong with that.
+    /// The error that ended the session, if one did.
     pub fn failure(&self) -> Option<String> {
         self.end.outcome().clone()?.err()
     }
 
-    /// Waits for the session to end, so long at the most; whether it has.
+    /// Waits for the session to end, for at most `limit`. Returns whether it has ended.
     pub fn wait(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut outcome = self.end.outcome();
@@ -163,26 +161,26 @@ impl MountSession {
         true
     }
 
-    /// The same for tasks, without a limit.
+    /// Waits for the session to end, in a task.
     pub async fn wait_for_end(&self) {
         loop {
-            // Asked for before looking, so that an end in between is not missed.
-            let told = self.end.notify.notified();
-            tokio::pin!(told);
-            told.as_mut().enable();
+            // Enabled before the check, so that an end in between is not missed.
+            let notified = self.end.notify.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
             if self.has_ended() {
                 return;
             }
-            told.await;
+            notified.await;
         }
     }
 
-    /// The numbers now.
+    /// The statistics of the mount.
     pub fn stats(&self) -> MountStats {
         (self.stats_reporter)()
     }
 
-    /// The same for those who outlive a borrow.
+    /// Gives the statistics at any time.
     pub fn stats_reporter(&self) -> StatsReporter {
         Arc::clone(&self.stats_reporter)
     }

@@ -1,8 +1,6 @@
-//! Taking mounts away that this process did not make: those whose daemon died, and any that the
-//! user wants unmounted.
+//! Unmounts mounts that another process made, and removes dead ones.
 //!
-//! In: a path. Out: what was done; a mount of another type is never touched, and none is ever waited
-//! for longer than the times below.
+//! Mounts of other types are never touched, and no mount is waited for longer than the timeouts below.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,110 +13,109 @@ use super::liveness::{self, Liveness};
 use super::superblock::Superblock;
 use crate::mount::error::MountError;
 
-/// A daemon that lives answers within milliseconds, or within a second where the machine is
-/// overloaded; one that has not by then is stuck.
+/// A daemon answers within milliseconds, or within a second on an overloaded machine. After this time it is stuck.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Dead mounts over one another at one path that are taken away at most: a bound for the loop.
+/// The most dead mounts that are removed at one path, which bounds the loop.
 const MAX_STACKED_MOUNTS: usize = 64;
 
-/// What shows at a path after the dead were taken away.
+/// The state of a path after its dead mounts were removed.
 #[derive(Debug)]
 pub struct HealResult {
-    /// How many dead mounts were taken away.
+    /// How many dead mounts were removed.
     pub removed_count: usize,
-    /// The mount of ours that shows there now, and what it answers.
+    /// The ckptfs mount that is at the path now, and its liveness.
     pub remaining: Option<(MountEntry, Liveness)>,
 }
 
-/// Takes away the mounts of ours at a path whose daemons are gone.
+/// Removes dead ckptfs mounts at a path.
 pub fn heal(path: &Path) -> Result<HealResult, MountError> {
-    for dead in 0..MAX_STACKED_MOUNTS {
-        let spot = PathHandle::open(path)?;
-        let shows = |entry: &MountEntry| entry.is_ckptfs() && entry.mountpoint == spot.path();
-        let Some(entry) = spot.mount_entry()?.filter(shows) else {
-            return Ok(HealResult { removed_count: dead, remaining: None });
+    for removed_count in 0..MAX_STACKED_MOUNTS {
+        let handle = PathHandle::open(path)?;
+        let shows = |entry: &MountEntry| entry.is_ckptfs() && entry.mountpoint == handle.path();
+        let Some(entry) = handle.mount_entry()?.filter(shows) else {
+            return Ok(HealResult { removed_count, remaining: None });
         };
-        match liveness::probe(spot.path(), ANSWER_TIMEOUT) {
-            Liveness::Dead => attach::detach(&spot)?,
-            answer => {
-                return Ok(HealResult { removed_count: dead, remaining: Some((entry, answer)) });
+        match liveness::probe(handle.path(), ANSWER_TIMEOUT) {
+            Liveness::Dead => attach::detach(&handle)?,
+            liveness => {
+                return Ok(HealResult { removed_count, remaining: Some((entry, liveness)) });
             }
         }
-        tracing::info!("{}: took away a mount whose daemon is gone", spot.path().display());
+        tracing::info!("{}: removed a mount whose daemon is gone", handle.path().display());
     }
     Err(MountError::Io {
         path: path.to_path_buf(),
-        action: "take away all the dead mounts there",
+        action: "remove all dead mounts there",
         source: std::io::Error::other("there are too many"),
     })
 }
 
-/// A mount that was taken out of the tree.
+/// A mount that was unmounted.
 #[derive(Debug)]
 pub struct UnmountResult {
-    /// Where it was.
+    /// The path that it was mounted at.
     pub path: PathBuf,
-    /// Who served it.
+    /// The process that served it.
     pub server: MountServer,
 }
 
-/// Who serves a mount that was taken away, or did.
+/// The process that serves an unmounted mount, or did.
 #[derive(Debug)]
 pub enum MountServer {
-    /// Nobody: its daemon had died before.
+    /// The daemon had died before.
     Dead,
     /// This daemon, which ends with the superblock.
     Process(Daemon, Superblock),
-    /// It did not say by whom, or this user may not know.
+    /// The daemon did not tell its number, or this user may not see it.
     Unknown(Superblock),
 }
 
-/// Unmounts what shows at a path, which must be ours; lazily: out of the tree at once, used or not.
-/// Does not wait for its daemon to end.
+/// Unmounts the ckptfs mount at a path; with `lazy`, detaches it at once, even if it is in use. Does not wait for the
+/// daemon to end.
 pub fn unmount(path: &Path, lazy: bool) -> Result<UnmountResult, MountError> {
-    let HealResult { removed_count: dead, remaining: left } = heal(path)?;
-    let Some((entry, answer)) = left else {
-        if dead > 0 {
+    let HealResult { removed_count, remaining } = heal(path)?;
+    let Some((entry, liveness)) = remaining else {
+        if removed_count > 0 {
             let path = PathHandle::open(path)?.path().to_path_buf();
             return Ok(UnmountResult { path, server: MountServer::Dead });
         }
         return Err(not_ours(path)?);
     };
     let superblock = Superblock::of_mount(entry.clone());
-    let silent = answer == Liveness::Silent;
-    let daemon = match answer {
+    let is_silent = liveness == Liveness::Silent;
+    let daemon = match liveness {
         Liveness::Alive(Some(stats)) => Daemon::from_pid(stats.pid),
         _ => Daemon::serving(entry.device),
     };
-    let taken = if lazy {
+    let result = if lazy {
         detach(path, &entry)
     } else {
-        // It may be our own question that is in the way: it is given up, or it is stuck.
-        let passing_by = if silent { ANSWER_TIMEOUT } else { attach::BUSY_TIMEOUT };
-        attach::unmount(&entry.mountpoint, passing_by).map_err(|error| match error {
-            MountError::Busy { path } if silent => MountError::Silent { path },
+        // A stuck mount may be busy with our own probe, which is given up.
+        let busy_timeout = if is_silent { ANSWER_TIMEOUT } else { attach::BUSY_TIMEOUT };
+        attach::unmount(&entry.mountpoint, busy_timeout).map_err(|error| match error {
+            MountError::Busy { path } if is_silent => MountError::Silent { path },
             error => error,
         })
     };
-    match taken {
-        // Somebody else was faster: it is gone, as was wanted.
+    match result {
+        // Another process has unmounted it already.
         Err(_) if !is_mounted(&entry)? => {}
-        taken => taken?,
+        result => result?,
     }
-    let served = match daemon {
+    let server = match daemon {
         Some(daemon) => MountServer::Process(daemon, superblock),
         None => MountServer::Unknown(superblock),
     };
-    Ok(UnmountResult { path: entry.mountpoint, server: served })
+    Ok(UnmountResult { path: entry.mountpoint, server })
 }
 
 fn detach(path: &Path, entry: &MountEntry) -> Result<(), MountError> {
-    let spot = PathHandle::open(path)?;
-    if spot.mount_id() != entry.id {
+    let handle = PathHandle::open(path)?;
+    if handle.mount_id() != entry.id {
         return Err(not_ours(path)?);
     }
-    attach::detach(&spot)
+    attach::detach(&handle)
 }
 
 fn is_mounted(entry: &MountEntry) -> Result<bool, MountError> {
@@ -126,11 +123,11 @@ fn is_mounted(entry: &MountEntry) -> Result<bool, MountError> {
     Ok(all.any(|other| (other.id, other.device) == (entry.id, entry.device)))
 }
 
-/// What a path is that should have been a mount of ours.
+/// The error of a path that is no mountpoint of ckptfs.
 fn not_ours(path: &Path) -> Result<MountError, MountError> {
-    let spot = PathHandle::open(path)?;
+    let handle = PathHandle::open(path)?;
     let path = path.to_path_buf();
-    let Some(entry) = spot.mount_entry()? else {
+    let Some(entry) = handle.mount_entry()? else {
         return Ok(MountError::NotCkptfs {
             path,
             what: "nothing is mounted there".into(),
@@ -139,7 +136,7 @@ fn not_ours(path: &Path) -> Result<MountError, MountError> {
     };
     let kind = mountinfo::to_display(&entry.fs_type);
     let place = entry.mountpoint.display().to_string();
-    let (what, within) = if entry.mountpoint == spot.path() {
+    let (what, within) = if entry.mountpoint == handle.path() {
         (format!("a mount of type {kind} shows there"), None)
     } else if entry.is_ckptfs() {
         (format!("it lies inside the one at {place}"), Some(entry.mountpoint))

@@ -1,7 +1,6 @@
-//! Whether a path can be looked at without waiting for a mount of ours that is stuck.
+//! Checks whether a path leads through a stuck ckptfs mount.
 //!
-//! In: a path, or a directory. Out: nothing, or the mount that does not answer. What else keeps a path
-//! from being found is for those to say who want what is there.
+//! Every other error of a path is ignored here, and reported where the path is used.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -17,15 +16,15 @@ use super::liveness::{self, Liveness, LivenessProbe};
 use super::stale_mounts::ANSWER_TIMEOUT;
 use crate::mount::error::MountError;
 
-/// Links that are followed in one path, as many as the kernel follows.
+/// As many links of one path as the kernel follows.
 const MAX_LINKS: usize = 40;
 
-/// Asks every mount of ours that the path leads through or to, links followed.
+/// Probes every ckptfs mount that a path leads through or to. Follows links.
 pub fn check_path(path: &Path) -> Result<(), MountError> {
     walk(path, true)
 }
 
-/// The same, but for what the path itself stands for: a mount that is to be taken away need not answer.
+/// Probes only the mounts that the path leads through. A mount at the path itself may be stuck.
 pub fn check_parents(path: &Path) -> Result<(), MountError> {
     walk(path, false)
 }
@@ -41,17 +40,17 @@ fn walk(path: &Path, to_its_end: bool) -> Result<(), MountError> {
     let mut rest = Vec::new();
     let mut links = 0;
     push_components(&mut rest, &whole);
-    // From the top, and link by link: each step is taken through those that have answered.
+    // From the top, step by step: each step leads through mounts that have answered.
     loop {
         if rest.is_empty() && !to_its_end {
             return Ok(());
         }
-        let Ok(spot) = PathHandle::open(&way) else { return Ok(()) };
-        let id = spot.mount_id();
+        let Ok(handle) = PathHandle::open(&way) else { return Ok(()) };
+        let id = handle.mount_id();
         if !asked.contains(&id) && ours.iter().any(|entry| entry.id == id) {
             asked.push(id);
-            if liveness::probe(spot.path(), ANSWER_TIMEOUT) == Liveness::Silent {
-                return Err(MountError::Silent { path: spot.path().to_path_buf() });
+            if liveness::probe(handle.path(), ANSWER_TIMEOUT) == Liveness::Silent {
+                return Err(MountError::Silent { path: handle.path().to_path_buf() });
             }
         }
         let Some(part) = rest.pop() else { return Ok(()) };
@@ -60,7 +59,7 @@ fn walk(path: &Path, to_its_end: bool) -> Result<(), MountError> {
             continue;
         }
         let next = way.join(&part);
-        // Nobody is asked by this who has not answered: what is mounted right there is no link.
+        // This never waits for a mount that has not answered: a mountpoint is no link.
         let Ok(target) = readlinkat(CWD, &next, Vec::new()) else {
             way = next;
             continue;
@@ -77,22 +76,22 @@ fn walk(path: &Path, to_its_end: bool) -> Result<(), MountError> {
     }
 }
 
-/// Puts the parts of a path before those that are yet to come; the next is the last of the list.
+/// Adds the components of a path in front of the others. The list is reversed: the last one is the next.
 fn push_components(rest: &mut Vec<OsString>, path: &Path) {
     let parts = path.components().rev();
     let named = parts.filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
     rest.extend(named.map(|part| part.as_os_str().to_owned()));
 }
 
-/// The mounts of ours right in a directory, given absolutely and without links, that cannot be looked
-/// into: each by its name, with what is wrong.
+/// The ckptfs mounts in a directory that are stuck or dead, each by its name with its error. The path of the directory
+/// must be absolute and without links.
 pub fn unreachable_mounts_in(directory: &Path) -> Vec<(OsString, MountError)> {
     let ours = mountinfo::ckptfs_mounts().unwrap_or_default().into_iter();
     let shows = |entry: &MountEntry| {
         entry.mountpoint.parent() == Some(directory)
-            && PathHandle::open(&entry.mountpoint).is_ok_and(|spot| spot.mount_id() == entry.id)
+            && PathHandle::open(&entry.mountpoint).is_ok_and(|handle| handle.mount_id() == entry.id)
     };
-    // All at once: the stuck are waited for together.
+    // All at once, so that stuck mounts share the time limit.
     let asked: Vec<_> =
         ours.filter(shows).map(|entry| (LivenessProbe::start(&entry.mountpoint), entry)).collect();
     let until = Instant::now() + ANSWER_TIMEOUT;

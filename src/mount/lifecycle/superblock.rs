@@ -31,7 +31,7 @@ pub struct SuperblockMount {
 
 impl Superblock {
     /// The superblock of a mount that is still there.
-    pub(in crate::mount) fn of_mount(mount: MountEntry) -> Superblock {
+    pub(super) fn of_mount(mount: MountEntry) -> Superblock {
         let path = format!("/sys/class/bdi/{}", mount.device);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         // Without sysfs, the state of the superblock stays unknown.
@@ -57,7 +57,7 @@ impl Superblock {
         let mut look = |process: Option<u32>| {
             let name = process.map_or("self".to_owned(), |pid| pid.to_string());
             let proc = Path::new("/proc").join(name);
-            // For processes of other users this link is unreadable, but their tables are not.
+            // This link is unreadable for processes of other users, but their tables are not.
             if fs::read_link(proc.join("ns/mnt")).is_ok_and(|seen| !namespaces.insert(seen)) {
                 return;
             }

@@ -97,7 +97,7 @@ def test_it_lists_what_only_it_can_do(command, words):
     done = Ckptfs(command)(*words)
     assert done.code == (DONE if words else USAGE)
     listed = dict(re.findall(r"^  (\w+) +(.+)$", done.stdout + done.stderr, re.MULTILINE))
-    assert listed["run"].startswith("Run a Python program") and listed["bench"].startswith("Tell how fast")
+    assert listed["run"].startswith("Run a Python program") and listed["bench"].startswith("Measure how fast")
     assert "export" in listed
 
 

@@ -31,7 +31,7 @@ SAVING = [
 SAVING_LINES = """\
 `RUNS=3 scripts/bench/run saving`, 3 runs; 2 cores, 16 GB, ext4, Linux 6.1.0; ckptfs 0.1.0.
 
-| saving 2.1 GB in 4 shards | seconds (least to most) | of processor | memory beside them |
+| saving 2.1 GB in 4 shards | seconds (least to most) | CPU seconds | peak memory above them |
 |---|---|---|---|
 | ckptfs, `save_sharded` | 2.00 (1.00 to 3.00) | 0.50 | 0.01 |
 | the <other> & more | 4.00 (4.00 to 4.00) | 1.00 | 0.00 |
@@ -224,7 +224,7 @@ def test_the_page_is_what_its_results_give():
 
 
 def test_what_is_measured_from_the_page_cache_is_there_again_when_it_was_let_go(tmp_path):
-    machine = bench.machine.Machine(tmp_path, keeper=None)
+    machine = bench.machine.Machine(tmp_path, ballast=None)
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
         file.write_bytes(bytes(3 << 20))
@@ -238,7 +238,7 @@ def test_what_is_measured_from_the_page_cache_is_there_again_when_it_was_let_go(
 
 
 def test_what_the_page_cache_does_not_keep_is_not_measured(tmp_path, monkeypatch):
-    machine = bench.machine.Machine(tmp_path, keeper=None)
+    machine = bench.machine.Machine(tmp_path, ballast=None)
     (tmp_path / "a").write_bytes(b"something")
     machine.read(tmp_path / "a")
     monkeypatch.setattr("bench.machine.in_page_cache", lambda paths: [0 for _ in paths])

@@ -1,21 +1,23 @@
-//! What the machine has, and what this process may do with it.
+//! Checks of the machine: its kernel, its limits and its devices.
 
 use std::fs;
 use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
-use rustix::thread::{CapabilitySet, capabilities};
+use rustix::thread::CapabilitySet;
 
+use crate::cli::terminal_text::format_bytes;
 use crate::mount::{default_memory, machine_memory};
 
-use super::{DoctorCheck, privileges};
-use crate::cli::terminal_text::format_bytes;
+use super::check::DoctorCheck;
+use super::system::{
+    has_capability, has_status, is_outermost, kernel_release, kernel_version, read_trimmed,
+};
 
-/// Everything, in the order in which a mount needs it.
-pub(super) fn check_machine() -> Vec<DoctorCheck> {
+/// Everything that a mount depends on besides privileges, in the order in which a mount needs it.
+pub fn check_machine() -> Vec<DoctorCheck> {
     let kernel = kernel_version();
-    let mut checks = privileges::check_privileges();
-    checks.extend([
+    vec![
         check_kernel(kernel),
         check_passthrough(kernel),
         check_request_size(),
@@ -25,42 +27,13 @@ pub(super) fn check_machine() -> Vec<DoctorCheck> {
         check_cachestat(kernel),
         check_io_uring(),
         check_cuda(),
-    ]);
-    checks
-}
-
-pub(super) fn read_trimmed(path: &str) -> Option<String> {
-    Some(fs::read_to_string(path).ok()?.trim().to_owned())
-}
-
-/// Whether a field of this process's status has that value.
-pub(super) fn has_status(field: &str, value: &str) -> bool {
-    let status = read_trimmed("/proc/self/status").unwrap_or_default();
-    let mut fields = status.lines().filter_map(|line| line.split_once(':'));
-    fields.any(|(name, found)| name == field && found.trim() == value)
-}
-
-pub(super) fn has_capability(capability: CapabilitySet) -> bool {
-    capabilities(None).is_ok_and(|sets| sets.effective.contains(capability))
-}
-
-/// Whether root here is root of the machine, rather than of a user namespace.
-pub(super) fn is_outermost() -> bool {
-    read_trimmed("/proc/self/uid_map")
-        .is_none_or(|map| map.split_whitespace().eq(["0", "0", "4294967295"]))
-}
-
-/// The version of the kernel, as far as it can be read.
-fn kernel_version() -> (u32, u32) {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    ]
 }
 
 fn check_kernel((major, minor): (u32, u32)) -> DoctorCheck {
     const WHAT: &str = "kernel";
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    // openat2, which bounds what a checkpoint's links may open.
+    let release = kernel_release();
+    // It has openat2, which bounds what the links of a checkpoint may open.
     if (major, minor) < (5, 6) {
         return DoctorCheck::problem(
             WHAT,
@@ -92,13 +65,13 @@ fn check_passthrough(kernel: (u32, u32)) -> DoctorCheck {
 
 fn check_request_size() -> DoctorCheck {
     const WHAT: &str = "request size";
-    /// What the kernel allows where it has no such setting, and by default where it has one.
+    /// The kernel's limit without this setting, and the setting's default.
     const USUAL_PAGES: u64 = 256;
     let limit =
         read_trimmed("/proc/sys/fs/fuse/max_pages_limit").and_then(|pages| pages.parse().ok());
     let pages = limit.unwrap_or(USUAL_PAGES);
     let size = pages.saturating_mul(rustix::param::page_size() as u64);
-    let says = format!("{} at the most in one request", format_bytes(size));
+    let says = format!("at most {} in one request", format_bytes(size));
     if pages < USUAL_PAGES {
         return DoctorCheck::note(
             WHAT,
@@ -119,7 +92,7 @@ fn check_readahead() -> DoctorCheck {
     }
     DoctorCheck::note(
         WHAT,
-        "not for this user: the kernel reads 128 KiB ahead; the daemon's own reading ahead is not limited by that",
+        "not for this user: the kernel reads 128 KiB ahead; that does not limit the daemon's own readahead",
         "mount as root to change it",
     )
 }
@@ -129,13 +102,13 @@ fn check_memory() -> DoctorCheck {
     let (memory, budget) = (format_bytes(machine_memory()), format_bytes(default_memory()));
     DoctorCheck::ok(
         WHAT,
-        format!("{memory}; a mount holds up to {budget} of it, unless --memory says"),
+        format!("{memory}; a mount holds up to {budget} of it, unless --memory says otherwise"),
     )
 }
 
 fn check_files() -> DoctorCheck {
     const WHAT: &str = "open files";
-    /// Sets of a thousand shards exist; each is a descriptor while the set is open.
+    /// Sets of a thousand shards exist, and each shard takes descriptors while the set is open.
     const ENOUGH: u64 = 4096;
     match getrlimit(Resource::Nofile).maximum {
         None => DoctorCheck::ok(WHAT, "without limit"),
@@ -154,17 +127,17 @@ fn check_cachestat(kernel: (u32, u32)) -> DoctorCheck {
     if kernel < (6, 5) {
         DoctorCheck::note(
             WHAT,
-            "not there: whether a file is cached is found out by trying",
-            "Linux 6.5 or later tells it at once",
+            "missing: reads find out by trying whether a file is cached",
+            "use Linux 6.5 or later, which tells at once",
         )
     } else if is_filtered {
         DoctorCheck::note(
             WHAT,
-            "perhaps kept from this container (seccomp); then it is found out by trying",
+            "perhaps denied to this container (seccomp); reads then find out by trying",
             "allow the system call cachestat in the container's profile",
         )
     } else {
-        DoctorCheck::ok(WHAT, "there: what is cached is known at once")
+        DoctorCheck::ok(WHAT, "works: what is cached is known at once")
     }
 }
 
@@ -181,7 +154,7 @@ fn check_cuda() -> DoctorCheck {
     const WHAT: &str = "CUDA";
     const LIBRARY: &[u8] = b"libcuda.so.1";
     let driver = read_trimmed("/proc/driver/nvidia/version");
-    // The loader's own list of libraries, whose names stand in it as they are.
+    // The dynamic linker's list of libraries, which holds their names as plain text.
     let list = fs::read("/etc/ld.so.cache").unwrap_or_default();
     let is_listed = list.windows(LIBRARY.len()).any(|name| name == LIBRARY);
     match (driver, is_listed) {
@@ -189,27 +162,12 @@ fn check_cuda() -> DoctorCheck {
             let version = driver.lines().next().unwrap_or_default();
             DoctorCheck::ok(WHAT, format!("driver and libcuda.so.1 found ({version})"))
         }
-        (None, true) => DoctorCheck::ok(WHAT, "libcuda.so.1 found, and no driver"),
+        (None, true) => DoctorCheck::ok(WHAT, "libcuda.so.1 found, but no driver"),
         (Some(_), false) => DoctorCheck::note(
             WHAT,
-            "a driver and no libcuda.so.1: GPUs cannot be used from here",
+            "a driver, but no libcuda.so.1: GPUs cannot be used from here",
             "in a container, use the NVIDIA runtime (--gpus all)",
         ),
         (None, false) => DoctorCheck::ok(WHAT, "none; only loading onto a GPU needs it"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::CheckVerdict;
-    use super::*;
-
-    #[test]
-    fn every_remark_says_what_to_do() {
-        let checks = check_machine();
-        assert!(checks.len() >= 13);
-        for check in checks {
-            assert_eq!(check.verdict == CheckVerdict::Ok, check.remedy.is_empty(), "{check:?}");
-        }
     }
 }

@@ -1,71 +1,27 @@
-//! `ckptfs doctor`: what this machine can and cannot do for mounts.
+//! `ckptfs doctor`: checks what mounts this machine supports.
 //!
-//! Out: a line for each thing looked at: fine, worth knowing, or what keeps a mount from working, with
-//! what it means and what to do.
+//! Prints a line for each check: fine, worth knowing, or a problem that keeps a mount from working, with its remedy.
 
+mod check;
 mod machine;
 mod privileges;
 mod source;
+mod system;
 
 use std::io::{self, Write};
 
-use serde::Serialize;
-
 use crate::cli::args::DoctorArgs;
+use crate::cli::error::{CommandError, EXIT_FAILED};
 use crate::cli::terminal_text::one_line;
-use crate::cli::{CommandError, EXIT_FAILED};
+use check::{CheckVerdict, DoctorCheck};
 
-/// One thing that was looked at.
-#[derive(Debug, Serialize)]
-struct DoctorCheck {
-    what: &'static str,
-    verdict: CheckVerdict,
-    /// What is so, and what it means.
-    says: String,
-    /// What to do; nothing where all is well.
-    remedy: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum CheckVerdict {
-    Ok,
-    /// Works, with a limit that can be lifted.
-    Note,
-    /// Mounting cannot work.
-    Problem,
-}
-
-impl DoctorCheck {
-    fn ok(what: &'static str, says: impl Into<String>) -> DoctorCheck {
-        DoctorCheck { what, verdict: CheckVerdict::Ok, says: says.into(), remedy: String::new() }
-    }
-
-    fn note(what: &'static str, says: impl Into<String>, remedy: impl Into<String>) -> DoctorCheck {
-        DoctorCheck { what, verdict: CheckVerdict::Note, says: says.into(), remedy: remedy.into() }
-    }
-
-    fn problem(
-        what: &'static str,
-        says: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> DoctorCheck {
-        DoctorCheck {
-            what,
-            verdict: CheckVerdict::Problem,
-            says: says.into(),
-            remedy: remedy.into(),
-        }
-    }
-}
-
-/// Looks at the machine, and at the path if that can be reached.
+/// Checks the machine, and the path if that can be reached.
 pub fn run(
     args: &DoctorArgs,
     reachable: Result<(), CommandError>,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let mut checks = machine::check_machine();
+    let mut checks = check_system();
     match (&args.path, reachable) {
         (Some(path), Ok(())) => checks.extend(source::check_source(path)),
         (_, Err(failure)) => checks.push(source::unreachable_check(failure)),
@@ -89,4 +45,25 @@ pub fn run(
     }
     let works = checks.iter().all(|check| check.verdict != CheckVerdict::Problem);
     if works { Ok(()) } else { Err(CommandError::already_reported(EXIT_FAILED)) }
+}
+
+/// All checks that need no path, in the order in which a mount needs them.
+fn check_system() -> Vec<DoctorCheck> {
+    let mut checks = privileges::check_privileges();
+    checks.extend(machine::check_machine());
+    checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_remark_says_what_to_do() {
+        let checks = check_system();
+        assert!(checks.len() >= 13);
+        for check in checks {
+            assert_eq!(check.verdict == CheckVerdict::Ok, check.remedy.is_empty(), "{check:?}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Who may mount here: this user, and ordinary ones, by fusermount3 or in a namespace of their own.
+//! Checks of privileges: whether this user and ordinary users may mount, by fusermount3 or in a user namespace.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,17 +11,17 @@ use rustix::thread::CapabilitySet;
 use crate::mount::error::{DEVICE_MODE_REMEDY, NO_DEVICE_REMEDY};
 use crate::mount::lifecycle::fusermount;
 
-use super::DoctorCheck;
-use super::machine::{has_capability, has_status, is_outermost, read_trimmed};
+use super::check::DoctorCheck;
+use super::system::{has_capability, has_status, is_outermost, read_trimmed};
 
 const FUSE_DEVICE: &str = "/dev/fuse";
 
-/// What decides it.
+/// What decides whether users may mount.
 #[derive(Clone, Debug)]
 struct PrivilegeFacts {
     /// The device's mode, if it is there.
     mode: Option<u32>,
-    /// Why this user cannot open it.
+    /// Why this user cannot open the device.
     open_error: Option<Errno>,
     is_root: bool,
     may_mount: bool,
@@ -29,7 +29,7 @@ struct PrivilegeFacts {
     no_new_privileges: bool,
     /// fusermount3, and whether it is setuid.
     fusermount: Option<(PathBuf, bool)>,
-    /// What keeps ordinary users from namespaces of their own: a setting, and its value that would not.
+    /// The setting that closes user namespaces to ordinary users, and the value that would open them.
     closing_setting: Option<(&'static str, &'static str)>,
 }
 
@@ -43,8 +43,7 @@ pub(super) fn check_privileges() -> Vec<DoctorCheck> {
     ]
 }
 
-/// Settings that close namespaces to ordinary users: where they stand, how sysctl calls them, the value
-/// that closes and one that opens.
+/// Settings that close user namespaces to ordinary users: file, sysctl name, closing value and opening value.
 const CLOSING_SETTINGS: [(&str, &str, &str, &str); 3] = [
     ("/proc/sys/user/max_user_namespaces", "user.max_user_namespaces", "0", "10000"),
     ("/proc/sys/kernel/unprivileged_userns_clone", "kernel.unprivileged_userns_clone", "0", "1"),
@@ -83,12 +82,12 @@ impl PrivilegeFacts {
         self.may_mount && self.open_error.is_none()
     }
 
-    /// The device's mode, where that is what decides: not where it is missing or kept from a container.
+    /// The device's mode if that decides which users open it: not if the device is missing or kept from a container.
     fn deciding_mode(&self) -> Option<u32> {
         self.mode.filter(|_| matches!(self.open_error, None | Some(Errno::ACCESS)))
     }
 
-    /// Whether ordinary users may open the device: this one, or where this one is root, all others.
+    /// Whether ordinary users may open the device: this user, or if this user is root, all others.
     fn is_open_to_users(&self) -> bool {
         let for_all = self.mode.is_some_and(|mode| mode & 0o006 == 0o006);
         self.open_error.is_none() && (for_all || !self.is_root)
@@ -132,7 +131,7 @@ fn check_fusermount(facts: &PrivilegeFacts) -> DoctorCheck {
             None => {
                 DoctorCheck::ok(WHAT, format!("{path}: there, and of no use without {FUSE_DEVICE}"))
             }
-            // It opens the device as the user who calls it.
+            // fusermount3 opens the device as its caller.
             Some(mode) => {
                 let says = format!(
                     "{path}: ordinary users cannot mount, for they may not open {FUSE_DEVICE} (mode {:04o})",
@@ -220,10 +219,10 @@ fn check_namespaces(facts: &PrivilegeFacts) -> DoctorCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CheckVerdict;
+    use super::super::check::CheckVerdict;
     use super::*;
 
-    /// Root of a machine where everything is as distributions leave it.
+    /// Root of a machine with the settings of a distribution.
     fn usual() -> PrivilegeFacts {
         PrivilegeFacts {
             mode: Some(0o020_666),
@@ -237,7 +236,7 @@ mod tests {
         }
     }
 
-    /// An ordinary user of the same.
+    /// An ordinary user of the same machine.
     fn user() -> PrivilegeFacts {
         PrivilegeFacts { is_root: false, may_mount: false, ..usual() }
     }

@@ -1,4 +1,4 @@
-//! What a path can do as a source.
+//! Checks of a path as a source.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,19 +9,19 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 use crate::mount_info::mountinfo::{PathHandle, to_display};
 
-use super::DoctorCheck;
-use crate::cli::CommandError;
+use super::check::{CheckVerdict, DoctorCheck};
+use crate::cli::error::CommandError;
 
 const SOURCE_CHECK: &str = "source";
 
-/// A path that is not looked at, because whoever does would have to wait for a mount on the way to it.
+/// The check of a path that leads through a stuck mount: looking at it would hang.
 pub(super) fn unreachable_check(failure: CommandError) -> DoctorCheck {
     DoctorCheck::problem(SOURCE_CHECK, failure.message, failure.remedy)
 }
 
 pub(super) fn check_source(path: &Path) -> Vec<DoctorCheck> {
     let mut checks = vec![check_readable(path)];
-    if checks.iter().all(|check| check.verdict == super::CheckVerdict::Ok) {
+    if checks.iter().all(|check| check.verdict == CheckVerdict::Ok) {
         checks.push(check_filesystem(path));
         checks.push(check_direct_read(path));
     }
@@ -48,7 +48,7 @@ fn check_readable(path: &Path) -> DoctorCheck {
     }
 }
 
-/// Types that reach over a network, or to another daemon.
+/// Filesystem types whose reads cross a network, or go through another daemon.
 const REMOTE_FILESYSTEMS: [&str; 16] = [
     "nfs",
     "nfs4",
@@ -70,7 +70,7 @@ const REMOTE_FILESYSTEMS: [&str; 16] = [
 
 fn check_filesystem(path: &Path) -> DoctorCheck {
     const WHAT: &str = "filesystem";
-    let entry = match PathHandle::open(path).and_then(|spot| spot.mount_entry()) {
+    let entry = match PathHandle::open(path).and_then(|handle| handle.mount_entry()) {
         Ok(Some(entry)) => entry,
         Ok(None) => return DoctorCheck::ok(WHAT, "unknown"),
         Err(error) => return DoctorCheck::problem(WHAT, error.to_string(), error.remedy()),
@@ -94,7 +94,7 @@ fn check_filesystem(path: &Path) -> DoctorCheck {
     }
 }
 
-/// What disks and filesystems want a read past the cache to be aligned to, at the most.
+/// The largest alignment that disks and filesystems require of direct reads.
 const ALIGNMENT_BYTES: usize = 4096;
 
 fn check_direct_read(path: &Path) -> DoctorCheck {
@@ -114,8 +114,8 @@ fn check_direct_read(path: &Path) -> DoctorCheck {
     }
 }
 
-/// The file itself, or one of the directory's that is not empty. What else is mounted in the directory,
-/// and may be stuck, is not looked at, nor is what a link leads to there.
+/// The file itself, or a file in the directory that is not empty. Mounts in the directory may be stuck, so they and
+/// the targets of links are left alone.
 fn file_in(path: &Path) -> Option<PathBuf> {
     let is_full = |about: fs::Metadata| about.is_file() && about.len() > 0;
     if path.is_file() {
@@ -123,7 +123,7 @@ fn file_in(path: &Path) -> Option<PathBuf> {
     }
     let folder = File::open(path).ok()?;
     let is_full = |entry: &fs::DirEntry| {
-        // Opened by name alone, which asks nobody, and on the directory's own filesystem.
+        // O_PATH asks no daemon, and NO_XDEV stays on the directory's own filesystem.
         let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let found = openat2(&folder, entry.file_name(), flags, Mode::empty(), resolve);

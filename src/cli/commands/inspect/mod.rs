@@ -1,4 +1,4 @@
-//! `ckptfs inspect`: tells what a checkpoint holds.
+//! `ckptfs inspect`: describes a checkpoint.
 
 mod report;
 
@@ -10,51 +10,52 @@ use crate::view;
 use crate::virtual_file::VirtualFile;
 
 use crate::cli::args::InspectArgs;
+use crate::cli::error::{CommandError, EXIT_REFUSED};
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
-use crate::cli::{CommandError, EXIT_REFUSED};
 use report::{InspectReport, TensorReport};
 
 pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let (report, outcome) = match view::open(&args.source.path, &args.source.parse_args.options()) {
-        Ok(checkpoint) => {
-            let mut report = InspectReport::from_checkpoint(&checkpoint);
-            let outcome = match VirtualFile::new(checkpoint) {
-                Ok(virtual_file) => {
-                    report.set_virtual_file(&virtual_file);
-                    Ok(())
-                }
-                Err(error) => {
-                    let failure = CommandError::from(error);
-                    // Refused entries are in the report; what else there is must be said too.
-                    if report.refused.is_empty() {
-                        let whole = InspectReport::from_refusal(
-                            None,
-                            failure.message.clone(),
-                            &failure.remedy,
-                        );
-                        report.refused = whole.refused;
+    let (report, outcome) =
+        match view::open(&args.source.path, &args.source.parse_args.to_options()) {
+            Ok(checkpoint) => {
+                let mut report = InspectReport::from_checkpoint(&checkpoint);
+                let outcome = match VirtualFile::new(checkpoint) {
+                    Ok(virtual_file) => {
+                        report.set_virtual_file(&virtual_file);
+                        Ok(())
                     }
-                    Err(failure)
-                }
-            };
-            (report, outcome)
-        }
-        Err(error) if args.json && error.is_refusal() => {
-            let path = Some(error.path().display().to_string());
-            (
-                InspectReport::from_refusal(path, error.to_string(), error.remedy()),
-                Err(CommandError::from(error)),
-            )
-        }
-        Err(error) => return Err(error.into()),
-    };
+                    Err(error) => {
+                        let failure = CommandError::from(error);
+                        // The report has refused entries already, but no other error.
+                        if report.refused.is_empty() {
+                            let whole = InspectReport::from_refusal(
+                                None,
+                                failure.message.clone(),
+                                &failure.remedy,
+                            );
+                            report.refused = whole.refused;
+                        }
+                        Err(failure)
+                    }
+                };
+                (report, outcome)
+            }
+            Err(error) if args.json && error.is_refusal() => {
+                let path = Some(error.path().display().to_string());
+                (
+                    InspectReport::from_refusal(path, error.to_string(), error.remedy()),
+                    Err(CommandError::from(error)),
+                )
+            }
+            Err(error) => return Err(error.into()),
+        };
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &report).map_err(io::Error::from)?;
         writeln!(out)?;
         return outcome;
     }
     write_text(&report, args, out)?;
-    // What is refused stands in the text.
+    // The text has reported refusals.
     outcome.map_err(|failure| {
         if failure.code == EXIT_REFUSED {
             CommandError::already_reported(EXIT_REFUSED)
@@ -138,11 +139,11 @@ const LAYOUT_LABELS: [(LayoutKind, &str); 4] = [
 
 fn layout_text(layout: LayoutKind) -> &'static str {
     match layout {
-        LayoutKind::Run => "read as they lie",
-        LayoutKind::Strided => "gathered as read: not stored in order",
-        LayoutKind::Expanded => "repeated as read: stored once",
-        LayoutKind::Swapped => "turned round as read: stored big-endian",
-        LayoutKind::Memory => "held unpacked in memory: stored compressed",
+        LayoutKind::Run => "contiguous",
+        LayoutKind::Strided => "gathered on read: not stored in order",
+        LayoutKind::Expanded => "repeated on read: stored once",
+        LayoutKind::Swapped => "byte-swapped on read: stored big-endian",
+        LayoutKind::Memory => "unpacked in memory: stored compressed",
     }
 }
 
@@ -164,7 +165,7 @@ fn tensor_summary(tensors: &[TensorReport]) -> String {
     }
 }
 
-/// Metadata can be a page long; the JSON has all of it.
+/// Longer metadata values are cut; the JSON has all of them.
 const MAX_VALUE_CHARS: usize = 100;
 
 fn truncate(value: &str) -> String {

@@ -1,4 +1,4 @@
-//! What `inspect` tells, as values: the JSON that docs/formats.md documents, and the source of the text.
+//! The report of `ckptfs inspect`: its JSON (docs/formats.md), and the source of its text.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub struct TensorReport {
 
 #[derive(Debug, Serialize)]
 pub struct RefusalReport {
-    /// `None` where it is the whole checkpoint.
+    /// `None` if the whole checkpoint is refused.
     pub tensor: Option<String>,
     pub path: Option<String>,
     pub reason: String,
@@ -52,7 +52,7 @@ pub struct VirtualFileReport {
 }
 
 impl InspectReport {
-    /// What a checkpoint that could be read holds; its virtual file is still to be said.
+    /// The report of a checkpoint that could be parsed, still without its virtual file.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> InspectReport {
         let shares = find_overlaps(&checkpoint.tensors);
         let name = |place: usize| checkpoint.tensors[place].name.to_string();
@@ -87,7 +87,7 @@ impl InspectReport {
         }
     }
 
-    /// A checkpoint that could not be read at all.
+    /// The report of a checkpoint that could not be parsed.
     pub fn from_refusal(path: Option<String>, reason: String, remedy: &str) -> InspectReport {
         InspectReport {
             format: None,
@@ -100,7 +100,7 @@ impl InspectReport {
         }
     }
 
-    /// Adds what the checkpoint looks like as one file.
+    /// Adds the virtual file.
     pub fn set_virtual_file(&mut self, virtual_file: &VirtualFile) {
         self.metadata = virtual_file.metadata().clone();
         self.virtual_file = Some(VirtualFileReport {

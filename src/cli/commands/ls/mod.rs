@@ -1,6 +1,4 @@
-//! `ckptfs ls`: the view of a directory, without mounting it.
-//!
-//! In: a path. Out: a [`Directory`] for each that is listed, as text or as JSON.
+//! `ckptfs ls`: lists what a mount would show, without mounting.
 
 mod report;
 
@@ -9,36 +7,37 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::source::FileKind;
-use crate::view::{self, View, ViewEntry};
+use crate::view::{View, ViewEntry, ViewError};
 
 use crate::cli::args::LsArgs;
+use crate::cli::error::{CommandError, EXIT_FAILED};
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
-use crate::cli::{CommandError, EXIT_FAILED};
 use report::{DirectoryReport, EntryReport};
 
 pub fn run(args: &LsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let view = View::new(&args.path, args.view_args.options()?)?;
+    let view = View::new(&args.path, args.view_args.to_options()?)?;
     let mut directories = Vec::new();
     let mut unreadable = 0;
     let mut todo = vec![PathBuf::new()];
-    while let Some(place) = todo.pop() {
-        let (directory, beneath) = match list(&view, &place) {
+    while let Some(path) = todo.pop() {
+        let is_top = path.as_os_str().is_empty();
+        let (directory, subdirectories) = match list(&view, &path) {
             Ok(listed) => listed,
-            // What was asked for; anything beneath it keeps nothing else from being listed.
-            Err(error) if place.as_os_str().is_empty() => return Err(error.into()),
-            Err(error) => (DirectoryReport::unreadable(&place, &error), Vec::new()),
+            Err(error) if is_top => return Err(error.into()),
+            // An unreadable subdirectory does not stop the listing.
+            Err(error) => (DirectoryReport::unreadable(&path, &error), Vec::new()),
         };
         unreadable += directory.unreadable.len() + usize::from(directory.error.is_some());
         if args.recursive {
-            todo.extend(beneath.into_iter().rev());
+            todo.extend(subdirectories.into_iter().rev());
         }
         if args.json {
             directories.push(directory);
             continue;
         }
         if args.recursive {
-            let gap = if place.as_os_str().is_empty() { "" } else { "\n" };
-            let path = args.path.join(&place);
+            let gap = if is_top { "" } else { "\n" };
+            let path = args.path.join(&path);
             writeln!(out, "{gap}{}:", one_line(&path.display().to_string()))?;
         }
         print_directory(&directory, out)?;
@@ -54,52 +53,45 @@ pub fn run(args: &LsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// The directory at a place, and the places of those in it.
-fn list(view: &View, place: &Path) -> Result<(DirectoryReport, Vec<PathBuf>), view::ViewError> {
-    let listing = view.list(place)?;
-    let headers = view.safetensors_headers(place, &listing);
-    let unreachable = unreachable_mounts(view, place);
+/// The report on a directory of the view, and its subdirectories.
+fn list(view: &View, path: &Path) -> Result<(DirectoryReport, Vec<PathBuf>), ViewError> {
+    let listing = view.list(path)?;
+    let headers = view.safetensors_headers(path, &listing);
+    let unreachable = unreachable_mounts(view, path);
     let is_reachable = |name: &OsStr| unreachable.iter().all(|(other, _)| other != name);
-    let folders = listing
-        .entries
-        .iter()
-        .filter(
-            |named| matches!(&named.entry, ViewEntry::Source(a) if a.kind == FileKind::Directory),
-        )
-        .filter(|named| is_reachable(&named.name))
-        .map(|named| place.join(&named.name))
-        .collect();
-    Ok((DirectoryReport::new(place, listing, headers, unreachable), folders))
+    let is_directory =
+        |entry: &ViewEntry| matches!(entry, ViewEntry::Source(a) if a.kind == FileKind::Directory);
+    let directories = listing.entries.iter().filter(|named| is_directory(&named.entry));
+    let subdirectories = directories.filter(|named| is_reachable(&named.name));
+    let subdirectories = subdirectories.map(|named| path.join(&named.name)).collect();
+    Ok((DirectoryReport::new(path, listing, headers, unreachable), subdirectories))
 }
 
-/// The mounts in a directory whose daemons are gone or stuck, and what is wrong with each: a listing
-/// has their names, and does not go there.
-fn unreachable_mounts(view: &View, place: &Path) -> Vec<(OsString, String)> {
+/// The dead and stuck mounts in a directory, each with its error. A listing has their names, but cannot enter them.
+fn unreachable_mounts(view: &View, path: &Path) -> Vec<(OsString, String)> {
     #[cfg(feature = "mount")]
     {
-        let wrong = crate::mount::lifecycle::stuck_paths::unreachable_mounts_in(
-            &view.root().real_path().join(view.source_path(place)),
-        );
-        let told = wrong.into_iter().map(|(name, e)| (name, report::error_text(&e, e.remedy())));
-        told.collect()
+        let directory = view.root().real_path().join(view.source_path(path));
+        let mounts = crate::mount::lifecycle::stuck_paths::unreachable_mounts_in(&directory);
+        mounts.into_iter().map(|(name, e)| (name, report::error_text(&e, &e.remedy()))).collect()
     }
     #[cfg(not(feature = "mount"))]
     {
-        let _ = (view, place);
+        let _ = (view, path);
         Vec::new()
     }
 }
 
 fn print_directory(directory: &DirectoryReport, out: &mut dyn Write) -> io::Result<()> {
-    for named in &directory.entries {
+    for entry in &directory.entries {
         writeln!(
             out,
             "{:>10}  {}{}",
-            size_text(named),
-            one_line(&named.name.text),
-            description(named)
+            size_text(entry),
+            one_line(&entry.name.text),
+            description(entry)
         )?;
-        for note in named.virtual_file.iter().flat_map(|virtual_file| &virtual_file.notes) {
+        for note in entry.virtual_file.iter().flat_map(|virtual_file| &virtual_file.notes) {
             writeln!(out, "{:>10}    note: {}", "", one_line(note))?;
         }
     }
@@ -109,8 +101,9 @@ fn print_directory(directory: &DirectoryReport, out: &mut dyn Write) -> io::Resu
         ("unreadable", &directory.unreadable),
     ];
     for (word, names) in reasons {
-        for why in names {
-            writeln!(out, "{word:>10}  {}: {}", one_line(&why.name.text), one_line(&why.reason))?;
+        for name in names {
+            let (text, reason) = (one_line(&name.name.text), one_line(&name.reason));
+            writeln!(out, "{word:>10}  {text}: {reason}")?;
         }
     }
     for refused in &directory.refused {
@@ -123,16 +116,16 @@ fn print_directory(directory: &DirectoryReport, out: &mut dyn Write) -> io::Resu
     Ok(())
 }
 
-fn size_text(named: &EntryReport) -> String {
-    match named.kind {
-        "file" | "virtual_file" | "index" => format_bytes(named.size),
+fn size_text(entry: &EntryReport) -> String {
+    match entry.kind {
+        "file" | "virtual_file" | "index" => format_bytes(entry.size),
         _ => String::new(),
     }
 }
 
-/// What follows a name: what it is, and what it is made of.
-fn description(named: &EntryReport) -> String {
-    if let Some(virtual_file) = &named.virtual_file {
+/// Describes an entry behind its name: its kind, and its source files.
+fn description(entry: &EntryReport) -> String {
+    if let Some(virtual_file) = &entry.virtual_file {
         let from = match virtual_file.from.as_slice() {
             [one] => one_line(one),
             [first, ..] => format!("{} and others", one_line(first)),
@@ -145,16 +138,16 @@ fn description(named: &EntryReport) -> String {
             virtual_file.format.name()
         );
     }
-    if let Some(target) = &named.target {
+    if let Some(target) = &entry.target {
         return format!(" -> {}", one_line(&target.text));
     }
-    if let Some(reason) = named.refused {
+    if let Some(reason) = entry.refused {
         return format!(" -> refused: {reason}");
     }
-    match (named.kind, named.tensors) {
+    match (entry.kind, entry.tensors) {
         ("directory", _) => "/".to_owned(),
         ("index", _) => {
-            "  made for loaders that go by an index: names the virtual file alone".to_owned()
+            "  for loaders that go by an index: names the virtual file alone".to_owned()
         }
         (_, Some(tensors)) => format!("  ({})", format_count(tensors, "tensor")),
         _ => String::new(),

@@ -1,4 +1,4 @@
-//! What `ckptfs ls` tells of a directory, as docs/formats.md documents it.
+//! The report of `ckptfs ls` on a directory: its JSON (docs/formats.md), and the source of its text.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -14,29 +14,29 @@ use crate::view::{self, SafetensorsHeader, ShownFile, ViewEntry};
 /// A directory of the view.
 #[derive(Debug, Serialize)]
 pub struct DirectoryReport {
-    /// From the path that was given.
-    #[serde(flatten, serialize_with = "as_path")]
+    /// Relative to the path of the command.
+    #[serde(flatten, serialize_with = "serialize_path")]
     pub path: NameText,
     pub entries: Vec<EntryReport>,
     pub hidden: Vec<NameReason>,
     pub left: Vec<NameReason>,
     pub refused: Vec<RefusedCheckpoint>,
     pub unreadable: Vec<NameReason>,
-    /// Why nothing is known of it.
+    /// Why the directory could not be listed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
 pub struct EntryReport {
-    #[serde(flatten, serialize_with = "as_name")]
+    #[serde(flatten, serialize_with = "serialize_name")]
     pub name: NameText,
     pub kind: &'static str,
     pub size: u64,
-    /// Of a real safetensors file.
+    /// The number of tensors in a real safetensors file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensors: Option<usize>,
-    #[serde(flatten, serialize_with = "as_target")]
+    #[serde(flatten, serialize_with = "serialize_target")]
     pub target: Option<NameText>,
     /// Why a link has no target.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +57,7 @@ pub struct VirtualEntryReport {
 
 #[derive(Debug, Serialize)]
 pub struct NameReason {
-    #[serde(flatten, serialize_with = "as_name")]
+    #[serde(flatten, serialize_with = "serialize_name")]
     pub name: NameText,
     pub reason: String,
 }
@@ -69,7 +69,7 @@ pub struct RefusedCheckpoint {
     pub remedy: String,
 }
 
-/// A name or path: as text, and exactly where it is none.
+/// A name or path as text, and as bytes if it is not UTF-8.
 #[derive(Debug)]
 pub struct NameText {
     pub text: String,
@@ -98,15 +98,15 @@ impl NameText {
     }
 }
 
-fn as_name<S: Serializer>(name: &NameText, to: S) -> Result<S::Ok, S::Error> {
+fn serialize_name<S: Serializer>(name: &NameText, to: S) -> Result<S::Ok, S::Error> {
     name.serialize_fields(["name", "name_bytes"], to)
 }
 
-fn as_path<S: Serializer>(path: &NameText, to: S) -> Result<S::Ok, S::Error> {
+fn serialize_path<S: Serializer>(path: &NameText, to: S) -> Result<S::Ok, S::Error> {
     path.serialize_fields(["path", "path_bytes"], to)
 }
 
-fn as_target<S: Serializer>(target: &Option<NameText>, to: S) -> Result<S::Ok, S::Error> {
+fn serialize_target<S: Serializer>(target: &Option<NameText>, to: S) -> Result<S::Ok, S::Error> {
     match target {
         Some(target) => target.serialize_fields(["target", "target_bytes"], to),
         None => to.serialize_map(Some(0))?.end(),
@@ -114,7 +114,7 @@ fn as_target<S: Serializer>(target: &Option<NameText>, to: S) -> Result<S::Ok, S
 }
 
 impl DirectoryReport {
-    /// What was listed, but for names that nothing can be found at, for a reason.
+    /// The report on a listing. Names of `unreachable` mounts move to the unreadable ones, with their reasons.
     pub fn new(
         place: &Path,
         mut listing: view::Listing,
@@ -164,14 +164,14 @@ impl DirectoryReport {
         }
     }
 
-    /// One that could not be listed.
+    /// The report on a directory that could not be listed.
     pub fn unreadable(place: &Path, error: &view::ViewError) -> DirectoryReport {
         let nothing = DirectoryReport::new(place, view::Listing::default(), Vec::new(), Vec::new());
         DirectoryReport { error: Some(error_text(error, error.remedy())), ..nothing }
     }
 }
 
-/// What is wrong with a name, in a line.
+/// An error and its remedy in one line.
 pub fn error_text(error: &dyn std::error::Error, remedy: &str) -> String {
     format!("{error}; what to do: {remedy}")
 }
@@ -182,7 +182,7 @@ impl NameReason {
     }
 }
 
-/// Of a link that cannot be followed.
+/// Why a link is not followed.
 const LEADS_OUT_REASON: &str = "leads out of the directory (--follow-symlinks)";
 
 impl EntryReport {

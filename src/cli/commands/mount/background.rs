@@ -1,7 +1,6 @@
-//! Starting the daemon: the command runs itself again without a terminal, and waits for its word.
+//! Starts the daemon of a mount: the command runs itself again without a terminal, and waits for its report.
 //!
-//! In: the arguments of the process. Out, in the caller's process: success once the mount answers, or
-//! the daemon's failure, to be told on the caller's terminal. Out, in the daemon: a [`Caller`].
+//! The parent process ends once the mount answers, or with the daemon's error.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
@@ -13,15 +12,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::mount::lifecycle::respawn;
 
-use crate::cli::{CommandError, EXIT_FAILED, print_note};
+use crate::cli::error::{CommandError, EXIT_FAILED};
+use crate::cli::output::print_note;
 
-/// Tells the daemon that it is one: the name of the pipe that is its standard output.
+/// Tells a process that it is a daemon: the name of the pipe that is its standard output.
 const DAEMON_VARIABLE: &str = "CKPTFS_DAEMON";
 
-/// A report is a few lines; a caller that hears more hears nonsense.
+/// A report is a few lines.
 const MAX_REPORT_BYTES: u64 = 64 * 1024;
 
-/// What the daemon tells the process that started it, as JSON.
+/// The report of the daemon to its parent process, sent as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 enum StartReport {
     /// The mount answers; notes for the user.
@@ -30,13 +30,13 @@ enum StartReport {
     Failed(CommandError),
 }
 
-/// The process that started this daemon, and waits.
+/// The process that started this daemon, and waits for its report.
 #[derive(Debug)]
 pub struct ParentProcess {
     pipe: OwnedFd,
 }
 
-/// Runs this very command again as a daemon, and returns when its mount answers.
+/// Runs this command again as a daemon, and returns when its mount answers.
 pub fn spawn_daemon(args: &[OsString]) -> Result<(), CommandError> {
     let failed = |error: io::Error| {
         let message = format!("cannot start the daemon: {error}");
@@ -45,20 +45,20 @@ pub fn spawn_daemon(args: &[OsString]) -> Result<(), CommandError> {
         CommandError::new(EXIT_FAILED, message, remedy)
     };
     let (mut reader, writer) = io::pipe().map_err(failed)?;
-    // The same words, so that ps tells what it is.
+    // The same arguments, which ps then shows.
     let (name, rest) =
         args.split_first().map_or((OsStr::new("ckptfs"), args), |(name, rest)| (name, rest));
     let mut command = respawn::command(name);
     command.args(rest);
-    // Its standard error stays ours until it is ready, for words that nobody planned.
+    // Until the daemon is ready, its standard error is ours: a panic message reaches the terminal.
     command.env(DAEMON_VARIABLE, pipe_name(&writer).map_err(failed)?);
     command.stdin(Stdio::null()).stdout(writer);
     let mut child = command.spawn().map_err(failed)?;
-    // Our own copy of the pipe's end goes, so that the daemon's end is the end.
+    // Closes our copy of the pipe's write end, so that the daemon's copy is the last.
     drop(command);
-    let mut said = Vec::new();
-    reader.by_ref().take(MAX_REPORT_BYTES).read_to_end(&mut said).map_err(failed)?;
-    match serde_json::from_slice(&said) {
+    let mut report = Vec::new();
+    reader.by_ref().take(MAX_REPORT_BYTES).read_to_end(&mut report).map_err(failed)?;
+    match serde_json::from_slice(&report) {
         Ok(StartReport::Ready(notes)) => {
             notes.iter().for_each(|text| print_note(text));
             Ok(())
@@ -72,18 +72,19 @@ pub fn spawn_daemon(args: &[OsString]) -> Result<(), CommandError> {
     }
 }
 
-/// The system's name for a pipe, the same in every process that has it.
+/// The kernel's name of a pipe, which is the same in every process.
 fn pipe_name(pipe: &impl AsFd) -> io::Result<PathBuf> {
     use std::os::fd::AsRawFd;
     std::fs::read_link(format!("/proc/self/fd/{}", pipe.as_fd().as_raw_fd()))
 }
 
-/// Makes this process the daemon that a caller wants, if one does: alone in its session, without
-/// descriptors of others, its standard output no longer the pipe. Must come before everything else.
+/// Makes this process a daemon if a parent process asks for one. Must be called before everything else.
+///
+/// The daemon has a session of its own and no inherited descriptors. Its standard output leads nowhere.
 pub fn become_daemon() -> Option<ParentProcess> {
     let expected = std::env::var_os(DAEMON_VARIABLE)?;
     remove_variable(DAEMON_VARIABLE);
-    // Set by anyone else, the variable names no pipe of ours.
+    // Set by any other program, the variable does not name our standard output.
     if pipe_name(&io::stdout()).ok()?.as_os_str() != expected {
         return None;
     }
@@ -91,20 +92,20 @@ pub fn become_daemon() -> Option<ParentProcess> {
     let pipe = rustix::io::fcntl_dupfd_cloexec(io::stdout(), 3).ok()?;
     let nowhere = std::fs::File::options().write(true).open("/dev/null").ok()?;
     rustix::stdio::dup2_stdout(&nowhere).ok()?;
-    // Fails only where it leads its session already.
+    // Fails only if this process leads its session already.
     let _ = rustix::process::setsid();
     Some(ParentProcess { pipe })
 }
 
-/// The programs that the daemon runs are no daemons.
+/// Removes the variable, so that programs run by the daemon do not become daemons.
 #[allow(unsafe_code)]
 fn remove_variable(variable: &str) {
-    // SAFETY: the environment may be changed while no other thread reads it; `arrive` comes first
-    // in the process, before there are threads.
+    // SAFETY: the environment may be changed while no other thread reads it; `become_daemon` runs first in the
+    // process, before there are threads.
     unsafe { std::env::remove_var(variable) };
 }
 
-/// A descriptor that a shell left open would keep its pipe or file in use as long as the mount lives.
+/// Closes inherited descriptors. One that a shell left open would stay in use as long as the mount.
 #[allow(unsafe_code)]
 fn close_inherited_descriptors() {
     let Ok(listed) = std::fs::read_dir("/proc/self/fd") else {
@@ -115,18 +116,18 @@ fn close_inherited_descriptors() {
         .filter(|&number| number > 2)
         .collect();
     for number in numbers {
-        // The listing itself had one, which is closed since.
+        // The listing had a descriptor of its own, which is closed by now.
         if std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok() {
-            // SAFETY: nothing of ours has opened a descriptor yet, and an interpreter that runs us keeps
-            // none of its own; so nothing owns these.
+            // SAFETY: nothing of ours has opened a descriptor yet, and an interpreter that runs us keeps none of its
+            // own, so nothing owns these.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
     }
 }
 
 impl ParentProcess {
-    /// Lets go of the caller's terminal and directory, and tells it that the mount answers. What
-    /// is written to standard error from here on goes to the log.
+    /// Releases the parent's terminal and directory, and reports that the mount answers. From then on standard error
+    /// is the log.
     pub fn report_ready(self, notes: Vec<String>, log: Option<&std::fs::File>) -> io::Result<()> {
         std::env::set_current_dir("/")?;
         match log {
@@ -139,7 +140,7 @@ impl ParentProcess {
         self.send(&StartReport::Ready(notes))
     }
 
-    /// Tells it why there will be no mount.
+    /// Reports why there will be no mount.
     pub fn report_failure(self, failure: CommandError) -> io::Result<()> {
         self.send(&StartReport::Failed(failure))
     }

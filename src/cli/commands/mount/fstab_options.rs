@@ -1,15 +1,11 @@
-//! The command line of `mount` before it is parsed: what mount(8) calls, and its `-o` lists.
-//!
-//! In: the arguments of the process. Out: the same with `mount` in front where mount(8) leaves it
-//! out, and each `-o` word as the long option that it stands for.
+//! The command line as mount(8) and fstab write it: no command word, and options in `-o` lists.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use clap::{Arg, Command};
 
-/// `mount -t fuse.ckptfs SOURCE MOUNTPOINT` runs `ckptfs SOURCE MOUNTPOINT -o …`. Whether a first
-/// argument that is no command is such a source.
+/// Whether mount(8) runs this process: `mount -t fuse.ckptfs SOURCE MOUNTPOINT` runs `ckptfs SOURCE MOUNTPOINT -o …`.
 pub fn is_from_mount8(args: &[OsString], commands: &Command) -> bool {
     let [_, source, mountpoint, ..] = args else {
         return false;
@@ -21,13 +17,12 @@ pub fn is_from_mount8(args: &[OsString], commands: &Command) -> bool {
         && (name.contains(&b'/') || exists(source))
 }
 
-/// Whether a path is there, without asking the daemon of a mount that may be dead or stuck.
+/// Whether a path exists, without asking the daemon of a mount that may be dead or stuck.
 fn exists(path: &OsStr) -> bool {
     crate::mount_info::mountinfo::PathHandle::open(path.as_ref()).is_ok()
 }
 
-/// Words of mount(8), fstab and mount.fuse3 that say nothing to us. The mount is always read-only,
-/// nosuid and nodev, so what they ask for is so or cannot be.
+/// Options of mount(8), fstab and mount.fuse3 that are ignored: a mount is always read-only, nosuid and nodev.
 const IGNORED_OPTIONS: [&str; 37] = [
     "defaults",
     "ro",
@@ -68,32 +63,33 @@ const IGNORED_OPTIONS: [&str; 37] = [
     "setuid",
 ];
 
-/// Long options that are not for lists: they ask for text instead of a mount.
+/// Long options that no list may hold: they ask for text instead of a mount.
 const EXCLUDED_OPTIONS: [&str; 2] = ["help", "version"];
 
-/// Why a list cannot be taken.
+/// The error of a `-o` list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionListError {
-    /// A word that says nothing to us, and the options that there are.
+    /// An unknown option, and the options that there are.
     #[error("unknown mount option '{word}' in -o
   options: {options}
   ignored, as in fstab: defaults, ro, auto, noauto, user, users, nofail, _netdev, comment=..., x-..., and the like")]
     Unknown { word: String, options: String },
-    /// A mount that can be written to was asked for.
+    /// The list asks for a writable mount.
     #[error("'rw' in -o: a mount is always read-only; leave it out")]
     Writable,
-    /// A mount that is there was to be changed.
+    /// The list asks to change an existing mount.
     #[error(
         "'remount' in -o: a mount of ckptfs cannot be changed while it is there; unmount it (ckptfs unmount MOUNTPOINT), and mount it again"
     )]
     Remount,
-    /// An option that says nothing without a value.
+    /// An option lacks its value.
     #[error("'{word}' in -o needs a value: {word}=...")]
     NoValue { word: String },
 }
 
-/// The long options that `-o` lists stand for. mount(8) says `rw` wherever nobody said `ro`, so that
-/// from there it means nothing; a user who says it wants what cannot be had.
+/// The long options that `-o` lists stand for.
+///
+/// mount(8) adds `rw` unless the user wrote `ro`, so from there it is ignored. Otherwise it is an error.
 pub fn long_options(
     lists: &[OsString],
     mount: &Command,
@@ -135,7 +131,7 @@ pub fn long_options(
             else {
                 return Err(unknown(word));
             };
-            // The word after it would be taken for its value.
+            // Otherwise clap would take the next argument for its value.
             if value.is_none_or(<[u8]>::is_empty) && option.get_action().takes_values() {
                 return Err(OptionListError::NoValue { word: name.into_owned() });
             }
@@ -150,7 +146,7 @@ pub fn long_options(
     Ok(found)
 }
 
-/// The words of a list; a backslash takes a comma or a backslash as it is.
+/// Splits a list at commas. A backslash escapes a comma or a backslash.
 fn split_list(list: &[u8]) -> Vec<Vec<u8>> {
     let mut words = vec![Vec::new()];
     let mut bytes = list.iter();

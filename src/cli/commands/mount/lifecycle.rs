@@ -1,8 +1,6 @@
-//! A mount's life: until it is unmounted, or a signal asks for its end.
+//! Runs a mount until it is unmounted, or a signal asks for its end.
 //!
-//! In: a mount, the process's signals, perhaps a listener for metrics. Out: whether it ended as it
-//! should. Signals are heard from before the mount is made, so that none ends the process with a
-//! dead mount left behind.
+//! Signals are handled from before the mount is made, so that none kills the process and leaves a dead mount behind.
 
 use std::io;
 use std::net::TcpListener;
@@ -14,12 +12,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::mount::MountSession;
 
 use super::{malloc_tuning, metrics};
-use crate::cli::{CommandError, EXIT_FAILED};
+use crate::cli::error::{CommandError, EXIT_FAILED};
 
-/// How long readers have to finish after a signal (docs/semantics.md).
+/// The time that readers have to finish after a signal (docs/semantics.md).
 const READERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What runs beside the mount's own threads.
+/// The tasks beside the mount's own threads: signals, metrics and memory trimming.
 pub struct MountLifecycle {
     runtime: Runtime,
     signals: SignalStreams,
@@ -30,7 +28,7 @@ struct SignalStreams {
     int: Signal,
     hup: Signal,
     quit: Signal,
-    /// Heard and not heeded: they would end the process and leave a dead mount.
+    /// Caught and ignored: unhandled, they would kill the process and leave a dead mount.
     _others: Vec<Signal>,
 }
 
@@ -46,7 +44,7 @@ impl SignalStreams {
 }
 
 impl MountLifecycle {
-    /// Starts to hear signals.
+    /// Starts to handle signals.
     pub fn new() -> io::Result<MountLifecycle> {
         malloc_tuning::limit_arenas();
         let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -64,31 +62,31 @@ impl MountLifecycle {
         Ok(MountLifecycle { runtime, signals })
     }
 
-    /// Stays until the mount is gone, or must be.
+    /// Runs until the mount is gone, or must be abandoned.
     pub fn run_until_end(
         mut self,
-        mounted: &MountSession,
-        page: Option<TcpListener>,
+        session: &MountSession,
+        listener: Option<TcpListener>,
     ) -> Result<(), CommandError> {
         let signals = &mut self.signals;
         self.runtime.block_on(async {
             tokio::spawn(malloc_tuning::trim_periodically());
-            if let Some(page) = page {
-                tokio::spawn(metrics::serve(page, mounted.stats_reporter()));
+            if let Some(listener) = listener {
+                tokio::spawn(metrics::serve(listener, session.stats_reporter()));
             }
             tokio::select! {
-                () = mounted.wait_for_end() => return end_result(mounted),
+                () = session.wait_for_end() => return end_result(session),
                 name = signals.next() => tracing::info!("{name}: detaching"),
             }
-            if let Err(error) = mounted.detach() {
+            if let Err(error) = session.detach() {
                 tracing::error!("{error}; what to do: {}", error.remedy());
             }
             let cut_off = tokio::select! {
-                () = mounted.wait_for_end() => return end_result(mounted),
+                () = session.wait_for_end() => return end_result(session),
                 () = tokio::time::sleep(READERS_TIMEOUT) => "its readers took too long",
                 name = signals.next() => name,
             };
-            // The process ends, /dev/fuse is closed with it, and the kernel aborts what waits.
+            // The process ends and closes /dev/fuse, and the kernel aborts the requests that wait.
             let message = format!("ended while files were in use: {cut_off}");
             Err(CommandError::new(
                 EXIT_FAILED,
@@ -99,14 +97,14 @@ impl MountLifecycle {
     }
 }
 
-fn end_result(mounted: &MountSession) -> Result<(), CommandError> {
-    match mounted.failure() {
+fn end_result(session: &MountSession) -> Result<(), CommandError> {
+    match session.failure() {
         None => {
-            tracing::info!("{}: unmounted", mounted.mountpoint().display());
+            tracing::info!("{}: unmounted", session.mountpoint().display());
             Ok(())
         }
         Some(fault) => {
-            let message = format!("{}: the mount broke: {fault}", mounted.mountpoint().display());
+            let message = format!("{}: the mount broke: {fault}", session.mountpoint().display());
             Err(CommandError::new(
                 EXIT_FAILED,
                 message,

@@ -1,6 +1,4 @@
-//! Where the log of a mount goes, and how much of it.
-//!
-//! In: the options, and `RUST_LOG`. Out: a log that was started, or why it cannot be.
+//! Starts the log of a mount: its target and its level, from the options and `RUST_LOG`.
 
 use std::fs::{self, File};
 use std::io::{self, IsTerminal};
@@ -17,24 +15,24 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::mount_info::mountinfo::PathHandle;
 
 use crate::cli::args::MountArgs;
-use crate::cli::{CommandError, EXIT_FAILED, EXIT_USAGE};
+use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_USAGE};
 
-/// A log that cannot be written, because its disk is full or its reader has gone, is lost and nothing
-/// else: telling that would end the mount, as it is told by a panic.
+/// A subscriber that drops lines which it cannot write, because the disk is full or the reader has gone.
+///
+/// tracing reports such errors by a panic, which would end the mount.
 fn subscriber() -> SubscriberBuilder {
     tracing_subscriber::fmt().log_internal_errors(false)
 }
 
 /// A log that was started.
 pub struct MountLog {
-    /// The file that it goes to, if it goes to one.
+    /// The log file, if there is one.
     pub file: Option<File>,
-    /// What the user should know of it.
+    /// A note for the user.
     pub note: Option<String>,
 }
 
-/// Starts logging: to the file if one was named, else to standard error in the foreground, else
-/// nowhere.
+/// Starts the log: in the file of the options, else in the foreground to standard error, else nowhere.
 pub fn start(args: &MountArgs, in_foreground: bool) -> Result<MountLog, CommandError> {
     let file = match &args.log_file {
         None => None,
@@ -60,7 +58,7 @@ pub fn start(args: &MountArgs, in_foreground: bool) -> Result<MountLog, CommandE
         }
         None => Ok(()),
     };
-    // Only once in a process, and this is the place.
+    // This is the only place that starts a log.
     debug_assert!(started.is_ok());
     Ok(MountLog { file, note })
 }
@@ -87,13 +85,13 @@ fn open_log(path: &Path) -> Result<File, CommandError> {
     })
 }
 
-/// The mount would lie over it, and a mountpoint with a log in it is not empty.
+/// Refuses a log inside the mountpoint: the mount would hide it, and it makes the mountpoint not empty.
 fn require_outside_mountpoint(log: &Path, mountpoint: &Path) -> Result<(), CommandError> {
     let folder = match log.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    // What is not there is for those to say who want it.
+    // A path that is missing is reported where it is opened.
     let (Ok(folder), Ok(hidden)) = (PathHandle::open(folder), PathHandle::open(mountpoint)) else {
         return Ok(());
     };
@@ -105,8 +103,7 @@ fn require_outside_mountpoint(log: &Path, mountpoint: &Path) -> Result<(), Comma
     Err(CommandError::new(EXIT_USAGE, message, "name a --log-file outside of the mountpoint"))
 }
 
-/// What is logged, as `RUST_LOG` says or else the options; and that `RUST_LOG` says nothing that can be
-/// understood.
+/// The filter of `RUST_LOG`, or of the options; with a note if `RUST_LOG` cannot be parsed.
 fn log_filter(verbose: u8) -> (EnvFilter, Option<String>) {
     let level = match verbose {
         0 => "warn",
@@ -114,18 +111,19 @@ fn log_filter(verbose: u8) -> (EnvFilter, Option<String>) {
         2 => "debug",
         _ => "trace",
     };
-    // An answer that nobody waits for any more, because the reader was interrupted, is no error.
+    // A reply to a reader that was interrupted meanwhile is no error.
     let level = if verbose < 2 { format!("{level},fuser::reply=off") } else { level.to_owned() };
-    let Some(said) = std::env::var_os(EnvFilter::DEFAULT_ENV) else {
+    let Some(value) = std::env::var_os(EnvFilter::DEFAULT_ENV) else {
         return (EnvFilter::new(level), None);
     };
-    let parsed = said.to_str().ok_or_else(|| "is not UTF-8".to_owned());
+    let parsed = value.to_str().ok_or_else(|| "is not UTF-8".to_owned());
     match parsed.and_then(|text| EnvFilter::try_new(text).map_err(|error| error.to_string())) {
         Ok(filter) => (filter, None),
         Err(error) => {
             let name = EnvFilter::DEFAULT_ENV;
-            let said = said.display();
-            let note = format!("{name}={said} is ignored: {error}; say warn, info, debug or trace");
+            let value = value.display();
+            let note =
+                format!("{name}={value} is ignored: {error}; use warn, info, debug or trace");
             (EnvFilter::new(level), Some(note))
         }
     }

@@ -1,12 +1,11 @@
-//! The numbers of a mount as a page that Prometheus reads (OpenMetrics text).
+//! Serves the statistics of a mount to Prometheus, as OpenMetrics text at `/metrics`.
 //!
-//! In: requests from this machine. Out: `/metrics`, made anew for each. Everything about a request is
-//! bounded: its length, its time, and how many there are at once.
+//! The length, the time and the number of concurrent requests are bounded.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,37 +16,21 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::mount::{MountStats, StatsReporter};
 
-/// A request of a reader is a few hundred bytes.
+/// Requests of Prometheus take a few hundred bytes.
 const MAX_REQUEST_BYTES: usize = 8 * 1024;
 
-/// A reader on this machine sends and takes within milliseconds.
+/// Readers are on this machine: they send and receive within milliseconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Concurrent readers. One more cuts off the oldest.
+/// Concurrent readers. A further one disconnects the oldest.
 const MAX_READERS: usize = 16;
 
-/// The least time that a reader has, however many others there are. Connections that wait to be accepted, of
-/// which the kernel keeps 128, then wait for less than half a second.
+/// The time that a reader has at least, however many others there are. The kernel queues 128 connections, which then
+/// wait for less than half a second.
 const MIN_REQUEST_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// The value of `--metrics`: an address of this machine itself, or a port alone.
-pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    let text = text.strip_prefix("localhost").unwrap_or(text);
-    let port = text.strip_prefix(':').unwrap_or(text).parse();
-    let address: SocketAddr = match port {
-        Ok(port) => (IpAddr::V4(Ipv4Addr::LOCALHOST), port).into(),
-        Err(_) => text
-            .parse()
-            .map_err(|_| "an address is a number and a port, such as 127.0.0.1:9100".to_owned())?,
-    };
-    if !address.ip().is_loopback() {
-        return Err("only an address of this machine itself, such as 127.0.0.1:9100: the page tells paths to whoever asks".to_owned());
-    }
-    Ok(address)
-}
-
-/// Answers readers, for ever.
-pub async fn serve(listener: TcpListener, numbers: StatsReporter) {
+/// Serves readers, without an end.
+pub async fn serve(listener: TcpListener, reporter: StatsReporter) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => return tracing::error!("metrics cannot be served: {error}"),
@@ -64,10 +47,10 @@ pub async fn serve(listener: TcpListener, numbers: StatsReporter) {
                 {
                     oldest.abort();
                 }
-                let numbers = Arc::clone(&numbers);
+                let reporter = Arc::clone(&reporter);
                 let reader = tokio::spawn(async move {
                     let answered =
-                        tokio::time::timeout(REQUEST_TIMEOUT, answer_request(stream, &numbers))
+                        tokio::time::timeout(REQUEST_TIMEOUT, answer_request(stream, &reporter))
                             .await;
                     if !matches!(answered, Ok(Ok(()))) {
                         tracing::debug!("a reader of the metrics went away: {answered:?}");
@@ -76,7 +59,7 @@ pub async fn serve(listener: TcpListener, numbers: StatsReporter) {
                 readers.push_back((Instant::now(), reader));
             }
             Err(error) => {
-                // Out of descriptors, most likely: others may close some.
+                // Most likely, descriptors have run out, and other readers may close some.
                 tracing::warn!("metrics: {error}");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
@@ -84,7 +67,7 @@ pub async fn serve(listener: TcpListener, numbers: StatsReporter) {
     }
 }
 
-async fn answer_request(mut stream: TcpStream, numbers: &StatsReporter) -> io::Result<()> {
+async fn answer_request(mut stream: TcpStream, reporter: &StatsReporter) -> io::Result<()> {
     let mut request = Vec::new();
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
         if request.len() >= MAX_REQUEST_BYTES {
@@ -96,7 +79,7 @@ async fn answer_request(mut stream: TcpStream, numbers: &StatsReporter) -> io::R
         }
     }
     let (status, page) = match request.split(|&byte| byte == b' ').take(2).collect::<Vec<_>>()[..] {
-        [b"GET", b"/metrics"] => ("200 OK", render_page(&numbers())),
+        [b"GET", b"/metrics"] => ("200 OK", render_page(&reporter())),
         [b"GET", _] => ("404 Not Found", String::new()),
         _ => ("405 Method Not Allowed", String::new()),
     };
@@ -114,7 +97,7 @@ async fn respond(stream: &mut TcpStream, status: &str, page: &str) -> io::Result
     stream.shutdown().await
 }
 
-/// Values in the order of the page: name without prefix, whether it only grows, what it is.
+/// The page. A value has a name without the prefix, a flag whether it is a counter, and a help text.
 fn render_page(stats: &MountStats) -> String {
     let MountStats { virtual_files, memory, cache, prefetch, .. } = stats;
     let values = [
@@ -148,8 +131,8 @@ fn render_page(stats: &MountStats) -> String {
         escape_label(&stats.source.to_string_lossy())
     );
     let mut page = String::new();
-    for (name, grows, help, value) in values {
-        let (kind, suffix) = if grows { ("counter", "_total") } else { ("gauge", "") };
+    for (name, is_counter, help, value) in values {
+        let (kind, suffix) = if is_counter { ("counter", "_total") } else { ("gauge", "") };
         // Writing to a string does not fail.
         let _ = writeln!(page, "# TYPE ckptfs_{name} {kind}");
         let _ = writeln!(page, "# HELP ckptfs_{name} {help}.");
@@ -159,7 +142,7 @@ fn render_page(stats: &MountStats) -> String {
     page
 }
 
-/// A value between quotes.
+/// Escapes a label value for its quotes.
 fn escape_label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -167,22 +150,6 @@ fn escape_label(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_this_machine_may_ask() {
-        for (text, expected) in [
-            ("127.0.0.1:9100", "127.0.0.1:9100"),
-            ("[::1]:9100", "[::1]:9100"),
-            ("localhost:80", "127.0.0.1:80"),
-            (":80", "127.0.0.1:80"),
-            ("80", "127.0.0.1:80"),
-        ] {
-            assert_eq!(parse_address(text), Ok(expected.parse().unwrap()), "{text}");
-        }
-        for text in ["0.0.0.0:80", "[::]:80", "10.0.0.1:80", "example.org:80", "", "127.0.0.1"] {
-            assert!(parse_address(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn names_cannot_break_the_page() {

@@ -1,0 +1,22 @@
+"""Opening a model of very many tensors, cold and with it in the page cache."""
+
+from bench.fixtures import uniform, write_model
+from bench.machine import machine
+from bench.results import Results
+from bench.workloads import opening_with_ckptfs, opening_with_safetensors, workload
+
+OPENED = {"ckptfs": opening_with_ckptfs, "safetensors": opening_with_safetensors}
+
+
+def main():
+    results = Results("opening")
+    with machine() as measuring:
+        many, tiny = measuring.folder / "many", measuring.folder / "few"
+        write_model(many, uniform(160, 625, 32))
+        write_model(tiny, uniform(2, 2, 32))
+        for state, prepare in measuring.states(many):
+            runs = measuring.compared({
+                name: lambda one=one: measuring.apart(workload(one), many, tiny, prepare=prepare)
+                for name, one in OPENED.items()
+            })  # fmt: skip
+            results.add_all("opening", state, runs)

@@ -1,0 +1,132 @@
+//! The error of a command: its exit code, its message and its remedy.
+
+use std::io::{self, Write};
+
+use crate::checkpoint::CheckpointError;
+use crate::export::ExportError;
+#[cfg(feature = "mount")]
+use crate::mount::MountError;
+use crate::view::ViewError;
+use crate::virtual_file::VirtualFileError;
+
+use super::terminal_text;
+
+/// The failure of a command. The daemon of a mount sends it to the process that started it.
+#[derive(Debug)]
+#[cfg_attr(feature = "mount", derive(serde::Serialize, serde::Deserialize))]
+pub struct CommandError {
+    pub code: u8,
+    /// Empty if the output has reported the failure already.
+    pub message: String,
+    pub remedy: String,
+}
+
+pub const EXIT_OK: u8 = 0;
+pub const EXIT_FAILED: u8 = 1;
+pub const EXIT_USAGE: u8 = 2;
+pub const EXIT_REFUSED: u8 = 3;
+
+impl CommandError {
+    pub fn new(code: u8, message: impl ToString, remedy: impl ToString) -> Self {
+        CommandError { code, message: message.to_string(), remedy: remedy.to_string() }
+    }
+
+    /// A failure that the output has reported.
+    pub fn already_reported(code: u8) -> Self {
+        CommandError::new(code, "", "")
+    }
+
+    /// Prints it to standard error. If that fails too, nothing is left to do.
+    pub fn print(&self) {
+        if !self.message.is_empty() {
+            let _ =
+                writeln!(io::stderr(), "ckptfs: {}", terminal_text::escape_controls(&self.message));
+        }
+        if !self.remedy.is_empty() {
+            let _ = writeln!(
+                io::stderr(),
+                "  what to do: {}",
+                terminal_text::escape_controls(&self.remedy)
+            );
+        }
+    }
+}
+
+impl From<io::Error> for CommandError {
+    fn from(error: io::Error) -> Self {
+        let message = format!("cannot write the output: {error}");
+        let remedy = "let standard output lead to where there is room, and where you may write";
+        CommandError::new(EXIT_FAILED, message, remedy)
+    }
+}
+
+fn refusal_exit_code(is_refusal: bool) -> u8 {
+    if is_refusal { EXIT_REFUSED } else { EXIT_FAILED }
+}
+
+impl From<CheckpointError> for CommandError {
+    fn from(error: CheckpointError) -> Self {
+        match &error {
+            CheckpointError::SeveralCheckpoints { path, names } => {
+                let path_shown = path.display();
+                let mut message = format!("{path_shown}: several checkpoints in this directory:");
+                for name in names {
+                    message += &format!("\n    {}", path.join(name).display());
+                }
+                CommandError::new(EXIT_USAGE, message, error.remedy())
+            }
+            CheckpointError::RefusedEntries { path, refused } => {
+                let mut message = format!("{}: cannot be shown as it is:", path.display());
+                for entry in refused.iter().take(MAX_LISTED_REFUSALS) {
+                    message += &format!("\n    {entry}");
+                }
+                if refused.len() > MAX_LISTED_REFUSALS {
+                    message += &format!("\n    and {} more", refused.len() - MAX_LISTED_REFUSALS);
+                }
+                let first = refused.first().map(|entry| entry.fault.remedy());
+                CommandError::new(EXIT_REFUSED, message, first.unwrap_or(error.remedy()))
+            }
+            _ => CommandError::new(refusal_exit_code(error.is_refusal()), &error, error.remedy()),
+        }
+    }
+}
+
+/// Refused entries listed before the rest is a number.
+const MAX_LISTED_REFUSALS: usize = 10;
+
+impl From<VirtualFileError> for CommandError {
+    fn from(error: VirtualFileError) -> Self {
+        match error {
+            VirtualFileError::Refused(error) => CommandError::from(*error),
+            error => {
+                CommandError::new(refusal_exit_code(error.is_refusal()), &error, error.remedy())
+            }
+        }
+    }
+}
+
+impl From<ViewError> for CommandError {
+    fn from(error: ViewError) -> Self {
+        CommandError::new(refusal_exit_code(error.is_refusal()), &error, error.remedy())
+    }
+}
+
+impl From<ExportError> for CommandError {
+    fn from(error: ExportError) -> Self {
+        match error {
+            ExportError::VirtualFile(error) => CommandError::from(error),
+            error => CommandError::new(EXIT_FAILED, &error, error.remedy()),
+        }
+    }
+}
+
+#[cfg(feature = "mount")]
+impl From<MountError> for CommandError {
+    fn from(error: MountError) -> Self {
+        match error {
+            MountError::View(error) => CommandError::from(error),
+            MountError::NoCheckpoint(error) => CommandError::from(error),
+            error => CommandError::new(EXIT_FAILED, &error, error.remedy()),
+        }
+    }
+}
