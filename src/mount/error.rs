@@ -192,7 +192,7 @@ fn remedy_for_system(source: &io::Error) -> &'static str {
         Some(Errno::IO | Errno::STALE | Errno::NOTCONN | Errno::TIMEDOUT) => {
             "check the disk or the network filesystem that it lies on (dmesg)"
         }
-        _ => "ckptfs doctor looks at what a mount needs; the kernel's log may say more (dmesg)",
+        _ => "check this machine: ckptfs doctor; the kernel's log may say more (dmesg)",
     }
 }
 
@@ -225,10 +225,8 @@ fn remedy_for_fusermount(message: &str) -> &'static str {
             "see that fusermount3 is setuid root (reinstall fuse3); in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN",
         ),
     ];
-    let found = remedies.iter().find(|(words, _)| message.contains(words));
-    found.map_or("mount as root, or see what ckptfs doctor says of this machine", |(_, remedy)| {
-        remedy
-    })
+    let known = remedies.iter().find(|(text, _)| message.contains(text));
+    known.map_or("mount as root, or check this machine: ckptfs doctor", |(_, remedy)| remedy)
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ impl fuser::Filesystem for FuseFilesystem {
             && config.set_max_stack_depth(MAX_STACK_DEPTH).is_ok();
         self.state.handles.set_passthrough(passthrough);
         if let Err(nearest) = config.set_max_background(MAX_BACKGROUND_REQUESTS) {
-            tracing::debug!(nearest, "requests under way are limited");
+            tracing::debug!(nearest, "the kernel limits requests in flight");
         }
         Ok(())
     }

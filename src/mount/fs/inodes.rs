@@ -91,15 +91,15 @@ pub struct Timestamp(i64, u32);
 
 impl From<SystemTime> for Timestamp {
     fn from(time: SystemTime) -> Timestamp {
-        let whole = |since: Duration| i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
+        let seconds = |since: Duration| i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
         match time.duration_since(UNIX_EPOCH) {
-            Ok(since) => Timestamp(whole(since), since.subsec_nanos()),
+            Ok(since) => Timestamp(seconds(since), since.subsec_nanos()),
             Err(before) => {
                 let before = before.duration();
                 let nanos = before.subsec_nanos();
                 let borrow = i64::from(nanos > 0);
                 Timestamp(
-                    -whole(before) - borrow,
+                    -seconds(before) - borrow,
                     if nanos > 0 { 1_000_000_000 - nanos } else { 0 },
                 )
             }
@@ -108,9 +108,10 @@ impl From<SystemTime> for Timestamp {
 }
 
 impl From<Timestamp> for SystemTime {
-    fn from(Timestamp(whole, nanos): Timestamp) -> SystemTime {
-        let by = Duration::from_secs(whole.unsigned_abs());
-        let base = if whole < 0 { UNIX_EPOCH.checked_sub(by) } else { UNIX_EPOCH.checked_add(by) };
+    fn from(Timestamp(seconds, nanos): Timestamp) -> SystemTime {
+        let by = Duration::from_secs(seconds.unsigned_abs());
+        let base =
+            if seconds < 0 { UNIX_EPOCH.checked_sub(by) } else { UNIX_EPOCH.checked_add(by) };
         base.and_then(|base| base.checked_add(Duration::from_nanos(nanos.into())))
             .unwrap_or(UNIX_EPOCH)
     }
@@ -285,9 +286,9 @@ mod tests {
     #[test]
     fn timestamps_round_trip() {
         let times = [(0, 0), (1_700_000_000, 123_456_789), (-1, 0), (-1, 999_999_999), (-5, 1)];
-        for (whole, nanos) in times {
-            let time = SystemTime::from(Timestamp(whole, nanos));
-            assert_eq!(Timestamp::from(time), Timestamp(whole, nanos));
+        for (seconds, nanos) in times {
+            let time = SystemTime::from(Timestamp(seconds, nanos));
+            assert_eq!(Timestamp::from(time), Timestamp(seconds, nanos));
         }
     }
 }

@@ -243,7 +243,7 @@ impl FilesystemState {
 
     /// The statistics of the mount. Never waits.
     pub fn stats(&self) -> MountStats {
-        let known = self.view.counts();
+        let counts = self.view.counts();
         let cache = self.cache.counters();
         let start_time = self.start_time.duration_since(UNIX_EPOCH);
         MountStats {
@@ -260,9 +260,9 @@ impl FilesystemState {
             reads: self.counters.reads(),
             errors: self.counters.errors(),
             virtual_files: VirtualFileStats {
-                known: known.virtual_files,
+                known: counts.virtual_files,
                 open: self.handles.open_virtual_files(),
-                refused: known.refused,
+                refused: counts.refused,
             },
             memory: MemoryStats {
                 budget: self.budget,

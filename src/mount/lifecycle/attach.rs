@@ -272,7 +272,7 @@ mod tests {
         let request = AttachRequest { mountpoint: Path::new("/m"), fsname, allow_other: false };
         let options = fusermount_options(&request).into_vec();
         assert!(options.ends_with(b"fsname=/m\\,allow_other\\,\\\\x\xff"), "{options:?}");
-        let request = AttachRequest { allow_other: true, ..request };
+        let request = AttachRequest { mountpoint: Path::new("/m"), fsname, allow_other: true };
         assert!(fusermount_options(&request).into_vec().ends_with(b"\xff,allow_other"));
     }
 }

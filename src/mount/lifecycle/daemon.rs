@@ -36,10 +36,10 @@ impl Daemon {
         let numbers = fs::read_dir("/proc").ok()?;
         let pids = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         // A pidfd is opened before the process is inspected, so that both are the same process.
-        let found = pids.filter_map(Daemon::from_pid).filter(|daemon| daemon.serves(mount));
+        let daemons = pids.filter_map(Daemon::from_pid).filter(|daemon| daemon.serves(mount));
         // A daemon that outlives its mount keeps the number, which the kernel reuses for the next mount. The youngest
         // one serves it.
-        found.max_by_key(Daemon::start_ticks)
+        daemons.max_by_key(Daemon::start_ticks)
     }
 
     fn serves(&self, mount: DeviceNumber) -> bool {
@@ -78,14 +78,14 @@ impl Daemon {
 
     /// Waits for its end, for at most `limit`. Returns whether it has ended.
     pub fn wait(&self, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
+        let deadline = Instant::now() + limit;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let Ok(left) = Timespec::try_from(left) else {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            let Ok(timeout) = Timespec::try_from(remaining) else {
                 return false;
             };
             // Readable once the process has ended.
-            match poll(&mut [PollFd::new(&self.process, PollFlags::IN)], Some(&left)) {
+            match poll(&mut [PollFd::new(&self.process, PollFlags::IN)], Some(&timeout)) {
                 Ok(0) => return false,
                 Ok(_) => return true,
                 Err(Errno::INTR) => {}

@@ -33,14 +33,14 @@ const MAX_STDERR_BYTES: u64 = 4096;
 /// The path of the program, if it is installed.
 pub fn find() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let places: Vec<PathBuf> =
+    let directories: Vec<PathBuf> =
         std::env::split_paths(&path).chain(FALLBACK_DIRECTORIES.map(PathBuf::from)).collect();
     PROGRAM_NAMES.iter().find_map(|name| {
-        places.iter().map(|place| place.join(name)).find(|program| {
+        directories.iter().map(|directory| directory.join(name)).find(|program| {
             program.is_absolute()
-                && program
-                    .metadata()
-                    .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+                && program.metadata().is_ok_and(|metadata| {
+                    metadata.is_file() && metadata.permissions().mode() & 0o111 != 0
+                })
         })
     })
 }

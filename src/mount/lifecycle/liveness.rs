@@ -95,12 +95,12 @@ impl LivenessProbe {
     /// Waits for the result, for at most `limit`. A later call may still return it.
     pub fn wait(&mut self, limit: Duration) -> Option<Liveness> {
         match self.receiver.recv_timeout(limit) {
-            Ok(answer) => {
+            Ok(liveness) => {
                 if let Some(mut child) = self.child.take() {
                     // It has written its result and is about to end.
                     let _ = child.wait();
                 }
-                Some(answer)
+                Some(liveness)
             }
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => Some(Liveness::Failed(Errno::AGAIN)),

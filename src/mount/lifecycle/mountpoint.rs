@@ -136,12 +136,12 @@ mod tests {
         let mountpoint = all.join("models");
         std::fs::create_dir(&mountpoint).unwrap();
         std::os::unix::fs::symlink(&mountpoint, all.join("link")).unwrap();
-        let place = MountPaths { source: all.clone(), mountpoint };
+        let paths = MountPaths { source: all.clone(), mountpoint };
         for hidden in ["models", "models/not/there", "link/cache"] {
-            assert!(place.hides(&all.join(hidden)), "{hidden}");
+            assert!(paths.hides(&all.join(hidden)), "{hidden}");
         }
         for shown in ["models2/cache", "cache", ""] {
-            assert!(!place.hides(&all.join(shown)), "{shown}");
+            assert!(!paths.hides(&all.join(shown)), "{shown}");
         }
     }
 }

@@ -148,14 +148,14 @@ impl MountSession {
 
     /// Waits for the session to end, for at most `limit`. Returns whether it has ended.
     pub fn wait(&self, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
+        let deadline = Instant::now() + limit;
         let mut outcome = self.end.outcome();
         while outcome.is_none() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return false;
             }
-            let woken = self.end.changed.wait_timeout(outcome, left);
+            let woken = self.end.changed.wait_timeout(outcome, remaining);
             outcome = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
         true

@@ -32,8 +32,8 @@ pub struct HealResult {
 pub fn heal(path: &Path) -> Result<HealResult, MountError> {
     for removed_count in 0..MAX_STACKED_MOUNTS {
         let handle = PathHandle::open(path)?;
-        let shows = |entry: &MountEntry| entry.is_ckptfs() && entry.mountpoint == handle.path();
-        let Some(entry) = handle.mount_entry()?.filter(shows) else {
+        let is_ours = |entry: &MountEntry| entry.is_ckptfs() && entry.mountpoint == handle.path();
+        let Some(entry) = handle.mount_entry()?.filter(is_ours) else {
             return Ok(HealResult { removed_count, remaining: None });
         };
         match liveness::probe(handle.path(), ANSWER_TIMEOUT) {
@@ -135,13 +135,13 @@ fn not_ours(path: &Path) -> Result<MountError, MountError> {
         });
     };
     let kind = mountinfo::to_display(&entry.fs_type);
-    let place = entry.mountpoint.display().to_string();
+    let mountpoint = entry.mountpoint.display().to_string();
     let (what, within) = if entry.mountpoint == handle.path() {
         (format!("a mount of type {kind} shows there"), None)
     } else if entry.is_ckptfs() {
-        (format!("it lies inside the one at {place}"), Some(entry.mountpoint))
+        (format!("it lies inside the one at {mountpoint}"), Some(entry.mountpoint))
     } else {
-        (format!("it lies on {place} (type {kind}), and nothing is mounted there"), None)
+        (format!("it lies on {mountpoint} (type {kind}), and nothing is mounted there"), None)
     };
     Ok(MountError::NotCkptfs { path, what, within })
 }

@@ -31,37 +31,37 @@ pub fn check_parents(path: &Path) -> Result<(), MountError> {
 
 fn walk(path: &Path, to_its_end: bool) -> Result<(), MountError> {
     let Ok(ours) = mountinfo::ckptfs_mounts() else { return Ok(()) };
-    let Ok(whole) = std::path::absolute(path) else { return Ok(()) };
+    let Ok(absolute) = std::path::absolute(path) else { return Ok(()) };
     if ours.is_empty() {
         return Ok(());
     }
-    let mut asked = Vec::new();
-    let mut way = PathBuf::from("/");
+    let mut probed = Vec::new();
+    let mut walked = PathBuf::from("/");
     let mut rest = Vec::new();
     let mut links = 0;
-    push_components(&mut rest, &whole);
+    push_components(&mut rest, &absolute);
     // From the top, step by step: each step leads through mounts that have answered.
     loop {
         if rest.is_empty() && !to_its_end {
             return Ok(());
         }
-        let Ok(handle) = PathHandle::open(&way) else { return Ok(()) };
+        let Ok(handle) = PathHandle::open(&walked) else { return Ok(()) };
         let id = handle.mount_id();
-        if !asked.contains(&id) && ours.iter().any(|entry| entry.id == id) {
-            asked.push(id);
+        if !probed.contains(&id) && ours.iter().any(|entry| entry.id == id) {
+            probed.push(id);
             if liveness::probe(handle.path(), ANSWER_TIMEOUT) == Liveness::Silent {
                 return Err(MountError::Silent { path: handle.path().to_path_buf() });
             }
         }
         let Some(part) = rest.pop() else { return Ok(()) };
         if part == ".." {
-            way.pop();
+            walked.pop();
             continue;
         }
-        let next = way.join(&part);
+        let next = walked.join(&part);
         // This never waits for a mount that has not answered: a mountpoint is no link.
         let Ok(target) = readlinkat(CWD, &next, Vec::new()) else {
-            way = next;
+            walked = next;
             continue;
         };
         links += 1;
@@ -70,7 +70,7 @@ fn walk(path: &Path, to_its_end: bool) -> Result<(), MountError> {
         }
         let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
         if target.is_absolute() {
-            way = PathBuf::from("/");
+            walked = PathBuf::from("/");
         }
         push_components(&mut rest, &target);
     }
@@ -87,21 +87,23 @@ fn push_components(rest: &mut Vec<OsString>, path: &Path) {
 /// must be absolute and without links.
 pub fn unreachable_mounts_in(directory: &Path) -> Vec<(OsString, MountError)> {
     let ours = mountinfo::ckptfs_mounts().unwrap_or_default().into_iter();
-    let shows = |entry: &MountEntry| {
+    let is_topmost = |entry: &MountEntry| {
         entry.mountpoint.parent() == Some(directory)
             && PathHandle::open(&entry.mountpoint).is_ok_and(|handle| handle.mount_id() == entry.id)
     };
     // All at once, so that stuck mounts share the time limit.
-    let asked: Vec<_> =
-        ours.filter(shows).map(|entry| (LivenessProbe::start(&entry.mountpoint), entry)).collect();
-    let until = Instant::now() + ANSWER_TIMEOUT;
-    let mut wrong = Vec::new();
-    for (mut question, MountEntry { mountpoint: path, .. }) in asked {
+    let probed: Vec<_> = ours
+        .filter(is_topmost)
+        .map(|entry| (LivenessProbe::start(&entry.mountpoint), entry))
+        .collect();
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let mut unreachable = Vec::new();
+    for (mut probe, MountEntry { mountpoint: path, .. }) in probed {
         let Some(name) = path.file_name().map(OsString::from) else { continue };
-        match question.wait(until.saturating_duration_since(Instant::now())) {
-            None | Some(Liveness::Silent) => wrong.push((name, MountError::Silent { path })),
+        match probe.wait(deadline.saturating_duration_since(Instant::now())) {
+            None | Some(Liveness::Silent) => unreachable.push((name, MountError::Silent { path })),
             Some(Liveness::Dead) => {
-                wrong.push((
+                unreachable.push((
                     name,
                     MountError::View(source::SourceError::StaleMount { path }.into()),
                 ));
@@ -109,5 +111,5 @@ pub fn unreachable_mounts_in(directory: &Path) -> Vec<(OsString, MountError)> {
             Some(_) => {}
         }
     }
-    wrong
+    unreachable
 }

@@ -51,7 +51,7 @@ impl Superblock {
         if self.is_gone() {
             return Vec::new();
         }
-        let mut found = Vec::new();
+        let mut mounts = Vec::new();
         let mut ids = BTreeSet::new();
         let mut namespaces = BTreeSet::new();
         let mut look = |process: Option<u32>| {
@@ -69,7 +69,7 @@ impl Superblock {
             });
             // The number of a mount is unique among all namespaces.
             let new = shows.filter(|entry| ids.insert(entry.id));
-            found
+            mounts
                 .extend(new.map(|entry| SuperblockMount { mountpoint: entry.mountpoint, process }));
         };
         look(None);
@@ -79,7 +79,7 @@ impl Superblock {
         pids.sort_unstable();
         pids.into_iter().for_each(|pid| look(Some(pid)));
         // If it is gone by now, its number may belong to another superblock.
-        if self.is_gone() { Vec::new() } else { found }
+        if self.is_gone() { Vec::new() } else { mounts }
     }
 }
 

@@ -115,8 +115,9 @@ fn check_device(refused: Option<Errno>) -> DoctorCheck {
 
 fn check_fusermount(facts: &PrivilegeFacts) -> DoctorCheck {
     const WHAT: &str = "fusermount3";
-    let found = facts.fusermount.as_ref().map(|(path, is_setuid)| (path.display(), *is_setuid));
-    match found {
+    let fusermount =
+        facts.fusermount.as_ref().map(|(path, is_setuid)| (path.display(), *is_setuid));
+    match fusermount {
         Some((path, true)) if facts.no_new_privileges && !facts.can_mount_directly() => {
             DoctorCheck::problem(
                 WHAT,
@@ -143,8 +144,8 @@ fn check_fusermount(facts: &PrivilegeFacts) -> DoctorCheck {
                 }
             }
         },
-        found if facts.can_mount_directly() => {
-            let state = if found.is_some() { "cannot help here" } else { "not there" };
+        fusermount if facts.can_mount_directly() => {
+            let state = if fusermount.is_some() { "cannot help here" } else { "not there" };
             DoctorCheck::ok(WHAT, format!("{state}, and not needed: this user may mount by itself"))
         }
         Some((path, true)) => DoctorCheck::problem(

@@ -31,8 +31,8 @@ pub(super) fn check_source(path: &Path) -> Vec<DoctorCheck> {
 fn check_readable(path: &Path) -> DoctorCheck {
     let name = path.display();
     let opened = match fs::metadata(path) {
-        Ok(about) if about.is_dir() => fs::read_dir(path).map(|_| "a directory"),
-        Ok(about) if about.is_file() => File::open(path).map(|_| "a file"),
+        Ok(metadata) if metadata.is_dir() => fs::read_dir(path).map(|_| "a directory"),
+        Ok(metadata) if metadata.is_file() => File::open(path).map(|_| "a file"),
         Ok(_) => Err(io::Error::other("neither a regular file nor a directory")),
         Err(error) => Err(error),
     };
@@ -117,7 +117,7 @@ fn check_direct_read(path: &Path) -> DoctorCheck {
 /// The file itself, or a file in the directory that is not empty. Mounts in the directory may be stuck, so they and
 /// the targets of links are left alone.
 fn file_in(path: &Path) -> Option<PathBuf> {
-    let is_full = |about: fs::Metadata| about.is_file() && about.len() > 0;
+    let is_full = |metadata: fs::Metadata| metadata.is_file() && metadata.len() > 0;
     if path.is_file() {
         return Some(path.to_path_buf()).filter(|path| fs::metadata(path).is_ok_and(is_full));
     }
@@ -126,8 +126,8 @@ fn file_in(path: &Path) -> Option<PathBuf> {
         // O_PATH asks no daemon, and NO_XDEV stays on the directory's own filesystem.
         let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let found = openat2(&folder, entry.file_name(), flags, Mode::empty(), resolve);
-        found.is_ok_and(|found| File::from(found).metadata().is_ok_and(is_full))
+        let opened = openat2(&folder, entry.file_name(), flags, Mode::empty(), resolve);
+        opened.is_ok_and(|file| File::from(file).metadata().is_ok_and(is_full))
     };
     let mut names = fs::read_dir(path).ok()?.filter_map(Result::ok);
     names.find(is_full).map(|entry| entry.path())

@@ -28,12 +28,12 @@ pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> 
                         let failure = CommandError::from(error);
                         // The report has refused entries already, but no other error.
                         if report.refused.is_empty() {
-                            let whole = InspectReport::from_refusal(
+                            let refusal = InspectReport::from_refusal(
                                 None,
                                 failure.message.clone(),
                                 &failure.remedy,
                             );
-                            report.refused = whole.refused;
+                            report.refused = refusal.refused;
                         }
                         Err(failure)
                     }

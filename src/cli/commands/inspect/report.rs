@@ -55,7 +55,7 @@ impl InspectReport {
     /// The report of a checkpoint that could be parsed, still without its virtual file.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> InspectReport {
         let shares = find_overlaps(&checkpoint.tensors);
-        let name = |place: usize| checkpoint.tensors[place].name.to_string();
+        let name = |index: usize| checkpoint.tensors[index].name.to_string();
         let tensors = checkpoint.tensors.iter().zip(shares).map(|(tensor, shares)| TensorReport {
             name: tensor.name.to_string(),
             dtype: tensor.dtype.name(),

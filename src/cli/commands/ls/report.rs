@@ -116,7 +116,7 @@ fn serialize_target<S: Serializer>(target: &Option<NameText>, to: S) -> Result<S
 impl DirectoryReport {
     /// The report on a listing. Names of `unreachable` mounts move to the unreadable ones, with their reasons.
     pub fn new(
-        place: &Path,
+        path: &Path,
         mut listing: view::Listing,
         headers: Vec<(OsString, SafetensorsHeader)>,
         unreachable: Vec<(OsString, String)>,
@@ -141,14 +141,14 @@ impl DirectoryReport {
             left.extend(names.map(|name| NameReason::of((name.into(), reason.to_owned()))));
         }
         left.sort_by(|a, b| a.name.text.cmp(&b.name.text));
-        let named =
+        let report =
             |named: &view::NamedEntry| EntryReport::of(named, tensors.get(&named.name).copied());
         let unreadable = listing.unreadable.into_iter();
         let unreadable =
             unreadable.map(|(name, _, error)| (name, error_text(&error, error.remedy())));
         DirectoryReport {
-            path: NameText::of(place),
-            entries: listing.entries.iter().map(named).collect(),
+            path: NameText::of(path),
+            entries: listing.entries.iter().map(report).collect(),
             hidden: listing.hidden.into_iter().map(NameReason::of).collect(),
             left,
             refused: refused
@@ -165,9 +165,9 @@ impl DirectoryReport {
     }
 
     /// The report on a directory that could not be listed.
-    pub fn unreadable(place: &Path, error: &view::ViewError) -> DirectoryReport {
-        let nothing = DirectoryReport::new(place, view::Listing::default(), Vec::new(), Vec::new());
-        DirectoryReport { error: Some(error_text(error, error.remedy())), ..nothing }
+    pub fn unreadable(path: &Path, error: &view::ViewError) -> DirectoryReport {
+        let empty = DirectoryReport::new(path, view::Listing::default(), Vec::new(), Vec::new());
+        DirectoryReport { error: Some(error_text(error, error.remedy())), ..empty }
     }
 }
 

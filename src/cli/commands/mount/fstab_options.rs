@@ -103,7 +103,7 @@ pub fn long_options(
         let word = String::from_utf8_lossy(&word).into_owned();
         OptionListError::Unknown { word, options: options.join(", ") }
     };
-    let mut found = Vec::new();
+    let mut options = Vec::new();
     for list in lists {
         for word in split_list(list.as_bytes()) {
             let (name, value) = match word.iter().position(|&byte| byte == b'=') {
@@ -126,8 +126,8 @@ pub fn long_options(
                 continue;
             }
             let long = name.replace('_', "-");
-            let known = |arg: &&Arg| arg.get_long() == Some(long.as_str());
-            let Some(option) = mount.get_arguments().find(known).filter(|_| is_option(&long))
+            let is_named = |arg: &&Arg| arg.get_long() == Some(long.as_str());
+            let Some(option) = mount.get_arguments().find(is_named).filter(|_| is_option(&long))
             else {
                 return Err(unknown(word));
             };
@@ -140,10 +140,10 @@ pub fn long_options(
                 option.push(b'=');
                 option.extend(value);
             }
-            found.push(OsString::from_vec(option));
+            options.push(OsString::from_vec(option));
         }
     }
-    Ok(found)
+    Ok(options)
 }
 
 /// Splits a list at commas. A backslash escapes a comma or a backslash.

@@ -71,7 +71,7 @@ fn open_log(path: &Path) -> Result<File, CommandError> {
     let mut options = File::options();
     options.append(true).create(true).custom_flags(flags.bits().cast_signed());
     options.open(path).map_err(|error| {
-        let is_pipe = fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo());
+        let is_pipe = fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo());
         let is_unread = is_pipe && Errno::from_io_error(&error) == Some(Errno::NXIO);
         let (why, remedy) = match is_unread {
             true => (

@@ -53,7 +53,7 @@ pub async fn serve(listener: TcpListener, reporter: StatsReporter) {
                         tokio::time::timeout(REQUEST_TIMEOUT, answer_request(stream, &reporter))
                             .await;
                     if !matches!(answered, Ok(Ok(()))) {
-                        tracing::debug!("a reader of the metrics went away: {answered:?}");
+                        tracing::debug!("a reader of the metrics was cut off: {answered:?}");
                     }
                 });
                 readers.push_back((Instant::now(), reader));
@@ -102,7 +102,7 @@ fn render_page(stats: &MountStats) -> String {
     let MountStats { virtual_files, memory, cache, prefetch, .. } = stats;
     let values = [
         ("uptime_seconds", false, "Seconds since the mount was made", stats.uptime_s),
-        ("served_bytes", true, "Bytes given to readers", stats.bytes_served),
+        ("served_bytes", true, "Bytes that reads returned", stats.bytes_served),
         ("reads", true, "Reads answered", stats.reads),
         ("errors", true, "Reads answered with an error", stats.errors),
         (
