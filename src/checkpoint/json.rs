@@ -1,7 +1,4 @@
-//! Parts of JSON that headers and indexes share.
-//!
-//! [`Text`] is copied only where it must be. [`Unique`] is an object without duplicate keys. [`CheckedAny`] is a value
-//! that is parsed and dropped. [`replace_python_numbers`] makes JSON of what Python writes.
+//! JSON parsing that headers and indexes share.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,7 +7,7 @@ use std::marker::PhantomData;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// Text as it stands in the JSON; a copy where that spells it with escapes.
+/// Text borrowed from the JSON; a copy only if the JSON has escapes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JsonText<'a>(pub Cow<'a, str>);
 
@@ -38,7 +35,7 @@ impl<'de: 'a, 'a> Visitor<'de> for JsonTextVisitor<'a> {
     }
 }
 
-/// A JSON object in which no key stands twice.
+/// A JSON object without duplicate keys.
 pub struct UniqueMap<V>(pub BTreeMap<String, V>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
@@ -68,8 +65,8 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueMapVisitor<V> {
     }
 }
 
-/// A value that is parsed whole and dropped: its numbers, escapes and nesting must be valid. [`de::IgnoredAny`]
-/// skips a value instead, at any depth.
+/// A value that is parsed and dropped: its numbers, escapes and nesting must be valid. [`de::IgnoredAny`] skips a
+/// value instead, at any depth.
 pub struct CheckedAny;
 
 impl<'de> Deserialize<'de> for CheckedAny {
@@ -122,11 +119,10 @@ impl<'de> Visitor<'de> for CheckedAnyVisitor {
     }
 }
 
-/// Numbers that Python's `json` writes and reads, and JSON lacks.
+/// Numbers that Python's `json` reads and writes, although JSON lacks them.
 const PYTHON_NUMBERS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
 
-/// Replaces each of Python's own numbers by a zero between spaces, so that it joins no other token. Strings stay
-/// unchanged.
+/// Replaces each of Python's own numbers by a zero between spaces, so that it joins no other token. Strings stay unchanged.
 pub fn replace_python_numbers(json: &mut [u8]) {
     let mut at = 0;
     while let Some(&byte) = json.get(at) {
@@ -149,7 +145,7 @@ pub fn replace_python_numbers(json: &mut [u8]) {
     }
 }
 
-/// The length of the string at the start, with its quotes; the length of all if the string does not end.
+/// The length of the string at the start, with its quotes; the length of the JSON if the string does not end.
 fn string_len(json: &[u8]) -> usize {
     let mut at = 1;
     while let Some(&byte) = json.get(at) {
@@ -162,7 +158,7 @@ fn string_len(json: &[u8]) -> usize {
     json.len()
 }
 
-/// The refusal of a key that stands twice.
+/// The message that refuses a duplicate key.
 pub fn duplicate_key(key: &str) -> String {
     format!("key `{key}` is there twice")
 }

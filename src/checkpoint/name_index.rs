@@ -1,8 +1,7 @@
-//! Finds things by name, where they are in a list that has the names.
+//! A hash index over the names in a list, by their positions in it.
 //!
-//! In: places in the list. Out: the place of a name. So it is four bytes for each, and stays at hand where
-//! a map of the names themselves does not: what 100,000 names are looked up in once takes its time for
-//! being fetched, and for hashing, which is seeded by chance and many times as fast as the standard library's.
+//! It takes four bytes for each name. So it stays in the processor's cache where a map of 100,000 names does not.
+//! Its hash has a random seed, and is many times as fast as the standard library's.
 
 use std::hash::BuildHasher;
 
@@ -10,7 +9,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
-/// Places by name. What gives the name of a place must give the same each time.
+/// Positions by name. The `name` of a position must be the same in each call.
 #[derive(Debug, Default)]
 pub struct NameIndex {
     table: HashTable<u32>,
@@ -18,26 +17,26 @@ pub struct NameIndex {
 }
 
 impl NameIndex {
-    /// With the places of a whole list. The first that has the name of one before it is the error.
+    /// Indexes a list. The error is the first position whose name occurs before it.
     pub fn build<'a>(len: usize, name: impl Fn(usize) -> &'a str) -> Result<NameIndex, usize> {
-        let mut places =
-            NameIndex { table: HashTable::with_capacity(len), hasher: Default::default() };
-        let NameIndex { table, hasher: hash } = &mut places;
-        for place in 0..len {
-            let is_it = |&other: &u32| name(other as usize) == name(place);
-            let hash_of = |&other: &u32| hash.hash_one(name(other as usize));
-            match table.entry(hash.hash_one(name(place)), is_it, hash_of) {
-                Entry::Occupied(_) => return Err(place),
-                Entry::Vacant(new) => drop(new.insert(place as u32)),
+        let mut table = HashTable::with_capacity(len);
+        let hasher = RandomState::default();
+        for position in 0..len {
+            let is_equal = |&other: &u32| name(other as usize) == name(position);
+            let hash_of = |&other: &u32| hasher.hash_one(name(other as usize));
+            match table.entry(hasher.hash_one(name(position)), is_equal, hash_of) {
+                Entry::Occupied(_) => return Err(position),
+                Entry::Vacant(slot) => drop(slot.insert(position as u32)),
             }
         }
-        Ok(places)
+        Ok(NameIndex { table, hasher })
     }
 
-    /// The place of a name.
+    /// The position of a name.
     pub fn find<'a>(&self, target: &str, name: impl Fn(usize) -> &'a str) -> Option<usize> {
-        let is_it = |&place: &u32| name(place as usize) == target;
-        self.table.find(self.hasher.hash_one(target), is_it).map(|&place| place as usize)
+        let is_equal = |&position: &u32| name(position as usize) == target;
+        let found = self.table.find(self.hasher.hash_one(target), is_equal);
+        found.map(|&position| position as usize)
     }
 }
 
@@ -46,17 +45,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_name_is_found_at_its_place_and_no_other_is() {
+    fn each_name_is_found_at_its_position_and_no_other_is() {
         let names: Vec<String> = (0..1000).map(|n| format!("layer.{n}")).collect();
-        let name = |place: usize| &*names[place];
-        let places = NameIndex::build(names.len(), name).unwrap();
-        assert!(names.iter().enumerate().all(|(n, one)| places.find(one, name) == Some(n)));
-        assert_eq!(places.find("layer.1000", name), None);
+        let name = |position: usize| &*names[position];
+        let index = NameIndex::build(names.len(), name).unwrap();
+        assert!(names.iter().enumerate().all(|(n, one)| index.find(one, name) == Some(n)));
+        assert_eq!(index.find("layer.1000", name), None);
     }
 
     #[test]
-    fn the_second_of_two_equal_names_is_told() {
+    fn the_second_of_two_equal_names_is_the_error() {
         let names = ["a", "b", "a", "b"];
-        assert_eq!(NameIndex::build(names.len(), |place| names[place]).unwrap_err(), 2);
+        assert_eq!(NameIndex::build(names.len(), |position| names[position]).unwrap_err(), 2);
     }
 }

@@ -1,27 +1,29 @@
-//! Opens what the user named: a file, an index, a numbered set, or a directory that holds one.
+//! Opens a path: a file, an index, a numbered set, or a directory that has one of them.
 
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::source::{self, OpenFile, ReadAt, Root, UserPath, split_parent};
+use crate::source::{OpenFile, ReadAt, Root, SourceError, UserPath, split_parent};
 use crate::threads::{join, try_spawn};
 
-use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
-use super::default_choice::{DefaultChoice, choose_default};
-use super::discover::{
-    find_candidates, is_complete_set, lone_shard_note, numbered_shards, sole_index,
-    unsharded_name_of_index,
+use super::contents::Checkpoint;
+use super::directory::{
+    Candidate, CandidateFiles, DefaultChoice, NumberedSetError, choose_default, find_candidates,
+    is_complete_set, lone_shard_note, numbered_shards, sole_index, unsharded_name_of_index,
 };
-use super::index;
+use super::error::CheckpointError;
 use super::json::replace_python_numbers;
+use super::options::ParseOptions;
+use super::shard_index::{IndexError, MAX_INDEX_BYTES, leads_outside, parse_index};
+use super::shards::read_shards;
+use super::single_file::read_file;
 use super::truncated_list::TruncatedList;
-use super::{Checkpoint, CheckpointError, IndexError, ParseOptions, shards, sniff};
 
 /// Reads the checkpoint at a path that the user typed.
 ///
-/// A directory must hold just one, or one that loaders take before the others ([`choose_default`]); where it holds several,
-/// the path of one of them tells which.
+/// A directory must have one checkpoint, or one that loaders prefer ([`choose_default`]). Otherwise the user names one
+/// by its own path.
 pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, CheckpointError> {
     let links = options.link_policy();
     match UserPath::open(path) {
@@ -49,13 +51,13 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
         Ok(UserPath::File(file)) if unsharded_name_of_index(file_name(path)).is_none() => {
             open_file(file, file_name(path), options)
         }
-        // A numbered set is called by a name that no file has, and the shards of an index lie beside it.
-        Ok(UserPath::File(_)) | Err(source::SourceError::Missing { .. }) => {
+        // No file has the name of a numbered set. The shards of an index lie beside it.
+        Ok(UserPath::File(_)) | Err(SourceError::Missing { .. }) => {
             let (parent, name) = split_parent(path)?;
             let (root, directory) =
                 Root::for_directory(parent, links).map_err(|error| match error {
-                    source::SourceError::Missing { .. } => {
-                        source::SourceError::Missing { path: path.to_path_buf() }
+                    SourceError::Missing { .. } => {
+                        SourceError::Missing { path: path.to_path_buf() }
                     }
                     error => error,
                 })?;
@@ -69,24 +71,23 @@ fn file_name(path: &Path) -> &str {
     path.file_name().and_then(OsStr::to_str).unwrap_or_default()
 }
 
-/// Reads the checkpoint that a name in a directory stands for: a file, an index, or a numbered set by
-/// the name of the whole.
+/// Reads the checkpoint of a name in a directory: a file, an index, or a numbered set without its numbers.
 pub fn open_by_name(
     root: &Arc<Root>,
     directory: &Path,
     name: &OsStr,
     options: &ParseOptions,
 ) -> Result<Checkpoint, CheckpointError> {
-    let known = name.to_str().unwrap_or_default();
-    if unsharded_name_of_index(known).is_some() {
+    let text = name.to_str().unwrap_or_default();
+    if unsharded_name_of_index(text).is_some() {
         let names = root.file_names(directory)?;
-        if names.iter().any(|name| name == known) {
-            return open_numbered_index(root, directory, known, &names, options);
+        if names.iter().any(|name| name == text) {
+            return open_numbered_index(root, directory, text, &names, options);
         }
     }
     match OpenFile::open_user_path_in_root(root, &directory.join(name)) {
-        Ok(file) => open_file(file, known, options),
-        Err(missing @ source::SourceError::Missing { .. }) => {
+        Ok(file) => open_file(file, text, options),
+        Err(missing @ SourceError::Missing { .. }) => {
             let mut found = find_candidates(root, directory)?.into_iter();
             let set = found.find(|candidate| *candidate.name == *name).ok_or(missing)?;
             open_candidate(root, directory, &set, options)
@@ -95,8 +96,8 @@ pub fn open_by_name(
     }
 }
 
-/// Reads the set of an index of a directory, whose shards are most likely the files that are numbered so.
-/// Where some of these are left over from another set, which of them are is not guessed.
+/// Reads an index of a directory and its shards, which are most likely the numbered files of its name. If some of those
+/// are left over from another set, the shards are not guessed.
 fn open_numbered_index(
     root: &Arc<Root>,
     directory: &Path,
@@ -104,9 +105,9 @@ fn open_numbered_index(
     names: &[String],
     options: &ParseOptions,
 ) -> Result<Checkpoint, CheckpointError> {
-    let set = numbered_shards(names, &unsharded_name_of_index(index).unwrap_or_default());
-    let likely = if is_complete_set(&set) { &*set } else { &[] };
-    open_index(root, directory, index, likely, &set, options)
+    let numbered = numbered_shards(names, &unsharded_name_of_index(index).unwrap_or_default());
+    let likely = if is_complete_set(&numbered) { &*numbered } else { &[] };
+    open_index(root, directory, index, likely, &numbered, options)
 }
 
 /// Reads a candidate of a directory.
@@ -121,22 +122,22 @@ pub fn open_candidate(
             let file = OpenFile::open_in_root(root, &directory.join(&candidate.name))?;
             open_file(file, &candidate.name, options)
         }
-        CandidateFiles::Indexed { shards, unindexed: beside } => {
-            open_index(root, directory, &candidate.name, shards, beside, options)
+        CandidateFiles::Indexed { shards, unindexed } => {
+            open_index(root, directory, &candidate.name, shards, unindexed, options)
         }
-        CandidateFiles::Numbered { shards, total: of, error: Some(fault) } => {
+        CandidateFiles::Numbered { shards, total, error: Some(error) } => {
             let path = root.path().join(directory);
             let name = |shard: Option<&String>| shard.cloned().unwrap_or_default();
-            Err(match fault {
+            Err(match error {
                 NumberedSetError::MissingShard(first) => CheckpointError::IncompleteSet {
                     path,
-                    missing: of.saturating_sub(shards.len() as u64),
-                    of: *of,
+                    missing: total.saturating_sub(shards.len() as u64),
+                    total: *total,
                     first: first.clone(),
                 },
                 NumberedSetError::AmbiguousNumbering => CheckpointError::AmbiguousNumbering {
                     path,
-                    of: *of,
+                    total: *total,
                     first: name(shards.first()),
                     last: name(shards.last()),
                 },
@@ -144,7 +145,7 @@ pub fn open_candidate(
         }
         CandidateFiles::Numbered { shards, .. } => {
             let path = root.path().join(directory).join(&candidate.name);
-            let shards = shards::read_shards(root, directory, &path, shards, options);
+            let shards = read_shards(root, directory, &path, shards, options);
             shards.map_err(|(_, error)| error)?.into_checkpoint(path, None)
         }
     }
@@ -155,57 +156,58 @@ fn open_file(
     name: &str,
     options: &ParseOptions,
 ) -> Result<Checkpoint, CheckpointError> {
-    let mut checkpoint = sniff::read_file(&file, options)?;
+    let mut checkpoint = read_file(&file, options)?;
     checkpoint.open_file = Some(file);
     checkpoint.notes.extend(lone_shard_note(name));
     Ok(checkpoint)
 }
 
-/// Reads an index and its shards. Those that are likely are read while it is. Files that are of the set
-/// by their names, and not by the index, are left out.
+/// Reads an index and its shards. The likely shards are read at the same time as the index.
+///
+/// Numbered files of its name that the index does not name are left out.
 fn open_index(
     root: &Arc<Root>,
     directory: &Path,
     name: &str,
     likely: &[String],
-    set: &[String],
+    numbered: &[String],
     options: &ParseOptions,
 ) -> Result<Checkpoint, CheckpointError> {
     let file = OpenFile::open_in_root(root, &directory.join(name))?;
     let path = file.file().path();
-    let fault = |fault| CheckpointError::Index { path: path.clone(), fault };
+    let index_error = |error| CheckpointError::Index { path: path.clone(), error };
     let size = file.size();
-    if size > index::MAX_INDEX_BYTES {
-        return Err(fault(IndexError::TooLarge { size }));
+    if size > MAX_INDEX_BYTES {
+        return Err(index_error(IndexError::TooLarge { size }));
     }
-    let may_leave = options.follow_symlinks;
-    let read = |shards: &[String]| shards::read_shards(root, directory, &path, shards, options);
+    let may_lead_outside = options.follow_symlinks;
+    let read = |shards: &[String]| read_shards(root, directory, &path, shards, options);
     let read = &read;
     let mut checkpoint = std::thread::scope(|scope| {
-        let are_inside = may_leave || !likely.iter().any(|shard| index::leads_outside(shard));
-        let is_worth_it = are_inside && !likely.is_empty();
-        let guessed = is_worth_it.then(|| try_spawn(scope, || read(likely))).flatten();
+        let are_inside = may_lead_outside || !likely.iter().any(|shard| leads_outside(shard));
+        let should_guess = are_inside && !likely.is_empty();
+        let guessed = should_guess.then(|| try_spawn(scope, || read(likely))).flatten();
         let mut json = file.read_whole()?;
         replace_python_numbers(&mut json);
-        let index = index::parse_index(&json, may_leave).map_err(fault)?;
+        let index = parse_index(&json, may_lead_outside).map_err(index_error)?;
         let shards = match guessed.map(join) {
             Some(shards) if index.shards() == likely => shards,
-            others => {
-                drop(others);
+            unusable => {
+                drop(unusable);
                 read(index.shards())
             }
         };
         let shards = shards.map_err(|(shard, error)| match error {
-            CheckpointError::Source(source::SourceError::Missing { .. }) => {
-                fault(IndexError::MissingShard { shard })
+            CheckpointError::Source(SourceError::Missing { .. }) => {
+                index_error(IndexError::MissingShard { shard })
             }
             error => error,
         })?;
         let mut checkpoint = shards.into_checkpoint(path.clone(), Some(&index))?;
-        let beside = set.iter().filter(|name| index.shards().binary_search(name).is_err());
-        let beside = TruncatedList::from_names(beside);
-        if !beside.is_empty() {
-            checkpoint.notes.push(format!("not named by the index and left out: {beside}"));
+        let unnamed = numbered.iter().filter(|name| index.shards().binary_search(name).is_err());
+        let unnamed = TruncatedList::from_names(unnamed);
+        if !unnamed.is_empty() {
+            checkpoint.notes.push(format!("not named by the index and left out: {unnamed}"));
         }
         Ok::<_, CheckpointError>(checkpoint)
     })?;

@@ -1,7 +1,7 @@
-//! Reads a set of shards as one checkpoint.
+//! Reads a set of shards, and joins them into one checkpoint.
 //!
-//! In: the shards' names, and the index that names them, where there is one. Out: the checkpoint, in which
-//! every name stands once, and in the shard where the index says that it does.
+//! In: the names of the shards, and their index, if there is one. Out: the checkpoint, in which every name is
+//! unique and in the shard that the index says.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -13,30 +13,45 @@ use crate::huge_pages;
 use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
 
-use super::index::ShardIndex;
+use super::contents::{Checkpoint, MAX_TENSOR_COUNT};
+use super::error::CheckpointError;
+use super::options::ParseOptions;
+use super::shard_index::{IndexError, ShardIndex};
+use super::single_file::read_file;
 use super::truncated_list::TruncatedList;
-use super::{Checkpoint, CheckpointError, IndexError, MAX_TENSOR_COUNT, ParseOptions, sniff};
 
-/// Threads that read shards: most of it is waiting for a cold disk, the rest is for every core.
+/// Threads that read shards. Most of their time is waiting for a cold disk, and the rest keeps every core busy.
 const MAX_READER_THREADS: usize = 8;
 
-/// Bytes that are asked for at once of a shard whose header is to be read: the headers of most are no longer.
+/// Bytes that are read ahead of a shard at once: most headers are not longer.
 const HEADER_READAHEAD_BYTES: u64 = 256 << 10;
 
-/// Shards that were read, one after the other in one checkpoint.
+/// Shards that were read, appended to one checkpoint.
 pub struct JoinedShards {
     checkpoint: Option<Checkpoint>,
     ranges: Vec<ShardRange>,
 }
 
-/// What of the whole is a shard's.
+/// The part of the joined checkpoint that comes from one shard.
 struct ShardRange {
     path: PathBuf,
     tensors: Range<usize>,
     refused: Range<usize>,
 }
 
-/// Reads each by itself, in order; an error is that of the shard that is named.
+impl ShardRange {
+    /// The names of its tensors, and of its refused entries.
+    fn names<'a>(
+        &self,
+        whole: &'a Checkpoint,
+    ) -> (impl Iterator<Item = &'a str>, impl Iterator<Item = &'a str>) {
+        let tensors = whole.tensors[self.tensors.clone()].iter().map(|tensor| &*tensor.name);
+        let refused = whole.refused[self.refused.clone()].iter();
+        (tensors, refused.map(|entry| entry.name.as_str()))
+    }
+}
+
+/// Reads the shards in parallel, and appends them in order. An error comes with the name of its shard.
 pub fn read_shards(
     root: &Arc<Root>,
     directory: &Path,
@@ -44,12 +59,12 @@ pub fn read_shards(
     shards: &[String],
     options: &ParseOptions,
 ) -> Result<JoinedShards, (String, CheckpointError)> {
-    // Once one is refused none behind it is read.
-    let (tensors, refused) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
+    // After an error, no shard with a higher number is read.
+    let (tensors, first_failed) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
     let read = |shard: &String| {
         let file = OpenFile::open_in_root(root, &directory.join(shard))?;
         file.advise_will_need(0..HEADER_READAHEAD_BYTES);
-        let part = sniff::read_file(&file, options)?;
+        let part = read_file(&file, options)?;
         let all = tensors.fetch_add(part.tensors.len(), Relaxed) + part.tensors.len();
         let too_many = || CheckpointError::TooManyTensors {
             path: path.to_path_buf(),
@@ -59,39 +74,39 @@ pub fn read_shards(
     };
     let numbered: Vec<(usize, &String)> = shards.iter().enumerate().collect();
     let parts = parallel_map(&numbered, MAX_READER_THREADS, |&(number, shard)| {
-        let wanted = number < refused.load(Relaxed);
-        let part = wanted.then(|| read(shard).map_err(|error| (shard.clone(), error)))?;
+        let is_needed = number < first_failed.load(Relaxed);
+        let part = is_needed.then(|| read(shard).map_err(|error| (shard.clone(), error)))?;
         if part.is_err() {
-            refused.fetch_min(number, Relaxed);
+            first_failed.fetch_min(number, Relaxed);
         }
         Some(part)
     });
     let parts = parts.into_iter().flatten().collect::<Result<Vec<_>, _>>()?;
     let mut joined = JoinedShards { checkpoint: None, ranges: Vec::with_capacity(parts.len()) };
-    let all = parts.iter().map(|part| part.tensors.len()).sum();
-    parts.into_iter().for_each(|part| joined.append(part, all));
+    let total = parts.iter().map(|part| part.tensors.len()).sum();
+    parts.into_iter().for_each(|part| joined.append(part, total));
     Ok(joined)
 }
 
-/// The names of a shard that stand in another, or nowhere, by the index: tensors, and what is refused.
+/// Names in a shard that the index puts into another shard, or nowhere: tensors, and refused entries.
 type MisplacedNames<'a> = (Vec<&'a str>, Vec<&'a str>);
 
 impl JoinedShards {
-    /// Adds a shard to those before it, of which there will be so many tensors.
-    fn append(&mut self, mut part: Checkpoint, all: usize) {
+    /// Appends a shard. All shards together have `total` tensors.
+    fn append(&mut self, mut part: Checkpoint, total: usize) {
         let Some(whole) = &mut self.checkpoint else {
-            let more = all - part.tensors.len();
+            let more = total - part.tensors.len();
             huge_pages::reserve(&mut part.tensors, more);
             let (tensors, refused) = (0..part.tensors.len(), 0..part.refused.len());
             self.ranges.push(ShardRange { path: part.path.clone(), tensors, refused });
             self.checkpoint = Some(part);
             return;
         };
-        let by = whole.origins.len() as u32;
+        let first_origin = whole.origins.len() as u32;
         let (tensors, refused) = (whole.tensors.len(), whole.refused.len());
         whole.origins.extend(part.origins);
         whole.tensors.extend(part.tensors.into_iter().map(|mut tensor| {
-            tensor.bytes.shift_origin(by);
+            tensor.bytes.shift_origin(first_origin);
             tensor
         }));
         whole.refused.extend(part.refused);
@@ -107,17 +122,16 @@ impl JoinedShards {
         self.ranges.push(ShardRange { path: part.path, tensors, refused });
     }
 
-    /// All of them as one checkpoint, once every name stands in one shard, and all are there of which an
-    /// index says so.
+    /// The joined checkpoint. Fails unless every name is unique and every tensor of the index is in its shard.
     pub fn into_checkpoint(
         self,
         path: PathBuf,
         index: Option<&ShardIndex<'_>>,
     ) -> Result<Checkpoint, CheckpointError> {
-        let JoinedShards { checkpoint: Some(mut whole), ranges: parts } = self else {
-            return Err(CheckpointError::Index { path, fault: IndexError::NoShards });
+        let JoinedShards { checkpoint: Some(mut whole), ranges } = self else {
+            return Err(CheckpointError::Index { path, error: IndexError::NoShards });
         };
-        let unnamed = check_names(&whole, &parts, &path, index)?;
+        let unnamed = check_names(&whole, &ranges, &path, index)?;
         whole.is_sharded = true;
         whole.path = path;
         if !unnamed.is_empty() {
@@ -129,79 +143,69 @@ impl JoinedShards {
     }
 }
 
-/// Makes sure of it. Gives the names of the tensors that an index does not name.
+/// Checks the names against the index, and that each is unique. Returns the tensors that the index does not name.
 fn check_names(
     whole: &Checkpoint,
-    parts: &[ShardRange],
+    ranges: &[ShardRange],
     path: &Path,
     index: Option<&ShardIndex<'_>>,
 ) -> Result<Vec<String>, CheckpointError> {
-    let holder = |name: &str| index.and_then(|index| index.shard_of(name));
-    let places: Vec<usize> = (0..parts.len()).collect();
-    // What lies where no index says it does.
-    let others = parallel_map(&places, MAX_READER_THREADS, |&place| {
-        let is_other = |name: &&str| holder(name) != Some(place);
-        let (tensors, refused) = parts[place].names(whole);
-        let others: MisplacedNames<'_> =
-            (tensors.filter(is_other).collect(), refused.filter(is_other).collect());
-        others
+    let indexed_shard = |name: &str| index.and_then(|index| index.shard_of(name));
+    let shards: Vec<usize> = (0..ranges.len()).collect();
+    let misplaced = parallel_map(&shards, MAX_READER_THREADS, |&shard| {
+        let is_misplaced = |name: &&str| indexed_shard(name) != Some(shard);
+        let (tensors, refused) = ranges[shard].names(whole);
+        let names: MisplacedNames<'_> =
+            (tensors.filter(is_misplaced).collect(), refused.filter(is_misplaced).collect());
+        names
     });
     if let Some(index) = index {
-        check_all_present(index, whole, parts, &others)
-            .map_err(|fault| CheckpointError::Index { path: path.to_path_buf(), fault })?;
+        check_all_present(index, whole, ranges, &misplaced)
+            .map_err(|error| CheckpointError::Index { path: path.to_path_buf(), error })?;
     }
-    let unnamed = others.iter().filter(|_| index.is_some()).flat_map(|(tensors, _)| tensors);
+    let unnamed = misplaced.iter().filter(|_| index.is_some()).flat_map(|(tensors, _)| tensors);
     let unnamed = unnamed.map(|&name| name.to_owned()).collect();
-    let others = (0..).zip(others).flat_map(|(place, (tensors, refused))| {
-        tensors.into_iter().chain(refused).map(move |name| (name, place))
+    let misplaced = (0..).zip(misplaced).flat_map(|(shard, (tensors, refused))| {
+        tensors.into_iter().chain(refused).map(move |name| (name, shard))
     });
-    let mut found = HashMap::<_, _, foldhash::fast::RandomState>::default();
-    for (name, place) in others {
-        let other = holder(name).unwrap_or_else(|| *found.entry(name).or_insert(place));
-        if other != place {
+    let mut first_shards = HashMap::<_, _, foldhash::fast::RandomState>::default();
+    for (name, shard) in misplaced {
+        let other =
+            indexed_shard(name).unwrap_or_else(|| *first_shards.entry(name).or_insert(shard));
+        if other != shard {
             return Err(CheckpointError::DuplicateTensor {
-                path: parts[place.max(other)].path.clone(),
+                path: ranges[shard.max(other)].path.clone(),
                 tensor: name.to_owned(),
-                other: parts[place.min(other)].path.clone(),
+                other: ranges[shard.min(other)].path.clone(),
             });
         }
     }
     Ok(unnamed)
 }
 
+/// Checks that every tensor of the index is in the shard that the index says.
 fn check_all_present(
     index: &ShardIndex<'_>,
     whole: &Checkpoint,
-    parts: &[ShardRange],
-    others: &[MisplacedNames<'_>],
+    ranges: &[ShardRange],
+    misplaced: &[MisplacedNames<'_>],
 ) -> Result<(), IndexError> {
-    for (place, (part, (tensors, refused))) in parts.iter().zip(others).enumerate() {
-        let named = part.tensors.len() - tensors.len() + part.refused.len() - refused.len();
-        if named < index.tensor_count_in(place) {
-            let (tensors, refused) = part.names(whole);
-            let there: HashSet<&str> = tensors.chain(refused).collect();
-            let missing = index.tensors_in(place).filter(|name| !there.contains(name)).min();
+    for (shard, (range, (tensors, refused))) in ranges.iter().zip(misplaced).enumerate() {
+        let named = range.tensors.len() - tensors.len() + range.refused.len() - refused.len();
+        if named < index.tensor_count_in(shard) {
+            let (tensors, refused) = range.names(whole);
+            let present: HashSet<&str> = tensors.chain(refused).collect();
+            let missing = index.tensors_in(shard).filter(|name| !present.contains(name)).min();
             return Err(IndexError::MissingTensor {
                 tensor: missing.unwrap_or_default().to_owned(),
-                shard: index.shards()[place].clone(),
+                shard: index.shards()[shard].clone(),
             });
         }
     }
     Ok(())
 }
 
-impl ShardRange {
-    /// The names of its tensors, and of what of it is refused.
-    fn names<'a>(
-        &self,
-        whole: &'a Checkpoint,
-    ) -> (impl Iterator<Item = &'a str>, impl Iterator<Item = &'a str>) {
-        let tensors = whole.tensors[self.tensors.clone()].iter().map(|tensor| &*tensor.name);
-        let refused = whole.refused[self.refused.clone()].iter();
-        (tensors, refused.map(|refused| refused.name.as_str()))
-    }
-}
-
+/// Adds the metadata of a shard. Of values that differ, the first shard's stays, with a note.
 fn merge_metadata(
     whole: &mut BTreeMap<String, String>,
     part: BTreeMap<String, String>,

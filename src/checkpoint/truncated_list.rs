@@ -1,11 +1,11 @@
-//! Many names in few words.
+//! Long lists of names in messages.
 
 use std::fmt;
 
-/// Names that are told before the rest is a number.
+/// Names that are listed before the rest is only counted.
 const MAX_LISTED_NAMES: usize = 8;
 
-/// The first few names of many, and how many more there are.
+/// The first names of a list, and the number of the others.
 #[derive(Debug, Default)]
 pub struct TruncatedList {
     first: Vec<String>,
@@ -19,7 +19,7 @@ impl TruncatedList {
         listed
     }
 
-    /// Adds a name, which is put together only if it is among the first.
+    /// Adds a name. It is only built if it will be listed.
     pub fn add(&mut self, name: impl FnOnce() -> String) {
         if self.first.len() < MAX_LISTED_NAMES {
             self.first.push(name());

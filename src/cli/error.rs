@@ -83,7 +83,7 @@ impl From<CheckpointError> for CommandError {
                 if refused.len() > MAX_LISTED_REFUSALS {
                     message += &format!("\n    and {} more", refused.len() - MAX_LISTED_REFUSALS);
                 }
-                let first = refused.first().map(|entry| entry.fault.remedy());
+                let first = refused.first().map(|entry| entry.error.remedy());
                 CommandError::new(EXIT_REFUSED, message, first.unwrap_or(error.remedy()))
             }
             _ => CommandError::new(refusal_exit_code(error.is_refusal()), &error, error.remedy()),

@@ -135,7 +135,7 @@ fn parse(
     };
     match parse(options) {
         // The key is for those checkpoints that have it.
-        Err(CheckpointError::Selection { fault: SelectError::NoSuchKey { key, .. }, .. }) => {
+        Err(CheckpointError::Selection { error: SelectError::NoSuchKey { key, .. }, .. }) => {
             let mut checkpoint = parse(&options.without_root_key())?;
             checkpoint.notes.push(format!("has no `{key}`: shown by the rule instead"));
             Ok(checkpoint)

@@ -43,10 +43,10 @@ pub fn set(shards: &[(&str, &[&str])], weight_map: &[(&str, &str)]) -> TempDir {
 pub const A: &str = "model-00001-of-00002.safetensors";
 pub const B: &str = "model-00002-of-00002.safetensors";
 
-/// The fault of an index.
-pub fn fault(answer: Result<Checkpoint, CheckpointError>) -> IndexError {
+/// The error of an index.
+pub fn error(answer: Result<Checkpoint, CheckpointError>) -> IndexError {
     match answer.expect_err("refused") {
-        CheckpointError::Index { fault, .. } => fault,
+        CheckpointError::Index { error, .. } => error,
         other => panic!("refused for another reason: {other}"),
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use crate::common::safetensors::valid;
-use crate::common::shards::{A, B, INDEX, fault, index, names, open, open_following, set};
+use crate::common::shards::{A, B, INDEX, error, index, names, open, open_following, set};
 use ckptfs::checkpoint::{Checkpoint, CheckpointError, IndexError, ParseOptions};
 use ckptfs::source;
 
@@ -23,7 +23,7 @@ fn names_that_leave_the_directory() {
 
     let leaves = |shard: &str| {
         let set = set(&[], &[("a", shard)]);
-        matches!(fault(open(set.path())), IndexError::OutsideDirectory { shard: named } if named == shard)
+        matches!(error(open(set.path())), IndexError::OutsideDirectory { shard: named } if named == shard)
     };
     assert!(leaves(absolute));
     for shard in ["../shard.safetensors", "sub/../../shard.safetensors", "..", ".", "/", ""] {
@@ -36,7 +36,7 @@ fn names_that_leave_the_directory() {
     let inner = outside.path().join("inner");
     fs::create_dir(&inner).unwrap();
     fs::write(inner.join(INDEX), index(&[("a", "../shard.safetensors")])).unwrap();
-    assert!(matches!(fault(open(&inner)), IndexError::OutsideDirectory { .. }));
+    assert!(matches!(error(open(&inner)), IndexError::OutsideDirectory { .. }));
     assert_eq!(names(&open_following(&inner).unwrap()), ["a"]);
 }
 

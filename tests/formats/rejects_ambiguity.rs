@@ -27,8 +27,8 @@ fn is_collision(state: &[u8], root_key: Option<&str>) -> bool {
     };
     let answer = checkpoint::parse_bytes(&bytes, "x.pt".as_ref(), &options);
     match answer {
-        Err(CheckpointError::Selection { fault, .. }) => {
-            fault.to_string().contains("come to the name")
+        Err(CheckpointError::Selection { error, .. }) => {
+            error.to_string().contains("come to the name")
         }
         Ok(_) | Err(_) => false,
     }

@@ -5,10 +5,10 @@ use crate::common::pickle::{Tensor, dict, pickle};
 use crate::common::zip::{DEFLATED, Record, archive, checkpoint, floats, one_tensor};
 use ckptfs::checkpoint::{CheckpointError, LayoutKind, ZipError};
 
-/// The fault of an archive.
-fn fault(bytes: &[u8]) -> ZipError {
+/// The error of an archive.
+fn error(bytes: &[u8]) -> ZipError {
     match common::torch(bytes).expect_err("refused") {
-        CheckpointError::Zip { fault, .. } => fault,
+        CheckpointError::Zip { error, .. } => error,
         other => panic!("refused for another reason: {other}"),
     }
 }
@@ -31,8 +31,8 @@ const PICKLE: usize = 0;
 const BYTE_ORDER: usize = 1;
 const STORAGE: usize = 2;
 
-fn disagrees(fault: ZipError) -> bool {
-    matches!(fault, ZipError::HeaderMismatch(_))
+fn disagrees(error: ZipError) -> bool {
+    matches!(error, ZipError::HeaderMismatch(_))
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn cut_off_at_any_byte() {
 #[test]
 fn the_same_name_twice() {
     let twice = |name: &str| {
-        matches!(fault(&with(Record::stored(name, b"x"))), ZipError::DuplicateRecord(_))
+        matches!(error(&with(Record::stored(name, b"x"))), ZipError::DuplicateRecord(_))
     };
     assert!(twice("archive/data.pkl"));
     assert!(twice("archive/data/0"));
@@ -64,7 +64,7 @@ fn the_same_name_twice() {
 fn names_outside_the_one_folder() {
     for name in ["other/data.pkl", "data.pkl", "/data.pkl", "Archive/data.pkl", "", "archive"] {
         let bytes = with(Record::stored(name, b"x"));
-        assert!(matches!(fault(&bytes), ZipError::OutsideFolder(_)), "{name:?}");
+        assert!(matches!(error(&bytes), ZipError::OutsideFolder(_)), "{name:?}");
     }
 }
 
@@ -72,7 +72,7 @@ fn names_outside_the_one_folder() {
 fn names_that_are_no_names() {
     let name = |raw: &[u8]| {
         let record = Record::stored("", b"").both(|header| header.name = raw.to_vec());
-        matches!(fault(&with(record)), ZipError::InvalidName)
+        matches!(error(&with(record)), ZipError::InvalidName)
     };
     assert!(name(b"archive/\xff"));
     assert!(name(b"archive/data.pkl\0.txt"));
@@ -81,8 +81,8 @@ fn names_that_are_no_names() {
 #[test]
 fn no_pickle() {
     let records = one_tensor();
-    assert!(matches!(fault(&archive(&records[BYTE_ORDER..])), ZipError::NoPickle));
-    assert!(matches!(fault(&with_no_records()), ZipError::NoPickle));
+    assert!(matches!(error(&archive(&records[BYTE_ORDER..])), ZipError::NoPickle));
+    assert!(matches!(error(&with_no_records()), ZipError::NoPickle));
 }
 
 /// An archive begins with the signature of its first record. So one without records has a record that its
@@ -96,28 +96,28 @@ fn with_no_records() -> Vec<u8> {
 #[test]
 fn a_record_whose_own_header_disagrees() {
     for place in [PICKLE, BYTE_ORDER, STORAGE] {
-        assert!(disagrees(fault(&changed(place, |r| r.local.name = b"archive/data.pkx".to_vec()))));
-        assert!(disagrees(fault(&changed(place, |r| r.local.name[0] = b'A'))));
-        assert!(disagrees(fault(&changed(place, |r| r.local.method = DEFLATED))));
-        assert!(disagrees(fault(&changed(place, |r| r.local.stored += 1))));
-        assert!(disagrees(fault(&changed(place, |r| r.local.size += 1))));
-        assert!(disagrees(fault(&changed(place, |r| r.local.crc ^= 1))));
-        assert!(disagrees(fault(&changed(place, |r| r.local.flags = 1 << 3))));
-        assert!(disagrees(fault(&changed(place, |r| r.local.flags = 1))));
-        assert!(disagrees(fault(&changed(place, |r| r.central.size -= 1))));
-        assert!(disagrees(fault(&changed(place, |r| r.at = Some(1)))));
-        assert!(disagrees(fault(&changed(place, |r| r.at = Some(u32::MAX - 1)))));
+        assert!(disagrees(error(&changed(place, |r| r.local.name = b"archive/data.pkx".to_vec()))));
+        assert!(disagrees(error(&changed(place, |r| r.local.name[0] = b'A'))));
+        assert!(disagrees(error(&changed(place, |r| r.local.method = DEFLATED))));
+        assert!(disagrees(error(&changed(place, |r| r.local.stored += 1))));
+        assert!(disagrees(error(&changed(place, |r| r.local.size += 1))));
+        assert!(disagrees(error(&changed(place, |r| r.local.crc ^= 1))));
+        assert!(disagrees(error(&changed(place, |r| r.local.flags = 1 << 3))));
+        assert!(disagrees(error(&changed(place, |r| r.local.flags = 1))));
+        assert!(disagrees(error(&changed(place, |r| r.central.size -= 1))));
+        assert!(disagrees(error(&changed(place, |r| r.at = Some(1)))));
+        assert!(disagrees(error(&changed(place, |r| r.at = Some(u32::MAX - 1)))));
     }
 }
 
 #[test]
 fn stored_bytes_of_another_size_than_they_state() {
     let bytes = changed(STORAGE, |r| *r = r.clone().both(|header| header.size -= 4));
-    assert!(disagrees(fault(&bytes)));
+    assert!(disagrees(error(&bytes)));
     let bytes = changed(STORAGE, |r| {
         *r = r.clone().both(|header| (header.size, header.stored) = (1 << 20, 1 << 20));
     });
-    assert!(disagrees(fault(&bytes)), "past the end");
+    assert!(disagrees(error(&bytes)), "past the end");
 }
 
 #[test]
@@ -129,21 +129,21 @@ fn sizes_left_to_what_follows_the_data() {
     assert_eq!(common::tensor_bytes(common::torch(&bytes).unwrap(), "w"), floats());
     // Without the flag, zero is a size.
     let bytes = changed(STORAGE, |record| (record.local.stored, record.local.size) = (0, 0));
-    assert!(disagrees(fault(&bytes)));
+    assert!(disagrees(error(&bytes)));
 }
 
 #[test]
 fn encryption_and_other_features() {
     for flag in [1, 1 << 6, 1 << 13] {
         let bytes = changed(STORAGE, |r| *r = r.clone().both(|header| header.flags = flag));
-        assert!(matches!(fault(&bytes), ZipError::Encrypted(_)), "{flag:#x}");
+        assert!(matches!(error(&bytes), ZipError::Encrypted(_)), "{flag:#x}");
     }
     for flag in [1 << 4, 1 << 5, 1 << 7, 1 << 12, 1 << 15] {
         let bytes = changed(STORAGE, |r| *r = r.clone().both(|header| header.flags = flag));
-        assert!(matches!(fault(&bytes), ZipError::UnknownFlags(_)), "{flag:#x}");
+        assert!(matches!(error(&bytes), ZipError::UnknownFlags(_)), "{flag:#x}");
     }
     let bytes = changed(STORAGE, |record| record.disk = 1);
-    assert!(matches!(fault(&bytes), ZipError::SeveralDisks));
+    assert!(matches!(error(&bytes), ZipError::SeveralDisks));
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn records_that_overlap() {
     let first = common::zip::body(&records[..STORAGE]).records.len();
     let start_inside = first + 30 + "archive/data/0".len();
     records[BYTE_ORDER] = Record { at: Some(start_inside as u32), ..inner };
-    assert!(matches!(fault(&archive(&records)), ZipError::Overlap(_)));
+    assert!(matches!(error(&archive(&records)), ZipError::Overlap(_)));
 }
 
 #[test]
@@ -167,14 +167,14 @@ fn two_records_at_one_place() {
     twin.at = Some(place);
     twin.central.name = b"archive/byteordex".to_vec();
     records.push(twin);
-    assert!(disagrees(fault(&archive(&records))));
+    assert!(disagrees(error(&archive(&records))));
 }
 
 #[test]
 fn methods_that_are_not_read() {
     for method in [1, 9, 12, 14, 93, 99] {
         let bytes = changed(STORAGE, |r| *r = r.clone().both(|header| header.method = method));
-        assert!(matches!(fault(&bytes), ZipError::Compressed(_)), "{method}");
+        assert!(matches!(error(&bytes), ZipError::Compressed(_)), "{method}");
     }
 }
 
@@ -205,7 +205,7 @@ fn deflated_records_that_are_damaged_or_unpack_to_another_size() {
     }
     let mut records = one_tensor();
     records[PICKLE] = Record::packed("archive/data.pkl", DEFLATED, b"\xff\xff".to_vec(), 100);
-    assert!(matches!(fault(&archive(&records)), ZipError::Compressed(_)));
+    assert!(matches!(error(&archive(&records)), ZipError::Compressed(_)));
 }
 
 #[test]
@@ -227,14 +227,14 @@ fn deflated_records_that_unpack_to_more_than_memory() {
     // A record that states an impossible size is refused before its memory is asked for.
     let pickle = Record::packed("archive/data.pkl", DEFLATED, vec![3, 0], u32::MAX as usize - 1);
     let bytes = changed(PICKLE, |record| *record = pickle.clone());
-    assert!(matches!(fault(&bytes), ZipError::Compressed(_)));
+    assert!(matches!(error(&bytes), ZipError::Compressed(_)));
 }
 
 #[test]
 fn programs_are_no_checkpoints() {
     for name in ["archive/constants.pkl", "archive/code/__torch__.py"] {
         let bytes = with(Record::stored(name, b"x"));
-        assert!(matches!(fault(&bytes), ZipError::TorchScript), "{name}");
+        assert!(matches!(error(&bytes), ZipError::TorchScript), "{name}");
     }
 }
 
@@ -244,7 +244,7 @@ fn a_byte_order_that_is_none() {
         let record = Record::stored("archive/byteorder", order);
         let bytes = changed(BYTE_ORDER, |r| *r = record.clone());
         assert!(
-            matches!(fault(&bytes), ZipError::ByteOrder | ZipError::Compressed(_)),
+            matches!(error(&bytes), ZipError::ByteOrder | ZipError::Compressed(_)),
             "{order:?}"
         );
     }

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 
 use crate::common;
 use crate::common::safetensors::valid;
-use crate::common::shards::{A, B, INDEX, fault, index, names, open, open_following, set};
+use crate::common::shards::{A, B, INDEX, error, index, names, open, open_following, set};
 use ckptfs::checkpoint::{self, CheckpointError, IndexError};
 
 #[test]
@@ -22,19 +22,19 @@ fn a_set_is_shown_whole() {
 #[test]
 fn a_missing_shard() {
     let set = set(&[(A, &["a"])], &[("a", A), ("c", B)]);
-    assert!(matches!(fault(open(set.path())), IndexError::MissingShard { shard } if shard == B));
+    assert!(matches!(error(open(set.path())), IndexError::MissingShard { shard } if shard == B));
     // Following links does not change that.
-    assert!(matches!(fault(open_following(set.path())), IndexError::MissingShard { .. }));
+    assert!(matches!(error(open_following(set.path())), IndexError::MissingShard { .. }));
     symlink("nowhere", set.path().join(B)).unwrap();
-    assert!(matches!(fault(open(set.path())), IndexError::MissingShard { shard } if shard == B));
+    assert!(matches!(error(open(set.path())), IndexError::MissingShard { shard } if shard == B));
 }
 
 #[test]
 fn a_tensor_that_its_shard_lacks() {
     let set = set(&[(A, &["a"]), (B, &["c"])], &[("a", A), ("b", B), ("c", B)]);
-    let fault = fault(open(set.path()));
+    let error = error(open(set.path()));
     assert!(
-        matches!(fault, IndexError::MissingTensor { tensor, shard } if tensor == "b" && shard == B)
+        matches!(error, IndexError::MissingTensor { tensor, shard } if tensor == "b" && shard == B)
     );
 }
 
@@ -78,7 +78,7 @@ fn text_that_is_not_utf_8_wherever_it_stands() {
     bytes.push(0xe9);
     bytes.extend_from_slice(format!(r#""}},"weight_map":{{"a":{A:?},"b":{B:?}}}}}"#).as_bytes());
     fs::write(&path, &bytes).unwrap();
-    assert!(matches!(fault(open(set.path())), IndexError::Json(why) if why.contains("utf-8")));
+    assert!(matches!(error(open(set.path())), IndexError::Json(why) if why.contains("utf-8")));
 }
 
 /// Python's `json` writes and reads these, and so do loaders in Python.
@@ -100,10 +100,10 @@ fn numbers_that_only_python_has_are_read() {
     for metadata in ["-NaN", "nan", "1NaN", "+Infinity", "Inf", "{NaN:1}"] {
         let text = format!(r#"{{"metadata":{metadata},{shards}}}"#);
         fs::write(set.path().join(INDEX), text).unwrap();
-        assert!(matches!(fault(open(set.path())), IndexError::Json(_)), "{metadata}");
+        assert!(matches!(error(open(set.path())), IndexError::Json(_)), "{metadata}");
     }
     fs::write(set.path().join(INDEX), r#"{"weight_map":{"a":NaN}}"#).unwrap();
-    assert!(matches!(fault(open(set.path())), IndexError::Json(_)));
+    assert!(matches!(error(open(set.path())), IndexError::Json(_)));
 }
 
 #[test]
@@ -111,16 +111,16 @@ fn a_byte_order_mark_is_refused_as_loaders_do() {
     let set = set(&[(A, &["a"])], &[]);
     let text = index(&[("a", A)]);
     fs::write(set.path().join(INDEX), format!("\u{feff}{text}")).unwrap();
-    assert!(matches!(fault(open(set.path())), IndexError::ByteOrderMark));
+    assert!(matches!(error(open(set.path())), IndexError::ByteOrderMark));
 }
 
 #[test]
 fn one_file_under_two_names() {
     let set = set(&[(A, &["a"])], &[("a", A), ("b", B)]);
     symlink(A, set.path().join(B)).unwrap();
-    let fault = fault(open(set.path()));
+    let error = error(open(set.path()));
     assert!(
-        matches!(fault, IndexError::MissingTensor { tensor, shard } if tensor == "b" && shard == B)
+        matches!(error, IndexError::MissingTensor { tensor, shard } if tensor == "b" && shard == B)
     );
 }
 
@@ -152,7 +152,7 @@ fn numbered_sets_without_an_index() {
     for path in [directory.path(), &typed] {
         let incomplete = open(path).unwrap_err();
         assert!(
-            matches!(&incomplete, CheckpointError::IncompleteSet { missing: 1, of: 3, first, .. } if first == "model-00002-of-00003.safetensors"),
+            matches!(&incomplete, CheckpointError::IncompleteSet { missing: 1, total: 3, first, .. } if first == "model-00002-of-00003.safetensors"),
             "{incomplete}"
         );
     }
@@ -231,7 +231,7 @@ fn an_index_too_large_is_refused_before_it_is_read() {
     let set = set(&[(A, &["a"])], &[("a", A)]);
     let sparse = fs::OpenOptions::new().write(true).open(set.path().join(INDEX)).unwrap();
     sparse.set_len(1 << 40).unwrap();
-    assert!(matches!(fault(open(set.path())), IndexError::TooLarge { size } if size == 1 << 40));
+    assert!(matches!(error(open(set.path())), IndexError::TooLarge { size } if size == 1 << 40));
 }
 
 #[test]

@@ -10,12 +10,12 @@ fn valid() -> Legacy {
     one_tensor(&Tensor::default(), None)
 }
 
-/// The fault of a valid file after a change.
-fn fault(change: impl Fn(&mut Legacy)) -> LegacyError {
+/// The error of a valid file after a change.
+fn error(change: impl Fn(&mut Legacy)) -> LegacyError {
     let mut legacy = valid();
     change(&mut legacy);
     match common::torch(&legacy.bytes()).expect_err("refused") {
-        CheckpointError::Legacy { fault, .. } => fault,
+        CheckpointError::Legacy { error, .. } => error,
         other => panic!("refused for another reason: {other}"),
     }
 }
@@ -23,7 +23,7 @@ fn fault(change: impl Fn(&mut Legacy)) -> LegacyError {
 /// The reason why the only tensor of a file is refused.
 fn refused(tensor: Tensor, window: Window) -> TensorError {
     let bytes = one_tensor(&tensor, window).bytes();
-    common::refused(common::torch(&bytes).expect("readable")).fault
+    common::refused(common::torch(&bytes).expect("readable")).error
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn cut_off_at_any_byte() {
 
 #[test]
 fn bytes_after_the_last_storage() {
-    let trailing = fault(|legacy| legacy.storages.push((0, Vec::new())));
+    let trailing = error(|legacy| legacy.storages.push((0, Vec::new())));
     assert!(matches!(trailing, LegacyError::TrailingBytes(8)));
 }
 
@@ -56,13 +56,13 @@ fn another_magic_number_or_protocol() {
             Err(CheckpointError::NotACheckpoint { .. })
         ));
     }
-    assert!(matches!(fault(|legacy| legacy.protocol = 1000), LegacyError::Protocol));
+    assert!(matches!(error(|legacy| legacy.protocol = 1000), LegacyError::Protocol));
 }
 
 #[test]
 fn counts_that_are_not_those_of_the_pickle() {
     for count in [5, 7, 0, -1, i64::MAX, i64::MIN] {
-        let wrong = fault(|legacy| legacy.storages[0].0 = count);
+        let wrong = error(|legacy| legacy.storages[0].0 = count);
         assert!(matches!(wrong, LegacyError::CountMismatch { stated: 6, has, .. } if has == count));
     }
     let huge = Tensor { count: i128::from(i64::MAX), ..Tensor::default() };
@@ -71,22 +71,22 @@ fn counts_that_are_not_those_of_the_pickle() {
     let cut_off = common::torch(&legacy.bytes());
     assert!(matches!(
         cut_off,
-        Err(CheckpointError::Legacy { fault: LegacyError::Truncated(_), .. })
+        Err(CheckpointError::Legacy { error: LegacyError::Truncated(_), .. })
     ));
 }
 
 #[test]
 fn lists_of_storages_that_do_not_fit_the_pickle() {
-    assert!(matches!(fault(|legacy| legacy.keys = NONE.to_vec()), LegacyError::StorageKeys));
-    assert!(matches!(fault(|legacy| legacy.keys = list(&[int(0)])), LegacyError::StorageKeys));
-    let unknown = fault(|legacy| legacy.keys = list(&[text("1")]));
+    assert!(matches!(error(|legacy| legacy.keys = NONE.to_vec()), LegacyError::StorageKeys));
+    assert!(matches!(error(|legacy| legacy.keys = list(&[int(0)])), LegacyError::StorageKeys));
+    let unknown = error(|legacy| legacy.keys = list(&[text("1")]));
     assert!(matches!(unknown, LegacyError::UnknownStorage(key) if key == "1"));
-    let twice = fault(|legacy| {
+    let twice = error(|legacy| {
         legacy.keys = list(&[text("0"), text("0")]);
         legacy.storages.push((6, floats()));
     });
     assert!(matches!(twice, LegacyError::DuplicateStorage(key) if key == "0"));
-    let two_sizes = fault(|legacy| {
+    let two_sizes = error(|legacy| {
         let other = Tensor { count: 3, ..Tensor::default() };
         legacy.state = dict(&[("a", Tensor::default().bytes()), ("b", other.bytes())]);
     });
@@ -94,7 +94,7 @@ fn lists_of_storages_that_do_not_fit_the_pickle() {
     let mut unlisted = valid();
     (unlisted.keys, unlisted.storages) = (list(&[]), Vec::new());
     let unlisted = common::refused(common::torch(&unlisted.bytes()).unwrap());
-    assert!(matches!(unlisted.fault, TensorError::MissingStorage { .. }));
+    assert!(matches!(unlisted.error, TensorError::MissingStorage { .. }));
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn parts_of_storages() {
     let checkpoint = common::torch(&bytes).unwrap();
     assert_eq!(common::tensor_bytes(checkpoint, "w"), floats()[16..24]);
 
-    let bounds = |fault| matches!(fault, TensorError::OutOfBounds { .. });
+    let bounds = |error| matches!(error, TensorError::OutOfBounds { .. });
     assert!(bounds(refused(part(vec![1], 0), Some((6, 1)))), "it begins at the end");
     assert!(bounds(refused(part(vec![1], 0), Some((0, 7)))), "it is longer than the whole");
     assert!(bounds(refused(part(vec![3], 0), Some((3, 2)))), "the tensor is longer than it");
@@ -114,7 +114,7 @@ fn parts_of_storages() {
     let negative = common::torch(&one_tensor(&part(vec![1], 0), Some((-1, 3))).bytes());
     assert!(matches!(
         negative,
-        Err(CheckpointError::Legacy { fault: LegacyError::UnknownStorage(_), .. })
+        Err(CheckpointError::Legacy { error: LegacyError::UnknownStorage(_), .. })
     ));
 }
 

@@ -10,26 +10,26 @@ fn read(pickle: &[u8]) -> Result<ckptfs::checkpoint::Checkpoint, CheckpointError
     common::torch(&archive(&checkpoint(pickle)))
 }
 
-/// The fault of a pickle.
-fn fault(pickle: &[u8]) -> PickleError {
+/// The error of a pickle.
+fn error(pickle: &[u8]) -> PickleError {
     match read(pickle).expect_err("refused") {
-        CheckpointError::Pickle { fault, .. } => fault,
+        CheckpointError::Pickle { error, .. } => error,
         other => panic!("refused for another reason: {other}"),
     }
 }
 
-/// The fault of a pickle of protocol 2 with these opcodes.
+/// The error of a pickle of protocol 2 with these opcodes.
 fn opcodes(parts: &[&[u8]]) -> PickleError {
-    fault(&pickle(&parts.concat()))
+    error(&pickle(&parts.concat()))
 }
 
-/// The fault of the only entry of a state dict.
+/// The error of the only entry of a state dict.
 fn entry(value: Vec<u8>) -> TensorError {
-    common::refused(read(&pickle(&dict(&[("w", value)]))).expect("readable")).fault
+    common::refused(read(&pickle(&dict(&[("w", value)]))).expect("readable")).error
 }
 
-fn out_of_order(fault: PickleError) -> bool {
-    matches!(fault, PickleError::OutOfOrder { .. })
+fn out_of_order(error: PickleError) -> bool {
+    matches!(error, PickleError::OutOfOrder { .. })
 }
 
 #[test]
@@ -42,19 +42,19 @@ fn a_valid_pickle_is_read() {
 fn cut_off_at_any_byte_and_continued() {
     let whole = pickle(&dict(&[("w", Tensor::default().bytes())]));
     for len in 2..whole.len() {
-        assert!(matches!(fault(&whole[..len]), PickleError::Truncated), "{len}");
+        assert!(matches!(error(&whole[..len]), PickleError::Truncated), "{len}");
     }
-    assert!(matches!(fault(&[&whole[..], b"."].concat()), PickleError::TrailingBytes(1)));
+    assert!(matches!(error(&[&whole[..], b"."].concat()), PickleError::TrailingBytes(1)));
 }
 
 #[test]
 fn other_protocols() {
     for protocol in [0, 1, 6, 0x80, 0xff] {
-        let refused = fault(&[0x80, protocol, b'}', b'.']);
+        let refused = error(&[0x80, protocol, b'}', b'.']);
         assert!(matches!(refused, PickleError::Protocol(p) if p == protocol));
     }
-    assert!(matches!(fault(b"}."), PickleError::Protocol(_)));
-    assert!(matches!(fault(b"(dp0\n."), PickleError::Protocol(_)));
+    assert!(matches!(error(b"}."), PickleError::Protocol(_)));
+    assert!(matches!(error(b"(dp0\n."), PickleError::Protocol(_)));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn nothing_is_ever_called() {
         // As the whole pickle, and as a tensor's argument.
         let top = read(&pickle(&value)).unwrap_err();
         assert!(
-            matches!(top, CheckpointError::Selection { fault: SelectError::Object { .. }, .. }),
+            matches!(top, CheckpointError::Selection { error: SelectError::Object { .. }, .. }),
             "{top}"
         );
         let rebuilt = call(&global("torch._utils", "_rebuild_parameter"), &[value]);
@@ -309,16 +309,16 @@ fn names_that_meet_or_are_reserved() {
     let tensor = || Tensor::default().bytes();
     let nested = dict(&[("b", tensor()), ("x", NONE.to_vec())]);
     let both = pickle(&dict(&[("a.b", tensor()), ("a", nested)]));
-    let fault = read(&both).unwrap_err();
+    let error = read(&both).unwrap_err();
     assert!(
         matches!(
-            fault,
-            CheckpointError::Selection { fault: SelectError::NameCollision { .. }, .. }
+            error,
+            CheckpointError::Selection { error: SelectError::NameCollision { .. }, .. }
         ),
-        "{fault}"
+        "{error}"
     );
     let reserved = read(&pickle(&dict(&[("__metadata__", tensor())]))).unwrap();
-    assert!(matches!(common::refused(reserved).fault, TensorError::ReservedName));
+    assert!(matches!(common::refused(reserved).error, TensorError::ReservedName));
 }
 
 /// A file may repeat at most 4 GiB of bytes: a small tensor still fits after a third large one was refused.
@@ -334,5 +334,5 @@ fn bytes_repeated_by_many_tensors() {
     let checkpoint = common::torch(&archive(&checkpoint(&pickle(&state)))).unwrap();
     let shown: Vec<&str> = checkpoint.tensors.iter().map(|t| &*t.name).collect();
     assert_eq!(shown, ["a", "b", "d"]);
-    assert!(matches!(checkpoint.refused[0].fault, TensorError::Expansion { .. }));
+    assert!(matches!(checkpoint.refused[0].error, TensorError::Expansion { .. }));
 }

@@ -1,21 +1,21 @@
 //! A safetensors file that any reader could refuse, or that two could read differently, is refused with its
-//! fault.
+//! error.
 
 use crate::common;
 use crate::common::safetensors::{entry, file, raw, valid};
 use ckptfs::checkpoint::{CheckpointError, HeaderError, MAX_HEADER_BYTES};
 
-/// The fault of a file.
-fn fault(bytes: &[u8]) -> HeaderError {
+/// The error of a file.
+fn error(bytes: &[u8]) -> HeaderError {
     match common::safetensors(bytes).expect_err("refused") {
-        CheckpointError::Header { fault, .. } => fault,
+        CheckpointError::Header { error, .. } => error,
         other => panic!("refused for another reason: {other}"),
     }
 }
 
 /// The error of the header's JSON reader.
 fn complaint(bytes: &[u8]) -> String {
-    match fault(bytes) {
+    match error(bytes) {
         HeaderError::Json(what) => what,
         other => panic!("refused for another reason: {other}"),
     }
@@ -54,14 +54,14 @@ fn a_header_longer_than_the_file_or_than_any_reader_takes() {
     let header = b"{}        ";
     let fits = header.len() as u64;
     assert!(common::safetensors(&raw(fits, header, b"")).is_ok());
-    assert!(matches!(fault(&raw(fits + 1, header, b"")), HeaderError::Truncated { .. }));
-    assert!(matches!(fault(&raw(MAX_HEADER_BYTES, header, b"")), HeaderError::Truncated { .. }));
+    assert!(matches!(error(&raw(fits + 1, header, b"")), HeaderError::Truncated { .. }));
+    assert!(matches!(error(&raw(MAX_HEADER_BYTES, header, b"")), HeaderError::Truncated { .. }));
     for stated in [MAX_HEADER_BYTES + 1, 1 << 63, u64::MAX - 7, u64::MAX] {
         assert!(
-            matches!(fault(&raw(stated, header, b"")), HeaderError::TooLong { len } if len == stated)
+            matches!(error(&raw(stated, header, b"")), HeaderError::TooLong { len } if len == stated)
         );
     }
-    assert!(matches!(fault(&raw(0, header, b"")), HeaderError::Json(_)));
+    assert!(matches!(error(&raw(0, header, b"")), HeaderError::Json(_)));
 }
 
 #[test]
@@ -176,25 +176,25 @@ fn metadata_that_is_not_text_to_text() {
 fn ranges_that_do_not_tile_the_data() {
     assert!(common::safetensors(&two((0, 8), (8, 16), 16)).is_ok());
     assert!(common::safetensors(&two((8, 16), (0, 8), 16)).is_ok(), "order is free");
-    let gap = |fault| matches!(fault, HeaderError::Gap { .. });
-    assert!(gap(fault(&two((0, 8), (4, 12), 12))), "overlapping");
-    assert!(gap(fault(&two((0, 8), (0, 8), 8))), "the same");
-    assert!(gap(fault(&two((0, 16), (4, 8), 16))), "one inside the other");
-    assert!(gap(fault(&two((0, 8), (12, 20), 20))), "a hole");
-    assert!(gap(fault(&two((4, 8), (8, 16), 16))), "a hole in front");
-    assert!(matches!(fault(&one("U8", "[4]", 8, 4, 8)), HeaderError::Reversed { .. }));
-    assert!(matches!(fault(&one("U8", "[8]", 0, 8, 7)), HeaderError::PastEnd { .. }));
-    assert!(matches!(fault(&one("U8", "[8]", 0, 8, 9)), HeaderError::TrailingBytes { extra: 1 }));
-    assert!(matches!(fault(&file("{}      ", 3)), HeaderError::TrailingBytes { extra: 3 }));
+    let gap = |error| matches!(error, HeaderError::Gap { .. });
+    assert!(gap(error(&two((0, 8), (4, 12), 12))), "overlapping");
+    assert!(gap(error(&two((0, 8), (0, 8), 8))), "the same");
+    assert!(gap(error(&two((0, 16), (4, 8), 16))), "one inside the other");
+    assert!(gap(error(&two((0, 8), (12, 20), 20))), "a hole");
+    assert!(gap(error(&two((4, 8), (8, 16), 16))), "a hole in front");
+    assert!(matches!(error(&one("U8", "[4]", 8, 4, 8)), HeaderError::Reversed { .. }));
+    assert!(matches!(error(&one("U8", "[8]", 0, 8, 7)), HeaderError::PastEnd { .. }));
+    assert!(matches!(error(&one("U8", "[8]", 0, 8, 9)), HeaderError::TrailingBytes { extra: 1 }));
+    assert!(matches!(error(&file("{}      ", 3)), HeaderError::TrailingBytes { extra: 3 }));
 }
 
 #[test]
 fn ranges_whose_numbers_overflow() {
     let end = u64::MAX;
-    let past = |fault| matches!(fault, HeaderError::PastEnd { .. });
-    assert!(past(fault(&one("U8", &format!("[{end}]"), 0, end, 4))));
-    assert!(past(fault(&one("U8", "[4]", end - 4, end, 4))));
-    assert!(past(fault(&one("U8", "[0]", end, end, 0))));
+    let past = |error| matches!(error, HeaderError::PastEnd { .. });
+    assert!(past(error(&one("U8", &format!("[{end}]"), 0, end, 4))));
+    assert!(past(error(&one("U8", "[4]", end - 4, end, 4))));
+    assert!(past(error(&one("U8", "[0]", end, end, 0))));
     for offsets in ["[0,18446744073709551616]", "[-1,4]", "[0,4.0]", "[0]", "[0,1,2]", "[0,1e0]"] {
         let header = format!(r#"{{"a":{{"dtype":"U8","shape":[4],"data_offsets":{offsets}}}}}"#);
         complaint(&file(&header, 4));
@@ -210,10 +210,10 @@ fn dtypes_that_nobody_knows() {
 
 #[test]
 fn shapes_that_overflow() {
-    let size = |fault| matches!(fault, HeaderError::SizeMismatch { .. });
-    assert!(size(fault(&one("U8", "[4294967296,4294967296]", 0, 0, 0))));
-    assert!(size(fault(&one("F64", "[2305843009213693952]", 0, 0, 0))));
-    assert!(size(fault(&one("U8", "[18446744073709551615,18446744073709551615]", 0, 1, 1))));
+    let size = |error| matches!(error, HeaderError::SizeMismatch { .. });
+    assert!(size(error(&one("U8", "[4294967296,4294967296]", 0, 0, 0))));
+    assert!(size(error(&one("F64", "[2305843009213693952]", 0, 0, 0))));
+    assert!(size(error(&one("U8", "[18446744073709551615,18446744073709551615]", 0, 1, 1))));
     for shape in ["[18446744073709551616]", "[-1]", "[1.5]", "null", "[[1]]", "{}"] {
         complaint(&one("U8", shape, 0, 1, 1));
     }
@@ -225,27 +225,27 @@ fn shapes_that_overflow() {
 fn shapes_that_overflow_on_the_way_to_an_empty_tensor() {
     let bytes = one("U8", "[18446744073709551615,2,0]", 0, 0, 0);
     assert!(safetensors::SafeTensors::deserialize(&bytes).is_err(), "as the reference reader does");
-    assert!(matches!(fault(&bytes), HeaderError::SizeMismatch { .. }));
+    assert!(matches!(error(&bytes), HeaderError::SizeMismatch { .. }));
 }
 
 #[test]
 fn shapes_that_do_not_take_the_bytes_of_their_range() {
-    let size = |fault| matches!(fault, HeaderError::SizeMismatch { .. });
-    assert!(size(fault(&one("F32", "[2]", 0, 4, 4))));
-    assert!(size(fault(&one("F32", "[]", 0, 8, 8))));
-    assert!(size(fault(&one("F32", "[0]", 0, 4, 4))));
-    assert!(size(fault(&one("F32", "[1]", 0, 0, 0))));
+    let size = |error| matches!(error, HeaderError::SizeMismatch { .. });
+    assert!(size(error(&one("F32", "[2]", 0, 4, 4))));
+    assert!(size(error(&one("F32", "[]", 0, 8, 8))));
+    assert!(size(error(&one("F32", "[0]", 0, 4, 4))));
+    assert!(size(error(&one("F32", "[1]", 0, 0, 0))));
     assert!(common::safetensors(&one("F32", "[]", 0, 4, 4)).is_ok());
     assert!(common::safetensors(&one("F32", "[0,7]", 0, 0, 0)).is_ok());
 }
 
 #[test]
 fn elements_that_end_inside_a_byte() {
-    let size = |fault| matches!(fault, HeaderError::SizeMismatch { .. });
-    assert!(size(fault(&one("F4", "[3]", 0, 1, 1))));
-    assert!(size(fault(&one("F4", "[3]", 0, 2, 2))));
-    assert!(size(fault(&one("F6_E2M3", "[3]", 0, 2, 2))));
-    assert!(size(fault(&one("F6_E3M2", "[1]", 0, 1, 1))));
+    let size = |error| matches!(error, HeaderError::SizeMismatch { .. });
+    assert!(size(error(&one("F4", "[3]", 0, 1, 1))));
+    assert!(size(error(&one("F4", "[3]", 0, 2, 2))));
+    assert!(size(error(&one("F6_E2M3", "[3]", 0, 2, 2))));
+    assert!(size(error(&one("F6_E3M2", "[1]", 0, 1, 1))));
     assert!(common::safetensors(&one("F4", "[4]", 0, 2, 2)).is_ok());
     assert!(common::safetensors(&one("F6_E2M3", "[4]", 0, 3, 3)).is_ok());
 }

@@ -10,9 +10,9 @@ use ckptfs::checkpoint::{Checkpoint, CheckpointError, ZipError};
 /// The value of a number that the zip64 record has instead.
 const ELSEWHERE: u32 = u32::MAX;
 
-fn fault(answer: Result<Checkpoint, CheckpointError>) -> ZipError {
+fn error(answer: Result<Checkpoint, CheckpointError>) -> ZipError {
     match answer.expect_err("refused") {
-        CheckpointError::Zip { fault, .. } => fault,
+        CheckpointError::Zip { error, .. } => error,
         other => panic!("refused for another reason: {other}"),
     }
 }
@@ -94,16 +94,16 @@ fn an_end_record_that_disagrees_with_the_wide_one() {
     ];
     for (number, change) in changes.into_iter().enumerate() {
         for short in [repeats, leaves] {
-            let fault = fault(common::torch(&with_wide_end(&one_tensor(), change, short)));
+            let error = error(common::torch(&with_wide_end(&one_tensor(), change, short)));
             assert!(
-                matches!(fault, ZipError::Directory | ZipError::CountMismatch { .. }),
-                "{number}: {fault}"
+                matches!(error, ZipError::Directory | ZipError::CountMismatch { .. }),
+                "{number}: {error}"
             );
         }
     }
     let other = |_: &Wide| end(1, ELSEWHERE, ELSEWHERE);
-    let fault = fault(common::torch(&with_wide_end(&one_tensor(), |_| {}, other)));
-    assert!(matches!(fault, ZipError::Directory));
+    let error = error(common::torch(&with_wide_end(&one_tensor(), |_| {}, other)));
+    assert!(matches!(error, ZipError::Directory));
 }
 
 #[test]
@@ -117,21 +117,21 @@ fn a_second_directory_that_only_some_readers_would_find() {
     let wide = wide_end(1, other.len() as u64, wide_start, place);
     let short = end(count, directory.len() as u32, start as u32);
     let bytes = [records, directory, other, wide, short].concat();
-    assert!(matches!(fault(common::torch(&bytes)), ZipError::Directory));
+    assert!(matches!(error(common::torch(&bytes)), ZipError::Directory));
 }
 
 #[test]
 fn numbers_left_to_the_short_record_without_a_wide_one() {
     let Body { records, directory, .. } = body(&one_tensor());
     let bytes = [records, directory, end(u16::MAX, ELSEWHERE, ELSEWHERE)].concat();
-    assert!(matches!(fault(common::torch(&bytes)), ZipError::Directory));
+    assert!(matches!(error(common::torch(&bytes)), ZipError::Directory));
 }
 
 #[test]
 fn wide_fields_that_lack_a_number_or_are_there_twice() {
     let directory = |records: &[Record]| {
-        let fault = fault(common::torch(&whole(records)));
-        assert!(matches!(fault, ZipError::Directory), "{fault}");
+        let error = error(common::torch(&whole(records)));
+        assert!(matches!(error, ZipError::Directory), "{error}");
     };
     directory(&wide_storage(&[24]));
     directory(&wide_storage(&[]));
@@ -148,8 +148,8 @@ fn wide_fields_that_lack_a_number_or_are_there_twice() {
 fn wide_sizes_that_are_not_the_records() {
     for (size, stored) in [(28, 28), (24, 28), (28, 24), (u64::MAX, u64::MAX), (1 << 40, 1 << 40)] {
         let bytes = whole(&wide_storage(&[size, stored]));
-        let fault = fault(common::torch(&bytes));
-        assert!(matches!(fault, ZipError::HeaderMismatch(_)), "{size} {stored}: {fault}");
+        let error = error(common::torch(&bytes));
+        assert!(matches!(error, ZipError::HeaderMismatch(_)), "{size} {stored}: {error}");
     }
 }
 
@@ -165,7 +165,7 @@ fn a_record_whose_own_wide_field_disagrees() {
     };
     assert_eq!(common::tensor_bytes(local(&[24, 24]).unwrap(), "w"), floats());
     for numbers in [&[28, 28][..], &[24, 20], &[20, 24], &[24], &[]] {
-        assert!(matches!(fault(local(numbers)), ZipError::HeaderMismatch(_)), "{numbers:?}");
+        assert!(matches!(error(local(numbers)), ZipError::HeaderMismatch(_)), "{numbers:?}");
     }
 }
 
@@ -185,13 +185,13 @@ fn bytes_before_after_and_a_comment() {
     let start = (hidden.len() + body.records.len()) as u32;
     let end_record = end(body.count, body.directory.len() as u32, start);
     let bytes_before = [hidden, body.records, body.directory, end_record].concat();
-    assert!(matches!(fault(common::torch(&bytes_before)), ZipError::LeadingBytes));
+    assert!(matches!(error(common::torch(&bytes_before)), ZipError::LeadingBytes));
 
     for after in [&b"\0"[..], b"PK\x05\x06", &[0; 100]] {
-        assert!(matches!(fault(common::torch(&[&bytes, after].concat())), ZipError::NoEnd));
+        assert!(matches!(error(common::torch(&[&bytes, after].concat())), ZipError::NoEnd));
     }
     assert!(matches!(
-        fault(common::torch(&[&bytes[..], &bytes[..]].concat())),
+        error(common::torch(&[&bytes[..], &bytes[..]].concat())),
         ZipError::Directory
     ));
 
@@ -199,7 +199,7 @@ fn bytes_before_after_and_a_comment() {
     let len = comment.len();
     comment[len - 2] = 4;
     comment.extend(b"text");
-    assert!(matches!(fault(common::torch(&comment)), ZipError::NoEnd));
+    assert!(matches!(error(common::torch(&comment)), ZipError::NoEnd));
     // A comment that is another end record.
     let mut comment = bytes.clone();
     comment[len - 2] = END_LEN as u8;
@@ -214,7 +214,7 @@ fn an_end_record_that_disagrees_with_the_directory() {
     let patched = |field: usize, value: u8| {
         let mut bytes = bytes.clone();
         bytes[end + field] = value;
-        fault(common::torch(&bytes))
+        error(common::torch(&bytes))
     };
     assert!(matches!(patched(4, 1), ZipError::SeveralDisks));
     assert!(matches!(patched(6, 1), ZipError::SeveralDisks));
@@ -223,7 +223,7 @@ fn an_end_record_that_disagrees_with_the_directory() {
     let both = |count: u8| {
         let mut bytes = bytes.clone();
         (bytes[end + 8], bytes[end + 10]) = (count, count);
-        fault(common::torch(&bytes))
+        error(common::torch(&bytes))
     };
     assert!(matches!(both(2), ZipError::CountMismatch { .. }));
     assert!(matches!(both(4), ZipError::CountMismatch { .. }));
@@ -245,9 +245,9 @@ fn a_directory_that_is_damaged() {
     assert!(common::torch(&rebuilt(body.directory.clone())).is_ok());
     let mut signature = body.directory.clone();
     signature[0] = b'Q';
-    assert!(matches!(fault(common::torch(&rebuilt(signature))), ZipError::Directory));
+    assert!(matches!(error(common::torch(&rebuilt(signature))), ZipError::Directory));
     let cut = body.directory[..body.directory.len() - 1].to_vec();
-    assert!(matches!(fault(common::torch(&rebuilt(cut))), ZipError::Directory));
+    assert!(matches!(error(common::torch(&rebuilt(cut))), ZipError::Directory));
     let longer = [&body.directory[..], b"\0"].concat();
-    assert!(matches!(fault(common::torch(&rebuilt(longer))), ZipError::Directory));
+    assert!(matches!(error(common::torch(&rebuilt(longer))), ZipError::Directory));
 }

@@ -1,7 +1,7 @@
 //! Bounds the memory of concurrent parses in the whole process: large pickles are parsed one at a time.
 //!
-//! A thread that has a turn must never wait for a source: what it parses is in memory before. So a thread that waits
-//! for a turn waits for the processor alone, and a source that hangs delays no other parse.
+//! A thread that holds a permit must never wait for a source: the bytes that it parses are in memory before. So
+//! a thread that waits for a permit waits for the processor alone, and a source that hangs delays no other parse.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -12,21 +12,21 @@ use super::pickle::memory_allowance;
 /// Bytes that concurrent parses may take together.
 const CAPACITY_BYTES: u64 = 64 << 20;
 
-/// The largest parse that needs no turn: a pickle of some hundred tensors. Every thread may run one.
+/// The largest parse that needs no permit: a pickle of some hundred tensors. Every thread may run one.
 const MAX_FREE_BYTES: u64 = 4 << 20;
 
-/// The most bytes of values for one byte of a pickle.
+/// Maximum bytes of values for one byte of a pickle.
 const MAX_BYTES_PER_BYTE: u64 = 40;
 
 #[derive(Debug)]
 struct ParseGate {
-    /// A forked child inherits the state, but none of the threads that have turns.
+    /// A forked child inherits the state, but none of the threads that hold permits.
     pid: u32,
-    /// Bytes of all turns.
+    /// Bytes of all permits.
     used_bytes: u64,
     /// The ticket that is handed out next.
     next_ticket: u64,
-    /// The ticket that gets its turn next.
+    /// The ticket that is served next.
     current_ticket: u64,
 }
 
@@ -38,17 +38,17 @@ static GATE_CHANGED: Condvar = Condvar::new();
 #[derive(Debug)]
 pub struct ParsePermit(u64);
 
-/// Waits for a turn to parse a pickle of `size` bytes, which takes `stored` bytes in its file.
-pub fn acquire(size: u64, stored: u64) -> ParsePermit {
-    let growth = size.saturating_mul(MAX_BYTES_PER_BYTE).min(memory_allowance(stored));
-    let weight = size.saturating_add(growth).min(CAPACITY_BYTES);
+/// Waits for a permit to parse a pickle of `len` bytes, which takes `stored_len` bytes in its file.
+pub fn acquire(len: u64, stored_len: u64) -> ParsePermit {
+    let growth = len.saturating_mul(MAX_BYTES_PER_BYTE).min(memory_allowance(stored_len));
+    let weight = len.saturating_add(growth).min(CAPACITY_BYTES);
     if weight <= MAX_FREE_BYTES {
         return ParsePermit(0);
     }
     let mut gate = lock(&GATE);
-    let process = std::process::id();
-    if gate.pid != process {
-        *gate = ParseGate { pid: process, used_bytes: 0, next_ticket: 0, current_ticket: 0 };
+    let pid = std::process::id();
+    if gate.pid != pid {
+        *gate = ParseGate { pid, used_bytes: 0, next_ticket: 0, current_ticket: 0 };
     }
     let ticket = gate.next_ticket;
     gate.next_ticket += 1;
@@ -84,7 +84,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        let _turn = acquire(large, large);
+                        let _permit = acquire(large, large);
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         // This would hang if it had to wait.
                         drop(acquire(10_000, 10_000));

@@ -1,20 +1,21 @@
-//! Finds the parts of a file of torch's older form: four pickles and the state, then raw storages.
+//! Finds the parts of a torch file of the older form: five pickles, then raw storages.
 //!
-//! In: any [`ReadAt`]. Out: the nodes of the state and where each storage lies. The storages are
-//! little-endian whatever machine wrote them: torch turned the bytes round when it saved, and says
-//! the machine's order in the file without ever reading that again.
+//! In: any [`ReadAt`]. Out: the nodes of the state, and the place of each storage.
+//!
+//! The storages are little-endian, whatever machine wrote them. torch swaps the bytes when it saves. It also
+//! writes the machine's byte order into the file, but never reads it again.
 
 use std::collections::HashMap;
 
-use crate::checkpoint::OriginId;
-use crate::source::{self, ReadAt};
+use crate::checkpoint::tensor::OriginId;
+use crate::source::{ReadAt, SourceError};
 
 use super::gate;
-use super::interpret;
-use super::pickle::{self, Arena, MAX_PICKLE_BYTES, Node, NodeId};
+use super::pickle::{self, Arena, MAX_PICKLE_BYTES, Node, NodeId, PickleError};
 use super::storage_bounds::StorageLocation;
+use super::storage_ref::storage_ref;
 
-/// The first read; most pickles of this form are shorter, and one that is not is read again, longer.
+/// Bytes of the first read of a pickle. Most pickles are shorter; a longer pickle is read again with more bytes.
 const FIRST_READ_BYTES: u64 = 1 << 20;
 
 /// Bytes of the count before each storage.
@@ -28,9 +29,9 @@ const MAGIC_NUMBER: &[u8] = b"\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 #[derive(Debug, thiserror::Error)]
 pub enum LegacyError {
     #[error(transparent)]
-    Source(#[from] source::SourceError),
-    #[error("its pickle number {place} is not readable: {fault}")]
-    Pickle { place: usize, fault: pickle::PickleError },
+    Source(#[from] SourceError),
+    #[error("its pickle number {number} is not readable: {error}")]
+    Pickle { number: usize, error: PickleError },
     #[error("it does not begin with torch's magic number")]
     Magic,
     #[error("its protocol is not 1001")]
@@ -49,24 +50,22 @@ pub enum LegacyError {
     TrailingBytes(u64),
 }
 
-/// The parts of such a file.
+/// The parts of a file of the older form.
 pub struct LegacyFile {
     pub arena: Arena,
     pub top: NodeId,
+    /// The storages by key.
     pub storages: HashMap<String, StorageLocation>,
-    /// The length of the pickle in bytes.
+    /// The length of the state's pickle in bytes.
     pub pickle_bytes: u64,
 }
 
 /// Reads the pickles and finds the storages.
 pub fn read_legacy_file(file: &dyn ReadAt) -> Result<LegacyFile, LegacyError> {
-    // Magic number, protocol, the machine it was written on, the state, the storages' keys.
+    // The pickles: magic number, protocol, the machine that wrote it, the state, the keys of the storages.
     let mut at = 0;
-    let mut next = |place| {
-        let (arena, top, len) = read_pickle(file, at).map_err(|fault| match fault {
-            LegacyError::Pickle { fault, .. } => LegacyError::Pickle { place, fault },
-            other => other,
-        })?;
+    let mut next = |number| {
+        let (arena, top, len) = read_pickle(file, at, number)?;
         at += len;
         Ok::<_, LegacyError>((arena, top, at))
     };
@@ -89,30 +88,35 @@ pub fn read_legacy_file(file: &dyn ReadAt) -> Result<LegacyFile, LegacyError> {
     Ok(LegacyFile { arena, top, storages, pickle_bytes: end - start })
 }
 
-fn read_pickle(file: &dyn ReadAt, at: u64) -> Result<(Arena, NodeId, u64), LegacyError> {
+/// Reads the pickle at an offset: its nodes, the value it stands for, and its length.
+fn read_pickle(
+    file: &dyn ReadAt,
+    at: u64,
+    number: usize,
+) -> Result<(Arena, NodeId, u64), LegacyError> {
     let rest = file.size().saturating_sub(at).min(MAX_PICKLE_BYTES);
     let mut len = FIRST_READ_BYTES.min(rest);
     loop {
         let mut bytes = vec![0; len as usize];
         file.read_exact_at(&mut bytes, at)?;
-        let turn = gate::acquire(len, len);
-        let read = pickle::read_pickle(&bytes, len);
-        drop(turn);
-        match read {
+        let permit = gate::acquire(len, len);
+        let result = pickle::read_pickle(&bytes, len);
+        drop(permit);
+        match result {
             Ok((arena, top, used)) => return Ok((arena, top, used as u64)),
-            Err(pickle::PickleError::Truncated) if len < rest => len = (len * 8).min(rest),
-            Err(fault) => return Err(LegacyError::Pickle { place: 0, fault }),
+            Err(PickleError::Truncated) if len < rest => len = (len * 8).min(rest),
+            Err(error) => return Err(LegacyError::Pickle { number, error }),
         }
     }
 }
 
-/// Elements and bytes per element of every storage that the state names.
+/// The element count and element size of every storage that the state names.
 fn storage_sizes(arena: &Arena) -> Result<HashMap<String, (u64, u64)>, LegacyError> {
     let mut sizes = HashMap::new();
     for key in arena.persistent_keys() {
-        // What is no storage (a class, in its own form) or is not named right takes no room here;
-        // a tensor that depends on it is refused by name.
-        let Ok(storage) = interpret::storage_ref(arena, key) else {
+        // Other persistent values (a class, say) and malformed references take no bytes of the file. A tensor
+        // that depends on one is refused by name.
+        let Ok(storage) = storage_ref(arena, key) else {
             continue;
         };
         let size = (storage.element_count, storage.element_bytes);
@@ -123,6 +127,7 @@ fn storage_sizes(arena: &Arena) -> Result<HashMap<String, (u64, u64)>, LegacyErr
     Ok(sizes)
 }
 
+/// The places of the storages, which lie one after the other, each behind its count.
 fn find_storages(
     file: &dyn ReadAt,
     mut at: u64,
@@ -131,7 +136,7 @@ fn find_storages(
 ) -> Result<HashMap<String, StorageLocation>, LegacyError> {
     let mut storages = HashMap::with_capacity(keys.len());
     for &key in keys {
-        let &(count, unit) =
+        let &(count, element_bytes) =
             sizes.get(key).ok_or_else(|| LegacyError::UnknownStorage(key.to_owned()))?;
         let truncated = || LegacyError::Truncated(key.to_owned());
         let start =
@@ -142,10 +147,10 @@ fn find_storages(
         if u64::try_from(has) != Ok(count) {
             return Err(LegacyError::CountMismatch { key: key.to_owned(), stated: count, has });
         }
-        let len = count.checked_mul(unit).ok_or_else(truncated)?;
+        let len = count.checked_mul(element_bytes).ok_or_else(truncated)?;
         at = start.checked_add(len).filter(|&end| end <= file.size()).ok_or_else(truncated)?;
-        let stored = StorageLocation { origin: OriginId(0), start, len };
-        if storages.insert(key.to_owned(), stored).is_some() {
+        let location = StorageLocation { origin: OriginId(0), start, len };
+        if storages.insert(key.to_owned(), location).is_some() {
             return Err(LegacyError::DuplicateStorage(key.to_owned()));
         }
     }

@@ -103,7 +103,7 @@ def test_the_numbers_of_the_mount(mounts, source):
     stats = json.loads(raw)
     assert stats["version"] == 1
     assert stats["memory"]["budget"] == 64 << 20
-    assert stats["images"]["known"] >= 1
+    assert stats["virtual_files"]["known"] >= 1
     assert stats["bytes_served"] > 0 and stats["reads"] > 0
 
 

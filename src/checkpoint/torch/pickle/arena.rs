@@ -1,40 +1,42 @@
-//! The values of a pickle, numbered. A value that is used twice is one node with two users, so the
-//! arena grows by at most one node an opcode, whatever the pickle does with its memo.
+//! The values of a pickle as numbered nodes.
+//!
+//! A value that is used twice is one node with two users. So the arena grows by at most one node an opcode, whatever
+//! the pickle does with its memo.
 
 use std::collections::HashSet;
 
-/// The longest text that names something: a key, a class, a storage. A longer one is a plain value;
-/// were it taken for a name, one text in a thousand places would be a thousand texts.
-pub const MAX_NAME_BYTES: usize = 4096;
+/// The longest text that can be the name of a key, a class or a storage. A longer text is a plain value: as a name, one
+/// text in a thousand places would become a thousand texts.
+const MAX_NAME_BYTES: usize = 4096;
 
 /// The number of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeId(pub(super) u32);
 
-/// The number of no node: an arena has fewer nodes.
+/// A number without a node: an arena has fewer nodes.
 pub(super) const NO_NODE: NodeId = NodeId(u32::MAX);
 
-/// Where a text, or the items of a tuple, lie in the arena's pools.
+/// The place of a text, or of the items of a tuple, in the arena's pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolSpan {
     pub(super) start: u32,
     pub(super) len: u32,
 }
 
-/// One value.
+/// A value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node {
     /// `None`.
     None,
-    /// `True`, `False`.
+    /// `True` or `False`.
     Bool(bool),
-    /// A whole number that fits.
+    /// A whole number that fits 64 bits.
     Int(i64),
-    /// A whole number that does not, little-endian.
+    /// A longer whole number, little-endian.
     Long(PoolSpan),
-    /// A number of another kind, a byte string, or another plain value that no tensor depends on.
+    /// A fraction, a byte string, or another plain value that no tensor depends on.
     Plain,
-    /// Text; not necessarily valid UTF-8 where a Python 2 wrote it.
+    /// A text; not necessarily UTF-8, if Python 2 wrote it.
     Text(PoolSpan),
     /// A tuple.
     Tuple(PoolSpan),
@@ -44,11 +46,11 @@ pub enum Node {
     Dict(u32),
     /// A class or function by module and name, not looked up.
     Global(NodeId, NodeId),
-    /// What calling the first with the second would give.
+    /// The result of calling the first with the second.
     Call(NodeId, NodeId),
-    /// What the program that wrote it keeps outside the pickle: torch's storages.
+    /// A value outside the pickle, by its key: torch's storages.
     Persistent(NodeId),
-    /// Something that nobody here needs to understand.
+    /// A value that no reader needs to understand.
     Opaque(&'static str),
 }
 
@@ -76,11 +78,11 @@ const NODE_BYTES: usize = size_of::<NodeKind>() + size_of::<[u32; 2]>();
 /// Bytes of an entry in the set of modified values.
 const MODIFIED_BYTES: usize = 16;
 
-/// Bytes of a list or dictionary beside its items: its `Vec`, and the overhead of an allocation.
+/// Bytes of a list or dictionary in addition to its items: its `Vec`, and the overhead of an allocation.
 const CONTAINER_BYTES: usize = size_of::<Vec<NodeId>>() + 16;
 
-/// Integers from 0 to this one share a node each, however often they are used. A list of them then takes no more than
-/// its items.
+/// The largest integer that has a shared node, however often it is used. A list of such integers takes no more than its
+/// items.
 const MAX_SHARED_INT: i64 = 0xffff;
 
 /// The values of one pickle.
@@ -95,7 +97,7 @@ pub struct Arena {
     modified: HashSet<u32>,
     /// Bytes of the items of lists and dictionaries.
     item_bytes: usize,
-    /// What opaque nodes stand for, each text once.
+    /// The texts of opaque nodes, each once.
     opaque: Vec<&'static str>,
     /// The one node of each value without parts: `None`, `False`, `True`, [`Node::Plain`], the empty tuple.
     shared: [NodeId; 5],
@@ -121,7 +123,7 @@ impl Default for Arena {
 }
 
 impl Arena {
-    /// The value of a number.
+    /// The node with a number.
     pub fn node(&self, id: NodeId) -> Node {
         let [first, second] = self.numbers[id.0 as usize];
         let span = PoolSpan { start: first, len: second };
@@ -151,17 +153,17 @@ impl Arena {
         nodes + pools + containers * CONTAINER_BYTES + self.item_bytes
     }
 
-    /// How many values there are.
+    /// The number of nodes.
     pub fn len(&self) -> usize {
         self.kinds.len()
     }
 
-    /// The number as an index, below [`Arena::len`].
+    /// The index of a node, below [`Arena::len`].
     pub fn index(id: NodeId) -> usize {
         id.0 as usize
     }
 
-    /// The text of a node, if it can be a name: valid UTF-8, and no longer than names are.
+    /// The text of a node, if it can be a name: UTF-8, and not longer than names are.
     pub fn text(&self, id: NodeId) -> Option<&str> {
         match self.node(id) {
             Node::Text(span) if span.len as usize <= MAX_NAME_BYTES => {
@@ -201,7 +203,7 @@ impl Arena {
         }
     }
 
-    /// The keys of everything that the pickle keeps outside itself.
+    /// The keys of all values outside the pickle.
     pub fn persistent_keys(&self) -> impl Iterator<Item = NodeId> {
         (0..self.kinds.len() as u32).filter_map(|n| match self.node(NodeId(n)) {
             Node::Persistent(key) => Some(key),
@@ -209,7 +211,7 @@ impl Arena {
         })
     }
 
-    /// Whether the pickle does something to the value after it made it.
+    /// Whether the pickle changes a value after it made it.
     pub fn is_modified(&self, id: NodeId) -> bool {
         self.modified.contains(&id.0)
     }
@@ -269,7 +271,7 @@ impl Arena {
         self.push(Node::Text(span))
     }
 
-    /// Keeps bytes in the pool. What is kept comes from the pickle, whose size fits 32 bits.
+    /// Stores bytes of the pickle in the pool. The length of a pickle fits 32 bits, and so do spans.
     pub(super) fn store_bytes(&mut self, bytes: &[u8]) -> PoolSpan {
         let span = PoolSpan { start: self.text.len() as u32, len: bytes.len() as u32 };
         self.text.extend_from_slice(bytes);

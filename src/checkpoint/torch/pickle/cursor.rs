@@ -1,8 +1,8 @@
-//! The bytes of a pickle, taken from the front: nothing is taken that is not there.
+//! Reads a pickle from the front.
 
-use super::PickleError;
+use super::error::PickleError;
 
-/// What is left of a pickle.
+/// The bytes of a pickle, and the position of the next one.
 pub struct PickleCursor<'a> {
     bytes: &'a [u8],
     position: usize,
@@ -13,12 +13,12 @@ impl<'a> PickleCursor<'a> {
         PickleCursor { bytes, position: 0 }
     }
 
-    /// Bytes taken so far.
+    /// The number of bytes read so far.
     pub fn position(&self) -> usize {
         self.position
     }
 
-    /// Bytes not yet taken.
+    /// The number of bytes that are left.
     pub fn remaining(&self) -> usize {
         self.bytes.len() - self.position
     }
@@ -33,14 +33,14 @@ impl<'a> PickleCursor<'a> {
         Ok(self.take(1)?[0])
     }
 
-    /// An unsigned number of `width` bytes.
+    /// Reads an unsigned number of `width` bytes.
     pub fn read_uint(&mut self, width: usize) -> Result<u64, PickleError> {
         let mut raw = [0; 8];
         raw[..width].copy_from_slice(self.take(width)?);
         Ok(u64::from_le_bytes(raw))
     }
 
-    /// A length of `width` bytes; one that does not fit is one past the end.
+    /// Reads a length of `width` bytes. One that does not fit into memory is past the end.
     pub fn read_len(&mut self, width: usize) -> Result<usize, PickleError> {
         usize::try_from(self.read_uint(width)?).map_err(|_| PickleError::Truncated)
     }

@@ -3,7 +3,7 @@
 /// What is wrong with a pickle.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PickleError {
-    /// It stops in the middle.
+    /// It ends too early.
     #[error("it ends before it is complete")]
     Truncated,
     /// A protocol that is not read.
@@ -14,21 +14,21 @@ pub enum PickleError {
     Opcode {
         /// The opcode.
         opcode: u8,
-        /// Where.
+        /// Its offset.
         at: usize,
     },
-    /// An opcode that finds less on the stack than it takes, or something else.
+    /// An opcode that finds too few values on the stack, or values of the wrong kind.
     #[error("opcode 0x{opcode:02x} at byte {at} is out of order")]
     OutOfOrder {
         /// The opcode.
         opcode: u8,
-        /// Where.
+        /// Its offset.
         at: usize,
     },
-    /// A number or name that is none.
+    /// A number or name that is malformed.
     #[error("malformed value at byte {at}")]
     MalformedValue {
-        /// Where.
+        /// Its offset.
         at: usize,
     },
     /// Bytes after its end.
@@ -37,15 +37,15 @@ pub enum PickleError {
     /// Its values take too much memory for its size in the file.
     #[error("its values take more than {limit} bytes, which is too much for its size in the file")]
     MemoryLimit {
-        /// The bytes that they may take.
+        /// Maximum bytes.
         limit: u64,
     },
-    /// More than any checkpoint has.
+    /// More of something than any checkpoint has.
     #[error("more than {limit} {what}")]
     CountLimit {
         /// What there are too many of.
         what: &'static str,
-        /// How many may be.
+        /// Maximum number.
         limit: u64,
     },
 }

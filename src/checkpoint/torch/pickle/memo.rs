@@ -6,13 +6,13 @@ use std::collections::HashMap;
 
 use super::arena::{NO_NODE, NodeId};
 
-/// Unused slots that the list may have in a row.
+/// Maximum number of consecutive unused slots in the list.
 const MAX_GAP_SLOTS: usize = 1 << 10;
 
-/// Bytes of a slot outside of the list: its entry in a hash table, which doubles when it is full.
+/// Bytes of a slot outside the list: its entry in a hash table, which doubles when it is full.
 const SPARSE_SLOT_BYTES: usize = 24;
 
-/// The remembered values.
+/// The memo.
 #[derive(Debug, Default)]
 pub struct PickleMemo {
     /// Values by slot; `NO_NODE` where there is none.
@@ -40,12 +40,12 @@ impl PickleMemo {
     }
 
     pub fn insert(&mut self, slot: u32, id: NodeId) {
-        let place = slot as usize;
-        let is_new = if place < self.dense.len() + MAX_GAP_SLOTS {
-            if place >= self.dense.len() {
-                self.dense.resize(place + 1, NO_NODE);
+        let index = slot as usize;
+        let is_new = if index < self.dense.len() + MAX_GAP_SLOTS {
+            if index >= self.dense.len() {
+                self.dense.resize(index + 1, NO_NODE);
             }
-            let before = std::mem::replace(&mut self.dense[place], id);
+            let before = std::mem::replace(&mut self.dense[index], id);
             // The list may have grown up to a slot that is in the table.
             let was_sparse = !self.sparse.is_empty() && self.sparse.remove(&slot).is_some();
             before == NO_NODE && !was_sparse

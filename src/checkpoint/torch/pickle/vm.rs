@@ -1,72 +1,51 @@
 //! The stack machine of the pickle format. It moves numbers about and calls nothing.
 
-use super::PickleError;
 use super::arena::{Arena, Node, NodeId};
 use super::cursor::PickleCursor;
+use super::error::PickleError;
+use super::integer::{decode_long, parse_decimal};
+use super::limits::{
+    MAX_INTEGER_BYTES, MAX_MARK_COUNT, MAX_MEMO_COUNT, MAX_NODE_COUNT, MAX_OPCODE_COUNT,
+    MAX_PICKLE_BYTES, memory_allowance,
+};
 use super::memo::PickleMemo;
+use super::opcode::*;
+use super::stack::MarkedStack;
 
-/// The longest pickle that is read: one of 1,000,000 tensors comes to about 150 MB. Positions in
-/// the arena are 32 bits wide, which this keeps safe.
-pub const MAX_PICKLE_BYTES: u64 = 256 << 20;
+/// What stands for an instance of an old-style class.
+const OLD_STYLE_INSTANCE: Node = Node::Opaque("an instance of an old-style class");
 
-/// The most values in one pickle. A tensor takes about 16; at 9 bytes each, this is 144 MB.
-const MAX_NODE_COUNT: usize = 16 << 20;
-
-/// The most remembered values, of which a tensor has about 7.
-const MAX_MEMO_COUNT: usize = 8 << 20;
-
-/// The most opcodes. A tensor takes about 35.
-const MAX_OPCODE_COUNT: u64 = 64 << 20;
-
-/// The most open marks: containers being built inside one another. torch writes fewer than 20.
-const MAX_MARK_COUNT: usize = 10_000;
-
-/// The longest whole number that is read, in bytes; torch's magic number has 10.
-const MAX_INTEGER_BYTES: usize = 1 << 10;
-
-/// Bytes that the values of a pickle may take, whatever its size in the file. Some thousand tensors fit.
-const MIN_ALLOWANCE_BYTES: u64 = 16 << 20;
-
-/// Bytes that values may take for each byte of the pickle in the file. Training checkpoints need 2 to 3, or 11 if
-/// compressed.
-const MAX_VALUE_BYTES_PER_BYTE: u64 = 24;
-
-/// Bytes that the values of a pickle may take, given the bytes that it takes in its file. So a small file stays small
-/// in memory, however well it was compressed.
-pub fn memory_allowance(stored: u64) -> u64 {
-    stored.saturating_mul(MAX_VALUE_BYTES_PER_BYTE).saturating_add(MIN_ALLOWANCE_BYTES)
-}
-
-/// Reads one pickle from the front of `bytes`: its values, the one it stands for, and its length. `stored` is the
-/// number of bytes that it takes in its file.
-pub fn read_pickle(bytes: &[u8], stored: u64) -> Result<(Arena, NodeId, usize), PickleError> {
+/// Reads one pickle from the front of `bytes`: its values, the value that it stands for, and its length. It takes
+/// `stored_len` bytes in its file.
+pub fn read_pickle(bytes: &[u8], stored_len: u64) -> Result<(Arena, NodeId, usize), PickleError> {
     if bytes.len() as u64 > MAX_PICKLE_BYTES {
         return Err(PickleError::CountLimit { what: "bytes", limit: MAX_PICKLE_BYTES });
     }
-    let mut machine = PickleVm {
+    let mut vm = PickleVm {
         cursor: PickleCursor::new(bytes),
         opcode: (0, 0),
         arena: Arena::default(),
-        stack: Vec::new(),
-        marks: Vec::new(),
+        stack: MarkedStack::default(),
         memo: PickleMemo::default(),
         copied_items: 0,
-        allowance_bytes: memory_allowance(stored),
+        allowance_bytes: memory_allowance(stored_len),
     };
-    let top = machine.run()?;
-    Ok((machine.arena, top, machine.cursor.position()))
+    let top = vm.run()?;
+    Ok((vm.arena, top, vm.cursor.position()))
+}
+
+fn too_many(what: &'static str, limit: usize) -> PickleError {
+    PickleError::CountLimit { what, limit: limit as u64 }
 }
 
 struct PickleVm<'a> {
     cursor: PickleCursor<'a>,
-    /// The opcode at work and its place, for the message.
+    /// The current opcode and its offset, for messages.
     opcode: (u8, usize),
     arena: Arena,
-    stack: Vec<NodeId>,
-    /// The height of the stack at each open mark.
-    marks: Vec<usize>,
+    stack: MarkedStack,
     memo: PickleMemo,
-    /// Items of lists looked at to make dictionaries: the one work that has no opcode for each.
+    /// Items of lists that were turned into dictionaries: the only work without an opcode for each item.
     copied_items: usize,
     /// Bytes that values, memo and stack may take together.
     allowance_bytes: u64,
@@ -74,8 +53,8 @@ struct PickleVm<'a> {
 
 impl<'a> PickleVm<'a> {
     fn run(&mut self) -> Result<NodeId, PickleError> {
-        // Protocol 2 is the first that says so in its first opcode, and the first that torch wrote.
-        if self.cursor.read_u8()? != 0x80 {
+        // Protocol 2 is the first that states itself, and the first that torch wrote.
+        if self.cursor.read_u8()? != PROTO {
             return Err(PickleError::Protocol(0));
         }
         match self.cursor.read_u8()? {
@@ -86,21 +65,18 @@ impl<'a> PickleVm<'a> {
             self.opcode = (0, self.cursor.position());
             let opcode = self.cursor.read_u8()?;
             self.opcode.0 = opcode;
-            if opcode == b'.' {
+            if opcode == STOP {
                 let top = self.pop()?;
-                return if self.marks.is_empty() { Ok(top) } else { Err(self.out_of_order()) };
+                let is_closed = self.stack.mark_count() == 0;
+                return if is_closed { Ok(top) } else { Err(self.out_of_order()) };
             }
             self.step(opcode)?;
             if self.arena.len() > MAX_NODE_COUNT {
-                return Err(PickleError::CountLimit {
-                    what: "values",
-                    limit: MAX_NODE_COUNT as u64,
-                });
+                return Err(too_many("values", MAX_NODE_COUNT));
             }
-            let stack = self.stack.len() * size_of::<NodeId>();
-            if (self.arena.used_bytes() + self.memo.used_bytes() + stack) as u64
-                > self.allowance_bytes
-            {
+            let used_bytes =
+                self.arena.used_bytes() + self.memo.used_bytes() + self.stack.used_bytes();
+            if used_bytes as u64 > self.allowance_bytes {
                 return Err(PickleError::MemoryLimit { limit: self.allowance_bytes });
             }
         }
@@ -109,105 +85,102 @@ impl<'a> PickleVm<'a> {
 
     fn step(&mut self, opcode: u8) -> Result<(), PickleError> {
         match opcode {
-            b'(' => {
-                if self.marks.len() == MAX_MARK_COUNT {
-                    return Err(PickleError::CountLimit {
-                        what: "nested containers",
-                        limit: MAX_MARK_COUNT as u64,
-                    });
+            MARK => {
+                if self.stack.mark_count() == MAX_MARK_COUNT {
+                    return Err(too_many("nested containers", MAX_MARK_COUNT));
                 }
-                self.marks.push(self.stack.len());
+                self.stack.push_mark();
             }
-            b'0' => drop(self.pop()?),
-            b'1' => drop(self.pop_mark()?),
-            b'2' => {
+            POP => drop(self.pop()?),
+            POP_MARK => drop(self.pop_mark()?),
+            DUP => {
                 let top = self.top()?;
                 self.stack.push(top);
             }
             // Numbers, text and other plain values.
-            b'N' => self.push(Node::None),
-            0x88 => self.push(Node::Bool(true)),
-            0x89 => self.push(Node::Bool(false)),
-            b'K' => self.push_int(1, false)?,
-            b'M' => self.push_int(2, false)?,
-            b'J' => self.push_int(4, true)?,
-            b'I' | b'L' => self.push_int_line(opcode)?,
-            b'F' => {
+            NONE => self.push(Node::None),
+            NEWTRUE => self.push(Node::Bool(true)),
+            NEWFALSE => self.push(Node::Bool(false)),
+            BININT1 => self.push_int(1, false)?,
+            BININT2 => self.push_int(2, false)?,
+            BININT => self.push_int(4, true)?,
+            INT | LONG => self.push_int_line(opcode)?,
+            FLOAT => {
                 self.cursor.read_line()?;
                 self.push(Node::Plain);
             }
-            b'G' => {
+            BINFLOAT => {
                 self.cursor.take(8)?;
                 self.push(Node::Plain);
             }
-            0x8a => {
+            LONG1 => {
                 let len = self.cursor.read_len(1)?;
                 self.push_long(len)?;
             }
-            0x8b => {
+            LONG4 => {
                 let len = self.cursor.read_len(4)?;
                 self.push_long(len)?;
             }
-            b'U' | 0x8c => self.push_text(1)?,
-            b'T' | b'X' => self.push_text(4)?,
-            0x8d => self.push_text(8)?,
-            b'C' => self.push_plain(1)?,
-            b'B' => self.push_plain(4)?,
-            0x8e | 0x96 => self.push_plain(8)?,
+            SHORT_BINSTRING | SHORT_BINUNICODE => self.push_text(1)?,
+            BINSTRING | BINUNICODE => self.push_text(4)?,
+            BINUNICODE8 => self.push_text(8)?,
+            SHORT_BINBYTES => self.push_plain(1)?,
+            BINBYTES => self.push_plain(4)?,
+            BINBYTES8 | BYTEARRAY8 => self.push_plain(8)?,
             // Containers.
-            b')' => self.push_tuple(0)?,
-            0x85 => self.push_tuple(1)?,
-            0x86 => self.push_tuple(2)?,
-            0x87 => self.push_tuple(3)?,
-            b't' => {
+            EMPTY_TUPLE => self.push_tuple(0)?,
+            TUPLE1 => self.push_tuple(1)?,
+            TUPLE2 => self.push_tuple(2)?,
+            TUPLE3 => self.push_tuple(3)?,
+            TUPLE => {
                 let items = self.pop_mark()?;
                 let id = self.arena.push_tuple(&items);
                 self.stack.push(id);
             }
-            b']' => self.push_list(Vec::new()),
-            b'l' => {
+            EMPTY_LIST => self.push_list(Vec::new()),
+            LIST => {
                 let items = self.pop_mark()?;
                 self.push_list(items);
             }
-            b'}' => self.push_dict(Vec::new()),
-            b'd' => {
+            EMPTY_DICT => self.push_dict(Vec::new()),
+            DICT => {
                 let items = self.pop_mark()?;
                 let pairs = self.to_pairs(&items)?;
                 self.push_dict(pairs);
             }
-            0x8f => self.push(Node::Plain),
-            0x91 => {
+            EMPTY_SET => self.push(Node::Plain),
+            FROZENSET => {
                 self.pop_mark()?;
                 self.push(Node::Plain);
             }
-            b'a' => {
+            APPEND => {
                 let item = self.pop()?;
                 self.append(&[item])?;
             }
-            b'e' => {
+            APPENDS => {
                 let items = self.pop_mark()?;
                 self.append(&items)?;
             }
-            0x90 => {
+            ADDITEMS => {
                 self.pop_mark()?;
                 self.top().map(drop)?;
             }
-            b's' => {
+            SETITEM => {
                 let value = self.pop()?;
                 let key = self.pop()?;
                 self.set_items(&[key, value])?;
             }
-            b'u' => {
+            SETITEMS => {
                 let items = self.pop_mark()?;
                 self.set_items(&items)?;
             }
-            // Names, and what would be done with them.
-            b'c' => {
+            // Classes and functions, and calls of them.
+            GLOBAL => {
                 let module = self.push_name_line()?;
                 let name = self.push_name_line()?;
                 self.push(Node::Global(module, name));
             }
-            0x93 => {
+            STACK_GLOBAL => {
                 let name = self.pop()?;
                 let module = self.pop()?;
                 if self.arena.text(name).is_none() || self.arena.text(module).is_none() {
@@ -215,36 +188,31 @@ impl<'a> PickleVm<'a> {
                 }
                 self.push(Node::Global(module, name));
             }
-            b'R' => {
+            REDUCE | NEWOBJ => {
                 let args = self.pop()?;
                 let callable = self.pop()?;
                 self.call(callable, args)?;
             }
-            0x81 => {
-                let args = self.pop()?;
-                let class = self.pop()?;
-                self.call(class, args)?;
-            }
-            0x92 => {
+            NEWOBJ_EX => {
                 self.pop()?;
                 let args = self.pop()?;
                 let class = self.pop()?;
                 self.call(class, args)?;
             }
-            b'i' => {
+            INST => {
                 self.cursor.read_line()?;
                 self.cursor.read_line()?;
                 self.pop_mark()?;
-                self.push(Node::Opaque("an instance of an old-style class"));
+                self.push(OLD_STYLE_INSTANCE);
             }
-            b'o' => {
+            OBJ => {
                 self.pop_mark()?;
-                self.push(Node::Opaque("an instance of an old-style class"));
+                self.push(OLD_STYLE_INSTANCE);
             }
-            0x82 => self.push_extension(1)?,
-            0x83 => self.push_extension(2)?,
-            0x84 => self.push_extension(4)?,
-            b'b' => {
+            EXT1 => self.push_extension(1)?,
+            EXT2 => self.push_extension(2)?,
+            EXT4 => self.push_extension(4)?,
+            BUILD => {
                 self.pop()?;
                 let target = self.top()?;
                 // A dictionary's attributes (a state dict's `_metadata`) are not its entries.
@@ -252,38 +220,36 @@ impl<'a> PickleVm<'a> {
                     self.arena.mark_modified(target);
                 }
             }
-            b'Q' => {
+            BINPERSID => {
                 let key = self.pop()?;
                 self.push(Node::Persistent(key));
             }
             // The memo.
-            b'q' | b'r' | b'p' => {
+            BINPUT | LONG_BINPUT | PUT => {
                 let slot = self.read_slot(opcode)?;
                 let top = self.top()?;
                 self.memoize(slot, top)?;
             }
-            0x94 => {
+            MEMOIZE => {
                 let top = self.top()?;
                 self.memoize(self.memo.len() as u32, top)?;
             }
-            b'h' | b'j' | b'g' => {
+            BINGET | LONG_BINGET | GET => {
                 let slot = self.read_slot(opcode)?;
                 let id = self.memo.get(slot).ok_or_else(|| self.out_of_order())?;
                 self.stack.push(id);
             }
-            0x95 => {
-                // A frame is a hint for readers that wait for their bytes; it must still fit.
+            FRAME => {
+                // A frame is a hint for readers that read ahead. It must still fit.
                 let len = self.cursor.read_len(8)?;
                 if len > self.cursor.remaining() {
                     return Err(PickleError::Truncated);
                 }
             }
-            _ => {
-                return Err(PickleError::Opcode { opcode, at: self.opcode.1 });
-            }
+            _ => return Err(PickleError::Opcode { opcode, at: self.opcode.1 }),
         }
         if self.stack.len() > MAX_NODE_COUNT {
-            return Err(PickleError::CountLimit { what: "values", limit: MAX_NODE_COUNT as u64 });
+            return Err(too_many("values", MAX_NODE_COUNT));
         }
         Ok(())
     }
@@ -311,28 +277,16 @@ impl<'a> PickleVm<'a> {
         self.stack.push(id);
     }
 
-    /// The values above the last mark are out of reach of anything but what closes the mark.
-    fn stack_floor(&self) -> usize {
-        self.marks.last().copied().unwrap_or(0)
-    }
-
     fn pop(&mut self) -> Result<NodeId, PickleError> {
-        if self.stack.len() <= self.stack_floor() {
-            return Err(self.out_of_order());
-        }
         self.stack.pop().ok_or_else(|| self.out_of_order())
     }
 
     fn top(&self) -> Result<NodeId, PickleError> {
-        match self.stack.last() {
-            Some(&id) if self.stack.len() > self.stack_floor() => Ok(id),
-            _ => Err(self.out_of_order()),
-        }
+        self.stack.top().ok_or_else(|| self.out_of_order())
     }
 
     fn pop_mark(&mut self) -> Result<Vec<NodeId>, PickleError> {
-        let mark = self.marks.pop().ok_or_else(|| self.out_of_order())?;
-        Ok(self.stack.split_off(mark))
+        self.stack.pop_mark().ok_or_else(|| self.out_of_order())
     }
 
     fn push_name_line(&mut self) -> Result<NodeId, PickleError> {
@@ -343,30 +297,21 @@ impl<'a> PickleVm<'a> {
         Ok(self.arena.push_text(line))
     }
 
-    fn push_int(&mut self, width: usize, signed: bool) -> Result<(), PickleError> {
+    fn push_int(&mut self, width: usize, is_signed: bool) -> Result<(), PickleError> {
         let value = self.cursor.read_uint(width)?;
-        let value = if signed { i64::from(value as u32 as i32) } else { value as i64 };
+        let value = if is_signed { i64::from(value as u32 as i32) } else { value as i64 };
         self.push(Node::Int(value));
         Ok(())
     }
 
-    /// The decimal forms, which Python 2 used for numbers past 32 bits even in protocol 2.
+    /// Pushes a number in decimal digits. Python 2 used this form for numbers past 32 bits, even in protocol 2.
     fn push_int_line(&mut self, opcode: u8) -> Result<(), PickleError> {
         let line = self.cursor.read_line()?;
         let node = match (opcode, line) {
-            (b'I', b"00") => Node::Bool(false),
-            (b'I', b"01") => Node::Bool(true),
+            (INT, b"00") => Node::Bool(false),
+            (INT, b"01") => Node::Bool(true),
             _ => {
-                let digits = line.strip_suffix(b"L").unwrap_or(line);
-                let text = std::str::from_utf8(digits).map_err(|_| self.malformed())?;
-                let bare = text.strip_prefix('-').unwrap_or(text);
-                if bare.is_empty()
-                    || bare.len() > MAX_INTEGER_BYTES
-                    || !bare.bytes().all(|b| b.is_ascii_digit())
-                {
-                    return Err(self.malformed());
-                }
-                text.parse().map_or(Node::Plain, Node::Int)
+                parse_decimal(line).ok_or_else(|| self.malformed())?.map_or(Node::Plain, Node::Int)
             }
         };
         self.push(node);
@@ -375,20 +320,12 @@ impl<'a> PickleVm<'a> {
 
     fn push_long(&mut self, len: usize) -> Result<(), PickleError> {
         if len > MAX_INTEGER_BYTES {
-            return Err(PickleError::CountLimit {
-                what: "bytes in a whole number",
-                limit: MAX_INTEGER_BYTES as u64,
-            });
+            return Err(too_many("bytes in a whole number", MAX_INTEGER_BYTES));
         }
         let raw = self.cursor.take(len)?;
-        let node = match len {
-            0..=8 => {
-                let negative = raw.last().is_some_and(|b| b & 0x80 != 0);
-                let mut wide = [if negative { 0xff } else { 0 }; 8];
-                wide[..len].copy_from_slice(raw);
-                Node::Int(i64::from_le_bytes(wide))
-            }
-            _ => Node::Long(self.arena.store_bytes(raw)),
+        let node = match decode_long(raw) {
+            Some(value) => Node::Int(value),
+            None => Node::Long(self.arena.store_bytes(raw)),
         };
         self.push(node);
         Ok(())
@@ -447,22 +384,19 @@ impl<'a> PickleVm<'a> {
         Ok(())
     }
 
-    /// Notes a call. The standard library's dictionaries become dictionaries: torch's state dicts
-    /// are made by such calls, and calling them does nothing else.
+    /// Records a call. A call of one of the standard library's dictionary classes becomes a dictionary: torch writes
+    /// state dicts so, and such a call does nothing else.
     fn call(&mut self, callable: NodeId, args: NodeId) -> Result<(), PickleError> {
-        let given = match self.arena.node(args) {
+        let items = match self.arena.node(args) {
             Node::Tuple(_) => self.arena.items(args).unwrap_or_default(),
             _ => return Err(self.out_of_order()),
         };
-        let entries = match (self.arena.global(callable), given) {
+        let entries = match (self.arena.global(callable), items) {
             (Some(("collections", "OrderedDict")), []) => Some(Vec::new()),
             (Some(("collections", "OrderedDict")), &[pairs]) => {
                 self.copied_items += self.arena.items(pairs).map_or(0, <[NodeId]>::len);
                 if self.copied_items > MAX_NODE_COUNT {
-                    return Err(PickleError::CountLimit {
-                        what: "values",
-                        limit: MAX_NODE_COUNT as u64,
-                    });
+                    return Err(too_many("values", MAX_NODE_COUNT));
                 }
                 self.entries_of_pairs(pairs)
             }
@@ -476,7 +410,7 @@ impl<'a> PickleVm<'a> {
         Ok(())
     }
 
-    /// The argument with which Python 2 wrote an ordered dictionary: a list of pairs.
+    /// The entries in a list of pairs, the form in which Python 2 wrote an ordered dictionary.
     fn entries_of_pairs(&self, list: NodeId) -> Option<Vec<(NodeId, NodeId)>> {
         let pair = |&id: &NodeId| match self.arena.items(id)? {
             &[key, value] => Some((key, value)),
@@ -494,18 +428,15 @@ impl<'a> PickleVm<'a> {
     fn memoize(&mut self, slot: u32, id: NodeId) -> Result<(), PickleError> {
         self.memo.insert(slot, id);
         if self.memo.len() > MAX_MEMO_COUNT {
-            return Err(PickleError::CountLimit {
-                what: "remembered values",
-                limit: MAX_MEMO_COUNT as u64,
-            });
+            return Err(too_many("remembered values", MAX_MEMO_COUNT));
         }
         Ok(())
     }
 
     fn read_slot(&mut self, opcode: u8) -> Result<u32, PickleError> {
         match opcode {
-            b'q' | b'h' => Ok(u32::from(self.cursor.read_u8()?)),
-            b'r' | b'j' => Ok(self.cursor.read_uint(4)? as u32),
+            BINPUT | BINGET => Ok(u32::from(self.cursor.read_u8()?)),
+            LONG_BINPUT | LONG_BINGET => Ok(self.cursor.read_uint(4)? as u32),
             _ => {
                 let line =
                     std::str::from_utf8(self.cursor.read_line()?).map_err(|_| self.malformed())?;

@@ -67,8 +67,8 @@ impl InspectReport {
         let refused = checkpoint.refused.iter().map(|entry| RefusalReport {
             tensor: Some(entry.name.clone()),
             path: Some(checkpoint.path.display().to_string()),
-            reason: entry.fault.to_string(),
-            remedy: entry.fault.remedy().to_owned(),
+            reason: entry.error.to_string(),
+            remedy: entry.error.remedy().to_owned(),
         });
         let files = checkpoint.source_files();
         InspectReport {

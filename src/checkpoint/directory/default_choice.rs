@@ -1,32 +1,33 @@
-//! Which of the checkpoints that a directory holds is meant by the directory itself.
+//! Chooses the checkpoint that a directory stands for.
 //!
-//! In: the names of its files. Out: the one that is meant and what to tell of the rest, or all of them where
-//! several could be meant.
+//! In: the names of its files. Out: the chosen candidate and a note on the rest; or all candidates, where none is
+//! the obvious one.
 
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::checkpoint::truncated_list::TruncatedList;
 use crate::source::Root;
 
 use super::candidate::{Candidate, CandidateFiles, LoaderName};
-use super::discover::{ShardName, candidates_among, is_shard_of};
-use super::truncated_list::TruncatedList;
+use super::discover::candidates_among;
+use super::shard_name::{ShardName, is_shard_of};
 
-/// The checkpoint that is meant by a directory.
+/// The checkpoint that a directory stands for.
 #[derive(Debug)]
 pub struct DefaultChoice {
-    /// Its files.
+    /// The chosen candidate.
     pub candidate: Candidate,
-    /// What is left out beside it, in words.
+    /// What is left out, in words.
     pub note: Option<String>,
 }
 
-/// Finds the candidate that the directory itself stands for, by the first rule that fits:
+/// Chooses a candidate by the first rule that fits:
 ///
 /// - the only one;
 /// - the file beside which lie only shards and indexes of its own name. A process that is killed while it replaces
 ///   one by the other leaves such a directory;
-/// - the first that transformers takes, if all have names that loaders look for.
+/// - the first in the order of transformers, if loaders look for the names of all.
 pub fn choose_default(
     root: &Arc<Root>,
     directory: &Path,
@@ -36,11 +37,11 @@ pub fn choose_default(
     if found.len() == 1 {
         return Ok(DefaultChoice { candidate: found.remove(0), note: None });
     }
-    let above =
+    let covering =
         found.iter().position(|one| one.is_safetensors_file() && covers_all_others(one, &found));
-    match above.or_else(|| loader_preference(&found)) {
-        Some(place) => {
-            let candidate = found.swap_remove(place);
+    match covering.or_else(|| loader_preference(&found)) {
+        Some(index) => {
+            let candidate = found.swap_remove(index);
             let note = Some(left_out_note(&candidate.name, &found));
             Ok(DefaultChoice { candidate, note })
         }
@@ -48,7 +49,7 @@ pub fn choose_default(
     }
 }
 
-/// Whether all others are of the set that has its name.
+/// Whether all others are shards and indexes of a candidate's name.
 fn covers_all_others(one: &Candidate, all: &[Candidate]) -> bool {
     let is_shard = |name: &String| is_shard_of(name, &one.name);
     all.iter().filter(|other| *other != one).all(|other| match &other.files {
@@ -60,8 +61,10 @@ fn covers_all_others(one: &Candidate, all: &[Candidate]) -> bool {
     })
 }
 
-/// The one that transformers takes of files of one model: the plain name before variants, safetensors before
-/// pickles, a file before a set. It takes no variant unasked: without a plain name, all must be of one variant.
+/// The index of the candidate that transformers takes among the files of one model: the plain name before variants,
+/// safetensors before pickles, a file before a set.
+///
+/// It takes no variant by default: without a plain name, all must be of one variant.
 fn loader_preference(all: &[Candidate]) -> Option<usize> {
     let names = all.iter().map(|one| {
         let LoaderName { stem, variant } = LoaderName::parse(&one.unsharded_name)?;
@@ -69,19 +72,19 @@ fn loader_preference(all: &[Candidate]) -> Option<usize> {
     });
     let names: Vec<(&str, &str, u8)> = names.collect::<Option<_>>()?;
     // The empty variant, which is the plain name, sorts first.
-    let (place, first) = names.iter().enumerate().min_by_key(|(_, name)| *name)?;
+    let (index, first) = names.iter().enumerate().min_by_key(|(_, name)| *name)?;
     let (stem, variant, _) = first;
     let is_of_one_model = names.iter().all(|(other, ..)| other == stem);
     let is_plain = variant.is_empty() || names.iter().all(|(_, other, _)| other == variant);
     let is_unique = names.iter().filter(|name| *name == first).count() == 1;
-    let is_joinable = !matches!(all[place].files, CandidateFiles::Numbered { error: Some(_), .. });
-    (is_of_one_model && is_plain && is_unique && is_joinable).then_some(place)
+    let is_joinable = !matches!(all[index].files, CandidateFiles::Numbered { error: Some(_), .. });
+    (is_of_one_model && is_plain && is_unique && is_joinable).then_some(index)
 }
 
-fn left_out_note(taken: &str, rest: &[Candidate]) -> String {
+fn left_out_note(chosen: &str, rest: &[Candidate]) -> String {
     let mut names: Vec<String> = rest.iter().flat_map(Candidate::original_names).collect();
     // Shards last: a long list shows only its first names.
     names.sort_by_key(|name| (ShardName::parse(name).is_some(), name.clone()));
     let rest = TruncatedList::from_names(names);
-    format!("`{taken}` is taken of this directory, as by transformers; left out beside it: {rest}")
+    format!("`{chosen}` is taken of this directory, as by transformers; left out beside it: {rest}")
 }

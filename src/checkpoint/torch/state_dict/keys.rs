@@ -1,15 +1,16 @@
 //! Finds the entry of a training checkpoint that is the state dict of its model.
 //!
-//! Keys that trainers write and loaders look for decide first, then the entries beside.
+//! Keys that trainers write and loaders look for decide first, then the other entries.
 
-use super::pickle::{Arena, NodeId};
+use crate::checkpoint::torch::pickle::{Arena, NodeId};
+
 use super::reachability::Reachability;
 
-/// Keys of a state dict whatever lies beside it, in order of preference.
+/// Keys of a state dict, whatever the other entries are, in order of preference.
 const STRONG_KEYS: [&str; 5] = ["state_dict", "model", "module", "model_state_dict", "model_state"];
 
-/// Keys of a state dict where nothing beside it could be another part of the model, in order of preference. Where
-/// averaged weights lie beside others, loaders of `params` take the averaged ones; other loaders do not.
+/// Keys of a state dict if no other entry could be a part of the model, in order of preference. Beside other weights,
+/// loaders of `params` take the averaged weights; other loaders do not.
 const WEAK_KEYS: [&str; 15] = [
     "net",
     "network",
@@ -56,24 +57,24 @@ impl SelectReason {
     }
 }
 
-/// An entry that is a dictionary with tensors, by its key.
+/// An entry that is a dictionary with tensors: its key and value.
 type Branch<'a> = (&'a str, NodeId);
 
-/// Finds the state dict, and says why; `None` if no entry plainly is one.
+/// Finds the state dict and the reason; `None` if no entry plainly is one.
 pub fn find_state_dict<'a>(
     arena: &'a Arena,
-    census: &Reachability,
+    reachability: &Reachability,
     entries: &'a [(NodeId, NodeId)],
 ) -> Option<(Branch<'a>, SelectReason)> {
     let branch = |&(key, value): &(NodeId, NodeId)| {
-        let is_branch = arena.entries(value).is_some() && census.has_tensors(value);
+        let is_branch = arena.entries(value).is_some() && reachability.has_tensors(value);
         arena.text(key).filter(|_| is_branch).map(|key| (key, value))
     };
     // In one pass: a dictionary may have millions of entries.
     let find_by_key = |keys: &[&str]| {
         let ranked = entries.iter().filter_map(|entry| {
             let key = arena.text(entry.0)?;
-            Some((keys.iter().position(|&wanted| wanted == key)?, branch(entry)?))
+            Some((keys.iter().position(|&strong| strong == key)?, branch(entry)?))
         });
         ranked.min_by_key(|&(rank, _)| rank).map(|(_, branch)| branch)
     };
@@ -87,12 +88,12 @@ pub fn find_state_dict<'a>(
     let is_usual = |key: &str| STRONG_KEYS.contains(&key) || WEAK_KEYS.contains(&key);
     let is_training = |key, value| {
         let is_dictionary = arena.entries(value).is_some();
-        census.is_optimizer(value) || is_training_key(key_of(key), is_dictionary)
+        reachability.is_optimizer(value) || is_training_key(key_of(key), is_dictionary)
     };
     // An object under such a key is the model itself.
     let is_model = |&&(key, value): &&(NodeId, NodeId)| match is_usual(key_of(key)) {
-        true => !census.is_plain(value),
-        false => census.has_weights(value) && !is_training(key, value),
+        true => !reachability.is_plain(value),
+        false => reachability.has_weights(value) && !is_training(key, value),
     };
     let mut models = entries.iter().filter(is_model);
     let are_usual = models.clone().all(|entry| {

@@ -1,22 +1,19 @@
-//! Collects the bytes of a tensor that do not lie one after the other.
+//! Gathers the bytes of strided tensors.
 //!
-//! A range of a strided tensor is cut into boxes: in each, every axis is either fixed, or whole, or
-//! (the outermost) a stretch. Within a box the source is read in its own order, as many axes at a
-//! time as lie close together, and spread out in memory. So a transposed matrix is not read element
-//! by element, and the memory it takes is no more than the request.
+//! A range of a strided tensor is cut into boxes. In a box, every axis is fixed or whole, but for the outermost, of
+//! which it has some steps. A box is read in the order of the source, as many axes at a time as lie close
+//! together, and scattered in memory. So a transposed matrix is not read element by element, and the scratch
+//! memory never exceeds the request.
 
 use crate::source::{ReadAt, SourceError};
 
-use super::Grid;
+use crate::checkpoint::tensor::Grid;
 
-/// Bytes are read that are not wanted as long as at least one in this many is: a read costs about
-/// as much as copying some kilobytes.
+/// Maximum bytes read for each byte of the request. A read costs about as much as copying some kilobytes, so that
+/// reading the bytes between two pieces is cheaper than a second read.
 const MAX_READ_AMPLIFICATION: u64 = 8;
 
-/// The largest unit of a swap.
-const MAX_SWAP_UNIT_BYTES: usize = 16;
-
-/// An axis of a box: steps, bytes between them in the source, bytes between them in memory.
+/// An axis of a box: the number of steps, and the stride in the source and in memory.
 #[derive(Clone, Copy, Debug)]
 struct BoxAxis {
     count: u64,
@@ -33,9 +30,9 @@ pub fn read_strided(
 ) -> Result<(), SourceError> {
     let run = grid.piece_bytes;
     let mut at = offset;
-    let most = out.len() as u64;
+    let max_bytes = out.len() as u64;
     let mut rest = out;
-    // The end of a piece that starts before the range.
+    // The end of the piece that starts before the range.
     let into = at % run;
     if into != 0 {
         let (head, after) = rest.split_at_mut(rest.len().min((run - into) as usize));
@@ -51,11 +48,11 @@ pub fn read_strided(
     while !todo.is_empty() {
         let (base, axes, pieces) = next_box(grid, first, todo.len() as u64 / run);
         let (part, after) = todo.split_at_mut((pieces * run) as usize);
-        read_box(source, base, axes, run, part, &mut scratch, most)?;
+        read_box(source, base, axes, run, part, &mut scratch, max_bytes)?;
         first += pieces;
         todo = after;
     }
-    // The start of a piece that ends after the range.
+    // The start of the piece that ends after the range.
     if !tail.is_empty() {
         source.read_exact_at(tail, piece_offset(grid, first))?;
     }
@@ -72,15 +69,15 @@ fn piece_offset(grid: &Grid, mut number: u64) -> u64 {
     at
 }
 
-/// The largest box that starts at a piece and has no more than `most` of them: the source byte of
-/// its first piece, its axes outermost first, and its pieces.
-fn next_box(grid: &Grid, first: u64, most: u64) -> (u64, Vec<BoxAxis>, u64) {
+/// The largest box of at most `max_pieces` that starts at a piece: the source byte of its first piece, its axes
+/// outermost first, and its number of pieces.
+fn next_box(grid: &Grid, first: u64, max_pieces: u64) -> (u64, Vec<BoxAxis>, u64) {
     let mut axes = Vec::with_capacity(grid.axes.len());
-    // Pieces in one step of the axis at hand; `first` is a multiple of it.
+    // Pieces in one step of the current axis; `first` is a multiple of it.
     let mut pieces = 1;
     for axis in grid.axes.iter().rev() {
         let index = first / pieces % axis.count;
-        let count = (axis.count - index).min(most / pieces);
+        let count = (axis.count - index).min(max_pieces / pieces);
         axes.push(BoxAxis { count, source: axis.stride, memory: pieces * grid.piece_bytes });
         pieces *= count;
         if count < axis.count {
@@ -91,7 +88,7 @@ fn next_box(grid: &Grid, first: u64, most: u64) -> (u64, Vec<BoxAxis>, u64) {
     (piece_offset(grid, first), axes, pieces)
 }
 
-/// Reads a box in the order of the source, no more than `most` bytes at a time.
+/// Reads a box in the order of the source, at most `max_bytes` at a time.
 fn read_box(
     source: &dyn ReadAt,
     base: u64,
@@ -99,26 +96,26 @@ fn read_box(
     run: u64,
     out: &mut [u8],
     scratch: &mut Vec<u8>,
-    most: u64,
+    max_bytes: u64,
 ) -> Result<(), SourceError> {
     axes.retain(|axis| axis.count > 1);
     axes.sort_by_key(|axis| std::cmp::Reverse(axis.source));
-    // Axes that repeat the same bytes are filled in memory, from bytes already there.
+    // Axes that repeat the same bytes are filled by copies in memory.
     let repeats = axes.split_off(axes.partition_point(|axis| axis.source != 0));
     let all = axes.clone();
-    // The closest axes are read at once as long as what is read is dense and not too much.
+    // The axes of the smallest strides are read at once, as long as the read is dense and not too long.
     let mut near: Vec<BoxAxis> = Vec::new();
-    let (mut span, mut wanted) = (run, run);
+    let (mut span, mut useful) = (run, run);
     while let Some(&axis) = axes.last() {
-        let dense = span.max(axis.source) <= wanted.saturating_mul(MAX_READ_AMPLIFICATION);
-        let steps = most.saturating_sub(span) / axis.source + 1;
-        if !dense || steps < 2 {
+        let is_dense = span.max(axis.source) <= useful.saturating_mul(MAX_READ_AMPLIFICATION);
+        let steps = max_bytes.saturating_sub(span) / axis.source + 1;
+        if !is_dense || steps < 2 {
             break;
         }
         axes.pop();
         near.insert(0, BoxAxis { count: axis.count.min(steps), ..axis });
         if steps < axis.count {
-            // Only some of its steps fit: the others are read in further turns.
+            // Only some of its steps fit into one read.
             let mut done = 0;
             while done < axis.count {
                 near[0].count = steps.min(axis.count - done);
@@ -130,14 +127,14 @@ fn read_box(
             return Ok(());
         }
         span += (axis.count - 1) * axis.source;
-        wanted *= axis.count;
+        useful *= axis.count;
     }
     read_near(source, base, 0, &axes, &near, run, out, scratch)?;
     fill_repeats(&all, &repeats, run, out);
     Ok(())
 }
 
-/// Reads what the near axes span at once, for every combination of the far ones.
+/// Reads the span of the near axes at once, for every combination of the far axes.
 #[allow(clippy::too_many_arguments)] // The parts of one box; a struct of them would be used once.
 fn read_near(
     source: &dyn ReadAt,
@@ -150,13 +147,13 @@ fn read_near(
     scratch: &mut Vec<u8>,
 ) -> Result<(), SourceError> {
     let span = near.iter().fold(run, |span, axis| span + (axis.count - 1) * axis.source);
-    let direct = near.is_empty();
-    if !direct {
+    let is_direct = near.is_empty();
+    if !is_direct {
         scratch.resize(span as usize, 0);
     }
     visit_steps(far, base, memory, &mut |from, to| {
         let to = to as usize;
-        if direct {
+        if is_direct {
             return source.read_exact_at(&mut out[to..to + run as usize], from);
         }
         source.read_exact_at(scratch, from)?;
@@ -165,7 +162,7 @@ fn read_near(
     })
 }
 
-/// Calls `visit` with source and memory offsets of every combination of the axes' steps.
+/// Calls `visit` with the source and memory offsets of every combination of the axes' steps.
 fn visit_steps(
     axes: &[BoxAxis],
     source: u64,
@@ -181,9 +178,9 @@ fn visit_steps(
     Ok(())
 }
 
-/// Spreads what was read over memory.
+/// Copies the pieces of a read to their places in memory.
 fn scatter(axes: &[BoxAxis], run: u64, from: &[u8], to: &mut [u8]) {
-    // The innermost loop knows the size of what it copies, which makes it a load and a store.
+    // A constant size makes the copy of the innermost loop a load and a store.
     match run {
         1 => scatter_by(axes, from, to, &|f, t| t[0] = f[0]),
         2 => scatter_by(axes, from, to, &|f, t| t[..2].copy_from_slice(&f[..2])),
@@ -205,63 +202,28 @@ fn scatter_by(axes: &[BoxAxis], from: &[u8], to: &mut [u8], copy: &impl Fn(&[u8]
     }
 }
 
-/// Fills the steps after the first of the repeating axes from the first.
+/// Copies the first step of each repeating axis to its other steps.
 fn fill_repeats(axes: &[BoxAxis], repeats: &[BoxAxis], run: u64, out: &mut [u8]) {
-    // An axis is filled once all those before it in this order are, and copies what they filled.
+    // Each axis copies what the axes before it filled.
     let mut filled = axes.to_vec();
     for &axis in repeats {
-        let nothing_fails = visit_steps(&filled, 0, 0, &mut |_, at| {
+        let result = visit_steps(&filled, 0, 0, &mut |_, at| {
             let at = at as usize;
             for step in 1..axis.count {
                 out.copy_within(at..at + run as usize, at + (step * axis.memory) as usize);
             }
             Ok(())
         });
-        debug_assert!(nothing_fails.is_ok());
+        debug_assert!(result.is_ok());
         filled.push(axis);
     }
-}
-
-/// Fills `out` with the bytes from `offset` on of something whose every `unit` bytes are reversed.
-pub fn read_swapped(
-    unit: u64,
-    offset: u64,
-    out: &mut [u8],
-    read: impl Fn(&mut [u8], u64) -> Result<(), SourceError>,
-) -> Result<(), SourceError> {
-    let size = unit as usize;
-    // A unit that the range cuts is read whole, aside.
-    let part = |out: &mut [u8], from: u64| {
-        let mut whole = [0; MAX_SWAP_UNIT_BYTES];
-        read(&mut whole[..size], from / unit * unit)?;
-        whole[..size].reverse();
-        let into = (from % unit) as usize;
-        out.copy_from_slice(&whole[into..into + out.len()]);
-        Ok::<(), SourceError>(())
-    };
-    let into = (offset % unit) as usize;
-    let head_len = if into == 0 { 0 } else { out.len().min(size - into) };
-    let (head, rest) = out.split_at_mut(head_len);
-    if !head.is_empty() {
-        part(head, offset)?;
-    }
-    let whole = rest.len() / size * size;
-    let (body, tail) = rest.split_at_mut(whole);
-    let at = offset + head_len as u64;
-    if !body.is_empty() {
-        read(body, at)?;
-        body.chunks_exact_mut(size).for_each(<[u8]>::reverse);
-    }
-    if !tail.is_empty() {
-        part(tail, at + whole as u64)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::swapped_read::read_swapped;
     use super::*;
     use crate::checkpoint::{Axis, OriginId};
 
@@ -292,7 +254,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_part_of_any_grid_is_what_its_definition_says(
+        fn any_part_of_any_grid_matches_its_definition(
             grid in any_grid(), start in 0.0..1.0f64, len in 0.0..1.0f64, unit in prop::sample::select(vec![1u64, 2, 4, 8])
         ) {
             let source: Vec<u8> = (0..grid.base + grid.span()).map(|n| (n * 31 % 251) as u8).collect();

@@ -1,86 +1,89 @@
-//! Picks the dictionary of tensors that a torch checkpoint is shown as, and names its entries.
+//! Selects the dictionary of tensors that a torch checkpoint is shown as, and names its entries.
 //!
-//! The rule, first match first: the top if all its values are tensors; the entry that is its state dict
-//! ([`super::state_dict`]); else everything, nested names joined with dots. It is applied again to what it led to.
-//! A key that the user gives settles it instead.
+//! The first rule that fits: the top, if all its values are tensors; the entry that is its state dict
+//! ([`super::keys`]); else everything, nested names joined with dots. The rules are applied again to the entry.
+//! A key of the user takes precedence over the rules.
 
 use std::collections::HashSet;
 
+use crate::checkpoint::torch::interpret::{PickleValue, interpret};
+use crate::checkpoint::torch::names::key_text;
+use crate::checkpoint::torch::pickle::{Arena, NodeId};
+use crate::checkpoint::torch::tensor_view::as_counts;
 use crate::checkpoint::truncated_list::TruncatedList;
 
+use super::error::SelectError;
 use super::flatten_names::{NameFlattener, Selection};
-use super::interpret::{self, PickleValue, as_counts, key_text};
-use super::pickle::{Arena, NodeId};
+use super::keys::find_state_dict;
 use super::reachability::Reachability;
-use super::select_error::SelectError;
-use super::state_dict::find_state_dict;
 
-/// Dictionaries inside one another; training checkpoints have fewer than 10.
+/// Maximum depth of nested dictionaries; training checkpoints have fewer than 10.
 const MAX_DEPTH: usize = 64;
 
-/// Picks the dictionary by the rule or by the given key, and names its entries. `stored` is the number of bytes that
-/// the pickle takes in its file.
+/// Selects the dictionary by the rules or by the user's key, and names its entries. The pickle takes `stored_len`
+/// bytes in its file.
 pub fn select_state_dict(
     arena: &Arena,
     top: NodeId,
-    stored: u64,
+    stored_len: u64,
     root_key: Option<&str>,
 ) -> Result<Selection, SelectError> {
-    let census = Reachability::compute(arena, top)?;
-    let mut chosen = Selection::default();
+    let reachability = Reachability::compute(arena, top)?;
+    let mut selection = Selection::default();
     let root = match root_key {
         Some(key) => {
             let mut roots = Vec::new();
             find_by_path(arena, top, key, MAX_DEPTH, &mut roots)?;
-            roots.retain(|&id| census.has_tensors(id));
+            roots.retain(|&id| reachability.has_tensors(id));
             if roots.len() > 1 {
                 return Err(SelectError::NameCollision { name: key.to_owned() });
             }
             let missing = || SelectError::NoSuchKey {
                 key: key.to_owned(),
-                found: tensor_keys(arena, &census, top, |_| true),
+                found: tensor_keys(arena, &reachability, top, |_| true),
             };
             let root = roots.pop().ok_or_else(missing)?;
-            chosen.notes.push(format!("shown: `{key}`, as asked"));
+            selection.notes.push(format!("shown: `{key}`, as asked"));
             root
         }
-        None => descend(arena, &census, top, &mut chosen.notes)?,
+        None => descend(arena, &reachability, top, &mut selection.notes)?,
     };
-    if let PickleValue::Object(class) = interpret::value(arena, root) {
+    if let PickleValue::Object(class) = interpret(arena, root) {
         return Err(SelectError::Object { class });
     }
     if is_zero_stage_3(arena, top, root) {
         return Err(SelectError::ZeroStage3);
     }
-    let mut naming = NameFlattener::new(arena, &census, chosen, stored);
-    match interpret::value(arena, root) {
-        PickleValue::Tensor(tensor) => naming.add("tensor".to_owned(), root, tensor.err())?,
-        _ => naming.flatten("", root, MAX_DEPTH)?,
+    let mut flattener = NameFlattener::new(arena, &reachability, selection, stored_len);
+    match interpret(arena, root) {
+        PickleValue::Tensor(tensor) => flattener.add("tensor".to_owned(), root, tensor.err())?,
+        _ => flattener.flatten("", root, MAX_DEPTH)?,
     }
-    let (mut chosen, left_out) = naming.finish();
+    let (mut selection, left_out) = flattener.finish();
     let mut names = HashSet::new();
-    for name in chosen.entries.iter().map(|e| &e.0).chain(chosen.refused.iter().map(|r| &r.name)) {
+    let entries = selection.entries.iter().map(|entry| &entry.0);
+    for name in entries.chain(selection.refused.iter().map(|entry| &entry.name)) {
         if !names.insert(name.as_str()) {
             return Err(SelectError::NameCollision { name: name.clone() });
         }
     }
-    if chosen.entries.is_empty() && chosen.refused.is_empty() {
-        return Err(SelectError::NoTensors(tensor_keys(arena, &census, top, |_| true)));
+    if selection.entries.is_empty() && selection.refused.is_empty() {
+        return Err(SelectError::NoTensors(tensor_keys(arena, &reachability, top, |_| true)));
     }
     if !left_out.is_empty() {
-        chosen.notes.push(format!("left out, not tensors: {left_out}"));
+        selection.notes.push(format!("left out, not tensors: {left_out}"));
     }
-    Ok(chosen)
+    Ok(selection)
 }
 
-/// Whether a dictionary is the `module` of DeepSpeed's model states at ZeRO stage 3: `param_shapes` lies beside it,
-/// and a parameter with a shape there is empty.
+/// Whether a dictionary is the `module` of DeepSpeed's model states at ZeRO stage 3: it lies beside `param_shapes`,
+/// and a parameter that has a shape there is empty.
 fn is_zero_stage_3(arena: &Arena, top: NodeId, root: NodeId) -> bool {
-    let entry = |at: NodeId, wanted: &str| {
-        let mut entries = arena.entries(at).unwrap_or_default().iter();
-        entries.find(|&&(key, _)| arena.text(key) == Some(wanted)).map(|&(_, value)| value)
+    let entry = |dict: NodeId, name: &str| {
+        let mut entries = arena.entries(dict).unwrap_or_default().iter();
+        entries.find(|&&(key, _)| arena.text(key) == Some(name)).map(|&(_, value)| value)
     };
-    let is_empty = |id: NodeId| match interpret::value(arena, id) {
+    let is_empty = |id: NodeId| match interpret(arena, id) {
         PickleValue::Tensor(Ok(tensor)) => tensor.shape.contains(&0),
         _ => false,
     };
@@ -98,29 +101,29 @@ fn is_zero_stage_3(arena: &Arena, top: NodeId, root: NodeId) -> bool {
     })
 }
 
-/// Walks down by the rule.
+/// Descends by the rules to the dictionary to show, and notes each step.
 fn descend(
     arena: &Arena,
-    census: &Reachability,
+    reachability: &Reachability,
     top: NodeId,
     notes: &mut Vec<String>,
 ) -> Result<NodeId, SelectError> {
     let mut at = top;
     let mut path: Vec<&str> = Vec::new();
-    let mut passed = HashSet::new();
-    while passed.insert(Arena::index(at)) {
+    let mut visited = HashSet::new();
+    while visited.insert(Arena::index(at)) {
         let Some(entries) = arena.entries(at) else { return Ok(at) };
-        let is_tensor = |id| matches!(interpret::value(arena, id), PickleValue::Tensor(_));
+        let is_tensor = |id| matches!(interpret(arena, id), PickleValue::Tensor(_));
         if entries.iter().all(|&(_, value)| is_tensor(value)) {
             if path.is_empty() {
                 notes.push("shown: the top, all of whose values are tensors".to_owned());
             }
             return Ok(at);
         }
-        let Some(((key, value), reason)) = find_state_dict(arena, census, entries) else {
+        let Some(((key, value), reason)) = find_state_dict(arena, reachability, entries) else {
             if path.is_empty() {
                 let mut note = "shown: the whole, nested names joined with dots".to_owned();
-                let found = tensor_keys(arena, census, at, |id| !is_tensor(id));
+                let found = tensor_keys(arena, reachability, at, |id| !is_tensor(id));
                 if found.len() > 1 {
                     note += &format!("; choose one with --root: {found}");
                 }
@@ -130,7 +133,7 @@ fn descend(
         };
         let mut others = TruncatedList::default();
         for &(k, value) in entries {
-            if arena.text(k) != Some(key) && census.has_tensors(value) {
+            if arena.text(k) != Some(key) && reachability.has_tensors(value) {
                 let name = || key_text(arena, k).unwrap_or("?".to_owned());
                 others.add(|| [path.as_slice(), &[&name()]].concat().join("."));
             }
@@ -149,7 +152,7 @@ fn descend(
     Err(SelectError::TooDeep)
 }
 
-/// Follows a dotted path to everything that it can mean: a key may itself have dots in it.
+/// Follows a dotted path to every value that it can mean: a key may have dots in itself.
 fn find_by_path(
     arena: &Arena,
     at: NodeId,
@@ -174,21 +177,21 @@ fn find_by_path(
             step(&key, value)?;
         }
     }
-    let place = path.split('.').next().unwrap_or_default();
-    let item = place.parse().ok().and_then(|n: usize| arena.items(at)?.get(n).copied());
-    item.map_or(Ok(()), |value| step(place, value))
+    let index = path.split('.').next().unwrap_or_default();
+    let item = index.parse().ok().and_then(|n: usize| arena.items(at)?.get(n).copied());
+    item.map_or(Ok(()), |value| step(index, value))
 }
 
-/// Keys of a dictionary whose values have tensors and pass `is_kind`.
+/// The keys of a dictionary whose values have tensors inside and pass a filter.
 fn tensor_keys(
     arena: &Arena,
-    census: &Reachability,
+    reachability: &Reachability,
     at: NodeId,
-    is_kind: impl Fn(NodeId) -> bool,
+    filter: impl Fn(NodeId) -> bool,
 ) -> TruncatedList {
     let mut listed = TruncatedList::default();
     for &(key, value) in arena.entries(at).unwrap_or_default() {
-        if census.has_tensors(value) && is_kind(value) {
+        if reachability.has_tensors(value) && filter(value) {
             listed.add(|| key_text(arena, key).unwrap_or("?".to_owned()));
         }
     }

@@ -1,24 +1,23 @@
 //! The name of a tensor.
 //!
-//! In: text, or all the names of a file. Out: [`Name`]s. Those of a file share one text, because asking for
-//! memory for each of 100,000 takes longer than reading them.
+//! The names of a file share one text: 100,000 allocations take longer than reading the names.
 
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// The name of a tensor: text, part of one that it may share with others.
+/// The name of a tensor: a part of a text that other names may share.
 #[derive(Clone)]
 pub struct TensorName {
-    /// Behind one more step, so that a name is no larger than text of its own would be.
+    /// A box in the `Arc`: the name is then no larger than a `String`.
     text: Arc<Box<str>>,
     start: u32,
     end: u32,
 }
 
 impl TensorName {
-    /// The names of a file.
-    pub(super) fn pack<'a>(
+    /// Packs the names of a file into one text.
+    pub fn pack<'a>(
         names: impl ExactSizeIterator<Item = &'a str> + Clone,
     ) -> impl Iterator<Item = TensorName> {
         let mut text = String::with_capacity(names.clone().map(str::len).sum());
@@ -33,9 +32,9 @@ impl TensorName {
     }
 
     fn slice(text: &Arc<Box<str>>, start: usize, end: usize) -> TensorName {
-        let place =
+        let narrow =
             |at| u32::try_from(at).expect("names fit a header, which takes 100,000,000 bytes");
-        TensorName { text: Arc::clone(text), start: place(start), end: place(end) }
+        TensorName { text: Arc::clone(text), start: narrow(start), end: narrow(end) }
     }
 }
 
@@ -78,10 +77,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_a_file_are_those_that_were_given() {
-        let given = ["a.weight", "", "å", "a.bias"];
-        let names: Vec<TensorName> = TensorName::pack(given.iter().copied()).collect();
-        assert!(names.iter().map(|name| &**name).eq(given));
+    fn packed_names_read_back_unchanged() {
+        let texts = ["a.weight", "", "å", "a.bias"];
+        let names: Vec<TensorName> = TensorName::pack(texts.iter().copied()).collect();
+        assert!(names.iter().map(|name| &**name).eq(texts));
         assert_eq!(names[0], TensorName::from("a.weight"));
     }
 }

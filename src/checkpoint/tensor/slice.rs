@@ -1,170 +1,162 @@
-//! Which bytes a part of a tensor has.
-//!
-//! In: a [`Tensor`], and for each of its axes which [`Steps`] are wanted. Out: a tensor of those alone,
-//! whose bytes are arithmetic on those of the whole: nothing is read.
+//! Slices tensors: the places of some steps of each axis, as arithmetic on those of the whole. Nothing is read.
 
-use super::{Axis, ByteRun, Dtype, Grid, OriginId, Shape, Tensor, TensorBytes};
+use std::ops::Range;
+
+use super::Shape;
+use super::bytes::{Axis, ByteRun, OriginId, TensorBytes};
+use super::dtype::Dtype;
 
 /// Some steps of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AxisSlice {
-    /// The first.
+    /// The first step.
     pub start: u64,
-    /// How many.
+    /// The number of steps.
     pub count: u64,
-    /// From one to the next; at least 1.
+    /// The distance from one step to the next; at least 1.
     pub step: u64,
 }
 
 impl AxisSlice {
-    /// These and all between them.
-    pub fn range(range: std::ops::Range<u64>) -> AxisSlice {
+    /// Every step of a range.
+    pub fn range(range: Range<u64>) -> AxisSlice {
         AxisSlice { start: range.start, count: range.end.saturating_sub(range.start), step: 1 }
     }
 }
 
-/// Why there is no such part.
+/// Why there is no such slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SliceError {
     /// More axes than the tensor has.
-    #[error("{asked} axes were asked for, and it has {has}")]
+    #[error("{requested} axes were asked for, and it has {has}")]
     TooManyAxes {
-        /// So many were named.
-        asked: usize,
-        /// So many there are.
+        /// The number of axes in the request.
+        requested: usize,
+        /// The number of axes of the tensor.
         has: usize,
     },
-    /// Steps that are not there.
-    #[error("axis {axis} has {size} steps, and step {wanted} was asked for")]
+    /// Steps past the end of an axis.
+    #[error("axis {axis} has {size} steps, and step {last} was asked for")]
     OutOfBounds {
         /// The axis.
         axis: usize,
-        /// How many steps it has.
+        /// The number of its steps.
         size: u64,
-        /// The last that was wanted.
-        wanted: u64,
+        /// The last step in the request.
+        last: u64,
     },
     /// Several values share a byte.
     #[error("its values are packed into bytes, and the part does not begin and end with one")]
     SubByte,
 }
 
-impl Tensor {
-    /// Of one whose bytes are spread out: all from the first to the last of them, as a tensor of bytes, and how
-    /// it lies there. What reads that reads one stretch, and puts it in order itself.
-    pub fn strided_span(&self) -> Option<(Tensor, &Grid)> {
-        let TensorBytes::Grid(grid) = &self.bytes else { return None };
-        let run = ByteRun { origin: grid.origin, offset: grid.base, len: grid.span() };
-        let (name, shape) = (self.name.clone(), Shape::from_slice(&[run.len]));
-        Some((Tensor { name, dtype: Dtype::U8, shape, bytes: TensorBytes::Run(run) }, grid))
+/// The shape and the bytes of a slice. Axes that are not named are whole.
+pub fn slice_bytes(
+    bytes: &TensorBytes,
+    dtype: Dtype,
+    shape: &[u64],
+    axes: &[AxisSlice],
+) -> Result<(Shape, TensorBytes), SliceError> {
+    let has = shape.len();
+    if axes.len() > has {
+        return Err(SliceError::TooManyAxes { requested: axes.len(), has });
     }
-
-    /// A part of it. Axes that are not named are whole.
-    pub fn slice(&self, steps: &[AxisSlice]) -> Result<Tensor, SliceError> {
-        let has = self.shape.len();
-        if steps.len() > has {
-            return Err(SliceError::TooManyAxes { asked: steps.len(), has });
-        }
-        let rest = self.shape[steps.len()..].iter().map(|&size| AxisSlice::range(0..size));
-        let steps: Vec<AxisSlice> = steps.iter().copied().chain(rest).collect();
-        for (axis, (one, &size)) in steps.iter().zip(&self.shape).enumerate() {
-            let wanted = one.count.saturating_sub(1).saturating_mul(one.step.max(1));
-            let wanted = one.start.saturating_add(wanted);
-            if (one.count > 0 && wanted >= size) || one.start > size {
-                return Err(SliceError::OutOfBounds { axis, size, wanted });
-            }
-        }
-        let shape = steps.iter().map(|one| one.count).collect();
-        Ok(Tensor {
-            name: self.name.clone(),
-            dtype: self.dtype,
-            shape,
-            bytes: self.slice_bytes(&steps)?,
-        })
-    }
-
-    fn slice_bytes(&self, steps: &[AxisSlice]) -> Result<TensorBytes, SliceError> {
-        let is_whole =
-            |(one, size): (&AxisSlice, &u64)| one.start == 0 && one.count == *size && one.step == 1;
-        if steps.iter().zip(&self.shape).all(is_whole) {
-            return Ok(self.bytes.clone());
-        }
-        let (origin, at, _) = self.bytes.extent();
-        if steps.iter().any(|one| one.count == 0) {
-            return Ok(TensorBytes::Run(ByteRun { origin, offset: at, len: 0 }));
-        }
-        let bits = u64::from(self.dtype.bits());
-        let (mut sizes, mut steps) = (self.shape.to_vec(), steps.to_vec());
-        let item = if bits.is_multiple_of(8) {
-            bits / 8
-        } else {
-            to_byte_units(bits, &mut sizes, &mut steps).ok_or(SliceError::SubByte)?;
-            1
-        };
-        match &self.bytes {
-            TensorBytes::Swapped { unit_bytes: unit, inner: of } => {
-                let of = slice_strided(of, &sizes, &steps, item)?;
-                Ok(TensorBytes::Swapped { unit_bytes: *unit, inner: Box::new(of) })
-            }
-            bytes => slice_strided(bytes, &sizes, &steps, item),
+    let rest = shape[axes.len()..].iter().map(|&size| AxisSlice::range(0..size));
+    let mut slices: Vec<AxisSlice> = axes.iter().copied().chain(rest).collect();
+    for (axis, (slice, &size)) in slices.iter().zip(shape).enumerate() {
+        let span = slice.count.saturating_sub(1).saturating_mul(slice.step.max(1));
+        let last = slice.start.saturating_add(span);
+        if (slice.count > 0 && last >= size) || slice.start > size {
+            return Err(SliceError::OutOfBounds { axis, size, last });
         }
     }
+    let sliced_shape = slices.iter().map(|slice| slice.count).collect();
+    let is_whole = |(slice, size): (&AxisSlice, &u64)| {
+        slice.start == 0 && slice.count == *size && slice.step == 1
+    };
+    if slices.iter().zip(shape).all(is_whole) {
+        return Ok((sliced_shape, bytes.clone()));
+    }
+    let (origin, offset, _) = bytes.extent();
+    if slices.iter().any(|slice| slice.count == 0) {
+        return Ok((sliced_shape, TensorBytes::Run(ByteRun { origin, offset, len: 0 })));
+    }
+    let bits = u64::from(dtype.bits());
+    let mut sizes = shape.to_vec();
+    let item_bytes = if bits.is_multiple_of(8) {
+        bits / 8
+    } else {
+        to_byte_units(bits, &mut sizes, &mut slices).ok_or(SliceError::SubByte)?;
+        1
+    };
+    let sliced = match bytes {
+        TensorBytes::Swapped { unit_bytes, inner } => TensorBytes::Swapped {
+            unit_bytes: *unit_bytes,
+            inner: Box::new(slice_strided(inner, &sizes, &slices, item_bytes)?),
+        },
+        bytes => slice_strided(bytes, &sizes, &slices, item_bytes)?,
+    };
+    Ok((sliced_shape, sliced))
 }
 
-/// Turns the last axis from values of less than a byte into bytes, if the part begins and ends with one.
-fn to_byte_units(bits: u64, sizes: &mut [u64], steps: &mut [AxisSlice]) -> Option<()> {
-    let (size, one) = (sizes.last_mut()?, steps.last_mut()?);
-    let whole = |count: u64| {
-        let all = count.checked_mul(bits)?;
-        all.is_multiple_of(8).then_some(all / 8)
+/// Turns the last axis from values of less than a byte into bytes; `None` unless the slice begins and ends with one.
+fn to_byte_units(bits: u64, sizes: &mut [u64], slices: &mut [AxisSlice]) -> Option<()> {
+    let (size, slice) = (sizes.last_mut()?, slices.last_mut()?);
+    let to_bytes = |count: u64| {
+        let all_bits = count.checked_mul(bits)?;
+        all_bits.is_multiple_of(8).then_some(all_bits / 8)
     };
-    if one.step != 1 {
+    if slice.step != 1 {
         return None;
     }
-    *size = whole(*size)?;
-    *one = AxisSlice { start: whole(one.start)?, count: whole(one.count)?, step: 1 };
+    *size = to_bytes(*size)?;
+    *slice = AxisSlice { start: to_bytes(slice.start)?, count: to_bytes(slice.count)?, step: 1 };
     Some(())
 }
 
 fn slice_strided(
     bytes: &TensorBytes,
     sizes: &[u64],
-    steps: &[AxisSlice],
-    item: u64,
+    slices: &[AxisSlice],
+    item_bytes: u64,
 ) -> Result<TensorBytes, SliceError> {
-    let (origin, base, strides) = strides(bytes, sizes, item).ok_or(SliceError::SubByte)?;
-    let base = steps.iter().zip(&strides).fold(base, |at, (one, stride)| at + one.start * stride);
-    let axes = steps.iter().zip(&strides);
-    let axes = axes.filter(|(one, _)| one.count > 1);
-    let axes =
-        axes.map(|(one, stride)| Axis { count: one.count, stride: one.step.max(1) * stride });
-    Ok(TensorBytes::from_axes(origin, base, axes, item))
+    let (origin, base, strides) = strides(bytes, sizes, item_bytes).ok_or(SliceError::SubByte)?;
+    let axes = || slices.iter().zip(&strides);
+    let base = axes().fold(base, |at, (slice, stride)| at + slice.start * stride);
+    let axes = axes()
+        .filter(|(slice, _)| slice.count > 1)
+        .map(|(slice, stride)| Axis { count: slice.count, stride: slice.step.max(1) * stride });
+    Ok(TensorBytes::from_axes(origin, base, axes, item_bytes))
 }
 
-/// The bytes from one step of each axis of a tensor to the next. A [`Bytes`] has merged those that
-/// step through the same bytes; that is undone here.
-fn strides(bytes: &TensorBytes, sizes: &[u64], item: u64) -> Option<(OriginId, u64, Vec<u64>)> {
-    let mut left: Vec<Axis> = Vec::new();
+/// Origin, first byte, and the stride of each axis in bytes. A [`TensorBytes`] merges axes that step through
+/// adjacent bytes; this divides them again.
+fn strides(
+    bytes: &TensorBytes,
+    sizes: &[u64],
+    item_bytes: u64,
+) -> Option<(OriginId, u64, Vec<u64>)> {
+    let mut merged: Vec<Axis> = Vec::new();
     let (origin, base, run) = match bytes {
         TensorBytes::Run(run) => (run.origin, run.offset, run.len),
         TensorBytes::Grid(grid) => {
-            left.extend(&grid.axes);
+            merged.extend(&grid.axes);
             (grid.origin, grid.base, grid.piece_bytes)
         }
         TensorBytes::Swapped { .. } => return None,
     };
-    left.push(Axis { count: run / item, stride: item });
-    let mut at = left.pop()?;
+    merged.push(Axis { count: run / item_bytes, stride: item_bytes });
+    let mut rest = merged.pop()?;
     let mut strides = vec![0; sizes.len()];
     for (stride, &size) in strides.iter_mut().zip(sizes).rev().filter(|(_, size)| **size > 1) {
-        if at.count == 1 {
-            at = left.pop()?;
+        if rest.count == 1 {
+            rest = merged.pop()?;
         }
-        *stride = at.stride;
-        if !at.count.is_multiple_of(size) {
+        *stride = rest.stride;
+        if !rest.count.is_multiple_of(size) {
             return None;
         }
-        at = Axis { count: at.count / size, stride: at.stride * size };
+        rest = Axis { count: rest.count / size, stride: rest.stride * size };
     }
     Some((origin, base, strides))
 }
@@ -173,8 +165,9 @@ fn strides(bytes: &TensorBytes, sizes: &[u64], item: u64) -> Option<(OriginId, u
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Dtype, OpenSources, Origin};
     use super::*;
+    use crate::checkpoint::OpenSources;
+    use crate::checkpoint::tensor::{Dtype, Origin, Tensor};
 
     /// The bytes of a tensor whose axes have these strides, from the definition.
     fn plainly(source: &[u8], base: u64, dims: &[(u64, u64)], item: u64) -> Vec<u8> {
@@ -252,7 +245,7 @@ mod tests {
         let whole = AxisSlice::range(0..2);
         assert_eq!(
             plain.slice(&[whole; 3]).unwrap_err(),
-            SliceError::TooManyAxes { asked: 3, has: 2 }
+            SliceError::TooManyAxes { requested: 3, has: 2 }
         );
         for steps in [
             AxisSlice::range(1..3),

@@ -1,22 +1,22 @@
-//! Why no dictionary of a pickle can be shown.
+//! Why no dictionary of a checkpoint can be shown.
 
 use crate::checkpoint::truncated_list::TruncatedList;
 
 /// Why there is no dictionary to show.
 #[derive(Debug, thiserror::Error)]
 pub enum SelectError {
-    /// Nothing in it is a tensor.
+    /// No value is a tensor.
     #[error("holds no tensors that could be shown{}{}", if .0.is_empty() { "" } else { "; it has: " }, .0)]
     NoTensors(TruncatedList),
-    /// The key that was asked for is not there.
+    /// The checkpoint lacks the key of the user.
     #[error("has no `{key}` with tensors; there are: {}", if .found.is_empty() { "none".to_owned() } else { .found.to_string() })]
     NoSuchKey {
         /// The key.
         key: String,
-        /// What there is instead.
+        /// The keys of dictionaries with tensors.
         found: TruncatedList,
     },
-    /// Not a dictionary, but an object.
+    /// The value is an object, not a dictionary.
     #[error("holds a Python object of class {class}, not a dictionary of tensors")]
     Object {
         /// Its class.
@@ -27,7 +27,7 @@ pub enum SelectError {
         "has no weights: at ZeRO stage 3, DeepSpeed keeps them in the files `*_optim_states.pt` of all ranks"
     )]
     ZeroStage3,
-    /// Two entries come to the same name.
+    /// Two entries have the same name.
     #[error("two entries come to the name `{name}`")]
     NameCollision {
         /// The name.
@@ -38,13 +38,13 @@ pub enum SelectError {
         "its entries have more names, or longer ones, than a header can hold or its size in the file allows"
     )]
     TooLong,
-    /// Dictionaries too deep inside one another, or too many of them.
+    /// Dictionaries are nested too deep, or there are too many of them.
     #[error("its dictionaries are nested deeper or more widely than any checkpoint's")]
     TooDeep,
 }
 
 impl SelectError {
-    /// What the user can do about it.
+    /// What the user can do.
     pub fn remedy(&self) -> &'static str {
         match self {
             SelectError::ZeroStage3 => {

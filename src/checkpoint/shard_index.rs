@@ -1,7 +1,7 @@
-//! Reads the index of a set of shards (`*.index.json`), strictly.
+//! Parses the index of a set of shards (`*.index.json`), strictly.
 //!
-//! In: the file's bytes. Out: an [`Index`], which says which shard holds which tensor. That the shards
-//! are there and hold what the index says is checked where they are opened.
+//! In: the file's bytes. Out: a [`ShardIndex`], which says which shard has which tensor. Opening the shards
+//! checks that it is true.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,10 +10,10 @@ use std::path::{Component, Path};
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::NameIndex;
 use super::json::{JsonText, duplicate_key};
+use super::name_index::NameIndex;
 
-/// The largest index that is read: 2,000,000 tensors of names of 200 bytes come to less.
+/// The largest index that is read: 2,000,000 tensors with names of 200 bytes take less.
 pub const MAX_INDEX_BYTES: u64 = 512 << 20;
 
 /// The byte order mark that some editors write before UTF-8 text.
@@ -28,7 +28,7 @@ pub enum IndexError {
         /// The file's size.
         size: u64,
     },
-    /// Not the JSON it must be.
+    /// Not JSON, or not an index.
     #[error("not what it must be: {0}")]
     Json(String),
     /// The JSON begins with a byte order mark.
@@ -49,12 +49,12 @@ pub enum IndexError {
         /// The name.
         shard: String,
     },
-    /// A shard does not hold what the index says.
+    /// A shard lacks a tensor that the index says it has.
     #[error("tensor `{tensor}` is not in `{shard}`")]
     MissingTensor {
         /// The tensor.
         tensor: String,
-        /// The shard that should hold it.
+        /// The shard that should have it.
         shard: String,
     },
 }
@@ -75,68 +75,68 @@ impl IndexError {
     }
 }
 
-/// What an index says: which shard holds which tensor.
+/// A parsed index: which shard has which tensor.
 #[derive(Debug)]
 pub struct ShardIndex<'a> {
     shards: Vec<String>,
     tensor_counts: Vec<usize>,
-    /// Each with the place of its shard.
+    /// Each tensor with the number of its shard.
     tensors: Vec<(Cow<'a, str>, u32)>,
     names: NameIndex,
 }
 
 impl ShardIndex<'_> {
-    /// The shards, in the order of their names.
+    /// The names of the shards, sorted.
     pub fn shards(&self) -> &[String] {
         &self.shards
     }
 
-    /// The place of the shard that should hold a tensor.
+    /// The number of the shard that should have a tensor.
     pub fn shard_of(&self, tensor: &str) -> Option<usize> {
-        let place = self.names.find(tensor, |place| &self.tensors[place].0)?;
-        Some(self.tensors[place].1 as usize)
+        let index = self.names.find(tensor, |index| &self.tensors[index].0)?;
+        Some(self.tensors[index].1 as usize)
     }
 
-    /// How many tensors the shard at a place should hold.
-    pub fn tensor_count_in(&self, place: usize) -> usize {
-        self.tensor_counts[place]
+    /// The number of tensors that a shard should have.
+    pub fn tensor_count_in(&self, shard: usize) -> usize {
+        self.tensor_counts[shard]
     }
 
-    /// The tensors that the shard at a place should hold, in no order.
-    pub fn tensors_in(&self, place: usize) -> impl Iterator<Item = &str> {
-        let of = self.tensors.iter().filter(move |(_, holder)| *holder as usize == place);
-        of.map(|(tensor, _)| &**tensor)
+    /// The tensors that a shard should have, in no order.
+    pub fn tensors_in(&self, shard: usize) -> impl Iterator<Item = &str> {
+        let tensors = self.tensors.iter().filter(move |(_, number)| *number as usize == shard);
+        tensors.map(|(tensor, _)| &**tensor)
     }
 }
 
-/// Reads an index.
+/// Parses an index. Unless it `may_lead_outside`, every shard must lie beneath the directory.
 pub fn parse_index(json: &[u8], may_lead_outside: bool) -> Result<ShardIndex<'_>, IndexError> {
     let raw: IndexJson<WeightMap> = parse_json(json)?;
     let WeightMap { shards, mut tensors } = raw.weight_map;
-    let (shards, shard_places) = shards.into_sorted();
+    let (shards, sorted_numbers) = shards.into_sorted();
     if shards.is_empty() {
         return Err(IndexError::NoShards);
     }
-    let mut held = vec![0; shards.len()];
+    let mut tensor_counts = vec![0; shards.len()];
     for (_, shard) in &mut tensors {
-        *shard = shard_places[*shard as usize];
-        held[*shard as usize] += 1;
+        *shard = sorted_numbers[*shard as usize];
+        tensor_counts[*shard as usize] += 1;
     }
-    let places = NameIndex::build(tensors.len(), |place| &tensors[place].0);
-    let places = places.map_err(|place| IndexError::Json(duplicate_key(&tensors[place].0)))?;
+    let names = NameIndex::build(tensors.len(), |index| &tensors[index].0)
+        .map_err(|index| IndexError::Json(duplicate_key(&tensors[index].0)))?;
     if let Some(shard) = shards.iter().find(|shard| !may_lead_outside && leads_outside(shard)) {
         return Err(IndexError::OutsideDirectory { shard: shard.clone() });
     }
-    Ok(ShardIndex { shards, tensor_counts: held, tensors, names: places })
+    Ok(ShardIndex { shards, tensor_counts, tensors, names })
 }
 
-/// Whether a name is not one of a file beneath the directory.
+/// Whether a name is not that of a file beneath the directory.
 pub fn leads_outside(shard: &str) -> bool {
     let mut parts = Path::new(shard).components();
     shard.is_empty() || shard.contains('\0') || !parts.all(|c| matches!(c, Component::Normal(_)))
 }
 
-/// The shards that an index names, in order. That it is right in all else is not looked at.
+/// The names of the shards of an index, sorted. Nothing else of it is checked.
 pub fn shard_names(json: &[u8]) -> Result<Vec<String>, IndexError> {
     let raw: IndexJson<ShardTable> = parse_json(json)?;
     Ok(raw.weight_map.into_sorted().0)
@@ -157,7 +157,7 @@ struct IndexJson<T> {
     _metadata: Option<IgnoredAny>,
 }
 
-/// Shards in the order in which they are first named.
+/// The shards of a weight map, numbered in the order in which it first names them.
 #[derive(Default)]
 struct ShardTable {
     numbers: HashMap<String, u32>,
@@ -165,32 +165,31 @@ struct ShardTable {
 }
 
 impl ShardTable {
-    /// The place of one. Most tensors lie in the shard of the one before them.
+    /// The number of a shard. Most tensors are in the shard of the tensor before them.
     fn number_of(&mut self, shard: &str) -> u32 {
         // `./shard` is `shard`.
         let shard = shard.strip_prefix("./").unwrap_or(shard);
-        if let Some((_, place)) = self.last.as_ref().filter(|(last, _)| last == shard) {
-            return *place;
+        if let Some((_, number)) = self.last.as_ref().filter(|(last, _)| last == shard) {
+            return *number;
         }
         let next = self.numbers.len() as u32;
-        let place = *self.numbers.entry(shard.to_owned()).or_insert(next);
-        self.last = Some((shard.to_owned(), place));
-        place
+        let number = *self.numbers.entry(shard.to_owned()).or_insert(next);
+        self.last = Some((shard.to_owned(), number));
+        number
     }
 
-    /// Their names, sorted; and by the place that each had, the one that it has there.
+    /// The sorted names, and the new number of each shard by its old number.
     fn into_sorted(self) -> (Vec<String>, Vec<u32>) {
         let mut named: Vec<(String, u32)> = self.numbers.into_iter().collect();
         named.sort();
-        let mut places = vec![0; named.len()];
-        for (place, (_, before)) in (0..).zip(&named) {
-            places[*before as usize] = place;
+        let mut sorted_numbers = vec![0; named.len()];
+        for (sorted, (_, number)) in (0..).zip(&named) {
+            sorted_numbers[*number as usize] = sorted;
         }
-        (named.into_iter().map(|(name, _)| name).collect(), places)
+        (named.into_iter().map(|(name, _)| name).collect(), sorted_numbers)
     }
 }
 
-/// The shards of a weight map, whose tensors nobody asks for yet.
 impl<'de> Deserialize<'de> for ShardTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(ShardTableVisitor)
@@ -215,7 +214,7 @@ impl<'de> Visitor<'de> for ShardTableVisitor {
     }
 }
 
-/// A weight map.
+/// A weight map: its tensors, each with the number of its shard.
 struct WeightMap<'a> {
     shards: ShardTable,
     tensors: Vec<(Cow<'a, str>, u32)>,
@@ -237,11 +236,11 @@ impl<'de> Visitor<'de> for WeightMapVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap<'de>, A::Error> {
-        let (mut shards, mut holders) = (ShardTable::default(), Vec::new());
+        let (mut shards, mut tensors) = (ShardTable::default(), Vec::new());
         while let Some((JsonText(tensor), JsonText(shard))) = map.next_entry()? {
-            let place = shards.number_of(&shard);
-            holders.push((tensor, place));
+            let number = shards.number_of(&shard);
+            tensors.push((tensor, number));
         }
-        Ok(WeightMap { shards, tensors: holders })
+        Ok(WeightMap { shards, tensors })
     }
 }

@@ -1,13 +1,16 @@
 //! The origins of a checkpoint, held open.
 //!
-//! In: origins, and where bytes lie ([`Bytes`]). Out: any range of them, filled from any thread; there
-//! is no lock, and nothing larger than the request is allocated.
+//! In: origins, and places of bytes ([`TensorBytes`]). Out: any range of the bytes, from any thread.
+//! There is no lock, and no allocation is larger than the request.
 
 use std::sync::Arc;
 
 use crate::source::{OpenFile, ReadAt, SourceError};
 
-use super::{Origin, OriginId, TensorBytes, strided_read};
+use crate::checkpoint::tensor::{Origin, OriginId, TensorBytes};
+
+use super::strided_read::read_strided;
+use super::swapped_read::read_swapped;
 
 /// Origins held open.
 #[derive(Debug)]
@@ -20,7 +23,7 @@ enum OpenSource {
 }
 
 impl OpenSources {
-    /// Opens each, and verifies that it is what was parsed. One of them may still be open.
+    /// Opens each origin, and verifies that it is what was parsed. `open_file` is one that is still open.
     pub fn open(
         origins: &[Origin],
         mut open_file: Option<OpenFile>,
@@ -35,7 +38,7 @@ impl OpenSources {
         Ok(OpenSources(origins.iter().map(open).collect::<Result<_, _>>()?))
     }
 
-    /// The open file of an origin, if it is one.
+    /// The open file of an origin; `None` if the origin is in memory.
     pub fn file(&self, origin: OriginId) -> Option<&OpenFile> {
         match self.0.get(origin.0 as usize)? {
             OpenSource::File(file) => Some(file),
@@ -43,17 +46,18 @@ impl OpenSources {
         }
     }
 
-    /// The bytes of an origin, as they lie.
+    /// The bytes of an origin, in the order of the origin.
     pub fn origin(&self, origin: OriginId) -> &dyn ReadAt {
-        // The origins of a checkpoint are numbered by what made it.
+        // The reader of a checkpoint numbers its origins.
         match &self.0[origin.0 as usize] {
             OpenSource::File(file) => file,
             OpenSource::Memory(bytes) => bytes,
         }
     }
 
-    /// Fills `out` from a byte on of what lies so. To be followed by [`OpenSources::check_unchanged`],
-    /// before the bytes are used.
+    /// Fills `out` with the bytes of a tensor from `offset` on.
+    ///
+    /// The caller must call [`OpenSources::check_unchanged`] before it uses the bytes.
     pub fn read(
         &self,
         bytes: &TensorBytes,
@@ -63,25 +67,25 @@ impl OpenSources {
         let source = self.origin(bytes.extent().0);
         match bytes {
             TensorBytes::Run(run) => source.read_exact_at(out, run.offset + offset),
-            TensorBytes::Grid(grid) => strided_read::read_strided(source, grid, offset, out),
-            TensorBytes::Swapped { unit_bytes: unit, inner: of } => {
-                let read = |out: &mut [u8], from: u64| self.read(of, from, out);
-                strided_read::read_swapped(*unit, offset, out, read)
+            TensorBytes::Grid(grid) => read_strided(source, grid, offset, out),
+            TensorBytes::Swapped { unit_bytes, inner } => {
+                let read = |out: &mut [u8], offset: u64| self.read(inner, offset, out);
+                read_swapped(*unit_bytes, offset, out, read)
             }
         }
     }
 
-    /// Refuses bytes of an origin that changed since it was parsed.
+    /// Fails if an origin's bytes changed since it was parsed.
     pub fn check_unchanged(&self, origin: OriginId) -> Result<(), SourceError> {
         self.file(origin).map_or(Ok(()), OpenFile::check_unchanged)
     }
 
-    /// The same for all of them.
+    /// Fails if any origin's bytes changed since it was parsed.
     pub fn check_all_unchanged(&self) -> Result<(), SourceError> {
         (0..self.0.len() as u32).try_for_each(|origin| self.check_unchanged(OriginId(origin)))
     }
 
-    /// Refuses if anything about any of them changed, also what leaves its bytes as they are.
+    /// Fails if anything about any origin changed, even if the bytes stayed the same.
     pub fn check_all_states_unchanged(&self) -> Result<(), SourceError> {
         let mut files = self.0.iter().filter_map(|source| match source {
             OpenSource::File(file) => Some(file),

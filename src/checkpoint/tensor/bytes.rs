@@ -1,31 +1,24 @@
-//! A tensor, and where its bytes lie.
+//! The places of a tensor's bytes, kept as arithmetic: a list of pieces could be as large as the tensor.
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
+use crate::source::SourceFile;
 
-use crate::source;
-
-use super::{Dtype, TensorName};
-
-/// A shape. That of nearly every weight takes no memory of its own.
-pub type Shape = SmallVec<[u64; 2]>;
-
-/// Which of a checkpoint's origins: an index into [`super::Checkpoint::origins`].
+/// Which of a checkpoint's origins: an index into [`Checkpoint::origins`](crate::checkpoint::Checkpoint::origins).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OriginId(pub u32);
 
 /// Something that holds tensor bytes.
 #[derive(Clone, Debug)]
 pub enum Origin {
-    /// A file; the bytes stay where they are.
-    File(Arc<source::SourceFile>),
-    /// Bytes that had to be unpacked.
+    /// A file, whose bytes stay where they are.
+    File(Arc<SourceFile>),
+    /// A storage that was unpacked into memory.
     Memory(Arc<[u8]>),
 }
 
 impl Origin {
-    /// How many bytes it holds.
+    /// The number of bytes that it holds.
     pub fn size(&self) -> u64 {
         match self {
             Origin::File(file) => file.identity().size,
@@ -34,53 +27,39 @@ impl Origin {
     }
 }
 
-/// A named tensor. Its bytes, in C order and little-endian, are what `bytes` says.
-#[derive(Clone, Debug)]
-pub struct Tensor {
-    /// The name, unique in its checkpoint.
-    pub name: TensorName,
-    /// The element type.
-    pub dtype: Dtype,
-    /// The shape; empty for a scalar.
-    pub shape: Shape,
-    /// Where the bytes lie.
-    pub bytes: TensorBytes,
-}
-
-/// Where a tensor's bytes lie.
+/// The places of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorBytes {
-    /// As they are, one after the other.
+    /// Contiguous bytes.
     Run(ByteRun),
-    /// Spread out: strided, transposed or expanded.
+    /// Strided, transposed or expanded bytes.
     Grid(Box<Grid>),
-    /// In the other byte order: every `unit` bytes reversed. Never nested.
+    /// Bytes in the other byte order. Never nested.
     Swapped {
-        /// How many bytes are reversed together.
+        /// Bytes that are reversed together.
         unit_bytes: u64,
         /// The bytes before the reversal.
         inner: Box<TensorBytes>,
     },
 }
 
-/// Bytes one after the other.
+/// Contiguous bytes of an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteRun {
-    /// Where.
+    /// The origin that has the bytes.
     pub origin: OriginId,
-    /// From which byte.
+    /// The offset of the first byte in the origin.
     pub offset: u64,
-    /// How many.
+    /// The number of bytes.
     pub len: u64,
 }
 
-/// Pieces of `run` bytes at `base + sum(index * stride)`, the last axis moving fastest.
-/// Kept as arithmetic: a list of the pieces could be as large as the tensor.
+/// Pieces of `piece_bytes` bytes at `base + sum(index * stride)`, the last axis moving fastest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Where.
+    /// The origin that has the bytes.
     pub origin: OriginId,
-    /// The byte where the first piece starts.
+    /// The offset of the first piece in the origin.
     pub base: u64,
     /// The axes, outermost first; none has a count of 0 or 1.
     pub axes: Box<[Axis]>,
@@ -91,9 +70,9 @@ pub struct Grid {
 /// One axis of a [`Grid`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Axis {
-    /// How many steps.
+    /// The number of steps.
     pub count: u64,
-    /// Bytes from one to the next; 0 repeats the same bytes.
+    /// Bytes from one step to the next; 0 repeats the same bytes.
     pub stride: u64,
 }
 
@@ -108,15 +87,13 @@ impl Grid {
         self.len() == 0
     }
 
-    /// Bytes from the first that is read to just past the last.
+    /// Bytes from the first byte that is read to just past the last.
     pub fn span(&self) -> u64 {
         self.axes
             .iter()
             .fold(self.piece_bytes, |n, a| n.saturating_add((a.count - 1).saturating_mul(a.stride)))
     }
-}
 
-impl Grid {
     /// Whether some bytes are read more than once.
     pub fn has_repeats(&self) -> bool {
         self.len() > self.span() || self.axes.iter().any(|axis| axis.stride == 0)
@@ -124,13 +101,14 @@ impl Grid {
 }
 
 impl TensorBytes {
-    /// Items at every step of the axes, outermost first, none of one step. Axes that step through
-    /// adjacent bytes are merged; what is left of a contiguous tensor is a run.
-    pub(super) fn from_axes(
+    /// Items at every step of the axes, outermost first. No axis may have a single step.
+    ///
+    /// Axes that step through adjacent bytes are merged, so that a contiguous tensor becomes a run.
+    pub fn from_axes(
         origin: OriginId,
         base: u64,
         axes: impl Iterator<Item = Axis>,
-        item: u64,
+        item_bytes: u64,
     ) -> TensorBytes {
         let mut merged: Vec<Axis> = Vec::new();
         for axis in axes {
@@ -141,19 +119,14 @@ impl TensorBytes {
                 _ => merged.push(axis),
             }
         }
-        let mut run = item;
-        if let Some(inner) = merged.pop_if(|inner| inner.stride == item) {
-            run *= inner.count;
+        let mut piece_bytes = item_bytes;
+        if let Some(inner) = merged.pop_if(|inner| inner.stride == item_bytes) {
+            piece_bytes *= inner.count;
         }
         if merged.is_empty() {
-            TensorBytes::Run(ByteRun { origin, offset: base, len: run })
+            TensorBytes::Run(ByteRun { origin, offset: base, len: piece_bytes })
         } else {
-            TensorBytes::Grid(Box::new(Grid {
-                origin,
-                base,
-                axes: merged.into(),
-                piece_bytes: run,
-            }))
+            TensorBytes::Grid(Box::new(Grid { origin, base, axes: merged.into(), piece_bytes }))
         }
     }
 
@@ -180,7 +153,7 @@ impl TensorBytes {
         }
     }
 
-    /// The part of an origin that is read: origin, first byte, bytes to just past the last.
+    /// The part of an origin that is read: origin, first byte, and bytes to just past the last.
     pub fn extent(&self) -> (OriginId, u64, u64) {
         match self {
             TensorBytes::Run(run) => (run.origin, run.offset, run.len),
@@ -189,44 +162,12 @@ impl TensorBytes {
         }
     }
 
-    /// Renumbers the origin by `by`: those of one file become those of a set of files.
-    pub(super) fn shift_origin(&mut self, by: u32) {
+    /// Adds to the number of the origin: the origins of one file become origins of a set of files.
+    pub fn shift_origin(&mut self, by: u32) {
         match self {
             TensorBytes::Run(run) => run.origin.0 += by,
             TensorBytes::Grid(grid) => grid.origin.0 += by,
             TensorBytes::Swapped { inner: of, .. } => of.shift_origin(by),
-        }
-    }
-}
-
-/// How a tensor's bytes lie, in one word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LayoutKind {
-    /// One after the other in a file.
-    Run,
-    /// Spread out, each read once.
-    Strided,
-    /// Spread out, some read more than once.
-    Expanded,
-    /// In the other byte order.
-    Swapped,
-    /// Unpacked into memory.
-    Memory,
-}
-
-impl Tensor {
-    /// How its bytes lie, given its checkpoint's origins.
-    pub fn layout_kind(&self, origins: &[Origin]) -> LayoutKind {
-        let (OriginId(origin), ..) = self.bytes.extent();
-        if matches!(origins.get(origin as usize), Some(Origin::Memory(_))) {
-            return LayoutKind::Memory;
-        }
-        match &self.bytes {
-            TensorBytes::Run(_) => LayoutKind::Run,
-            TensorBytes::Swapped { .. } => LayoutKind::Swapped,
-            TensorBytes::Grid(grid) if grid.has_repeats() => LayoutKind::Expanded,
-            TensorBytes::Grid(_) => LayoutKind::Strided,
         }
     }
 }

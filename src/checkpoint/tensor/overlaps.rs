@@ -1,40 +1,41 @@
-//! Which tensors read the same bytes.
+//! Finds tensors that read the same bytes.
 
 use super::Tensor;
 
-/// Names given per tensor. Tied weights come in pairs; a checkpoint of a thousand views of one
-/// buffer must not make a million names.
+/// Maximum overlaps that are reported for one tensor. Tied weights come in pairs. A thousand views of one buffer
+/// must not make a million names.
 pub const MAX_OVERLAP_COUNT: usize = 8;
 
-/// For each tensor, places of others whose bytes lie in an overlapping part of the same source:
-/// none if there is none, and no more than [`MAX_OVERLAP_COUNT`].
+/// For each tensor, the indexes of others whose bytes overlap its own in the same source.
+///
+/// The list is empty only if there is no overlap. It has at most [`MAX_OVERLAP_COUNT`] indexes.
 pub fn find_overlaps(tensors: &[Tensor]) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> =
         (0..tensors.len()).filter(|&n| !tensors[n].bytes.is_empty()).collect();
     order.sort_by_key(|&n| tensors[n].bytes.extent());
-    let mut shares = vec![Vec::new(); tensors.len()];
-    let overlap = |a: usize, b: usize| {
+    let mut overlaps = vec![Vec::new(); tensors.len()];
+    let is_overlap = |a: usize, b: usize| {
         let ((origin, start, len), (other, next, _)) =
             (tensors[a].bytes.extent(), tensors[b].bytes.extent());
         origin == other && next < start + len
     };
     let mut pair = |a: usize, b: usize| {
         for (from, to) in [(a, b), (b, a)] {
-            if shares[from].len() < MAX_OVERLAP_COUNT && !shares[from].contains(&to) {
-                shares[from].push(to);
+            if overlaps[from].len() < MAX_OVERLAP_COUNT && !overlaps[from].contains(&to) {
+                overlaps[from].push(to);
             }
         }
     };
-    // Of those before, the one that reaches furthest overlaps if any does.
+    // If any tensor before overlaps, the one that reaches furthest does.
     let mut furthest: Option<usize> = None;
-    for (place, &this) in order.iter().enumerate() {
-        if let Some(before) = furthest.filter(|&before| overlap(before, this)) {
+    for (index, &this) in order.iter().enumerate() {
+        if let Some(before) = furthest.filter(|&before| is_overlap(before, this)) {
             pair(before, this);
         }
-        for &next in order[place + 1..]
+        for &next in order[index + 1..]
             .iter()
             .take(MAX_OVERLAP_COUNT)
-            .take_while(|&&next| overlap(this, next))
+            .take_while(|&&next| is_overlap(this, next))
         {
             pair(this, next);
         }
@@ -46,7 +47,7 @@ pub fn find_overlaps(tensors: &[Tensor]) -> Vec<Vec<usize>> {
             furthest = Some(this);
         }
     }
-    shares
+    overlaps
 }
 
 #[cfg(test)]

@@ -1,0 +1,69 @@
+//! What a checkpoint holds, read except for the bytes of its tensors.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::source::{OpenFile, SourceFile};
+
+use super::format::Format;
+use super::options::ParseOptions;
+use super::refusal::RefusedEntry;
+use super::tensor::{Origin, Tensor};
+
+/// Maximum number of tensors in a checkpoint: ten times the largest ever seen. A header of more would
+/// exceed the 100,000,000 bytes that every reader takes.
+pub const MAX_TENSOR_COUNT: usize = 2_000_000;
+
+/// A checkpoint: one file, or a set of shards.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// The path to print: the file, the index, or the name of a numbered set.
+    pub path: PathBuf,
+    /// The format of its files; of the first, should they differ.
+    pub format: Format,
+    /// Whether it is a set of shards.
+    pub is_sharded: bool,
+    /// What holds the bytes. Each file is followed by the storages that were unpacked from it.
+    pub origins: Vec<Origin>,
+    /// The single file of the checkpoint, still open so that the caller can read it at once. Layout closes it.
+    pub open_file: Option<OpenFile>,
+    /// The index of a set of shards. It is a source too: another index is another checkpoint.
+    pub index_file: Option<Arc<SourceFile>>,
+    /// The tensors, in the order of the source.
+    pub tensors: Vec<Tensor>,
+    /// The metadata of the source, which may be empty; `None` if the source has none.
+    pub metadata: Option<BTreeMap<String, String>>,
+    /// What was chosen and what was left out, in words.
+    pub notes: Vec<String>,
+    /// Entries that cannot be shown. Any entry refuses the checkpoint, unless the options allow a part.
+    pub refused: Vec<RefusedEntry>,
+    /// The options that it was read with.
+    pub options: ParseOptions,
+}
+
+impl Checkpoint {
+    /// The source files, including the index.
+    pub fn source_files(&self) -> impl Iterator<Item = &Arc<SourceFile>> {
+        let origins = self.origins.iter().filter_map(|origin| match origin {
+            Origin::File(file) => Some(file),
+            Origin::Memory(_) => None,
+        });
+        origins.chain(&self.index_file)
+    }
+}
+
+/// What one file holds, without what is known of the file itself. Origin 0 is the file.
+#[derive(Debug)]
+pub struct FileContents {
+    /// The tensors, in the order of the file.
+    pub tensors: Vec<Tensor>,
+    /// Storages that were unpacked into memory: origin 1 and on.
+    pub unpacked: Vec<Origin>,
+    /// The metadata of the file; `None` if it has none.
+    pub metadata: Option<BTreeMap<String, String>>,
+    /// What was chosen and what was left out, in words.
+    pub notes: Vec<String>,
+    /// Entries that cannot be shown.
+    pub refused: Vec<RefusedEntry>,
+}

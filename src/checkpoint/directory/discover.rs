@@ -1,0 +1,171 @@
+//! Groups the files of a directory into checkpoints: an index and its shards, a numbered set, or a single file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::checkpoint::format::{self, DetectedFormat};
+use crate::checkpoint::json::replace_python_numbers;
+use crate::checkpoint::shard_index::{MAX_INDEX_BYTES, shard_names};
+use crate::source::{OpenFile, ReadAt, Root, SourceError};
+
+use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
+use super::shard_name::{
+    ShardName, has_checkpoint_extension, is_shard_of, numbered_shards, unsharded_name_of_index,
+};
+
+/// Names of training state that lies beside a model: how a name begins, or a word anywhere in it.
+const TRAINING_PATTERNS: [&str; 6] = [
+    "optimizer*",
+    "scheduler*",
+    "rng_state*",
+    "training_args*",
+    "*_optim_states*",
+    "*_model_states*",
+];
+
+/// The pattern of training state that a name matches.
+pub fn training_pattern(name: &str) -> Option<&'static str> {
+    TRAINING_PATTERNS.into_iter().find(|pattern| {
+        let word = pattern.trim_matches('*');
+        if pattern.starts_with('*') { name.contains(word) } else { name.starts_with(word) }
+    })
+}
+
+/// Whether a name is that of training state.
+pub fn is_training_file(name: &str) -> bool {
+    training_pattern(name).is_some()
+}
+
+/// The index that is the only checkpoint of a directory, if the names of its files leave no doubt.
+pub fn sole_index(names: &[String]) -> Option<&str> {
+    let mut indexes = names.iter().filter_map(|name| Some((name, unsharded_name_of_index(name)?)));
+    let (index, unsharded) = indexes.next()?;
+    let mut others =
+        names.iter().filter(|name| has_checkpoint_extension(name) && !is_training_file(name));
+    (indexes.next().is_none() && others.all(|name| is_shard_of(name, &unsharded))).then_some(index)
+}
+
+/// The checkpoints of a directory, by name.
+pub fn find_candidates(root: &Arc<Root>, directory: &Path) -> Result<Vec<Candidate>, SourceError> {
+    Ok(candidates_among(root, directory, &root.file_names(directory)?))
+}
+
+/// The checkpoints of a directory whose file names are known, by name.
+pub fn candidates_among(root: &Arc<Root>, directory: &Path, names: &[String]) -> Vec<Candidate> {
+    let mut found = candidates_by_name(root, directory, names, &is_training_file);
+    found.retain(|candidate| {
+        let name = &candidate.name;
+        // A file that cannot be opened stays, so that opening it reports why. A file that is called safetensors
+        // stays whatever it holds.
+        let is_named_safetensors = name.ends_with(".safetensors") || name.ends_with(".sft");
+        is_named_safetensors
+            || candidate.files != CandidateFiles::Single
+            || match OpenFile::open_in_root(root, &directory.join(name)) {
+                Ok(file) => looks_like_checkpoint(&file),
+                Err(_) => true,
+            }
+    });
+    found
+}
+
+/// Whether the first bytes of a file are those of a checkpoint.
+fn looks_like_checkpoint(file: &OpenFile) -> bool {
+    matches!(format::detect(file, &file.file().path()), Ok(DetectedFormat::Checkpoint(_)))
+}
+
+/// The checkpoints that the names in a directory suggest. Of the files, only indexes are read.
+///
+/// A name that `is_excluded` makes no checkpoint, nor does a set that it belongs to.
+pub fn candidates_by_name(
+    root: &Arc<Root>,
+    directory: &Path,
+    names: &[String],
+    is_excluded: &dyn Fn(&str) -> bool,
+) -> Vec<Candidate> {
+    let mut found = Vec::new();
+    let mut claimed: BTreeSet<String> = BTreeSet::new();
+    for name in names {
+        let Some(unsharded_name) = unsharded_name_of_index(name) else { continue };
+        let indexed = indexed_shards(root, &directory.join(name));
+        let mut unindexed = numbered_shards(names, &unsharded_name);
+        unindexed.retain(|name| !indexed.contains(name));
+        claimed.extend(indexed.iter().cloned());
+        claimed.extend(unindexed.iter().cloned());
+        let files = CandidateFiles::Indexed { shards: indexed.into_iter().collect(), unindexed };
+        found.push(Candidate { name: name.clone(), unsharded_name, files });
+    }
+    let is_free = |name: &str| !claimed.contains(name) && !is_excluded(name);
+    // Sets by their names without numbers.
+    let mut sets: BTreeMap<ShardName, Vec<u64>> = BTreeMap::new();
+    let mut singles: Vec<String> = Vec::new();
+    for name in names.iter().filter(|name| is_free(name)) {
+        match ShardName::parse(name) {
+            Some(shard) => {
+                sets.entry(shard.without_number()).or_default().push(shard.number);
+            }
+            None if has_checkpoint_extension(name) => singles.push(name.clone()),
+            None => {}
+        }
+    }
+    let mut unsharded_names: BTreeMap<String, usize> = BTreeMap::new();
+    for name in sets.keys().map(ShardName::unsharded_name).chain(singles.iter().cloned()) {
+        *unsharded_names.entry(name).or_default() += 1;
+    }
+    for (set, mut numbers) in sets {
+        numbers.sort_unstable();
+        // Most writers count from 1, some from 0.
+        let is_complete =
+            |first| (first..first + set.total).all(|n| numbers.binary_search(&n).is_ok());
+        let seems_from_zero = numbers[0] == 0 && numbers.last() < Some(&set.total);
+        let (range, is_ambiguous) = match (is_complete(0), is_complete(1)) {
+            (true, true) => (0..set.total + 1, true),
+            (from_zero, from_one) => {
+                let first = u64::from(!from_zero && (from_one || !seems_from_zero));
+                (first..first + set.total, false)
+            }
+        };
+        let (own, extra): (Vec<u64>, Vec<u64>) =
+            numbers.into_iter().partition(|n| range.contains(n));
+        let present = own.iter().map(Some).chain(std::iter::repeat(None));
+        let missing = range.zip(present).find(|(want, have)| *have != Some(want));
+        // A file too many beside a complete set is a checkpoint of its own.
+        if missing.is_none() {
+            singles.extend(extra.into_iter().map(|n| set.with_number(n)));
+        }
+        let error = match missing {
+            Some((number, _)) => Some(NumberedSetError::MissingShard(set.with_number(number))),
+            None => is_ambiguous.then_some(NumberedSetError::AmbiguousNumbering),
+        };
+        // The set has the name of the single file, unless something else has that name.
+        let unsharded_name = set.unsharded_name();
+        let name = if unsharded_names.get(&unsharded_name) == Some(&1) {
+            unsharded_name.clone()
+        } else {
+            set.with_digits("*")
+        };
+        let files = CandidateFiles::Numbered {
+            shards: own.iter().map(|&n| set.with_number(n)).collect(),
+            total: set.total,
+            error,
+        };
+        found.push(Candidate { name, unsharded_name, files });
+    }
+    found.extend(singles.into_iter().map(Candidate::single));
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    found
+}
+
+/// The shards that an index names; none if it cannot be read, which opening it reports.
+fn indexed_shards(root: &Arc<Root>, path: &Path) -> BTreeSet<String> {
+    let read = || {
+        let file = OpenFile::open_in_root(root, path).ok()?;
+        if file.size() > MAX_INDEX_BYTES {
+            return None;
+        }
+        let mut json = file.read_whole().ok()?;
+        replace_python_numbers(&mut json);
+        shard_names(&json).ok()
+    };
+    read().unwrap_or_default().into_iter().collect()
+}

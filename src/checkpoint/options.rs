@@ -1,0 +1,27 @@
+//! The options that a checkpoint is read with.
+
+use crate::source::LinkPolicy;
+
+/// How a checkpoint is read. Each option is part of the virtual file's identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ParseOptions {
+    /// The dictionary to show, as a dotted path from the top of a torch checkpoint.
+    pub root_key: Option<String>,
+    /// Leave out what cannot be shown, with a note, instead of refusing the checkpoint.
+    pub allow_partial: bool,
+    /// Let links and index entries lead out of the directory.
+    pub follow_symlinks: bool,
+}
+
+impl ParseOptions {
+    /// Where links may lead.
+    pub fn link_policy(&self) -> LinkPolicy {
+        if self.follow_symlinks { LinkPolicy::Anywhere } else { LinkPolicy::Inside }
+    }
+
+    /// The same options for a checkpoint that need not have the dictionary: the default one is shown.
+    pub fn without_root_key(&self) -> ParseOptions {
+        let ParseOptions { root_key: _, allow_partial, follow_symlinks } = *self;
+        ParseOptions { root_key: None, allow_partial, follow_symlinks }
+    }
+}

@@ -1,0 +1,121 @@
+//! Entries that cannot be shown, and why.
+
+/// An entry of the selected dictionary that cannot be shown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}`: {error}")]
+pub struct RefusedEntry {
+    /// Its name, as a tensor of that name would be called.
+    pub name: String,
+    /// What is wrong.
+    pub error: TensorError,
+}
+
+/// Why an entry cannot be shown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TensorError {
+    /// Not a tensor, and not a plain value either.
+    #[error("is a Python object of class {class}, which is not executed")]
+    Object {
+        /// Its class.
+        class: String,
+    },
+    /// A kind of tensor that safetensors lacks.
+    #[error("is {kind}, which safetensors cannot hold")]
+    UnsupportedKind {
+        /// The kind, with its article.
+        kind: String,
+    },
+    /// An element type that safetensors lacks.
+    #[error("has elements of type {dtype}, which safetensors cannot hold")]
+    UnsupportedDtype {
+        /// torch's name for it.
+        dtype: String,
+    },
+    /// The bytes are not the values.
+    #[error("is a {view} view: its bytes are not its values")]
+    LazyView {
+        /// `conjugate` or `negative`.
+        view: &'static str,
+    },
+    /// The tensor reaches past its storage.
+    #[error("reaches past the end of its storage `{storage}` ({needs} bytes needed, {has} there)")]
+    OutOfBounds {
+        /// The storage.
+        storage: String,
+        /// The bytes that the tensor needs.
+        needs: u128,
+        /// The bytes of the storage.
+        has: u64,
+    },
+    /// The storage's stated size is not that of its record.
+    #[error("its storage `{storage}` states {stated} bytes and has {has}")]
+    StorageSize {
+        /// The storage.
+        storage: String,
+        /// The bytes that the pickle states.
+        stated: u128,
+        /// The bytes in the file.
+        has: u64,
+    },
+    /// The storage is not in the file.
+    #[error("its storage `{storage}` is not in the file")]
+    MissingStorage {
+        /// The storage.
+        storage: String,
+    },
+    /// The storage is packed in a way that is not read, or too large to unpack.
+    #[error("its storage `{storage}` is compressed {why}")]
+    Compressed {
+        /// The storage.
+        storage: String,
+        /// Why it is not unpacked.
+        why: &'static str,
+    },
+    /// A shape whose size overflows.
+    #[error("has a shape whose size overflows")]
+    Overflow,
+    /// Repeated bytes beyond the limit.
+    #[error("repeats its bytes: with those before it, to {bytes} bytes, past the limit of {limit}")]
+    Expansion {
+        /// The bytes that it would take.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// Arguments that torch never writes.
+    #[error("is not rebuilt as torch does it: {what}")]
+    Malformed {
+        /// What is wrong with them.
+        what: &'static str,
+    },
+    /// The pickle changes it after it was built.
+    #[error("is changed by the pickle after it was built")]
+    Modified,
+    /// A key that cannot be the name of a tensor.
+    #[error("has a key that is not text, or longer than any name")]
+    InvalidKey,
+    /// A name that the format reserves.
+    #[error("has the name that safetensors keeps for metadata")]
+    ReservedName,
+}
+
+impl TensorError {
+    /// What the user can do.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            TensorError::OutOfBounds { .. }
+            | TensorError::StorageSize { .. }
+            | TensorError::MissingStorage { .. }
+            | TensorError::Overflow
+            | TensorError::Malformed { .. }
+            | TensorError::Modified => "fetch the file again: it is damaged or was tampered with",
+            TensorError::Compressed { .. } => {
+                "save it again with torch.save, which does not compress"
+            }
+            TensorError::Expansion { .. } => {
+                "save it with .contiguous(), or leave it out with --allow-partial"
+            }
+            _ => "leave it out with --allow-partial, or choose another dictionary with --root KEY",
+        }
+    }
+}

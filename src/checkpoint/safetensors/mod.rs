@@ -1,0 +1,180 @@
+//! Parses the header of a safetensors file, strictly.
+//!
+//! In: any [`ReadAt`]. Out: a [`Header`]: tensors in file order, and metadata.
+//!
+//! Equal keys are an error here. The reference reader takes the last of them, and programs that disagree on which
+//! key counts would see different tensors.
+
+mod header_json;
+
+use std::collections::BTreeMap;
+
+use crate::source::{ReadAt, SourceError};
+
+use super::tensor::{ByteRun, Dtype, OriginId, Tensor, TensorBytes, TensorName};
+use header_json::{HeaderJson, TensorInfo};
+
+/// The longest header that the reference reader takes.
+pub const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// The shortest file: an eight-byte length and `{}`.
+const MIN_FILE_BYTES: u64 = 10;
+
+/// What is wrong with a safetensors file.
+#[derive(Debug, thiserror::Error)]
+pub enum HeaderError {
+    /// The bytes cannot be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// Too short to have a header.
+    #[error("{size} bytes are too few to hold a header")]
+    TooShort {
+        /// The file's size.
+        size: u64,
+    },
+    /// The header would end past the file.
+    #[error("its header should be {len} bytes long and the file has {size}")]
+    Truncated {
+        /// The stated length.
+        len: u64,
+        /// The file's size.
+        size: u64,
+    },
+    /// The header is longer than any reader takes.
+    #[error(
+        "its header should be {len} bytes long, and {MAX_HEADER_BYTES} is the most that any reader takes"
+    )]
+    TooLong {
+        /// The stated length.
+        len: u64,
+    },
+    /// Not UTF-8, not JSON, or not a header.
+    #[error("its header is not what it must be: {0}")]
+    Json(String),
+    /// The size by dtype and shape is not that of the range.
+    #[error(
+        "tensor `{tensor}`: {dtype} of shape {shape:?} does not take the {len} bytes of its range"
+    )]
+    SizeMismatch {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// Bytes of the range.
+        len: u64,
+    },
+    /// A range whose end lies before its start.
+    #[error("tensor `{tensor}`: its range ends before it starts")]
+    Reversed {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A range past the end of the file.
+    #[error("tensor `{tensor}`: ends at byte {end} of the data, which has {data}")]
+    PastEnd {
+        /// The tensor.
+        tensor: String,
+        /// Its end.
+        end: u64,
+        /// Bytes of data in the file.
+        data: u64,
+    },
+    /// Two tensors share bytes, or there is a hole between them.
+    #[error(
+        "tensor `{tensor}`: starts at byte {start} of the data and the one before it ends at {before}"
+    )]
+    Gap {
+        /// The tensor.
+        tensor: String,
+        /// Its start.
+        start: u64,
+        /// The end of the tensor before it.
+        before: u64,
+    },
+    /// There are bytes after the last tensor.
+    #[error("{extra} bytes follow the last tensor")]
+    TrailingBytes {
+        /// The number of those bytes.
+        extra: u64,
+    },
+}
+
+/// A parsed header.
+#[derive(Debug)]
+pub struct Header {
+    /// The tensors in the order of their bytes, all of origin 0.
+    pub tensors: Vec<Tensor>,
+    /// The value of `__metadata__`, if there is one.
+    pub metadata: Option<BTreeMap<String, String>>,
+}
+
+/// Reads, parses and checks the header of a file.
+pub fn parse_header(file: &dyn ReadAt) -> Result<Header, HeaderError> {
+    let size = file.size();
+    if size < MIN_FILE_BYTES {
+        return Err(HeaderError::TooShort { size });
+    }
+    let mut len = [0; 8];
+    file.read_exact_at(&mut len, 0)?;
+    let len = u64::from_le_bytes(len);
+    if len > MAX_HEADER_BYTES {
+        return Err(HeaderError::TooLong { len });
+    }
+    if len > size - 8 {
+        return Err(HeaderError::Truncated { len, size });
+    }
+    let mut json = vec![0; len as usize];
+    file.read_exact_at(&mut json, 8)?;
+    parse_json(&json, 8 + len, size)
+}
+
+fn parse_json(json: &[u8], data_start: u64, size: u64) -> Result<Header, HeaderError> {
+    // The reference reader requires the brace too: a header cannot be padded in front.
+    if json.first() != Some(&b'{') {
+        return Err(HeaderError::Json("it does not begin with `{`".to_owned()));
+    }
+    let text = std::str::from_utf8(json).map_err(|e| HeaderError::Json(e.to_string()))?;
+    let raw: HeaderJson =
+        serde_json::from_str(text).map_err(|e| HeaderError::Json(e.to_string()))?;
+    let data = size - data_start;
+    let mut entries = raw.entries;
+    // Empty tensors come before the one that starts at the same byte.
+    if !entries.is_sorted_by_key(|(_, info)| info.data_offsets) {
+        entries.sort_by_key(|(_, info)| info.data_offsets);
+    }
+    let names: Vec<TensorName> =
+        TensorName::pack(entries.iter().map(|(name, _)| &**name)).collect();
+    let mut previous_end = 0;
+    let mut tensors = Vec::with_capacity(entries.len());
+    for (name, (_, info)) in names.into_iter().zip(entries) {
+        let (start, end) = info.data_offsets;
+        let tensor = || name.to_string();
+        let Some(len) = end.checked_sub(start) else {
+            return Err(HeaderError::Reversed { tensor: tensor() });
+        };
+        if end > data {
+            return Err(HeaderError::PastEnd { tensor: tensor(), end, data });
+        }
+        if start != previous_end {
+            return Err(HeaderError::Gap { tensor: tensor(), start, before: previous_end });
+        }
+        previous_end = end;
+        let TensorInfo { dtype, shape, data_offsets: _ } = info;
+        if dtype.byte_len(&shape) != Some(len) {
+            return Err(HeaderError::SizeMismatch {
+                tensor: tensor(),
+                dtype,
+                shape: shape.into_vec(),
+                len,
+            });
+        }
+        let run = ByteRun { origin: OriginId(0), offset: data_start + start, len };
+        tensors.push(Tensor { name, dtype, shape, bytes: TensorBytes::Run(run) });
+    }
+    if previous_end != data {
+        return Err(HeaderError::TrailingBytes { extra: data - previous_end });
+    }
+    Ok(Header { tensors, metadata: raw.metadata })
+}

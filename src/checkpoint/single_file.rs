@@ -1,0 +1,182 @@
+//! Reads the checkpoint in one file, whatever its format.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::source::{OpenFile, ReadAt, SourceError};
+
+use super::contents::{Checkpoint, FileContents, MAX_TENSOR_COUNT};
+use super::error::CheckpointError;
+use super::format::{self, DetectedFormat, Format};
+use super::options::ParseOptions;
+use super::safetensors::{self, HeaderError};
+use super::tensor::Origin;
+use super::torch::{self, LegacyError, SelectError, TorchError, ZipError};
+
+/// Bytes of the first read of every file: a page, which a shorter read would fetch as well.
+const FIRST_READ_BYTES: u64 = 4096;
+
+/// The largest file that is fetched whole at its first read: header and tensors then cost a disk one request.
+const MAX_WHOLE_FETCH_BYTES: u64 = 128 << 10;
+
+/// The metadata key under which torch.distributed.checkpoint writes the offsets of each tensor's piece.
+const SHARDING_INFO_KEY: &str = "DCP_SHARDING_INFO";
+
+/// Reads the checkpoint in an opened file.
+pub fn read_file(file: &OpenFile, options: &ParseOptions) -> Result<Checkpoint, CheckpointError> {
+    let mut checkpoint = parse(&PrefetchedFile::read(file)?, &file.file().path(), options)?;
+    checkpoint.origins.insert(0, Origin::File(Arc::clone(file.file())));
+    // What was parsed must be what the identity stands for.
+    file.check_unchanged()?;
+    Ok(checkpoint)
+}
+
+/// Reads the checkpoint in bytes in memory, for tests and fuzzing. The bytes become the first origin.
+pub fn parse_bytes(
+    bytes: &[u8],
+    path: &Path,
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
+    let bytes = bytes.to_vec();
+    let mut checkpoint = parse(&bytes, path, options)?;
+    checkpoint.origins.insert(0, Origin::Memory(bytes.into()));
+    Ok(checkpoint)
+}
+
+/// A file whose first bytes are in memory: enough to detect its format, and for most headers.
+struct PrefetchedFile<'a> {
+    file: &'a OpenFile,
+    prefix: Vec<u8>,
+}
+
+impl PrefetchedFile<'_> {
+    fn read(file: &OpenFile) -> Result<PrefetchedFile<'_>, SourceError> {
+        let mut prefix = vec![0; file.size().min(FIRST_READ_BYTES) as usize];
+        if file.size() <= MAX_WHOLE_FETCH_BYTES {
+            // Without a look at the page cache first: such a look makes the system fetch a part of the file.
+            file.advise_will_need(0..file.size());
+        }
+        file.read_exact_at(&mut prefix, 0)?;
+        Ok(PrefetchedFile { file, prefix })
+    }
+}
+
+impl ReadAt for PrefetchedFile<'_> {
+    fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
+        let range =
+            usize::try_from(offset).ok().and_then(|from| Some(from..from.checked_add(buf.len())?));
+        match range.and_then(|range| self.prefix.get(range)) {
+            Some(bytes) => buf.copy_from_slice(bytes),
+            None => self.file.read_exact_at(buf, offset)?,
+        }
+        Ok(())
+    }
+}
+
+/// Reads everything except for the first origin, which is the file itself.
+fn parse(
+    file: &dyn ReadAt,
+    path: &Path,
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
+    let path_buf = || path.to_path_buf();
+    let format = match format::detect(file, path)? {
+        DetectedFormat::Checkpoint(format) => format,
+        DetectedFormat::Other(what) => {
+            return Err(CheckpointError::NotACheckpoint { path: path_buf(), what });
+        }
+    };
+    let contents = match format {
+        Format::Safetensors => read_safetensors(file, path, options)?,
+        Format::TorchZip => torch::read_zip(file, options).map_err(|e| torch_error(path, e))?,
+        Format::TorchLegacy => {
+            torch::read_legacy(file, options).map_err(|e| torch_error(path, e))?
+        }
+    };
+    let FileContents { tensors, unpacked, metadata, notes, refused } = contents;
+    if tensors.len() > MAX_TENSOR_COUNT {
+        return Err(CheckpointError::TooManyTensors { path: path_buf(), limit: MAX_TENSOR_COUNT });
+    }
+    Ok(Checkpoint {
+        path: path_buf(),
+        format,
+        is_sharded: false,
+        origins: unpacked,
+        open_file: None,
+        index_file: None,
+        tensors,
+        metadata,
+        notes,
+        refused,
+        options: options.clone(),
+    })
+}
+
+fn read_safetensors(
+    file: &dyn ReadAt,
+    path: &Path,
+    options: &ParseOptions,
+) -> Result<FileContents, CheckpointError> {
+    let header = safetensors::parse_header(file).map_err(|error| match error {
+        HeaderError::Source(error) => CheckpointError::Source(error),
+        error => CheckpointError::Header { path: path.to_path_buf(), error },
+    })?;
+    if header.metadata.as_ref().is_some_and(|metadata| is_rank_shard(path, metadata)) {
+        return Err(CheckpointError::RankShard { path: path.to_path_buf() });
+    }
+    if let Some(key) = &options.root_key {
+        let error = SelectError::NoSuchKey { key: key.clone(), found: Default::default() };
+        return Err(CheckpointError::Selection { path: path.to_path_buf(), error });
+    }
+    Ok(FileContents {
+        tensors: header.tensors,
+        unpacked: Vec::new(),
+        metadata: header.metadata,
+        notes: Vec::new(),
+        refused: Vec::new(),
+    })
+}
+
+/// Whether a file holds one rank's pieces of a sharded save.
+///
+/// A file that was saved whole has the key too, with offsets of zero. The first rank's offsets are zero as well:
+/// only its name, `shard-00001-…`, tells it from a whole file.
+fn is_rank_shard(path: &Path, metadata: &BTreeMap<String, String>) -> bool {
+    #[derive(serde::Deserialize)]
+    struct RankPiece {
+        saved_offsets: Vec<u64>,
+    }
+    let Some(info) = metadata.get(SHARDING_INFO_KEY) else { return false };
+    let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    let is_named_by_rank = name
+        .strip_prefix("shard-")
+        .and_then(|rest| rest.split_once('-'))
+        .is_some_and(|(rank, _)| !rank.is_empty() && rank.bytes().all(|b| b.is_ascii_digit()));
+    let begins_at_zero = |piece: &RankPiece| piece.saved_offsets.iter().all(|&offset| offset == 0);
+    is_named_by_rank
+        || serde_json::from_str::<BTreeMap<String, RankPiece>>(info)
+            .map_or(true, |pieces| !pieces.values().all(begins_at_zero))
+}
+
+fn torch_error(path: &Path, error: TorchError) -> CheckpointError {
+    let path = path.to_path_buf();
+    match error {
+        TorchError::Source(error)
+        | TorchError::Zip(ZipError::Source(error))
+        | TorchError::Legacy(LegacyError::Source(error)) => CheckpointError::Source(error),
+        TorchError::Legacy(LegacyError::Magic) => CheckpointError::NotACheckpoint {
+            path,
+            what: "a pickle, and not one that torch.save wrote",
+        },
+        TorchError::Zip(error) => CheckpointError::Zip { path, error },
+        TorchError::Legacy(error) => CheckpointError::Legacy { path, error },
+        TorchError::Pickle(error) => CheckpointError::Pickle { path, error },
+        TorchError::Selection(error) => CheckpointError::Selection { path, error },
+    }
+}

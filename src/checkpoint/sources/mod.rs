@@ -1,0 +1,7 @@
+//! Reads tensor bytes from the sources of a checkpoint.
+
+mod open_sources;
+mod strided_read;
+mod swapped_read;
+
+pub use open_sources::OpenSources;

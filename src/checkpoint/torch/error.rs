@@ -1,0 +1,28 @@
+//! Why a torch file cannot be read. The caller adds the path.
+
+use crate::source::SourceError;
+
+use super::legacy::LegacyError;
+use super::pickle::PickleError;
+use super::state_dict::SelectError;
+use super::zip::ZipError;
+
+/// What is wrong with a torch file.
+#[derive(Debug, thiserror::Error)]
+pub enum TorchError {
+    /// The bytes cannot be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The archive is damaged, or could be read in two ways.
+    #[error(transparent)]
+    Zip(#[from] ZipError),
+    /// The file of the older form is damaged.
+    #[error(transparent)]
+    Legacy(#[from] LegacyError),
+    /// The pickle breaks its format or its limits.
+    #[error(transparent)]
+    Pickle(#[from] PickleError),
+    /// There is no dictionary of tensors to show.
+    #[error(transparent)]
+    Selection(#[from] SelectError),
+}
