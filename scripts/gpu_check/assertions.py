@@ -1,7 +1,4 @@
-"""What every check is written with.
-
-In: where it may write, and the device. Out: `CHECKS`, all of them by their names, and what compares.
-"""
+"""What every check is written with: its place, its registration in `CHECKS`, and comparisons."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +11,13 @@ CHECKS = {}
 
 
 class Skipped(Exception):
-    """It says nothing here, and why."""
+    """A check that says nothing here; its words are the reason."""
 
 
 @dataclass
 class Place:
+    """The device and the folder of a check."""
+
     device: str
     folder: Path
     quick: bool
@@ -33,7 +32,7 @@ class Place:
 
 
 def check(name):
-    """A check of a name: it raises where something is wrong, and may give words for the table."""
+    """Registers a check, which raises where something is wrong, and may return words for the table."""
 
     def keep(function):
         CHECKS[name] = function
@@ -43,7 +42,7 @@ def check(name):
 
 
 def same(got, expected, device):
-    """Tensors by their names are on the device, and bit for bit those that were expected."""
+    """Asserts that tensors by name are on the device, and bit for bit those that were expected."""
     elsewhere = {name: str(tensor.device) for name, tensor in got.items() if tensor.device != torch.device(device)}
     assert not elsewhere, f"not on {device}: {elsewhere}"
     check_same({name: tensor.cpu() for name, tensor in got.items()}, expected)

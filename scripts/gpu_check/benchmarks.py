@@ -1,100 +1,115 @@
-"""Loads with ckptfs and with others, in turn, on the same files.
+"""Loads with ckptfs and with others, in turn, on the same files: a row of the table for each loader, each model and
+each place of its files."""
 
-In: a `Job`, with the ceilings measured. Out: a row of the table for each way of loading, each model and each place
-of its files.
-"""
-
+import os
 import shutil
 from typing import NamedTuple
 
-from bench import fixtures
-import models
-from subprocesses import Child, in_words
-from loaders import LOADERS
+from ckptfs.bench import page_cache
+from ckptfs.bench.schedule import rotated
+from ckptfs.bench.tables import fault_line
 
-# Seconds that any load may take, and bytes in a second that the slowest is given.
-_LIMIT, _SLOWEST = 90, 50 * 10**6
+from gpu_check import models
+
+# Seconds that any load may take, and bytes in a second that the slowest loads.
+_LIMIT_SECONDS, _SLOWEST_BYTES = 90, 50 * 10**6
 
 # Words of CUDA and of torch where a process cannot use a device that it has from before it began.
 _NO_FORK = ("initialization error", "forked subprocess")
 
-_TINY = 100_000
+_TINY_COUNT = 100_000
+
+# Pinned memory, and threads.
+_PINNED = ["64M", "128M", "256M", "512M", "1G"]
+_THREADS = [4, 8, 16, 32]
 
 
 class Entry(NamedTuple):
-    """A row to be: its name, the way of loading, settings of the environment, and arguments of the call."""
+    """A row to be: its name, a loader of `ckptfs.bench` with options, packages, and settings of the environment."""
 
     name: str
-    way: str | None
-    env: dict = {}
-    how: dict = {}
+    loader: str
+    packages: tuple
+    options: dict = {}
+    environment: dict = {}
 
 
-class Ways:
-    """Ways of loading, each with a process that has imported what it needs."""
+ENTRIES = [
+    Entry("ckptfs", "ckptfs", ("ckptfs",)),
+    Entry("safetensors 0.8 load_file", "safetensors", ("safetensors 0.8",)),
+    Entry("safetensors 0.9 load_file", "safetensors", ("safetensors 0.9",)),
+    Entry("safetensors 0.9 prefetch", "safetensors prefetch", ("safetensors 0.9",)),
+    Entry("fastsafetensors nogds", "fastsafetensors nogds", ("fastsafetensors",)),
+    Entry("fastsafetensors", "fastsafetensors", ("fastsafetensors",)),
+    Entry("runai-model-streamer", "runai", ("runai", "humanize")),
+    Entry("instanttensor", "instanttensor", ("instanttensor",)),
+]
+
+_PLAIN = Entry("read plainly", f"{models.__name__}:plain_reader", ())
+
+
+class Workers:
+    """A worker process for each entry, which has imported what it needs and used nothing of CUDA."""
 
     def __init__(self, job):
-        self._job, self._children, self._plain = job, {}, set()
+        self._job, self._workers, self._without_forks = job, {}, set()
 
-    def load(self, entry, files, size, **more):
-        """What one load told, or `{"failed": why}`."""
-        asked = {"way": entry.way, "how": entry.how, "device": self._job.device, "files": files, **more}
-        told = self._load(entry, asked, size)
-        if any(words in told.get("failed", "") for words in _NO_FORK):
-            # It had to do with the device before: then every load has a process that begins from nothing.
+    def load(self, entry, files, size, digests=False):
+        """What one load took, or {"fault": why}."""
+        result = self._load(entry, files, size, digests)
+        if any(words in result.get("fault", "") for words in _NO_FORK):
+            # Its imports used the device: then every load has a process that begins from nothing.
             self._end(entry.name)
-            self._plain.add(entry.name)
-            told = self._load(entry, asked, size)
-        return told
+            self._without_forks.add(entry.name)
+            result = self._load(entry, files, size, digests)
+        return result
 
-    def _load(self, entry, asked, size):
-        child = self._children.get(entry.name)
-        if child is None or child.is_over:
-            packages = LOADERS[entry.way][1] if entry.way else ["ckptfs"]
-            child = Child("worker.py", self._job.packages(*packages), entry.env)
-            self._children[entry.name] = child
-        plain = entry.name in self._plain
-        told = child.one({**asked, "forks": not plain}, _LIMIT + size / _SLOWEST)
-        if plain or "fault" in told:
+    def _load(self, entry, files, size, digests):
+        worker = self._workers.get(entry.name)
+        if worker is None or worker.is_over:
+            worker = self._job.worker(*entry.packages, environment=entry.environment)
+            self._workers[entry.name] = worker
+        fork = entry.name not in self._without_forks
+        request = {
+            "loader": entry.loader, "options": entry.options, "device": self._job.device, "files": files,
+            "path": os.path.dirname(files[0]), "fork": fork, "preload": fork, "digests": digests,
+        }  # fmt: skip
+        result = worker.measure(request, limit=_LIMIT_SECONDS + size / _SLOWEST_BYTES)
+        if not fork:
             self._end(entry.name)
-        return {"failed": told["fault"]} if "fault" in told else told
+        return result
 
     def _end(self, name):
-        child = self._children.pop(name, None)
-        if child is not None:
-            child.close()
+        if worker := self._workers.pop(name, None):
+            worker.close()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        for name in [*self._children]:
+        for name in [*self._workers]:
             self._end(name)
 
 
-BY_HAND = Entry("read plainly", None)
-
-
 def there(job):
-    """The ways of loading that are there."""
-    for way, (_, packages) in LOADERS.items():
-        why = job.lacks(*packages)
-        if why:
-            job.table.add("bench", way, "not there", why=why)
+    """The entries whose packages are there."""
+    for entry in ENTRIES:
+        if why := job.lacks(*entry.packages):
+            job.table.add("bench", entry.name, "not there", why=why)
         else:
-            yield Entry(way, way)
+            yield entry
 
 
 def bench(job):
     entries = [*there(job)]
-    with Ways(job) as ways:
+    with Workers(job) as workers:
         for title, sizes in planned(job):
             if job.is_over(f"bench: {title}"):
                 continue
             folder = job.disk / "model"
             try:
                 files = models.write(folder, sizes)
-                one_model(job, ways, entries, title, files, sum(sizes))
+                one_model(job, workers, entries, title, files, sum(sizes))
             finally:
                 shutil.rmtree(folder)
 
@@ -102,10 +117,10 @@ def bench(job):
 def planned(job):
     """Names and sizes of tensors of the models to load, none larger than there is room for."""
     most, bound = models.room(job.disk, job.free)
-    wanted = [("large", int(size * models.GB)) for size in job.sizes]
-    wanted.append(("small", int(job.sizes[0] * models.GB)))
+    kinds = [("large", int(size * models.GB)) for size in job.sizes]
+    kinds.append(("small", int(job.sizes[0] * models.GB)))
     done = set()
-    for kind, size in wanted:
+    for kind, size in kinds:
         if size > most:
             job.table.note(f"{size / models.GB:.2f} GB are too much for {bound}: {most / models.GB:.2f} GB instead")
             size = most
@@ -114,18 +129,19 @@ def planned(job):
             sizes = models.sizes_of(kind, size)
             yield f"{len(sizes):,} tensors, {sum(sizes) / models.GB:.2f} GB", sizes
     # Where models are small, so are they few.
-    sizes = models.sizes_of("tiny", min(_TINY, most // 8192, int(job.sizes[0] * _TINY)) or 1)
+    sizes = models.sizes_of("tiny", min(_TINY_COUNT, most // 8192, int(job.sizes[0] * _TINY_COUNT)) or 1)
     yield f"{len(sizes):,} tiny tensors, {sum(sizes) / models.GB:.2f} GB", sizes
 
 
-def one_model(job, ways, entries, title, files, size):
-    fixtures.warm(files)
-    good = same(job, ways, entries, title, files, size)
+def one_model(job, workers, entries, title, files, size):
+    """Compares the loaders once, and measures them with the files in each place."""
+    page_cache.warm(files)
+    good = verified(job, workers, entries, title, files, size)
     for state in "page cache", "disk, cold", "tmpfs":
         if job.is_over(f"bench: {title}, {state}"):
             continue
         if state != "tmpfs":
-            in_turn(job, ways, good, "bench", title, state, files, size)
+            in_turn(job, workers, good, "bench", title, state, files, size)
             continue
         why = "there is no /dev/shm" if job.shm is None else None
         if job.shm and min(shutil.disk_usage(job.shm).free, models.memory() // 2) < size * 11 // 10:
@@ -135,77 +151,98 @@ def one_model(job, ways, entries, title, files, size):
             continue
         copied = models.copy(files, job.shm / "model")
         try:
-            in_turn(job, ways, good, "bench", title, state, copied, size)
+            in_turn(job, workers, good, "bench", title, state, copied, size)
         finally:
             shutil.rmtree(job.shm / "model")
 
 
-def same(job, ways, entries, title, files, size):
-    """Those that give what the files say, which is compared once."""
-    expected = ways.load(BY_HAND, files, size, tell=True)
-    if "failed" in expected:
-        job.table.add("bench", BY_HAND.name, "FAILED", where=title, why=expected["failed"])
+def verified(job, workers, entries, title, files, size):
+    """The entries whose tensors are those of the files."""
+    expected = workers.load(_PLAIN, files, size, digests=True)
+    if "fault" in expected:
+        job.table.add("bench", _PLAIN.name, "FAILED", where=title, why=expected["fault"])
         return []
     good = []
     for entry in entries:
-        told = ways.load(entry, files, size, tell=True)
-        why = told.get("failed")
-        if why is None and told["digest"] != expected["digest"]:
+        result = workers.load(entry, files, size, digests=True)
+        why = result.get("fault")
+        if why is None and result["tensors"] != expected["tensors"]:
             why = "gives other tensors than the files say"
         if why is None:
             good.append(entry)
-            if "report" in told:
-                job.table.note(f"{title}: {told['report']}")
+            if result["report"]:
+                job.table.note(f"{title}: {result['report']}")
         else:
-            job.table.add("bench", entry.name, bad(entry), where=title, why=why)
+            job.table.add("bench", entry.name, failure(entry), where=title, why=why)
     return good
 
 
-def bad(entry):
-    """Of ours it is a fault; what others cannot do is told."""
-    return "FAILED" if entry.way == "ckptfs" else "fails"
+def failure(entry):
+    """What a failed load is in the table: of ours a failed check."""
+    return "FAILED" if entry.loader == "ckptfs" else "fails"
 
 
-def in_turn(job, ways, entries, part, title, state, files, size):
-    """Several rounds, each begun by another."""
-    took, peaks, failed, how = {entry.name: [] for entry in entries}, {}, {}, None
-    for run in range(job.runs):
-        if run and job.is_over(f"{part}: {title}, {state}: rounds {run + 1} to {job.runs}"):
+def in_turn(job, workers, entries, part, title, state, files, size):
+    """Measures the entries in turn, each round begun by another."""
+    took, peaks, failed, cleared_by, last = {}, {}, {}, None, 0
+    for run, entry in rotated(entries, job.runs):
+        if run != last and job.is_over(f"{part}: {title}, {state}: rounds {run + 1} to {job.runs}"):
             break
-        turn = run % max(1, len(entries))
-        for entry in entries[turn:] + entries[:turn]:
-            if entry.name in failed:
-                continue
-            if state == "disk, cold":
-                try:
-                    how = clear(files)
-                except Exception as fault:
-                    job.table.note(f"{title}: nothing was loaded cold: {in_words(fault)}")
-                    return
-            told = ways.load(entry, files, size)
-            if "failed" in told:
-                failed[entry.name] = told["failed"]
-            else:
-                took[entry.name].append(told["seconds"])
-                peaks[entry.name] = max(filter(None, [peaks.get(entry.name), told["peak"]]), default=None)
-    where = f"{title}, {state}" + (f" ({how})" if how else "")
+        last = run
+        if entry.name in failed:
+            continue
+        if state == "disk, cold":
+            try:
+                cleared_by = page_cache.clear(files)
+            except Exception as fault:
+                job.table.note(f"{title}: nothing was loaded cold: {fault_line(fault)}")
+                return
+        result = workers.load(entry, files, size)
+        if "fault" in result:
+            failed[entry.name] = result["fault"]
+        else:
+            took.setdefault(entry.name, []).append(result["end"] - result["start"])
+            peaks[entry.name] = max(filter(None, [peaks.get(entry.name), result["peak"]]), default=None)
+    where = f"{title}, {state}" + (f" ({cleared_by})" if cleared_by else "")
     for entry in entries:
         if entry.name in failed:
-            job.table.add(part, entry.name, bad(entry), where=where, why=failed[entry.name])
+            job.table.add(part, entry.name, failure(entry), where=where, why=failed[entry.name])
         else:
-            job.table.add(part, entry.name, "ok", where=where, seconds=took[entry.name], size=size,
-                          ceiling=ceiling(job, state), peak=peaks[entry.name])  # fmt: skip
-
-
-def clear(files):
-    from ckptfs.bench import page_cache
-
-    return page_cache.clear(files)
+            job.table.add(part, entry.name, "ok", where=where, seconds=took.get(entry.name, []), size=size,
+                          ceiling=ceiling(job, state), peak=peaks.get(entry.name))  # fmt: skip
 
 
 def ceiling(job, state):
-    """What bytes from there can come to at the most: the slowest of the ways that they must take."""
+    """The highest speed of bytes from there: that of the slowest of the ways that they must take."""
     source = {"page cache": "page cache to", "tmpfs": "tmpfs to", "disk, cold": "disk"}[state]
     found = [max((speed for name, speed in job.table.ceilings.items() if name.startswith(start)), default=None)
              for start in (source, "copy, pinned")]  # fmt: skip
     return min(filter(None, found), default=None)
+
+
+def tuning(job):
+    """Measures ours alone, over what can be set."""
+    most, _ = models.room(job.disk, job.free)
+    sizes = models.sizes_of("large", min(most, int(job.sizes[0] * models.GB)))
+    folder, size = job.disk / "model", sum(sizes)
+    ours = Entry("ckptfs", "ckptfs", ("ckptfs",))
+    entries = [ours._replace(name=f"num_threads={n}", options={"num_threads": n}) for n in _THREADS]
+    if has_pinned():
+        entries += [ours._replace(name=f"pinned={size}", environment={"CKPTFS_PINNED": size}) for size in _PINNED]
+    else:
+        job.table.add("tuning", "pinned", "not there", why="this ckptfs knows no CKPTFS_PINNED")
+    try:
+        files = models.write(folder, sizes)
+        page_cache.warm(files)
+        with Workers(job) as workers:
+            for state in "page cache", "disk, cold":
+                if not job.is_over(f"tuning: {state}"):
+                    in_turn(job, workers, entries, "tuning", f"{size / models.GB:.2f} GB", state, files, size)
+    finally:
+        shutil.rmtree(folder)
+
+
+def has_pinned():
+    from ckptfs import settings
+
+    return "pinned" in settings._VARIABLES

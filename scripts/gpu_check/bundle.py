@@ -1,8 +1,7 @@
-"""Makes what `scripts/gpu-check` takes along to a machine that has a GPU, and no Rust and no network.
+"""Makes the pack that `scripts/gpu-check` needs on a machine that has a GPU, and no Rust and no network.
 
-In: this repository, cargo, and pip's registry. Out: a folder with the wheel of ckptfs, the wheels of the
-libraries that it is measured against, and the Rust test that needs a device. With the files of the repository
-it must be small enough to travel.
+A pack is a folder with the wheel of ckptfs, the wheels of the libraries that it is measured against, and the Rust test
+that needs a device. With the files of the repository it must be small enough to travel.
 """
 
 import argparse
@@ -14,16 +13,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from gpu_check import REPOSITORY
 
 # The repository and the pack together.
-MOST = 64 << 20
+MAX_PACK_BYTES = 64 << 20
 
-# Pythons that the other machine may have; what comes first matters most.
+# Pythons that the other machine may have.
 PYTHONS = ["3.12", "3.11", "3.13"]
 
-# What is measured against. `humanize` is what runai's needs and few machines have. Of a list the first that the
-# registry has is taken.
+# The libraries that ckptfs is measured against, and `humanize`, which runai's needs and few machines have. Of a list
+# the first that the registry has is taken.
 PEERS = [
     ["safetensors==0.8.*"],
     ["safetensors==0.9.*", "safetensors>=0.9.0rc0,<0.10"],
@@ -44,7 +43,7 @@ def main():
     parser.add_argument("dir", nargs="?", type=Path, default=REPOSITORY / "gpu-check-pack", metavar="DIR")
     folder = parser.parse_args().dir
     if folder.exists():
-        # Nothing of an earlier pack may be taken for this one's. What is no pack is left alone.
+        # Nothing of an earlier pack may stay. A folder that is no pack is left alone.
         if any(path.is_dir() or path.suffix != ".whl" and path.name != TEST for path in folder.iterdir()):
             sys.exit(f"gpu-check: {folder}: holds other things than a pack; name another folder")
         shutil.rmtree(folder)
@@ -82,7 +81,7 @@ def wheels_of_peers(folder):
 def fetched(version, python, folder):
     with tempfile.TemporaryDirectory() as place:
         platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
-        # A candidate is taken only where it is asked for by its name.
+        # pip takes a candidate only where --pre says so.
         pre = ["--pre"] if "rc" in version else []
         done = pip("download", "--no-deps", "--only-binary", ":all:", "--python-version", python,
                    *platforms, *pre, "--dest", place, version, must=False)  # fmt: skip
@@ -92,7 +91,7 @@ def fetched(version, python, folder):
 
 
 def tell(folder):
-    """Each file with its size and what it needs; an error if it is too much."""
+    """Prints each file with its size and what it needs; fails if it is too much."""
     total = 0
     for path in sorted(folder.iterdir()):
         total += path.stat().st_size
@@ -102,12 +101,12 @@ def tell(folder):
     files = [REPOSITORY / name for name in tracked.split("\0") if name]
     ours = sum(path.lstat().st_size for path in files if path.exists() or path.is_symlink())
     print(f"{total:>12,}  the pack, in {folder}\n{ours:>12,}  the repository's files")
-    if total + ours > MOST:
-        sys.exit(f"gpu-check: {total + ours:,} bytes are more than the {MOST:,} that may travel")
+    if total + ours > MAX_PACK_BYTES:
+        sys.exit(f"gpu-check: {total + ours:,} bytes are more than the {MAX_PACK_BYTES:,} that may travel")
 
 
 def needs(path):
-    """The glibc that what was built here needs."""
+    """The glibc that a file built here needs, in words."""
     if not (path.name == TEST or path.name.startswith("ckptfs-")):
         return ""
     with tempfile.TemporaryDirectory() as place:

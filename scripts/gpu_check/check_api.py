@@ -1,4 +1,4 @@
-"""What else loads: open handles, slices, prefetching, and memory of the caller's."""
+"""Open handles, slices, prefetching, and tensors of the caller's."""
 
 import random
 import threading
@@ -9,7 +9,7 @@ import torch
 from ckptfs.torch import load_file
 
 import samples
-from assertions import check, same
+from gpu_check.assertions import check, same
 from compare import any_index
 
 
@@ -30,7 +30,7 @@ def _(place):
                 same(f.get_tensors("layers.1.*"), some, place.device)
 
 
-# What an index may be besides integers, slices and an ellipsis.
+# Indexes other than integers, slices and an ellipsis.
 _MASK = torch.arange(60) % 3 == 0
 _OTHERS = [
     None, (None, 3), ([0, 1],), (slice(None), [0, 1]), ([0, 5], [1, 2]), (0, slice(None), [0, 1]), range(3),
@@ -69,7 +69,7 @@ def _(place):
             parts = {name: expected[name][rows or slice(None)] for name, rows in plan.items()}
             with f.prefetch(plan, threads=2) as loader:
                 same({name: loader.take(name) for name in reversed(plan)}, parts, place.device)
-            # Closed before it is over.
+            # Closed before its end.
             with f.prefetch() as loader:
                 loader.take("layers.0.0.weight")
 

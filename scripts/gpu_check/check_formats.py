@@ -10,7 +10,7 @@ from ckptfs.dtypes import TYPES
 from ckptfs.torch import load_file, save_file
 
 import samples
-from assertions import Skipped, check, same
+from gpu_check.assertions import Skipped, check, same
 from writers import numbers as any_bits
 
 

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 import samples
-from assertions import Skipped, check, same
+from gpu_check.assertions import Skipped, check, same
 from compare import check_same
 
 # Nothing here may ask a hub; read when the libraries are imported.
@@ -80,8 +80,7 @@ def imported(name):
 
 
 def exchanged(place, take, back):
-    """What is loaded with framework="dlpack" is the same once it is had by who takes it, after its source is
-    gone, too."""
+    """Checks what another package takes of tensors loaded with framework="dlpack", also after their source is gone."""
     path = place.folder / "x.safetensors"
     expected = {"a": samples.numbers(1, 300, 200), "b": torch.arange(999, dtype=torch.int32),
                 "c": samples.numbers(2, 70_001).half()}  # fmt: skip

@@ -1,4 +1,4 @@
-"""What only a device has: streams, memory that is used again at once, and its end; and what a fork leaves of it."""
+"""Streams, memory that is used again at once, a device without memory, and forks."""
 
 import os
 import selectors
@@ -9,12 +9,12 @@ import safetensors.torch
 import torch
 from ckptfs.torch import load_file
 
-from assertions import Skipped, check, same
-from check_api import model
-from subprocesses import in_words
+from gpu_check.assertions import Skipped, check, same
+from gpu_check.check_api import model
+from ckptfs.bench.tables import fault_line
 
-# Seconds after which a process that was forked hangs.
-_FORKED = 60
+# A forked process that says nothing for so long hangs.
+_FORK_LIMIT_SECONDS = 60
 
 
 def needs_gpu(place):
@@ -35,7 +35,7 @@ def _(place):
                 scratch = [torch.mm(busy, busy) for _ in range(4)]
                 del scratch
             loaded = load_file(path, place.device)
-            # On the same stream, with nobody waiting between.
+            # On the same stream, with no wait between.
             doubled = {name: tensor * 2 for name, tensor in loaded.items()}
         stream.synchronize()
         same(doubled, {name: tensor * 2 for name, tensor in expected.items()}, place.device)
@@ -91,7 +91,7 @@ def _(place):
     told = []
     for device in dict.fromkeys(["cpu", place.device]):
         told.append(f"{device}: {forked(path, device, expected)}")
-    # Nothing of that is felt here.
+    # This process is as before.
     same(load_file(path, place.device, backend="pread"), expected, place.device)
     if place.is_gpu:
         assert told[0] == "cpu: works", told[0]
@@ -103,12 +103,12 @@ def forked(path, device, expected):
     child = os.fork()
     if child == 0:
         try:
-            # Threads of torch's that this process had are not there to do their part of what is compared.
+            # The threads that torch had in this process are not there to compare tensors.
             torch.set_num_threads(1)
             same(load_file(path, device, backend="pread"), expected, device)
             words = "works"
         except BaseException as fault:
-            words = in_words(fault)
+            words = fault_line(fault)
             if isinstance(fault, AssertionError):
                 words = f"wrong: {words}"
         os.write(writes, words.encode())
@@ -116,7 +116,7 @@ def forked(path, device, expected):
     os.close(writes)
     with selectors.DefaultSelector() as waits, open(reads, "rb") as out:
         waits.register(out, selectors.EVENT_READ)
-        hangs = not waits.select(_FORKED)
+        hangs = not waits.select(_FORK_LIMIT_SECONDS)
         if hangs:
             os.kill(child, signal.SIGKILL)
         words = out.read().decode()

@@ -1,45 +1,49 @@
-"""The machine in words: what numbers are worth depends on it. A program of `subprocesses`."""
+"""The machine in words: what numbers are worth depends on it."""
 
 import os
 import platform
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-import subprocesses
+from ckptfs.bench import machine
+from ckptfs.bench.process import WorkerProcess
+
+# How long torch may take to find the device.
+_LIMIT_SECONDS = 120
 
 
-def answer(device, folders):
+def describe(device, folders):
+    """What is known of the machine, whether the device is there, and how much of its memory is free. {"fault": why}
+    where torch cannot be used."""
+    with WorkerProcess() as worker:
+        *_, last = worker.call("gpu_check.hardware:look", _LIMIT_SECONDS, device=device, folders=folders)
+    return last
+
+
+def look(_, device, folders):
+    """The same in a worker: this process never uses torch."""
     import torch
 
+    about = machine.describe(*folders.values())
     known = {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "processor": f"{_line('/proc/cpuinfo', 'model name') or platform.machine()}, "
-                     f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
-        "memory": f"{int(_line('/proc/meminfo', 'MemTotal').split()[0]) / 1e6:.0f} GB",
-        "system": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",
-        "python": f"{platform.python_version()}, torch {torch.__version__}, CUDA {torch.version.cuda}",
+        "processor": f"{about['processor']}, {about['cores']} of {os.cpu_count()} cores",
+        "memory": f"{about['memory_bytes'] / 1e9:.0f} GB",
+        "system": f"{about['system']}, {' '.join(platform.libc_ver())}",
+        "python": f"{about['python']}, torch {torch.__version__}, CUDA {torch.version.cuda}",
+        **{name: _disk(folder) for name, folder in folders.items()},
     }  # fmt: skip
-    for what, folder in folders.items():
-        known[what] = _filesystem(folder)
     there = device == "cpu" or torch.cuda.is_available()
+    free = None
     if device != "cpu" and there:
         known["gpu"] = torch.cuda.get_device_name(device)
-        known["driver"] = _nvidia() or "nvidia-smi does not say"
-        free, total = torch.cuda.mem_get_info(device)
-        return {"known": known, "there": there, "free": free, "total": total}
-    return {"known": known, "there": there, "free": None, "total": None}
+        known["driver"] = _driver() or "nvidia-smi does not say"
+        free, _ = torch.cuda.mem_get_info(device)
+    return {"known": known, "there": there, "free": free}
 
 
-def _line(path, name):
-    for line in Path(path).read_text().splitlines():
-        if line.startswith(name):
-            return line.partition(":")[2].strip()
-    return None
-
-
-def _nvidia():
+def _driver():
     command = ["nvidia-smi", "--query-gpu=name,driver_version,pcie.link.gen.current,pcie.link.width.current",
                "--format=csv,noheader"]  # fmt: skip
     try:
@@ -49,7 +53,7 @@ def _nvidia():
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else None
 
 
-def _filesystem(folder):
+def _disk(folder):
     """The filesystem of a folder, and the device that it is on."""
     number = os.stat(folder).st_dev
     best, root = None, "unknown"
@@ -63,7 +67,3 @@ def _filesystem(folder):
     best = best or root
     model = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/device/model")
     return f"{best} ({model.read_text().strip()})" if model.exists() else best
-
-
-if __name__ == "__main__":
-    sys.exit(subprocesses.serve(answer))

@@ -1,37 +1,80 @@
 """What nothing that loads can exceed: how fast bytes get to the device, into pinned memory, and off the disk.
-A program of `subprocesses`.
 
-In: a device, a file on a disk, the same in memory. Out: one thing told for each measurement: what, GB/s, and how
-it was had. Files are read by `os.preadv` on threads, which hold no lock meanwhile.
+Files are read by `os.preadv` on threads, which hold no lock meanwhile.
 """
 
 import ctypes
 import itertools
 import mmap
 import os
+import shutil
 import statistics
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
+from ckptfs.bench import page_cache
 
-import subprocesses
+from gpu_check import models
 
 # What a thread reads at once, as ckptfs does.
-_PIECE = 4 << 20
+_PIECE_BYTES = 4 << 20
 
-_TIMES = 5
+_RUNS = 5
+
+# For one measurement, which may read a file of several GB a dozen times.
+_LIMIT_SECONDS = 300
 
 
-def answer(what, device, disk, shm, quick=False):
-    measure = {"copies": copies, "reads": reads, "cold": cold, "registered": registered}[what]
-    for name, speed, how in measure(device, disk, shm, 2 if quick else _TIMES, quick):
-        subprocesses.tell(name=name, speed=speed, how=how)
+def ceilings(job):
+    most, _ = models.room(job.disk, job.free)
+    size = min(most, int(min(job.sizes) * models.GB), 2 * models.GB)
+    folder = job.disk / "ceiling"
+    disk = shm = None
+    try:
+        [disk] = models.write(folder, [size])
+        page_cache.warm([disk])
+        if job.shm and shutil.disk_usage(job.shm).free > 2 * size:
+            [shm] = models.copy([disk], job.shm / "ceiling")
+        for what in "copies", "reads", "registered", "cold":
+            if job.device == "cpu" and what in ("copies", "registered"):
+                job.table.add("ceilings", what, "skipped", why="there is no device to copy to")
+            elif not job.is_over(f"ceilings: {what}"):
+                measured(job, what, disk, shm)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if shm:
+            shutil.rmtree(job.shm / "ceiling", ignore_errors=True)
+
+
+def measured(job, what, disk, shm):
+    """Adds what a worker measures."""
+    with job.worker("ckptfs") as worker:
+        for one in worker.call(f"{__name__}:measure", _LIMIT_SECONDS, what=what, device=job.device, disk=disk, shm=shm,
+                               quick=job.quick):  # fmt: skip
+            if "fault" in one:
+                job.table.add("ceilings", what, "fails", why=one["fault"])
+            elif "name" in one and one["speed"] is None:
+                job.table.add("ceilings", one["name"], "fails", why=one["how"])
+            elif "name" in one:
+                name, speed = one["name"], one["speed"]
+                job.table.add("ceilings", name, "ok", where=one["how"], speed=speed)
+                job.table.ceilings[name] = max(speed, job.table.ceilings.get(name, 0))
+
+
+# What follows is for the worker, which has torch.
+
+
+def measure(report, what, device, disk, shm, quick):
+    """Reports each measurement: its name, GB/s, and how it was made."""
+    measurements = {"copies": copies, "reads": reads, "cold": cold, "registered": registered}[what]
+    for name, speed, how in measurements(device, disk, shm, 2 if quick else _RUNS, quick):
+        report({"name": name, "speed": speed, "how": how})
 
 
 def copies(device, disk, shm, times, quick):
     """Host to device, out of pinned memory and out of any other."""
+    import torch
+
     sizes = [16 << 20, 256 << 20] if quick else [4 << 20, 64 << 20, 256 << 20, 1 << 30]
     for pinned in True, False:
         for size in sizes:
@@ -50,16 +93,18 @@ def copies(device, disk, shm, times, quick):
 
 def reads(device, disk, shm, times, quick):
     """Out of the page cache and out of memory, into pinned memory."""
+    import torch
+
     for name, path in (("page cache", disk), ("tmpfs", shm)):
         if path is None:
             continue
-        _read(path, 8, [mmap.mmap(-1, _PIECE) for _ in range(8)], os.O_RDONLY)
+        _read(path, 8, [mmap.mmap(-1, _PIECE_BYTES) for _ in range(8)], os.O_RDONLY)
         for threads in [4] if quick else [1, 4, 8, 16, 32]:
             if device == "cpu":
-                memory = [mmap.mmap(-1, _PIECE) for _ in range(threads)]
+                memory = [mmap.mmap(-1, _PIECE_BYTES) for _ in range(threads)]
             else:
-                kept = [torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(threads)]
-                memory = [(ctypes.c_char * _PIECE).from_address(tensor.data_ptr()) for tensor in kept]
+                kept = [torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(threads)]
+                memory = [(ctypes.c_char * _PIECE_BYTES).from_address(tensor.data_ptr()) for tensor in kept]
             speed = _speed(lambda: _read(path, threads, memory, os.O_RDONLY), os.path.getsize(path), times)
             kind = "memory" if device == "cpu" else "pinned memory"
             yield f"{name} to {kind}", speed, f"{threads} threads"
@@ -67,11 +112,9 @@ def reads(device, disk, shm, times, quick):
 
 def cold(device, disk, shm, times, quick):
     """Off the disk, past the page cache, once it has nothing of the file."""
-    from ckptfs.bench import page_cache
-
     for threads in [8] if quick else [4, 8, 16, 32]:
         # Memory of a mapping begins with a page, which reads past the page cache need.
-        memory, took = [mmap.mmap(-1, _PIECE) for _ in range(threads)], []
+        memory, took = [mmap.mmap(-1, _PIECE_BYTES) for _ in range(threads)], []
         for _ in range(min(times, 3)):
             how = page_cache.clear([disk])
             start = time.perf_counter()
@@ -87,6 +130,8 @@ _READ_ONLY = 8
 
 def registered(device, disk, shm, times, quick):
     """Pages of the page cache themselves, registered with the driver and copied from: no copy between."""
+    import torch
+
     cuda, libc = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -152,12 +197,12 @@ def _speed(work, size, times):
 
 def _read(path, threads, memory, flags):
     """All of a file, by several threads, each into its own memory over and over."""
-    places, size, fd = itertools.count(0, _PIECE), os.path.getsize(path), os.open(path, flags)
+    places, size, fd = itertools.count(0, _PIECE_BYTES), os.path.getsize(path), os.open(path, flags)
 
     def one(into):
         # Taking the next place is one step of the interpreter.
         while (at := next(places)) < size:
-            if os.preadv(fd, [into], at) < min(_PIECE, size - at):
+            if os.preadv(fd, [into], at) < min(_PIECE_BYTES, size - at):
                 raise OSError(f"{path}: too little was read")
 
     try:
@@ -165,7 +210,3 @@ def _read(path, threads, memory, flags):
             list(pool.map(one, memory))
     finally:
         os.close(fd)
-
-
-if __name__ == "__main__":
-    sys.exit(subprocesses.serve(answer))

@@ -1,17 +1,18 @@
-"""What is held before and after many loads. A program of `subprocesses`."""
+"""What is held before and after many loads."""
 
 import contextlib
 import gc
 import os
-import sys
+import shutil
 
-import torch
+from ckptfs.bench.usage import memory
 
-import subprocesses
-from bench.fixtures import of_status
+from gpu_check import models
 
 # Loads before it counts: what is made once stays.
-_BEFORE = 5
+_WARM_UP_COUNT = 5
+
+_LIMIT_SECONDS = 300
 
 _MB = 1 << 20
 
@@ -22,8 +23,31 @@ _BOUNDS = {
 }  # fmt: skip
 
 
-def answer(device, folder, times):
+def leaks(job):
+    if job.is_over("leaks"):
+        return
+    times = 10 if job.quick else 50
+    folder = job.disk / "leaks"
+    files = models.write(folder, models.sizes_of("large", min(256 << 20, int(job.sizes[0] * models.GB))))
+    try:
+        with job.worker("ckptfs", "safetensors 0.8") as worker:
+            *_, last = worker.call("gpu_check.leaks:count", _LIMIT_SECONDS, device=job.device, folder=str(folder),
+                                   times=times)  # fmt: skip
+    finally:
+        shutil.rmtree(folder)
+    if "fault" in last:
+        job.table.add("leaks", f"{times} loads", "FAILED", why=last["fault"])
+        return
+    for name, (before, after) in last["held"].items():
+        result = "ok" if after - before <= _BOUNDS[name] else "FAILED"
+        why = f"{before:,} before, {after:,} after; may grow by {_BOUNDS[name]:,}"
+        job.table.add("leaks", name, result, where=f"{times} loads of {len(files)} files", why=why)
+
+
+def count(_, device, folder, times):
+    """What a worker holds before and after so many loads."""
     import ckptfs
+    import torch
     from ckptfs.torch import load_file
 
     def load():
@@ -35,29 +59,28 @@ def answer(device, folder, times):
             for _, tensor in loader:
                 del tensor
 
-    for _ in range(_BEFORE):
+    for _ in range(_WARM_UP_COUNT):
         load()
     before = held(device)
     for _ in range(times):
         load()
     after = held(device)
-    return {"held": {name: [before[name], after[name], _BOUNDS[name]] for name in before}}
+    return {"held": {name: [before[name], after[name]] for name in before}}
 
 
 def held(device):
+    """What this process holds, by name."""
+    import torch
+
     gc.collect()
-    of = {}
+    amounts = {}
     if device != "cpu":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
-        of |= {"torch.cuda.memory_allocated": torch.cuda.memory_allocated(device), "device memory used": total - free}
+        amounts["torch.cuda.memory_allocated"] = torch.cuda.memory_allocated(device)
+        amounts["device memory used"] = total - free
     for name in "VmRSS", "VmLck", "VmPin":
-        # Some sandboxes tell less.
-        with contextlib.suppress(KeyError):
-            of[name] = of_status(name)
-    return of | {"descriptors": len(os.listdir("/proc/self/fd"))}
-
-
-if __name__ == "__main__":
-    sys.exit(subprocesses.serve(answer))
+        with contextlib.suppress(OSError):
+            amounts[name] = memory(name)
+    return amounts | {"descriptors": len(os.listdir("/proc/self/fd"))}

@@ -1,21 +1,15 @@
-"""Models to load, and what the machine has room for.
-
-In: a kind and a size. Out: shards of a checkpoint as their usual writer makes them, in which no tensor is like
-another; how much fits, and why not more.
-"""
+"""Models to load, and what the machine has room for. No tensor of a model is like another."""
 
 import json
-import os
 import random
 import shutil
 import struct
 from pathlib import Path
 
-# Tensors are cut out of so much noise, each at another place, and begin with their number: to make noise is slow.
-_NOISE = 64 << 20
+from bench.fixtures import write_model
 
 # As most models have it.
-_SHARD = 4 * 10**9
+_SHARD_BYTES = 4 * 10**9
 
 GB = 10**9
 
@@ -26,59 +20,47 @@ def sizes_of(kind, size):
     rng = random.Random(7)
     if kind == "tiny":
         return [2 * rng.randint(1, 4096) for _ in range(size)]
-    sizes, left = [], size
-    while left > 0:
+    sizes, rest = [], size
+    while rest > 0:
         if kind == "small":
             some = [2 * rng.randint(32 << 10, 512 << 10)]
         else:
             # Beside the matrices of a layer there are vectors.
             some = [min(size // 8, 256 << 20) & ~1, 16 << 10]
         sizes += some
-        left -= sum(some)
+        rest -= sum(some)
     return sizes
 
 
 def write(folder, sizes):
-    """Writes a model of BF16 tensors, with an index. Gives its files, in their order."""
-    folder.mkdir(parents=True)
-    noise, rng = os.urandom(_NOISE), random.Random(11)
+    """Writes a model of BF16 tensors with an index, and returns its files in their order."""
     shards, held = [[]], 0
     for n, size in enumerate(sizes):
-        if shards[-1] and held + size > _SHARD:
+        if shards[-1] and held + size > _SHARD_BYTES:
             shards.append([])
             held = 0
-        shards[-1].append((f"model.layers.{n}.weight", n, size))
+        shards[-1].append((f"model.layers.{n}.weight", size))
         held += size
-    weight_map, files = {}, []
-    for at, shard in enumerate(shards):
-        file = folder / f"model-{at + 1:05}-of-{len(shards):05}.safetensors"
-        weight_map |= {name: file.name for name, _, _ in shard}
-        _write_shard(file, shard, noise, rng)
-        files.append(str(file))
-    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return files
+    return write_model(folder, shards)
 
 
-def _write_shard(path, shard, noise, rng):
-    header, at = {}, 0
-    for name, _, size in shard:
-        header[name] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    noise = memoryview(noise)
-    with open(path, "wb", buffering=1 << 20) as out:
-        out.write(struct.pack("<Q", len(text)) + text)
-        for _, n, size in shard:
-            head = struct.pack("<Q", n)[:size]
-            out.write(head)
-            left = size - len(head)
-            while left:
-                start = rng.randrange(len(noise) // 2)
-                part = noise[start : start + left]
-                out.write(part)
-                left -= len(part)
+def plain_reader():
+    """A loader that reads a model as its files say it: what all others are compared with."""
+    import torch
+
+    def load(request):
+        tensors = {}
+        for file in request["files"]:
+            with open(file, "rb") as f:
+                (length,) = struct.unpack("<Q", f.read(8))
+                for name, about in json.loads(f.read(length)).items():
+                    start, end = about["data_offsets"]
+                    f.seek(8 + length + start)
+                    tensor = torch.frombuffer(bytearray(f.read(end - start)), dtype=torch.bfloat16)
+                    tensors[name] = tensor.to(request["device"], copy=True).view(about["shape"])
+        return tensors
+
+    return load
 
 
 def copy(files, folder):
@@ -90,7 +72,7 @@ def copy(files, folder):
 
 
 def memory():
-    """Bytes that a program may have here before others suffer: what the system has, within what it allows."""
+    """Bytes that a program may take here before others suffer: what the system has, within what it allows."""
     about = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(about["MemAvailable"].split()[0]) << 10
     try:
@@ -105,7 +87,7 @@ def memory():
 
 def room(folder, device_free):
     """The largest model for which there is room in a folder, in memory and on the device, and what bounds it.
-    Some of those that are measured hold a model once more in memory, and some once more on the device."""
+    Some loaders hold a model once more in memory, and some once more on the device."""
     bounds = {
         f"the disk of {folder}": shutil.disk_usage(folder).free * 8 // 10,
         # The page cache, a copy in memory, and one that a program makes.

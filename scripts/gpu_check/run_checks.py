@@ -1,30 +1,24 @@
-"""The checks, one after the other. A program of `subprocesses`.
-
-In: the device, a folder, and the names of those to run. Out: of each that it began, and then ok, FAILED or skipped
-and why.
-"""
+"""The checks, one after the other, in a worker."""
 
 import gc
 import shutil
-import sys
 import tempfile
 import time
 import traceback
 from pathlib import Path
 
-import subprocesses
-from assertions import CHECKS, Place, Skipped
-import check_api  # noqa: F401 What is imported is in `CHECKS`.
-import check_streams  # noqa: F401
-import check_formats  # noqa: F401
-import check_interop  # noqa: F401
+from ckptfs.bench.tables import fault_line
+
+from gpu_check.assertions import CHECKS, Place, Skipped
+from gpu_check import check_api, check_formats, check_interop, check_streams  # noqa: F401 Importing fills `CHECKS`.
 
 
-def answer(device, folder, quick, names):
+def run(report, device, folder, quick, names):
+    """Reports of each check that it began, and then its result. `names` are the checks to run, `None` all."""
     names = [*CHECKS] if names is None else names
-    subprocesses.tell(names=names)
+    report({"names": names})
     for name in names:
-        subprocesses.tell(began=name)
+        report({"began": name})
         place = Place(device, Path(tempfile.mkdtemp(dir=folder)), quick)
         start = time.perf_counter()
         try:
@@ -33,12 +27,8 @@ def answer(device, folder, quick, names):
             result, why = "skipped", str(skipped)
         except Exception as fault:
             traceback.print_exc()
-            result, why = "FAILED", subprocesses.in_words(fault)
+            result, why = "FAILED", fault_line(fault)
         seconds = time.perf_counter() - start
         shutil.rmtree(place.folder, ignore_errors=True)
         gc.collect()
-        subprocesses.tell(result=result, why=why, seconds=seconds)
-
-
-if __name__ == "__main__":
-    sys.exit(subprocesses.serve(answer))
+        report({"result": result, "why": why, "seconds": seconds})

@@ -1,7 +1,4 @@
-"""The packages that are measured, each in a folder of its own.
-
-In: a pack. Out: the folders; and what of it this Python cannot use, in words.
-"""
+"""The packages that are measured, each in a folder of its own."""
 
 import importlib.metadata
 import subprocess
@@ -16,7 +13,7 @@ WHEELS = {
 
 
 def unpacked(pack, folder):
-    """A folder for each of those that are there, and why the others are not."""
+    """The folders of the packages that a pack has for this Python, and why the others are missing."""
     folders, lacking = {}, {}
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     for name, start in WHEELS.items():
@@ -37,7 +34,7 @@ def unpacked(pack, folder):
 
 
 def not_installed():
-    """Why packages are not among those that Python finds; of two versions one is."""
+    """Why packages are not among those that Python finds, which has at most one of two versions."""
     lacking = {}
     for name, start in WHEELS.items():
         package, _, version = start.partition("-")

@@ -8,8 +8,7 @@ from multiprocessing import Pipe
 
 from ckptfs import child_process
 from ckptfs.bench import GO, signals
-
-_LAST_WORDS_CHARACTERS = 300
+from ckptfs.bench.tables import MAX_FAULT_CHARACTERS
 
 
 class WorkerProcess:
@@ -121,7 +120,7 @@ class WorkerProcess:
             self._kill()
         self._output.seek(0)
         lines = [line.strip() for line in self._output.read().decode(errors="replace").splitlines() if line.strip()]
-        words = f": {lines[-1][:_LAST_WORDS_CHARACTERS]}" if lines else ""
+        words = f": {lines[-1][:MAX_FAULT_CHARACTERS]}" if lines else ""
         why = f"its process ended with {code}" if limit is None else f"hung: killed after {limit:g} s"
         return {"done": False, "fault": why + words}
 

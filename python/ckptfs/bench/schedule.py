@@ -34,7 +34,7 @@ class Case(NamedTuple):
 def rotated(names, runs):
     """Pairs of a run and a name: all names in each run, each run begun by another."""
     for run in range(runs):
-        turn = run % len(names)
+        turn = run % max(1, len(names))
         yield from ((run, name) for name in names[turn:] + names[:turn])
 
 

@@ -2,6 +2,9 @@
 
 import statistics
 
+# So much of a fault's words is repeated.
+MAX_FAULT_CHARACTERS = 300
+
 
 def spread(values, digits=2, unit=""):
     """The median of values, and their range."""
@@ -29,3 +32,9 @@ def without_empty(heads, rows):
     """A table without the columns that say nothing."""
     kept = [n for n in range(len(heads)) if any(row[n] for row in rows)]
     return [heads[n] for n in kept], [[row[n] for n in kept] for row in rows]
+
+
+def fault_line(fault):
+    """An exception on one line."""
+    words = " ".join([str(fault), *getattr(fault, "__notes__", [])]).split()
+    return f"{type(fault).__name__}: {' '.join(words)}"[:MAX_FAULT_CHARACTERS]

@@ -30,11 +30,10 @@ import torch
 
 import ckptfs
 from ckptfs.bench import GO, loaders
+from ckptfs.bench.tables import fault_line
 from ckptfs.bench.usage import memory
 
 _PAGE_BYTES = 4096
-
-_FAULT_CHARACTERS = 300
 
 _DIGEST_THREADS = min(8, len(os.sched_getaffinity(0)))
 
@@ -156,12 +155,6 @@ def find(name):
     return getattr(importlib.import_module(module), function)
 
 
-def in_words(fault):
-    """An exception on one line."""
-    words = " ".join([str(fault), *getattr(fault, "__notes__", [])]).split()
-    return f"{type(fault).__name__}: {' '.join(words)}"[:_FAULT_CHARACTERS]
-
-
 def _answer(request, parent):
     def wait():
         parent.send({"ready": True})
@@ -174,7 +167,7 @@ def _answer(request, parent):
             answer = _measure(request, wait)
     except Exception as fault:
         traceback.print_exc()
-        answer = {"fault": in_words(fault)}
+        answer = {"fault": fault_line(fault)}
     parent.send({"done": "fault" not in answer, **answer})
 
 

@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from ckptfs.bench.process import WorkerProcess
 
 from program import REPOSITORY
 
@@ -125,44 +126,44 @@ def test_what_is_not_there_is_told(tmp_path, check):
 
 @pytest.fixture
 def parts(monkeypatch):
-    """The modules of the script, which are no package, under their own names while a test lasts."""
-    before = {*sys.modules}
+    """The modules of the script."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
-    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts/gpu_check"))
-    # Tests have a module of this name, too.
-    monkeypatch.delitem(sys.modules, "models", raising=False)
-    import benchmarks
-    import checks
-    import subprocesses
+    from gpu_check import benchmarks, checks, models
 
-    yield SimpleNamespace(bench=benchmarks, checks=checks, children=subprocesses)
-    for name in {*sys.modules} - before:
-        if "gpu_check" in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    return SimpleNamespace(benchmarks=benchmarks, checks=checks, models=models)
 
 
-def program(tmp_path, body):
-    path = tmp_path / "program.py"
-    path.write_text(f"import subprocesses, os, threading\ndef answer(**asked):\n    {body}\nsubprocesses.serve(answer)\n")
-    return str(path)
+@pytest.fixture
+def program(tmp_path):
+    """A worker process, and the name of a function of this body in it."""
+
+    def make(body):
+        (tmp_path / "program.py").write_text(f"import os, threading\ndef answer(report, **asked):\n    {body}\n")
+        return WorkerProcess([tmp_path]), "program:answer"
+
+    return make
 
 
-def test_a_program_that_hangs_is_killed_and_one_that_dies_is_told(tmp_path, parts):
+def test_a_program_that_hangs_is_killed_and_one_that_dies_is_told(program):
     for body, limit, why in [
-        ("subprocesses.tell(pid=os.getpid()); threading.Event().wait()", 2, "hung: killed after 2 s"),
-        ("subprocesses.tell(pid=os.getpid()); os.abort()", 60, "its process ended with -6"),
-        ("subprocesses.tell(pid=os.getpid()); raise ValueError('no')", 60, "ValueError: no"),
+        ("report({'pid': os.getpid()}); threading.Event().wait()", 2, "hung: killed after 2 s"),
+        ("report({'pid': os.getpid()}); os.abort()", 60, "its process ended with -6"),
+        ("report({'pid': os.getpid()}); raise ValueError('no')", 60, "ValueError: no"),
     ]:
-        with parts.children.Child(program(tmp_path, body)) as child:
-            began, ended = child.ask({}, limit)
+        worker, function = program(body)
+        with worker:
+            # Importing torch takes longer than a silence may.
+            [_] = worker.call("builtins:print")
+            began, ended = worker.call(function, limit)
             assert ended["fault"].startswith(why), ended
         with pytest.raises(ProcessLookupError):
             os.kill(began["pid"], 0)
 
 
-def test_what_a_program_prints_is_no_answer(tmp_path, parts):
-    path = program(tmp_path, "print('{}'); return asked")
-    assert parts.children.one(path, {"a": 1}, 60) == {"done": True, "a": 1}
+def test_what_a_program_prints_is_no_answer(program):
+    worker, function = program("print('{}'); return asked")
+    with worker:
+        assert [*worker.call(function, a=1)] == [{"done": True, "a": 1}]
 
 
 class Rows(list):
@@ -175,56 +176,56 @@ class Rows(list):
 def test_checks_go_on_after_one_that_hangs(parts):
     job = SimpleNamespace(table=Rows(), until=None)
     told = [{"names": ["a", "b", "c"]}, {"began": "a"}, {"result": "ok", "why": "", "seconds": 1.0}, {"began": "b"}]
-    assert parts.checks.round_of(job, [*told, {"fault": "hung"}], []) == ["c"]
+    assert parts.checks.add_checks(job, [*told, {"fault": "hung"}], []) == ["c"]
     assert job.table == [("a", "ok", ""), ("b", "FAILED", "hung")]
     # None that was not begun counts as checked.
     job.table.clear()
-    assert parts.checks.round_of(job, [*told[:3], {"fault": "gone"}], []) == []
+    assert parts.checks.add_checks(job, [*told[:3], {"fault": "gone"}], []) == []
     assert job.table[1:] == [("the process of the checks", "FAILED", "gone; not checked: b, c")]
 
 
 def test_where_a_fork_cannot_use_the_device_each_load_begins_from_nothing(parts, monkeypatch):
     asked = []
 
-    class Child:
+    class Worker:
         is_over = False
 
-        def __init__(self, *_):
-            asked.append("new")
-
-        def one(self, what, limit):
-            asked.append(what["forks"])
-            return {"failed": "CUDA error: initialization error"} if what["forks"] else {"seconds": 1.0}
+        def measure(self, request, limit):
+            asked.append(request["fork"])
+            return {"fault": "CUDA error: initialization error"} if request["fork"] else {"start": 0.0, "end": 1.0}
 
         def close(self):
             pass
 
-    monkeypatch.setattr(parts.bench, "Child", Child)
-    entry = parts.bench.Entry("runai", "runai-model-streamer")
-    with parts.bench.Ways(SimpleNamespace(device="cuda:0", packages=lambda *_: [])) as ways:
+    def worker(*_, environment):
+        asked.append("new")
+        return Worker()
+
+    entry = parts.benchmarks.Entry("runai-model-streamer", "runai", ("runai",))
+    with parts.benchmarks.Workers(SimpleNamespace(device="cuda:0", worker=worker)) as workers:
         for _ in range(2):
-            assert ways.load(entry, [], 1) == {"seconds": 1.0}
+            assert workers.load(entry, ["model/a"], 1) == {"start": 0.0, "end": 1.0}
     assert asked == ["new", True, "new", False, "new", False]
 
 
 def test_a_model_is_as_large_as_there_is_room_for_and_that_is_said(parts, monkeypatch):
     notes = []
     job = SimpleNamespace(disk=None, free=None, sizes=[4.0, 16.0], table=SimpleNamespace(note=notes.append))
-    monkeypatch.setattr(parts.bench.models, "room", lambda *_: (10 * 10**9, "memory"))
-    planned = [title for title, _ in parts.bench.planned(job)]
+    monkeypatch.setattr(parts.models, "room", lambda *_: (10 * 10**9, "memory"))
+    planned = [title for title, _ in parts.benchmarks.planned(job)]
     assert [title.split(", ")[-1] for title in planned] == ["4.03 GB", "10.20 GB", "4.00 GB", "0.41 GB"], planned
     assert notes == ["16.00 GB are too much for memory: 10.00 GB instead"]
 
 
 def test_a_pack_that_is_too_large_is_an_error_and_other_folders_are_left_alone(tmp_path, parts, monkeypatch, capsys):
-    import bundle
+    from gpu_check import bundle
 
     (tmp_path / bundle.TEST).write_bytes(b"..GLIBC_2.4\0GLIBC_2.17\0..")
     (tmp_path / "other-1.whl").write_bytes(b"12345")
     bundle.tell(tmp_path)
     said = capsys.readouterr().out
     assert f"25  {bundle.TEST}  (needs glibc 2.17)\n" in said and "5  other-1.whl\n" in said and "30  the pack" in said
-    monkeypatch.setattr(bundle, "MOST", 1000)
+    monkeypatch.setattr(bundle, "MAX_PACK_BYTES", 1000)
     with pytest.raises(SystemExit, match="bytes are more than the 1,000 that may travel"):
         bundle.tell(tmp_path)
     (tmp_path / "notes.txt").touch()
