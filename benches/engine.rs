@@ -49,7 +49,7 @@ fn served() -> (tempfile::TempDir, VirtualFileReader, Arc<VirtualFile>) {
     let directory = tempfile::tempdir().unwrap();
     models::single(&directory.path().join("model.safetensors"), 64, SERVED_BYTES / 64);
     let file = Arc::new(virtual_file(directory.path()));
-    let reader = file.open().unwrap();
+    let reader = VirtualFileReader::open(&file).unwrap();
     (directory, reader, file)
 }
 

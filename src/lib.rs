@@ -12,10 +12,13 @@
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::path::Path;
+//! use std::sync::Arc;
+//!
+//! use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
 //!
 //! let checkpoint = ckptfs::checkpoint::open(Path::new("model"), &Default::default())?;
-//! let file = std::sync::Arc::new(ckptfs::virtual_file::VirtualFile::new(checkpoint)?);
-//! let reader = file.open()?;
+//! let file = Arc::new(VirtualFile::new(checkpoint)?);
+//! let reader = VirtualFileReader::open(&file)?;
 //! let mut start = vec![0; 4096];
 //! let read = reader.read_at(&mut start, 0)?;
 //! println!("{read} of {} bytes", file.size());

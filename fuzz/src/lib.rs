@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ckptfs::checkpoint::{self, ParseOptions};
-use ckptfs::virtual_file::VirtualFile;
+use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
 
 /// Bytes that are read from the front of a virtual file.
 const FRONT: usize = 64 << 10;
@@ -60,7 +60,7 @@ fn read_with(bytes: &[u8], name: &str, options: &ParseOptions) -> bool {
 /// What holds for every virtual file: each range can be read, segments and tensors tile it, and it is a
 /// valid file.
 fn check(virtual_file: &Arc<VirtualFile>) {
-    let reader = virtual_file.open().expect("memory does not change");
+    let reader = VirtualFileReader::open(virtual_file).expect("memory does not change");
     let size = virtual_file.size();
     let read = |start: u64, len: usize| {
         let mut out = vec![0; len];

@@ -15,7 +15,7 @@ pub fn open_reader(path: &Path, options: &ParseOptions) -> Result<VirtualFileRea
     let checkpoint = view::open(path, options)?;
     let left_out = checkpoint.refused.iter().map(|entry| format!("left out: {entry}"));
     let notes: Vec<String> = checkpoint.notes.iter().cloned().chain(left_out).collect();
-    let reader = Arc::new(VirtualFile::new(checkpoint)?).open()?;
+    let reader = VirtualFileReader::open(&Arc::new(VirtualFile::new(checkpoint)?))?;
     notes.iter().for_each(|text| print_note(text));
     Ok(reader)
 }

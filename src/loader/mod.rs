@@ -39,6 +39,7 @@ use std::sync::Arc;
 
 use crate::checkpoint::{self, ParseOptions};
 use crate::view;
+use crate::virtual_file::VirtualFileReader;
 
 pub use error::LoadError;
 use execute::Concurrency;
@@ -102,7 +103,7 @@ impl LoadOptions {
     ) -> Result<OpenCheckpoint, LoadError> {
         let concurrency = self.concurrency(path)?;
         let ResolvedCheckpoint { virtual_file, open_file, format, notes, route } = resolve()?;
-        let reader = Arc::new(virtual_file).open_with_file(open_file)?;
+        let reader = VirtualFileReader::open_with(&Arc::new(virtual_file), open_file)?;
         Ok(OpenCheckpoint::new(path, format, notes, reader, route, concurrency))
     }
 

@@ -1,4 +1,4 @@
-//! Why there is no virtual file, or no bytes of it.
+//! Why a virtual file cannot be laid out or read.
 
 use std::path::{Path, PathBuf};
 
@@ -57,7 +57,7 @@ impl VirtualFileError {
         }
     }
 
-    /// What the user can do about it.
+    /// What the user can do.
     pub fn remedy(&self) -> &'static str {
         match self {
             VirtualFileError::Source(error) => error.remedy(),

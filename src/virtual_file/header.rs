@@ -1,17 +1,19 @@
-//! Writes the header of the virtual file.
+//! Encodes the header of a virtual file.
 
 use std::collections::BTreeMap;
 
 use crate::checkpoint::{MAX_HEADER_BYTES, Tensor};
 
-/// The data starts at a multiple of this: readers that bypass the page cache, and mappings, then
-/// meet aligned data. The format lets the header be filled up with spaces, and nothing else.
+/// The data starts at a multiple of this, so that direct reads and mappings are aligned. Spaces pad the header: the
+/// format permits no other padding.
 pub const DATA_ALIGNMENT_BYTES: usize = 4096;
 
-/// Bytes of the length in front.
+/// Bytes of the length before the JSON.
 const LENGTH_BYTES: usize = 8;
 
-/// The whole header, its length first; `None` if it would be longer than readers take. `starts` are the tensors' starts in the data, and the end.
+/// Encodes a header, its length first; `None` if it would be longer than readers take.
+///
+/// `starts` are the starts of the tensors in the data, and the end of the data.
 pub fn encode_header(
     tensors: &[Tensor],
     starts: &[u64],
@@ -25,18 +27,18 @@ pub fn encode_header(
     (len <= MAX_HEADER_BYTES).then_some(header)
 }
 
-/// A length that no header of some tensors passes, however their names have to be spelled.
+/// An upper bound for the length of a header, however many characters of its names are escaped.
 #[derive(Default)]
 pub struct HeaderBound(u64);
 
 impl HeaderBound {
-    /// One more tensor.
+    /// Adds a tensor.
     pub fn add_tensor(&mut self, tensor: &Tensor) {
-        // A character takes six bytes at the most, a number 20; the rest is what stands between them.
+        // A character takes at most six bytes, a number at most 20. The rest is punctuation and keys.
         self.0 += escaped_bytes(&tensor.name) + 21 * tensor.shape.len() as u64 + 100;
     }
 
-    /// With the metadata, and everything around it.
+    /// The bound for the tensors so far, the metadata, and everything around them.
     pub fn max_header_bytes(&self, metadata: &BTreeMap<String, String>) -> u64 {
         let pairs =
             metadata.iter().map(|(key, value)| escaped_bytes(key) + escaped_bytes(value) + 6);
@@ -48,7 +50,7 @@ fn escaped_bytes(text: &str) -> u64 {
     6 * text.len() as u64
 }
 
-/// Writing to memory fails in one way: it is stopped where the header is longer than it can be.
+/// Appends the JSON. Fails only if the header is too long.
 fn encode_json(
     out: &mut Vec<u8>,
     tensors: &[Tensor],

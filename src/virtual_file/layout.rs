@@ -1,152 +1,188 @@
-//! Decides the order of the tensors and builds the virtual file.
+//! The layout of a virtual file: its header, and the sources of its bytes.
 //!
-//! A safetensors file has no hole between tensors, so alignment comes from order alone: larger
-//! elements first, and then every tensor starts at a multiple of its element. Within one size they
-//! stand as they lie in the sources, so that reading the virtual file in order reads the disk in order.
+//! A safetensors file has no hole between tensors, so that only their order can align them. Tensors of larger elements
+//! come first: every tensor then starts at a multiple of its element. Tensors of one element size keep the order of the
+//! sources, so that a sequential read of the virtual file is a sequential read of the disk.
 
-use std::sync::{Arc, OnceLock};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 
-use crate::checkpoint::{
-    Checkpoint, MAX_HEADER_BYTES, Origin, OriginId, ParseOptions, Tensor, TensorBytes,
-};
+use crate::checkpoint::{OriginId, ParseOptions, Tensor, TensorBytes};
 use crate::source::{FileIdentity, FileState, SourceFile};
 
-use super::{Digest, FileLayout, LayoutPiece, VirtualFile, VirtualFileError, header};
+use super::digest::Digest;
+use super::header::encode_header;
 
-/// Part of the identity: another way of laying out is another virtual file.
+/// The version of the layout, a part of the identity: another layout is another virtual file.
 const LAYOUT_VERSION: u8 = 2;
 
-/// The most that a file can hold after any header.
-const MAX_DATA_BYTES: u64 = i64::MAX as u64 - 2 * MAX_HEADER_BYTES;
+/// The header of a virtual file, and what follows from it.
+#[derive(Debug)]
+pub struct FileLayout {
+    pub header: Arc<[u8]>,
+    /// The start of each piece in the virtual file.
+    piece_starts: Box<[u64]>,
+    /// The pieces, parallel to their starts.
+    pieces: Box<[LayoutPiece]>,
+    /// The hash of the header.
+    pub layout_hash: Digest,
+    /// The hash of the sources' states, the options and the layout.
+    pub identity: Digest,
+}
 
-pub fn build(checkpoint: Checkpoint) -> Result<VirtualFile, VirtualFileError> {
-    let files: Vec<Arc<SourceFile>> = checkpoint.source_files().cloned().collect();
-    let Checkpoint { path, origins, mut tensors, metadata, refused, options, .. } = checkpoint;
-    if !refused.is_empty() {
-        if !options.allow_partial {
-            return Err(VirtualFileError::from_refused(path, refused));
+/// The source of a part of the virtual file. Consecutive ranges of an origin are one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LayoutPiece {
+    Header,
+    Run {
+        origin: OriginId,
+        offset: u64,
+    },
+    /// A tensor whose bytes are not contiguous, by its index in the virtual file.
+    Tensor(u32),
+}
+
+/// A part of the virtual file, and the source of its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The part of the virtual file.
+    pub range: Range<u64>,
+    /// The source of its bytes.
+    pub bytes: SegmentSource,
+}
+
+/// The source of a segment's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentSource {
+    /// The header, from this byte on.
+    Header(u64),
+    /// An origin, from an offset on.
+    Run {
+        /// The origin.
+        origin: OriginId,
+        /// The offset of the first byte in it.
+        offset: u64,
+    },
+    /// A strided or byte-swapped tensor, from an offset on.
+    Tensor {
+        /// Its index in [`VirtualFile::tensors`](super::VirtualFile::tensors).
+        index: usize,
+        /// The offset of the first byte in it.
+        offset: u64,
+    },
+}
+
+impl FileLayout {
+    /// The layout of sorted tensors. `starts` are their starts in the data, and its end.
+    pub fn of_tensors(
+        tensors: &[Tensor],
+        starts: &[u64],
+        metadata: &BTreeMap<String, String>,
+        source_files: &[Arc<SourceFile>],
+        options: &ParseOptions,
+    ) -> FileLayout {
+        let header = encode_header(tensors, starts, metadata).expect("a longer one was refused");
+        let (piece_starts, pieces) = merge_pieces(tensors, starts, header.len() as u64);
+        let layout_hash = Digest::compute(&header);
+        let identity = identity(layout_hash, source_files, options);
+        FileLayout { header: header.into(), piece_starts, pieces, layout_hash, identity }
+    }
+
+    /// The layout of a source file as it is.
+    pub fn of_plain_file(file: &Arc<SourceFile>) -> FileLayout {
+        let piece = LayoutPiece::Run { origin: OriginId(0), offset: 0 };
+        FileLayout::of_piece(piece, Arc::from([]), std::slice::from_ref(file))
+    }
+
+    /// The layout of bytes in memory, all of which are header.
+    pub fn of_bytes(bytes: Vec<u8>) -> FileLayout {
+        FileLayout::of_piece(LayoutPiece::Header, bytes.into(), &[])
+    }
+
+    fn of_piece(
+        piece: LayoutPiece,
+        header: Arc<[u8]>,
+        source_files: &[Arc<SourceFile>],
+    ) -> FileLayout {
+        let layout_hash = Digest::compute(&header);
+        FileLayout {
+            header,
+            piece_starts: Box::new([0]),
+            pieces: Box::new([piece]),
+            layout_hash,
+            identity: identity(layout_hash, source_files, &ParseOptions::default()),
         }
-        if tensors.is_empty() {
-            return Err(VirtualFileError::Empty { path });
-        }
     }
-    tensors.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
-    let mut starts = Vec::with_capacity(tensors.len() + 1);
-    let mut end = 0u64;
-    let mut header = header::HeaderBound::default();
-    for tensor in &tensors {
-        header.add_tensor(tensor);
-        starts.push(end);
-        end = end
-            .checked_add(tensor.bytes.len())
-            .filter(|&end| end <= MAX_DATA_BYTES)
-            .ok_or_else(|| VirtualFileError::TooLarge { path: path.clone() })?;
+
+    /// Bytes of memory that it takes, the header included.
+    pub fn memory_bytes(&self) -> usize {
+        self.header.len() + size_of_val(&*self.piece_starts) + size_of_val(&*self.pieces)
     }
-    starts.push(end);
-    // Readers ask for it, and a checkpoint that states another keeps it: it is then not torch's.
-    let states_metadata = metadata.is_some();
-    let mut metadata = metadata.unwrap_or_default();
-    let states_format = metadata.contains_key("format");
-    metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
-    if header.max_header_bytes(&metadata) > MAX_HEADER_BYTES
-        && header::encode_header(&tensors, &starts, &metadata).is_none()
-    {
-        return Err(VirtualFileError::HeaderTooLong { path, limit: MAX_HEADER_BYTES });
-    }
-    Ok(VirtualFile {
-        tensors: tensors.into(),
-        starts: starts.into(),
-        origins: origins.into(),
-        source_files: files.into(),
-        metadata,
-        source_has_metadata: states_metadata,
-        source_has_format: states_format,
-        options,
-        file_layout: OnceLock::new(),
-        memory_bytes: OnceLock::new(),
-    })
-}
 
-/// What stands before the data of a virtual file that was built.
-pub fn lay_out(file: &VirtualFile) -> FileLayout {
-    let VirtualFile { tensors, starts, source_files: files, metadata, options, .. } = file;
-    let header =
-        header::encode_header(tensors, starts, metadata).expect("one too long was refused");
-    let (piece_starts, pieces) = merge_pieces(tensors, starts, header.len() as u64);
-    let layout = Digest::compute(&header);
-    let identity = identity(layout, files, options);
-    FileLayout { header: header.into(), piece_starts, pieces, layout_hash: layout, identity }
-}
-
-/// The virtual file of a file as it is.
-pub fn plain(file: Arc<SourceFile>) -> VirtualFile {
-    let size = file.identity().size;
-    let piece = LayoutPiece::Run { origin: OriginId(0), offset: 0 };
-    single_piece(piece, Arc::from([]), size, Box::new([file]))
-}
-
-/// The virtual file of a file that is made of no source.
-pub fn from_bytes(bytes: Vec<u8>) -> VirtualFile {
-    single_piece(LayoutPiece::Header, bytes.into(), 0, Box::default())
-}
-
-fn single_piece(
-    piece: LayoutPiece,
-    header: Arc<[u8]>,
-    data: u64,
-    files: Box<[Arc<SourceFile>]>,
-) -> VirtualFile {
-    let (layout, options) = (Digest::compute(&header), ParseOptions::default());
-    let written = FileLayout {
-        header,
-        piece_starts: Box::new([0]),
-        pieces: Box::new([piece]),
-        layout_hash: layout,
-        identity: identity(layout, &files, &options),
-    };
-    VirtualFile {
-        tensors: Box::default(),
-        starts: Box::new([data]),
-        origins: files.iter().cloned().map(Origin::File).collect(),
-        source_files: files,
-        metadata: Default::default(),
-        source_has_metadata: false,
-        source_has_format: false,
-        options,
-        file_layout: written.into(),
-        memory_bytes: OnceLock::new(),
+    /// The segments of a range in order. The virtual file has `size` bytes; past its end there is no segment.
+    pub fn segments(&self, range: Range<u64>, size: u64) -> impl Iterator<Item = Segment> {
+        let FileLayout { piece_starts, pieces, .. } = self;
+        let end = range.end.min(size);
+        let first = piece_starts.partition_point(|&start| start <= range.start).saturating_sub(1);
+        let mut at = range.start;
+        (first..pieces.len()).map_while(move |n| {
+            if at >= end {
+                return None;
+            }
+            let piece_end = piece_starts.get(n + 1).copied().unwrap_or(size);
+            let into = at - piece_starts[n];
+            let range = at..piece_end.min(end);
+            at = range.end;
+            let bytes = match pieces[n] {
+                LayoutPiece::Header => SegmentSource::Header(into),
+                LayoutPiece::Run { origin, offset } => {
+                    SegmentSource::Run { origin, offset: offset + into }
+                }
+                LayoutPiece::Tensor(index) => {
+                    SegmentSource::Tensor { index: index as usize, offset: into }
+                }
+            };
+            Some(Segment { range, bytes })
+        })
     }
 }
 
-/// What tensors are sorted by: the name settles what is left, so that there is one order.
-fn sort_key(tensor: &Tensor) -> (std::cmp::Reverse<u32>, u32, u64, u64, &str) {
-    let (origin, first, span) = tensor.bytes.extent();
-    (std::cmp::Reverse(tensor.dtype.bits()), origin.0, first, span, &tensor.name)
+/// The key that sorts tensors. Names break ties, so that there is one order.
+pub fn sort_key(tensor: &Tensor) -> (Reverse<u32>, u32, u64, u64, &str) {
+    let (origin, offset, len) = tensor.bytes.extent();
+    (Reverse(tensor.dtype.bits()), origin.0, offset, len, &tensor.name)
 }
 
-fn merge_pieces(tensors: &[Tensor], starts: &[u64], data: u64) -> (Box<[u64]>, Box<[LayoutPiece]>) {
+/// The pieces of tensors whose data starts at `data_start`, and their starts.
+fn merge_pieces(
+    tensors: &[Tensor],
+    starts: &[u64],
+    data_start: u64,
+) -> (Box<[u64]>, Box<[LayoutPiece]>) {
     let mut piece_starts = vec![0];
     let mut pieces = vec![LayoutPiece::Header];
-    for (place, (tensor, &start)) in tensors.iter().zip(starts).enumerate() {
+    for (index, (tensor, &start)) in tensors.iter().zip(starts).enumerate() {
         if tensor.bytes.is_empty() {
             continue;
         }
-        let start = data + start;
+        let start = data_start + start;
         match &tensor.bytes {
             TensorBytes::Run(run) => {
-                let follows = match (pieces.last(), piece_starts.last()) {
+                let is_consecutive = match (pieces.last(), piece_starts.last()) {
                     (Some(&LayoutPiece::Run { origin, offset }), Some(&before)) => {
                         origin == run.origin && offset + (start - before) == run.offset
                     }
                     _ => false,
                 };
-                if follows {
+                if is_consecutive {
                     continue;
                 }
                 pieces.push(LayoutPiece::Run { origin: run.origin, offset: run.offset });
             }
             TensorBytes::Grid(_) | TensorBytes::Swapped { .. } => {
-                pieces.push(LayoutPiece::Tensor(place as u32))
+                pieces.push(LayoutPiece::Tensor(index as u32));
             }
         }
         piece_starts.push(start);
@@ -154,10 +190,10 @@ fn merge_pieces(tensors: &[Tensor], starts: &[u64], data: u64) -> (Box<[u64]>, B
     (piece_starts.into(), pieces.into())
 }
 
-fn identity(layout: Digest, files: &[Arc<SourceFile>], options: &ParseOptions) -> Digest {
+fn identity(layout_hash: Digest, files: &[Arc<SourceFile>], options: &ParseOptions) -> Digest {
     let ParseOptions { root_key, allow_partial, follow_symlinks } = options;
     let mut bytes = vec![LAYOUT_VERSION, u8::from(*allow_partial), u8::from(*follow_symlinks)];
-    bytes.extend_from_slice(&layout.0);
+    bytes.extend_from_slice(layout_hash.as_bytes());
     bytes.push(u8::from(root_key.is_some()));
     let key = root_key.as_deref().unwrap_or_default();
     bytes.extend_from_slice(&(key.len() as u64).to_le_bytes());
@@ -173,12 +209,4 @@ fn identity(layout: Digest, files: &[Arc<SourceFile>], options: &ParseOptions) -
         }
     }
     Digest::compute(&bytes)
-}
-
-impl Digest {
-    fn compute(bytes: &[u8]) -> Digest {
-        let mut hash = [0; 16];
-        hash.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
-        Digest(hash)
-    }
 }

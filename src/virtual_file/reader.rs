@@ -1,4 +1,4 @@
-//! Reads any range of a virtual file from its sources, held open.
+//! Reads virtual files from their sources.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,12 +6,14 @@ use std::sync::Arc;
 use crate::checkpoint::{OpenSources, OriginId};
 use crate::source::OpenFile;
 
-use super::{SegmentSource, VirtualFile, VirtualFileError};
+use super::error::VirtualFileError;
+use super::file::VirtualFile;
+use super::layout::SegmentSource;
 
 /// A virtual file whose sources are held open.
 ///
-/// Any number of threads read at once; there is no lock. Nothing larger than the request is
-/// allocated, and nothing at all where the bytes lie one after the other.
+/// Any number of threads may read at once: there is no lock. A read of contiguous bytes allocates nothing, and no
+/// allocation is larger than the request.
 #[derive(Debug)]
 pub struct VirtualFileReader {
     virtual_file: Arc<VirtualFile>,
@@ -19,32 +21,38 @@ pub struct VirtualFileReader {
 }
 
 impl VirtualFileReader {
-    pub(super) fn new(
-        virtual_file: Arc<VirtualFile>,
+    /// Opens the sources. Fails if any is not what was parsed.
+    pub fn open(virtual_file: &Arc<VirtualFile>) -> Result<VirtualFileReader, VirtualFileError> {
+        VirtualFileReader::open_with(virtual_file, None)
+    }
+
+    /// Opens the sources, of which `open_file` is still open since it was parsed.
+    pub fn open_with(
+        virtual_file: &Arc<VirtualFile>,
         open_file: Option<OpenFile>,
     ) -> Result<VirtualFileReader, VirtualFileError> {
         let sources = OpenSources::open(virtual_file.origins(), open_file)?;
-        Ok(VirtualFileReader { virtual_file, sources })
+        Ok(VirtualFileReader { virtual_file: Arc::clone(virtual_file), sources })
     }
 
-    /// The virtual file that is read.
+    /// The virtual file.
     pub fn virtual_file(&self) -> &Arc<VirtualFile> {
         &self.virtual_file
     }
 
-    /// Its sources, to read what is not laid out one byte after the other as it lies.
+    /// The open sources, to read bytes in the order of the source.
     pub fn sources(&self) -> &OpenSources {
         &self.sources
     }
 
-    /// The open file of an origin, if it is one: to copy from it without reading it.
+    /// The open file of an origin, to copy from it without reading it; `None` if the origin is in memory.
     pub fn file(&self, origin: OriginId) -> Option<&OpenFile> {
         self.sources.file(origin)
     }
 
-    /// Fills `buf` with the virtual file's bytes from `offset`, and says how many there are: fewer than
-    /// asked only at the end. If a source changed since it was parsed, this is an error and `buf`
-    /// holds nothing of worth.
+    /// Fills `buf` with bytes from `offset` on, and returns their number: less than requested only at the end.
+    ///
+    /// Fails if a source changed since it was parsed. The contents of `buf` are then unspecified.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, VirtualFileError> {
         let end = offset.saturating_add(buf.len() as u64).min(self.virtual_file.size());
         if offset >= end {
@@ -70,7 +78,7 @@ impl VirtualFileReader {
                     bytes.extent().0
                 }
             };
-            // Each source is looked at once, after the last read from it.
+            // Each source is checked once, after the last read from it.
             if let Some(before) = used.replace(origin).filter(|before| *before != origin) {
                 self.sources.check_unchanged(before)?;
             }
@@ -81,13 +89,13 @@ impl VirtualFileReader {
         Ok((end - offset) as usize)
     }
 
-    /// Refuses if anything about any source changed since it was parsed, also what leaves its bytes as
-    /// they are: for those who open the virtual file now, and can be given a new one.
+    /// Fails if anything about any source changed since it was parsed, even if the bytes stayed the same. For opens,
+    /// which can get a new virtual file instead.
     pub fn check_all_states_unchanged(&self) -> Result<(), VirtualFileError> {
         Ok(self.sources.check_all_states_unchanged()?)
     }
 
-    /// Refuses if any source changed since it was parsed.
+    /// Fails if the bytes of any source changed since it was parsed.
     pub fn check_all_unchanged(&self) -> Result<(), VirtualFileError> {
         Ok(self.sources.check_all_unchanged()?)
     }

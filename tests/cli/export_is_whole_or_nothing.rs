@@ -232,7 +232,7 @@ fn a_source_deleted_while_it_is_open_is_read_to_its_end() {
     let checkpoint = ckptfs::checkpoint::open(&source, &Default::default()).unwrap();
     let virtual_file =
         std::sync::Arc::new(ckptfs::virtual_file::VirtualFile::new(checkpoint).unwrap());
-    let reader = virtual_file.open().unwrap();
+    let reader = ckptfs::virtual_file::VirtualFileReader::open(&virtual_file).unwrap();
     let mut before = vec![0; virtual_file.size() as usize];
     reader.read_at(&mut before, 0).unwrap();
     fs::rename(&source, folder.path().join("elsewhere")).unwrap();

@@ -65,7 +65,7 @@ pub fn refused(checkpoint: Checkpoint) -> RefusedEntry {
 /// The open virtual file of a checkpoint.
 pub fn reader(checkpoint: Checkpoint) -> VirtualFileReader {
     let virtual_file = VirtualFile::new(checkpoint).expect("a virtual file");
-    Arc::new(virtual_file).open().expect("unchanged sources")
+    VirtualFileReader::open(&Arc::new(virtual_file)).expect("unchanged sources")
 }
 
 /// All bytes of a virtual file.

@@ -7,7 +7,7 @@ use crate::common::pickle::{Tensor, call, dict, global, list, pickle, put, text,
 use crate::common::zip::{Record, archive, one_tensor};
 use crate::common::{legacy, safetensors::valid};
 use ckptfs::checkpoint::{self, ParseOptions};
-use ckptfs::virtual_file::VirtualFile;
+use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
 use proptest::prelude::*;
 
 /// Virtual files up to this size are read whole and given to the reference reader. Larger ones, which few
@@ -111,7 +111,8 @@ fn read(bytes: &[u8], name: &str) {
             continue;
         };
         let Ok(virtual_file) = VirtualFile::new(checkpoint) else { continue };
-        let reader = std::sync::Arc::new(virtual_file).open().expect("memory does not change");
+        let reader = VirtualFileReader::open(&std::sync::Arc::new(virtual_file))
+            .expect("memory does not change");
         let size = reader.virtual_file().size();
         let mut out = vec![0; size.min(READ) as usize];
         assert_eq!(reader.read_at(&mut out, 0).expect("every byte is there"), out.len());

@@ -136,7 +136,7 @@ proptest! {
     fn the_reference_reader_finds_the_original_tensors(model in any_model()) {
         let directory = save(&model);
         let virtual_file = virtual_file(directory.path(), &ParseOptions::default());
-        let whole = common::whole(&virtual_file.open().unwrap());
+        let whole = common::whole(&VirtualFileReader::open(&virtual_file).unwrap());
         prop_assert_eq!(virtual_file.header_size() % DATA_ALIGNMENT_BYTES as u64, 0);
         let (_, metadata) = SafeTensors::read_metadata(&whole).unwrap();
         let metadata = metadata.metadata().clone().unwrap_or_default();
@@ -161,7 +161,7 @@ proptest! {
     ) {
         let directory = save(&model);
         let virtual_file = virtual_file(directory.path(), &ParseOptions::default());
-        let reader = virtual_file.open().unwrap();
+        let reader = VirtualFileReader::open(&virtual_file).unwrap();
         let whole = common::whole(&reader);
         let (reader, whole, pieces) = (&reader, &whole, &pieces);
         std::thread::scope(|threads| {
@@ -189,7 +189,7 @@ proptest! {
     ) {
         let directory = save(&model);
         let virtual_file = virtual_file(directory.path(), &ParseOptions::default());
-        let reader = virtual_file.open().unwrap();
+        let reader = VirtualFileReader::open(&virtual_file).unwrap();
         prop_assert_eq!(by_segments(&virtual_file, 0, virtual_file.size()), common::whole(&reader));
         let start = (start * virtual_file.size() as f64) as u64;
         let part = by_segments(&virtual_file, start, start + len);
@@ -218,14 +218,14 @@ proptest! {
         let before = virtual_file(first.path(), &plain);
         let again = virtual_file(first.path(), &plain);
         prop_assert_eq!(before.identity(), again.identity());
-        let bytes = common::whole(&before.open().unwrap());
-        prop_assert_eq!(&bytes, &common::whole(&again.open().unwrap()));
+        let bytes = common::whole(&VirtualFileReader::open(&before).unwrap());
+        prop_assert_eq!(&bytes, &common::whole(&VirtualFileReader::open(&again).unwrap()));
 
         // A copy elsewhere has the same bytes and layout, and other files.
         let copy = virtual_file(second.path(), &plain);
         prop_assert_eq!(copy.layout_hash(), before.layout_hash());
         prop_assert_ne!(copy.identity(), before.identity());
-        prop_assert_eq!(&bytes, &common::whole(&copy.open().unwrap()));
+        prop_assert_eq!(&bytes, &common::whole(&VirtualFileReader::open(&copy).unwrap()));
 
         for options in [
             ParseOptions { allow_partial: true, ..ParseOptions::default() },

@@ -198,10 +198,10 @@ fn a_file_that_shrinks_after_it_was_parsed() {
     for bytes in both_formats() {
         for len in 0..bytes.len() as u64 {
             let (_directory, path, virtual_file) = parsed(&bytes);
-            let reader = virtual_file.open().unwrap();
+            let reader = VirtualFileReader::open(&virtual_file).unwrap();
             OpenOptions::new().write(true).open(&path).unwrap().set_len(len).unwrap();
             every_read_says_so(&reader);
-            assert!(has_changed(virtual_file.open()));
+            assert!(has_changed(VirtualFileReader::open(&virtual_file)));
         }
     }
 }
@@ -210,10 +210,10 @@ fn a_file_that_shrinks_after_it_was_parsed() {
 fn a_file_that_grows_after_it_was_parsed() {
     for bytes in both_formats() {
         let (_directory, path, virtual_file) = parsed(&bytes);
-        let reader = virtual_file.open().unwrap();
+        let reader = VirtualFileReader::open(&virtual_file).unwrap();
         fs::write(&path, [&bytes[..], b"more"].concat()).unwrap();
         every_read_says_so(&reader);
-        assert!(has_changed(virtual_file.open()));
+        assert!(has_changed(VirtualFileReader::open(&virtual_file)));
     }
 }
 
@@ -221,13 +221,13 @@ fn a_file_that_grows_after_it_was_parsed() {
 fn a_file_that_is_written_in_place_after_it_was_parsed() {
     for bytes in both_formats() {
         let (_directory, path, virtual_file) = parsed(&bytes);
-        let reader = virtual_file.open().unwrap();
+        let reader = VirtualFileReader::open(&virtual_file).unwrap();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all_at(b"!", bytes.len() as u64 - 30).unwrap();
         // A clock that ticks slower than this test runs could hide the write.
         file.set_modified(SystemTime::now() + Duration::from_secs(5)).unwrap();
         every_read_says_so(&reader);
-        assert!(has_changed(virtual_file.open()));
+        assert!(has_changed(VirtualFileReader::open(&virtual_file)));
     }
 }
 
@@ -235,17 +235,17 @@ fn a_file_that_is_written_in_place_after_it_was_parsed() {
 fn a_file_that_is_replaced_after_it_was_parsed() {
     for bytes in both_formats() {
         let (directory, path, virtual_file) = parsed(&bytes);
-        let reader = virtual_file.open().unwrap();
+        let reader = VirtualFileReader::open(&virtual_file).unwrap();
         let before = common::whole(&reader);
         let other = directory.path().join("other");
         fs::write(&other, &bytes).unwrap();
         fs::rename(&other, &path).unwrap();
         // An open file keeps the old bytes; an open by path finds that the file is another.
         assert_eq!(common::whole(&reader), before);
-        assert!(has_changed(virtual_file.open()));
+        assert!(has_changed(VirtualFileReader::open(&virtual_file)));
         fs::remove_file(&path).unwrap();
         assert_eq!(common::whole(&reader), before);
-        let gone = virtual_file.open().unwrap_err();
+        let gone = VirtualFileReader::open(&virtual_file).unwrap_err();
         assert!(
             matches!(
                 gone,
@@ -260,11 +260,11 @@ fn a_file_that_is_replaced_after_it_was_parsed() {
 fn a_file_that_is_renamed_linked_or_given_another_mode_is_the_same() {
     for bytes in both_formats() {
         let (directory, path, virtual_file) = parsed(&bytes);
-        let reader = virtual_file.open().unwrap();
+        let reader = VirtualFileReader::open(&virtual_file).unwrap();
         let before = common::whole(&reader);
         fs::hard_link(&path, directory.path().join("linked")).unwrap();
         fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-        assert_eq!(common::whole(&virtual_file.open().unwrap()), before);
+        assert_eq!(common::whole(&VirtualFileReader::open(&virtual_file).unwrap()), before);
         fs::rename(&path, directory.path().join("renamed")).unwrap();
         assert_eq!(common::whole(&reader), before);
     }
@@ -276,7 +276,8 @@ fn a_file_that_becomes_something_else_after_it_was_parsed() {
         let (_directory, path, virtual_file) = parsed(&bytes);
         fs::remove_file(&path).unwrap();
         mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
-        let opened = common::in_bounded_time(move || virtual_file.open().map(drop));
+        let opened =
+            common::in_bounded_time(move || VirtualFileReader::open(&virtual_file).map(drop));
         assert!(matches!(
             opened,
             Err(virtual_file::VirtualFileError::Source(source::SourceError::NotAFile { .. }))

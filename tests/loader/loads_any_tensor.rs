@@ -25,7 +25,9 @@ fn open(path: &Path, threads: usize, leave_cache: bool) -> OpenCheckpoint {
 /// Each tensor's bytes in the virtual file.
 fn expected(opened: &OpenCheckpoint) -> Vec<Vec<u8>> {
     let virtual_file = opened.virtual_file();
-    let reader = std::sync::Arc::new(reopened(opened)).open().unwrap();
+    let reader =
+        ckptfs::virtual_file::VirtualFileReader::open(&std::sync::Arc::new(reopened(opened)))
+            .unwrap();
     let ranges = (0..opened.tensors().len()).map(|place| virtual_file.tensor_range(place));
     let read = |range: std::ops::Range<u64>| {
         let mut bytes = vec![0; (range.end - range.start) as usize];

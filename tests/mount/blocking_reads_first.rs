@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::failing_source::{Behavior, FailingSource};
 use ckptfs::cache::{Cache, CacheLimits, CachedFile};
 use ckptfs::checkpoint::{self, ParseOptions};
-use ckptfs::virtual_file::VirtualFile;
+use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
@@ -23,7 +23,9 @@ const AROUND: usize = 8;
 
 fn served(folder: &str) -> Arc<CachedFile> {
     let checkpoint = checkpoint::open(Path::new(folder), &ParseOptions::default()).unwrap();
-    let reader = Arc::new(Arc::new(VirtualFile::new(checkpoint).unwrap()).open().unwrap());
+    let reader = Arc::new(
+        VirtualFileReader::open(&Arc::new(VirtualFile::new(checkpoint).unwrap())).unwrap(),
+    );
     Cache::new(CacheLimits { memory_bytes: 256 << 20, readahead_bytes: 4 << 20 }, None).open(reader)
 }
 

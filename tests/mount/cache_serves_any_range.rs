@@ -27,7 +27,7 @@ const MEMORIES: [u64; 3] = [0, 4 << 20, 256 << 20];
 fn open(path: &Path) -> Arc<VirtualFileReader> {
     let checkpoint = checkpoint::open(path, &ParseOptions::default()).expect("readable");
     let virtual_file = VirtualFile::new(checkpoint).expect("a virtual file");
-    Arc::new(Arc::new(virtual_file).open().expect("unchanged"))
+    Arc::new(VirtualFileReader::open(&Arc::new(virtual_file)).expect("unchanged"))
 }
 
 /// Evicts a checkpoint from the page cache, so that it is read from the disk.

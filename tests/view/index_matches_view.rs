@@ -41,7 +41,10 @@ fn content(view: &View, shown: &ShownFile) -> Value {
     let virtual_file = view.virtual_file(shown).unwrap();
     assert_eq!(virtual_file.size(), shown.metadata().size);
     let mut bytes = vec![0; virtual_file.size() as usize + 1];
-    let n = virtual_file.open().unwrap().read_at(&mut bytes, 0).unwrap();
+    let n = ckptfs::virtual_file::VirtualFileReader::open(&virtual_file)
+        .unwrap()
+        .read_at(&mut bytes, 0)
+        .unwrap();
     assert_eq!(n as u64, virtual_file.size());
     serde_json::from_slice(&bytes[..n]).unwrap()
 }

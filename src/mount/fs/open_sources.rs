@@ -13,7 +13,7 @@ use crate::cache::{Cache, CachedFile};
 use crate::source::{self, FileState, OpenFile};
 use crate::threads::lock;
 use crate::view::ViewError;
-use crate::virtual_file::VirtualFile;
+use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 use super::inodes::Inode;
 
@@ -130,7 +130,7 @@ impl OpenSources {
             return Ok(shared);
         }
         let virtual_file = Arc::new(VirtualFile::plain(Arc::clone(file.file())));
-        let cached_file = self.cache.open(Arc::new(virtual_file.open()?));
+        let cached_file = self.cache.open(Arc::new(VirtualFileReader::open(&virtual_file)?));
         lock(&self.cached_files).insert(number, Arc::downgrade(&cached_file));
         Ok(cached_file)
     }

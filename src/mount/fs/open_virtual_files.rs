@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::cache::{Cache, CachedFile};
 use crate::threads::lock;
 use crate::view::{ShownFile, View, ViewError};
-use crate::virtual_file::VirtualFile;
+use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 /// A virtual file that is open at least once.
 pub struct OpenVirtualFile {
@@ -229,7 +229,7 @@ impl OpenVirtualFiles {
         let virtual_file = self.view.virtual_file(shown)?;
         let footprint = Footprint::of(&virtual_file);
         self.make_room(footprint);
-        let reader = Arc::new(virtual_file.open()?);
+        let reader = Arc::new(VirtualFileReader::open(&virtual_file)?);
         Ok(OpenReader { cached_file: self.cache.open(reader), footprint })
     }
 

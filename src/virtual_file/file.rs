@@ -1,0 +1,222 @@
+//! A virtual file as a value.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use crate::checkpoint::{Checkpoint, MAX_HEADER_BYTES, Origin, ParseOptions, Tensor};
+use crate::source::SourceFile;
+
+use super::digest::Digest;
+use super::error::VirtualFileError;
+use super::header::{HeaderBound, encode_header};
+use super::layout::{FileLayout, Segment, sort_key};
+
+/// Maximum bytes of data: what a file can hold after any header.
+const MAX_DATA_BYTES: u64 = i64::MAX as u64 - 2 * MAX_HEADER_BYTES;
+
+/// A checkpoint as one virtual safetensors file.
+#[derive(Debug)]
+pub struct VirtualFile {
+    /// In the order of the virtual file.
+    tensors: Box<[Tensor]>,
+    /// The start of each tensor in the data, and the end of the data.
+    starts: Box<[u64]>,
+    origins: Box<[Origin]>,
+    source_files: Box<[Arc<SourceFile>]>,
+    metadata: BTreeMap<String, String>,
+    source_has_metadata: bool,
+    source_has_format: bool,
+    options: ParseOptions,
+    /// Computed at the first use: programs that only load tensors never need it.
+    layout: OnceLock<FileLayout>,
+    /// Computed once: it is a sum over all tensors, and every open needs it.
+    memory_bytes: OnceLock<u64>,
+}
+
+impl VirtualFile {
+    /// Lays a checkpoint out. Refuses one with refused entries, unless its options allow a part.
+    pub fn new(checkpoint: Checkpoint) -> Result<VirtualFile, VirtualFileError> {
+        let source_files: Vec<Arc<SourceFile>> = checkpoint.source_files().cloned().collect();
+        let Checkpoint { path, origins, mut tensors, metadata, refused, options, .. } = checkpoint;
+        if !refused.is_empty() {
+            if !options.allow_partial {
+                return Err(VirtualFileError::from_refused(path, refused));
+            }
+            if tensors.is_empty() {
+                return Err(VirtualFileError::Empty { path });
+            }
+        }
+        tensors.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
+        let mut starts = Vec::with_capacity(tensors.len() + 1);
+        let mut end = 0u64;
+        let mut header_bound = HeaderBound::default();
+        for tensor in &tensors {
+            header_bound.add_tensor(tensor);
+            starts.push(end);
+            end = end
+                .checked_add(tensor.bytes.len())
+                .filter(|&end| end <= MAX_DATA_BYTES)
+                .ok_or_else(|| VirtualFileError::TooLarge { path: path.clone() })?;
+        }
+        starts.push(end);
+        // Readers need `format`. A checkpoint that states another format keeps it: it is then not torch's.
+        let source_has_metadata = metadata.is_some();
+        let mut metadata = metadata.unwrap_or_default();
+        let source_has_format = metadata.contains_key("format");
+        metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
+        if header_bound.max_header_bytes(&metadata) > MAX_HEADER_BYTES
+            && encode_header(&tensors, &starts, &metadata).is_none()
+        {
+            return Err(VirtualFileError::HeaderTooLong { path, limit: MAX_HEADER_BYTES });
+        }
+        Ok(VirtualFile {
+            tensors: tensors.into(),
+            starts: starts.into(),
+            origins: origins.into(),
+            source_files: source_files.into(),
+            metadata,
+            source_has_metadata,
+            source_has_format,
+            options,
+            layout: OnceLock::new(),
+            memory_bytes: OnceLock::new(),
+        })
+    }
+
+    /// A source file as it is, whatever it holds: one piece, without header and tensors.
+    pub fn plain(file: Arc<SourceFile>) -> VirtualFile {
+        let (size, layout) = (file.identity().size, FileLayout::of_plain_file(&file));
+        VirtualFile::without_tensors(layout, size, Box::new([file]))
+    }
+
+    /// A file of these bytes, without a source: all of it is header.
+    pub fn from_bytes(bytes: Vec<u8>) -> VirtualFile {
+        VirtualFile::without_tensors(FileLayout::of_bytes(bytes), 0, Box::default())
+    }
+
+    fn without_tensors(
+        layout: FileLayout,
+        data_bytes: u64,
+        source_files: Box<[Arc<SourceFile>]>,
+    ) -> VirtualFile {
+        VirtualFile {
+            tensors: Box::default(),
+            starts: Box::new([data_bytes]),
+            origins: source_files.iter().cloned().map(Origin::File).collect(),
+            source_files,
+            metadata: BTreeMap::new(),
+            source_has_metadata: false,
+            source_has_format: false,
+            options: ParseOptions::default(),
+            layout: layout.into(),
+            memory_bytes: OnceLock::new(),
+        }
+    }
+
+    /// Whether it is a source file as it is.
+    pub fn is_plain(&self) -> bool {
+        self.header().is_empty()
+    }
+
+    fn layout(&self) -> &FileLayout {
+        self.layout.get_or_init(|| {
+            let VirtualFile { tensors, starts, metadata, source_files, options, .. } = self;
+            FileLayout::of_tensors(tensors, starts, metadata, source_files, options)
+        })
+    }
+
+    /// The size in bytes.
+    pub fn size(&self) -> u64 {
+        self.header_size() + self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Bytes before the data, the eight bytes of the length included: a multiple of 4,096.
+    pub fn header_size(&self) -> u64 {
+        self.header().len() as u64
+    }
+
+    /// The header as it is in the file, its length first.
+    pub fn header(&self) -> &[u8] {
+        &self.layout().header
+    }
+
+    /// The tensors in the order of the file.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The part of the file that a tensor takes, by its index in [`VirtualFile::tensors`].
+    pub fn tensor_range(&self, index: usize) -> Range<u64> {
+        let data_start = self.header_size();
+        data_start + self.starts[index]..data_start + self.starts[index + 1]
+    }
+
+    /// The index of the tensor that has a byte of the file; `None` in the header and past the end.
+    pub fn tensor_at(&self, offset: u64) -> Option<usize> {
+        let offset = offset.checked_sub(self.header_size())?;
+        // Of tensors that start at the same byte, all but the last are empty.
+        let index = self.starts.partition_point(|&start| start <= offset).checked_sub(1)?;
+        (index < self.tensors.len()).then_some(index)
+    }
+
+    /// What holds the bytes.
+    pub fn origins(&self) -> &[Origin] {
+        &self.origins
+    }
+
+    /// The source files, including the index of a set.
+    pub fn source_files(&self) -> &[Arc<SourceFile>] {
+        &self.source_files
+    }
+
+    /// The metadata in the header.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Whether the source has metadata, even if empty.
+    pub fn source_has_metadata(&self) -> bool {
+        self.source_has_metadata
+    }
+
+    /// Whether `format` in the metadata is from the source.
+    pub fn source_has_format(&self) -> bool {
+        self.source_has_format
+    }
+
+    /// A hash of the header: names, types, shapes and order. It does not depend on where the checkpoint is.
+    pub fn layout_hash(&self) -> Digest {
+        self.layout().layout_hash
+    }
+
+    /// A hash of the sources' states, the options and the layout. Equal identities mean equal bytes.
+    pub fn identity(&self) -> Digest {
+        self.layout().identity
+    }
+
+    /// The approximate bytes of memory that it takes.
+    pub fn memory_bytes(&self) -> u64 {
+        *self.memory_bytes.get_or_init(|| self.compute_memory_bytes())
+    }
+
+    fn compute_memory_bytes(&self) -> u64 {
+        let tensor_bytes = |tensor: &Tensor| {
+            let spilled = if tensor.shape.spilled() { tensor.shape.capacity() } else { 0 };
+            tensor.name.len() + spilled * size_of::<u64>()
+        };
+        let tensors =
+            size_of_val(&*self.tensors) + self.tensors.iter().map(tensor_bytes).sum::<usize>();
+        let origins = self.origins.iter().map(|origin| match origin {
+            Origin::File(_) => size_of::<SourceFile>(),
+            Origin::Memory(bytes) => bytes.len(),
+        });
+        let parts = tensors + size_of_val(&*self.starts) + self.layout().memory_bytes();
+        (parts + origins.sum::<usize>()) as u64
+    }
+
+    /// The segments of a range in order, cut to the range. Past the end there is no segment.
+    pub fn segments(&self, range: Range<u64>) -> impl Iterator<Item = Segment> {
+        self.layout().segments(range, self.size())
+    }
+}
