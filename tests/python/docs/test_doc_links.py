@@ -23,3 +23,12 @@ def test_links_lead_somewhere(page):
         led = page.parent / path if path else page
         assert led.exists(), target
         assert not anchor or anchor in anchors(led), target
+
+
+def test_design_names_files_that_exist():
+    text = (REPOSITORY / "docs/design.md").read_text()
+    named = re.findall(r"`([\w/]+\.(?:rs|py))`", text)
+    assert len(named) > 20
+    files = [str(path.relative_to(REPOSITORY)) for top in ("src", "python") for path in (REPOSITORY / top).rglob("*")]
+    missing = [name for name in named if not any(("/" + file).endswith("/" + name) for file in files)]
+    assert not missing
