@@ -1,4 +1,4 @@
-"""What every test here gets: the program under test."""
+"""Fixtures of all tests: the program under test, mounts and sources."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from mounts import PATIENCE, Mounts
 from program import Ckptfs, find_binary
 from samples import write_shards
 
-# A shell has what it starts in the background ignore ctrl-C, and so would all that is started here.
+# A shell makes its background processes ignore Ctrl-C, and they would pass that on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -31,8 +31,7 @@ def mounts(tmp_path):
 
 @pytest.fixture
 def left(tmp_path, monkeypatch):
-    """What a test has left mounted, and left where new directories are made: `left()`; see `ckptfs.mount`.
-    Mounts are gone when the test is."""
+    """Mounts and new directories that a test left: `left()`; see `ckptfs.mount`. Mounts are gone when the test is."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
@@ -49,7 +48,7 @@ def left(tmp_path, monkeypatch):
 
 @pytest.fixture
 def source(tmp_path, left):
-    """A directory with a model in shards, to be mounted, and its tensors."""
+    """A directory with a sharded model to mount, and its tensors."""
     return tmp_path / "models", write_shards(tmp_path / "models/llama", 1, 3, 2, 100)
 
 

@@ -1,5 +1,5 @@
-"""`ckptfs bench` measures loads that were seen to give equal tensors, in the page cache and out of it, and
-says in words what it could not do."""
+"""`ckptfs bench` measures loads whose tensors it has compared, with a warm and a cold page cache. It says in words
+what it could not measure."""
 
 import json
 import mmap
@@ -33,7 +33,7 @@ def bench(*words):
 
 @pytest.fixture(autouse=True)
 def never_all(monkeypatch, tmp_path):
-    """What other programs have cached is not forgotten for a test."""
+    """Keeps what other programs have cached: a test drops no caches."""
     monkeypatch.setattr(page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
 
 
@@ -64,7 +64,7 @@ def test_shards_are_measured_against_all_that_is_installed(tmp_path, capsys, lef
             assert one["speedup"] == pytest.approx(reference["median_seconds"] / one["median_seconds"])
             ratios = [a / b for a, b in zip(reference["seconds"], one["seconds"], strict=True)]
             assert (one["speedup_least"], one["speedup_most"]) == (min(ratios), max(ratios))
-            # To import torch takes more than this of either.
+            # Importing torch alone takes more memory than this.
             assert all(0 <= cpu < 0.7 for cpu in one["cpu_seconds"])
             assert all(size / 2 < peak < 60e6 for peak in one["peak_bytes"]), (name, one)
             assert (one["daemon_cpu_seconds"] is not None) == (name in MOUNTED)
@@ -88,7 +88,7 @@ def test_a_training_checkpoint_is_measured_against_torch_load(tmp_path, capsys):
     assert "\nfilesystem: " in said and "torch " in said
 
 
-def test_where_no_other_library_loads_it_that_is_told(tmp_path, capsys):
+def test_a_checkpoint_that_no_other_library_loads_has_a_note(tmp_path, capsys):
     torch.save({"a": numbers(1, 3), "made": Path("somewhere")}, tmp_path / "x.pt")
     assert cli.main([str(tmp_path / "x.pt"), "--runs", "1", "--against", "torch,safetensors"]) == DONE
     said = capsys.readouterr().out
@@ -99,7 +99,7 @@ def test_where_no_other_library_loads_it_that_is_told(tmp_path, capsys):
 
 
 class Told:
-    """Loads that tell what they are given."""
+    """Loads that print their arguments."""
 
     def __init__(self, answers):
         self.order, self._answers = [], answers
@@ -128,7 +128,7 @@ def test_runs_take_turns_and_their_median_counts():
     assert (numbers["a"]["speedup_least"], numbers["a"]["speedup_most"]) == (3 / 9, 8.0)
 
 
-def test_a_load_that_is_killed_when_it_is_about_to_begin_says_nothing_of_the_next(tmp_path):
+def test_a_load_that_is_killed_early_does_not_end_the_next(tmp_path):
     write_shards(tmp_path / "model", 1, 1, 1, 100)
     file = str(next((tmp_path / "model").glob("*.safetensors")))
     asked = {
@@ -149,7 +149,7 @@ def test_a_load_that_is_killed_when_it_is_about_to_begin_says_nothing_of_the_nex
             assert list(process.measure({**asked, "digests": True})["tensors"]) == asked["names"]
 
 
-def test_who_fails_between_is_left_out_unless_it_is_ours():
+def test_a_library_that_fails_midway_is_left_out_unless_it_is_ours():
     fault = {"fault": "OSError: gone"}
     case, quiet = schedule.Case({"path": "x"}, daemon=lambda: 3), lambda _: None
     loads = Told(iter([1.0, 2.0, fault, 4.0]))
@@ -179,7 +179,7 @@ def test_tensors_that_differ_are_an_error(other, tmp_path, monkeypatch, capsys, 
     assert left() == []
 
 
-def test_what_cannot_be_loaded_is_refused_in_words(tmp_path):
+def test_a_source_that_cannot_be_loaded_is_refused_in_words(tmp_path):
     (tmp_path / "broken.safetensors").write_bytes(b"no checkpoint")
     cases = [
         ([tmp_path / "nothing"], FAILED, f"ckptfs: {tmp_path}/nothing: no such file or directory"),
@@ -200,7 +200,7 @@ def test_a_page_to_an_unread_pipe_is_refused(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "ckptfs", "bench", str(tmp_path), "--html", str(pipe)]
-    # A program that waits for a reader is killed, and fails.
+    # A program that waits for a reader is killed, and the test fails.
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     said = f"ckptfs: {pipe}: no program reads this pipe\n  what to do: start its reader first, or name a regular file\n"
     assert (done.returncode, done.stdout, done.stderr) == (FAILED, "", said)
@@ -217,7 +217,7 @@ def test_a_pipe_that_is_read_gets_the_whole_page(tmp_path):
     assert read.read_bytes() == page
 
 
-def test_a_package_that_is_not_installed_is_told(monkeypatch, capsys):
+def test_a_missing_package_is_reported(monkeypatch, capsys):
     installed = {"torch", "safetensors"}
     found = lambda name: name if name in installed else None
     monkeypatch.setattr(loaders.importlib.util, "find_spec", found)
@@ -233,7 +233,7 @@ def test_a_package_that_is_not_installed_is_told(monkeypatch, capsys):
     assert "what to do: pip install torch" in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_there_is_told(tmp_path):
+def test_a_missing_device_is_reported(tmp_path):
     write_shards(tmp_path / "model", 1, 1, 1, 30)
     done = bench(tmp_path / "model", "--device", "nonsense")
     assert done.returncode == FAILED and "nonsense" in done.stderr and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""`ckptfs bench` tells people: in a page that stands by itself, and on the terminal while it measures."""
+"""`ckptfs bench` reports in an HTML page that needs no other file, and on the terminal while it measures."""
 
 import io
 import json
@@ -17,12 +17,12 @@ HOSTILE = "<img src=x onerror=alert(1)> & \"'\x1b[31m\u202e\n"
 
 @pytest.fixture(autouse=True)
 def never_all(monkeypatch, tmp_path):
-    """What other programs have cached is not forgotten for a test."""
+    """Keeps what other programs have cached: a test drops no caches."""
     monkeypatch.setattr(page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
 
 
 class Page(HTMLParser):
-    """What is in a page: its tags, which must be closed in order, their attributes, and its text."""
+    """The contents of a page: its tags, which must close in order, their attributes, and its text."""
 
     def __init__(self, text):
         super().__init__()
@@ -81,7 +81,7 @@ def test_a_page_is_written_beside_the_table(tmp_path, capsys, left):
     assert page.text.count("mount mapped") == 2 * 4 and "torch" in page.text
 
 
-def test_nothing_hostile_is_in_a_page_as_it_is():
+def test_hostile_text_is_escaped_in_a_page():
     page = html.page(found(path=HOSTILE, notes=[HOSTILE], cleared_by=HOSTILE, against=HOSTILE))
     parsed = Page(page.decode())
     assert not {"img", "script", "link", "iframe", "object"} & {*parsed.tags}
@@ -95,7 +95,7 @@ def test_nothing_hostile_is_in_a_page_as_it_is():
 
 def test_bars_are_as_long_as_medians_with_their_spread():
     parsed = Page(html.page(found()).decode())
-    # Of 420 for the most, which is 4 seconds; from there on the left edge of the bars, at 170.
+    # Of 420 for the largest value, 4 seconds; from there on the left edge of the bars, at 170.
     assert "width=210.0" in parsed.values and "width=315.0" in parsed.values
     assert "d=M275.0 9.0v8m0 -4H590.0m0 -4v8" in parsed.values
     assert "2.0000 s (1.0000 to 4.0000)" in parsed.text
@@ -119,7 +119,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_how_far_it_is_and_keeps_nothing_of_it(tmp_path, monkeypatch, capsys, left):
+def test_a_terminal_shows_progress_and_keeps_none_of_it(tmp_path, monkeypatch, capsys, left):
     write_shards(tmp_path / "model", 1, 1, 1, 30)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

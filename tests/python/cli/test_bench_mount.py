@@ -1,4 +1,4 @@
-"""`ckptfs bench` reads through a mount that it makes, which is gone however it ends."""
+"""`ckptfs bench` reads through a mount of its own, which is gone however the program ends."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from mounts import PATIENCE, until
 from program import DONE
 from samples import numbers, write_shards
 
-# As another user than root, who may not drop all caches.
+# As an unprivileged user, who may not drop all caches.
 RUN = """
 import sys
 from ckptfs.bench import page_cache
@@ -31,7 +31,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 @pytest.fixture(autouse=True)
 def never_all(monkeypatch, tmp_path):
-    """What other programs have cached is not forgotten for a test."""
+    """Keeps what other programs have cached: a test drops no caches."""
     monkeypatch.setattr(page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
 
 
@@ -39,7 +39,7 @@ def about(path):
     return json.loads(child_process.run("inspect", "--json", "--tensors", "--", path).out)
 
 
-def test_what_the_mount_shows_for_a_checkpoint_is_found(tmp_path, left):
+def test_the_mounts_name_of_a_checkpoint_is_found(tmp_path, left):
     tensors = write_shards(tmp_path / "model", 1, 2, 1, 30)
     (tmp_path / "loose").mkdir()
     for name in "ab":
@@ -105,7 +105,7 @@ def test_files_of_a_mount_are_not_called_cold(tmp_path, capsys, left):
         assert cli.main([str(path / "model.safetensors"), *words]) == DONE
         found = json.loads(capsys.readouterr().out)
     assert found["cold"] is None and found["tensors"] == len(tensors)
-    # What others read is the mount that is there; another one would be of that.
+    # Other libraries read the existing mount: a second mount would be one of that.
     assert found["loaders"] == ["ckptfs owned", "ckptfs mapped", "safetensors owned", "safetensors"]
     assert found["cached"]["safetensors"]["speedup"] == 1
     assert len(found["cached"]["safetensors"]["daemon_cpu_seconds"]) == 1
@@ -114,7 +114,7 @@ def test_files_of_a_mount_are_not_called_cold(tmp_path, capsys, left):
 
 
 def processes(marked):
-    """Those whose environment has this in it."""
+    """The processes whose environment has this in it."""
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -143,7 +143,7 @@ def test_a_signal_leaves_nothing(number, state, tmp_path, left):
             # The process that imports torch has forked one that loads.
             forks = lambda: [pid for pid in processes(mark) if b"ckptfs.bench.worker" in words_of(pid)]
             until("it loads", lambda: len(forks()) > 1 or running.poll() is not None)
-        # As a terminal sends it: to all that was started with it. What comes after it changes nothing.
+        # As a terminal sends it, to every process of the program. Later signals change nothing.
         os.killpg(running.pid, number)
         time.sleep(0.05)
         os.killpg(running.pid, signal.SIGTERM)

@@ -1,5 +1,5 @@
-"""The wheel alone brings the command: it mounts in the background by itself, hears Ctrl-C, and imports
-neither torch nor numpy."""
+"""The wheel alone brings the command. It mounts in the background, hears Ctrl-C, and imports neither torch nor numpy.
+"""
 
 import json
 import os
@@ -20,7 +20,7 @@ from samples import write_shards
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory):
-    """The script that the wheel's entry stands for."""
+    """The script that pip makes of the wheel's entry point."""
     script = tmp_path_factory.mktemp("bin") / "ckptfs"
     script.write_text(f"#!{sys.executable}\nimport sys\nfrom ckptfs.cli import main\nsys.exit(main())\n")
     script.chmod(0o755)
@@ -42,7 +42,7 @@ def mount(command, tmp_path, source):
         mount.remove()
 
 
-def test_it_mounts_and_unmounts(mount, source):
+def test_the_command_mounts_and_unmounts(mount, source):
     folder, expected = source
     check_same(load_file(mount / "llama/model.safetensors"), expected)
     about = Path(f"/proc/{mount.pid}")
@@ -56,7 +56,7 @@ def test_it_mounts_and_unmounts(mount, source):
     assert not is_mounted(mount.point)
 
 
-def test_it_knows_its_mounts(command, mount):
+def test_status_lists_the_mounts(command, mount):
     done = Ckptfs(command)("status")
     assert done.code == DONE and str(mount.point) in done.stdout
     assert "NOT" not in next(line for line in done.stdout.splitlines() if str(mount.point) in line)
@@ -93,7 +93,7 @@ def test_exit_codes_and_output(command, tmp_path, source):
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], []])
-def test_it_lists_what_only_it_can_do(command, words):
+def test_help_lists_the_wheels_own_commands(command, words):
     done = Ckptfs(command)(*words)
     assert done.code == (DONE if words else USAGE)
     listed = dict(re.findall(r"^  (\w+) +(.+)$", done.stdout + done.stderr, re.MULTILINE))
@@ -102,14 +102,14 @@ def test_it_lists_what_only_it_can_do(command, words):
 
 
 @pytest.mark.parametrize("name", ["run", "bench"])
-def test_help_of_what_only_it_can_do(command, name):
+def test_the_wheels_own_commands_have_help(command, name):
     asked, told = Ckptfs(command)("help", name), Ckptfs(command)(name, "--help")
     assert (asked.code, asked.stdout) == (DONE, told.stdout) and f"ckptfs {name}" in told.stdout
-    # An argument of another command is no command.
+    # An argument of another command is not taken for a command.
     assert Ckptfs(command)("inspect", name).code == FAILED
 
 
-def test_ctrl_c_ends_it(command, tmp_path, source):
+def test_ctrl_c_ends_a_mount(command, tmp_path, source):
     point = tmp_path / "mnt"
     point.mkdir()
     running = subprocess.Popen([command, "mount", "--foreground", source[0], point], stderr=subprocess.PIPE)
@@ -120,7 +120,7 @@ def test_ctrl_c_ends_it(command, tmp_path, source):
     assert running.returncode == DONE and not is_mounted(point)
 
 
-def test_ctrl_c_ends_what_only_reads(command, tmp_path):
+def test_ctrl_c_ends_a_command_that_reads(command, tmp_path):
     size = 1 << 40
     header = json.dumps({"x": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     with (tmp_path / "x.safetensors").open("wb") as file:

@@ -1,5 +1,5 @@
-"""Compares what a checkpoint becomes with what it must hold: format, names, types, shapes, every bit;
-of the file that is exported, and of what the Python package loads."""
+"""Compares an exported file, and a load by the Python package, with the expected tensors: format, names, types,
+shapes and every bit."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 DATA_ALIGNMENT = 4096
 
-# Bytes of an element, by the name in a header. Of F4, two share a byte.
+# Bytes of an element by the type's name in a header. Two elements of F4 share a byte.
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F4": 1,
     "F8_E5M2": 1, "F8_E4M3": 1, "F8_E5M2FNUZ": 1, "F8_E4M3FNUZ": 1, "F8_E8M0": 1,
@@ -41,7 +41,7 @@ def read_header(path):
 
 
 def check_format(path):
-    """What every exported file promises to the programs that read it. Gives its metadata."""
+    """Asserts what every exported file promises to its readers. Gives its metadata."""
     entries, metadata, data = read_header(path)
     assert metadata["format"] == "pt"
     assert data % DATA_ALIGNMENT == 0
@@ -56,7 +56,7 @@ def check_format(path):
 
 
 def check_tensors(path, expected):
-    """The file holds exactly the expected tensors (name to torch tensor), bit for bit."""
+    """Asserts that the file holds exactly the expected tensors, bit for bit."""
     with safe_open(path, framework="pt") as file:
         assert sorted(file.keys()) == sorted(expected)
         for name, tensor in expected.items():
@@ -67,7 +67,7 @@ def check_tensors(path, expected):
 
 
 def check_same(got, expected):
-    """Tensors by their names are the expected ones, bit for bit."""
+    """Asserts that the tensors are exactly the expected ones, bit for bit."""
     assert sorted(got) == sorted(expected)
     for name, tensor in expected.items():
         assert (got[name].dtype, got[name].shape) == (tensor.dtype, tensor.shape), name
@@ -86,7 +86,7 @@ def any_index(rng, shape):
         ways += [slice(None, stop - size)] if stop < size else []
         index.append(rng.choice(ways + [rng.randint(-size, size - 1)] * 2 if size else ways[:1]))
     if rng.random() < 0.3:
-        # What is named after it belongs to the last axes.
+        # Items after the ellipsis belong to the last axes.
         tail = [slice(None)] * rng.randint(0, len(shape) - len(index))
         return (*index, ..., *tail)
     return tuple(index) if len(index) != 1 or rng.random() < 0.5 else index[0]
@@ -98,7 +98,7 @@ def spelled(name):
 
 
 def check_loads(source, expected, *options):
-    """The package loads what is expected: zero-copy and owned, whole and in parts."""
+    """Asserts that the package loads the expected tensors: mapped and owned, whole and in slices."""
     how = {name: True for name in ("allow_partial", "follow_symlinks") if spelled(name) in options}
     if spelled("root") in options:
         how["root"] = options[options.index(spelled("root")) + 1]
@@ -107,7 +107,7 @@ def check_loads(source, expected, *options):
         rng = random.Random(repr(sorted(expected)))
         with open_with_ours(source, "pt", backend=backend, **how) as file:
             for name, tensor in expected.items():
-                # Of values that share a byte torch counts the bytes of the last axis, and we the values.
+                # Of types that share a byte, torch counts bytes on the last axis and ckptfs counts elements.
                 packed = tensor.dtype is torch.float4_e2m1fn_x2
                 index = any_index(rng, tensor.shape[:-1] if packed else tensor.shape)
                 got = file.get_slice(name)[index]
@@ -116,8 +116,8 @@ def check_loads(source, expected, *options):
 
 
 def check_export(ckptfs, source, expected, out, *options):
-    """Exports twice: the result is well formed, as expected, and the same both times; and what the
-    package loads is the same."""
+    """Exports twice, and asserts that the file is well formed, as expected and the same both times. Asserts the same
+    of a load."""
     check_loads(source, expected, *options)
     ckptfs.export(source, out, *options)
     metadata = check_format(out)
@@ -128,7 +128,7 @@ def check_export(ckptfs, source, expected, out, *options):
 
 
 def names_of(value):
-    """The tensors of a chosen value by the names that they must get."""
+    """The tensors of a value by the names that they must get."""
     return {"tensor": value} if isinstance(value, torch.Tensor) else _flatten(value, "")
 
 

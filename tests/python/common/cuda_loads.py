@@ -1,4 +1,4 @@
-"""What is loaded to CUDA devices in processes that have the stand-ins: each function is run in one of its own."""
+"""Loads to CUDA devices on the stubs: each function runs in a process of its own."""
 
 import gc
 import os
@@ -20,10 +20,10 @@ from compare import bits
 
 MIB = 1 << 20
 
-# What does not come until then does not come.
+# Seconds after which work that has not come is taken for lost.
 SECONDS = 60
 
-# Not in the process of the tests. The stand-ins have no kernels.
+# Not in the process of the tests: the stubs have no kernels.
 if "STUB_CUDA_REPORT" in os.environ:
     kernels.in_every_thread()
 
@@ -37,7 +37,7 @@ def same(loaded, expected, device="cuda:0"):
 
 
 def straight(report=None):
-    """Nothing was done otherwise than was asked for."""
+    """Asserts that the load used neither a fallback nor a mapping."""
     report = report or ckptfs.last_report()
     assert report.fallbacks == {} and report.mapped == 0, report
 
@@ -81,7 +81,7 @@ def small_tensors_share_blocks(path):
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in loaded.values()}
     assert len(storages) < len(loaded) / 20
     assert max(storage.nbytes() for storage in storages.values()) <= 4 * MIB
-    # One tensor keeps its block and no other.
+    # One tensor keeps its own block and no other.
     name = next(iter(loaded))
     kept = loaded[name]
     del loaded, storages, tensor
@@ -91,14 +91,15 @@ def small_tensors_share_blocks(path):
 
 
 def streams_keep_their_order(path):
-    """What a stream did with memory is over before a load has it, and what it does next finds what was loaded."""
+    """Earlier work of a stream with the memory is over before the load writes it, and later work finds the loaded
+    bytes."""
     expected = load_file(path)
     size = max(tensor.nbytes for tensor in expected.values())
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         with torch.cuda.stream(stream):
             torch.cuda.synchronize()
             old = torch.full((size,), 7, dtype=torch.uint8).to("cuda")
-            # A copy on the device that nobody has waited for when its source is given to the load.
+            # A copy on the device that nothing waits for when its source is given to the load.
             kept = torch.empty_like(old).copy_(old)
             del old
             loaded = load_file(path, "cuda")
@@ -109,7 +110,7 @@ def streams_keep_their_order(path):
 
 
 def prefetch_hands_over(path):
-    """To whatever stream takes a tensor; its memory is not given out again while that uses it."""
+    """A stream that takes a tensor keeps its memory until its work is done."""
     expected = load_file(path)
     other = torch.cuda.Stream()
     with ckptfs.safe_open(path, "pt", device="cuda") as file:
@@ -121,7 +122,7 @@ def prefetch_hands_over(path):
             again = load_file(path, "cuda")
             same(copies, expected)
             same(again, expected)
-        # Closed at once: what is under way ends, and its memory can be used.
+        # Closed at once: pending work ends, and the memory can be reused.
         loader = file.prefetch()
         loader.close()
         loader._state.thread.join()
@@ -131,7 +132,7 @@ def prefetch_hands_over(path):
 
 
 def handed_over_memory_stays(path):
-    """Whose stream has been given a tensor has its memory until that is done with it, whoever is given memory next."""
+    """The stream that was given a tensor has its memory until its work is done, whatever is allocated next."""
     expected = load_file(path)
     aside, other = cuda.BackgroundStream(torch.device("cuda")), torch.cuda.Stream()
     with aside:
@@ -151,7 +152,7 @@ def handed_over_memory_stays(path):
 
 
 def is_stopped(path):
-    """What is to stop ends with an error."""
+    """A load that is stopped ends with an error."""
     stop = _ckptfs.Stop()
     stop.set()
     with ckptfs.safe_open(path, "pt") as file, file._handle.use() as opened, Load(stop=stop) as load:
@@ -169,7 +170,7 @@ def lands_in_place(path):
     straight()
     same(into, expected)
     assert all(tensor._version > version[name] for name, tensor in into.items())
-    # Some here, some there.
+    # Some on one device, some on the other.
     names = list(expected)
     into = {name: torch.empty_like(expected[name], device="cuda" if n % 2 else "cpu")
             for n, name in enumerate(names)}  # fmt: skip
@@ -199,7 +200,7 @@ def casts_there(path):
         before = torch.cuda.memory_allocated()
         loaded = load_file(path, "cuda", dtype="float64")
         straight()
-        # Torch gives memory in steps; here two of the tensors are large.
+        # Torch allocates in steps; here two of the tensors are large.
         most = sum(tensor.nbytes for tensor in expected.values()) + at_once + 3 * MIB
         assert torch.cuda.max_memory_allocated() - before <= most, torch.cuda.max_memory_allocated()
         same(loaded, expected)
@@ -210,7 +211,7 @@ def casts_there(path):
 
 
 def is_placed(path, names):
-    """Parts of a model on devices of their own, in one load."""
+    """Parts of a model on several devices, in one load."""
     expected = load_file(path)
     first, rest = names
     asked = {first: 1, rest: "cuda:0", "": "cpu"}
@@ -243,7 +244,7 @@ def has_no_room(path):
 
 
 def pins_nothing(path):
-    """Where no memory can be pinned torch copies, and the report says so."""
+    """Where no memory can be pinned, torch copies, and the report says so."""
     expected = load_file(path)
     loaded = load_file(path, "cuda")
     [(why, count)] = ckptfs.last_report().fallbacks.items()
@@ -255,7 +256,7 @@ def pins_nothing(path):
 
 
 def pins_little(path, most):
-    """With what can be pinned everything goes through that."""
+    """With little memory to pin, everything goes through that."""
     expected = load_file(path)
     for _ in range(2):
         same(load_file(path, "cuda"), expected)
@@ -266,7 +267,7 @@ def pins_little(path, most):
 
 
 def fails_and_goes_on(path, call):
-    """A copy that fails is an error; nothing is left of it, and the next load is right."""
+    """A copy that fails is an error that leaves nothing, and the next load is right."""
     expected = load_file(path)
     with pytest.raises(ckptfs.SafetensorError, match=f"cuda:0: {call}: "):
         load_file(path, "cuda")
@@ -299,12 +300,12 @@ def many_threads(path):
     for thread in threads:
         thread.join()
     assert not failed, failed
-    # What was busy when the last of them ended stays pinned until a load finds it idle.
+    # Chunks that were busy when their load ended stay pinned until a load finds them idle.
     same(load_file(path, "cuda"), expected)
 
 
 def forked(path):
-    """A child of a process that has loaded says that it cannot, as torch does there; the parent goes on."""
+    """A forked child of a process that has loaded refuses, as torch does there; the parent goes on."""
     expected = load_file(path)
     same(load_file(path, "cuda"), expected)
     child = os.fork()
@@ -321,7 +322,7 @@ def forked(path):
 
 
 def transformers_on_a_device(folder):
-    """Each tensor goes to its device straight, once ours is installed."""
+    """With `install`, each tensor goes straight to its device."""
     import models
     from transformers import LlamaForCausalLM
 
@@ -340,13 +341,13 @@ def transformers_on_a_device(folder):
 
 
 def in_steps(path):
-    """A bar that moves, in as many calls as that takes."""
+    """A progress bar that moves needs as many calls as its steps."""
     pipeline._PROGRESS_BYTES = MIB
     same(load_file(path, "cuda", progress=True), load_file(path))
 
 
 def arrays_for_others(paths):
-    """Torch takes what is on the device as it is, and the driver has it back once nobody needs it."""
+    """Torch takes device memory as it is, and the driver gets it back after the last use."""
     torch.cuda.init()
     for path in paths:
         expected = load_file(path)
@@ -370,7 +371,7 @@ IMPATIENT = ()
 
 
 def on_every_rank(package, group, folder, out):
-    """Every rank has every tensor on its device, and the ranks together have read each byte once."""
+    """Every rank has every tensor on its device, and all ranks together have read each byte once."""
     from ckptfs.distributed import load_distributed
 
     for at_once in (MIB, 64 * MIB):
@@ -410,7 +411,7 @@ def shares_memory(path):
         with file.prefetch() as loader:
             same(dict(loader), expected)
         same({"large": file.get_slice("large")[1:3]}, {"large": expected["large"][1:3]})
-    # Used by work that is not over when the last name of it is gone.
+    # Used by work that is not over when the last reference to it is gone.
     copies = {name: torch.empty_like(tensor).copy_(tensor) for name, tensor in loaded.items()}
     del loaded
     same(copies, expected)
@@ -418,7 +419,7 @@ def shares_memory(path):
 
 
 def storage_writes(path):
-    """Storage writes to the device by itself where that is asked for; elsewhere the report says why not."""
+    """Storage writes straight to the device where that is asked for; elsewhere the report says why not."""
     # Pages that are mapped cannot be evicted.
     expected = load_file(path, backend="pread")
 
@@ -443,7 +444,7 @@ def storage_writes(path):
 
 
 def as_fastsafetensors_does(path):
-    """Its calls have tensors on the device straight, as they are and cast."""
+    """Its calls put tensors straight on the device, as they are and cast."""
     from ckptfs.fastsafetensors import fastsafe_open
 
     expected = load_file(path)
@@ -453,7 +454,7 @@ def as_fastsafetensors_does(path):
 
 
 def uses_memory_of_a_device(path):
-    """Tensors use memory of the device that the caller has filled, and keep it alive."""
+    """Tensors use device memory that the caller has filled, and keep it alive."""
     from ckptfs.fastsafetensors import SafeTensorsMetadata
 
     class Buffer:
@@ -480,7 +481,7 @@ def uses_memory_of_a_device(path):
 
 
 def nothing_is_held(path):
-    """Of a load in the background that is closed, or fails, or whose tensors were taken, without the collector."""
+    """A background load that is closed, fails or is used up leaves nothing to the garbage collector."""
     gc.disable()
     prefetch._BATCH_BYTES = MIB
     read, changed = prefetch.load_batch, threading.Condition()
@@ -490,7 +491,7 @@ def nothing_is_held(path):
         def batch(parts, *how, ends=ends, held=held):
             nonlocal given
             with changed:
-                # Until all that was read before has been taken, and let go of.
+                # Until every tensor that was read before has been taken and released.
                 assert ends != "taken" or changed.wait_for(lambda: taken == given, SECONDS)
             held.append(torch.cuda.memory_allocated())
             if ends == "failed" and len(held) == 3:
@@ -502,7 +503,7 @@ def nothing_is_held(path):
         with ckptfs.safe_open(path, "pt", device="cuda") as file, file.prefetch() as loader:
             if ends == "taken":
                 for _ in range(len(loader)):
-                    # Let go of at once.
+                    # Released at once.
                     next(iter(loader))
                     with changed:
                         taken += 1
@@ -532,7 +533,7 @@ def refuses_a_capture(path):
 
 
 def forked_arrays(path):
-    """A child of a process that has arrays on a device calls nothing of the driver."""
+    """A forked child of a process with arrays on a device calls nothing of the driver."""
     with ckptfs.safe_open(path, "dlpack", device="cuda:0") as file:
         arrays = [file.get_tensor("large")]
         child = os.fork()

@@ -1,11 +1,10 @@
-"""Runs something of PyTorch on devices that are not there: the stand-ins for CUDA's driver and runtime
-(`stubs/cuda`, `stubs/cudart`), built when they are first needed, and a process that finds them.
+"""Runs PyTorch on stubs of CUDA's driver and runtime (`stubs/cuda`, `stubs/cudart`), which are built when first
+needed.
 
     report = run(function, *arguments, DEVICES=2)
 
-The function is one of a module that can be imported here, and gets the arguments as they come through JSON. What
-it raises fails the test. The report is the stand-in's; both it and the settings are in
-`stubs/cuda/README.md`.
+The function is one of a module that can be imported here, and gets the arguments through JSON. An exception of it
+fails the test. The report and the settings are the stub's: see `stubs/cuda/README.md`.
 
     python cuda_stubs.py MODULE FUNCTION ARGUMENTS
 """
@@ -25,15 +24,15 @@ from program import REPOSITORY
 
 SECONDS = 300
 
-# What PyTorch needs of the stand-in for the driver: one as new as the runtime, that lets it destroy events
-# before what they were recorded after is done, as PyTorch does in each `wait_stream`.
+# PyTorch needs a driver stub as new as the runtime. In each `wait_stream` PyTorch destroys an event before the work
+# recorded before it is done, so the stub must allow that.
 SETTINGS = {"DRIVER_VERSION": 13020, "DESTROY": "allow"}
 
 
 @cache
 def folder(standin, library, *names):
-    """The folder that has a stand-in under all names that programs look for. Builds it first, once, however
-    many tests and processes of tests want it."""
+    """The directory that has a stub under all names that programs look for. Builds it once for all tests and
+    processes."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "tmp" / f"standin-{standin}"
     found = target / "found"
     found.mkdir(parents=True, exist_ok=True)
@@ -51,8 +50,8 @@ def folder(standin, library, *names):
 
 
 def environment(settings, report):
-    """What a process finds the stand-ins by. PyTorch looks beside itself first for the runtime and for the library
-    of GPUDirect Storage, so that these are loaded before it."""
+    """The environment of a process that finds the stubs. PyTorch first looks beside itself for the runtime and for
+    the library of GPUDirect Storage, so these are preloaded."""
     driver = folder("cuda", "libcuda.so", "libcuda.so", "libcuda.so.1")
     runtime = folder("cudart", "libcudart.so", "libcudart.so.13")
     storage = folder("cufile", "libcufile.so", "libcufile.so.0")
@@ -68,12 +67,12 @@ def environment(settings, report):
 
 
 def run(function, *arguments, **settings):
-    """Runs a function of a module, and gives the stand-in's report."""
+    """Runs a function of a module in a process of its own, and gives the stub's report."""
     return run_script(__file__, function.__module__, function.__name__, json.dumps(arguments), **settings)
 
 
 def run_script(*words, **settings):
-    """Runs Python with these words, and gives the stand-in's report."""
+    """Runs Python with these arguments, and gives the stub's report."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.json"
         done = subprocess.run(
@@ -85,7 +84,7 @@ def run_script(*words, **settings):
 
 
 def peek(tensor):
-    """The bytes that a tensor has by now: nothing that is queued is done for this. For what runs there."""
+    """The bytes that a tensor has by now: queued work is not waited for. For code in the process with the stubs."""
     bytes = ctypes.create_string_buffer(tensor.nbytes)
     where, room = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)
     assert ctypes.CDLL("libcuda.so.1").stub_cuda_peek(bytes, where, room) == 0

@@ -1,6 +1,6 @@
 """Programs that several ranks run to load a checkpoint together; `ranks` starts them.
 
-A program gets ckptfs.torch, the group and a folder, and fills what it is given.
+A program gets ckptfs.torch, the group, a directory and a dictionary for its results.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from ckptfs.distributed import collective, load_distributed
 
 from ranks import SECONDS
 
-# Those whose group waits for no rank for long.
+# Programs whose group gives up on a missing rank early.
 IMPATIENT = ("waits_for_one",)
 
 
@@ -24,7 +24,7 @@ def read_from_disk():
 
 
 def loaded(package, out, key, path, group, **how):
-    """Keeps what comes, and how it was had."""
+    """Keeps the tensors, and how each was read."""
     before = read_from_disk()
     out[key] = package.load_distributed(path, group, **how)
     out[key, "disk"] = read_from_disk() - before
@@ -32,7 +32,7 @@ def loaded(package, out, key, path, group, **how):
 
 
 def whole(package, group, folder, out):
-    """Every tensor on every rank: of a large checkpoint at once, of others in many small parcels."""
+    """Every tensor on every rank: of a large checkpoint at once, of others in many small messages."""
     loaded(package, out, "large", folder / "large", group)
     load_distributed._PARCEL_BYTES = 700
     for name in ("types.pt", "sharded", "odd.bin"):
@@ -52,7 +52,7 @@ def cut(package, group, folder, out):
 
 
 def subsets(package, group, folder, out):
-    """Every rank wants something else, and some of it is what others want."""
+    """Every rank asks for something else, and some of it is what others ask for."""
     load_distributed._PARCEL_BYTES = 700
     rank, path = group.rank(), folder / "wide.safetensors"
     wants = [["wide.two", "wide.three"], "wide.t*", ["one"], []][rank % 4]
@@ -62,7 +62,7 @@ def subsets(package, group, folder, out):
 
 @contextlib.contextmanager
 def broken(group, fault, where="_read"):
-    """Rank 1 fails at that, with what `fault()` is."""
+    """Rank 1 fails with the exception of `fault()` at that call."""
     does = getattr(collective.Exchange, where)
 
     def fails(*given):
@@ -82,7 +82,7 @@ def broken_disk():
 
 
 def refused(package, group, folder, out):
-    """One rank cannot: all have an error, and none is left behind."""
+    """One rank fails: all have an error, and none is left behind."""
     rank, path, words = group.rank(), folder / "wide.safetensors", []
 
     def fails(fault, where="_read"):
@@ -104,7 +104,7 @@ def refused(package, group, folder, out):
         lambda: package.load_distributed(folder / "half.safetensors", group, names="half"),
         lambda: package.load_distributed(folder / "half.safetensors", group, names="six"),
         lambda: package.load_distributed(folder / "rows.safetensors", group, shard={"*": 1}, memory="16M"),
-        # Between what all do together, and when the last was sent.
+        # Between collective calls, and after the last message.
         lambda: fails(lambda: MemoryError("no room"), "_buffer"),
         lambda: fails(lambda: MemoryError("no room"), "_land"),
     ):
@@ -112,7 +112,7 @@ def refused(package, group, folder, out):
             attempt()
         except Exception as fault:
             words.append(f"{type(fault).__name__}: {fault}")
-        # All came out of it at the same place.
+        # All of them ended at the same step.
         loaded(package, out, "after", path, group)
     out["refused"] = words
     out["only"] = package.load_distributed(folder / "half.safetensors", group, names="whole")
@@ -120,7 +120,7 @@ def refused(package, group, folder, out):
 
 
 def lets_go(package, group, folder, out):
-    """What a load that fails had open and made is gone with its fault."""
+    """A failed load's files and buffers are gone with its exception."""
     rank, path = group.rank(), folder / "wide.safetensors"
     package.load_distributed(path, group)
     gc.collect()
@@ -141,7 +141,7 @@ def lets_go(package, group, folder, out):
 
 
 def loses_one(package, group, folder, out):
-    """The last rank is gone in the middle."""
+    """The last rank ends in the middle."""
     read, load_distributed._PARCEL_BYTES = collective.Exchange._read, 700
 
     def dies(exchange, parcel):

@@ -1,6 +1,6 @@
-"""Programs that several ranks run with fastsafetensors, or with ours in its place; `ranks` starts them.
+"""Programs that several ranks run with fastsafetensors or with ours; `ranks` starts them.
 
-A program gets the package under test, the group and a folder, and fills what it is given.
+A program gets the package under test, the group, a directory and a dictionary for its results.
 """
 
 import importlib
@@ -9,7 +9,7 @@ import time
 
 from ranks import SECONDS
 
-# Those that lose a rank.
+# Programs that lose a rank.
 IMPATIENT = ("loses_one", "waits_for_one")
 
 
@@ -20,7 +20,7 @@ def buffers_of(package, pg, files, **made):
 
 
 def even(package, pg, folder, out):
-    """Everything that both packages do, on sizes that divide evenly."""
+    """Calls that both packages have, on sizes that divide evenly."""
     paths = [str(folder / f"{name}.safetensors") for name in "bac"]
     files = {0: paths[:1], 1: paths[1:]}
 
@@ -39,7 +39,7 @@ def even(package, pg, folder, out):
     one = buffers()
     for names, dim in ((("q", "k"), 0), (("q", "k"), 1), (("q", "o"), 0), (("o", "q", "p"), 1), (("q",), 0)):
         out["columns", names, dim] = one.get_multi_cols(list(names), dim).get_raw()
-    # Columns that are counted from the end are an error, on every rank.
+    # Columns counted from the end are an error, on every rank.
     for dim in (-1, -2):
         try:
             one.get_multi_cols(["q", "k"], dim)
@@ -70,7 +70,7 @@ def even(package, pg, folder, out):
 
 
 def uneven(package, pg, folder, out):
-    """Sizes that leave some ranks with less or nothing, every type, and files of other kinds."""
+    """Sizes that leave some ranks with less or nothing, every type, and files of other formats."""
     files = {0: [str(folder / "odd.bin")], 1: [str(folder / "types.pt")], 2: [str(folder / "sharded")]}
     loader, one = buffers_of(package, pg, files, disable_cache=False)
     shapes = {name: loader.get_shape(name) for name in loader.get_keys()}
@@ -91,7 +91,7 @@ def again(package, pg, folder, out):
     first, second = one.get_tensor("odd.two"), one.get_tensor("odd.two")
     first.zero_()
     out["independent"] = second, one.get_tensor("odd.two")
-    # These leave what is held as it is.
+    # These leave the loader's tensors as they are.
     for name in ("odd.seven", "odd.row", "none"):
         one.push_tensor(name, 1)
         one.get_multi_cols([name], 0)
@@ -109,7 +109,7 @@ def again(package, pg, folder, out):
             ask()
         except Exception as fault:
             out.setdefault("refused", []).append(str(fault))
-    # None of these has taken the ranks apart.
+    # None of these has separated the ranks.
     out["after"] = one.get_tensor("types.complex")
     _, kept = buffers_of(package, pg, files, disable_cache=False)
     for name in ("odd.two", "odd.seven", "odd.row", "none"):
@@ -126,7 +126,7 @@ def cast(package, pg, folder, out):
     loader = package.SafeTensorsFileLoader(pg)
     loader.add_filenames({0: [folder / "odd.bin"], 1: [folder / "a.safetensors"]})
     one, names = loader.copy_files_to_device(package.DType.BF16), loader.get_keys()
-    # Buffers have what they need when their loader is gone.
+    # Buffers have all they need after their loader is gone.
     loader.close()
     assert loader.pg.real_pg is None and one.pg.real_pg is pg
     out |= {name: one.get_sharded(name, 0) for name in names}
@@ -135,7 +135,7 @@ def cast(package, pg, folder, out):
 
 
 def loses_one(package, pg, folder, out):
-    """The last rank ends after copying, while the others wait for what it has."""
+    """The last rank ends after copying, while the others wait for its part."""
     _, one = buffers_of(package, pg, {0: [str(folder / "a.safetensors")], 1: [str(folder / "odd.bin")]})
     one.get_tensor("odd.row")
     if pg.rank() == 1:

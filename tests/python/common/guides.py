@@ -1,7 +1,6 @@
-"""The code that a guide in docs/ shows, taken out of it to be run as it stands there.
+"""Code blocks of a guide in docs/, to run as they stand there.
 
-In: the name of a guide. Out: its blocks, for the test to name one by one, so that none is left out: a guide
-with a block more or less than its test names is a failure.
+A test names every block of its guide: one more or less is a failure.
 """
 
 import itertools
@@ -13,20 +12,20 @@ from program import REPOSITORY
 
 
 def blocks(guide, language="python"):
-    """What stands between ```language and ``` in a guide, in its order."""
+    """The text of every ```language block of a guide, in order."""
     text = (REPOSITORY / "docs" / guide).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def ran(block, **given):
-    """The names that a block has once it ran; `given` are those that the guide supposes."""
+    """The names that a block leaves after it ran; `given` are the names that the guide assumes."""
     made = {"__name__": "a_guide", **given}
     exec(compile(block, "a block of a guide", "exec"), made)
     return made
 
 
 def with_command(folder):
-    """The environment of a shell that has this package's command `ckptfs`, and this Python."""
+    """The environment of a shell with this package's command `ckptfs` and this Python."""
     program = folder / "bin" / "ckptfs"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m ckptfs "$@"\n')
@@ -36,7 +35,7 @@ def with_command(folder):
 
 
 def rows(guide, first):
-    """The cells of each row of the table whose first heading this is."""
+    """The cells of each row of the table with this first heading."""
     lines = (REPOSITORY / "docs" / guide).read_text().splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith(f"| {first} |"))
     table = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])

@@ -1,5 +1,4 @@
-"""A hub of a test's own, on this machine: it serves folders as repositories in the protocol of the hub, so
-that a cache is written by the real client and not by what a test believes of it."""
+"""A model hub of the test's own: it serves folders in the hub's protocol, so that the real client writes the cache."""
 
 import hashlib
 import json
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-# Larger files are kept apart by hubs, and named by another hash.
+# A hub keeps larger files apart, and names them by another hash.
 LARGE = 10_000
 
 

@@ -1,9 +1,10 @@
-"""Asks the hub's cache for models, in a process of its own: where the cache lies and whether the hub may be
-asked is read when the libraries are imported.
+"""Asks the hub's cache for models, in a process of its own: the libraries read the cache's place and offline mode
+when they are imported.
 
-In comes JSON, a list of questions: `{"load": KIND, "name": NAME, "with": {…}}` for what
-`KIND.from_pretrained(NAME, …)` gives, `{"snapshot": NAME, "with": {…}}` for the folder that
-`snapshot_download(NAME, …)` gives. Out comes the list of answers; that to a fault is its text."""
+The input is a JSON list of questions: `{"load": KIND, "name": NAME, "with": {…}}` for `KIND.from_pretrained(NAME,
+…)`, and `{"snapshot": NAME, "with": {…}}` for the folder of `snapshot_download(NAME, …)`. The output is the list of
+answers; an exception's answer is its text.
+"""
 
 import json
 import sys

@@ -35,7 +35,7 @@ def nothing_is_left():
 
 
 def left():
-    """Where something of ours still is in the modules of others."""
+    """The places in other modules that still hold something of ours."""
     ours = install.__name__, calls.__name__
     return [
         f"{name}.{key}" for name, module in list(sys.modules.items()) if not name.startswith("ckptfs")
@@ -54,7 +54,7 @@ def check_same(got, wanted):
 
 
 def run(code, *words, **env):
-    """What a program of its own prints as JSON in its last line."""
+    """The JSON in the last line that a program of its own prints."""
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path), **env}
     done = subprocess.run([sys.executable, "-c", code, *map(str, words)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

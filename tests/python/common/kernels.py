@@ -1,8 +1,7 @@
-"""What kernels do, on the CPU between two copies: for processes whose devices have memory and streams, and nothing
-that computes.
+"""Computes on the CPU between two copies, for stub devices that have memory and streams but no kernels.
 
-In: every operation of torch that is asked for, in any thread. Out: those that only make, view or copy memory are
-left to torch; of others, operands are fetched, and what comes of them is taken to the device.
+It sees every operation of torch in any thread. Operations that only make, view or copy memory are left to torch. For
+others, operands are fetched, and the result is copied to the device.
 """
 
 import threading
@@ -11,11 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-# What needs no kernel, besides views, and what groups of processes do, which copy by themselves.
+# Operations that need no kernel besides views, and collectives, which copy by themselves.
 _PLAIN = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "detach", "alias", "set_",
           "record_stream", "is_pinned", "_local_scalar_dense", "is_same_size"}  # fmt: skip
 
-# What needs none between contiguous tensors of one type.
+# Operations that need none between contiguous tensors of one type.
 _COPIES = {"_to_copy", "copy_", "clone"}
 
 
@@ -53,7 +52,7 @@ def _computed_here(operation, args, kwargs, device):
 
 
 def _fetched(value):
-    """A tensor on the CPU that lies as it does on the device."""
+    """A tensor on the CPU with the strides that it has on the device."""
     if not isinstance(value, torch.Tensor) or not value.is_cuda:
         return value
     if value.is_contiguous():
@@ -65,7 +64,7 @@ def _fetched(value):
 
 
 def in_every_thread():
-    """From now on, in this thread and those that begin later."""
+    """Applies from now on, in this thread and in those that begin later."""
     Kernels().__enter__()
     run = threading.Thread.run
 

@@ -1,4 +1,4 @@
-"""A saved pipeline turned into the other layouts in which the same is given out."""
+"""Rewrites a saved pipeline into the other layouts that people publish."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 
 
 def as_older_releases_did(folder, limit=None):
-    """Turns every safetensors file of transformers' parts into the pickle that they wrote before.
+    """Turns every safetensors file of transformers' parts into the pickle that older releases wrote.
 
-    `limit` bytes make shards with an index. diffusers writes its own pickles; these parts are those
-    that today's transformers has no option for.
+    `limit` bytes make shards with an index. diffusers writes its own pickles; today's transformers has no option for
+    these.
     """
     for path in [*Path(folder).rglob("model.safetensors"), *Path(folder).rglob("model.*.safetensors")]:
         variant = path.name.removeprefix("model").removesuffix("safetensors").strip(".")

@@ -1,5 +1,5 @@
-"""Tiny models for the tests of loaders: made once from a seed, written in every layout that libraries
-have written, and compared, once loaded, by every bit of every parameter and buffer."""
+"""Tiny models for the tests of libraries: made once from a seed, written in every published layout, and compared
+after loading by every bit of every parameter and buffer."""
 
 import copy
 import hashlib
@@ -9,7 +9,7 @@ import os
 import warnings
 from contextlib import contextmanager
 
-# Nothing here may ask a hub; read when the libraries are imported.
+# Nothing here may ask a hub; the libraries read this when they are imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
@@ -26,7 +26,7 @@ from mounts import Mounts
 from program import find_binary
 
 disable_progress_bar()
-# Models this small are slower with more, and much slower on a busy machine.
+# Models this small are slower with more threads, and much slower on a busy machine.
 torch.set_num_threads(1)
 
 
@@ -54,7 +54,7 @@ def gpt2():
 
 
 def resnet():
-    """Buffers that are saved, of floats and of whole numbers."""
+    """Saved buffers, of floats and of integers."""
     return _of(
         ResNetForImageClassification,
         ResNetConfig(
@@ -77,7 +77,7 @@ def _of(kind, config):
     torch.manual_seed(0)
     model = kind(config).eval()
     with torch.no_grad():
-        # What a new model has of ones and zeros would be right also if it were not loaded.
+        # The ones and zeros of a new model would look right even if they were not loaded.
         for tensor in model.state_dict().values():
             if tensor.is_floating_point():
                 tensor.add_(torch.rand_like(tensor) / 8)
@@ -97,14 +97,13 @@ def tokenizer():
 
 
 def save_bin(model, folder, variant=None):
-    """`pytorch_model.bin` as releases wrote it that had no safetensors: tied tensors under all their
-    names."""
+    """`pytorch_model.bin` as releases without safetensors wrote it: tied tensors under all their names."""
     _save_config(model, folder)
     torch.save(model.state_dict(), folder / with_variant("pytorch_model.bin", variant))
 
 
 def in_one_storage(model):
-    """The same weights, all of them parts of one storage; what was tied stays so."""
+    """The same weights as parts of one storage; tied ones stay tied."""
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     start = 0
     for parameter in model.parameters():
@@ -115,8 +114,8 @@ def in_one_storage(model):
 
 
 def save_bin_shards(model, folder, variant=None, cloned=True):
-    """The same in shards, in the order of the state dict, with an index. Not cloned, each shard has the
-    whole storages of its tensors, as older releases wrote them."""
+    """The same in shards, in the order of the state dict, with an index. Not cloned, each shard has the whole
+    storages of its tensors, as older releases wrote them."""
     _save_config(model, folder)
     state = model.state_dict()
     parts, size, most = [{}], 0, _shard_bytes(model)
@@ -139,7 +138,7 @@ def save_bin_shards(model, folder, variant=None, cloned=True):
 
 
 def _shard_bytes(model):
-    """So few that a model comes in several shards."""
+    """A limit that puts a model into several shards."""
     return sum(tensor.nbytes for tensor in model.state_dict().values()) // 3
 
 
@@ -157,7 +156,7 @@ def with_variant(name, variant):
 
 
 def save_shards(model, folder, variant=None):
-    """Sharded safetensors, written by the library."""
+    """Sharded safetensors, as the library writes them."""
     model.save_pretrained(folder, max_shard_size=_shard_bytes(model), variant=variant)
     assert len(list(folder.glob("*.safetensors"))) > 1
 
@@ -182,7 +181,7 @@ def halved(model):
 
 
 def tensors_of(model):
-    """Every parameter and buffer by its names, those included that are not saved."""
+    """Every parameter and buffer by its names, unsaved ones included."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return parameters | dict(model.named_buffers(remove_duplicate=False))
 
@@ -207,7 +206,7 @@ def ties(tensors):
 
 
 def check_same(got, original):
-    """Two models have the same parameters and buffers, and the same of them are tied."""
+    """Asserts that two models have the same parameters and buffers, and the same ties."""
     got, original = tensors_of(got), tensors_of(original)
     check_fingerprints(fingerprints(got), fingerprints(original))
     assert ties(got) == ties(original), (ties(got), ties(original))
@@ -223,9 +222,8 @@ def check_fingerprints(got, original):
 
 
 def check_loads_same(load, original, mounted):
-    """`load(folder)` gives the same model from both, or the same pair of a model and what was missing or
-    not expected in its files, and warns of nothing through the mount that it does not warn of at the
-    original. Gives both models."""
+    """Asserts that `load(folder)` gives the same model from both, or the same pair of a model and its missing and
+    unexpected keys. The mount may give no warning that the original does not give. Gives both models."""
     (first, info), said = _heard(load, original)
     (second, info_mounted), said_mounted = _heard(load, mounted)
     check_same(second, first)
@@ -250,13 +248,13 @@ class _Listener(logging.Handler):
         self.said.append(record.getMessage())
 
 
-# The first is everybody; others keep what they say from it.
+# The root logger first: others take their level from it.
 LIBRARIES = ["", "transformers", "huggingface_hub"]
 
 
 @contextmanager
 def listening():
-    """What libraries warn of meanwhile."""
+    """The warnings of libraries meanwhile."""
     listener = _Listener()
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     for logger in loggers:

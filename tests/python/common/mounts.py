@@ -13,7 +13,7 @@ PATIENCE = 60
 
 
 def until(what, holds):
-    """Waits until something holds, and fails if it never does."""
+    """Waits until something holds; fails if it never does."""
     end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end, f"still not so: {what}"
@@ -30,7 +30,7 @@ def has_ended(pid):
 
 
 def python(*words, **how):
-    """A program of its own, that runs to its end."""
+    """Runs a Python program of its own to the end."""
     return subprocess.run(
         [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE, **how
     )
@@ -43,7 +43,7 @@ class Mount:
         self.binary, self.point, self.log = binary, point, log
         point.mkdir(exist_ok=True)
         command = [*prefix, binary, "mount", source, point, "--log-file", log, *options]
-        # What it remembers is of this test, and goes with it.
+        # Its access traces are this test's, and go with it.
         env = os.environ | {"XDG_CACHE_HOME": str(log.parent / "cache")}
         done = subprocess.run(
             list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, env=env
@@ -61,19 +61,18 @@ class Mount:
         return self.log.read_text() if self.log.exists() else ""
 
     def resident(self):
-        """Bytes of memory of its own that the daemon has now, and the most that it ever had."""
+        """The daemon's resident memory now, and its peak."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         found = dict(line.split(":", 1) for line in lines)
         return tuple(int(found[name].split()[0]) << 10 for name in ("RssAnon", "VmHWM"))
 
     def kill(self):
-        """Leaves a dead mount behind."""
+        """Kills the daemon, which leaves a dead mount behind."""
         os.kill(self.pid, signal.SIGKILL)
         until("its daemon is gone", lambda: not _command_line(self.pid))
 
     def stop(self):
-        """Nobody who asks gets an answer any more. The signal alone leaves threads a moment in which they
-        go on answering."""
+        """Stops the daemon: it answers no more. After the signal alone its threads still answer for a moment."""
         os.kill(self.pid, signal.SIGSTOP)
         threads = [path / "stat" for path in Path(f"/proc/{self.pid}/task").iterdir()]
         is_stopped = lambda path: path.read_text().rsplit(") ", 1)[1].startswith("T")
@@ -89,7 +88,7 @@ class Mount:
         assert done.returncode == 0, done.stderr.decode()
 
     def remove(self):
-        """Takes it away by force if it is still there."""
+        """Unmounts by force if the mount is still there."""
         while is_mounted(self.point):
             subprocess.run(["umount", "-l", self.point], check=True, timeout=PATIENCE)
         pid = getattr(self, "pid", None)
@@ -114,7 +113,7 @@ class Mounts:
     def __call__(self, source, *options, prefix=(), at=None):
         number = len(self.all)
         mount = Mount.__new__(Mount)
-        # Known before it is made: what fails half way is taken away too.
+        # Recorded before it is made, so that a half-made one is unmounted too.
         self.all.append(mount)
         mount.__init__(
             self.binary, source, at or self.folder / f"mnt{number}", self.folder / f"log{number}",

@@ -1,4 +1,4 @@
-"""Touches every page of mapped files from many threads, and prints the hash of each file:
+"""Touches every page of mapped files from many threads, and prints the hash of each file.
 
     python page_toucher.py FILE... THREADS SEED
 """
@@ -14,8 +14,8 @@ SECONDS = 120
 
 
 def touch(paths, seed, threads):
-    """Faults in every page of every file, each thread in an order of its own, and drops pages in
-    between. Says what was read."""
+    """Faults in every page of every file, each thread in an order of its own, and drops pages in between. Gives the
+    hash of each file."""
     files = [os.open(path, os.O_RDONLY) for path in paths]
     maps = [mmap.mmap(file, 0, prot=mmap.PROT_READ) for file in files]
     read = [[None] * -(-len(m) // mmap.PAGESIZE) for m in maps]
@@ -30,7 +30,7 @@ def touch(paths, seed, threads):
             at = page * mmap.PAGESIZE
             read[m][page] = maps[m][at : at + mmap.PAGESIZE]
             if n % 16 == 0:
-                # What is mapped by others stays; what they let go of is read again.
+                # Pages that others map stay; dropped ones are read again.
                 size = min(64, len(read[m]) - page) * mmap.PAGESIZE
                 maps[m].madvise(mmap.MADV_DONTNEED, at, min(size, len(maps[m]) - at))
                 os.posix_fadvise(files[m], at, size, os.POSIX_FADV_DONTNEED)

@@ -1,5 +1,8 @@
-"""Loads a pipeline from a mount and from its original, with whatever the environment tells diffusers,
-and ends with an error if they are not the same: `parallel_pipeline_load.py MOUNTED ORIGINAL [--pickles]`."""
+"""Loads a pipeline from a mount and from its original under the environment's settings of diffusers, and fails if
+they differ.
+
+    parallel_pipeline_load.py MOUNTED ORIGINAL [--pickles]
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Puts pickles together opcode by opcode, and wraps them in torch's two file forms.
+"""Assembles pickles opcode by opcode, and wraps them in torch's two file forms.
 
 Each function gives the bytes that leave one value on the stack, so that they nest as the values do.
 """
@@ -62,7 +62,7 @@ def get(slot):
 
 
 def storage(key="0", count=4, kind="FloatStorage", location="cpu", module="torch", window=b""):
-    """`window` ends it in the legacy form: none, or which part of the storage is meant."""
+    """A persistent id. `window` ends it in the legacy form: the part of the storage, or none."""
     fields = text("storage"), name(module, kind), text(key), text(location), number(count)
     return tuple_of(*fields, window) + b"Q"
 
@@ -72,7 +72,7 @@ def numbers(*values):
 
 
 def tensor(offset=0, shape=(4,), strides=(1,), of=None, shape_as=None):
-    """As torch writes one; `shape_as` stands in the shape's place."""
+    """A tensor as torch writes it; `shape_as` replaces the shape."""
     return call(
         name("torch._utils", "_rebuild_tensor_v2"),
         of or storage(),
@@ -105,7 +105,7 @@ SYSTEM = pickle.dumps({"protocol_version": 1001, "little_endian": True, "type_si
 
 
 def write_legacy(path, pickled, storages=None, system=SYSTEM):
-    """A file of torch's older form, around any pickle; storages are by key: count and bytes."""
+    """A legacy file around any pickle; storages are by key: count and bytes."""
     storages = {"0": (4, STORAGE)} if storages is None else storages
     parts = [MAGIC, pickle.dumps(1001, 2), system, pickled, pickle.dumps(list(storages), 2)]
     parts += [struct.pack("<q", count) + raw for count, raw in storages.values()]
@@ -114,7 +114,7 @@ def write_legacy(path, pickled, storages=None, system=SYSTEM):
 
 
 def turned_round(source, path, unit, order=b"big"):
-    """Copies an archive, every `unit` bytes of its storages reversed, and says so in it."""
+    """Copies an archive with every `unit` bytes of its storages reversed, and with the byte order record to match."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w") as new:
         for record in old.namelist():
             raw = old.read(record)

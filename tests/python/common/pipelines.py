@@ -1,7 +1,7 @@
-"""Tiny image pipelines, whole in every part, and what is compared of two of them.
+"""Tiny image pipelines, complete in every part, and comparisons of two of them.
 
-A pipeline is made from seeded random weights and saved by its own library; `sd_checkpoint` names the
-same weights as the single files that Stable Diffusion 1.x was given out in.
+A pipeline has seeded random weights and is saved by its own library. `sd_checkpoint` gives the same weights as the
+single files of Stable Diffusion 1.x.
 """
 
 import json
@@ -24,7 +24,7 @@ PROMPT = "a red cat"
 
 
 def clip_tokenizer(folder):
-    """Knows the letters, and nothing else."""
+    """A tokenizer that knows the letters, and nothing else."""
     folder.mkdir(parents=True)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
@@ -53,7 +53,7 @@ def vae(channels):
 
 
 def stable_diffusion(folder):
-    """A pipeline of a UNet, as Stable Diffusion 1.x is one."""
+    """A pipeline with a UNet, like Stable Diffusion 1.x."""
     torch.manual_seed(1)
     tokenizer = clip_tokenizer(folder)
     unet = UNet2DConditionModel(
@@ -70,7 +70,7 @@ def stable_diffusion(folder):
 
 
 def flux(folder):
-    """A pipeline of a transformer with two text encoders, as Flux is one."""
+    """A pipeline with a transformer and two text encoders, like Flux."""
     torch.manual_seed(2)
     tokenizer = clip_tokenizer(folder)
     words = {"<pad>": 0, "</s>": 1, "<unk>": 2, "a": 3, "red": 4, "cat": 5}
@@ -95,11 +95,8 @@ def flux(folder):
 
 
 def image_of(pipeline, side=32):
-    """What it paints from a seed.
-
-    Its weights are moved to memory of their own: how a processor rounds depends on where in a page a
-    tensor lies, and a shard of the original has it elsewhere than its image.
-    """
+    """The picture that it paints from a seed. Its weights are first copied to memory of their own: rounding depends
+    on a tensor's place in a page, which differs between a shard and its virtual file."""
     for model in modules_of(pipeline).values():
         model.eval()
         for parameter in model.parameters():
@@ -113,7 +110,7 @@ def image_of(pipeline, side=32):
 
 
 def state_of(model):
-    """Every parameter and buffer, those that are not saved included."""
+    """Every parameter and buffer, unsaved ones included."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
@@ -131,7 +128,7 @@ def check_same_state(got, expected):
 
 
 def check_same_pipeline(got, expected):
-    """The same parts, the same weights in each, the same image."""
+    """Asserts the same parts, the same weights in each, and the same picture."""
     assert type(got) is type(expected)
     assert got.components.keys() == expected.components.keys()
     parts, originals = modules_of(got), modules_of(expected)
@@ -142,7 +139,7 @@ def check_same_pipeline(got, expected):
 
 
 class Told(logging.Handler):
-    """What the libraries say while something is loaded, from warnings on."""
+    """The libraries' messages during a load, from warnings on."""
 
     NAMES = ("diffusers", "transformers", "accelerate", "peft", "py.warnings")
 
@@ -152,7 +149,7 @@ class Told(logging.Handler):
         self.warnings = warnings.catch_warnings()
         self.warnings.__enter__()
         warnings.simplefilter("always")
-        # diffusers leaves files to the collector.
+        # diffusers leaves files open for the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
         logging.captureWarnings(True)
         for name in self.NAMES:
@@ -170,7 +167,7 @@ class Told(logging.Handler):
 
 
 def loaded(load, path, **options):
-    """What a load gives, and what was said meanwhile, without the way to the file."""
+    """The result of a load, and its messages without the file's path."""
     with Told() as told:
         value = load(path, **options)
     return value, {text.replace(str(path), "PATH") for text in told.said}

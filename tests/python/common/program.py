@@ -1,4 +1,4 @@
-"""Runs the ckptfs program the way a user does: arguments in; exit code, output and files out."""
+"""Runs the ckptfs program as a user does: arguments in; exit code, output and files out."""
 
 import json
 import os
@@ -13,13 +13,13 @@ COMMON = Path(__file__).parent
 
 DONE, FAILED, USAGE, REFUSED = 0, 1, 2, 3
 
-# A run that must be bounded gets no more than this.
+# The limits of a bounded run.
 MEMORY = 2 << 30
 SECONDS = 20
 
 
 def find_binary():
-    """CKPTFS_BIN, else the release build, else the debug build. None of them is a failure."""
+    """The binary of CKPTFS_BIN, else the release build, else the debug build. Having none of them is a failure."""
     named = os.environ.get("CKPTFS_BIN")
     builds = [REPOSITORY / "target" / build / "ckptfs" for build in ("release", "debug")]
     for binary in [Path(named)] if named else builds:
@@ -30,7 +30,7 @@ def find_binary():
 
 @dataclass
 class Outcome:
-    """What a run left behind."""
+    """The outcome of a run."""
 
     code: int
     stdout: str
@@ -45,7 +45,7 @@ class Ckptfs:
         self.binary = binary
 
     def __call__(self, *args, bounded=False):
-        """Runs to the end. `bounded` limits its memory; its time is limited always."""
+        """Runs to the end. `bounded` limits its memory; its time is always limited."""
         command = [str(self.binary), *map(str, args)]
         if bounded:
             command = ["sh", "-c", f'ulimit -v {MEMORY >> 10} && exec "$@"', "sh", *command]
@@ -58,14 +58,14 @@ class Ckptfs:
         return outcome
 
     def export(self, path, out, *options):
-        """Exports what must be exportable, and gives the file."""
+        """Exports a source, which must work, and gives the file."""
         done = self("export", path, out, *options)
         assert done.code == DONE, done.stderr
         assert all(line.startswith("ckptfs: note: ") for line in done.stderr.splitlines()), done.stderr
         return out
 
     def inspect(self, path, *options):
-        """The report on what must be showable."""
+        """The JSON report on a source, which must work."""
         done = self("inspect", "--json", path, *options)
         assert done.code == DONE, done.stderr
         return done.json()

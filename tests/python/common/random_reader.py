@@ -1,7 +1,7 @@
-"""Reads files in every way that the system has, at random, and compares with what must be read.
+"""Reads files in every way that the system has, at random, and compares with their references.
 
-Run as a program: a JSON of {files: {path: path of its reference}, seed, operations, threads, forks}.
-It ends with 0 if every read was right, and says which was not, and how many there were.
+Run as a program, its argument is a JSON of {files: {path: path of its reference}, seed, operations, threads, forks}.
+It exits with 0 if every read was right. It reports each wrong read, and how many there were.
 """
 
 import json
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 PAGE = 4096
 
-# Reads are mostly small, so that there are many of them; a few are larger than any request.
+# Mostly small reads, so that there are many of them; a few are larger than any request.
 SMALL, LARGE = 15, 21
 
 # How often each way of reading is taken, of a thousand.
@@ -46,7 +46,7 @@ class Wrong(Exception):
 
 
 class File:
-    """One file, as one thread has it open."""
+    """One file as one thread has it open."""
 
     def __init__(self, path, expected, original=None):
         self.path, self.expected, self.original = path, expected, original
@@ -66,13 +66,13 @@ class File:
 
 
 class Reader:
-    """Does operations on files; all of its state is its own, but for descriptors after a fork."""
+    """Reads files at random. Its state is its own, except for descriptors that are shared after a fork."""
 
     def __init__(self, files, seed):
         self.rng = random.Random(seed)
         self.files = files
         self.pipe = os.pipe()
-        # F_SETPIPE_SZ: a pipe that holds what is sent in one go.
+        # F_SETPIPE_SZ: a pipe that holds one whole transfer.
         import fcntl
 
         self.room = fcntl.fcntl(self.pipe[1], 1031, 1 << 20)
@@ -105,7 +105,7 @@ class Reader:
             self.check("a mapping", file, offset, length, got)
 
     def parts(self, length):
-        """Memory in pieces of odd lengths, as much as is asked for in all."""
+        """Buffers of odd lengths with the given total."""
         cut = int(self.rng.random() * length)
         return [bytearray(1), bytearray(cut), bytearray(length - cut)]
 
@@ -115,7 +115,7 @@ class Reader:
         self.check("preadv", file, offset, length + 1, b"".join(parts)[:read])
 
     def readv(self, file, offset, length):
-        # A descriptor that is shared with other processes has one position for all.
+        # A descriptor shared with other processes has one position for all.
         fd = os.open(file.path, os.O_RDONLY)
         try:
             os.lseek(fd, offset, os.SEEK_SET)
@@ -163,7 +163,7 @@ class Reader:
         try:
             read = os.preadv(file.direct, [into], offset)
         except OSError as error:
-            # What is shown as it is refuses what the original refuses.
+            # A passed-through file refuses what the original refuses.
             if file.original is None or self.original_reads(file, into, offset):
                 raise Wrong(f"a direct read: {error}", file.path, offset, length) from error
             return
@@ -203,7 +203,7 @@ class Reader:
         try:
             copied = os.copy_file_range(file.fd, self.sink, length, offset, 0)
         except OSError as error:
-            # Between filesystems callers fall back.
+            # Between filesystems callers fall back to other calls.
             if error.strerror != "Invalid cross-device link":
                 raise
             return

@@ -1,10 +1,11 @@
-"""Several ranks that each run a program, each a process: `run(folder, ranks, programs, package, program)` starts
-one per rank and gives, for each rank, what its program put into a dictionary.
+"""Runs a program in several ranks, each a process.
+
+`run(folder, ranks, programs, package, program)` starts one per rank and gives each rank's dictionary of results.
 
     python ranks.py PROGRAMS PACKAGE PROGRAM RANK RANKS FOLDER STORE
 
-PROGRAMS is a module with a function PROGRAM, which gets PACKAGE, imported, the group, the folder and the
-dictionary; `IMPATIENT` there names those whose group waits for no rank for long.
+PROGRAMS is a module with a function PROGRAM, which gets the imported PACKAGE, the group, the folder and the
+dictionary. `IMPATIENT` of the module names the programs whose group gives up on a missing rank early.
 """
 
 import datetime
@@ -15,16 +16,16 @@ import sys
 import uuid
 from pathlib import Path
 
-# Longer than any group here waits for one that does not come.
+# Longer than any group here waits for a missing rank.
 SECONDS = 120
 
-# A group of those that lose one of them waits so long.
+# The time that an impatient group waits.
 PATIENCE = 4
 
 
 def start(folder, ranks, programs, package, program):
-    """A process for each rank."""
-    # Of this group alone: one that lost a rank leaves its own behind.
+    """Starts a process for each rank."""
+    # Of this group alone: a group that lost a rank leaves its own store behind.
     store = folder / f"store-{uuid.uuid4()}"
     words = [sys.executable, __file__, programs, package, program]
     return [
@@ -37,7 +38,7 @@ def start(folder, ranks, programs, package, program):
 
 
 def ended(processes):
-    """The exit code and the words of each, when all have ended; none outlives this."""
+    """The exit code and the output of each, after all have ended; none outlives this."""
     try:
         told = [process.communicate(timeout=SECONDS) for process in processes]
     finally:
@@ -48,8 +49,8 @@ def ended(processes):
 
 
 def waited(processes):
-    """Of the first, while the last does something else: its exit code, how long it says that it waited, and its
-    words. None outlives this."""
+    """The first rank's exit code, the time that it says it waited, and its messages, while the last does something
+    else. None outlives this."""
     try:
         told, words = processes[0].communicate(timeout=SECONDS)
     finally:
@@ -68,7 +69,7 @@ def same(mine, other):
 
 
 def part(tensor, dim, rank, ranks):
-    """What a rank gets of a tensor that is cut, by torch's own rule for chunks; all of it if it is not."""
+    """A rank's part of a tensor by torch's own rule for chunks; all of it if it is not split."""
     from compare import bits
 
     if dim is None:

@@ -4,10 +4,8 @@ from program import REFUSED
 
 
 def check_refused(ckptfs, path, *words, tensor=None, options=()):
-    """Exit code 3, quickly, in bounded memory, in words that help, and nothing written.
-
-    `words` must stand in the message; `tensor` is the entry at fault, where there is one.
-    """
+    """Asserts exit code 3, quickly, in bounded memory, in words that help, with nothing written. `words` must stand
+    in the message; `tensor` is the entry at fault, if there is one."""
     before = sorted(path.parent.iterdir())
     export = ckptfs("export", path, path.with_name("out.safetensors"), *options, bounded=True)
     assert sorted(path.parent.iterdir()) == before, "something was written"

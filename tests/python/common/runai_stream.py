@@ -1,5 +1,8 @@
-"""Streams a file with whatever the environment tells the Run:ai Model Streamer, and ends with an error
-if its tensors are not those of another file: `runai_stream.py FILE EXPECTED`."""
+"""Streams a file under the environment's settings of the Run:ai Model Streamer, and fails if its tensors are not
+those of another file.
+
+    runai_stream.py FILE EXPECTED
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Checkpoints of every kind that is read in a way of its own, and what each must be shown as."""
+"""One checkpoint of each kind that is read in its own way, and the tensors of each."""
 
 import json
 import random
@@ -14,7 +14,7 @@ def numbers(seed, *shape):
 
 
 def write_shards(folder, seed, shards, tensors, side):
-    """A model in shards, with an index. Gives its tensors."""
+    """Writes a model in shards with an index, and gives its tensors."""
     folder.mkdir(parents=True)
     named, index = {}, {}
     for shard in range(shards):
@@ -39,7 +39,7 @@ def small_tensors(seed, count):
 
 
 def strided_tensors(seed):
-    """Tensors whose elements do not lie in order."""
+    """Tensors that are not contiguous."""
     base = numbers(seed, 900, 700)
     return {
         "turned": base.t(),
@@ -52,8 +52,7 @@ def strided_tensors(seed):
 
 
 def write_all(folder, seed):
-    """Writes one of each. Gives the paths in the view and what each is made of, and of files that
-    are shown as they are."""
+    """Writes one of each. Gives the paths in the view, the source of each, and the passed-through files."""
     write_shards(folder / "sharded", seed, 3, 4, 400)
     loose = folder / "loose"
     loose.mkdir()

@@ -12,8 +12,7 @@ CLASSED = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
 ]  # fmt: skip
 
-# Types that torch saves over untyped storages. It writes them in the legacy form too, but cannot
-# read that back.
+# Types that torch saves over untyped storages. It writes them in the legacy form too, but cannot read that back.
 UNCLASSED = [
     torch.uint16, torch.uint32, torch.uint64,
     torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz,
@@ -22,7 +21,7 @@ UNCLASSED = [
 
 DTYPES = CLASSED + UNCLASSED
 
-# Beginnings of names. None has a digit, so that a number at the end keeps names apart.
+# Beginnings of names. None ends in a digit, so that a number at the end keeps names apart.
 WORDS = [
     "weight", "layer.attn.q_proj.weight", "a/b", "../up", "größe", "重み", "😀", 'quo"te', "it's",
     "back\\slash", "new\nline", "tab\t", "nul\0", " space ", "__metadata__x", ".", "..", "%s{}",
@@ -38,7 +37,7 @@ torch.serialization.add_safe_globals([PlainTensor])
 
 @dataclass
 class Checkpoint:
-    """What to save, and the keys that lead from it to what must be shown."""
+    """A value to save, and the keys that lead from it to the dictionary that must be shown."""
 
     saved: object
     path: tuple = ()
@@ -50,7 +49,7 @@ class Checkpoint:
 
 
 def numbers(rng, dtype, count):
-    """A flat tensor of any bits at all, NaNs of every kind among them."""
+    """A flat tensor of any bits, with NaNs of every kind."""
     raw = rng.randbytes(count * dtype.itemsize)
     if dtype is torch.bool:
         raw = bytes(byte & 1 for byte in raw)
@@ -58,7 +57,7 @@ def numbers(rng, dtype, count):
 
 
 def loose_tensors(rng, count):
-    """What safetensors itself can save: contiguous tensors that share nothing."""
+    """Tensors that safetensors itself can save: contiguous, with storages of their own."""
     tensors = {}
     for place in range(count):
         flat = numbers(rng, rng.choice(DTYPES), rng.choice([1, 2, 3, 8, 60, 500]))
@@ -86,7 +85,7 @@ class Writer:
         return f"{self.rng.choice(WORDS)}{self.named}"
 
     def flat(self):
-        """A flat tensor: new, or one that is in use, or one's bytes seen as another type."""
+        """A flat tensor: new, or one that is in use, or one's bytes viewed as another type."""
         rng = self.rng
         if self.flats and rng.random() < 0.4:
             flat = rng.choice(self.flats)
@@ -99,7 +98,7 @@ class Writer:
         return flat
 
     def view(self, flat):
-        """A window onto a flat tensor."""
+        """A slice of a flat tensor."""
         rng = self.rng
         packed = flat.dtype is torch.float4_e2m1fn_x2
         size = flat.numel()
@@ -133,7 +132,7 @@ class Writer:
         return self.windows(flat)
 
     def rows(self, flat):
-        """As a matrix of whatever shape divides it."""
+        """A matrix of any shape that divides it."""
         size = flat.numel()
         columns = self.rng.choice([n for n in range(1, size + 1) if size % n == 0])
         return flat.view(size // columns, columns)

@@ -1,4 +1,4 @@
-"""Every link of the documents to another of the project's files, or to a heading there, leads somewhere."""
+"""Every link of the documents to another file of the project, or to a heading there, has a target."""
 
 import re
 
@@ -10,14 +10,14 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSIT
 
 
 def anchors(page):
-    """Its headings as they are linked to."""
+    """A page's headings, spelled as links to them."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_every_link_has_a_target(page):
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         path, _, anchor = target.partition("#")
         led = page.parent / path if path else page

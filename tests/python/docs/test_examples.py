@@ -1,5 +1,5 @@
-"""The scripts in examples/ do what they say, with the models that they are made for, and leave no mount
-and no folder behind, however they end."""
+"""The scripts in examples/ work with the models that they are made for. They leave no mount and no directory behind,
+however they end."""
 
 import os
 import pty
@@ -32,20 +32,20 @@ def mounts_of(name):
 
 @pytest.fixture
 def environment(tmp_path):
-    """That of a user who has `ckptfs` on the PATH. Folders that a program makes for a while are in `tmp`."""
+    """The environment of a user with `ckptfs` on the PATH. Temporary directories are in `tmp`."""
     for name in ("bin", "tmp"):
         (tmp_path / name).mkdir()
     (tmp_path / "bin/ckptfs").symlink_to(find_binary())
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     yield os.environ | {"PATH": path, "TMPDIR": str(tmp_path / "tmp")}
-    # Of a test that failed.
+    # Left by a test that failed.
     for line in mounts_of(str(tmp_path)):
         subprocess.run(["umount", "-l", line.split(" ")[4]], check=True)
 
 
 def check_nothing_is_left(tmp_path):
     until("what it mounted is gone", lambda: not mounts_of(str(tmp_path)))
-    # Libraries keep what they compiled for the next time.
+    # Libraries keep compiled code for the next time.
     assert not [path for path in (tmp_path / "tmp").iterdir() if not path.name.startswith("torch")]
 
 
@@ -107,7 +107,7 @@ def test_diffusers(run, tmp_path):
 
 
 def test_diffusers_where_a_pickle_stays_as_it_is(run, tmp_path):
-    """Beside a variant in safetensors the model itself in a pickle is no image, and loads all the same."""
+    """Beside a safetensors variant, the model itself in a pickle has no virtual file, and loads all the same."""
     pipeline = stable_diffusion(tmp_path / "tokenizer")
     pipeline.save_pretrained(tmp_path / "sd", safe_serialization=False)
     pipeline.to(torch.float16).save_pretrained(tmp_path / "half", variant="fp16")
@@ -120,11 +120,11 @@ SCRIPTS = ["comfyui.sh", "hub_cache.sh"]
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("ending", ["Ctrl-C", signal.SIGTERM, signal.SIGHUP], ids=str)
-def test_ended_from_outside(environment, tmp_path, script, ending):
-    """As a terminal ends what runs in it: all of the script's processes are told at once."""
+def test_a_script_that_is_killed_leaves_nothing(environment, tmp_path, script, ending):
+    """Ends a script as a terminal does: all of its processes get the signal at once."""
     (tmp_path / "models").mkdir()
     leader, terminal = pty.openpty()
-    # Tests that run in the background ignore Ctrl-C, and what they start would too.
+    # Tests that run in the background ignore Ctrl-C, and their children would too.
     attached = ["env", "--default-signal", "setsid", "--ctty", EXAMPLES / script, tmp_path / "models"]
     command = [*attached, "sh", "-c", "echo runs && exec sleep 1000"]
     started = subprocess.Popen(
@@ -152,14 +152,14 @@ def test_ended_from_outside(environment, tmp_path, script, ending):
 
 
 def check_says_it_once(done):
-    """What is wrong, and nothing of cleaning up."""
+    """The error message comes alone, without messages of the cleanup."""
     assert done.returncode != 0
     assert done.stderr.startswith("ckptfs: ") and done.stderr.count("ckptfs: ") == 1, done.stderr
     assert not any(line.startswith(("rm", "stat")) for line in done.stderr.splitlines()), done.stderr
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_what_cannot_be_mounted(try_to_run, tmp_path, script):
+def test_a_source_that_cannot_be_mounted_gives_one_message(try_to_run, tmp_path, script):
     (tmp_path / "models").write_text("no checkpoint")
     check_says_it_once(try_to_run(script, tmp_path / "models", "true"))
 
@@ -178,8 +178,8 @@ def test_comfyui(run, tmp_path):
 
 
 def test_comfyui_with_links_to_other_disks(run, tmp_path):
-    """A link to the folder of all models; in it one to a checkpoint elsewhere, and one to a folder, whose
-    files are as they are there."""
+    """A link to the directory of all models, and in it links to a checkpoint and a directory elsewhere, whose files
+    pass through."""
     (tmp_path / "disk/loras").mkdir(parents=True)
     save_file({"a": numbers(1, 9)}, tmp_path / "disk/loras/style.safetensors")
     torch.save({"state_dict": {"a": numbers(1, 9)}}, tmp_path / "disk/v1-5.ckpt")
@@ -216,7 +216,7 @@ def test_hub_cache(run, tmp_path):
 
 @pytest.fixture
 def apart(tmp_path, environment):
-    """A namespace of its own, where the program is in /usr/bin as it is once installed."""
+    """A mount namespace in which the program is in /usr/bin, as after an installation."""
     (tmp_path / "bin/ckptfs").unlink()
     shutil.copy(find_binary(), tmp_path / "bin/ckptfs")
     installed = f"mount -t overlay overlay -o lowerdir={tmp_path / 'bin'}:/usr/bin /usr/bin"

@@ -1,4 +1,4 @@
-"""What docs/from-fastsafetensors.md shows runs as it stands there, in a folder with such files."""
+"""The code of docs/from-fastsafetensors.md runs as it stands there, in a directory with such files."""
 
 import subprocess
 import sys
@@ -56,7 +56,7 @@ def test_casting(folder):
 
 def test_several_ranks(folder):
     (folder / "load.py").write_text(SEVERAL_RANKS)
-    # Each with a file for what it prints, which would be mixed in a pipe.
+    # One output file for each rank, because a shared pipe would mix them.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*torchrun, "--log-dir", folder / "logs", "--redirects", "1", "load.py"],

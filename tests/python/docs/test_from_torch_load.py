@@ -1,4 +1,4 @@
-"""What docs/from-torch-load.md shows runs as it stands there, and gives what torch.load gave."""
+"""The code of docs/from-torch-load.md runs as it stands there, and gives what torch.load gave."""
 
 import argparse
 import io
@@ -21,7 +21,7 @@ NAMES, OTHER_DICTIONARIES = blocks(GUIDE)
 
 
 class Runs:
-    """What would leave a trace if its pickle were executed."""
+    """An object that would leave a trace if its pickle were executed."""
 
     def __reduce__(self):
         return open, ("ran", "w")
@@ -55,7 +55,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def code(cell):
-    """What a cell of the table says to call."""
+    """The call that a cell of the table names."""
     return re.search("`(.+?)`", cell)[1].replace(r"\|", "|")
 
 
@@ -73,7 +73,7 @@ def test_one_call_becomes_another(folder, before, now):
     if isinstance(old, torch.Tensor):
         old, new = {"it": old}, {"it": new}
     if "half" in before:
-        # Ours casts floating point alone.
+        # ckptfs casts floating point alone.
         assert old.pop("norm.num_batches_tracked") == new.pop("norm.num_batches_tracked").half()
     if "meta" in before:
         assert {tensor.device.type for tensor in [*old.values(), *new.values()]} == {"meta"}
@@ -104,7 +104,7 @@ def test_other_dictionaries(folder):
     check_same(made["moments"], {f"{n}.{key}": one for n, held in state.items() for key, one in held.items()})
 
 
-def test_what_is_different(folder):
+def test_the_table_of_differences(folder):
     weight, large = torch.nn.Parameter(numbers(1, 2, 3)), numbers(2, 1000, 4)
     torch.save(
         {"one": weight, "two": weight, "count": torch.tensor(7), "part": large[:2], "turned": large[:5].t(),
@@ -126,7 +126,7 @@ def test_what_is_different(folder):
         assert any("left out" in note and "`n`" in note for note in f.notes())
 
 
-def test_an_object_beside_the_state_dict_is_passed_over(folder):
+def test_an_object_beside_the_state_dict_is_ignored(folder):
     torch.save({"state_dict": {"w": torch.ones(2)}, "callbacks": Runs()}, "x.pt")
     with pytest.raises(Exception, match="Weights only load failed"):
         torch.load("x.pt", weights_only=True)
@@ -161,7 +161,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused_among_tensors(folder, what):
+def test_refused_tensors(folder, what):
     value, said = REFUSED[what]
     torch.save(value, "x.pt")
     with pytest.raises(ckptfs.SafetensorError, match=f"`it`: .*{said}") as fault:
@@ -172,7 +172,7 @@ def test_what_is_refused_among_tensors(folder, what):
     assert not os.path.exists("ran")
 
 
-def test_what_is_refused_whole(folder):
+def test_refused_checkpoints(folder):
     def refused(match):
         with pytest.raises(ckptfs.SafetensorError, match=match) as fault:
             ckptfs.torch.load_file("x.pt")

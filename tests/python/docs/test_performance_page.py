@@ -1,4 +1,4 @@
-"""docs/performance.md has between its markers what the results give, and nothing else of it is touched."""
+"""docs/performance.md has the results between its markers, and nothing else of it is touched."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def add(page, found):
     (folder_of(page) / f"{found['command'].split()[-1]}.json").write_text(bench_results.written(found))
 
 
-def test_what_has_results_is_replaced_and_all_else_stays(page):
+def test_only_tables_with_results_are_replaced(page):
     before = page.read_text()
     render_docs.write(page, folder_of(page))
     assert page.read_text() == before.replace(place("saving"), place("saving", SAVING_LINES))
@@ -87,7 +87,7 @@ def test_rendering_again_changes_nothing_and_new_results_do(page):
     assert "the <other>" not in page.read_text() + (folder / "saving.svg").read_text()
 
 
-def test_a_number_that_a_hand_changed_is_noticed_and_a_chart_of_nothing(page):
+def test_hand_edits_and_empty_charts_are_found(page):
     folder = folder_of(page)
     render_docs.write(page, folder)
     page.write_text(page.read_text().replace("2.00 (1.00", "1.90 (1.00"))
@@ -132,7 +132,7 @@ def test_targets_that_are_missed_say_so(page):
     for line in [
         "| load_file | mount 1.25 s | ext4 1.50 s | 1.00 (0.50 to 1.50) | 0.9, missed | 0.7 |",
         "| random order | mount 1.00 s | ext4 1.00 s | 1.00 (1.00 to 1.00) | 1 | 0.8 |",
-        # The best by its median, not whoever was fastest in one run.
+        # The best by median, not the fastest of one run.
         "| owned, cold | ckptfs 1.00 s | fastsafetensors 2.50 s | 0.40 (0.40 to 0.50) | 0.95 | 0.7 |",
         "| first byte |  |  | 600 (600 to 600) ms | 500 ms, missed | 200 ms |",
         "| daemon memory | peak 0.01 GB | budget 0.01 GB | 5 (5 to 95) MB | 64 MB, missed |  |",
@@ -142,7 +142,7 @@ def test_targets_that_are_missed_say_so(page):
     assert "load_file" in drawn and "first byte" not in drawn and 'class="mark"' in drawn
 
 
-def test_times_are_told_in_those_of_the_first_in_the_same_state(page):
+def test_times_are_ratios_to_the_first_row_of_the_same_state(page):
     def row(name, state, *seconds):
         return {"row": [name, state], "runs": [{"seconds": each, "cpu": 1.0, "peak": 1.0} for each in seconds]}
 
@@ -202,14 +202,14 @@ def test_results_are_kept_row_by_row(monkeypatch, tmp_path, capsys):
     assert len(json.loads((tmp_path / "targets.json").read_text())["tables"]["targets"]) == 1
 
 
-def test_what_is_compared_takes_turns():
+def test_compared_programs_take_turns():
     order = []
     runs = fixtures.in_turn(["a", "b"], lambda way: order.append(way) or len(order), 3)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert runs == [{"a": 1, "b": 2}, {"a": 4, "b": 3}, {"a": 5, "b": 6}] and list(runs[1]) == ["a", "b"]
 
 
-def test_what_is_for_no_page_is_kept_nowhere(monkeypatch):
+def test_results_without_a_page_are_not_kept(monkeypatch):
     for name in ("CKPTFS_BENCH_RESULTS", "SIZE", "CKPTFS"):
         monkeypatch.delenv(name, raising=False)
     assert bench_results.kept_in() == REPOSITORY / "docs/performance"
@@ -223,7 +223,7 @@ def test_the_page_is_what_its_results_give():
     assert not render_docs.different(REPOSITORY / "docs/performance.md", REPOSITORY / "docs/performance")
 
 
-def test_what_is_measured_from_the_page_cache_is_there_again_when_it_was_let_go(tmp_path):
+def test_evicted_files_are_cached_again_before_a_warm_run(tmp_path):
     machine = bench.machine.Machine(tmp_path, ballast=None)
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
@@ -237,7 +237,7 @@ def test_what_is_measured_from_the_page_cache_is_there_again_when_it_was_let_go(
     assert fixtures.in_page_cache(files) == [3 << 20] * 2
 
 
-def test_what_the_page_cache_does_not_keep_is_not_measured(tmp_path, monkeypatch):
+def test_files_that_do_not_stay_cached_are_not_measured(tmp_path, monkeypatch):
     machine = bench.machine.Machine(tmp_path, ballast=None)
     (tmp_path / "a").write_bytes(b"something")
     machine.read(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""What docs/serving.md shows runs as it stands there, and holds what the guide says of it."""
+"""The code of docs/serving.md runs as it stands there, and keeps what the guide promises."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ SEVERAL, HOW_MUCH, IN_THE_BACKGROUND, AT_ONCE, RANKS, ADAPTERS, WHAT_GOES_ON, WH
 
 @pytest.fixture
 def shelf(tmp_path, monkeypatch, left):
-    """A service's folder: a model in shards, one in a pickle, adapters as pickles. Nothing stays mounted."""
+    """A service's folder: a sharded model, one in a pickle, adapters as pickles. Nothing stays mounted."""
     models.save_shards(models.llama(), tmp_path / "models/llama")
     models.save_bin(models.gpt2(), tmp_path / "models/gpt2")
     monkeypatch.chdir(tmp_path)
@@ -36,7 +36,7 @@ def shelf(tmp_path, monkeypatch, left):
 
 
 def mapped(name):
-    """The files with such a name that this process has mapped."""
+    """The mapped files of this process with such a name."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {line.split()[-1] for line in lines if name in line}
 
@@ -70,7 +70,7 @@ print([int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.
 
 
 def memory_of_two(path, backend):
-    """What each of two processes with the same tensors has of its own: of the mapped file, and else."""
+    """Private memory of each of two processes with the same tensors: of the mapped file, and of all else."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", MEMORY, str(path), backend]
     both = [
@@ -84,7 +84,7 @@ def memory_of_two(path, backend):
         one.stdin.write("\n")
         one.stdin.flush()
         found.append([int(one.stdout.readline()) for _ in range(2)])
-    # Both stay until both were asked: the one that is left would have all of it.
+    # Both live until both were measured: a single one would have all of it as its own.
     for one in both:
         one.communicate()
     return found
@@ -99,7 +99,7 @@ def test_processes_share_what_they_map(tmp_path):
     assert owned - own > SIZE * 2 / 3
 
 
-def test_what_becomes_of_tensors_when_their_file_changes(tmp_path):
+def test_tensors_of_a_changed_file(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"w": numbers(1, 5000)}, tmp_path / "newer.safetensors")
     newer = (tmp_path / "newer.safetensors").read_bytes()
@@ -116,7 +116,7 @@ def test_what_becomes_of_tensors_when_their_file_changes(tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
-def test_a_truncated_file_ends_those_who_map_it(tmp_path, backend):
+def test_a_truncated_file_ends_the_processes_that_map_it(tmp_path, backend):
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.ones(1 << 20)}, path)
     program = (
@@ -132,7 +132,7 @@ def test_a_truncated_file_ends_those_who_map_it(tmp_path, backend):
         assert (done.returncode, done.stdout) == (0, f"{float(1 << 20)}\n")
 
 
-def test_what_is_configured_holds_for_libraries_too(shelf):
+def test_configured_defaults_hold_for_libraries_too(shelf):
     ran(HOW_MUCH)
     ran(SEVERAL)
     assert not mapped(f"{shelf}/models")
@@ -187,7 +187,7 @@ for name, tensor in alone.items():
     dim = next((dim for part, dim in dims.items() if part in name), None)
     tensor = tensor if dim is None else tensor.chunk(2, dim)[rank]
     assert torch.equal(weights[name], tensor), name
-# In one piece: both ranks write to one pipe.
+# In one write: both ranks write to one pipe.
 print(f"same {len(weights)}\\n", end="", flush=True)
 torch.distributed.destroy_process_group()
 """
@@ -203,7 +203,7 @@ def test_several_ranks(shelf):
     assert done.stdout.count(f"same {len(load_file('models/llama'))}") == 2
 
 
-def test_what_goes_on(shelf, caplog):
+def test_status_and_reports(shelf, caplog):
     caplog.set_level(logging.INFO)
     before = ckptfs.stats()["loads"]
     made = ran(WHAT_GOES_ON)
@@ -219,7 +219,7 @@ def test_metrics(shelf):
         assert "ckptfs_" in urllib.request.urlopen(address, timeout=20).read().decode()
 
 
-def test_what_is_wrong_is_told(shelf, caplog):
+def test_errors_are_explained(shelf, caplog):
     load = ran(WHEN_WRONG)["load"]
     assert load("models/nowhere") is None
     assert caplog.messages == ["models/nowhere: is not there"]

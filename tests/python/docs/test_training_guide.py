@@ -1,4 +1,4 @@
-"""What docs/training.md shows runs as it stands there, and holds what the guide says of it."""
+"""The code of docs/training.md runs as it stands there, and keeps what the guide promises."""
 
 import os
 import random
@@ -31,7 +31,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_first_to_want_it_computes_it(folder):
+def test_the_first_process_computes_a_cached_value(folder):
     """Two processes with two workers each, for two epochs."""
     captions = [f"a red cat {n}" for n in range(12)]
 
@@ -138,8 +138,8 @@ for step in range(done + 1, steps + 1):
 
 
 def train(folder, until=None):
-    """Trains in a process of its own, to the end or until it is killed while it saves a step. Gives the step
-    after which it began."""
+    """Trains in a process of its own, to the end or until it is killed while it saves a step. Gives the step that it
+    began after."""
     folder.mkdir(exist_ok=True)
     program = f"import torch\ntorch.manual_seed(0)\n{TO_GO_ON_FROM.replace('2GB', '10kB')}\n{TRAINER}"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

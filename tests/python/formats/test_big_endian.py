@@ -1,7 +1,6 @@
-"""A checkpoint written on a big-endian machine is shown with the values that machine had.
+"""A checkpoint written on a big-endian machine is shown with that machine's values.
 
-There is no such machine here, so the archive is made from one of this machine: its byte order
-record says `big`, and every storage is turned round.
+The archive is made from one of this machine: its byte order record says `big`, and every storage's bytes are swapped.
 """
 
 import random
@@ -13,8 +12,8 @@ from compare import check_export
 from pickles import turned_round
 from writers import DTYPES, numbers
 
-# torch turns typed storages only; what it keeps in untyped ones it reads back wrong, unless an
-# element is one byte. The expected values are then those that were saved.
+# torch swaps typed storages only. It misreads untyped ones unless an element is one byte; the expected values are
+# then those that were saved.
 TORCH_READS_WRONG = {torch.uint16, torch.uint32, torch.uint64}
 
 
@@ -42,7 +41,7 @@ def test_every_type_in_every_layout(ckptfs, tmp_path, dtype):
     check_export(ckptfs, path, expected, tmp_path / "out.safetensors")
 
 
-def test_it_is_told(ckptfs, tmp_path):
+def test_a_swapped_checkpoint_has_a_note(ckptfs, tmp_path):
     little, path = tmp_path / "little.pt", tmp_path / "big.pt"
     torch.save({"a": torch.ones(3)}, little)
     turned_round(little, path, 4)

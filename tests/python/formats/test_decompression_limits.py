@@ -1,4 +1,4 @@
-"""A compressed record is unpacked only as far as memory is promised for it."""
+"""A compressed record is unpacked only as far as the memory that was granted for it."""
 
 import zipfile
 
@@ -13,7 +13,7 @@ def bytes_tensor(key, count):
 
 
 def pack(path, pickled, storages):
-    """An archive of compressed records; a storage is a block of bytes and how often it repeats."""
+    """An archive of compressed records; a storage is a block of bytes and its repetitions."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("archive/data.pkl", pickled)
         for key, (block, times) in storages.items():

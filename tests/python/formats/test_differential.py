@@ -1,7 +1,7 @@
-"""Whatever torch and safetensors write, the export holds: every tensor by its name, bit for bit.
+"""An export holds every tensor that torch or safetensors wrote, by its name, bit for bit.
 
-Random checkpoints, each by a seed that its test is named after. The number of seeds comes from
-CKPTFS_CASES. torch's own reading (and that of safetensors) says what must come out.
+Each random checkpoint has a seed, which its test is named after; CKPTFS_CASES is their number. The expected tensors
+are those that torch or safetensors reads.
 """
 
 import json
@@ -17,13 +17,13 @@ from writers import DTYPES, UNCLASSED, Writer, loose_tensors, numbers
 
 CASES = int(os.environ.get("CKPTFS_CASES", "6000"))
 
-# Of ten cases, so many are of each kind.
+# The share of each kind, of ten cases.
 ZIP, LEGACY, SINGLE, SHARDED, SHARDED_BIN = 4, 3, 1, 1, 1
 
 # torch.load(weights_only=True) reads no pickle past this protocol.
 LAST_SAFE_PROTOCOL = 3
 
-# How an index and its shards are called, with and without a variant.
+# Names of an index and its shards, with and without a variant.
 SPELLINGS = [
     ("{stem}.{ext}.index.json", "{stem}-{n}-of-{of}.{ext}"),
     ("{stem}.{ext}.index.fp16.json", "{stem}-{n}-of-{of}.fp16.{ext}"),
@@ -36,7 +36,7 @@ def seeds(share):
 
 
 def save_and_read(value, path, protocol, legacy):
-    """Saves with torch and gives torch's own reading."""
+    """Saves with torch, and gives what torch reads."""
     zipped = not legacy
     torch.save(value, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
     return torch.load(path, weights_only=protocol <= LAST_SAFE_PROTOCOL)
@@ -83,7 +83,7 @@ def test_safetensors(ckptfs, tmp_path, seed):
 
 
 def write_shards(rng, directory, stem, ext, write):
-    """Shards of one spelling, with or without an index. Gives what to open and what is in it."""
+    """Writes shards of one spelling, with or without an index. Gives the path to open and the tensors."""
     index, shard = rng.choice(SPELLINGS)
     of = rng.randint(2, 4)
     tensors = list(loose_tensors(rng, rng.randint(of, 12)).items())

@@ -1,4 +1,4 @@
-"""A pickle made to break its reader is refused: in bounded time and memory, and with a reason."""
+"""A pickle made to break its reader is refused, in bounded time and memory, and with a reason."""
 
 import pickletools
 import struct
@@ -30,7 +30,7 @@ from refusals import check_refused
 KNOWN = {ord(opcode.code) for opcode in pickletools.opcodes}
 UNKNOWN = sorted(set(range(256)) - KNOWN)
 
-# What takes something from the stack, with arguments of its own where it has them.
+# Opcodes that pop the stack, with their arguments.
 TAKERS = [opcode for opcode in pickletools.opcodes if opcode.stack_before and opcode.name != "STOP"]
 
 

@@ -1,8 +1,7 @@
 """No pickle is ever executed, however it asks for it.
 
-Each payload is first shown to be one: Python's own unpickler runs it. Then the same opcodes, at any
-place of a checkpoint in either of torch's forms, are refused or go by unheeded, and what they would
-have done has not happened.
+Each payload first proves to be one: Python's own unpickler runs it. Then the same opcodes, anywhere in a checkpoint
+of either of torch's forms, are refused or ignored, and their effect is missing.
 """
 
 import subprocess
@@ -46,11 +45,11 @@ def shell(marker):
 
 
 def mapped(marker):
-    """Runs when something goes through it."""
+    """Runs when it is iterated over."""
     return name("builtins", "map") + tuple_of(SYSTEM, list_of(shell(marker))) + NEW
 
 
-# Each leaves one value on the stack, after doing what must never be done.
+# Each leaves one value on the stack, after an action that must never happen.
 PAYLOADS = {
     "os.system": lambda m: call(SYSTEM, shell(m)),
     "posix.system": lambda m: call(name("posix", "system"), shell(m)),
@@ -137,23 +136,23 @@ def test_in_the_arguments_of_a_tensor_it_is_refused(ckptfs, write, payload):
     check_refused(ckptfs, path, tensor="weight")
 
 
-def test_outside_the_chosen_dictionary_it_goes_by_unheeded(ckptfs, tmp_path, write, payload):
+def test_outside_the_chosen_dictionary_it_is_ignored(ckptfs, tmp_path, write, payload):
     path = write(dict_of({"state_dict": dict_of({"weight": tensor()}), "payload": payload}))
     check_export(ckptfs, path, {"weight": WEIGHT}, tmp_path / "out.safetensors")
 
 
-def test_thrown_away_it_goes_by_unheeded(ckptfs, tmp_path, write, payload):
+def test_popped_from_the_stack_it_is_ignored(ckptfs, tmp_path, write, payload):
     path = write(payload, POP, dict_of({"weight": tensor()}))
     check_export(ckptfs, path, {"weight": WEIGHT}, tmp_path / "out.safetensors")
 
 
-def test_as_an_attribute_of_the_dictionary_it_goes_by_unheeded(ckptfs, tmp_path, write, payload):
+def test_as_an_attribute_of_the_dictionary_it_is_ignored(ckptfs, tmp_path, write, payload):
     entries = call(name("collections", "OrderedDict")) + text("weight") + tensor() + b"s"
     path = write(entries, dict_of({"_metadata": payload}), BUILD)
     check_export(ckptfs, path, {"weight": WEIGHT}, tmp_path / "out.safetensors")
 
 
-def test_in_the_legacy_forms_other_pickles_it_goes_by_unheeded(ckptfs, tmp_path, payload):
+def test_in_the_legacy_forms_other_pickles_it_is_ignored(ckptfs, tmp_path, payload):
     state = program(dict_of({"weight": tensor()}))
     path = write_legacy(tmp_path / "model.pt", state, system=program(payload))
     check_export(ckptfs, path, {"weight": WEIGHT}, tmp_path / "out.safetensors")

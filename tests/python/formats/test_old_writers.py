@@ -1,4 +1,4 @@
-"""What older or other writers of torch files did differently is shown as torch reads it."""
+"""Files of older or other torch writers are shown as torch reads them."""
 
 import zipfile
 from functools import partial
@@ -42,7 +42,7 @@ def rebuild(function, of, *more):
 
 ORDERED = name("collections", "OrderedDict")
 
-# What surrounds a storage of four float32, written as its form does by the function given.
+# The bytes around a storage of four float32, as the given function writes its form.
 PICKLES = {
     "first-rebuild-function": lambda stored: dict_of(
         {"weight": rebuild("_rebuild_tensor", stored())}
@@ -93,7 +93,7 @@ CASES.remove(("legacy", "rebuild-with-type"))
 def test_pickles_of_other_writers(ckptfs, tmp_path, form, kind):
     write, stored = FORMS[form]
     path = write(tmp_path / "model.pt", program(PICKLES[kind](stored)))
-    # torch's safe reader knows only what it writes today; these files are made here.
+    # torch's safe reader knows only what torch writes today; the test itself makes these files.
     expected = torch.load(path, map_location="cpu", weights_only=False)
     check_export(ckptfs, path, dict(expected), tmp_path / "out.safetensors")
 
@@ -106,7 +106,7 @@ def test_legacy_storages_of_the_gpu(ckptfs, tmp_path):
 
 
 def part(first, count):
-    """A storage that is a part of another, as torch had them before tensors had offsets."""
+    """A storage that is a part of another, as torch wrote it before tensors had offsets."""
     return storage(window=tuple_of(text("0-part"), number(first), number(count)))
 
 

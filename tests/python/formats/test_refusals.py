@@ -1,7 +1,7 @@
-"""A tensor whose values are not plainly in the file is refused by its name, with the reason.
+"""A tensor whose values are not plainly in the file is refused by its name, with the reason; `--allow-partial` shows
+the rest.
 
-The first half is what torch itself saves and safetensors has no counterpart for; the second is what
-no torch writes. `--allow-partial` then shows the rest.
+The first half is what torch saves and safetensors has no counterpart for. The second is what no torch writes.
 """
 
 import json
@@ -48,7 +48,7 @@ def parts():
     return [torch.rand(2, 3), torch.rand(4, 3)]
 
 
-# What to save, and words of the reason.
+# Values to save, and words of the reason.
 UNSUPPORTED = {
     "sparse": (lambda: torch.eye(3).to_sparse(), "sparse"),
     "sparse-rows": (lambda: torch.eye(3).to_sparse_csr(), "sparse"),
@@ -74,7 +74,7 @@ UNSUPPORTED = {
     "module": (lambda: torch.nn.Linear(2, 2), "Linear"),
 }
 
-# Types that torch keeps in untyped storages, which it writes in the legacy form and cannot read.
+# Types of untyped storages, which torch writes in the legacy form and cannot read.
 UNSUPPORTED_ZIP = {
     "complex32": (lambda: complex64().to(torch.complex32), "complex32"),
     "packed-scalar": (
@@ -89,7 +89,7 @@ CASES += [(kind, True) for kind in UNSUPPORTED_ZIP]
 
 @pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{'zip' if case[1] else 'legacy'}")
 def unsupported(request, tmp_path):
-    """A checkpoint with a tensor that can be shown and one that cannot; words of the reason."""
+    """A checkpoint with a tensor that can be shown and one that cannot, and words of the reason."""
     kind, zipped = request.param
     make, reason = {**UNSUPPORTED, **UNSUPPORTED_ZIP}[kind]
     path = tmp_path / "model.pt"

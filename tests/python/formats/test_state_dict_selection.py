@@ -1,8 +1,8 @@
 """Which dictionary of a torch checkpoint is shown, and under which names.
 
-The rule, first match first: the top if all in it are tensors; what lies under a usual key (repeatedly);
-else the value of a dictionary with one entry; else the one dictionary of weights beside what training keeps;
-else all of it, nested names joined with dots. `--root KEY` chooses otherwise.
+The rule, first match first: the top if all in it are tensors; the value of a usual key (repeatedly); the value of a
+dictionary with one entry; the one dictionary of weights beside training state; else all of it, with nested names
+joined by dots. `--root KEY` chooses otherwise.
 """
 
 from argparse import Namespace
@@ -33,7 +33,7 @@ def saved(request, tmp_path):
 
 @pytest.fixture
 def shows(ckptfs, tmp_path):
-    """Asserts what a checkpoint is shown as; gives the notes on it."""
+    """Asserts the tensors that a checkpoint is shown as, and gives its notes."""
 
     def check(path, expected, *options):
         check_export(ckptfs, path, expected, tmp_path / "out.safetensors", "--force", *options)
@@ -65,7 +65,7 @@ def refuses(ckptfs, tmp_path):
 
 
 def noted(notes, *words):
-    """Some one note has all the words."""
+    """Asserts that one note has all the words."""
     return any(all(word in note for word in words) for note in notes)
 
 
@@ -98,7 +98,7 @@ def test_a_usual_key_without_tensors_is_not_chosen(saved, shows, key):
 
 
 def adam():
-    """The state of an optimizer that has made a step."""
+    """The state of an optimizer after a step."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.Adam([weight])
     weight.grad = torch.ones(3)
@@ -211,7 +211,7 @@ def test_a_modules_own_state_dict(saved, shows):
     shows(saved(state), dict(state))
 
 
-def test_a_note_names_what_else_could_have_been_meant(saved, shows):
+def test_a_note_names_the_other_dictionaries(saved, shows):
     both = {"state_dict_ema": OTHERS, "state_dict": WEIGHTS, "optimizer": {"state": {0: A}}}
     notes = shows(saved(both), WEIGHTS)
     assert noted(notes, "`state_dict`", "`state_dict_ema`", "--root")
@@ -241,7 +241,7 @@ def test_root_chooses(saved, shows, key, expected):
 
 
 @pytest.mark.parametrize("key", ["ema", "state_dict.ema", "state_dict.", "epoch", "", "."])
-def test_a_root_that_is_not_there_is_refused(saved, refuses, key):
+def test_a_missing_root_is_refused(saved, refuses, key):
     path = saved({"state_dict": WEIGHTS, "epoch": 1})
     refuses(path, f"`{key}`", "state_dict", options=("--root", key))
 
@@ -252,7 +252,7 @@ def test_a_safetensors_file_has_no_root(tmp_path, refuses):
     refuses(path, "`model`", options=("--root", "model"))
 
 
-def test_what_is_not_a_tensor_is_left_out_with_a_note(saved, shows):
+def test_values_that_are_no_tensors_are_left_out_with_a_note(saved, shows):
     plain = {
         "epoch": 1,
         "lr": 0.1,

@@ -1,4 +1,4 @@
-"""Arrays for DLPack: numpy and torch take them with every bit, and keep the memory as long as they need it."""
+"""numpy and torch take DLPack arrays with every bit, and keep the memory as long as they need it."""
 
 import gc
 import threading
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("name", ["kinds.safetensors", "mixed.safetensors", "all/loose/strided.pt"])
-def test_torch_takes_them(folder, name, backend):
+def test_torch_takes_the_arrays(folder, name, backend):
     expected = load_file(folder / name)
     with ckptfs.safe_open(folder / name, "dlpack", backend=backend) as file:
         arrays = file.get_tensors()
@@ -45,7 +45,7 @@ def test_torch_takes_them(folder, name, backend):
         assert torch.equal(bits(rows), bits(expected[largest][1]))
 
 
-def test_numpy_takes_them(folder):
+def test_numpy_takes_the_arrays(folder):
     expected = load_file(folder / "mixed.safetensors")
     [loaded] = ckptfs.load_many([folder / "mixed.safetensors"], framework="dlpack")
     for name, array in loaded.items():
@@ -58,12 +58,12 @@ def test_memory_lives_as_long_as_it_is_used(folder):
         first, second = (torch.from_dlpack(file.get_tensor("large")) for _ in range(2))
         array = file.get_tensor("large")
     for version in (None, (1, 0)):
-        # Capsules that nobody takes.
+        # Capsules that are never taken.
         array.__dlpack__(max_version=version)
     del array
     gc.collect()
     assert torch.equal(first, expected)
-    # Let go of by another thread.
+    # Released by another thread.
     held = [first]
     del first
     thread = threading.Thread(target=held.clear)
@@ -72,7 +72,7 @@ def test_memory_lives_as_long_as_it_is_used(folder):
     assert torch.equal(second, expected)
 
 
-def test_what_cannot_be(folder, tmp_path):
+def test_impossible_requests_are_refused(folder, tmp_path):
     with ckptfs.safe_open(folder / "kinds.safetensors", "dlpack") as file:
         array = file.get_tensor("float32")
         for how in ({"copy": True}, {"dl_device": (2, 0)}):

@@ -1,4 +1,4 @@
-"""`scripts/gpu-check` on the CPU: it runs to its end and tells what it found, and what loads wrong fails it."""
+"""`scripts/gpu-check` runs to its end on the CPU and reports its checks; a wrong load fails it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ OK, FAILED, USAGE, NOTHING_THERE = 0, 1, 2, 2
 # Seconds that no run here comes near.
 PATIENCE = 300
 
-# What every program finds before all else, around what is done to the tensors of each load.
+# Code that every child runs first: it changes the tensors of each load.
 BREAKS = """
 import ckptfs.torch, torch
 whole, kept = ckptfs.torch.load_file, []
@@ -29,7 +29,7 @@ def load_file(*words, **more):
 ckptfs.torch.load_file = load_file
 """
 
-# One bit is another; a descriptor is never closed.
+# One bit is flipped; a descriptor is never closed.
 BIT = "[t.view(-1).view(torch.uint8)[2:3].bitwise_xor_(1) for t in tensors.values() if t.numel() > 2]"
 DESCRIPTOR = "kept.append(open('/dev/null'))"
 
@@ -53,7 +53,7 @@ def rows(tmp_path):
     return found, {(row["part"], row["what"], row["where"]): row for row in found["rows"]}
 
 
-def test_it_runs_to_its_end_and_tells_what_it_found(tmp_path, check):
+def test_a_run_reports_its_checks(tmp_path, check):
     done = check("--installed", "--device", "cpu", "--quick", "--runs", 1, "--sizes", 0.01)
     assert done.returncode == OK, done.stdout + done.stderr
     found, table = rows(tmp_path)
@@ -85,7 +85,7 @@ def test_it_runs_to_its_end_and_tells_what_it_found(tmp_path, check):
 @pytest.mark.parametrize(
     ("part", "breaks"), [("correctness", BIT), ("bench", BIT), ("leaks", DESCRIPTOR)], ids=["checks", "bench", "leaks"]
 )
-def test_what_loads_wrong_fails_it(tmp_path, check, part, breaks):
+def test_a_wrong_load_fails_the_run(tmp_path, check, part, breaks):
     (tmp_path / "breaks").mkdir()
     (tmp_path / "breaks/sitecustomize.py").write_text(BREAKS.format(breaks=breaks))
     words = ["--installed", "--device", "cpu", "--quick", "--runs", 1, "--sizes", 0.001, "--only", part]
@@ -102,7 +102,7 @@ def test_what_loads_wrong_fails_it(tmp_path, check, part, breaks):
         assert "has other values" in failed["every type, whole"] and "load_many" not in failed
 
 
-def test_what_there_is_no_time_for_is_told(tmp_path, check):
+def test_skipped_checks_are_reported(tmp_path, check):
     done = check("--installed", "--device", "cpu", "--quick", "--sizes", 0.001, "--minutes", 0)
     assert done.returncode == OK, done.stderr
     found, _ = rows(tmp_path)
@@ -111,7 +111,7 @@ def test_what_there_is_no_time_for_is_told(tmp_path, check):
     assert "- leaks\n" in (tmp_path / "out/gpu-check.md").read_text()
 
 
-def test_what_is_not_there_is_told(tmp_path, check):
+def test_missing_parts_are_reported(tmp_path, check):
     done = check("--from", tmp_path / "nowhere")
     assert done.returncode == FAILED and "make one with `scripts/gpu-check --pack`" in done.stderr
     import torch
@@ -144,7 +144,7 @@ def program(tmp_path):
     return make
 
 
-def test_a_program_that_hangs_is_killed_and_one_that_dies_is_told(program):
+def test_a_hanging_program_is_killed_and_a_dead_one_is_reported(program):
     for body, limit, why in [
         ("report({'pid': os.getpid()}); threading.Event().wait()", 2, "hung: killed after 2 s"),
         ("report({'pid': os.getpid()}); os.abort()", 60, "its process ended with -6"),
@@ -160,14 +160,14 @@ def test_a_program_that_hangs_is_killed_and_one_that_dies_is_told(program):
             os.kill(began["pid"], 0)
 
 
-def test_what_a_program_prints_is_no_answer(program):
+def test_prints_of_a_program_are_no_answer(program):
     worker, function = program("print('{}'); return asked")
     with worker:
         assert [*worker.call(function, a=1)] == [{"done": True, "a": 1}]
 
 
 class Rows(list):
-    """A table that keeps what it is told."""
+    """A table that keeps its rows."""
 
     def add(self, part, what, result, why="", **_):
         self.append((what, result, why))
@@ -178,7 +178,7 @@ def test_checks_go_on_after_one_that_hangs(parts):
     told = [{"names": ["a", "b", "c"]}, {"began": "a"}, {"result": "ok", "why": "", "seconds": 1.0}, {"began": "b"}]
     assert parts.checks.add_checks(job, [*told, {"fault": "hung"}], []) == ["c"]
     assert job.table == [("a", "ok", ""), ("b", "FAILED", "hung")]
-    # None that was not begun counts as checked.
+    # A check that was not begun does not count as checked.
     job.table.clear()
     assert parts.checks.add_checks(job, [*told[:3], {"fault": "gone"}], []) == []
     assert job.table[1:] == [("the process of the checks", "FAILED", "gone; not checked: b, c")]
@@ -208,7 +208,7 @@ def test_where_a_fork_cannot_use_the_device_each_load_begins_from_nothing(parts,
     assert asked == ["new", True, "new", False, "new", False]
 
 
-def test_a_model_is_as_large_as_there_is_room_for_and_that_is_said(parts, monkeypatch):
+def test_the_models_size_follows_the_free_memory(parts, monkeypatch):
     notes = []
     job = SimpleNamespace(disk=None, free=None, sizes=[4.0, 16.0], table=SimpleNamespace(note=notes.append))
     monkeypatch.setattr(parts.models, "room", lambda *_: (10 * 10**9, "memory"))

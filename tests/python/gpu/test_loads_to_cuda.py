@@ -1,5 +1,7 @@
-"""What is loaded to CUDA devices is there, bit for bit, for whoever uses it next; or there is an error, and nothing
-left of it. PyTorch is the real one, on stand-ins for CUDA's runtime and driver."""
+"""Loads to CUDA devices give every bit to the next user of the stream, or an error and nothing.
+
+PyTorch is the real one, on stubs of CUDA's runtime and driver.
+"""
 
 import tempfile
 from pathlib import Path
@@ -36,7 +38,7 @@ def folder(tmp_path_factory):
 
 
 def is_clean(report, pinned=64 * MIB):
-    """Nothing was done that must not be, and no more stays pinned than is kept for the next load."""
+    """Asserts that the stub found no fault, and that only the chunks kept for the next load stay pinned."""
     assert report["faults"] == [] and report["sticky"] is None, report
     assert report["allocated"]["pinned"]["bytes"] <= pinned, report
     assert report["allocated"]["registered"]["count"] == 0, report
@@ -106,7 +108,7 @@ def test_a_file_that_is_truncated_meanwhile(folder, tmp_path):
 
 
 def test_storage_that_writes_to_the_device(tmp_path):
-    # Where storage writes straight, files lie on a disk.
+    # Storage writes straight to a device only from files on a disk.
     with tempfile.TemporaryDirectory(dir=REPOSITORY / "target") as place:
         path = Path(place) / "large.safetensors"
         save_file({"a": numbers(1, 3 * MIB), "b": numbers(2, 100), "c": numbers(3, 2 * MIB)}, path)
@@ -117,7 +119,7 @@ def test_transformers(tmp_path):
     import models
 
     models.save_shards(models.llama(), tmp_path / "model")
-    # Nobody waits for the copies meanwhile, so that none of the chunks is seen to be idle.
+    # Nothing waits for the copies meanwhile, so that no chunk is seen to be idle.
     is_clean(run(cuda_loads.transformers_on_a_device, str(tmp_path / "model")), pinned=512 * MIB)
 
 

@@ -1,5 +1,5 @@
-"""The stand-in for CUDA's runtime, without PyTorch in between: all that PyTorch's libraries name is there, and
-what PyTorch calls seldom, or in ways that do not show, does what it is for."""
+"""The stub of CUDA's runtime without PyTorch: it has every name that PyTorch's libraries need, and its rare calls do
+what they should."""
 
 import ctypes
 import re
@@ -89,7 +89,7 @@ def test_the_functions_do_what_they_are_for():
 
 
 def undefined(library):
-    """The names that a library of ELF expects of others."""
+    """The names that an ELF library imports."""
     data = library.read_bytes()
     (sections,) = struct.unpack_from("<Q", data, 40)
     size, count = struct.unpack_from("<HH", data, 58)

@@ -1,5 +1,5 @@
-"""PyTorch itself runs on the stand-ins for CUDA's driver and runtime: what has to do with memory, copies,
-streams and events works as on a GPU, as late as it can be on one; kernels are refused."""
+"""PyTorch itself runs on the stubs of CUDA's driver and runtime. Memory, copies, streams and events work as on a GPU,
+as late as one may do them; kernels are refused."""
 
 import ctypes
 import tempfile
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     not (torch.version.cuda or "").startswith("13."), reason="this PyTorch is not for CUDA 13"
 )
 
-# What memory of the device holds that nobody wrote to.
+# The contents of device memory before the first write.
 POISON = 0xD5
 
 NOT_SUPPORTED = "operation not supported"
@@ -68,7 +68,7 @@ def memory():
     assert torch.cuda.mem_get_info()[0] == total - taken
     raises(torch.cuda.OutOfMemoryError, "CUDA out of memory", lambda: torch.empty(60 << 20, device="cuda"))
     same(numbers().to("cuda"), numbers())
-    # PyTorch frees what is still to be copied from.
+    # PyTorch frees memory that is still to be copied from.
     copy = one.clone()
     del one, copy
     torch.cuda.empty_cache()
@@ -159,7 +159,7 @@ def streams():
     assert host.is_pinned() and not numbers().is_pinned()
     there = host.to("cuda", non_blocking=True)
     assert peek(there) == bytes([POISON] * 64)
-    # Nobody waited: what is copied is what is there later.
+    # Without a wait, the copy takes what is there later.
     host.fill_(7)
     torch.cuda.synchronize()
     assert peek(there) == bytes([7] * 64)
@@ -174,7 +174,7 @@ def streams():
         done.record()
         there.record_stream(here)
     assert torch.cuda.current_stream() == here
-    # As late as it can be: this copy does not wait for the one before it.
+    # As late as possible: this copy does not wait for the one before it.
     assert there.clone().cpu().eq(POISON).all()
     assert not side.query() and not done.query()
     here.wait_event(done)
@@ -255,7 +255,7 @@ def refusals():
         raises(RuntimeError, NOT_SUPPORTED, kernel)
         # All else is intact.
         same(there.clone(), numbers())
-    # A graph would be one of kernels.
+    # A graph would consist of kernels.
     with pytest.raises(RuntimeError, match=NOT_SUPPORTED), torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.CUDAGraph().capture_begin()
 
@@ -268,7 +268,7 @@ def refusals():
     raises(RuntimeError, "invalid resource handle", stranger.synchronize)
 
 
-def test_what_cannot_be_is_refused():
+def test_unsupported_calls_are_refused():
     report = run(refusals, FAULTS="count")
     assert report["faults"] == ["cuStreamSynchronize: 0x1230 is not a stream"]
 

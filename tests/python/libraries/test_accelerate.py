@@ -1,5 +1,5 @@
-"""accelerate loads checkpoints from a mount by folder and by file, whole and with layers left on the disk,
-as it loads them from the original."""
+"""accelerate loads checkpoints from a mount by folder and by file, whole and with layers left on the disk, as from
+the original."""
 
 import json
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ MAKERS = {"llama": models.llama, "gpt2": models.gpt2}
 
 
 def save_shards_as(stem):
-    """Shards by another name, which a folder is known by through their index alone."""
+    """Shards of another name, which identify a folder only through their index."""
 
     def save(model, folder):
         models.save_shards(model, folder)
@@ -91,7 +91,7 @@ def test_load_checkpoint_in_model(shelf, name, layout, what, dtype):
         check_same(first, shelf.made[name])
 
 
-def test_into_a_model_that_is_there(shelf, name, layout):
+def test_load_into_an_existing_model(shelf, name, layout):
     def load(folder):
         torch.manual_seed(1)
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
@@ -121,7 +121,7 @@ def test_dispatch_with_disk_offload(shelf, layout, what, tmp_path):
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_shards_of_another_name(shelf, name, stem):
-    """A folder of them is loaded by its one index, which names the image."""
+    """A folder of them is loaded by its one index, which names the virtual file."""
     where = f"{name}-{stem}"
 
     def load(folder):
@@ -140,7 +140,7 @@ def test_shards_of_another_name(shelf, name, stem):
 
 
 def test_folders_that_are_known_by_an_index_that_is_not_shown(mounts, tmp_path):
-    """Shards of pickles that are not called `pytorch_model`, and a variant alone: by file they load."""
+    """Shards of pickles not called `pytorch_model`, and a variant alone, load by file."""
     source, made = tmp_path / "source", models.gpt2()
     models.save_bin_shards(made, source / "pickles")
     for path in list((source / "pickles").glob("pytorch_model*")):
@@ -164,7 +164,7 @@ def test_folders_that_are_known_by_an_index_that_is_not_shown(mounts, tmp_path):
 
 
 def test_a_name_that_is_not_shown(shelf):
-    """Who names the index or the pickle itself must name the image."""
+    """A caller that names the index or the pickle itself must name the virtual file."""
     for gone in ("llama-shards/model.safetensors.index.json", "llama-bin/pytorch_model.bin"):
         assert (shelf.source / gone).exists()
         with pytest.raises(ValueError, match="should be the path to a file"):

@@ -1,10 +1,10 @@
-"""A folder of models as ComfyUI keeps it works through a mount: each checkpoint is listed once, as one
-`.safetensors`, shards too, which it cannot read by itself; keys are those of the original; tensors that
-are read long after the load are right; and its list of files, which it keeps as long as the times of
-the folders stay, is renewed when something new is there and not before.
+"""A folder of models for ComfyUI works through a mount.
 
-ComfyUI is no library that could be asked: the readers here do what its own do, each by the calls that
-it makes.
+Each checkpoint is listed once, as one `.safetensors`, shards included. Keys are those of the original, and tensors
+that are read long after the load are right. ComfyUI keeps its list of files while the folders' times stay, and renews
+it when something new is there.
+
+ComfyUI is no library: the readers here make the calls that its own readers make.
 """
 
 import json
@@ -27,7 +27,7 @@ TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I6
 
 
 def listed(folder):
-    """The models beneath a folder, and the times that say how long this holds."""
+    """The models beneath a folder, and the times that tell how long the list holds."""
     names, times = [], {str(folder): os.path.getmtime(folder)}
     for place, folders, files in os.walk(folder, followlinks=True):
         for name in files:
@@ -65,7 +65,7 @@ def by_mapping(path):
 
 
 def by_slices(path):
-    """Gives what reads each tensor when it is wanted, over a descriptor that stays open."""
+    """Gives readers of each tensor, which use an open descriptor later."""
     file = open(path, "rb", buffering=0)
     mapped = by_mapping(path)
     (length,) = struct.unpack("<Q", file.read(8))
@@ -82,7 +82,7 @@ def by_slices(path):
 
 
 def checkpoint(seed):
-    """Names as ComfyUI knows a Stable Diffusion by."""
+    """Names by which ComfyUI recognises Stable Diffusion."""
     return {
         "model.diffusion_model.input_blocks.0.0.weight": numbers(seed, 320, 4, 3, 3),
         "model.diffusion_model.out.2.bias": numbers(seed + 1, 4).half(),
@@ -93,7 +93,7 @@ def checkpoint(seed):
 
 @pytest.fixture
 def models(tmp_path):
-    """What is on the disk, and what each listed name must hold."""
+    """The files on the disk, and the contents of each listed name."""
     folder = tmp_path / "models"
     expected = {}
     for n, name in enumerate(("v1-5-pruned.ckpt", "style/anime.ckpt")):
@@ -113,20 +113,20 @@ def models(tmp_path):
     (folder / "embeddings").mkdir()
     learned = {"string_to_param": {"*": numbers(80, 2, 768)}, "name": "style"}
     torch.save(learned, folder / "embeddings/style.pt")
-    # Of a file of safetensors it takes the first tensor, whatever its name.
+    # Of a safetensors file it takes the first tensor, whatever its name.
     expected["embeddings/style.safetensors"] = {"string_to_param.*": numbers(80, 2, 768)}
     return folder, expected
 
 
 @pytest.mark.parametrize("options", [[], ["--no-passthrough"]], ids=str)
 @pytest.mark.parametrize("read", [by_safe_open, by_mapping, by_slices])
-def test_every_model_once_and_as_it_was(models, mounts, options, read):
+def test_every_model_is_listed_once_and_unchanged(models, mounts, options, read):
     folder, expected = models
     mount = mounts(folder, *options)
     names, _ = listed(mount.point)
     assert names == sorted(expected)
     loaded = {name: read(mount / name) for name in names}
-    # What was loaded first is looked at when all is loaded, the last first.
+    # The first loaded tensor is compared after all are loaded, the last one first.
     for name in reversed(names):
         assert loaded[name].keys() == expected[name].keys(), name
         for key, tensor in reversed(expected[name].items()):
@@ -135,7 +135,7 @@ def test_every_model_once_and_as_it_was(models, mounts, options, read):
             assert torch.equal(bits(got), bits(tensor)), f"{name}: {key}"
 
 
-def test_keys_are_those_that_it_would_take_from_the_original(models, mounts):
+def test_keys_are_those_of_the_original(models, mounts):
     folder, _ = models
     mount = mounts(folder)
     original = torch.load(folder / "checkpoints/v1-5-pruned.ckpt", weights_only=True)["state_dict"]
@@ -151,7 +151,7 @@ STOCK = {
 
 @pytest.mark.parametrize("stock", STOCK)
 def test_a_stock_name_makes_a_models_folder(tmp_path, mounts, stock):
-    """Pickles beside it stay as they are; by another name, or in another folder, it has no say."""
+    """Pickles beside it stay as they are. One of another name, or in another folder, changes nothing."""
     tensors = {"a": numbers(1, 9)}
     write = save_file if stock.endswith(".safetensors") else torch.save
     suffix = stock.rpartition(".")[2]
@@ -170,7 +170,7 @@ def test_a_stock_name_makes_a_models_folder(tmp_path, mounts, stock):
 def test_the_list_is_renewed_when_something_is_new(models, mounts):
     folder, expected = models
     mount = mounts(folder)
-    # A first look finds out what is there: nothing that it finds may look like news.
+    # The first look learns what is there: nothing of that may look new later.
     names, times = listed(mount.point)
     for name in names:
         by_mapping(mount / name)
@@ -185,6 +185,6 @@ def test_the_list_is_renewed_when_something_is_new(models, mounts):
     assert still_holds(times)
     (folder / "diffusion_models/flux1-dev-00002-of-00003.safetensors").unlink()
     until("the list is out of date", lambda: not still_holds(times))
-    # A set that is not whole is no model: its files are what they are.
+    # An incomplete set is no model: its files are shown as they are.
     shards = {f"diffusion_models/flux1-dev-0000{n}-of-00003.safetensors" for n in (1, 3)}
     until("the rest of the set is listed", lambda: shards <= set(listed(mount.point)[0]))

@@ -1,8 +1,7 @@
-"""diffusers loads pipelines through a mount as it loads the originals: the same parts, every weight
-the same, the same image from the same seed, and no warning that the originals do not give.
+"""diffusers loads pipelines through a mount as it loads the originals: the same parts and weights, the same picture
+from the same seed, and no other warning.
 
-Whatever the layout on disk, no argument is needed for what the mount shows: where pickles want
-`use_safetensors=False`, their images do not.
+What the mount shows needs no argument: where pickles need `use_safetensors=False`, their virtual files do not.
 """
 
 import os
@@ -30,11 +29,11 @@ SHARD_BYTES = 20_000
 
 @dataclass
 class Layout:
-    """How a pipeline is saved, and how the original must be asked for."""
+    """How a pipeline is saved, and how the original must be loaded."""
 
     saved: dict = field(default_factory=dict)
     asked: dict = field(default_factory=dict)
-    # What the mount shows of the UNet, in the place of everything that it hides.
+    # The name of the UNet in the mount, which replaces all files that it hides.
     unet: str = "diffusion_pytorch_model.safetensors"
     pickles: int | None = 0
 
@@ -77,7 +76,7 @@ def sources(made, tmp_path_factory):
 
 
 def indexes_of(folder):
-    """Those of safetensors, which stay, where the image is not called `model.safetensors`."""
+    """Safetensors indexes, which stay where the virtual file is not called `model.safetensors`."""
     return {path.name for path in folder.glob("*.safetensors.index*.json")}
 
 
@@ -95,7 +94,7 @@ def test_every_layout(sources, mounts, name):
     shown = {path.name for path in (mount / name / "unet").iterdir()}
     assert shown == {"config.json", layout.unet, *indexes_of(sources / name / "unet")}
     variant = {"variant": "fp16"} if "variant" in layout.asked else {}
-    # What is halved is loaded as it is stored, so that nothing is turned on the way.
+    # Halved weights are loaded as they are stored, so that nothing is cast.
     dtype = {"dtype": torch.float16} if variant else {}
     load = StableDiffusionPipeline.from_pretrained
     original, said = loaded(load, sources / name, **layout.asked, **dtype)
@@ -107,7 +106,7 @@ def test_every_layout(sources, mounts, name):
 
 
 @pytest.mark.parametrize("name", ["pickles", "shards", "sharded pickles"])
-def test_what_is_missing_not_expected_and_of_another_shape(made, mounts, tmp_path, name):
+def test_missing_unexpected_and_misshapen_keys(made, mounts, tmp_path, name):
     layout = LAYOUTS[name]
     unet = UNet2DConditionModel.from_config(made.unet.config)
     unet.conv_norm_out = torch.nn.Identity()
@@ -133,7 +132,7 @@ def test_a_pickled_pipeline_is_the_one_that_was_saved(made, sources, mounts):
 
 
 def test_a_model_and_its_variant_in_one_folder(sources, mounts, tmp_path):
-    """Each asks for its own and gets it, also where both are sharded."""
+    """Each asks for its own variant and gets it, also where both are sharded."""
     both = tmp_path / "both"
     shutil.copytree(sources / "shards", both)
     weights_only = shutil.ignore_patterns("*config.json")

@@ -1,5 +1,5 @@
-"""diffusers reads single files through a mount as it reads the originals: the `.ckpt` of Stable
-Diffusion 1.x by `from_single_file`, and LoRA weights, in either format and with their metadata."""
+"""diffusers reads single files through a mount as it reads the originals: the `.ckpt` of Stable Diffusion 1.x by
+`from_single_file`, and LoRA weights in either format with their metadata."""
 
 import os
 
@@ -16,7 +16,7 @@ from pipelines import (
     check_same_pipeline, check_same_state, image_of, loaded, sd_checkpoint, stable_diffusion,
 )  # fmt: skip
 
-# As the trainer of Stable Diffusion 1.x describes the UNet, for those that have only this.
+# The UNet in the format of Stable Diffusion 1.x's trainer, for readers that know only this.
 ORIGINAL_CONFIG = """
 model:
   params:
@@ -35,7 +35,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def configs(made, tmp_path_factory):
-    """The pipeline as a folder, of which only the configurations are asked for."""
+    """The pipeline as a folder, of which only the configurations are read."""
     folder = tmp_path_factory.mktemp("configs")
     made.save_pretrained(folder)
     for weights in folder.rglob("*.safetensors"):

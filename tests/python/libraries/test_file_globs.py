@@ -1,9 +1,9 @@
-"""Loaders that take every `.safetensors` of a folder find in the view what one file saved whole would
-have left there, in every layout; and where other weights lie beside a model in shards, the index by
-which they tell them apart is still there, and true.
+"""Loaders that take every `.safetensors` of a folder find in the view what one file saved whole would have left
+there, in every layout. Where other weights lie beside a sharded model, the index that tells them apart is there, and
+true.
 
-vLLM, SGLang and llama.cpp's converter need a GPU or are not to be installed here: the functions below
-choose files by the rules that they choose by.
+vLLM, SGLang and llama.cpp's converter need a GPU or cannot be installed here: the functions below choose files by the
+same rules.
 """
 
 import glob
@@ -31,7 +31,7 @@ def found(folder, pattern="*.safetensors"):
 
 
 def in_index(folder, names, index=INDEX):
-    """Without those that an index, if there is one, does not name."""
+    """Takes every file, or those that an index names, if there is one."""
     path = os.path.join(folder, index)
     if not os.path.isfile(path):
         return names
@@ -41,7 +41,7 @@ def in_index(folder, names, index=INDEX):
 
 
 def vllm(folder, load_format="auto"):
-    """vLLM takes Mistral's own files where there are some, unless it is told a format."""
+    """vLLM takes Mistral's own files where there are some, unless a format is given."""
     consolidated = found(folder, "consolidated*.safetensors")
     if load_format == "auto" and consolidated:
         return in_index(folder, consolidated, "consolidated.safetensors.index.json")
@@ -57,7 +57,7 @@ def sglang(folder):
 
 
 def llama_cpp(folder):
-    """Its converter lists names, and in newer releases goes by the index where there is one."""
+    """Its converter lists names; newer releases go by the index where there is one."""
     names = sorted(name for name in os.listdir(folder) if name.startswith("model"))
     names = [name for name in names if name.endswith(".safetensors")]
     path = os.path.join(folder, INDEX)
@@ -128,7 +128,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_is_one_file(folder, mounts, layout):
     LAYOUTS[layout](folder)
-    # What training leaves beside it is no model.
+    # Training state beside it is no model.
     torch.save({"state": numbers(1, 9)}, folder / "optimizer.pt")
     torch.save({"state": numbers(1, 9)}, folder / "rng_state_0.pth")
     mount = mounts(folder)
@@ -163,7 +163,7 @@ def test_a_variant_alone_keeps_its_name(folder, mounts, layout):
     check_all_take(mount.point, ["model.fp16.safetensors"], weights(0))
 
 
-# What else can lie beside a model in shards, and is not part of it.
+# Files that can lie beside a sharded model and are no part of it.
 BESIDE = {
     "Mistral's own": "consolidated.safetensors",
     "an adapter": "adapter_model.safetensors",
@@ -173,7 +173,7 @@ BESIDE = {
 
 @pytest.mark.parametrize("beside", BESIDE)
 def test_other_weights_beside_shards(folder, mounts, beside):
-    """Each takes what it takes of the original folder."""
+    """Each loader takes what it takes of the original folder."""
     write_set(folder, weights(0), "model", INDEX)
     save_file(weights(100), folder / BESIDE[beside])
     chosen = {name: choose(str(folder)) for name, choose in LOADERS.items()}

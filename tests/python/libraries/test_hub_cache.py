@@ -1,5 +1,5 @@
-"""The cache of a hub, mounted whole, is a cache: models are found by name, offline, also those that are
-shown otherwise than the client's own notes say. The same where it is mounted over itself."""
+"""A mounted hub cache is a cache: models are found by name, offline, even those that the client's own notes describe
+otherwise. The same holds for a mount over the cache itself."""
 
 import json
 import os
@@ -50,7 +50,7 @@ LOCAL_SNAPSHOTS = [{**question, "with": {"local_files_only": True}} for question
 
 
 def by_way(answers, ways):
-    """Answers to several ways of asking for each of the models: by way, then by name."""
+    """Answers to several ways of asking for each model: by way, then by name."""
     parts = [answers[n : n + len(KINDS)] for n in range(0, len(answers), len(KINDS))]
     return {way: dict(zip(KINDS, part, strict=True)) for way, part in zip(ways, parts, strict=True)}
 
@@ -84,7 +84,7 @@ def fetched(tmp_path_factory):
         revisions = {name: revision_of(repository) for name, repository in repositories.items()}
         for name, revision in revisions.items():
             kept = repository_in(cache, name)
-            # What makes this more than a folder of links.
+            # Files that make this a cache and not only a folder of links.
             assert (kept / ".no_exist" / revision / "model.safetensors").exists()
             assert (kept / "trees" / f"{revision}.json").exists()
             assert all(file.is_symlink() for file in snapshot(cache, name, revision).iterdir())
@@ -95,7 +95,7 @@ def fetched(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["elsewhere", "over-itself"])
 def answers(fetched, tmp_path_factory, request):
-    """What the client finds in the mounted cache, each way of asking by itself."""
+    """The client's answers in the mounted cache, one way of asking at a time."""
     folder = tmp_path_factory.mktemp(request.param)
     source = fetched.cache
     if request.param == "over-itself":
@@ -144,9 +144,9 @@ def test_snapshots(fetched, answers, name):
     assert shown == ["model.safetensors"]
 
 
-def test_who_may_ask_the_hub(fetched, mounts):
-    """Loading takes what the cache has. A snapshot is compared with what the hub has, and the client would
-    fetch what is not shown under that name, unless it is told not to."""
+def test_a_client_that_may_ask_the_hub(fetched, mounts):
+    """Loading takes what the cache has. A snapshot is compared with the hub, and the client fetches a file whose name
+    is not shown, unless it is offline."""
     point = mounts(fetched.cache).point
     found = ask(point, BY_NAME + SNAPSHOTS + LOCAL_SNAPSHOTS, fetched.address)
     found = by_way(found, ["by-name", "untold", "told"])

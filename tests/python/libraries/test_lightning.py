@@ -1,5 +1,5 @@
-"""Checkpoints of lightning are shown as their state dict, under the names that its trainer gives; who goes
-on with training keeps them as they are."""
+"""Lightning checkpoints are shown as their state dict, under the trainer's names. A user who goes on with training
+keeps them as they are."""
 
 from types import SimpleNamespace
 
@@ -61,7 +61,7 @@ CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("run", CHECKPOINTS)
-def test_images_of_state_dicts(shelf, run):
+def test_state_dicts_are_shown(shelf, run):
     originals = {file.stem for file in (shelf.source / run / "checkpoints").glob("*.ckpt")}
     assert originals == set(CHECKPOINTS[run])
     shown = sorted(file.name for file in (shelf.mount / run / "checkpoints").iterdir())

@@ -1,5 +1,5 @@
-"""peft and transformers load adapters from a mount: `adapter_model.bin` is `adapter_model.safetensors`
-there, beside a base model that is an image itself."""
+"""peft and transformers load adapters from a mount: `adapter_model.bin` is `adapter_model.safetensors` there, beside
+a base model that is a virtual file itself."""
 
 from types import SimpleNamespace
 
@@ -14,8 +14,8 @@ from models import check_loads_same, check_same, fingerprints, on_show, tensors_
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory):
-    """A base model in shards; adapters for it as pickle, for all their kinds of tensors: low ranks,
-    modules saved whole, two adapters in folders of their own."""
+    """A sharded base model, and adapters for it as pickles, for all their kinds of tensors: low ranks, modules saved
+    whole, two adapters in folders of their own."""
     folder = tmp_path_factory.mktemp("peft")
     source = folder / "source"
     models.save_shards(models.llama(), source / "base")
@@ -26,7 +26,7 @@ def shelf(tmp_path_factory):
         )
         model = get_peft_model(model, config, adapter_name="first")
         model.add_adapter("second", LoraConfig(r=2, target_modules=["o_proj"], init_lora_weights=False))
-        # As it is written down, the base is found through the mount by both.
+        # The adapter's configuration names the base, which both find through the mount.
         for name in ("first", "second"):
             model.peft_config[name].base_model_name_or_path = str(mount / "base")
         model.save_pretrained(source / "adapters", safe_serialization=False)
@@ -82,7 +82,7 @@ def test_second_adapter_into_the_first(shelf):
 
 
 def test_transformers_itself(shelf, name):
-    """Which cannot load a pickled adapter from a folder, but its twin as safetensors: and so the image."""
+    """transformers cannot load a pickled adapter from a folder, but its safetensors twin: and so the virtual file."""
 
     def load(folder):
         model = AutoModelForCausalLM.from_pretrained(shelf.base)
@@ -98,7 +98,7 @@ def test_transformers_itself(shelf, name):
 
 
 def test_merged(shelf, name):
-    """What is computed of base and adapter is the same too."""
+    """The outputs of base and adapter are the same too."""
     merged = []
     for folder in (shelf.source, shelf.mount):
         base = AutoModelForCausalLM.from_pretrained(shelf.base)

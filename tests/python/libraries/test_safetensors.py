@@ -1,4 +1,4 @@
-"""Programs as they are load from a mount what they would load from the originals."""
+"""Unchanged programs load from a mount what they would load from the originals."""
 
 import mmap
 
@@ -65,7 +65,7 @@ def test_numpy(loaded):
             assert (file.get_tensor(key) == tensor.numpy()).all()
 
 
-def test_torch_load_of_what_stays_as_it_is(loaded):
+def test_torch_load_of_a_passed_through_file(loaded):
     mount, _, state = loaded
     for mapped in (False, True):
         got = torch.load(mount / "optimizer.pt", mmap=mapped)
@@ -74,8 +74,8 @@ def test_torch_load_of_what_stays_as_it_is(loaded):
         del got
 
 
-def test_torch_load_of_what_is_an_image(mounts, tmp_path):
-    """Its pickle is not shown, unless it is kept."""
+def test_torch_load_of_a_virtual_file(mounts, tmp_path):
+    """The optimizer's pickle is not shown, unless it is kept."""
     source = tmp_path / "source"
     source.mkdir()
     torch.save({"a": numbers(1, 9)}, source / "model.pt")

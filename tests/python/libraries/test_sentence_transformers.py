@@ -1,5 +1,5 @@
-"""sentence-transformers loads models of several modules, each in a folder of its own, from a mount as from
-the original, whether those are pickles or shards; and encodes the same."""
+"""sentence-transformers loads models of several modules, each in a folder of its own, from a mount as from the
+original, as pickles or as shards; and encodes the same."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ SENTENCES = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w90"]
 
 
 def save_pickled(model, folder):
-    """As releases wrote it that had no safetensors: every module, the transformer included."""
+    """As releases without safetensors wrote it: every module, the transformer included."""
     model.save(str(folder), create_model_card=False, safe_serialization=False)
     for whole in list(folder.rglob("model.safetensors")):
         (transformer,) = (module for module in model if isinstance(module, Transformer))
@@ -34,7 +34,7 @@ def save_pickled(model, folder):
 
 
 def of_modules(base):
-    """Several modules with weights of their own, as those are named in the folder."""
+    """Modules with weights of their own, by their names in the folder."""
     made = {
         "dense": [Pooling(32), Dense(32, 8), LayerNorm(8), Normalize()],
         "cnn": [CNN(32, 8), Pooling(24)],

@@ -1,6 +1,9 @@
-"""fastsafetensors and the Run:ai Model Streamer, which read past the page cache or with threads of
-their own, read images through a mount as they read an export: every tensor, bit for bit, whether an
-image is made of shards, of a pickle, or of a pickle whose tensors do not lie in order."""
+"""fastsafetensors and the Run:ai Model Streamer read virtual files through a mount as they read an export: every
+tensor, bit for bit.
+
+They read past the page cache or with threads of their own. A virtual file may come from shards, a pickle, or a pickle
+with strided tensors.
+"""
 
 import os
 import subprocess
@@ -15,7 +18,7 @@ from compare import bits
 from program import COMMON
 from samples import numbers, strided_tensors, write_shards
 
-# More than one of the blocks in which the streamers read, and than one of the mount's.
+# More than one of the streamers' blocks, and than one of the mount's.
 SIDE = 1500
 
 
@@ -46,7 +49,7 @@ def check(got, expected):
         assert torch.equal(bits(got[name]), bits(tensor.contiguous())), name
 
 
-# By default it reads directly, and with a device for it past the processor; a mount must not refuse.
+# By default it reads directly; on a machine with the device, past the processor. A mount must not refuse that.
 @pytest.mark.parametrize("direct", [None, "0", "1"])
 @pytest.mark.parametrize("nogds", [False, True])
 def test_fastsafetensors(mounted, monkeypatch, caplog, capfd, nogds, direct):
@@ -62,7 +65,7 @@ def test_fastsafetensors(mounted, monkeypatch, caplog, capfd, nogds, direct):
 
 
 def test_fastsafetensors_of_several_files(mounted):
-    """All in one go, with few and small buffers, as an engine loads what a glob finds."""
+    """All in one call, with few and small buffers, as an engine loads the files of a glob."""
     mount, models = mounted
     loader = SafeTensorsFileLoader(None, "cpu", bbuf_size_kb=64, max_threads=4, nogds=True)
     two = ("pickled", "strided")
@@ -77,7 +80,7 @@ def test_fastsafetensors_of_several_files(mounted):
 def streamed(paths):
     with SafetensorsStreamer() as streamer:
         streamer.stream_files([str(path) for path in paths])
-        # Copied before the next: the streamer uses its memory again.
+        # Copied before the next: the streamer reuses its memory.
         return {name: tensor.clone() for name, tensor in streamer.get_tensors()}
 
 

@@ -1,5 +1,5 @@
-"""timm loads from a mount what it loads from the original; where a checkpoint holds averaged weights too,
-those that were trained are shown, unless others are asked for."""
+"""timm loads from a mount what it loads from the original. Where a checkpoint also holds averaged weights, the
+trained ones are shown, unless others are asked for."""
 
 import json
 from types import SimpleNamespace
@@ -75,8 +75,8 @@ def test_local_folder(shelf):
 
 
 def test_averaged_weights_are_asked_for(ckptfs, shelf, mounts, tmp_path):
-    """timm takes the averaged ones of a pickle that has both. An image has one of them: the trained
-    ones, and a note says what else there is."""
+    """timm takes the averaged weights of a pickle that has both. A virtual file has one of them: the trained ones,
+    and a note says what else there is."""
     trained, averaged = (fingerprints(model.state_dict()) for model in (shelf.trained, shelf.averaged))
     both = shelf.source / "results/both.pth"
     assert fingerprints(load_state_dict(str(both))) == averaged
@@ -87,7 +87,7 @@ def test_averaged_weights_are_asked_for(ckptfs, shelf, mounts, tmp_path):
 
     asked = mounts(shelf.source, "--root", "state_dict_ema")
     assert fingerprints(load_state_dict(str(asked / "results/both.safetensors"))) == averaged
-    # Those that have no averaged ones are shown all the same.
+    # Checkpoints without averaged weights are shown all the same.
     assert fingerprints(load_file(asked / "results/plain.safetensors")) == trained
 
     kept = mounts(shelf.source, "--keep", "both.pth")

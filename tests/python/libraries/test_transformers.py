@@ -1,5 +1,5 @@
-"""transformers loads from a mount what it loads from the original, whatever the layout and the way of
-asking: the same parameters and buffers, the same ties, no warning of its own."""
+"""transformers loads from a mount what it loads from the original, in every layout and by every way of asking: the
+same parameters and buffers, the same ties, no warning of its own."""
 
 import codecs
 import json
@@ -107,7 +107,7 @@ def test_a_variant_is_not_shown_without_it(shelf, name, layout):
 
 @pytest.mark.parametrize("layout", ["shards", "bin-shards"])
 def test_variants_in_the_other_spelling(shelf, name, layout):
-    """Which transformers itself does not look for: through the mount it need not."""
+    """transformers itself does not look for these; through the mount it need not."""
     load_half = load(name, variant="fp16")
     with pytest.raises(OSError, match="no file named model.fp16.safetensors"):
         load_half(shelf.source / f"{name}-{layout}-respelled")
@@ -132,7 +132,7 @@ def test_safetensors_wanted(shelf, name, layout):
 
 
 def test_safetensors_not_wanted(shelf, mounts):
-    """Who insists on pickles needs them kept."""
+    """A caller that insists on pickles needs them kept."""
     insisting = load("gpt2", use_safetensors=False)
     with pytest.raises(OSError, match="no file named"):
         insisting(shelf.mount / "gpt2-bin")
@@ -167,7 +167,7 @@ def test_a_directory_with_one_model_in_several_layouts(mounts, tmp_path, kinds):
 
 
 def test_an_index_that_the_config_names(mounts, tmp_path):
-    """Who names an index needs it kept."""
+    """A caller that names an index needs it kept."""
     source = tmp_path / "source"
     models.save_shards(models.llama(), source)
     config = json.loads((source / "config.json").read_text())
@@ -202,8 +202,8 @@ def test_an_index_with_a_byte_order_mark_is_refused(ckptfs, tmp_path):
 
 
 def test_mixed_types_without_one_in_the_config(mounts, tmp_path):
-    """The library goes by the first tensor: of a pickle the first that was saved, of safetensors the first
-    by name. Who says which type gets the same from both."""
+    """The library goes by the first tensor: of a pickle the first saved one, of safetensors the first by name. A
+    caller that gives the type gets the same from both."""
     source = tmp_path / "source"
     made = models.llama()
     made.model.half()
@@ -224,7 +224,7 @@ def test_auto_classes(shelf, layout):
 
 
 def test_disk_offload(shelf, layout, tmp_path):
-    """Layers that stay on the disk are read from the mount whenever they are used."""
+    """Layers that stay on the disk are read from the mount at each use."""
     where, prompt = f"llama-{layout}", torch.tensor([[1, 7, 8, 9]])
     found = []
     for n, folder in enumerate((shelf.source, shelf.mount)):
@@ -237,7 +237,7 @@ def test_disk_offload(shelf, layout, tmp_path):
         found.append((fingerprints(state), tokens.tolist()))
     assert found[0] == found[1]
     assert found[0][0] == fingerprints(shelf.made["llama"].state_dict())
-    # The library writes nothing of its own where it can read what it needs from safetensors.
+    # The library writes nothing of its own where safetensors has what it needs.
     assert not list((tmp_path / "1").iterdir())
 
 
@@ -252,14 +252,14 @@ def test_shards_of_shared_storages(mounts, tmp_path):
     index = json.loads((source / "pytorch_model.bin.index.json").read_text())["weight_map"]
     assert index["lm_head.weight"] != index["transformer.wte.weight"]
     point = mounts(source).point
-    # Of the image each tensor is there once, however often its storage is in the shards.
+    # The virtual file has each tensor once, however often its storage is in the shards.
     tensors = load_file(point / "model.safetensors")
     check_fingerprints(fingerprints(tensors), fingerprints(made.state_dict()))
     first, _ = check_loads_same(load("gpt2"), source, point)
     check_same(first, made)
 
 
-def test_what_is_missing_and_what_is_not_expected(mounts, tmp_path, layout):
+def test_missing_and_unexpected_keys(mounts, tmp_path, layout):
     source = tmp_path / "source"
     made = models.llama()
     made.model.norm = torch.nn.Identity()
@@ -293,14 +293,14 @@ def test_pipeline(shelf, layout):
 
 
 def test_one_tensor_after_the_other(shelf, layout, monkeypatch):
-    """Instead of by several threads at once, which is what the others do."""
+    """One thread instead of the several that other tests use."""
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
     where = f"llama-{layout}"
     check_loads_same(load("llama"), shelf.source / where, shelf.mount / where)
 
 
 def test_saved_again(shelf, layout, tmp_path):
-    """What is loaded from a mount can be saved and is then what it was."""
+    """A model that is loaded from a mount can be saved and is then what it was."""
     model = AutoModelForCausalLM.from_pretrained(shelf.mount / f"gpt2-{layout}")
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Tensors that are computed once, whoever wants them; and older files in the place of those to come."""
+"""Tensors that are computed once for all processes, and older files in the place of new ones."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from samples import numbers
 TENSORS = {"latent": numbers(1, 4, 4), "mask": numbers(2, 4) > 0}
 
 
-def test_it_is_made_once(tmp_path):
+def test_a_value_is_made_once(tmp_path):
     path, made = tmp_path / "x.safetensors", []
 
     def make():
@@ -33,7 +33,7 @@ def test_it_is_made_once(tmp_path):
     check_same(halves, {"latent": TENSORS["latent"].half()})
 
 
-def test_what_cannot_be_made_or_saved_leaves_nothing(tmp_path):
+def test_a_value_that_cannot_be_made_or_saved_leaves_nothing(tmp_path):
     def fails():
         raise KeyError("no such image")
 
@@ -54,7 +54,7 @@ def test_a_broken_file_is_refused_and_not_replaced(tmp_path):
     assert path.read_bytes() == b"half of it"
 
 
-def test_threads_wait_for_the_one_that_makes_it(tmp_path):
+def test_threads_wait_for_the_maker(tmp_path):
     path, made, got = tmp_path / "x.safetensors", [], []
 
     def make():
@@ -74,7 +74,7 @@ def test_threads_wait_for_the_one_that_makes_it(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"dtype": "nonsense"}, {"dtype": 3}, {"dtype": torch.float32, "backend": "none"},
                                    {"device": "nowhere"}, {"num_threads": 0}, {"memory": "much"}], ids=str)  # fmt: skip
-def test_what_load_file_refuses_is_refused_before_anything_is_made(tmp_path, wrong):
+def test_arguments_that_load_file_refuses_are_refused_first(tmp_path, wrong):
     made = []
     with pytest.raises(ckptfs.SafetensorError, match=str(next(reversed(wrong.values())))):
         ckptfs.torch.cached(tmp_path / "x.safetensors", lambda: made.append(1) or TENSORS, **wrong)
@@ -120,7 +120,7 @@ def test_processes_race_and_one_makes_each(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_one_that_is_killed_leaves_it_to_the_next(tmp_path):
+def test_a_killed_maker_leaves_it_to_the_next(tmp_path):
     (first,) = racers(tmp_path, "a", 1, 60)
     while not (tmp_path / "made-0").exists() or not (tmp_path / "made-0").read_text():
         time.sleep(0.01)
@@ -150,7 +150,7 @@ def test_an_older_file_is_loaded_in_its_place(tmp_path, beside):
             ckptfs.torch.load_file(tmp_path / name)
 
 
-def test_what_makes_it_cannot_wait_for_itself(tmp_path):
+def test_a_maker_cannot_wait_for_itself(tmp_path):
     path = tmp_path / "x.safetensors"
     again = tmp_path / "." / "x.safetensors"
     with pytest.raises(ckptfs.SafetensorError, match="asks for it"):
@@ -174,7 +174,7 @@ def test_a_directory_that_is_not_there_is_named(tmp_path):
     assert fault.value.filename == str(tmp_path / "nowhere")
 
 
-def test_a_child_of_what_makes_it_lets_nobody_in(tmp_path):
+def test_a_makers_child_releases_no_lock(tmp_path):
     path, there = tmp_path / "x.safetensors", []
 
     def make():

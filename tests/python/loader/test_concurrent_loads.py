@@ -1,5 +1,5 @@
-"""Loads from many threads, in forked processes, closed or interrupted while they go on: right, or the
-documented exception, and nothing of it stays behind."""
+"""Loads from many threads, in forked processes, closed or interrupted while they run: they are right or raise the
+documented exception, and leave nothing behind."""
 
 import os
 import subprocess
@@ -84,7 +84,7 @@ def test_closing_while_others_load(model, backend):
 
 
 def in_a_fork(work):
-    """Whether the work succeeds in a forked process."""
+    """Runs work in a forked process, and tells whether it succeeded."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -96,7 +96,7 @@ def in_a_fork(work):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-# What forks while it has threads is told that it might be sorry.
+# Python warns of a fork with threads.
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_forks_load_whatever_other_threads_do(model, backend):
     folder, expected = model
@@ -126,7 +126,7 @@ def test_forks_load_whatever_other_threads_do(model, backend):
 
 
 def loaded(file):
-    # torch itself must not be asked to calculate in a fork: its threads are not there.
+    # torch itself must not calculate in a fork: its threads are not there.
     tensors = file.get_tensors()
     return {name: zlib.crc32(tensor.numpy()) for name, tensor in tensors.items()}
 
@@ -160,7 +160,7 @@ if sys.argv[2] == "note":
 before = held()
 
 def interrupt():
-    # From here on it reads: the memory is there.
+    # From here on it reads: the memory is allocated.
     while held() < before + size:
         pass
     os.kill(os.getpid(), signal.SIGINT)
@@ -193,7 +193,7 @@ def test_other_threads_go_on_while_one_loads(tmp_path):
     def count():
         while not stop.is_set():
             counted[0] += 1
-            # Lets go of the interpreter, and has it again only when the other does too.
+            # Releases the interpreter, and gets it back only when the other thread releases it.
             time.sleep(0)
 
     thread = threading.Thread(target=count)

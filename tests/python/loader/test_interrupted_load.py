@@ -1,5 +1,4 @@
-"""Ctrl-C is heard while a mount that does not answer is opened or read: it ends what the program waits
-for, and the program goes on, and can end."""
+"""Ctrl-C is heard while a silent mount is opened or read: it ends the wait, and the program goes on, and can end."""
 
 import os
 import signal
@@ -12,7 +11,7 @@ import pytest
 
 from mounts import PATIENCE, until
 
-# Opens or reads what hangs. A signal that it hears is an exception, or noted and no more.
+# Opens or reads a path that hangs. A signal raises an exception, or is only recorded.
 PROGRAM = """
 import os, signal, sys
 import ckptfs, ckptfs.numpy
@@ -58,7 +57,7 @@ else:
 print("done", flush=True)
 """
 
-# A user that has no power, and no name here.
+# An unprivileged user without a name here.
 ROOT, OTHER = 0, 4002
 
 
@@ -82,7 +81,7 @@ def mount(mounts, tmp_path):
 
 @pytest.fixture
 def waits(mount, tmp_path):
-    """Whether somebody waits for an answer of the mount."""
+    """Tells whether a request waits for an answer of the mount."""
     control = tmp_path / "control"
     control.mkdir()
     subprocess.run(["mount", "-t", "fusectl", "none", control], check=True)
@@ -92,7 +91,7 @@ def waits(mount, tmp_path):
 
 
 class Program:
-    """The program that is interrupted, up to where it is told to go on."""
+    """Starts the program to interrupt, and lets it run up to its wait."""
 
     def __init__(self, mount, what, heard, folder):
         user = ROOT if what == "open" else OTHER
@@ -121,7 +120,7 @@ class Program:
 
 @pytest.fixture
 def hanging(mount, waits, tmp_path):
-    """A program that waits for a mount that does not answer."""
+    """A program that waits for a silent mount."""
     started = []
 
     def hanging(what, heard):
@@ -141,7 +140,7 @@ def hanging(mount, waits, tmp_path):
 # A small tensor is read without a thread of its own where that cannot hang.
 @pytest.mark.parametrize("what", ["open", "load", "load-small"])
 @pytest.mark.parametrize("then", ["again", "end"])
-def test_it_ends_what_hangs(mount, hanging, what, then):
+def test_ctrl_c_ends_a_hanging_load(mount, hanging, what, then):
     program = hanging(what, "raise")
     program.runs.send_signal(signal.SIGINT)
     program.says("interrupted")

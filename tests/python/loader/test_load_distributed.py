@@ -1,5 +1,5 @@
-"""Several ranks load a checkpoint together: each gets what it would load alone, the disk is read once by all of
-them, and where one fails or ends the others have an error."""
+"""Several ranks load a checkpoint together. Each gets what it would load alone, all together read the disk once, and
+where one fails or ends the others have an error."""
 
 import json
 import os
@@ -75,11 +75,11 @@ def test_the_disk_is_read_once_and_every_rank_has_everything(folder, ranks):
         assert sum(report["received"] for report in reports) == (ranks - 1) * size
         reads = [sum(report[how] for how in ("cached", "direct", "buffered", "gathered")) for report in reports]
         if name == "large":
-            # Of each no more than its share, and of all together the checkpoint.
+            # Each read at most its share, and all together the checkpoint.
             assert sum(reads) == size and max(reads) - min(reads) <= 32 << 20
             assert all(report["received"] == size - read for report, read in zip(reports, reads, strict=True))
             disk = sum(of[name, "disk"] for of in got)
-            # What else a process reads that begins is in it too.
+            # The bytes that a starting process reads anyway are in it too.
             assert 0.95 * size < disk < 1.25 * size
     for of in got:
         for key, tensor in ODD.items():
@@ -114,16 +114,16 @@ def test_each_rank_gets_what_it_asks_for(folder, ranks):
             same(of["cut"][name], part(WIDE[name], None if name in ("one", "wide.tall") else 1, rank, ranks))
     wanted = {name for names in wants[:ranks] for name in names}
     reads = [sum(of["whole", "report"][how] for how in ("cached", "direct", "buffered")) for of in got]
-    # What nobody wants is not read, and what two want is read once.
+    # Tensors that no rank asks for are not read; those that two ask for are read once.
     assert sum(reads) == sum(WIDE[name].nbytes for name in wanted)
 
 
-def test_where_one_rank_cannot_all_have_an_error(folder):
+def test_an_error_of_one_rank_is_an_error_of_all(folder):
     first, second = run(folder, 2, "distributed_ranks", OURS, "refused")
     for got in (first, second):
         for name, tensor in WIDE.items():
             same(got["after"][name], tensor)
-        # What nobody wants need be nothing that torch has.
+        # Tensors that no rank asks for may be of types that torch lacks.
         same(got["only"]["whole"], torch.zeros(1))
         same(got["rows"]["rows"], numbers(31, 2, 1 << 20))
     ours, theirs = first["refused"], second["refused"]
@@ -149,7 +149,7 @@ def test_where_one_rank_cannot_all_have_an_error(folder):
         assert theirs[place] == "MemoryError: no room"
 
 
-def test_what_a_load_that_failed_had_is_gone(folder):
+def test_a_failed_load_holds_nothing(folder):
     for got in run(folder, 2, "distributed_ranks", OURS, "lets_go"):
         assert (got["open"], got["held"]) == (0, 0)
 
@@ -181,13 +181,13 @@ def test_a_process_without_a_group_loads_by_itself(folder):
         load_distributed(folder / "nothing")
 
 
-def test_what_a_rank_casts_for_itself_is_held_within_memory(tmp_path):
+def test_casts_of_a_rank_stay_within_memory(tmp_path):
     save_file({"row": torch.zeros(1, 3 << 20)}, tmp_path / "row.safetensors")
     with pytest.raises(ckptfs.SafetensorError, match="memory= allows 8388608 bytes of memory=16777216"):
         load_distributed(tmp_path / "row.safetensors", dtype="bfloat16", memory="16M")
 
 
-def test_every_byte_that_several_want_is_read_by_one_of_them():
+def test_shared_bytes_are_read_by_one_rank():
     numbers = random.Random(7)
     for _ in range(300):
         ranks, at_once = numbers.randint(1, 5), numbers.choice([1, 50, 1000])

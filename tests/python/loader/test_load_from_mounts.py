@@ -1,4 +1,4 @@
-"""Files of a mount load like their sources, and from there where that can be seen; otherwise through the
+"""Files of a mount load like their sources, and straight from these where they can be seen; otherwise through the
 mount, with the reason in the report."""
 
 import os
@@ -29,7 +29,7 @@ def route(path):
         return opened.route
 
 
-def test_every_image_is_loaded_from_its_source(mounts, source, backend):
+def test_every_virtual_file_is_loaded_from_its_source(mounts, source, backend):
     folder, (images, _) = source
     mount = mounts(folder)
     for shown, made_of in images.items():
@@ -38,7 +38,7 @@ def test_every_image_is_loaded_from_its_source(mounts, source, backend):
         assert not [why for why in ckptfs.last_report().fallbacks if "mount" in why]
         kind, where = route(mount / shown)
         assert kind == "direct" and where.startswith(str(folder)), where
-        # What the file of the mount says of itself is what is said of it.
+        # Metadata and offsets are those of the virtual file.
         with ckptfs.safe_open(mount / shown, "pt") as file:
             assert file.metadata()["format"] == "pt"
             assert sorted(file.offset_keys()) == file.keys() == sorted(expected)
@@ -60,7 +60,7 @@ def test_a_handle_keeps_the_source_that_it_opened(mounts, source, backend):
 def test_without_its_source_it_is_read_through_the_mount(mounts, source, backend):
     folder, (images, _) = source
     expected = ckptfs.torch.load_file(folder / "sharded", backend="pread")
-    # Something else lies where it was, and the daemon is nobody that can be seen.
+    # Something else lies in its place, and the daemon is out of sight.
     mount = mounts(folder)
     alone = 'mount -t tmpfs none "$0" && exec "$@"'
     hidden = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", alone, folder]

@@ -1,5 +1,4 @@
-"""Memory of the caller's: what is loaded into it lands whole or is refused before anything is read, and
-what is saved from it is there."""
+"""A load into the caller's memory lands whole or is refused before anything is read; saving from that memory works."""
 
 import os
 import pickle
@@ -82,7 +81,7 @@ def test_targets_without_memory_are_refused(path, without_memory, how):
         assert any(".to_local()" in note for note in refused.value.__notes__)
 
 
-def test_what_a_distributed_tensor_has_here_can_be_loaded_into(path):
+def test_the_local_part_of_a_distributed_tensor_is_a_target(path):
     target = distributed()
     ckptfs.torch.load_file(path, into={"a": target.to_local()})
     assert torch.equal(target.to_local(), numbers(1, 30, 20))
@@ -111,7 +110,7 @@ def test_the_address_0_is_refused_by_the_engine_too(path):
         _ckptfs.load_into([opened.tensor("a")], [0])
 
 
-def test_what_has_no_memory_is_not_saved(tmp_path, without_memory):
+def test_tensors_without_memory_are_not_saved(tmp_path, without_memory):
     for save in ckptfs.torch.save, lambda t: ckptfs.torch.save_file(t, tmp_path / "y.safetensors"):
         with pytest.raises(Refused, match="a: cannot be saved"):
             save({"a": without_memory})
@@ -147,7 +146,7 @@ def test_autograd_sees_that_a_target_changed(path, how):
         product.backward()
 
 
-def test_halves_of_a_byte_find_no_place(tmp_path):
+def test_elements_of_half_a_byte_have_no_target(tmp_path):
     header = b'{"x":{"dtype":"F4","shape":[2,3],"data_offsets":[0,3]}} '
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
     memory = torch.zeros(64, dtype=torch.uint8)
@@ -172,7 +171,7 @@ def test_autograd_sees_it_after_a_load_that_failed(path):
     assert target._version > 0
 
 
-def test_what_the_system_refuses_names_the_path_that_was_given(tmp_path, monkeypatch):
+def test_system_errors_name_the_given_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for wrong, kind in ("nowhere/x.safetensors", FileNotFoundError), (".", IsADirectoryError):
         for save, made in (ckptfs.torch, torch.ones(2)), (ckptfs.numpy, numpy.ones(2)):

@@ -1,5 +1,5 @@
-"""Several checkpoints that are loaded together are what they are one by one, in one report, within the memory
-and the open files that a process has."""
+"""Several checkpoints loaded together are what they are one by one, with one report, within the process's memory and
+open files."""
 
 import os
 import subprocess

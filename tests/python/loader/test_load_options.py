@@ -1,5 +1,5 @@
-"""What `load_file` and `safe_open` can beyond loading everything: in place, cast, chosen by name, within
-bounds, with a report; for torch and numpy, zero-copy and owned."""
+"""Options of `load_file` and `safe_open`: in place, cast, chosen by name, within bounds, with a report; for torch and
+numpy, mapped and owned."""
 
 import fnmatch
 import gc
@@ -117,7 +117,7 @@ def test_root_and_options_reach_the_checkpoint(tmp_path):
         assert any("ema" in note for note in file.notes())
 
 
-def test_it_is_a_file_of_safetensors_to_those_who_ask(folder):
+def test_a_handle_is_an_instance_of_safetensors_class(folder):
     path = folder / "one.safetensors"
     with ckptfs.safe_open(path, "pt") as ours, safetensors.safe_open(path, "pt") as theirs:
         assert ours.metadata() == theirs.metadata() == {"made": "by hand"}
@@ -191,7 +191,7 @@ def mappings(path):
         return sum(line.rstrip().endswith(str(path)) for line in maps)
 
 
-def test_a_file_is_mapped_once_and_only_by_those_who_use_it(folder):
+def test_a_file_is_mapped_once_at_its_first_use(folder):
     path = folder / "sharded"
     shard = path / "model-00001-of-00003.safetensors"
     gc.collect()
@@ -226,7 +226,7 @@ def test_a_slice_reads_little_else(tmp_path):
     assert report.bytes == 40_000 and 40_000 <= read <= 80_000
 
 
-def test_reports_tell_how_it_was_read(folder, backend):
+def test_reports_say_how_tensors_were_read(folder, backend):
     told = []
     before = ckptfs.stats()
     tensors = ckptfs.torch.load_file(folder / "sharded", backend=backend, report=told.append)
@@ -241,7 +241,7 @@ def test_reports_tell_how_it_was_read(folder, backend):
     assert str(report.tensors) in repr(report)
 
 
-def test_reports_tell_what_was_chosen(tmp_path, folder):
+def test_reports_say_which_dictionary_was_chosen(tmp_path, folder):
     """Covers a pickle, and a directory with one model in several formats and variants."""
     state = safetensors.torch.load_file(folder / "one.safetensors")
     torch.save({"model_state_dict": state, "ema": state, "epoch": 1}, tmp_path / "pytorch_model.bin")
@@ -270,7 +270,7 @@ def test_reports_tell_what_was_chosen(tmp_path, folder):
     assert not ckptfs.last_report().notes
 
 
-def test_what_cannot_be_mapped_is_read_and_the_report_says_why(folder):
+def test_unmappable_tensors_are_read_and_the_report_says_why(folder):
     tensors = ckptfs.torch.load_file(folder / "loose/strided.pt")
     report = ckptfs.last_report()
     [(why, count)] = report.fallbacks.items()
@@ -324,7 +324,7 @@ assert len(data["a"]["data"]) == 300 * 200 * 4
 """
 
 
-def test_what_needs_neither_torch_nor_numpy_works_without(folder):
+def test_calls_without_tensors_need_neither_torch_nor_numpy(folder):
     done = subprocess.run([sys.executable, "-c", WITHOUT, str(folder / "one.safetensors")],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -371,7 +371,7 @@ def test_paths_may_be_bytes(tmp_path):
         ckptfs.torch.load_file(path + b"x")
 
 
-def test_what_a_program_does_to_a_report_changes_no_sum(folder):
+def test_changing_a_report_changes_no_sum(folder):
     before = ckptfs.stats()
 
     def change(report):
@@ -401,7 +401,7 @@ def test_a_relative_path_that_is_too_long_when_whole(tmp_path, monkeypatch):
         for backend in ("mmap", "pread"):
             check_same(ckptfs.torch.load_file("x.safetensors", backend=backend), tensors)
     finally:
-        # Nobody else can remove what lies so deep.
+        # pytest cannot remove a file at such a depth.
         os.unlink("x.safetensors")
         for _ in range(20):
             os.chdir("..")

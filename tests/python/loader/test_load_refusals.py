@@ -1,5 +1,5 @@
-"""What cannot be done is refused by the documented exception, with words that help; nothing half done is
-handed out, and the next load works."""
+"""An impossible request raises the documented exception with words that help. Nothing half done is handed out, and
+the next load works."""
 
 import contextlib
 import errno
@@ -44,7 +44,7 @@ def test_it_is_one_where_safetensors_was_not_imported(path):
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
 
 
-def test_names_that_are_not_there(path):
+def test_unknown_names(path):
     with ckptfs.safe_open(path, "pt") as file:
         for ask in file.get_tensor, file.get_slice, file.get_tensor_meta:
             with pytest.raises(Refused, match="does not contain tensor.*'?aa'?") as refused:
@@ -169,12 +169,12 @@ INTO = {
 
 
 @pytest.mark.parametrize("into", INTO.values(), ids=INTO)
-def test_what_cannot_be_loaded_into(path, into):
+def test_unusable_targets(path, into):
     with pytest.raises(Refused, match="a: cannot be loaded into"):
         ckptfs.torch.load_file(path, into={"a": into()})
 
 
-def test_more_that_cannot_be_loaded_into(path):
+def test_more_unusable_targets(path):
     whole = torch.zeros(30, 20)
     with pytest.raises(TypeError, match="torch.Tensor"):
         ckptfs.torch.load_file(path, into={"a": [1, 2]})
@@ -199,7 +199,7 @@ def test_two_places_that_share_memory_are_refused(tmp_path):
     assert not whole.any()
 
 
-def test_values_that_cannot_be_meant(path):
+def test_meaningless_values(path):
     for asked, words in [
         ({"backend": "fast"}, "backend"), ({"num_threads": 0}, "num_threads"),
         ({"memory": -1}, "memory"), ({"memory": 1000}, "1000 bytes"), ({"dtype": "float12"}, "float12"),
@@ -328,8 +328,8 @@ def test_refusals_leave_no_descriptor_open(path):
     assert descriptors() == before
 
 
-def test_what_to_do_names_arguments(tmp_path):
-    """Not the options of the command."""
+def test_remedies_name_arguments(tmp_path):
+    """A remedy names the argument, and not the option of the command."""
     torch.save({"a": torch.ones(2)}, tmp_path / "elsewhere.pt")
     (tmp_path / "models").mkdir()
     (tmp_path / "models/model.pt").symlink_to("../elsewhere.pt")

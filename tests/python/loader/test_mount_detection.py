@@ -1,5 +1,5 @@
-"""What a path leads to is found out, and never guessed: wherever a mount shows, whoever made it, and
-whatever became of its source or its daemon, the bytes are right or the error is one that says so."""
+"""A path's source is found out, and never guessed. Wherever a mount shows, and whatever became of its source or its
+daemon, the bytes are right or the error says why."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from mounts import PATIENCE, is_mounted, until
 from samples import write_all
 from test_concurrent_loads import in_a_fork
 
-# A user that has no power, and no name here.
+# An unprivileged user without a name here.
 OTHER = 4002
 
 Refused = ckptfs.SafetensorError
@@ -58,7 +58,7 @@ def route(path):
 
 
 def check(path, backend, kind, expected):
-    """The bytes, the way to them, and why they were not had directly if they were not."""
+    """The bytes, the route to them, and why the route was not direct."""
     got = loaded(path, backend)
     whys = [why for why in ckptfs.last_report().fallbacks if "mapped" not in why]
     assert sorted(got) == sorted(expected)
@@ -71,7 +71,7 @@ def check(path, backend, kind, expected):
 
 
 def test_a_mount_with_the_number_of_one_that_is_gone(mounts, source, shows):
-    """The kernel gives a mount the number of the last that went, and its device's too."""
+    """The kernel gives a mount the number of the last that went, and its device number too."""
     folder, images = source
     shown, made_of = next((shown, of) for shown, of in images.items() if shown != of)
     expected = loaded(folder / made_of)
@@ -89,7 +89,7 @@ def test_a_mount_over_its_own_source(mounts, source, backend):
     expected = {shown: loaded(folder / made_of) for shown, made_of in images.items()}
     mount = mounts(folder, at=folder)
     for shown, tensors in expected.items():
-        # By the same name, but from beneath the mount, of which nothing was asked.
+        # By the same name, but from beneath the mount, which is not asked.
         assert check(folder / shown, backend, "direct", tensors).startswith(str(folder))
     assert mount.stats()["reads"] == 0
 
@@ -116,7 +116,7 @@ def test_a_mount_of_another_user_whose_source_is_closed(mounts, source, backend)
     for shard in (folder / "sharded").iterdir():
         shard.chmod(0o644)
     mount = mounts(folder, "--allow-other")
-    # To what is theirs others get through, and to the source nobody does.
+    # Others may pass through to their files, and no one to the source.
     for above in [folder.parent, *folder.parent.parents[:-2]]:
         above.chmod(above.stat().st_mode | 0o011)
     hidden = folder.with_name("hidden")
@@ -133,7 +133,7 @@ def test_a_mount_of_another_user_whose_source_is_closed(mounts, source, backend)
 
     assert in_a_fork(as_another)
     assert mount.stats()["reads"] > 0
-    # The same mount, for whom nothing is closed.
+    # The same mount for a user to whom nothing is closed.
     check(mount / "sharded", backend, "direct", expected["sharded/model.safetensors"])
 
 
@@ -149,13 +149,13 @@ def test_a_dead_mount(mounts, source, backend):
                 with pytest.raises(Refused, match="lies on a mount whose daemon has gone") as refused:
                     ask(path)
                 assert "mount again" in refused.value.__notes__[0]
-        # What was opened is read from its source, which needs no daemon.
+        # An open file is read from its source, which needs no daemon.
         for name, tensor in held.get_tensors().items():
             numpy.testing.assert_array_equal(tensor, expected[name])
 
 
 def write(path, version, in_place):
-    """A model that says in every number which version it is, of a size of its own."""
+    """A model whose every number is its version, of a size of its own."""
     new = path.with_name("new")
     names = [f"layer.{n}" for n in range(8 + version % 3)]
     ckptfs.numpy.save_file({name: numpy.full(40_000, version, "f4") for name in names}, new)

@@ -1,4 +1,4 @@
-"""`prefetch` hands every tensor out once, in whatever order it is asked for, and ends when it is told to."""
+"""`prefetch` hands every tensor out once, in any order, and ends when it is closed."""
 
 import gc
 import os
@@ -94,7 +94,7 @@ def test_closed_in_the_middle(file):
         loader.take(loader.names()[0])
 
 
-def test_closing_wakes_those_who_wait(folder):
+def test_closing_wakes_waiting_readers(folder):
     with ckptfs.safe_open(folder / "sharded", "pt") as file:
         for _ in range(30):
             loader, told = file.prefetch(), []
@@ -112,7 +112,7 @@ def test_closing_wakes_those_who_wait(folder):
             assert told[0] == len(loader) or "closed" in told[0]
 
 
-def test_a_failure_is_told_to_who_waits(tmp_path):
+def test_a_failure_reaches_the_waiting_reader(tmp_path):
     torch.save({"a": torch.ones(9), "b": torch.ones(100_000)}, tmp_path / "x.pt")
     with ckptfs.safe_open(tmp_path / "x.pt", "pt") as file:
         data = (tmp_path / "x.pt").read_bytes()
@@ -121,17 +121,17 @@ def test_a_failure_is_told_to_who_waits(tmp_path):
             file.prefetch().take("b")
 
 
-def test_its_report_is_the_last_of_whoever_took_the_last(file):
+def test_the_report_belongs_to_the_thread_that_took_the_last_tensor(file):
     with file.prefetch() as loader:
         size = sum(tensor.nbytes for _, tensor in loader)
     assert ckptfs.last_report() is loader.report and loader.report.bytes == size
 
 
-def test_it_reads_what_is_open_whatever_became_of_its_name(folder, tmp_path):
+def test_a_replaced_file_is_read_through_the_open_handle(folder, tmp_path):
     shutil.copy(folder / "loose/strided.pt", tmp_path / "x.pt")
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there")
-    # By its words this is a file beside the folder.
+    # Taken as text, the path leads to a file beside the link.
     path = f"{tmp_path}/link/../x.pt"
     with ckptfs.safe_open(path, "pt") as file:
         expected = file.get_tensors()
@@ -164,7 +164,7 @@ def test_closing_a_handle_while_prefetches_begin(folder):
     assert not faults
 
 
-def test_a_forked_process_is_not_held_up_by_who_held_the_loader(file):
+def test_a_forked_process_is_not_blocked_by_a_loaders_lock(file):
     loader, held, done = file.prefetch(), threading.Event(), threading.Event()
 
     def hold():
@@ -202,7 +202,7 @@ def test_a_program_ends_while_it_loads(tmp_path):
 
 @pytest.fixture
 def batches_that_wait(folder, monkeypatch):
-    """Makes batches of one tensor, of which the second waits. Yields an event that it has begun, and a function that
+    """Makes batches of one tensor, of which the second waits. Yields an event for its beginning, and a function that
     lets it go on and returns how many were read."""
     read, started, go, before = [], threading.Event(), threading.Event(), set(threading.enumerate())
 

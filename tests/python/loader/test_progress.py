@@ -1,4 +1,4 @@
-"""A bar is shown to who can see it, and no load fails because nobody can."""
+"""A progress bar appears only on a terminal, and no load fails for want of one."""
 
 import io
 import sys
@@ -39,7 +39,7 @@ def broken_stderr():
 
 
 @pytest.mark.parametrize("stderr", broken_stderr(), ids=["none", "closed", "object", "odd"])
-def test_progress_that_nobody_can_be_shown_fails_no_load(folder, stderr, monkeypatch):
+def test_a_bar_that_cannot_be_shown_fails_no_load(folder, stderr, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stderr)
     got = ckptfs.torch.load_file(folder / "sharded", progress=True)
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""What holds where a call does not say it: arguments above `configure` above the environment."""
+"""Defaults of a call: arguments above `configure` above the environment."""
 
 import logging
 
@@ -31,7 +31,7 @@ def mapped(path, **how):
     return bool(ckptfs.last_report().mapped)
 
 
-def test_a_backend_is_said_by_argument_then_configure_then_environment(path, monkeypatch):
+def test_a_backend_comes_from_argument_then_configure_then_environment(path, monkeypatch):
     assert mapped(path)
     monkeypatch.setenv("CKPTFS_BACKEND", "pread")
     assert not mapped(path) and mapped(path, backend="mmap")
@@ -61,7 +61,7 @@ def test_limits_come_from_the_same_places(monkeypatch):
     assert settings.limits(5, 6 << 20) == (5, 6 << 20)
 
 
-def test_a_budget_too_small_is_refused_wherever_it_was_said(path):
+def test_a_budget_too_small_is_refused_from_every_source(path):
     ckptfs.configure(memory=1024)
     with pytest.raises(ckptfs.SafetensorError):
         ckptfs.torch.load_file(path, backend="pread")
@@ -71,7 +71,7 @@ def test_a_budget_too_small_is_refused_wherever_it_was_said(path):
     ("backend", "fast"), ("threads", "0"), ("threads", "many"), ("memory", "12 apples"), ("memory", "0"),
     ("log", "loud"), ("disable", "perhaps"),
 ])  # fmt: skip
-def test_what_means_nothing_is_refused_by_its_name(monkeypatch, name, value):
+def test_a_meaningless_value_is_refused_by_its_name(monkeypatch, name, value):
     variable = f"CKPTFS_{name.upper()}"
     monkeypatch.setenv(variable, value)
     with pytest.raises(ckptfs.SafetensorError, match=variable):
@@ -88,7 +88,7 @@ def test_one_bad_value_changes_nothing():
     assert settings.setting("backend") is None
 
 
-def test_the_log_is_written_where_it_is_wanted(monkeypatch, capsys):
+def test_the_log_goes_where_it_is_configured(monkeypatch, capsys):
     ckptfs.configure(log="info")
     settings.logger().info("here")
     assert capsys.readouterr().err == "ckptfs: INFO: here\n"

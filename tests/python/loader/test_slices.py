@@ -100,7 +100,7 @@ def test_lists_that_lead_out_too(path):
 @pytest.mark.parametrize("index", [
     s[1.5:], s[::0], s[::-1], "a", 1.5, {0}, s[..., ...], numpy.array(1.5), torch.tensor(1.5),
 ], ids=str)  # fmt: skip
-def test_what_means_nothing_is_refused(path, framework, index):
+def test_meaningless_indexes_are_refused(path, framework, index):
     with pytest.raises(Refused), ckptfs.safe_open(path, framework) as file:
         file.get_slice("a")[index]
 
@@ -112,7 +112,7 @@ def test_a_step_past_the_end_chooses_the_first(path, framework):
         assert file.get_slice("z")[:: 2**70].shape == (0, 5)
 
 
-def test_what_is_chosen_by_slices_is_all_that_is_read(path):
+def test_only_the_slice_is_read(path):
     with ckptfs.safe_open(path, "pt", backend="pread") as file:
         file.get_slice("a")[2, :, [0, 1]]
     assert ckptfs.last_report().bytes == 5 * 4 * 4

@@ -1,4 +1,4 @@
-"""The stubs say what there is: every call with its arguments, in their order and with their defaults."""
+"""The type stubs match the package: every call with its arguments, in their order and with their defaults."""
 
 import ast
 import importlib
@@ -30,7 +30,7 @@ def functions(stub):
 
 
 def told(arguments):
-    """Names and defaults, of a stub."""
+    """The names and defaults of a stub."""
     positional = [*arguments.posonlyargs, *arguments.args]
     plain = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
     pairs = [*zip(positional, plain, strict=True)]
@@ -48,13 +48,13 @@ def test_calls(stub):
         for part in name.split("."):
             found = inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)
         if not inspect.isfunction(found) or name.endswith(("__exit__",)):
-            # What is written in Rust tells its arguments only in part.
+            # Rust functions reveal their arguments only in part.
             continue
         parameters = inspect.signature(found).parameters.values()
         empty = inspect.Parameter.empty
         there = {p.name: None if p.default is empty else p.default for p in parameters}
         stands = told(node.args)
-        # A default that has no literal is `...` there.
+        # A default without a literal is `...` there.
         stands |= {arg: there.get(arg) or "a default" for arg, default in stands.items() if default is ...}
         assert stands == there and list(stands) == list(there), name
         seen += 1
@@ -88,7 +88,7 @@ assert_type(SafeTensorsMetadata.from_file("a", "pt").tensors["a"][0], TensorFram
 """
 
 
-def test_a_type_checker_takes_them(tmp_path):
+def test_a_type_checker_accepts_them(tmp_path):
     (tmp_path / "ckptfs").mkdir()
     for stub in [*FOLDER.glob("*.pyi"), FOLDER / "py.typed"]:
         shutil.copy(stub, tmp_path / "ckptfs")

@@ -1,6 +1,5 @@
-"""A cold load is read ahead in the order of the one before, and what is kept of that on the user's disk harms
-nobody, whatever becomes of it.
-"""
+"""A cold load is prefetched in the order of the one before. The trace on the user's disk harms no load, whatever
+becomes of it."""
 
 import json
 import os
@@ -30,7 +29,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def orders(tmp_path):
-    """Where the mounts of a test keep orders; see mounts.py."""
+    """The directory of a test's traces; see mounts.py."""
     return tmp_path / "cache/ckptfs/orders"
 
 
@@ -43,8 +42,8 @@ def shuffled(seed=3):
 
 
 def load(mount, order, pause=0.01):
-    """Reads all tensors in an order of their names, cold, and no byte around them; gives them, and what the
-    mount did for that."""
+    """Reads all tensors cold, in an order of their names, and no byte around them. Gives them, and the mount's
+    statistics of that."""
     for path in mount.source.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -59,14 +58,14 @@ def load(mount, order, pause=0.01):
             start, end = (header + at for at in places[name]["data_offsets"])
             parts = [os.pread(file.fileno(), min(MIB, end - at), at) for at in range(start, end, MIB)]
             tensors[name] = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.float32)
-            # As long as a program takes to use one.
+            # The time that a program takes to use one.
             time.sleep(pause)
     return tensors, mount.stats()
 
 
 @pytest.fixture
 def loads(mounts, models):
-    """Loads through a mount of its own: `loads(order, "--option")`; how many blocks were read ahead."""
+    """Loads through a mount of its own: `loads(order, "--option")`; gives how many blocks were prefetched."""
     known = {}
 
     def loads(order, *options, source=models):
@@ -87,7 +86,7 @@ def is_followed(done):
     return done["replayed"] > SHARDS * TENSORS * 2
 
 
-def test_a_load_is_read_ahead_in_the_order_of_the_one_before(loads, orders):
+def test_a_load_is_prefetched_in_the_order_of_the_one_before(loads, orders):
     first = loads(shuffled())
     assert first["replayed"] == 0
     (kept,) = orders.iterdir()
@@ -98,7 +97,7 @@ def test_a_load_is_read_ahead_in_the_order_of_the_one_before(loads, orders):
     assert again["wasted"] <= again["fetched"] / 10, again
 
 
-def test_what_was_kept_is_of_the_layout_and_serves_every_model_of_it(loads, orders, mounts, tmp_path):
+def test_a_trace_serves_every_model_of_its_layout(loads, orders, mounts, tmp_path):
     write_shards(tmp_path / "others/llama", 2, SHARDS, TENSORS, SIDE)
     os.sync()
     loads(shuffled())
@@ -108,7 +107,7 @@ def test_what_was_kept_is_of_the_layout_and_serves_every_model_of_it(loads, orde
     assert os.getxattr(mount / IMAGE, "user.ckptfs.layout").decode() == kept.name
 
 
-def test_another_order_is_given_up_and_then_remembered(loads, orders):
+def test_a_deviating_load_drops_the_trace_and_replaces_it(loads, orders):
     loads(shuffled())
     (kept,) = orders.iterdir()
     before = kept.read_bytes()
@@ -153,7 +152,7 @@ def deleted(orders, kept):
 
 
 @pytest.mark.parametrize("harm", [garbage, cut, one_bit, writable, of_another, link, pipe, deleted])
-def test_what_is_odd_is_not_followed_and_the_next_load_takes_its_place(loads, orders, harm):
+def test_a_damaged_trace_is_ignored_and_replaced(loads, orders, harm):
     loads(shuffled())
     (kept,) = orders.iterdir()
     harm(orders, kept)
@@ -178,7 +177,7 @@ def test_a_folder_that_is_not_the_users_own_is_left_alone(loads, orders, harm):
     assert kept.read_bytes() == before and len([*kept.parent.iterdir()]) == 1
 
 
-def test_deleted_while_it_is_used(loads, orders, mounts, models):
+def test_a_trace_that_is_deleted_in_use(loads, orders, mounts, models):
     loads(shuffled())
     (kept,) = orders.iterdir()
     mount = mounts(models)
@@ -196,7 +195,7 @@ def test_deleted_while_it_is_used(loads, orders, mounts, models):
     assert kept.exists()
 
 
-def test_without_it_nothing_is_kept_or_followed(loads, orders):
+def test_no_remember_keeps_and_follows_no_trace(loads, orders):
     loads(shuffled(), "--no-remember")
     assert not orders.exists()
     loads(shuffled())

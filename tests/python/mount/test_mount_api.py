@@ -1,5 +1,5 @@
-"""`ckptfs.mount` shows a source to any program, as it is told to, or says why it cannot; `ckptfs.mounts`
-tells which mounts there are."""
+"""`ckptfs.mount` shows a source to any program under its options, or says why it cannot; `ckptfs.mounts` lists the
+mounts."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ def test_shards_are_read_through_it_while_the_block_lasts(source, left):
     until("its daemon has ended", lambda: has_ended(mount.pid))
 
 
-def test_it_shows_where_it_is_told_to(source, point, monkeypatch):
+def test_a_mountpoint_can_be_given(source, point, monkeypatch):
     folder, expected = source
     monkeypatch.chdir(point.parent)
     mount = ckptfs.mount("models", b"mnt")
@@ -43,7 +43,7 @@ def test_it_shows_where_it_is_told_to(source, point, monkeypatch):
     assert point.is_dir() and not is_mounted(point)
 
 
-def test_it_shows_over_the_source_itself(source):
+def test_a_mount_can_lie_over_its_source(source):
     folder, expected = source
     shards = sorted(os.listdir(folder / "llama"))
     with ckptfs.mount(folder, folder) as path:
@@ -115,13 +115,13 @@ REFUSALS = {
 }
 
 
-# Without a mountpoint, what is wrong with one cannot be.
+# Without a mountpoint, nothing can be wrong with one.
 CASES = [(why, False) for why in REFUSALS]
 CASES += [(why, True) for why, case in REFUSALS.items() if case[1] == "mnt" and "log_file" not in case[2]]
 
 
 @pytest.mark.parametrize(("why", "private"), CASES)
-def test_it_is_refused_in_the_words_of_the_command_when(why, private, source, point, left, monkeypatch):
+def test_a_refusal_has_the_words_of_the_command(why, private, source, point, left, monkeypatch):
     name, mountpoint, how, words, remedy = REFUSALS[why]
     monkeypatch.chdir(point.parent)
     Path("full/of").mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_an_unknown_option_is_no_option(source):
         ckptfs.mount(source[0], foreground=True)
 
 
-def test_what_is_mounted_already_stays_so(source, point):
+def test_an_existing_mount_stays(source, point):
     with ckptfs.mount(source[0], point):
         with pytest.raises(Refused, match="already shows") as refused:
             ckptfs.mount(source[0], point)
@@ -148,7 +148,7 @@ def test_what_is_mounted_already_stays_so(source, point):
     assert not is_mounted(point)
 
 
-def test_two_at_once_are_told_of_and_end_by_themselves(source, point, left):
+def test_two_mounts_are_listed_and_end_separately(source, point, left):
     folder, expected = source
     with ckptfs.mount(folder) as first:
         with ckptfs.mount(folder, point) as second:
@@ -181,7 +181,7 @@ def test_threads_mount_and_close_at_once(source, left):
     assert not left()
 
 
-def test_it_needs_neither_torch_nor_numpy_and_is_found_again(source, tmp_path):
+def test_a_mount_needs_neither_torch_nor_numpy_and_is_listed(source, tmp_path):
     home = Path(ckptfs.__file__).parents[1]
     (tmp_path / "ckptfs").mkdir()
     script = f"import sys; sys.path.insert(0, {str(home)!r}); import ckptfs\n" \
@@ -209,7 +209,7 @@ def test_of_two_for_one_mountpoint_the_refused_one_leaves_the_other(source, poin
         check_same(load_file(path / "llama/model.safetensors"), source[1])
 
 
-def test_an_interpreter_without_a_name_is_told_so(source, monkeypatch):
+def test_an_interpreter_without_a_path_is_an_error(source, monkeypatch):
     monkeypatch.setattr(sys, "executable", None)
     with pytest.raises(Refused, match="sys.executable"):
         ckptfs.mount(source[0])

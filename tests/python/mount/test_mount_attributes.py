@@ -61,7 +61,7 @@ def test_the_way_to_the_source(ckptfs, mounts, source, itself):
         real[name] = Path(f"/proc/{told['pid']}/fd/{told['rootfd']}", told["path"])
         if name == "loose/model.safetensors":
             assert told["options"]["root"] == "ema"
-    # The descriptor leads to the source also where the mount lies over it.
+    # The descriptor leads to the source even where the mount lies over it.
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     assert sorted(path.name for path in real["sharded"].glob("*-of-*")) == shards
     assert torch.load(real["loose/model.safetensors"]).keys() == {"ema", "state_dict"}
@@ -83,7 +83,7 @@ def test_layout_and_identity(mounts, source):
     assert attribute(copied / "sharded/model.safetensors", IDENTITY) != identity
 
 
-def test_where_they_are_not(mounts, source):
+def test_other_files_have_no_attributes(mounts, source):
     mount = mounts(source)
     passed, image = mount / "loose/optimizer.pt", mount / "loose/model.safetensors"
     for path, name in [
@@ -95,7 +95,7 @@ def test_where_they_are_not(mounts, source):
         assert os.listxattr(path) == []
 
 
-def test_the_numbers_of_the_mount(mounts, source):
+def test_the_statistics_of_the_mount(mounts, source):
     mount = mounts(source, "--memory", "64M")
     (mount / "sharded/model.safetensors").read_bytes()
     raw = attribute(mount.point, STATS)
@@ -136,7 +136,7 @@ def test_sizes(mounts, source):
     for path, name in [(mount.point, STATS), (mount / "loose/model.safetensors", LAYOUT)]:
         path, name = os.fsencode(path), name.encode()
         size = libc.getxattr(path, name, None, 0)
-        # Numbers grow: the counters of the mount by a digit now and then.
+        # Statistics grow: the mount's counters gain a digit now and then.
         buffer = ctypes.create_string_buffer(size + 64)
         assert size <= libc.getxattr(path, name, buffer, len(buffer)) + 8
         assert libc.getxattr(path, name, buffer, 5) == -1

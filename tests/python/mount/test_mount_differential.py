@@ -1,9 +1,8 @@
 """A file of the mount is its reference, byte for byte, however it is read.
 
-Several processes of several threads read images of every kind, and files that are shown as they are,
-of several mounts at once, in every way that the system has (random_reader.py). What is read is compared with
-what `ckptfs export` writes. CKPTFS_OPERATIONS says how many operations there are in all, and
-CKPTFS_SEED which.
+Several processes of several threads read virtual files of every kind, and passed-through files, of several mounts at
+once, in every way that the system has (random_reader.py). The reference is what `ckptfs export` writes.
+CKPTFS_OPERATIONS is the number of operations, and CKPTFS_SEED chooses them.
 """
 
 import json
@@ -19,7 +18,7 @@ from samples import write_all
 OPERATIONS = int(os.environ.get("CKPTFS_OPERATIONS", 1_000_000))
 SEED = int(os.environ.get("CKPTFS_SEED") or random.SystemRandom().randrange(1 << 32))
 
-# Sources read by the kernel itself; by the daemon; and by one that has one thread and no memory.
+# Passed-through sources read by the kernel itself; by the daemon; and by a daemon with one thread and no memory.
 MOUNTS = [[], ["--no-passthrough"], ["--no-passthrough", "--memory", "16M", "--threads", "1"]]
 
 WORKERS, THREADS, FORKS = 2, 4, 2

@@ -1,7 +1,7 @@
-"""fio, which verifies every block that it reads, finds nothing wrong with a mount.
+"""fio, which verifies every block that it reads, finds no fault with a mount.
 
-fio writes blocks that carry their own checksum and offset. They become the values of a tensor, laid
-so that each has in the image the offset that it was written for; and a file that is shown as it is.
+fio writes blocks that carry their own checksum and offset. They become the values of a tensor, at the offsets in the
+virtual file that they were written for, and a passed-through file.
 """
 
 import shutil
@@ -26,8 +26,8 @@ JOBS = {
     "queued": ["--rw=randread", "--bs=32k", "--direct=1", "--ioengine=libaio", "--iodepth=32"],
 }
 
-# fio's own mappings start at the wrong place where a job does not start at the file's: these fault
-# the pages in, and the job after them verifies those very pages.
+# fio's own mappings start at the wrong place where a job does not start at the file's beginning: these fault the
+# pages in, and the next job verifies those pages.
 FAULTS = {
     "mmap": ["--rw=read", "--bs=64k", "--ioengine=mmap"],
     "random mmap": ["--rw=randread", "--bs=4k", "--ioengine=mmap", "--numjobs=4", "--thread"],
@@ -60,7 +60,7 @@ def blocks(tmp_path_factory):
 
 @pytest.fixture
 def source(blocks, tmp_path):
-    """The blocks as a tensor in order, as one that is turned, in shards, and as they are."""
+    """The blocks as a contiguous tensor, as a transposed one, in shards, and as they are."""
     source = tmp_path / "source"
     source.mkdir()
     raw = bytearray(blocks.read_bytes()[DATA_ALIGNMENT:])
@@ -99,7 +99,7 @@ def right(path, job, *how):
 
 
 def test_one_wrong_byte_is_found(blocks, tmp_path):
-    """What this file proves, it can also disprove."""
+    """A wrong block is found: fio can fail here."""
     wrong = tmp_path / "wrong"
     raw = bytearray(blocks.read_bytes())
     raw[-100] ^= 1

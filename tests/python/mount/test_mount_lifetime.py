@@ -1,5 +1,5 @@
-"""A mount of a Python program ends with its block, its `close` or the interpreter, and leaves nothing behind
-however that comes about."""
+"""A mount of a Python program ends with its block, its `close` or the interpreter, and leaves nothing behind however
+that happens."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def test_closing_twice_is_closing_once(source, point):
     mount = ckptfs.mount(source[0], point)
     mount.close()
     with ckptfs.mount(source[0], point):
-        # It is another one's by now.
+        # It is another program's by now.
         mount.close()
         assert is_mounted(point)
     assert "closed" in repr(mount)
@@ -72,14 +72,14 @@ def test_a_daemon_that_is_stuck_is_not_waited_for(source, left):
         os.kill(mount.pid, signal.SIGKILL)
 
 
-def test_what_was_unmounted_meanwhile_is_closed(source, left):
+def test_a_mount_that_was_unmounted_closes(source, left):
     with ckptfs.mount(source[0]) as path:
         subprocess.run(["umount", path], check=True)
         assert not is_mounted(path)
     assert not path.exists() and not left()
 
 
-def test_the_mount_that_somebody_made_in_its_place_is_his(source, point):
+def test_another_mount_in_its_place_stays(source, point):
     mount = ckptfs.mount(source[0], point)
     subprocess.run([sys.executable, "-m", "ckptfs", "unmount", point], check=True)
     until("its daemon has ended", lambda: has_ended(mount.pid))
@@ -88,7 +88,7 @@ def test_the_mount_that_somebody_made_in_its_place_is_his(source, point):
     assert is_mounted(point)
 
 
-def test_what_lies_over_it_is_not_taken_away(source, point):
+def test_a_mount_over_it_stays(source, point):
     mount = ckptfs.mount(source[0], point)
     subprocess.run(["mount", "-t", "tmpfs", "none", point], check=True)
     with pytest.raises(Refused, match="another mount lies over it"):
@@ -123,7 +123,7 @@ def test_a_forked_child_that_ends_leaves_the_mount(source, left):
 
 
 @pytest.mark.parametrize("ending", ["", "1 / 0", "sys.exit(4)", "os.kill(os.getpid(), signal.SIGINT)"])
-def test_what_is_not_closed_ends_with_the_interpreter(ending, source, left):
+def test_an_open_mount_ends_with_the_interpreter(ending, source, left):
     script = "import ckptfs, os, signal, sys\n" \
              "mount = ckptfs.mount(sys.argv[1])\n" \
              "file = open(mount.path / 'llama/model.safetensors', 'rb')\n" \
@@ -158,5 +158,5 @@ def test_ctrl_c_while_it_is_mounted_leaves_no_mount(place, source, point, left):
              "except KeyboardInterrupt: pass\n"
     for delay in (0.05, 0.1, 0.15):
         python("-c", script, source[0], point if place else "", delay)
-        # What had no one to tell that it is there takes itself away.
+        # A daemon without a caller to report to unmounts itself.
         until("nothing is left", lambda: not left())

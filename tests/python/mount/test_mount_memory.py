@@ -1,5 +1,4 @@
-"""A daemon takes no more memory than it may, whatever is read, and with little at hand it gets
-slower, not larger.
+"""A daemon takes no more memory than its limit, whatever is read; with little memory it gets slower, not larger.
 
 The limits are those of a control group of the system, of either version.
 """
@@ -23,7 +22,7 @@ GROUPS = Path("/sys/fs/cgroup")
 LIMIT = 192 << 20
 SIDE, TENSORS, SHARDS = 2048, 6, 4
 
-# Beside its caches, for threads, buffers and the program itself.
+# Memory beside the caches, for threads, buffers and the program itself.
 ALLOWANCE = 64 << 20
 
 
@@ -48,19 +47,19 @@ class Group:
         self.limit = int(read(self.path / file))
 
     def prefix(self):
-        """What a command begins with that is to run in it."""
+        """The beginning of a command that runs in the group."""
         return ["sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh"]
 
     def members(self):
         return read(self.path / "cgroup.procs").split()
 
     def killed(self):
-        """How many were killed for want of memory."""
+        """The number of processes killed for want of memory."""
         told = read(self.path / "memory.events") + read(self.path / "memory.oom_control")
         return sum(int(line.split()[1]) for line in told.splitlines() if "oom_kill " in line)
 
     def most(self):
-        """The most that was ever taken in it."""
+        """The peak of memory in it."""
         return int(read(self.path / "memory.peak") or read(self.path / "memory.max_usage_in_bytes"))
 
     def remove(self):
@@ -82,7 +81,7 @@ def group(mounts):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Shards, and a file whose elements have to be gathered."""
+    """Shards, and a file whose tensors have to be gathered."""
     source = tmp_path_factory.mktemp("memory") / "source"
     write_shards(source / "sharded", 1, SHARDS, TENSORS, SIDE)
     torch.save({"turned": numbers(5, 3000, 2000).t()}, source / "turned.pt")
@@ -93,7 +92,7 @@ def source(tmp_path_factory):
 
 
 def forget(source):
-    """Has the system forget the bytes of the source, so that they are read from the disk."""
+    """Evicts the source from the page cache, so that it is read from the disk."""
     for path in source.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -133,7 +132,7 @@ def test_a_model_of_twice_the_memory(mounts, group, source):
 
 @pytest.mark.parametrize("memory, threads", [(16, 8), (64, 8), (16, 256)])
 def test_the_budget_holds(mounts, source, memory, threads):
-    """Read by many at once, in ways that are hard to foresee."""
+    """Several processes read at once, in ways that are hard to predict."""
     mount = mounts(source, "--memory", f"{memory}M", "--threads", str(threads), "--no-passthrough")
     before, _ = mount.resident()
     forget(source)

@@ -1,4 +1,4 @@
-"""A mount shows nobody what the source would not show them."""
+"""A mount shows no user what the source would not show them."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import torch
 
 from samples import numbers, write_shards
 
-# Users that have no power, and no name here.
+# Unprivileged users without names here.
 OWNER, OTHER = 4001, 4002
 
 TRY = """
@@ -30,7 +30,7 @@ NO = "Permission denied"
 
 
 def tries(user, *paths):
-    """What a user gets who tries to read."""
+    """The result of a read by a user."""
     command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     command += ["/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable]
     done = subprocess.run(
@@ -43,7 +43,7 @@ def tries(user, *paths):
 @pytest.fixture
 def source(tmp_path):
     for folder in [tmp_path, *tmp_path.parents[:-2]]:
-        # Others get through to what is theirs.
+        # Others may pass through to their files.
         folder.chmod(folder.stat().st_mode | 0o011)
     source = tmp_path / "source"
     write_shards(source / "sharded", 1, 2, 2, 50)
@@ -68,24 +68,24 @@ NAMES = ["sharded/model.safetensors", "private.safetensors", "notes.txt", "secre
          "closed/notes.txt", "sharded", "."]  # fmt: skip
 
 
-def test_nobody_else_gets_in(mounts, source):
+def test_other_users_are_kept_out(mounts, source):
     mount = mounts(source)
     paths = [mount / name for name in NAMES]
-    # Not even the owner of the files: the one who mounted it is another.
+    # Not even the owner of the files: another user mounted it.
     for user in (OWNER, OTHER):
         assert set(tries(user, *paths)) == {NO}
     assert paths[0].read_bytes()
 
 
 @pytest.mark.parametrize("options", [[], ["--no-passthrough"]], ids=str)
-def test_those_who_are_let_in_see_what_the_source_shows_them(mounts, source, options):
+def test_allowed_users_see_what_the_source_shows_them(mounts, source, options):
     mount = mounts(source, "--allow-other", *options)
     paths = [mount / name for name in NAMES]
     originals = ["sharded/model-00002-of-00002.safetensors", "private.pt", *NAMES[2:]]
     for user in (OWNER, OTHER):
         assert tries(user, *paths) == tries(user, *[source / name for name in originals])
     assert tries(OTHER, *paths) == [NO, NO, "yes", NO, NO, NO, "yes", "yes"]
-    # Also of what others have read before them.
+    # Also of bytes that others have read before.
     for path in paths:
         if path.is_file():
             path.read_bytes()
@@ -99,7 +99,7 @@ def test_modes_and_owners(mounts, source):
         (mount / name).stat().st_mode & 0o7777, (mount / name).stat().st_uid,
         (mount / name).stat().st_gid,
     )  # fmt: skip
-    # What all of its sources permit; the owner of the first.
+    # The permission that all of its sources give; the owner of the first.
     assert about("sharded/model.safetensors") == (0o640, OWNER, OWNER)
     assert about("private.safetensors") == (0o600, OWNER, OWNER)
     assert about("notes.txt") == (0o644, OWNER, OWNER)
@@ -114,7 +114,7 @@ def test_another_owner(mounts, source):
     assert tries(OWNER, mount / "private.safetensors") == [NO]
 
 
-def test_setuid_and_devices_count_for_nothing(mounts, source):
+def test_setuid_and_devices_have_no_effect(mounts, source):
     tool = source / "tool"
     tool.write_bytes(open("/bin/true", "rb").read())
     tool.chmod(0o4755)
@@ -124,13 +124,13 @@ def test_setuid_and_devices_count_for_nothing(mounts, source):
     )
     options = line.split(" ")[3].split(",")
     assert {"ro", "nosuid", "nodev", "default_permissions", "allow_other"} <= set(options)
-    # It runs all the same.
+    # The program runs all the same.
     subprocess.run([mount / "tool"], check=True)
 
 
 @pytest.mark.parametrize("options", [[], ["--no-passthrough"], ["--follow-symlinks"]], ids=str)
-def test_links_lead_nobody_where_they_could_not_go(mounts, source, tmp_path, options):
-    """By what a link leads to, nobody reads what lies in a directory that is closed to them."""
+def test_links_bypass_no_permission(mounts, source, tmp_path, options):
+    """A link does not let a user read a directory that is closed to them."""
     torch.save({"b": numbers(2, 9)}, source / "closed/model.pt")
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o700)

@@ -1,6 +1,5 @@
-"""A mount leaves of its sources in the page cache what was there before: whatever it reads through that would be in
-memory twice, there and as the image.
-"""
+"""A mount leaves the page cache of its sources as it found it: bytes that it reads through there would be in memory
+twice, there and in the virtual file."""
 
 import mmap
 import os
@@ -17,10 +16,10 @@ from samples import numbers, write_shards
 
 MIB = 1 << 20
 
-# Of the first file so much is in the page cache before.
+# Bytes of the first file that are in the page cache before.
 BEFORE = 4 * MIB
 
-# Pages at the edges of what is read, and those that tell what a file is.
+# Pages at the edges of reads, and those that tell a file's format.
 EDGES = MIB
 
 
@@ -49,7 +48,7 @@ def shards(tmp_path):
 
 @pytest.fixture
 def strided(tmp_path):
-    """A checkpoint of 64 MiB whose tensor does not lie in the order in which it is shown."""
+    """A checkpoint of 64 MiB whose tensor is strided."""
     path = tmp_path / "models/loose/turned.pt"
     path.parent.mkdir(parents=True)
     torch.save({"turned": numbers(1, 4096, 4096).t()}, path)
@@ -68,7 +67,7 @@ def mixed(tmp_path):
 
 @pytest.fixture
 def overlay(tmp_path):
-    """Shows a folder as the upper one of a container does; gone when the test is."""
+    """Shows a folder through an overlay, as containers do; gone when the test is."""
     where = tmp_path / "overlay"
     where.mkdir()
 
@@ -88,14 +87,15 @@ def sources(folder):
 
 
 def read(path, range_of):
-    """A range of a file, without readahead, so that it is these pages alone."""
+    """Reads a range without readahead, so that exactly these pages are cached."""
     with open(path, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         assert len(os.pread(file.fileno(), len(range_of), range_of.start)) == len(range_of)
 
 
 def kept(attempt):
-    """A system may let go of pages by itself, now and then: what is not kept every time is let go of by us."""
+    """The system may evict pages by itself now and then: pages that are missing every time were evicted by the mount.
+    """
     for _ in range(3):
         if attempt():
             return
@@ -103,7 +103,7 @@ def kept(attempt):
 
 
 def reads_once(mounts, point, image, sources, keeps_image=True):
-    """Reads an image of which only a part of the first source is in memory."""
+    """Reads a virtual file while only a part of the first source is in memory."""
 
     def attempt():
         evict(sources)
@@ -118,16 +118,16 @@ def reads_once(mounts, point, image, sources, keeps_image=True):
     kept(attempt)
 
 
-def test_what_is_read_past_the_page_cache(mounts, shards):
+def test_direct_reads_leave_the_page_cache_as_it_was(mounts, shards):
     reads_once(mounts, shards, "llama/model.safetensors", sources(shards))
 
 
-def test_what_is_gathered(mounts, strided):
+def test_gathered_tensors_leave_the_page_cache_as_it_was(mounts, strided):
     reads_once(mounts, strided, "loose/turned.safetensors", sources(strided))
 
 
-def test_what_another_filesystem_has_that_is_not_of_this_machine(mounts, shards):
-    # Like all that programs serve, a mount of ours is such a one for another mount.
+def test_remote_files_leave_the_page_cache_as_it_was(mounts, shards):
+    # A mount of ours, like every FUSE filesystem, is such a one for another mount.
     between = mounts(shards, "--keep", "*", "--no-passthrough")
     # Such a filesystem does not reveal writers: a file that young is read anew at each open.
     sources_there = sources(between.point)
@@ -135,7 +135,7 @@ def test_what_another_filesystem_has_that_is_not_of_this_machine(mounts, shards)
 
 
 def reads_at_random(image, threads, count, length):
-    """Reads ranges that begin at any page; the descriptor that has it open."""
+    """Reads ranges that begin at any page; gives the open descriptor."""
     image = os.open(image, os.O_RDONLY | os.O_DIRECT)
     pages = (os.fstat(image).st_size - length) // mmap.PAGESIZE
     chosen = random.Random(7)
@@ -148,7 +148,7 @@ def reads_at_random(image, threads, count, length):
     return image
 
 
-def test_what_there_is_no_memory_for_is_let_go_of_at_once(mounts, shards):
+def test_reads_without_buffers_are_evicted_at_once(mounts, shards):
     evict(sources(shards))
     mount = mounts(shards, "--memory", "16M")
     image = reads_at_random(mount / "llama/model.safetensors", 32, 1024, MIB)
@@ -157,16 +157,16 @@ def test_what_there_is_no_memory_for_is_let_go_of_at_once(mounts, shards):
 
 
 @pytest.mark.parametrize("length", [mmap.PAGESIZE, 16 * mmap.PAGESIZE, MIB])
-def test_a_little_of_another_filesystem_is_let_go_of_at_once(mounts, shards, length):
+def test_small_remote_reads_are_evicted_at_once(mounts, shards, length):
     between = mounts(shards, "--keep", "*", "--no-passthrough")
     evict(sources(between.point))
     image = reads_at_random(mounts(between.point) / "llama/model.safetensors", 1, 64, length)
-    # And nothing is read ahead of it that would stay.
+    # And no readahead of it stays.
     until("hardly any of it is there", lambda: of_page_cache(sources(between.point)) <= 2 * MIB)
     os.close(image)
 
 
-def test_of_some_that_is_gathered_and_some_that_is_not_nothing_is_left(mounts, mixed):
+def test_a_mix_of_gathered_and_plain_tensors_leaves_nothing(mounts, mixed):
     between = mounts(mixed, "--keep", "*", "--no-passthrough")
     evict(sources(between.point))
     mount = mounts(between.point, "--memory", "64M")
@@ -175,7 +175,7 @@ def test_of_some_that_is_gathered_and_some_that_is_not_nothing_is_left(mounts, m
     until("nothing of it is there", lambda: of_page_cache(sources(between.point)) <= EDGES)
 
 
-def test_what_others_have_read_since_the_image_was_opened_stays(mounts, shards):
+def test_later_reads_of_others_stay_cached(mounts, shards):
     between = mounts(shards, "--keep", "*", "--no-passthrough")
     path = sources(between.point)[0]
 
@@ -194,7 +194,7 @@ def test_what_others_have_read_since_the_image_was_opened_stays(mounts, shards):
     kept(attempt)
 
 
-def test_what_lies_in_an_overlay_stays(mounts, strided, overlay):
+def test_files_of_an_overlay_stay_cached(mounts, strided, overlay):
     (source,) = sources(strided)
     mount = mounts(overlay(strided))
     source.read_bytes()

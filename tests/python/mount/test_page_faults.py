@@ -1,7 +1,7 @@
 """Any number of threads and processes may fault pages in at once, with one thread that answers them.
 
-Programs that load a model map it and touch it from many threads; a filesystem that waits for itself
-while it answers a fault hangs them all.
+Programs map a model and touch it from many threads; a filesystem that waits for itself while it answers a fault hangs
+them all.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ def check(ckptfs, mounts, tmp_path, *options):
     sums = expected(ckptfs, source, names, tmp_path)
     mount = mounts(source, "--threads", "1", *options)
     paths = [str(mount / name) for name in names]
-    # In another process: one that hangs in a fault can only be left.
+    # In another process: one that hangs in a fault can only be abandoned.
     command = [sys.executable, COMMON / "page_toucher.py", *paths]
     for threads, processes in [(THREADS, 1), (8, PROCESSES)]:
         running = [
@@ -60,9 +60,9 @@ def check(ckptfs, mounts, tmp_path, *options):
     mount.unmount()
 
 
-def test_as_it_is_mounted(ckptfs, mounts, tmp_path):
+def test_faults_on_a_plain_mount_are_answered(ckptfs, mounts, tmp_path):
     check(ckptfs, mounts, tmp_path)
 
 
-def test_every_byte_by_the_daemon_and_no_memory(ckptfs, mounts, tmp_path):
+def test_faults_are_answered_by_a_daemon_without_memory(ckptfs, mounts, tmp_path):
     check(ckptfs, mounts, tmp_path, "--no-passthrough", "--memory", "16M")

@@ -1,4 +1,4 @@
-"""What a mount reads ahead of its readers, and of whom it does not."""
+"""Readahead of a mount: for which readers, and how far."""
 
 import mmap
 import os
@@ -14,7 +14,7 @@ IMAGE = "llama/model.safetensors"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A model of 128 MiB, in tensors of 16."""
+    """A model of 128 MiB, in tensors of 16 MiB."""
     models = tmp_path_factory.mktemp("ahead") / "models"
     write_shards(models / "llama", 1, 2, 4, 2048)
     os.sync()
@@ -30,7 +30,7 @@ def forgotten(models):
 
 @pytest.fixture
 def cold(mounts, models):
-    """A mount of it, with nothing of it in memory."""
+    """Mounts it with an empty page cache."""
     return mounts(forgotten(models))
 
 
@@ -39,7 +39,7 @@ def fetched(mount):
 
 
 @pytest.mark.parametrize("apart", [MIB // 4, MIB, 3 * MIB])
-def test_nothing_where_a_little_is_read_here_and_there(cold, apart):
+def test_scattered_reads_are_not_read_ahead(cold, apart):
     with open(cold / IMAGE, "rb", buffering=0) as file:
         for at in range(0, 128 * MIB, apart):
             assert len(os.pread(file.fileno(), PAGE, at)) == PAGE
@@ -47,7 +47,7 @@ def test_nothing_where_a_little_is_read_here_and_there(cold, apart):
 
 
 def all_fetched(mount):
-    """Blocks fetched ahead, when no more come."""
+    """Blocks fetched ahead, after the last of them came."""
     same, before = 0, None
     while same < 5:
         time.sleep(0.002)
@@ -57,8 +57,8 @@ def all_fetched(mount):
 
 
 def read_slowly(mount, most, length, flags=0):
-    """Reads this much from the beginning, `length` bytes at a time, as someone does who does something with
-    what was read: what is being fetched ahead has come whenever the next is read."""
+    """Reads this much from the beginning, `length` bytes at a time, slowly: pending prefetches have come whenever the
+    next part is read."""
     into = mmap.mmap(-1, length)
     file = os.open(mount / IMAGE, os.O_RDONLY | flags)
     for at in range(0, most, length):
@@ -67,7 +67,7 @@ def read_slowly(mount, most, length, flags=0):
     os.close(file)
 
 
-def test_most_of_what_is_read_from_its_beginning_to_its_end(cold):
+def test_a_sequential_reader_finds_most_of_it_prefetched(cold):
     read_slowly(cold, 64 * MIB, MIB)
     stats = cold.stats()
     assert stats["prefetch"]["used"] > 32 and stats["cache"]["misses"] < 16

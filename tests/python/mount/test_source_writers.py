@@ -1,4 +1,4 @@
-"""The next open shows what was written, however long the write took and whatever was read meanwhile.
+"""The next open shows the written bytes, however long the write took and whatever was read meanwhile.
 
 The kernel stamps a file when a write begins, and a mapped page once for many stores. A read in between returns a
 mixture under a timestamp that looks final.

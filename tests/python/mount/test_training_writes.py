@@ -1,5 +1,5 @@
-"""Training writes into what is mounted: each of its checkpoints is read whole or not at all while they
-appear, rotate and are deleted; and training goes on from the mount as from the original."""
+"""Training writes into a mounted source. Each checkpoint is read whole or not at all while checkpoints appear, rotate
+and are deleted, and training goes on from the mount as from the original."""
 
 import errno
 import shutil
@@ -17,8 +17,8 @@ from mounts import until
 
 STEPS = 8
 
-# What a reader may be told: that it is not there yet, or not any more; or, where it was taken away twice
-# while it was opened, that it should look again.
+# Errors that a reader may get: the checkpoint is not there yet, or gone; or, where it was removed twice during an
+# open, that it must look again.
 GONE = {errno.ENOENT, errno.ESTALE}
 
 # So many that readers meet checkpoints in every state of being written and deleted.
@@ -26,7 +26,7 @@ MANY = 40
 
 
 def trainer(output, steps=STEPS, **more):
-    """A tiny one with everything that must be restored to go on: momenta, a schedule, dropout."""
+    """A tiny trainer with everything that must be restored to go on: momenta, a schedule, dropout."""
     torch.manual_seed(1)
     numbers = torch.randint(3, 100, (32, 12))
     model = models.gpt2()
@@ -42,7 +42,7 @@ def trainer(output, steps=STEPS, **more):
 
 
 class Watcher(TrainerCallback):
-    """Notes what each checkpoint must hold, before it is written, and waits until the mount shows it."""
+    """Records the expected tensors of each checkpoint before it is written, and waits until the mount shows it."""
 
     def __init__(self, source, point):
         self.source, self.point, self.expected = source, point, {}
@@ -64,7 +64,7 @@ def names(folder):
 
 
 def of_saved(state):
-    """Of a tied tensor one name is saved."""
+    """One name of a tied tensor is saved."""
     return {name: found for name, found in fingerprints(state).items() if name != "lm_head.weight"}
 
 
@@ -97,8 +97,7 @@ class Reader(threading.Thread):
 
 
 def saving_while_read(save, readers):
-    """Saves a model, the first of what a checkpoint has, and goes on to the rest when each of the readers
-    has read one meanwhile."""
+    """Saves a model, the first file of a checkpoint, and saves the rest after each reader has read one meanwhile."""
 
     def save_and_wait(*arguments, **more):
         save(*arguments, **more)
@@ -170,6 +169,6 @@ def test_training_goes_on_from_the_mount(trained, mounts, tmp_path, where):
         ends.append(training.model)
         heard.append(set(said))
     check_same(ends[1], ends[0])
-    # Nothing of it was lost: the end is that of training without a break.
+    # Nothing was lost: the end is that of training without a break.
     check_same(ends[0], whole)
     assert heard[1] <= heard[0]

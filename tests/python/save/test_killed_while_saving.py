@@ -1,5 +1,5 @@
-"""Saving over a file, killed in the middle: what it leaves hidden the next save of that name removes, and
-never what belongs to one who lives."""
+"""A save over a file that is killed leaves hidden files. The next save of that name removes them, and never those of
+a living process."""
 
 import fcntl
 import multiprocessing
@@ -18,7 +18,7 @@ from samples import numbers
 
 TARGET = "x.safetensors"
 
-# How a filesystem without nameless files looks to whoever saves.
+# The filesystem looks to a save like one without nameless files.
 NAMED = """
 import os
 os.path.isdir = lambda path, real=os.path.isdir: path != "/proc/self/fd" and real(path)
@@ -53,7 +53,7 @@ folder = sys.argv[1]
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-def test_the_name_that_goes_with_another_is_known_everywhere():
+def test_python_and_rust_use_the_same_hidden_names():
     # The unit tests of src/export/temp_name.rs have the same names.
     assert temp_name.name_for("a", "model.safetensors") == "a/.ckptfs-f92548523eb0edb1.part"
     assert temp_name.name_for("", "größe.bin") == ".ckptfs-a7631d0a463cca65.part"
@@ -88,7 +88,7 @@ def test_the_next_set_removes_what_a_killed_one_left(tmp_path, before, during, a
         killed(tmp_path, act, "replace")
         assert len(hidden(tmp_path)) == 1
     else:
-        # Of one file where there are shards nothing is replaced, so that this one is put there.
+        # One file replaces nothing where there are shards, so that this one is renamed into place.
         part_of(tmp_path, "model.safetensors").write_bytes(b"left")
     ckptfs.torch.save_sharded(old(), tmp_path, after)
     assert not hidden(tmp_path)
@@ -96,7 +96,7 @@ def test_the_next_set_removes_what_a_killed_one_left(tmp_path, before, during, a
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_what_a_living_process_has_there_is_left_to_it(tmp_path, monkeypatch, named):
+def test_files_of_a_living_process_stay(tmp_path, monkeypatch, named):
     if named:
         monkeypatch.setattr(os.path, "isdir", lambda path, real=os.path.isdir: path != "/proc/self/fd" and real(path))
     part = part_of(tmp_path)
@@ -111,7 +111,7 @@ def test_what_a_living_process_has_there_is_left_to_it(tmp_path, monkeypatch, na
 
 
 @pytest.mark.parametrize("what", ["directory", "pipe", "link"])
-def test_what_is_no_file_is_not_opened_and_stays(tmp_path, what):
+def test_other_kinds_of_files_are_not_opened_and_stay(tmp_path, what):
     part = part_of(tmp_path)
     {"directory": part.mkdir, "pipe": lambda: os.mkfifo(part), "link": lambda: part.symlink_to(TARGET)}[what]()
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_what_is_no_file_is_not_opened_and_stays(tmp_path, what):
     check_same(ckptfs.torch.load_file(tmp_path / TARGET), old())
 
 
-def test_without_locks_nothing_is_taken_for_a_dead_ones(tmp_path, monkeypatch):
+def test_without_locks_no_file_counts_as_abandoned(tmp_path, monkeypatch):
     def none(*given):
         raise OSError(95, "Operation not supported")
 
@@ -132,8 +132,8 @@ def test_without_locks_nothing_is_taken_for_a_dead_ones(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("says", ["locked", "another"])
-def test_a_filesystem_that_says_nonsense_keeps_nobody_from_saving(tmp_path, monkeypatch, says):
-    """It has files with names alone, and of each that it is locked, or another than that of its name."""
+def test_a_filesystem_with_wrong_answers_does_not_stop_a_save(tmp_path, monkeypatch, says):
+    """A filesystem with named files alone reports each as locked, or as another file than the name's."""
     monkeypatch.setattr(os.path, "isdir", lambda path, real=os.path.isdir: path != "/proc/self/fd" and real(path))
     monkeypatch.setattr(temp_name, "hold" if says == "locked" else "_is", lambda *given: False)
     ckptfs.torch.save_file(old(), tmp_path / TARGET)
@@ -141,7 +141,7 @@ def test_a_filesystem_that_says_nonsense_keeps_nobody_from_saving(tmp_path, monk
     assert len(hidden(tmp_path)) <= 1
 
 
-# Enough for each pair of calls of the system to fall between any other.
+# Enough for each pair of system calls to fall between any other.
 ROUNDS, SAVERS = 400, 4
 
 
@@ -152,7 +152,7 @@ def saves(folder, number, named):
         tensors = {"a": torch.full((64,), float(number)), "b": torch.full((64,), float(number))}
         ckptfs.torch.save_file(tensors, folder / TARGET)
         if turn % 3 == 0:
-            # As a process leaves it that is killed: whole, under its name, and held by nobody.
+            # As a killed process leaves it: whole, under its name, and unlocked.
             made = folder / f"made-{number}"
             made.write_bytes(b"left")
             try:

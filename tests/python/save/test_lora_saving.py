@@ -1,5 +1,5 @@
-"""Adapters with what their libraries write beside the tensors go round unchanged: saved by us and read by
-safetensors, peft and diffusers, and the other way."""
+"""Adapters keep the metadata of their libraries: saved by us and read by safetensors, peft and diffusers, and the
+other way round."""
 
 import json
 
@@ -64,7 +64,7 @@ def has(open_with, path, tensors, metadata):
         check_same({name: f.get_tensor(name) for name in f.keys()}, tensors)
 
 
-def test_saved_by_us_it_is_what_it_was(tmp_path, adapter):
+def test_our_save_keeps_the_metadata(tmp_path, adapter):
     tensors, metadata = adapter
     path = tmp_path / "größe \U0001f3a8.safetensors"
     ckptfs.torch.save_file(tensors, path, metadata)
@@ -118,7 +118,7 @@ def test_peft_loads_what_we_saved(tmp_path):
 @pytest.mark.parametrize("kind", [diffusers, kohya], ids=lambda kind: kind.__name__)
 def test_diffusers_reads_what_we_saved(tmp_path, kind):
     tensors, metadata = kind()
-    # It knows these names alone.
+    # The library knows these names alone.
     tensors = {name: tensor for name, tensor in tensors.items() if name.isascii()}
     found = []
     for save, folder in (safetensors.torch.save_file, tmp_path / "theirs"), (ckptfs.torch.save_file, tmp_path / "ours"):

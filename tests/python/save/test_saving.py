@@ -1,4 +1,4 @@
-"""What is saved is what safetensors saves, byte for byte; and a file is there whole or not at all."""
+"""A save writes what safetensors writes, byte for byte; and a file is there whole or not at all."""
 
 import os
 import random
@@ -18,10 +18,10 @@ from writers import loose_tensors
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_it_is_what_safetensors_saves(tmp_path, seed):
+def test_files_equal_those_of_safetensors(tmp_path, seed):
     rng = random.Random(f"saving {seed}")
     tensors = loose_tensors(rng, rng.randint(0, 12))
-    # They write several entries of metadata in any order, and no valid file of none without tensors.
+    # safetensors writes several entries of metadata in any order, and no valid file without tensors and metadata.
     metadata = rng.choice([None, {} if tensors else None, {"format": "pt"}, {"größe\n\x01": 'a "b" \\ \x7f \U0001f600'}])
     expected = safetensors.torch.save(tensors, metadata)
     assert ckptfs.torch.save(tensors, metadata) == expected
@@ -76,7 +76,7 @@ def test_a_link_stays_one_and_a_device_is_written(tmp_path):
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-def test_what_fails_leaves_what_was_there(tmp_path):
+def test_a_failed_save_leaves_the_old_file(tmp_path):
     path = tmp_path / "x.safetensors"
     ckptfs.torch.save_file({"a": torch.ones(2)}, path)
     before = path.read_bytes()

@@ -1,5 +1,5 @@
-"""Where a file is saved over another, and where it must not be: links, permissions, directories that cannot be
-written to. What was there stays whole, and nothing is left beside it."""
+"""Saves over a file, and where they must not happen: links, permissions, directories that cannot be written to. The
+old file stays whole, and nothing is left beside it."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ import torch
 from compare import check_same
 from samples import numbers
 
-# A user that has no power, and no name here.
+# An unprivileged user without a name here.
 OTHER = 4003
 
 
@@ -44,7 +44,7 @@ def contents(folder):
 
 
 def as_another(act):
-    """Whether it holds for a user without power, in a process of its own."""
+    """Tells whether it holds for an unprivileged user, in a process of its own."""
     child = os.fork()
     if child == 0:
         try:
@@ -60,7 +60,7 @@ def as_another(act):
 
 
 def refuses(folder, code):
-    """Every way of saving there is refused by the system, in words that name the path that was given."""
+    """Every way of saving there is refused by the system, in words that name the given path."""
     path = folder / "x.safetensors"
     for save, named in [
         (lambda: ckptfs.torch.save_file(new(), path), path),
@@ -78,7 +78,7 @@ def refuses(folder, code):
 def test_a_directory_that_may_not_be_written_to(folder):
     before = contents(folder)
     folder.chmod(0o555)
-    # Also where the file itself may be: it would have to be written in place.
+    # Even where the file itself is writable: it would have to be written in place.
     (folder / "x.safetensors").chmod(0o666)
     assert as_another(lambda: refuses(folder, errno.EACCES))
     assert contents(folder) == before
@@ -107,10 +107,10 @@ def test_a_file_of_another_in_a_directory_of_all(folder):
     path = folder / "x.safetensors"
     path.chmod(0o444)
     assert as_another(lambda: ckptfs.torch.save_file(new(), path))
-    # A new file under the name: whose it is, is who saved it.
+    # A new file takes the name, and belongs to the user who saved it.
     assert path.stat().st_uid == OTHER and stat.S_IMODE(path.stat().st_mode) == 0o444
     check_same(ckptfs.torch.load_file(path), new())
-    # Where the directory keeps that from others, it is kept.
+    # Where the directory hides that from others, it stays hidden.
     ckptfs.torch.save_file(old(), path)
     os.chown(path, 0, 0)
     folder.chmod(0o1777)

@@ -1,4 +1,5 @@
-"""A model saved in shards: what the libraries load, whole or not there, and without a second copy of it."""
+"""A model saved in shards: libraries load it, it is there whole or not at all, and saving takes no second copy of it
+in memory."""
 
 import errno
 import json
@@ -30,7 +31,7 @@ def held(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_saved_is_loaded(tmp_path, tensors):
+def test_a_saved_set_loads_again(tmp_path, tensors):
     names = ckptfs.torch.save_sharded(tensors, tmp_path / "new" / "model", max_shard_size=1600)
     folder = tmp_path / "new" / "model"
     assert held(folder) == sorted(names) and len(names) > 3
@@ -42,21 +43,21 @@ def test_what_is_saved_is_loaded(tmp_path, tensors):
         assert {name for name, of in index["weight_map"].items() if of == file} == set(part)
         with safetensors.safe_open(folder / file, "pt") as f:
             assert f.metadata() == {"format": "pt"}
-        # No more than was allowed, but for one that is larger by itself.
+        # At most the limit, except a tensor that is larger by itself.
         assert sum(tensor.nbytes for tensor in part.values()) <= 1600 or len(part) == 1
         found |= part
     check_same(found, tensors)
     check_same(ckptfs.torch.load_sharded(folder), tensors)
 
 
-def test_what_fits_is_one_file(tmp_path, tensors):
+def test_a_model_that_fits_is_one_file(tmp_path, tensors):
     metadata = {"about": "größe"}
     assert ckptfs.torch.save_sharded(tensors, tmp_path, metadata=metadata) == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == safetensors.torch.save(tensors, metadata)
     check_same(ckptfs.torch.load_sharded(tmp_path), tensors)
 
 
-def test_nothing_is_one_file_too(tmp_path):
+def test_an_empty_model_is_one_file_too(tmp_path):
     ckptfs.torch.save_sharded({}, tmp_path)
     assert ckptfs.torch.load_sharded(tmp_path) == {}
 
@@ -75,7 +76,7 @@ def test_an_earlier_set_is_replaced_and_nothing_else(tmp_path, tensors, before, 
         assert (tmp_path / name).read_text() == name
         (tmp_path / name).unlink()
     check_same(ckptfs.torch.load_sharded(tmp_path), tensors)
-    # Who has the old set mapped keeps it.
+    # A process that has the old set mapped keeps it.
     check_same(mapped, kept)
 
 
@@ -97,7 +98,7 @@ def test_transformers_and_diffusers_load_it(tmp_path):
     assert f"{stem}.index.json" in held(tmp_path / "vae")
     check_same(AutoencoderKL.from_pretrained(tmp_path / "vae").state_dict(), vae.state_dict())
 
-    # A variant has the names that both look for, and takes the place of one with another index.
+    # A variant has the names that both libraries look for, and takes the place of one with another index.
     variant = f"{stem.removesuffix('.safetensors')}.fp16.safetensors"
     for folder, name, model in (("llama", "model.fp16.safetensors", made), ("vae", variant, vae)):
         other = {"tensor": torch.ones(9)}
@@ -110,19 +111,19 @@ def test_transformers_and_diffusers_load_it(tmp_path):
 
 
 @pytest.mark.parametrize("size", ["0", 0, -1, "big", 1.5, None])
-def test_sizes_that_cannot_be(tmp_path, tensors, size):
+def test_impossible_sizes(tmp_path, tensors, size):
     with pytest.raises(ckptfs.SafetensorError, match="max_shard_size"):
         ckptfs.torch.save_sharded(tensors, tmp_path / "x", size)
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("name", ["model", "a/model.safetensors", ".safetensors", "model.bin", "../model.safetensors"])
-def test_names_that_cannot_be(tmp_path, tensors, name):
+def test_impossible_names(tmp_path, tensors, name):
     with pytest.raises(ckptfs.SafetensorError, match="no name"):
         ckptfs.torch.save_sharded(tensors, tmp_path / "x", name=name)
 
 
-def test_what_save_file_refuses_is_refused(tmp_path):
+def test_tensors_that_save_file_refuses_are_refused(tmp_path):
     whole = torch.zeros(4, 4)
     with pytest.raises(ValueError, match="non contiguous"):
         ckptfs.torch.save_sharded({"a": whole.t()[1:]}, tmp_path / "x")
@@ -153,7 +154,7 @@ def small_disk(tmp_path):
 
 @pytest.fixture
 def few(request, monkeypatch):
-    """So few files may be open at once; as many as are wanted, if none are said."""
+    """Limits the files that a save may have open; without a number, the limit stays."""
     if request.param:
         monkeypatch.setattr(sharded, "max_open_files", lambda: request.param)
 
@@ -171,7 +172,7 @@ def test_a_full_disk_leaves_the_old_set_and_no_litter(small_disk, tensors, size,
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_where_files_have_to_have_names_it_works_too(tmp_path, tensors, monkeypatch, named):
+def test_without_nameless_files_it_works_too(tmp_path, tensors, monkeypatch, named):
     if named:
         monkeypatch.setattr(os.path, "isdir", lambda path, real=os.path.isdir: path != "/proc/self/fd" and real(path))
     order = []
@@ -185,7 +186,7 @@ def test_where_files_have_to_have_names_it_works_too(tmp_path, tensors, monkeypa
     assert order == ["fsync", "replace" if named else "link", "fsync"]
     order.clear()
     ckptfs.torch.save_file(tensors, tmp_path / "x.safetensors")
-    # Only in the place of another does it take two steps.
+    # Only a replacement takes two steps.
     assert order == (["fsync", "replace", "fsync"] if named else ["fsync", "link", "link", "replace", "fsync"])
     assert held(tmp_path) == ["x.safetensors"]
     order.clear()
@@ -210,7 +211,7 @@ def test_where_files_have_to_have_names_it_works_too(tmp_path, tensors, monkeypa
 
 
 class Died(BaseException):
-    """In the place of a signal, at a moment of our choice."""
+    """Stands for a signal, at a moment of our choice."""
 
 
 @pytest.mark.parametrize("few, before, after", [
@@ -263,7 +264,7 @@ names = ckptfs.torch.save_sharded(tensors, folder, 16, sync=False)
 after = open_now() - before
 
 def full(self, part, real=ckptfs.save.atomic_file.NewFile.write):
-    # One is slow: what the others do meanwhile leaves it what it needs.
+    # One is slow: the others meanwhile leave enough for it.
     if threading.current_thread().name.endswith("_0"):
         time.sleep(0.05)
     if any(name.startswith(".ckptfs-") for name in os.listdir(folder)):
@@ -285,7 +286,7 @@ def test_there_may_be_more_shards_than_files_that_can_be_open(tmp_path):
     done = subprocess.run([sys.executable, "-c", FEW, str(folder)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     names, held_open, after, failed, at_the_end = json.loads(done.stdout)
-    # As many as may be stay without a name, so that little is left of a process that is killed.
+    # As many as possible stay nameless, so that a killed process leaves little.
     assert len(names) == 401 and 10 <= held_open <= 20 and (after, at_the_end) == (0, 0)
     assert failed == errno.ENOSPC and held(folder) == sorted(names)
     found = ckptfs.torch.load_sharded(folder)
@@ -364,7 +365,7 @@ print((peak - before) / sum(tensor.nbytes for tensor in tensors.values()))
     assert float(done.stdout) < 0.05
 
 
-def test_of_what_is_elsewhere_one_tensor_at_a_time_is_fetched(tmp_path, monkeypatch):
+def test_tensors_on_devices_are_fetched_one_at_a_time(tmp_path, monkeypatch):
     at_once, most = [0], [0]
     real = ckptfs.save.torch._on_host
 

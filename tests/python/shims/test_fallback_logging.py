@@ -1,5 +1,5 @@
-"""What is left to safetensors is told: each reason once, however many files it is true of, and a version that
-is not known. A missing file is no warning."""
+"""Each reason to leave a call to safetensors is logged once, for any number of files, and so is an unknown version. A
+missing file gives no warning."""
 
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def test_another_reason_is_another_warning(file, tmp_path, caplog):
     assert len(said) == 3
 
 
-def test_what_is_kept_of_reasons_is_bounded(file, monkeypatch, caplog):
+def test_the_record_of_reasons_is_bounded(file, monkeypatch, caplog):
     path, tensors = file
     number = [0]
 
@@ -102,7 +102,7 @@ def test_what_is_kept_of_reasons_is_bounded(file, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("version", ["0.3.9", "0.10.0", "1.0.0", "new", None])
-def test_a_version_that_is_not_known_is_left_alone(file, monkeypatch, caplog, version):
+def test_an_unknown_version_is_left_alone(file, monkeypatch, caplog, version):
     path, tensors = file
     monkeypatch.setattr(safetensors, "__version__", version)
     monkeypatch.setattr("ckptfs.shims.install._unknown", set())
@@ -111,13 +111,13 @@ def test_a_version_that_is_not_known_is_left_alone(file, monkeypatch, caplog, ve
     with ckptfs.installed():
         assert (safetensors.safe_open, safetensors.torch.load_file) == ORIGINALS
         check_same(safetensors.torch.load_file(path), tensors)
-    # Once, however many modules and installs there are.
+    # Once, for any number of modules and installs.
     with ckptfs.installed():
         assert caplog.text.count("not known") == 1
 
 
 @pytest.mark.parametrize("version, known", [("0.12.0", False), ("0.9.0", True)])
-def test_a_version_that_is_not_known_and_comes_later_is_left_alone(tmp_path, version, known):
+def test_an_unknown_version_imported_later_is_left_alone(tmp_path, version, known):
     (tmp_path / "safetensors").mkdir()
     (tmp_path / "safetensors/__init__.py").write_text(f"__version__ = {version!r}\ndef safe_open(): return 1\n")
     (tmp_path / "safetensors/torch.py").write_text("def load_file(): return 2\n")

@@ -1,5 +1,5 @@
-"""`ckptfs.fastsafetensors` gives what fastsafetensors gives, value for value, for one process; and the same
-of files that fastsafetensors cannot read."""
+"""`ckptfs.fastsafetensors` gives what fastsafetensors gives, value for value, for one process; and the same for files
+that fastsafetensors cannot read."""
 
 import gc
 import subprocess
@@ -16,7 +16,7 @@ from fastsafetensors_files import MORE, TENSORS, both, files, loaded, same  # no
 from samples import numbers, strided_tensors, write_shards
 
 
-def test_what_a_loader_says_of_its_files(both, files):
+def test_a_loaders_description_of_its_files(both, files):
     (mine, my_buffers), (other, their_buffers) = both
     assert mine.get_keys() == other.get_keys()
     for name in mine.get_keys():
@@ -59,7 +59,7 @@ COLUMNS = [
 def test_columns_of_several(both, names, dim):
     (_, mine), (_, other) = both
     same(mine.get_multi_cols(names, dim).get_raw(), other.get_multi_cols(names, dim).get_raw())
-    # What is handed out is no part of what is held.
+    # Tensors that are handed out share no memory with those that are held.
     mine.get_multi_cols(names, dim).get_raw().zero_()
     same(mine.get_multi_cols(names, dim).get_raw(), other.get_multi_cols(names, dim).get_raw())
 
@@ -83,7 +83,7 @@ def test_a_dictionary(both):
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F64", "I64", "F8_E5M2"])
-def test_casting_what_is_handed_out(both, dtype):
+def test_casting_handed_out_tensors(both, dtype):
     (_, mine), (_, other) = both
     for name in ("floats", "whole", "flags", "one"):
         expected = other.get_tensor(name, dtype=their_types.DType(dtype))
@@ -100,7 +100,7 @@ def test_casting_what_is_handed_out(both, dtype):
 
 @pytest.mark.parametrize("dtype", ["AUTO", "F16", "BF16", "F8_E4M3"])
 def test_casting_while_copying(tmp_path, dtype):
-    """All of it, integers too, as theirs does where elements become no larger."""
+    """Everything is cast, integers too, as theirs does where elements become no larger."""
     kept = {name: TENSORS[name] for name in ("floats", "halves", "brains", "whole", "one", "none")}
     save_file(kept, tmp_path / "x.safetensors")
     path = [str(tmp_path / "x.safetensors")]
@@ -113,7 +113,7 @@ def test_casting_while_copying(tmp_path, dtype):
     if dtype != "AUTO":
         columns = (["floats", "halves"], 0)
         same(my_buffers.get_multi_cols(*columns).get_raw(), their_buffers.get_multi_cols(*columns).get_raw())
-    # The loader still knows what is in the file, and copies it again as it is.
+    # The loader still knows the file's type, and copies it again as it is.
     same(mine.copy_files_to_device().get_tensor("floats"), TENSORS["floats"])
     their_buffers.close()
     other.close()
@@ -200,14 +200,14 @@ def test_buffers_outlive_their_loader_and_loaders_begin_anew(files):
         again.close()
 
 
-def test_what_is_written_to_tensors_reaches_no_file(files):
+def test_writes_to_tensors_reach_no_file(files):
     with ours.fastsafe_open(files) as file:
         file.get_tensor("floats").zero_()
     with ours.fastsafe_open(files) as file:
         same(file.get_tensor("floats"), TENSORS["floats"])
 
 
-def test_all_that_theirs_takes_is_taken(files):
+def test_every_argument_of_theirs_is_accepted(files):
     """By name, and by place."""
     mine = ours.SafeTensorsFileLoader(
         theirs.SingleGroup(), torch.device("cpu"), 1024, 2, True, False, False, True, "pt", False,
@@ -237,7 +237,7 @@ def test_wrapped_tensors(both):
 
 
 def test_a_loader_makes_its_device_the_current_one(monkeypatch):
-    """With no files, since there may be no such device."""
+    """Without files, because there may be no such device."""
     for device, expected in (("cuda:1", ["cuda:1"]), ("cpu", [])):
         made = []
         monkeypatch.setattr(torch.cuda, "set_device", made.append)
@@ -245,6 +245,6 @@ def test_a_loader_makes_its_device_the_current_one(monkeypatch):
         assert made == expected
 
 
-def test_only_who_uses_it_has_torch():
+def test_torch_is_imported_only_at_its_use():
     script = "import sys, ckptfs; ckptfs.safe_open; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -238,7 +238,7 @@ def test_a_bad_index_of_a_frame_is_refused(index):
     for package in (ours, theirs):
         with pytest.raises(Exception) as refused:
             package.TensorFrame.from_buffer(dict(FRAME))[index]
-        # An exception of Python's own type is of the same type here.
+        # An exception of a built-in type has the same type here.
     assert isinstance(refused.value, Exception)
     with pytest.raises((IndexError, TypeError, ValueError)):
         ours.TensorFrame.from_buffer(dict(FRAME))[index]

@@ -1,5 +1,5 @@
-"""Several ranks get by `ckptfs.fastsafetensors` what they get by fastsafetensors, and what that cannot share
-out; and when one of them ends or does not come, the others end with an error."""
+"""Several ranks get by `ckptfs.fastsafetensors` what they get by fastsafetensors, and also what that cannot split.
+When one ends or does not come, the others end with an error."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_what_both_can_do_is_the_same_on_every_rank(folder):
+def test_shared_features_give_the_same_on_every_rank(folder):
     mine, others = run(folder, 2, "fastsafetensors_ranks", OURS, "even"), run(folder, 2, "fastsafetensors_ranks", THEIRS, "even")
     for got, expected in zip(mine, others, strict=True):
         assert got.keys() == expected.keys() and len(got) > 40

@@ -1,5 +1,5 @@
-"""What cannot be meant is refused by `ckptfs.fastsafetensors`, in words that help, and by the exception
-that fastsafetensors has for it where programs may wait for that."""
+"""`ckptfs.fastsafetensors` refuses a meaningless request in words that help, and by fastsafetensors' exception where
+programs may catch it."""
 
 import ckptfs
 import ckptfs.fastsafetensors as ours
@@ -60,7 +60,7 @@ def test_one_name_in_two_files(files, tmp_path):
     same(loader.copy_files_to_device().get_tensor("floats"), TENSORS["floats"])
 
 
-def test_what_was_closed(files):
+def test_closed_loaders_are_refused(files):
     for package in (ours, theirs):
         loader, buffers = loaded(package, files)
         buffers.close()
@@ -105,12 +105,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("asked", "words"), WRONG.values(), ids=WRONG)
-def test_loaders_that_cannot_be_meant(asked, words):
+def test_meaningless_loaders(asked, words):
     with pytest.raises(Refused, match=words):
         ours.SafeTensorsFileLoader(**{"pg": None} | asked)
 
 
-def test_calls_that_cannot_be_meant(both):
+def test_meaningless_calls(both):
     loader, buffers = both[0]
     for call, words in [
         (lambda: loader.copy_files_to_device("F12"), "F12"),
@@ -127,7 +127,7 @@ def test_calls_that_cannot_be_meant(both):
             call()
 
 
-def test_what_cannot_be_cast_is_named(tmp_path, files):
+def test_an_impossible_cast_names_the_tensor(tmp_path, files):
     loader = ours.SafeTensorsFileLoader(None)
     loader.add_filenames({0: files[:1]})
     with pytest.raises(Refused, match="pairs: cannot be cast from F4 to F16"):

@@ -1,5 +1,5 @@
-"""Our reads in the place of safetensors': everywhere, only while they are installed, and never in the way:
-what ours cannot do the original does."""
+"""`install` puts our reads in the place of safetensors': everywhere, only while they are installed, and never in the
+way. The original does what ours cannot."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_both_calls_are_ours_while_it_is_installed(file, tmp_path):
     with ckptfs.installed():
         check_same(safetensors.torch.load_file(path), tensors)
         assert ckptfs.last_report().tensors == 2
-        # What the original cannot open at all.
+        # A path that the original cannot open at all.
         assert len(safetensors.torch.load_file(tmp_path / "shards")) == 12
         with safetensors.safe_open(path, framework="pt", device="cpu") as f:
             assert isinstance(f, safetensors.safe_open)
@@ -68,7 +68,7 @@ def test_wherever_they_were_imported_to(file):
             sys.modules.pop(module.__name__, None)
 
 
-def test_what_ours_fails_at_the_original_does_once(file, monkeypatch, caplog):
+def test_a_call_that_ours_fails_goes_to_the_original_once(file, monkeypatch, caplog):
     path, tensors = file
     called = []
 
@@ -99,7 +99,7 @@ def test_also_when_an_open_handle_of_ours_fails(file, monkeypatch):
         assert torch.equal(f.get_tensor("a"), tensors["a"]) and f.keys() == ["a", "b"]
         assert torch.equal(part[:, 2], tensors["a"][:, 2])
         assert originals() == before + 3
-        # What works is ours still.
+        # The calls that work are still ours.
         assert f.metadata() == {"format": "pt"} and originals() == before + 3
 
 
@@ -302,7 +302,7 @@ def test_threads_load_while_it_comes_and_goes(file):
 
 
 def in_child(act):
-    """Whether it holds in a forked child."""
+    """Tells whether it holds in a forked child."""
     child = os.fork()
     if child == 0:
         try:
@@ -415,7 +415,7 @@ def test_a_script_runs_as_it_is(file, tmp_path, as_module):
     assert json.loads(done.stdout) == ["__main__", [str(path), "--two"], 2, 1, 1]
 
 
-def test_what_cannot_be_run_is_told():
+def test_a_program_that_cannot_run_is_reported():
     for words, said in ([], "Usage"), (["-m"], "Usage"), (["nowhere.py"], "nowhere.py: no such file"):
         done = subprocess.run([sys.executable, "-m", "ckptfs", "run", *words], capture_output=True, text=True)
         assert done.returncode == 2 and said in done.stderr

@@ -1,5 +1,5 @@
-"""With ours installed transformers, diffusers, accelerate and peft load what they load without, plain and mounted,
-imported before and after it, in threads; and no call of theirs is left to the original."""
+"""With `install`, transformers, diffusers, accelerate and peft load what they load without, plain and mounted,
+imported before and after it, in threads; and none of their calls is left to the original."""
 
 
 import pytest
@@ -52,7 +52,7 @@ print(json.dumps([same, len(loaded[0]), after["loads"] > before["loads"], ckptfs
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory):
-    """Models by the library that loads them, in shards where it knows them."""
+    """Models by the library that loads them, in shards where it supports them."""
     import models
     from diffusers import UNet2DConditionModel
 

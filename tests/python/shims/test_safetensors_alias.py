@@ -1,5 +1,5 @@
-"""The package passes safetensors' own tests, which come with the source of its release and are fetched at
-set-up: a program that imports ckptfs instead sees no difference but those that are listed here."""
+"""The package passes safetensors' own tests, which are fetched with its source at set-up. A program that imports
+ckptfs instead sees only the differences that are listed here."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ FILES = [
     "test_threadable", "test_pread_backend",
 ]  # fmt: skip
 
-# Theirs prefetches to CUDA alone; ours to the machine's memory too, and so does not refuse that.
+# Theirs prefetches to CUDA alone; ours also to the machine's memory, and so does not refuse that.
 DIFFERENT = [
     f"tests/test_pread_backend.py::PreadBackendTests::{name}"
     for name in (
@@ -29,7 +29,7 @@ DIFFERENT = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A copy of their folder of tests, in which they write."""
+    """A copy of their tests, which write into their folder."""
     theirs = Path(os.environ["CKPTFS_SAFETENSORS"]) / "bindings/python/tests"
     folder = tmp_path_factory.mktemp("theirs")
     shutil.copytree(theirs, folder / "tests")
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_theirs_pass(folder, file):
+def test_safetensors_own_tests_pass(folder, file):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "safetensors_alias"]
     command += [f"--deselect={test}" for test in DIFFERENT] + [f"tests/{file}.py"]
     here = os.pathsep.join([str(COMMON), os.environ.get("PYTHONPATH", "")])
