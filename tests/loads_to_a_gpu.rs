@@ -20,13 +20,13 @@ use common::samples::all_samples;
 use cudarc::driver::CudaContext;
 
 /// Bytes that a reader fills at once.
-const CHUNK: u64 = 4 << 20;
+const CHUNK_BYTES: u64 = 4 << 20;
 
 /// How often everything is loaded, so that a leak of each load would be seen.
 const TIMES: usize = 20;
 
 /// Bytes that allocators keep or give back by themselves: less than one load of all samples.
-const NOISE: u64 = 16 << 20;
+const NOISE_BYTES: u64 = 16 << 20;
 
 /// Memory and descriptors of the process, and free memory of the device.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ fn every_format_gets_there_and_nothing_is_left() {
     let context = CudaContext::new(0).unwrap();
     let samples = all_samples();
     let round = |chunks| {
-        let loader = DeviceLoader::new(chunks * CHUNK);
+        let loader = DeviceLoader::new(chunks * CHUNK_BYTES);
         let mut bytes = 0;
         for (_, (_folder, path)) in &samples {
             for threads in [1, 4] {
@@ -79,13 +79,13 @@ fn every_format_gets_there_and_nothing_is_left() {
     };
     // Memory that is allocated once stays.
     let bytes: u64 = [1, 2, 5].map(round)[0];
-    assert!(bytes > NOISE, "{bytes} bytes would not be told from noise");
+    assert!(bytes > NOISE_BYTES, "{bytes} bytes would not be told from noise");
     let before = held(&context);
     for n in 0..TIMES {
         assert_eq!(round([1, 2, 5][n % 3]), bytes);
     }
     let after = held(&context);
     assert_eq!(after.descriptors, before.descriptors);
-    assert!(after.memory <= before.memory + NOISE, "{before:?} {after:?}");
-    assert!(after.free + NOISE >= before.free, "{before:?} {after:?}");
+    assert!(after.memory <= before.memory + NOISE_BYTES, "{before:?} {after:?}");
+    assert!(after.free + NOISE_BYTES >= before.free, "{before:?} {after:?}");
 }

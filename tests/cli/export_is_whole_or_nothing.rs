@@ -148,7 +148,7 @@ fn a_full_disk_is_reported_before_anything_is_written() {
 fn a_disk_that_fills_up_during_an_export_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (source, disk) = (path(folder.path(), "model.pt"), path(folder.path(), "disk"));
-    write_transposed(Path::new(&source), BUSY);
+    write_transposed(Path::new(&source), BUSY_SIDE_COUNT);
     fs::create_dir(&disk).unwrap();
     let script = r#"
         mount -t tmpfs -o size=1500m none "$2" || exit 99
@@ -165,14 +165,14 @@ fn a_disk_that_fills_up_during_an_export_leaves_nothing() {
 }
 
 /// Rows and columns of a transposed matrix, which keeps an export busy for at least a second.
-const BUSY: u64 = 1 << 14;
+const BUSY_SIDE_COUNT: u64 = 1 << 14;
 
 #[test]
 fn an_export_ended_by_a_signal_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     // A transposed gigabyte keeps the export busy until the signal arrives.
     let (source, out) = (path(folder.path(), "model.pt"), path(folder.path(), "out.safetensors"));
-    write_transposed(Path::new(&source), BUSY);
+    write_transposed(Path::new(&source), BUSY_SIDE_COUNT);
     for (signal, code) in [(Signal::INT, Some(1)), (Signal::TERM, Some(1)), (Signal::KILL, None)] {
         let export = Command::new(ckptfs())
             .args(["export", &source, &out])

@@ -12,7 +12,7 @@ use super::zip::{Record, archive, checkpoint};
 
 /// Most memory that parsing any of these may take: each file has at most a few megabytes, and parsing should
 /// take a small multiple of that.
-const MEMORY: u64 = 512 << 20;
+const MAX_PEAK_BYTES: u64 = 512 << 20;
 
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -29,7 +29,7 @@ pub fn is_shown(value: &[u8]) -> bool {
 }
 
 pub fn is_shown_with(value: &[u8], options: ParseOptions) -> bool {
-    are_shown(&[archive(&checkpoint(&pickle(value)))], options, MEMORY)
+    are_shown(&[archive(&checkpoint(&pickle(value)))], options, MAX_PEAK_BYTES)
 }
 
 /// Tells whether a checkpoint with a compressed pickle is shown within that much memory.

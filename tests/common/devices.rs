@@ -12,7 +12,7 @@ use super::safetensors::{entry, raw};
 use super::samples::{bytes, directory};
 
 /// Bytes that a reader fills at once.
-pub const CHUNK: u64 = 4 << 20;
+pub const CHUNK_BYTES: u64 = 4 << 20;
 
 /// A checkpoint that so many threads read.
 pub fn open(path: &Path, threads: usize) -> OpenCheckpoint {

@@ -45,7 +45,7 @@ impl FailingSource {
     /// Creates a directory and mounts the filesystem there.
     pub fn new(at: &str, files: Vec<(String, Vec<u8>)>) -> FailingSource {
         std::fs::create_dir(at).unwrap();
-        let written = SystemTime::now() - LONG_AGO;
+        let written = SystemTime::now() - FILE_AGE;
         let state = State { files, written, behavior: Mutex::default() };
         let state = Arc::new(state);
         let filesystem = Filesystem(Arc::clone(&state));
@@ -84,10 +84,10 @@ impl Drop for FailingSource {
 struct Filesystem(Arc<State>);
 
 /// Age of its files: on such a filesystem, younger ones are not cached.
-const LONG_AGO: Duration = Duration::from_secs(3600);
+const FILE_AGE: Duration = Duration::from_secs(3600);
 
 /// The kernel asks for everything again each time.
-const TTL: Duration = Duration::ZERO;
+const ATTRIBUTE_TIMEOUT: Duration = Duration::ZERO;
 
 impl Filesystem {
     fn answer(&self, is_read: bool, answer: impl FnOnce() + Send + 'static) {
@@ -134,7 +134,7 @@ impl fuser::Filesystem for Filesystem {
         let place = self.0.files.iter().position(|(file, _)| **file == *name);
         let attr = place.and_then(|place| self.attr(INodeNo(place as u64 + 2)));
         self.answer(false, move || match attr {
-            Some(attr) => reply.entry(&TTL, &attr, Generation(0)),
+            Some(attr) => reply.entry(&ATTRIBUTE_TIMEOUT, &attr, Generation(0)),
             None => reply.error(Errno::ENOENT),
         });
     }
@@ -142,7 +142,7 @@ impl fuser::Filesystem for Filesystem {
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let attr = self.attr(number);
         self.answer(false, move || match attr {
-            Some(attr) => reply.attr(&TTL, &attr),
+            Some(attr) => reply.attr(&ATTRIBUTE_TIMEOUT, &attr),
             None => reply.error(Errno::ENOENT),
         });
     }

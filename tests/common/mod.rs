@@ -43,7 +43,7 @@ pub(crate) use test_path;
 
 /// Time that reading the worst small file may take, in a debug build on a busy machine. Anything out of
 /// proportion takes hours.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PARSE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Parses bytes as a torch file.
 pub fn torch(bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
@@ -89,5 +89,5 @@ pub fn tensor_bytes(checkpoint: Checkpoint, name: &str) -> Vec<u8> {
 pub fn in_bounded_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, answer) = channel();
     std::thread::spawn(move || done.send(work()));
-    answer.recv_timeout(PATIENCE).expect("it came to an end in time, without a panic")
+    answer.recv_timeout(PARSE_TIMEOUT).expect("it came to an end in time, without a panic")
 }

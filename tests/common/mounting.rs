@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::command::{Outcome, ckptfs, run, run_command, write_model};
 
 /// Longer than anything here takes on the slowest machine. Only a failing test waits for it.
-const PATIENCE: Duration = Duration::from_secs(40);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// A source with a model, and an empty directory to mount it at. Dropping it kills the daemon and unmounts.
 pub struct MountFixture {
@@ -216,7 +216,7 @@ pub fn signal(name: &str, pid: u32) {
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
-        assert!(began.elapsed() < PATIENCE, "still not so: {what}");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "still not so: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -25,7 +25,6 @@ struct Standin {
     names: &'static [&'static str],
 }
 
-/// The driver.
 const DRIVER: Standin = Standin {
     name: "cuda",
     settings: "STUB_CUDA",

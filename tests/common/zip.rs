@@ -5,7 +5,6 @@ use super::pickle;
 /// Bytes of the record at the very end of an archive without a comment.
 pub const END_LEN: usize = 22;
 
-/// Compression methods.
 pub const STORED: u16 = 0;
 pub const DEFLATED: u16 = 8;
 

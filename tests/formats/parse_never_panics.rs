@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 /// Virtual files up to this size are read whole and given to the reference reader. Larger ones, which few
 /// bytes can make by repetition, are read up to this size.
-const READ: u64 = 1 << 20;
+const MAX_READ_BYTES: u64 = 1 << 20;
 
 /// A change to a file.
 #[derive(Clone, Debug)]
@@ -114,16 +114,16 @@ fn read(bytes: &[u8], name: &str) {
         let reader = VirtualFileReader::open(&std::sync::Arc::new(virtual_file))
             .expect("memory does not change");
         let size = reader.virtual_file().size();
-        let mut out = vec![0; size.min(READ) as usize];
+        let mut out = vec![0; size.min(MAX_READ_BYTES) as usize];
         assert_eq!(reader.read_at(&mut out, 0).expect("every byte is there"), out.len());
-        if size <= READ {
+        if size <= MAX_READ_BYTES {
             safetensors::SafeTensors::deserialize(&out).expect("valid for the reference reader");
         }
         // From the end on, and across the middle, where a read begins inside a tensor.
         for start in [size / 2, size.saturating_sub(7)] {
             let mut part = vec![0; 1000];
             let read = reader.read_at(&mut part, start).expect("every byte is there");
-            if size <= READ {
+            if size <= MAX_READ_BYTES {
                 assert_eq!(part[..read], out[start as usize..][..read]);
             }
         }

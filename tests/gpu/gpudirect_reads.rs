@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::common;
 use crate::common::devices::{
-    CHUNK, all_tensors, assert_clean, assert_loaded, large_checkpoint, open,
+    CHUNK_BYTES, all_tensors, assert_clean, assert_loaded, large_checkpoint, open,
 };
 use crate::common::samples::all_samples;
 use crate::common::stub::with_storage;
@@ -53,7 +53,7 @@ fn nothing_is_left((driver, storage): &(Value, Option<Value>)) {
 fn every_format_gets_there() {
     let test = test_path!("every_format_gets_there");
     let reports = with_storage(test, &[], || {
-        let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
+        let loader = DeviceLoader::new(2 * CHUNK_BYTES).with_gpudirect(GpudirectMode::On);
         for (name, (_folder, path)) in all_samples() {
             for threads in [1, 8] {
                 let report = loaded(&loader, &open(&path, threads));
@@ -76,7 +76,7 @@ fn chunks_are_reused() {
         let (_folder, path) = large_checkpoint();
         for threads in [1, 3, 24] {
             let opened = open(&path, threads);
-            let loader = DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On);
+            let loader = DeviceLoader::new(CHUNK_BYTES).with_gpudirect(GpudirectMode::On);
             let models: Vec<_> = (0..6).map(|_| open(&path, threads)).collect();
             let tensors: Vec<_> = models.iter().flat_map(all_tensors).collect();
             evict(&path);
@@ -96,8 +96,10 @@ fn short_reads_go_on_where_they_ended() {
     let settings = [("STUB_CUFILE_MOST", "1048576")];
     let reports = with_storage(test_path!("short_reads_go_on_where_they_ended"), &settings, || {
         let (_folder, path) = large_checkpoint();
-        let report =
-            loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On), &open(&path, 4));
+        let report = loaded(
+            &DeviceLoader::new(CHUNK_BYTES).with_gpudirect(GpudirectMode::On),
+            &open(&path, 4),
+        );
         assert_eq!((report.direct, report.without_gpudirect), (0, None));
     });
     reports.iter().for_each(nothing_is_left);
@@ -109,8 +111,10 @@ fn reads_that_end_anywhere_are_repeated_through_host_memory() {
     let test = test_path!("reads_that_end_anywhere_are_repeated_through_host_memory");
     let reports = with_storage(test, &settings, || {
         let (_folder, path) = large_checkpoint();
-        let report =
-            loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On), &open(&path, 4));
+        let report = loaded(
+            &DeviceLoader::new(CHUNK_BYTES).with_gpudirect(GpudirectMode::On),
+            &open(&path, 4),
+        );
         assert_eq!(report.gpudirect, 0, "{report:?}");
         let why = report.without_gpudirect.unwrap();
         assert!(why.starts_with("GPUDirect Storage: cuFileRead: read 1000 of "), "{why}");
@@ -125,7 +129,7 @@ fn cached_bytes_are_copied_from_the_page_cache() {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
         let _read = fs::read(&path).unwrap();
-        let (memory, report) = DeviceLoader::new(2 * CHUNK)
+        let (memory, report) = DeviceLoader::new(2 * CHUNK_BYTES)
             .with_gpudirect(GpudirectMode::On)
             .load(&all_tensors(&opened), 0)
             .unwrap();
@@ -142,8 +146,10 @@ fn cached_bytes_are_copied_from_the_page_cache() {
 fn switched_off_it_is_never_called() {
     let reports = with_storage(test_path!("switched_off_it_is_never_called"), &[], || {
         let (_folder, path) = large_checkpoint();
-        let report =
-            loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::Never), &open(&path, 4));
+        let report = loaded(
+            &DeviceLoader::new(CHUNK_BYTES).with_gpudirect(GpudirectMode::Never),
+            &open(&path, 4),
+        );
         assert!(report.direct > 0 && report.gpudirect == 0, "{report:?}");
         let why = report.without_gpudirect.unwrap();
         assert_eq!(why, "GPUDirect Storage: is switched off");
@@ -170,7 +176,7 @@ fn the_report_names_what_is_missing() {
         let reports = with_storage(test, &[settings, ("WORDS", words)], || {
             let (_folder, path) = large_checkpoint();
             let report = loaded(
-                &DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On),
+                &DeviceLoader::new(CHUNK_BYTES).with_gpudirect(GpudirectMode::On),
                 &open(&path, 1),
             );
             assert!(report.direct > 0 && report.gpudirect == 0, "{report:?}");
@@ -212,7 +218,8 @@ fn every_call_may_fail() {
                     let is_storage = std::env::var_os("STUB_CUFILE_FAIL").is_some();
                     let (_folder, path) = large_checkpoint();
                     let opened = open(&path, 4);
-                    let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
+                    let loader =
+                        DeviceLoader::new(2 * CHUNK_BYTES).with_gpudirect(GpudirectMode::On);
                     for _ in 0..2 {
                         evict(&path);
                         match loader.load(&all_tensors(&opened), 0) {
@@ -258,7 +265,9 @@ fn a_file_that_changes_while_it_is_read_is_an_error() {
         evict(&path);
         // One read, so that no other read can have noticed.
         let one = (&opened, opened.tensor("t0").unwrap());
-        is_of_source(DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On).load(&[one], 0));
+        is_of_source(
+            DeviceLoader::new(CHUNK_BYTES).with_gpudirect(GpudirectMode::On).load(&[one], 0),
+        );
     });
     let Some(reports) = reports else { return };
     nothing_is_left(&reports);
@@ -269,7 +278,7 @@ fn a_file_that_changes_while_it_is_read_is_an_error() {
 fn a_file_that_was_written_to_or_truncated_is_an_error() {
     let test = test_path!("a_file_that_was_written_to_or_truncated_is_an_error");
     let reports = with_storage(test, &[], || {
-        let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
+        let loader = DeviceLoader::new(2 * CHUNK_BYTES).with_gpudirect(GpudirectMode::On);
         let (_folder, path) = large_checkpoint();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         let opened = open(&path, 4);
@@ -291,7 +300,7 @@ fn adjoining_tensors_may_go_to_several_devices() {
     let reports = with_storage(test, &[("STUB_CUDA_DEVICES", "2")], || {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
-        let loader = DeviceLoader::new(2 * CHUNK).with_gpudirect(GpudirectMode::On);
+        let loader = DeviceLoader::new(2 * CHUNK_BYTES).with_gpudirect(GpudirectMode::On);
         evict(&path);
         let memory = opened.tensors().iter().enumerate().map(|(n, tensor)| {
             let length = tensor.bytes.len() as usize;
@@ -334,7 +343,7 @@ fn few_of_many_files_are_registered_at_once() {
             .collect();
         evict(folder.path());
         let tensors: Vec<_> = models.iter().flat_map(all_tensors).collect();
-        let loader = DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On);
+        let loader = DeviceLoader::new(CHUNK_BYTES).with_gpudirect(GpudirectMode::On);
         let (memory, report) = loader.load(&tensors, 0).unwrap();
         models.iter().zip(&memory).for_each(|(of, it)| assert_loaded(of, std::slice::from_ref(it)));
         assert_eq!((report.gpudirect, report.without_gpudirect), (15_000_000, None));
@@ -355,8 +364,8 @@ fn the_library_is_closed_as_often_as_it_was_opened() {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 2);
         let loaders = [
-            DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On),
-            DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On),
+            DeviceLoader::new(CHUNK_BYTES).with_gpudirect(GpudirectMode::On),
+            DeviceLoader::new(CHUNK_BYTES).with_gpudirect(GpudirectMode::On),
         ];
         for loader in &loaders {
             assert!(loaded(loader, &opened).gpudirect > 0);
@@ -368,7 +377,8 @@ fn the_library_is_closed_as_often_as_it_was_opened() {
         assert!(loaded(&second, &opened).gpudirect > 0);
         drop(second);
         assert!(
-            loaded(&DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On), &opened).gpudirect
+            loaded(&DeviceLoader::new(CHUNK_BYTES).with_gpudirect(GpudirectMode::On), &opened)
+                .gpudirect
                 > 0
         );
     });
@@ -387,7 +397,7 @@ fn a_process_that_was_forked_calls_nothing() {
     let reports = with_storage(test_path!("a_process_that_was_forked_calls_nothing"), &[], || {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 1);
-        let loader = DeviceLoader::new(CHUNK).with_gpudirect(GpudirectMode::On);
+        let loader = DeviceLoader::new(CHUNK_BYTES).with_gpudirect(GpudirectMode::On);
         assert!(loaded(&loader, &opened).gpudirect > 0);
         evict(&path);
         // SAFETY: the child does little, and ends without running the parent's destructors.

@@ -4,7 +4,7 @@
 use std::sync::atomic::AtomicBool;
 
 use crate::common::devices::{
-    CHUNK, all_tensors, assert_clean, assert_loaded, checkpoint_of, large_checkpoint, open,
+    CHUNK_BYTES, all_tensors, assert_clean, assert_loaded, checkpoint_of, large_checkpoint, open,
 };
 use crate::common::samples::all_samples;
 use crate::common::stub::with_driver;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 fn every_format_gets_there_through_few_chunks() {
     let report = with_driver(test_path!("every_format_gets_there_through_few_chunks"), &[], || {
         for chunks in [1, 2, 5] {
-            let loader = DeviceLoader::new(chunks * CHUNK);
+            let loader = DeviceLoader::new(chunks * CHUNK_BYTES);
             for (name, (_folder, path)) in all_samples() {
                 for threads in [1, 4] {
                     let opened = open(&path, threads);
@@ -35,7 +35,7 @@ fn every_format_gets_there_through_few_chunks() {
     });
     if let Some(report) = report {
         assert_clean(&report);
-        assert_eq!(report["peak"]["pinned"], 5 * CHUNK, "{report}");
+        assert_eq!(report["peak"]["pinned"], 5 * CHUNK_BYTES, "{report}");
     }
 }
 
@@ -45,7 +45,7 @@ fn chunks_are_reused() {
         let (_folder, path) = large_checkpoint();
         for (threads, chunks) in [(1, 1), (8, 1), (8, 2), (3, 7)] {
             let opened = open(&path, threads);
-            let loader = DeviceLoader::new(chunks * CHUNK);
+            let loader = DeviceLoader::new(chunks * CHUNK_BYTES);
             for _ in 0..2 {
                 let (loaded, _) = loader.load(&all_tensors(&opened), 0).unwrap();
                 assert_loaded(&opened, &loaded);
@@ -62,7 +62,7 @@ fn several_devices_in_one_load() {
     let report = with_driver(test, &settings, || {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
-        let loader = DeviceLoader::new(3 * CHUNK);
+        let loader = DeviceLoader::new(3 * CHUNK_BYTES);
         let on = |n: usize| 2 - n % 2 * 2;
         let memory: Vec<_> = opened
             .tensors()
@@ -112,7 +112,7 @@ fn adjoining_tensors_are_copied_together() {
     let report = with_driver(test, &[], || {
         let (_folder, path) = checkpoint_of((0..COUNT).map(|n| 1000 + n));
         let opened = open(&path, 1);
-        let loader = DeviceLoader::new(CHUNK);
+        let loader = DeviceLoader::new(CHUNK_BYTES);
         let in_order: Vec<&Tensor> = opened.tensors().iter().collect();
         let turned = in_order.iter().rev().copied().collect();
         let every_second = in_order.iter().step_by(2).copied().collect();
@@ -156,7 +156,7 @@ fn the_next_work_on_the_stream_finds_the_bytes() {
             let lengths: Vec<_> =
                 opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
             for chunks in [1, 64] {
-                let loader = DeviceLoader::new(chunks * CHUNK);
+                let loader = DeviceLoader::new(chunks * CHUNK_BYTES);
                 let memory = DeviceSlice::allocate(&device, &lengths).unwrap();
                 for it in &memory {
                     // SAFETY: the memory lives until the stream is over.
@@ -213,7 +213,7 @@ fn a_call_that_fails_is_an_error_and_nothing_is_left() {
             let report = with_driver(test, &settings, || {
                 let (_folder, path) = large_checkpoint();
                 let opened = open(&path, 4);
-                let loader = DeviceLoader::new(chunks * CHUNK);
+                let loader = DeviceLoader::new(chunks * CHUNK_BYTES);
                 match loader.load(&all_tensors(&opened), 0) {
                     Ok((memory, _)) => assert_loaded(&opened, &memory),
                     Err(CudaError::Driver { .. } | CudaError::PinnedMemory { .. }) => {
@@ -254,7 +254,7 @@ fn memory_that_may_still_be_read_is_never_freed() {
             device: 0,
             address: memory.address(),
         }];
-        let loader = DeviceLoader::new(CHUNK);
+        let loader = DeviceLoader::new(CHUNK_BYTES);
         // SAFETY: the memory lives until the device has done everything.
         #[allow(unsafe_code)]
         unsafe { loader.load_into(wanted, &[], &AtomicBool::new(false), None) }.unwrap_err();
@@ -274,7 +274,7 @@ fn a_full_device_is_reported() {
     let report = with_driver(test_path!("a_full_device_is_reported"), &settings, || {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
-        let error = DeviceLoader::new(2 * CHUNK).load(&all_tensors(&opened), 0).unwrap_err();
+        let error = DeviceLoader::new(2 * CHUNK_BYTES).load(&all_tensors(&opened), 0).unwrap_err();
         assert!(
             matches!(error, CudaError::OutOfMemory { ordinal: 0, total: 8_388_608, .. }),
             "{error:?}"
@@ -288,7 +288,7 @@ fn a_stopped_or_truncated_load_leaves_nothing() {
     let report = with_driver(test_path!("a_stopped_or_truncated_load_leaves_nothing"), &[], || {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 4);
-        let loader = DeviceLoader::new(2 * CHUNK);
+        let loader = DeviceLoader::new(2 * CHUNK_BYTES);
         // SAFETY: the request is empty.
         #[allow(unsafe_code)]
         let nothing =
@@ -318,7 +318,7 @@ fn after_an_error_nothing_is_written() {
         let (_folder, path) = large_checkpoint();
         let opened = open(&path, 1);
         let context = CudaContext::new(0).unwrap();
-        let loader = DeviceLoader::new(8 * CHUNK);
+        let loader = DeviceLoader::new(8 * CHUNK_BYTES);
         let device = Device::open(0).unwrap();
         let lengths: Vec<_> = opened.tensors().iter().map(|it| it.bytes.len() as usize).collect();
         let memory = DeviceSlice::allocate(&device, &lengths).unwrap();
@@ -348,7 +348,7 @@ fn after_an_error_nothing_is_written() {
 fn an_integrated_device_needs_no_copy() {
     let settings = [("STUB_CUDA_ATTRIBUTES", "INTEGRATED=1")];
     let report = with_driver(test_path!("an_integrated_device_needs_no_copy"), &settings, || {
-        let loader = DeviceLoader::new(2 * CHUNK);
+        let loader = DeviceLoader::new(2 * CHUNK_BYTES);
         for (name, (_folder, path)) in all_samples() {
             let opened = open(&path, 4);
             let (loaded, report) = loader.load(&all_tensors(&opened), 0).unwrap();
@@ -373,7 +373,7 @@ fn an_integrated_device_needs_no_copy() {
 #[test]
 fn a_missing_driver_is_reported() {
     // This asks the real machine: with a driver it has devices, or none.
-    match DeviceLoader::new(CHUNK).device(usize::MAX) {
+    match DeviceLoader::new(CHUNK_BYTES).device(usize::MAX) {
         Err(CudaError::NoDriver) => assert!(!cuda::is_available()),
         Err(CudaError::NoDevice { count, .. }) => assert_eq!(cuda::is_available(), count > 0),
         other => panic!("{other:?}"),

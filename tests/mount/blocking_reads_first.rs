@@ -16,7 +16,7 @@ use safetensors::tensor::TensorView;
 const MIB: usize = 1 << 20;
 
 const TENSORS: usize = 10;
-const LENGTH: usize = 20 * MIB;
+const TENSOR_BYTES: usize = 20 * MIB;
 
 /// Requests that the kernel makes around a page: 4 MiB before it and as much after it.
 const AROUND: usize = 8;
@@ -30,8 +30,8 @@ fn served(folder: &str) -> Arc<CachedFile> {
 }
 
 fn file() -> Vec<u8> {
-    let data: Vec<Vec<u8>> = (0..TENSORS).map(|n| vec![n as u8; LENGTH]).collect();
-    let view = |data| TensorView::new(Dtype::U8, vec![LENGTH], data).unwrap();
+    let data: Vec<Vec<u8>> = (0..TENSORS).map(|n| vec![n as u8; TENSOR_BYTES]).collect();
+    let view = |data| TensorView::new(Dtype::U8, vec![TENSOR_BYTES], data).unwrap();
     let views = (0..).zip(&data).map(|(n, data)| (format!("layer.{n:02}.weight"), view(data)));
     safetensors::serialize(views, None).unwrap()
 }

@@ -246,7 +246,7 @@ fn metrics_are_served() {
 fn half_sent_requests_do_not_block_the_metrics() {
     /// Much longer than an answer takes, and much shorter than the timeouts of all half-sent requests in
     /// turn.
-    const LONG: Duration = Duration::from_secs(20);
+    const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
     let place = MountFixture::new();
     let done = place.try_mount(&["--metrics", "127.0.0.1:0"]);
     let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
@@ -257,8 +257,8 @@ fn half_sent_requests_do_not_block_the_metrics() {
         stream
     };
     let half_sent: Vec<_> = (0..137).map(|_| half_sent()).collect();
-    let mut stream = TcpStream::connect_timeout(&address, LONG).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
+    let mut stream = TcpStream::connect_timeout(&address, ANSWER_TIMEOUT).unwrap();
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();

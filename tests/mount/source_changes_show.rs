@@ -524,12 +524,12 @@ fn a_header_repaired_through_a_mapping_is_shown() {
 /// Readers run during one long write. An open after its end shows the new bytes alone.
 #[test]
 fn an_open_after_one_long_write_shows_all_of_it() {
-    const LONG: usize = 192 << 20;
+    const LONG_WRITE_BYTES: usize = 192 << 20;
     let model = Model::new(&[]);
     let path = model.source("model/model-00001-of-00002.safetensors");
-    let write = |fill: u8| fs::write(&path, &two_shards(fill, LONG)[0].1).unwrap();
+    let write = |fill: u8| fs::write(&path, &two_shards(fill, LONG_WRITE_BYTES)[0].1).unwrap();
     write(20);
-    let new = two_shards(40, LONG).swap_remove(0).1;
+    let new = two_shards(40, LONG_WRITE_BYTES).swap_remove(0).1;
     std::thread::sleep(Duration::from_millis(200));
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -550,7 +550,7 @@ fn an_open_after_one_long_write_shows_all_of_it() {
     });
     let mut bytes = Vec::new();
     std::io::Read::read_to_end(&mut File::open(model.virtual_file()).unwrap(), &mut bytes).unwrap();
-    let tensor = &bytes[bytes.len() - LONG - BYTES..bytes.len() - BYTES];
+    let tensor = &bytes[bytes.len() - LONG_WRITE_BYTES - BYTES..bytes.len() - BYTES];
     assert_eq!(tensor.iter().filter(|&&byte| byte != 40).count(), 0, "bytes from before the write");
     model.unmount();
 }

@@ -11,7 +11,7 @@ use crate::common::mounting::{MountFixture, wait_until};
 const BYTES: usize = 8 << 20;
 
 /// The bytes of each shard that cannot be read: a range far from its start.
-const BAD: std::ops::Range<u64> = 6 << 20..7 << 20;
+const BAD_BYTES: std::ops::Range<u64> = 6 << 20..7 << 20;
 
 #[test]
 fn one_reader_gets_the_error_and_the_rest_goes_on() {
@@ -23,10 +23,11 @@ fn one_reader_gets_the_error_and_the_rest_goes_on() {
     let size = model.metadata().unwrap().len();
     // The first tensor ends where the second begins; a shard has a short header of its own.
     let (first, second) = (size - 2 * BYTES as u64, size - BYTES as u64);
-    far.set(Behavior::Fails(BAD));
+    far.set(Behavior::Fails(BAD_BYTES));
     let mut bytes = [0; 4096];
     for _ in 0..50 {
-        let error = model.read_exact_at(&mut bytes, second + BAD.start + (512 << 10)).unwrap_err();
+        let error =
+            model.read_exact_at(&mut bytes, second + BAD_BYTES.start + (512 << 10)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO));
     }
     // The good part of the same virtual file, and other files.
@@ -41,7 +42,7 @@ fn one_reader_gets_the_error_and_the_rest_goes_on() {
     assert!(log.contains("far/model-00002-of-00002.safetensors"), "{log}");
     far.set(Behavior::Works);
     wait_until("it is read again", || {
-        model.read_exact_at(&mut bytes, second + BAD.start + (512 << 10)).is_ok()
+        model.read_exact_at(&mut bytes, second + BAD_BYTES.start + (512 << 10)).is_ok()
     });
     assert_eq!(bytes, [2; 4096]);
     let mut whole = vec![0; 2 * BYTES];
@@ -61,13 +62,13 @@ fn a_passed_through_file_fails_as_the_original() {
         let far = FailingSource::new(&format!("{}/far", place.source), files);
         place.mount(options);
         let notes = File::open(format!("{}/far/notes.txt", place.mountpoint)).unwrap();
-        far.set(Behavior::Fails(BAD));
+        far.set(Behavior::Fails(BAD_BYTES));
         let mut bytes = [0; 4096];
-        let error = notes.read_exact_at(&mut bytes, BAD.start + (512 << 10)).unwrap_err();
+        let error = notes.read_exact_at(&mut bytes, BAD_BYTES.start + (512 << 10)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO), "{options:?}");
         notes.read_exact_at(&mut bytes, 0).unwrap();
         far.set(Behavior::Works);
-        notes.read_exact_at(&mut bytes, BAD.start + (512 << 10)).unwrap();
+        notes.read_exact_at(&mut bytes, BAD_BYTES.start + (512 << 10)).unwrap();
         assert_eq!(bytes, [5; 4096]);
         drop(notes);
         assert_eq!(place.unmount(&[]).code, 0);

@@ -86,7 +86,7 @@ fn mount8_mounts_in_each_of_its_ways() {
     }
 }
 
-/// mount(8) adds `rw` wherever `ro` is not given. A user who types `rw` asks for what cannot be had.
+/// mount(8) adds `rw` wherever `ro` is not given. `rw` typed by a user is a request that cannot be met.
 #[test]
 fn rw_is_taken_from_mount8_alone() {
     let place = MountFixture::new();

@@ -146,7 +146,7 @@ fn another_users_mount_names_its_owner() {
     }
 }
 
-/// What ordinary users can do depends on the device, not on the user who asks.
+/// What ordinary users can do depends on the device, and not on the caller.
 #[test]
 fn the_doctor_tells_root_what_users_can_do() {
     let users = Users::new();
@@ -247,7 +247,7 @@ fn a_missing_helper_or_device_has_a_remedy() {
     assert_eq!(done.stderr.matches("--device /dev/fuse").count(), 2, "{}", done.stderr);
 }
 
-/// A namespace of root, and one of a user who may open the device.
+/// A namespace of root, and one of a user with access to the device.
 #[test]
 fn users_mount_in_a_user_namespace() {
     let users = Users::new();

@@ -16,12 +16,12 @@ use crate::common::view::{shown, torch, torch_with, view, write};
 use ckptfs::view::{ShownFile, View, ViewEntry};
 
 /// Time that a change may take to show, in a debug build on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
+        assert!(start.elapsed() < CHANGE_TIMEOUT, "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

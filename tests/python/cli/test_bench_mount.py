@@ -19,7 +19,7 @@ from mounts import PATIENCE, until
 from program import DONE
 from samples import numbers, write_shards
 
-# As an unprivileged user, who may not drop all caches.
+# As an unprivileged user, which may not drop all caches.
 RUN = """
 import sys
 from ckptfs.bench import page_cache

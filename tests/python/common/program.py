@@ -14,8 +14,8 @@ COMMON = Path(__file__).parent
 DONE, FAILED, USAGE, REFUSED = 0, 1, 2, 3
 
 # The limits of a bounded run.
-MEMORY = 2 << 30
-SECONDS = 20
+MAX_MEMORY_BYTES = 2 << 30
+TIMEOUT_SECONDS = 20
 
 
 def find_binary():
@@ -48,9 +48,9 @@ class Ckptfs:
         """Runs to the end. `bounded` limits its memory; its time is always limited."""
         command = [str(self.binary), *map(str, args)]
         if bounded:
-            command = ["sh", "-c", f'ulimit -v {MEMORY >> 10} && exec "$@"', "sh", *command]
+            command = ["sh", "-c", f'ulimit -v {MAX_MEMORY_BYTES >> 10} && exec "$@"', "sh", *command]
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_SECONDS
         )
         outcome = Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
         assert "panicked" not in outcome.stderr, outcome.stderr

@@ -54,7 +54,7 @@ def test_several_models(shelf, installed):
     assert mapped("/llama/model.safetensors") == (set() if installed else {"/llama/model.safetensors"})
 
 
-SIZE = 64 << 20
+TENSOR_BYTES = 64 << 20
 
 MEMORY = """
 import sys, ckptfs.torch
@@ -92,11 +92,11 @@ def memory_of_two(path, backend):
 
 def test_processes_share_what_they_map(tmp_path):
     path = tmp_path / "model.safetensors"
-    save_file({"w": torch.ones(SIZE // 4)}, path)
+    save_file({"w": torch.ones(TENSOR_BYTES // 4)}, path)
     [(shared, own), _] = memory_of_two(path, "mmap")
     [(_, owned), _] = memory_of_two(path, "pread")
-    assert SIZE / 3 < shared < SIZE * 2 / 3, "half of it each"
-    assert owned - own > SIZE * 2 / 3
+    assert TENSOR_BYTES / 3 < shared < TENSOR_BYTES * 2 / 3, "half of it each"
+    assert owned - own > TENSOR_BYTES * 2 / 3
 
 
 def test_tensors_of_a_changed_file(tmp_path):

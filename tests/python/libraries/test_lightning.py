@@ -1,5 +1,5 @@
-"""Lightning checkpoints are shown as their state dict, under the trainer's names. A user who goes on with training
-keeps them as they are."""
+"""Lightning checkpoints are shown as their state dict, under the trainer's names. With `--keep` they stay as they are,
+and training goes on from them."""
 
 from types import SimpleNamespace
 

@@ -110,7 +110,7 @@ def test_a_failed_system_call_is_its_oserror(path, name, kind, number, ask):
 
 @contextlib.contextmanager
 def as_nobody(folder):
-    """Runs as a user for whom permissions are checked."""
+    """Runs as a user whose permissions are checked, unlike root's."""
     if os.geteuid():
         yield
         return

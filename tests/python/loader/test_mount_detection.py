@@ -133,7 +133,7 @@ def test_a_mount_of_another_user_whose_source_is_closed(mounts, source, backend)
 
     assert in_a_fork(as_another)
     assert mount.stats()["reads"] > 0
-    # The same mount for a user to whom nothing is closed.
+    # The same mount for root, to which nothing is closed.
     check(mount / "sharded", backend, "direct", expected["sharded/model.safetensors"])
 
 

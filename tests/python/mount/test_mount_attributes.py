@@ -14,7 +14,7 @@ from samples import numbers, write_shards
 
 SOURCE, LAYOUT, IDENTITY = (f"user.ckptfs.{name}" for name in ("source", "layout", "identity"))
 STATS = "user.ckptfs.stats"
-MAX_STATS = 64 << 10
+MAX_STATS_BYTES = 64 << 10
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_the_statistics_of_the_mount(mounts, source):
     mount = mounts(source, "--memory", "64M")
     (mount / "sharded/model.safetensors").read_bytes()
     raw = attribute(mount.point, STATS)
-    assert len(raw) <= MAX_STATS
+    assert len(raw) <= MAX_STATS_BYTES
     stats = json.loads(raw)
     assert stats["version"] == 1
     assert stats["memory"]["budget"] == 64 << 20

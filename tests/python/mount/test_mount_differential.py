@@ -16,7 +16,7 @@ from program import COMMON
 from samples import write_all
 
 OPERATIONS = int(os.environ.get("CKPTFS_OPERATIONS", 1_000_000))
-SEED = int(os.environ.get("CKPTFS_SEED") or random.SystemRandom().randrange(1 << 32))
+SEED = int(os.environ.get("CKPTFS_SEED") or random.SystemRandom().randrange(2**32))
 
 # Passed-through sources read by the kernel itself; by the daemon; and by a daemon with one thread and no memory.
 MOUNTS = [[], ["--no-passthrough"], ["--no-passthrough", "--memory", "16M", "--threads", "1"]]

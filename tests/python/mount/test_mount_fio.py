@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from compare import DATA_ALIGNMENT, read_header
 
-SIZE = 24 << 20
+FILE_BYTES = 24 << 20
 BLOCK = 4096
 
 JOBS = {
@@ -43,7 +43,7 @@ VERIFIED = [
 def fio(path, *options):
     assert shutil.which("fio"), "these tests need fio: apt-get install fio"
     command = [
-        "fio", "--name=job", f"--filename={path}", f"--size={SIZE}", "--group_reporting", *options
+        "fio", "--name=job", f"--filename={path}", f"--size={FILE_BYTES}", "--group_reporting", *options
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, cwd="/tmp", timeout=120)
 
@@ -54,7 +54,7 @@ def blocks(tmp_path_factory):
     path = tmp_path_factory.mktemp("fio") / "blocks"
     written = fio(path, *VERIFIED, "--rw=write", "--bs=64k", "--do_verify=0", "--randseed=7")
     assert written.returncode == 0, written.stderr
-    assert path.stat().st_size == DATA_ALIGNMENT + SIZE
+    assert path.stat().st_size == DATA_ALIGNMENT + FILE_BYTES
     return path
 
 

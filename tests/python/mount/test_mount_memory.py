@@ -19,11 +19,11 @@ from samples import numbers, write_shards
 GROUPS = Path("/sys/fs/cgroup")
 
 # A model of twice the memory that its reader and its daemon have together.
-LIMIT = 192 << 20
+LIMIT_BYTES = 192 << 20
 SIDE, TENSORS, SHARDS = 2048, 6, 4
 
 # Memory beside the caches, for threads, buffers and the program itself.
-ALLOWANCE = 64 << 20
+ALLOWANCE_BYTES = 64 << 20
 
 
 class Group:
@@ -73,7 +73,7 @@ def read(path):
 
 @pytest.fixture
 def group(mounts):
-    group = Group(LIMIT)
+    group = Group(LIMIT_BYTES)
     yield group
     mounts.end()
     group.remove()
@@ -86,7 +86,7 @@ def source(tmp_path_factory):
     write_shards(source / "sharded", 1, SHARDS, TENSORS, SIDE)
     torch.save({"turned": numbers(5, 3000, 2000).t()}, source / "turned.pt")
     size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
-    assert size > 2 * LIMIT
+    assert size > 2 * LIMIT_BYTES
     os.sync()
     return source
 
@@ -117,7 +117,7 @@ for path in sys.argv[1:]:
 
 
 def test_a_model_of_twice_the_memory(mounts, group, source):
-    assert group.limit == LIMIT
+    assert group.limit == LIMIT_BYTES
     forget(source)
     mount = mounts(source, "--memory", "32M", prefix=group.prefix())
     assert str(mount.pid) in group.members(), "the daemon is limited too"
@@ -125,7 +125,7 @@ def test_a_model_of_twice_the_memory(mounts, group, source):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert group.killed() == 0
-    assert group.most() > LIMIT * 9 // 10, "the limit was never felt"
+    assert group.most() > LIMIT_BYTES * 9 // 10, "the limit was never felt"
     assert "ERROR" not in mount.logged(), mount.logged()
     mount.unmount()
 
@@ -155,7 +155,7 @@ def test_the_budget_holds(mounts, source, memory, threads):
     assert [process.wait() for process in running] == [0, 0]
     print(f"held {most_held >> 20}, resident {before >> 20} to {most_resident >> 20} MiB")
     assert most_held <= memory << 20
-    assert most_resident <= (memory << 20) + ALLOWANCE
+    assert most_resident <= (memory << 20) + ALLOWANCE_BYTES
     mount.unmount()
 
 
@@ -254,7 +254,7 @@ def test_open_files_of_many_tensors_stay_within_the_budget(mounts, tmp_path):
             # A single one is held even if it is larger than the budget.
             assert held < budget + (32 << 20), f"{held >> 20} MiB in turn {turn}"
     print(f"resident {mount.resident()[0] >> 20} MiB, held {held >> 20} MiB")
-    assert mount.resident()[0] < budget + ALLOWANCE + (32 << 20)
+    assert mount.resident()[0] < budget + ALLOWANCE_BYTES + (32 << 20)
     for file in opened:
         file.close()
     mount.unmount()

@@ -17,10 +17,10 @@ from samples import numbers, write_shards
 MIB = 1 << 20
 
 # Bytes of the first file that are in the page cache before.
-BEFORE = 4 * MIB
+CACHED_BYTES = 4 * MIB
 
 # Pages at the edges of reads, and those that tell a file's format.
-EDGES = MIB
+EDGE_BYTES = MIB
 
 
 def of_page_cache(paths):
@@ -107,13 +107,13 @@ def reads_once(mounts, point, image, sources, keeps_image=True):
 
     def attempt():
         evict(sources)
-        read(sources[0], range(BEFORE))
+        read(sources[0], range(CACHED_BYTES))
         mount = mounts(point)
         assert len((mount / image).read_bytes()) > 64 * MIB
-        until("no more of it is there", lambda: of_page_cache(sources) <= BEFORE + EDGES)
+        until("no more of it is there", lambda: of_page_cache(sources) <= CACHED_BYTES + EDGE_BYTES)
         of_image = of_page_cache([mount / image]) if keeps_image else 32 * MIB
         mount.unmount()
-        return of_page_cache(sources) >= BEFORE and of_image >= 32 * MIB
+        return of_page_cache(sources) >= CACHED_BYTES and of_image >= 32 * MIB
 
     kept(attempt)
 
@@ -172,7 +172,7 @@ def test_a_mix_of_gathered_and_plain_tensors_leaves_nothing(mounts, mixed):
     mount = mounts(between.point, "--memory", "64M")
     os.close(reads_at_random(mount / "loose/mixed.safetensors", 8, 40, MIB))
     until("the image is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
-    until("nothing of it is there", lambda: of_page_cache(sources(between.point)) <= EDGES)
+    until("nothing of it is there", lambda: of_page_cache(sources(between.point)) <= EDGE_BYTES)
 
 
 def test_later_reads_of_others_stay_cached(mounts, shards):

@@ -20,9 +20,9 @@ from mounts import until
 
 # More and longer writes find rarer faults.
 WRITES = int(os.environ.get("CKPTFS_TEST_WRITES", 24))
-LONGEST = int(os.environ.get("CKPTFS_TEST_LONGEST_WRITE", 24 << 20))
+LONGEST_WRITE_BYTES = int(os.environ.get("CKPTFS_TEST_LONGEST_WRITE", 24 << 20))
 READERS = 3
-STEP = 1 << 20
+STEP_BYTES = 1 << 20
 
 # Fills a range of a file in one of several ways, reports it, and keeps the file open until its input ends.
 WRITER = """
@@ -84,8 +84,8 @@ def write_shard(path, name, size):
     header += b" " * (-(len(header) + 8) % 4096)
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        for _ in range(0, size, STEP):
-            file.write(bytes([1]) * STEP)
+        for _ in range(0, size, STEP_BYTES):
+            file.write(bytes([1]) * STEP_BYTES)
     return 8 + len(header)
 
 
@@ -94,10 +94,10 @@ def count_stale_pages(shown, source, start):
     pages = 0
     with open(shown, "rb", buffering=0) as new, open(source, "rb", buffering=0) as old:
         data = 8 + struct.unpack("<Q", new.read(8))[0]
-        for at in range(0, LONGEST, STEP):
-            one, other = os.pread(new.fileno(), STEP, data + at), os.pread(old.fileno(), STEP, start + at)
+        for at in range(0, LONGEST_WRITE_BYTES, STEP_BYTES):
+            one, other = os.pread(new.fileno(), STEP_BYTES, data + at), os.pread(old.fileno(), STEP_BYTES, start + at)
             if one != other:
-                pages += sum(one[n : n + 4096] != other[n : n + 4096] for n in range(0, STEP, 4096))
+                pages += sum(one[n : n + 4096] != other[n : n + 4096] for n in range(0, STEP_BYTES, 4096))
     return pages
 
 
@@ -107,9 +107,9 @@ def stale_pages_after_writes(shown, source, start):
     rng = random.Random(5)
     stale = {}
     for n in range(WRITES):
-        length = int(4096 * 2 ** (rng.random() * (LONGEST // 4096).bit_length()))
-        length = max(4096, min(LONGEST, length) // 4096 * 4096)
-        at = start + rng.randrange(0, LONGEST - length + 1, 4096)
+        length = int(4096 * 2 ** (rng.random() * (LONGEST_WRITE_BYTES // 4096).bit_length()))
+        length = max(4096, min(LONGEST_WRITE_BYTES, length) // 4096 * 4096)
+        at = start + rng.randrange(0, LONGEST_WRITE_BYTES - length + 1, 4096)
         how = WAYS[n % len(WAYS)]
         command = [sys.executable, "-c", WRITER, how, source, at, length, 2 + n % 250]
         writer = subprocess.Popen(
@@ -136,11 +136,11 @@ def test_an_open_after_a_write_shows_all_of_it(mounts, tmp_path, options):
     models = tmp_path / "models"
     models.mkdir()
     source = models / "model-00001-of-00002.safetensors"
-    start = write_shard(source, "a", LONGEST)
-    write_shard(models / "model-00002-of-00002.safetensors", "b", STEP)
+    start = write_shard(source, "a", LONGEST_WRITE_BYTES)
+    write_shard(models / "model-00002-of-00002.safetensors", "b", STEP_BYTES)
     mount = mounts(models, *options)
     shown = mount / "model.safetensors"
-    reader = [sys.executable, "-c", READER, str(shown), str(STEP)]
+    reader = [sys.executable, "-c", READER, str(shown), str(STEP_BYTES)]
     readers = [subprocess.Popen([*reader, str(n)]) for n in range(READERS)]
     try:
         stale = stale_pages_after_writes(shown, source, start)

@@ -107,7 +107,7 @@ def test_a_file_of_another_in_a_directory_of_all(folder):
     path = folder / "x.safetensors"
     path.chmod(0o444)
     assert as_another(lambda: ckptfs.torch.save_file(new(), path))
-    # A new file takes the name, and belongs to the user who saved it.
+    # A new file takes the name, and belongs to the user that saved it.
     assert path.stat().st_uid == OTHER and stat.S_IMODE(path.stat().st_mode) == 0o444
     check_same(ckptfs.torch.load_file(path), new())
     # Where the directory hides that from others, it stays hidden.
