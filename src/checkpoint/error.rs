@@ -11,6 +11,7 @@ use super::torch::{LegacyError, PickleError, SelectError, ZipError};
 use super::truncated_list::TruncatedList;
 
 /// A checkpoint that cannot be shown.
+#[allow(missing_docs)] // The messages name the fields.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The bytes cannot be read.
@@ -18,66 +19,32 @@ pub enum CheckpointError {
     Source(#[from] SourceError),
     /// A safetensors file breaks its format.
     #[error("{path}: not a valid safetensors file: {error}")]
-    Header {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        error: HeaderError,
-    },
+    Header { path: PathBuf, error: HeaderError },
     /// A torch archive is damaged, or could be read in two ways.
     #[error("{path}: not a safe torch archive: {error}")]
-    Zip {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        error: ZipError,
-    },
+    Zip { path: PathBuf, error: ZipError },
     /// A pickle breaks its format or its limits.
     #[error("{path}: the pickle in it is not readable: {error}")]
-    Pickle {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        error: PickleError,
-    },
+    Pickle { path: PathBuf, error: PickleError },
     /// A file of torch's older form is damaged.
     #[error("{path}: not a valid torch file of the older form: {error}")]
-    Legacy {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        error: LegacyError,
-    },
+    Legacy { path: PathBuf, error: LegacyError },
     /// One rank's file of a sharded save: it has pieces of tensors under the names of whole ones.
     #[error(
         "{path}: one rank's part of a sharded checkpoint: its tensors are pieces under full names"
     )]
-    RankShard {
-        /// The file.
-        path: PathBuf,
-    },
+    RankShard { path: PathBuf },
     /// There is no dictionary of tensors to show.
     #[error("{path}: {error}")]
-    Selection {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        error: SelectError,
-    },
+    Selection { path: PathBuf, error: SelectError },
     /// An index does not fit its shards.
     #[error("{path}: the index does not fit its shards: {error}")]
-    Index {
-        /// The index.
-        path: PathBuf,
-        /// What is wrong.
-        error: IndexError,
-    },
+    Index { path: PathBuf, error: IndexError },
     /// Two shards have the same tensor.
     #[error("{path}: tensor `{tensor}` is also in {other}")]
     DuplicateTensor {
         /// The later shard.
         path: PathBuf,
-        /// The tensor.
         tensor: String,
         /// The earlier shard.
         other: PathBuf,
@@ -85,7 +52,6 @@ pub enum CheckpointError {
     /// Some shards of a numbered set are missing.
     #[error("{path}: incomplete: {missing} of {total} shards are missing, {first} among them")]
     IncompleteSet {
-        /// The directory.
         path: PathBuf,
         /// The number of missing shards.
         missing: u64,
@@ -97,7 +63,6 @@ pub enum CheckpointError {
     /// A numbered set is complete both when counted from 0 and when counted from 1.
     #[error("{path}: either `{first}` or `{last}` does not belong to this set of {total} shards")]
     AmbiguousNumbering {
-        /// The directory.
         path: PathBuf,
         /// The number of shards of the complete set.
         total: u64,
@@ -108,30 +73,20 @@ pub enum CheckpointError {
     },
     /// More tensors than any checkpoint has.
     #[error("{path}: more than {limit} tensors")]
-    TooManyTensors {
-        /// The file.
-        path: PathBuf,
-        /// The limit.
-        limit: usize,
-    },
+    TooManyTensors { path: PathBuf, limit: usize },
     /// The file is of another format.
     #[error("{path}: {what}")]
     NotACheckpoint {
-        /// The file.
         path: PathBuf,
         /// What it is, judged by its first bytes.
         what: &'static str,
     },
     /// A directory without a checkpoint.
     #[error("{path}: no checkpoint in this directory")]
-    NoCheckpoint {
-        /// The directory.
-        path: PathBuf,
-    },
+    NoCheckpoint { path: PathBuf },
     /// A directory with several checkpoints, of which none is the obvious one.
     #[error("{path}: several checkpoints in this directory: {}", TruncatedList::from_names(.names))]
     SeveralCheckpoints {
-        /// The directory.
         path: PathBuf,
         /// Their names, each of which the user can append to the directory.
         names: Vec<String>,
@@ -141,7 +96,6 @@ pub enum CheckpointError {
     RefusedEntries {
         /// The file, or the directory of a set.
         path: PathBuf,
-        /// The entries.
         refused: Vec<RefusedEntry>,
     },
 }

@@ -11,14 +11,12 @@ pub struct RefusedEntry {
 }
 
 /// Why an entry cannot be shown.
+#[allow(missing_docs)] // The messages name the fields.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorError {
     /// Not a tensor, and not a plain value either.
     #[error("is a Python object of class {class}, which is not executed")]
-    Object {
-        /// Its class.
-        class: String,
-    },
+    Object { class: String },
     /// A kind of tensor that safetensors lacks.
     #[error("is {kind}, which safetensors cannot hold")]
     UnsupportedKind {
@@ -40,7 +38,6 @@ pub enum TensorError {
     /// The tensor reaches past its storage.
     #[error("reaches past the end of its storage `{storage}` ({needs} bytes needed, {has} there)")]
     OutOfBounds {
-        /// The storage.
         storage: String,
         /// The bytes that the tensor needs.
         needs: u128,
@@ -50,7 +47,6 @@ pub enum TensorError {
     /// The storage's stated size is not that of its record.
     #[error("its storage `{storage}` states {stated} bytes and has {has}")]
     StorageSize {
-        /// The storage.
         storage: String,
         /// The bytes that the pickle states.
         stated: u128,
@@ -59,14 +55,10 @@ pub enum TensorError {
     },
     /// The storage is not in the file.
     #[error("its storage `{storage}` is not in the file")]
-    MissingStorage {
-        /// The storage.
-        storage: String,
-    },
+    MissingStorage { storage: String },
     /// The storage is packed in a way that is not read, or too large to unpack.
     #[error("its storage `{storage}` is compressed {why}")]
     Compressed {
-        /// The storage.
         storage: String,
         /// Why it is not unpacked.
         why: &'static str,
@@ -79,7 +71,6 @@ pub enum TensorError {
     Expansion {
         /// The bytes that it would take.
         bytes: u64,
-        /// The limit.
         limit: u64,
     },
     /// Arguments that torch never writes.

@@ -20,6 +20,7 @@ pub const MAX_INDEX_BYTES: u64 = 512 << 20;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// What is wrong with an index.
+#[allow(missing_docs)] // The messages name the fields.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
     /// Larger than any index.
@@ -39,20 +40,13 @@ pub enum IndexError {
     NoShards,
     /// A shard's name is not that of a file beneath the directory.
     #[error("shard `{shard}` is not a name inside the directory")]
-    OutsideDirectory {
-        /// The name.
-        shard: String,
-    },
+    OutsideDirectory { shard: String },
     /// A shard is not there.
     #[error("shard `{shard}` is missing")]
-    MissingShard {
-        /// The name.
-        shard: String,
-    },
+    MissingShard { shard: String },
     /// A shard lacks a tensor that the index says it has.
     #[error("tensor `{tensor}` is not in `{shard}`")]
     MissingTensor {
-        /// The tensor.
         tensor: String,
         /// The shard that should have it.
         shard: String,

@@ -6,6 +6,7 @@ use crate::checkpoint::{self, RefusedEntry};
 use crate::source;
 
 /// A virtual file that cannot be laid out or read.
+#[allow(missing_docs)] // The messages name the fields.
 #[derive(Debug, thiserror::Error)]
 pub enum VirtualFileError {
     /// The sources cannot be read, or changed.
@@ -16,26 +17,15 @@ pub enum VirtualFileError {
     Refused(Box<checkpoint::CheckpointError>),
     /// Nothing is left to show.
     #[error("{path}: no tensor in it can be shown")]
-    Empty {
-        /// The checkpoint.
-        path: PathBuf,
-    },
+    Empty { path: PathBuf },
     /// The header would be longer than any reader takes.
     #[error(
         "{path}: as one file its header would be longer than the {limit} bytes that any reader takes"
     )]
-    HeaderTooLong {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The limit.
-        limit: u64,
-    },
+    HeaderTooLong { path: PathBuf, limit: u64 },
     /// The tensors together are larger than a file can be.
     #[error("{path}: as one file it would be larger than a file can be")]
-    TooLarge {
-        /// The checkpoint.
-        path: PathBuf,
-    },
+    TooLarge { path: PathBuf },
 }
 
 impl VirtualFileError {

@@ -60,7 +60,7 @@ pub enum SegmentSource {
     Header(u64),
     /// An origin, from an offset on.
     Run {
-        /// The origin.
+        /// The origin that has the bytes.
         origin: OriginId,
         /// The offset of the first byte in it.
         offset: u64,

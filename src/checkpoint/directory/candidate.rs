@@ -7,7 +7,7 @@ pub struct Candidate {
     pub name: String,
     /// The name that it would have as one file of its own format.
     pub unsharded_name: String,
-    /// Its files.
+    /// The files that make it up.
     pub files: CandidateFiles,
 }
 

@@ -21,6 +21,7 @@ pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 const MIN_FILE_BYTES: u64 = 10;
 
 /// What is wrong with a safetensors file.
+#[allow(missing_docs)] // The messages name the fields.
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
     /// The bytes cannot be read.
@@ -56,27 +57,19 @@ pub enum HeaderError {
         "tensor `{tensor}`: {dtype} of shape {shape:?} does not take the {len} bytes of its range"
     )]
     SizeMismatch {
-        /// The tensor.
         tensor: String,
-        /// Its type.
         dtype: Dtype,
-        /// Its shape.
         shape: Vec<u64>,
         /// Bytes of the range.
         len: u64,
     },
     /// A range whose end lies before its start.
     #[error("tensor `{tensor}`: its range ends before it starts")]
-    Reversed {
-        /// The tensor.
-        tensor: String,
-    },
+    Reversed { tensor: String },
     /// A range past the end of the file.
     #[error("tensor `{tensor}`: ends at byte {end} of the data, which has {data}")]
     PastEnd {
-        /// The tensor.
         tensor: String,
-        /// Its end.
         end: u64,
         /// Bytes of data in the file.
         data: u64,
@@ -86,9 +79,7 @@ pub enum HeaderError {
         "tensor `{tensor}`: starts at byte {start} of the data and the one before it ends at {before}"
     )]
     Gap {
-        /// The tensor.
         tensor: String,
-        /// Its start.
         start: u64,
         /// The end of the tensor before it.
         before: u64,

@@ -30,7 +30,7 @@ impl Origin {
 /// The places of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorBytes {
-    /// Contiguous bytes.
+    /// Contiguous bytes of an origin.
     Run(ByteRun),
     /// Strided, transposed or expanded bytes.
     Grid(Box<Grid>),

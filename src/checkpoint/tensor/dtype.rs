@@ -123,7 +123,7 @@ impl StorageElement {
 }
 
 impl Dtype {
-    /// Every type.
+    /// All types, in the order of the table.
     pub fn all() -> impl Iterator<Item = Dtype> {
         DTYPES.iter().map(|row| row.dtype)
     }

@@ -25,6 +25,7 @@ impl AxisSlice {
 }
 
 /// Why there is no such slice.
+#[allow(missing_docs)] // The messages name the fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SliceError {
     /// More axes than the tensor has.
@@ -38,7 +39,6 @@ pub enum SliceError {
     /// Steps past the end of an axis.
     #[error("axis {axis} has {size} steps, and step {last} was asked for")]
     OutOfBounds {
-        /// The axis.
         axis: usize,
         /// The number of its steps.
         size: u64,

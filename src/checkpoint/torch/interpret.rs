@@ -11,7 +11,6 @@ use super::tensor_view::{TensorView, tensor_of_call};
 
 /// The meaning of a node.
 pub enum PickleValue<'a> {
-    /// A dictionary.
     Entries(&'a [(NodeId, NodeId)]),
     /// A list or tuple.
     Items(&'a [NodeId]),

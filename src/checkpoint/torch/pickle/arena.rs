@@ -23,10 +23,8 @@ pub struct PoolSpan {
     pub(super) len: u32,
 }
 
-/// A value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node {
-    /// `None`.
     None,
     /// `True` or `False`.
     Bool(bool),
@@ -38,7 +36,6 @@ pub enum Node {
     Plain,
     /// A text; not necessarily UTF-8, if Python 2 wrote it.
     Text(PoolSpan),
-    /// A tuple.
     Tuple(PoolSpan),
     /// A list: an index into the lists.
     List(u32),

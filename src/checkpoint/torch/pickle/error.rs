@@ -1,6 +1,7 @@
 //! Why a pickle cannot be read.
 
 /// What is wrong with a pickle.
+#[allow(missing_docs)] // The messages name the fields.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PickleError {
     /// It ends too early.
@@ -11,41 +12,24 @@ pub enum PickleError {
     Protocol(u8),
     /// An opcode that does not exist, or has no place in a checkpoint.
     #[error("unknown opcode 0x{opcode:02x} at byte {at}")]
-    Opcode {
-        /// The opcode.
-        opcode: u8,
-        /// Its offset.
-        at: usize,
-    },
+    Opcode { opcode: u8, at: usize },
     /// An opcode that finds too few values on the stack, or values of the wrong kind.
     #[error("opcode 0x{opcode:02x} at byte {at} is out of order")]
-    OutOfOrder {
-        /// The opcode.
-        opcode: u8,
-        /// Its offset.
-        at: usize,
-    },
+    OutOfOrder { opcode: u8, at: usize },
     /// A number or name that is malformed.
     #[error("malformed value at byte {at}")]
-    MalformedValue {
-        /// Its offset.
-        at: usize,
-    },
+    MalformedValue { at: usize },
     /// Bytes after its end.
     #[error("{0} bytes follow its end")]
     TrailingBytes(usize),
     /// Its values take too much memory for its size in the file.
     #[error("its values take more than {limit} bytes, which is too much for its size in the file")]
-    MemoryLimit {
-        /// Maximum bytes.
-        limit: u64,
-    },
+    MemoryLimit { limit: u64 },
     /// More of something than any checkpoint has.
     #[error("more than {limit} {what}")]
     CountLimit {
         /// What there are too many of.
         what: &'static str,
-        /// Maximum number.
         limit: u64,
     },
 }

@@ -12,7 +12,6 @@ const MAX_GAP_SLOTS: usize = 1 << 10;
 /// Bytes of a slot outside the list: its entry in a hash table, which doubles when it is full.
 const SPARSE_SLOT_BYTES: usize = 24;
 
-/// The memo.
 #[derive(Debug, Default)]
 pub struct PickleMemo {
     /// Values by slot; `NO_NODE` where there is none.

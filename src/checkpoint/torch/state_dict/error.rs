@@ -3,6 +3,7 @@
 use crate::checkpoint::truncated_list::TruncatedList;
 
 /// Why there is no dictionary to show.
+#[allow(missing_docs)] // The messages name the fields.
 #[derive(Debug, thiserror::Error)]
 pub enum SelectError {
     /// No value is a tensor.
@@ -11,17 +12,13 @@ pub enum SelectError {
     /// The checkpoint lacks the key of the user.
     #[error("has no `{key}` with tensors; there are: {}", if .found.is_empty() { "none".to_owned() } else { .found.to_string() })]
     NoSuchKey {
-        /// The key.
         key: String,
         /// The keys of dictionaries with tensors.
         found: TruncatedList,
     },
     /// The value is an object, not a dictionary.
     #[error("holds a Python object of class {class}, not a dictionary of tensors")]
-    Object {
-        /// Its class.
-        class: String,
-    },
+    Object { class: String },
     /// DeepSpeed's model states of one rank at ZeRO stage 3, in which the parameters are empty.
     #[error(
         "has no weights: at ZeRO stage 3, DeepSpeed keeps them in the files `*_optim_states.pt` of all ranks"
@@ -29,10 +26,7 @@ pub enum SelectError {
     ZeroStage3,
     /// Two entries have the same name.
     #[error("two entries come to the name `{name}`")]
-    NameCollision {
-        /// The name.
-        name: String,
-    },
+    NameCollision { name: String },
     /// Names take more bytes than a header can hold, or than the size of the pickle allows.
     #[error(
         "its entries have more names, or longer ones, than a header can hold or its size in the file allows"
