@@ -7,7 +7,7 @@
 //! Every size and offset that a file states is checked against the file before it is believed.
 //!
 //! [`open`] finds what a path means. `directory` groups the files of a directory into candidates. `single_file`
-//! reads one file of any [`Format`], `shards` joins several, and `sources` reads the bytes of tensors.
+//! reads one file of any [`Format`], `shards` joins several, and `origins` reads the bytes of tensors.
 
 mod contents;
 mod directory;
@@ -17,12 +17,12 @@ mod json;
 mod name_index;
 mod open;
 mod options;
+mod origins;
 mod refusal;
 mod safetensors;
 mod shard_index;
 mod shards;
 mod single_file;
-mod sources;
 mod tensor;
 mod torch;
 mod truncated_list;
@@ -38,11 +38,11 @@ pub use format::Format;
 pub(crate) use name_index::NameIndex;
 pub use open::{open, open_by_name, open_candidate};
 pub use options::ParseOptions;
+pub use origins::OpenOrigins;
 pub use refusal::{RefusedEntry, TensorError};
 pub use safetensors::{HeaderError, MAX_HEADER_BYTES};
 pub use shard_index::{IndexError, ShardIndex, parse_index};
 pub use single_file::parse_bytes;
-pub use sources::OpenSources;
 pub use tensor::{
     Axis, AxisSlice, ByteRun, Dtype, Grid, LayoutKind, MAX_OVERLAP_COUNT, Origin, OriginId, Shape,
     SliceError, Tensor, TensorBytes, TensorName, find_overlaps,

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::checkpoint::{OpenSources, OriginId};
+use crate::checkpoint::{OpenOrigins, OriginId};
 use crate::source::{
     DIRECT_ALIGNMENT_BYTES, OpenFile, ReadMode, ReadStrategy, SourceError, WholeFileGuard,
 };
@@ -50,7 +50,7 @@ impl Concurrency {
 pub struct LoadSource<'a> {
     /// The path in errors.
     pub path: &'a Path,
-    pub sources: &'a OpenSources,
+    pub sources: &'a OpenOrigins,
     /// For each origin that is a file, how it is read.
     pub strategies: &'a [Option<ReadStrategy>],
     pub tally: ByteTally,

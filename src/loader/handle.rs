@@ -52,7 +52,7 @@ impl OpenCheckpoint {
         concurrency: Concurrency,
     ) -> OpenCheckpoint {
         let origins = reader.virtual_file().origins().len();
-        let files = (0..origins as u32).map(|n| reader.sources().file(OriginId(n)));
+        let files = (0..origins as u32).map(|n| reader.origins().file(OriginId(n)));
         let strategies = files.map(|file| file.map(ReadStrategy::new)).collect();
         OpenCheckpoint {
             path: path.to_path_buf(),
@@ -215,7 +215,7 @@ impl OpenCheckpoint {
     /// reach the file. A file that is truncated while its mapping is in use ends the process (SIGBUS). Not all
     /// tensors lie so that they can be mapped.
     pub fn map(&self, tensor: &Tensor) -> Result<Result<MappedTensor, MapRefusal>, LoadError> {
-        Ok(self.mappings.map(self.reader.sources(), tensor)?)
+        Ok(self.mappings.map(self.reader.origins(), tensor)?)
     }
 
     /// Whether [`OpenCheckpoint::map`] asks no other program or machine whether the file has changed.
@@ -232,7 +232,7 @@ impl OpenCheckpoint {
     fn load_source(&self) -> LoadSource<'_> {
         LoadSource {
             path: &self.path,
-            sources: self.reader.sources(),
+            sources: self.reader.origins(),
             strategies: &self.strategies,
             tally: ByteTally::default(),
         }

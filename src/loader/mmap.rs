@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use memmap2::MmapRaw;
 
-use crate::checkpoint::{OpenSources, Tensor, TensorBytes};
+use crate::checkpoint::{OpenOrigins, Tensor, TensorBytes};
 use crate::source::SourceError;
 
 /// The bytes of a tensor in its file, which stays mapped as long as this lives. Writes stay in this process.
@@ -76,7 +76,7 @@ impl FileMappings {
 
     pub fn map(
         &self,
-        sources: &OpenSources,
+        sources: &OpenOrigins,
         tensor: &Tensor,
     ) -> Result<Result<MappedTensor, MapRefusal>, SourceError> {
         let TensorBytes::Run(run) = &tensor.bytes else {

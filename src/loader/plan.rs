@@ -149,7 +149,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::checkpoint::{Axis, ByteRun, Grid, OpenSources, Origin};
+    use crate::checkpoint::{Axis, ByteRun, Grid, OpenOrigins, Origin};
 
     const POLICY: SplitPolicy = SplitPolicy { boundary_bytes: 64, max_gap_bytes: 8 };
 
@@ -177,10 +177,10 @@ mod tests {
         fn all_items_are_planned_and_no_extent_is_large_or_mostly_gap(
             requested in prop::collection::vec((0..2usize, any_tensor_bytes()), 0..30),
         ) {
-            let checkpoints: Vec<OpenSources> = (0..2u8).map(|checkpoint| {
+            let checkpoints: Vec<OpenOrigins> = (0..2u8).map(|checkpoint| {
                 let bytes = |n: u8| (0..600u32).map(move |at| (at * 7 + u32::from(10 * checkpoint + n)) as u8).collect();
                 let origins: Vec<Origin> = (0..3).map(|n| Origin::Memory(bytes(n))).collect();
-                OpenSources::open(&origins, None).unwrap()
+                OpenOrigins::open(&origins, None).unwrap()
             }).collect();
             let mut memory: Vec<Vec<u8>> =
                 requested.iter().map(|(_, bytes)| vec![0; bytes.len() as usize]).collect();

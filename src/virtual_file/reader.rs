@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::checkpoint::{OpenSources, OriginId};
+use crate::checkpoint::{OpenOrigins, OriginId};
 use crate::source::OpenFile;
 
 use super::error::VirtualFileError;
@@ -17,7 +17,7 @@ use super::layout::SegmentSource;
 #[derive(Debug)]
 pub struct VirtualFileReader {
     virtual_file: Arc<VirtualFile>,
-    sources: OpenSources,
+    origins: OpenOrigins,
 }
 
 impl VirtualFileReader {
@@ -31,8 +31,8 @@ impl VirtualFileReader {
         virtual_file: &Arc<VirtualFile>,
         open_file: Option<OpenFile>,
     ) -> Result<VirtualFileReader, VirtualFileError> {
-        let sources = OpenSources::open(virtual_file.origins(), open_file)?;
-        Ok(VirtualFileReader { virtual_file: Arc::clone(virtual_file), sources })
+        let origins = OpenOrigins::open(virtual_file.origins(), open_file)?;
+        Ok(VirtualFileReader { virtual_file: Arc::clone(virtual_file), origins })
     }
 
     /// The virtual file.
@@ -40,14 +40,14 @@ impl VirtualFileReader {
         &self.virtual_file
     }
 
-    /// The open sources, to read bytes in the order of the source.
-    pub fn sources(&self) -> &OpenSources {
-        &self.sources
+    /// The open origins, to read bytes in the order of the source.
+    pub fn origins(&self) -> &OpenOrigins {
+        &self.origins
     }
 
     /// The open file of an origin, to copy from it without reading it; `None` if the origin is in memory.
     pub fn file(&self, origin: OriginId) -> Option<&OpenFile> {
-        self.sources.file(origin)
+        self.origins.file(origin)
     }
 
     /// Fills `buf` with bytes from `offset` on, and returns their number: less than requested only at the end.
@@ -69,22 +69,22 @@ impl VirtualFileReader {
                     continue;
                 }
                 SegmentSource::Run { origin, offset } => {
-                    self.sources.origin(origin).read_exact_at(out, offset)?;
+                    self.origins.origin(origin).read_exact_at(out, offset)?;
                     origin
                 }
                 SegmentSource::Tensor { index: place, offset } => {
                     let bytes = &self.virtual_file.tensors()[place].bytes;
-                    self.sources.read(bytes, offset, out)?;
+                    self.origins.read(bytes, offset, out)?;
                     bytes.extent().0
                 }
             };
             // Each source is checked once, after the last read from it.
             if let Some(before) = used.replace(origin).filter(|before| *before != origin) {
-                self.sources.check_unchanged(before)?;
+                self.origins.check_unchanged(before)?;
             }
         }
         if let Some(last) = used {
-            self.sources.check_unchanged(last)?;
+            self.origins.check_unchanged(last)?;
         }
         Ok((end - offset) as usize)
     }
@@ -92,11 +92,11 @@ impl VirtualFileReader {
     /// Fails if anything about any source changed since it was parsed, even if the bytes stayed the same. For opens,
     /// which can get a new virtual file instead.
     pub fn check_all_states_unchanged(&self) -> Result<(), VirtualFileError> {
-        Ok(self.sources.check_all_states_unchanged()?)
+        Ok(self.origins.check_all_states_unchanged()?)
     }
 
     /// Fails if the bytes of any source changed since it was parsed.
     pub fn check_all_unchanged(&self) -> Result<(), VirtualFileError> {
-        Ok(self.sources.check_all_unchanged()?)
+        Ok(self.origins.check_all_unchanged()?)
     }
 }

@@ -364,7 +364,7 @@ impl SourceHandle {
         offset: u64,
     ) -> Result<(), SourceError> {
         let Some((strategy, guard, file)) = self.file(reader) else {
-            return reader.sources().origin(self.id).read_exact_at(out, offset);
+            return reader.origins().origin(self.id).read_exact_at(out, offset);
         };
         let range = offset..offset + out.len() as u64;
         guard.read_through(file, &range, || strategy.read_without_readahead(file, out, offset))

@@ -166,7 +166,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::checkpoint::OpenSources;
+    use crate::checkpoint::OpenOrigins;
     use crate::checkpoint::tensor::{Dtype, Origin, Tensor};
 
     /// The bytes of a tensor whose axes have these strides, from the definition.
@@ -220,13 +220,13 @@ mod tests {
             }
             let origins = [Origin::Memory(source.into())];
             let mut got = vec![0; part.bytes.len() as usize];
-            OpenSources::open(&origins, None).unwrap().read(&part.bytes, 0, &mut got).unwrap();
+            OpenOrigins::open(&origins, None).unwrap().read(&part.bytes, 0, &mut got).unwrap();
             prop_assert_eq!(&got, &expected);
             // And a part of the part.
             if let Some(first) = part.shape.first().filter(|&&count| count > 1) {
                 let half = part.slice(&[AxisSlice::range(0..first / 2)]).unwrap();
                 let mut got = vec![0; half.bytes.len() as usize];
-                OpenSources::open(&origins, None).unwrap().read(&half.bytes, 0, &mut got).unwrap();
+                OpenOrigins::open(&origins, None).unwrap().read(&half.bytes, 0, &mut got).unwrap();
                 prop_assert_eq!(&got[..], &expected[..got.len()]);
             }
         }

@@ -14,35 +14,35 @@ use super::swapped_read::read_swapped;
 
 /// Origins held open.
 #[derive(Debug)]
-pub struct OpenSources(Box<[OpenSource]>);
+pub struct OpenOrigins(Box<[OpenOrigin]>);
 
 #[derive(Debug)]
-enum OpenSource {
+enum OpenOrigin {
     File(OpenFile),
     Memory(Arc<[u8]>),
 }
 
-impl OpenSources {
+impl OpenOrigins {
     /// Opens each origin, and verifies that it is what was parsed. `open_file` is one that is still open.
     pub fn open(
         origins: &[Origin],
         mut open_file: Option<OpenFile>,
-    ) -> Result<OpenSources, SourceError> {
+    ) -> Result<OpenOrigins, SourceError> {
         let open = |origin: &Origin| match origin {
             Origin::File(file) => {
                 let opened = open_file.take_if(|opened| Arc::ptr_eq(opened.file(), file));
-                Ok(OpenSource::File(opened.map_or_else(|| file.open(), Ok)?))
+                Ok(OpenOrigin::File(opened.map_or_else(|| file.open(), Ok)?))
             }
-            Origin::Memory(bytes) => Ok(OpenSource::Memory(Arc::clone(bytes))),
+            Origin::Memory(bytes) => Ok(OpenOrigin::Memory(Arc::clone(bytes))),
         };
-        Ok(OpenSources(origins.iter().map(open).collect::<Result<_, _>>()?))
+        Ok(OpenOrigins(origins.iter().map(open).collect::<Result<_, _>>()?))
     }
 
     /// The open file of an origin; `None` if the origin is in memory.
     pub fn file(&self, origin: OriginId) -> Option<&OpenFile> {
         match self.0.get(origin.0 as usize)? {
-            OpenSource::File(file) => Some(file),
-            OpenSource::Memory(_) => None,
+            OpenOrigin::File(file) => Some(file),
+            OpenOrigin::Memory(_) => None,
         }
     }
 
@@ -50,14 +50,14 @@ impl OpenSources {
     pub fn origin(&self, origin: OriginId) -> &dyn ReadAt {
         // The reader of a checkpoint numbers its origins.
         match &self.0[origin.0 as usize] {
-            OpenSource::File(file) => file,
-            OpenSource::Memory(bytes) => bytes,
+            OpenOrigin::File(file) => file,
+            OpenOrigin::Memory(bytes) => bytes,
         }
     }
 
     /// Fills `out` with the bytes of a tensor from `offset` on.
     ///
-    /// The caller must call [`OpenSources::check_unchanged`] before it uses the bytes.
+    /// The caller must call [`OpenOrigins::check_unchanged`] before it uses the bytes.
     pub fn read(
         &self,
         bytes: &TensorBytes,
@@ -88,8 +88,8 @@ impl OpenSources {
     /// Fails if anything about any origin changed, even if the bytes stayed the same.
     pub fn check_all_states_unchanged(&self) -> Result<(), SourceError> {
         let mut files = self.0.iter().filter_map(|source| match source {
-            OpenSource::File(file) => Some(file),
-            OpenSource::Memory(_) => None,
+            OpenOrigin::File(file) => Some(file),
+            OpenOrigin::Memory(_) => None,
         });
         files.try_for_each(OpenFile::check_state_unchanged)
     }

@@ -1,7 +1,7 @@
 //! Reads tensor bytes from the sources of a checkpoint.
 
-mod open_sources;
+mod open_origins;
 mod strided_read;
 mod swapped_read;
 
-pub use open_sources::OpenSources;
+pub use open_origins::OpenOrigins;
