@@ -144,7 +144,7 @@ impl<S> SourceReader<'_, S> {
         let LoadSource { sources, tally, .. } = self.source;
         match job {
             LoadJob::Strided { bytes, offset, target, .. } => {
-                let (origin, ..) = bytes.extent();
+                let origin = bytes.extent().origin;
                 let len = target.len();
                 tally.gathered.fetch_add(len, Ordering::Relaxed);
                 self.fill(0..len, &mut [(0, target)], |buffer, _| {

@@ -60,7 +60,7 @@ impl<T> LoadJob<'_, T> {
     pub fn origin(&self) -> (usize, OriginId) {
         match self {
             LoadJob::Extent(extent) => (extent.checkpoint, extent.origin),
-            LoadJob::Strided { checkpoint, bytes, .. } => (*checkpoint, bytes.extent().0),
+            LoadJob::Strided { checkpoint, bytes, .. } => (*checkpoint, bytes.extent().origin),
         }
     }
 }
@@ -95,7 +95,7 @@ pub fn plan_jobs<'a, T: Target>(
     for PlanItem { checkpoint, bytes, target } in items {
         let (origin, start) = match bytes {
             TensorBytes::Run(run) => (run.origin, Some(run.offset)),
-            _ => (bytes.extent().0, None),
+            _ => (bytes.extent().origin, None),
         };
         let (mut at, mut rest) = (start.unwrap_or(0), target);
         while rest.len() > 0 {

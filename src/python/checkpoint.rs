@@ -157,7 +157,7 @@ impl Opened {
             return (virtual_file.header_size(), virtual_file.size());
         }
         let size = virtual_file.origins()[0].size();
-        let starts = self.opened.tensors().iter().map(|tensor| tensor.bytes.extent().1);
+        let starts = self.opened.tensors().iter().map(|tensor| tensor.bytes.extent().offset);
         (starts.min().unwrap_or(size), size)
     }
 
@@ -224,10 +224,12 @@ impl Opened {
             let (virtual_file, tensors) = (self.opened.virtual_file(), self.opened.tensors());
             if self.is_single_safetensors() {
                 // The first of them begins where the data does.
-                let starts = tensors.iter().map(|tensor| tensor.bytes.extent().1);
+                let starts = tensors.iter().map(|tensor| tensor.bytes.extent().offset);
                 let data = starts.min().unwrap_or(0);
                 let ranges = tensors.iter().map(|tensor| tensor.bytes.extent());
-                return ranges.map(|(_, at, len)| (at - data, at - data + len)).collect();
+                return ranges
+                    .map(|run| (run.offset - data, run.offset - data + run.len))
+                    .collect();
             }
             let data = virtual_file.header_size();
             let ranges = (0..tensors.len()).map(|place| virtual_file.tensor_range(place));

@@ -2,14 +2,14 @@
 //!
 //! A safetensors file has no hole between tensors, so that only their order can align them. Tensors of larger elements
 //! come first: every tensor then starts at a multiple of its element. Tensors of one element size keep the order of the
-//! sources, so that a sequential read of the virtual file is a sequential read of the disk.
+//! sources: a sequential read of the virtual file is then sequential on the disk.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::checkpoint::{OriginId, ParseOptions, Tensor, TensorBytes};
+use crate::checkpoint::{ByteRun, OriginId, ParseOptions, Tensor, TensorBytes};
 use crate::source::{FileIdentity, FileState, SourceFile};
 
 use super::digest::Digest;
@@ -150,9 +150,8 @@ impl FileLayout {
 }
 
 /// The key that sorts tensors. Names break ties, so that there is one order.
-pub fn sort_key(tensor: &Tensor) -> (Reverse<u32>, u32, u64, u64, &str) {
-    let (origin, offset, len) = tensor.bytes.extent();
-    (Reverse(tensor.dtype.bits()), origin.0, offset, len, &tensor.name)
+pub fn sort_key(tensor: &Tensor) -> (Reverse<u32>, ByteRun, &str) {
+    (Reverse(tensor.dtype.bits()), tensor.bytes.extent(), &tensor.name)
 }
 
 /// The pieces of tensors whose data starts at `data_start`, and their starts.

@@ -75,7 +75,7 @@ impl VirtualFileReader {
                 SegmentSource::Tensor { index: place, offset } => {
                     let bytes = &self.virtual_file.tensors()[place].bytes;
                     self.origins.read(bytes, offset, out)?;
-                    bytes.extent().0
+                    bytes.extent().origin
                 }
             };
             // Each source is checked once, after the last read from it.

@@ -305,9 +305,9 @@ impl FileSources {
 
     /// The same for a part of a tensor that is gathered: the next part comes back to the same pages.
     fn retain_tensor_pages(&self, index: usize) -> Option<ActiveRead<'_>> {
-        let (origin, offset, len) = self.virtual_file().tensors()[index].bytes.extent();
-        let range = offset..offset.saturating_add(len);
-        self.sources[origin.0 as usize].retain_pages(&self.reader, range)
+        let run = self.virtual_file().tensors()[index].bytes.extent();
+        let range = run.offset..run.offset.saturating_add(run.len);
+        self.sources[run.origin.0 as usize].retain_pages(&self.reader, range)
     }
 
     fn source(&self, source: BlockSource) -> &SourceHandle {
@@ -318,7 +318,7 @@ impl FileSources {
         match source {
             BlockSource::File(origin) => OriginId(origin),
             BlockSource::Tensor(index) => {
-                self.virtual_file().tensors()[index as usize].bytes.extent().0
+                self.virtual_file().tensors()[index as usize].bytes.extent().origin
             }
         }
     }

@@ -64,7 +64,7 @@ impl OpenOrigins {
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), SourceError> {
-        let source = self.origin(bytes.extent().0);
+        let source = self.origin(bytes.extent().origin);
         match bytes {
             TensorBytes::Run(run) => source.read_exact_at(out, run.offset + offset),
             TensorBytes::Grid(grid) => read_strided(source, grid, offset, out),

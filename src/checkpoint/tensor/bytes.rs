@@ -43,8 +43,8 @@ pub enum TensorBytes {
     },
 }
 
-/// Contiguous bytes of an origin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Contiguous bytes of an origin, ordered by their place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteRun {
     /// The origin that has the bytes.
     pub origin: OriginId,
@@ -135,7 +135,7 @@ impl TensorBytes {
         match self {
             TensorBytes::Run(run) => run.len,
             TensorBytes::Grid(grid) => grid.len(),
-            TensorBytes::Swapped { inner: of, .. } => of.len(),
+            TensorBytes::Swapped { inner, .. } => inner.len(),
         }
     }
 
@@ -149,16 +149,18 @@ impl TensorBytes {
         match self {
             TensorBytes::Run(_) => false,
             TensorBytes::Grid(grid) => grid.has_repeats(),
-            TensorBytes::Swapped { inner: of, .. } => of.has_repeats(),
+            TensorBytes::Swapped { inner, .. } => inner.has_repeats(),
         }
     }
 
-    /// The part of an origin that is read: origin, first byte, and bytes to just past the last.
-    pub fn extent(&self) -> (OriginId, u64, u64) {
+    /// The run from the first byte that is read to the last.
+    pub fn extent(&self) -> ByteRun {
         match self {
-            TensorBytes::Run(run) => (run.origin, run.offset, run.len),
-            TensorBytes::Grid(grid) => (grid.origin, grid.base, grid.span()),
-            TensorBytes::Swapped { inner: of, .. } => of.extent(),
+            TensorBytes::Run(run) => *run,
+            TensorBytes::Grid(grid) => {
+                ByteRun { origin: grid.origin, offset: grid.base, len: grid.span() }
+            }
+            TensorBytes::Swapped { inner, .. } => inner.extent(),
         }
     }
 
@@ -167,7 +169,7 @@ impl TensorBytes {
         match self {
             TensorBytes::Run(run) => run.origin.0 += by,
             TensorBytes::Grid(grid) => grid.origin.0 += by,
-            TensorBytes::Swapped { inner: of, .. } => of.shift_origin(by),
+            TensorBytes::Swapped { inner, .. } => inner.shift_origin(by),
         }
     }
 }

@@ -33,7 +33,7 @@ pub struct Tensor {
 impl Tensor {
     /// How its bytes lie, given its checkpoint's origins.
     pub fn layout_kind(&self, origins: &[Origin]) -> LayoutKind {
-        let (OriginId(origin), ..) = self.bytes.extent();
+        let OriginId(origin) = self.bytes.extent().origin;
         if matches!(origins.get(origin as usize), Some(Origin::Memory(_))) {
             return LayoutKind::Memory;
         }
@@ -55,7 +55,7 @@ impl Tensor {
     /// The span is one read.
     pub fn strided_span(&self) -> Option<(Tensor, &Grid)> {
         let TensorBytes::Grid(grid) = &self.bytes else { return None };
-        let run = ByteRun { origin: grid.origin, offset: grid.base, len: grid.span() };
+        let run = self.bytes.extent();
         let (name, shape) = (self.name.clone(), Shape::from_slice(&[run.len]));
         Some((Tensor { name, dtype: Dtype::U8, shape, bytes: TensorBytes::Run(run) }, grid))
     }

@@ -15,9 +15,8 @@ pub fn find_overlaps(tensors: &[Tensor]) -> Vec<Vec<usize>> {
     order.sort_by_key(|&n| tensors[n].bytes.extent());
     let mut overlaps = vec![Vec::new(); tensors.len()];
     let is_overlap = |a: usize, b: usize| {
-        let ((origin, start, len), (other, next, _)) =
-            (tensors[a].bytes.extent(), tensors[b].bytes.extent());
-        origin == other && next < start + len
+        let (first, next) = (tensors[a].bytes.extent(), tensors[b].bytes.extent());
+        first.origin == next.origin && next.offset < first.offset + first.len
     };
     let mut pair = |a: usize, b: usize| {
         for (from, to) in [(a, b), (b, a)] {
@@ -40,8 +39,8 @@ pub fn find_overlaps(tensors: &[Tensor]) -> Vec<Vec<usize>> {
             pair(this, next);
         }
         let end = |n: usize| {
-            let (origin, start, len) = tensors[n].bytes.extent();
-            (origin, start + len)
+            let run = tensors[n].bytes.extent();
+            (run.origin, run.offset + run.len)
         };
         if furthest.is_none_or(|before| end(before) < end(this)) {
             furthest = Some(this);

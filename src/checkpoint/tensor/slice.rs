@@ -77,7 +77,7 @@ pub fn slice_bytes(
     if slices.iter().zip(shape).all(is_whole) {
         return Ok((sliced_shape, bytes.clone()));
     }
-    let (origin, offset, _) = bytes.extent();
+    let ByteRun { origin, offset, .. } = bytes.extent();
     if slices.iter().any(|slice| slice.count == 0) {
         return Ok((sliced_shape, TensorBytes::Run(ByteRun { origin, offset, len: 0 })));
     }
