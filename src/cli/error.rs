@@ -9,7 +9,7 @@ use crate::mount::MountError;
 use crate::view::ViewError;
 use crate::virtual_file::VirtualFileError;
 
-use super::terminal_text;
+use super::terminal_text::escape_controls;
 
 /// The failure of a command. The daemon of a mount sends it to the process that started it.
 #[derive(Debug)]
@@ -39,15 +39,10 @@ impl CommandError {
     /// Prints it to standard error. If that fails too, nothing is left to do.
     pub fn print(&self) {
         if !self.message.is_empty() {
-            let _ =
-                writeln!(io::stderr(), "ckptfs: {}", terminal_text::escape_controls(&self.message));
+            let _ = writeln!(io::stderr(), "ckptfs: {}", escape_controls(&self.message));
         }
         if !self.remedy.is_empty() {
-            let _ = writeln!(
-                io::stderr(),
-                "  what to do: {}",
-                terminal_text::escape_controls(&self.remedy)
-            );
+            let _ = writeln!(io::stderr(), "  what to do: {}", escape_controls(&self.remedy));
         }
     }
 }
@@ -55,7 +50,7 @@ impl CommandError {
 impl From<io::Error> for CommandError {
     fn from(error: io::Error) -> Self {
         let message = format!("cannot write the output: {error}");
-        let remedy = "let standard output lead to where there is room, and where you may write";
+        let remedy = "free space on the device that standard output is written to, and check that you may write there";
         CommandError::new(EXIT_FAILED, message, remedy)
     }
 }
@@ -91,7 +86,7 @@ impl From<CheckpointError> for CommandError {
     }
 }
 
-/// Refused entries listed before the rest is a number.
+/// The most refused entries that a message lists.
 const MAX_LISTED_REFUSALS: usize = 10;
 
 impl From<VirtualFileError> for CommandError {

@@ -67,7 +67,7 @@ fn output_that_cannot_be_written_is_a_failure() {
         let done = noted.run(&format!("{command} >/dev/full"));
         assert_eq!(done.code, 1, "{command}");
         assert!(done.stderr.contains("cannot write the output"), "{}", done.stderr);
-        assert!(done.stderr.contains("where there is room"), "{}", done.stderr);
+        assert!(done.stderr.contains("free space on the device"), "{}", done.stderr);
         let quiet =
             noted.run(&format!("{command} 2>/dev/null | exec 0<&-; exit ${{PIPESTATUS[0]}}"));
         assert_eq!((quiet.code, quiet.stdout.as_str(), quiet.stderr.as_str()), (0, "", ""));

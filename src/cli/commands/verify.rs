@@ -25,11 +25,8 @@ pub fn run(args: &VerifyArgs, out: &mut dyn Write) -> Result<(), CommandError> {
 }
 
 fn stopped_error() -> CommandError {
-    CommandError::new(
-        EXIT_FAILED,
-        "stopped before everything was read",
-        "run it again to start over",
-    )
+    let message = "stopped before everything was read";
+    CommandError::new(EXIT_FAILED, message, "run it again to start over")
 }
 
 fn read_all(
@@ -39,20 +36,15 @@ fn read_all(
 ) -> Result<(), CommandError> {
     let virtual_file = reader.virtual_file();
     let meter = ProgressMeter::new(virtual_file.size())?;
-    let done = verify::read_all(reader, &meter);
+    let is_complete = verify::read_all(reader, &meter);
     meter.finish();
-    if !done? {
+    if !is_complete? {
         return Err(stopped_error());
     }
-    let (n, size) = (virtual_file.tensors().len(), virtual_file.size());
     let name = one_line(&path.display().to_string());
-    writeln!(
-        out,
-        "{name}: {}, all {} could be read",
-        format_count(n, "tensor"),
-        format_bytes(size)
-    )?;
-    Ok(())
+    let tensors = format_count(virtual_file.tensors().len(), "tensor");
+    let size = format_bytes(virtual_file.size());
+    Ok(writeln!(out, "{name}: {tensors}, all {size} could be read")?)
 }
 
 fn compare(
@@ -60,19 +52,14 @@ fn compare(
     second: &VirtualFileReader,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let meter =
-        ProgressMeter::new(first.virtual_file().size() - first.virtual_file().header_size())?;
+    let virtual_file = first.virtual_file();
+    let meter = ProgressMeter::new(virtual_file.size() - virtual_file.header_size())?;
     let differences = verify::compare(first, second, &meter);
     meter.finish();
     let differences = differences?.ok_or_else(stopped_error)?;
     if differences.is_empty() {
-        let n = first.virtual_file().tensors().len();
-        writeln!(
-            out,
-            "equal: {} of the same names, types, shapes and values",
-            format_count(n, "tensor")
-        )?;
-        return Ok(());
+        let tensors = format_count(virtual_file.tensors().len(), "tensor");
+        return Ok(writeln!(out, "equal: {tensors} of the same names, types, shapes and values")?);
     }
     for difference in &differences {
         writeln!(out, "{}", one_line(&difference.to_string()))?;

@@ -15,16 +15,16 @@ use crate::view::{View, ViewError};
 use super::attr::{source_errno, view_errno};
 use super::blocking_pool::BlockingPoolHandle;
 use super::inodes::{Inode, InodeKind};
-use super::open_sources::{OpenSource, OpenSources};
 use super::open_virtual_files::{OpenVirtualFile, OpenVirtualFiles};
 use super::reply::{ReadRange, ReadReply};
+use super::source_handles::{SourceAccess, SourceHandles};
 
 /// The open files of a mount.
 pub struct HandleTable {
     next: AtomicU64,
     handles: Mutex<HashMap<u64, Arc<OpenHandle>>>,
     virtual_files: OpenVirtualFiles,
-    sources: OpenSources,
+    sources: SourceHandles,
     view: Arc<View>,
     cache: Arc<Cache>,
     pool: BlockingPoolHandle,
@@ -98,7 +98,7 @@ impl HandleTable {
             next: AtomicU64::new(1),
             handles: Mutex::default(),
             virtual_files,
-            sources: OpenSources::new(Arc::clone(&cache), passthrough),
+            sources: SourceHandles::new(Arc::clone(&cache), passthrough),
             view,
             cache,
             pool,
@@ -178,12 +178,12 @@ impl HandleTable {
                 (HandleContent::VirtualFile(file), is_cache_valid, fresh)
             }
             PreparedOpen::Source(file) => match self.sources.open(number, inode, file, reply)? {
-                OpenSource::Backing(backing) => {
+                SourceAccess::Backing(backing) => {
                     let handle = self.add(number, HandleContent::Backing, None);
                     let flags = NO_FLUSH_FLAG;
                     return Ok(OpenedHandle { handle, flags, backing: Some(backing) });
                 }
-                OpenSource::File { file, cached_file, is_cache_valid, fresh_state } => {
+                SourceAccess::File { file, cached_file, is_cache_valid, fresh_state } => {
                     let fresh = fresh_state.map(FreshCache::Source);
                     (HandleContent::Source(file, cached_file), is_cache_valid, fresh)
                 }

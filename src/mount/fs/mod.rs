@@ -11,11 +11,11 @@ mod filesystem;
 mod handles;
 mod inodes;
 mod listings;
-mod open_sources;
 mod open_virtual_files;
 mod readdir;
 mod reply;
 mod retries;
+mod source_handles;
 mod state;
 mod xattrs;
 

@@ -4,9 +4,9 @@ use serde::Serialize;
 
 /// The result of one check.
 #[derive(Debug, Serialize)]
-pub struct DoctorCheck {
+pub struct Check {
     pub what: &'static str,
-    pub verdict: CheckVerdict,
+    pub verdict: Verdict,
     /// The finding, and what it means.
     pub says: String,
     /// What to do; empty if the verdict is `Ok`.
@@ -15,7 +15,7 @@ pub struct DoctorCheck {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum CheckVerdict {
+pub enum Verdict {
     Ok,
     /// Mounting works, with a limit that can be lifted.
     Note,
@@ -23,29 +23,20 @@ pub enum CheckVerdict {
     Problem,
 }
 
-impl DoctorCheck {
-    pub fn ok(what: &'static str, says: impl Into<String>) -> DoctorCheck {
-        DoctorCheck { what, verdict: CheckVerdict::Ok, says: says.into(), remedy: String::new() }
+impl Check {
+    pub fn ok(what: &'static str, says: impl Into<String>) -> Check {
+        Check { what, verdict: Verdict::Ok, says: says.into(), remedy: String::new() }
     }
 
-    pub fn note(
-        what: &'static str,
-        says: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> DoctorCheck {
-        DoctorCheck { what, verdict: CheckVerdict::Note, says: says.into(), remedy: remedy.into() }
+    pub fn note(what: &'static str, says: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check { what, verdict: Verdict::Note, says: says.into(), remedy: remedy.into() }
     }
 
     pub fn problem(
         what: &'static str,
         says: impl Into<String>,
         remedy: impl Into<String>,
-    ) -> DoctorCheck {
-        DoctorCheck {
-            what,
-            verdict: CheckVerdict::Problem,
-            says: says.into(),
-            remedy: remedy.into(),
-        }
+    ) -> Check {
+        Check { what, verdict: Verdict::Problem, says: says.into(), remedy: remedy.into() }
     }
 }

@@ -9,13 +9,13 @@ use rustix::thread::CapabilitySet;
 use crate::cli::terminal_text::format_bytes;
 use crate::mount::{default_memory, machine_memory};
 
-use super::check::DoctorCheck;
+use super::check::Check;
 use super::system::{
     has_capability, has_status, is_outermost, kernel_release, kernel_version, read_trimmed,
 };
 
 /// Everything that a mount depends on besides privileges, in the order in which a mount needs it.
-pub fn check_machine() -> Vec<DoctorCheck> {
+pub fn check_machine() -> Vec<Check> {
     let kernel = kernel_version();
     vec![
         check_kernel(kernel),
@@ -30,32 +30,28 @@ pub fn check_machine() -> Vec<DoctorCheck> {
     ]
 }
 
-fn check_kernel((major, minor): (u32, u32)) -> DoctorCheck {
+fn check_kernel((major, minor): (u32, u32)) -> Check {
     const WHAT: &str = "kernel";
     let release = kernel_release();
     // It has openat2, which bounds what the links of a checkpoint may open.
     if (major, minor) < (5, 6) {
-        return DoctorCheck::problem(
-            WHAT,
-            format!("Linux {release}: too old"),
-            "use Linux 5.6 or later",
-        );
+        return Check::problem(WHAT, format!("Linux {release}: too old"), "use Linux 5.6 or later");
     }
-    DoctorCheck::ok(WHAT, format!("Linux {release}"))
+    Check::ok(WHAT, format!("Linux {release}"))
 }
 
-fn check_passthrough(kernel: (u32, u32)) -> DoctorCheck {
+fn check_passthrough(kernel: (u32, u32)) -> Check {
     const WHAT: &str = "passthrough";
     if kernel < (6, 9) {
-        DoctorCheck::note(
+        Check::note(
             WHAT,
             "no: files shown as they are go through the daemon",
             "Linux 6.9 or later reads them at full speed",
         )
     } else if has_capability(CapabilitySet::SYS_ADMIN) && is_outermost() {
-        DoctorCheck::ok(WHAT, "yes: files shown as they are are read at full speed")
+        Check::ok(WHAT, "yes: files shown as they are are read at full speed")
     } else {
-        DoctorCheck::note(
+        Check::note(
             WHAT,
             "not for this user: files shown as they are go through the daemon",
             "mount as root to read them at full speed",
@@ -63,7 +59,7 @@ fn check_passthrough(kernel: (u32, u32)) -> DoctorCheck {
     }
 }
 
-fn check_request_size() -> DoctorCheck {
+fn check_request_size() -> Check {
     const WHAT: &str = "request size";
     /// The kernel's limit without this setting, and the setting's default.
     const USUAL_PAGES: u64 = 256;
@@ -73,47 +69,43 @@ fn check_request_size() -> DoctorCheck {
     let size = pages.saturating_mul(rustix::param::page_size() as u64);
     let says = format!("at most {} in one request", format_bytes(size));
     if pages < USUAL_PAGES {
-        return DoctorCheck::note(
-            WHAT,
-            says,
-            "root can raise it: sysctl fs.fuse.max_pages_limit=256",
-        );
+        return Check::note(WHAT, says, "root can raise it: sysctl fs.fuse.max_pages_limit=256");
     }
-    DoctorCheck::ok(WHAT, says)
+    Check::ok(WHAT, says)
 }
 
-fn check_readahead() -> DoctorCheck {
+fn check_readahead() -> Check {
     const WHAT: &str = "kernel readahead";
     if has_capability(CapabilitySet::DAC_OVERRIDE)
         && is_outermost()
         && Path::new("/sys/class/bdi").is_dir()
     {
-        return DoctorCheck::ok(WHAT, "this user may change how far the kernel reads ahead");
+        return Check::ok(WHAT, "this user may change how far the kernel reads ahead");
     }
-    DoctorCheck::note(
+    Check::note(
         WHAT,
         "not for this user: the kernel reads 128 KiB ahead; that does not limit the daemon's own readahead",
         "mount as root to change it",
     )
 }
 
-fn check_memory() -> DoctorCheck {
+fn check_memory() -> Check {
     const WHAT: &str = "memory";
     let (memory, budget) = (format_bytes(machine_memory()), format_bytes(default_memory()));
-    DoctorCheck::ok(
+    Check::ok(
         WHAT,
         format!("{memory}; a mount holds up to {budget} of it, unless --memory says otherwise"),
     )
 }
 
-fn check_files() -> DoctorCheck {
+fn check_files() -> Check {
     const WHAT: &str = "open files";
     /// Sets of a thousand shards exist, and each shard takes descriptors while the set is open.
     const ENOUGH: u64 = 4096;
     match getrlimit(Resource::Nofile).maximum {
-        None => DoctorCheck::ok(WHAT, "without limit"),
-        Some(limit) if limit >= ENOUGH => DoctorCheck::ok(WHAT, format!("up to {limit}")),
-        Some(limit) => DoctorCheck::note(
+        None => Check::ok(WHAT, "without limit"),
+        Some(limit) if limit >= ENOUGH => Check::ok(WHAT, format!("up to {limit}")),
+        Some(limit) => Check::note(
             WHAT,
             format!("up to {limit}: large sets of shards are opened again and again"),
             format!("raise the hard limit (ulimit -Hn) to {ENOUGH} or more"),
@@ -121,36 +113,36 @@ fn check_files() -> DoctorCheck {
     }
 }
 
-fn check_cachestat(kernel: (u32, u32)) -> DoctorCheck {
+fn check_cachestat(kernel: (u32, u32)) -> Check {
     const WHAT: &str = "cachestat";
     let is_filtered = has_status("Seccomp", "2");
     if kernel < (6, 5) {
-        DoctorCheck::note(
+        Check::note(
             WHAT,
             "missing: reads find out by trying whether a file is cached",
             "use Linux 6.5 or later, which tells at once",
         )
     } else if is_filtered {
-        DoctorCheck::note(
+        Check::note(
             WHAT,
             "perhaps denied to this container (seccomp); reads then find out by trying",
             "allow the system call cachestat in the container's profile",
         )
     } else {
-        DoctorCheck::ok(WHAT, "works: what is cached is known at once")
+        Check::ok(WHAT, "works: what is cached is known at once")
     }
 }
 
-fn check_io_uring() -> DoctorCheck {
+fn check_io_uring() -> Check {
     const WHAT: &str = "io_uring";
     match read_trimmed("/proc/sys/kernel/io_uring_disabled").as_deref() {
-        Some("0") | None => DoctorCheck::ok(WHAT, "open to every user (nothing needs it yet)"),
-        Some("1") => DoctorCheck::ok(WHAT, "open to root and a group (nothing needs it yet)"),
-        Some(_) => DoctorCheck::ok(WHAT, "closed (nothing needs it yet)"),
+        Some("0") | None => Check::ok(WHAT, "open to every user (nothing needs it yet)"),
+        Some("1") => Check::ok(WHAT, "open to root and a group (nothing needs it yet)"),
+        Some(_) => Check::ok(WHAT, "closed (nothing needs it yet)"),
     }
 }
 
-fn check_cuda() -> DoctorCheck {
+fn check_cuda() -> Check {
     const WHAT: &str = "CUDA";
     const LIBRARY: &[u8] = b"libcuda.so.1";
     let driver = read_trimmed("/proc/driver/nvidia/version");
@@ -160,14 +152,14 @@ fn check_cuda() -> DoctorCheck {
     match (driver, is_listed) {
         (Some(driver), true) => {
             let version = driver.lines().next().unwrap_or_default();
-            DoctorCheck::ok(WHAT, format!("driver and libcuda.so.1 found ({version})"))
+            Check::ok(WHAT, format!("driver and libcuda.so.1 found ({version})"))
         }
-        (None, true) => DoctorCheck::ok(WHAT, "libcuda.so.1 found, but no driver"),
-        (Some(_), false) => DoctorCheck::note(
+        (None, true) => Check::ok(WHAT, "libcuda.so.1 found, but no driver"),
+        (Some(_), false) => Check::note(
             WHAT,
             "a driver, but no libcuda.so.1: GPUs cannot be used from here",
             "in a container, use the NVIDIA runtime (--gpus all)",
         ),
-        (None, false) => DoctorCheck::ok(WHAT, "none; only loading onto a GPU needs it"),
+        (None, false) => Check::ok(WHAT, "none; only loading onto a GPU needs it"),
     }
 }

@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use crate::cli::args::DoctorArgs;
 use crate::cli::error::{CommandError, EXIT_FAILED};
 use crate::cli::terminal_text::one_line;
-use check::{CheckVerdict, DoctorCheck};
+use check::{Check, Verdict};
 
 /// Checks the machine, and the path if that can be reached.
 pub fn run(
@@ -31,11 +31,11 @@ pub fn run(
         serde_json::to_writer_pretty(&mut *out, &checks).map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
-        for DoctorCheck { what, verdict, says, remedy } in &checks {
+        for Check { what, verdict, says, remedy } in &checks {
             let verdict = match verdict {
-                CheckVerdict::Ok => "ok",
-                CheckVerdict::Note => "note",
-                CheckVerdict::Problem => "PROBLEM",
+                Verdict::Ok => "ok",
+                Verdict::Note => "note",
+                Verdict::Problem => "PROBLEM",
             };
             writeln!(out, "{verdict:<8} {what:<16} {}", one_line(says))?;
             if !remedy.is_empty() {
@@ -43,12 +43,12 @@ pub fn run(
             }
         }
     }
-    let works = checks.iter().all(|check| check.verdict != CheckVerdict::Problem);
+    let works = checks.iter().all(|check| check.verdict != Verdict::Problem);
     if works { Ok(()) } else { Err(CommandError::already_reported(EXIT_FAILED)) }
 }
 
 /// All checks that need no path, in the order in which a mount needs them.
-fn check_system() -> Vec<DoctorCheck> {
+fn check_system() -> Vec<Check> {
     let mut checks = privileges::check_privileges();
     checks.extend(machine::check_machine());
     checks
@@ -63,7 +63,7 @@ mod tests {
         let checks = check_system();
         assert!(checks.len() >= 13);
         for check in checks {
-            assert_eq!(check.verdict == CheckVerdict::Ok, check.remedy.is_empty(), "{check:?}");
+            assert_eq!(check.verdict == Verdict::Ok, check.remedy.is_empty(), "{check:?}");
         }
     }
 }

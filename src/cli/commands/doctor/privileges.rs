@@ -11,7 +11,7 @@ use rustix::thread::CapabilitySet;
 use crate::mount::error::{DEVICE_MODE_REMEDY, NO_DEVICE_REMEDY};
 use crate::mount::lifecycle::fusermount;
 
-use super::check::DoctorCheck;
+use super::check::Check;
 use super::system::{has_capability, has_status, is_outermost, read_trimmed};
 
 const FUSE_DEVICE: &str = "/dev/fuse";
@@ -33,7 +33,7 @@ struct PrivilegeFacts {
     closing_setting: Option<(&'static str, &'static str)>,
 }
 
-pub(super) fn check_privileges() -> Vec<DoctorCheck> {
+pub(super) fn check_privileges() -> Vec<Check> {
     let facts = PrivilegeFacts::of_this_process();
     vec![
         check_device(facts.open_error),
@@ -94,32 +94,30 @@ impl PrivilegeFacts {
     }
 }
 
-fn check_device(refused: Option<Errno>) -> DoctorCheck {
+fn check_device(refused: Option<Errno>) -> Check {
     const WHAT: &str = FUSE_DEVICE;
     match refused {
-        None => DoctorCheck::ok(WHAT, "there, and this user may open it"),
+        None => Check::ok(WHAT, "there, and this user may open it"),
         Some(Errno::ACCESS) => {
-            DoctorCheck::problem(WHAT, "there, and this user may not open it", DEVICE_MODE_REMEDY)
+            Check::problem(WHAT, "there, and this user may not open it", DEVICE_MODE_REMEDY)
         }
-        Some(Errno::PERM) => DoctorCheck::problem(
-            WHAT,
-            "there, and this container may not open it",
-            NO_DEVICE_REMEDY,
-        ),
+        Some(Errno::PERM) => {
+            Check::problem(WHAT, "there, and this container may not open it", NO_DEVICE_REMEDY)
+        }
         Some(Errno::NOENT) => {
-            DoctorCheck::problem(WHAT, "not there: no FUSE, no mount", NO_DEVICE_REMEDY)
+            Check::problem(WHAT, "not there: no FUSE, no mount", NO_DEVICE_REMEDY)
         }
-        Some(e) => DoctorCheck::problem(WHAT, format!("cannot be opened: {e}"), NO_DEVICE_REMEDY),
+        Some(e) => Check::problem(WHAT, format!("cannot be opened: {e}"), NO_DEVICE_REMEDY),
     }
 }
 
-fn check_fusermount(facts: &PrivilegeFacts) -> DoctorCheck {
+fn check_fusermount(facts: &PrivilegeFacts) -> Check {
     const WHAT: &str = "fusermount3";
     let fusermount =
         facts.fusermount.as_ref().map(|(path, is_setuid)| (path.display(), *is_setuid));
     match fusermount {
         Some((path, true)) if facts.no_new_privileges && !facts.can_mount_directly() => {
-            DoctorCheck::problem(
+            Check::problem(
                 WHAT,
                 format!("{path}: this process may gain no privileges, so it cannot help"),
                 "in a container, start it without no-new-privileges, or as root",
@@ -127,11 +125,9 @@ fn check_fusermount(facts: &PrivilegeFacts) -> DoctorCheck {
         }
         Some((path, true)) if facts.is_outermost => match facts.deciding_mode() {
             _ if facts.is_open_to_users() => {
-                DoctorCheck::ok(WHAT, format!("{path}: ordinary users can mount"))
+                Check::ok(WHAT, format!("{path}: ordinary users can mount"))
             }
-            None => {
-                DoctorCheck::ok(WHAT, format!("{path}: there, and of no use without {FUSE_DEVICE}"))
-            }
+            None => Check::ok(WHAT, format!("{path}: there, and of no use without {FUSE_DEVICE}")),
             // fusermount3 opens the device as its caller.
             Some(mode) => {
                 let says = format!(
@@ -139,26 +135,26 @@ fn check_fusermount(facts: &PrivilegeFacts) -> DoctorCheck {
                     mode & 0o7777
                 );
                 match facts.can_mount_directly() {
-                    true => DoctorCheck::note(WHAT, says, DEVICE_MODE_REMEDY),
-                    false => DoctorCheck::problem(WHAT, says, DEVICE_MODE_REMEDY),
+                    true => Check::note(WHAT, says, DEVICE_MODE_REMEDY),
+                    false => Check::problem(WHAT, says, DEVICE_MODE_REMEDY),
                 }
             }
         },
         fusermount if facts.can_mount_directly() => {
             let state = if fusermount.is_some() { "cannot help here" } else { "not there" };
-            DoctorCheck::ok(WHAT, format!("{state}, and not needed: this user may mount by itself"))
+            Check::ok(WHAT, format!("{state}, and not needed: this user may mount by itself"))
         }
-        Some((path, true)) => DoctorCheck::problem(
+        Some((path, true)) => Check::problem(
             WHAT,
             format!("{path}: has no power inside a user namespace"),
             "let this user open /dev/fuse (mode 0666), or mount from outside the namespace",
         ),
-        Some((path, false)) => DoctorCheck::problem(
+        Some((path, false)) => Check::problem(
             WHAT,
             format!("{path}: is not setuid root, so this user cannot mount"),
             "reinstall the package fuse3 (chmod u+s), or run as root",
         ),
-        None => DoctorCheck::problem(
+        None => Check::problem(
             WHAT,
             "not there, so this user cannot mount",
             "install the package fuse3",
@@ -166,15 +162,15 @@ fn check_fusermount(facts: &PrivilegeFacts) -> DoctorCheck {
     }
 }
 
-fn check_allow_other(is_root: bool) -> DoctorCheck {
+fn check_allow_other(is_root: bool) -> Check {
     const WHAT: &str = "--allow-other";
     let config = read_trimmed("/etc/fuse.conf").unwrap_or_default();
     if config.lines().any(|line| line.trim() == "user_allow_other") {
-        DoctorCheck::ok(WHAT, "anybody may use it (user_allow_other in /etc/fuse.conf)")
+        Check::ok(WHAT, "anybody may use it (user_allow_other in /etc/fuse.conf)")
     } else if is_root {
-        DoctorCheck::ok(WHAT, "root may use it, other users not")
+        Check::ok(WHAT, "root may use it, other users not")
     } else {
-        DoctorCheck::note(
+        Check::note(
             WHAT,
             "not for this user: a mount is seen by its own user only",
             "have root put the line user_allow_other in /etc/fuse.conf",
@@ -182,18 +178,18 @@ fn check_allow_other(is_root: bool) -> DoctorCheck {
     }
 }
 
-fn check_namespaces(facts: &PrivilegeFacts) -> DoctorCheck {
+fn check_namespaces(facts: &PrivilegeFacts) -> Check {
     const WHAT: &str = "user namespaces";
     match facts.closing_setting {
         _ if !facts.is_outermost && facts.may_mount => {
-            DoctorCheck::ok(WHAT, "inside one, with the right to mount")
+            Check::ok(WHAT, "inside one, with the right to mount")
         }
-        _ if !facts.is_outermost => DoctorCheck::note(
+        _ if !facts.is_outermost => Check::note(
             WHAT,
             "inside one, without the right to mount",
             "enter it as its root (unshare -Urm)",
         ),
-        Some((setting, opens)) => DoctorCheck::note(
+        Some((setting, opens)) => Check::note(
             WHAT,
             format!(
                 "closed to ordinary users ({setting}): unshare -Urm gives no place to mount in"
@@ -203,14 +199,14 @@ fn check_namespaces(facts: &PrivilegeFacts) -> DoctorCheck {
             ),
         ),
         None if facts.is_open_to_users() => {
-            DoctorCheck::ok(WHAT, "open: unshare -Urm gives a place of one's own to mount in")
+            Check::ok(WHAT, "open: unshare -Urm gives a place of one's own to mount in")
         }
-        None if facts.deciding_mode().is_none() => DoctorCheck::note(
+        None if facts.deciding_mode().is_none() => Check::note(
             WHAT,
             format!("open, and of no use without {FUSE_DEVICE}"),
             NO_DEVICE_REMEDY,
         ),
-        None => DoctorCheck::note(
+        None => Check::note(
             WHAT,
             format!("open, and no place to mount in: ordinary users may not open {FUSE_DEVICE}"),
             DEVICE_MODE_REMEDY,
@@ -220,7 +216,7 @@ fn check_namespaces(facts: &PrivilegeFacts) -> DoctorCheck {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::CheckVerdict;
+    use super::super::check::Verdict;
     use super::*;
 
     /// Root of a machine with the settings of a distribution.
@@ -244,9 +240,9 @@ mod tests {
 
     #[test]
     fn devices_that_cannot_be_used_are_problems() {
-        assert_eq!(check_device(None).verdict, CheckVerdict::Ok);
+        assert_eq!(check_device(None).verdict, Verdict::Ok);
         for refused in [Errno::ACCESS, Errno::NOENT, Errno::PERM, Errno::NODEV] {
-            assert_eq!(check_device(Some(refused)).verdict, CheckVerdict::Problem);
+            assert_eq!(check_device(Some(refused)).verdict, Verdict::Problem);
         }
     }
 
@@ -262,12 +258,12 @@ mod tests {
         }
         let root = PrivilegeFacts { mode: Some(0o600), ..usual() };
         let user = PrivilegeFacts { mode: Some(0o600), open_error: Some(Errno::ACCESS), ..user() };
-        for (facts, verdict) in [(root, CheckVerdict::Note), (user, CheckVerdict::Problem)] {
+        for (facts, verdict) in [(root, Verdict::Note), (user, Verdict::Problem)] {
             let helper = check_fusermount(&facts);
             assert_eq!(helper.verdict, verdict, "{helper:?}");
             assert!(helper.says.contains("cannot mount") && helper.says.contains("0600"));
             let namespaces = check_namespaces(&facts);
-            assert_eq!(namespaces.verdict, CheckVerdict::Note, "{namespaces:?}");
+            assert_eq!(namespaces.verdict, Verdict::Note, "{namespaces:?}");
             assert!(!namespaces.says.contains("unshare"), "{namespaces:?}");
             for check in [helper, namespaces] {
                 assert!(check.remedy.contains("chmod 666 /dev/fuse"), "{check:?}");
@@ -283,7 +279,7 @@ mod tests {
                 closing_setting: Some((setting, opens)),
                 ..user()
             });
-            assert_eq!(check.verdict, CheckVerdict::Note);
+            assert_eq!(check.verdict, Verdict::Note);
             assert!(check.says.contains(setting) && check.says.contains("gives no place"));
             assert!(check.remedy.contains(&format!("{setting}={opens}")), "{check:?}");
         }

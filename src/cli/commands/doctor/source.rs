@@ -9,26 +9,26 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 use crate::mount_info::mountinfo::{PathHandle, to_display};
 
-use super::check::{CheckVerdict, DoctorCheck};
+use super::check::{Check, Verdict};
 use crate::cli::error::CommandError;
 
 const SOURCE_CHECK: &str = "source";
 
 /// The check of a path that leads through a stuck mount: looking at it would hang.
-pub(super) fn unreachable_check(failure: CommandError) -> DoctorCheck {
-    DoctorCheck::problem(SOURCE_CHECK, failure.message, failure.remedy)
+pub(super) fn unreachable_check(failure: CommandError) -> Check {
+    Check::problem(SOURCE_CHECK, failure.message, failure.remedy)
 }
 
-pub(super) fn check_source(path: &Path) -> Vec<DoctorCheck> {
+pub(super) fn check_source(path: &Path) -> Vec<Check> {
     let mut checks = vec![check_readable(path)];
-    if checks.iter().all(|check| check.verdict == CheckVerdict::Ok) {
+    if checks.iter().all(|check| check.verdict == Verdict::Ok) {
         checks.push(check_filesystem(path));
         checks.push(check_direct_read(path));
     }
     checks
 }
 
-fn check_readable(path: &Path) -> DoctorCheck {
+fn check_readable(path: &Path) -> Check {
     let name = path.display();
     let opened = match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::read_dir(path).map(|_| "a directory"),
@@ -37,10 +37,8 @@ fn check_readable(path: &Path) -> DoctorCheck {
         Err(error) => Err(error),
     };
     match opened {
-        Ok(kind) => {
-            DoctorCheck::ok(SOURCE_CHECK, format!("{name}: {kind} that this user may read"))
-        }
-        Err(error) => DoctorCheck::problem(
+        Ok(kind) => Check::ok(SOURCE_CHECK, format!("{name}: {kind} that this user may read")),
+        Err(error) => Check::problem(
             SOURCE_CHECK,
             format!("{name}: cannot be read: {error}"),
             "check the path, and ask for read permission on it",
@@ -68,45 +66,39 @@ const REMOTE_FILESYSTEMS: [&str; 16] = [
     "ocfs2",
 ];
 
-fn check_filesystem(path: &Path) -> DoctorCheck {
+fn check_filesystem(path: &Path) -> Check {
     const WHAT: &str = "filesystem";
     let entry = match PathHandle::open(path).and_then(|handle| handle.mount_entry()) {
         Ok(Some(entry)) => entry,
-        Ok(None) => return DoctorCheck::ok(WHAT, "unknown"),
-        Err(error) => return DoctorCheck::problem(WHAT, error.to_string(), error.remedy()),
+        Ok(None) => return Check::ok(WHAT, "unknown"),
+        Err(error) => return Check::problem(WHAT, error.to_string(), error.remedy()),
     };
     let kind = to_display(&entry.fs_type);
     let says = format!("{kind}, mounted at {}", entry.mountpoint.display());
     if entry.is_ckptfs() {
-        DoctorCheck::note(
-            WHAT,
-            format!("{says}: ckptfs itself"),
-            "give the source of that mount instead",
-        )
+        Check::note(WHAT, format!("{says}: ckptfs itself"), "give the source of that mount instead")
     } else if kind.starts_with("fuse.") || REMOTE_FILESYSTEMS.contains(&kind.as_str()) {
-        DoctorCheck::note(
+        Check::note(
             WHAT,
             format!("{says}: not on a local disk, so each read waits longer"),
             "copy the checkpoint to a local disk if it is read often",
         )
     } else {
-        DoctorCheck::ok(WHAT, format!("{says}: local"))
+        Check::ok(WHAT, format!("{says}: local"))
     }
 }
 
 /// The largest alignment that disks and filesystems require of direct reads.
 const ALIGNMENT_BYTES: usize = 4096;
 
-fn check_direct_read(path: &Path) -> DoctorCheck {
+fn check_direct_read(path: &Path) -> Check {
     const WHAT: &str = "O_DIRECT";
     let Some(file) = file_in(path) else {
-        return DoctorCheck::ok(WHAT, "no file there to try it on");
+        return Check::ok(WHAT, "no file there to try it on");
     };
     match reads_directly(&file) {
-        Ok(()) => {
-            DoctorCheck::ok(WHAT, "works: what is read once need not push out what is cached")
-        }
-        Err(error) => DoctorCheck::note(
+        Ok(()) => Check::ok(WHAT, "works: what is read once need not push out what is cached"),
+        Err(error) => Check::note(
             WHAT,
             format!("does not work there ({error}): everything is read through the cache"),
             "nothing needs to be done; local filesystems such as ext4 and xfs have it",

@@ -5,64 +5,57 @@ mod report;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use crate::checkpoint::LayoutKind;
+use crate::checkpoint::{Checkpoint, LayoutKind};
 use crate::view;
 use crate::virtual_file::VirtualFile;
 
-use crate::cli::args::InspectArgs;
+use crate::cli::args::{InspectArgs, SourceArgs};
 use crate::cli::error::{CommandError, EXIT_REFUSED};
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
 use report::{InspectReport, TensorReport};
 
 pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let (report, outcome) =
-        match view::open(&args.source.path, &args.source.parse_args.to_options()) {
-            Ok(checkpoint) => {
-                let mut report = InspectReport::from_checkpoint(&checkpoint);
-                let outcome = match VirtualFile::new(checkpoint) {
-                    Ok(virtual_file) => {
-                        report.set_virtual_file(&virtual_file);
-                        Ok(())
-                    }
-                    Err(error) => {
-                        let failure = CommandError::from(error);
-                        // The report has refused entries already, but no other error.
-                        if report.refused.is_empty() {
-                            let refusal = InspectReport::from_refusal(
-                                None,
-                                failure.message.clone(),
-                                &failure.remedy,
-                            );
-                            report.refused = refusal.refused;
-                        }
-                        Err(failure)
-                    }
-                };
-                (report, outcome)
-            }
-            Err(error) if args.json && error.is_refusal() => {
-                let path = Some(error.path().display().to_string());
-                (
-                    InspectReport::from_refusal(path, error.to_string(), error.remedy()),
-                    Err(CommandError::from(error)),
-                )
-            }
-            Err(error) => return Err(error.into()),
-        };
+    let SourceArgs { path, parse_args } = &args.source;
+    let (report, result) = match view::open(path, &parse_args.to_options()) {
+        Ok(checkpoint) => report_on(checkpoint),
+        Err(error) if args.json && error.is_refusal() => {
+            let path = Some(error.path().display().to_string());
+            let report = InspectReport::from_refusal(path, error.to_string(), error.remedy());
+            (report, Err(error.into()))
+        }
+        Err(error) => return Err(error.into()),
+    };
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &report).map_err(io::Error::from)?;
         writeln!(out)?;
-        return outcome;
+        return result;
     }
     write_text(&report, args, out)?;
-    // The text has reported refusals.
-    outcome.map_err(|failure| {
-        if failure.code == EXIT_REFUSED {
-            CommandError::already_reported(EXIT_REFUSED)
-        } else {
-            failure
-        }
+    result.map_err(|error| match error.code {
+        // The text has reported refusals.
+        EXIT_REFUSED => CommandError::already_reported(EXIT_REFUSED),
+        _ => error,
     })
+}
+
+/// The report on a checkpoint, and the error of its virtual file if it has none.
+fn report_on(checkpoint: Checkpoint) -> (InspectReport, Result<(), CommandError>) {
+    let mut report = InspectReport::from_checkpoint(&checkpoint);
+    match VirtualFile::new(checkpoint) {
+        Ok(virtual_file) => {
+            report.set_virtual_file(&virtual_file);
+            (report, Ok(()))
+        }
+        Err(error) => {
+            let error = CommandError::from(error);
+            // The report has refused entries already, but no other error.
+            if report.refused.is_empty() {
+                let (message, remedy) = (error.message.clone(), &error.remedy);
+                report.refused = InspectReport::from_refusal(None, message, remedy).refused;
+            }
+            (report, Err(error))
+        }
+    }
 }
 
 fn write_text(report: &InspectReport, args: &InspectArgs, out: &mut dyn Write) -> io::Result<()> {
@@ -70,14 +63,8 @@ fn write_text(report: &InspectReport, args: &InspectArgs, out: &mut dyn Write) -
     let mut line = |label: &str, text: String| writeln!(out, "  {label:<12} {text}");
     let format = report.format.map_or("unknown", |format| format.name());
     let total: u64 = report.files.iter().map(|file| file.size).sum();
-    line(
-        "format",
-        format!(
-            "{format}, {} in {}",
-            format_bytes(total),
-            format_count(report.files.len(), "file")
-        ),
-    )?;
+    let files = format_count(report.files.len(), "file");
+    line("format", format!("{format}, {} in {files}", format_bytes(total)))?;
     line("tensors", tensor_summary(&report.tensors))?;
     for (layout, word) in LAYOUT_LABELS {
         let n = report.tensors.iter().filter(|tensor| tensor.layout == layout).count();
@@ -87,12 +74,10 @@ fn write_text(report: &InspectReport, args: &InspectArgs, out: &mut dyn Write) -
     }
     let shared = report.tensors.iter().filter(|tensor| !tensor.shares_with.is_empty()).count();
     if shared > 0 {
+        let tensors = format_count(shared, "tensor");
         line(
             "shared",
-            format!(
-                "{} whose bytes overlap those of others; every name is kept",
-                format_count(shared, "tensor")
-            ),
+            format!("{tensors} whose bytes overlap those of others; every name is kept"),
         )?;
     }
     for (key, value) in &report.metadata {
@@ -100,14 +85,9 @@ fn write_text(report: &InspectReport, args: &InspectArgs, out: &mut dyn Write) -
     }
     match &report.virtual_file {
         Some(virtual_file) => {
-            line(
-                "virtual file",
-                format!(
-                    "{}, {} of it header",
-                    format_bytes(virtual_file.size),
-                    format_bytes(virtual_file.header_size)
-                ),
-            )?;
+            let header = format_bytes(virtual_file.header_size);
+            let size = format_bytes(virtual_file.size);
+            line("virtual file", format!("{size}, {header} of it header"))?;
             line("layout", virtual_file.layout.clone())?;
             line("identity", virtual_file.identity.clone())?;
         }
@@ -119,10 +99,8 @@ fn write_text(report: &InspectReport, args: &InspectArgs, out: &mut dyn Write) -
     for entry in &report.refused {
         let name =
             entry.tensor.as_ref().map(|name| format!("`{}` ", one_line(name))).unwrap_or_default();
-        line(
-            "refused",
-            format!("{name}{}; what to do: {}", one_line(&entry.reason), entry.remedy),
-        )?;
+        let reason = one_line(&entry.reason);
+        line("refused", format!("{name}{reason}; what to do: {}", entry.remedy))?;
     }
     if args.tensors {
         write_tensors(&report.tensors, out)?;

@@ -18,7 +18,7 @@ use crate::virtual_file::{VirtualFile, VirtualFileReader};
 use super::inodes::Inode;
 
 /// Source files that are open, by inode number.
-pub struct OpenSources {
+pub struct SourceHandles {
     cache: Arc<Cache>,
     /// The readahead of each file, shared by its handles.
     cached_files: Mutex<HashMap<u64, Weak<CachedFile>>>,
@@ -32,7 +32,7 @@ pub struct OpenSources {
 }
 
 /// How an open file is read.
-pub enum OpenSource {
+pub enum SourceAccess {
     /// By the kernel itself.
     Backing(Arc<BackingId>),
     /// By this process.
@@ -56,9 +56,9 @@ const MIN_CACHED_FILE_BYTES: u64 = 1 << 20;
 /// An offset by which the kernel drops attributes and no page, by the protocol.
 const ATTRIBUTES_ONLY: i64 = -1;
 
-impl OpenSources {
-    pub fn new(cache: Arc<Cache>, passthrough: bool) -> OpenSources {
-        OpenSources {
+impl SourceHandles {
+    pub fn new(cache: Arc<Cache>, passthrough: bool) -> SourceHandles {
+        SourceHandles {
             cache,
             cached_files: Mutex::default(),
             backings: Mutex::default(),
@@ -87,7 +87,7 @@ impl OpenSources {
         inode: &Inode,
         file: OpenFile,
         reply: &ReplyOpen,
-    ) -> Result<OpenSource, ViewError> {
+    ) -> Result<SourceAccess, ViewError> {
         let identity = file.file().identity();
         if !inode.attributes.has_identity(&identity)
             && let Some(notifier) = self.notifier.get()
@@ -99,7 +99,7 @@ impl OpenSources {
         if self.is_passthrough_enabled()
             && let Some(backing) = self.backing(number, &file, reply)
         {
-            return Ok(OpenSource::Backing(backing));
+            return Ok(SourceAccess::Backing(backing));
         }
         let state = file.file().state();
         let is_settled = source::is_settled(&file);
@@ -111,7 +111,7 @@ impl OpenSources {
         let has_readahead = is_settled && identity.size >= MIN_CACHED_FILE_BYTES;
         let cached_file = if has_readahead { Some(self.cached_file(number, &file)?) } else { None };
         let fresh_state = (is_settled && !is_cache_valid).then_some(state);
-        Ok(OpenSource::File { file: Arc::new(file), cached_file, is_cache_valid, fresh_state })
+        Ok(SourceAccess::File { file: Arc::new(file), cached_file, is_cache_valid, fresh_state })
     }
 
     /// Records that the page cache holds this state of a file.
