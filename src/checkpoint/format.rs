@@ -1,4 +1,4 @@
-//! The format of a file, detected by its first bytes: names lie.
+//! The format of a file, detected by its first bytes and never by its name.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A checkpoint on disk: its tensors, and where the bytes of each lie.
+//! A checkpoint on disk: its tensors, and the places of their bytes.
 //!
 //! In: a path, or opened files ([`crate::source`]).
 //! Out: a [`Checkpoint`]: tensors, metadata, notes on what was chosen or left out, and refused entries.

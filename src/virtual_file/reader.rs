@@ -72,8 +72,8 @@ impl VirtualFileReader {
                     self.origins.origin(origin).read_exact_at(out, offset)?;
                     origin
                 }
-                SegmentSource::Tensor { index: place, offset } => {
-                    let bytes = &self.virtual_file.tensors()[place].bytes;
+                SegmentSource::Tensor { index, offset } => {
+                    let bytes = &self.virtual_file.tensors()[index].bytes;
                     self.origins.read(bytes, offset, out)?;
                     bytes.extent().origin
                 }

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shard_names_of_every_spelling() {
+    fn shard_names_of_every_spelling_are_parsed() {
         let parse = |name| ShardName::parse(name).map(|s| (s.unsharded_name(), s.number, s.total));
         assert_eq!(
             parse("model-00001-of-00003.safetensors"),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_name_put_together_again_is_the_same() {
+    fn a_parsed_shard_name_formats_to_itself() {
         for name in
             ["a-00001-of-00002.bin", "a.fp16-00001-of-00002.bin", "a-00001-of-00002.fp16.bin"]
         {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn index_names_of_every_spelling() {
+    fn index_names_of_every_spelling_are_parsed() {
         assert_eq!(
             unsharded_name_of_index("model.safetensors.index.json").as_deref(),
             Some("model.safetensors")

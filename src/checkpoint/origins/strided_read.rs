@@ -228,7 +228,7 @@ mod tests {
     use crate::checkpoint::{Axis, OriginId};
 
     /// Byte by byte, from the definition.
-    fn plainly(source: &[u8], grid: &Grid) -> Vec<u8> {
+    fn by_definition(source: &[u8], grid: &Grid) -> Vec<u8> {
         let pieces = grid.len() / grid.piece_bytes;
         (0..pieces)
             .flat_map(|n| {
@@ -258,7 +258,7 @@ mod tests {
             grid in any_grid(), start in 0.0..1.0f64, len in 0.0..1.0f64, unit in prop::sample::select(vec![1u64, 2, 4, 8])
         ) {
             let source: Vec<u8> = (0..grid.base + grid.span()).map(|n| (n * 31 % 251) as u8).collect();
-            let mut whole = plainly(&source, &grid);
+            let mut whole = by_definition(&source, &grid);
             let start = (start * whole.len() as f64) as usize;
             let end = start + (len * (whole.len() - start) as f64) as usize;
             let mut got = vec![0; end - start];

@@ -31,7 +31,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// How its bytes lie, given its checkpoint's origins.
+    /// The kind of its layout, given its checkpoint's origins.
     pub fn layout_kind(&self, origins: &[Origin]) -> LayoutKind {
         let OriginId(origin) = self.bytes.extent().origin;
         if matches!(origins.get(origin as usize), Some(Origin::Memory(_))) {
@@ -61,7 +61,7 @@ impl Tensor {
     }
 }
 
-/// How a tensor's bytes lie, in one word.
+/// The layout of a tensor's bytes, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LayoutKind {

@@ -170,16 +170,16 @@ mod tests {
     use crate::checkpoint::tensor::{Dtype, Origin, Tensor};
 
     /// The bytes of a tensor whose axes have these strides, from the definition.
-    fn plainly(source: &[u8], base: u64, dims: &[(u64, u64)], item: u64) -> Vec<u8> {
+    fn by_definition(source: &[u8], base: u64, dims: &[(u64, u64)], item: u64) -> Vec<u8> {
         let Some(((count, stride), inner)) = dims.split_first() else {
             return source[base as usize..(base + item) as usize].to_vec();
         };
-        (0..*count).flat_map(|n| plainly(source, base + n * stride, inner, item)).collect()
+        (0..*count).flat_map(|n| by_definition(source, base + n * stride, inner, item)).collect()
     }
 
     proptest! {
         #[test]
-        fn a_part_is_what_its_definition_says_however_the_whole_lies(
+        fn a_slice_matches_its_definition_in_any_layout(
             // Of each axis: its size, its place in the order of strides, start, count and step.
             axes in prop::collection::vec((1u64..5, 0u32..9, 0.0..1.0f64, 0.0..1.0f64, 1u64..3, any::<bool>()), 0..5),
             wide in any::<bool>(), swap in any::<bool>(), gap in 0u64..3,
@@ -214,7 +214,7 @@ mod tests {
             let from = steps.iter().zip(&strides).fold(3, |at, (one, stride)| at + one.start * stride);
             let dims: Vec<(u64, u64)> =
                 steps.iter().zip(&strides).map(|(one, stride)| (one.count, one.step * stride)).collect();
-            let mut expected = plainly(&source, from, &dims, item);
+            let mut expected = by_definition(&source, from, &dims, item);
             if swap {
                 expected.chunks_exact_mut(4).for_each(<[u8]>::reverse);
             }
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused() {
+    fn slices_out_of_bounds_are_refused() {
         let run = ByteRun { origin: OriginId(0), offset: 0, len: 6 };
         let tensor = |dtype, shape: &[u64]| Tensor {
             name: "t".into(),

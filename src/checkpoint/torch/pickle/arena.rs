@@ -220,11 +220,11 @@ impl Arena {
             Node::Plain => &mut self.shared[3],
             Node::Tuple(PoolSpan { len: 0, .. }) => &mut self.shared[4],
             Node::Int(n @ 0..=MAX_SHARED_INT) => {
-                let place = n as usize;
-                if place >= self.shared_ints.len() {
-                    self.shared_ints.resize(place + 1, NO_NODE);
+                let index = n as usize;
+                if index >= self.shared_ints.len() {
+                    self.shared_ints.resize(index + 1, NO_NODE);
                 }
-                &mut self.shared_ints[place]
+                &mut self.shared_ints[index]
             }
             _ => return self.push_new(node),
         };
@@ -251,11 +251,11 @@ impl Arena {
             Node::Persistent(key) => (NodeKind::Persistent, [key.0, 0]),
             Node::Opaque(what) => {
                 let known = self.opaque.iter().position(|known| *known == what);
-                let place = known.unwrap_or(self.opaque.len());
+                let index = known.unwrap_or(self.opaque.len());
                 if known.is_none() {
                     self.opaque.push(what);
                 }
-                (NodeKind::Opaque, [place as u32, 0])
+                (NodeKind::Opaque, [index as u32, 0])
             }
         };
         self.kinds.push(kind);

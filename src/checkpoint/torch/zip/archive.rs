@@ -43,7 +43,7 @@ pub fn read_archive(file: &dyn ReadAt) -> Result<ZipArchive, ZipError> {
     let mut records = HashMap::with_capacity(entries.len());
     // Readers that fold case would see `Data.pkl` where others see `data.pkl`.
     let mut folded = HashSet::with_capacity(entries.len());
-    let mut taken: Vec<(u64, u64, String)> = Vec::with_capacity(entries.len());
+    let mut extents: Vec<(u64, u64, String)> = Vec::with_capacity(entries.len());
     let folder =
         entries.first().and_then(|e| e.name.split_once('/')).map(|(folder, _)| folder.to_owned());
     for entry in entries {
@@ -55,14 +55,14 @@ pub fn read_archive(file: &dyn ReadAt) -> Result<ZipArchive, ZipError> {
             return Err(ZipError::DuplicateRecord(entry.name));
         }
         let record = read_local_header(file, &entry, end.directory)?;
-        taken.push((entry.header_offset, record.offset + record.packed_bytes, entry.name));
+        extents.push((entry.header_offset, record.offset + record.packed_bytes, entry.name));
         records.insert(inner, record);
     }
-    taken.sort_unstable();
-    if taken.first().is_some_and(|first| first.0 != 0) {
+    extents.sort_unstable();
+    if extents.first().is_some_and(|first| first.0 != 0) {
         return Err(ZipError::LeadingBytes);
     }
-    if let Some(pair) = taken.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+    if let Some(pair) = extents.windows(2).find(|pair| pair[0].1 > pair[1].0) {
         return Err(ZipError::Overlap(pair[1].2.clone()));
     }
     Ok(ZipArchive { records })

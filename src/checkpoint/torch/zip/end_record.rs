@@ -78,7 +78,7 @@ fn find_end64(file: &dyn ReadAt, end: u64) -> Result<Option<(EndRecord, u64)>, Z
     let mut raw = [0; (END64_BYTES + LOCATOR64_BYTES) as usize];
     file.read_exact_at(&mut raw, at)?;
     let mut locator = FieldReader(&raw[END64_BYTES as usize..]);
-    let (signature, disk, place, disks) =
+    let (signature, disk, offset, disks) =
         (locator.u32(), locator.u32(), locator.u64(), locator.u32());
     if signature != LOCATOR64_SIGNATURE {
         return Ok(None);
@@ -91,7 +91,7 @@ fn find_end64(file: &dyn ReadAt, end: u64) -> Result<Option<(EndRecord, u64)>, Z
         (fields.u64(), fields.u64(), fields.u64(), fields.u64());
     let as_written = signature == END64_SIGNATURE
         && len == END64_BYTES - 12
-        && place == at
+        && offset == at
         && (disk, this_disk, directory_disk) == (0, 0, 0)
         && disks <= 1
         && on_disk == count;
