@@ -61,9 +61,9 @@ pub fn read_zip(file: &dyn ReadAt, options: &ParseOptions) -> Result<FileContent
     let mut finder = StorageFinder::new(file, &archive, permit);
     let mut contents = locate_tensors(&arena, selection, is_swapped, |key| finder.find(key));
     if is_swapped {
-        contents.notes.push(
-            "written on a big-endian machine: bytes are swapped as they are read".to_owned(),
-        );
+        contents
+            .notes
+            .push("written on a big-endian machine: bytes are swapped as they are read".to_owned());
     }
     contents.unpacked = finder.into_unpacked();
     if !contents.unpacked.is_empty() {
