@@ -1,5 +1,5 @@
-//! Gives the library the name inside that the real one has, and keeps it loaded: who looks whether it is
-//! there opens and closes it, and what it has counted must outlive that.
+//! Gives the library the real one's name inside, and keeps it loaded. A program that probes for it opens and closes
+//! it, and its counts must outlive that.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,5 +1,4 @@
-//! Gives the library the name inside that the real one has, and keeps it loaded: programs keep the addresses
-//! of its functions.
+//! Gives the library the real one's name inside, and keeps it loaded: programs keep the addresses of its functions.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! Gives the library the name inside that the real one has, and keeps it loaded.
+//! Gives the library the real one's name inside, and keeps it loaded.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

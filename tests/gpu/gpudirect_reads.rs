@@ -93,7 +93,7 @@ fn chunks_are_reused() {
 
 #[test]
 fn short_reads_go_on_where_they_ended() {
-    let settings = [("STUB_CUFILE_MOST", "1048576")];
+    let settings = [("STUB_CUFILE_MAX_READ", "1048576")];
     let reports = with_storage(test_path!("short_reads_go_on_where_they_ended"), &settings, || {
         let (_folder, path) = large_checkpoint();
         let report = loaded(
@@ -107,7 +107,7 @@ fn short_reads_go_on_where_they_ended() {
 
 #[test]
 fn reads_that_end_anywhere_are_repeated_through_host_memory() {
-    let settings = [("STUB_CUFILE_MOST", "1000")];
+    let settings = [("STUB_CUFILE_MAX_READ", "1000")];
     let test = test_path!("reads_that_end_anywhere_are_repeated_through_host_memory");
     let reports = with_storage(test, &settings, || {
         let (_folder, path) = large_checkpoint();

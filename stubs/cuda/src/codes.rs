@@ -1,18 +1,18 @@
-//! The answers of the driver: in, a number; out, its name and what it means.
+//! The result codes of the driver, with their names and meanings.
 
 use std::ffi::CStr;
 
-/// What a call answers; 0 is success.
+/// A result code; 0 is success.
 pub type Code = i32;
 
-/// How the inside of a call ends.
+/// The result inside a call.
 pub type Done = Result<(), Code>;
 
 macro_rules! codes {
     ($($name:ident = $code:literal, $c_name:literal, $words:literal;)*) => {
         $(#[doc = $words] pub const $name: Code = $code;)*
 
-        /// The name of an answer and what it means, if it is one.
+        /// The name and the meaning of a code, if it exists.
         pub fn meaning(code: Code) -> Option<(&'static CStr, &'static CStr)> {
             const fn c(bytes: &'static [u8]) -> &'static CStr {
                 match CStr::from_bytes_with_nul(bytes) {
@@ -65,7 +65,7 @@ codes! {
     UNKNOWN = 999, "CUDA_ERROR_UNKNOWN", "unknown error";
 }
 
-/// Whether an answer spoils the context: all that follow in it are the same.
+/// Whether a code corrupts its context, whose later calls then all give it.
 pub fn is_sticky(code: Code) -> bool {
     matches!(code, ECC_UNCORRECTABLE | ILLEGAL_ADDRESS | LAUNCH_TIMEOUT | ASSERT)
         || (HARDWARE_STACK_ERROR..=LAUNCH_FAILED).contains(&code)

@@ -1,5 +1,4 @@
-//! The primary contexts of the devices, and which context is current in which thread. In: a device to
-//! retain or release, a context to make current. Out: handles.
+//! The primary contexts of the devices, and the current context of each thread.
 
 use std::cell::RefCell;
 
@@ -8,7 +7,7 @@ use crate::driver::Driver;
 
 #[derive(Clone, Default)]
 pub struct Primary {
-    /// The handle since the context was last created; a released one never comes back.
+    /// The handle since the context was last created. A released handle is never used again.
     pub handle: u64,
     pub retained: u32,
     pub flags: u32,
@@ -22,12 +21,12 @@ thread_local! {
     static STACK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The context that is current in this thread, 0 if none is.
+/// The current context of this thread; 0 without one.
 pub fn current() -> u64 {
     stack(|stack| stack.last().copied()).unwrap_or(0)
 }
 
-/// Makes a context current in place of the one that is; 0 leaves none.
+/// Replaces the current context; 0 leaves none.
 pub fn set_current(handle: u64) {
     stack(|stack| {
         stack.pop();
@@ -44,12 +43,12 @@ pub fn push(handle: u64) {
     });
 }
 
-/// Takes the current context away.
+/// Pops the current context.
 pub fn pop() -> Option<u64> {
     stack(Vec::pop)
 }
 
-/// A thread that ends has no contexts any more.
+/// A thread that is ending has no contexts any more.
 fn stack<T>(see: impl FnOnce(&mut Vec<u64>) -> Option<T>) -> Option<T> {
     STACK.try_with(|stack| see(&mut stack.borrow_mut())).ok().flatten()
 }
@@ -59,14 +58,14 @@ impl Contexts {
         Contexts { primary: vec![Primary::default(); devices] }
     }
 
-    /// The device of a context that is there.
+    /// The device of an existing context.
     pub fn device_of(&self, handle: u64) -> Option<usize> {
         self.primary.iter().position(|p| p.retained > 0 && p.handle == handle)
     }
 }
 
 impl Driver {
-    /// The number of a device as an index, if it is there.
+    /// The number of an existing device as an index.
     pub fn device(&self, device: i32) -> Result<usize, codes::Code> {
         let known = usize::try_from(device).ok().filter(|&n| n < self.contexts.primary.len());
         known.ok_or(codes::INVALID_DEVICE)
@@ -80,20 +79,20 @@ impl Driver {
     /// Retains the primary context of a device.
     pub fn retain(&mut self, device: usize) -> u64 {
         if self.contexts.primary[device].retained == 0 {
-            self.contexts.primary[device].handle = self.fresh();
+            self.contexts.primary[device].handle = self.new_handle();
         }
         self.contexts.primary[device].retained += 1;
         self.contexts.primary[device].handle
     }
 
-    /// Does all that a context has to do.
+    /// Does all work of a context.
     pub fn finish(&mut self, context: u64) {
         for point in self.streams.all_of(context) {
             self.wait_for(point);
         }
     }
 
-    /// Releases it. Who is last must leave nothing to be done.
+    /// Releases the primary context of a device. The last release must leave no work.
     pub fn release(&mut self, device: usize) -> Done {
         let Primary { handle, retained, .. } = self.contexts.primary[device];
         match retained {
@@ -102,7 +101,7 @@ impl Driver {
                 return Err(self.fault(codes::INVALID_CONTEXT, words));
             }
             1 => {
-                let left = self.streams.left_in(handle, None);
+                let left = self.streams.pending(handle, None);
                 if left > 0 {
                     let words = format!(
                         "the primary context of device {device} is released for good with {left} \

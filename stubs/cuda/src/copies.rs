@@ -1,39 +1,37 @@
-//! What moves bytes: copies and memsets, checked when they are asked for, and done at once or when their
-//! stream gets to them. In: both sides of a copy, and a stream if it need not be done at once. Out: bytes.
+//! Copies and memsets. They are checked when they are called, and done at once or when their stream gets to them.
 
 use crate::codes::{self, Code, Done};
 use crate::driver::Driver;
 use crate::host_memory::Kind;
 use crate::streams::{Place, Work};
 
-/// The attribute of a device that has no memory of its own.
+/// The attribute of a device without memory of its own.
 const INTEGRATED: i32 = 18;
 
 impl Driver {
-    /// The side of a copy that an address without a kind stands for.
+    /// The side of a copy at an address of unknown kind.
     pub fn place(&self, address: u64) -> Place {
-        match self.device.is_mine(address) {
+        match self.device.is_device_address(address) {
             true => Place::Device(address),
             false => Place::Host(address as usize),
         }
     }
 
-    /// Where an address really is: a device that uses the host's memory sees what is pinned there, at the same
-    /// address.
-    fn seen(&self, place: Place, bytes: usize) -> Place {
+    /// The side that an address is really on: an integrated device sees pinned memory at the host's address.
+    fn resolved(&self, place: Place, bytes: usize) -> Place {
         let Place::Device(address) = place else { return place };
         let device = self.contexts.device_of(self.here).unwrap_or(0);
         let is_integrated = self.settings.attribute(device, INTEGRATED) == Some(1);
         let is_pinned = || matches!(self.host.kind(address as usize, bytes), Kind::Pinned(..));
-        match is_integrated && !self.device.is_mine(address) && is_pinned() {
+        match is_integrated && !self.device.is_device_address(address) && is_pinned() {
             true => Place::Host(address as usize),
             false => place,
         }
     }
 
-    /// Copies before it returns, after all that the legacy stream waits for.
+    /// Copies before it returns, after all work that the legacy stream waits for.
     pub fn copy_now(&mut self, to: Place, from: Place, bytes: usize) -> Done {
-        let [to, from] = [to, from].map(|place| self.seen(place, bytes));
+        let [to, from] = [to, from].map(|place| self.resolved(place, bytes));
         for place in [to, from] {
             self.check(place, bytes)?;
         }
@@ -42,16 +40,16 @@ impl Driver {
         Ok(())
     }
 
-    /// Gives a copy to a stream.
+    /// Queues a copy on a stream.
     pub fn copy_later(&mut self, to: Place, from: Place, bytes: usize, stream: u64) -> Done {
-        let [to, from] = [to, from].map(|place| self.seen(place, bytes));
+        let [to, from] = [to, from].map(|place| self.resolved(place, bytes));
         let mut is_pageable = false;
         for place in [to, from] {
             is_pageable |= self.check(place, bytes)?;
         }
         let stream = self.stream_here(stream)?;
         if !is_pageable || bytes == 0 {
-            self.give(stream, Work::Copy { to, from, bytes });
+            self.queue(stream, Work::Copy { to, from, bytes });
             return Ok(());
         }
         self.pageable += 1;
@@ -60,32 +58,32 @@ impl Driver {
             return Err(self.fault(codes::INVALID_VALUE, words));
         }
         match (to, from) {
-            // As the real one does: the bytes are taken now, and are on their way.
+            // As the real one does: the bytes are read now.
             (Place::Device(to), Place::Host(from)) => {
                 let mut taken = vec![0; bytes];
                 // SAFETY: by the interface so many bytes can be read at `from` while the call lasts.
                 unsafe {
                     std::ptr::copy_nonoverlapping(from as *const u8, taken.as_mut_ptr(), bytes)
                 };
-                self.give(stream, Work::Write { to, bytes: taken });
+                self.queue(stream, Work::Write { to, bytes: taken });
             }
-            // As the real one does: it comes back when the bytes are there.
+            // As the real one does: the call returns when the bytes are there.
             _ => {
-                let end = self.give(stream, Work::Copy { to, from, bytes });
+                let end = self.queue(stream, Work::Copy { to, from, bytes });
                 self.wait_for(end);
             }
         }
         Ok(())
     }
 
-    /// Gives a copy from the memory of one context to that of another to a stream.
+    /// Queues a copy from the memory of one context to that of another.
     pub fn copy_between(&mut self, [to, from]: [(u64, u64); 2], bytes: usize, stream: u64) -> Done {
         for (address, context) in [to, from] {
             self.check_device(address, bytes, context)?;
         }
         let stream = self.stream_here(stream)?;
         let [to, from] = [to, from].map(|(address, _)| Place::Device(address));
-        self.give(stream, Work::Copy { to, from, bytes });
+        self.queue(stream, Work::Copy { to, from, bytes });
         Ok(())
     }
 
@@ -95,7 +93,7 @@ impl Driver {
         match stream {
             Some(stream) => {
                 let stream = self.stream_here(stream)?;
-                self.give(stream, work);
+                self.queue(stream, work);
             }
             None => {
                 self.finish_legacy();
@@ -105,7 +103,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A stream that belongs to the current context.
+    /// A stream of the current context.
     pub fn stream_here(&mut self, handle: u64) -> Result<u64, Code> {
         let id = self.stream(handle)?;
         match self.streams.streams.get(&id).is_some_and(|stream| stream.context == self.here) {
@@ -123,13 +121,13 @@ impl Driver {
         }
     }
 
-    /// Checks one side of a copy that is asked for: whether it is pageable.
+    /// Checks one side of a copy, and returns whether it is pageable.
     fn check(&mut self, place: Place, bytes: usize) -> Result<bool, Code> {
         let wrong = match place {
             Place::Device(address) => {
                 return self.check_device(address, bytes, self.here).map(|()| false);
             }
-            Place::Host(address) if self.device.is_mine(address as u64) => {
+            Place::Host(address) if self.device.is_device_address(address as u64) => {
                 format!("{address:#x} is of the device, where a place in host memory is meant")
             }
             Place::Host(address) => match self.host.kind(address, bytes) {
@@ -155,7 +153,7 @@ impl Driver {
         Err(self.fault(codes::INVALID_VALUE, wrong))
     }
 
-    /// Does work whose turn has come.
+    /// Does one piece of queued work.
     pub fn perform(&mut self, work: Work) {
         let done = match work {
             Work::Copy { to, from, bytes } => self.copy(to, from, bytes),
@@ -189,7 +187,7 @@ impl Driver {
                 let place = self.device.bytes_mut(to, bytes)?.as_mut_ptr();
                 // SAFETY: the place has so many bytes, and is no memory that a caller can know. By the
                 // interface so many can be read at `from` until the copy is done; that pinned memory is
-                // still there was seen to.
+                // still there was resolved to.
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, place, bytes) };
             }
             (Place::Host(to), Place::Device(from)) => {
@@ -205,7 +203,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Frees device memory that nothing queued may need. Words for what is wrong.
+    /// Frees device memory that no queued work may need; otherwise a description of the fault.
     pub fn free(&mut self, address: u64) -> Result<(), String> {
         let (base, one) = self.device.find(address, 0)?;
         let end = base + one.len() as u64;
@@ -217,15 +215,15 @@ impl Driver {
             work.ranges().iter().any(is_inside)
                 || matches!(work, Work::Free { address } if *address == base)
         };
-        if let Some(who) = self.streams.who_needs(needs) {
+        if let Some(who) = self.streams.needed_by(needs) {
             return Err(format!("the device memory at {address:#x} is freed and {who}"));
         }
         self.device.free(address).map_or(Ok(()), Err)
     }
 
-    /// Words for pinned or registered memory that something queued needs.
-    pub fn who_needs_host(&self, base: usize, bytes: usize) -> Option<String> {
+    /// A description of the fault if queued work needs this pinned or registered memory.
+    pub fn host_needed_by(&self, base: usize, bytes: usize) -> Option<String> {
         let is_inside = |&(place, _): &(Place, usize)| matches!(place, Place::Host(at) if (base..base + bytes).contains(&at));
-        self.streams.who_needs(|work| work.ranges().iter().any(is_inside))
+        self.streams.needed_by(|work| work.ranges().iter().any(is_inside))
     }
 }

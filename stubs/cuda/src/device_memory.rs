@@ -1,29 +1,28 @@
-//! "Device" memory: addresses that the host cannot touch, and their bytes, kept elsewhere. In: sizes, and
-//! ranges to look up. Out: addresses, bytes, or words for what is wrong with a range.
+//! "Device" memory: addresses that the host cannot touch, and their bytes, which are kept elsewhere.
 //!
-//! An address is given out once only, so that a use after the end is always seen.
+//! An address is given out once only, so that every use after free is seen.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What memory holds before anything is written to it, and what lies on both sides of it.
+/// The content of memory before anything is written to it, and of its guards.
 pub const POISON: u8 = 0xD5;
 const GUARD: u8 = 0x6B;
 const GUARD_BYTES: usize = 256;
 
-/// As the real one, and then some between two allocations.
+/// The alignment of the real driver, and some bytes between two allocations.
 const ALIGNMENT: u64 = 512;
 const GAP: u64 = 4096;
 
-/// How many addresses there are for one process: none is used twice.
-const ADDRESSES: usize = 1 << 40;
+/// The addresses of one process: none is used twice.
+const ADDRESS_SPACE_BYTES: usize = 1 << 40;
 
 pub struct Allocation {
-    /// The bytes between two guards.
+    /// The bytes, with a guard on both sides.
     guarded: Vec<u8>,
     pub device: usize,
     pub context: u64,
-    /// Given to `cuMemFreeAsync`, which is still queued.
+    /// Whether a `cuMemFreeAsync` is queued.
     pub ends: bool,
 }
 
@@ -50,17 +49,17 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Whether an address belongs to the device, be anything there or not.
-    pub fn is_mine(&self, address: u64) -> bool {
+    /// Whether an address belongs to a device, allocated or not.
+    pub fn is_device_address(&self, address: u64) -> bool {
         self.addresses.contains(&address)
     }
 
-    /// How much is allocated on a device.
+    /// The allocated bytes of a device.
     pub fn used(&self, device: usize) -> usize {
         self.live.values().filter(|one| one.device == device).map(Allocation::len).sum()
     }
 
-    /// Gives out memory; nothing if there are no addresses left.
+    /// Allocates memory; `None` if there are no addresses left.
     pub fn allocate(&mut self, bytes: usize, device: usize, context: u64) -> Option<u64> {
         if self.addresses.is_empty() {
             self.addresses = reserve()?;
@@ -80,7 +79,7 @@ impl DeviceMemory {
         Some(address)
     }
 
-    /// Takes memory back that begins at an address. Words for guards that were written to.
+    /// Frees the memory that begins at an address. A description of the fault if its guards were written to.
     pub fn free(&mut self, address: u64) -> Option<String> {
         let gone = self.live.remove(&address)?;
         self.bytes -= gone.len();
@@ -88,13 +87,13 @@ impl DeviceMemory {
         (!gone.has_whole_guards()).then(|| broken(address, &gone))
     }
 
-    /// Words for all live memory whose guards were written to.
+    /// Descriptions of all live memory whose guards were written to.
     pub fn broken_guards(&self) -> Vec<String> {
         let broken_ones = self.live.iter().filter(|(_, one)| !one.has_whole_guards());
         broken_ones.map(|(&address, one)| broken(address, one)).collect()
     }
 
-    /// The memory that a range lies in: where it begins, and it. Words for what is wrong with the range.
+    /// The allocation of a range and its start; otherwise a description of the fault.
     pub fn find(&self, address: u64, bytes: usize) -> Result<(u64, &Allocation), String> {
         let before = self.live.range(..=address).next_back();
         if let Some((&base, one)) = before {
@@ -132,7 +131,7 @@ impl DeviceMemory {
         self.unchecked_mut(base, (address - base) as isize, bytes)
     }
 
-    /// Bytes counted from the beginning of an allocation, the guards included.
+    /// Bytes counted from the start of an allocation, the guards included.
     pub fn unchecked_mut(
         &mut self,
         base: u64,
@@ -151,11 +150,12 @@ fn broken(address: u64, one: &Allocation) -> String {
     format!("somebody wrote beside the {} bytes of device memory at {address:#x}", one.len())
 }
 
-/// Addresses that nobody can read from or write to, and that nothing else will be given.
+/// Addresses that cannot be read or written, and that nothing else will be given.
 fn reserve() -> Option<Range<u64>> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at an address that the kernel chooses changes nothing that is there.
-    let start =
-        unsafe { libc::mmap(std::ptr::null_mut(), ADDRESSES, libc::PROT_NONE, flags, -1, 0) };
-    (start != libc::MAP_FAILED).then(|| start as u64..start as u64 + ADDRESSES as u64)
+    let start = unsafe {
+        libc::mmap(std::ptr::null_mut(), ADDRESS_SPACE_BYTES, libc::PROT_NONE, flags, -1, 0)
+    };
+    (start != libc::MAP_FAILED).then(|| start as u64..start as u64 + ADDRESS_SPACE_BYTES as u64)
 }

@@ -1,5 +1,5 @@
-//! The one state of the process, and the way into it. In: a call. Out: its answer, after everything that is
-//! the same for all calls: it is counted, a failure that was planned happens, a context is asked for.
+//! The state of the process, and what is the same for all calls: counting, planned failures, and the need for a
+//! context.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,16 +11,16 @@ use crate::host_memory::HostMemory;
 use crate::settings::Settings;
 use crate::streams::Streams;
 
-/// Handles are no addresses of anything: who follows one dies at once.
+/// Handles are no valid addresses: a dereference crashes at once.
 const HANDLES: u64 = 0x5AFE_0000_0000_0000;
 
-/// What a call cannot do without.
+/// The condition of a call.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Needs {
     Nothing,
-    /// `cuInit` went well.
+    /// `cuInit` has succeeded.
     Init,
-    /// An event or a stream that is named; no context need be current.
+    /// An event or a stream is named; no context need be current.
     Handle,
     /// A context is current in this thread.
     Context,
@@ -29,14 +29,14 @@ pub enum Needs {
 pub struct Driver {
     pub settings: Settings,
     pub initialised: bool,
-    /// The call that is being answered, and the context that is current in its thread (0: none).
+    /// The call that is running, and the current context of its thread (0: none).
     pub call: &'static str,
     pub here: u64,
     pub calls: BTreeMap<&'static str, u64>,
     pub faults: Vec<String>,
-    /// The answer that spoiled the contexts.
+    /// The code that corrupted the contexts.
     pub sticky: Option<Code>,
-    /// Copies given to a stream whose host side is not pinned.
+    /// The number of queued copies whose host side is not pinned.
     pub pageable: u64,
     pub contexts: Contexts,
     pub device: DeviceMemory,
@@ -64,14 +64,14 @@ impl Driver {
         }
     }
 
-    /// A handle that no other thing ever had.
-    pub fn fresh(&mut self) -> u64 {
+    /// A handle that was never used before.
+    pub fn new_handle(&mut self) -> u64 {
         self.handles += 16;
         self.handles
     }
 
-    /// Whether a handle was given out once, be it that its thing is gone.
-    pub fn was_given(&self, handle: u64) -> bool {
+    /// Whether a handle was ever given out, even if its object is gone.
+    pub fn was_issued(&self, handle: u64) -> bool {
         (HANDLES + 1..=self.handles).contains(&handle)
     }
 
@@ -114,7 +114,7 @@ impl Driver {
 
 static DRIVER: OnceLock<Mutex<Driver>> = OnceLock::new();
 
-/// The state, from the first call on, which also sees to the report at the end.
+/// The state. The first call creates it and registers the report at exit.
 pub fn driver() -> MutexGuard<'static, Driver> {
     let driver = DRIVER.get_or_init(|| {
         // SAFETY: `at_exit` is a function of C without arguments, and this library is never unloaded.
@@ -128,12 +128,12 @@ extern "C" fn at_exit() {
     driver().end();
 }
 
-/// Answers a call.
+/// Runs a call.
 pub fn call(name: &'static str, needs: Needs, body: impl FnOnce(&mut Driver) -> Done) -> Code {
     let mut driver = driver();
     let spoiled = driver.sticky;
     let done = driver.enter(name, needs).and_then(|()| body(&mut driver));
-    // What goes wrong in queued work is answered to who waits for it.
+    // An error in queued work is the result of the call that waits for it.
     let in_work = driver.sticky.filter(|_| spoiled.is_none());
     done.err().or(in_work).unwrap_or(codes::SUCCESS)
 }

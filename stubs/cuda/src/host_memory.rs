@@ -1,21 +1,20 @@
-//! Host memory that the device may copy from and to by itself: pinned, or registered. In: sizes and ranges.
-//! Out: addresses, and what a range of host memory is.
+//! Host memory that a device can access: pinned, or registered.
 //!
-//! Pinned memory that was freed stays out of reach for good: who touches it dies at once.
+//! Pinned memory that was freed stays inaccessible for good: touching it crashes at once.
 
 use std::collections::BTreeMap;
 
-/// What pinned memory holds before anything is written to it.
+/// The content of pinned memory before anything is written to it.
 pub const POISON: u8 = 0xAB;
 
-/// What a range of host memory is to the device.
+/// The kind of a range of host memory.
 #[derive(Debug, PartialEq)]
 pub enum Kind {
-    /// All of it lies in what begins here, of so many bytes.
+    /// Pinned or registered as a whole: the start and the size of that memory.
     Pinned(usize, usize),
     Registered(usize, usize),
     Pageable,
-    /// Words for what is wrong with it.
+    /// A description of the fault.
     Wrong(String),
 }
 
@@ -24,13 +23,13 @@ pub struct HostMemory {
     pub pinned: BTreeMap<usize, usize>,
     pub registered: BTreeMap<usize, usize>,
     freed: BTreeMap<usize, usize>,
-    /// Of what `cuMemHostAlloc` gave out.
+    /// Bytes that `cuMemHostAlloc` has allocated.
     pub bytes: usize,
     pub peak: usize,
 }
 
 impl HostMemory {
-    /// Maps pinned memory, if the system gives it.
+    /// Maps pinned memory, if the system has it.
     pub fn allocate(&mut self, bytes: usize) -> Option<usize> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -47,7 +46,7 @@ impl HostMemory {
         Some(start as usize)
     }
 
-    /// Takes pinned memory back that begins at an address; whether there was any.
+    /// Frees the pinned memory that begins at an address. Returns whether there was any.
     pub fn free(&mut self, address: usize) -> bool {
         let Some(bytes) = self.pinned.remove(&address) else {
             return false;
@@ -60,7 +59,7 @@ impl HostMemory {
         true
     }
 
-    /// Whether pinned memory that began there was freed.
+    /// Whether pinned memory at this start was freed.
     pub fn was_freed(&self, address: usize) -> bool {
         self.freed.contains_key(&address)
     }
@@ -70,7 +69,7 @@ impl HostMemory {
         [&self.pinned, &self.registered].iter().any(|all| overlap(all, address, bytes).is_some())
     }
 
-    /// What a range is. One that lies in pinned memory in part is wrong.
+    /// The kind of a range. A range that is pinned in part is a fault.
     pub fn kind(&self, address: usize, bytes: usize) -> Kind {
         let inside = |&(base, len): &(usize, usize)| {
             address.checked_add(bytes).is_some_and(|end| base <= address && end <= base + len)
@@ -98,14 +97,14 @@ impl HostMemory {
     }
 }
 
-/// The last of these ranges that has a byte in common with another.
+/// The last of these ranges that overlaps another.
 fn overlap(all: &BTreeMap<usize, usize>, address: usize, bytes: usize) -> Option<(usize, usize)> {
     let end = address.saturating_add(bytes);
     let (&base, &len) = all.range(..end).next_back()?;
     (base + len > address).then_some((base, len))
 }
 
-/// Whether all pages of a range are there.
+/// Whether all pages of a range are mapped.
 pub fn is_mapped(address: usize, bytes: usize) -> bool {
     // SAFETY: the call of the system only reads a number.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;

@@ -1,12 +1,11 @@
-//! A stub of the CUDA driver's library, `libcuda.so.1`: the functions that a copy pipeline calls, with
-//! the names and types of the real ones, on a machine without a GPU.
+//! A stub of the CUDA driver's library, `libcuda.so.1`, for machines without a GPU: the functions that a copy pipeline
+//! calls, with the names and types of the real ones.
 //!
-//! In: calls of the C interface, and settings from the environment (`settings`). Out: what the real driver
-//! would answer, bytes in "device" memory once somebody waited for them, words on standard error for each
-//! fault, and a report (`report`).
+//! Settings come from the environment (`settings`). Each fault is printed on standard error, and a report (`report`)
+//! says what was called and what was left behind.
 //!
-//! It is stricter than the real one. Work that is given to a stream is left undone until somebody waits for
-//! it, so a wait that is missing shows in the bytes. What the real one leaves undefined is a fault.
+//! It is stricter than the real driver. The work of a stream is not done until something waits for it, so that a
+//! missing wait shows in the bytes. What the real driver leaves undefined is a fault.
 
 pub mod calls;
 pub mod codes;

@@ -1,4 +1,4 @@
-//! What happened so far. In: the state, and a path (`/dev/fd/N` for an open file). Out: JSON.
+//! The report in JSON, written to a path (`/dev/fd/N` for an open file).
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use crate::streams::{Kind, Stream};
 
 impl Driver {
     /// Writes the report that the settings ask for.
-    pub fn report_where_asked(&self) {
+    pub fn write_report(&self) {
         if let Some(path) = &self.settings.report
             && let Err(error) = self.report_to(path)
         {
@@ -53,7 +53,7 @@ impl Driver {
     }
 }
 
-/// How many there are and their bytes.
+/// The count and the bytes of allocations.
 fn ranges(sizes: impl Iterator<Item = usize>) -> String {
     let (count, bytes) = sizes.fold((0, 0), |(count, bytes), size| (count + 1, bytes + size));
     map([("count", count.to_string()), ("bytes", bytes.to_string())])
@@ -66,7 +66,7 @@ fn map<'a>(entries: impl IntoIterator<Item = (&'a str, String)>) -> String {
     format!("{{{}}}", entries.join(","))
 }
 
-/// A text of JSON.
+/// A string in JSON.
 fn text(words: &str) -> String {
     let mut text = String::from("\"");
     for letter in words.chars() {

@@ -1,13 +1,13 @@
-//! What a run of the stub is told. In: the environment. Out: `Settings`.
+//! The settings of the stub, read from the environment.
 //!
-//! A setting that cannot be read ends the process: a test must not pass because of a slip of the pen.
+//! An invalid setting ends the process: a test must not pass because of a typo.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::codes::Code;
 
-/// What kernels would have is that of an H100. Beyond what is settled here, every attribute of a device is 0.
+/// The attributes of a device that are not 0. What concerns kernels is that of an H100.
 const ATTRIBUTES: [(&str, i32, i32); 45] = [
     ("MAX_THREADS_PER_BLOCK", 1, 1024),
     ("MAX_BLOCK_DIM_X", 2, 1024),
@@ -62,14 +62,14 @@ pub const PCI_DOMAIN_ID: i32 = 50;
 pub const HOST_REGISTER_SUPPORTED: i32 = 99;
 pub const READ_ONLY_HOST_REGISTER_SUPPORTED: i32 = 113;
 
-/// One more than the greatest number of an attribute.
+/// One more than the largest number of an attribute.
 const ATTRIBUTES_END: i32 = 160;
 
-/// A call that is to fail.
+/// A planned failure of a call.
 #[derive(Debug, PartialEq)]
 pub struct Failure {
     pub name: String,
-    /// Which of the calls of that name in this process, from 1.
+    /// The call of that name in this process that fails, counted from 1.
     pub nth: u64,
     pub code: Code,
 }
@@ -79,9 +79,9 @@ pub struct Settings {
     pub driver_version: i32,
     /// The attributes of each device that are not 0.
     pub devices: Vec<BTreeMap<i32, i32>>,
-    /// Of each device, in bytes.
+    /// The memory of each device, in bytes.
     pub memory: usize,
-    /// How much host memory can be pinned, in bytes.
+    /// The host memory that can be pinned, in bytes.
     pub pinned: usize,
     pub faults_abort: bool,
     pub pageable_is_a_fault: bool,
@@ -91,7 +91,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What the environment says.
+    /// Reads the environment.
     pub fn from_environment() -> Settings {
         let read = Settings::read(|name| std::env::var(format!("STUB_CUDA_{name}")).ok());
         read.unwrap_or_else(|words| {
@@ -149,7 +149,7 @@ impl Settings {
         })
     }
 
-    /// An attribute of a device, if there is such a one.
+    /// An attribute of a device, if it exists.
     pub fn attribute(&self, device: usize, number: i32) -> Option<i32> {
         let known = (1..ATTRIBUTES_END).contains(&number).then_some(0);
         self.devices.get(device)?.get(&number).copied().or(known)
@@ -160,7 +160,7 @@ fn entries(list: &Option<String>) -> impl Iterator<Item = &str> {
     list.iter().flat_map(|list| list.split(',')).filter(|entry| !entry.is_empty())
 }
 
-/// Reads `name:nth=code`.
+/// Parses `name:nth=code`.
 fn failure(entry: &str) -> Result<Failure, String> {
     let read = || {
         let (call, code) = entry.split_once('=')?;
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     fn of(name: &'static str, text: &'static str) -> Result<Settings, String> {
-        Settings::read(|asked| (asked == name).then(|| text.to_owned()))
+        Settings::read(|other| (other == name).then(|| text.to_owned()))
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn slips_of_the_pen_are_told() {
+    fn invalid_settings_are_refused() {
         for (name, text) in [
             ("DEVICES", "two"),
             ("FAULTS", "ignore"),

@@ -1,8 +1,7 @@
-//! Streams and events: work that is queued, and the waits that do it. In: work for a stream, and what
-//! somebody waits for. Out: the work done, as far as it was waited for and no further.
+//! Streams and events: queued work, and the waits that do it, as far as they wait and no further.
 //!
-//! The work of a stream is numbered from 1. What waits names a stream and a number; that is done once the
-//! stream has done so much. Whatever work waits for was given before it, so that no two wait for each other.
+//! The work of a stream is numbered from 1. A wait names a stream and a number, and is over once the stream has done
+//! so much. Work waits only for work that was queued before it, so that no two wait for each other.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::thread::ThreadId;
@@ -17,7 +16,7 @@ pub enum Place {
     Host(usize),
 }
 
-/// What a stream is given to do.
+/// A piece of work.
 #[derive(Debug)]
 pub enum Work {
     Copy {
@@ -25,7 +24,7 @@ pub enum Work {
         from: Place,
         bytes: usize,
     },
-    /// Bytes that were taken from pageable memory when the work was given.
+    /// Bytes that were read from pageable memory when the work was queued.
     Write {
         to: u64,
         bytes: Vec<u8>,
@@ -44,7 +43,7 @@ pub enum Work {
     Wait(Point),
 }
 
-/// So much of the work of a stream.
+/// A point in the work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     pub stream: u64,
@@ -62,13 +61,13 @@ pub struct Stream {
 
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// By `cuStreamCreate`.
+    /// Created by `cuStreamCreate`.
     Created,
-    /// Destroyed before its work was done, which is still to be done.
+    /// Destroyed before its work was done, which a later wait does.
     Destroyed,
-    /// The one of a context that waits for all that block, and they for it.
+    /// The legacy stream of a context: it waits for all blocking streams, and they wait for it.
     Legacy,
-    /// The one of a context that each thread has for itself.
+    /// The stream of a context that each thread has for itself.
     OfThread(ThreadId),
 }
 
@@ -76,9 +75,9 @@ pub enum Kind {
 pub struct Event {
     pub context: u64,
     pub flags: u32,
-    /// What it was recorded after last.
+    /// The point of its last record.
     pub recorded: Option<Point>,
-    /// When that was done.
+    /// The time when that point was reached.
     pub time: Option<std::time::Instant>,
 }
 
@@ -102,25 +101,25 @@ impl Stream {
         self.queue.len()
     }
 
-    fn given(&self) -> u64 {
+    fn work_count(&self) -> u64 {
         self.done + self.queue.len() as u64
     }
 }
 
 impl Streams {
-    /// Where a stream is when all is done that it was given.
+    /// The point at which a stream has done all its work.
     pub fn end_of(&self, stream: u64) -> Point {
-        Point { stream, number: self.streams.get(&stream).map_or(0, Stream::given) }
+        Point { stream, number: self.streams.get(&stream).map_or(0, Stream::work_count) }
     }
 
-    /// A stream that is gone has done everything.
+    /// Whether a point was reached. A stream that is gone has done everything.
     pub fn is_done(&self, point: Point) -> bool {
         self.streams.get(&point.stream).is_none_or(|stream| stream.done >= point.number)
     }
 
-    /// How much of what is queued in a context, or in one stream of it, moves bytes or waits for what does.
-    /// The rest does no harm whenever it is done.
-    pub fn left_in(&self, context: u64, only: Option<u64>) -> usize {
+    /// The number of queued pieces in a context, or in one stream of it, that move bytes or wait for those that do. The
+    /// others are harmless whenever they are done.
+    pub fn pending(&self, context: u64, only: Option<u64>) -> usize {
         let is_left = |work: &Work| match work {
             Work::Wait(point) => !self.is_done(*point),
             Work::Copy { .. } | Work::Write { .. } | Work::Fill { .. } => true,
@@ -132,7 +131,7 @@ impl Streams {
         meant.flat_map(|(_, stream)| &stream.queue).filter(|work| is_left(work)).count()
     }
 
-    /// The streams of a context that have something to do.
+    /// The streams of a context that have work.
     fn busy(&self, context: u64, which: impl Fn(&Stream) -> bool) -> Vec<Point> {
         let busy = self.streams.iter().filter(|(_, stream)| {
             stream.context == context && !stream.queue.is_empty() && which(stream)
@@ -140,18 +139,18 @@ impl Streams {
         busy.map(|(&id, _)| self.end_of(id)).collect()
     }
 
-    /// All of a context that has to be done before its legacy stream has done its work.
+    /// The points of a context that its legacy stream waits for.
     pub fn before_legacy(&self, context: u64) -> Vec<Point> {
         self.busy(context, Stream::blocks)
     }
 
-    /// All that a context has to do.
+    /// The points at which a context has done all its work.
     pub fn all_of(&self, context: u64) -> Vec<Point> {
         self.busy(context, |_| true)
     }
 
-    /// The work that is queued anywhere and needs something.
-    pub fn who_needs(&self, needs: impl Fn(&Work) -> bool) -> Option<String> {
+    /// Queued work anywhere that a condition holds for.
+    pub fn needed_by(&self, needs: impl Fn(&Work) -> bool) -> Option<String> {
         let found = self.streams.iter().find_map(|(id, stream)| {
             stream.queue.iter().find(|work| needs(work)).map(|work| (id, work.name()))
         });
@@ -183,7 +182,7 @@ impl Work {
 }
 
 impl Driver {
-    /// The stream of a handle, which is null for that of the context.
+    /// The stream of a handle; null is the context's.
     pub fn stream(&mut self, handle: u64) -> Result<u64, Code> {
         let kind = match handle {
             0 | 1 => Kind::Legacy,
@@ -193,7 +192,7 @@ impl Driver {
                 if found.is_some_and(|stream| stream.kind == Kind::Created) {
                     return Ok(handle);
                 }
-                let was = if self.was_given(handle) { "no longer" } else { "not" };
+                let was = if self.was_issued(handle) { "no longer" } else { "not" };
                 let words = format!("{handle:#x} is {was} a stream");
                 return Err(self.fault(codes::INVALID_HANDLE, words));
             }
@@ -207,45 +206,45 @@ impl Driver {
         if let Some((&id, _)) = found {
             return Ok(id);
         }
-        let id = self.fresh();
+        let id = self.new_handle();
         self.streams.streams.insert(id, Stream::new(here, 0, 0, kind));
         Ok(id)
     }
 
-    /// An event that is there.
+    /// An existing event.
     pub fn event(&mut self, handle: u64) -> Result<&mut Event, Code> {
         if !self.streams.events.contains_key(&handle) {
-            let was = if self.was_given(handle) { "no longer" } else { "not" };
+            let was = if self.was_issued(handle) { "no longer" } else { "not" };
             let words = format!("{handle:#x} is {was} an event");
             return Err(self.fault(codes::INVALID_HANDLE, words));
         }
         self.streams.events.get_mut(&handle).ok_or(codes::INVALID_HANDLE)
     }
 
-    /// Gives work to a stream.
-    pub fn give(&mut self, stream: u64, work: Work) -> Point {
+    /// Queues work on a stream.
+    pub fn queue(&mut self, stream: u64, work: Work) -> Point {
         let about = self.streams.streams.get(&stream).map(|s| (s.context, s.kind, s.blocks()));
         let before = match about {
             Some((context, Kind::Legacy, _)) => self.streams.before_legacy(context),
             Some((context, _, true)) => self.streams.busy(context, |s| s.kind == Kind::Legacy),
             _ => Vec::new(),
         };
-        if let Some(given) = self.streams.streams.get_mut(&stream) {
+        if let Some(target) = self.streams.streams.get_mut(&stream) {
             let others = before.into_iter().filter(|point| point.stream != stream);
-            given.queue.extend(others.map(Work::Wait));
-            given.queue.push_back(work);
+            target.queue.extend(others.map(Work::Wait));
+            target.queue.push_back(work);
         }
         self.streams.end_of(stream)
     }
 
-    /// Does what a stream was given, up to a point.
+    /// Does the work of a stream up to a point.
     pub fn wait_for(&mut self, point: Point) {
         while !self.streams.is_done(point) {
             self.step(point.stream);
         }
     }
 
-    /// Does one thing: the next of a stream, or the next of what that waits for.
+    /// Does one piece of work: the next of a stream, or the next of what that waits for.
     pub fn step(&mut self, id: u64) {
         let Some(stream) = self.streams.streams.get_mut(&id) else {
             return;
@@ -268,7 +267,7 @@ impl Driver {
         }
     }
 
-    /// Whether a point was reached before; if not, one thing more is done of it.
+    /// Whether a point was reached before. If not, this does one more piece of work towards it.
     pub fn poll(&mut self, points: &[Point]) -> codes::Done {
         match points.iter().find(|&&point| !self.streams.is_done(point)) {
             None => Ok(()),

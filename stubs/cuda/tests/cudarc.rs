@@ -1,6 +1,6 @@
-//! The bindings that a pipeline uses load the stub, find all that they call, and get right bytes.
+//! The bindings that a pipeline uses load the stub, find all functions that they call, and copy the right bytes.
 
-#![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
+#![allow(clippy::unwrap_used)] // In helper functions too: a failure fails the test.
 
 #[path = "../../../tests/common/child.rs"]
 mod child;
@@ -10,7 +10,7 @@ use std::process::Command;
 use child::{in_child, must_pass};
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-/// Does a test in a process that finds the library under the names that are looked for.
+/// Runs a test in a process that finds the library under both its names.
 fn with_library(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     let folder = std::env::temp_dir().join(format!("stub-cuda-{test}-{}", std::process::id()));
     let prepare = |command: &mut Command| {
@@ -101,7 +101,7 @@ fn errors_have_their_names() {
     });
 }
 
-/// Whether the bindings find a library, and whether it is one that stays: they close it again.
+/// Whether the bindings find a library, and whether it stays loaded when they close it.
 fn is_there() -> bool {
     // SAFETY: what the library does when it is loaded harms nothing.
     let found = unsafe { sys::is_culib_present() };

@@ -1,6 +1,6 @@
 //! Devices are what the settings say, and functions are found by their names.
 
-#![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
+#![allow(clippy::unwrap_used)] // In helper functions too: a failure fails the test.
 
 mod support;
 
@@ -9,13 +9,13 @@ use std::mem::MaybeUninit;
 
 use support::*;
 
-/// The first byte of a text of C.
+/// The first byte of a C string.
 fn of(text: &CStr) -> Option<&c_char> {
     // SAFETY: a text has a first byte, be it its zero.
     Some(unsafe { &*text.as_ptr() })
 }
 
-/// A text that a call writes to a place with so much room.
+/// The text that a call writes to a buffer of this size.
 fn text(room: usize, call: impl FnOnce(Out<'_, u8>, i32) -> Code) -> String {
     let mut bytes = vec![MaybeUninit::new(b'!'); room];
     ok(call(bytes.first_mut(), room as i32));
@@ -31,7 +31,7 @@ fn devices_are_as_the_settings_say() {
         ("DRIVER_VERSION", "13010"),
         ("ATTRIBUTES", "1.INTEGRATED=1,1.PCI_BUS_ID=202,HOST_REGISTER_SUPPORTED=0"),
     ];
-    alone("devices_are_as_the_settings_say", &settings, || {
+    in_own_process("devices_are_as_the_settings_say", &settings, || {
         begin(1);
         assert_eq!(out(|version| cuDriverGetVersion(version)), 13010);
         assert_eq!(out(|count| cuDeviceGetCount(count)), 2);
@@ -56,7 +56,7 @@ fn devices_are_as_the_settings_say() {
 
 #[test]
 fn the_primary_context_is_counted() {
-    alone("the_primary_context_is_counted", &[], || {
+    in_own_process("the_primary_context_is_counted", &[], || {
         let context = begin(0);
         let is_active = || {
             out(|active| cuDevicePrimaryCtxGetState(0, Some(&mut MaybeUninit::uninit()), active))
@@ -72,7 +72,7 @@ fn the_primary_context_is_counted() {
 
 #[test]
 fn contexts_are_pushed_and_popped() {
-    alone("contexts_are_pushed_and_popped", &[("DEVICES", "2")], || {
+    in_own_process("contexts_are_pushed_and_popped", &[("DEVICES", "2")], || {
         let (one, two) = (begin(0), begin(1));
         let current = || out(|context| cuCtxGetCurrent(context));
         ok(cuCtxPushCurrent_v2(one));
@@ -87,7 +87,7 @@ fn contexts_are_pushed_and_popped() {
 
 #[test]
 fn devices_copy_to_each_other() {
-    alone("devices_copy_to_each_other", &[("DEVICES", "2")], || {
+    in_own_process("devices_copy_to_each_other", &[("DEVICES", "2")], || {
         let one = begin(0);
         let (first, from) = (device_memory(8), pinned(8, 7));
         ok(cuMemcpyHtoD_v2(first, from, 8));
@@ -114,7 +114,7 @@ fn a_copy_between_devices_names_the_contexts_of_its_memory() {
 
 #[test]
 fn functions_are_found_by_name() {
-    alone("functions_are_found_by_name", &[], || {
+    in_own_process("functions_are_found_by_name", &[], || {
         let find = |name| {
             let mut status = MaybeUninit::new(9);
             let mut function = MaybeUninit::new(std::ptr::null::<c_void>());
@@ -134,7 +134,7 @@ fn functions_are_found_by_name() {
 
 #[test]
 fn answers_have_names() {
-    alone("answers_have_names", &[], || {
+    in_own_process("answers_have_names", &[], || {
         let name = out(|name| cuGetErrorName(codes::OUT_OF_MEMORY, name));
         // SAFETY: a call that went well gives a text that stays.
         assert_eq!(unsafe { CStr::from_ptr(name) }, c"CUDA_ERROR_OUT_OF_MEMORY");

@@ -11,7 +11,7 @@ const BYTES: usize = 64;
 #[test]
 fn the_call_that_the_environment_names_fails() {
     let settings = [("FAIL", "cuMemHostAlloc:2=2,cuMemAlloc_v2:1=999")];
-    alone("the_call_that_the_environment_names_fails", &settings, || {
+    in_own_process("the_call_that_the_environment_names_fails", &settings, || {
         begin(0);
         let ask = || refused(|address| cuMemHostAlloc(address, BYTES, 0));
         assert_eq!([ask(), ask(), ask()], [0, codes::OUT_OF_MEMORY, 0]);
@@ -22,7 +22,7 @@ fn the_call_that_the_environment_names_fails() {
 
 #[test]
 fn a_test_makes_a_call_fail() {
-    alone("a_test_makes_a_call_fail", &[], || {
+    in_own_process("a_test_makes_a_call_fail", &[], || {
         begin(0);
         let (name, none) = (c"cuStreamSynchronize", c"cuStreamSynchronise");
         let of = |name: &'static std::ffi::CStr| {
@@ -41,7 +41,7 @@ fn a_test_makes_a_call_fail() {
 #[test]
 fn an_error_that_spoils_the_context_stays() {
     let settings = [("FAIL", "cuMemcpyHtoDAsync_v2:2=700")];
-    alone("an_error_that_spoils_the_context_stays", &settings, || {
+    in_own_process("an_error_that_spoils_the_context_stays", &settings, || {
         begin(0);
         let (stream, from, to) = (stream(), pinned(BYTES, 7), device_memory(BYTES));
         let copy = || cuMemcpyHtoDAsync_v2(to, from, BYTES, stream);
@@ -55,7 +55,7 @@ fn an_error_that_spoils_the_context_stays() {
         ];
         assert_eq!(others, [codes::ILLEGAL_ADDRESS; 5]);
         assert_eq!(peek(to, 1), [POISON]);
-        // What needs no context still answers.
+        // Calls that need no context still succeed.
         assert_eq!(out(|count| cuDeviceGetCount(count)), 1);
         assert_eq!(stub_cuda_faults(), 0);
     });
@@ -64,7 +64,7 @@ fn an_error_that_spoils_the_context_stays() {
 #[test]
 fn memory_comes_to_an_end() {
     let settings = [("MEMORY", "1000"), ("PINNED", "100")];
-    alone("memory_comes_to_an_end", &settings, || {
+    in_own_process("memory_comes_to_an_end", &settings, || {
         begin(0);
         let first = device_memory(600);
         let info = || {
@@ -86,14 +86,14 @@ fn memory_comes_to_an_end() {
 
 #[test]
 fn nothing_answers_before_cuinit() {
-    alone("nothing_answers_before_cuinit", &[], || {
+    in_own_process("nothing_answers_before_cuinit", &[], || {
         assert_eq!(refused(|count| cuDeviceGetCount(count)), codes::NOT_INITIALIZED);
     });
 }
 
 #[test]
 fn a_machine_may_have_no_device() {
-    alone("a_machine_may_have_no_device", &[("DEVICES", "0")], || {
+    in_own_process("a_machine_may_have_no_device", &[("DEVICES", "0")], || {
         assert_eq!(cuInit(0), codes::NO_DEVICE);
     });
 }

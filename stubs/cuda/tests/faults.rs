@@ -1,5 +1,5 @@
-//! What the real driver leaves undefined, or answers with an error that a caller can overlook, ends the
-//! process here, with words.
+//! What the real driver leaves undefined, or reports by an error that a caller can overlook, ends the process here with
+//! a message.
 
 mod support;
 
@@ -35,7 +35,7 @@ fn writing_beside_memory_is_found_at_the_end() {
 
 #[test]
 fn writing_inside_memory_is_no_fault() {
-    alone("writing_inside_memory_is_no_fault", &[], || {
+    in_own_process("writing_inside_memory_is_no_fault", &[], || {
         begin(0);
         let memory = device_memory(BYTES);
         ok(stub_cuda_poke(memory, 0, 1));
@@ -192,7 +192,7 @@ fn queued_work_keeps_its_context() {
 
 #[test]
 fn a_queued_free_harms_nobody() {
-    alone("a_queued_free_harms_nobody", &[], || {
+    in_own_process("a_queued_free_harms_nobody", &[], || {
         begin(0);
         let stream = stream();
         ok(cuMemFreeAsync(device_memory(BYTES), stream));
@@ -209,7 +209,7 @@ fn a_queued_free_harms_nobody() {
 
 #[test]
 fn destroying_early_may_be_allowed() {
-    alone("destroying_early_may_be_allowed", &[("DESTROY", "allow")], || {
+    in_own_process("destroying_early_may_be_allowed", &[("DESTROY", "allow")], || {
         begin(0);
         let ((one, _, to), event, two) = (queued(), event(), stream());
         ok(cuEventRecord(event, one));
@@ -287,13 +287,13 @@ fn copying_from_pageable_memory_may_be_a_fault() {
 
 #[test]
 fn a_fault_may_be_an_answer() {
-    alone("a_fault_may_be_an_answer", &[("FAULTS", "count")], || {
+    in_own_process("a_fault_may_be_an_answer", &[("FAULTS", "count")], || {
         begin(0);
         let (stream, _, to) = queued();
         assert_eq!(cuMemFree_v2(to), codes::INVALID_VALUE);
         assert_eq!(cuMemcpyHtoD_v2(to, 16, BYTES + 1), codes::INVALID_VALUE);
         assert_eq!(stub_cuda_faults(), 2);
-        // What was refused has changed nothing.
+        // The refused calls have changed nothing.
         ok(cuStreamSynchronize(stream));
         assert_eq!(peek(to, 1), [7]);
         ok(cuMemFree_v2(to));
@@ -303,7 +303,7 @@ fn a_fault_may_be_an_answer() {
 #[test]
 fn a_fault_in_queued_work_is_told_to_who_waits() {
     let test = "a_fault_in_queued_work_is_told_to_who_waits";
-    alone(test, &[("FAULTS", "count")], || {
+    in_own_process(test, &[("FAULTS", "count")], || {
         begin(0);
         let ((_, _, to), other) = (queued(), stream());
         ok(cuMemFreeAsync(to, other));

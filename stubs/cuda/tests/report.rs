@@ -1,6 +1,6 @@
-//! The report tells what happened and what was left, also of many threads at once.
+//! The report says what happened and what was left behind, also with many threads at once.
 
-#![allow(clippy::unwrap_used)] // In functions of tests too: what fails fails the test.
+#![allow(clippy::unwrap_used)] // In helper functions too: a failure fails the test.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn tells(report: &str, texts: &[&str]) {
 
 #[test]
 fn the_report_tells_what_happened() {
-    alone("the_report_tells_what_happened", &[("FAULTS", "count")], || {
+    in_own_process("the_report_tells_what_happened", &[("FAULTS", "count")], || {
         begin(0);
         let (stream, from, to) = (stream(), pinned(BYTES, 7), device_memory(BYTES));
         ok(cuMemFree_v2(device_memory(1000)));
@@ -77,7 +77,7 @@ fn the_report_at_the_end_is_of_the_end() {
 
 #[test]
 fn threads_do_not_disturb_each_other() {
-    alone("threads_do_not_disturb_each_other", &[], || {
+    in_own_process("threads_do_not_disturb_each_other", &[], || {
         const ROUNDS: u8 = 50;
         let context = begin(0);
         let work = |value: u8| {

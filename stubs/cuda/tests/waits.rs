@@ -1,4 +1,4 @@
-//! Work that is given to a stream is done when somebody waits for it, and only then.
+//! The work of a stream is done when something waits for it, and only then.
 
 mod support;
 
@@ -15,7 +15,7 @@ fn queued(value: u8) -> (u64, usize, u64) {
 
 #[test]
 fn memory_is_poison_until_a_copy_was_waited_for() {
-    alone("memory_is_poison_until_a_copy_was_waited_for", &[], || {
+    in_own_process("memory_is_poison_until_a_copy_was_waited_for", &[], || {
         begin(0);
         let (stream, _, to) = queued(7);
         assert_eq!(peek(to, BYTES), [POISON; BYTES]);
@@ -26,7 +26,7 @@ fn memory_is_poison_until_a_copy_was_waited_for() {
 
 #[test]
 fn a_queued_copy_sees_what_is_written_later() {
-    alone("a_queued_copy_sees_what_is_written_later", &[], || {
+    in_own_process("a_queued_copy_sees_what_is_written_later", &[], || {
         begin(0);
         let (stream, from, to) = queued(7);
         write(from, BYTES, 8);
@@ -37,7 +37,7 @@ fn a_queued_copy_sees_what_is_written_later() {
 
 #[test]
 fn a_stream_does_not_wait_for_another() {
-    alone("a_stream_does_not_wait_for_another", &[], || {
+    in_own_process("a_stream_does_not_wait_for_another", &[], || {
         begin(0);
         let ((one, _, to_one), (_, _, to_two)) = (queued(1), queued(2));
         ok(cuStreamSynchronize(one));
@@ -49,7 +49,7 @@ fn a_stream_does_not_wait_for_another() {
 
 #[test]
 fn an_event_waits_for_what_it_was_recorded_after() {
-    alone("an_event_waits_for_what_it_was_recorded_after", &[], || {
+    in_own_process("an_event_waits_for_what_it_was_recorded_after", &[], || {
         begin(0);
         let (stream, from, to) = queued(7);
         let (event, after) = (event(), device_memory(BYTES));
@@ -64,7 +64,7 @@ fn an_event_waits_for_what_it_was_recorded_after() {
 
 #[test]
 fn a_synchronous_copy_waits_for_streams_that_block() {
-    alone("a_synchronous_copy_waits_for_streams_that_block", &[], || {
+    in_own_process("a_synchronous_copy_waits_for_streams_that_block", &[], || {
         begin(0);
         let (_, from, beside) = queued(7);
         let blocking = out(|stream| cuStreamCreate(stream, 0));
@@ -80,7 +80,7 @@ fn a_synchronous_copy_waits_for_streams_that_block() {
 
 #[test]
 fn the_default_stream_and_those_that_block_wait_for_each_other() {
-    alone("the_default_stream_and_those_that_block_wait_for_each_other", &[], || {
+    in_own_process("the_default_stream_and_those_that_block_wait_for_each_other", &[], || {
         begin(0);
         let blocking = out(|stream| cuStreamCreate(stream, 0));
         let to = device_memory(4);
@@ -94,7 +94,7 @@ fn the_default_stream_and_those_that_block_wait_for_each_other() {
 
 #[test]
 fn each_query_does_one_thing() {
-    alone("each_query_does_one_thing", &[], || {
+    in_own_process("each_query_does_one_thing", &[], || {
         begin(0);
         let (stream, from, to) = queued(7);
         let (event, after) = (event(), device_memory(BYTES));
@@ -113,14 +113,14 @@ fn each_query_does_one_thing() {
 
 #[test]
 fn a_stream_waits_for_the_event_of_another() {
-    alone("a_stream_waits_for_the_event_of_another", &[], || {
+    in_own_process("a_stream_waits_for_the_event_of_another", &[], || {
         begin(0);
         let ((one, from, to), two) = (queued(7), stream());
         let (event, twice) = (event(), device_memory(BYTES));
         ok(cuEventRecord(event, one));
         ok(cuStreamWaitEvent(two, event, 0));
         ok(cuMemcpyDtoDAsync_v2(twice, to, BYTES, two));
-        // What comes behind the event is not waited for.
+        // Work behind the event is not waited for.
         let behind = device_memory(BYTES);
         ok(cuMemcpyHtoDAsync_v2(behind, from, BYTES, one));
         ok(cuStreamSynchronize(two));
@@ -130,7 +130,7 @@ fn a_stream_waits_for_the_event_of_another() {
 
 #[test]
 fn a_query_goes_on_with_what_is_waited_for() {
-    alone("a_query_goes_on_with_what_is_waited_for", &[], || {
+    in_own_process("a_query_goes_on_with_what_is_waited_for", &[], || {
         begin(0);
         let ((one, _, to), two) = (queued(7), stream());
         let event = event();
@@ -145,7 +145,7 @@ fn a_query_goes_on_with_what_is_waited_for() {
 
 #[test]
 fn a_copy_from_the_device_is_late_too() {
-    alone("a_copy_from_the_device_is_late_too", &[], || {
+    in_own_process("a_copy_from_the_device_is_late_too", &[], || {
         begin(0);
         let (stream, from, to) = queued(7);
         let back = pinned(BYTES, 0);
@@ -159,7 +159,7 @@ fn a_copy_from_the_device_is_late_too() {
 
 #[test]
 fn pageable_memory_is_copied_when_it_is_given() {
-    alone("pageable_memory_is_copied_when_it_is_given", &[], || {
+    in_own_process("pageable_memory_is_copied_when_it_is_given", &[], || {
         begin(0);
         let (stream, to) = (stream(), device_memory(BYTES));
         let mut from = [7_u8; BYTES];
@@ -174,7 +174,7 @@ fn pageable_memory_is_copied_when_it_is_given() {
 
 #[test]
 fn registered_memory_is_as_good_as_pinned() {
-    alone("registered_memory_is_as_good_as_pinned", &[], || {
+    in_own_process("registered_memory_is_as_good_as_pinned", &[], || {
         begin(0);
         let (stream, to, from) = (stream(), device_memory(BYTES), vec![7_u8; BYTES]);
         let address = from.as_ptr() as usize;

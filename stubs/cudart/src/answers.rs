@@ -1,4 +1,4 @@
-//! How a call ends, and the error that a thread can ask for afterwards. In: what was done. Out: the answer.
+//! The result of a call, and the last error of a thread.
 
 use std::cell::Cell;
 
@@ -8,11 +8,11 @@ thread_local! {
     static LAST: Cell<Code> = const { Cell::new(codes::SUCCESS) };
 }
 
-/// Answers a call. An error stays the last one of the thread until it is taken or another comes.
+/// The code of a result. An error stays the thread's last one until it is taken or another comes.
 pub fn answer(body: impl FnOnce() -> Done) -> Code {
     let code = body().err().unwrap_or(codes::SUCCESS);
     if code != codes::SUCCESS {
-        // A thread that ends asks for no error any more.
+        // A thread that is ending asks for no error any more.
         let _ = LAST.try_with(|last| last.set(code));
     }
     code
@@ -23,7 +23,7 @@ pub fn last() -> Code {
     LAST.try_with(Cell::get).unwrap_or(codes::SUCCESS)
 }
 
-/// The last error of the thread, which has none then.
+/// Takes the last error of the thread.
 pub fn take_last() -> Code {
     LAST.try_with(|last| last.replace(codes::SUCCESS)).unwrap_or(codes::SUCCESS)
 }

@@ -1,11 +1,11 @@
-//! The answers of the runtime: in, a number; out, its name and what it means. The numbers are the driver's.
+//! The result codes of the runtime, with their names and meanings. The numbers are the driver's.
 
 use std::ffi::CStr;
 
-/// What a call answers; 0 is success.
+/// A result code; 0 is success.
 pub type Code = i32;
 
-/// How the inside of a call ends.
+/// The result inside a call.
 pub type Done = Result<(), Code>;
 
 pub const SUCCESS: Code = 0;
@@ -16,7 +16,7 @@ pub const CALL_REQUIRES_NEWER_DRIVER: Code = 36;
 pub const NOT_SUPPORTED: Code = 801;
 pub const UNKNOWN: Code = 999;
 
-/// The name of an answer and what it means.
+/// The name and the meaning of a code.
 pub fn meaning(code: Code) -> (&'static CStr, &'static CStr) {
     match code {
         0 => (c"cudaSuccess", c"no error"),

@@ -1,8 +1,7 @@
-//! Which device a thread works with, and its primary context. In: a device, or a call that needs one. Out: a
-//! context that is current in the thread.
+//! The device of a thread, and its primary context.
 //!
-//! The context that is current in the driver decides, whoever made it so. Only where there is none, the
-//! device that the thread chose last does, and that is 0 at first.
+//! It is the device of the driver's current context. Without a current context it is the device that the thread chose
+//! last, and 0 at first.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -11,7 +10,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::codes::{self, Code, Done};
 use crate::driver;
 
-/// The version of CUDA that the runtime is of, and the least that its driver may have.
+/// The runtime's version of CUDA, and the oldest that its driver may have.
 pub const VERSION: i32 = 13020;
 const LEAST_OF_DRIVER: i32 = 13000;
 
@@ -19,7 +18,7 @@ thread_local! {
     static CHOSEN: Cell<i32> = const { Cell::new(0) };
 }
 
-/// Makes the driver ready, once. As with the real runtime, there is no second try.
+/// Initializes the driver, once. As with the real runtime, there is no second try.
 pub fn ready() -> Done {
     static READY: OnceLock<Done> = OnceLock::new();
     *READY.get_or_init(|| {
@@ -32,7 +31,7 @@ pub fn ready() -> Done {
     })
 }
 
-/// The primary context of a device, which is retained once and until the process ends.
+/// The primary context of a device, retained once until the process ends.
 pub fn context_of(device: i32) -> Result<u64, Code> {
     static RETAINED: Mutex<BTreeMap<i32, u64>> = Mutex::new(BTreeMap::new());
     let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,8 +44,8 @@ pub fn context_of(device: i32) -> Result<u64, Code> {
     Ok(context)
 }
 
-/// Sees to it that a context is current in the thread.
-pub fn enter() -> Done {
+/// Ensures that a context is current in the thread.
+pub fn ensure_context() -> Done {
     ready()?;
     match current()? {
         0 => driver::cuCtxSetCurrent(context_of(CHOSEN.get())?),
@@ -54,10 +53,10 @@ pub fn enter() -> Done {
     }
 }
 
-/// The same, for a call that names a stream: only those of the context itself need one to be current.
-pub fn enter_for(stream: u64) -> Done {
+/// Ensures a context for a call that names a stream: only the context's own streams need one.
+pub fn ensure_context_for(stream: u64) -> Done {
     const LAST_OF_THE_CONTEXT: u64 = 2;
-    if stream <= LAST_OF_THE_CONTEXT { enter() } else { ready() }
+    if stream <= LAST_OF_THE_CONTEXT { ensure_context() } else { ready() }
 }
 
 fn current() -> Result<u64, Code> {
@@ -68,7 +67,7 @@ fn current() -> Result<u64, Code> {
 
 /// Chooses the device of the thread, and makes its context current.
 pub fn choose(device: i32) -> Done {
-    known(device)?;
+    existing(device)?;
     driver::cuCtxSetCurrent(context_of(device)?)?;
     CHOSEN.set(device);
     Ok(())
@@ -84,16 +83,16 @@ pub fn chosen() -> Result<i32, Code> {
     Ok(device)
 }
 
-/// The number of a device that is there.
-pub fn known(device: i32) -> Result<i32, Code> {
+/// The number of an existing device.
+pub fn existing(device: i32) -> Result<i32, Code> {
     ready()?;
     let mut found = 0;
     driver::cuDeviceGet(&mut found, device)?;
     Ok(found)
 }
 
-/// Does something with a context that need not be the current one.
-pub fn within(context: u64, body: impl FnOnce() -> Done) -> Done {
+/// Calls a function with a context that need not be the current one.
+pub fn with_context(context: u64, body: impl FnOnce() -> Done) -> Done {
     driver::cuCtxPushCurrent_v2(context)?;
     let done = body();
     let mut popped = 0;

@@ -1,5 +1,4 @@
-//! The driver, `libcuda.so.1`, by the public names of its functions. In: a call with its arguments. Out: the
-//! driver's answer, whose numbers mean the same in the runtime.
+//! The driver, `libcuda.so.1`, by the public names of its functions. Its result codes mean the same in the runtime.
 
 #![allow(non_snake_case)] // The names are NVIDIA's.
 

@@ -1,4 +1,4 @@
-//! The functions of the C interface. In and out: as NVIDIA's header says.
+//! The functions of the C interface: see NVIDIA's header.
 
 #![allow(non_snake_case)] // The names are NVIDIA's.
 
@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use crate::cuda;
 use crate::library::{File, Library, call, library};
 
-/// Those that there are.
+/// The names of the functions.
 pub const NAMES: [&str; 8] = [
     "cuFileBufDeregister",
     "cuFileBufRegister",
@@ -21,13 +21,13 @@ pub const NAMES: [&str; 8] = [
 
 const INVALID_VALUE: i32 = 5022;
 const NOT_SUPPORTED: i32 = 5008;
-/// Errors of the library itself are above this, others are the system's.
+/// Errors of the library are above this, and those of the system below.
 const BASE: i32 = 5000;
 
-/// What offsets, lengths and addresses are multiples of where nothing is copied in between.
+/// The alignment of offsets, lengths and addresses in reads without a bounce buffer.
 const ALIGNMENT: u64 = 4096;
 
-/// What a chunk holds where nothing was read to.
+/// The content of a chunk where nothing was read to.
 const POISON: u8 = 0xEE;
 
 /// `CUfileError_t`.
@@ -45,7 +45,7 @@ fn planned(_: &mut Library, code: i32) -> Status {
     status(code)
 }
 
-/// Opens the library; each time counts.
+/// Opens the library, which counts how often.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverOpen() -> Status {
     call("cuFileDriverOpen", planned, |library| {
@@ -54,14 +54,14 @@ pub extern "C" fn cuFileDriverOpen() -> Status {
     })
 }
 
-/// Closes it. Everything is to be given back first.
+/// Closes the library. Everything must be deregistered first.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverClose_v2() -> Status {
     call("cuFileDriverClose_v2", planned, |library| {
         if library.open == 0 {
             library.fault("cuFileDriverClose_v2", "it is not open");
         }
-        // Where calls fail by plan, what is to be given back by them may stay.
+        // Calls with a planned failure may leave something registered.
         let is_clean = library.files.is_empty() && library.buffers.is_empty();
         if library.open == 1 && !is_clean && library.settings.failures.is_empty() {
             library.fault("cuFileDriverClose_v2", "files or memory are still registered");
@@ -82,7 +82,7 @@ pub struct Properties {
     others: [u32; 6],
 }
 
-/// Says what the settings say.
+/// The properties, as the settings have them.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverGetProperties(place: Option<&mut MaybeUninit<Properties>>) -> Status {
     call("cuFileDriverGetProperties", planned, |library| {
@@ -109,7 +109,7 @@ pub struct Description {
     operations: usize,
 }
 
-/// Registers a file that is open for reading past the page cache.
+/// Registers a file that is open with `O_DIRECT`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileHandleRegister(
     handle: Option<&mut MaybeUninit<usize>>,
@@ -150,7 +150,7 @@ fn identity(descriptor: i32) -> Option<(u64, u64)> {
     }
 }
 
-/// Gives a file up, whose descriptor is still open.
+/// Deregisters a file, whose descriptor must still be open.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileHandleDeregister(handle: usize) {
     const NAME: &str = "cuFileHandleDeregister";
@@ -195,7 +195,7 @@ pub extern "C" fn cuFileBufRegister(base: u64, len: usize, _flags: i32) -> Statu
     })
 }
 
-/// The end of that, while the memory is still there.
+/// Deregisters device memory, which must still exist.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBufDeregister(base: u64) -> Status {
     const NAME: &str = "cuFileBufDeregister";
@@ -211,7 +211,7 @@ pub extern "C" fn cuFileBufDeregister(base: u64) -> Status {
     })
 }
 
-/// Reads at once: nothing that is queued is waited for. Where nothing was read to there is poison.
+/// Reads at once, without a wait for queued work. Bytes of the chunk that were not read are poisoned.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileRead(handle: usize, base: u64, len: usize, offset: i64, at: i64) -> isize {
     const NAME: &str = "cuFileRead";
@@ -233,22 +233,22 @@ pub extern "C" fn cuFileRead(handle: usize, base: u64, len: usize, offset: i64, 
             if !is_in_context {
                 library.fault(NAME, "no context is current");
             }
-            let most = library.settings.most;
+            let max_read = library.settings.max_read;
             let touches = library.settings.touch.as_ref() == library.calls.get(NAME);
             let Some(file) = library.files.get_mut(&handle) else {
                 library.fault(NAME, "no file has this handle");
             };
             file.reads += 1;
-            Ok((file.descriptor, most, touches))
+            Ok((file.descriptor, max_read, touches))
         },
     );
     let mut bytes = Aligned::of(len);
-    let read = begun.and_then(|(descriptor, most, touches)| {
+    let read = begun.and_then(|(descriptor, max_read, touches)| {
         let read = pread(descriptor, bytes.as_mut(), offset);
         if touches {
             touch(descriptor);
         }
-        read.map(|read| read.min(most))
+        read.map(|read| read.min(max_read))
     });
     let there = read.unwrap_or(0);
     bytes.as_mut()[there..].fill(POISON);
@@ -274,7 +274,7 @@ pub extern "C" fn cuFileRead(handle: usize, base: u64, len: usize, offset: i64, 
     }
 }
 
-/// Memory to read past the page cache.
+/// Aligned memory for reads with `O_DIRECT`.
 struct Aligned {
     bytes: Vec<u8>,
     from: usize,
@@ -293,7 +293,7 @@ impl Aligned {
     }
 }
 
-/// Changes a file, as one who writes to it does: its modification time is that of the beginning.
+/// Changes a file as a writer does: its modification time becomes the epoch.
 fn touch(descriptor: i32) {
     let times = [libc::UTIME_OMIT, 0].map(|tv_nsec| libc::timespec { tv_sec: 0, tv_nsec });
     // SAFETY: both times are there.
@@ -302,7 +302,7 @@ fn touch(descriptor: i32) {
     }
 }
 
-/// As much as there is up to the end of the file.
+/// Reads until the buffer is full or the file ends.
 fn pread(descriptor: i32, to: &mut [u8], offset: i64) -> Result<usize, i32> {
     let place = to.as_mut_ptr().cast();
     // SAFETY: there is room for so many bytes.

@@ -1,5 +1,4 @@
-//! The stub of CUDA's driver, which the process has loaded. In: ranges of device memory. Out: whether they are
-//! there, and bytes in them.
+//! The calls to the stub of CUDA's driver, which the process has loaded.
 
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
@@ -8,7 +7,7 @@ type Current = unsafe extern "C" fn(*mut u64) -> i32;
 type Peek = unsafe extern "C" fn(*mut u8, u64, usize) -> i32;
 type Write = unsafe extern "C" fn(u64, *const u8, usize) -> i32;
 
-/// What is asked of it.
+/// The functions of that stub.
 struct Driver {
     current: Current,
     peek: Peek,
@@ -41,7 +40,7 @@ fn driver() -> &'static Driver {
     })
 }
 
-/// Whether a context is current in this thread. That it cannot be told is no fault of the caller's.
+/// Whether a context is current in this thread. An error of this question is no fault of the caller.
 pub fn is_in_context() -> bool {
     let mut context = 0;
     // SAFETY: there is room for the answer.
@@ -49,14 +48,14 @@ pub fn is_in_context() -> bool {
     done != 0 || context != 0
 }
 
-/// Whether a range is of device memory that is there.
+/// Whether a range is allocated device memory.
 pub fn is_there(at: u64, len: usize) -> bool {
     let mut bytes = vec![0_u8; len];
     // SAFETY: there is room for so many.
     unsafe { (driver().peek)(bytes.as_mut_ptr(), at, len) == 0 }
 }
 
-/// Writes at once, whatever is queued; whether the range was there.
+/// Writes at once, whatever is queued. Returns whether the range was allocated.
 pub fn write(at: u64, bytes: &[u8]) -> bool {
     // SAFETY: so many can be read.
     unsafe { (driver().write)(at, bytes.as_ptr(), bytes.len()) == 0 }

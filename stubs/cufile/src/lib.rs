@@ -1,10 +1,10 @@
-//! A stub of NVIDIA's library for GPUDirect Storage, `libcufile.so.0`, beside the stub of CUDA's driver:
-//! the functions that a loader calls, with the names and types of the real ones (header of libcufile 1.17).
+//! A stub of NVIDIA's library for GPUDirect Storage, `libcufile.so.0`, beside the stub of CUDA's driver: the functions
+//! that a loader calls, with the names and types of the real ones (header of libcufile 1.17).
 //!
-//! In: calls of the C interface, and settings from the environment (`settings`). Out: bytes of files in "device"
-//! memory, at once and whatever is queued there; words on standard error for each fault, and a report.
+//! Settings come from the environment (`settings`). Reads write to "device" memory at once, whatever is queued there.
+//! Each fault is printed on standard error, and there is a report at the end.
 //!
-//! It is stricter than the real one: what that does by other, slower ways, or leaves undefined, is a fault.
+//! It is stricter than the real library: what that does in a slower way, or leaves undefined, is a fault.
 
 mod calls;
 mod cuda;

@@ -1,5 +1,4 @@
-//! The one state of the process: what is open and registered, what was called, what went wrong. In: a call. Out: its
-//! answer after what is the same for all calls, and a report at the end.
+//! The state of the process: what is open and registered, what was called, what went wrong.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,26 +6,26 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::settings::Settings;
 
-/// Handles are no addresses of anything, and none is given out twice.
+/// Handles are no valid addresses, and none is given out twice.
 const HANDLES: usize = 0x5AFF_0000_0000_0000;
 
-/// A file that is registered.
+/// A registered file.
 #[derive(Clone, Copy)]
 pub struct File {
     pub descriptor: i32,
-    /// Device and inode, so that a descriptor which was closed is seen.
+    /// Device and inode, by which a closed descriptor is noticed.
     pub identity: (u64, u64),
-    /// Reads that go on.
+    /// The reads in flight.
     pub reads: usize,
 }
 
 pub struct Library {
     pub settings: Settings,
-    /// The process that has it: one that was forked from it must not call it.
+    /// The process of this state: a fork of it must not call the library.
     process: u32,
     pub open: usize,
     pub files: BTreeMap<usize, File>,
-    /// Chunks of device memory: where they begin, and how long they are.
+    /// The start and the length of registered device memory.
     pub buffers: BTreeMap<u64, usize>,
     pub calls: BTreeMap<&'static str, u64>,
     pub read: u64,
@@ -35,7 +34,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// A call begins: what it is to answer by plan.
+    /// Begins a call. Returns the code of a planned failure.
     fn enter(&mut self, name: &'static str) -> Option<i32> {
         if self.process != std::process::id() {
             self.fault(name, "is called in a process that was forked");
@@ -47,13 +46,13 @@ impl Library {
         found.map(|failure| failure.code)
     }
 
-    /// Ends the process, in words.
+    /// Ends the process with a message.
     pub fn fault(&self, call: &str, words: &str) -> ! {
         eprintln!("stub cuFile: fault in {call}: {words}");
         std::process::abort();
     }
 
-    /// Keeps a file, under a handle of its own.
+    /// Adds a file under a new handle.
     pub fn keep(&mut self, file: File) -> usize {
         self.handles += 16;
         self.files.insert(self.handles, file);
@@ -81,7 +80,7 @@ impl Library {
 
 static LIBRARY: OnceLock<Mutex<Library>> = OnceLock::new();
 
-/// The state, from the first call on, which also sees to the report at the end.
+/// The state. The first call creates it and registers the report at exit.
 pub fn library() -> MutexGuard<'static, Library> {
     let library = LIBRARY.get_or_init(|| {
         // SAFETY: a function of C without arguments, and this library is never unloaded.
@@ -108,7 +107,7 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Answers a call: with the error that is planned, or with what it does.
+/// Runs a call, or fails it as planned.
 pub fn call<T>(
     name: &'static str,
     planned: impl FnOnce(&mut Library, i32) -> T,

@@ -1,6 +1,6 @@
-//! Functions that programs name and no test of ours calls. In: anything. Out: a refusal.
+//! Functions that programs look up and no test calls.
 
-/// Nothing is written: PyTorch wants the name to be there.
+/// Fails. PyTorch needs the name to exist.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileWrite(_: usize, _: u64, _: usize, _: i64, _: i64) -> isize {
     const NOT_PERMITTED: isize = -1;

@@ -1,10 +1,10 @@
-//! What a run of the stub is told. In: the environment. Out: `Settings`.
+//! The settings of the stub, read from the environment.
 //!
-//! A setting that cannot be read ends the process: a test must not pass because of a slip of the pen.
+//! An invalid setting ends the process: a test must not pass because of a typo.
 
 use std::path::PathBuf;
 
-/// The kinds of storage that nvidia-fs can be told to support, by their bits.
+/// The kinds of storage that nvidia-fs may support, by their bits.
 const STATUS: [(&str, u32); 10] = [
     ("LUSTRE", 0),
     ("WEKAFS", 1),
@@ -18,17 +18,17 @@ const STATUS: [(&str, u32); 10] = [
     ("BEEGFS", 9),
 ];
 
-/// Every kind of disk, so that it does not matter where a test has its files.
+/// Every kind of disk, so that a test may have its files anywhere.
 const DISKS: &str = "NVME,NVMEOF,SCSI,SCALEFLUX";
 
-/// The settings of the library that can be said, by their bits.
+/// The library's own settings, by their bits.
 const CONTROL: [(&str, u32); 2] = [("COMPAT", 1), ("POSIX", 2)];
 
-/// A call that is to fail.
+/// A planned failure of a call.
 #[derive(Debug, PartialEq)]
 pub struct Failure {
     pub name: String,
-    /// Which of the calls of that name in this process, from 1.
+    /// The call of that name in this process that fails, counted from 1.
     pub nth: u64,
     pub code: i32,
 }
@@ -40,15 +40,15 @@ pub struct Settings {
     pub status: u32,
     pub control: u32,
     pub failures: Vec<Failure>,
-    /// What one read gives at the most.
-    pub most: usize,
-    /// After which read its file changes, from 1.
+    /// The maximum bytes of one read.
+    pub max_read: usize,
+    /// The read after which its file changes, counted from 1.
     pub touch: Option<u64>,
     pub report: Option<PathBuf>,
 }
 
 impl Settings {
-    /// What the environment says.
+    /// Reads the environment.
     pub fn from_environment() -> Settings {
         let read = Settings::read(|name| std::env::var(format!("STUB_CUFILE_{name}")).ok());
         read.unwrap_or_else(|words| {
@@ -74,7 +74,7 @@ impl Settings {
             status: bits("STATUS", &value("STATUS").unwrap_or_else(|| DISKS.to_owned()), &STATUS)?,
             control: bits("CONTROL", &value("CONTROL").unwrap_or_default(), &CONTROL)?,
             failures: failures.collect::<Result<_, _>>()?,
-            most: number("MOST")?.map_or(usize::MAX, |most| most as usize),
+            max_read: number("MAX_READ")?.map_or(usize::MAX, |bytes| bytes as usize),
             touch: number("TOUCH")?,
             report: value("REPORT").map(PathBuf::from),
         })
@@ -89,7 +89,7 @@ fn bits(setting: &str, list: &str, known: &[(&str, u32)]) -> Result<u32, String>
     })
 }
 
-/// Reads `name:nth=code`.
+/// Parses `name:nth=code`.
 fn failure(entry: &str) -> Result<Failure, String> {
     let read = || {
         let (call, code) = entry.split_once('=')?;
@@ -106,16 +106,16 @@ mod tests {
     use super::*;
 
     fn of(name: &'static str, text: &'static str) -> Result<Settings, String> {
-        Settings::read(|asked| (asked == name).then(|| text.to_owned()))
+        Settings::read(|other| (other == name).then(|| text.to_owned()))
     }
 
     #[test]
-    fn slips_of_the_pen_are_told() {
+    fn invalid_settings_are_refused() {
         for (name, text) in [
             ("NVFS", "2"),
             ("STATUS", "NVME,NFSS"),
             ("CONTROL", "compat"),
-            ("MOST", "4k"),
+            ("MAX_READ", "4k"),
             ("TOUCH", "first"),
             ("FAIL", "cuFileRead=1"),
             ("FAIL", "cuFileRead:0=1"),

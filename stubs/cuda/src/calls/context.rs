@@ -1,4 +1,4 @@
-//! Contexts: the primary one of each device, and the one that is current in a thread.
+//! Calls about contexts: the primary one of each device, and the current one of a thread.
 
 use super::{Out, put, table};
 use crate::codes::{self, Code, Done};
@@ -33,7 +33,7 @@ pub extern "C" fn cuDevicePrimaryCtxRetain(context: Out<'_, u64>, device: i32) -
     })
 }
 
-/// Releases it.
+/// Releases the primary context of a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> Code {
     call("cuDevicePrimaryCtxRelease_v2", Needs::Init, |driver| {
@@ -42,7 +42,7 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> Code {
     })
 }
 
-/// Whether the primary context of a device is retained by anybody, and its flags.
+/// Whether the primary context of a device is retained, and its flags.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxGetState(
     device: i32,
@@ -73,7 +73,7 @@ pub extern "C" fn cuCtxGetCurrent(context: Out<'_, u64>) -> Code {
     call("cuCtxGetCurrent", Needs::Init, |driver| put(context, driver.here))
 }
 
-/// Makes a context current in place of the one that is; null leaves none.
+/// Replaces the current context; null leaves none.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: u64) -> Code {
     call("cuCtxSetCurrent", Needs::Init, |driver| {
@@ -95,7 +95,7 @@ pub extern "C" fn cuCtxPushCurrent_v2(context: u64) -> Code {
     })
 }
 
-/// Takes the current context away, and names it to who wants to know.
+/// Pops the current context, and returns it where a place for it is given.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxPopCurrent_v2(context: Out<'_, u64>) -> Code {
     call("cuCtxPopCurrent_v2", Needs::Context, |_| {
@@ -108,7 +108,7 @@ fn check(driver: &mut Driver, context: u64) -> Done {
     if driver.contexts.device_of(context).is_some() {
         return Ok(());
     }
-    let was = if driver.was_given(context) { "no longer" } else { "not" };
+    let was = if driver.was_issued(context) { "no longer" } else { "not" };
     Err(driver.fault(codes::INVALID_CONTEXT, format!("{context:#x} is {was} a context")))
 }
 
@@ -127,7 +127,7 @@ pub extern "C" fn cuCtxGetFlags(flags: Out<'_, u32>) -> Code {
     })
 }
 
-/// Sets them.
+/// Sets the flags of the current context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetFlags(flags: u32) -> Code {
     call("cuCtxSetFlags", Needs::Context, |driver| {
@@ -137,7 +137,7 @@ pub extern "C" fn cuCtxSetFlags(flags: u32) -> Code {
     })
 }
 
-/// The version of the interface that a context is of.
+/// The version of the interface of a context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxGetApiVersion(context: u64, version: Out<'_, u32>) -> Code {
     call("cuCtxGetApiVersion", Needs::Init, |driver| {
@@ -157,7 +157,7 @@ pub extern "C" fn cuCtxGetStreamPriorityRange(least: Out<'_, i32>, greatest: Out
     })
 }
 
-/// Waits for all that the current context has to do.
+/// Waits for all work of the current context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> Code {
     call("cuCtxSynchronize", Needs::Context, |driver| {

@@ -1,4 +1,4 @@
-//! Copies and memsets, done at once or given to a stream.
+//! Calls for copies and memsets, done at once or queued on a stream.
 
 use super::table;
 use crate::codes::Code;
@@ -25,7 +25,7 @@ pub extern "C" fn cuMemcpyHtoD_v2(to: u64, from: usize, bytes: usize) -> Code {
     call("cuMemcpyHtoD_v2", Needs::Context, |driver| driver.copy_now(Device(to), Host(from), bytes))
 }
 
-/// Copies to the device when a stream gets to it.
+/// Queues a copy to the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: usize, bytes: usize, stream: u64) -> Code {
     call("cuMemcpyHtoDAsync_v2", Needs::Context, |driver| {
@@ -39,7 +39,7 @@ pub extern "C" fn cuMemcpyDtoH_v2(to: usize, from: u64, bytes: usize) -> Code {
     call("cuMemcpyDtoH_v2", Needs::Context, |driver| driver.copy_now(Host(to), Device(from), bytes))
 }
 
-/// Copies from the device when a stream gets to it.
+/// Queues a copy from the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoHAsync_v2(to: usize, from: u64, bytes: usize, stream: u64) -> Code {
     call("cuMemcpyDtoHAsync_v2", Needs::Context, |driver| {
@@ -55,7 +55,7 @@ pub extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) -> Code {
     })
 }
 
-/// Copies within the device when a stream gets to it.
+/// Queues a copy within the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64) -> Code {
     call("cuMemcpyDtoDAsync_v2", Needs::Context, |driver| {
@@ -63,7 +63,7 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream:
     })
 }
 
-/// Copies from anywhere to anywhere.
+/// Copies between any two addresses.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpy(to: u64, from: u64, bytes: usize) -> Code {
     call("cuMemcpy", Needs::Context, |driver| {
@@ -71,7 +71,7 @@ pub extern "C" fn cuMemcpy(to: u64, from: u64, bytes: usize) -> Code {
     })
 }
 
-/// Copies from anywhere to anywhere when a stream gets to it.
+/// Queues a copy between any two addresses.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: u64) -> Code {
     call("cuMemcpyAsync", Needs::Context, |driver| {
@@ -79,7 +79,7 @@ pub extern "C" fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: u64) -
     })
 }
 
-/// Copies from the memory of one context to that of another when a stream gets to it.
+/// Queues a copy from the memory of one context to that of another.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyPeerAsync(
     to: u64,
@@ -100,7 +100,7 @@ pub extern "C" fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) -> Code {
     call("cuMemsetD8_v2", Needs::Context, |driver| driver.fill(to, value, bytes, None))
 }
 
-/// Fills device memory when a stream gets to it.
+/// Queues a fill of device memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: u64) -> Code {
     call("cuMemsetD8Async", Needs::Context, |driver| driver.fill(to, value, bytes, Some(stream)))

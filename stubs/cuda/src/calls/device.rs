@@ -1,4 +1,4 @@
-//! Devices: how many there are and what they are like.
+//! Calls about devices: their number and their attributes.
 
 use super::{Out, put, put_text, table};
 use crate::codes::{self, Code};
@@ -16,7 +16,7 @@ table![
     cuDeviceTotalMem_v2,
 ];
 
-/// How many devices there are.
+/// The number of devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetCount(count: Out<'_, i32>) -> Code {
     call("cuDeviceGetCount", Needs::Init, |driver| put(count, driver.settings.devices.len() as i32))
@@ -50,7 +50,7 @@ pub extern "C" fn cuDeviceGetAttribute(value: Out<'_, i32>, attribute: i32, devi
     })
 }
 
-/// Where a device sits.
+/// The PCI address of a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetPCIBusId(place: Out<'_, u8>, room: i32, device: i32) -> Code {
     call("cuDeviceGetPCIBusId", Needs::Init, |driver| {
@@ -61,13 +61,13 @@ pub extern "C" fn cuDeviceGetPCIBusId(place: Out<'_, u8>, room: i32, device: i32
     })
 }
 
-/// What tells a device from all others.
+/// The identity of a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetUuid(id: Out<'_, [u8; 16]>, device: i32) -> Code {
     call("cuDeviceGetUuid", Needs::Init, |driver| put(id, uuid(driver.device(device)?)))
 }
 
-/// The same, as newer programs ask.
+/// The identity of a device, by its newer name.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetUuid_v2(id: Out<'_, [u8; 16]>, device: i32) -> Code {
     call("cuDeviceGetUuid_v2", Needs::Init, |driver| put(id, uuid(driver.device(device)?)))
@@ -79,7 +79,7 @@ fn uuid(device: usize) -> [u8; 16] {
     id
 }
 
-/// How much memory a device has.
+/// The memory of a device, in bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceTotalMem_v2(bytes: Out<'_, usize>, device: i32) -> Code {
     call("cuDeviceTotalMem_v2", Needs::Init, |driver| {

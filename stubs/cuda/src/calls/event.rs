@@ -1,4 +1,4 @@
-//! Events: points in the work of streams that can be waited for.
+//! Calls about events: points in the work of streams that a program can wait for.
 
 use super::{Out, put, table};
 use crate::codes::{self, Code, Done};
@@ -16,7 +16,7 @@ table![
     cuEventSynchronize,
 ];
 
-/// Keeps no time.
+/// The flag of an event without a time.
 const DISABLE_TIMING: u32 = 2;
 
 /// Creates an event.
@@ -24,7 +24,7 @@ const DISABLE_TIMING: u32 = 2;
 pub extern "C" fn cuEventCreate(event: Out<'_, u64>, flags: u32) -> Code {
     call("cuEventCreate", Needs::Context, |driver| {
         let place = event.filter(|_| flags < 8).ok_or(codes::INVALID_VALUE)?;
-        let handle = driver.fresh();
+        let handle = driver.new_handle();
         let new = Event { context: driver.here, flags, ..Event::default() };
         driver.streams.events.insert(handle, new);
         place.write(handle);
@@ -32,13 +32,13 @@ pub extern "C" fn cuEventCreate(event: Out<'_, u64>, flags: u32) -> Code {
     })
 }
 
-/// Destroys an event. A record that is still queued is a fault, unless the settings allow it.
+/// Destroys an event. A queued record of it is a fault, unless the settings allow it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventDestroy_v2(event: u64) -> Code {
     call("cuEventDestroy_v2", Needs::Handle, |driver| {
         driver.event(event)?;
         let needs = |work: &Work| matches!(work, Work::Record { event: of } if *of == event);
-        let who = driver.streams.who_needs(needs);
+        let who = driver.streams.needed_by(needs);
         if let Some(who) = who.filter(|_| driver.settings.destroying_is_a_fault) {
             let words = format!("the event {event:#x} is destroyed and {who}");
             return Err(driver.fault(codes::INVALID_HANDLE, words));
@@ -48,13 +48,13 @@ pub extern "C" fn cuEventDestroy_v2(event: u64) -> Code {
     })
 }
 
-/// Records what a stream was given until now.
+/// Records the work that a stream has been given.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecord(event: u64, stream: u64) -> Code {
     call("cuEventRecord", Needs::Handle, |driver| record(driver, event, stream))
 }
 
-/// The same, with flags for captured streams.
+/// As `cuEventRecord`, with flags for captured streams.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecordWithFlags(event: u64, stream: u64, _flags: u32) -> Code {
     call("cuEventRecordWithFlags", Needs::Handle, |driver| record(driver, event, stream))
@@ -67,13 +67,13 @@ fn record(driver: &mut Driver, event: u64, stream: u64) -> Done {
         let words = format!("the event {event:#x} and the stream {stream:#x} differ in context");
         return Err(driver.fault(codes::INVALID_HANDLE, words));
     }
-    let point = driver.give(id, Work::Record { event });
+    let point = driver.queue(id, Work::Record { event });
     let event = driver.event(event)?;
     (event.recorded, event.time) = (Some(point), None);
     Ok(())
 }
 
-/// Whether all is done that an event was recorded after; if not, one thing of it is done.
+/// Whether the work before an event's record is done. If not, this does one piece of it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: u64) -> Code {
     call("cuEventQuery", Needs::Handle, |driver| {
@@ -82,7 +82,7 @@ pub extern "C" fn cuEventQuery(event: u64) -> Code {
     })
 }
 
-/// Waits until all is done that an event was recorded after.
+/// Waits for the work before an event's record.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventSynchronize(event: u64) -> Code {
     call("cuEventSynchronize", Needs::Handle, |driver| {
@@ -99,7 +99,7 @@ pub extern "C" fn cuEventElapsedTime(time: Out<'_, f32>, start: u64, end: u64) -
     call("cuEventElapsedTime", Needs::Handle, |driver| elapsed(driver, time, start, end))
 }
 
-/// The same, as newer programs ask.
+/// The milliseconds between two events, by its newer name.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventElapsedTime_v2(time: Out<'_, f32>, start: u64, end: u64) -> Code {
     call("cuEventElapsedTime_v2", Needs::Handle, |driver| elapsed(driver, time, start, end))

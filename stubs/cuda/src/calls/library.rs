@@ -1,4 +1,4 @@
-//! What is asked of the library itself: to be ready, its version, its functions, what an answer means.
+//! Calls about the library itself: initialization, its version, its functions, the meaning of codes.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -15,7 +15,7 @@ table![
     cuGetProcAddress_v2
 ];
 
-/// Makes the library ready; without a device it does not get so.
+/// Initializes the library, which fails without a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(flags: u32) -> Code {
     call("cuInit", Needs::Nothing, |driver| match flags {
@@ -28,7 +28,7 @@ pub extern "C" fn cuInit(flags: u32) -> Code {
     })
 }
 
-/// The version of CUDA that the driver has.
+/// The driver's version of CUDA.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDriverGetVersion(version: Out<'_, i32>) -> Code {
     call("cuDriverGetVersion", Needs::Nothing, |driver| {
@@ -36,7 +36,7 @@ pub extern "C" fn cuDriverGetVersion(version: Out<'_, i32>) -> Code {
     })
 }
 
-/// The name of an answer.
+/// The name of a code.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetErrorName(code: Code, name: Out<'_, *const c_char>) -> Code {
     call("cuGetErrorName", Needs::Nothing, |_| match codes::meaning(code) {
@@ -45,7 +45,7 @@ pub extern "C" fn cuGetErrorName(code: Code, name: Out<'_, *const c_char>) -> Co
     })
 }
 
-/// What an answer means.
+/// The meaning of a code.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetErrorString(code: Code, words: Out<'_, *const c_char>) -> Code {
     call("cuGetErrorString", Needs::Nothing, |_| match codes::meaning(code) {
@@ -54,7 +54,7 @@ pub extern "C" fn cuGetErrorString(code: Code, words: Out<'_, *const c_char>) ->
     })
 }
 
-/// The address of a function; that of its second version where it has one.
+/// The address of a function, of its second version where there is one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetProcAddress_v2(
     name: Option<&c_char>,
@@ -75,7 +75,7 @@ pub extern "C" fn cuGetProcAddress_v2(
     })
 }
 
-/// As the second version, without saying why there is none.
+/// As the second version, without the reason for a missing one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetProcAddress(
     name: Option<&c_char>,

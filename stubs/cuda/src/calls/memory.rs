@@ -1,4 +1,4 @@
-//! Memory of the device, and host memory that it can copy from by itself.
+//! Calls for device memory, and for host memory that a device can access.
 
 use super::{Out, put, table};
 use crate::codes::{self, Code, Done};
@@ -29,7 +29,7 @@ pub extern "C" fn cuMemAlloc_v2(address: Out<'_, u64>, bytes: usize) -> Code {
     call("cuMemAlloc_v2", Needs::Context, |driver| allocate(driver, address, bytes))
 }
 
-/// Allocates device memory that can be used at once, though the interface says less.
+/// Allocates device memory. It can be used at once, which is more than the interface promises.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAllocAsync(address: Out<'_, u64>, bytes: usize, stream: u64) -> Code {
     call("cuMemAllocAsync", Needs::Context, |driver| {
@@ -57,8 +57,9 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> Code {
         if address == 0 {
             return Ok(());
         }
-        let is_mine = driver.device.live.get(&address).is_none_or(|one| one.context == driver.here);
-        let freed = match is_mine {
+        let is_device_address =
+            driver.device.live.get(&address).is_none_or(|one| one.context == driver.here);
+        let freed = match is_device_address {
             true => driver.free(address),
             false => {
                 Err(format!("the device memory at {address:#x} is not of the current context"))
@@ -68,7 +69,7 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> Code {
     })
 }
 
-/// Frees device memory when a stream gets to it.
+/// Queues a free of device memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeAsync(address: u64, stream: u64) -> Code {
     call("cuMemFreeAsync", Needs::Context, |driver| {
@@ -79,7 +80,7 @@ pub extern "C" fn cuMemFreeAsync(address: u64, stream: u64) -> Code {
         let wrong = match driver.device.live.get_mut(&address) {
             Some(one) if !one.ends => {
                 one.ends = true;
-                driver.give(stream, Work::Free { address });
+                driver.queue(stream, Work::Free { address });
                 return Ok(());
             }
             Some(_) => format!("{address:#x} is freed a second time"),
@@ -92,7 +93,7 @@ pub extern "C" fn cuMemFreeAsync(address: u64, stream: u64) -> Code {
     })
 }
 
-/// How much device memory is free, and how much there is.
+/// The free and the total bytes of device memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemGetInfo_v2(free: Out<'_, usize>, total: Out<'_, usize>) -> Code {
     call("cuMemGetInfo_v2", Needs::Context, |driver| {
@@ -102,7 +103,7 @@ pub extern "C" fn cuMemGetInfo_v2(free: Out<'_, usize>, total: Out<'_, usize>) -
     })
 }
 
-/// Where the device memory that an address lies in begins, and its size.
+/// The start and the size of the device memory at an address.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemGetAddressRange_v2(
     base: Out<'_, u64>,
@@ -122,7 +123,7 @@ pub extern "C" fn cuMemHostAlloc(address: Out<'_, usize>, bytes: usize, _flags: 
     call("cuMemHostAlloc", Needs::Context, |driver| allocate_host(driver, address, bytes))
 }
 
-/// The same, without flags.
+/// As `cuMemHostAlloc`, without flags.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAllocHost_v2(address: Out<'_, usize>, bytes: usize) -> Code {
     call("cuMemAllocHost_v2", Needs::Context, |driver| allocate_host(driver, address, bytes))
@@ -142,7 +143,7 @@ fn allocate_host(driver: &mut Driver, address: Out<'_, usize>, bytes: usize) -> 
 pub extern "C" fn cuMemFreeHost(address: usize) -> Code {
     call("cuMemFreeHost", Needs::Context, |driver| {
         let wrong = match driver.host.pinned.get(&address) {
-            Some(&bytes) => driver.who_needs_host(address, bytes),
+            Some(&bytes) => driver.host_needed_by(address, bytes),
             None if driver.host.was_freed(address) => Some("it was freed before".to_owned()),
             None => Some("it is not where pinned memory begins".to_owned()),
         };
@@ -155,7 +156,7 @@ pub extern "C" fn cuMemFreeHost(address: usize) -> Code {
     })
 }
 
-/// Pins host memory that is there.
+/// Pins existing host memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: u32) -> Code {
     call("cuMemHostRegister_v2", Needs::Context, |driver| {
@@ -177,12 +178,12 @@ pub extern "C" fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: u32)
     })
 }
 
-/// Lets go of it, when nothing queued needs it.
+/// Unpins host memory that nothing queued needs.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostUnregister(address: usize) -> Code {
     call("cuMemHostUnregister", Needs::Context, |driver| {
         let (code, wrong) = match driver.host.registered.get(&address) {
-            Some(&bytes) => (codes::INVALID_VALUE, driver.who_needs_host(address, bytes)),
+            Some(&bytes) => (codes::INVALID_VALUE, driver.host_needed_by(address, bytes)),
             None => (
                 codes::HOST_MEMORY_NOT_REGISTERED,
                 Some("it is not where registered memory begins".to_owned()),
@@ -197,7 +198,7 @@ pub extern "C" fn cuMemHostUnregister(address: usize) -> Code {
     })
 }
 
-/// The address of pinned or registered memory for the device, which is the same.
+/// The device's address of pinned or registered memory, which is the host's.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostGetDevicePointer_v2(
     address: Out<'_, u64>,
@@ -210,7 +211,7 @@ pub extern "C" fn cuMemHostGetDevicePointer_v2(
     })
 }
 
-/// What an address is: of device memory, or of pinned or registered host memory.
+/// The kind of memory at an address: device memory, or pinned or registered host memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuPointerGetAttribute(value: Out<'_, u8>, attribute: i32, address: u64) -> Code {
     const HOST: u32 = 1;

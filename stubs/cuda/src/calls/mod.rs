@@ -1,7 +1,7 @@
-//! The functions of the C interface, by what they are about. In and out: as NVIDIA's driver API says.
+//! The functions of the C interface, by subject: see NVIDIA's driver API.
 //!
-//! A place for an answer is a reference that may be absent, which is what a pointer of C is here; a null
-//! pointer is answered `INVALID_VALUE`. Handles and addresses are numbers.
+//! An output pointer of C is a reference that may be absent: a null pointer gives `INVALID_VALUE`. Handles and
+//! addresses are numbers.
 
 #![allow(non_snake_case)] // The names are NVIDIA's.
 
@@ -20,7 +20,7 @@ use std::mem::MaybeUninit;
 
 use crate::codes::{self, Done};
 
-/// Where an answer goes.
+/// An output pointer of C.
 pub type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
 
 /// A function and its name.
@@ -57,13 +57,13 @@ pub fn find(name: &str) -> Option<Entry> {
     all().find(|entry| entry.0 == name)
 }
 
-/// Answers a value.
+/// Writes a value to an output pointer.
 fn put<T>(place: Out<'_, T>, value: T) -> Done {
     place.ok_or(codes::INVALID_VALUE)?.write(value);
     Ok(())
 }
 
-/// Answers a text of C, cut to the room that there is.
+/// Writes a C string, truncated to the room for it.
 fn put_text(place: Out<'_, u8>, room: i32, text: &str) -> Done {
     let place = place.ok_or(codes::INVALID_VALUE)?.as_mut_ptr();
     let room = usize::try_from(room).ok().filter(|&room| room > 0).ok_or(codes::INVALID_VALUE)?;

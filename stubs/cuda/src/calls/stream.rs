@@ -1,4 +1,4 @@
-//! Streams: work in order, done when it is waited for.
+//! Calls about streams, whose work is done in order once something waits for it.
 
 use std::cell::Cell;
 
@@ -27,7 +27,7 @@ pub extern "C" fn cuStreamCreate(stream: Out<'_, u64>, flags: u32) -> Code {
     call("cuStreamCreate", Needs::Context, |driver| create(driver, stream, flags, 0))
 }
 
-/// Creates a stream with a priority, which changes nothing here.
+/// Creates a stream with a priority, which has no effect here.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamCreateWithPriority(
     stream: Out<'_, u64>,
@@ -41,15 +41,14 @@ pub extern "C" fn cuStreamCreateWithPriority(
 
 fn create(driver: &mut Driver, stream: Out<'_, u64>, flags: u32, priority: i32) -> Done {
     let place = stream.filter(|_| flags <= 1).ok_or(codes::INVALID_VALUE)?;
-    let handle = driver.fresh();
+    let handle = driver.new_handle();
     let new = Stream::new(driver.here, flags, priority, Kind::Created);
     driver.streams.streams.insert(handle, new);
     place.write(handle);
     Ok(())
 }
 
-/// Destroys a stream. Copies that it has still to do are a fault, unless the settings allow it: then they
-/// are done when somebody waits for them.
+/// Destroys a stream. Its queued copies are a fault, unless the settings allow them: then a later wait does them.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamDestroy_v2(stream: u64) -> Code {
     call("cuStreamDestroy_v2", Needs::Handle, |driver| {
@@ -58,7 +57,7 @@ pub extern "C" fn cuStreamDestroy_v2(stream: u64) -> Code {
             return Err(codes::INVALID_HANDLE);
         }
         let context = about(driver, stream)?.context;
-        let left = driver.streams.left_in(context, Some(id));
+        let left = driver.streams.pending(context, Some(id));
         if left > 0 && driver.settings.destroying_is_a_fault {
             let words = format!("the stream {id:#x} is destroyed with {left} operations to do");
             return Err(driver.fault(codes::INVALID_HANDLE, words));
@@ -73,7 +72,7 @@ pub extern "C" fn cuStreamDestroy_v2(stream: u64) -> Code {
     })
 }
 
-/// What is to be done for a stream to have done all that it was given.
+/// The point at which a stream has done all its work.
 fn all(driver: &mut Driver, stream: u64) -> Result<Vec<Point>, Code> {
     let id = driver.stream(stream)?;
     let found = driver.streams.streams.get(&id).ok_or(codes::INVALID_HANDLE)?;
@@ -83,7 +82,7 @@ fn all(driver: &mut Driver, stream: u64) -> Result<Vec<Point>, Code> {
     })
 }
 
-/// Whether a stream has nothing to do; if it has, one thing of it is done.
+/// Whether a stream has no work left. If it has, this does one piece of it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamQuery(stream: u64) -> Code {
     call("cuStreamQuery", Needs::Handle, |driver| {
@@ -92,7 +91,7 @@ pub extern "C" fn cuStreamQuery(stream: u64) -> Code {
     })
 }
 
-/// Waits for all that a stream has to do.
+/// Waits for all work of a stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: u64) -> Code {
     call("cuStreamSynchronize", Needs::Handle, |driver| {
@@ -101,8 +100,7 @@ pub extern "C" fn cuStreamSynchronize(stream: u64) -> Code {
     })
 }
 
-/// Exchanges what a thread says of captures that other threads begin: the mode that it had comes back. There are no
-/// captures here.
+/// Exchanges the capture mode of a thread for another. There are no captures here.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuThreadExchangeStreamCaptureMode(mode: Out<'_, i32>) -> Code {
     const MODES: std::ops::Range<i32> = 0..3;
@@ -120,14 +118,14 @@ pub extern "C" fn cuThreadExchangeStreamCaptureMode(mode: Out<'_, i32>) -> Code 
     })
 }
 
-/// Lets what a stream is given from now on wait for what an event was last recorded after.
+/// Makes later work of a stream wait for an event's last record.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, _flags: u32) -> Code {
     call("cuStreamWaitEvent", Needs::Handle, |driver| {
         let recorded = driver.event(event)?.recorded;
         let stream = driver.stream(stream)?;
         if let Some(point) = recorded.filter(|&point| !driver.streams.is_done(point)) {
-            driver.give(stream, Work::Wait(point));
+            driver.queue(stream, Work::Wait(point));
         }
         Ok(())
     })
@@ -153,7 +151,7 @@ pub extern "C" fn cuStreamGetPriority(stream: u64, priority: Out<'_, i32>) -> Co
     })
 }
 
-/// Whether a stream is captured, which none is.
+/// Whether a stream is being captured, which none is.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamIsCapturing(stream: u64, status: Out<'_, i32>) -> Code {
     call("cuStreamIsCapturing", Needs::Handle, |driver| {

@@ -1,5 +1,5 @@
-//! What the real driver has not: a test in the same process asks the stub itself. These are no calls of
-//! the interface: they are not counted, and need no context.
+//! Calls for a test in the same process, which the real driver does not have. They are not counted and need no
+//! context.
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -13,7 +13,7 @@ fn text(place: Option<&c_char>) -> Option<&CStr> {
     place.map(|place| unsafe { CStr::from_ptr(place) })
 }
 
-/// Makes the nth call of a name, counted from now, answer an error.
+/// Makes the nth call of a name, counted from now, fail with a code.
 #[unsafe(no_mangle)]
 pub extern "C" fn stub_cuda_fail(name: Option<&c_char>, nth: u64, code: Code) -> Code {
     let name = text(name).and_then(|name| name.to_str().ok());
@@ -36,17 +36,17 @@ pub extern "C" fn stub_cuda_report(path: Option<&c_char>) -> Code {
     written.map_or(codes::OPERATING_SYSTEM, |()| codes::SUCCESS)
 }
 
-/// How many faults there were.
+/// The number of faults so far.
 #[unsafe(no_mangle)]
 pub extern "C" fn stub_cuda_faults() -> u64 {
     driver().faults.len() as u64
 }
 
-/// Reads device memory as it is now. Nothing that is queued is done for it.
+/// Reads device memory as it is now, without doing queued work.
 ///
 /// # Safety
 ///
-/// So many bytes can be written at `to`.
+/// `bytes` bytes can be written at `to`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stub_cuda_peek(to: *mut u8, from: u64, bytes: usize) -> Code {
     match driver().device.bytes(from, bytes) {
@@ -59,11 +59,11 @@ pub unsafe extern "C" fn stub_cuda_peek(to: *mut u8, from: u64, bytes: usize) ->
     }
 }
 
-/// Writes to device memory at once, as hardware beside the device does: nothing that is queued is waited for.
+/// Writes to device memory at once, as other hardware does: it waits for no queued work.
 ///
 /// # Safety
 ///
-/// So many bytes can be read at `from`.
+/// `bytes` bytes can be read at `from`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stub_cuda_write(to: u64, from: *const u8, bytes: usize) -> Code {
     match driver().device.bytes_mut(to, bytes) {
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn stub_cuda_write(to: u64, from: *const u8, bytes: usize)
     }
 }
 
-/// Sets a byte of device memory that begins at `base`, or of what guards it on both sides.
+/// Sets a byte of the device memory that begins at `base`, or of the guards on both sides.
 #[unsafe(no_mangle)]
 pub extern "C" fn stub_cuda_poke(base: u64, offset: isize, value: u8) -> Code {
     match driver().device.unchecked_mut(base, offset, 1) {

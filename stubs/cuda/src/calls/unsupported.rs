@@ -1,5 +1,4 @@
-//! Functions that bindings name and that no test needs: they are there, and answer that there is no such
-//! thing here.
+//! Functions that bindings look up and no test needs: they exist, and report that they are not supported.
 
 use crate::codes::{self, Code};
 use crate::driver::{Needs, call};
@@ -7,7 +6,7 @@ use crate::driver::{Needs, call};
 macro_rules! unsupported {
     ($($name:ident)*) => {
         $(
-            /// Not supported.
+            /// Fails with `NOT_SUPPORTED`.
             #[unsafe(no_mangle)]
             pub extern "C" fn $name() -> Code {
                 call(stringify!($name), Needs::Nothing, |_| Err(codes::NOT_SUPPORTED))

@@ -1,4 +1,4 @@
-//! Calling the stub from tests, each in a process of its own, since what it knows is the process's.
+//! Helpers that call the stub from tests, each in a process of its own, since the stub's state is the process's.
 
 #![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
@@ -15,23 +15,23 @@ pub use cuda::calls::{
 };
 pub use cuda::codes::{self, Code};
 
-/// What device memory holds before anything is written to it.
+/// The content of device memory before anything is written to it.
 pub const POISON: u8 = 0xD5;
 
 pub const NON_BLOCKING: u32 = 1;
 
-/// The settings of a test, without what all their names begin with.
+/// The settings of a test, without the common start of their names.
 pub type Settings<'a> = &'a [(&'a str, &'a str)];
 
-/// Does a test in a process with settings; it passes.
+/// Runs a test, which must pass, in a process with settings.
 #[track_caller]
-pub fn alone(test: &str, settings: Settings, body: impl FnOnce()) {
+pub fn in_own_process(test: &str, settings: Settings, body: impl FnOnce()) {
     if let Some(output) = in_child(test, |command| set(command, settings), body) {
         must_pass(&output);
     }
 }
 
-/// Does what ends the process with a fault, which is told in these words.
+/// Runs code that must end its process with a fault of these words.
 #[track_caller]
 pub fn faults(test: &str, settings: Settings, words: &str, body: impl FnOnce()) {
     if let Some(output) = in_child(test, |command| set(command, settings), body) {
@@ -45,7 +45,7 @@ fn set(command: &mut std::process::Command, settings: Settings) {
     command.envs(settings.iter().map(|(name, value)| (format!("STUB_CUDA_{name}"), value)));
 }
 
-/// What a call answers at the place that it is given.
+/// The value that a call writes to its output pointer.
 #[track_caller]
 pub fn out<T>(call: impl FnOnce(Out<'_, T>) -> Code) -> T {
     let mut place = MaybeUninit::uninit();
@@ -54,7 +54,7 @@ pub fn out<T>(call: impl FnOnce(Out<'_, T>) -> Code) -> T {
     unsafe { place.assume_init() }
 }
 
-/// A call that answers something else than a value.
+/// The code of a call that fails.
 pub fn refused<T>(call: impl FnOnce(Out<'_, T>) -> Code) -> Code {
     call(Some(&mut MaybeUninit::uninit()))
 }
@@ -108,7 +108,7 @@ pub fn read(address: usize, bytes: usize) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }.to_vec()
 }
 
-/// Device memory as it is, with nothing done for it.
+/// Device memory as it is, without doing queued work.
 #[track_caller]
 pub fn peek(address: u64, bytes: usize) -> Vec<u8> {
     let mut found = vec![0; bytes];

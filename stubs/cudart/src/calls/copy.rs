@@ -1,12 +1,12 @@
-//! Copies and memsets, done at once or given to a stream.
+//! Calls for copies and memsets, done at once or queued on a stream.
 
-use super::asked;
 use super::memory::CONTEXT;
+use super::query;
 use crate::answers::answer;
 use crate::codes::{self, Code, Done};
 use crate::{devices, driver};
 
-/// What a copy goes from and to, by the runtime's numbers.
+/// The kinds of memory that a copy goes from and to, by the runtime's numbers.
 const HOST_TO_HOST: i32 = 0;
 const HOST_TO_DEVICE: i32 = 1;
 const DEVICE_TO_HOST: i32 = 2;
@@ -17,7 +17,7 @@ const BY_ADDRESS: i32 = 4;
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemcpy(to: u64, from: u64, bytes: usize, kind: i32) -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         match kind {
             _ if bytes == 0 => Ok(()),
             HOST_TO_DEVICE => driver::cuMemcpyHtoD_v2(to, from, bytes),
@@ -29,7 +29,7 @@ pub extern "C" fn cudaMemcpy(to: u64, from: u64, bytes: usize, kind: i32) -> Cod
     })
 }
 
-/// Gives a copy to a stream.
+/// Queues a copy on a stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemcpyAsync(
     to: u64,
@@ -39,12 +39,12 @@ pub extern "C" fn cudaMemcpyAsync(
     stream: u64,
 ) -> Code {
     answer(|| {
-        devices::enter()?;
-        later(to, from, bytes, kind, stream)
+        devices::ensure_context()?;
+        queue_copy(to, from, bytes, kind, stream)
     })
 }
 
-fn later(to: u64, from: u64, bytes: usize, kind: i32, stream: u64) -> Done {
+fn queue_copy(to: u64, from: u64, bytes: usize, kind: i32, stream: u64) -> Done {
     match kind {
         _ if bytes == 0 => Ok(()),
         HOST_TO_DEVICE => driver::cuMemcpyHtoDAsync_v2(to, from, bytes, stream),
@@ -62,10 +62,10 @@ fn later(to: u64, from: u64, bytes: usize, kind: i32, stream: u64) -> Done {
 
 /// The context of device memory.
 fn owner(address: u64) -> Result<u64, Code> {
-    asked(|value| driver::cuPointerGetAttribute(value, CONTEXT, address))
+    query(|value| driver::cuPointerGetAttribute(value, CONTEXT, address))
 }
 
-/// Gives a copy from one device to another to a stream.
+/// Queues a copy from one device to another.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemcpyPeerAsync(
     to: u64,
@@ -76,9 +76,9 @@ pub extern "C" fn cudaMemcpyPeerAsync(
     stream: u64,
 ) -> Code {
     answer(|| {
-        devices::enter()?;
-        let to_context = devices::context_of(devices::known(to_device)?)?;
-        let from_context = devices::context_of(devices::known(from_device)?)?;
+        devices::ensure_context()?;
+        let to_context = devices::context_of(devices::existing(to_device)?)?;
+        let from_context = devices::context_of(devices::existing(from_device)?)?;
         driver::cuMemcpyPeerAsync(to, to_context, from, from_context, bytes, stream)
     })
 }
@@ -87,7 +87,7 @@ pub extern "C" fn cudaMemcpyPeerAsync(
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemset(to: u64, value: i32, bytes: usize) -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         match bytes {
             0 => Ok(()),
             _ => driver::cuMemsetD8_v2(to, value as u8, bytes),
@@ -95,11 +95,11 @@ pub extern "C" fn cudaMemset(to: u64, value: i32, bytes: usize) -> Code {
     })
 }
 
-/// Fills device memory when a stream gets to it.
+/// Queues a fill of device memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemsetAsync(to: u64, value: i32, bytes: usize, stream: u64) -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         match bytes {
             0 => Ok(()),
             _ => driver::cuMemsetD8Async(to, value as u8, bytes, stream),

@@ -1,21 +1,21 @@
-//! Devices: how many there are, what they are like, and the one of a thread.
+//! Calls about devices: their number, their properties, and the device of a thread.
 
 use std::ffi::c_char;
 
 use super::properties::Properties;
-use super::{Out, asked, fetch, put};
+use super::{Out, forward, put, query};
 use crate::answers::answer;
 use crate::codes::{self, Code};
 use crate::{devices, driver};
 
-/// How many devices there are; without one, that is an error.
+/// The number of devices; an error without one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetDeviceCount(count: Out<'_, i32>) -> Code {
     answer(|| {
         let place = count.ok_or(codes::INVALID_VALUE)?;
         place.write(0);
         devices::ready()?;
-        place.write(asked(driver::cuDeviceGetCount)?);
+        place.write(query(driver::cuDeviceGetCount)?);
         Ok(())
     })
 }
@@ -32,11 +32,11 @@ pub extern "C" fn cudaSetDevice(device: i32) -> Code {
     answer(|| devices::choose(device))
 }
 
-/// Waits for all that the device of the thread has to do.
+/// Waits for all work of the thread's device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDeviceSynchronize() -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         driver::cuCtxSynchronize()
     })
 }
@@ -45,25 +45,25 @@ pub extern "C" fn cudaDeviceSynchronize() -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDeviceGetAttribute(value: Out<'_, i32>, attribute: i32, device: i32) -> Code {
     answer(|| {
-        let device = devices::known(device)?;
-        fetch(value, |value| driver::cuDeviceGetAttribute(value, attribute, device))
+        let device = devices::existing(device)?;
+        forward(value, |value| driver::cuDeviceGetAttribute(value, attribute, device))
     })
 }
 
-/// All that a device is like.
+/// The properties of a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetDeviceProperties(properties: Out<'_, Properties>, device: i32) -> Code {
     answer(|| {
-        let device = devices::known(device)?;
+        let device = devices::existing(device)?;
         put(properties, Properties::of(device)?)
     })
 }
 
-/// Where a device sits.
+/// The PCI address of a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDeviceGetPCIBusId(place: *mut c_char, room: i32, device: i32) -> Code {
     answer(|| {
-        let device = devices::known(device)?;
+        let device = devices::existing(device)?;
         driver::cuDeviceGetPCIBusId(place, room, device)
     })
 }
@@ -75,7 +75,7 @@ pub extern "C" fn cudaDeviceGetStreamPriorityRange(
     greatest: Out<'_, i32>,
 ) -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         let (mut from, mut to) = (0, 0);
         driver::cuCtxGetStreamPriorityRange(&mut from, &mut to)?;
         least.map_or(Ok(()), |place| put(Some(place), from))?;
@@ -87,8 +87,8 @@ pub extern "C" fn cudaDeviceGetStreamPriorityRange(
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDeviceCanAccessPeer(can: Out<'_, i32>, device: i32, peer: i32) -> Code {
     answer(|| {
-        devices::known(device)?;
-        devices::known(peer)?;
+        devices::existing(device)?;
+        devices::existing(peer)?;
         put(can, 0)
     })
 }

@@ -1,6 +1,6 @@
-//! Events: points in the work of streams that can be waited for.
+//! Calls about events: points in the work of streams that a program can wait for.
 
-use super::{Out, fetch};
+use super::{Out, forward};
 use crate::answers::answer;
 use crate::codes::Code;
 use crate::{devices, driver};
@@ -15,8 +15,8 @@ pub extern "C" fn cudaEventCreate(event: Out<'_, u64>) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventCreateWithFlags(event: Out<'_, u64>, flags: u32) -> Code {
     answer(|| {
-        devices::enter()?;
-        fetch(event, |event| driver::cuEventCreate(event, flags))
+        devices::ensure_context()?;
+        forward(event, |event| driver::cuEventCreate(event, flags))
     })
 }
 
@@ -34,11 +34,11 @@ pub extern "C" fn cudaEventDestroy(event: u64) -> Code {
 pub extern "C" fn cudaEventElapsedTime(milliseconds: Out<'_, f32>, start: u64, end: u64) -> Code {
     answer(|| {
         devices::ready()?;
-        fetch(milliseconds, |milliseconds| driver::cuEventElapsedTime(milliseconds, start, end))
+        forward(milliseconds, |milliseconds| driver::cuEventElapsedTime(milliseconds, start, end))
     })
 }
 
-/// Whether all is done that an event was recorded after.
+/// Whether the work before an event's record is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventQuery(event: u64) -> Code {
     answer(|| {
@@ -47,22 +47,22 @@ pub extern "C" fn cudaEventQuery(event: u64) -> Code {
     })
 }
 
-/// Records what a stream was given until now.
+/// Records the work that a stream has been given.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventRecord(event: u64, stream: u64) -> Code {
     cudaEventRecordWithFlags(event, stream, 0)
 }
 
-/// The same, with flags.
+/// As `cudaEventRecord`, with flags.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventRecordWithFlags(event: u64, stream: u64, flags: u32) -> Code {
     answer(|| {
-        devices::enter_for(stream)?;
+        devices::ensure_context_for(stream)?;
         driver::cuEventRecordWithFlags(event, stream, flags)
     })
 }
 
-/// Waits until all is done that an event was recorded after.
+/// Waits for the work before an event's record.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventSynchronize(event: u64) -> Code {
     answer(|| {

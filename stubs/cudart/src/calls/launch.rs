@@ -1,5 +1,7 @@
-//! Kernels, of which there are none. Programs register theirs when they are loaded, and that is only noted;
-//! a launch answers "not supported", and its name is told on standard error, the first time.
+//! Calls about kernels, which are not supported.
+//!
+//! Programs register theirs when they are loaded, and only the names are kept. A launch fails with "not supported", and
+//! the first prints the kernel's name on standard error.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,14 +17,14 @@ use crate::codes::{self, Code, Done};
 #[derive(Clone, Copy, Default)]
 pub struct Sizes([u32; 3]);
 
-/// The sizes of grid and block, the bytes of shared memory, and the stream of a launch.
+/// The configuration of a launch: grid, block, bytes of shared memory, and stream.
 type Launch = (Sizes, Sizes, usize, u64);
 
 thread_local! {
     static PUSHED: RefCell<Vec<Launch>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The functions of the host that launch kernels, and where the kernels' names are.
+/// The host functions that launch kernels, and the addresses of the kernels' names.
 static NAMES: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
 /// Refuses a kernel.
@@ -39,21 +41,21 @@ fn refuse(kernel: u64) -> Done {
     Err(codes::NOT_SUPPORTED)
 }
 
-/// Takes a program's kernels, and leaves them alone.
+/// Registers a program's kernels, without an effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaRegisterFatBinary(kernels: u64) -> u64 {
     kernels
 }
 
-/// There are no more of them.
+/// Ends the registration.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaRegisterFatBinaryEnd(_kernels: u64) {}
 
-/// The program ends.
+/// Unregisters a program's kernels.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaUnregisterFatBinary(_kernels: u64) {}
 
-/// Notes the name of a kernel.
+/// Keeps the name of a kernel.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaRegisterFunction(
     _kernels: u64,
@@ -70,7 +72,7 @@ pub extern "C" fn __cudaRegisterFunction(
     NAMES.lock().unwrap_or_else(PoisonError::into_inner).insert(host, name);
 }
 
-/// A variable of kernels is nowhere.
+/// Registers a variable of kernels, without an effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaRegisterVar(
     _kernels: u64,
@@ -84,7 +86,7 @@ pub extern "C" fn __cudaRegisterVar(
 ) {
 }
 
-/// Keeps how the next kernel is to be launched.
+/// Pushes the configuration of the next launch.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaPushCallConfiguration(
     grid: Sizes,
@@ -96,7 +98,7 @@ pub extern "C" fn __cudaPushCallConfiguration(
     0
 }
 
-/// Gives it back.
+/// Pops the configuration of the next launch.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaPopCallConfiguration(
     grid: Out<'_, Sizes>,
@@ -114,7 +116,7 @@ pub extern "C" fn __cudaPopCallConfiguration(
     })
 }
 
-/// The kernel of a function of the host, under the function's own address.
+/// The kernel of a host function, which is the function's own address.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaGetKernel(kernel: Out<'_, u64>, host: u64) -> Code {
     answer(|| put(kernel, host))
@@ -130,7 +132,7 @@ macro_rules! launches {
     )*};
 }
 
-// Each is called with more than the kernel, which comes first; what follows is not looked at.
+// The kernel is the first argument, and the others are not read.
 launches! { __cudaLaunchKernel cudaLaunchKernel cudaLaunchCooperativeKernel }
 
 /// Refuses to launch a kernel.

@@ -1,23 +1,23 @@
-//! What is asked of the library itself: its version, the driver's functions, what an answer means.
+//! Calls about the library itself: its version, the driver's functions, the meaning of codes.
 
 use std::ffi::c_char;
 
-use super::{Out, fetch, put};
+use super::{Out, forward, put};
 use crate::answers::{self, answer};
 use crate::codes::{self, Code};
 use crate::{devices, driver};
 
-/// The version of CUDA that the runtime is of.
+/// The runtime's version of CUDA.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaRuntimeGetVersion(version: Out<'_, i32>) -> Code {
     answer(|| put(version, devices::VERSION))
 }
 
-/// The version of CUDA that the driver has; 0 without a driver.
+/// The driver's version of CUDA; 0 without a driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDriverGetVersion(version: Out<'_, i32>) -> Code {
     answer(|| {
-        fetch(version, |version| match driver::cuDriverGetVersion(version) {
+        forward(version, |version| match driver::cuDriverGetVersion(version) {
             Err(codes::INSUFFICIENT_DRIVER) => Ok(()),
             done => done,
         })
@@ -36,15 +36,15 @@ pub extern "C" fn cudaGetDriverEntryPointByVersion(
     answer(|| {
         devices::ready()?;
         let mut found = 0;
-        let asked = fetch(function, |function| {
+        let result = forward(function, |function| {
             driver::cuGetProcAddress_v2(name, function, version as i32, flags, &mut found)
         });
         status.map_or(Ok(()), |place| put(Some(place), found))?;
-        asked
+        result
     })
 }
 
-/// The last error of the thread, which has none then.
+/// Takes the last error of the thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetLastError() -> Code {
     answers::take_last()
@@ -56,13 +56,13 @@ pub extern "C" fn cudaPeekAtLastError() -> Code {
     answers::last()
 }
 
-/// The name of an answer.
+/// The name of a code.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetErrorName(code: Code) -> *const c_char {
     codes::meaning(code).0.as_ptr()
 }
 
-/// What an answer means.
+/// The meaning of a code.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetErrorString(code: Code) -> *const c_char {
     codes::meaning(code).1.as_ptr()

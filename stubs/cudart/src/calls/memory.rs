@@ -1,6 +1,6 @@
-//! Memory of the device, and host memory that it can copy from by itself.
+//! Calls for device memory, and for host memory that a device can access.
 
-use super::{Out, asked, fetch, put};
+use super::{Out, forward, put, query};
 use crate::answers::answer;
 use crate::codes::{self, Code};
 use crate::{devices, driver};
@@ -10,43 +10,43 @@ pub const CONTEXT: i32 = 1;
 const MEMORY_TYPE: i32 = 2;
 const DEVICE_ORDINAL: i32 = 9;
 
-/// Allocates device memory; of no bytes, none.
+/// Allocates device memory; null for no bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMalloc(address: Out<'_, u64>, bytes: usize) -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         match bytes {
             0 => put(address, 0),
-            _ => fetch(address, |address| driver::cuMemAlloc_v2(address, bytes)),
+            _ => forward(address, |address| driver::cuMemAlloc_v2(address, bytes)),
         }
     })
 }
 
-/// Frees device memory, once all is done that its device was given until now. PyTorch relies on that wait:
-/// it frees memory that work of its own streams may still need.
+/// Frees device memory once all earlier work of its device is done. PyTorch relies on that wait: it frees memory that
+/// work of its own streams may still need.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaFree(address: u64) -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         if address == 0 {
             return Ok(());
         }
-        match asked(|value| driver::cuPointerGetAttribute(value, CONTEXT, address)) {
-            Ok(context) => devices::within(context, || {
+        match query(|value| driver::cuPointerGetAttribute(value, CONTEXT, address)) {
+            Ok(context) => devices::with_context(context, || {
                 driver::cuCtxSynchronize()?;
                 driver::cuMemFree_v2(address)
             }),
-            // What is wrong with the address, the driver knows.
+            // The driver reports what is wrong with the address.
             Err(_) => driver::cuMemFree_v2(address),
         }
     })
 }
 
-/// How much memory of the device is free, and how much there is.
+/// The free and the total bytes of device memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         let (mut left, mut all) = (0, 0);
         driver::cuMemGetInfo_v2(&mut left, &mut all)?;
         put(free, left)?;
@@ -54,19 +54,19 @@ pub extern "C" fn cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) ->
     })
 }
 
-/// Allocates pinned host memory; of no bytes, none.
+/// Allocates pinned host memory; null for no bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaHostAlloc(address: Out<'_, u64>, bytes: usize, flags: u32) -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         match bytes {
             0 => put(address, 0),
-            _ => fetch(address, |address| driver::cuMemHostAlloc(address, bytes, flags)),
+            _ => forward(address, |address| driver::cuMemHostAlloc(address, bytes, flags)),
         }
     })
 }
 
-/// The same, without flags.
+/// As `cudaHostAlloc`, without flags.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMallocHost(address: Out<'_, u64>, bytes: usize) -> Code {
     cudaHostAlloc(address, bytes, 0)
@@ -76,7 +76,7 @@ pub extern "C" fn cudaMallocHost(address: Out<'_, u64>, bytes: usize) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaFreeHost(address: u64) -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         match address {
             0 => Ok(()),
             _ => driver::cuMemFreeHost(address),
@@ -84,20 +84,20 @@ pub extern "C" fn cudaFreeHost(address: u64) -> Code {
     })
 }
 
-/// Pins host memory that is there.
+/// Pins existing host memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaHostRegister(address: u64, bytes: usize, flags: u32) -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         driver::cuMemHostRegister_v2(address, bytes, flags)
     })
 }
 
-/// Lets go of it.
+/// Unpins host memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaHostUnregister(address: u64) -> Code {
     answer(|| {
-        devices::enter()?;
+        devices::ensure_context()?;
         driver::cuMemHostUnregister(address)
     })
 }
@@ -112,15 +112,15 @@ pub struct Attributes {
     reserved: [i64; 8],
 }
 
-/// What an address is: of device memory, of host memory that is pinned or registered, or of neither.
+/// The kind of memory at an address: device memory, pinned or registered host memory, or neither.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaPointerGetAttributes(attributes: Out<'_, Attributes>, address: u64) -> Code {
     const UNREGISTERED: i32 = 0;
     const HOST: i32 = 1;
     const NO_DEVICE: i32 = -2;
     answer(|| {
-        devices::enter()?;
-        let ask = |which| asked(|value| driver::cuPointerGetAttribute(value, which, address));
+        devices::ensure_context()?;
+        let ask = |which| query(|value| driver::cuPointerGetAttribute(value, which, address));
         let (kind, device) = match ask(MEMORY_TYPE) {
             Ok(kind) => (kind as i32, ask(DEVICE_ORDINAL)? as i32),
             Err(codes::INVALID_VALUE) => (UNREGISTERED, NO_DEVICE),

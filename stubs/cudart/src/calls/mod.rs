@@ -1,7 +1,7 @@
-//! The functions of the C interface, by what they are about. In and out: as NVIDIA's runtime API says.
+//! The functions of the C interface, by subject: see NVIDIA's runtime API.
 //!
-//! A place for an answer is a reference that may be absent, which is what a pointer of C is here; a null
-//! pointer is answered "invalid value". Handles and addresses are numbers.
+//! An output pointer of C is a reference that may be absent: a null pointer gives "invalid value". Handles and
+//! addresses are numbers.
 
 #![allow(non_snake_case)] // The names are NVIDIA's.
 
@@ -19,17 +19,17 @@ use std::mem::MaybeUninit;
 
 use crate::codes::{self, Code, Done};
 
-/// Where an answer goes.
+/// An output pointer of C.
 type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
 
-/// Answers a value.
+/// Writes a value to an output pointer.
 fn put<T>(place: Out<'_, T>, value: T) -> Done {
     place.ok_or(codes::INVALID_VALUE)?.write(value);
     Ok(())
 }
 
-/// Answers what the driver writes to a place.
-fn fetch<T: Default>(place: Out<'_, T>, ask: impl FnOnce(&mut T) -> Done) -> Done {
+/// Writes to an output pointer the value that the driver returns.
+fn forward<T: Default>(place: Out<'_, T>, ask: impl FnOnce(&mut T) -> Done) -> Done {
     let place = place.ok_or(codes::INVALID_VALUE)?;
     let mut value = T::default();
     ask(&mut value)?;
@@ -37,8 +37,8 @@ fn fetch<T: Default>(place: Out<'_, T>, ask: impl FnOnce(&mut T) -> Done) -> Don
     Ok(())
 }
 
-/// What the driver writes to a place.
-fn asked<T: Default>(ask: impl FnOnce(&mut T) -> Done) -> Result<T, Code> {
+/// The value that the driver writes to its output pointer.
+fn query<T: Default>(ask: impl FnOnce(&mut T) -> Done) -> Result<T, Code> {
     let mut value = T::default();
     ask(&mut value)?;
     Ok(value)

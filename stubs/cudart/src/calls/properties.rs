@@ -1,9 +1,9 @@
-//! What a device is like, as the struct of C that programs ask for. In: a device. Out: `Properties`, filled
-//! from the driver's attributes. What is of no use without kernels, such as the sizes of textures, is 0.
+//! The properties of a device, as the C struct that programs read. They come from the driver's attributes. Those that
+//! matter only to kernels, such as the sizes of textures, are 0.
 
 use std::ffi::c_char;
 
-use super::asked;
+use super::query;
 use crate::codes::Code;
 use crate::driver;
 
@@ -88,14 +88,14 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// What a device is like.
+    /// The properties of a device.
     pub fn of(device: i32) -> Result<Properties, Code> {
         // SAFETY: all of it is numbers, and 0 is one.
         let mut all: Properties = unsafe { std::mem::zeroed() };
         driver::cuDeviceGetName(all.name.as_mut_ptr(), all.name.len() as i32, device)?;
         driver::cuDeviceGetUuid_v2(&mut all.uuid, device)?;
         driver::cuDeviceTotalMem_v2(&mut all.memory, device)?;
-        let ask = |number| asked(|value| driver::cuDeviceGetAttribute(value, number, device));
+        let ask = |number| query(|value| driver::cuDeviceGetAttribute(value, number, device));
         for (place, number) in all.numbers() {
             *place = ask(number)?;
         }
@@ -105,7 +105,7 @@ impl Properties {
         Ok(all)
     }
 
-    /// The places for attributes, each with the attribute's number.
+    /// The fields for attributes, each with the attribute's number.
     fn numbers(&mut self) -> [(&mut i32, i32); 43] {
         let [block_x, block_y, block_z] = &mut self.block;
         let [grid_x, grid_y, grid_z] = &mut self.grid;

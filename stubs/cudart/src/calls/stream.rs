@@ -1,8 +1,8 @@
-//! Streams. None is ever captured.
+//! Calls about streams, none of which is ever captured.
 
 use std::cell::Cell;
 
-use super::{Out, fetch};
+use super::{Out, forward};
 use crate::answers::answer;
 use crate::codes::{self, Code};
 use crate::{devices, driver};
@@ -27,8 +27,8 @@ pub extern "C" fn cudaStreamCreateWithPriority(
     priority: i32,
 ) -> Code {
     answer(|| {
-        devices::enter()?;
-        fetch(stream, |stream| driver::cuStreamCreateWithPriority(stream, flags, priority))
+        devices::ensure_context()?;
+        forward(stream, |stream| driver::cuStreamCreateWithPriority(stream, flags, priority))
     })
 }
 
@@ -36,7 +36,7 @@ pub extern "C" fn cudaStreamCreateWithPriority(
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamDestroy(stream: u64) -> Code {
     answer(|| {
-        devices::enter_for(stream)?;
+        devices::ensure_context_for(stream)?;
         driver::cuStreamDestroy_v2(stream)
     })
 }
@@ -45,48 +45,48 @@ pub extern "C" fn cudaStreamDestroy(stream: u64) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamGetPriority(stream: u64, priority: Out<'_, i32>) -> Code {
     answer(|| {
-        devices::enter_for(stream)?;
-        fetch(priority, |priority| driver::cuStreamGetPriority(stream, priority))
+        devices::ensure_context_for(stream)?;
+        forward(priority, |priority| driver::cuStreamGetPriority(stream, priority))
     })
 }
 
-/// Whether a stream has nothing to do.
+/// Whether a stream has no work left.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamQuery(stream: u64) -> Code {
     answer(|| {
-        devices::enter_for(stream)?;
+        devices::ensure_context_for(stream)?;
         driver::cuStreamQuery(stream)
     })
 }
 
-/// Waits for all that a stream has to do.
+/// Waits for all work of a stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamSynchronize(stream: u64) -> Code {
     answer(|| {
-        devices::enter_for(stream)?;
+        devices::ensure_context_for(stream)?;
         driver::cuStreamSynchronize(stream)
     })
 }
 
-/// Lets what a stream is given from now on wait for what an event was last recorded after.
+/// Makes later work of a stream wait for an event's last record.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamWaitEvent(stream: u64, event: u64, flags: u32) -> Code {
     answer(|| {
-        devices::enter_for(stream)?;
+        devices::ensure_context_for(stream)?;
         driver::cuStreamWaitEvent(stream, event, flags)
     })
 }
 
-/// Whether a stream is captured.
+/// Whether a stream is being captured.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamIsCapturing(stream: u64, status: Out<'_, i32>) -> Code {
     answer(|| {
-        devices::enter_for(stream)?;
-        fetch(status, |status| driver::cuStreamIsCapturing(stream, status))
+        devices::ensure_context_for(stream)?;
+        forward(status, |status| driver::cuStreamIsCapturing(stream, status))
     })
 }
 
-/// The same. The places for more about a capture are left as they are, since there is none.
+/// As `cudaStreamIsCapturing`. The outputs about a capture stay as they are, since there is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamGetCaptureInfo(
     stream: u64,
@@ -100,7 +100,7 @@ pub extern "C" fn cudaStreamGetCaptureInfo(
     cudaStreamIsCapturing(stream, status)
 }
 
-/// Exchanges what a thread says of captures that other threads begin: the mode that it had comes back.
+/// Exchanges the capture mode of a thread for another.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaThreadExchangeStreamCaptureMode(mode: Option<&mut i32>) -> Code {
     const MODES: std::ops::Range<i32> = 0..3;

@@ -1,12 +1,11 @@
-//! Functions that PyTorch's libraries name and that need what the stubs have not: they are there, and
-//! answer that there is no such thing here. They look at none of their arguments.
+//! Functions that PyTorch's libraries look up and the stubs do not support. They read none of their arguments.
 
 use crate::answers::answer;
 use crate::codes::{self, Code};
 
 macro_rules! unsupported {
     ($($name:ident)*) => {$(
-        /// Not supported.
+        /// Fails with "not supported".
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> Code {
             answer(|| Err(codes::NOT_SUPPORTED))
