@@ -5,14 +5,14 @@
 #
 # The view is mounted over the folder itself, so that no path changes, and is gone when ComfyUI ends.
 # Without a command it lists what ComfyUI would find. While it is mounted the folder is read-only:
-# put new models there before, or give ComfyUI the view as one more place (extra_model_paths.yaml).
+# put new models there before, or give ComfyUI the view as an extra folder (extra_model_paths.yaml).
 set -eu
 
 # The folder itself, where its name is a link to another disk.
 models=$(realpath "$1")
 shift
 
-# What is mounted there is another filesystem than what was there before.
+# A mount there is another filesystem than before.
 before=$(stat -c %d "$models")
 leave() {
     # A second Ctrl-C does not stop this.
@@ -21,13 +21,13 @@ leave() {
     [ "$(stat -c %d "$models")" = "$before" ] || ckptfs unmount --lazy "$models"
 }
 trap leave EXIT
-# Not every shell leaves by EXIT where a signal ends it.
+# Not every shell runs the EXIT trap when a signal ends it.
 trap 'exit 130' INT
 trap 'exit 143' TERM
 trap 'exit 129' HUP
 
-# Links to other disks lead there for ComfyUI too: a checkpoint that is linked is shown as the others; a
-# folder that is linked is as it is there, and can be mounted by itself.
+# Links to other disks are followed: a linked checkpoint is shown as the others, and a linked folder is shown as
+# it is, and can be mounted by itself.
 ckptfs mount --follow-symlinks "$models" "$models"
 if [ $# -gt 0 ]; then
     "$@"

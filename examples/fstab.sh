@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tries a line of /etc/fstab, as root, before it is put there to mount models at every boot:
+# Tries, as root, a line for /etc/fstab that mounts models at every boot:
 #
 #     fstab.sh MODEL_DIR
 #
@@ -11,7 +11,7 @@ models=$(realpath "$1")
 trial=$(mktemp -d)
 mkdir "$trial/models"
 
-# What is mounted there is another filesystem than the folder is on.
+# A mount there is another filesystem than the folder's.
 before=$(stat -c %d "$trial")
 leave() {
     # A second Ctrl-C does not stop this.
@@ -20,7 +20,7 @@ leave() {
     rm -r "$trial"
 }
 trap leave EXIT
-# Not every shell leaves by EXIT where a signal ends it.
+# Not every shell runs the EXIT trap when a signal ends it.
 trap 'exit 130' INT
 trap 'exit 143' TERM
 trap 'exit 129' HUP
@@ -30,8 +30,8 @@ word() {
     printf %s "$1" | sed 's/\\/\\134/g; s/ /\\040/g; s/\t/\\011/g'
 }
 
-# In /etc/fstab the second word is where you want the models, /srv/models say. `allow_other` lets all
-# users read; `_netdev` waits for the network, where MODEL_DIR lies on one.
+# In /etc/fstab the second word is the mountpoint, such as /srv/models. `allow_other` lets all users read;
+# `_netdev` waits for the network, if MODEL_DIR needs it.
 line="$(word "$models")  $(word "$trial/models")  fuse.ckptfs  ro,allow_other,memory=1G,_netdev  0  0"
 printf '%s\n' "$line" >"$trial/fstab"
 mount --fstab "$trial/fstab" "$trial/models"

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Runs a program with the Hugging Face cache seen through ckptfs, so that models that were downloaded
-# as pickles or in shards load as single safetensors files:
+# Runs a program on the Hugging Face cache through ckptfs: models that were downloaded as pickles or in shards load as
+# single safetensors files.
 #
 #     hub_cache.sh ~/.cache/huggingface/hub python my_program.py
 #
-# The view is read-only, so that the program works offline: what it needs must be in the cache.
+# The view is read-only, so the program works offline: the models that it needs must be in the cache.
 set -eu
 
 cache=$1
 shift
 view=$(mktemp -d)
 
-# What is mounted there is another filesystem than the folder is on.
+# A mount there is another filesystem than the folder's.
 before=$(stat -c %d "$view")
 leave() {
     # A second Ctrl-C does not stop this.
@@ -21,7 +21,7 @@ leave() {
     rmdir "$view"
 }
 trap leave EXIT
-# Not every shell leaves by EXIT where a signal ends it.
+# Not every shell runs the EXIT trap when a signal ends it.
 trap 'exit 130' INT
 trap 'exit 143' TERM
 trap 'exit 129' HUP

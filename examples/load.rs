@@ -1,4 +1,4 @@
-//! Loads every tensor of a checkpoint into memory, and says how.
+//! Loads every tensor of a checkpoint into memory, and prints the report.
 //!
 //!     cargo run --release --example load -- PATH [THREADS]
 

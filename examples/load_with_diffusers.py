@@ -1,4 +1,4 @@
-"""Loads an image pipeline with diffusers, in whatever files its parts are.
+"""Loads an image pipeline with diffusers, in any file format of its parts.
 
     python load_with_diffusers.py PIPELINE_DIR [VARIANT]
 
@@ -15,14 +15,14 @@ from diffusers import DiffusionPipeline
 
 @contextmanager
 def mounted(models):
-    """The directory as ckptfs shows it, as long as this is used."""
+    """The directory as ckptfs shows it, mounted during this block."""
     with tempfile.TemporaryDirectory() as point:
         subprocess.run(["ckptfs", "mount", models, point], check=True)
         try:
             yield point
         finally:
-            # Lazily: weights may still be mapped, and are then good until they are let go of. That
-            # they are in use is what it would print.
+            # Lazily: weights may still be mapped, and stay valid until they are unmapped. The command would
+            # print that they are in use.
             unmount = ["ckptfs", "unmount", "--lazy", point]
             subprocess.run(unmount, check=True, stdout=subprocess.DEVNULL)
 

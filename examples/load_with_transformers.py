@@ -1,4 +1,4 @@
-"""Loads a language model with transformers, in whatever files it is: shards, pickles, old or new.
+"""Loads a language model with transformers, from shards or pickles, old or new.
 
     python load_with_transformers.py MODEL_DIR
 
@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM
 
 @contextmanager
 def mounted(models):
-    """The directory as ckptfs shows it, as long as this is used."""
+    """The directory as ckptfs shows it, mounted during this block."""
     with tempfile.TemporaryDirectory() as point:
         subprocess.run(["ckptfs", "mount", models, point], check=True)
         try:
             yield point
         finally:
-            # Lazily: weights may still be mapped, and are then good until they are let go of. That
-            # they are in use is what it would print.
+            # Lazily: weights may still be mapped, and stay valid until they are unmapped. The command would
+            # print that they are in use.
             unmount = ["ckptfs", "unmount", "--lazy", point]
             subprocess.run(unmount, check=True, stdout=subprocess.DEVNULL)
 

@@ -14,7 +14,7 @@ import torch
 
 SEEDS = pathlib.Path(__file__).parent / "seeds"
 
-# What the archives of the pickle target have: storages 0 to 3, in this order, of these sizes.
+# The storages 0 to 3 of the archives of the pickle target, in this order and of these sizes.
 FLOATS = torch.arange(6, dtype=torch.float32)
 LONGS = torch.arange(8)
 HALVES = torch.arange(4, dtype=torch.float16)
@@ -65,7 +65,7 @@ def torch_files():
         try:
             torch.save(state, legacy, _use_new_zipfile_serialization=False)
         except (NotImplementedError, RuntimeError, AttributeError):
-            continue  # Some kinds of tensors are newer than that form.
+            continue  # That form cannot hold some kinds of tensors.
         write("zip", f"{name}-legacy", legacy.getvalue())
     for protocol in (3, 4, 5):
         archive = io.BytesIO()

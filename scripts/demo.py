@@ -1,5 +1,5 @@
-"""The demo's model: `make` saves it as shards and as a pickle, `compare` loads both from where they are
-mounted and proves that they are what was saved."""
+"""The demo's model: `make` saves it as shards and as a pickle, `compare` loads both through a mount and compares them
+with the saved tensors."""
 
 import logging
 import os

@@ -1,7 +1,7 @@
-# Sourced by scripts/test, scripts/demo and scripts/bench: brings what a bare Debian 12 machine with
-# Rust lacks, and says what it brings. Leaves in $python an interpreter that has what the tests need.
+# Sourced by the other scripts: installs what a bare Debian 12 machine with Rust lacks, and says so. Sets $python to an
+# interpreter that has what the tests need.
 
-# What is built is looked for here, wherever this user's cargo builds by default.
+# The scripts look for builds here, wherever this user's cargo builds by default.
 export CARGO_TARGET_DIR=$PWD/target
 
 say() { printf '== %s\n' "$*"; }
@@ -10,8 +10,8 @@ as_root() {
     if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
 }
 
-# Debian's Python comes without venv, and Rust's without a linker; ordinary users mount with fuse3, and
-# the mount is tested with fio and getfattr, the loader with fincore.
+# Debian's Python has no venv, and Rust needs a linker. Ordinary users mount with fuse3. The tests of the mount need
+# fio and getfattr, those of the loader fincore.
 packages=""
 command -v fusermount3 >/dev/null || packages="$packages fuse3"
 command -v fio >/dev/null || packages="$packages fio"
@@ -32,7 +32,7 @@ command -v cargo >/dev/null || { echo "Rust is not installed: see https://rustup
     exit 1
 }
 
-# The Python environment lies outside the tree and is made anew when what it must hold changes.
+# The Python environment lies outside the tree. It is made again when its requirements change.
 requirements=tests/python/requirements.txt
 cache=${CKPTFS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ckptfs}
 venv=$cache/venv-$(sha256sum "$requirements" | cut -c1-12)
@@ -45,7 +45,7 @@ if [ ! -e "$venv/complete" ]; then
     touch "$venv/complete"
 fi
 
-# safetensors' own tests, which only its source has: the Python package is held to them.
+# safetensors' own tests, which the Python package must pass. Only its source package has them.
 safetensors_source=safetensors-0.9.0rc1
 if [ ! -e "$cache/$safetensors_source" ]; then
     say "fetching the tests of $safetensors_source"
@@ -58,7 +58,7 @@ if [ ! -e "$cache/$safetensors_source" ]; then
 fi
 export CKPTFS_SAFETENSORS=$cache/$safetensors_source
 
-# The Python package as it is now, for whatever $python runs.
+# Installs the Python package of this tree for $python.
 install_package() {
     rm -rf target/python
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target target/python .

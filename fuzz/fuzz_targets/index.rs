@@ -1,4 +1,4 @@
-//! Any bytes as an index of shards: no shard that it names without leave lies outside.
+//! Any bytes as an index of shards: without permission no shard that it names lies outside the directory.
 #![no_main]
 
 use std::path::{Component, Path};

@@ -1,4 +1,4 @@
-//! Any bytes as the pickle of an otherwise sound archive.
+//! Any bytes as the pickle of an otherwise valid archive.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any bytes as a safetensors file: what is accepted here, the reference reader accepts.
+//! Any bytes as a safetensors file: the reference reader accepts each file that is accepted here.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any bytes as a file of torch, in either of its forms: archives, and the pickles in a row.
+//! Any bytes as a torch file, in its zip form or its older form of pickles in a row.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

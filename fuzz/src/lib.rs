@@ -1,4 +1,4 @@
-//! What the fuzz targets share: reading bytes as far as they can be read, and what must then hold.
+//! Helpers of the fuzz targets: they parse bytes as a checkpoint, and check what must then hold.
 
 #[allow(dead_code)] // The tests use more of it.
 #[path = "../../tests/common/pickle.rs"]
@@ -13,31 +13,30 @@ use std::sync::Arc;
 use ckptfs::checkpoint::{self, ParseOptions};
 use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
 
-/// Bytes that are read from the front of a virtual file.
-const FRONT: usize = 64 << 10;
+/// The length of the first range that is read from a virtual file.
+const FIRST_RANGE_BYTES: usize = 64 << 10;
 
-/// Bytes of each range that is read elsewhere.
-const RANGE: usize = 1000;
+/// The length of each other range that is read.
+const RANGE_BYTES: usize = 1000;
 
-/// Virtual files up to this size are read whole and shown to the reference reader.
-const SMALL: u64 = 1 << 20;
+/// Virtual files up to this size are read whole, and parsed by the reference reader.
+const MAX_WHOLE_BYTES: u64 = 1 << 20;
 
 /// The sizes of the storages `0` to `3` of an archive with a pickle: six floats, eight long integers,
 /// four halves, none.
-const STORAGES: [usize; 4] = [24, 64, 8, 0];
+const STORAGE_BYTES: [usize; 4] = [24, 64, 8, 0];
 
-/// A sound archive with that pickle and some storages.
+/// A valid archive with that pickle and some storages.
 pub fn archive(pickle: &[u8]) -> Vec<u8> {
     let mut records = vec![zip::Record::stored("archive/data.pkl", pickle)];
-    for (key, &len) in STORAGES.iter().enumerate() {
+    for (key, &len) in STORAGE_BYTES.iter().enumerate() {
         let bytes: Vec<u8> = (0..len).map(|n| (n * 7 + key) as u8).collect();
         records.push(zip::Record::stored(&format!("archive/data/{key}"), &bytes));
     }
     zip::archive(&records)
 }
 
-/// Reads bytes as a checkpoint of that name: all of it, then with what cannot be shown left out.
-/// Says whether they are one.
+/// Parses bytes as a checkpoint of that name, strictly and then partially. Returns whether they are one.
 pub fn read(bytes: &[u8], name: &str) -> bool {
     let all = read_with(bytes, name, &ParseOptions::default());
     let part =
@@ -57,8 +56,8 @@ fn read_with(bytes: &[u8], name: &str, options: &ParseOptions) -> bool {
     true
 }
 
-/// What holds for every virtual file: each range can be read, segments and tensors tile it, and it is a
-/// valid file.
+/// Checks what holds for every virtual file: each range can be read, segments and tensors tile it, and it is valid
+/// safetensors.
 fn check(virtual_file: &Arc<VirtualFile>) {
     let reader = VirtualFileReader::open(virtual_file).expect("memory does not change");
     let size = virtual_file.size();
@@ -69,11 +68,11 @@ fn check(virtual_file: &Arc<VirtualFile>) {
         out.truncate(read);
         out
     };
-    let front = read(0, FRONT);
+    let front = read(0, FIRST_RANGE_BYTES);
     let starts =
         [virtual_file.header_size().saturating_sub(3), size / 2, size.saturating_sub(7), size];
     for start in starts {
-        let part = read(start, RANGE);
+        let part = read(start, RANGE_BYTES);
         if let Some(same) = front.get(start as usize..).filter(|same| same.len() >= part.len()) {
             assert_eq!(part, same[..part.len()]);
         }
@@ -95,7 +94,7 @@ fn check(virtual_file: &Arc<VirtualFile>) {
         }
     }
     assert_eq!(at, size);
-    if size <= SMALL {
+    if size <= MAX_WHOLE_BYTES {
         let whole = read(0, size as usize);
         safetensors::SafeTensors::deserialize(&whole).expect("valid for the reference reader");
     }

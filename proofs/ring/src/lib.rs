@@ -50,21 +50,21 @@ mod tests {
 
     fn one_round(ring: &Ring<Busy>, made: &AtomicUsize, most: usize) {
         let chunk = ring.take(|| {
-            assert!(made.fetch_add(1, Ordering::SeqCst) < most, "there are more than may be");
+            assert!(made.fetch_add(1, Ordering::SeqCst) < most, "more chunks than the ring allows");
             Ok::<_, ()>(Busy { is_read: Arc::new(AtomicBool::new(false)) })
         });
         filled(ring, chunk.unwrap());
     }
 
     fn filled(ring: &Ring<Busy>, chunk: Busy) {
-        // It is filled, while no copy may read it; then a copy starts.
+        // No copy may read the chunk while it is filled. Then a copy starts.
         assert!(!chunk.is_read.swap(true, Ordering::SeqCst), "filled while it is read");
         ring.give_back(chunk);
     }
 
     fn threads(count: usize, rounds: usize, most: usize) {
         let mut model = loom::model::Builder::new();
-        // With more changes from one thread to another it takes hours.
+        // With more preemptions it takes hours.
         model.preemption_bound = Some(3);
         model.check(move || {
             let (ring, made) = (Arc::new(Ring::new(most)), Arc::new(AtomicUsize::new(0)));
@@ -76,7 +76,7 @@ mod tests {
                 .collect();
             (0..rounds).for_each(|_| one_round(&ring, &made, most));
             others.into_iter().for_each(|other| other.join().unwrap());
-            // None is lost: all can be taken, one after the other.
+            // No chunk is lost: all can be taken, one after the other.
             let made = made.load(Ordering::SeqCst);
             ring.shrink(0, |_| panic!("it is read"));
             let no_more = || Err(());
