@@ -70,7 +70,7 @@ def write_all(folder, seed):
     torch.save({"state": numbers(seed + 13, 1_000_003)}, loose / "optimizer.pt")
     (loose / "tiny.txt").write_bytes(random.Random(seed).randbytes(4097))
     (loose / "empty.txt").touch()
-    images = {
+    virtual_files = {
         "sharded/model.safetensors": "sharded",
         "loose/small.safetensors": "loose/small.bin",
         "loose/strided.safetensors": "loose/strided.pt",
@@ -78,4 +78,4 @@ def write_all(folder, seed):
         "loose/legacy.safetensors": "loose/legacy.pth",
     }
     as_they_are = ["loose/optimizer.pt", "loose/tiny.txt", "loose/empty.txt", "sharded/config.json"]
-    return images, as_they_are
+    return virtual_files, as_they_are

@@ -45,8 +45,8 @@ def is_clean(report, pinned=64 * MIB):
 
 
 def test_every_kind_of_checkpoint(folder):
-    images = ["sharded", "loose/small.bin", "loose/strided.pt", "loose/swapped.pt", "loose/legacy.pth"]
-    paths = [folder / "all" / image for image in images]
+    virtual_files = ["sharded", "loose/small.bin", "loose/strided.pt", "loose/swapped.pt", "loose/legacy.pth"]
+    paths = [folder / "all" / virtual_file for virtual_file in virtual_files]
     paths += [folder / name for name in ("kinds.safetensors", "mixed.safetensors", "small.safetensors")]
     is_clean(run(cuda_loads.loads, [str(path) for path in paths]))
 

@@ -150,8 +150,8 @@ def test_folders_that_are_known_by_an_index_that_is_not_shown(mounts, tmp_path):
     models.save_shards(made, source / "variant", "fp16")
     models.respell(source / "variant", "fp16")
     point = mounts(source).point
-    images = {"pickles": "diffusion_pytorch_model.safetensors", "variant": "model.fp16.safetensors"}
-    for name, image in images.items():
+    virtual_files = {"pickles": "diffusion_pytorch_model.safetensors", "variant": "model.fp16.safetensors"}
+    for name, virtual_file in virtual_files.items():
         with pytest.raises(ValueError, match="is not a folder containing"):
             load_checkpoint_in_model(empty(source / name), str(point / name))
 
@@ -160,7 +160,7 @@ def test_folders_that_are_known_by_an_index_that_is_not_shown(mounts, tmp_path):
             load_checkpoint_in_model(model, str(file), device_map={"": "cpu"})
             return model
 
-        check_loads_same(load, source / name, point / name / image)
+        check_loads_same(load, source / name, point / name / virtual_file)
 
 
 def test_a_name_that_is_not_shown(shelf):

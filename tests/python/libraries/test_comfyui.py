@@ -161,10 +161,10 @@ def test_a_stock_name_makes_a_models_folder(tmp_path, mounts, stock):
         for pickle in ("old.pt", "older.ckpt"):
             torch.save(tensors, tmp_path / "loras" / folder / pickle)
     mount = mounts(tmp_path / "loras")
-    images = ["old.safetensors", "older.safetensors"]
+    virtual_files = ["old.safetensors", "older.safetensors"]
     assert listed(mount / "a")[0] == sorted(["old.pt", "older.ckpt", STOCK[stock]])
-    assert listed(mount / "b")[0] == sorted([*images, "mine.safetensors"])
-    assert listed(mount / "c")[0] == sorted([*images, f"inner/{STOCK[stock]}"])
+    assert listed(mount / "b")[0] == sorted([*virtual_files, "mine.safetensors"])
+    assert listed(mount / "c")[0] == sorted([*virtual_files, f"inner/{STOCK[stock]}"])
 
 
 def test_the_list_is_renewed_when_something_is_new(models, mounts):

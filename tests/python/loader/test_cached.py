@@ -35,9 +35,9 @@ def test_a_value_is_made_once(tmp_path):
 
 def test_a_value_that_cannot_be_made_or_saved_leaves_nothing(tmp_path):
     def fails():
-        raise KeyError("no such image")
+        raise KeyError("no such entry")
 
-    with pytest.raises(KeyError, match="no such image"):
+    with pytest.raises(KeyError, match="no such entry"):
         ckptfs.torch.cached(tmp_path / "x.safetensors", fails)
     with pytest.raises(ValueError):
         ckptfs.torch.cached(tmp_path / "x.safetensors", lambda: [1])

@@ -15,7 +15,7 @@ from mounts import PATIENCE, until
 PROGRAM = """
 import os, signal, sys
 import ckptfs, ckptfs.numpy
-image, elsewhere, what, heard, user = sys.argv[1:]
+virtual_file, elsewhere, what, heard, user = sys.argv[1:]
 
 def hear(*_):
     print("heard", flush=True)
@@ -28,11 +28,11 @@ os.setgroups([])
 os.setresgid(int(user), int(user), int(user))
 os.setresuid(int(user), int(user), int(user))
 if what != "open":
-    file = ckptfs.safe_open(image, "np", backend="pread")
+    file = ckptfs.safe_open(virtual_file, "np", backend="pread")
 
 def work():
     if what == "open":
-        with ckptfs.safe_open(image, "np") as opened:
+        with ckptfs.safe_open(virtual_file, "np") as opened:
             return {"small": opened.get_tensor("small")}
     if what == "load":
         return {name: file.get_tensor(name) for name in ("first", "small")}

@@ -30,9 +30,9 @@ def route(path):
 
 
 def test_every_virtual_file_is_loaded_from_its_source(mounts, source, backend):
-    folder, (images, _) = source
+    folder, (virtual_files, _) = source
     mount = mounts(folder)
-    for shown, made_of in images.items():
+    for shown, made_of in virtual_files.items():
         expected = ckptfs.torch.load_file(folder / made_of, backend="pread")
         check_same(ckptfs.torch.load_file(mount / shown, backend=backend), expected)
         assert not [why for why in ckptfs.last_report().fallbacks if "mount" in why]
@@ -48,17 +48,17 @@ def test_every_virtual_file_is_loaded_from_its_source(mounts, source, backend):
 def test_a_handle_keeps_the_source_that_it_opened(mounts, source, backend):
     folder, _ = source
     mount = mounts(folder)
-    image = mount / "loose/small.safetensors"
-    expected = ckptfs.torch.load_file(image, backend="pread")
+    virtual_file = mount / "loose/small.safetensors"
+    expected = ckptfs.torch.load_file(virtual_file, backend="pread")
     torch.save({"other": torch.ones(3)}, folder / "loose/new.bin")
-    with ckptfs.safe_open(image, "pt", backend=backend) as file:
+    with ckptfs.safe_open(virtual_file, "pt", backend=backend) as file:
         os.replace(folder / "loose/new.bin", folder / "loose/small.bin")
         check_same(file.get_tensors(), expected)
     check_same(ckptfs.torch.load_file(folder / "loose/small.bin"), {"other": torch.ones(3)})
 
 
 def test_without_its_source_it_is_read_through_the_mount(mounts, source, backend):
-    folder, (images, _) = source
+    folder, (virtual_files, _) = source
     expected = ckptfs.torch.load_file(folder / "sharded", backend="pread")
     # Something else lies in its place, and the daemon is out of sight.
     mount = mounts(folder)

@@ -29,8 +29,8 @@ def source(tmp_path_factory):
 
 
 def test_every_kind_together_is_every_kind_by_itself(source, backend):
-    folder, (images, _) = source
-    paths = [folder / made_of for made_of in images.values()]
+    folder, (virtual_files, _) = source
+    paths = [folder / made_of for made_of in virtual_files.values()]
     together = ckptfs.load_many(paths, backend=backend)
     report = ckptfs.last_report()
     assert len(together) == len(paths)

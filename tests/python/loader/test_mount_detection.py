@@ -72,8 +72,8 @@ def check(path, backend, kind, expected):
 
 def test_a_mount_with_the_number_of_one_that_is_gone(mounts, source, shows):
     """The kernel gives a mount the number of the last that went, and its device number too."""
-    folder, images = source
-    shown, made_of = next((shown, of) for shown, of in images.items() if shown != of)
+    folder, virtual_files = source
+    shown, made_of = next((shown, of) for shown, of in virtual_files.items() if shown != of)
     expected = loaded(folder / made_of)
     (folder.parent / "gone").mkdir()
     gone = shows("gone", "-t", "tmpfs", "none")
@@ -85,8 +85,8 @@ def test_a_mount_with_the_number_of_one_that_is_gone(mounts, source, shows):
 
 
 def test_a_mount_over_its_own_source(mounts, source, backend):
-    folder, images = source
-    expected = {shown: loaded(folder / made_of) for shown, made_of in images.items()}
+    folder, virtual_files = source
+    expected = {shown: loaded(folder / made_of) for shown, made_of in virtual_files.items()}
     mount = mounts(folder, at=folder)
     for shown, tensors in expected.items():
         # By the same name, but from beneath the mount, which is not asked.
@@ -95,14 +95,14 @@ def test_a_mount_over_its_own_source(mounts, source, backend):
 
 
 def test_a_mount_and_a_file_of_it_that_show_elsewhere(mounts, source, shows, tmp_path, backend):
-    folder, images = source
+    folder, virtual_files = source
     mount = mounts(folder)
     (tmp_path / "whole").mkdir()
     (tmp_path / "part").mkdir()
     (tmp_path / "one.safetensors").touch()
     whole, part = shows("whole", "--bind", mount.point), shows("part", "--bind", mount / "loose")
     one = shows("one.safetensors", "--bind", mount / "loose/strided.safetensors")
-    for shown, made_of in images.items():
+    for shown, made_of in virtual_files.items():
         expected = loaded(folder / made_of)
         assert check(whole / shown, backend, "direct", expected).startswith(str(folder))
     for path in part / "strided.safetensors", one:
@@ -111,8 +111,8 @@ def test_a_mount_and_a_file_of_it_that_show_elsewhere(mounts, source, shows, tmp
 
 
 def test_a_mount_of_another_user_whose_source_is_closed(mounts, source, backend):
-    folder, images = source
-    expected = {shown: loaded(folder / made_of) for shown, made_of in images.items()}
+    folder, virtual_files = source
+    expected = {shown: loaded(folder / made_of) for shown, made_of in virtual_files.items()}
     for shard in (folder / "sharded").iterdir():
         shard.chmod(0o644)
     mount = mounts(folder, "--allow-other")
@@ -138,13 +138,13 @@ def test_a_mount_of_another_user_whose_source_is_closed(mounts, source, backend)
 
 
 def test_a_dead_mount(mounts, source, backend):
-    folder, images = source
+    folder, virtual_files = source
     mount = mounts(folder)
-    image = mount / "loose/strided.safetensors"
+    virtual_file = mount / "loose/strided.safetensors"
     expected = loaded(folder / "loose/strided.pt")
-    with ckptfs.safe_open(image, "np", backend=backend) as held:
+    with ckptfs.safe_open(virtual_file, "np", backend=backend) as held:
         mount.kill()
-        for path in [mount.point, image, mount / "sharded", mount / "nothing.safetensors"]:
+        for path in [mount.point, virtual_file, mount / "sharded", mount / "nothing.safetensors"]:
             for ask in ckptfs.numpy.load_file, lambda path: ckptfs.safe_open(path, "np"):
                 with pytest.raises(Refused, match="lies on a mount whose daemon has gone") as refused:
                     ask(path)
@@ -179,21 +179,21 @@ def test_a_source_that_changes(mounts, tmp_path, backend, in_place):
     path = folder / "model-00001-of-00001.safetensors"
     write(path, 0, False)
     mount = mounts(folder)
-    image = mount / "model.safetensors"
-    assert version_of(loaded(image, backend)) == 0
+    virtual_file = mount / "model.safetensors"
+    assert version_of(loaded(virtual_file, backend)) == 0
     for version in range(1, 12):
-        held = ckptfs.safe_open(image, "np", backend=backend)
+        held = ckptfs.safe_open(virtual_file, "np", backend=backend)
         write(path, version, in_place)
         # Before the daemon was asked, and after it has looked again.
-        assert version_of(loaded(image, backend)) == version
+        assert version_of(loaded(virtual_file, backend)) == version
         if in_place:
             with pytest.raises(Refused, match="changed on disk"):
                 held.get_tensors()
         else:
             assert version_of(held.get_tensors()) == version - 1
-        until("the new is shown", lambda: image.stat().st_mtime_ns == path.stat().st_mtime_ns)
-        assert version_of(loaded(image, backend)) == version
-        assert route(image)[0] == "direct"
+        until("the new is shown", lambda: virtual_file.stat().st_mtime_ns == path.stat().st_mtime_ns)
+        assert version_of(loaded(virtual_file, backend)) == version
+        assert route(virtual_file)[0] == "direct"
 
 
 def test_a_source_that_is_replaced_over_and_over_while_it_is_loaded(mounts, tmp_path, backend):

@@ -13,7 +13,7 @@ import torch
 from samples import write_shards
 
 MIB = 1 << 20
-IMAGE = "llama/model.safetensors"
+VIRTUAL_FILE = "llama/model.safetensors"
 
 # 128 MiB in tensors of 4 MiB.
 SHARDS, TENSORS, SIDE = 2, 16, 1024
@@ -49,7 +49,7 @@ def load(mount, order, pause=0.01):
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     tensors = {}
-    with open(mount / IMAGE, "rb", buffering=0) as file:
+    with open(mount / VIRTUAL_FILE, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         header = 8 + int.from_bytes(file.read(8), "little")
         places = json.loads(os.pread(file.fileno(), header - 8, 8))
@@ -104,7 +104,7 @@ def test_a_trace_serves_every_model_of_its_layout(loads, orders, mounts, tmp_pat
     assert is_followed(loads(shuffled(), source=tmp_path / "others"))
     (kept,) = orders.iterdir()
     mount = mounts(tmp_path / "others")
-    assert os.getxattr(mount / IMAGE, "user.ckptfs.layout").decode() == kept.name
+    assert os.getxattr(mount / VIRTUAL_FILE, "user.ckptfs.layout").decode() == kept.name
 
 
 def test_a_deviating_load_drops_the_trace_and_replaces_it(loads, orders):
@@ -218,7 +218,7 @@ def test_a_daemon_without_a_home_keeps_nothing(mounts, models, tmp_path):
 
 def test_a_look_at_a_model_is_no_load(mounts, models, orders):
     mount = mounts(models)
-    with open(mount / IMAGE, "rb") as file:
+    with open(mount / VIRTUAL_FILE, "rb") as file:
         file.read(50 * MIB)
     mount.unmount()
     assert not orders.exists()

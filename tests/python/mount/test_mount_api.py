@@ -56,8 +56,8 @@ def test_one_file_can_be_the_source(tmp_path):
     expected = {"a": numbers(1, 30, 20), "b": torch.arange(9)}
     torch.save(expected, tmp_path / "last.ckpt")
     with ckptfs.mount(tmp_path / "last.ckpt") as path:
-        [image] = path.iterdir()
-        check_same(load_file(image), expected)
+        [virtual_file] = path.iterdir()
+        check_same(load_file(virtual_file), expected)
 
 
 def test_options_are_those_of_the_command(source, tmp_path):

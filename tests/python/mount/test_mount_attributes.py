@@ -71,8 +71,8 @@ def test_the_way_to_the_source(ckptfs, mounts, source, itself):
 
 def test_layout_and_identity(mounts, source):
     mount = mounts(source)
-    image = mount / "sharded/model.safetensors"
-    layout, identity = attribute(image, LAYOUT), attribute(image, IDENTITY)
+    virtual_file = mount / "sharded/model.safetensors"
+    layout, identity = attribute(virtual_file, LAYOUT), attribute(virtual_file, IDENTITY)
     assert len(layout) == len(identity) == 32 and layout != identity
     assert int(layout, 16) and int(identity, 16)
     again = mounts(source)
@@ -85,13 +85,13 @@ def test_layout_and_identity(mounts, source):
 
 def test_other_files_have_no_attributes(mounts, source):
     mount = mounts(source)
-    passed, image = mount / "loose/optimizer.pt", mount / "loose/model.safetensors"
+    passed, virtual_file = mount / "loose/optimizer.pt", mount / "loose/model.safetensors"
     for path, name in [
         (passed, LAYOUT), (passed, IDENTITY), (mount / "loose", LAYOUT),
-        (mount / "loose", STATS), (image, STATS), (image, "user.other"), (image, "user.ckptfs.x"),
+        (mount / "loose", STATS), (virtual_file, STATS), (virtual_file, "user.other"), (virtual_file, "user.ckptfs.x"),
     ]:  # fmt: skip
         fails(errno.ENODATA, os.getxattr, path, name)
-    for path in [mount.point, mount / "loose", passed, image]:
+    for path in [mount.point, mount / "loose", passed, virtual_file]:
         assert os.listxattr(path) == []
 
 
@@ -109,20 +109,20 @@ def test_the_statistics_of_the_mount(mounts, source):
 
 def test_getfattr_and_cp(mounts, source, tmp_path):
     mount = mounts(source)
-    image = mount / "loose/model.safetensors"
+    virtual_file = mount / "loose/model.safetensors"
 
     def getfattr(*arguments):
         command = ["getfattr", "--absolute-names", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert getfattr("-d", "-m", "-", image) == ""
-    layout = getfattr("--only-values", "-n", LAYOUT, image)
-    assert layout.encode() == attribute(image, LAYOUT)
+    assert getfattr("-d", "-m", "-", virtual_file) == ""
+    layout = getfattr("--only-values", "-n", LAYOUT, virtual_file)
+    assert layout.encode() == attribute(virtual_file, LAYOUT)
     assert json.loads(getfattr("--only-values", "-n", STATS, mount.point))["pid"] == mount.pid
     for options in [["-a"], ["--reflink=auto", "--sparse=auto"], ["--sparse=always"]]:
         out = tmp_path / "out"
-        subprocess.run(["cp", *options, image, out], check=True)
-        assert out.read_bytes() == image.read_bytes()
+        subprocess.run(["cp", *options, virtual_file, out], check=True)
+        assert out.read_bytes() == virtual_file.read_bytes()
         assert os.listxattr(out) == []
         out.unlink()
 

@@ -29,9 +29,9 @@ def test_every_way_of_reading(ckptfs, mounts, tmp_path):
     source, exports = tmp_path / "source", tmp_path / "exports"
     source.mkdir()
     exports.mkdir()
-    images, as_they_are = write_all(source, SEED % 1000)
+    virtual_files, as_they_are = write_all(source, SEED % 1000)
     references = {name: (str(source / name), str(source / name)) for name in as_they_are}
-    for number, (name, made_of) in enumerate(images.items()):
+    for number, (name, made_of) in enumerate(virtual_files.items()):
         out = ckptfs.export(source / made_of, exports / f"{number}.safetensors")
         references[name] = (str(out), None)
 

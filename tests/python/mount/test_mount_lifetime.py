@@ -40,14 +40,14 @@ def test_a_file_that_is_open_goes_on_being_read(source, left):
     folder, expected = source
     mount = ckptfs.mount(folder)
     with mount as path:
-        image = (path / "llama/model.safetensors").read_bytes()
+        virtual_file = (path / "llama/model.safetensors").read_bytes()
         file = (path / "llama/model.safetensors").open("rb", buffering=0)
     assert not path.exists() and not left()
     with file:
-        assert file.read(len(image) + 1) == image
+        assert file.read(len(virtual_file) + 1) == virtual_file
         assert not has_ended(mount.pid)
     until("its daemon has ended", lambda: has_ended(mount.pid))
-    assert len(image) > 100 * 100 * 4 * len(expected)
+    assert len(virtual_file) > 100 * 100 * 4 * len(expected)
 
 
 def test_a_daemon_that_was_killed_leaves_nothing(source, left):

@@ -102,16 +102,16 @@ def kept(attempt):
     raise AssertionError("what was there before is let go of")
 
 
-def reads_once(mounts, point, image, sources, keeps_image=True):
+def reads_once(mounts, point, virtual_file, sources, keeps_image=True):
     """Reads a virtual file while only a part of the first source is in memory."""
 
     def attempt():
         evict(sources)
         read(sources[0], range(CACHED_BYTES))
         mount = mounts(point)
-        assert len((mount / image).read_bytes()) > 64 * MIB
+        assert len((mount / virtual_file).read_bytes()) > 64 * MIB
         until("no more of it is there", lambda: of_page_cache(sources) <= CACHED_BYTES + EDGE_BYTES)
-        of_image = of_page_cache([mount / image]) if keeps_image else 32 * MIB
+        of_image = of_page_cache([mount / virtual_file]) if keeps_image else 32 * MIB
         mount.unmount()
         return of_page_cache(sources) >= CACHED_BYTES and of_image >= 32 * MIB
 
@@ -134,36 +134,36 @@ def test_remote_files_leave_the_page_cache_as_it_was(mounts, shards):
     reads_once(mounts, between.point, "llama/model.safetensors", sources_there, keeps_image=False)
 
 
-def reads_at_random(image, threads, count, length):
+def reads_at_random(virtual_file, threads, count, length):
     """Reads ranges that begin at any page; gives the open descriptor."""
-    image = os.open(image, os.O_RDONLY | os.O_DIRECT)
-    pages = (os.fstat(image).st_size - length) // mmap.PAGESIZE
+    virtual_file = os.open(virtual_file, os.O_RDONLY | os.O_DIRECT)
+    pages = (os.fstat(virtual_file).st_size - length) // mmap.PAGESIZE
     chosen = random.Random(7)
 
     def one(at):
-        assert os.preadv(image, [mmap.mmap(-1, length)], at) == length
+        assert os.preadv(virtual_file, [mmap.mmap(-1, length)], at) == length
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(one, [chosen.randrange(pages) * mmap.PAGESIZE for _ in range(count)]))
-    return image
+    return virtual_file
 
 
 def test_reads_without_buffers_are_evicted_at_once(mounts, shards):
     evict(sources(shards))
     mount = mounts(shards, "--memory", "16M")
-    image = reads_at_random(mount / "llama/model.safetensors", 32, 1024, MIB)
+    virtual_file = reads_at_random(mount / "llama/model.safetensors", 32, 1024, MIB)
     until("hardly any of it is there", lambda: of_page_cache(sources(shards)) <= 4 * MIB)
-    os.close(image)
+    os.close(virtual_file)
 
 
 @pytest.mark.parametrize("length", [mmap.PAGESIZE, 16 * mmap.PAGESIZE, MIB])
 def test_small_remote_reads_are_evicted_at_once(mounts, shards, length):
     between = mounts(shards, "--keep", "*", "--no-passthrough")
     evict(sources(between.point))
-    image = reads_at_random(mounts(between.point) / "llama/model.safetensors", 1, 64, length)
+    virtual_file = reads_at_random(mounts(between.point) / "llama/model.safetensors", 1, 64, length)
     # And no readahead of it stays.
     until("hardly any of it is there", lambda: of_page_cache(sources(between.point)) <= 2 * MIB)
-    os.close(image)
+    os.close(virtual_file)
 
 
 def test_a_mix_of_gathered_and_plain_tensors_leaves_nothing(mounts, mixed):
@@ -171,7 +171,7 @@ def test_a_mix_of_gathered_and_plain_tensors_leaves_nothing(mounts, mixed):
     evict(sources(between.point))
     mount = mounts(between.point, "--memory", "64M")
     os.close(reads_at_random(mount / "loose/mixed.safetensors", 8, 40, MIB))
-    until("the image is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
+    until("the virtual_file is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
     until("nothing of it is there", lambda: of_page_cache(sources(between.point)) <= EDGE_BYTES)
 
 
@@ -182,12 +182,12 @@ def test_later_reads_of_others_stay_cached(mounts, shards):
     def attempt():
         evict(sources(between.point))
         mount = mounts(between.point)
-        with open(mount / "llama/model.safetensors", "rb", buffering=0) as image:
-            image.read(MIB)
+        with open(mount / "llama/model.safetensors", "rb", buffering=0) as virtual_file:
+            virtual_file.read(MIB)
             read(path, range(16 * MIB, 24 * MIB))
-            image.read()
+            virtual_file.read()
             there = of_page_cache([path])
-        until("the image is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
+        until("the virtual_file is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
         mount.unmount()
         return min(there, of_page_cache([path])) >= 8 * MIB
 
@@ -202,5 +202,5 @@ def test_files_of_an_overlay_stay_cached(mounts, strided, overlay):
     assert before >= 64 * MIB
     with open(mount / "loose/turned.safetensors", "rb") as file:
         assert len(file.read()) > 64 * MIB
-    until("the image is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
+    until("the virtual_file is closed", lambda: mount.stats()["virtual_files"]["open"] == 0)
     assert of_page_cache([source]) >= before // 2

@@ -9,7 +9,7 @@ import pytest
 from samples import write_shards
 
 MIB, PAGE = 1 << 20, 4096
-IMAGE = "llama/model.safetensors"
+VIRTUAL_FILE = "llama/model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def fetched(mount):
 
 @pytest.mark.parametrize("apart", [MIB // 4, MIB, 3 * MIB])
 def test_scattered_reads_are_not_read_ahead(cold, apart):
-    with open(cold / IMAGE, "rb", buffering=0) as file:
+    with open(cold / VIRTUAL_FILE, "rb", buffering=0) as file:
         for at in range(0, 128 * MIB, apart):
             assert len(os.pread(file.fileno(), PAGE, at)) == PAGE
     assert all_fetched(cold) == 0
@@ -60,7 +60,7 @@ def read_slowly(mount, most, length, flags=0):
     """Reads this much from the beginning, `length` bytes at a time, slowly: pending prefetches have come whenever the
     next part is read."""
     into = mmap.mmap(-1, length)
-    file = os.open(mount / IMAGE, os.O_RDONLY | flags)
+    file = os.open(mount / VIRTUAL_FILE, os.O_RDONLY | flags)
     for at in range(0, most, length):
         assert os.preadv(file, [into], at) == length
         all_fetched(mount)

@@ -53,10 +53,10 @@ class Watcher(TrainerCallback):
     def on_save(self, args, state, control, **_):
         name = f"checkpoint-{state.global_step}"
         until(f"{name} is there", lambda: names(self.point) == names(self.source))
-        image = self.point / name / "model.safetensors"
-        until(f"{name} is whole", image.exists)
-        assert fingerprints(load_file(image)) == self.expected[name]
-        assert not list(image.parent.glob("model-*"))
+        virtual_file = self.point / name / "model.safetensors"
+        until(f"{name} is whole", virtual_file.exists)
+        assert fingerprints(load_file(virtual_file)) == self.expected[name]
+        assert not list(virtual_file.parent.glob("model-*"))
 
 
 def names(folder):
