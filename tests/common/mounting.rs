@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use super::command::{Outcome, ckptfs, run, run_command, write_model};
 
 /// Longer than anything here takes on the slowest machine. Only a failing test waits for it.
@@ -33,6 +35,18 @@ impl MountFixture {
         fs::create_dir(&mountpoint).unwrap();
         write_model(&Path::new(&source).join("model.safetensors"), 2, 8);
         MountFixture { folder, source, mountpoint }
+    }
+
+    /// A mount whose daemon was killed.
+    pub fn dead() -> MountFixture {
+        let place = MountFixture::new();
+        place.mount(&[]).kill_and_wait();
+        place
+    }
+
+    /// The directory that has the source and the mountpoint.
+    pub fn parent(&self) -> &str {
+        self.folder.path().to_str().unwrap()
     }
 
     /// A path beside the source and the mountpoint.
@@ -72,13 +86,19 @@ impl MountFixture {
 
     /// The state that `status` reports for this mount.
     pub fn state(&self) -> String {
+        self.status().map_or("none".to_owned(), |mount| mount["state"].as_str().unwrap().to_owned())
+    }
+
+    /// This mount's entry of `status --json`.
+    pub fn status(&self) -> Option<Value> {
         let done = run(&["status", "--json"]);
         assert_eq!(done.code, 0, "{}", done.stderr);
-        let all: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
-        let here = |mount: &&serde_json::Value| mount["mountpoint"] == self.mountpoint.as_str();
-        let mounts: Vec<_> = all.as_array().unwrap().iter().filter(here).collect();
+        let Ok(Value::Array(mut mounts)) = serde_json::from_str(&done.stdout) else {
+            panic!("no list of mounts: {}", done.stdout);
+        };
+        mounts.retain(|mount| mount["mountpoint"] == self.mountpoint.as_str());
         assert!(mounts.len() <= 1, "{mounts:?}");
-        mounts.first().map_or("none", |mount| mount["state"].as_str().unwrap()).to_owned()
+        mounts.pop()
     }
 
     /// The process that serves the mountpoint.
@@ -160,6 +180,11 @@ impl Daemon {
 
     pub fn kill(self, name: &str) {
         signal(name, self.0);
+    }
+
+    pub fn kill_and_wait(self) {
+        self.kill("KILL");
+        wait_until("the daemon is gone", || !self.runs());
     }
 
     /// Stops the daemon. After the signal alone its threads still answer for a moment.

@@ -1,9 +1,10 @@
 //! One checkpoint of each kind, larger than a block of the cache and a read of the loader. They have runs,
 //! strided and expanded views, the other byte order, compressed storages and the legacy form.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Advice, fadvise};
 use safetensors::tensor::{Dtype, TensorView};
 use tempfile::TempDir;
 
@@ -32,6 +33,23 @@ pub fn directory() -> TempDir {
     let built = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let found = if built.is_dir() { built.to_owned() } else { std::env::temp_dir() };
     tempfile::tempdir_in(found).expect("a directory")
+}
+
+/// The open files of a checkpoint, which is a file or a directory.
+pub fn files_of(path: &Path) -> Vec<File> {
+    let paths = match path.is_dir() {
+        true => fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect(),
+        false => vec![path.to_path_buf()],
+    };
+    paths.iter().map(|path| File::open(path).unwrap()).collect()
+}
+
+/// Evicts a checkpoint from the page cache, so that it is read from the disk.
+pub fn evict(path: &Path) {
+    for file in files_of(path) {
+        file.sync_all().unwrap();
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    }
 }
 
 /// Three shards with large, small and tiny tensors.

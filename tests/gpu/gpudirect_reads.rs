@@ -1,9 +1,8 @@
 //! Bytes that storage writes to a device are those of the virtual file. Where storage cannot, the bytes go
 //! through the host's memory, and the report says why.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
@@ -11,26 +10,12 @@ use crate::common;
 use crate::common::devices::{
     CHUNK_BYTES, all_tensors, assert_clean, assert_loaded, large_checkpoint, open,
 };
-use crate::common::samples::all_samples;
+use crate::common::samples::{all_samples, evict};
 use crate::common::stub::with_storage;
 use crate::common::test_path;
 use ckptfs::cuda::{self, DeviceLoadRequest, DeviceLoader, DeviceSlice, GpudirectMode};
 use ckptfs::loader::{self, LoadReport, OpenCheckpoint};
-use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
-
-/// Evicts a checkpoint from the page cache, so that it is read from the disk.
-fn evict(path: &Path) {
-    let files = match path.is_dir() {
-        true => fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect(),
-        false => vec![path.to_path_buf()],
-    };
-    for path in files {
-        let file = File::open(path).unwrap();
-        file.sync_all().unwrap();
-        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-    }
-}
 
 /// Loads everything from the disk, and compares.
 fn loaded(loader: &DeviceLoader, opened: &OpenCheckpoint) -> LoadReport {

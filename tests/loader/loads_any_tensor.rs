@@ -1,7 +1,7 @@
 //! A load gives the virtual file's bytes, for every format and way of reading, in whole or in part; or an
 //! error and nothing.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
-use crate::common::samples::{Numbers, all_samples, directory, sharded};
+use crate::common::samples::{Numbers, all_samples, directory, evict, files_of, sharded};
 use ckptfs::checkpoint::{AxisSlice, Tensor};
 use ckptfs::loader::{LoadError, LoadOptions, OpenCheckpoint, Route, TensorBuffer};
 use ckptfs::source;
@@ -40,21 +40,6 @@ fn expected(opened: &OpenCheckpoint) -> Vec<Vec<u8>> {
 fn reopened(opened: &OpenCheckpoint) -> ckptfs::virtual_file::VirtualFile {
     let checkpoint = ckptfs::checkpoint::open(opened.path(), &Default::default()).unwrap();
     ckptfs::virtual_file::VirtualFile::new(checkpoint).unwrap()
-}
-
-fn files(path: &Path) -> Vec<File> {
-    let all = match path.is_dir() {
-        true => fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect(),
-        false => vec![path.to_path_buf()],
-    };
-    all.iter().map(|path| File::open(path).unwrap()).collect()
-}
-
-fn evict(path: &Path) {
-    for file in files(path) {
-        file.sync_all().unwrap();
-        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-    }
 }
 
 /// Pages of the files that are in the page cache.
@@ -182,7 +167,7 @@ fn leave_cache_leaves_the_page_cache_as_it_was() {
         let opened = open(&path, 4, true);
         for there in [false, true] {
             evict(&path);
-            for file in files(&path).iter().filter(|_| there) {
+            for file in files_of(&path).iter().filter(|_| there) {
                 // Some pages in the middle, without readahead.
                 fadvise(file, 0, None, Advice::Random).unwrap();
                 let middle = file.metadata().unwrap().len() / 2;

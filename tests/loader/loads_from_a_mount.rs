@@ -72,10 +72,7 @@ fn every_format_is_loaded_from_its_source() {
 }
 
 fn reads(place: &MountFixture) -> u64 {
-    let done = command::run(&["status", "--json"]);
-    let all: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
-    let here = |mount: &&serde_json::Value| mount["mountpoint"] == place.mountpoint.as_str();
-    all.as_array().unwrap().iter().find(here).unwrap()["stats"]["reads"].as_u64().unwrap()
+    place.status().unwrap()["stats"]["reads"].as_u64().unwrap()
 }
 
 #[test]

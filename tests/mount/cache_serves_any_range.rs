@@ -1,7 +1,7 @@
 //! Any range of an open virtual file is answered exactly once, whatever the threads and the memory: with the
 //! parsed bytes, or with an error.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, SystemTime};
 
 use crate::common;
+use crate::common::samples;
 use crate::common::samples::{Numbers, all_samples, sharded};
 use ckptfs::cache::{Cache, CacheLimits, CachedFile};
 use ckptfs::checkpoint::{self, ParseOptions};
 use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
-use rustix::fs::{Advice, fadvise};
 
 /// Threads that read at once.
 const ASKERS: u64 = 6;
@@ -30,13 +30,8 @@ fn open(path: &Path) -> Arc<VirtualFileReader> {
     Arc::new(VirtualFileReader::open(&Arc::new(virtual_file)).expect("unchanged"))
 }
 
-/// Evicts a checkpoint from the page cache, so that it is read from the disk.
 fn evict(reader: &VirtualFileReader) {
-    for file in reader.virtual_file().source_files() {
-        let file = File::open(file.path()).expect("there");
-        file.sync_all().expect("synced");
-        fadvise(&file, 0, None, Advice::DontNeed).expect("advised");
-    }
+    reader.virtual_file().source_files().iter().for_each(|file| samples::evict(&file.path()));
 }
 
 fn cache(memory: u64) -> Arc<Cache> {

@@ -105,10 +105,7 @@ const LORA: &str = "pytorch_lora_weights.bin";
 
 #[test]
 fn a_dead_mount_is_reported_as_dead() {
-    let place = MountFixture::new();
-    let daemon = place.mount(&[]);
-    daemon.kill("KILL");
-    wait_until("the daemon is gone", || !daemon.runs());
+    let place = MountFixture::dead();
     let (real, out) = (format!("{}/model.safetensors", place.source), place.path("out"));
     for path in [place.mountpoint.clone(), format!("{}/model.safetensors", place.mountpoint)] {
         for done in all_that_read(&path, &real, &out) {
@@ -122,12 +119,8 @@ fn a_dead_mount_is_reported_as_dead() {
 
 #[test]
 fn a_dead_mount_hides_nothing_beside_it() {
-    let place = MountFixture::new();
-    let daemon = place.mount(&[]);
-    daemon.kill("KILL");
-    wait_until("the daemon is gone", || !daemon.runs());
-    let above = Path::new(&place.source).parent().unwrap().to_str().unwrap().to_owned();
-    let done = run(&["ls", "-r", "--json", &above]);
+    let place = MountFixture::dead();
+    let done = run(&["ls", "-r", "--json", place.parent()]);
     assert_eq!(done.code, 1, "{}", done.stderr);
     let all: Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(all[0]["unreadable"][0]["name"], "mnt");
@@ -138,14 +131,10 @@ fn a_dead_mount_hides_nothing_beside_it() {
 
 #[test]
 fn a_directory_with_a_dead_mount_in_it_is_mounted_and_listed() {
-    let place = MountFixture::new();
-    let daemon = place.mount(&[]);
-    daemon.kill("KILL");
-    wait_until("the daemon is gone", || !daemon.runs());
-    let above = Path::new(&place.source).parent().unwrap().to_str().unwrap().to_owned();
+    let place = MountFixture::dead();
     let outer = MountFixture::new();
     let log = outer.path("log");
-    let done = run(&["mount", &above, &outer.mountpoint, "--log-file", &log]);
+    let done = run(&["mount", place.parent(), &outer.mountpoint, "--log-file", &log]);
     assert_eq!(done.code, 0, "{}", done.stderr);
     let shown = outer.daemon().unwrap();
     for _ in 0..2 {

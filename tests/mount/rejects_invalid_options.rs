@@ -79,10 +79,7 @@ fn zero_readahead_reads_nothing_ahead() {
     write_model(&file, 3, 9 << 20);
     place.mount(&["--readahead", "0", "--no-passthrough"]);
     fs::read(Path::new(&place.mountpoint).join("model.safetensors")).unwrap();
-    let told = run(&["status", "--json"]).stdout;
-    let all: serde_json::Value = serde_json::from_str(&told).unwrap();
-    let here = |mount: &&serde_json::Value| mount["mountpoint"] == place.mountpoint.as_str();
-    let mount = all.as_array().unwrap().iter().find(here).unwrap();
+    let mount = place.status().unwrap();
     assert!(mount["stats"]["bytes_served"].as_u64().unwrap() > 27 << 20, "{mount}");
     assert_eq!(mount["stats"]["prefetch"]["fetched"], 0, "{mount}");
     assert_eq!(place.unmount(&[]).code, 0);

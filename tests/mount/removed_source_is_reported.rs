@@ -13,13 +13,7 @@ fn reported_once_in_the_log_and_in_the_statistics() {
     let log = place.path("log");
     let mountpoint = Path::new(&place.mountpoint);
     place.mount(&["--log-file", &log]);
-    let is_removed = || {
-        let all: serde_json::Value =
-            serde_json::from_str(&run(&["status", "--json"]).stdout).unwrap();
-        let here = |mount: &&serde_json::Value| mount["mountpoint"] == place.mountpoint.as_str();
-        let mount = all.as_array().unwrap().iter().find(here).unwrap();
-        mount["stats"]["source_removed"].as_bool().unwrap()
-    };
+    let is_removed = || place.status().unwrap()["stats"]["source_removed"].as_bool().unwrap();
     assert_eq!(names_in(mountpoint), ["model.safetensors"]);
     // An empty source is still there.
     fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();

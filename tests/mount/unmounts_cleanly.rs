@@ -175,9 +175,7 @@ fn status_lists_mounts() {
     let done = run(&["status"]);
     assert_eq!(done.code, 0);
     assert!(done.stdout.contains(&place.mountpoint) && done.stdout.contains("SERVED"));
-    let all: serde_json::Value = serde_json::from_str(&run(&["status", "--json"]).stdout).unwrap();
-    let here = |mount: &&serde_json::Value| mount["mountpoint"] == place.mountpoint.as_str();
-    let mount = all.as_array().unwrap().iter().find(here).unwrap();
+    let mount = place.status().unwrap();
     assert_eq!(mount["source"], place.source.as_str());
     assert_eq!(mount["stats"]["pid"], daemon.0);
     assert_eq!(mount["stats"]["version"], 1);

@@ -13,10 +13,7 @@ use fuser::{FileHandle, Filesystem, INodeNo, ReplyAttr, ReplyXattr, Request};
 
 /// Mounts, kills the daemon, and waits until the kernel has noticed.
 fn dead() -> MountFixture {
-    let place = MountFixture::new();
-    let daemon = place.mount(&[]);
-    daemon.kill("KILL");
-    wait_until("the daemon is gone", || !daemon.runs());
+    let place = MountFixture::dead();
     wait_until("the mount is dead", || place.state() == "dead");
     place
 }
@@ -58,9 +55,7 @@ fn a_dead_mount_over_its_own_source_is_replaced() {
     for _ in 0..2 {
         let done = run(&["mount", &place.source, &place.source]);
         assert_eq!(done.code, 0, "{}", done.stderr);
-        let daemon = mounting::daemons_of(&place.source).pop().unwrap();
-        daemon.kill("KILL");
-        wait_until("the daemon is gone", || !daemon.runs());
+        mounting::daemons_of(&place.source).pop().unwrap().kill_and_wait();
     }
     assert_eq!(mounting::mounts_at(&place.source), 1);
     assert_eq!(run(&["unmount", &place.source]).code, 0);

@@ -41,11 +41,6 @@ fn stuck() -> (MountFixture, Daemon) {
     (place, daemon)
 }
 
-/// The parent directory of the fixture's source and mountpoint.
-fn above(place: &MountFixture) -> String {
-    Path::new(&place.source).parent().unwrap().to_str().unwrap().to_owned()
-}
-
 #[test]
 fn no_command_waits_for_a_stuck_path() {
     let (place, daemon) = stuck();
@@ -140,10 +135,9 @@ fn status_covers_a_mount_inside_a_stuck_mount() {
 #[test]
 fn a_directory_with_a_stuck_mount_is_listed() {
     let (place, daemon) = stuck();
-    let above = above(&place);
     symlink("mnt", place.path("link")).unwrap();
     for options in [&[][..], &["-r"]] {
-        let done = answers(&[&["ls", "--json", &above], options].concat());
+        let done = answers(&[&["ls", "--json", place.parent()], options].concat());
         assert_eq!(done.code, 1, "{}", done.stderr);
         let all: Value = serde_json::from_str(&done.stdout).unwrap();
         let unreadable = all[0]["unreadable"].as_array().unwrap();
@@ -155,7 +149,7 @@ fn a_directory_with_a_stuck_mount_is_listed() {
         let beneath: Vec<_> = beneath.collect();
         assert_eq!(beneath, ["source", "source/sub"][..if options.is_empty() { 0 } else { 2 }]);
     }
-    let done = answers(&["doctor", &above]);
+    let done = answers(&["doctor", place.parent()]);
     assert!(done.stdout.contains("a directory that this user may read"), "{}", done.stdout);
     daemon.kill("CONT");
     assert_eq!(place.unmount(&[]).code, 0);
@@ -190,7 +184,7 @@ fn a_mount_over_a_stuck_mount_is_listed_and_unmounted() {
         if is_known {
             stopped.kill("CONT");
         }
-        assert_eq!(answers(&["mount", &above(&place), &outer.mountpoint]).code, 0);
+        assert_eq!(answers(&["mount", place.parent(), &outer.mountpoint]).code, 0);
         let shown = outer.daemon().unwrap();
         if is_known {
             fs::read(format!("{}/mnt/model.safetensors", outer.mountpoint)).unwrap();
