@@ -15,7 +15,7 @@ use common::mounting::MountFixture;
 /// Each `status` uses every mount for a moment, which must not count as use.
 #[test]
 fn status_never_keeps_a_mount_busy() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     let looks = AtomicBool::new(true);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -25,8 +25,9 @@ fn status_never_keeps_a_mount_busy() {
                 }
             });
         }
-        let all: Vec<i32> =
-            (0..20).flat_map(|_| [place.try_mount(&[]).code, place.unmount(&[]).code]).collect();
+        let all: Vec<i32> = (0..20)
+            .flat_map(|_| [fixture.try_mount(&[]).code, fixture.unmount(&[]).code])
+            .collect();
         looks.store(false, Ordering::Relaxed);
         assert_eq!(all, [0; 40]);
     });

@@ -39,9 +39,9 @@ impl MountFixture {
 
     /// A mount whose daemon was killed.
     pub fn dead() -> MountFixture {
-        let place = MountFixture::new();
-        place.mount(&[]).kill_and_wait();
-        place
+        let fixture = MountFixture::new();
+        fixture.mount(&[]).kill_and_wait();
+        fixture
     }
 
     /// The directory that has the source and the mountpoint.

@@ -30,8 +30,8 @@ fn source_of(opened: &OpenCheckpoint) -> &Path {
 }
 
 /// Copies a sample to the fixture's source.
-fn put(path: &Path, place: &MountFixture) {
-    let to = Path::new(&place.source);
+fn put(path: &Path, fixture: &MountFixture) {
+    let to = Path::new(&fixture.source);
     fs::remove_file(to.join("model.safetensors")).unwrap();
     if path.is_dir() {
         for entry in fs::read_dir(path).unwrap().map(|entry| entry.unwrap()) {
@@ -53,91 +53,91 @@ fn virtual_file_in(folder: &str) -> PathBuf {
 fn every_format_is_loaded_from_its_source() {
     for (name, (_folder, path)) in all_samples() {
         let expected = loaded(&open(&path));
-        let place = MountFixture::new();
-        put(&path, &place);
-        place.mount(&[]);
-        let virtual_file = virtual_file_in(&place.mountpoint);
-        for path in [virtual_file.as_path(), Path::new(&place.mountpoint)] {
+        let fixture = MountFixture::new();
+        put(&path, &fixture);
+        fixture.mount(&[]);
+        let virtual_file = virtual_file_in(&fixture.mountpoint);
+        for path in [virtual_file.as_path(), Path::new(&fixture.mountpoint)] {
             let opened = open(path);
-            assert!(source_of(&opened).starts_with(&place.source), "{name}: {opened:?}");
+            assert!(source_of(&opened).starts_with(&fixture.source), "{name}: {opened:?}");
             assert!(loaded(&opened) == expected, "{name}");
             let tensor = &opened.tensors()[0];
             let mut memory = vec![0; tensor.bytes.len() as usize];
             assert_eq!(opened.load_into([(tensor, &mut memory[..])]).unwrap().fallbacks.len(), 0);
         }
         // No read went through the mount.
-        assert_eq!(reads(&place), 0);
-        assert_eq!(place.unmount(&[]).code, 0);
+        assert_eq!(reads(&fixture), 0);
+        assert_eq!(fixture.unmount(&[]).code, 0);
     }
 }
 
-fn reads(place: &MountFixture) -> u64 {
-    place.status().unwrap()["stats"]["reads"].as_u64().unwrap()
+fn reads(fixture: &MountFixture) -> u64 {
+    fixture.status().unwrap()["stats"]["reads"].as_u64().unwrap()
 }
 
 #[test]
 fn overmounted_bound_and_plain_files_are_loaded_from_their_source() {
-    let place = MountFixture::new();
-    let expected = loaded(&open(&place.source));
-    let done = command::run(&["mount", &place.source, &place.source]);
+    let fixture = MountFixture::new();
+    let expected = loaded(&open(&fixture.source));
+    let done = command::run(&["mount", &fixture.source, &fixture.source]);
     assert_eq!(done.code, 0, "{}", done.stderr);
-    let opened = open(&place.source);
+    let opened = open(&fixture.source);
     // By the same name, but from beneath the mount.
-    assert!(source_of(&opened).starts_with(&place.source), "{opened:?}");
+    assert!(source_of(&opened).starts_with(&fixture.source), "{opened:?}");
     assert!(loaded(&opened) == expected);
-    let bound = place.path("bound");
+    let bound = fixture.path("bound");
     fs::create_dir(&bound).unwrap();
-    let bind = ["--bind", &place.source, &bound];
+    let bind = ["--bind", &fixture.source, &bound];
     assert!(Command::new("mount").args(bind).status().unwrap().success());
     let opened = open(format!("{bound}/model.safetensors"));
-    assert!(source_of(&opened).starts_with(&place.source), "{opened:?}");
+    assert!(source_of(&opened).starts_with(&fixture.source), "{opened:?}");
     assert!(loaded(&opened) == expected);
     assert!(Command::new("umount").arg(&bound).status().unwrap().success());
     // No process has it open.
-    let done = command::run(&["unmount", &place.source]);
+    let done = command::run(&["unmount", &fixture.source]);
     assert_eq!(done.code, 0, "{}", done.stderr);
 }
 
 #[test]
 fn a_file_beside_leftover_shards_is_loaded_from_its_source() {
-    let place = MountFixture::new();
-    let expected = loaded(&open(&place.source));
+    let fixture = MountFixture::new();
+    let expected = loaded(&open(&fixture.source));
     let shard = "model-00001-of-00002.safetensors";
-    fs::write(Path::new(&place.source).join(shard), "left").unwrap();
-    let done = command::run(&["mount", &place.source, &place.mountpoint]);
+    fs::write(Path::new(&fixture.source).join(shard), "left").unwrap();
+    let done = command::run(&["mount", &fixture.source, &fixture.mountpoint]);
     assert_eq!(done.code, 0, "{}", done.stderr);
-    let opened = open(&place.mountpoint);
-    assert!(source_of(&opened).starts_with(&place.source), "{opened:?}");
+    let opened = open(&fixture.mountpoint);
+    assert!(source_of(&opened).starts_with(&fixture.source), "{opened:?}");
     assert!(opened.notes().iter().any(|note| note.contains(shard)), "{:?}", opened.notes());
     assert!(loaded(&opened) == expected);
-    let done = command::run(&["unmount", &place.mountpoint]);
+    let done = command::run(&["unmount", &fixture.mountpoint]);
     assert_eq!(done.code, 0, "{}", done.stderr);
 }
 
 #[test]
 fn a_load_uses_the_options_of_the_mount() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     let (_folder, path) = all_samples().swap_remove(1).1;
-    put(&path, &place);
-    place.mount(&["--allow-partial"]);
-    source_of(&open(virtual_file_in(&place.mountpoint)));
+    put(&path, &fixture);
+    fixture.mount(&["--allow-partial"]);
+    source_of(&open(virtual_file_in(&fixture.mountpoint)));
     // A load of another dictionary is answered from what the mount shows.
     let options = checkpoint::ParseOptions { root_key: Some("ema".into()), ..Default::default() };
     let options = LoadOptions { parse: options, ..LoadOptions::default() };
-    let opened = options.open(&virtual_file_in(&place.mountpoint));
+    let opened = options.open(&virtual_file_in(&fixture.mountpoint));
     assert!(!matches!(opened.map(|o| o.route().clone()), Ok(Route::Direct { .. })));
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn a_replaced_source_is_not_believed() {
-    let place = MountFixture::new();
-    place.mount(&[]);
+    let fixture = MountFixture::new();
+    fixture.mount(&[]);
     for (name, bytes) in two_shards(1, 4096) {
-        fs::write(Path::new(&place.source).join(name), bytes).unwrap();
+        fs::write(Path::new(&fixture.source).join(name), bytes).unwrap();
     }
-    fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
-    let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
+    fs::remove_file(Path::new(&fixture.source).join("model.safetensors")).unwrap();
+    let virtual_file = Path::new(&fixture.mountpoint).join("model.safetensors");
     wait_until("the set is shown", || {
         fs::metadata(&virtual_file).is_ok_and(|about| about.len() > 8192)
     });
@@ -146,29 +146,29 @@ fn a_replaced_source_is_not_believed() {
     let before = loaded(&held);
     // An open handle keeps the old files; the next open reads the new ones, wherever from.
     for (name, bytes) in two_shards(7, 4096) {
-        let new = Path::new(&place.source).join("new");
+        let new = Path::new(&fixture.source).join("new");
         fs::write(&new, bytes).unwrap();
-        fs::rename(new, Path::new(&place.source).join(name)).unwrap();
+        fs::rename(new, Path::new(&fixture.source).join(name)).unwrap();
     }
     assert!(loaded(&held) == before);
     wait_until("the new is loaded", || {
         ckptfs::open(&virtual_file).is_ok_and(|opened| loaded(&opened) != before)
     });
     // Written over: an error on either route.
-    let shard = Path::new(&place.source).join(&two_shards(7, 4096)[0].0);
+    let shard = Path::new(&fixture.source).join(&two_shards(7, 4096)[0].0);
     let held = open(&virtual_file);
     fs::write(&shard, b"short").unwrap();
     let error = held.load_all(held.tensors()).unwrap_err();
     assert!(matches!(error, LoadError::Source(source::SourceError::Changed { .. })), "{error}");
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn copied_attributes_are_not_believed() {
-    let place = MountFixture::new();
-    place.mount(&[]);
-    let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
-    let other = PathBuf::from(place.path("other.safetensors"));
+    let fixture = MountFixture::new();
+    fixture.mount(&[]);
+    let virtual_file = Path::new(&fixture.mountpoint).join("model.safetensors");
+    let other = PathBuf::from(fixture.path("other.safetensors"));
     command::write_model(&other, 3, 64);
     let mut value = Vec::with_capacity(1 << 16);
     rustix::fs::getxattr(
@@ -181,22 +181,22 @@ fn copied_attributes_are_not_believed() {
     rustix::fs::setxattr(&other, "user.ckptfs.source", &value, flags).unwrap();
     let opened = open(&other);
     assert_eq!((opened.route(), opened.tensors().len()), (&Route::Plain, 3));
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn a_renamed_source_is_found_through_the_daemon() {
-    let place = MountFixture::new();
-    let expected = loaded(&open(&place.source));
-    place.mount(&[]);
-    let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
-    let elsewhere = place.path("elsewhere");
-    fs::rename(&place.source, &elsewhere).unwrap();
+    let fixture = MountFixture::new();
+    let expected = loaded(&open(&fixture.source));
+    fixture.mount(&[]);
+    let virtual_file = Path::new(&fixture.mountpoint).join("model.safetensors");
+    let elsewhere = fixture.path("elsewhere");
+    fs::rename(&fixture.source, &elsewhere).unwrap();
     let opened = open(&virtual_file);
     source_of(&opened);
     assert!(loaded(&opened) == expected);
-    fs::rename(&elsewhere, &place.source).unwrap();
-    assert_eq!(place.unmount(&[]).code, 0);
+    fs::rename(&elsewhere, &fixture.source).unwrap();
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 /// Ends the daemon, which runs in a PID namespace of its own.
@@ -211,23 +211,23 @@ impl Drop for Apart {
 
 #[test]
 fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     // A set, which only a virtual file shows as one file.
-    fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
+    fs::remove_file(Path::new(&fixture.source).join("model.safetensors")).unwrap();
     for (name, bytes) in two_shards(3, 4096) {
-        fs::write(Path::new(&place.source).join(name), bytes).unwrap();
+        fs::write(Path::new(&fixture.source).join(name), bytes).unwrap();
     }
-    let expected = loaded(&open(&place.source));
+    let expected = loaded(&open(&fixture.source));
     // The PID that the daemon reports is another process here.
     let apart = ["--pid", "--fork", "--kill-child", command::ckptfs(), "mount", "--foreground"];
     let mut command = Command::new("unshare");
-    command.args(apart).args([&place.source, &place.mountpoint]);
+    command.args(apart).args([&fixture.source, &fixture.mountpoint]);
     let apart = Apart(command.spawn().unwrap());
-    wait_until("the mount answers", || place.state() == "alive");
-    let elsewhere = place.path("elsewhere");
-    fs::rename(&place.source, &elsewhere).unwrap();
-    let virtual_file = Path::new(&place.mountpoint).join("model.safetensors");
-    for path in [virtual_file.as_path(), Path::new(&place.mountpoint)] {
+    wait_until("the mount answers", || fixture.state() == "alive");
+    let elsewhere = fixture.path("elsewhere");
+    fs::rename(&fixture.source, &elsewhere).unwrap();
+    let virtual_file = Path::new(&fixture.mountpoint).join("model.safetensors");
+    for path in [virtual_file.as_path(), Path::new(&fixture.mountpoint)] {
         let opened = open(path);
         let Route::ThroughMount { reason: why } = opened.route() else { panic!("{opened:?}") };
         assert!(why.contains("its source cannot be"), "{why}");
@@ -237,10 +237,10 @@ fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
         let report = opened.load_into([(tensor, &mut memory[..])]).unwrap();
         assert_eq!(report.fallbacks.keys().collect::<Vec<_>>(), [why]);
     }
-    assert!(reads(&place) > 0);
+    assert!(reads(&fixture) > 0);
     // Back in its old place, the source is found again.
-    fs::rename(&elsewhere, &place.source).unwrap();
+    fs::rename(&elsewhere, &fixture.source).unwrap();
     source_of(&open(&virtual_file));
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
     drop(apart);
 }

@@ -34,25 +34,25 @@ fn all_that_read(path: &str, other: &str, out: &str) -> Vec<Outcome> {
 
 #[test]
 fn links_that_lead_out_are_listed() {
-    let place = MountFixture::new();
-    symlink("/etc", Path::new(&place.source).join("out")).unwrap();
-    symlink("model.safetensors", Path::new(&place.source).join("in")).unwrap();
-    place.mount(&[]);
+    let fixture = MountFixture::new();
+    symlink("/etc", Path::new(&fixture.source).join("out")).unwrap();
+    symlink("model.safetensors", Path::new(&fixture.source).join("in")).unwrap();
+    fixture.mount(&[]);
     let listed = |path: &str| -> Value {
         let done = run(&["ls", "--json", path]);
         assert_eq!(done.code, 0, "{}", done.stderr);
         serde_json::from_str(&done.stdout).unwrap()
     };
-    let (mount, source) = (listed(&place.mountpoint), listed(&place.source));
+    let (mount, source) = (listed(&fixture.mountpoint), listed(&fixture.source));
     assert_eq!(mount[0]["entries"], source[0]["entries"]);
     assert!(mount[0]["entries"][2]["refused"].is_string(), "{}", mount[0]["entries"]);
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn a_mount_shows_what_ls_says() {
-    let place = MountFixture::new();
-    let source = Path::new(&place.source);
+    let fixture = MountFixture::new();
+    let source = Path::new(&fixture.source);
     fs::remove_file(source.join("model.safetensors")).unwrap();
     let shards = command::two_shards(1, 8);
     let entries = shards.iter().enumerate();
@@ -83,21 +83,21 @@ fn a_mount_shows_what_ls_says() {
         let listed = listed[0]["entries"].as_array().unwrap();
         let names: Vec<_> = listed.iter().map(|entry| entry["name"].as_str().unwrap()).collect();
         assert_eq!(names, expected, "{name}");
-        let done = run(&["mount", path, &place.mountpoint]);
+        let done = run(&["mount", path, &fixture.mountpoint]);
         assert_eq!(done.code, 0, "{name}: {}", done.stderr);
-        assert_eq!(command::names_in(Path::new(&place.mountpoint)), expected, "{name}");
+        assert_eq!(command::names_in(Path::new(&fixture.mountpoint)), expected, "{name}");
         for entry in listed {
-            let shown = Path::new(&place.mountpoint).join(entry["name"].as_str().unwrap());
+            let shown = Path::new(&fixture.mountpoint).join(entry["name"].as_str().unwrap());
             assert_eq!(fs::metadata(shown).unwrap().len(), entry["size"].as_u64().unwrap());
         }
-        assert_eq!(place.unmount(&[]).code, 0);
+        assert_eq!(fixture.unmount(&[]).code, 0);
     }
     // A missing path is not mounted.
-    let missing = format!("{}/missing.safetensors", place.source);
-    let done = run(&["mount", &missing, &place.mountpoint]);
+    let missing = format!("{}/missing.safetensors", fixture.source);
+    let done = run(&["mount", &missing, &fixture.mountpoint]);
     assert_eq!(done.code, 1);
     assert!(done.stderr.contains("missing.safetensors: no such file"), "{}", done.stderr);
-    assert_eq!(place.mounts(), 0);
+    assert_eq!(fixture.mounts(), 0);
 }
 
 /// Stays as it is beside a safetensors model.
@@ -105,9 +105,9 @@ const LORA: &str = "pytorch_lora_weights.bin";
 
 #[test]
 fn a_dead_mount_is_reported_as_dead() {
-    let place = MountFixture::dead();
-    let (real, out) = (format!("{}/model.safetensors", place.source), place.path("out"));
-    for path in [place.mountpoint.clone(), format!("{}/model.safetensors", place.mountpoint)] {
+    let fixture = MountFixture::dead();
+    let (real, out) = (format!("{}/model.safetensors", fixture.source), fixture.path("out"));
+    for path in [fixture.mountpoint.clone(), format!("{}/model.safetensors", fixture.mountpoint)] {
         for done in all_that_read(&path, &real, &out) {
             assert_eq!(done.code, 1, "{}", done.stderr);
             assert!(done.stderr.contains("mount whose daemon has gone"), "{}", done.stderr);
@@ -119,8 +119,8 @@ fn a_dead_mount_is_reported_as_dead() {
 
 #[test]
 fn a_dead_mount_hides_nothing_beside_it() {
-    let place = MountFixture::dead();
-    let done = run(&["ls", "-r", "--json", place.parent()]);
+    let fixture = MountFixture::dead();
+    let done = run(&["ls", "-r", "--json", fixture.parent()]);
     assert_eq!(done.code, 1, "{}", done.stderr);
     let all: Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(all[0]["unreadable"][0]["name"], "mnt");
@@ -131,10 +131,10 @@ fn a_dead_mount_hides_nothing_beside_it() {
 
 #[test]
 fn a_directory_with_a_dead_mount_in_it_is_mounted_and_listed() {
-    let place = MountFixture::dead();
+    let fixture = MountFixture::dead();
     let outer = MountFixture::new();
     let log = outer.path("log");
-    let done = run(&["mount", place.parent(), &outer.mountpoint, "--log-file", &log]);
+    let done = run(&["mount", fixture.parent(), &outer.mountpoint, "--log-file", &log]);
     assert_eq!(done.code, 0, "{}", done.stderr);
     let shown = outer.daemon().unwrap();
     for _ in 0..2 {
@@ -159,18 +159,18 @@ fn a_directory_with_a_dead_mount_in_it_is_mounted_and_listed() {
 
 #[test]
 fn a_link_back_to_the_mount_ends() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     // Two links to the directory that has both the source and the mountpoint.
-    symlink("..", format!("{}/up", place.source)).unwrap();
-    symlink("../source/up", format!("{}/further", place.source)).unwrap();
-    place.mount(&["--follow-symlinks"]);
-    fs::read(format!("{}/up/source/model.safetensors", place.mountpoint)).unwrap();
+    symlink("..", format!("{}/up", fixture.source)).unwrap();
+    symlink("../source/up", format!("{}/further", fixture.source)).unwrap();
+    fixture.mount(&["--follow-symlinks"]);
+    fs::read(format!("{}/up/source/model.safetensors", fixture.mountpoint)).unwrap();
     let mut found = Command::new("find");
-    let done = found.arg(&place.mountpoint).output().unwrap();
+    let done = found.arg(&fixture.mountpoint).output().unwrap();
     let told = String::from_utf8_lossy(&done.stdout).lines().count();
     assert!((5..100).contains(&told), "{told}: {}", String::from_utf8_lossy(&done.stdout));
-    assert_eq!(place.state(), "alive");
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.state(), "alive");
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 /// Makes nested folders step by step, because no system call takes the whole path.
@@ -199,9 +199,9 @@ fn read(folder: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
 
 #[test]
 fn directories_deeper_than_the_longest_path_are_walked() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     let names: Vec<String> = (0..40).map(|n| format!("{n:0250}")).collect();
-    let bottom = make_deep(open_folder(&place.source), &names);
+    let bottom = make_deep(open_folder(&fixture.source), &names);
     let write = |name: &str, bytes: &[u8]| {
         let flags = OFlags::WRONLY | OFlags::CREATE;
         let file = openat(&bottom, name, flags, Mode::RUSR | Mode::ROTH).unwrap();
@@ -217,10 +217,11 @@ fn directories_deeper_than_the_longest_path_are_walked() {
     // These lead up past the start of the last piece of the path.
     link(&format!("{}model.safetensors", "../".repeat(40)), "top");
     link(&format!("{}model.safetensors", "../".repeat(41)), "out");
-    link(&format!("{}/model.safetensors", place.source), "absolute");
-    place.mount(&[]);
+    link(&format!("{}/model.safetensors", fixture.source), "absolute");
+    fixture.mount(&[]);
 
-    let shown = names.iter().fold(open_folder(&place.mountpoint), |above, name| step(above, name));
+    let shown =
+        names.iter().fold(open_folder(&fixture.mountpoint), |above, name| step(above, name));
     let mut listed: Vec<_> = Dir::read_from(&shown).unwrap().map(|entry| entry.unwrap()).collect();
     listed.retain(|entry| !entry.file_name().to_bytes().starts_with(b"."));
     let mut listed: Vec<_> =
@@ -233,36 +234,36 @@ fn directories_deeper_than_the_longest_path_are_walked() {
     for name in ["plain", "beside", "up"] {
         assert_eq!(read(&shown, name).unwrap(), b"words", "{name}");
     }
-    let top = fs::read(format!("{}/model.safetensors", place.source)).unwrap();
+    let top = fs::read(format!("{}/model.safetensors", fixture.source)).unwrap();
     for name in ["top", "absolute"] {
         assert_eq!(read(&shown, name).as_ref(), Ok(&top), "{name}");
     }
     assert_eq!(read(&shown, "out"), Err(Errno::ACCESS));
 
     drop(shown);
-    let found = run_program(&["find", &place.mountpoint, "-type", "f", "-size", "+0"]);
+    let found = run_program(&["find", &fixture.mountpoint, "-type", "f", "-size", "+0"]);
     assert_eq!((found.code, found.stderr.as_str()), (0, ""));
     assert_eq!(found.stdout.lines().count(), 3);
-    let listed = run(&["ls", "-r", "--json", &place.source]);
+    let listed = run(&["ls", "-r", "--json", &fixture.source]);
     assert_eq!((listed.code, listed.stderr.as_str()), (0, ""));
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn directories_that_are_too_deep_do_not_stop_a_walk() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     let names: Vec<String> = (0..70).map(|n| format!("{n:0250}")).collect();
-    let mut above = open_folder(&place.source);
+    let mut above = open_folder(&fixture.source);
     for name in &names {
         above = make_deep(above, std::slice::from_ref(name));
         mkdirat(&above, "z", Mode::RWXU).unwrap();
     }
-    place.mount(&[]);
-    let found = run_program(&["find", &place.mountpoint, "-name", "z"]);
+    fixture.mount(&[]);
+    let found = run_program(&["find", &fixture.mountpoint, "-name", "z"]);
     let (said, shown) = (found.stderr.lines().count(), found.stdout.lines().count());
     assert_eq!((found.code, said), (1, 1), "{}", found.stderr);
     assert!(found.stderr.contains("File name too long"), "{}", found.stderr);
     // 251 bytes a level.
     assert_eq!(shown, (16 << 10) / 251);
-    assert_eq!((place.state().as_str(), place.unmount(&[]).code), ("alive", 0));
+    assert_eq!((fixture.state().as_str(), fixture.unmount(&[]).code), ("alive", 0));
 }

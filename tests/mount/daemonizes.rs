@@ -15,33 +15,33 @@ use crate::common::mounting::{
 
 #[test]
 fn the_command_returns_when_the_mount_answers() {
-    let place = MountFixture::new();
-    let done = place.try_mount(&[]);
+    let fixture = MountFixture::new();
+    let done = fixture.try_mount(&[]);
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""));
-    assert_eq!(place.state(), "alive");
-    let daemon = place.daemon().unwrap();
-    assert_eq!(arguments(daemon.0)[1..], ["mount", &place.source, &place.mountpoint]);
+    assert_eq!(fixture.state(), "alive");
+    let daemon = fixture.daemon().unwrap();
+    assert_eq!(arguments(daemon.0)[1..], ["mount", &fixture.source, &fixture.mountpoint]);
     let name = fs::read_to_string(format!("/proc/{}/comm", daemon.0)).unwrap();
     assert_eq!(name, "ckptfs\n");
 }
 
 #[test]
 fn the_daemon_inherits_nothing_of_its_caller() {
-    let place = MountFixture::new();
-    let held = place.path("held by the caller");
+    let fixture = MountFixture::new();
+    let held = fixture.path("held by the caller");
     // `run` reads to the end of every pipe that the daemon might still hold open, this one included.
     let script = r#"exec 7>"$3" 5>&1; cd "$4"; "$CKPTFS" mount source mnt; ps -o sid= -p $$"#;
-    let folder = Path::new(&place.source).parent().unwrap().to_str().unwrap();
-    let arguments = [&place.source, &place.mountpoint, &held, folder];
+    let folder = Path::new(&fixture.source).parent().unwrap().to_str().unwrap();
+    let arguments = [&fixture.source, &fixture.mountpoint, &held, folder];
     let told = run_in_shell(Command::new("bash"), script, &arguments);
     assert_eq!((told.code, told.stderr.as_str()), (0, ""));
-    let daemon = daemons_of("mnt").into_iter().find(|daemon| is_at(&place, daemon.0)).unwrap();
+    let daemon = daemons_of("mnt").into_iter().find(|daemon| is_at(&fixture, daemon.0)).unwrap();
 
     let process = |name: &str| format!("/proc/{}/{name}", daemon.0);
     for entry in fs::read_dir(process("fd")).unwrap() {
         let target = fs::read_link(entry.unwrap().path()).unwrap();
         let target = target.to_str().unwrap();
-        let is_its_own = ["/dev/null", "/dev/fuse", "socket:", "anon_inode:", &place.source]
+        let is_its_own = ["/dev/null", "/dev/fuse", "socket:", "anon_inode:", &fixture.source]
             .iter()
             .any(|own| target.starts_with(own));
         assert!(is_its_own, "{target}");
@@ -52,26 +52,26 @@ fn the_daemon_inherits_nothing_of_its_caller() {
     // The fields are state, parent, group, session and terminal.
     assert_ne!(fields[3], told.stdout.trim());
     assert_eq!(fields[4], "0");
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 /// Tells whether the daemon serves the fixture, where it was given a relative path.
-fn is_at(place: &MountFixture, pid: u32) -> bool {
+fn is_at(fixture: &MountFixture, pid: u32) -> bool {
     let told = run(&["status", "--json"]).stdout;
     let all: serde_json::Value = serde_json::from_str(&told).unwrap();
     let is = |mount: &serde_json::Value| {
-        mount["mountpoint"] == place.mountpoint.as_str() && mount["stats"]["pid"] == pid
+        mount["mountpoint"] == fixture.mountpoint.as_str() && mount["stats"]["pid"] == pid
     };
     all.as_array().unwrap().iter().any(is)
 }
 
 /// Starts a mount whose daemon waits for its source. Returns the source, the caller and the daemon.
-fn start_waiting_mount(place: &MountFixture) -> (FailingSource, Child, Daemon) {
-    let far = FailingSource::new(&place.path("far"), two_shards(1, 8));
+fn start_waiting_mount(fixture: &MountFixture) -> (FailingSource, Child, Daemon) {
+    let far = FailingSource::new(&fixture.path("far"), two_shards(1, 8));
     far.set(Behavior::HangsOnReads);
-    let source = place.path("far/model-00001-of-00002.safetensors");
+    let source = fixture.path("far/model-00001-of-00002.safetensors");
     let mut command = Command::new(ckptfs());
-    command.args(["mount", &source, &place.mountpoint]);
+    command.args(["mount", &source, &fixture.mountpoint]);
     let caller = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_until("the daemon reads", || far.pending() > 0);
     let daemons = daemons_of(&source);
@@ -81,8 +81,8 @@ fn start_waiting_mount(place: &MountFixture) -> (FailingSource, Child, Daemon) {
 
 #[test]
 fn a_daemon_that_dies_silently_is_reported() {
-    let place = MountFixture::new();
-    let (far, caller, daemon) = start_waiting_mount(&place);
+    let fixture = MountFixture::new();
+    let (far, caller, daemon) = start_waiting_mount(&fixture);
     daemon.kill("KILL");
     far.set(Behavior::Works);
     let output = caller.wait_with_output().unwrap();
@@ -93,47 +93,47 @@ fn a_daemon_that_dies_silently_is_reported() {
 
 #[test]
 fn a_caller_that_goes_away_leaves_no_mount() {
-    let place = MountFixture::new();
-    let (far, mut caller, daemon) = start_waiting_mount(&place);
+    let fixture = MountFixture::new();
+    let (far, mut caller, daemon) = start_waiting_mount(&fixture);
     caller.kill().unwrap();
     caller.wait().unwrap();
     // Now the daemon goes on, and its caller is gone.
     far.set(Behavior::Works);
     wait_until("the daemon ends", || !daemon.runs());
-    assert_eq!(place.mounts(), 0);
+    assert_eq!(fixture.mounts(), 0);
 }
 
 #[test]
 fn the_daemon_variable_alone_makes_no_daemon() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     let mut command = Command::new(ckptfs());
-    command.args(["mount", &place.source, &place.mountpoint]).env("CKPTFS_DAEMON", "pipe:[1]");
+    command.args(["mount", &fixture.source, &fixture.mountpoint]).env("CKPTFS_DAEMON", "pipe:[1]");
     let told = run_command(&mut command);
     assert_eq!((told.code, told.stdout.as_str(), told.stderr.as_str()), (0, "", ""));
-    assert_eq!(place.state(), "alive");
+    assert_eq!(fixture.state(), "alive");
 }
 
 #[test]
 fn the_kernels_readahead_is_raised() {
-    let place = MountFixture::new();
-    place.mount(&[]);
+    let fixture = MountFixture::new();
+    fixture.mount(&[]);
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let line = lines.find(|fields| fields[4] == place.mountpoint).unwrap();
+    let line = lines.find(|fields| fields[4] == fixture.mountpoint).unwrap();
     let set = fs::read_to_string(format!("/sys/class/bdi/{}/read_ahead_kb", line[2])).unwrap();
     assert_eq!(set, "4096\n");
 }
 
 #[test]
 fn the_log_goes_to_its_file() {
-    let place = MountFixture::new();
-    let log = place.path("log");
-    place.mount(&["-v", "--log-file", &log]);
-    assert_eq!(place.unmount(&[]).code, 0);
+    let fixture = MountFixture::new();
+    let log = fixture.path("log");
+    fixture.mount(&["-v", "--log-file", &log]);
+    assert_eq!(fixture.unmount(&[]).code, 0);
     let text = fs::read_to_string(&log).unwrap();
     assert!(text.contains("mounted at") && text.contains("unmounted"), "{text}");
     assert!(!text.contains('\x1b'), "{text}");
-    let foreground = place.mount_in_foreground(&["-v"]);
+    let foreground = fixture.mount_in_foreground(&["-v"]);
     foreground.kill("TERM");
     let (_, said) = foreground.ends();
     assert!(said.contains("SIGTERM"), "{said}");
@@ -141,14 +141,14 @@ fn the_log_goes_to_its_file() {
 
 #[test]
 fn a_bad_log_filter_is_reported() {
-    let place = MountFixture::new();
-    let log = place.path("log");
+    let fixture = MountFixture::new();
+    let log = fixture.path("log");
     let mount = |said: &str| {
         let mut command = Command::new(ckptfs());
-        command.args(["mount", &place.source, &place.mountpoint, "-v", "--log-file", &log]);
+        command.args(["mount", &fixture.source, &fixture.mountpoint, "-v", "--log-file", &log]);
         let told = run_command(command.env("RUST_LOG", said));
         assert_eq!(told.code, 0, "{}", told.stderr);
-        assert_eq!(place.unmount(&[]).code, 0);
+        assert_eq!(fixture.unmount(&[]).code, 0);
         told.stderr
     };
     let note = mount("ckptfs=louder");
@@ -171,29 +171,29 @@ fn the_help_says_where_the_log_goes_and_where_the_bytes_lie() {
 
 #[test]
 fn an_unwritable_log_loses_nothing_else() {
-    let place = MountFixture::new();
-    let refused = std::path::Path::new(&place.source).join("sub");
+    let fixture = MountFixture::new();
+    let refused = std::path::Path::new(&fixture.source).join("sub");
     fs::create_dir(&refused).unwrap();
     fs::write(refused.join("broken.ckpt"), b"PK\x03\x04 and no archive").unwrap();
-    place.mount(&["-vv", "--log-file", "/dev/full"]);
-    let shown = std::path::Path::new(&place.mountpoint).join("sub");
+    fixture.mount(&["-vv", "--log-file", "/dev/full"]);
+    let shown = std::path::Path::new(&fixture.mountpoint).join("sub");
     assert_eq!(names_in(&shown), ["broken.ckpt"]);
-    assert_eq!(place.state(), "alive");
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.state(), "alive");
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn a_log_pipe_that_is_not_read_blocks_nothing() {
-    let place = MountFixture::new();
-    let pipe = place.path("pipe");
+    let fixture = MountFixture::new();
+    let pipe = fixture.path("pipe");
     assert_eq!(run_program(&["mkfifo", &pipe]).code, 0);
     let mut read = File::options().read(true).write(true).open(&pipe).unwrap();
-    place.mount(&["-vvv", "--log-file", &pipe]);
+    fixture.mount(&["-vvv", "--log-file", &pipe]);
     // Logs more than the pipe has room for, while nothing reads it.
-    let missing = (0..2000).map(|n| format!("{}/{n}", place.mountpoint));
+    let missing = (0..2000).map(|n| format!("{}/{n}", fixture.mountpoint));
     let mut asking = Command::new("ls").args(missing).stderr(Stdio::null()).spawn().unwrap();
     wait_until("ls is answered", || asking.try_wait().unwrap().is_some());
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
     let mut text = vec![0; 1 << 20];
     let length = read.read(&mut text).unwrap();
     let text = String::from_utf8_lossy(&text[..length]);
@@ -202,8 +202,8 @@ fn a_log_pipe_that_is_not_read_blocks_nothing() {
 
 #[test]
 fn the_standard_error_may_be_the_log_file() {
-    let place = MountFixture::new();
-    let foreground = place.mount_in_foreground(&["-v", "--log-file", "/dev/stderr"]);
+    let fixture = MountFixture::new();
+    let foreground = fixture.mount_in_foreground(&["-v", "--log-file", "/dev/stderr"]);
     foreground.kill("TERM");
     let (_, said) = foreground.ends();
     assert!(said.contains("SIGTERM"), "{said}");
@@ -211,8 +211,8 @@ fn the_standard_error_may_be_the_log_file() {
 
 #[test]
 fn metrics_are_served() {
-    let place = MountFixture::new();
-    let done = place.try_mount(&["--metrics", "127.0.0.1:0"]);
+    let fixture = MountFixture::new();
+    let done = fixture.try_mount(&["--metrics", "127.0.0.1:0"]);
     assert_eq!(done.code, 0, "{}", done.stderr);
     let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
     let ask = |request: &str| {
@@ -227,7 +227,7 @@ fn metrics_are_served() {
     assert!(page.starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text"));
     let line = format!(
         "ckptfs_reads_total{{mountpoint=\"{}\",source=\"{}\"}} ",
-        place.mountpoint, place.source
+        fixture.mountpoint, fixture.source
     );
     assert!(page.contains(&line) && page.ends_with("# EOF\n"), "{page}");
     assert!(ask("GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
@@ -237,7 +237,7 @@ fn metrics_are_served() {
     assert!(long.is_empty() || long.starts_with("HTTP/1.1 431"), "{long}");
     // Silent clients must not delay the end of the mount.
     let silent: Vec<_> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
     drop(silent);
 }
 
@@ -247,8 +247,8 @@ fn half_sent_requests_do_not_block_the_metrics() {
     /// Much longer than an answer takes, and much shorter than the timeouts of all half-sent requests in
     /// turn.
     const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-    let place = MountFixture::new();
-    let done = place.try_mount(&["--metrics", "127.0.0.1:0"]);
+    let fixture = MountFixture::new();
+    let done = fixture.try_mount(&["--metrics", "127.0.0.1:0"]);
     let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
     let address = address.parse().unwrap();
     let half_sent = || {
@@ -263,17 +263,17 @@ fn half_sent_requests_do_not_block_the_metrics() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("# EOF\n"), "{answer}");
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
     drop(half_sent);
 }
 
 #[test]
 fn the_doctor_finds_this_machine_fit() {
-    let place = MountFixture::new();
-    let done = run(&["doctor", &place.source]);
+    let fixture = MountFixture::new();
+    let done = run(&["doctor", &fixture.source]);
     assert_eq!(done.code, 0, "{}", done.stdout);
     assert!(done.stdout.contains("/dev/fuse") && done.stdout.contains("O_DIRECT"));
-    let done = run(&["doctor", "--json", &place.path("missing")]);
+    let done = run(&["doctor", "--json", &fixture.path("missing")]);
     assert_eq!(done.code, 1);
     let checks: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     let is_problem = |check: &&serde_json::Value| check["verdict"] == "problem";

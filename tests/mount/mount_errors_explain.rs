@@ -24,14 +24,15 @@ fn fails(arguments: &[&str], code: i32, what: &str, remedy: &str) {
 
 #[test]
 fn a_bad_mountpoint_is_explained() {
-    let place = MountFixture::new();
-    let source = &place.source[..];
-    let (missing, file, looping) = (place.path("missing"), place.path("file"), place.path("loop"));
+    let fixture = MountFixture::new();
+    let source = &fixture.source[..];
+    let (missing, file, looping) =
+        (fixture.path("missing"), fixture.path("file"), fixture.path("loop"));
     fs::write(&file, "text").unwrap();
     symlink(&looping, &looping).unwrap();
     let inside = format!("{source}/inside");
     fs::create_dir(&inside).unwrap();
-    let full = place.path("full");
+    let full = fixture.path("full");
     fs::create_dir_all(format!("{full}/something")).unwrap();
     fails(&[source, &missing], 1, "does not exist", "mkdir -p");
     fails(&[source, &format!("{file}/sub")], 1, "does not exist", "mkdir -p");
@@ -40,7 +41,7 @@ fn a_bad_mountpoint_is_explained() {
     fails(&[source, &full], 1, "not empty", "--nonempty");
     fails(&[source, "/proc/self/fd"], 1, "not empty", "--nonempty");
     fails(&[source, &inside], 1, "lies inside", "outside of the source");
-    assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
+    assert_eq!((fixture.mounts(), fixture.state().as_str()), (0, "none"));
     assert_eq!(run(&["mount", source, &full, "--nonempty"]).code, 0);
     fails(&[source, &full], 1, "already shows", &format!("ckptfs unmount {full}"));
     assert_eq!(run(&["unmount", &full]).code, 0);
@@ -48,13 +49,13 @@ fn a_bad_mountpoint_is_explained() {
 
 #[test]
 fn a_bad_log_file_or_metrics_address_is_explained() {
-    let place = MountFixture::new();
-    let (source, mountpoint) = (&place.source[..], &place.mountpoint[..]);
+    let fixture = MountFixture::new();
+    let (source, mountpoint) = (&fixture.source[..], &fixture.mountpoint[..]);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
     fails(&[source, mountpoint, "--log-file", source], 1, "cannot log", "can be written to");
     fails(&[source, mountpoint, "--metrics", &taken], 1, "cannot serve metrics", "another port");
-    let beside = place.path("link");
+    let beside = fixture.path("link");
     symlink(mountpoint, &beside).unwrap();
     for log in [format!("{mountpoint}/log"), format!("{beside}/log")] {
         let fails = |mountpoint: &str| {
@@ -69,26 +70,26 @@ fn a_bad_log_file_or_metrics_address_is_explained() {
         fails(&beside);
     }
     assert_eq!(fs::read_dir(mountpoint).unwrap().count(), 0);
-    assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
+    assert_eq!((fixture.mounts(), fixture.state().as_str()), (0, "none"));
 }
 
 /// Under any limit on open files, a mount works or is refused in one sentence.
 #[test]
 fn a_mount_with_too_few_descriptors_is_refused() {
-    let place = MountFixture::new();
-    let inside = format!("{}/model.safetensors", place.mountpoint);
+    let fixture = MountFixture::new();
+    let inside = format!("{}/model.safetensors", fixture.mountpoint);
     let mut answers = Vec::new();
     for limit in 4..64 {
         let limit = format!("--nofile={limit}");
-        let words = ["prlimit", &limit, ckptfs(), "mount", &place.source, &place.mountpoint];
+        let words = ["prlimit", &limit, ckptfs(), "mount", &fixture.source, &fixture.mountpoint];
         let done = run_program(&words);
         if done.code == 0 {
-            assert_eq!((done.stderr.as_str(), place.mounts()), ("", 1), "{limit}");
+            assert_eq!((done.stderr.as_str(), fixture.mounts()), ("", 1), "{limit}");
             assert!(fs::read(&inside).is_ok());
-            assert_eq!(place.unmount(&[]).code, 0);
+            assert_eq!(fixture.unmount(&[]).code, 0);
         } else {
             let said: Vec<_> = done.stderr.lines().collect();
-            assert_eq!((done.code, said.len(), place.mounts()), (1, 2, 0), "{limit}: {said:?}");
+            assert_eq!((done.code, said.len(), fixture.mounts()), (1, 2, 0), "{limit}: {said:?}");
             assert!(said[0].contains("needs 32 free file descriptors"), "{limit}: {said:?}");
             assert!(said[1].contains("what to do: raise the hard limit"), "{limit}: {said:?}");
         }
@@ -101,45 +102,45 @@ fn a_mount_with_too_few_descriptors_is_refused() {
 /// In the foreground, the mount is the process itself.
 #[test]
 fn a_mount_in_the_foreground_with_too_few_descriptors_is_refused() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     for limit in 4..32 {
         let limit = format!("--nofile={limit}");
-        let mount = [ckptfs(), "mount", "-f", &place.source, &place.mountpoint];
+        let mount = [ckptfs(), "mount", "-f", &fixture.source, &fixture.mountpoint];
         let done = run_program(&[&["prlimit", &limit][..], &mount].concat());
-        assert_eq!((done.code, place.mounts()), (1, 0), "{limit}: {}", done.stderr);
+        assert_eq!((done.code, fixture.mounts()), (1, 0), "{limit}: {}", done.stderr);
         assert!(done.stderr.contains("needs 32 free file descriptors"), "{limit}: {}", done.stderr);
     }
 }
 
 #[test]
 fn a_log_pipe_without_a_reader_is_refused() {
-    let place = MountFixture::new();
-    let pipe = place.path("pipe");
+    let fixture = MountFixture::new();
+    let pipe = fixture.path("pipe");
     assert_eq!(run_program(&["mkfifo", &pipe]).code, 0);
     for way in [&["mount"][..], &["mount", "-f"]] {
         let mut command = Command::new(ckptfs());
-        command.args(way).args([&place.source, &place.mountpoint, "--log-file", &pipe]);
+        command.args(way).args([&fixture.source, &fixture.mountpoint, "--log-file", &pipe]);
         let mut mounting = command.stderr(Stdio::piped()).spawn().unwrap();
         wait_until("it waits for no reader", || mounting.try_wait().unwrap().is_some());
         let done = mounting.wait_with_output().unwrap();
         let said = String::from_utf8(done.stderr).unwrap();
-        assert_eq!((done.status.code(), place.mounts()), (Some(1), 0), "{said}");
+        assert_eq!((done.status.code(), fixture.mounts()), (Some(1), 0), "{said}");
         assert!(said.contains(&format!("{pipe}: cannot log to it: no program reads")), "{said}");
         assert!(said.contains("what to do: start its reader first"), "{said}");
     }
-    assert_eq!(place.daemon(), None);
+    assert_eq!(fixture.daemon(), None);
 }
 
 #[test]
 fn a_bad_source_is_explained() {
-    let place = MountFixture::new();
-    let at = &place.mountpoint[..];
+    let fixture = MountFixture::new();
+    let at = &fixture.mountpoint[..];
     let written = |name: &str, bytes: &[u8]| {
-        let path = place.path(name);
+        let path = fixture.path(name);
         fs::write(&path, bytes).unwrap();
         path
     };
-    let missing = place.path("missing");
+    let missing = fixture.path("missing");
     fails(&[&missing, at], 1, "no such file", "check the path");
     fails(
         &[&format!("{}/x", written("file", b"text")), at],
@@ -157,19 +158,19 @@ fn a_bad_source_is_explained() {
     fails(&[&written("model.gguf", b"GGUF\x03\0\0\0 and so on"), at], 3, "a GGUF file", looks);
     fails(&["/proc/self/status", at], 3, "an empty file", looks);
     fails(&["/dev/null", at], 3, "is a device", "a checkpoint file or a directory");
-    let pipe = place.path("pipe");
+    let pipe = fixture.path("pipe");
     assert_eq!(run_program(&["mkfifo", &pipe]).code, 0);
     fails(&[&pipe, at], 3, "is a named pipe", "a checkpoint file or a directory");
-    assert_eq!((place.mounts(), place.state().as_str()), (0, "none"));
+    assert_eq!((fixture.mounts(), fixture.state().as_str()), (0, "none"));
 }
 
 #[test]
 fn a_directory_without_a_checkpoint_and_a_set_by_its_name_are_sources() {
-    let place = MountFixture::new();
-    let folder = place.path("words");
+    let fixture = MountFixture::new();
+    let folder = fixture.path("words");
     fs::create_dir(&folder).unwrap();
     fs::write(Path::new(&folder).join("notes.txt"), "words").unwrap();
-    let set = place.path("set");
+    let set = fixture.path("set");
     fs::create_dir(&set).unwrap();
     for (name, bytes) in two_shards(1, 8) {
         fs::write(Path::new(&set).join(name), bytes).unwrap();
@@ -177,9 +178,9 @@ fn a_directory_without_a_checkpoint_and_a_set_by_its_name_are_sources() {
     for (source, shows) in
         [(folder, "notes.txt"), (format!("{set}/model.safetensors"), "model.safetensors")]
     {
-        let done = run(&["mount", &source, &place.mountpoint]);
+        let done = run(&["mount", &source, &fixture.mountpoint]);
         assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{source}");
-        assert_eq!(command::names_in(Path::new(&place.mountpoint)), [shows]);
-        assert_eq!(place.unmount(&[]).code, 0);
+        assert_eq!(command::names_in(Path::new(&fixture.mountpoint)), [shows]);
+        assert_eq!(fixture.unmount(&[]).code, 0);
     }
 }

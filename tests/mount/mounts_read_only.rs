@@ -101,8 +101,8 @@ fn refused(what: &str, path: &Path, act: impl FnOnce(&CStr) -> i32) {
 }
 
 /// Tries every operation, and asserts that the mount shows what it did before.
-fn nothing_is_written(place: &MountFixture) {
-    let root = Path::new(&place.mountpoint);
+fn nothing_is_written(fixture: &MountFixture) {
+    let root = Path::new(&fixture.mountpoint);
     let folder = root.join("folder");
     let files = [root.join("model.safetensors"), folder.join("virtual_file.safetensors")];
     let before = shown(root);
@@ -152,39 +152,39 @@ fn shown(root: &Path) -> Vec<(String, Vec<u8>)> {
     names.map(|name| (name.to_owned(), fs::read(root.join(name)).unwrap())).to_vec()
 }
 
-fn place() -> MountFixture {
-    let place = MountFixture::new();
-    let folder = Path::new(&place.source).join("folder");
+fn fixture() -> MountFixture {
+    let fixture = MountFixture::new();
+    let folder = Path::new(&fixture.source).join("folder");
     fs::create_dir(&folder).unwrap();
     command::write_transposed(&folder.join("virtual_file.pt"), 64);
-    place
+    fixture
 }
 
 #[test]
 fn every_write_is_refused_on_a_plain_mount() {
-    let place = place();
-    place.mount(&[]);
-    nothing_is_written(&place);
+    let fixture = fixture();
+    fixture.mount(&[]);
+    nothing_is_written(&fixture);
     // A file without a name: the kernel itself refuses.
-    refused("a file without a name", Path::new(&place.mountpoint), |p| {
+    refused("a file without a name", Path::new(&fixture.mountpoint), |p| {
         opened(p, O_TMPFILE | O_RDWR)
     });
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn every_write_is_refused_on_a_mount_made_writable() {
     for options in [&[][..], &["--no-passthrough"]] {
-        let place = place();
-        place.mount(options);
-        mount_remount(place.mountpoint.as_str(), MountFlags::empty(), "").unwrap();
+        let fixture = fixture();
+        fixture.mount(options);
+        mount_remount(fixture.mountpoint.as_str(), MountFlags::empty(), "").unwrap();
         let table = fs::read_to_string("/proc/self/mounts").unwrap();
-        let line = table.lines().find(|line| line.contains(&place.mountpoint)).unwrap();
+        let line = table.lines().find(|line| line.contains(&fixture.mountpoint)).unwrap();
         assert!(line.contains("fuse.ckptfs rw"), "{line}");
-        nothing_is_written(&place);
-        let root = CString::new(place.mountpoint.as_str()).unwrap();
+        nothing_is_written(&fixture);
+        let root = CString::new(fixture.mountpoint.as_str()).unwrap();
         assert_eq!(opened(&root, O_TMPFILE | O_RDWR), -1);
-        assert_eq!(fs::read_dir(&place.source).unwrap().count(), 2);
-        assert_eq!(place.unmount(&[]).code, 0);
+        assert_eq!(fs::read_dir(&fixture.source).unwrap().count(), 2);
+        assert_eq!(fixture.unmount(&[]).code, 0);
     }
 }

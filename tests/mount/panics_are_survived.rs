@@ -9,10 +9,10 @@ use crate::common::mounting::MountFixture;
 
 #[test]
 fn a_request_that_panics_is_answered_with_eio() {
-    let place = MountFixture::new();
-    let foreground = place.mount_in_foreground(&["--threads", "1"]);
-    let model = format!("{}/model.safetensors", place.mountpoint);
-    for path in [&model, &place.mountpoint] {
+    let fixture = MountFixture::new();
+    let foreground = fixture.mount_in_foreground(&["--threads", "1"]);
+    let model = format!("{}/model.safetensors", fixture.mountpoint);
+    for path in [&model, &fixture.mountpoint] {
         // More often than there are threads.
         for _ in 0..10 {
             let panicked = rustix::fs::getxattr(path, "user.ckptfs.panic", &mut [0_u8; 64]);
@@ -20,8 +20,8 @@ fn a_request_that_panics_is_answered_with_eio() {
         }
     }
     assert_eq!(fs::read(&model).unwrap().last(), Some(&62));
-    assert_eq!(place.state(), "alive");
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.state(), "alive");
+    assert_eq!(fixture.unmount(&[]).code, 0);
     let (status, said) = foreground.ends();
     assert_eq!(status.code(), Some(0));
     assert_eq!(said.matches("please report it").count(), 20, "{said}");

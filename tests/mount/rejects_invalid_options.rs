@@ -9,7 +9,7 @@ use crate::common::mounting::MountFixture;
 
 #[test]
 fn the_message_has_the_limit() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     let cases: [(&[&str], &str); 25] = [
         (&["--memory", "0"], "at least 16M"),
         (&["--memory", "5"], "at least 16M"),
@@ -41,12 +41,12 @@ fn the_message_has_the_limit() {
         (&["--no-such-flag"], "--no-such-flag"),
     ];
     for (options, words) in cases {
-        let done = place.try_mount(options);
-        assert_eq!((done.code, place.mounts()), (2, 0), "{options:?}: {}", done.stderr);
+        let done = fixture.try_mount(options);
+        assert_eq!((done.code, fixture.mounts()), (2, 0), "{options:?}: {}", done.stderr);
         assert!(done.stderr.contains(words), "{options:?}: {}", done.stderr);
     }
     // A word that is neither a command nor a path is not taken for a source.
-    let done = run(&["mnt", &place.mountpoint]);
+    let done = run(&["mnt", &fixture.mountpoint]);
     assert_eq!(done.code, 2);
     assert!(done.stderr.contains("unrecognized subcommand"), "{}", done.stderr);
 }
@@ -54,33 +54,33 @@ fn the_message_has_the_limit() {
 /// A file larger than every window and the least budget together.
 #[test]
 fn the_limits_themselves_work() {
-    let place = MountFixture::new();
-    let file = Path::new(&place.source).join("model.safetensors");
+    let fixture = MountFixture::new();
+    let file = Path::new(&fixture.source).join("model.safetensors");
     write_model(&file, 3, 9 << 20);
     let bytes = fs::read(&file).unwrap();
-    let seen = Path::new(&place.mountpoint).join("model.safetensors");
+    let seen = Path::new(&fixture.mountpoint).join("model.safetensors");
     for options in [
         &["--memory", "16M", "--readahead", "0", "--threads", "1"][..],
         &["--memory", "16M", "--readahead", "1M", "--threads", "256"],
     ] {
-        place.mount(&[options, &["--no-passthrough"]].concat());
+        fixture.mount(&[options, &["--no-passthrough"]].concat());
         assert!(fs::read(&seen).unwrap() == bytes, "{options:?}");
-        assert_eq!(place.unmount(&[]).code, 0);
+        assert_eq!(fixture.unmount(&[]).code, 0);
     }
     // A dedicated option overrides `-o`.
-    place.mount(&["--threads=2", "-o", "threads=3", "-o", "ro,memory=64M,no-passthrough"]);
-    assert_eq!(place.unmount(&[]).code, 0);
+    fixture.mount(&["--threads=2", "-o", "threads=3", "-o", "ro,memory=64M,no-passthrough"]);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn zero_readahead_reads_nothing_ahead() {
-    let place = MountFixture::new();
-    let file = Path::new(&place.source).join("model.safetensors");
+    let fixture = MountFixture::new();
+    let file = Path::new(&fixture.source).join("model.safetensors");
     write_model(&file, 3, 9 << 20);
-    place.mount(&["--readahead", "0", "--no-passthrough"]);
-    fs::read(Path::new(&place.mountpoint).join("model.safetensors")).unwrap();
-    let mount = place.status().unwrap();
+    fixture.mount(&["--readahead", "0", "--no-passthrough"]);
+    fs::read(Path::new(&fixture.mountpoint).join("model.safetensors")).unwrap();
+    let mount = fixture.status().unwrap();
     assert!(mount["stats"]["bytes_served"].as_u64().unwrap() > 27 << 20, "{mount}");
     assert_eq!(mount["stats"]["prefetch"]["fetched"], 0, "{mount}");
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }

@@ -9,38 +9,38 @@ use crate::common::mounting::MountFixture;
 
 #[test]
 fn reported_once_in_the_log_and_in_the_statistics() {
-    let place = MountFixture::new();
-    let log = place.path("log");
-    let mountpoint = Path::new(&place.mountpoint);
-    place.mount(&["--log-file", &log]);
-    let is_removed = || place.status().unwrap()["stats"]["source_removed"].as_bool().unwrap();
+    let fixture = MountFixture::new();
+    let log = fixture.path("log");
+    let mountpoint = Path::new(&fixture.mountpoint);
+    fixture.mount(&["--log-file", &log]);
+    let is_removed = || fixture.status().unwrap()["stats"]["source_removed"].as_bool().unwrap();
     assert_eq!(names_in(mountpoint), ["model.safetensors"]);
     // An empty source is still there.
-    fs::remove_file(Path::new(&place.source).join("model.safetensors")).unwrap();
+    fs::remove_file(Path::new(&fixture.source).join("model.safetensors")).unwrap();
     assert!(!mountpoint.join("other.safetensors").exists());
     assert!(!is_removed());
     assert_eq!(fs::read_to_string(&log).unwrap(), "");
 
-    fs::remove_dir_all(&place.source).unwrap();
-    fs::create_dir(&place.source).unwrap();
-    write_model(&Path::new(&place.source).join("model.safetensors"), 2, 8);
+    fs::remove_dir_all(&fixture.source).unwrap();
+    fs::create_dir(&fixture.source).unwrap();
+    write_model(&Path::new(&fixture.source).join("model.safetensors"), 2, 8);
     // One lookup that finds nothing is enough for the log line.
     assert!(!mountpoint.join("another.safetensors").exists());
     let said = fs::read_to_string(&log).unwrap();
-    assert!(said.contains("WARN") && said.contains(&place.source), "{said}");
+    assert!(said.contains("WARN") && said.contains(&fixture.source), "{said}");
     assert!(said.contains("was removed") && said.contains("mount again"), "{said}");
     assert!(!mountpoint.join("a third").exists());
     assert_eq!(names_in(mountpoint), [""; 0]);
     assert!(is_removed());
     let table = run(&["status"]).stdout;
-    let row = table.lines().find(|line| line.starts_with(&place.mountpoint)).unwrap();
+    let row = table.lines().find(|line| line.starts_with(&fixture.mountpoint)).unwrap();
     assert!(row.contains("REMOVED: unmount and mount again"), "{table}");
     assert_eq!(fs::read_to_string(&log).unwrap(), said);
 
     // Mounting again helps.
-    assert_eq!(place.unmount(&[]).code, 0);
-    place.mount(&[]);
+    assert_eq!(fixture.unmount(&[]).code, 0);
+    fixture.mount(&[]);
     assert_eq!(names_in(mountpoint), ["model.safetensors"]);
     assert!(!is_removed());
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }

@@ -22,23 +22,23 @@ const BYTES: usize = 4 << 20;
 
 /// A mount with a model in two shards, in a directory of its own.
 struct Model {
-    place: MountFixture,
+    fixture: MountFixture,
     log: String,
 }
 
 impl Model {
     fn new(options: &[&str]) -> Model {
-        let place = MountFixture::new();
-        let log = place.path("log");
-        let model = Model { place, log };
+        let fixture = MountFixture::new();
+        let log = fixture.path("log");
+        let model = Model { fixture, log };
         fs::create_dir(model.source("model")).unwrap();
         model.write(1);
-        model.place.mount(&[&["--log-file", &model.log], options].concat());
+        model.fixture.mount(&[&["--log-file", &model.log], options].concat());
         model
     }
 
     fn source(&self, name: &str) -> PathBuf {
-        PathBuf::from(&self.place.source).join(name)
+        PathBuf::from(&self.fixture.source).join(name)
     }
 
     fn shard(&self, number: usize) -> PathBuf {
@@ -46,7 +46,7 @@ impl Model {
     }
 
     fn virtual_file(&self) -> PathBuf {
-        PathBuf::from(&self.place.mountpoint).join("model/model.safetensors")
+        PathBuf::from(&self.fixture.mountpoint).join("model/model.safetensors")
     }
 
     /// Writes both shards under new names, and renames each into place.
@@ -88,7 +88,7 @@ impl Model {
     }
 
     fn unmount(&self) {
-        assert_eq!(self.place.unmount(&[]).code, 0);
+        assert_eq!(self.fixture.unmount(&[]).code, 0);
     }
 }
 
@@ -166,7 +166,7 @@ fn deleted_and_renamed_while_open() {
     let old = File::open(model.virtual_file()).unwrap();
     fs::rename(model.source("model"), model.source("moved")).unwrap();
     wait_until("the old name is gone", || !model.virtual_file().exists());
-    let moved = PathBuf::from(&model.place.mountpoint).join("moved/model.safetensors");
+    let moved = PathBuf::from(&model.fixture.mountpoint).join("moved/model.safetensors");
     wait_until("the new name is there", || moved.exists());
     assert_eq!(values(&old).unwrap(), (1, 2));
     fs::remove_dir_all(model.source("moved")).unwrap();
@@ -265,7 +265,7 @@ fn truncated_while_mapped_kills_the_reader_and_nothing_else() {
     let errors = model.errors();
     assert_eq!(errors.len(), 1, "{errors:?}");
     assert!(errors[0].contains("model-00001-of-00002.safetensors"), "{errors:?}");
-    assert_eq!(model.place.state(), "alive");
+    assert_eq!(model.fixture.state(), "alive");
     // A set that is no longer complete is shown as its files.
     let names = || names_in(model.virtual_file().parent().unwrap());
     wait_until("the shards show", || names().len() == 2 && names()[0].contains("-00001-of"));
@@ -289,7 +289,7 @@ fn passed_through_files_follow_their_source() {
     for options in [&[][..], &["--no-passthrough"]] {
         let model = Model::new(options);
         let source = model.source("notes.bin");
-        let shown = PathBuf::from(&model.place.mountpoint).join("notes.bin");
+        let shown = PathBuf::from(&model.fixture.mountpoint).join("notes.bin");
         fs::write(&source, vec![1; BYTES]).unwrap();
         wait_until("it appears", || shown.exists());
         let open = File::open(&shown).unwrap();
@@ -327,14 +327,14 @@ fn passed_through_files_follow_their_source() {
 fn written_just_before_it_is_opened() {
     for options in [&[][..], &["--no-passthrough"]] {
         let model = Model::new(options);
-        let shown = format!("{}/config.json", model.place.mountpoint);
+        let shown = format!("{}/config.json", model.fixture.mountpoint);
         for n in 1..60 {
             // Longer and shorter each time, and looked at before.
             let text = "x".repeat(n * 37 % 400);
             fs::write(model.source("config.json"), &text).unwrap();
             assert_eq!(fs::read_to_string(&shown).unwrap(), text, "{options:?}");
         }
-        assert_eq!(model.place.unmount(&[]).code, 0);
+        assert_eq!(model.fixture.unmount(&[]).code, 0);
     }
 }
 
@@ -342,7 +342,7 @@ fn written_just_before_it_is_opened() {
 #[test]
 fn either_of_two_names_of_a_file_can_go() {
     let model = Model::new(&[]);
-    let shown = |name: &str| PathBuf::from(&model.place.mountpoint).join(name);
+    let shown = |name: &str| PathBuf::from(&model.fixture.mountpoint).join(name);
     fs::write(model.source("a"), "text").unwrap();
     fs::hard_link(model.source("a"), model.source("b")).unwrap();
     wait_until("both appear", || shown("a").exists() && shown("b").exists());
@@ -355,14 +355,14 @@ fn either_of_two_names_of_a_file_can_go() {
 #[test]
 fn names_and_times_of_directories() {
     let model = Model::new(&[]);
-    let shown = |name: &str| PathBuf::from(&model.place.mountpoint).join(name);
+    let shown = |name: &str| PathBuf::from(&model.fixture.mountpoint).join(name);
     let time = |name: &str| fs::metadata(shown(name)).unwrap().modified().unwrap();
     let at_first = time("");
     tick();
     fs::create_dir(model.source("later")).unwrap();
     wait_until("the directory appears", || shown("later").is_dir());
     wait_until("its time shows", || time("") > at_first);
-    assert_eq!(time(""), fs::metadata(&model.place.source).unwrap().modified().unwrap());
+    assert_eq!(time(""), fs::metadata(&model.fixture.source).unwrap().modified().unwrap());
     for (name, bytes) in two_shards(3, 1000) {
         assert!(!shown("later/model.safetensors").exists());
         fs::write(model.source(&format!("later/{name}")), bytes).unwrap();
@@ -421,8 +421,9 @@ fn replaced_again_and_again_under_load() {
 #[test]
 fn a_file_that_is_renamed_over_repeatedly_can_be_opened() {
     const OPENS: usize = 500;
-    let place = MountFixture::new();
-    let (name, beside) = (format!("{}/counted", place.source), format!("{}/.new", place.source));
+    let fixture = MountFixture::new();
+    let (name, beside) =
+        (format!("{}/counted", fixture.source), format!("{}/.new", fixture.source));
     let (last, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let put = |count: usize| {
         fs::write(&beside, count.to_le_bytes()).unwrap();
@@ -430,8 +431,8 @@ fn a_file_that_is_renamed_over_repeatedly_can_be_opened() {
         last.store(count, Ordering::SeqCst);
     };
     put(1);
-    place.mount(&[]);
-    let shown = format!("{}/counted", place.mountpoint);
+    fixture.mount(&[]);
+    let shown = format!("{}/counted", fixture.mountpoint);
     let read = || -> Result<(), String> {
         let least = last.load(Ordering::SeqCst);
         let bytes = fs::read(&shown).map_err(|error| error.to_string())?;
@@ -452,7 +453,7 @@ fn a_file_that_is_renamed_over_repeatedly_can_be_opened() {
     let failed: Vec<_> = all.iter().filter_map(|read| read.as_ref().err()).collect();
     assert!(failed.is_empty(), "{} of {}: {failed:?}", failed.len(), all.len());
     assert!(last.into_inner() > 2, "nothing was renamed meanwhile");
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 // The kernel stamps a file when a write begins, not when it ends, and a mapped page once for many stores. A read in
@@ -498,7 +499,7 @@ fn stores_through_a_mapping_of_a_passed_through_file_show_too() {
     let name = "model/other.dat";
     fs::write(model.source(name), vec![1; 2 << 20]).unwrap();
     let mut map = map_for_stores(&model.source(name));
-    let shown = PathBuf::from(&model.place.mountpoint).join(name);
+    let shown = PathBuf::from(&model.fixture.mountpoint).join(name);
     let first = File::open(&shown).unwrap();
     assert_eq!(fs::read(&shown).unwrap(), vec![1; 2 << 20]);
     map[1 << 20] = 7;

@@ -15,11 +15,11 @@ const BAD_BYTES: std::ops::Range<u64> = 6 << 20..7 << 20;
 
 #[test]
 fn one_reader_gets_the_error_and_the_rest_goes_on() {
-    let place = MountFixture::new();
-    let far = FailingSource::new(&format!("{}/far", place.source), two_shards(1, BYTES));
-    let log = place.path("log");
-    place.mount(&["--log-file", &log]);
-    let model = File::open(format!("{}/far/model.safetensors", place.mountpoint)).unwrap();
+    let fixture = MountFixture::new();
+    let far = FailingSource::new(&format!("{}/far", fixture.source), two_shards(1, BYTES));
+    let log = fixture.path("log");
+    fixture.mount(&["--log-file", &log]);
+    let model = File::open(format!("{}/far/model.safetensors", fixture.mountpoint)).unwrap();
     let size = model.metadata().unwrap().len();
     // The first tensor ends where the second begins; a shard has a short header of its own.
     let (first, second) = (size - 2 * BYTES as u64, size - BYTES as u64);
@@ -35,8 +35,8 @@ fn one_reader_gets_the_error_and_the_rest_goes_on() {
     assert_eq!(bytes, [1; 4096]);
     model.read_exact_at(&mut bytes, second + 4096).unwrap();
     assert_eq!(bytes, [2; 4096]);
-    fs::read(format!("{}/model.safetensors", place.mountpoint)).unwrap();
-    assert_eq!(place.state(), "alive");
+    fs::read(format!("{}/model.safetensors", fixture.mountpoint)).unwrap();
+    assert_eq!(fixture.state(), "alive");
     let log = fs::read_to_string(&log).unwrap();
     assert_eq!(log.lines().count(), 1, "{log}");
     assert!(log.contains("far/model-00002-of-00002.safetensors"), "{log}");
@@ -50,18 +50,18 @@ fn one_reader_gets_the_error_and_the_rest_goes_on() {
     assert!(whole[..BYTES].iter().all(|&byte| byte == 1));
     assert!(whole[BYTES..].iter().all(|&byte| byte == 2));
     drop(model);
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 /// A passed-through file fails as the original does.
 #[test]
 fn a_passed_through_file_fails_as_the_original() {
     for options in [&[][..], &["--no-passthrough"]] {
-        let place = MountFixture::new();
+        let fixture = MountFixture::new();
         let files = vec![("notes.txt".to_owned(), vec![5; BYTES])];
-        let far = FailingSource::new(&format!("{}/far", place.source), files);
-        place.mount(options);
-        let notes = File::open(format!("{}/far/notes.txt", place.mountpoint)).unwrap();
+        let far = FailingSource::new(&format!("{}/far", fixture.source), files);
+        fixture.mount(options);
+        let notes = File::open(format!("{}/far/notes.txt", fixture.mountpoint)).unwrap();
         far.set(Behavior::Fails(BAD_BYTES));
         let mut bytes = [0; 4096];
         let error = notes.read_exact_at(&mut bytes, BAD_BYTES.start + (512 << 10)).unwrap_err();
@@ -71,6 +71,6 @@ fn a_passed_through_file_fails_as_the_original() {
         notes.read_exact_at(&mut bytes, BAD_BYTES.start + (512 << 10)).unwrap();
         assert_eq!(bytes, [5; 4096]);
         drop(notes);
-        assert_eq!(place.unmount(&[]).code, 0);
+        assert_eq!(fixture.unmount(&[]).code, 0);
     }
 }

@@ -12,27 +12,27 @@ use ckptfs::mount::MountOptions;
 
 #[test]
 fn unmount_waits_until_the_daemon_has_ended() {
-    let place = MountFixture::new();
-    let daemon = place.mount(&[]);
-    assert_eq!(place.mounts(), 1);
-    let done = place.unmount(&[]);
+    let fixture = MountFixture::new();
+    let daemon = fixture.mount(&[]);
+    assert_eq!(fixture.mounts(), 1);
+    let done = fixture.unmount(&[]);
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""));
-    assert_eq!(place.mounts(), 0);
+    assert_eq!(fixture.mounts(), 0);
     assert!(!daemon.runs());
-    assert_eq!(fs::read_dir(&place.mountpoint).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(&fixture.mountpoint).unwrap().count(), 0);
 }
 
 #[test]
 fn concurrent_unmounts_all_succeed() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     for options in [&[][..], &["--lazy"]] {
-        let daemon = place.mount(&[]);
+        let daemon = fixture.mount(&[]);
         // A stopped daemon keeps all of them waiting until it continues.
         daemon.stop();
         let unmounting: Vec<_> = (0..4)
             .map(|_| {
                 let mut command = Command::new(ckptfs());
-                command.args(["unmount", &place.mountpoint]).args(options);
+                command.args(["unmount", &fixture.mountpoint]).args(options);
                 command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
             })
             .collect();
@@ -43,7 +43,7 @@ fn concurrent_unmounts_all_succeed() {
             let said = String::from_utf8_lossy(&done.stderr);
             assert_eq!((done.status.code(), &*said), (Some(0), ""), "{options:?}");
         }
-        assert_eq!(place.mounts(), 0);
+        assert_eq!(fixture.mounts(), 0);
         wait_until("the daemon ends", || !daemon.runs());
     }
 }
@@ -56,34 +56,35 @@ fn has_a_child(pid: u32) -> bool {
 
 #[test]
 fn any_spelling_of_the_mountpoint_works() {
-    let place = MountFixture::new();
-    let link = place.path("link,with a comma");
-    std::os::unix::fs::symlink(&place.mountpoint, &link).unwrap();
-    for written in [link, format!("{}/", place.mountpoint), format!("{}/../mnt", place.mountpoint)]
+    let fixture = MountFixture::new();
+    let link = fixture.path("link,with a comma");
+    std::os::unix::fs::symlink(&fixture.mountpoint, &link).unwrap();
+    for written in
+        [link, format!("{}/", fixture.mountpoint), format!("{}/../mnt", fixture.mountpoint)]
     {
-        let done = run(&["mount", &place.source, &written]);
+        let done = run(&["mount", &fixture.source, &written]);
         assert_eq!(done.code, 0, "{written}: {}", done.stderr);
-        assert_eq!(place.state(), "alive");
+        assert_eq!(fixture.state(), "alive");
         let done = run(&["unmount", &written]);
         assert_eq!(done.code, 0, "{written}: {}", done.stderr);
-        assert_eq!(place.mounts(), 0);
+        assert_eq!(fixture.mounts(), 0);
     }
 }
 
 #[test]
 fn a_mount_in_use_goes_only_lazily() {
-    let place = MountFixture::new();
-    let daemon = place.mount(&[]);
-    let held = File::open(&place.mountpoint).unwrap();
-    let done = place.unmount(&[]);
+    let fixture = MountFixture::new();
+    let daemon = fixture.mount(&[]);
+    let held = File::open(&fixture.mountpoint).unwrap();
+    let done = fixture.unmount(&[]);
     assert_eq!(done.code, 1);
     assert!(done.stderr.contains("in use") && done.stderr.contains("--lazy"), "{}", done.stderr);
-    assert_eq!((place.mounts(), daemon.runs()), (1, true));
+    assert_eq!((fixture.mounts(), daemon.runs()), (1, true));
 
-    let done = place.unmount(&["--lazy"]);
+    let done = fixture.unmount(&["--lazy"]);
     assert_eq!(done.code, 0, "{}", done.stderr);
     assert!(done.stdout.contains("ends with the last reader"), "{}", done.stdout);
-    assert_eq!((place.mounts(), daemon.runs()), (0, true));
+    assert_eq!((fixture.mounts(), daemon.runs()), (0, true));
     drop(held);
     wait_until("the daemon ends", || !daemon.runs());
 }
@@ -91,49 +92,49 @@ fn a_mount_in_use_goes_only_lazily() {
 #[test]
 fn other_programs_can_unmount_and_the_daemon_ends() {
     for words in [&["umount"][..], &["umount", "-l"], &["fusermount3", "-u"]] {
-        let place = MountFixture::new();
-        let foreground = place.mount_in_foreground(&[]);
+        let fixture = MountFixture::new();
+        let foreground = fixture.mount_in_foreground(&[]);
         // The `status` of another test may use the mount at this moment, and keep it busy.
         wait_until("it is unmounted", || {
-            run_program(&[words, &[&place.mountpoint]].concat()).code == 0
+            run_program(&[words, &[&fixture.mountpoint]].concat()).code == 0
         });
         let (status, said) = foreground.ends();
         assert_eq!((status.code(), said.as_str()), (Some(0), ""));
-        assert_eq!(place.mounts(), 0);
+        assert_eq!(fixture.mounts(), 0);
     }
 }
 
 #[test]
 fn other_mounts_at_the_same_place_are_left_alone() {
-    let place = MountFixture::new();
-    let daemon = place.mount(&[]);
-    let held = File::open(&place.mountpoint).unwrap();
-    assert_eq!(run_program(&["umount", "-l", &place.mountpoint]).code, 0);
-    assert_eq!(run_program(&["mount", "-t", "tmpfs", "other", &place.mountpoint]).code, 0);
+    let fixture = MountFixture::new();
+    let daemon = fixture.mount(&[]);
+    let held = File::open(&fixture.mountpoint).unwrap();
+    assert_eq!(run_program(&["umount", "-l", &fixture.mountpoint]).code, 0);
+    assert_eq!(run_program(&["mount", "-t", "tmpfs", "other", &fixture.mountpoint]).code, 0);
     daemon.kill("TERM");
     drop(held);
     wait_until("the daemon ends", || !daemon.runs());
-    assert_eq!(place.mounts(), 1);
+    assert_eq!(fixture.mounts(), 1);
 
     // Over a mount of ours: neither mount is taken away for the other.
-    assert_eq!(run_program(&["umount", &place.mountpoint]).code, 0);
-    let daemon = place.mount(&[]);
-    assert_eq!(run_program(&["mount", "-t", "tmpfs", "other", &place.mountpoint]).code, 0);
-    assert_eq!(place.state(), "hidden");
-    let done = place.unmount(&[]);
+    assert_eq!(run_program(&["umount", &fixture.mountpoint]).code, 0);
+    let daemon = fixture.mount(&[]);
+    assert_eq!(run_program(&["mount", "-t", "tmpfs", "other", &fixture.mountpoint]).code, 0);
+    assert_eq!(fixture.state(), "hidden");
+    let done = fixture.unmount(&[]);
     assert_eq!(done.code, 1);
     assert!(done.stderr.contains("type tmpfs"), "{}", done.stderr);
-    assert_eq!((place.mounts(), daemon.runs()), (2, true));
-    assert_eq!(run_program(&["umount", &place.mountpoint]).code, 0);
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!((fixture.mounts(), daemon.runs()), (2, true));
+    assert_eq!(run_program(&["umount", &fixture.mountpoint]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 /// The kernel gives the numbers of a mount that is gone to the next one.
 #[test]
 fn a_mount_that_is_gone_takes_no_other_with_it() {
     let (first, second) = (MountFixture::new(), MountFixture::new());
-    let mount = |place: &MountFixture| {
-        let options = MountOptions::new((&place.source).into(), (&place.mountpoint).into());
+    let mount = |fixture: &MountFixture| {
+        let options = MountOptions::new((&fixture.source).into(), (&fixture.mountpoint).into());
         ckptfs::mount::mount(&options).unwrap()
     };
     for _ in 0..20 {
@@ -150,10 +151,10 @@ fn a_mount_that_is_gone_takes_no_other_with_it() {
 
 #[test]
 fn other_mounts_are_named_for_what_they_are() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     let cases = [
-        (place.path("missing"), "no such file"),
-        (place.source.clone(), "nothing is mounted there"),
+        (fixture.path("missing"), "no such file"),
+        (fixture.source.clone(), "nothing is mounted there"),
         ("/proc".to_owned(), "type proc"),
     ];
     for (path, words) in cases {
@@ -169,21 +170,21 @@ fn other_mounts_are_named_for_what_they_are() {
 
 #[test]
 fn status_lists_mounts() {
-    let place = MountFixture::new();
-    assert_eq!(place.state(), "none");
-    let daemon = place.mount(&[]);
+    let fixture = MountFixture::new();
+    assert_eq!(fixture.state(), "none");
+    let daemon = fixture.mount(&[]);
     let done = run(&["status"]);
     assert_eq!(done.code, 0);
-    assert!(done.stdout.contains(&place.mountpoint) && done.stdout.contains("SERVED"));
-    let mount = place.status().unwrap();
-    assert_eq!(mount["source"], place.source.as_str());
+    assert!(done.stdout.contains(&fixture.mountpoint) && done.stdout.contains("SERVED"));
+    let mount = fixture.status().unwrap();
+    assert_eq!(mount["source"], fixture.source.as_str());
     assert_eq!(mount["stats"]["pid"], daemon.0);
     assert_eq!(mount["stats"]["version"], 1);
 }
 
 #[test]
 fn status_can_be_watched() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     let mut watching = Command::new(ckptfs())
         .args(["status", "--watch", "--json"])
         .stdout(Stdio::piped())
@@ -193,12 +194,12 @@ fn status_can_be_watched() {
     let mut next = || serde_json::from_str::<serde_json::Value>(&lines.next().unwrap()).unwrap();
     let here = |all: &serde_json::Value| {
         let mut mounts = all.as_array().unwrap().iter();
-        mounts.any(|mount| mount["mountpoint"] == place.mountpoint.as_str())
+        mounts.any(|mount| mount["mountpoint"] == fixture.mountpoint.as_str())
     };
     assert!(!here(&next()));
-    place.mount(&[]);
+    fixture.mount(&[]);
     wait_until("it is seen", || here(&next()));
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
     wait_until("it is no more seen", || !here(&next()));
     // Without a reader it ends by itself.
     drop(lines);
@@ -208,20 +209,20 @@ fn status_can_be_watched() {
 
 #[test]
 fn a_program_that_uses_the_library_mounts_without_a_daemon() {
-    let place = MountFixture::new();
-    let mountpoint = Path::new(&place.mountpoint);
-    let options = MountOptions::new((&place.source).into(), mountpoint.into());
+    let fixture = MountFixture::new();
+    let mountpoint = Path::new(&fixture.mountpoint);
+    let options = MountOptions::new((&fixture.source).into(), mountpoint.into());
     let mounted = ckptfs::mount::mount(&options).unwrap();
-    assert_eq!((mounted.mountpoint(), place.mounts()), (mountpoint, 1));
+    assert_eq!((mounted.mountpoint(), fixture.mounts()), (mountpoint, 1));
     assert_eq!(mounted.stats().pid, std::process::id());
     assert!(mounted.attached().is_attached().unwrap());
     assert!(!mounted.has_ended() && !mounted.wait(Duration::from_millis(1)));
     mounted.detach().unwrap();
     assert!(mounted.wait(Duration::from_secs(40)) && mounted.has_ended());
-    assert_eq!((mounted.failure(), place.mounts()), (None, 0));
+    assert_eq!((mounted.failure(), fixture.mounts()), (None, 0));
     mounted.detach().unwrap();
     drop(mounted);
     // Dropping it unmounts too.
     drop(ckptfs::mount::mount(&options).unwrap());
-    assert_eq!(place.mounts(), 0);
+    assert_eq!(fixture.mounts(), 0);
 }

@@ -11,10 +11,10 @@ use crate::common::mounting;
 use crate::common::mounting::{MountFixture, wait_until};
 use crate::shared;
 
-fn options_in_table(place: &MountFixture) -> String {
+fn options_in_table(fixture: &MountFixture) -> String {
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let line = lines.find(|fields| fields[1] == place.mountpoint).unwrap();
+    let line = lines.find(|fields| fields[1] == fixture.mountpoint).unwrap();
     assert_eq!(line[2], "fuse.ckptfs");
     line[3].to_owned()
 }
@@ -24,8 +24,8 @@ fn options_in_table(place: &MountFixture) -> String {
 #[test]
 fn a_line_of_fstab_mounts() {
     let _shared = shared();
-    let place = MountFixture::new();
-    let folder = place.path("bin");
+    let fixture = MountFixture::new();
+    let folder = fixture.path("bin");
     fs::create_dir(&folder).unwrap();
     install(ckptfs(), format!("{folder}/ckptfs"));
     let script = r#"
@@ -44,7 +44,7 @@ fn a_line_of_fstab_mounts() {
         done"#;
     let mut shell = Command::new("unshare");
     shell.args(["-m", "bash"]);
-    let told = run_in_shell(shell, script, &[&place.source, &place.mountpoint, &folder]);
+    let told = run_in_shell(shell, script, &[&fixture.source, &fixture.mountpoint, &folder]);
     assert_eq!((told.code, told.stderr.as_str()), (0, ""), "{}", told.stdout);
     let lines: Vec<&str> = told.stdout.lines().collect();
     assert_eq!(lines.len(), 3, "{lines:?}");
@@ -56,19 +56,19 @@ fn a_line_of_fstab_mounts() {
 
 #[test]
 fn mount8_mounts_in_each_of_its_ways() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     let list = "rw,dev,suid,nofail,_netdev,x-systemd.automount,,user=me,users,auto,comment=a=b,defaults,\
         allow_other,memory=64M,keep=a\\,b";
     // As mount.fuse3 runs it: without the word `mount`, and also with relative paths.
-    let folder = Path::new(&place.source).parent().unwrap();
-    for (source, mountpoint) in [(&*place.source, &*place.mountpoint), ("source", "mnt")] {
+    let folder = Path::new(&fixture.source).parent().unwrap();
+    for (source, mountpoint) in [(&*fixture.source, &*fixture.mountpoint), ("source", "mnt")] {
         let mut command = Command::new(ckptfs());
         command.args([source, mountpoint, "-o", list]).current_dir(folder);
         let told = run_command(&mut command);
         assert_eq!(told.code, 0, "{}", told.stderr);
-        let options = options_in_table(&place);
+        let options = options_in_table(&fixture);
         assert!(options.starts_with("ro,nosuid,nodev") && options.contains("allow_other"));
-        assert_eq!(place.unmount(&[]).code, 0);
+        assert_eq!(fixture.unmount(&[]).code, 0);
     }
     // And by the programs of libfuse, which look for the command in the system's own places.
     let binary = Path::new(ckptfs()).parent().unwrap().to_str().unwrap();
@@ -77,11 +77,12 @@ fn mount8_mounts_in_each_of_its_ways() {
     );
     let named = r#"mount -t fuse "$CKPTFS#$1" "$2" -o allow_other,threads=3"#;
     for script in [&*helper, named] {
-        let told = run_in_shell(Command::new("bash"), script, &[&place.source, &place.mountpoint]);
+        let told =
+            run_in_shell(Command::new("bash"), script, &[&fixture.source, &fixture.mountpoint]);
         assert_eq!(told.code, 0, "{}", told.stderr);
-        assert!(options_in_table(&place).contains("allow_other"));
+        assert!(options_in_table(&fixture).contains("allow_other"));
         // The `status` of another test may use the mount at this moment, and keep it busy.
-        let unmount = ["umount", &*place.mountpoint];
+        let unmount = ["umount", &*fixture.mountpoint];
         wait_until("it is unmounted", || mounting::run_program(&unmount).code == 0);
     }
 }
@@ -89,25 +90,25 @@ fn mount8_mounts_in_each_of_its_ways() {
 /// mount(8) adds `rw` wherever `ro` is not given. `rw` typed by a user is a request that cannot be met.
 #[test]
 fn rw_is_taken_from_mount8_alone() {
-    let place = MountFixture::new();
-    let done = place.try_mount(&["-o", "allow_other,rw"]);
-    assert_eq!((done.code, place.mounts()), (2, 0), "{}", done.stderr);
+    let fixture = MountFixture::new();
+    let done = fixture.try_mount(&["-o", "allow_other,rw"]);
+    assert_eq!((done.code, fixture.mounts()), (2, 0), "{}", done.stderr);
     assert!(done.stderr.contains("always read-only"), "{}", done.stderr);
-    let done = command::run(&[&place.source, &place.mountpoint, "-o", "allow_other,rw"]);
+    let done = command::run(&[&fixture.source, &fixture.mountpoint, "-o", "allow_other,rw"]);
     assert_eq!(done.code, 0, "{}", done.stderr);
-    assert!(options_in_table(&place).starts_with("ro,"));
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert!(options_in_table(&fixture).starts_with("ro,"));
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn an_unknown_option_is_refused_with_the_known_ones() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     for word in ["no_such_thing=5", "rwx", "=x", "help", "auto_unmount"] {
         for arguments in [&["mount"][..], &[]] {
             let list = format!("allow_other,,{word}");
-            let place_words = [&place.source[..], &place.mountpoint, "-o", &list];
+            let place_words = [&fixture.source[..], &fixture.mountpoint, "-o", &list];
             let done = command::run(&[arguments, &place_words].concat());
-            assert_eq!((done.code, place.mounts()), (2, 0), "{word}: {}", done.stderr);
+            assert_eq!((done.code, fixture.mounts()), (2, 0), "{word}: {}", done.stderr);
             assert!(done.stderr.contains(&format!("'{word}'")), "{}", done.stderr);
             for known in ["allow_other, allow_partial", "show_originals", "_netdev", "nofail"] {
                 assert!(done.stderr.contains(known), "{}", done.stderr);

@@ -17,10 +17,10 @@ fn output_of_unmount(done: &Outcome) -> &str {
     &done.stdout
 }
 
-fn bind_mount(place: &MountFixture) -> String {
-    let other = place.path("other");
+fn bind_mount(fixture: &MountFixture) -> String {
+    let other = fixture.path("other");
     fs::create_dir_all(&other).unwrap();
-    assert_eq!(run_program(&["mount", "--bind", &place.mountpoint, &other]).code, 0);
+    assert_eq!(run_program(&["mount", "--bind", &fixture.mountpoint, &other]).code, 0);
     other
 }
 
@@ -50,16 +50,16 @@ impl Drop for Namespace {
 fn unmount_reports_a_remaining_bind_mount() {
     let _exclusive = exclusive();
     for options in [&[][..], &["--lazy"]] {
-        let place = MountFixture::new();
-        let daemon = place.mount(&[]);
-        let other = bind_mount(&place);
-        let done = place.unmount(options);
+        let fixture = MountFixture::new();
+        let daemon = fixture.mount(&[]);
+        let other = bind_mount(&fixture);
+        let done = fixture.unmount(options);
         let words = format!(
             "still shown at {other}; its daemon ({}) ends when it is unmounted there too",
             daemon.0
         );
         assert!(output_of_unmount(&done).contains(&words), "{}", done.stdout);
-        assert_eq!((place.mounts(), daemon.runs()), (0, true));
+        assert_eq!((fixture.mounts(), daemon.runs()), (0, true));
         assert!(fs::read(format!("{other}/model.safetensors")).is_ok());
         // The bind mount is a mount of ours like any other.
         assert_eq!(run(&["unmount", &other]).code, 0);
@@ -71,18 +71,18 @@ fn unmount_reports_a_remaining_bind_mount() {
 fn unmount_reports_a_mount_in_another_namespace() {
     let _exclusive = exclusive();
     for options in [&[][..], &["--lazy"]] {
-        let place = MountFixture::new();
-        let daemon = place.mount(&[]);
+        let fixture = MountFixture::new();
+        let daemon = fixture.mount(&[]);
         let namespace = Namespace::new();
-        let done = place.unmount(options);
+        let done = fixture.unmount(options);
         let pid = namespace.0.id();
         let words = format!(
             "still shown at {} in the mount namespace of process {pid}; its daemon ({}) ends when it is unmounted there too",
-            place.mountpoint, daemon.0
+            fixture.mountpoint, daemon.0
         );
         assert!(output_of_unmount(&done).contains(&words), "{}", done.stdout);
-        assert_eq!((place.mounts(), daemon.runs()), (0, true));
-        let there = format!("/proc/{pid}/root{}/model.safetensors", place.mountpoint);
+        assert_eq!((fixture.mounts(), daemon.runs()), (0, true));
+        let there = format!("/proc/{pid}/root{}/model.safetensors", fixture.mountpoint);
         assert!(fs::read(there).is_ok());
         drop(namespace);
         wait_until("the daemon ends", || !daemon.runs());
@@ -92,12 +92,12 @@ fn unmount_reports_a_mount_in_another_namespace() {
 #[test]
 fn a_detached_mount_that_is_in_use_keeps_its_daemon() {
     let _exclusive = exclusive();
-    let place = MountFixture::new();
-    let daemon = place.mount(&[]);
-    let other = bind_mount(&place);
+    let fixture = MountFixture::new();
+    let daemon = fixture.mount(&[]);
+    let other = bind_mount(&fixture);
     let held = File::open(format!("{other}/model.safetensors")).unwrap();
     assert_eq!(run_program(&["umount", "-l", &other]).code, 0);
-    let done = place.unmount(&[]);
+    let done = fixture.unmount(&[]);
     let words = format!("unmounted; its daemon ({}) ends with the last reader", daemon.0);
     assert!(output_of_unmount(&done).contains(&words), "{}", done.stdout);
     drop(held);
@@ -107,11 +107,11 @@ fn a_detached_mount_that_is_in_use_keeps_its_daemon() {
 #[test]
 fn a_stopped_daemon_in_use_is_not_to_be_killed() {
     let _exclusive = exclusive();
-    let place = MountFixture::new();
-    let daemon = place.mount(&[]);
-    let other = bind_mount(&place);
+    let fixture = MountFixture::new();
+    let daemon = fixture.mount(&[]);
+    let other = bind_mount(&fixture);
     daemon.stop();
-    let done = place.unmount(&[]);
+    let done = fixture.unmount(&[]);
     assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{}", done.stdout);
     let words =
         format!("still shown at {other}; its daemon ({0}) is stopped: kill -CONT {0}", daemon.0);

@@ -27,20 +27,20 @@ const PRELUDE: &str = r#"
 
 /// A fixture whose mountpoint is the user's, and the command where the user can run it.
 struct Users {
-    place: MountFixture,
+    fixture: MountFixture,
     binary: String,
     _shared: RwLockReadGuard<'static, ()>,
 }
 
 impl Users {
     fn new() -> Users {
-        let place = MountFixture::new();
-        let binary = place.path("ckptfs");
+        let fixture = MountFixture::new();
+        let binary = fixture.path("ckptfs");
         install(ckptfs(), &binary);
-        chown(&place.mountpoint, Some(NOBODY), Some(NOBODY)).unwrap();
+        chown(&fixture.mountpoint, Some(NOBODY), Some(NOBODY)).unwrap();
         let helper = fs::metadata("/usr/bin/fusermount3").expect("these tests need fuse3");
         assert!(helper.permissions().mode() & 0o4000 != 0, "fusermount3 must be setuid");
-        Users { place, binary, _shared: shared() }
+        Users { fixture, binary, _shared: shared() }
     }
 
     /// Runs a script of root with /dev/fuse of that mode. `$CKPTFS` is the command, `$1` the source, `$2`
@@ -53,7 +53,7 @@ impl Users {
     fn unshare(&self, what: &str, script: &str) -> Outcome {
         let mut command = Command::new("unshare");
         command.args([what, "bash", "-c", script]);
-        command.args(["bash", &self.place.source, &self.place.mountpoint]);
+        command.args(["bash", &self.fixture.source, &self.fixture.mountpoint]);
         command::run_command(command.env("CKPTFS", &self.binary).current_dir("/"))
     }
 }
@@ -100,7 +100,7 @@ fn a_device_for_root_alone_has_a_remedy() {
 #[test]
 fn a_name_with_commas_stays_a_name_and_root_can_take_it_away() {
     let users = Users::new();
-    let source = users.place.path("a,allow_other,\\b");
+    let source = users.fixture.path("a,allow_other,\\b");
     fs::create_dir(&source).unwrap();
     write_model(&std::path::Path::new(&source).join("model.safetensors"), 1, 8);
     let script = r#"
@@ -177,7 +177,7 @@ fn signals_and_dead_mounts_work_as_for_root() {
     let lines: Vec<&str> = done.stdout.lines().collect();
     assert_eq!(lines.first(), Some(&"none"), "{lines:?}");
     assert!(done.stdout.contains("DEAD"), "{lines:?}");
-    let was_dead = format!("{}: was dead, taken away", users.place.mountpoint);
+    let was_dead = format!("{}: was dead, taken away", users.fixture.mountpoint);
     assert!(lines.ends_with(&["1", &was_dead, "none"]), "{lines:?}");
 }
 
@@ -196,7 +196,7 @@ fn busy_and_lazy_unmounts_work_as_for_root() {
     assert!(done.stdout.contains("busy: 1") && done.stdout.contains("lazy: 0"), "{done:?}");
     assert!(done.stdout.contains("none\n"), "{}", done.stdout);
     assert!(done.stderr.contains("in use") && done.stderr.contains("--lazy"), "{}", done.stderr);
-    wait_until("the daemon ends", || daemons_of(&users.place.mountpoint).is_empty());
+    wait_until("the daemon ends", || daemons_of(&users.fixture.mountpoint).is_empty());
 }
 
 #[test]
@@ -217,8 +217,8 @@ fn a_forbidden_option_has_a_remedy() {
     let done = users.run("666", r#"chmod 700 "$1"; nobody "$CKPTFS" mount "$1" "$2""#);
     assert_eq!(done.code, 3);
     assert!(done.stderr.contains("ask for read permission on it"), "{}", done.stderr);
-    fs::set_permissions(&users.place.source, fs::Permissions::from_mode(0o755)).unwrap();
-    chown(&users.place.mountpoint, Some(0), Some(0)).unwrap();
+    fs::set_permissions(&users.fixture.source, fs::Permissions::from_mode(0o755)).unwrap();
+    chown(&users.fixture.mountpoint, Some(0), Some(0)).unwrap();
     let done = users.run("666", r#"nobody "$CKPTFS" mount "$1" "$2""#);
     assert_eq!(done.code, 1);
     assert!(done.stderr.contains("mount at a directory that you may write to"), "{}", done.stderr);
@@ -260,7 +260,7 @@ fn users_mount_in_a_user_namespace() {
         "$CKPTFS" unmount "$2"
         ! grep " $2 " /proc/self/mounts"#;
     let of_root = users.unshare("-Urm", inside);
-    fs::write(users.place.path("inside"), inside).unwrap();
+    fs::write(users.fixture.path("inside"), inside).unwrap();
     let outside = r#"nobody unshare -Urm bash "$2/../inside" "$1" "$2""#;
     let of_a_user = users.run("666", outside);
     for done in [of_root, of_a_user] {

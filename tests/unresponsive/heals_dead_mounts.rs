@@ -13,66 +13,66 @@ use fuser::{FileHandle, Filesystem, INodeNo, ReplyAttr, ReplyXattr, Request};
 
 /// Mounts, kills the daemon, and waits until the kernel has noticed.
 fn dead() -> MountFixture {
-    let place = MountFixture::dead();
-    wait_until("the mount is dead", || place.state() == "dead");
-    place
+    let fixture = MountFixture::dead();
+    wait_until("the mount is dead", || fixture.state() == "dead");
+    fixture
 }
 
 #[test]
 fn status_reports_a_dead_mount() {
-    let place = dead();
+    let fixture = dead();
     let told = run(&["status"]).stdout;
-    let line = told.lines().find(|line| line.contains(&place.mountpoint)).unwrap();
+    let line = told.lines().find(|line| line.contains(&fixture.mountpoint)).unwrap();
     assert!(line.contains("DEAD") && line.contains("ckptfs unmount"), "{line}");
 }
 
 #[test]
 fn the_next_mount_replaces_a_dead_one() {
-    let place = dead();
-    place.mount(&[]);
-    assert_eq!((place.mounts(), place.state().as_str()), (1, "alive"));
+    let fixture = dead();
+    fixture.mount(&[]);
+    assert_eq!((fixture.mounts(), fixture.state().as_str()), (1, "alive"));
     // A live one is not replaced.
-    let done = place.try_mount(&[]);
+    let done = fixture.try_mount(&[]);
     assert_eq!(done.code, 1);
-    assert!(done.stderr.contains(&format!("already shows {}", place.source)), "{}", done.stderr);
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert!(done.stderr.contains(&format!("already shows {}", fixture.source)), "{}", done.stderr);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn unmount_removes_a_dead_mount() {
     for options in [&[][..], &["--lazy"]] {
-        let place = dead();
-        let done = place.unmount(options);
+        let fixture = dead();
+        let done = fixture.unmount(options);
         assert_eq!(done.code, 0, "{}", done.stderr);
         assert!(done.stdout.contains("was dead"), "{}", done.stdout);
-        assert_eq!(place.mounts(), 0);
+        assert_eq!(fixture.mounts(), 0);
     }
 }
 
 #[test]
 fn a_dead_mount_over_its_own_source_is_replaced() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     for _ in 0..2 {
-        let done = run(&["mount", &place.source, &place.source]);
+        let done = run(&["mount", &fixture.source, &fixture.source]);
         assert_eq!(done.code, 0, "{}", done.stderr);
-        mounting::daemons_of(&place.source).pop().unwrap().kill_and_wait();
+        mounting::daemons_of(&fixture.source).pop().unwrap().kill_and_wait();
     }
-    assert_eq!(mounting::mounts_at(&place.source), 1);
-    assert_eq!(run(&["unmount", &place.source]).code, 0);
-    assert!(Path::new(&place.source).join("model.safetensors").exists());
+    assert_eq!(mounting::mounts_at(&fixture.source), 1);
+    assert_eq!(run(&["unmount", &fixture.source]).code, 0);
+    assert!(Path::new(&fixture.source).join("model.safetensors").exists());
 }
 
 #[test]
 fn a_stopped_daemon_is_not_waited_for() {
-    let place = MountFixture::new();
-    let daemon = place.mount(&[]);
+    let fixture = MountFixture::new();
+    let daemon = fixture.mount(&[]);
     daemon.stop();
-    assert_eq!(place.state(), "not-answering");
-    let done = place.try_mount(&[]);
+    assert_eq!(fixture.state(), "not-answering");
+    let done = fixture.try_mount(&[]);
     assert_eq!(done.code, 1);
     assert!(done.stderr.contains("does not answer"), "{}", done.stderr);
-    assert_eq!(place.unmount(&["--lazy"]).code, 0);
-    assert_eq!(place.mounts(), 0);
+    assert_eq!(fixture.unmount(&["--lazy"]).code, 0);
+    assert_eq!(fixture.mounts(), 0);
     daemon.kill("CONT");
     wait_until("the daemon ends", || !daemon.runs());
 }
@@ -99,9 +99,9 @@ impl Filesystem for Stuck {
 
 #[test]
 fn a_stuck_daemon_that_took_the_request_is_not_waited_for() {
-    let place = MountFixture::new();
+    let fixture = MountFixture::new();
     let wanted = ckptfs::mount::lifecycle::attach::AttachRequest {
-        mountpoint: Path::new(&place.mountpoint),
+        mountpoint: Path::new(&fixture.mountpoint),
         fsname: OsStr::new("stuck"),
         allow_other: false,
     };
@@ -113,13 +113,13 @@ fn a_stuck_daemon_that_took_the_request_is_not_waited_for() {
     let session = std::thread::spawn(move || session.run());
 
     assert!(attached.is_attached().unwrap());
-    assert_eq!(place.state(), "not-answering");
-    let done = place.try_mount(&[]);
+    assert_eq!(fixture.state(), "not-answering");
+    let done = fixture.try_mount(&[]);
     assert_eq!(done.code, 1);
     assert!(done.stderr.contains("does not answer"), "{}", done.stderr);
-    let done = place.unmount(&["--lazy"]);
+    let done = fixture.unmount(&["--lazy"]);
     assert_eq!(done.code, 0, "{}", done.stderr);
-    assert_eq!(place.mounts(), 0);
+    assert_eq!(fixture.mounts(), 0);
     assert!(!attached.is_attached().unwrap());
     attached.detach().unwrap();
 

@@ -18,20 +18,20 @@ const READERS: usize = 64;
 const BYTES: usize = 8 << 20;
 
 /// A fixture with two models: one on a disk, and one on a filesystem that can hang.
-fn place() -> (MountFixture, FailingSource) {
-    let place = MountFixture::new();
-    let disk = format!("{}/disk", place.source);
+fn fixture() -> (MountFixture, FailingSource) {
+    let fixture = MountFixture::new();
+    let disk = format!("{}/disk", fixture.source);
     fs::create_dir(&disk).unwrap();
     for (name, bytes) in two_shards(7, BYTES) {
         fs::write(format!("{disk}/{name}"), bytes).unwrap();
     }
-    let far = FailingSource::new(&format!("{}/far", place.source), two_shards(1, BYTES));
-    (place, far)
+    let far = FailingSource::new(&format!("{}/far", fixture.source), two_shards(1, BYTES));
+    (fixture, far)
 }
 
 /// Opens the model that can hang, and reads it at many offsets from threads.
-fn readers(place: &MountFixture) -> Vec<JoinHandle<io::Result<u8>>> {
-    let model = File::open(format!("{}/far/model.safetensors", place.mountpoint)).unwrap();
+fn readers(fixture: &MountFixture) -> Vec<JoinHandle<io::Result<u8>>> {
+    let model = File::open(format!("{}/far/model.safetensors", fixture.mountpoint)).unwrap();
     let size = model.metadata().unwrap().len();
     let read = |n: usize| {
         let model = model.try_clone().unwrap();
@@ -45,9 +45,9 @@ fn readers(place: &MountFixture) -> Vec<JoinHandle<io::Result<u8>>> {
 }
 
 /// Asserts that everything else goes on: another model, listings, a passed-through file, statistics.
-fn others_go_on(place: &MountFixture) {
-    assert_eq!(place.state(), "alive");
-    let mountpoint = place.mountpoint.clone();
+fn others_go_on(fixture: &MountFixture) {
+    assert_eq!(fixture.state(), "alive");
+    let mountpoint = fixture.mountpoint.clone();
     let others = std::thread::spawn(move || read_others(&mountpoint));
     // A thread that hangs with the source can only be abandoned.
     wait_until("others are read", || others.is_finished());
@@ -68,14 +68,14 @@ fn read_others(mountpoint: &str) {
 
 #[test]
 fn reads_hang_and_everything_else_goes_on() {
-    let (place, far) = place();
-    let daemon = place.mount(&["--threads", "1"]);
-    let at_far = Path::new(&place.mountpoint).join("far");
+    let (fixture, far) = fixture();
+    let daemon = fixture.mount(&["--threads", "1"]);
+    let at_far = Path::new(&fixture.mountpoint).join("far");
     assert_eq!(names_in(&at_far), ["model.safetensors"]);
     far.set(Behavior::HangsOnReads);
-    let readers = readers(&place);
+    let readers = readers(&fixture);
     wait_until("the source is asked", || far.pending() > 0);
-    others_go_on(&place);
+    others_go_on(&fixture);
     // Its own directory too: only reads hang.
     assert_eq!(names_in(&at_far), ["model.safetensors"]);
     assert!(readers.iter().all(|reader| !reader.is_finished()));
@@ -83,7 +83,7 @@ fn reads_hang_and_everything_else_goes_on() {
     for reader in readers {
         assert_eq!(reader.join().unwrap().unwrap(), 2);
     }
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
     assert!(!daemon.runs());
 }
 
@@ -91,9 +91,9 @@ fn reads_hang_and_everything_else_goes_on() {
 /// asking for those of others.
 #[test]
 fn hundreds_of_readers_hang_and_everything_else_goes_on() {
-    let (place, far) = place();
-    place.mount(&["--threads", "1"]);
-    let model = File::open(format!("{}/far/model.safetensors", place.mountpoint)).unwrap();
+    let (fixture, far) = fixture();
+    fixture.mount(&["--threads", "1"]);
+    let model = File::open(format!("{}/far/model.safetensors", fixture.mountpoint)).unwrap();
     rustix::fs::fadvise(&model, 0, None, rustix::fs::Advice::Random).unwrap();
     let size = model.metadata().unwrap().len();
     far.set(Behavior::HangsOnReads);
@@ -106,14 +106,14 @@ fn hundreds_of_readers_hang_and_everything_else_goes_on() {
     wait_until("the source is asked", || far.pending() > 0);
     wait_until("all wait", || waiting() >= HUNDREDS as usize * 9 / 10);
     for _ in 0..3 {
-        others_go_on(&place);
+        others_go_on(&fixture);
     }
     far.set(Behavior::Works);
     for reader in readers {
         reader.join().unwrap();
     }
     drop(model);
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 /// More requests than one source is asked at once.
@@ -134,9 +134,9 @@ fn waiting() -> usize {
 
 #[test]
 fn a_silent_source_blocks_nothing_else() {
-    let (place, far) = place();
-    place.mount(&["--threads", "1"]);
-    let at_far = Path::new(&place.mountpoint).join("far");
+    let (fixture, far) = fixture();
+    fixture.mount(&["--threads", "1"]);
+    let at_far = Path::new(&fixture.mountpoint).join("far");
     assert_eq!(names_in(&at_far), ["model.safetensors"]);
     let model = File::open(at_far.join("model.safetensors")).unwrap();
     far.set(Behavior::Hangs);
@@ -152,21 +152,21 @@ fn a_silent_source_blocks_nothing_else() {
         })
         .collect();
     wait_until("the source is asked", || far.pending() > 0);
-    others_go_on(&place);
+    others_go_on(&fixture);
     far.set(Behavior::Works);
     for ask in asks {
         ask.join().unwrap();
     }
     drop(model);
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 /// More requests than one source is asked at once.
 #[test]
 fn a_thousand_requests_hang_and_everything_else_goes_on() {
-    let (place, far) = place();
-    place.mount(&["--threads", "1"]);
-    let at_far = Path::new(&place.mountpoint).join("far");
+    let (fixture, far) = fixture();
+    fixture.mount(&["--threads", "1"]);
+    let at_far = Path::new(&fixture.mountpoint).join("far");
     assert_eq!(names_in(&at_far), ["model.safetensors"]);
     far.set(Behavior::Hangs);
     let asks: Vec<_> = (0..THOUSAND)
@@ -178,26 +178,26 @@ fn a_thousand_requests_hang_and_everything_else_goes_on() {
         })
         .collect();
     wait_until("all wait", || waiting() >= THOUSAND * 9 / 10);
-    others_go_on(&place);
+    others_go_on(&fixture);
     far.set(Behavior::Works);
     for ask in asks {
         ask.join().unwrap();
     }
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn a_hanging_mount_detaches_and_its_readers_go_on() {
-    let (place, far) = place();
-    let daemon = place.mount(&["--threads", "1"]);
-    let other = File::open(format!("{}/disk/model.safetensors", place.mountpoint)).unwrap();
+    let (fixture, far) = fixture();
+    let daemon = fixture.mount(&["--threads", "1"]);
+    let other = File::open(format!("{}/disk/model.safetensors", fixture.mountpoint)).unwrap();
     far.set(Behavior::Works);
-    assert_eq!(names_in(&Path::new(&place.mountpoint).join("far")), ["model.safetensors"]);
+    assert_eq!(names_in(&Path::new(&fixture.mountpoint).join("far")), ["model.safetensors"]);
     far.set(Behavior::HangsOnReads);
-    let readers = readers(&place);
+    let readers = readers(&fixture);
     wait_until("the source is asked", || far.pending() > 0);
-    assert_eq!(place.unmount(&["--lazy"]).code, 0);
-    assert_eq!(place.mounts(), 0);
+    assert_eq!(fixture.unmount(&["--lazy"]).code, 0);
+    assert_eq!(fixture.mounts(), 0);
     let mut byte = [0];
     other.read_exact_at(&mut byte, other.metadata().unwrap().len() - 1).unwrap();
     assert_eq!(byte, [8]);
@@ -211,16 +211,16 @@ fn a_hanging_mount_detaches_and_its_readers_go_on() {
 
 #[test]
 fn a_signal_ends_a_hanging_mount_and_cuts_off_its_readers() {
-    let (place, far) = place();
-    let daemon = place.mount(&["--threads", "1"]);
-    assert_eq!(names_in(&Path::new(&place.mountpoint).join("far")), ["model.safetensors"]);
+    let (fixture, far) = fixture();
+    let daemon = fixture.mount(&["--threads", "1"]);
+    assert_eq!(names_in(&Path::new(&fixture.mountpoint).join("far")), ["model.safetensors"]);
     far.set(Behavior::HangsOnReads);
-    let readers = readers(&place);
+    let readers = readers(&fixture);
     wait_until("the source is asked", || far.pending() > 0);
     daemon.kill("TERM");
     for reader in readers {
         assert!(reader.join().unwrap().is_err());
     }
-    assert_eq!(place.mounts(), 0);
+    assert_eq!(fixture.mounts(), 0);
     wait_until("the daemon ends", || !daemon.runs());
 }

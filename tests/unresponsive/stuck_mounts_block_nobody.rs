@@ -34,20 +34,20 @@ fn answers(args: &[&str]) -> Outcome {
 
 /// A mount with a directory in it, whose daemon is stopped.
 fn stuck() -> (MountFixture, Daemon) {
-    let place = MountFixture::new();
-    fs::create_dir(Path::new(&place.source).join("sub")).unwrap();
-    let daemon = place.mount(&[]);
+    let fixture = MountFixture::new();
+    fs::create_dir(Path::new(&fixture.source).join("sub")).unwrap();
+    let daemon = fixture.mount(&[]);
     daemon.stop();
-    (place, daemon)
+    (fixture, daemon)
 }
 
 #[test]
 fn no_command_waits_for_a_stuck_path() {
-    let (place, daemon) = stuck();
-    let at = |name: &str| format!("{}/{name}", place.mountpoint);
-    let (mnt, real) = (&place.mountpoint[..], &place.source[..]);
+    let (fixture, daemon) = stuck();
+    let at = |name: &str| format!("{}/{name}", fixture.mountpoint);
+    let (mnt, real) = (&fixture.mountpoint[..], &fixture.source[..]);
     let (inside, sub, log, out) = (at("model.safetensors"), at("sub"), at("log"), at("out"));
-    let (link, into, free) = (place.path("link"), place.path("into"), place.path("free"));
+    let (link, into, free) = (fixture.path("link"), fixture.path("into"), fixture.path("free"));
     symlink(mnt, &link).unwrap();
     symlink("link/sub", &into).unwrap();
     fs::create_dir(&free).unwrap();
@@ -60,7 +60,7 @@ fn no_command_waits_for_a_stuck_path() {
         &["inspect", "--json", &inside],
         &["verify", mnt],
         &["verify", &file, "--against", &inside],
-        &["export", &inside, &place.path("out")],
+        &["export", &inside, &fixture.path("out")],
         &["export", &file, &out],
         &["mount", mnt, &free],
         &["mount", &sub, &free],
@@ -82,18 +82,18 @@ fn no_command_waits_for_a_stuck_path() {
             assert!(done.stderr.contains("ckptfs unmount --lazy"), "{}", done.stderr);
         }
     });
-    assert_eq!((place.mounts(), place.state().as_str()), (1, "not-answering"));
+    assert_eq!((fixture.mounts(), fixture.state().as_str()), (1, "not-answering"));
     daemon.kill("CONT");
     // The daemon answers again.
     assert_eq!(answers(&["inspect", mnt]).code, 0);
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn doctor_still_checks_the_machine() {
-    let (place, daemon) = stuck();
-    let inside = format!("{}/sub", place.mountpoint);
-    for path in [&place.mountpoint, &inside] {
+    let (fixture, daemon) = stuck();
+    let inside = format!("{}/sub", fixture.mountpoint);
+    for path in [&fixture.mountpoint, &inside] {
         let done = answers(&["doctor", path]);
         assert_eq!(done.code, 1, "{}", done.stderr);
         assert!(done.stdout.contains("kernel           Linux"), "{}", done.stdout);
@@ -106,15 +106,15 @@ fn doctor_still_checks_the_machine() {
         assert!(last["remedy"].as_str().unwrap().contains("ckptfs unmount --lazy"), "{last}");
     }
     daemon.kill("CONT");
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn status_covers_a_mount_inside_a_stuck_mount() {
-    let (place, daemon) = stuck();
+    let (fixture, daemon) = stuck();
     daemon.kill("CONT");
     let inner = MountFixture::new();
-    let sub = format!("{}/sub", place.mountpoint);
+    let sub = format!("{}/sub", fixture.mountpoint);
     assert_eq!(run(&["mount", &inner.source, &sub]).code, 0);
     daemon.stop();
     let done = answers(&["status", "--json"]);
@@ -124,20 +124,20 @@ fn status_covers_a_mount_inside_a_stuck_mount() {
         mounts.find(|mount| mount["mountpoint"] == path).unwrap()["state"].clone()
     };
     assert_eq!(
-        (state(&place.mountpoint), state(&sub)),
+        (state(&fixture.mountpoint), state(&sub)),
         ("not-answering".into(), "not-answering".into())
     );
     daemon.kill("CONT");
     assert_eq!(answers(&["unmount", &sub]).code, 0);
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 #[test]
 fn a_directory_with_a_stuck_mount_is_listed() {
-    let (place, daemon) = stuck();
-    symlink("mnt", place.path("link")).unwrap();
+    let (fixture, daemon) = stuck();
+    symlink("mnt", fixture.path("link")).unwrap();
     for options in [&[][..], &["-r"]] {
-        let done = answers(&[&["ls", "--json", place.parent()], options].concat());
+        let done = answers(&[&["ls", "--json", fixture.parent()], options].concat());
         assert_eq!(done.code, 1, "{}", done.stderr);
         let all: Value = serde_json::from_str(&done.stdout).unwrap();
         let unreadable = all[0]["unreadable"].as_array().unwrap();
@@ -149,30 +149,30 @@ fn a_directory_with_a_stuck_mount_is_listed() {
         let beneath: Vec<_> = beneath.collect();
         assert_eq!(beneath, ["source", "source/sub"][..if options.is_empty() { 0 } else { 2 }]);
     }
-    let done = answers(&["doctor", place.parent()]);
+    let done = answers(&["doctor", fixture.parent()]);
     assert!(done.stdout.contains("a directory that this user may read"), "{}", done.stdout);
     daemon.kill("CONT");
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 /// A listing asks no other program's mount about itself.
 #[test]
 fn a_listing_asks_no_other_programs_mount() {
-    let place = MountFixture::new();
-    let far = FailingSource::new(&format!("{}/far", place.source), command::two_shards(1, 8));
-    symlink("far", Path::new(&place.source).join("link")).unwrap();
+    let fixture = MountFixture::new();
+    let far = FailingSource::new(&format!("{}/far", fixture.source), command::two_shards(1, 8));
+    symlink("far", Path::new(&fixture.source).join("link")).unwrap();
     far.set(Behavior::Hangs);
-    let done = answers(&["ls", &place.source]);
+    let done = answers(&["ls", &fixture.source]);
     assert_eq!(done.code, 0, "{}", done.stderr);
     assert!(done.stdout.contains("far/") && done.stdout.contains("link -> far"), "{}", done.stdout);
-    let done = answers(&["doctor", &place.source]);
+    let done = answers(&["doctor", &fixture.source]);
     assert!(done.stdout.contains("a directory that this user may read"), "{}", done.stdout);
     assert_eq!(far.pending(), 0);
 }
 
 #[test]
 fn a_mount_over_a_stuck_mount_is_listed_and_unmounted() {
-    let (place, stopped) = stuck();
+    let (fixture, stopped) = stuck();
     let outer = MountFixture::new();
     let names = || {
         // As a program that reads only names.
@@ -184,14 +184,14 @@ fn a_mount_over_a_stuck_mount_is_listed_and_unmounted() {
         if is_known {
             stopped.kill("CONT");
         }
-        assert_eq!(answers(&["mount", place.parent(), &outer.mountpoint]).code, 0);
+        assert_eq!(answers(&["mount", fixture.parent(), &outer.mountpoint]).code, 0);
         let shown = outer.daemon().unwrap();
         if is_known {
             fs::read(format!("{}/mnt/model.safetensors", outer.mountpoint)).unwrap();
             stopped.stop();
         }
         // Waiting for it in vain takes longer than the kernel believes its earlier answers.
-        assert_eq!(answers(&["doctor", &place.mountpoint]).code, 1);
+        assert_eq!(answers(&["doctor", &fixture.mountpoint]).code, 1);
         for _ in 0..2 {
             let names = names();
             assert!(names.contains("mnt") && names.contains("source"), "{names:?}");
@@ -202,5 +202,5 @@ fn a_mount_over_a_stuck_mount_is_listed_and_unmounted() {
         wait_until("its daemon is gone", || !shown.runs());
     }
     stopped.kill("CONT");
-    assert_eq!(place.unmount(&[]).code, 0);
+    assert_eq!(fixture.unmount(&[]).code, 0);
 }

@@ -9,17 +9,17 @@ use crate::common::mounting::{Daemon, MountFixture, run_program, wait_until};
 
 /// A mount whose daemon is stopped, and whose PID the command must name.
 fn stopped() -> (MountFixture, Daemon) {
-    let place = MountFixture::new();
-    let daemon = place.mount(&[]);
+    let fixture = MountFixture::new();
+    let daemon = fixture.mount(&[]);
     daemon.stop();
-    (place, daemon)
+    (fixture, daemon)
 }
 
 #[test]
 fn unmount_says_that_it_waits_for_a_stopped_daemon() {
-    let (place, daemon) = stopped();
+    let (fixture, daemon) = stopped();
     let mut unmounting = Command::new(ckptfs())
-        .args(["unmount", &place.mountpoint])
+        .args(["unmount", &fixture.mountpoint])
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -30,7 +30,7 @@ fn unmount_says_that_it_waits_for_a_stopped_daemon() {
     {
         assert!(note.contains(words), "{note}");
     }
-    assert_eq!(place.mounts(), 0);
+    assert_eq!(fixture.mounts(), 0);
     daemon.kill("CONT");
     assert_eq!(unmounting.wait().unwrap().code(), Some(0));
     let mut rest = String::new();
@@ -41,15 +41,15 @@ fn unmount_says_that_it_waits_for_a_stopped_daemon() {
 
 #[test]
 fn a_daemon_that_never_ends_is_a_failure() {
-    let (place, daemon) = stopped();
+    let (fixture, daemon) = stopped();
     // Callers that asked the mount and were killed while they waited change nothing.
-    let inside = format!("{}/model.safetensors", place.mountpoint);
-    for words in [&["cat", &inside][..], &["ls", "-l", &place.mountpoint]] {
+    let inside = format!("{}/model.safetensors", fixture.mountpoint);
+    for words in [&["cat", &inside][..], &["ls", "-l", &fixture.mountpoint]] {
         assert_eq!(run_program(&[&["timeout", "-s", "KILL", "1"], words].concat()).code, 128);
     }
-    assert_eq!(run(&["doctor", &place.mountpoint]).code, 1);
-    let done = place.unmount(&[]);
-    assert_eq!((done.code, done.stdout.as_str(), place.mounts()), (1, "", 0), "{}", done.stderr);
+    assert_eq!(run(&["doctor", &fixture.mountpoint]).code, 1);
+    let done = fixture.unmount(&[]);
+    assert_eq!((done.code, done.stdout.as_str(), fixture.mounts()), (1, "", 0), "{}", done.stderr);
     let failure = format!("its daemon ({}) has not ended", daemon.0);
     assert!(done.stderr.contains(&failure), "{}", done.stderr);
     assert!(done.stderr.contains(&format!("-KILL {}", daemon.0)), "{}", done.stderr);
@@ -58,9 +58,9 @@ fn a_daemon_that_never_ends_is_a_failure() {
 
 #[test]
 fn a_lazy_unmount_reports_a_stopped_daemon() {
-    let (place, daemon) = stopped();
-    let done = place.unmount(&["--lazy"]);
-    assert_eq!((done.code, done.stderr.as_str(), place.mounts()), (0, "", 0));
+    let (fixture, daemon) = stopped();
+    let done = fixture.unmount(&["--lazy"]);
+    assert_eq!((done.code, done.stderr.as_str(), fixture.mounts()), (0, "", 0));
     let words = format!("detached; its daemon ({}) is stopped", daemon.0);
     assert!(done.stdout.contains(&words), "{}", done.stdout);
 }
