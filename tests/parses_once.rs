@@ -89,8 +89,8 @@ fn many_ask_at_once(log: &Log) {
             }
         });
         for n in 0..FILES {
-            let told = log.count(&format!("name=\"once-{wait}-{n}.pt\""));
-            assert_eq!(told, 1, "file {n}, after {wait} ms");
+            let output = log.count(&format!("name=\"once-{wait}-{n}.pt\""));
+            assert_eq!(output, 1, "file {n}, after {wait} ms");
         }
         assert_eq!(view.counts().refused, FILES as u64);
     }

@@ -23,9 +23,9 @@ fn a_directory_with_one_checkpoint_is_that_checkpoint() {
         // A checkpoint by its content, and still not the directory's default.
         command::write_transposed(&folder.path().join(kept), 2);
     }
-    let done = run(&["inspect", folder.path().to_str().unwrap()]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
-    assert!(done.stdout.contains("2 U8 (16 bytes)"), "{}", done.stdout);
+    let outcome = run(&["inspect", folder.path().to_str().unwrap()]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(outcome.stdout.contains("2 U8 (16 bytes)"), "{}", outcome.stdout);
 }
 
 #[test]
@@ -37,17 +37,17 @@ fn commands_of_the_python_package_are_explained_and_not_listed() {
     for name in ["run", "bench"] {
         for words in [vec![name], vec![name, "there"], vec![name, "--help"], vec!["help", name]] {
             let mut command = Command::new(command::ckptfs());
-            let done = command::run_command(command.current_dir(folder.path()).args(&words));
-            assert_eq!(done.code, 2, "{words:?}: {}", done.stderr);
-            assert!(done.stdout.is_empty(), "{words:?}: {}", done.stdout);
-            let said = format!("ckptfs: {name}: comes with the Python package");
-            assert!(done.stderr.starts_with(&said), "{words:?}: {}", done.stderr);
-            assert!(done.stderr.contains("pip install ckptfs"), "{words:?}: {}", done.stderr);
+            let outcome = command::run_command(command.current_dir(folder.path()).args(&words));
+            assert_eq!(outcome.code, 2, "{words:?}: {}", outcome.stderr);
+            assert!(outcome.stdout.is_empty(), "{words:?}: {}", outcome.stdout);
+            let messages = format!("ckptfs: {name}: comes with the Python package");
+            assert!(outcome.stderr.starts_with(&messages), "{words:?}: {}", outcome.stderr);
+            assert!(outcome.stderr.contains("pip install ckptfs"), "{words:?}: {}", outcome.stderr);
         }
     }
     for words in [vec!["--help"], vec!["help"], vec![]] {
-        let done = run(&words);
-        let listed = done.stdout + &done.stderr;
+        let outcome = run(&words);
+        let listed = outcome.stdout + &outcome.stderr;
         assert!(listed.contains("  export "), "{listed}");
         assert!(!listed.contains("  run ") && !listed.contains("  bench "), "{listed}");
     }
@@ -69,10 +69,10 @@ fn a_directory_with_several_checkpoints_needs_one_named() {
     for command in
         [vec!["inspect", whole], vec!["verify", whole], vec!["export", whole, "/nowhere/out"]]
     {
-        let done = run(&command);
-        assert_eq!(done.code, 2);
+        let outcome = run(&command);
+        assert_eq!(outcome.code, 2);
         for name in ["a.safetensors", "b.safetensors"] {
-            assert!(done.stderr.contains(&path(folder.path(), name)), "{}", done.stderr);
+            assert!(outcome.stderr.contains(&path(folder.path(), name)), "{}", outcome.stderr);
         }
     }
     let set = run(&["inspect", "--tensors", &path(folder.path(), "b.safetensors")]);
@@ -92,13 +92,13 @@ fn a_file_beside_leftover_shards_of_its_name_is_the_checkpoint() {
     fs::write(folder.path().join(rest[1]), format!(r#"{{"weight_map": {{"x": "{}"}}}}"#, rest[0]))
         .unwrap();
     let (whole, out) = (folder.path().to_str().unwrap(), path(folder.path(), "out"));
-    let done = run(&["inspect", whole]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
-    assert!(done.stdout.contains("2 U8 (16 bytes)"), "{}", done.stdout);
+    let outcome = run(&["inspect", whole]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(outcome.stdout.contains("2 U8 (16 bytes)"), "{}", outcome.stdout);
     let exported = run(&["export", whole, &out]);
     assert_eq!(exported.code, 0, "{}", exported.stderr);
     for name in rest {
-        assert!(done.stdout.contains(name), "{}", done.stdout);
+        assert!(outcome.stdout.contains(name), "{}", outcome.stdout);
         assert!(exported.stderr.contains(name), "{}", exported.stderr);
     }
 }
@@ -117,12 +117,12 @@ fn exit_codes_tell_failures_apart() {
     assert_eq!(run(&[]).code, 2);
     for args in [vec!["inspect", &bad], vec!["verify", &bad], vec!["export", &bad, "/nowhere/out"]]
     {
-        let done = run(&args);
-        assert_eq!(done.code, 3, "{}", done.stderr);
+        let outcome = run(&args);
+        assert_eq!(outcome.code, 3, "{}", outcome.stderr);
         assert!(
-            done.stderr.contains("bad.safetensors") && done.stderr.contains("what to do:"),
+            outcome.stderr.contains("bad.safetensors") && outcome.stderr.contains("what to do:"),
             "{}",
-            done.stderr
+            outcome.stderr
         );
     }
 }
@@ -135,9 +135,9 @@ fn the_json_has_all_fields_refused_or_not() {
     write_model(Path::new(&good), 2, 8);
     fs::write(&bad, "\x08\0\0\0\0\0\0\0{\"a\":1}").unwrap();
     for (file, code) in [(&good, 0), (&bad, 3)] {
-        let done = run(&["inspect", "--json", file]);
-        assert_eq!(done.code, code);
-        let report: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        let outcome = run(&["inspect", "--json", file]);
+        assert_eq!(outcome.code, code);
+        let report: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
         let fields: Vec<_> = report.as_object().unwrap().keys().cloned().collect();
         assert_eq!(
             fields,
@@ -189,8 +189,8 @@ fn verify_names_the_differences() {
     );
     assert_eq!(run(&["verify", &first]).code, 0);
     assert_eq!(run(&["verify", &first, "--against", &first]).code, 0);
-    let done = run(&["verify", &first, "--against", &second]);
-    assert_eq!(done.code, 1);
+    let outcome = run(&["verify", &first, "--against", &second]);
+    assert_eq!(outcome.code, 1);
     let expected = "\
 `kind` is U8 [2] in the first and I8 [2] in the second
 `mine` is only in the first
@@ -198,7 +198,7 @@ fn verify_names_the_differences() {
 `yours` is only in the second
 4 differences
 ";
-    assert_eq!(done.stdout, expected);
+    assert_eq!(outcome.stdout, expected);
 }
 
 #[test]
@@ -207,14 +207,14 @@ fn output_closed_by_its_reader_is_no_failure() {
     let file = path(folder.path(), "model.safetensors");
     write_model(Path::new(&file), 20_000, 1);
     let script = r#"set -o pipefail; "$CKPTFS" inspect --tensors "$1" | head -1"#;
-    let done = run_in_shell(Command::new("bash"), script, &[&file]);
-    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+    let outcome = run_in_shell(Command::new("bash"), script, &[&file]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""));
     // The verdict is the same, whether the output is read or not.
     let other = path(folder.path(), "other.safetensors");
     write_model(Path::new(&other), 20_000, 2);
     let script = r#"set -o pipefail; "$CKPTFS" verify "$1" --against "$2" | head -1"#;
-    let done = run_in_shell(Command::new("bash"), script, &[&file, &other]);
-    assert_eq!((done.code, done.stderr.as_str()), (1, ""));
+    let outcome = run_in_shell(Command::new("bash"), script, &[&file, &other]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (1, ""));
 }
 
 #[test]
@@ -223,18 +223,18 @@ fn entries_left_out_are_reported() {
     let (shard, out) =
         (path(folder.path(), "m-00001-of-00002.safetensors"), path(folder.path(), "out"));
     write_model(Path::new(&shard), 1, 1);
-    for done in [run(&["export", &shard, &out]), run(&["verify", &shard])] {
-        assert_eq!(done.code, 0);
-        assert!(done.stderr.contains("note: this is shard 1 of 2 alone"), "{}", done.stderr);
+    for outcome in [run(&["export", &shard, &out]), run(&["verify", &shard])] {
+        assert_eq!(outcome.code, 0);
+        assert!(outcome.stderr.contains("note: this is shard 1 of 2 alone"), "{}", outcome.stderr);
     }
 }
 
 #[test]
 fn completions_and_man_pages_know_every_command() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let done = run(&["completions", shell]);
-        assert_eq!(done.code, 0);
-        assert!(done.stdout.contains("allow-partial"), "{shell}");
+        let outcome = run(&["completions", shell]);
+        assert_eq!(outcome.code, 0);
+        assert!(outcome.stdout.contains("allow-partial"), "{shell}");
     }
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(run(&["man", "--dir", folder.path().to_str().unwrap()]).code, 0);
@@ -255,6 +255,6 @@ fn a_progress_bar_is_for_terminals() {
     let folder = tempfile::tempdir().unwrap();
     let (file, out) = (path(folder.path(), "model.safetensors"), path(folder.path(), "out"));
     write_model(Path::new(&file), 4, 1 << 20);
-    let done = run(&["export", &file, &out]);
-    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+    let outcome = run(&["export", &file, &out]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""));
 }

@@ -17,8 +17,8 @@ fn an_export_is_what_the_safetensors_crate_reads() {
     let tensors = write_model(&folder.path().join("model.safetensors"), 5, 1000);
     let (source, out) =
         (path(folder.path(), "model.safetensors"), path(folder.path(), "out.safetensors"));
-    let done = run(&["export", &source, &out]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
+    let outcome = run(&["export", &source, &out]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
     let bytes = fs::read(&out).unwrap();
     let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(read.len(), tensors.len());
@@ -66,12 +66,12 @@ fn a_directory_is_no_place_to_write_to() {
     let folder = tempfile::tempdir().unwrap();
     let source = path(folder.path(), "model.safetensors");
     write_model(Path::new(&source), 1, 10);
-    let done = run(&["export", "--force", &source, folder.path().to_str().unwrap()]);
-    assert_eq!(done.code, 1);
-    assert!(done.stderr.contains("is a directory"), "{}", done.stderr);
-    let done = run(&["export", &source, &path(folder.path(), "no/such/out")]);
-    assert_eq!(done.code, 1);
-    assert!(done.stderr.contains("make the directory first"), "{}", done.stderr);
+    let outcome = run(&["export", "--force", &source, folder.path().to_str().unwrap()]);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stderr.contains("is a directory"), "{}", outcome.stderr);
+    let outcome = run(&["export", &source, &path(folder.path(), "no/such/out")]);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stderr.contains("make the directory first"), "{}", outcome.stderr);
     assert_eq!(names_in(folder.path()), ["model.safetensors"]);
 }
 
@@ -82,9 +82,9 @@ fn only_regular_files_are_replaced_and_links_are_followed() {
     write_model(Path::new(&source), 1, 10);
     let [pipe, link, real] = ["pipe", "link", "real"].map(|name| path(folder.path(), name));
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
-    let done = run(&["export", "--force", &source, &pipe]);
-    assert_eq!(done.code, 1);
-    assert!(done.stderr.contains("is not a regular file"), "{}", done.stderr);
+    let outcome = run(&["export", "--force", &source, &pipe]);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stderr.contains("is not a regular file"), "{}", outcome.stderr);
     fs::write(&real, "old").unwrap();
     std::os::unix::fs::symlink("real", &link).unwrap();
     assert_eq!(run(&["export", &source, &link]).code, 1);
@@ -93,9 +93,9 @@ fn only_regular_files_are_replaced_and_links_are_followed() {
     assert!(fs::metadata(&real).unwrap().len() > 4096);
     let long = path(folder.path(), &"n".repeat(250));
     assert_eq!(run(&["export", "--force", &source, &long]).code, 0);
-    let done = run(&["export", &source, &path(folder.path(), "out/")]);
-    assert_eq!(done.code, 1);
-    assert!(done.stderr.contains("is a directory"), "{}", done.stderr);
+    let outcome = run(&["export", &source, &path(folder.path(), "out/")]);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stderr.contains("is a directory"), "{}", outcome.stderr);
 }
 
 /// A limit on file sizes fails a write in the middle.
@@ -110,10 +110,10 @@ fn a_write_that_fails_leaves_nothing() {
             fs::write(&out, text).unwrap();
         }
         let script = r#"ulimit -f 2048; exec "$CKPTFS" export $3 "$1" "$2""#;
-        let done =
+        let outcome =
             run_in_shell(Command::new("bash"), script, &[&source, out.to_str().unwrap(), force]);
-        assert_eq!(done.code, 1, "{}", done.stderr);
-        assert!(done.stderr.contains("raise the limit"), "{}", done.stderr);
+        assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("raise the limit"), "{}", outcome.stderr);
         assert_eq!(fs::read_to_string(&out).ok().as_deref(), kept);
         assert_eq!(names_in(folder.path()).len(), 1 + usize::from(kept.is_some()));
     }
@@ -133,14 +133,14 @@ fn a_full_disk_is_reported_before_anything_is_written() {
     write_model(Path::new(&source), 4, 4 << 20);
     fs::create_dir(&disk).unwrap();
     let script = r#"mount -t tmpfs -o size=8m none "$2" && "$CKPTFS" export "$1" "$2/out"; code=$?; ls -A "$2"; exit $code"#;
-    let done = run_in_shell(with_own_mounts(), script, &[&source, &disk]);
-    assert_eq!(done.code, 1, "{}", done.stderr);
+    let outcome = run_in_shell(with_own_mounts(), script, &[&source, &disk]);
+    assert_eq!(outcome.code, 1, "{}", outcome.stderr);
     assert!(
-        done.stderr.contains("are free there") && done.stderr.contains("make room"),
+        outcome.stderr.contains("are free there") && outcome.stderr.contains("make room"),
         "{}",
-        done.stderr
+        outcome.stderr
     );
-    assert_eq!(done.stdout, "");
+    assert_eq!(outcome.stdout, "");
 }
 
 /// There is room when the export begins; another program takes it.
@@ -158,10 +158,10 @@ fn a_disk_that_fills_up_during_an_export_leaves_nothing() {
         dd if=/dev/zero of="$2/filler" bs=1M 2>/dev/null
         kill -CONT $pid
         wait $pid; code=$?; ls -A "$2"; exit $code"#;
-    let done = run_in_shell(with_own_mounts(), script, &[&source, &disk]);
-    assert_eq!(done.code, 1, "{}", done.stderr);
-    assert!(done.stderr.contains("make room"), "{}", done.stderr);
-    assert_eq!(done.stdout, "filler\n");
+    let outcome = run_in_shell(with_own_mounts(), script, &[&source, &disk]);
+    assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("make room"), "{}", outcome.stderr);
+    assert_eq!(outcome.stdout, "filler\n");
 }
 
 /// Rows and columns of a transposed matrix, which keeps an export busy for at least a second.

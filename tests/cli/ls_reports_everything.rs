@@ -18,9 +18,9 @@ use serde_json::Value;
 
 /// Lists directories as JSON; the listing must succeed.
 fn json(args: &[&str]) -> Value {
-    let done = run(&[&["ls", "--json"], args].concat());
-    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
-    serde_json::from_str(&done.stdout).unwrap()
+    let outcome = run(&[&["ls", "--json"], args].concat());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""));
+    serde_json::from_str(&outcome.stdout).unwrap()
 }
 
 fn listed(folder: &Path, more: &[&str]) -> Value {
@@ -205,9 +205,9 @@ fn a_link_that_is_refused_has_no_target_and_a_reason() {
 /// The number of tensors that `ls` shows for a path, which `inspect` and `verify` must read too.
 fn alone(path: &str) -> (Value, usize) {
     let listed = json(&[path])[0].clone();
-    let done = run(&["inspect", "--json", path]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
-    let report: Value = serde_json::from_str(&done.stdout).unwrap();
+    let outcome = run(&["inspect", "--json", path]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
     assert_eq!(run(&["verify", path]).code, 0);
     (listed, report["tensors"].as_array().unwrap().len())
 }
@@ -253,8 +253,8 @@ fn a_refused_virtual_file_is_refused_by_its_name_too() {
     let whole = torch();
     write(folder.path(), &[("pytorch_model.bin", &whole[..whole.len() / 2])]);
     for command in ["ls", "inspect", "verify"] {
-        let done = run(&[command, &path(folder.path(), "model.safetensors")]);
-        assert_eq!(done.code, 3, "{}", done.stderr);
+        let outcome = run(&[command, &path(folder.path(), "model.safetensors")]);
+        assert_eq!(outcome.code, 3, "{}", outcome.stderr);
     }
     // A link that leads out under a virtual file's name is refused, as in the directory: the user did not
     // type the link.
@@ -264,8 +264,8 @@ fn a_refused_virtual_file_is_refused_by_its_name_too() {
     symlink(out.path().join("elsewhere"), folder.path().join("pytorch_model.bin")).unwrap();
     for command in ["ls", "inspect", "verify"] {
         let virtual_file = path(folder.path(), "model.safetensors");
-        let done = run(&[command, &virtual_file]);
-        assert_eq!(done.code, 3, "{}", done.stderr);
+        let outcome = run(&[command, &virtual_file]);
+        assert_eq!(outcome.code, 3, "{}", outcome.stderr);
         assert_eq!(run(&[command, "--follow-symlinks", &virtual_file]).code, 0);
     }
 }
@@ -347,10 +347,10 @@ fn a_directory_that_cannot_be_read_keeps_no_other_from_being_listed() {
     write(folder.path(), &[("m/a/x.pt", &torch()), ("m/b/x.pt", b""), ("m/c/x.pt", &torch())]);
     fs::set_permissions(folder.path().join("m/b"), fs::Permissions::from_mode(0o000)).unwrap();
     let source = path(folder.path(), "m");
-    let done = as_nobody(folder.path(), &["ls", "-r", "--json", &source]);
-    assert_eq!(done.code, 1, "{}", done.stderr);
-    assert!(done.stderr.contains("1 name could not be read"), "{}", done.stderr);
-    let all: Value = serde_json::from_str(&done.stdout).unwrap();
+    let outcome = as_nobody(folder.path(), &["ls", "-r", "--json", &source]);
+    assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("1 name could not be read"), "{}", outcome.stderr);
+    let all: Value = serde_json::from_str(&outcome.stdout).unwrap();
     let paths: Vec<_> = all.as_array().unwrap().iter().map(|listed| &listed["path"]).collect();
     assert_eq!(paths, ["", "a", "b", "c"]);
     assert!(all[2]["error"].as_str().unwrap().contains("ermission"), "{}", all[2]);
@@ -358,12 +358,12 @@ fn a_directory_that_cannot_be_read_keeps_no_other_from_being_listed() {
     for whole in [&all[1], &all[3]] {
         assert_eq!(names(&whole["entries"]), ["x.safetensors"]);
     }
-    let done = as_nobody(folder.path(), &["ls", "-r", &source]);
-    assert_eq!(done.code, 1);
-    assert!(done.stdout.contains("unreadable  "), "{}", done.stdout);
-    assert!(done.stdout.contains("m/c:"), "{}", done.stdout);
+    let outcome = as_nobody(folder.path(), &["ls", "-r", &source]);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stdout.contains("unreadable  "), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("m/c:"), "{}", outcome.stdout);
     // A directory that is asked for and cannot be read is refused.
-    let done = as_nobody(folder.path(), &["ls", "-r", &path(folder.path(), "m/b")]);
-    assert_eq!((done.code, done.stdout.as_str()), (3, ""), "{}", done.stderr);
+    let outcome = as_nobody(folder.path(), &["ls", "-r", &path(folder.path(), "m/b")]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (3, ""), "{}", outcome.stderr);
     fs::set_permissions(folder.path().join("m/b"), fs::Permissions::from_mode(0o755)).unwrap();
 }

@@ -24,13 +24,13 @@ impl Noted {
     fn run(&self, script: &str) -> Outcome {
         let out = path(self.folder.path(), "out.safetensors");
         let shard = path(self.folder.path(), "model-00001-of-00002.safetensors");
-        let done = run_in_shell(Command::new("bash"), script, &[&shard, &out]);
+        let outcome = run_in_shell(Command::new("bash"), script, &[&shard, &out]);
         // The script wrote a whole file, or none.
         if let Ok(written) = fs::metadata(&out) {
             assert!(written.len() > 8, "{script}");
             fs::remove_file(&out).unwrap();
         }
-        done
+        outcome
     }
 }
 
@@ -48,8 +48,12 @@ fn notes_that_cannot_be_said_change_no_verdict() {
         assert_eq!(whole.code, 0);
         assert!(whole.stderr.contains("note: ") && !whole.stdout.is_empty(), "{whole:?}");
         for lost in ["2>/dev/full", "2>&-", "2> >(exec 0<&-)"] {
-            let done = noted.run(&format!("{command} {lost}"));
-            assert_eq!((done.code, done.stdout), (0, whole.stdout.clone()), "{command} {lost}");
+            let outcome = noted.run(&format!("{command} {lost}"));
+            assert_eq!(
+                (outcome.code, outcome.stdout),
+                (0, whole.stdout.clone()),
+                "{command} {lost}"
+            );
         }
     }
     // A bad verdict stays what it is as well.
@@ -64,10 +68,10 @@ fn notes_that_cannot_be_said_change_no_verdict() {
 fn output_that_cannot_be_written_is_a_failure() {
     let noted = Noted::new();
     for command in COMMANDS {
-        let done = noted.run(&format!("{command} >/dev/full"));
-        assert_eq!(done.code, 1, "{command}");
-        assert!(done.stderr.contains("cannot write the output"), "{}", done.stderr);
-        assert!(done.stderr.contains("free space on the device"), "{}", done.stderr);
+        let outcome = noted.run(&format!("{command} >/dev/full"));
+        assert_eq!(outcome.code, 1, "{command}");
+        assert!(outcome.stderr.contains("cannot write the output"), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("free space on the device"), "{}", outcome.stderr);
         let quiet =
             noted.run(&format!("{command} 2>/dev/null | exec 0<&-; exit ${{PIPESTATUS[0]}}"));
         assert_eq!((quiet.code, quiet.stdout.as_str(), quiet.stderr.as_str()), (0, "", ""));

@@ -25,7 +25,8 @@ pub fn in_child(
 /// Asserts that the child ran its one test, and that it passed.
 #[track_caller]
 pub fn must_pass(output: &Output) {
-    let [said, told] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    let passed = output.status.success() && said.contains("test result: ok. 1 passed");
-    assert!(passed, "{}\n{said}\n{told}", output.status);
+    let [messages, errors] =
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    let passed = output.status.success() && messages.contains("test result: ok. 1 passed");
+    assert!(passed, "{}\n{messages}\n{errors}", output.status);
 }

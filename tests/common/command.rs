@@ -25,8 +25,9 @@ pub fn ckptfs() -> &'static str {
 /// writing cannot be run, and children of other tests inherit what this process has open.
 pub fn install(program: impl AsRef<Path>, at: impl AsRef<Path>) {
     let mut install = Command::new("install");
-    let done = install.args(["-m", "755"]).args([program.as_ref(), at.as_ref()]).status().unwrap();
-    assert!(done.success());
+    let outcome =
+        install.args(["-m", "755"]).args([program.as_ref(), at.as_ref()]).status().unwrap();
+    assert!(outcome.success());
 }
 
 /// Runs the command under test.
@@ -45,9 +46,9 @@ pub fn run_command(command: &mut Command) -> Outcome {
     let text = |bytes| String::from_utf8(bytes).unwrap();
     // A process ended by a signal has no exit code; shells report at least 128.
     let code = output.status.code().unwrap_or(128);
-    let done = Outcome { code, stdout: text(output.stdout), stderr: text(output.stderr) };
-    assert!(!done.stderr.contains("panicked"), "{}", done.stderr);
-    done
+    let outcome = Outcome { code, stdout: text(output.stdout), stderr: text(output.stderr) };
+    assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
+    outcome
 }
 
 /// The path of a name in a directory, as text.

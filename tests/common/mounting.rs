@@ -56,8 +56,8 @@ impl MountFixture {
 
     /// Mounts as a daemon, which must work.
     pub fn mount(&self, options: &[&str]) -> Daemon {
-        let done = self.try_mount(options);
-        assert_eq!((done.code, done.stdout.as_str()), (0, ""), "{}", done.stderr);
+        let outcome = self.try_mount(options);
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (0, ""), "{}", outcome.stderr);
         self.daemon().unwrap()
     }
 
@@ -91,10 +91,10 @@ impl MountFixture {
 
     /// This mount's entry of `status --json`.
     pub fn status(&self) -> Option<Value> {
-        let done = run(&["status", "--json"]);
-        assert_eq!(done.code, 0, "{}", done.stderr);
-        let Ok(Value::Array(mut mounts)) = serde_json::from_str(&done.stdout) else {
-            panic!("no list of mounts: {}", done.stdout);
+        let outcome = run(&["status", "--json"]);
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+        let Ok(Value::Array(mut mounts)) = serde_json::from_str(&outcome.stdout) else {
+            panic!("no list of mounts: {}", outcome.stdout);
         };
         mounts.retain(|mount| mount["mountpoint"] == self.mountpoint.as_str());
         assert!(mounts.len() <= 1, "{mounts:?}");
@@ -218,9 +218,9 @@ impl ForegroundMount {
     /// Waits for its end: exit status and standard error.
     pub fn ends(mut self) -> (ExitStatus, String) {
         wait_until("the mount ends", || !self.runs());
-        let mut said = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        (self.child.wait().unwrap(), said)
+        let mut messages = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut messages).unwrap();
+        (self.child.wait().unwrap(), messages)
     }
 }
 

@@ -54,8 +54,8 @@ impl Standin {
         let mut build = Command::new(cargo);
         build.args(["build", "--quiet", "--locked", "--lib", "--manifest-path"]);
         build.arg(manifest.join("Cargo.toml")).arg("--target-dir").arg(&target);
-        let done = build.output().unwrap();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let output = build.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let library = target.join("debug").join(self.built);
         assert!(library.exists(), "{}: not built", library.display());
         for name in self.names {

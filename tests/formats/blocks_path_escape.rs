@@ -80,12 +80,12 @@ fn a_link_to_nothing_is_reported_as_one_wherever_it_leads() {
             let options = ParseOptions { follow_symlinks, ..ParseOptions::default() };
             for path in [set.path(), &link] {
                 let error = ckptfs::view::open(path, &options).unwrap_err();
-                let CheckpointError::Source(source::SourceError::Dangling { path, target: told }) =
+                let CheckpointError::Source(source::SourceError::Dangling { path, target: output }) =
                     &error
                 else {
                     panic!("{error}");
                 };
-                assert_eq!((path, told), (&link, &target));
+                assert_eq!((path, output), (&link, &target));
                 assert!(!error.remedy().contains("follow"), "{}", error.remedy());
             }
         }

@@ -147,8 +147,8 @@ fn a_file_that_may_not_be_read() {
             .uid(NOBODY)
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&looked.stdout);
-        assert!(looked.status.success() && said.contains("1 passed"), "{looked:?}");
+        let messages = String::from_utf8_lossy(&looked.stdout);
+        assert!(looked.status.success() && messages.contains("1 passed"), "{looked:?}");
     }
 }
 

@@ -50,8 +50,8 @@ fn cached(path: &Path) -> u64 {
         true => command.args(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path())),
         false => command.arg(path),
     };
-    let told = String::from_utf8(command.output().unwrap().stdout).unwrap();
-    told.lines().map(|pages| pages.trim().parse::<u64>().unwrap()).sum()
+    let pages = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    pages.lines().map(|pages| pages.trim().parse::<u64>().unwrap()).sum()
 }
 
 #[test]
@@ -237,13 +237,13 @@ fn a_stream_hands_out_all_tensors_in_disk_order_within_its_limit() {
         let largest = opened.tensors().iter().map(|tensor| tensor.bytes.len()).max().unwrap_or(0);
         for hold in [largest, 2 * largest + 1, 1 << 30] {
             let (mut found, mut last) = (Vec::new(), None);
-            let told = opened.stream(opened.tensors(), hold, |tensor, memory| {
+            let report = opened.stream(opened.tensors(), hold, |tensor, memory| {
                 let reach = tensor.bytes.extent();
                 assert!(last.replace(reach) <= Some(reach), "{name}: {}", tensor.name);
                 found.push((&tensor.name, memory));
                 ControlFlow::Continue(())
             });
-            assert_eq!(told.unwrap().tensors, expected.len(), "{name}");
+            assert_eq!(report.unwrap().tensors, expected.len(), "{name}");
             for (tensor, expected) in opened.tensors().iter().zip(&expected) {
                 let found = found.iter().find(|(found, _)| **found == tensor.name);
                 assert!(found.unwrap().1[..] == expected[..], "{name}: {}", tensor.name);
@@ -265,11 +265,11 @@ fn a_stream_ends_when_its_caller_breaks() {
     // Room for two of the largest: the third is read only after one of them is released.
     let hold = 2 * opened.tensors()[0].bytes.len();
     let mut some = 0;
-    let told = opened.stream(opened.tensors(), hold, |_, _| {
+    let report = opened.stream(opened.tensors(), hold, |_, _| {
         some += 1;
         if some < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
-    assert!(some == 3 && told.unwrap().tensors < opened.tensors().len());
+    assert!(some == 3 && report.unwrap().tensors < opened.tensors().len());
     let panics = std::panic::AssertUnwindSafe(|| {
         opened.stream(opened.tensors(), hold, |_, _| panic!("on purpose"))
     });

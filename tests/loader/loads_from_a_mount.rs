@@ -79,8 +79,8 @@ fn reads(fixture: &MountFixture) -> u64 {
 fn overmounted_bound_and_plain_files_are_loaded_from_their_source() {
     let fixture = MountFixture::new();
     let expected = loaded(&open(&fixture.source));
-    let done = command::run(&["mount", &fixture.source, &fixture.source]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
+    let outcome = command::run(&["mount", &fixture.source, &fixture.source]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
     let opened = open(&fixture.source);
     // By the same name, but from beneath the mount.
     assert!(source_of(&opened).starts_with(&fixture.source), "{opened:?}");
@@ -94,8 +94,8 @@ fn overmounted_bound_and_plain_files_are_loaded_from_their_source() {
     assert!(loaded(&opened) == expected);
     assert!(Command::new("umount").arg(&bound).status().unwrap().success());
     // No process has it open.
-    let done = command::run(&["unmount", &fixture.source]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
+    let outcome = command::run(&["unmount", &fixture.source]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
 }
 
 #[test]
@@ -104,14 +104,14 @@ fn a_file_beside_leftover_shards_is_loaded_from_its_source() {
     let expected = loaded(&open(&fixture.source));
     let shard = "model-00001-of-00002.safetensors";
     fs::write(Path::new(&fixture.source).join(shard), "left").unwrap();
-    let done = command::run(&["mount", &fixture.source, &fixture.mountpoint]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
+    let outcome = command::run(&["mount", &fixture.source, &fixture.mountpoint]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
     let opened = open(&fixture.mountpoint);
     assert!(source_of(&opened).starts_with(&fixture.source), "{opened:?}");
     assert!(opened.notes().iter().any(|note| note.contains(shard)), "{:?}", opened.notes());
     assert!(loaded(&opened) == expected);
-    let done = command::run(&["unmount", &fixture.mountpoint]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
+    let outcome = command::run(&["unmount", &fixture.mountpoint]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
 }
 
 #[test]

@@ -60,11 +60,11 @@ fn touching_tensors_waits_for_the_pages_that_are_touched() {
     let far = FailingSource::new(&at, vec![("model.safetensors".to_owned(), file())]);
     let served = served(&at);
     far.set(Behavior::HangsOnReads);
-    let (say, said) = channel();
+    let (say, messages) = channel();
     (1..TENSORS).for_each(|tensor| touch(&served, tensor, &say));
     far.set(Behavior::Works);
     drop(say);
-    let answer = || said.recv_timeout(Duration::from_secs(60)).unwrap();
+    let answer = || messages.recv_timeout(Duration::from_secs(60)).unwrap();
     let answers: Vec<_> = (0..(TENSORS - 1) * AROUND).map(|_| answer()).collect();
     let waited_for = (0..answers.len()).filter(|&n| answers[n].1);
     let middle = waited_for.clone().nth(TENSORS / 2 - 1).unwrap();

@@ -41,19 +41,19 @@ fn cache(memory: u64) -> Arc<Cache> {
 type Answered = Receiver<Result<Vec<u8>, String>>;
 
 fn ask(served: &Arc<CachedFile>, offset: usize, len: usize) -> Answered {
-    let (say, said) = channel();
-    let done = Box::new(move |answer: Result<&[u8], &ckptfs::cache::CacheError>| {
+    let (say, messages) = channel();
+    let callback = Box::new(move |answer: Result<&[u8], &ckptfs::cache::CacheError>| {
         // The receiver may be gone.
         let _ = say.send(answer.map(<[u8]>::to_vec).map_err(|e| e.to_string()));
     });
-    served.read(offset as u64, len as u32, done);
-    said
+    served.read(offset as u64, len as u32, callback);
+    messages
 }
 
 fn read(served: &Arc<CachedFile>, offset: usize, len: usize) -> Result<Vec<u8>, String> {
-    let said = ask(served, offset, len);
-    let answer = said.recv_timeout(Duration::from_secs(60)).expect("an answer");
-    assert!(said.recv().is_err(), "one answer and no more");
+    let messages = ask(served, offset, len);
+    let answer = messages.recv_timeout(Duration::from_secs(60)).expect("an answer");
+    assert!(messages.recv().is_err(), "one answer and no more");
     answer
 }
 
@@ -151,7 +151,8 @@ fn a_block_is_read_once_for_all_its_waiters() {
     let cache = cache(64 << 20);
     let served = cache.open(reader);
     let answers: Vec<Answered> = (0..16).map(|_| ask(&served, 2 * MIB + 5000, 300_000)).collect();
-    let answers: Vec<_> = answers.iter().map(|said| said.recv().expect("an answer")).collect();
+    let answers: Vec<_> =
+        answers.iter().map(|messages| messages.recv().expect("an answer")).collect();
     assert!(answers.iter().all(|answer| answer.is_ok() && *answer == answers[0]));
     let counters = cache.counters();
     // At most the pages around it.
@@ -266,16 +267,16 @@ fn every_read_is_answered_once_despite_drops_stops_and_panics() {
         let cache = cache(4 << 20);
         let served = cache.open(reader);
         let answered = Arc::new(AtomicUsize::new(0));
-        let (say, said) = channel::<()>();
+        let (say, messages) = channel::<()>();
         let ranges = ranges(1, size);
         for (n, (at, len)) in ranges.iter().enumerate() {
             let (answered, say) = (Arc::clone(&answered), say.clone());
-            let done = Box::new(move |_: Result<&[u8], &ckptfs::cache::CacheError>| {
+            let callback = Box::new(move |_: Result<&[u8], &ckptfs::cache::CacheError>| {
                 answered.fetch_add(1, Ordering::Relaxed);
                 drop(say);
                 assert!(n % 10 != 3, "one in ten panics, which is meant to be");
             });
-            served.read(*at as u64, *len as u32, done);
+            served.read(*at as u64, *len as u32, callback);
         }
         if stop {
             cache.stop();
@@ -283,7 +284,7 @@ fn every_read_is_answered_once_despite_drops_stops_and_panics() {
         drop((say, served));
         let counters = cache.counters();
         drop(cache);
-        assert!(said.recv().is_err(), "all were called or dropped");
+        assert!(messages.recv().is_err(), "all were called or dropped");
         assert_eq!(answered.load(Ordering::Relaxed), ranges.len(), "{counters:?}");
     }
 }

@@ -39,9 +39,9 @@ fn links_that_lead_out_are_listed() {
     symlink("model.safetensors", Path::new(&fixture.source).join("in")).unwrap();
     fixture.mount(&[]);
     let listed = |path: &str| -> Value {
-        let done = run(&["ls", "--json", path]);
-        assert_eq!(done.code, 0, "{}", done.stderr);
-        serde_json::from_str(&done.stdout).unwrap()
+        let outcome = run(&["ls", "--json", path]);
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+        serde_json::from_str(&outcome.stdout).unwrap()
     };
     let (mount, source) = (listed(&fixture.mountpoint), listed(&fixture.source));
     assert_eq!(mount[0]["entries"], source[0]["entries"]);
@@ -83,8 +83,8 @@ fn a_mount_shows_what_ls_says() {
         let listed = listed[0]["entries"].as_array().unwrap();
         let names: Vec<_> = listed.iter().map(|entry| entry["name"].as_str().unwrap()).collect();
         assert_eq!(names, expected, "{name}");
-        let done = run(&["mount", path, &fixture.mountpoint]);
-        assert_eq!(done.code, 0, "{name}: {}", done.stderr);
+        let outcome = run(&["mount", path, &fixture.mountpoint]);
+        assert_eq!(outcome.code, 0, "{name}: {}", outcome.stderr);
         assert_eq!(command::names_in(Path::new(&fixture.mountpoint)), expected, "{name}");
         for entry in listed {
             let shown = Path::new(&fixture.mountpoint).join(entry["name"].as_str().unwrap());
@@ -94,9 +94,9 @@ fn a_mount_shows_what_ls_says() {
     }
     // A missing path is not mounted.
     let missing = format!("{}/missing.safetensors", fixture.source);
-    let done = run(&["mount", &missing, &fixture.mountpoint]);
-    assert_eq!(done.code, 1);
-    assert!(done.stderr.contains("missing.safetensors: no such file"), "{}", done.stderr);
+    let outcome = run(&["mount", &missing, &fixture.mountpoint]);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stderr.contains("missing.safetensors: no such file"), "{}", outcome.stderr);
     assert_eq!(fixture.mounts(), 0);
 }
 
@@ -108,11 +108,11 @@ fn a_dead_mount_is_reported_as_dead() {
     let fixture = MountFixture::dead();
     let (real, out) = (format!("{}/model.safetensors", fixture.source), fixture.path("out"));
     for path in [fixture.mountpoint.clone(), format!("{}/model.safetensors", fixture.mountpoint)] {
-        for done in all_that_read(&path, &real, &out) {
-            assert_eq!(done.code, 1, "{}", done.stderr);
-            assert!(done.stderr.contains("mount whose daemon has gone"), "{}", done.stderr);
-            assert!(done.stderr.contains("ckptfs unmount"), "{}", done.stderr);
-            assert!(!done.stderr.contains("os error"), "{}", done.stderr);
+        for outcome in all_that_read(&path, &real, &out) {
+            assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+            assert!(outcome.stderr.contains("mount whose daemon has gone"), "{}", outcome.stderr);
+            assert!(outcome.stderr.contains("ckptfs unmount"), "{}", outcome.stderr);
+            assert!(!outcome.stderr.contains("os error"), "{}", outcome.stderr);
         }
     }
 }
@@ -120,9 +120,9 @@ fn a_dead_mount_is_reported_as_dead() {
 #[test]
 fn a_dead_mount_hides_nothing_beside_it() {
     let fixture = MountFixture::dead();
-    let done = run(&["ls", "-r", "--json", fixture.parent()]);
-    assert_eq!(done.code, 1, "{}", done.stderr);
-    let all: Value = serde_json::from_str(&done.stdout).unwrap();
+    let outcome = run(&["ls", "-r", "--json", fixture.parent()]);
+    assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+    let all: Value = serde_json::from_str(&outcome.stdout).unwrap();
     assert_eq!(all[0]["unreadable"][0]["name"], "mnt");
     assert!(all[0]["unreadable"][0]["reason"].as_str().unwrap().contains("daemon has gone"));
     assert_eq!(all[1]["path"], "source");
@@ -134,8 +134,8 @@ fn a_directory_with_a_dead_mount_in_it_is_mounted_and_listed() {
     let fixture = MountFixture::dead();
     let outer = MountFixture::new();
     let log = outer.path("log");
-    let done = run(&["mount", fixture.parent(), &outer.mountpoint, "--log-file", &log]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
+    let outcome = run(&["mount", fixture.parent(), &outer.mountpoint, "--log-file", &log]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
     let shown = outer.daemon().unwrap();
     for _ in 0..2 {
         let names: BTreeSet<_> = fs::read_dir(&outer.mountpoint)
@@ -166,9 +166,9 @@ fn a_link_back_to_the_mount_ends() {
     fixture.mount(&["--follow-symlinks"]);
     fs::read(format!("{}/up/source/model.safetensors", fixture.mountpoint)).unwrap();
     let mut found = Command::new("find");
-    let done = found.arg(&fixture.mountpoint).output().unwrap();
-    let told = String::from_utf8_lossy(&done.stdout).lines().count();
-    assert!((5..100).contains(&told), "{told}: {}", String::from_utf8_lossy(&done.stdout));
+    let outcome = found.arg(&fixture.mountpoint).output().unwrap();
+    let found = String::from_utf8_lossy(&outcome.stdout).lines().count();
+    assert!((5..100).contains(&found), "{found}: {}", String::from_utf8_lossy(&outcome.stdout));
     assert_eq!(fixture.state(), "alive");
     assert_eq!(fixture.unmount(&[]).code, 0);
 }
@@ -260,8 +260,8 @@ fn directories_that_are_too_deep_do_not_stop_a_walk() {
     }
     fixture.mount(&[]);
     let found = run_program(&["find", &fixture.mountpoint, "-name", "z"]);
-    let (said, shown) = (found.stderr.lines().count(), found.stdout.lines().count());
-    assert_eq!((found.code, said), (1, 1), "{}", found.stderr);
+    let (messages, shown) = (found.stderr.lines().count(), found.stdout.lines().count());
+    assert_eq!((found.code, messages), (1, 1), "{}", found.stderr);
     assert!(found.stderr.contains("File name too long"), "{}", found.stderr);
     // 251 bytes a level.
     assert_eq!(shown, (16 << 10) / 251);

@@ -16,8 +16,8 @@ use crate::common::mounting::{
 #[test]
 fn the_command_returns_when_the_mount_answers() {
     let fixture = MountFixture::new();
-    let done = fixture.try_mount(&[]);
-    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""));
+    let outcome = fixture.try_mount(&[]);
+    assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
     assert_eq!(fixture.state(), "alive");
     let daemon = fixture.daemon().unwrap();
     assert_eq!(arguments(daemon.0)[1..], ["mount", &fixture.source, &fixture.mountpoint]);
@@ -33,8 +33,8 @@ fn the_daemon_inherits_nothing_of_its_caller() {
     let script = r#"exec 7>"$3" 5>&1; cd "$4"; "$CKPTFS" mount source mnt; ps -o sid= -p $$"#;
     let folder = Path::new(&fixture.source).parent().unwrap().to_str().unwrap();
     let arguments = [&fixture.source, &fixture.mountpoint, &held, folder];
-    let told = run_in_shell(Command::new("bash"), script, &arguments);
-    assert_eq!((told.code, told.stderr.as_str()), (0, ""));
+    let outcome = run_in_shell(Command::new("bash"), script, &arguments);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""));
     let daemon = daemons_of("mnt").into_iter().find(|daemon| is_at(&fixture, daemon.0)).unwrap();
 
     let process = |name: &str| format!("/proc/{}/{name}", daemon.0);
@@ -50,15 +50,15 @@ fn the_daemon_inherits_nothing_of_its_caller() {
     let about = fs::read_to_string(process("stat")).unwrap();
     let fields: Vec<&str> = about.rsplit(") ").next().unwrap().split(' ').collect();
     // The fields are state, parent, group, session and terminal.
-    assert_ne!(fields[3], told.stdout.trim());
+    assert_ne!(fields[3], outcome.stdout.trim());
     assert_eq!(fields[4], "0");
     assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
 /// Tells whether the daemon serves the fixture, where it was given a relative path.
 fn is_at(fixture: &MountFixture, pid: u32) -> bool {
-    let told = run(&["status", "--json"]).stdout;
-    let all: serde_json::Value = serde_json::from_str(&told).unwrap();
+    let outcome = run(&["status", "--json"]).stdout;
+    let all: serde_json::Value = serde_json::from_str(&outcome).unwrap();
     let is = |mount: &serde_json::Value| {
         mount["mountpoint"] == fixture.mountpoint.as_str() && mount["stats"]["pid"] == pid
     };
@@ -86,9 +86,12 @@ fn a_daemon_that_dies_silently_is_reported() {
     daemon.kill("KILL");
     far.set(Behavior::Works);
     let output = caller.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
+    let messages = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("ended before its mount answered") && said.contains("SIGKILL"), "{said}");
+    assert!(
+        messages.contains("ended before its mount answered") && messages.contains("SIGKILL"),
+        "{messages}"
+    );
 }
 
 #[test]
@@ -108,8 +111,8 @@ fn the_daemon_variable_alone_makes_no_daemon() {
     let fixture = MountFixture::new();
     let mut command = Command::new(ckptfs());
     command.args(["mount", &fixture.source, &fixture.mountpoint]).env("CKPTFS_DAEMON", "pipe:[1]");
-    let told = run_command(&mut command);
-    assert_eq!((told.code, told.stdout.as_str(), told.stderr.as_str()), (0, "", ""));
+    let outcome = run_command(&mut command);
+    assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
     assert_eq!(fixture.state(), "alive");
 }
 
@@ -135,21 +138,21 @@ fn the_log_goes_to_its_file() {
     assert!(!text.contains('\x1b'), "{text}");
     let foreground = fixture.mount_in_foreground(&["-v"]);
     foreground.kill("TERM");
-    let (_, said) = foreground.ends();
-    assert!(said.contains("SIGTERM"), "{said}");
+    let (_, messages) = foreground.ends();
+    assert!(messages.contains("SIGTERM"), "{messages}");
 }
 
 #[test]
 fn a_bad_log_filter_is_reported() {
     let fixture = MountFixture::new();
     let log = fixture.path("log");
-    let mount = |said: &str| {
+    let mount = |messages: &str| {
         let mut command = Command::new(ckptfs());
         command.args(["mount", &fixture.source, &fixture.mountpoint, "-v", "--log-file", &log]);
-        let told = run_command(command.env("RUST_LOG", said));
-        assert_eq!(told.code, 0, "{}", told.stderr);
+        let outcome = run_command(command.env("RUST_LOG", messages));
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
         assert_eq!(fixture.unmount(&[]).code, 0);
-        told.stderr
+        outcome.stderr
     };
     let note = mount("ckptfs=louder");
     assert!(note.contains("note: RUST_LOG=ckptfs=louder is ignored"), "{note}");
@@ -205,16 +208,16 @@ fn the_standard_error_may_be_the_log_file() {
     let fixture = MountFixture::new();
     let foreground = fixture.mount_in_foreground(&["-v", "--log-file", "/dev/stderr"]);
     foreground.kill("TERM");
-    let (_, said) = foreground.ends();
-    assert!(said.contains("SIGTERM"), "{said}");
+    let (_, messages) = foreground.ends();
+    assert!(messages.contains("SIGTERM"), "{messages}");
 }
 
 #[test]
 fn metrics_are_served() {
     let fixture = MountFixture::new();
-    let done = fixture.try_mount(&["--metrics", "127.0.0.1:0"]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
-    let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
+    let outcome = fixture.try_mount(&["--metrics", "127.0.0.1:0"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let address = outcome.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
     let ask = |request: &str| {
         let mut stream = TcpStream::connect(address).unwrap();
         // A refused connection may be cut off while it still sends.
@@ -248,8 +251,8 @@ fn half_sent_requests_do_not_block_the_metrics() {
     /// turn.
     const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
     let fixture = MountFixture::new();
-    let done = fixture.try_mount(&["--metrics", "127.0.0.1:0"]);
-    let address = done.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
+    let outcome = fixture.try_mount(&["--metrics", "127.0.0.1:0"]);
+    let address = outcome.stderr.split("http://").nth(1).unwrap().split('/').next().unwrap();
     let address = address.parse().unwrap();
     let half_sent = || {
         let mut stream = TcpStream::connect(address).unwrap();
@@ -270,12 +273,12 @@ fn half_sent_requests_do_not_block_the_metrics() {
 #[test]
 fn the_doctor_finds_this_machine_fit() {
     let fixture = MountFixture::new();
-    let done = run(&["doctor", &fixture.source]);
-    assert_eq!(done.code, 0, "{}", done.stdout);
-    assert!(done.stdout.contains("/dev/fuse") && done.stdout.contains("O_DIRECT"));
-    let done = run(&["doctor", "--json", &fixture.path("missing")]);
-    assert_eq!(done.code, 1);
-    let checks: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    let outcome = run(&["doctor", &fixture.source]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("/dev/fuse") && outcome.stdout.contains("O_DIRECT"));
+    let outcome = run(&["doctor", "--json", &fixture.path("missing")]);
+    assert_eq!(outcome.code, 1);
+    let checks: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
     let is_problem = |check: &&serde_json::Value| check["verdict"] == "problem";
     let problems: Vec<_> = checks.as_array().unwrap().iter().filter(is_problem).collect();
     assert!(matches!(problems[..], [problem] if problem["what"] == "source"), "{problems:?}");

@@ -14,11 +14,16 @@ use crate::common::mounting::{MountFixture, run_program, wait_until};
 #[track_caller]
 fn fails(arguments: &[&str], code: i32, what: &str, remedy: &str) {
     for way in [&["mount"][..], &["mount", "-f"]] {
-        let done = run(&[way, arguments].concat());
-        assert_eq!((done.code, done.stdout.as_str()), (code, ""), "{arguments:?}: {}", done.stderr);
-        let (said, helps) = done.stderr.split_once("what to do: ").unwrap();
-        assert!(said.contains(what), "{arguments:?}: {}", done.stderr);
-        assert!(helps.contains(remedy), "{arguments:?}: {}", done.stderr);
+        let outcome = run(&[way, arguments].concat());
+        assert_eq!(
+            (outcome.code, outcome.stdout.as_str()),
+            (code, ""),
+            "{arguments:?}: {}",
+            outcome.stderr
+        );
+        let (messages, helps) = outcome.stderr.split_once("what to do: ").unwrap();
+        assert!(messages.contains(what), "{arguments:?}: {}", outcome.stderr);
+        assert!(helps.contains(remedy), "{arguments:?}: {}", outcome.stderr);
     }
 }
 
@@ -82,18 +87,28 @@ fn a_mount_with_too_few_descriptors_is_refused() {
     for limit in 4..64 {
         let limit = format!("--nofile={limit}");
         let words = ["prlimit", &limit, ckptfs(), "mount", &fixture.source, &fixture.mountpoint];
-        let done = run_program(&words);
-        if done.code == 0 {
-            assert_eq!((done.stderr.as_str(), fixture.mounts()), ("", 1), "{limit}");
+        let outcome = run_program(&words);
+        if outcome.code == 0 {
+            assert_eq!((outcome.stderr.as_str(), fixture.mounts()), ("", 1), "{limit}");
             assert!(fs::read(&inside).is_ok());
             assert_eq!(fixture.unmount(&[]).code, 0);
         } else {
-            let said: Vec<_> = done.stderr.lines().collect();
-            assert_eq!((done.code, said.len(), fixture.mounts()), (1, 2, 0), "{limit}: {said:?}");
-            assert!(said[0].contains("needs 32 free file descriptors"), "{limit}: {said:?}");
-            assert!(said[1].contains("what to do: raise the hard limit"), "{limit}: {said:?}");
+            let messages: Vec<_> = outcome.stderr.lines().collect();
+            assert_eq!(
+                (outcome.code, messages.len(), fixture.mounts()),
+                (1, 2, 0),
+                "{limit}: {messages:?}"
+            );
+            assert!(
+                messages[0].contains("needs 32 free file descriptors"),
+                "{limit}: {messages:?}"
+            );
+            assert!(
+                messages[1].contains("what to do: raise the hard limit"),
+                "{limit}: {messages:?}"
+            );
         }
-        answers.push(done.code);
+        answers.push(outcome.code);
     }
     assert!(answers.is_sorted_by(|before, after| before >= after), "{answers:?}");
     assert_eq!((answers[0], answers[59]), (1, 0), "{answers:?}");
@@ -106,9 +121,13 @@ fn a_mount_in_the_foreground_with_too_few_descriptors_is_refused() {
     for limit in 4..32 {
         let limit = format!("--nofile={limit}");
         let mount = [ckptfs(), "mount", "-f", &fixture.source, &fixture.mountpoint];
-        let done = run_program(&[&["prlimit", &limit][..], &mount].concat());
-        assert_eq!((done.code, fixture.mounts()), (1, 0), "{limit}: {}", done.stderr);
-        assert!(done.stderr.contains("needs 32 free file descriptors"), "{limit}: {}", done.stderr);
+        let outcome = run_program(&[&["prlimit", &limit][..], &mount].concat());
+        assert_eq!((outcome.code, fixture.mounts()), (1, 0), "{limit}: {}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains("needs 32 free file descriptors"),
+            "{limit}: {}",
+            outcome.stderr
+        );
     }
 }
 
@@ -122,11 +141,14 @@ fn a_log_pipe_without_a_reader_is_refused() {
         command.args(way).args([&fixture.source, &fixture.mountpoint, "--log-file", &pipe]);
         let mut mounting = command.stderr(Stdio::piped()).spawn().unwrap();
         wait_until("it waits for no reader", || mounting.try_wait().unwrap().is_some());
-        let done = mounting.wait_with_output().unwrap();
-        let said = String::from_utf8(done.stderr).unwrap();
-        assert_eq!((done.status.code(), fixture.mounts()), (Some(1), 0), "{said}");
-        assert!(said.contains(&format!("{pipe}: cannot log to it: no program reads")), "{said}");
-        assert!(said.contains("what to do: start its reader first"), "{said}");
+        let outcome = mounting.wait_with_output().unwrap();
+        let messages = String::from_utf8(outcome.stderr).unwrap();
+        assert_eq!((outcome.status.code(), fixture.mounts()), (Some(1), 0), "{messages}");
+        assert!(
+            messages.contains(&format!("{pipe}: cannot log to it: no program reads")),
+            "{messages}"
+        );
+        assert!(messages.contains("what to do: start its reader first"), "{messages}");
     }
     assert_eq!(fixture.daemon(), None);
 }
@@ -178,8 +200,8 @@ fn a_directory_without_a_checkpoint_and_a_set_by_its_name_are_sources() {
     for (source, shows) in
         [(folder, "notes.txt"), (format!("{set}/model.safetensors"), "model.safetensors")]
     {
-        let done = run(&["mount", &source, &fixture.mountpoint]);
-        assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{source}");
+        let outcome = run(&["mount", &source, &fixture.mountpoint]);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""), "{source}");
         assert_eq!(command::names_in(Path::new(&fixture.mountpoint)), [shows]);
         assert_eq!(fixture.unmount(&[]).code, 0);
     }

@@ -34,13 +34,13 @@ fn opened(path: &CStr, flags: c_int) -> i32 {
 fn with_open(path: &CStr, act: impl FnOnce(c_int) -> i32) -> i32 {
     let fd = unsafe { open(path.as_ptr(), O_RDONLY) };
     assert!(fd >= 0, "{path:?} can be read");
-    let done = act(fd);
+    let outcome = act(fd);
     let error = Error::last_os_error();
     unsafe {
         close(fd);
         *__errno_location() = error.raw_os_error().unwrap();
     }
-    done
+    outcome
 }
 
 const ON_FILES: &[(&str, OnPath)] = &[
@@ -95,9 +95,9 @@ const LINK: OnTwo = |p, new| unsafe { link(p.as_ptr(), new.as_ptr()) };
 
 fn refused(what: &str, path: &Path, act: impl FnOnce(&CStr) -> i32) {
     let text = CString::new(path.to_str().unwrap()).unwrap();
-    let done = act(&text);
+    let outcome = act(&text);
     let error = Error::last_os_error();
-    assert_eq!((done, error.raw_os_error()), (-1, Some(EROFS)), "{what} of {path:?}: {error}");
+    assert_eq!((outcome, error.raw_os_error()), (-1, Some(EROFS)), "{what} of {path:?}: {error}");
 }
 
 /// Tries every operation, and asserts that the mount shows what it did before.

@@ -22,7 +22,7 @@ fn a_request_that_panics_is_answered_with_eio() {
     assert_eq!(fs::read(&model).unwrap().last(), Some(&62));
     assert_eq!(fixture.state(), "alive");
     assert_eq!(fixture.unmount(&[]).code, 0);
-    let (status, said) = foreground.ends();
+    let (status, messages) = foreground.ends();
     assert_eq!(status.code(), Some(0));
-    assert_eq!(said.matches("please report it").count(), 20, "{said}");
+    assert_eq!(messages.matches("please report it").count(), 20, "{messages}");
 }

@@ -41,14 +41,14 @@ fn the_message_has_the_limit() {
         (&["--no-such-flag"], "--no-such-flag"),
     ];
     for (options, words) in cases {
-        let done = fixture.try_mount(options);
-        assert_eq!((done.code, fixture.mounts()), (2, 0), "{options:?}: {}", done.stderr);
-        assert!(done.stderr.contains(words), "{options:?}: {}", done.stderr);
+        let outcome = fixture.try_mount(options);
+        assert_eq!((outcome.code, fixture.mounts()), (2, 0), "{options:?}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains(words), "{options:?}: {}", outcome.stderr);
     }
     // A word that is neither a command nor a path is not taken for a source.
-    let done = run(&["mnt", &fixture.mountpoint]);
-    assert_eq!(done.code, 2);
-    assert!(done.stderr.contains("unrecognized subcommand"), "{}", done.stderr);
+    let outcome = run(&["mnt", &fixture.mountpoint]);
+    assert_eq!(outcome.code, 2);
+    assert!(outcome.stderr.contains("unrecognized subcommand"), "{}", outcome.stderr);
 }
 
 /// A file larger than every window and the least budget together.

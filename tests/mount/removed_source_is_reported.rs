@@ -26,16 +26,16 @@ fn reported_once_in_the_log_and_in_the_statistics() {
     write_model(&Path::new(&fixture.source).join("model.safetensors"), 2, 8);
     // One lookup that finds nothing is enough for the log line.
     assert!(!mountpoint.join("another.safetensors").exists());
-    let said = fs::read_to_string(&log).unwrap();
-    assert!(said.contains("WARN") && said.contains(&fixture.source), "{said}");
-    assert!(said.contains("was removed") && said.contains("mount again"), "{said}");
+    let messages = fs::read_to_string(&log).unwrap();
+    assert!(messages.contains("WARN") && messages.contains(&fixture.source), "{messages}");
+    assert!(messages.contains("was removed") && messages.contains("mount again"), "{messages}");
     assert!(!mountpoint.join("a third").exists());
     assert_eq!(names_in(mountpoint), [""; 0]);
     assert!(is_removed());
     let table = run(&["status"]).stdout;
     let row = table.lines().find(|line| line.starts_with(&fixture.mountpoint)).unwrap();
     assert!(row.contains("REMOVED: unmount and mount again"), "{table}");
-    assert_eq!(fs::read_to_string(&log).unwrap(), said);
+    assert_eq!(fs::read_to_string(&log).unwrap(), messages);
 
     // Mounting again helps.
     assert_eq!(fixture.unmount(&[]).code, 0);

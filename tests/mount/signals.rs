@@ -10,8 +10,8 @@ fn each_signal_ends_an_idle_mount() {
         let fixture = MountFixture::new();
         let foreground = fixture.mount_in_foreground(&[]);
         foreground.kill(name);
-        let (status, said) = foreground.ends();
-        assert_eq!((status.code(), said.as_str()), (Some(0), ""), "{name}");
+        let (status, messages) = foreground.ends();
+        assert_eq!((status.code(), messages.as_str()), (Some(0), ""), "{name}");
         assert_eq!(fixture.mounts(), 0);
     }
 }
@@ -45,8 +45,8 @@ fn a_reader_may_finish() {
     wait_until("it is detached", || fixture.mounts() == 0);
     assert!(foreground.runs());
     drop(held);
-    let (status, said) = foreground.ends();
-    assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+    let (status, messages) = foreground.ends();
+    assert_eq!((status.code(), messages.as_str()), (Some(0), ""));
 }
 
 #[test]
@@ -55,9 +55,9 @@ fn a_reader_that_never_finishes_is_cut_off() {
     let foreground = fixture.mount_in_foreground(&[]);
     let held = File::open(&fixture.mountpoint).unwrap();
     foreground.kill("TERM");
-    let (status, said) = foreground.ends();
+    let (status, messages) = foreground.ends();
     assert_eq!(status.code(), Some(1));
-    assert!(said.contains("its readers took too long"), "{said}");
+    assert!(messages.contains("its readers took too long"), "{messages}");
     assert_eq!(fixture.mounts(), 0);
     // An open file gives an error instead of a hang.
     assert!(rustix::fs::fgetxattr(&held, "user.ckptfs.stats", &mut [0_u8; 4096]).is_err());
@@ -72,9 +72,9 @@ fn a_second_signal_ends_it_at_once() {
     wait_until("it is detached", || fixture.mounts() == 0);
     assert!(foreground.runs());
     foreground.kill("INT");
-    let (status, said) = foreground.ends();
+    let (status, messages) = foreground.ends();
     assert_eq!(status.code(), Some(1));
-    assert!(said.contains("SIGINT"), "{said}");
+    assert!(messages.contains("SIGINT"), "{messages}");
     drop(held);
     assert_eq!(fs::read_dir(&fixture.mountpoint).unwrap().count(), 0);
 }

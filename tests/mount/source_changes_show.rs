@@ -256,8 +256,8 @@ fn truncated_while_mapped_kills_the_reader_and_nothing_else() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut said = BufReader::new(reader.stdout.take().unwrap()).lines();
-    assert!(said.any(|line| line.unwrap().ends_with("mapped")), "it maps the virtual file");
+    let mut messages = BufReader::new(reader.stdout.take().unwrap()).lines();
+    assert!(messages.any(|line| line.unwrap().ends_with("mapped")), "it maps the virtual file");
     File::options().write(true).open(model.shard(1)).unwrap().set_len(1 << 20).unwrap();
     reader.stdin.take().unwrap().write_all(b"go on\n").unwrap();
     let status = reader.wait().unwrap();

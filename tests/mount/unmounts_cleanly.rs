@@ -15,8 +15,8 @@ fn unmount_waits_until_the_daemon_has_ended() {
     let fixture = MountFixture::new();
     let daemon = fixture.mount(&[]);
     assert_eq!(fixture.mounts(), 1);
-    let done = fixture.unmount(&[]);
-    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (0, "", ""));
+    let outcome = fixture.unmount(&[]);
+    assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
     assert_eq!(fixture.mounts(), 0);
     assert!(!daemon.runs());
     assert_eq!(fs::read_dir(&fixture.mountpoint).unwrap().count(), 0);
@@ -39,9 +39,9 @@ fn concurrent_unmounts_all_succeed() {
         wait_until("all of them ask", || unmounting.iter().all(|one| has_a_child(one.id())));
         daemon.kill("CONT");
         for one in unmounting {
-            let done = one.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&done.stderr);
-            assert_eq!((done.status.code(), &*said), (Some(0), ""), "{options:?}");
+            let outcome = one.wait_with_output().unwrap();
+            let messages = String::from_utf8_lossy(&outcome.stderr);
+            assert_eq!((outcome.status.code(), &*messages), (Some(0), ""), "{options:?}");
         }
         assert_eq!(fixture.mounts(), 0);
         wait_until("the daemon ends", || !daemon.runs());
@@ -62,11 +62,11 @@ fn any_spelling_of_the_mountpoint_works() {
     for written in
         [link, format!("{}/", fixture.mountpoint), format!("{}/../mnt", fixture.mountpoint)]
     {
-        let done = run(&["mount", &fixture.source, &written]);
-        assert_eq!(done.code, 0, "{written}: {}", done.stderr);
+        let outcome = run(&["mount", &fixture.source, &written]);
+        assert_eq!(outcome.code, 0, "{written}: {}", outcome.stderr);
         assert_eq!(fixture.state(), "alive");
-        let done = run(&["unmount", &written]);
-        assert_eq!(done.code, 0, "{written}: {}", done.stderr);
+        let outcome = run(&["unmount", &written]);
+        assert_eq!(outcome.code, 0, "{written}: {}", outcome.stderr);
         assert_eq!(fixture.mounts(), 0);
     }
 }
@@ -76,14 +76,18 @@ fn a_mount_in_use_goes_only_lazily() {
     let fixture = MountFixture::new();
     let daemon = fixture.mount(&[]);
     let held = File::open(&fixture.mountpoint).unwrap();
-    let done = fixture.unmount(&[]);
-    assert_eq!(done.code, 1);
-    assert!(done.stderr.contains("in use") && done.stderr.contains("--lazy"), "{}", done.stderr);
+    let outcome = fixture.unmount(&[]);
+    assert_eq!(outcome.code, 1);
+    assert!(
+        outcome.stderr.contains("in use") && outcome.stderr.contains("--lazy"),
+        "{}",
+        outcome.stderr
+    );
     assert_eq!((fixture.mounts(), daemon.runs()), (1, true));
 
-    let done = fixture.unmount(&["--lazy"]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
-    assert!(done.stdout.contains("ends with the last reader"), "{}", done.stdout);
+    let outcome = fixture.unmount(&["--lazy"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(outcome.stdout.contains("ends with the last reader"), "{}", outcome.stdout);
     assert_eq!((fixture.mounts(), daemon.runs()), (0, true));
     drop(held);
     wait_until("the daemon ends", || !daemon.runs());
@@ -98,8 +102,8 @@ fn other_programs_can_unmount_and_the_daemon_ends() {
         wait_until("it is unmounted", || {
             run_program(&[words, &[&fixture.mountpoint]].concat()).code == 0
         });
-        let (status, said) = foreground.ends();
-        assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+        let (status, messages) = foreground.ends();
+        assert_eq!((status.code(), messages.as_str()), (Some(0), ""));
         assert_eq!(fixture.mounts(), 0);
     }
 }
@@ -121,9 +125,9 @@ fn other_mounts_at_the_same_place_are_left_alone() {
     let daemon = fixture.mount(&[]);
     assert_eq!(run_program(&["mount", "-t", "tmpfs", "other", &fixture.mountpoint]).code, 0);
     assert_eq!(fixture.state(), "hidden");
-    let done = fixture.unmount(&[]);
-    assert_eq!(done.code, 1);
-    assert!(done.stderr.contains("type tmpfs"), "{}", done.stderr);
+    let outcome = fixture.unmount(&[]);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stderr.contains("type tmpfs"), "{}", outcome.stderr);
     assert_eq!((fixture.mounts(), daemon.runs()), (2, true));
     assert_eq!(run_program(&["umount", &fixture.mountpoint]).code, 0);
     assert_eq!(fixture.unmount(&[]).code, 0);
@@ -159,10 +163,10 @@ fn other_mounts_are_named_for_what_they_are() {
     ];
     for (path, words) in cases {
         for options in [&[][..], &["--lazy"]] {
-            let done = run(&[&["unmount", &path], options].concat());
-            assert_eq!(done.code, 1);
-            assert!(done.stderr.contains(words), "{}", done.stderr);
-            assert!(done.stderr.contains("what to do"), "{}", done.stderr);
+            let outcome = run(&[&["unmount", &path], options].concat());
+            assert_eq!(outcome.code, 1);
+            assert!(outcome.stderr.contains(words), "{}", outcome.stderr);
+            assert!(outcome.stderr.contains("what to do"), "{}", outcome.stderr);
         }
     }
     assert!(mounts_at("/proc") > 0);
@@ -173,9 +177,9 @@ fn status_lists_mounts() {
     let fixture = MountFixture::new();
     assert_eq!(fixture.state(), "none");
     let daemon = fixture.mount(&[]);
-    let done = run(&["status"]);
-    assert_eq!(done.code, 0);
-    assert!(done.stdout.contains(&fixture.mountpoint) && done.stdout.contains("SERVED"));
+    let outcome = run(&["status"]);
+    assert_eq!(outcome.code, 0);
+    assert!(outcome.stdout.contains(&fixture.mountpoint) && outcome.stdout.contains("SERVED"));
     let mount = fixture.status().unwrap();
     assert_eq!(mount["source"], fixture.source.as_str());
     assert_eq!(mount["stats"]["pid"], daemon.0);

@@ -44,9 +44,9 @@ fn a_line_of_fstab_mounts() {
         done"#;
     let mut shell = Command::new("unshare");
     shell.args(["-m", "bash"]);
-    let told = run_in_shell(shell, script, &[&fixture.source, &fixture.mountpoint, &folder]);
-    assert_eq!((told.code, told.stderr.as_str()), (0, ""), "{}", told.stdout);
-    let lines: Vec<&str> = told.stdout.lines().collect();
+    let output = run_in_shell(shell, script, &[&fixture.source, &fixture.mountpoint, &folder]);
+    assert_eq!((output.code, output.stderr.as_str()), (0, ""), "{}", output.stdout);
+    let lines: Vec<&str> = output.stdout.lines().collect();
     assert_eq!(lines.len(), 3, "{lines:?}");
     for line in &lines {
         assert!(line.contains(" fuse.ckptfs ro,nosuid,nodev"), "{line}");
@@ -64,8 +64,8 @@ fn mount8_mounts_in_each_of_its_ways() {
     for (source, mountpoint) in [(&*fixture.source, &*fixture.mountpoint), ("source", "mnt")] {
         let mut command = Command::new(ckptfs());
         command.args([source, mountpoint, "-o", list]).current_dir(folder);
-        let told = run_command(&mut command);
-        assert_eq!(told.code, 0, "{}", told.stderr);
+        let output = run_command(&mut command);
+        assert_eq!(output.code, 0, "{}", output.stderr);
         let options = options_in_table(&fixture);
         assert!(options.starts_with("ro,nosuid,nodev") && options.contains("allow_other"));
         assert_eq!(fixture.unmount(&[]).code, 0);
@@ -77,9 +77,9 @@ fn mount8_mounts_in_each_of_its_ways() {
     );
     let named = r#"mount -t fuse "$CKPTFS#$1" "$2" -o allow_other,threads=3"#;
     for script in [&*helper, named] {
-        let told =
+        let output =
             run_in_shell(Command::new("bash"), script, &[&fixture.source, &fixture.mountpoint]);
-        assert_eq!(told.code, 0, "{}", told.stderr);
+        assert_eq!(output.code, 0, "{}", output.stderr);
         assert!(options_in_table(&fixture).contains("allow_other"));
         // The `status` of another test may use the mount at this moment, and keep it busy.
         let unmount = ["umount", &*fixture.mountpoint];
@@ -91,11 +91,11 @@ fn mount8_mounts_in_each_of_its_ways() {
 #[test]
 fn rw_is_taken_from_mount8_alone() {
     let fixture = MountFixture::new();
-    let done = fixture.try_mount(&["-o", "allow_other,rw"]);
-    assert_eq!((done.code, fixture.mounts()), (2, 0), "{}", done.stderr);
-    assert!(done.stderr.contains("always read-only"), "{}", done.stderr);
-    let done = command::run(&[&fixture.source, &fixture.mountpoint, "-o", "allow_other,rw"]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
+    let outcome = fixture.try_mount(&["-o", "allow_other,rw"]);
+    assert_eq!((outcome.code, fixture.mounts()), (2, 0), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("always read-only"), "{}", outcome.stderr);
+    let outcome = command::run(&[&fixture.source, &fixture.mountpoint, "-o", "allow_other,rw"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
     assert!(options_in_table(&fixture).starts_with("ro,"));
     assert_eq!(fixture.unmount(&[]).code, 0);
 }
@@ -107,11 +107,11 @@ fn an_unknown_option_is_refused_with_the_known_ones() {
         for arguments in [&["mount"][..], &[]] {
             let list = format!("allow_other,,{word}");
             let place_words = [&fixture.source[..], &fixture.mountpoint, "-o", &list];
-            let done = command::run(&[arguments, &place_words].concat());
-            assert_eq!((done.code, fixture.mounts()), (2, 0), "{word}: {}", done.stderr);
-            assert!(done.stderr.contains(&format!("'{word}'")), "{}", done.stderr);
+            let outcome = command::run(&[arguments, &place_words].concat());
+            assert_eq!((outcome.code, fixture.mounts()), (2, 0), "{word}: {}", outcome.stderr);
+            assert!(outcome.stderr.contains(&format!("'{word}'")), "{}", outcome.stderr);
             for known in ["allow_other, allow_partial", "show_originals", "_netdev", "nofail"] {
-                assert!(done.stderr.contains(known), "{}", done.stderr);
+                assert!(outcome.stderr.contains(known), "{}", outcome.stderr);
             }
         }
     }

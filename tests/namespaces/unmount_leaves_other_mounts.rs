@@ -11,10 +11,10 @@ use crate::exclusive;
 
 /// The output of an `unmount` after which the daemon still runs.
 #[track_caller]
-fn output_of_unmount(done: &Outcome) -> &str {
-    assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{}", done.stdout);
-    assert!(!done.stdout.contains("kill"), "{}", done.stdout);
-    &done.stdout
+fn output_of_unmount(outcome: &Outcome) -> &str {
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""), "{}", outcome.stdout);
+    assert!(!outcome.stdout.contains("kill"), "{}", outcome.stdout);
+    &outcome.stdout
 }
 
 fn bind_mount(fixture: &MountFixture) -> String {
@@ -53,12 +53,12 @@ fn unmount_reports_a_remaining_bind_mount() {
         let fixture = MountFixture::new();
         let daemon = fixture.mount(&[]);
         let other = bind_mount(&fixture);
-        let done = fixture.unmount(options);
+        let outcome = fixture.unmount(options);
         let words = format!(
             "still shown at {other}; its daemon ({}) ends when it is unmounted there too",
             daemon.0
         );
-        assert!(output_of_unmount(&done).contains(&words), "{}", done.stdout);
+        assert!(output_of_unmount(&outcome).contains(&words), "{}", outcome.stdout);
         assert_eq!((fixture.mounts(), daemon.runs()), (0, true));
         assert!(fs::read(format!("{other}/model.safetensors")).is_ok());
         // The bind mount is a mount of ours like any other.
@@ -74,13 +74,13 @@ fn unmount_reports_a_mount_in_another_namespace() {
         let fixture = MountFixture::new();
         let daemon = fixture.mount(&[]);
         let namespace = Namespace::new();
-        let done = fixture.unmount(options);
+        let outcome = fixture.unmount(options);
         let pid = namespace.0.id();
         let words = format!(
             "still shown at {} in the mount namespace of process {pid}; its daemon ({}) ends when it is unmounted there too",
             fixture.mountpoint, daemon.0
         );
-        assert!(output_of_unmount(&done).contains(&words), "{}", done.stdout);
+        assert!(output_of_unmount(&outcome).contains(&words), "{}", outcome.stdout);
         assert_eq!((fixture.mounts(), daemon.runs()), (0, true));
         let there = format!("/proc/{pid}/root{}/model.safetensors", fixture.mountpoint);
         assert!(fs::read(there).is_ok());
@@ -97,9 +97,9 @@ fn a_detached_mount_that_is_in_use_keeps_its_daemon() {
     let other = bind_mount(&fixture);
     let held = File::open(format!("{other}/model.safetensors")).unwrap();
     assert_eq!(run_program(&["umount", "-l", &other]).code, 0);
-    let done = fixture.unmount(&[]);
+    let outcome = fixture.unmount(&[]);
     let words = format!("unmounted; its daemon ({}) ends with the last reader", daemon.0);
-    assert!(output_of_unmount(&done).contains(&words), "{}", done.stdout);
+    assert!(output_of_unmount(&outcome).contains(&words), "{}", outcome.stdout);
     drop(held);
     wait_until("the daemon ends", || !daemon.runs());
 }
@@ -111,11 +111,15 @@ fn a_stopped_daemon_in_use_is_not_to_be_killed() {
     let daemon = fixture.mount(&[]);
     let other = bind_mount(&fixture);
     daemon.stop();
-    let done = fixture.unmount(&[]);
-    assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{}", done.stdout);
+    let outcome = fixture.unmount(&[]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""), "{}", outcome.stdout);
     let words =
         format!("still shown at {other}; its daemon ({0}) is stopped: kill -CONT {0}", daemon.0);
-    assert!(done.stdout.contains(&words) && !done.stdout.contains("KILL"), "{}", done.stdout);
+    assert!(
+        outcome.stdout.contains(&words) && !outcome.stdout.contains("KILL"),
+        "{}",
+        outcome.stdout
+    );
     daemon.kill("CONT");
     assert_eq!(run_program(&["umount", &other]).code, 0);
     wait_until("the daemon ends", || !daemon.runs());

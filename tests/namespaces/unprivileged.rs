@@ -59,9 +59,10 @@ impl Users {
 }
 
 /// Tells whether the only messages are the notes that the mounts have no privileges.
-fn said_nothing_else(done: &Outcome) -> bool {
-    let mut lines = done.stderr.lines();
-    done.code == 0 && lines.all(|line| line.starts_with("ckptfs: note: mounted without privileges"))
+fn said_nothing_else(outcome: &Outcome) -> bool {
+    let mut lines = outcome.stderr.lines();
+    outcome.code == 0
+        && lines.all(|line| line.starts_with("ckptfs: note: mounted without privileges"))
 }
 
 #[test]
@@ -73,12 +74,12 @@ fn users_mount_through_fusermount3() {
         nobody "$CKPTFS" status
         nobody "$CKPTFS" unmount "$2"
         table "$@""#;
-    let done = users.run("666", script);
-    assert!(said_nothing_else(&done), "{done:?}");
-    let lines: Vec<&str> = done.stdout.lines().collect();
+    let outcome = users.run("666", script);
+    assert!(said_nothing_else(&outcome), "{outcome:?}");
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
     assert!(lines[0].contains("fuse.ckptfs ro,nosuid,nodev"), "{lines:?}");
     assert!(lines[0].contains("user_id=65534") && lines[0].contains("default_permissions"));
-    assert!(done.stdout.contains("SERVED"), "{lines:?}");
+    assert!(outcome.stdout.contains("SERVED"), "{lines:?}");
     assert_eq!(lines.last(), Some(&"none"));
 }
 
@@ -90,11 +91,14 @@ fn a_device_for_root_alone_has_a_remedy() {
         nobody "$CKPTFS" mount "$1" "$2" || echo "mount: $?"
         nobody "$CKPTFS" doctor || echo "doctor: $?"
         table "$@""#;
-    let done = users.run("600", script);
-    assert!(done.stdout.starts_with("mount: 1") && done.stdout.contains("doctor: 1"), "{done:?}");
-    assert!(done.stderr.contains("chmod 666 /dev/fuse"), "{}", done.stderr);
-    assert!(done.stdout.contains("chmod 666 /dev/fuse"), "{}", done.stdout);
-    assert!(done.stdout.ends_with("none\n"), "{}", done.stdout);
+    let outcome = users.run("600", script);
+    assert!(
+        outcome.stdout.starts_with("mount: 1") && outcome.stdout.contains("doctor: 1"),
+        "{outcome:?}"
+    );
+    assert!(outcome.stderr.contains("chmod 666 /dev/fuse"), "{}", outcome.stderr);
+    assert!(outcome.stdout.contains("chmod 666 /dev/fuse"), "{}", outcome.stdout);
+    assert!(outcome.stdout.ends_with("none\n"), "{}", outcome.stdout);
 }
 
 #[test]
@@ -110,9 +114,9 @@ fn a_name_with_commas_stays_a_name_and_root_can_take_it_away() {
         "$CKPTFS" status | grep permitted
         "$CKPTFS" unmount "$2"
         table "$@""#;
-    let done = users.run("666", script);
-    assert!(said_nothing_else(&done), "{done:?}");
-    let (table, rest) = done.stdout.split_once('\n').unwrap();
+    let outcome = users.run("666", script);
+    assert!(said_nothing_else(&outcome), "{outcome:?}");
+    let (table, rest) = outcome.stdout.split_once('\n').unwrap();
     assert!(!table.split(' ').nth(3).unwrap().contains("allow_other"), "{table}");
     let (json, rest) = rest.split_once("\n]\n").unwrap();
     let all: serde_json::Value = serde_json::from_str(&format!("{json}]")).unwrap();
@@ -136,13 +140,13 @@ fn another_users_mount_names_its_owner() {
     for options in ["", "--allow-other"] {
         let conf =
             r#"echo user_allow_other > "$2/../conf"; mount --bind "$2/../conf" /etc/fuse.conf"#;
-        let done = users.run("666", &format!("{conf}\n{}", script.replace("OPTIONS", options)));
-        assert_eq!(done.code, 0, "{done:?}");
-        assert_eq!(done.stdout, "unmount: 1\nlazy: 1\n1\nnone\n", "{done:?}");
+        let outcome = users.run("666", &format!("{conf}\n{}", script.replace("OPTIONS", options)));
+        assert_eq!(outcome.code, 0, "{outcome:?}");
+        assert_eq!(outcome.stdout, "unmount: 1\nlazy: 1\n1\nnone\n", "{outcome:?}");
         let owner = "was mounted by nobody (user 65534): only that user or root may unmount it";
-        assert_eq!(done.stderr.matches(owner).count(), 2, "{}", done.stderr);
-        assert!(done.stderr.contains("what to do: ask that user"), "{}", done.stderr);
-        assert!(!done.stderr.contains("fusermount"), "{}", done.stderr);
+        assert_eq!(outcome.stderr.matches(owner).count(), 2, "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("what to do: ask that user"), "{}", outcome.stderr);
+        assert!(!outcome.stderr.contains("fusermount"), "{}", outcome.stderr);
     }
 }
 
@@ -150,12 +154,12 @@ fn another_users_mount_names_its_owner() {
 #[test]
 fn the_doctor_tells_root_what_users_can_do() {
     let users = Users::new();
-    let told = |mode: &str| {
-        let done = users.run(mode, r#""$CKPTFS" doctor"#);
-        assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
-        done.stdout
+    let output = |mode: &str| {
+        let outcome = users.run(mode, r#""$CKPTFS" doctor"#);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""), "{outcome:?}");
+        outcome.stdout
     };
-    let (open, shut) = (told("666"), told("600"));
+    let (open, shut) = (output("666"), output("600"));
     assert!(open.contains("ordinary users can mount"), "{open}");
     assert!(!open.contains("chmod 666"), "{open}");
     assert!(shut.contains("ordinary users cannot mount") && shut.contains("mode 0600"), "{shut}");
@@ -172,11 +176,11 @@ fn signals_and_dead_mounts_work_as_for_root() {
         mount "$@"; killed "$@"; nobody "$CKPTFS" status
         mount "$@"; table "$@" | wc -l
         killed "$@"; nobody "$CKPTFS" unmount "$2"; table "$@""#;
-    let done = users.run("666", script);
-    assert!(said_nothing_else(&done), "{done:?}");
-    let lines: Vec<&str> = done.stdout.lines().collect();
+    let outcome = users.run("666", script);
+    assert!(said_nothing_else(&outcome), "{outcome:?}");
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
     assert_eq!(lines.first(), Some(&"none"), "{lines:?}");
-    assert!(done.stdout.contains("DEAD"), "{lines:?}");
+    assert!(outcome.stdout.contains("DEAD"), "{lines:?}");
     let was_dead = format!("{}: was dead, taken away", users.fixture.mountpoint);
     assert!(lines.ends_with(&["1", &was_dead, "none"]), "{lines:?}");
 }
@@ -191,11 +195,18 @@ fn busy_and_lazy_unmounts_work_as_for_root() {
             "$CKPTFS" unmount "$2"; echo "busy: $?"
             "$CKPTFS" unmount --lazy "$2"; echo "lazy: $?"' bash "$@"
         table "$@"; ended "$@""#;
-    let done = users.run("666", script);
-    assert_eq!(done.code, 0, "{done:?}");
-    assert!(done.stdout.contains("busy: 1") && done.stdout.contains("lazy: 0"), "{done:?}");
-    assert!(done.stdout.contains("none\n"), "{}", done.stdout);
-    assert!(done.stderr.contains("in use") && done.stderr.contains("--lazy"), "{}", done.stderr);
+    let outcome = users.run("666", script);
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    assert!(
+        outcome.stdout.contains("busy: 1") && outcome.stdout.contains("lazy: 0"),
+        "{outcome:?}"
+    );
+    assert!(outcome.stdout.contains("none\n"), "{}", outcome.stdout);
+    assert!(
+        outcome.stderr.contains("in use") && outcome.stderr.contains("--lazy"),
+        "{}",
+        outcome.stderr
+    );
     wait_until("the daemon ends", || daemons_of(&users.fixture.mountpoint).is_empty());
 }
 
@@ -210,18 +221,22 @@ fn a_forbidden_option_has_a_remedy() {
         let script = r#"
             touch "$2/../conf"; mount --bind "$2/../conf" /etc/fuse.conf
             nobody "$CKPTFS" mount "$1" "$2" OPTIONS"#;
-        let done = users.run("666", &script.replace("OPTIONS", options));
-        assert_eq!(done.code, 1);
-        assert!(done.stderr.contains(words), "{}", done.stderr);
+        let outcome = users.run("666", &script.replace("OPTIONS", options));
+        assert_eq!(outcome.code, 1);
+        assert!(outcome.stderr.contains(words), "{}", outcome.stderr);
     }
-    let done = users.run("666", r#"chmod 700 "$1"; nobody "$CKPTFS" mount "$1" "$2""#);
-    assert_eq!(done.code, 3);
-    assert!(done.stderr.contains("ask for read permission on it"), "{}", done.stderr);
+    let outcome = users.run("666", r#"chmod 700 "$1"; nobody "$CKPTFS" mount "$1" "$2""#);
+    assert_eq!(outcome.code, 3);
+    assert!(outcome.stderr.contains("ask for read permission on it"), "{}", outcome.stderr);
     fs::set_permissions(&users.fixture.source, fs::Permissions::from_mode(0o755)).unwrap();
     chown(&users.fixture.mountpoint, Some(0), Some(0)).unwrap();
-    let done = users.run("666", r#"nobody "$CKPTFS" mount "$1" "$2""#);
-    assert_eq!(done.code, 1);
-    assert!(done.stderr.contains("mount at a directory that you may write to"), "{}", done.stderr);
+    let outcome = users.run("666", r#"nobody "$CKPTFS" mount "$1" "$2""#);
+    assert_eq!(outcome.code, 1);
+    assert!(
+        outcome.stderr.contains("mount at a directory that you may write to"),
+        "{}",
+        outcome.stderr
+    );
 }
 
 #[test]
@@ -231,20 +246,23 @@ fn a_missing_helper_or_device_has_a_remedy() {
         for helper in $(type -ap fusermount3 fusermount); do mount --bind /dev/null "$helper"; done
         nobody "$CKPTFS" mount "$1" "$2" || echo "mount: $?"
         nobody "$CKPTFS" doctor || echo "doctor: $?""#;
-    let done = users.run("666", script);
-    assert!(done.stdout.contains("mount: 1") && done.stdout.contains("doctor: 1"), "{done:?}");
-    assert!(done.stderr.contains("install the package fuse3"), "{}", done.stderr);
+    let outcome = users.run("666", script);
+    assert!(
+        outcome.stdout.contains("mount: 1") && outcome.stdout.contains("doctor: 1"),
+        "{outcome:?}"
+    );
+    assert!(outcome.stderr.contains("install the package fuse3"), "{}", outcome.stderr);
 
     let script = r#"
         mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3
         "$CKPTFS" mount "$1" "$2" || echo "mount: $?"
         "$CKPTFS" doctor || echo "doctor: $?"
         nobody "$CKPTFS" mount "$1" "$2" || echo "nobody: $?""#;
-    let done = users.run("666", script);
+    let outcome = users.run("666", script);
     for words in ["mount: 1", "doctor: 1", "nobody: 1", "PROBLEM  /dev/fuse"] {
-        assert!(done.stdout.contains(words), "{done:?}");
+        assert!(outcome.stdout.contains(words), "{outcome:?}");
     }
-    assert_eq!(done.stderr.matches("--device /dev/fuse").count(), 2, "{}", done.stderr);
+    assert_eq!(outcome.stderr.matches("--device /dev/fuse").count(), 2, "{}", outcome.stderr);
 }
 
 /// A namespace of root, and one of a user with access to the device.
@@ -263,9 +281,12 @@ fn users_mount_in_a_user_namespace() {
     fs::write(users.fixture.path("inside"), inside).unwrap();
     let outside = r#"nobody unshare -Urm bash "$2/../inside" "$1" "$2""#;
     let of_a_user = users.run("666", outside);
-    for done in [of_root, of_a_user] {
-        assert!(said_nothing_else(&done), "{done:?}");
-        assert!(done.stdout.contains("fuse.ckptfs") && done.stdout.contains("SERVED"), "{done:?}");
+    for outcome in [of_root, of_a_user] {
+        assert!(said_nothing_else(&outcome), "{outcome:?}");
+        assert!(
+            outcome.stdout.contains("fuse.ckptfs") && outcome.stdout.contains("SERVED"),
+            "{outcome:?}"
+        );
     }
     let refused = users.run("600", outside);
     assert_eq!(refused.code, 1);

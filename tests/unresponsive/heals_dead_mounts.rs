@@ -21,8 +21,8 @@ fn dead() -> MountFixture {
 #[test]
 fn status_reports_a_dead_mount() {
     let fixture = dead();
-    let told = run(&["status"]).stdout;
-    let line = told.lines().find(|line| line.contains(&fixture.mountpoint)).unwrap();
+    let output = run(&["status"]).stdout;
+    let line = output.lines().find(|line| line.contains(&fixture.mountpoint)).unwrap();
     assert!(line.contains("DEAD") && line.contains("ckptfs unmount"), "{line}");
 }
 
@@ -32,9 +32,13 @@ fn the_next_mount_replaces_a_dead_one() {
     fixture.mount(&[]);
     assert_eq!((fixture.mounts(), fixture.state().as_str()), (1, "alive"));
     // A live one is not replaced.
-    let done = fixture.try_mount(&[]);
-    assert_eq!(done.code, 1);
-    assert!(done.stderr.contains(&format!("already shows {}", fixture.source)), "{}", done.stderr);
+    let outcome = fixture.try_mount(&[]);
+    assert_eq!(outcome.code, 1);
+    assert!(
+        outcome.stderr.contains(&format!("already shows {}", fixture.source)),
+        "{}",
+        outcome.stderr
+    );
     assert_eq!(fixture.unmount(&[]).code, 0);
 }
 
@@ -42,9 +46,9 @@ fn the_next_mount_replaces_a_dead_one() {
 fn unmount_removes_a_dead_mount() {
     for options in [&[][..], &["--lazy"]] {
         let fixture = dead();
-        let done = fixture.unmount(options);
-        assert_eq!(done.code, 0, "{}", done.stderr);
-        assert!(done.stdout.contains("was dead"), "{}", done.stdout);
+        let outcome = fixture.unmount(options);
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+        assert!(outcome.stdout.contains("was dead"), "{}", outcome.stdout);
         assert_eq!(fixture.mounts(), 0);
     }
 }
@@ -53,8 +57,8 @@ fn unmount_removes_a_dead_mount() {
 fn a_dead_mount_over_its_own_source_is_replaced() {
     let fixture = MountFixture::new();
     for _ in 0..2 {
-        let done = run(&["mount", &fixture.source, &fixture.source]);
-        assert_eq!(done.code, 0, "{}", done.stderr);
+        let outcome = run(&["mount", &fixture.source, &fixture.source]);
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
         mounting::daemons_of(&fixture.source).pop().unwrap().kill_and_wait();
     }
     assert_eq!(mounting::mounts_at(&fixture.source), 1);
@@ -68,9 +72,9 @@ fn a_stopped_daemon_is_not_waited_for() {
     let daemon = fixture.mount(&[]);
     daemon.stop();
     assert_eq!(fixture.state(), "not-answering");
-    let done = fixture.try_mount(&[]);
-    assert_eq!(done.code, 1);
-    assert!(done.stderr.contains("does not answer"), "{}", done.stderr);
+    let outcome = fixture.try_mount(&[]);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stderr.contains("does not answer"), "{}", outcome.stderr);
     assert_eq!(fixture.unmount(&["--lazy"]).code, 0);
     assert_eq!(fixture.mounts(), 0);
     daemon.kill("CONT");
@@ -114,11 +118,11 @@ fn a_stuck_daemon_that_took_the_request_is_not_waited_for() {
 
     assert!(attached.is_attached().unwrap());
     assert_eq!(fixture.state(), "not-answering");
-    let done = fixture.try_mount(&[]);
-    assert_eq!(done.code, 1);
-    assert!(done.stderr.contains("does not answer"), "{}", done.stderr);
-    let done = fixture.unmount(&["--lazy"]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
+    let outcome = fixture.try_mount(&[]);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stderr.contains("does not answer"), "{}", outcome.stderr);
+    let outcome = fixture.unmount(&["--lazy"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
     assert_eq!(fixture.mounts(), 0);
     assert!(!attached.is_attached().unwrap());
     attached.detach().unwrap();

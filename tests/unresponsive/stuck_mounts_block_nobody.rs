@@ -76,10 +76,14 @@ fn no_command_waits_for_a_stuck_path() {
     // Each waits for an answer for a while, so all run at once.
     std::thread::scope(|scope| {
         let asked = all.map(|args| scope.spawn(move || (args, answers(args))));
-        for (args, done) in asked.map(|one| one.join().unwrap()) {
-            assert_eq!(done.code, 1, "{args:?}: {}", done.stderr);
-            assert!(done.stderr.contains("/mnt: mounted, and does not answer"), "{}", done.stderr);
-            assert!(done.stderr.contains("ckptfs unmount --lazy"), "{}", done.stderr);
+        for (args, outcome) in asked.map(|one| one.join().unwrap()) {
+            assert_eq!(outcome.code, 1, "{args:?}: {}", outcome.stderr);
+            assert!(
+                outcome.stderr.contains("/mnt: mounted, and does not answer"),
+                "{}",
+                outcome.stderr
+            );
+            assert!(outcome.stderr.contains("ckptfs unmount --lazy"), "{}", outcome.stderr);
         }
     });
     assert_eq!((fixture.mounts(), fixture.state().as_str()), (1, "not-answering"));
@@ -94,12 +98,12 @@ fn doctor_still_checks_the_machine() {
     let (fixture, daemon) = stuck();
     let inside = format!("{}/sub", fixture.mountpoint);
     for path in [&fixture.mountpoint, &inside] {
-        let done = answers(&["doctor", path]);
-        assert_eq!(done.code, 1, "{}", done.stderr);
-        assert!(done.stdout.contains("kernel           Linux"), "{}", done.stdout);
-        assert!(done.stdout.contains("does not answer"), "{}", done.stdout);
-        let done = answers(&["doctor", "--json", path]);
-        let checks: Value = serde_json::from_str(&done.stdout).unwrap();
+        let outcome = answers(&["doctor", path]);
+        assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+        assert!(outcome.stdout.contains("kernel           Linux"), "{}", outcome.stdout);
+        assert!(outcome.stdout.contains("does not answer"), "{}", outcome.stdout);
+        let outcome = answers(&["doctor", "--json", path]);
+        let checks: Value = serde_json::from_str(&outcome.stdout).unwrap();
         let last = checks.as_array().unwrap().last().unwrap();
         assert_eq!((&last["what"], &last["verdict"]), (&"source".into(), &"problem".into()));
         assert!(last["says"].as_str().unwrap().contains("does not answer"), "{last}");
@@ -117,8 +121,8 @@ fn status_covers_a_mount_inside_a_stuck_mount() {
     let sub = format!("{}/sub", fixture.mountpoint);
     assert_eq!(run(&["mount", &inner.source, &sub]).code, 0);
     daemon.stop();
-    let done = answers(&["status", "--json"]);
-    let all: Value = serde_json::from_str(&done.stdout).unwrap();
+    let outcome = answers(&["status", "--json"]);
+    let all: Value = serde_json::from_str(&outcome.stdout).unwrap();
     let state = |path: &str| {
         let mut mounts = all.as_array().unwrap().iter();
         mounts.find(|mount| mount["mountpoint"] == path).unwrap()["state"].clone()
@@ -137,9 +141,9 @@ fn a_directory_with_a_stuck_mount_is_listed() {
     let (fixture, daemon) = stuck();
     symlink("mnt", fixture.path("link")).unwrap();
     for options in [&[][..], &["-r"]] {
-        let done = answers(&[&["ls", "--json", fixture.parent()], options].concat());
-        assert_eq!(done.code, 1, "{}", done.stderr);
-        let all: Value = serde_json::from_str(&done.stdout).unwrap();
+        let outcome = answers(&[&["ls", "--json", fixture.parent()], options].concat());
+        assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+        let all: Value = serde_json::from_str(&outcome.stdout).unwrap();
         let unreadable = all[0]["unreadable"].as_array().unwrap();
         assert_eq!((unreadable.len(), &unreadable[0]["name"]), (1, &"mnt".into()));
         assert!(unreadable[0]["reason"].as_str().unwrap().contains("does not answer"));
@@ -149,8 +153,8 @@ fn a_directory_with_a_stuck_mount_is_listed() {
         let beneath: Vec<_> = beneath.collect();
         assert_eq!(beneath, ["source", "source/sub"][..if options.is_empty() { 0 } else { 2 }]);
     }
-    let done = answers(&["doctor", fixture.parent()]);
-    assert!(done.stdout.contains("a directory that this user may read"), "{}", done.stdout);
+    let outcome = answers(&["doctor", fixture.parent()]);
+    assert!(outcome.stdout.contains("a directory that this user may read"), "{}", outcome.stdout);
     daemon.kill("CONT");
     assert_eq!(fixture.unmount(&[]).code, 0);
 }
@@ -162,11 +166,15 @@ fn a_listing_asks_no_other_programs_mount() {
     let far = FailingSource::new(&format!("{}/far", fixture.source), command::two_shards(1, 8));
     symlink("far", Path::new(&fixture.source).join("link")).unwrap();
     far.set(Behavior::Hangs);
-    let done = answers(&["ls", &fixture.source]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
-    assert!(done.stdout.contains("far/") && done.stdout.contains("link -> far"), "{}", done.stdout);
-    let done = answers(&["doctor", &fixture.source]);
-    assert!(done.stdout.contains("a directory that this user may read"), "{}", done.stdout);
+    let outcome = answers(&["ls", &fixture.source]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(
+        outcome.stdout.contains("far/") && outcome.stdout.contains("link -> far"),
+        "{}",
+        outcome.stdout
+    );
+    let outcome = answers(&["doctor", &fixture.source]);
+    assert!(outcome.stdout.contains("a directory that this user may read"), "{}", outcome.stdout);
     assert_eq!(far.pending(), 0);
 }
 
@@ -176,8 +184,8 @@ fn a_mount_over_a_stuck_mount_is_listed_and_unmounted() {
     let outer = MountFixture::new();
     let names = || {
         // As a program that reads only names.
-        let done = ends("ls", &["-f", &outer.mountpoint]);
-        done.stdout.lines().map(str::to_owned).collect::<BTreeSet<_>>()
+        let outcome = ends("ls", &["-f", &outer.mountpoint]);
+        outcome.stdout.lines().map(str::to_owned).collect::<BTreeSet<_>>()
     };
     // Never looked at, or known from before.
     for is_known in [false, true] {
@@ -197,8 +205,8 @@ fn a_mount_over_a_stuck_mount_is_listed_and_unmounted() {
             assert!(names.contains("mnt") && names.contains("source"), "{names:?}");
         }
         fs::read(format!("{}/source/model.safetensors", outer.mountpoint)).unwrap();
-        let done = answers(&["unmount", &outer.mountpoint]);
-        assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+        let outcome = answers(&["unmount", &outer.mountpoint]);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""));
         wait_until("its daemon is gone", || !shown.runs());
     }
     stopped.kill("CONT");

@@ -23,9 +23,9 @@ fn unmount_says_that_it_waits_for_a_stopped_daemon() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = BufReader::new(unmounting.stderr.take().unwrap());
+    let mut messages = BufReader::new(unmounting.stderr.take().unwrap());
     let mut note = String::new();
-    said.read_line(&mut note).unwrap();
+    messages.read_line(&mut note).unwrap();
     for words in ["note: ", "waiting for its daemon", "is stopped", &format!("-CONT {}", daemon.0)]
     {
         assert!(note.contains(words), "{note}");
@@ -34,7 +34,7 @@ fn unmount_says_that_it_waits_for_a_stopped_daemon() {
     daemon.kill("CONT");
     assert_eq!(unmounting.wait().unwrap().code(), Some(0));
     let mut rest = String::new();
-    said.read_to_string(&mut rest).unwrap();
+    messages.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "");
     wait_until("the daemon ends", || !daemon.runs());
 }
@@ -48,19 +48,24 @@ fn a_daemon_that_never_ends_is_a_failure() {
         assert_eq!(run_program(&[&["timeout", "-s", "KILL", "1"], words].concat()).code, 128);
     }
     assert_eq!(run(&["doctor", &fixture.mountpoint]).code, 1);
-    let done = fixture.unmount(&[]);
-    assert_eq!((done.code, done.stdout.as_str(), fixture.mounts()), (1, "", 0), "{}", done.stderr);
+    let outcome = fixture.unmount(&[]);
+    assert_eq!(
+        (outcome.code, outcome.stdout.as_str(), fixture.mounts()),
+        (1, "", 0),
+        "{}",
+        outcome.stderr
+    );
     let failure = format!("its daemon ({}) has not ended", daemon.0);
-    assert!(done.stderr.contains(&failure), "{}", done.stderr);
-    assert!(done.stderr.contains(&format!("-KILL {}", daemon.0)), "{}", done.stderr);
+    assert!(outcome.stderr.contains(&failure), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains(&format!("-KILL {}", daemon.0)), "{}", outcome.stderr);
     assert!(daemon.runs());
 }
 
 #[test]
 fn a_lazy_unmount_reports_a_stopped_daemon() {
     let (fixture, daemon) = stopped();
-    let done = fixture.unmount(&["--lazy"]);
-    assert_eq!((done.code, done.stderr.as_str(), fixture.mounts()), (0, "", 0));
+    let outcome = fixture.unmount(&["--lazy"]);
+    assert_eq!((outcome.code, outcome.stderr.as_str(), fixture.mounts()), (0, "", 0));
     let words = format!("detached; its daemon ({}) is stopped", daemon.0);
-    assert!(done.stdout.contains(&words), "{}", done.stdout);
+    assert!(outcome.stdout.contains(&words), "{}", outcome.stdout);
 }

@@ -113,8 +113,8 @@ fn pipes_and_sockets_are_shown_as_they_are() {
     let pipe = folder.path().join("pipe.bin");
     assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
     assert_eq!(shown(&view(folder.path()), ""), ["pipe.bin", "socket.pt"]);
-    let done = command::run(&["ls", folder.path().to_str().unwrap()]);
-    assert!(!done.stdout.contains("refused"), "{}", done.stdout);
+    let outcome = command::run(&["ls", folder.path().to_str().unwrap()]);
+    assert!(!outcome.stdout.contains("refused"), "{}", outcome.stdout);
 }
 
 #[test]

@@ -157,8 +157,8 @@ fn a_changed_model_has_another_index() {
 fn ls_reports_the_index() {
     let folder = model(&["consolidated.safetensors"]);
     let path = folder.path().to_str().unwrap();
-    let done = command::run(&["ls", "--json", path]);
-    let listed: Value = serde_json::from_str(&done.stdout).unwrap();
+    let outcome = command::run(&["ls", "--json", path]);
+    let listed: Value = serde_json::from_str(&outcome.stdout).unwrap();
     let entries = listed[0]["entries"].as_array().unwrap();
     let entry = entries.iter().find(|entry| entry["name"] == INDEX).unwrap();
     assert_eq!(entry["kind"], "index");

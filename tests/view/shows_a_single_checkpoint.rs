@@ -14,8 +14,8 @@ use ckptfs::view::{View, ViewError, ViewOptions};
 fn refused(path: &Path) -> String {
     match View::new(path, ViewOptions::default()) {
         Err(error @ ViewError::Refused(_)) => {
-            let done = command::run(&["ls", path.to_str().unwrap()]);
-            assert_eq!(done.code, 3, "{}", done.stderr);
+            let outcome = command::run(&["ls", path.to_str().unwrap()]);
+            assert_eq!(outcome.code, 3, "{}", outcome.stderr);
             error.to_string()
         }
         other => panic!("not refused: {other:?}"),
@@ -60,8 +60,8 @@ fn a_set_is_shown_alone() {
     fs::remove_file(set.path().join(INDEX)).unwrap();
     // Without an index, it has a name that no file has.
     assert_eq!(shown(&view(&set.path().join("model.safetensors")), ""), ["model.safetensors*"]);
-    let done = command::run(&["ls", &command::path(set.path(), "model.safetensors")]);
-    assert_eq!(done.code, 0, "{}", done.stderr);
+    let outcome = command::run(&["ls", &command::path(set.path(), "model.safetensors")]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
 }
 
 #[test]
@@ -83,9 +83,9 @@ fn missing_paths_are_reported() {
     for name in ["missing", "missing/further", "missing.safetensors"] {
         let path = folder.path().join(name);
         assert!(View::new(&path, ViewOptions::default()).is_err());
-        let done = command::run(&["ls", path.to_str().unwrap()]);
-        assert_eq!(done.code, 1);
-        assert!(done.stderr.contains("no such file"), "{}", done.stderr);
+        let outcome = command::run(&["ls", path.to_str().unwrap()]);
+        assert_eq!(outcome.code, 1);
+        assert!(outcome.stderr.contains("no such file"), "{}", outcome.stderr);
     }
     assert!(View::new(Path::new(""), ViewOptions::default()).is_err());
 }

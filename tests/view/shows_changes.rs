@@ -296,12 +296,12 @@ fn a_file_that_keeps_changing_does_not_hide_the_rest() {
         &[("good.pt", &torch()), (long, &valid(&names)), (busy, &valid(&["last"])[..30])];
     let (folder, view) = folder(files);
     let path = folder.path().join(busy);
-    let done = Arc::new(AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
     let writer = std::thread::spawn({
-        let done = Arc::clone(&done);
+        let stop = Arc::clone(&stop);
         move || {
             let mut file = OpenOptions::new().append(true).open(&path).unwrap();
-            while !done.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 file.write_all(b"x").unwrap();
             }
         }
@@ -312,7 +312,7 @@ fn a_file_that_keeps_changing_does_not_hide_the_rest() {
         assert!(virtual_file(&view, "good.safetensors").is_some());
         assert!(virtual_file(&view, "busy.safetensors").is_none());
     }
-    done.store(true, Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     writer.join().unwrap();
 }
 
@@ -320,16 +320,16 @@ fn a_file_that_keeps_changing_does_not_hide_the_rest() {
 fn a_name_or_its_virtual_file_always_exists() {
     let (folder, view) = folder(&[("foo.pt", &torch())]);
     let path = folder.path().to_owned();
-    let done = Arc::new(AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
     let writer = std::thread::spawn({
-        let done = Arc::clone(&done);
+        let stop = Arc::clone(&stop);
         move || {
             for n in 0u64.. {
                 let whole = torch_with(&format!("t{n}"));
                 let part = if n % 3 == 0 { &whole[..60] } else { &whole };
                 write(&path, &[("next", part)]);
                 fs::rename(path.join("next"), path.join("foo.pt")).unwrap();
-                if done.load(Ordering::Relaxed) {
+                if stop.load(Ordering::Relaxed) {
                     return;
                 }
             }
@@ -340,6 +340,6 @@ fn a_name_or_its_virtual_file_always_exists() {
         let foo: Vec<&String> = names.iter().filter(|name| name.starts_with("foo")).collect();
         assert_eq!(foo.len(), 1, "{names:?}");
     }
-    done.store(true, Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     writer.join().unwrap();
 }

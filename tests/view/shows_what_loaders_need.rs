@@ -166,9 +166,9 @@ fn every_row_is_listed_as_shown() {
 
 fn listed(path: &Path, more: &[&str]) -> Value {
     let args = [&["ls", "--json", path.to_str().unwrap()], more].concat();
-    let done = command::run(&args);
-    assert_eq!(done.code, 0, "{}", done.stderr);
-    let directories: Value = serde_json::from_str(&done.stdout).unwrap();
+    let outcome = command::run(&args);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let directories: Value = serde_json::from_str(&outcome.stdout).unwrap();
     directories[0].clone()
 }
 
@@ -286,8 +286,8 @@ fn names_to_keep_stay() {
     let keep = KeepRules::new(["*.ckpt"]).unwrap();
     let view = View::new(folder.path(), ViewOptions { keep, ..ViewOptions::default() }).unwrap();
     assert_eq!(shown(&view, ""), ["a.ckpt", "b.safetensors*"]);
-    let done = command::run(&["ls", "--keep", "[", folder.path().to_str().unwrap()]);
-    assert_eq!(done.code, 2, "{}", done.stderr);
+    let outcome = command::run(&["ls", "--keep", "[", folder.path().to_str().unwrap()]);
+    assert_eq!(outcome.code, 2, "{}", outcome.stderr);
 }
 
 #[test]

@@ -327,11 +327,11 @@ fn links_that_change_during_lookups_are_shown_as_one_or_the_other() {
     write(folder.path(), &[("sub/a", b"1"), ("sub/b", b"22"), ("file", b"333")]);
     link(folder.path(), "current", "sub/a");
     let path = folder.path().to_owned();
-    let done = Arc::new(AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
     let writer = std::thread::spawn({
-        let done = Arc::clone(&done);
+        let stop = Arc::clone(&stop);
         move || {
-            while !done.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 link(&path, "next", path.join("sub/a"));
                 fs::rename(path.join("next"), path.join("current")).unwrap();
                 fs::write(path.join("next"), "4444").unwrap();
@@ -353,6 +353,6 @@ fn links_that_change_during_lookups_are_shown_as_one_or_the_other() {
         assert_eq!(current.len(), 1, "{words:?}");
         assert!(!current[0].ends_with('!') && !current[0].contains("-> /"), "{words:?}");
     }
-    done.store(true, Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     writer.join().unwrap();
 }
