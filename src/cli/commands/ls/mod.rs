@@ -147,7 +147,7 @@ fn description(entry: &EntryReport) -> String {
     match (entry.kind, entry.tensors) {
         ("directory", _) => "/".to_owned(),
         ("index", _) => {
-            "  for loaders that go by an index: names the virtual file alone".to_owned()
+            "  made for loaders that go by an index: names the virtual file alone".to_owned()
         }
         (_, Some(tensors)) => format!("  ({})", format_count(tensors, "tensor")),
         _ => String::new(),
