@@ -18,7 +18,9 @@ transformers_logging.disable_progress_bar()
 
 def model():
     torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=1000, n_positions=64, bos_token_id=1, eos_token_id=1))
+    return GPT2LMHeadModel(GPT2Config(
+        n_layer=4, n_embd=128, n_head=4, vocab_size=1000, n_positions=64, bos_token_id=1, eos_token_id=1
+    ))  # fmt: skip
 
 
 def make(folder):

@@ -15,11 +15,13 @@ from bench.models import apart, pickles_of_many
 from bench.results import Results
 
 BENCHES = {
-    "virtual_file_of_100_000_tensors_in_160_shards": ("engine", "virtual file of 100,000 tensors in 160 shards with an index"),
+    "virtual_file_of_100_000_tensors_in_160_shards": (
+        "engine", "virtual file of 100,000 tensors in 160 shards with an index"
+    ),
     "virtual_file_of_a_pt_with_10_000_tensors": ("engine", "virtual file of a `.pt` of 10,000 tensors"),
     "plain_pread_in_1_mib_requests": ("reads", "plain `pread` of the same bytes"),
     "read_at_in_1_mib_requests": ("reads", "`Reader::read_at`"),
-}
+}  # fmt: skip
 
 # As `cargo bench` prints a time.
 TIME = r"([\d.]+) (ns|µs|ms|s)\s+"

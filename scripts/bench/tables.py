@@ -44,7 +44,8 @@ def sizes(title):
 TABLES = {
     "targets": Table("targets", target_table.COLUMNS, Chart(
         "ratio to the baseline; the mark is the target", target_table.figures,
-        mark=lambda row: target_table.target_of(row).limit, is_drawn=lambda row: not target_table.target_of(row).is_plain,
+        mark=lambda row: target_table.target_of(row).limit,
+        is_drawn=lambda row: not target_table.target_of(row).is_plain,
     ), tuple(target_table.TARGETS)),
     "engine": Table("engine", (
         label(), middle("seconds", "seconds", 3),

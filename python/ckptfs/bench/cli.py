@@ -44,7 +44,7 @@ def main(words):
     options = _parser().parse_args(words)
     bar = Bar(vanishes=True)
     try:
-        with signals.heeded(), contextlib.ExitStack() as ends:
+        with signals.deferred(), contextlib.ExitStack() as ends:
             ends.callback(bar.end)
             # Before anything is measured: it may not be possible to write there.
             file = _new_page(options.html, ends)
@@ -99,7 +99,8 @@ def _new_page(path, ends):
         return path and ends.enter_context(atomic_file.replacing(path, waits=False))
     except OSError as fault:
         if fault.errno == errno.ENXIO and stat.S_ISFIFO(os.stat(path).st_mode):
-            raise error(f"{path}: no program reads this pipe", "start its reader first, or name a regular file") from None
+            remedy = "start its reader first, or name a regular file"
+            raise error(f"{path}: no program reads this pipe", remedy) from None
         raise error(f"{path}: cannot be written: {fault.strerror}", "see that its directory is there") from None
 
 
@@ -107,7 +108,7 @@ def measure(path, device="cpu", runs=5, against=None, bar=None):
     """The results that `--json` prints: docs/formats.md describes them."""
     if not is_installed("torch"):
         raise error("ckptfs bench loads with torch, which is not installed", "pip install torch")
-    with signals.waits():
+    with signals.interruptible():
         about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path).out)
     files = [file["path"] for file in about["files"]]
     request = {
@@ -175,7 +176,7 @@ def _measure_states(results, files, process, case, progress):
             results["cleared_by"] = cleared_by
 
     try:
-        with signals.waits():
+        with signals.interruptible():
             clear()
     except SafetensorError as refused:
         results["notes"].append(f"nothing was loaded cold: {in_words(refused)}")
@@ -187,7 +188,7 @@ def _measure_states(results, files, process, case, progress):
     if case.mount:
         case.mount.renew()
         warmed.append(case.mount.file)
-    with signals.waits():
+    with signals.interruptible():
         page_cache.warm(warmed)
         share = page_cache.cached(files)
     if share is not None and share < _MIN_CACHED_SHARE:

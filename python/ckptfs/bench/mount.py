@@ -55,7 +55,7 @@ def daemon_of(path):
 
 def _name(source, about):
     """The name of the checkpoint in the mount."""
-    with signals.waits():
+    with signals.interruptible():
         [listed] = json.loads(child_process.run("ls", "--json", "--", source).out)
     plain = os.path.basename(about["files"][0]["path"])
     for entry in listed["entries"]:

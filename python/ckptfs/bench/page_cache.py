@@ -1,7 +1,4 @@
-"""Files as a machine has them that never read them, and as one that has just done so.
-
-In: paths. Out: how their pages were had out of the page cache, or why they cannot be.
-"""
+"""Evicts files from the system's page cache, brings them there, and tells how much of them it has."""
 
 import ctypes
 import mmap
@@ -12,16 +9,18 @@ from ckptfs._errors import error
 
 _DROP = "/proc/sys/vm/drop_caches"
 
-# The share of files that may still be cached where they count as cold.
-_STILL = 0.01
+# Files count as cold when at most this share of them is cached.
+_MAX_COLD_SHARE = 0.01
 
-# So much of a file is looked at at once: a mapping of all of a large one may be more than there is memory.
-_AT_ONCE = 1 << 30
+# The length of a mapping that is inspected: one of a whole large file may need too much memory.
+_MAPPING_BYTES = 1 << 30
+
+_READ_BYTES = 8 << 20
 
 
 def clear(paths):
-    """Has the system forget what it keeps of these files, and says by which means: all else stays cached
-    unless only forgetting everything helps, which root may ask for."""
+    """Evicts these files, and returns by which means. All else stays cached, unless only dropping everything helps,
+    which needs root."""
     for path in paths:
         kind = filesystem(path)
         if kind in ("tmpfs", "ramfs", "hugetlbfs"):
@@ -30,13 +29,13 @@ def clear(paths):
             raise error(f"{path}: lies in a mount, whose source stays cached", "measure the source itself")
     for path in paths:
         with open(path, "rb") as file:
-            # What is not on the disk yet is not forgotten.
+            # Dirty pages are not evicted.
             os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     share = cached(paths)
     if share is None:
         return "posix_fadvise, as far as this user is told"
-    if share <= _STILL:
+    if share <= _MAX_COLD_SHARE:
         return "posix_fadvise"
     why = f"after posix_fadvise {share:.0%} of it"
     try:
@@ -45,7 +44,7 @@ def clear(paths):
         why += f", and {_DROP} says: {fault.strerror}"
     else:
         share = cached(paths)
-        if share is None or share <= _STILL:
+        if share is None or share <= _MAX_COLD_SHARE:
             return _DROP
         why = f"after {_DROP} {share:.0%} of it"
     message = f"{paths[0]}: stays in the page cache, {why}"
@@ -53,8 +52,8 @@ def clear(paths):
 
 
 def drop_all():
-    """Has the system forget everything that it can read again, names and places of files too, which only root
-    may ask for. Gives what it was asked by."""
+    """Drops everything that the system can read again, also names and places of files, which needs root. Returns the
+    means."""
     with open(_DROP, "w") as file:
         file.write("3\n")
     return _DROP
@@ -62,7 +61,7 @@ def drop_all():
 
 def warm(paths):
     """Reads these files through the page cache."""
-    memory = bytearray(8 << 20)
+    memory = bytearray(_READ_BYTES)
     for path in paths:
         with open(path, "rb", buffering=0) as file:
             while file.readinto(memory):
@@ -70,27 +69,26 @@ def warm(paths):
 
 
 def cached(paths):
-    """The share of these files that the page cache has, from 0 to 1; `None` where the system does not tell
-    this user."""
-    found = looked = 0
+    """The share of these files that the page cache has, from 0 to 1; `None` where this user may not know."""
+    found = inspected = 0
     for path in paths:
         about = os.stat(path)
         if about.st_uid != os.geteuid() and not os.access(path, os.W_OK):
             return None
         with open(path, "rb") as file:
-            for offset in range(0, about.st_size, _AT_ONCE):
-                pages = _resident(file, offset, min(about.st_size - offset, _AT_ONCE))
+            for offset in range(0, about.st_size, _MAPPING_BYTES):
+                pages = _resident(file, offset, min(about.st_size - offset, _MAPPING_BYTES))
                 if pages is None:
                     return None
-                looked += len(pages)
+                inspected += len(pages)
                 found += len(pages) - pages.count(0)
-    return found / looked if looked else 0.0
+    return found / inspected if inspected else 0.0
 
 
 def _resident(file, offset, size):
     """A byte for each page of a part of a file: whether it is cached."""
-    # To look by reading would have the system read ahead. Nothing of the mapping is touched, and it is one
-    # that could be written to only because its address is needed.
+    # Reading would start readahead. No page of the mapping is touched, and it is writable only because its address is
+    # needed.
     with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY, offset=offset) as mapped:
         pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
         start = ctypes.c_char.from_buffer(mapped)
@@ -103,7 +101,7 @@ _libc = ctypes.CDLL(None)
 
 
 def filesystem(path):
-    """The type of the filesystem that a file lies on; `None` where the system does not tell."""
+    """The type of a file's filesystem; `None` where the system does not say."""
     at = mountinfo.place(path)
     entry = at and mountinfo.table().get(at.mount)
     return entry.kind if entry else None

@@ -105,7 +105,7 @@ class WorkerProcess:
 
     def _receive(self, limit):
         try:
-            with signals.waits():
+            with signals.interruptible():
                 if not self._connection.poll(limit):
                     return self._fault(limit)
                 return self._connection.recv()

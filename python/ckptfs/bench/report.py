@@ -14,7 +14,8 @@ def lines(results):
 
 
 def _lines(results):
-    yield f"{results['path']} ({results['format']}): {size(results)}, to {results['device']}, median of {results['runs']}"
+    about = f"{size(results)}, to {results['device']}, median of {results['runs']}"
+    yield f"{results['path']} ({results['format']}): {about}"
     yield f"{', '.join(results['loaders'])}: gave equal tensors"
     for state, title in states(results):
         heads, rows = table(results, state, title)

@@ -1,7 +1,7 @@
-"""Signals that end a program, where what it made must be taken away first.
+"""Signals that end a program which must clean up first.
 
-In: a block that is to be heeded, and in it blocks that may end at once. Out: `Stopped`, raised in one of
-those alone, so that nothing that tidies up is interrupted; the next signals are not listened to.
+In a block of `deferred`, a signal raises `Stopped` only inside a block of `interruptible`, so that no cleanup is
+interrupted. Further signals are ignored.
 """
 
 import contextlib
@@ -14,57 +14,57 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """A signal came that ends this program."""
+    """A signal that ends this program."""
 
     def die(self):
-        """Ends this process as the signal would have, which is what a shell looks at."""
+        """Ends this process by the signal, as a shell expects."""
         sys.stdout.flush()
         signal.signal(self.args[0], signal.SIG_DFL)
         os.kill(os.getpid(), self.args[0])
 
 
-class _Heeded:
-    came, may_end = None, False
+class _Pending:
+    number, may_interrupt = None, False
 
 
 @contextlib.contextmanager
-def heeded():
-    """Signals end this block only where it says `waits`, and at its end. Elsewhere than in the main thread,
-    which alone is told of signals, they do what they did."""
+def deferred():
+    """Lets signals end this block only where it is `interruptible`, and at its end. Outside the main thread, which
+    alone receives signals, it changes nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # What is ignored, as after nohup, stays so.
+    # A signal that is ignored, as after nohup, stays ignored.
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    before = {number: was for number, was in before.items() if was not in (signal.SIG_IGN, None)}
+    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     try:
         for number in before:
-            signal.signal(number, _heard)
+            signal.signal(number, _receive)
         yield
-        if _Heeded.came:
-            raise Stopped(_Heeded.came)
+        if _Pending.number:
+            raise Stopped(_Pending.number)
     finally:
-        for number, was in before.items():
-            signal.signal(number, was)
-        _Heeded.came = None
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _Pending.number = None
 
 
 @contextlib.contextmanager
-def waits():
-    """A block that may be left half done."""
+def interruptible():
+    """A block that a signal may interrupt."""
     try:
-        _Heeded.may_end = True
-        if _Heeded.came:
-            raise Stopped(_Heeded.came)
+        _Pending.may_interrupt = True
+        if _Pending.number:
+            raise Stopped(_Pending.number)
         yield
     finally:
-        _Heeded.may_end = False
+        _Pending.may_interrupt = False
 
 
-def _heard(number, _frame):
-    if _Heeded.came:
+def _receive(number, _frame):
+    if _Pending.number:
         return
-    _Heeded.came = number
-    if _Heeded.may_end:
-        _Heeded.may_end = False
+    _Pending.number = number
+    if _Pending.may_interrupt:
+        _Pending.may_interrupt = False
         raise Stopped(number)

@@ -241,7 +241,7 @@ def test_a_missing_device_is_reported(tmp_path):
 
 @pytest.mark.parametrize("at_once", [1 << 30, 1 << 20])
 def test_files_leave_the_page_cache_and_come_back(at_once, tmp_path, monkeypatch):
-    monkeypatch.setattr(page_cache, "_AT_ONCE", at_once)
+    monkeypatch.setattr(page_cache, "_MAPPING_BYTES", at_once)
     paths = [tmp_path / "large", tmp_path / "small", tmp_path / "empty"]
     for path, size in zip(paths, (5 << 20, 100, 0), strict=True):
         path.write_bytes(os.urandom(size))
