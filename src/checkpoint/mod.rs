@@ -6,7 +6,7 @@
 //! Nothing of a pickle is executed or imported, and no tensor byte is read.
 //! Every size and offset that a file states is checked against the file before it is believed.
 //!
-//! [`open`] finds what a path means. `directory` groups the files of a directory into candidates. `single_file`
+//! [`open()`] finds what a path means. `directory` groups the files of a directory into candidates. `single_file`
 //! reads one file of any [`Format`], `shards` joins several, and `origins` reads the bytes of tensors.
 
 mod contents;

@@ -1,6 +1,6 @@
 //! Writes a virtual file as a real file.
 //!
-//! In: an opened virtual file ([`Reader`]) and where it should go. Out: the file, whole or not at all:
+//! In: an opened virtual file ([`VirtualFileReader`]) and where it should go. Out: the file, whole or not at all:
 //! it has no name until it is complete and on the disk.
 
 mod atomic_file;
