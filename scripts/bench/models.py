@@ -53,6 +53,11 @@ def as_bin(_, model, folder):
         shutil.copy(config, folder)
 
 
+def many_tensors(_, folder):
+    """A sharded model of 100,000 small tensors."""
+    write_model(Path(folder), uniform(160, 625, 32))
+
+
 def small_pickle(_, path):
     """A checkpoint of one small tensor."""
     import torch
@@ -83,7 +88,7 @@ class Models:
                 apart(as_bin, model=self.shards(name), folder=self.bins(name))
                 export = [CKPTFS, "export", self.shards(name), self.plain(name)]
                 subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
-            write_model(self.many, uniform(160, 625, 32))
+            apart(many_tensors, folder=self.many)
             (self.folder / "complete").touch()
         else:
             # A virtual machine's host has in its memory what was just written, and only that.

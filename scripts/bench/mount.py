@@ -8,7 +8,7 @@ import time
 
 from bench.fixtures import CKPTFS, RUNS, first_byte, in_turn, uniform, write_model
 from bench.machine import load, machine
-from bench.models import apart, small_pickle
+from bench.models import apart, many_tensors, small_pickle
 from bench.results import Results
 
 
@@ -112,7 +112,7 @@ def checkpoints(results, machine):
 
 def large_header(results, machine):
     many = machine.folder / "tensors"
-    write_model(many, uniform(160, 625, 32))
+    apart(many_tensors, folder=many)
     built, again = [], []
     for _ in range(RUNS):
         machine.cold()

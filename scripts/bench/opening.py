@@ -2,6 +2,7 @@
 
 from bench.fixtures import uniform, write_model
 from bench.machine import machine
+from bench.models import apart, many_tensors
 from bench.results import Results
 from bench.workloads import opening_with_ckptfs, opening_with_safetensors, workload
 
@@ -12,7 +13,7 @@ def main():
     results = Results("opening")
     with machine() as measuring:
         many, tiny = measuring.folder / "many", measuring.folder / "few"
-        write_model(many, uniform(160, 625, 32))
+        apart(many_tensors, folder=many)
         write_model(tiny, uniform(2, 2, 32))
         for state, prepare in measuring.states(many):
             runs = measuring.compared({

@@ -3,8 +3,8 @@
 A table replaces what stands between the markers `<!-- table NAME -->` and `<!-- end -->`. All else on the page is
 written by hand, and a table without results stays as it is. The same results give the same page.
 
-    python -m bench.render_docs            writes the page and its charts
-    python -m bench.render_docs --check    fails unless they are what the results give
+    python -m bench render-docs            writes the page and its charts
+    python -m bench render-docs --check    fails unless they are what the results give
 """
 
 import json
@@ -118,15 +118,12 @@ def write(page, folder):
         path.unlink()
 
 
-def main(words, page=FOLDER.with_suffix(".md"), folder=FOLDER):
+def main(*words, page=FOLDER.with_suffix(".md"), folder=FOLDER):
     try:
-        if words != ["--check"]:
+        if words != ("--check",):
             write(page, folder)
         elif changed := different(page, folder):
             raise Refused(f"{changed[0]} is not what the results give: run scripts/bench/run docs")
     except Refused as refused:
         sys.exit(f"scripts/bench/run: {refused}")
 
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -7,8 +7,8 @@ from bench.fixtures import uniform, write_model
 from bench.machine import load, machine
 from bench.results import Results
 
-# Shards, tensors of each, elements of two bytes of each of those.
-SIZES = {"few-huge": (2, 2, 256 << 20), "many-small": (4, 25_000, 8 << 10)}
+# The shards of a model, the tensors of each shard, and the elements of two bytes of each tensor.
+COUNTS = {"few-huge": (2, 2, 256 << 20), "many-small": (4, 25_000, 8 << 10)}
 
 
 def loads(machine, tiny, model, prepare):
@@ -29,8 +29,8 @@ def main():
     with machine() as measuring:
         tiny, model = measuring.folder / "tiny", measuring.folder / "model"
         write_model(tiny, uniform(1, 2, 1 << 10))
-        for table, sizes in SIZES.items():
-            write_model(model, uniform(*sizes))
+        for table, counts in COUNTS.items():
+            write_model(model, uniform(*counts))
             for state, prepare in measuring.states(model):
                 runs = measuring.compared(loads(measuring, tiny, model, prepare))
                 results.add_all(table, state, runs)

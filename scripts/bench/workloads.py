@@ -9,7 +9,6 @@ import os
 import random
 
 from ckptfs.bench.loaders import files_of, kept
-from ckptfs.bench.worker import touched
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
@@ -60,6 +59,7 @@ def from_pretrained_disabled():
 
 def in_random_order(request):
     """Touches each tensor before it asks for the next one."""
+    from ckptfs.bench.worker import touched
     from safetensors import safe_open
 
     yield

@@ -160,7 +160,7 @@ fn entries(list: &Option<String>) -> impl Iterator<Item = &str> {
     list.iter().flat_map(|list| list.split(',')).filter(|entry| !entry.is_empty())
 }
 
-/// Parses `name:nth=code`.
+/// Parses a planned failure, `name:nth=code`.
 fn failure(entry: &str) -> Result<Failure, String> {
     let read = || {
         let (call, code) = entry.split_once('=')?;

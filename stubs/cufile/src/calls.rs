@@ -30,7 +30,7 @@ const ALIGNMENT: u64 = 4096;
 /// The content of a chunk where nothing was read to.
 const POISON: u8 = 0xEE;
 
-/// `CUfileError_t`.
+/// The header's `CUfileError_t`.
 #[repr(C)]
 pub struct Status {
     error: i32,
@@ -71,7 +71,7 @@ pub extern "C" fn cuFileDriverClose_v2() -> Status {
     })
 }
 
-/// `CUfileDrvProps_t`.
+/// The header's `CUfileDrvProps_t`.
 #[repr(C)]
 #[derive(Default)]
 pub struct Properties {
@@ -99,7 +99,7 @@ pub extern "C" fn cuFileDriverGetProperties(place: Option<&mut MaybeUninit<Prope
     })
 }
 
-/// `CUfileDescr_t`.
+/// The header's `CUfileDescr_t`.
 #[repr(C)]
 pub struct Description {
     kind: i32,

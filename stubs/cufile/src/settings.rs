@@ -89,7 +89,7 @@ fn bits(setting: &str, list: &str, known: &[(&str, u32)]) -> Result<u32, String>
     })
 }
 
-/// Parses `name:nth=code`.
+/// Parses a planned failure, `name:nth=code`.
 fn failure(entry: &str) -> Result<Failure, String> {
     let read = || {
         let (call, code) = entry.split_once('=')?;

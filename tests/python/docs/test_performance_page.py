@@ -93,12 +93,12 @@ def test_hand_edits_and_empty_charts_are_found(page):
     page.write_text(page.read_text().replace("2.00 (1.00", "1.90 (1.00"))
     assert render_docs.different(page, folder) == [page]
     with pytest.raises(SystemExit, match="performance.md is not what the results give: run scripts/bench/run docs"):
-        render_docs.main(["--check"], page, folder)
-    render_docs.main([], page, folder)
+        render_docs.main("--check", page=page, folder=folder)
+    render_docs.main(page=page, folder=folder)
     (folder / "old.svg").write_text("<svg/>")
     assert render_docs.different(page, folder) == [folder / "old.svg"]
-    render_docs.main([], page, folder)
-    render_docs.main(["--check"], page, folder)
+    render_docs.main(page=page, folder=folder)
+    render_docs.main("--check", page=page, folder=folder)
     assert not (folder / "old.svg").exists()
 
 
