@@ -31,12 +31,6 @@ def bench(*words):
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.fixture(autouse=True)
-def never_all(monkeypatch, tmp_path):
-    """Keeps what other programs have cached: a test drops no caches."""
-    monkeypatch.setattr(page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
-
-
 def test_shards_are_measured_against_all_that_is_installed(tmp_path, capsys, left):
     tensors = write_shards(tmp_path / "model", 1, 2, 2, 400)
     assert cli.main([str(tmp_path / "model"), "--runs", "2", "--json"]) == DONE

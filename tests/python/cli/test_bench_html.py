@@ -5,20 +5,12 @@ import json
 import sys
 from html.parser import HTMLParser
 
-import pytest
-from ckptfs.bench import page_cache
 from ckptfs.bench import cli, html, report
 
 from program import DONE
 from samples import write_shards
 
 HOSTILE = "<img src=x onerror=alert(1)> & \"'\x1b[31m\u202e\n"
-
-
-@pytest.fixture(autouse=True)
-def never_all(monkeypatch, tmp_path):
-    """Keeps what other programs have cached: a test drops no caches."""
-    monkeypatch.setattr(page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
 
 
 class Page(HTMLParser):

@@ -11,7 +11,6 @@ import ckptfs
 import pytest
 import torch
 from ckptfs import mounting, child_process
-from ckptfs.bench import page_cache
 from ckptfs.bench import cli, mount, schedule
 from ckptfs._errors import error
 
@@ -27,12 +26,6 @@ from ckptfs.bench import cli
 page_cache._DROP = "/nonexistent/drop_caches"
 sys.exit(cli.main(sys.argv[1:]))
 """
-
-
-@pytest.fixture(autouse=True)
-def never_all(monkeypatch, tmp_path):
-    """Keeps what other programs have cached: a test drops no caches."""
-    monkeypatch.setattr(page_cache, "_DROP", str(tmp_path / "no/drop_caches"))
 
 
 def about(path):

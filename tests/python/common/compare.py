@@ -66,6 +66,12 @@ def check_tensors(path, expected):
             assert torch.equal(bits(got), bits(tensor)), f"{name!r} has other values"
 
 
+def same(got, expected):
+    """Asserts that two tensors have the same type, shape and bits."""
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    assert torch.equal(bits(got.contiguous()), bits(expected.contiguous()))
+
+
 def check_same(got, expected):
     """Asserts that the tensors are exactly the expected ones, bit for bit."""
     assert sorted(got) == sorted(expected)

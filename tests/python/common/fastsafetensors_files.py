@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compare import bits
 from samples import numbers
 
 TENSORS = {
@@ -42,8 +41,3 @@ def both(files):
     for loader, buffers in pairs:
         buffers.close()
         loader.close()
-
-
-def same(mine, other):
-    assert mine.dtype == other.dtype and mine.shape == other.shape
-    assert torch.equal(bits(mine), bits(other))

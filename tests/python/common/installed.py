@@ -10,7 +10,6 @@ import ckptfs
 import pytest
 import safetensors
 import safetensors.torch
-import torch
 
 from ckptfs.shims import calls, install
 
@@ -47,10 +46,6 @@ def left():
 
 def originals():
     return ckptfs.stats()["originals"]
-
-
-def check_same(got, wanted):
-    assert got.keys() == wanted.keys() and all(torch.equal(got[name], wanted[name]) for name in wanted)
 
 
 def run(code, *words, **env):

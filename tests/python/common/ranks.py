@@ -60,14 +60,6 @@ def waited(processes):
     return processes[0].returncode, float(told.split("waited")[1]), words
 
 
-def same(mine, other):
-    import torch
-    from compare import bits
-
-    assert mine.dtype == other.dtype and mine.shape == other.shape
-    assert torch.equal(bits(mine), bits(other))
-
-
 def part(tensor, dim, rank, ranks):
     """A rank's part of a tensor by torch's own rule for chunks; all of it if it is not split."""
     from compare import bits

@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load, load_file
 
-from compare import bits
+from compare import same
 from samples import numbers, strided_tensors, write_shards
 
 
@@ -25,11 +25,6 @@ def loaded(mounts, tmp_path, request):
     mount = mounts(source, *request.param)
     yield mount, expected, state
     mount.unmount()
-
-
-def same(got, expected):
-    assert got.dtype == expected.dtype and got.shape == expected.shape
-    assert torch.equal(bits(got.contiguous()), bits(expected.contiguous()))
 
 
 def test_safetensors(loaded):

@@ -7,7 +7,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
@@ -19,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from compare import check_same
+from forks import in_a_fork
 from samples import numbers, write_shards
 
 
@@ -26,11 +26,6 @@ from samples import numbers, write_shards
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "model"
     return folder, write_shards(folder, 3, 3, 8, 500)
-
-
-@pytest.fixture(params=["mmap", "pread"])
-def backend(request):
-    return request.param
 
 
 def test_threads_share_a_handle(model, backend):
@@ -81,19 +76,6 @@ def test_closing_while_others_load(model, backend):
         for thread in threads:
             thread.join()
         assert done == ["File is closed"] * 4
-
-
-def in_a_fork(work):
-    """Runs work in a forked process, and tells whether it succeeded."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 # Python warns of a fork with threads.

@@ -9,6 +9,7 @@ import ckptfs.numpy
 import numpy
 import pytest
 
+from forks import OTHER, let_others_through
 from mounts import PATIENCE, until
 
 # Opens or reads a path that hangs. A signal raises an exception, or is only recorded.
@@ -57,15 +58,13 @@ else:
 print("done", flush=True)
 """
 
-# An unprivileged user without a name here.
-ROOT, OTHER = 0, 4002
+ROOT = 0
 
 
 @pytest.fixture
 def mount(mounts, tmp_path):
     """A mount that others may use, of a source that is closed to them."""
-    for folder in [tmp_path, *tmp_path.parents[:-2]]:
-        folder.chmod(folder.stat().st_mode | 0o011)
+    let_others_through(tmp_path)
     closed, elsewhere = tmp_path / "closed", tmp_path / "elsewhere.safetensors"
     (closed / "source").mkdir(parents=True)
     closed.chmod(0o700)

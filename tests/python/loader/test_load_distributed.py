@@ -12,7 +12,8 @@ from ckptfs.distributed import rank_plan
 from ckptfs.torch import load_distributed, load_file
 from safetensors.torch import save_file
 
-from ranks import PATIENCE, ended, part, run, same, start, waited
+from compare import same
+from ranks import PATIENCE, ended, part, run, start, waited
 from samples import numbers, write_shards
 
 OURS = "ckptfs.torch"

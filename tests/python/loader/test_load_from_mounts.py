@@ -14,11 +14,6 @@ from compare import check_same
 from samples import write_all
 
 
-@pytest.fixture(params=["mmap", "pread"])
-def backend(request):
-    return request.param
-
-
 @pytest.fixture
 def source(tmp_path):
     return tmp_path / "source", write_all(tmp_path / "source", 11)

@@ -17,11 +17,6 @@ from compare import check_same
 from samples import numbers, write_all, write_shards
 
 
-@pytest.fixture(params=["mmap", "pread"])
-def backend(request):
-    return request.param
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source")

@@ -35,11 +35,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(params=["mmap", "pread"])
-def backend(request):
-    return request.param
-
-
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_into_lands_in_place(folder, sample, backend):
     expected = ckptfs.torch.load_file(folder / sample, backend="pread")

@@ -13,19 +13,11 @@ import ckptfs.numpy
 import numpy
 import pytest
 
+from forks import as_another, let_others_through
 from mounts import PATIENCE, is_mounted, until
 from samples import write_all
-from test_concurrent_loads import in_a_fork
-
-# An unprivileged user without a name here.
-OTHER = 4002
 
 Refused = ckptfs.SafetensorError
-
-
-@pytest.fixture(params=["mmap", "pread"])
-def backend(request):
-    return request.param
 
 
 @pytest.fixture
@@ -117,21 +109,17 @@ def test_a_mount_of_another_user_whose_source_is_closed(mounts, source, backend)
         shard.chmod(0o644)
     mount = mounts(folder, "--allow-other")
     # Others may pass through to their files, and no one to the source.
-    for above in [folder.parent, *folder.parent.parents[:-2]]:
-        above.chmod(above.stat().st_mode | 0o011)
+    let_others_through(folder.parent)
     hidden = folder.with_name("hidden")
     hidden.mkdir(mode=0o700)
     folder.rename(hidden / "source")
 
-    def as_another():
-        os.setgroups([])
-        os.setresgid(OTHER, OTHER, OTHER)
-        os.setresuid(OTHER, OTHER, OTHER)
+    def load_all():
         for shown, tensors in expected.items():
             why = check(mount / shown, backend, "through", tensors)
             assert "its source cannot be read" in why or "cannot be seen" in why, why
 
-    assert in_a_fork(as_another)
+    assert as_another(load_all)
     assert mount.stats()["reads"] > 0
     # The same mount for root, to which nothing is closed.
     check(mount / "sharded", backend, "direct", expected["sharded/model.safetensors"])

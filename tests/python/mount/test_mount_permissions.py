@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from forks import let_others_through
 from samples import numbers, write_shards
 
 # Unprivileged users without names here.
@@ -42,9 +43,7 @@ def tries(user, *paths):
 
 @pytest.fixture
 def source(tmp_path):
-    for folder in [tmp_path, *tmp_path.parents[:-2]]:
-        # Others may pass through to their files.
-        folder.chmod(folder.stat().st_mode | 0o011)
+    let_others_through(tmp_path)
     source = tmp_path / "source"
     write_shards(source / "sharded", 1, 2, 2, 50)
     torch.save({"a": numbers(1, 9)}, source / "private.pt")

@@ -12,10 +12,8 @@ import pytest
 import torch
 
 from compare import check_same
+from forks import OTHER, as_another, let_others_through
 from samples import numbers
-
-# An unprivileged user without a name here.
-OTHER = 4003
 
 
 @pytest.fixture
@@ -23,8 +21,7 @@ def folder(tmp_path):
     """A directory that everybody may write to, with a file and a set of shards."""
     made = tmp_path / "models"
     made.mkdir()
-    for above in [tmp_path, *tmp_path.parents[:-2]]:
-        above.chmod(above.stat().st_mode | 0o011)
+    let_others_through(tmp_path)
     ckptfs.torch.save_file(old(), made / "x.safetensors", {"a": "b"})
     ckptfs.torch.save_sharded(old(), made, 400)
     made.chmod(0o777)
@@ -41,22 +38,6 @@ def new():
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def as_another(act):
-    """Tells whether it holds for an unprivileged user, in a process of its own."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(OTHER, OTHER, OTHER)
-            os.setresuid(OTHER, OTHER, OTHER)
-            act()
-            os._exit(0)
-        except BaseException as fault:
-            print(f"{type(fault)}: {fault}", flush=True)
-            os._exit(1)
-    return os.waitpid(child, 0)[1] == 0
 
 
 def refuses(folder, code):

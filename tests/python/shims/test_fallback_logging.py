@@ -12,7 +12,8 @@ import safetensors.torch
 from ckptfs import settings
 from ckptfs.shims import calls
 
-from installed import ORIGINALS, check_same, file, nothing_is_left, originals, run
+from compare import check_same
+from installed import ORIGINALS, file, nothing_is_left, originals, run
 
 __all__ = ["file", "nothing_is_left"]
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fastsafetensors_files import MORE, TENSORS, both, files, loaded, same  # noqa: F401
+from compare import same
+from fastsafetensors_files import MORE, TENSORS, both, files, loaded  # noqa: F401
 from samples import numbers, strided_tensors, write_shards
 
 

@@ -2,7 +2,6 @@
 tensors of memory that has the file's bytes. Every public name of fastsafetensors is there, or
 docs/from-fastsafetensors.md says that it is not."""
 
-import ctypes
 import errno
 import gc
 import inspect
@@ -22,7 +21,8 @@ from ckptfs import SafetensorError as Refused
 from fastsafetensors.frameworks import get_framework_op
 from safetensors.torch import load_file, save_file
 
-from fastsafetensors_files import TENSORS, files, same  # noqa: F401
+from compare import same
+from fastsafetensors_files import TENSORS, files  # noqa: F401
 from program import REPOSITORY
 from samples import numbers, strided_tensors, write_shards
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ranks import PATIENCE, ended, part, run, same, start, waited
+from compare import same
+from ranks import PATIENCE, ended, part, run, start, waited
 from samples import numbers, write_shards
 
 OURS, THEIRS = "ckptfs.fastsafetensors", "fastsafetensors"

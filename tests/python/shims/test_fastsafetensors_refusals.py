@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fastsafetensors_files import TENSORS, both, files, loaded, same  # noqa: F401
+from compare import same
+from fastsafetensors_files import TENSORS, both, files, loaded  # noqa: F401
 
 Refused = ckptfs.SafetensorError
 

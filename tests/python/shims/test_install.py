@@ -19,7 +19,9 @@ import torch
 
 from ckptfs.shims import install
 
-from installed import ORIGINALS, check_same, file, left, nothing_is_left, originals, run
+from compare import check_same
+from forks import in_a_fork
+from installed import ORIGINALS, file, left, nothing_is_left, originals, run
 from samples import write_shards
 
 __all__ = ["file", "nothing_is_left"]
@@ -301,17 +303,6 @@ def test_threads_load_while_it_comes_and_goes(file):
     assert not wrong
 
 
-def in_child(act):
-    """Tells whether it holds in a forked child."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(0 if act() else 1)
-        except BaseException:
-            os._exit(2)
-    return os.waitpid(child, 0)[1] == 0
-
-
 def test_a_forked_child_can_install(file):
     path, _ = file
 
@@ -320,7 +311,7 @@ def test_a_forked_child_can_install(file):
         before = ckptfs.stats()["loads"]
         return len(safetensors.torch.load_file(path)) == 2 and ckptfs.stats()["loads"] == before + 1
 
-    assert in_child(installs)
+    assert in_a_fork(installs)
 
 
 def test_a_child_that_takes_it_away_takes_it_from_itself_alone(file):
@@ -335,7 +326,7 @@ def test_a_child_that_takes_it_away_takes_it_from_itself_alone(file):
         return ours and away and ckptfs.stats()["loads"] == before
 
     with ckptfs.installed():
-        assert in_child(takes_away)
+        assert in_a_fork(takes_away)
         before = ckptfs.stats()["loads"]
         check_same(safetensors.torch.load_file(path), tensors)
         assert ckptfs.stats()["loads"] == before + 1
@@ -360,7 +351,7 @@ def test_a_child_forked_while_a_thread_installs_can_install_too(file):
     thread = threading.Thread(target=holds)
     thread.start()
     try:
-        assert held.wait(60) and in_child(installs)
+        assert held.wait(60) and in_a_fork(installs)
     finally:
         done.set()
         thread.join()
