@@ -38,22 +38,22 @@ def ratios(key, other):
     return lambda row, rows: [run[key] / run[other] for run in row["runs"]]
 
 
-def first_of(row, rows):
+def first_row(row, rows):
     """The first row that was measured in the same state."""
     return next(each for each in rows if each["row"][1:] == row["row"][1:])
 
 
-def in_first(key):
+def ratio_to_first(key):
     """The ratio of each run to that of the first row in the same state."""
     def figures(row, rows):
-        return [run[key] / first[key] for run, first in zip(row["runs"], first_of(row, rows)["runs"], strict=True)]
+        return [run[key] / first[key] for run, first in zip(row["runs"], first_row(row, rows)["runs"], strict=True)]
 
     return figures
 
 
-def of_first(key):
+def speed_of_first(key):
     """How many times as fast as the first row."""
-    return lambda row, rows: [1 / ratio for ratio in in_first(key)(row, rows)]
+    return lambda row, rows: [1 / ratio for ratio in ratio_to_first(key)(row, rows)]
 
 
 # Columns.
@@ -63,12 +63,12 @@ def label(heading="", place=0):
     return heading, lambda row, rows: row["row"][place]
 
 
-def middle(heading, key, digits=2, scale=1):
+def median(heading, key, digits=2, scale=1):
     figures = numbers(key, scale)
     return heading, lambda row, rows: f"{statistics.median(figures(row, rows)):.{digits}f}"
 
 
-def most(heading, key, scale):
+def maximum(heading, key, scale):
     figures = numbers(key, scale)
     return heading, lambda row, rows: f"{max(figures(row, rows)):.0f}"
 
@@ -77,6 +77,6 @@ def spreads(heading, figures, digits=2):
     return heading, lambda row, rows: spread(figures(row, rows), digits)
 
 
-def promised(heading, by_row):
+def promise(heading, by_row):
     """A promise by the row's first word, or by all of them."""
     return heading, lambda row, rows: by_row.get(tuple(row["row"]), by_row.get(row["row"][0], ""))

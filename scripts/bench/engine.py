@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from bench import REPOSITORY
-from bench.fixtures import CKPTFS, RUNS, in_turn, uniform, write_model
-from bench.models import apart, many_tensors, pickles_of_many
+from bench.fixtures import CKPTFS, RUNS, alternate, uniform, write_model
+from bench.models import in_process, many_tensors, pickles_of_many
 from bench.results import Results
 
 BENCHES = {
@@ -50,8 +50,8 @@ def by_cargo(results):
 
 def headers(results, folder):
     # A process's peak memory counts that of the process it was forked from: this one keeps its own small.
-    apart(many_tensors, folder=folder / "many")
-    apart(pickles_of_many, folder=folder)
+    in_process(many_tensors, folder=folder / "many")
+    in_process(pickles_of_many, folder=folder)
     for name, path in [
         ("100,000 tensors in 160 shards", "many"),
         ("a `.pt` of 10,000 tensors", "many.pt"),
@@ -81,7 +81,7 @@ def copies(results, folder):
     ]:
         commands = {"export": export, "other": other}
         timed(export), timed(other)
-        results.add("copies", [name], in_turn(list(commands), lambda side: timed(commands[side])))
+        results.add("copies", [name], alternate(list(commands), lambda side: timed(commands[side])))
 
 
 def main():

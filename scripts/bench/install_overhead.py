@@ -5,7 +5,7 @@ from ckptfs.bench.loaders import kept
 
 from bench import workloads
 from bench.machine import load, machine
-from bench.models import apart, llama
+from bench.models import in_process, llama
 from bench.results import Results
 from bench.workloads import workload
 
@@ -88,16 +88,16 @@ def small_files(request):
 
 def models(results, machine):
     model, tiny = machine.folder / "model", machine.folder / "tiny"
-    apart(llama, folder=model, size=1)
-    apart(llama, folder=tiny, size=0)
+    in_process(llama, folder=model, size=1)
+    in_process(llama, folder=tiny, size=0)
     for state, prepare in machine.states(model):
 
         def loads(place, loader):
             path, source = (model, None) if place == "plain" else (machine.point, model)
             request = load(f"{workloads.__name__}:{loader}")
-            return lambda: machine.apart(request, path, tiny, source=source, prepare=prepare)
+            return lambda: machine.run(request, path, tiny, source=source, prepare=prepare)
 
-        runs = machine.compared({name: loads(*way) for name, way in MODEL.items()})
+        runs = machine.compare({name: loads(*way) for name, way in MODEL.items()})
         results.add_all("install-overhead", state, runs)
 
 
@@ -116,9 +116,9 @@ def files(results, machine):
 
         def loads(kind):
             request = workload(small_files, kind=kind, backend=backend)
-            return lambda: machine.apart(request, many, few, prepare=prepare)
+            return lambda: machine.run(request, many, few, prepare=prepare)
 
-        runs = machine.compared({kind: loads(kind) for kind in kinds})
+        runs = machine.compare({kind: loads(kind) for kind in kinds})
         return [{kind: took["seconds"] / SMALL_COUNT for kind, took in run.items()} for run in runs]
 
     for state, prepare in machine.states(many):

@@ -6,7 +6,7 @@ import os
 
 from bench.fixtures import uniform, write_model
 from bench.machine import load, machine
-from bench.models import apart, as_bin
+from bench.models import in_process, as_bin
 from bench.results import Results
 
 # Of the other version of safetensors.
@@ -35,16 +35,16 @@ def compare(results, machine, table, loaders, tiny, model):
     """Measures all of these loaders in turn, several times. Before that what they load is compared."""
     def loads(prepare, warm_up, **options):
         return {
-            name: lambda name=name: machine.apart(
+            name: lambda name=name: machine.run(
                 {**load(loaders[name]), **options}, model, warm_up, prepare=prepare, paths=paths(name)
             )
             for name in loaders
         }  # fmt: skip
 
     size = sum(file.stat().st_size for file in model.iterdir())
-    machine.compared(loads(lambda: None, None, digests=True), 1)
+    machine.compare(loads(lambda: None, None, digests=True), 1)
     for state, prepare in machine.states(model):
-        runs = machine.compared(loads(prepare, tiny))
+        runs = machine.compare(loads(prepare, tiny))
         results.add_all(table, state, [
             {name: {**took, "peak": took["peak"] / size} for name, took in run.items()} for run in runs
         ])  # fmt: skip
@@ -56,8 +56,8 @@ def main():
         model, tiny, pickled, tiny_pickled = (measuring.folder / name for name in ("model", "tiny", "bin", "tiny-bin"))
         write_model(model, uniform(4, 50, 5 << 20))
         write_model(tiny, uniform(2, 2, 1 << 10))
-        apart(as_bin, model=model, folder=pickled)
-        apart(as_bin, model=tiny, folder=tiny_pickled)
+        in_process(as_bin, model=model, folder=pickled)
+        in_process(as_bin, model=tiny, folder=tiny_pickled)
         compare(results, measuring, "owned", OWNED, tiny, model)
         compare(results, measuring, "owned-bin", OWNED_BIN, tiny_pickled, pickled)
         compare(results, measuring, "mapped", MAPPED, tiny, model)

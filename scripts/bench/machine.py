@@ -12,7 +12,7 @@ from pathlib import Path
 from ckptfs.bench import page_cache
 from ckptfs.bench.process import WorkerProcess
 
-from bench.fixtures import RUNS, in_page_cache, in_turn, mounted
+from bench.fixtures import RUNS, in_page_cache, alternate, mounted
 from bench.memory_ballast import Ballast
 
 VIRTUAL_FILE = "model.safetensors"
@@ -92,7 +92,7 @@ class Machine:
             raise SystemExit(f"failed: {request}: {fault['fault']}")
         return worker
 
-    def apart(self, request, path, warm_up=None, source=None, count=1, prepare=None, begin=None, paths=(),
+    def run(self, request, path, warm_up=None, source=None, count=1, prepare=None, begin=None, paths=(),
               remembered=None):  # fmt: skip
         """What so many processes took that do a request at once, through a fresh mount of the source if there is
         one, and the result that they all have. `prepare` comes before the mount and `begin` behind it."""
@@ -101,14 +101,14 @@ class Machine:
         with self.mounted(source, remembered=remembered) if source else nullcontext():
             if begin:
                 begin()
-            results = self.measured(workers)
+            results = self.measure(workers)
         outcomes = [result.get("tensors", result.get("number")) for result in results]
         assert all(outcome == outcomes[0] for outcome in outcomes), outcomes
         seconds = max(result["end"] for result in results) - min(result["start"] for result in results)
         took = {"seconds": seconds, **{key: sum(result[key] for result in results) for key in ("cpu", "peak")}}
         return took, outcomes[0]
 
-    def measured(self, workers):
+    def measure(self, workers):
         """Their results. They end together: none frees its memory while another is at work."""
         try:
             self.ready()
@@ -123,7 +123,7 @@ class Machine:
                 raise SystemExit(f"failed: {result['fault']}")
         return results
 
-    def compared(self, loads, runs=RUNS):
+    def compare(self, loads, runs=RUNS):
         """What each of these calls took, run by run. Each returns that and an outcome, the same for all."""
         outcomes = []
 
@@ -133,7 +133,7 @@ class Machine:
             assert outcome == outcomes[0], (name, outcome, outcomes[0])
             return found
 
-        return in_turn(list(loads), took, runs)
+        return alternate(list(loads), took, runs)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from ckptfs.bench.process import WorkerProcess
 from bench.fixtures import CKPTFS, uniform, write_model
 
 
-def apart(function, **arguments):
+def in_process(function, **arguments):
     """Calls one of the functions below, whose first argument is not used, in a process of its own."""
     with WorkerProcess() as worker:
         *_, last = worker.call(f"{__name__}:{function.__name__}", **{name: str(one) for name, one in arguments.items()})
@@ -84,11 +84,11 @@ class Models:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
             for name, share in (("whole", size), ("tiny", 0)):
-                apart(llama, folder=self.shards(name), size=share)
-                apart(as_bin, model=self.shards(name), folder=self.bins(name))
+                in_process(llama, folder=self.shards(name), size=share)
+                in_process(as_bin, model=self.shards(name), folder=self.bins(name))
                 export = [CKPTFS, "export", self.shards(name), self.plain(name)]
                 subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
-            apart(many_tensors, folder=self.many)
+            in_process(many_tensors, folder=self.many)
             (self.folder / "complete").touch()
         else:
             # A virtual machine's host has in its memory what was just written, and only that.

@@ -6,9 +6,9 @@ import os
 import subprocess
 import time
 
-from bench.fixtures import CKPTFS, RUNS, first_byte, in_turn, uniform, write_model
+from bench.fixtures import CKPTFS, RUNS, first_byte, alternate, uniform, write_model
 from bench.machine import load, machine
-from bench.models import apart, many_tensors, small_pickle
+from bench.models import in_process, many_tensors, small_pickle
 from bench.results import Results
 
 
@@ -62,7 +62,7 @@ class Sides:
     def load(self, state, side):
         """Seconds of a load, every page touched."""
         path, source = (self.plain, None) if side == "plain" else (self.machine.virtual_file, self.model)
-        took, _ = self.machine.apart(
+        took, _ = self.machine.run(
             load("safetensors"), path, self.tiny, source=source, prepare=lambda: self.prepare(state, side),
             begin=lambda: side == "plain" or self.read_before(state),
         )  # fmt: skip
@@ -85,13 +85,13 @@ def throughput(results, machine):
     loads = {title: lambda state, side, way=way: sides.read(way, state, side) for title, way in READS.items()}
     for title, one in (loads | {"`load_file`, every page touched": sides.load}).items():
         for state in STATES:
-            runs = in_turn(["plain", "mount"], lambda side: one(state, side))
+            runs = alternate(["plain", "mount"], lambda side: one(state, side))
             results.add("mount", [title, state], runs)
 
 
 def checkpoints(results, machine):
     sample = machine.folder / "sample.pt"
-    apart(small_pickle, path=sample)
+    in_process(small_pickle, path=sample)
     data = sample.read_bytes()
     for count in (1, 100, 10_000):
         many = machine.folder / f"many{count}"
@@ -112,7 +112,7 @@ def checkpoints(results, machine):
 
 def large_header(results, machine):
     many = machine.folder / "tensors"
-    apart(many_tensors, folder=many)
+    in_process(many_tensors, folder=many)
     built, again = [], []
     for _ in range(RUNS):
         machine.cold()

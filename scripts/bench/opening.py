@@ -2,7 +2,7 @@
 
 from bench.fixtures import uniform, write_model
 from bench.machine import machine
-from bench.models import apart, many_tensors
+from bench.models import in_process, many_tensors
 from bench.results import Results
 from bench.workloads import opening_with_ckptfs, opening_with_safetensors, workload
 
@@ -13,11 +13,11 @@ def main():
     results = Results("opening")
     with machine() as measuring:
         many, tiny = measuring.folder / "many", measuring.folder / "few"
-        apart(many_tensors, folder=many)
+        in_process(many_tensors, folder=many)
         write_model(tiny, uniform(2, 2, 32))
         for state, prepare in measuring.states(many):
-            runs = measuring.compared({
-                name: lambda one=one: measuring.apart(workload(one), many, tiny, prepare=prepare)
+            runs = measuring.compare({
+                name: lambda one=one: measuring.run(workload(one), many, tiny, prepare=prepare)
                 for name, one in OPENED.items()
             })  # fmt: skip
             results.add_all("opening", state, runs)

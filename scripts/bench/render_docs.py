@@ -60,7 +60,7 @@ def block(name, rows, said, charts):
     return "\n".join(lines)
 
 
-def rendered(page, results, charts="performance"):
+def render(page, results, charts="performance"):
     """The page with the tables of these results in their places."""
     parts, seen, inside = [], [], None
     for text in MARKER.split(page):
@@ -91,30 +91,30 @@ def rendered(page, results, charts="performance"):
 def files(page, folder):
     """What the page and the charts are to be, by their paths."""
     results = results_of(folder)
-    made = {page: rendered(page.read_text(), results, folder.name)}
+    rendered = {page: render(page.read_text(), results, folder.name)}
     for name, (rows, _) in results.items():
         if TABLES[name].chart:
-            made[folder / f"{name}.svg"] = TABLES[name].chart.svg(rows)
-    return made
+            rendered[folder / f"{name}.svg"] = TABLES[name].chart.svg(rows)
+    return rendered
 
 
-def stray(made, folder):
+def stray_charts(rendered, folder):
     """Charts of nothing that is there."""
-    return sorted(set(folder.glob("*.svg")) - set(made))
+    return sorted(set(folder.glob("*.svg")) - set(rendered))
 
 
-def different(page, folder):
+def changed_files(page, folder):
     """Files that are not what the results give."""
-    made = files(page, folder)
-    changed = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
-    return changed + stray(made, folder)
+    rendered = files(page, folder)
+    changed = [path for path, text in rendered.items() if not path.exists() or path.read_text() != text]
+    return changed + stray_charts(rendered, folder)
 
 
 def write(page, folder):
-    made = files(page, folder)
-    for path, text in made.items():
+    rendered = files(page, folder)
+    for path, text in rendered.items():
         path.write_text(text)
-    for path in stray(made, folder):
+    for path in stray_charts(rendered, folder):
         path.unlink()
 
 
@@ -122,7 +122,7 @@ def main(*words, page=FOLDER.with_suffix(".md"), folder=FOLDER):
     try:
         if words != ("--check",):
             write(page, folder)
-        elif changed := different(page, folder):
+        elif changed := changed_files(page, folder):
             raise Refused(f"{changed[0]} is not what the results give: run scripts/bench/run docs")
     except Refused as refused:
         sys.exit(f"scripts/bench/run: {refused}")

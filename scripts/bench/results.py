@@ -24,7 +24,7 @@ from bench.tables import TABLES
 SETTINGS = ("RUNS", "SIZE")
 
 
-def kept_in():
+def results_folder():
     """The folder for results; `None` if these are for no page."""
     if named := os.environ.get("CKPTFS_BENCH_RESULTS"):
         return Path(named)
@@ -50,7 +50,7 @@ class Results:
         self.printed = None
         settings = [f"{name}={shlex.quote(os.environ[name])}" for name in SETTINGS if name in os.environ]
         self.found = {"command": " ".join([*settings, "scripts/bench/run", part]), "machine": machine(), "tables": {}}
-        folder = kept_in()
+        folder = results_folder()
         self.file = folder / f"{part}.json" if folder else None
         if self.file and not whole and self.file.exists():
             before = json.loads(self.file.read_text())
@@ -63,7 +63,7 @@ class Results:
     def add(self, table, row, runs):
         """Adds a row with its runs, each a dictionary of numbers. It is printed, and in the file, when this returns."""
         rows = self.found["tables"].setdefault(table, [])
-        new = {"row": list(row), "runs": [{key: rounded(value) for key, value in run.items()} for run in runs]}
+        new = {"row": list(row), "runs": [{key: round_number(value) for key, value in run.items()} for run in runs]}
         places = [n for n, old in enumerate(rows) if old["row"] == new["row"]]
         if places:
             rows[places[0]] = new
@@ -72,7 +72,7 @@ class Results:
             rows.sort(key=TABLES[table].place)
         if self.file:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.write_text(written(self.found))
+            self.file.write_text(to_text(self.found))
         *head, line = TABLES[table].lines([new], rows)
         if table != self.printed:
             print("", *head, sep="\n")
@@ -85,12 +85,12 @@ class Results:
             self.add(table, [name, state] if state else [name], [run[name] for run in runs])
 
 
-def rounded(value):
+def round_number(value):
     """To microseconds; whole numbers are bytes."""
     return round(value, 6) if isinstance(value, float) else value
 
 
-def written(found):
+def to_text(found):
     """The text of a file: a row to a line."""
     def lines(rows):
         return "[\n" + ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows) + "\n ]"

@@ -69,9 +69,9 @@ def main():
 
         def save(saver):
             with tempfile.TemporaryDirectory(dir=measuring.folder) as folder:
-                took, number = measuring.apart(workload(saving, saver=saver), folder)
+                took, number = measuring.run(workload(saving, saver=saver), folder)
             assert number == 1, saver
             return {**took, "peak": took["peak"] / SIZE_BYTES}, number
 
-        runs = measuring.compared({saver: partial(save, saver) for saver in SAVERS})
+        runs = measuring.compare({saver: partial(save, saver) for saver in SAVERS})
         results.add_all("saving", None, runs)

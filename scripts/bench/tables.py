@@ -2,8 +2,10 @@
 chart."""
 
 from bench import target_table
-from bench.columns import Table, in_first, label, middle, most, numbers, of_first, promised, ratios, spreads
 from bench.charts import Chart
+from bench.columns import (
+    Table, label, maximum, median, numbers, promise, ratio_to_first, ratios, speed_of_first, spreads,
+)  # fmt: skip
 
 SPEED = ratios("plain", "mount")
 
@@ -26,9 +28,9 @@ def is_ours(row):
 def loads(title):
     """Loaders beside the first of them, which is ours."""
     columns = (
-        label(title), label(place=1), middle("seconds", "seconds"), middle("CPU seconds", "cpu"),
-        middle("peak memory", "peak"),
-        spreads("ratio to ckptfs: median (least to most)", in_first("seconds")),
+        label(title), label(place=1), median("seconds", "seconds"), median("CPU seconds", "cpu"),
+        median("peak memory", "peak"),
+        spreads("ratio to ckptfs: median (least to most)", ratio_to_first("seconds")),
     )  # fmt: skip
     return Table("loader", columns, Chart(f"{title}: seconds", seconds_of, is_ours))
 
@@ -36,8 +38,8 @@ def loads(title):
 def sizes(title):
     """Loaders beside the first of them, which is safetensors. They are too few for a chart."""
     return Table("tensor-sizes", (
-        label(title), label(place=1), middle("seconds", "seconds"), middle("CPU seconds", "cpu"),
-        spreads("ratio to the first: median (least to most)", in_first("seconds")),
+        label(title), label(place=1), median("seconds", "seconds"), median("CPU seconds", "cpu"),
+        spreads("ratio to the first: median (least to most)", ratio_to_first("seconds")),
     ))  # fmt: skip
 
 
@@ -48,61 +50,63 @@ TABLES = {
         is_drawn=lambda row: not target_table.target_of(row).is_plain,
     ), tuple(target_table.TARGETS)),
     "engine": Table("engine", (
-        label(), middle("seconds", "seconds", 3),
-        promised("target", {"virtual file of 100,000 tensors in 160 shards with an index": "0.5",
+        label(), median("seconds", "seconds", 3),
+        promise("target", {"virtual file of 100,000 tensors in 160 shards with an index": "0.5",
                            "virtual file of a `.pt` of 10,000 tensors": "0.2"}),
     )),
     "headers": Table("engine", (
-        label("`ckptfs inspect --json` of"), middle("seconds", "seconds", 3), most("peak MB", "peak", 1e-6),
-        promised("target", {"100,000 tensors in 160 shards": "150 MB"}),
+        label("`ckptfs inspect --json` of"), median("seconds", "seconds", 3), maximum("peak MB", "peak", 1e-6),
+        promise("target", {"100,000 tensors in 160 shards": "150 MB"}),
     )),
     "reads": Table("engine", (
-        label(), middle("milliseconds", "seconds", 1, 1000),
-        spreads("speed relative to `pread`: median (least to most)", of_first("seconds")),
-        promised("target", {"`Reader::read_at`": "0.9"}),
+        label(), median("milliseconds", "seconds", 1, 1000),
+        spreads("speed relative to `pread`: median (least to most)", speed_of_first("seconds")),
+        promise("target", {"`Reader::read_at`": "0.9"}),
     )),
     "copies": Table("engine", (
-        label(), middle("`export` s", "export"), middle("other s", "other"),
+        label(), median("`export` s", "export"), median("other s", "other"),
         spreads("speed of `export`: median (least to most)", ratios("other", "export")),
-        promised("target", {"beside `cp`, which does not wait for the disk": "0.9"}),
+        promise("target", {"beside `cp`, which does not wait for the disk": "0.9"}),
     )),
     "mount": Table("mount", (
-        label(), label(place=1), middle("plain s", "plain"), middle("mount s", "mount"),
+        label(), label(place=1), median("plain s", "plain"), median("mount s", "mount"),
         spreads("speed against plain: median (least to most)", SPEED),
-        promised("target", MOUNT_TARGETS),
+        promise("target", MOUNT_TARGETS),
     ), Chart("speed of the mount relative to the plain file; the mark is 1", SPEED, mark=lambda row: 1)),
     "checkpoints": Table("mount", (
-        label("checkpoints in the directory"), middle("`ckptfs mount` s", "mount", 3),
-        middle("first byte of one s", "byte", 3), middle("listing all s", "listed", 3),
+        label("checkpoints in the directory"), median("`ckptfs mount` s", "mount", 3),
+        median("first byte of one s", "byte", 3), median("listing all s", "listed", 3),
     )),
     "first-byte": Table("mount", (
-        label("first byte of 100,000 tensors in 160 shards"), middle("ms", "seconds", 1, 1000),
-        promised("target", {"after the mount, caches dropped": "500", "once built": "10"}),
+        label("first byte of 100,000 tensors in 160 shards"), median("ms", "seconds", 1, 1000),
+        promise("target", {"after the mount, caches dropped": "500", "once built": "10"}),
     )),
     "owned": loads("owned, 2.1 GB in 4 shards of `.safetensors`"),
     "owned-bin": loads("owned, 2.1 GB in 4 shards of `.bin`"),
     "mapped": loads("mapped, 2.1 GB in 4 shards of `.safetensors`"),
     "mapped-bin": loads("mapped, 2.1 GB in 4 shards of `.bin`"),
     "opening": Table("opening", (
-        label("opening 100,000 tensors in 160 shards"), label(place=1), middle("seconds", "seconds", 3),
-        middle("CPU seconds", "cpu", 3), spreads("ratio to ckptfs: median (least to most)", in_first("seconds")),
+        label("opening 100,000 tensors in 160 shards"), label(place=1),
+        median("seconds", "seconds", 3), median("CPU seconds", "cpu", 3),
+        spreads("ratio to ckptfs: median (least to most)", ratio_to_first("seconds")),
     )),
     "few-huge": sizes("4 tensors of 512 MiB in 2 shards"),
     "many-small": sizes("100,000 tensors of 16 KiB in 4 shards"),
     "saving": Table("saving", (
         label("saving 2.1 GB in 4 shards"), spreads("seconds (least to most)", seconds_of),
-        middle("CPU seconds", "cpu"), middle("peak memory above them", "peak"),
+        median("CPU seconds", "cpu"), median("peak memory above them", "peak"),
     ), Chart("saving: seconds", seconds_of, lambda row: not row["row"][0].startswith("safetensors"))),
     "install-overhead": Table("install-overhead", (
-        label(), label(place=1), middle("seconds", "seconds"), middle("CPU seconds", "cpu"),
-        spreads("ratio to the first: median (least to most)", in_first("seconds"), 3),
+        label(), label(place=1), median("seconds", "seconds"), median("CPU seconds", "cpu"),
+        spreads("ratio to the first: median (least to most)", ratio_to_first("seconds"), 3),
     ), Chart("from_pretrained: seconds", seconds_of, lambda row: "mount" in row["row"][0])),
     "small-files": Table("install-overhead", (
-        label(), label(place=1), middle("`mmap`", "mmap", 0, 1e6), spreads("ratio to safetensors", in_first("mmap")),
-        middle("`pread`", "pread", 0, 1e6), spreads("ratio to safetensors", in_first("pread")),
+        label(), label(place=1),
+        median("`mmap`", "mmap", 0, 1e6), spreads("ratio to safetensors", ratio_to_first("mmap")),
+        median("`pread`", "pread", 0, 1e6), spreads("ratio to safetensors", ratio_to_first("pread")),
     )),
     "arrays": Table("install-overhead", (
-        label(), label(place=1), middle("microseconds", "seconds", 0, 1e6),
-        spreads("ratio to safetensors", in_first("seconds")),
+        label(), label(place=1), median("microseconds", "seconds", 0, 1e6),
+        spreads("ratio to safetensors", ratio_to_first("seconds")),
     )),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from bench.columns import label
 
 @dataclass(frozen=True)
 class Target:
-    """A row: what is measured, its baseline, and the most that it may be. `baseline` names several where the best of
+    """A row: what is measured, its baseline, and the maximum that it may be. `baseline` names several where the best of
     them is meant, the one with the least median."""
 
     row: str
@@ -39,7 +39,7 @@ class Target:
         return min(baselines, key=lambda name: statistics.median(run[name] for run in runs))
 
     def measured(self, runs):
-        """What is held against the limit: the median; of memory the most."""
+        """What is held against the limit: the median; of memory the maximum."""
         return (max if self.unit == "MB" else statistics.median)(self.figures(runs))
 
     def side(self, name, runs):

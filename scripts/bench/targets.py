@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from bench import workloads
-from bench.fixtures import RUNS, first_byte, in_page_cache, in_turn
+from bench.fixtures import RUNS, first_byte, in_page_cache, alternate
 from bench.machine import load, machine
 from bench.models import Models
 from bench.results import Results
@@ -31,12 +31,12 @@ class Bench:
         self.models = models
 
     def seconds(self, *words, **options):
-        took, outcome = self.machine.apart(*words, **options)
+        took, outcome = self.machine.run(*words, **options)
         return took["seconds"], outcome
 
     def beside_ext4(self, request, tiny, source, shown, plain):
         """Seconds for what the mount of the source shows there, and for what lies on the plain filesystem."""
-        return self.machine.compared({
+        return self.machine.compare({
             "mount": lambda: self.seconds(request, shown, tiny, source=source),
             "ext4": lambda: self.seconds(request, plain, tiny),
         })  # fmt: skip
@@ -95,7 +95,7 @@ def eight_processes(bench):
     def of_ext4():
         return bench.seconds(request, m.plain(), tiny, count=8, prepare=prepare)
 
-    yield "8 processes", machine.compared({"mount": of_mount, "ext4": of_ext4})
+    yield "8 processes", machine.compare({"mount": of_mount, "ext4": of_ext4})
     yield "8 processes, read from the disk", reads
 
 
@@ -118,7 +118,7 @@ def daemon_cpu(bench):
             cat(bench.machine, bench.machine.virtual_file)
             return daemon.cpu - before
 
-    yield "daemon CPU", in_turn(["daemon", "cat"], one)
+    yield "daemon CPU", alternate(["daemon", "cat"], one)
 
 
 def cat(machine, path):
@@ -142,7 +142,7 @@ def page_cache(bench):
         with machine.mounted(m.shards()):
             machine.refill()
             before = sum(in_page_cache(m.sources))
-            machine.measured([worker])
+            machine.measure([worker])
             return before, sum(in_page_cache(m.sources)), sum(in_page_cache([machine.virtual_file]))
 
     for _ in range(RUNS):
@@ -160,7 +160,7 @@ def beside_others(bench, prepare, loaders, runs=RUNS):
     def seconds(loader):
         return lambda: bench.seconds(load(loader), m.shards(), m.shards("tiny"), prepare=prepare)
 
-    return machine.compared({name: seconds(loader) for name, loader in loaders.items()}, runs)
+    return machine.compare({name: seconds(loader) for name, loader in loaders.items()}, runs)
 
 
 def owned(bench):
@@ -195,7 +195,7 @@ def owned_through_the_mount(bench):
         worker = machine.worker(load("safetensors owned"), path, m.plain("tiny"))
         # The memory of the load before is free by now.
         machine.ballast.take()
-        (took,) = machine.measured([worker])
+        (took,) = machine.measure([worker])
         return took["end"] - took["start"]
 
     def twice(path):
@@ -212,7 +212,7 @@ def owned_through_the_mount(bench):
         with machine.mounted(m.shards()):
             return twice(machine.virtual_file)
 
-    for run in in_turn(["mount", "ext4"], one):
+    for run in alternate(["mount", "ext4"], one):
         for rows, n in [(first, 0), (again, 1)]:
             rows.append({side: took[n] for side, took in run.items()})
     yield "owned through the mount", first

@@ -12,15 +12,15 @@ COUNTS = {"few-huge": (2, 2, 256 << 20), "many-small": (4, 25_000, 8 << 10)}
 
 
 def loads(machine, tiny, model, prepare):
-    def apart(loader, path=model, **options):
-        return lambda: machine.apart(load(loader), path, tiny, prepare=prepare, **options)
+    def run(loader, path=model, **options):
+        return lambda: machine.run(load(loader), path, tiny, prepare=prepare, **options)
 
     return {
-        "safetensors, mapped": apart("safetensors"),
-        "the same through the mount, of one file": apart("safetensors", machine.virtual_file, source=model),
-        "ckptfs, mapped": apart("ckptfs mapped"),
-        "safetensors, owned": apart("safetensors owned"),
-        "ckptfs, owned": apart("ckptfs owned"),
+        "safetensors, mapped": run("safetensors"),
+        "the same through the mount, of one file": run("safetensors", machine.virtual_file, source=model),
+        "ckptfs, mapped": run("ckptfs mapped"),
+        "safetensors, owned": run("safetensors owned"),
+        "ckptfs, owned": run("ckptfs owned"),
     }
 
 
@@ -32,6 +32,6 @@ def main():
         for table, counts in COUNTS.items():
             write_model(model, uniform(*counts))
             for state, prepare in measuring.states(model):
-                runs = measuring.compared(loads(measuring, tiny, model, prepare))
+                runs = measuring.compare(loads(measuring, tiny, model, prepare))
                 results.add_all(table, state, runs)
             shutil.rmtree(model)

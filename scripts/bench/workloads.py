@@ -59,7 +59,7 @@ def from_pretrained_disabled():
 
 def in_random_order(request):
     """Touches each tensor before it asks for the next one."""
-    from ckptfs.bench.worker import touched
+    from ckptfs.bench.worker import touch
     from safetensors import safe_open
 
     yield
@@ -69,7 +69,7 @@ def in_random_order(request):
         total = 0
         for name in names:
             kept.append(f.get_tensor(name))
-            total += touched(kept[-1])
+            total += touch(kept[-1])
     yield {"number": total}
 
 

@@ -6,7 +6,7 @@ import shutil
 from typing import NamedTuple
 
 from ckptfs.bench import page_cache
-from ckptfs.bench.schedule import rotated
+from ckptfs.bench.schedule import rotate
 from ckptfs.bench.tables import fault_line
 
 from gpu_check import models
@@ -91,7 +91,7 @@ class Workers:
             self._end(name)
 
 
-def there(job):
+def available(job):
     """The entries whose packages are there."""
     for entry in ENTRIES:
         if why := job.lacks(*entry.packages):
@@ -101,20 +101,20 @@ def there(job):
 
 
 def bench(job):
-    entries = [*there(job)]
+    entries = [*available(job)]
     with Workers(job) as workers:
-        for title, sizes in planned(job):
+        for title, sizes in plan_models(job):
             if job.is_over(f"bench: {title}"):
                 continue
             folder = job.disk / "model"
             try:
                 files = models.write(folder, sizes)
-                one_model(job, workers, entries, title, files, sum(sizes))
+                measure_model(job, workers, entries, title, files, sum(sizes))
             finally:
                 shutil.rmtree(folder)
 
 
-def planned(job):
+def plan_models(job):
     """Names and sizes of tensors of the models to load, none larger than there is room for."""
     most, bound = models.room(job.disk, job.free)
     kinds = [("large", int(size * models.GB)) for size in job.sizes]
@@ -133,15 +133,15 @@ def planned(job):
     yield f"{len(sizes):,} tiny tensors, {sum(sizes) / models.GB:.2f} GB", sizes
 
 
-def one_model(job, workers, entries, title, files, size):
+def measure_model(job, workers, entries, title, files, size):
     """Compares the loaders once, and measures them with the files in each place."""
     page_cache.warm(files)
-    good = verified(job, workers, entries, title, files, size)
+    good = verify(job, workers, entries, title, files, size)
     for state in "page cache", "disk, cold", "tmpfs":
         if job.is_over(f"bench: {title}, {state}"):
             continue
         if state != "tmpfs":
-            in_turn(job, workers, good, "bench", title, state, files, size)
+            measure_in_turn(job, workers, good, "bench", title, state, files, size)
             continue
         why = "there is no /dev/shm" if job.shm is None else None
         if job.shm and min(shutil.disk_usage(job.shm).free, models.memory() // 2) < size * 11 // 10:
@@ -151,12 +151,12 @@ def one_model(job, workers, entries, title, files, size):
             continue
         copied = models.copy(files, job.shm / "model")
         try:
-            in_turn(job, workers, good, "bench", title, state, copied, size)
+            measure_in_turn(job, workers, good, "bench", title, state, copied, size)
         finally:
             shutil.rmtree(job.shm / "model")
 
 
-def verified(job, workers, entries, title, files, size):
+def verify(job, workers, entries, title, files, size):
     """The entries whose tensors are those of the files."""
     expected = workers.load(_PLAIN, files, size, digests=True)
     if "fault" in expected:
@@ -182,10 +182,10 @@ def failure(entry):
     return "FAILED" if entry.loader == "ckptfs" else "fails"
 
 
-def in_turn(job, workers, entries, part, title, state, files, size):
+def measure_in_turn(job, workers, entries, part, title, state, files, size):
     """Measures the entries in turn, each round begun by another."""
     took, peaks, failed, cleared_by, last = {}, {}, {}, None, 0
-    for run, entry in rotated(entries, job.runs):
+    for run, entry in rotate(entries, job.runs):
         if run != last and job.is_over(f"{part}: {title}, {state}: rounds {run + 1} to {job.runs}"):
             break
         last = run
@@ -237,7 +237,7 @@ def tuning(job):
         with Workers(job) as workers:
             for state in "page cache", "disk, cold":
                 if not job.is_over(f"tuning: {state}"):
-                    in_turn(job, workers, entries, "tuning", f"{size / models.GB:.2f} GB", state, files, size)
+                    measure_in_turn(job, workers, entries, "tuning", f"{size / models.GB:.2f} GB", state, files, size)
     finally:
         shutil.rmtree(folder)
 

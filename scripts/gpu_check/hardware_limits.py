@@ -39,14 +39,14 @@ def ceilings(job):
             if job.device == "cpu" and what in ("copies", "registered"):
                 job.table.add("ceilings", what, "skipped", why="there is no device to copy to")
             elif not job.is_over(f"ceilings: {what}"):
-                measured(job, what, disk, shm)
+                add_measurements(job, what, disk, shm)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if shm:
             shutil.rmtree(job.shm / "ceiling", ignore_errors=True)
 
 
-def measured(job, what, disk, shm):
+def add_measurements(job, what, disk, shm):
     """Adds what a worker measures."""
     with job.worker("ckptfs") as worker:
         for one in worker.call(f"{__name__}:measure", _LIMIT_SECONDS, what=what, device=job.device, disk=disk, shm=shm,

@@ -1,4 +1,4 @@
-"""What is held before and after many loads."""
+"""The memory and the descriptors that are held before and after many loads."""
 
 import contextlib
 import gc
@@ -61,15 +61,15 @@ def count(_, device, folder, times):
 
     for _ in range(_WARM_UP_COUNT):
         load()
-    before = held(device)
+    before = amounts_held(device)
     for _ in range(times):
         load()
-    after = held(device)
+    after = amounts_held(device)
     return {"held": {name: [before[name], after[name]] for name in before}}
 
 
-def held(device):
-    """What this process holds, by name."""
+def amounts_held(device):
+    """The amounts that this process holds, by name."""
     import torch
 
     gc.collect()

@@ -16,7 +16,7 @@ import sys
 from ckptfs import child_process
 from ckptfs._errors import SafetensorError, error, in_words
 from ckptfs.bench import html, machine, page_cache, report, schedule, signals
-from ckptfs.bench.loaders import MOUNTED, OURS, PEERS, REFERENCES, chosen, is_installed
+from ckptfs.bench.loaders import MOUNTED, OURS, PEERS, REFERENCES, is_installed, select
 from ckptfs.bench.mount import CheckpointMount, daemon_of
 from ckptfs.bench.process import WorkerProcess
 from ckptfs.progress import Bar
@@ -119,7 +119,7 @@ def measure(path, device="cpu", runs=5, against=None, bar=None):
     if path.endswith(".safetensors") and os.path.isfile(path):
         # Also the virtual file of a pickle in a mount, which is what another library reads.
         request["files"], form = [path], "safetensors"
-    others, notes = chosen(against, form, device)
+    others, notes = select(against, form, device)
     with contextlib.ExitStack() as ends:
         daemon = daemon_of(request["files"][0])
         # In a mount of ours the others read that mount, and no other is made.

@@ -46,7 +46,7 @@ PEERS = {
 REFERENCES = ["safetensors", "torch.load"]
 
 
-def chosen(words, form, device):
+def select(words, form, device):
     """Names of the other loaders to measure, and notes. `words` are those of `--against`; `None` means all that
     are installed and read `form`, which is "safetensors" or "torch"."""
     loaders, notes = [], []

@@ -31,7 +31,7 @@ class Case(NamedTuple):
         return self.mount.seconds if loader in MOUNTED else self.daemon
 
 
-def rotated(names, runs):
+def rotate(names, runs):
     """Pairs of a run and a name: all names in each run, each run begun by another."""
     for run in range(runs):
         turn = run % max(1, len(names))
@@ -65,7 +65,7 @@ def measure(process, case, loaders, runs, clear, progress):
     """The results of each loader, and notes. With `clear`, which is called before each load, nothing is cached and
     daemons are new. A loader that fails is an error if it is ours, and else left out with a note."""
     results, notes, state = {loader: [] for loader in loaders}, [], "cold" if clear else "cached"
-    for run, loader in rotated(loaders, runs):
+    for run, loader in rotate(loaders, runs):
         progress(f"{state}: {loader}, {run + 1} of {runs}")
         if loader not in results:
             continue

@@ -8,7 +8,7 @@ MAX_FAULT_CHARACTERS = 300
 
 def spread(values, digits=2, unit=""):
     """The median of values, and their range."""
-    median, least, most = (f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    median, least, most = (f"{figure(values):,.{digits}f}" for figure in (statistics.median, min, max))
     return f"{median}{' ' * bool(unit)}{unit} ({least} to {most})"
 
 

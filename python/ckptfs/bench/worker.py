@@ -44,7 +44,7 @@ _MADV_POPULATE_READ = 22
 
 
 def load(request):
-    """Loads a checkpoint until every byte is there. With "sum" each tensor is touched by itself and the result is a
+    """Loads a checkpoint until every byte is there. With "sum" each tensor is touch by itself and the result is a
     "number", equal for equal tensors; with "digests" the result has each tensor's type, shape and digest."""
     read, device = loaders.prepare(request), torch.device(request["device"])
     # The first use of a device sets it up.
@@ -55,7 +55,7 @@ def load(request):
     tensors = read(request)
     result = {"returned": time.monotonic()}
     if request.get("sum"):
-        result["number"] = sum(map(touched, tensors.values()))
+        result["number"] = sum(map(touch, tensors.values()))
     else:
         _wait_for_bytes(tensors, device)
     yield result
@@ -75,13 +75,13 @@ def load(request):
         }  # fmt: skip
 
 
-def touched(tensor):
+def touch(tensor):
     """The sum of one byte of each page of a tensor."""
     return tensor.view(torch.uint8).reshape(-1)[::_PAGE_BYTES].sum().item()
 
 
 def _wait_for_bytes(tensors, device):
-    """Waits until every byte is there: a mapped page is read when it is first touched."""
+    """Waits until every byte is there: a mapped page is read when it is first touch."""
     if device.type != "cpu":
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -215,12 +215,12 @@ def test_a_missing_package_is_reported(monkeypatch, capsys):
     installed = {"torch", "safetensors"}
     found = lambda name: name if name in installed else None
     monkeypatch.setattr(loaders.importlib.util, "find_spec", found)
-    assert loaders.chosen(None, "safetensors", "cpu") == (["safetensors owned", "safetensors"], [])
+    assert loaders.select(None, "safetensors", "cpu") == (["safetensors owned", "safetensors"], [])
     with pytest.raises(Refused, match="--against runai: it is not installed") as refused:
-        loaders.chosen(["safetensors", "runai"], "safetensors", "cpu")
+        loaders.select(["safetensors", "runai"], "safetensors", "cpu")
     assert refused.value.__notes__ == ["what to do: pip install runai-model-streamer"]
     installed.add("fastsafetensors")
-    names, _ = loaders.chosen(["fastsafetensors"], "safetensors", "cuda:0")
+    names, _ = loaders.select(["fastsafetensors"], "safetensors", "cuda:0")
     assert names == ["fastsafetensors", "fastsafetensors nogds"]
     installed.remove("torch")
     assert cli.main(["x.safetensors"]) == FAILED

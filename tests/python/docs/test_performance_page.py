@@ -52,7 +52,7 @@ def page(tmp_path):
     """A page with a place for every table, and a folder with the results of one."""
     folder = tmp_path / "performance"
     folder.mkdir()
-    (folder / "saving.json").write_text(bench_results.written(results("saving", saving=SAVING)))
+    (folder / "saving.json").write_text(bench_results.to_text(results("saving", saving=SAVING)))
     page = tmp_path / "performance.md"
     page.write_text("\n".join(map(place, TABLES)))
     return page
@@ -63,7 +63,7 @@ def folder_of(page):
 
 
 def add(page, found):
-    (folder_of(page) / f"{found['command'].split()[-1]}.json").write_text(bench_results.written(found))
+    (folder_of(page) / f"{found['command'].split()[-1]}.json").write_text(bench_results.to_text(found))
 
 
 def test_only_tables_with_results_are_replaced(page):
@@ -75,14 +75,14 @@ def test_only_tables_with_results_are_replaced(page):
 
 def test_rendering_again_changes_nothing_and_new_results_do(page):
     folder = folder_of(page)
-    assert render_docs.different(page, folder) == [page, folder / "saving.svg"]
+    assert render_docs.changed_files(page, folder) == [page, folder / "saving.svg"]
     render_docs.write(page, folder)
     files = {path: path.read_bytes() for path in (page, *folder.iterdir())}
-    assert not render_docs.different(page, folder)
+    assert not render_docs.changed_files(page, folder)
     render_docs.write(page, folder)
     assert files == {path: path.read_bytes() for path in (page, *folder.iterdir())}
     add(page, results("saving", saving=SAVING[:1]))
-    assert render_docs.different(page, folder) == [page, folder / "saving.svg"]
+    assert render_docs.changed_files(page, folder) == [page, folder / "saving.svg"]
     render_docs.write(page, folder)
     assert "the <other>" not in page.read_text() + (folder / "saving.svg").read_text()
 
@@ -91,12 +91,12 @@ def test_hand_edits_and_empty_charts_are_found(page):
     folder = folder_of(page)
     render_docs.write(page, folder)
     page.write_text(page.read_text().replace("2.00 (1.00", "1.90 (1.00"))
-    assert render_docs.different(page, folder) == [page]
+    assert render_docs.changed_files(page, folder) == [page]
     with pytest.raises(SystemExit, match="performance.md is not what the results give: run scripts/bench/run docs"):
         render_docs.main("--check", page=page, folder=folder)
     render_docs.main(page=page, folder=folder)
     (folder / "old.svg").write_text("<svg/>")
-    assert render_docs.different(page, folder) == [folder / "old.svg"]
+    assert render_docs.changed_files(page, folder) == [folder / "old.svg"]
     render_docs.main(page=page, folder=folder)
     render_docs.main("--check", page=page, folder=folder)
     assert not (folder / "old.svg").exists()
@@ -204,7 +204,7 @@ def test_results_are_kept_row_by_row(monkeypatch, tmp_path, capsys):
 
 def test_compared_programs_take_turns():
     order = []
-    runs = fixtures.in_turn(["a", "b"], lambda way: order.append(way) or len(order), 3)
+    runs = fixtures.alternate(["a", "b"], lambda way: order.append(way) or len(order), 3)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert runs == [{"a": 1, "b": 2}, {"a": 4, "b": 3}, {"a": 5, "b": 6}] and list(runs[1]) == ["a", "b"]
 
@@ -212,15 +212,15 @@ def test_compared_programs_take_turns():
 def test_results_without_a_page_are_not_kept(monkeypatch):
     for name in ("CKPTFS_BENCH_RESULTS", "SIZE", "CKPTFS"):
         monkeypatch.delenv(name, raising=False)
-    assert bench_results.kept_in() == REPOSITORY / "docs/performance"
+    assert bench_results.results_folder() == REPOSITORY / "docs/performance"
     for name in ("SIZE", "CKPTFS"):
         with monkeypatch.context() as context:
             context.setenv(name, "x")
-            assert bench_results.kept_in() is None
+            assert bench_results.results_folder() is None
 
 
 def test_the_page_is_what_its_results_give():
-    assert not render_docs.different(REPOSITORY / "docs/performance.md", REPOSITORY / "docs/performance")
+    assert not render_docs.changed_files(REPOSITORY / "docs/performance.md", REPOSITORY / "docs/performance")
 
 
 def test_evicted_files_are_cached_again_before_a_warm_run(tmp_path):

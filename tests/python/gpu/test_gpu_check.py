@@ -212,7 +212,7 @@ def test_the_models_size_follows_the_free_memory(parts, monkeypatch):
     notes = []
     job = SimpleNamespace(disk=None, free=None, sizes=[4.0, 16.0], table=SimpleNamespace(note=notes.append))
     monkeypatch.setattr(parts.models, "room", lambda *_: (10 * 10**9, "memory"))
-    planned = [title for title, _ in parts.benchmarks.planned(job)]
+    planned = [title for title, _ in parts.benchmarks.plan_models(job)]
     assert [title.split(", ")[-1] for title in planned] == ["4.03 GB", "10.20 GB", "4.00 GB", "0.41 GB"], planned
     assert notes == ["16.00 GB are too much for memory: 10.00 GB instead"]
 
