@@ -45,7 +45,7 @@ _FROM = {
     "PrefetchLoader": "load.prefetch",
     "PySafeSlice": "load.safe_open",
     "Report": "load.report",
-    "SafetensorError": "_errors",
+    "SafetensorError": "errors",
     "TensorMeta": "load.safe_open",
     "TensorSpec": "save.serialize",
     "_safe_open_handle": "load.safe_open",

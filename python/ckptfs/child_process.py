@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from ckptfs._errors import error, in_python
+from ckptfs.errors import error, in_python
 
 _USAGE = 2
 

@@ -28,4 +28,4 @@ def main():
         return cli.main(words[1:])
     # What starts this command again must find the same package, and none in the current directory.
     apart = "-I" if sys.flags.isolated else "-P"
-    return _ckptfs.command(["ckptfs", *words], sys.executable, [apart, "-m", "ckptfs"])
+    return _ckptfs.run_command(["ckptfs", *words], sys.executable, [apart, "-m", "ckptfs"])

@@ -1,23 +1,32 @@
-"""Element types: their names in a safetensors header, and what torch calls them.
+"""Element types: their names in a safetensors header, and what torch and numpy call them.
 
-No package is imported before one of its types is asked for.
+The table is that of the Rust part. No package is imported before one of its types is asked for.
 """
 
 import functools
+from typing import NamedTuple
 
-from ckptfs._errors import error
+from ckptfs import _ckptfs
+from ckptfs.errors import error
 
-# By the name in a header, the name that torch and numpy have for it.
-TYPES = {
-    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32",
-    "I32": "int32", "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16",
-    "F32": "float32", "F64": "float64", "C64": "complex64", "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2",
-}  # fmt: skip
+
+class Dtype(NamedTuple):
+    """An element type, by its name in a header. `native` is what torch and numpy call it, or `None`."""
+
+    name: str
+    native: str | None
+    bits: int
+    has_dlpack: bool
+
+
+# In the order by which the safetensors library sorts tensors: the last are first in a file.
+DTYPES = {row[0]: Dtype(*row) for row in _ckptfs.DTYPES}
+
+# Names in a header, with what torch and numpy call these types.
+TYPES = {dtype.name: dtype.native for dtype in DTYPES.values() if dtype.native}
 
 # Floating-point types that can be cast to one another. Two elements of F4 share a byte.
-FLOATS = {name for name, native in TYPES.items() if "float" in native} - {"F4"}
+FLOATS = {name for name, native in TYPES.items() if "float" in native and DTYPES[name].bits >= 8}
 
 
 @functools.cache

@@ -16,8 +16,8 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from ckptfs import mountinfo, child_process
-from ckptfs._errors import SafetensorError, error, in_words, of_system
+from ckptfs import _ckptfs, child_process
+from ckptfs.errors import SafetensorError, error, in_words, of_system
 from ckptfs.settings import parse_path
 
 # Seconds. The command's own patience is shorter; only a machine that does nothing else needs so many.
@@ -43,7 +43,7 @@ class Mount:
         self._is_private, self._process = is_private, os.getpid()
         # A signal's handler may close what is being closed.
         self._closed, self._lock = False, threading.RLock()
-        self._place = mountinfo.place(path)
+        self._location = _ckptfs.locate(path)
         try:
             self.pid = json.loads(os.getxattr(path, "user.ckptfs.stats"))["pid"]
         except OSError as fault:
@@ -96,7 +96,7 @@ class Mount:
             if not self._is_there():
                 return
             try:
-                child_process.run("unmount", *how, "--", self._place.path, timeout=patience)
+                child_process.run("unmount", *how, "--", self._location[0], timeout=patience)
                 return
             except SafetensorError as fault:
                 refused = fault
@@ -105,16 +105,16 @@ class Mount:
 
     def _is_there(self):
         """Whether it is still mounted. One that somebody else has made in its place stays his."""
-        if mountinfo.place(self._place.path) == self._place:
+        if _ckptfs.locate(self._location[0]) == self._location:
             # A number is given again, but not while its daemon serves.
-            return mountinfo.runs(self.pid) or self._is_dead()
-        if self._place.mount in mountinfo.table() and mountinfo.runs(self.pid):
+            return _runs(self.pid) or self._is_dead()
+        if self._location[1] in _ckptfs.mount_table() and _runs(self.pid):
             message = f"{self.path}: another mount lies over it, or its directory was moved"
             raise error(message, "take that one away (umount), or move it back; then close it again")
         return False
 
     def _is_dead(self):
-        shown = os.fsencode(self._place.path).decode(errors="replace")
+        shown = os.fsencode(self._location[0]).decode(errors="replace")
         return any(other.mountpoint == shown and other.state == "dead" for other in mounts())
 
 
@@ -152,7 +152,7 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     where = tempfile.mkdtemp(prefix="ckptfs-") if is_private else parse_path(mountpoint)
     # It must lead there also when the program has gone to another directory.
     path = Path(os.path.join(os.getcwd(), where))
-    before = mountinfo.place(path)
+    before = _ckptfs.locate(path)
     try:
         done = child_process.run("mount", *options, "--", source, where)
         return Mount(source, path, done.notes, is_private)
@@ -160,9 +160,9 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
         is_refused = isinstance(fault, SafetensorError)
         # What comes from elsewhere, such as Ctrl-C, may come when the mount is there already. One that the
         # command refused may lie where another was made meanwhile.
-        there = mountinfo.place(path)
-        if not is_refused and there and there != before and mountinfo.shows_ckptfs(there):
-            child_process.run("unmount", "--lazy", "--", there.path, timeout=_PATIENCE)
+        there = _ckptfs.locate(path)
+        if not is_refused and there and there != before and _shows_ckptfs(there):
+            child_process.run("unmount", "--lazy", "--", there[0], timeout=_PATIENCE)
         if is_private:
             with contextlib.suppress(OSError):
                 os.rmdir(path)
@@ -237,6 +237,23 @@ def mounts():
         )
         for one in told
     ]  # fmt: skip
+
+
+def _shows_ckptfs(location):
+    """Whether a mount of ckptfs shows at a location."""
+    path, number = location
+    return _ckptfs.mount_table().get(number) == (path, "fuse.ckptfs")
+
+
+def _runs(pid):
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _at_exit():

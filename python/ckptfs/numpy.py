@@ -19,4 +19,4 @@ __all__ = [
 def load(data):
     """The arrays of a checkpoint whose bytes are in memory."""
     options = LoadOptions(framework=Numpy)
-    return load_named(_ckptfs.Opened.of_bytes(data, options.for_opening()), options)
+    return load_named(_ckptfs.Checkpoint.from_bytes(data, options), options)

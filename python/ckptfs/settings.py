@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from ckptfs import _ckptfs
-from ckptfs._errors import SafetensorError, error, in_words
+from ckptfs.errors import SafetensorError, error, in_words
 
 MMAP, PREAD = "mmap", "pread"
 
@@ -61,13 +61,10 @@ class LoadOptions:
         return cls(framework=framework, backend=backend, device=device, dtype=dtype, threads=threads,
                    memory=memory, **others)  # fmt: skip
 
-    def for_opening(self):
-        """The options of opening and reading, as the Rust part takes them."""
-        return {
-            "root": self.root, "allow_partial": self.allow_partial, "follow_symlinks": self.follow_symlinks,
-            "threads": self.threads, "leave_cache": self.leave_cache,
-            "memory": self.memory if self.dtype is None else reading_memory(self.memory),
-        }  # fmt: skip
+    @property
+    def reading_memory(self):
+        """The part of the memory that reading may hold; the Rust part takes it with other options of these."""
+        return self.memory if self.dtype is None else reading_memory(self.memory)
 
 
 def reading_memory(memory):
@@ -121,7 +118,7 @@ def setting(name):
     value = _configured.get(name)
     if value is None:
         variable = _VARIABLES[name]
-        text = _ckptfs.variable(variable)
+        text = _ckptfs.environment_variable(variable)
         value = _KINDS[name](text, variable) if text else None
     return value
 
@@ -191,7 +188,7 @@ def size(given, where):
     if not isinstance(given, str):
         return _count(given, where)
     try:
-        found = _ckptfs.size(given)
+        found = _ckptfs.parse_size(given)
     except ValueError as fault:
         raise error(f"{where} {given!r} is no size: {fault}") from None
     return _count(found, where)

@@ -5,7 +5,7 @@ import os
 import torch
 
 from ckptfs import _ckptfs
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.distributed.load_distributed import load_distributed
 from ckptfs.dtypes import TYPES
 from ckptfs.load.cached import load_or_make
@@ -57,7 +57,7 @@ def load(data):
         tensors = load(open("model.safetensors", "rb").read())
     """
     options = LoadOptions(framework=Torch)
-    return load_named(_ckptfs.Opened.of_bytes(data, options.for_opening()), options)
+    return load_named(_ckptfs.Checkpoint.from_bytes(data, options), options)
 
 
 def load_model(model, filename, strict=True, device="cpu", *, backend=None, **options):

@@ -2,16 +2,16 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::fs::{CWD, Mode, RenameFlags};
 use rustix::io::Errno;
 
-use super::{ExportError, temp_name};
+use super::{ExportError, temp_file};
 
-/// What `open` gives a new file before the umask.
-const NEW_FILE_MODE: u32 = 0o666;
+/// The permissions of a new file before the umask.
+const NEW_FILE_MODE: Mode = Mode::from_raw_mode(0o666);
 
 /// A file being written. Dropped before it is published, it is gone.
 #[derive(Debug)]
@@ -19,49 +19,38 @@ pub struct AtomicFile {
     file: File,
     path: PathBuf,
     directory: PathBuf,
-    /// The hidden name that it has, if it has one: until it is complete where the filesystem has no files
-    /// without a name, else while it takes the place of another.
+    /// The hidden name, while it has one: until it is complete on filesystems without unnamed files, elsewhere while
+    /// it takes the place of another file.
     temp_path: Option<PathBuf>,
     replace: bool,
 }
 
 impl AtomicFile {
-    /// Starts a file that is to be called `path`, and removes what a process that was killed left of it.
+    /// Starts a file that is to be called `path`. Removes what a killed process left of it.
     pub fn create(path: &Path, replace: bool) -> Result<AtomicFile, ExportError> {
-        AtomicFile::create_with(path, replace, open_unnamed)
+        AtomicFile::create_with(path, replace, temp_file::open_unnamed)
     }
 
     fn create_with(
         path: &Path,
         replace: bool,
-        nameless: impl Fn(&Path) -> Option<OwnedFd>,
+        open_unnamed: impl Fn(&Path, Mode) -> Option<OwnedFd>,
     ) -> Result<AtomicFile, ExportError> {
-        let path = &target_path(path, replace)?;
+        let path = target_path(path, replace)?;
         let directory = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
             _ => PathBuf::from("."),
         };
-        temp_name::remove_stale(&temp_name::name_for(path));
-        let (fd, part) = match nameless(&directory) {
-            Some(fd) => {
-                temp_name::try_lock(&fd);
-                (fd, None)
-            }
-            None => {
-                let mode = Mode::from_raw_mode(NEW_FILE_MODE);
-                let claim = |part: &Path| temp_name::create_locked(part, mode);
-                claim_temp_name(path, claim, |part| temp_name::create(part, mode))
-                    .map(|(fd, part)| (fd, Some(part)))
-                    .map_err(|e| ExportError::io(path, "create it", e))?
-            }
+        if let Some(name) = path.file_name() {
+            temp_file::remove_stale(&temp_file::hidden_path(&directory, name));
+        }
+        let (file, temp_path) = match open_unnamed(&directory, NEW_FILE_MODE) {
+            Some(file) => (file, None),
+            None => temp_file::create_hidden(&directory, path.file_name(), NEW_FILE_MODE)
+                .map(|(file, hidden)| (file, Some(hidden)))
+                .map_err(|e| ExportError::io(&path, "create it", e))?,
         };
-        Ok(AtomicFile {
-            file: File::from(fd),
-            path: path.to_path_buf(),
-            directory,
-            temp_path: part,
-            replace,
-        })
+        Ok(AtomicFile { file: File::from(file), path, directory, temp_path, replace })
     }
 
     /// The file, to write to.
@@ -69,15 +58,15 @@ impl AtomicFile {
         &self.file
     }
 
-    /// The name that it will have.
+    /// The path that it will have.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Refuses at once what would fail after a long time.
+    /// Refuses at once a file that is larger than the free space.
     pub fn require_room(&self, needs: u64) -> Result<(), ExportError> {
         let Ok(stat) = rustix::fs::fstatvfs(&self.file) else { return Ok(()) };
-        // Network filesystems that do not know say zero blocks in all.
+        // Network filesystems that do not know their size report no blocks at all.
         let blocks =
             if rustix::process::geteuid().is_root() { stat.f_bfree } else { stat.f_bavail };
         let free = blocks.saturating_mul(stat.f_frsize);
@@ -87,7 +76,7 @@ impl AtomicFile {
         Ok(())
     }
 
-    /// Puts what was written on the disk.
+    /// Writes everything to the disk.
     pub fn sync(&self) -> Result<(), ExportError> {
         self.file.sync_all().map_err(|e| ExportError::io(&self.path, "write it to the disk", e))
     }
@@ -95,12 +84,13 @@ impl AtomicFile {
     /// Gives the file its name, in one step.
     pub fn publish(mut self) -> Result<(), ExportError> {
         match (&self.temp_path, self.replace) {
-            (None, false) => self.link(&self.path).map_err(|e| self.naming_error(e.into()))?,
+            (None, false) => {
+                temp_file::link(&self.file, &self.path).map_err(|e| self.naming_error(e.into()))?;
+            }
             (None, true) => {
-                let link = |part: &Path| self.link(part);
-                let ((), part) = claim_temp_name(&self.path, |part| link(part).map(Some), link)
-                    .map_err(|e| self.naming_error(e.into()))?;
-                self.temp_path = Some(part);
+                let hidden =
+                    temp_file::link_hidden(&self.file, &self.directory, self.path.file_name());
+                self.temp_path = Some(hidden.map_err(|e| self.naming_error(e.into()))?);
                 self.rename(RenameFlags::empty())?;
             }
             (Some(_), true) => self.rename(RenameFlags::empty())?,
@@ -108,28 +98,23 @@ impl AtomicFile {
                 Err(ExportError::Io { source, .. })
                     if source.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
                 {
-                    // A filesystem without that flag: a link refuses an existing name as well.
-                    let part = self.temp_path.clone().unwrap_or_default();
-                    std::fs::hard_link(&part, &self.path).map_err(|e| self.naming_error(e))?;
+                    // A filesystem without that flag. A link refuses an existing name as well.
+                    let hidden = self.temp_path.clone().unwrap_or_default();
+                    std::fs::hard_link(&hidden, &self.path).map_err(|e| self.naming_error(e))?;
                 }
                 renamed => renamed?,
             },
         }
-        // The name is on the disk once its directory is; some filesystems cannot, and need not, be asked.
+        // The name is on the disk once its directory is. Some filesystems cannot sync one, and need not.
         if let Ok(directory) = File::open(&self.directory) {
             let _ = directory.sync_all();
         }
         Ok(())
     }
 
-    fn link(&self, to: &Path) -> Result<(), Errno> {
-        let from = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        rustix::fs::linkat(CWD, from, CWD, to, AtFlags::SYMLINK_FOLLOW)
-    }
-
     fn rename(&mut self, flags: RenameFlags) -> Result<(), ExportError> {
-        let part = self.temp_path.clone().unwrap_or_default();
-        rustix::fs::renameat_with(CWD, &part, CWD, &self.path, flags)
+        let hidden = self.temp_path.clone().unwrap_or_default();
+        rustix::fs::renameat_with(CWD, &hidden, CWD, &self.path, flags)
             .map_err(|e| self.naming_error(e.into()))?;
         self.temp_path = None;
         Ok(())
@@ -145,48 +130,13 @@ impl AtomicFile {
 
 impl Drop for AtomicFile {
     fn drop(&mut self) {
-        if let Some(part) = self.temp_path.take() {
-            let _ = std::fs::remove_file(part);
+        if let Some(hidden) = self.temp_path.take() {
+            let _ = std::fs::remove_file(hidden);
         }
     }
 }
 
-/// A file without a name: not even a killed process leaves one behind. It gets its name through
-/// /proc, which must be there for it.
-fn open_unnamed(directory: &Path) -> Option<OwnedFd> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(directory, flags, Mode::from_raw_mode(NEW_FILE_MODE)).ok()?;
-    let linkable = Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd())).is_symlink();
-    linkable.then_some(fd)
-}
-
-/// What `claim` makes of the hidden name that goes with `path`, and the name; or, where somebody who lives has
-/// that, `make` of a name of its own.
-fn claim_temp_name<T>(
-    path: &Path,
-    claim: impl Fn(&Path) -> Result<Option<T>, Errno>,
-    make: impl Fn(&Path) -> Result<T, Errno>,
-) -> Result<(T, PathBuf), Errno> {
-    let wanted = temp_name::name_for(path);
-    loop {
-        match claim(&wanted) {
-            Ok(Some(made)) => return Ok((made, wanted)),
-            Err(Errno::EXIST) if temp_name::remove_stale(&wanted) => {}
-            Ok(None) | Err(Errno::EXIST) => break,
-            Err(error) => return Err(error),
-        }
-    }
-    loop {
-        let name = temp_name::unique_name(path);
-        match make(&name) {
-            Err(Errno::EXIST) => {}
-            made => return made.map(|made| (made, name)),
-        }
-    }
-}
-
-/// Where the file is to be: what a link leads to, if it is one that is replaced. Refuses a name that
-/// could not be given in the end.
+/// Where the file is to be: the end of a link that is replaced. Refuses at once a name that it could never take.
 fn target_path(path: &Path, replace: bool) -> Result<PathBuf, ExportError> {
     let named_as_directory = path.as_os_str().as_encoded_bytes().ends_with(b"/");
     if path.file_name().is_none() || named_as_directory {
@@ -216,7 +166,10 @@ fn target_path(path: &Path, replace: bool) -> Result<PathBuf, ExportError> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
     use std::io::Write;
+
+    use rustix::fs::{FlockOperation, flock};
 
     use super::*;
 
@@ -225,9 +178,9 @@ mod tests {
         names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// Filesystems with and without nameless files.
+    /// Runs a test as on filesystems with and without unnamed files.
     fn both(test: impl Fn(&Path, &dyn Fn(&Path, bool) -> Result<AtomicFile, ExportError>)) {
-        let kinds: [fn(&Path) -> Option<OwnedFd>; 2] = [open_unnamed, |_| None];
+        let kinds: [fn(&Path, Mode) -> Option<OwnedFd>; 2] = [temp_file::open_unnamed, |_, _| None];
         for kind in kinds {
             let folder = tempfile::tempdir().unwrap();
             test(folder.path(), &|path, replace| AtomicFile::create_with(path, replace, kind));
@@ -270,12 +223,11 @@ mod tests {
         });
     }
 
-    /// What is left hidden by a process that is dead, and what one that lives has there.
     #[test]
     fn what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not() {
         both(|folder, create| {
             let path = folder.join("out");
-            let part = temp_name::name_for(&path);
+            let part = temp_file::hidden_path(folder, OsStr::new("out"));
             for replace in [false, true] {
                 std::fs::write(&part, "left").unwrap();
                 create(&path, replace).unwrap().publish().unwrap();
@@ -289,7 +241,7 @@ mod tests {
             new.publish().unwrap();
             assert_eq!(names(folder), ["out"]);
             let held = File::create(&part).unwrap();
-            assert!(temp_name::try_lock(&held));
+            assert!(flock(&held, FlockOperation::NonBlockingLockExclusive).is_ok());
             create(&path, true).unwrap().publish().unwrap();
             drop(create(&path, true).unwrap());
             assert_eq!(names(folder).len(), 2);

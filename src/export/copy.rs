@@ -1,4 +1,4 @@
-//! Moves a virtual file's bytes into a file: inside the kernel where they lie one after the other.
+//! Copies a virtual file's bytes into a file: within the kernel where they lie one after the other.
 
 use std::os::unix::fs::FileExt;
 
@@ -10,10 +10,10 @@ use crate::virtual_file::{Segment, SegmentSource, VirtualFileReader};
 
 use super::{AtomicFile, ExportError, ExportProgress};
 
-/// Bytes between two looks at whether to stop; a tenth of a second at the speed of a disk.
+/// Bytes between two checks of whether to stop: a tenth of a second at the speed of a disk.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// Bytes gathered at a time. A transposed matrix is read in longer pieces the more is asked for.
+/// Bytes gathered at a time. The more are asked for, the longer the pieces of a transposed matrix.
 const BUFFER_BYTES: u64 = 8 << 20;
 
 pub fn copy_contents(
@@ -23,7 +23,7 @@ pub fn copy_contents(
 ) -> Result<(), ExportError> {
     let virtual_file = reader.virtual_file();
     let mut buffer = Vec::new();
-    // Whether this pair of filesystems copies inside the kernel; learnt at the first try.
+    // Whether these filesystems copy within the kernel: learnt at the first attempt.
     let mut in_kernel = true;
     for segment in virtual_file.segments(0..virtual_file.size()) {
         let Segment { range, bytes } = segment;
@@ -63,7 +63,7 @@ pub fn copy_contents(
     Ok(())
 }
 
-/// Bytes copied inside the kernel; `None` where it cannot between these two files.
+/// Copies within the kernel, and returns how many bytes. `None` where it cannot between these two files.
 fn copy_in_kernel(
     source: &OpenFile,
     from: u64,
@@ -82,7 +82,7 @@ fn copy_in_kernel(
         );
         return match copied {
             Ok(0) => {
-                // The source ends here, and it did not when it was parsed.
+                // The source is shorter than it was when it was parsed.
                 source.check_unchanged()?;
                 Ok(None)
             }

@@ -1,11 +1,8 @@
-//! Writes a virtual file as a real file.
-//!
-//! In: an opened virtual file ([`VirtualFileReader`]) and where it should go. Out: the file, whole or not at all:
-//! it has no name until it is complete and on the disk.
+//! Writes a virtual file as a real file, whole or not at all: it has no name until it is complete and on the disk.
 
 mod atomic_file;
 mod copy;
-mod temp_name;
+pub(crate) mod temp_file;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,7 +18,7 @@ pub enum ExportError {
     /// The virtual file cannot be read.
     #[error(transparent)]
     VirtualFile(#[from] virtual_file::VirtualFileError),
-    /// There is something of that name.
+    /// The name is taken.
     #[error("{path}: already exists")]
     Exists {
         /// The file.
@@ -39,7 +36,7 @@ pub enum ExportError {
         /// What has the name.
         path: PathBuf,
     },
-    /// There is too little room.
+    /// The file is larger than the free space.
     #[error("{path}: needs {needs} bytes, and {free} are free there")]
     NoSpace {
         /// The file.
@@ -49,14 +46,14 @@ pub enum ExportError {
         /// Bytes that are free.
         free: u64,
     },
-    /// The system's own answer.
+    /// A system call failed.
     #[error("{path}: cannot {action}: {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// The caller asked to stop.
@@ -93,15 +90,15 @@ impl ExportError {
     }
 }
 
-/// What the writer tells, and asks, while it works.
+/// What the writer reports, and asks, while it works.
 pub trait ExportProgress {
-    /// So many more bytes are written.
+    /// Called after this many more bytes.
     fn on_write(&self, bytes: u64);
     /// Whether to give up.
     fn should_stop(&self) -> bool;
 }
 
-/// Writes the whole virtual file to `path`; replaces what is there only if told to.
+/// Writes the whole virtual file to `path`; replaces an existing file only with `replace`.
 pub fn export(
     reader: &VirtualFileReader,
     path: &Path,
@@ -112,7 +109,7 @@ pub fn export(
     let file = AtomicFile::create(path, replace)?;
     file.require_room(size)?;
     copy::copy_contents(reader, &file, progress)?;
-    // The last look at the sources, after the last byte was taken from them.
+    // The sources are checked after their last byte was read.
     reader.check_all_unchanged()?;
     file.sync()?;
     if progress.should_stop() {

@@ -1,6 +1,4 @@
-//! A checkpoint that is open, as Python sees it.
-//!
-//! In: a path, or bytes. Out: what it is, and its tensors, which know what they are of.
+//! An open checkpoint, as Python sees it: what it is, and its tensors.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -20,78 +18,77 @@ use super::error::load_exception;
 use super::interruptible::{WaitMode, without_gil};
 use super::tensor::PyTensor;
 
-/// So many are opened at once: while one waits for the disk, others are parsed.
+/// Checkpoints that are opened at once: while one waits for the disk, others are parsed.
 const MAX_CONCURRENT_OPENS: usize = 8;
 
 /// A checkpoint whose files are open. Any number of threads load from it at once.
-#[pyclass(frozen, module = "ckptfs._ckptfs")]
-pub struct Opened {
-    opened: Arc<loader::OpenCheckpoint>,
-    /// By the place of each tensor: its bytes in the data of the file.
+#[pyclass(frozen, name = "Checkpoint", module = "ckptfs._ckptfs")]
+pub struct PyCheckpoint {
+    checkpoint: Arc<loader::OpenCheckpoint>,
+    /// By the place of each tensor, the range of its bytes in the data of the file.
     offsets: OnceLock<Vec<(u64, u64)>>,
 }
 
-/// The options of a checkpoint, as Python gives them.
+/// What opening and reading take of the package's `LoadOptions`: its attributes.
 #[derive(FromPyObject)]
-#[pyo3(from_item_all)]
 pub struct PyLoadOptions {
     root: Option<String>,
     allow_partial: bool,
     follow_symlinks: bool,
     threads: Option<NonZeroUsize>,
+    #[pyo3(attribute("reading_memory"))]
     memory: Option<u64>,
     leave_cache: bool,
 }
 
 impl From<PyLoadOptions> for loader::LoadOptions {
-    fn from(given: PyLoadOptions) -> Self {
+    fn from(options: PyLoadOptions) -> Self {
         let PyLoadOptions { root, allow_partial, follow_symlinks, threads, memory, leave_cache } =
-            given;
-        let checkpoint =
-            checkpoint::ParseOptions { root_key: root, allow_partial, follow_symlinks };
-        loader::LoadOptions { parse: checkpoint, threads, buffer_bytes: memory, leave_cache }
+            options;
+        let parse = checkpoint::ParseOptions { root_key: root, allow_partial, follow_symlinks };
+        loader::LoadOptions { parse, threads, buffer_bytes: memory, leave_cache }
     }
 }
 
 #[pymethods]
-impl Opened {
+impl PyCheckpoint {
     /// Opens what a path leads to.
     #[new]
-    fn new(py: Python<'_>, path: PathBuf, options: PyLoadOptions) -> PyResult<Opened> {
+    fn new(py: Python<'_>, path: PathBuf, options: PyLoadOptions) -> PyResult<PyCheckpoint> {
         let options = loader::LoadOptions::from(options);
         let never = AtomicBool::new(false);
         let opened = if mount_info::may_block(&path) {
-            // Opening is not told to stop: it ends, or hangs and is left behind.
+            // Opening cannot be stopped: it ends, or hangs and is abandoned.
             without_gil(py, WaitMode::MayAbandon, &never, move || options.open(&path))?
         } else {
             without_gil(py, WaitMode::Inline, &never, move || options.open_outside_mounts(&path))?
         };
-        Opened::from_result(py, opened)
+        PyCheckpoint::from_result(py, opened)
     }
 
     /// Opens a checkpoint whose bytes are in memory.
     #[staticmethod]
-    fn of_bytes(py: Python<'_>, bytes: &[u8], options: PyLoadOptions) -> PyResult<Opened> {
+    fn from_bytes(py: Python<'_>, bytes: &[u8], options: PyLoadOptions) -> PyResult<PyCheckpoint> {
         let options = loader::LoadOptions::from(options);
-        Opened::from_result(py, py.detach(|| options.open_bytes(bytes)))
+        PyCheckpoint::from_result(py, py.detach(|| options.open_bytes(bytes)))
     }
 
-    /// The names of its tensors, in the order in which their bytes lie.
+    /// The names of its tensors, in the order of their bytes.
     #[getter]
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let tensors = self.opened.tensors();
+        let tensors = self.checkpoint.tensors();
         PyList::new(py, self.file_order().into_iter().map(|place| &*tensors[place].name))
     }
 
-    /// The metadata: of one safetensors file that of its header, `None` if the header has none. Any other
+    /// The metadata. Of one safetensors file it is that of its header, `None` if the header has none; any other
     /// checkpoint says that it is torch's.
     #[getter]
     fn metadata(&self) -> Option<BTreeMap<String, String>> {
-        let virtual_file = self.opened.virtual_file();
+        let virtual_file = self.checkpoint.virtual_file();
         if self.is_single_safetensors() && !virtual_file.source_has_metadata() {
             return None;
         }
-        let mut metadata = self.opened.metadata().clone();
+        let mut metadata = self.checkpoint.metadata().clone();
         if self.is_single_safetensors() && !virtual_file.source_has_format() {
             metadata.remove("format");
         }
@@ -101,42 +98,41 @@ impl Opened {
     /// The format of its files.
     #[getter]
     fn format(&self) -> &'static str {
-        self.opened.format().name()
+        self.checkpoint.format().name()
     }
 
-    /// How many files it holds open.
+    /// The number of files that it holds open.
     #[getter]
-    fn files(&self) -> usize {
-        self.opened.virtual_file().source_files().len()
+    fn file_count(&self) -> usize {
+        self.checkpoint.virtual_file().source_files().len()
     }
 
-    /// What was chosen and what was left out, in words.
+    /// Messages about what was chosen and what was left out.
     #[getter]
     fn notes(&self) -> Vec<String> {
-        self.opened.notes().to_vec()
+        self.checkpoint.notes().to_vec()
     }
 
     /// A hash of the states of its files: equal means the same bytes.
     #[getter]
     fn identity(&self) -> String {
-        self.opened.virtual_file().identity().to_string()
+        self.checkpoint.virtual_file().identity().to_string()
     }
 
-    /// How its bytes are reached: `plain`, `direct` with the source of a mount, or `through` a mount
-    /// with the reason.
+    /// How its bytes are reached: `plain`, `direct` with the source of a mount, or `through` a mount with the reason.
     #[getter]
     fn route(&self) -> (&'static str, Option<String>) {
-        match self.opened.route() {
+        match self.checkpoint.route() {
             Route::Plain => ("plain", None),
             Route::Direct { source } => ("direct", Some(source.display().to_string())),
             Route::ThroughMount { reason } => ("through", Some(reason.clone())),
         }
     }
 
-    /// Its tensors, in the order of their names above.
+    /// Its tensors, in the order of `names`.
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let tensors = self.opened.tensors();
+        let tensors = self.checkpoint.tensors();
         let made =
             self.file_order().into_iter().map(|place| self.wrap_tensor(tensors[place].clone()));
         let made = made.map(|tensor| Bound::new(py, tensor)).collect::<PyResult<Vec<_>>>()?;
@@ -145,32 +141,32 @@ impl Opened {
 
     /// The tensor of a name.
     fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<PyTensor> {
-        let found = self.opened.tensor(name).map_err(|error| load_exception(py, &error))?;
+        let found = self.checkpoint.tensor(name).map_err(|error| load_exception(py, &error))?;
         Ok(self.wrap_tensor(found.clone()))
     }
 
-    /// The start and end of the data: in the file if it is one safetensors file, otherwise in the virtual file.
+    /// The range of the data: in the file itself if it is one safetensors file, otherwise in the virtual file.
     #[getter]
     fn data_range(&self) -> (u64, u64) {
-        let virtual_file = self.opened.virtual_file();
+        let virtual_file = self.checkpoint.virtual_file();
         if !self.is_single_safetensors() {
             return (virtual_file.header_size(), virtual_file.size());
         }
         let size = virtual_file.origins()[0].size();
-        let starts = self.opened.tensors().iter().map(|tensor| tensor.bytes.extent().offset);
+        let starts = self.checkpoint.tensors().iter().map(|tensor| tensor.bytes.extent().offset);
         (starts.min().unwrap_or(size), size)
     }
 
-    /// Where the bytes of a tensor begin and end in the data of the file.
+    /// The range of a tensor's bytes in the data of the file.
     fn data_offsets(&self, py: Python<'_>, name: &str) -> PyResult<(u64, u64)> {
-        let found = self.opened.tensor(name).map_err(|error| load_exception(py, &error))?;
-        let first = self.opened.tensors().as_ptr();
+        let found = self.checkpoint.tensor(name).map_err(|error| load_exception(py, &error))?;
+        let first = self.checkpoint.tensors().as_ptr();
         let place = (std::ptr::from_ref(found).addr() - first.addr()) / size_of_val(found);
         Ok(self.offsets()[place])
     }
 }
 
-/// Opens what each path leads to, several at once: an [`Opened`] or an exception for each.
+/// Opens what each path leads to, several at once: an [`PyCheckpoint`] or an exception for each.
 #[pyfunction]
 pub fn open_each<'py>(
     py: Python<'py>,
@@ -178,29 +174,29 @@ pub fn open_each<'py>(
     options: PyLoadOptions,
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let options = loader::LoadOptions::from(options);
-    let elsewhere = paths.iter().any(|path| mount_info::may_block(path));
-    let wait = if elsewhere { WaitMode::MayAbandon } else { WaitMode::Inline };
+    let may_block = paths.iter().any(|path| mount_info::may_block(path));
+    let wait = if may_block { WaitMode::MayAbandon } else { WaitMode::Inline };
     let work = move || parallel_map(&paths, MAX_CONCURRENT_OPENS, |path| options.open(path));
     let opened = without_gil(py, wait, &AtomicBool::new(false), work)?;
-    let made = opened.into_iter().map(|opened| match Opened::from_result(py, opened) {
+    let made = opened.into_iter().map(|opened| match PyCheckpoint::from_result(py, opened) {
         Ok(opened) => Ok(Bound::new(py, opened)?.into_any()),
         Err(error) => Ok(error.into_value(py).into_bound(py).into_any()),
     });
     made.collect()
 }
 
-impl Opened {
+impl PyCheckpoint {
     fn from_result(
         py: Python<'_>,
         opened: Result<loader::OpenCheckpoint, LoadError>,
-    ) -> PyResult<Opened> {
+    ) -> PyResult<PyCheckpoint> {
         let opened = opened.map_err(|error| load_exception(py, &error))?;
-        Ok(Opened { opened: Arc::new(opened), offsets: OnceLock::new() })
+        Ok(PyCheckpoint { checkpoint: Arc::new(opened), offsets: OnceLock::new() })
     }
 
-    /// The places of its tensors, in the order in which their bytes lie.
+    /// The places of its tensors, in the order of their bytes.
     fn file_order(&self) -> Vec<usize> {
-        let tensors = self.opened.tensors();
+        let tensors = self.checkpoint.tensors();
         let mut places: Vec<usize> = (0..tensors.len()).collect();
         if self.is_single_safetensors() {
             let offsets = self.offsets();
@@ -210,20 +206,21 @@ impl Opened {
     }
 
     fn wrap_tensor(&self, tensor: checkpoint::Tensor) -> PyTensor {
-        PyTensor { of: Arc::clone(&self.opened), tensor }
+        PyTensor { checkpoint: Arc::clone(&self.checkpoint), tensor }
     }
 
-    /// Whether what is read is one real safetensors file: then its own header says what stands where.
+    /// Whether it is one real safetensors file, whose own header has the places of tensors.
     fn is_single_safetensors(&self) -> bool {
-        let virtual_file = self.opened.virtual_file();
-        self.opened.format() == Format::Safetensors && virtual_file.origins().len() == 1
+        let virtual_file = self.checkpoint.virtual_file();
+        self.checkpoint.format() == Format::Safetensors && virtual_file.origins().len() == 1
     }
 
     fn offsets(&self) -> &[(u64, u64)] {
         self.offsets.get_or_init(|| {
-            let (virtual_file, tensors) = (self.opened.virtual_file(), self.opened.tensors());
+            let (virtual_file, tensors) =
+                (self.checkpoint.virtual_file(), self.checkpoint.tensors());
             if self.is_single_safetensors() {
-                // The first of them begins where the data does.
+                // The data begins with the first of them.
                 let starts = tensors.iter().map(|tensor| tensor.bytes.extent().offset);
                 let data = starts.min().unwrap_or(0);
                 let ranges = tensors.iter().map(|tensor| tensor.bytes.extent());

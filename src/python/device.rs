@@ -1,7 +1,7 @@
 //! Loading tensors to CUDA devices.
 //!
-//! In: [`Tensor`]s, addresses on devices of memory that torch or somebody else has, and the streams of who uses
-//! it. Out: what the load did; the bytes are there for whatever those streams are given next.
+//! In: tensors, addresses of memory on devices, and the streams of the work that uses it. Out: what the load did. Work
+//! that those streams get afterwards finds the bytes there.
 
 use std::process;
 use std::sync::{Arc, Mutex};
@@ -13,15 +13,15 @@ use crate::cuda::{self, CudaStream, DeviceLoadRequest, DeviceLoader, GpudirectMo
 use crate::threads::lock;
 
 use super::error::cuda_exception;
-use super::interruptible::{Stop, WaitMode, without_gil};
+use super::interruptible::{StopFlag, WaitMode, without_gil};
 use super::load::{ReportDict, TensorHandle, check_targets, tensor_handle, wait_mode};
-use super::memory::Memory;
+use super::memory::PyMemory;
 use super::tensor::PyTensor;
 
-/// Pinned memory that stays for the next load.
+/// Pinned memory that is kept for the next load.
 const MAX_IDLE_PINNED_BYTES: u64 = 64 << 20;
 
-/// What this process loads to devices with.
+/// The loader of this process.
 static LOADER: Mutex<Option<ProcessLoader>> = Mutex::new(None);
 
 struct ProcessLoader {
@@ -30,53 +30,52 @@ struct ProcessLoader {
     loader: Arc<DeviceLoader>,
 }
 
-/// How much memory may be pinned, and whether GPUDirect Storage is wanted, or not, or where it is plainly there.
+/// The bytes that may be pinned, and whether to use GPUDirect Storage; `None` is where its kernel module is loaded.
 type DeviceSettings = (u64, Option<bool>);
 
-/// The loader of this process that loads so.
-fn process_loader(how: DeviceSettings) -> Arc<DeviceLoader> {
-    let (mut held, process) = (lock(&LOADER), process::id());
+/// The loader of this process, made anew for other settings.
+fn process_loader(settings: DeviceSettings) -> Arc<DeviceLoader> {
+    let (mut held, pid) = (lock(&LOADER), process::id());
     match &*held {
-        Some(held) if (held.pid, held.settings) == (process, how) => {
+        Some(held) if (held.pid, held.settings) == (pid, settings) => {
             return Arc::clone(&held.loader);
         }
         _ => {}
     }
-    let (pinned, gpudirect) = how;
+    let (max_pinned_bytes, gpudirect) = settings;
     let gpudirect = match gpudirect {
         None => GpudirectMode::Auto,
         Some(true) => GpudirectMode::On,
         Some(false) => GpudirectMode::Never,
     };
-    let loader = Arc::new(DeviceLoader::new(pinned).with_gpudirect(gpudirect));
-    let before =
-        held.replace(ProcessLoader { pid: process, settings: how, loader: Arc::clone(&loader) });
+    let loader = Arc::new(DeviceLoader::new(max_pinned_bytes).with_gpudirect(gpudirect));
+    let previous = held.replace(ProcessLoader { pid, settings, loader: Arc::clone(&loader) });
     drop(held);
-    if let Some(before) = before.filter(|before| before.pid != process) {
-        // What the driver gave to another process is that one's: nothing may be done with it here.
-        std::mem::forget(before);
+    if let Some(previous) = previous.filter(|previous| previous.pid != pid) {
+        // After a fork: what the driver gave to the parent must not be touched here, not even freed.
+        std::mem::forget(previous);
     }
     loader
 }
 
-/// Why nothing can be loaded straight to the device of a number, in words; nothing if it can.
+/// Why nothing can be loaded to a device, by its number; `None` if it can.
 #[pyfunction]
-pub fn lacks_device(py: Python<'_>, ordinal: usize, how: DeviceSettings) -> Option<String> {
-    py.detach(|| process_loader(how).prepare(ordinal).err().map(|error| error.to_string()))
+pub fn device_obstacle(py: Python<'_>, ordinal: usize, settings: DeviceSettings) -> Option<String> {
+    py.detach(|| process_loader(settings).prepare(ordinal).err().map(|error| error.to_string()))
 }
 
-/// Whether a device uses the host's memory, and has none of its own.
+/// Whether a device has no memory of its own, and uses the host's.
 #[pyfunction]
-pub fn is_integrated(py: Python<'_>, ordinal: usize, how: DeviceSettings) -> PyResult<bool> {
-    let device = py.detach(|| process_loader(how).device(ordinal));
+pub fn is_integrated(py: Python<'_>, ordinal: usize, settings: DeviceSettings) -> PyResult<bool> {
+    let device = py.detach(|| process_loader(settings).device(ordinal));
     Ok(device.map_err(|error| cuda_exception(py, &error))?.is_integrated())
 }
 
-/// Loads tensors, each into memory of the device of its number that begins at its address, which must be there,
-/// as long as the tensor and nobody else's. `streams` has of each device the stream whose work used that memory,
-/// and will: what it is given once this has returned finds the bytes there.
+/// Loads tensors, each into memory at an address of the device of a number. That must be as long as the tensor, and used
+/// by nothing else. `streams` has the stream of each device whose work used that memory, and will use it: work that it
+/// gets once this has returned finds the bytes there.
 #[pyfunction]
-#[pyo3(signature = (tensors, addresses, devices, streams, how, stop=None, threads=None))]
+#[pyo3(signature = (tensors, addresses, devices, streams, settings, stop=None, threads=None))]
 #[allow(clippy::too_many_arguments)]
 pub fn load_to_devices(
     py: Python<'_>,
@@ -84,8 +83,8 @@ pub fn load_to_devices(
     addresses: Vec<usize>,
     devices: Vec<usize>,
     streams: Vec<(usize, usize)>,
-    how: DeviceSettings,
-    stop: Option<PyRef<'_, Stop>>,
+    settings: DeviceSettings,
+    stop: Option<PyRef<'_, StopFlag>>,
     threads: Option<usize>,
 ) -> PyResult<ReportDict> {
     if tensors.len() != addresses.len() || tensors.len() != devices.len() {
@@ -93,62 +92,59 @@ pub fn load_to_devices(
     }
     let tensors: Vec<TensorHandle> = tensors.iter().map(|tensor| tensor_handle(tensor)).collect();
     check_targets(&tensors, &addresses)?;
-    let stop = Stop::flag(stop.as_deref());
-    // The memory is the caller's, who may use it for something else from the return of this on.
+    let stop = StopFlag::shared(stop.as_deref());
+    // Work cannot be abandoned: the caller may use the memory for something else once this returns.
     let wait = wait_mode(&tensors, WaitMode::UntilDone);
-    let told_to = Arc::clone(&stop);
+    let stop_flag = Arc::clone(&stop);
     let done = without_gil(py, wait, &stop, move || {
-        let loader = process_loader(how);
+        let loader = process_loader(settings);
         let users = streams.into_iter().map(|(ordinal, stream)| {
             let device = loader.device(ordinal)?;
-            // SAFETY: the package has seen that this is torch's stream of this device, which torch never ends.
+            // SAFETY: the package has it from torch as a stream of this device, and torch never destroys one.
             #[allow(unsafe_code)]
             Ok(unsafe { CudaStream::from_raw(&device, stream) })
         });
         let users = users.collect::<Result<Vec<CudaStream>, cuda::CudaError>>()?;
         let places = addresses.into_iter().zip(devices);
-        let wanted = tensors.iter().zip(places);
-        let wanted = wanted.map(|((checkpoint, tensor), (at, device))| DeviceLoadRequest {
-            checkpoint,
-            tensor,
-            device,
-            address: at as u64,
+        let requests = tensors.iter().zip(places).map(|((checkpoint, tensor), (at, device))| {
+            DeviceLoadRequest { checkpoint, tensor, device, address: at as u64 }
         });
-        // SAFETY: the package has seen that this memory belongs to contiguous tensors of that many bytes on these
-        // devices, of which no two overlap, and holds on to it until this returns; who uses it then does so by
-        // the streams given.
+        // SAFETY: the package has checked that this memory belongs to contiguous tensors of that many bytes on these
+        // devices. No two overlap, see above. It keeps the memory until this returns; later work that uses it is on
+        // the given streams.
         #[allow(unsafe_code)]
         unsafe {
-            loader.load_into(wanted, &users, &told_to, threads)
+            loader.load_into(requests, &users, &stop_flag, threads)
         }
     })?;
     Ok(ReportDict(done.map_err(|error| cuda_exception(py, &error))?))
 }
 
-/// Loads tensors into memory of a device that the driver gives, and waits until they are there. Also what that did.
+/// Loads tensors into memory of a device from the driver, and waits until they are there. Returns also what was done.
 #[pyfunction]
-#[pyo3(signature = (tensors, device, how, stop=None, threads=None))]
+#[pyo3(signature = (tensors, device, settings, stop=None, threads=None))]
 pub fn load_on_device(
     py: Python<'_>,
     tensors: Vec<PyRef<'_, PyTensor>>,
     device: usize,
-    how: DeviceSettings,
-    stop: Option<PyRef<'_, Stop>>,
+    settings: DeviceSettings,
+    stop: Option<PyRef<'_, StopFlag>>,
     threads: Option<usize>,
-) -> PyResult<(Vec<Memory>, ReportDict)> {
+) -> PyResult<(Vec<PyMemory>, ReportDict)> {
     let tensors: Vec<TensorHandle> = tensors.iter().map(|tensor| tensor_handle(tensor)).collect();
-    let stop = Stop::flag(stop.as_deref());
+    let stop = StopFlag::shared(stop.as_deref());
     let wait = wait_mode(&tensors, WaitMode::MayAbandon);
-    let told_to = Arc::clone(&stop);
+    let stop_flag = Arc::clone(&stop);
     let done = without_gil(py, wait, &stop, move || {
-        let tensors: Vec<_> = tensors.iter().map(|(of, tensor)| (&**of, tensor)).collect();
-        process_loader(how).load_with(&tensors, device, &told_to, threads)
+        let tensors: Vec<_> =
+            tensors.iter().map(|(checkpoint, tensor)| (&**checkpoint, tensor)).collect();
+        process_loader(settings).load_with(&tensors, device, &stop_flag, threads)
     })?;
     let (pieces, report) = done.map_err(|error| cuda_exception(py, &error))?;
-    Ok((pieces.into_iter().map(Memory::on_device).collect(), ReportDict(report)))
+    Ok((pieces.into_iter().map(PyMemory::on_device).collect(), ReportDict(report)))
 }
 
-/// Gives pinned memory that is idle back to the system, but for what a next load begins with.
+/// Returns idle pinned memory to the system, except what the next load begins with.
 #[pyfunction]
 pub fn trim_pinned(py: Python<'_>) {
     py.detach(|| {

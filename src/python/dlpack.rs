@@ -1,20 +1,22 @@
-//! Tensors for whoever takes DLPack: cupy, jax, numpy, torch.
+//! Tensors for consumers of DLPack: cupy, jax, numpy, torch.
 //!
-//! In: [`Memory`] with the bytes of a tensor, on the host or a device, and its type and shape. Out: a capsule, as
-//! the array API has it. Whoever takes it keeps the memory, and lets go of it when they like.
+//! In: [`PyMemory`] with the bytes of a tensor, on the host or a device, and its type and shape. Out: a capsule of the
+//! array API. Its consumer keeps the memory, and frees it at any time from any thread.
 
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::memory::Memory;
+use crate::checkpoint::Dtype;
 
-/// A capsule that nobody has taken yet: of consumers from before 1.0, and of later ones.
+use super::memory::PyMemory;
+
+/// Names of a capsule that was not consumed yet: for consumers from before 1.0, and for later ones.
 const CAPSULE_NAME: &CStr = c"dltensor";
 const VERSIONED_CAPSULE_NAME: &CStr = c"dltensor_versioned";
 
@@ -45,7 +47,7 @@ struct DlTensor {
     offset: u64,
 }
 
-/// `DLManagedTensor`, and then what is only ours.
+/// `DLManagedTensor`, followed by a field of our own.
 #[repr(C)]
 struct ManagedTensor {
     tensor: DlTensor,
@@ -65,23 +67,42 @@ struct ManagedTensorVersioned {
     owner: CapsuleOwner,
 }
 
-/// What a capsule's tensor points into.
+/// What the tensor of a capsule points into.
 struct CapsuleOwner {
-    _memory: Py<Memory>,
+    _memory: Py<PyMemory>,
     _shape: Box<[i64]>,
     _strides: Box<[i64]>,
 }
 
-/// A capsule of a contiguous tensor: its type as DLPack numbers it, with the bits of an element.
+/// DLPack's number for the kind of a type; `None` where it has no such type.
+pub fn type_code(dtype: Dtype) -> Option<u8> {
+    Some(match dtype {
+        Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => 0,
+        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => 1,
+        Dtype::F16 | Dtype::F32 | Dtype::F64 => 2,
+        Dtype::BF16 => 4,
+        Dtype::C64 => 5,
+        Dtype::Bool => 6,
+        Dtype::F8E4M3 => 10,
+        Dtype::F8E4M3Fnuz => 11,
+        Dtype::F8E5M2 => 12,
+        Dtype::F8E5M2Fnuz => 13,
+        Dtype::F8E8M0 => 14,
+        Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2 => return None,
+    })
+}
+
+/// A capsule of a contiguous tensor. `dtype` is the name in a safetensors header.
 #[pyfunction]
-pub fn dlpack<'py>(
+pub fn dlpack_capsule<'py>(
     py: Python<'py>,
-    memory: Bound<'py, Memory>,
-    code: u8,
-    bits: u8,
+    memory: Bound<'py, PyMemory>,
+    dtype: &str,
     shape: Vec<i64>,
     versioned: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let dtype = Dtype::from_name(dtype).and_then(|dtype| Some((type_code(dtype)?, dtype.bits())));
+    let (code, bits) = dtype.ok_or_else(|| PyValueError::new_err("DLPack has no such type"))?;
     let elements = shape.iter().try_fold(1_i64, |n, size| n.checked_mul(*size).filter(|n| *n >= 0));
     let bytes = elements.and_then(|n| n.checked_mul(i64::from(bits))).map(|bits| bits / 8);
     if bytes != i64::try_from(memory.get().len()).ok() {
@@ -103,7 +124,7 @@ pub fn dlpack<'py>(
         data: ptr::with_exposed_provenance_mut(memory.get().address()),
         device: DlDevice { kind, number },
         axes: i32::try_from(shape.len()).map_err(|_| PyBufferError::new_err("too many axes"))?,
-        kind: DlType { code, bits, lanes: 1 },
+        kind: DlType { code, bits: bits as u8, lanes: 1 },
         shape: shape.as_ptr().cast_mut(),
         strides: strides.as_ptr().cast_mut(),
         offset: 0,
@@ -115,7 +136,7 @@ pub fn dlpack<'py>(
         let (version, delete) = (DLPACK_VERSION, Some(delete));
         let managed = ManagedTensorVersioned { version, context, delete, flags: 0, tensor, owner };
         let managed = Box::into_raw(Box::new(managed));
-        // SAFETY: the capsule owns what it points to until somebody takes it, or its destructor frees it.
+        // SAFETY: the capsule owns what it points to until it is consumed, or its destructor frees it.
         unsafe {
             ffi::PyCapsule_New(
                 managed.cast(),
@@ -134,16 +155,16 @@ pub fn dlpack<'py>(
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }
 
-/// Called by whoever took a tensor, once, from any thread.
+/// Called by the consumer of a tensor, once, from any thread.
 unsafe extern "C" fn delete_managed<T>(managed: *mut T) {
-    // SAFETY: it was made by `Box::into_raw` of this type, and whoever took it calls this once.
+    // SAFETY: it was made by `Box::into_raw` of this type, and its consumer calls this once.
     let mut managed = Some(unsafe { Box::from_raw(managed) });
     let _ = Python::try_attach(|_| drop(managed.take()));
-    // Where the interpreter is gone it stays.
+    // Without an interpreter it leaks.
     std::mem::forget(managed);
 }
 
-/// Python lets go of a capsule. One that was taken has another name, and is not ours any more.
+/// Called when Python frees a capsule. One that was consumed has another name, and belongs to its consumer.
 unsafe extern "C" fn free_capsule(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with a capsule of ours; what it holds is there if the name is still this.
     unsafe { free_if_untaken::<ManagedTensor>(capsule, CAPSULE_NAME) }

@@ -1,7 +1,4 @@
-//! What goes wrong, as an exception.
-//!
-//! In: an error of the loader. Out: what `ckptfs._errors.of` makes of its kind, words and remedy: which
-//! class it is, is decided there.
+//! Errors as exceptions of Python. `ckptfs.errors.from_loader` decides the class by the kind of the error.
 
 use std::path::Path;
 
@@ -24,7 +21,7 @@ pub fn load_exception(py: Python<'_>, error: &LoadError) -> PyErr {
     )
 }
 
-/// The exception for one of a device.
+/// The exception for an error of a device.
 pub fn cuda_exception(py: Python<'_>, error: &cuda::CudaError) -> PyErr {
     match error {
         cuda::CudaError::Load(error) => load_exception(py, error),
@@ -38,19 +35,19 @@ pub fn cuda_exception(py: Python<'_>, error: &cuda::CudaError) -> PyErr {
 fn build_exception(
     py: Python<'_>,
     kind: &str,
-    told: String,
+    message: String,
     remedy: &str,
     path: Option<&Path>,
     errno: Option<i32>,
 ) -> PyErr {
-    let made = || {
-        let of = py.import("ckptfs._errors")?.getattr("of")?;
-        of.call1((kind, told, remedy, path, errno))
+    let build = || {
+        let from_loader = py.import("ckptfs.errors")?.getattr("from_loader")?;
+        from_loader.call1((kind, message, remedy, path, errno))
     };
-    made().map_or_else(|error| error, PyErr::from_value)
+    build().map_or_else(|error| error, PyErr::from_value)
 }
 
-/// In a word, what the package tells apart.
+/// The kind of an error, as the package distinguishes them.
 fn error_kind(error: &LoadError) -> &'static str {
     match error {
         LoadError::UnknownTensor { .. } => "unknown",

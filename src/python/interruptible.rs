@@ -1,4 +1,4 @@
-//! Waiting for work, so that other threads of Python go on and the user's Ctrl-C is heard.
+//! Waits for work without the interpreter's lock, and handles signals such as Ctrl-C meanwhile.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -11,33 +11,33 @@ use pyo3::prelude::*;
 
 use crate::threads::lock;
 
-/// How often signals are looked for: what feels like at once.
+/// The time between two checks for signals: short enough to feel immediate.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long work that is to end is waited for: any that can ends by then.
+/// How long stopped work is waited for: what can end has ended by then.
 const ABANDON_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What ends a load from another thread.
-#[pyclass(frozen, module = "ckptfs._ckptfs")]
+/// Stops loads from another thread.
+#[pyclass(frozen, name = "Stop", module = "ckptfs._ckptfs")]
 #[derive(Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct StopFlag(Arc<AtomicBool>);
 
 #[pymethods]
-impl Stop {
+impl StopFlag {
     #[new]
-    fn new() -> Stop {
-        Stop::default()
+    fn new() -> StopFlag {
+        StopFlag::default()
     }
 
-    /// Ends the loads that were given this, soon.
+    /// Stops the loads that were given this flag.
     fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-impl Stop {
-    /// The flag of one, or a new one.
-    pub fn flag(stop: Option<&Stop>) -> Arc<AtomicBool> {
+impl StopFlag {
+    /// The shared flag, or a new one where none is given.
+    pub fn shared(stop: Option<&StopFlag>) -> Arc<AtomicBool> {
         stop.map(|stop| Arc::clone(&stop.0)).unwrap_or_default()
     }
 }
@@ -45,16 +45,16 @@ impl Stop {
 /// How work is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitMode {
-    /// In the calling thread: it takes less time than a thread for it would.
+    /// In the calling thread, because starting a thread would take longer than the work.
     Inline,
-    /// Until it ends, which it does soon once it is told to.
+    /// In a thread, until it ends; it ends soon once it is stopped.
     UntilDone,
-    /// Until it ends; what hangs after it was told to end is left behind, and comes to nothing.
+    /// In a thread, until it ends. What hangs after it was stopped is abandoned, and its result dropped.
     MayAbandon,
 }
 
-/// Does the work without the interpreter's lock. Where that may take long, a signal whose handler raises
-/// sets `stop`, waits for the work to end, and is raised instead of what came of it.
+/// Does the work without the interpreter's lock. Where that may take long, a signal whose handler raises sets `stop`.
+/// The exception is raised once the work has ended, in the place of its result.
 pub fn without_gil<T: Send + 'static>(
     py: Python<'_>,
     wait: WaitMode,
@@ -67,14 +67,14 @@ pub fn without_gil<T: Send + 'static>(
     py.detach(|| {
         let (done, ended) = channel();
         let work = Arc::new(Mutex::new(Some(work)));
-        let its = Arc::clone(&work);
+        let shared = Arc::clone(&work);
         let sent = move || {
-            let work = lock(&its).take();
-            // Where nobody waits any more, what came of it is let go here.
+            let work = lock(&shared).take();
+            // Nothing may wait any more; then the result is dropped here.
             let _ = work.map(|work| done.send(work()));
         };
         if thread::Builder::new().name("ckptfs load".to_owned()).spawn(sent).is_err() {
-            // The system starts no thread: it is done here, and nobody hears signals.
+            // Without a thread the work is done here, and signals are not handled.
             let work = lock(&work).take();
             return work.map(|work| work()).ok_or_else(|| PyRuntimeError::new_err("no thread"));
         }

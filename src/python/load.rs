@@ -1,7 +1,4 @@
-//! Loading tensors, of one checkpoint or of several in one plan.
-//!
-//! In: [`Tensor`]s, and for memory of the caller's its addresses. Out: [`Memory`] that was read, or nothing;
-//! and what the load did.
+//! Loading tensors, of one checkpoint or of several in one plan, into memory of their own or of the caller's.
 
 use std::sync::Arc;
 
@@ -14,18 +11,18 @@ use crate::checkpoint;
 use crate::loader::{self, LoadRequest};
 
 use super::error::load_exception;
-use super::interruptible::{Stop, WaitMode, without_gil};
-use super::memory::Memory;
+use super::interruptible::{StopFlag, WaitMode, without_gil};
+use super::memory::PyMemory;
 use super::tensor::PyTensor;
 
-/// What is no larger is read from this machine in less time than a thread for it would cost.
+/// Loads of at most so many bytes from this machine take less time than starting a thread.
 const MAX_INLINE_BYTES: u64 = 1 << 20;
 
-/// A tensor and what has it, for a thread that Python's lock does not hold up.
+/// A tensor and its checkpoint, for threads that do not hold the interpreter's lock.
 pub type TensorHandle = (Arc<loader::OpenCheckpoint>, checkpoint::Tensor);
 
-/// What a load did, but for what it was asked: bytes by how they were had, and why not all came as was asked,
-/// with the number of tensors. A dictionary of those that there are.
+/// The report of a load as a dictionary, without its zeros: bytes by the way they were read, and fallbacks with the
+/// number of tensors.
 pub struct ReportDict(pub loader::LoadReport);
 
 impl<'py> IntoPyObject<'py> for ReportDict {
@@ -45,7 +42,7 @@ impl<'py> IntoPyObject<'py> for ReportDict {
             without_gpudirect,
             ..
         } = self.0;
-        let told = PyDict::new(py);
+        let dict = PyDict::new(py);
         let bytes = [
             (intern!(py, "cached"), cached),
             (intern!(py, "direct"), direct),
@@ -55,42 +52,43 @@ impl<'py> IntoPyObject<'py> for ReportDict {
             (intern!(py, "memory"), memory),
         ];
         for (name, bytes) in bytes.into_iter().filter(|(_, bytes)| *bytes > 0) {
-            told.set_item(name, bytes)?;
+            dict.set_item(name, bytes)?;
         }
         if !fallbacks.is_empty() {
-            told.set_item(intern!(py, "fallbacks"), fallbacks)?;
+            dict.set_item(intern!(py, "fallbacks"), fallbacks)?;
         }
-        if let Some(why) = without_gpudirect {
-            told.set_item(intern!(py, "without_gpudirect"), why)?;
+        if let Some(reason) = without_gpudirect {
+            dict.set_item(intern!(py, "without_gpudirect"), reason)?;
         }
-        Ok(told)
+        Ok(dict)
     }
 }
 
-/// Loads tensors, each into memory of its own. Also what the load did. `threads` are those with
-/// which the first was opened if none are said.
+/// Loads tensors, each into memory of its own. Returns also what was done. `threads` defaults to that of the first
+/// tensor's checkpoint.
 #[pyfunction]
 #[pyo3(signature = (tensors, stop=None, threads=None))]
 pub fn load(
     py: Python<'_>,
     tensors: Vec<PyRef<'_, PyTensor>>,
-    stop: Option<PyRef<'_, Stop>>,
+    stop: Option<PyRef<'_, StopFlag>>,
     threads: Option<usize>,
-) -> PyResult<(Vec<Memory>, ReportDict)> {
+) -> PyResult<(Vec<PyMemory>, ReportDict)> {
     let tensors: Vec<TensorHandle> = tensors.iter().map(|tensor| tensor_handle(tensor)).collect();
-    let stop = Stop::flag(stop.as_deref());
+    let stop = StopFlag::shared(stop.as_deref());
     let wait = wait_mode(&tensors, WaitMode::MayAbandon);
-    let told_to = Arc::clone(&stop);
+    let stop_flag = Arc::clone(&stop);
     let done = without_gil(py, wait, &stop, move || {
-        let tensors: Vec<_> = tensors.iter().map(|(of, tensor)| (&**of, tensor)).collect();
-        loader::load_many_owned(&tensors, &told_to, threads)
+        let tensors: Vec<_> =
+            tensors.iter().map(|(checkpoint, tensor)| (&**checkpoint, tensor)).collect();
+        loader::load_many_owned(&tensors, &stop_flag, threads)
     })?;
     let (memory, report) = done.map_err(|error| load_exception(py, &error))?;
-    Ok((memory.into_iter().map(Memory::owned).collect(), ReportDict(report)))
+    Ok((memory.into_iter().map(PyMemory::owned).collect(), ReportDict(report)))
 }
 
-/// Loads tensors, each into the memory that begins at its address, which must be there, writable, as
-/// long as the tensor and nobody else's until this returns.
+/// Loads tensors, each into memory at an address. That must be writable, as long as the tensor, and used by nothing
+/// else until this returns.
 #[pyfunction]
 #[pyo3(signature = (tensors, addresses, stop=None))]
 #[allow(unsafe_code)]
@@ -98,48 +96,48 @@ pub fn load_into(
     py: Python<'_>,
     tensors: Vec<PyRef<'_, PyTensor>>,
     addresses: Vec<usize>,
-    stop: Option<PyRef<'_, Stop>>,
+    stop: Option<PyRef<'_, StopFlag>>,
 ) -> PyResult<ReportDict> {
     if tensors.len() != addresses.len() {
         return Err(PyValueError::new_err("every tensor needs one address"));
     }
-    let places = tensors.iter().zip(addresses).filter(|(it, _)| !it.tensor.bytes.is_empty());
+    let places =
+        tensors.iter().zip(addresses).filter(|(tensor, _)| !tensor.tensor.bytes.is_empty());
     let (tensors, addresses): (Vec<TensorHandle>, Vec<usize>) =
         places.map(|(tensor, at)| (tensor_handle(tensor), at)).unzip();
     check_targets(&tensors, &addresses)?;
-    let stop = Stop::flag(stop.as_deref());
-    // The memory is the caller's, who may use it for something else from the return of this on.
+    let stop = StopFlag::shared(stop.as_deref());
+    // Work cannot be abandoned: the caller may use the memory for something else once this returns.
     let wait = wait_mode(&tensors, WaitMode::UntilDone);
-    let told_to = Arc::clone(&stop);
+    let stop_flag = Arc::clone(&stop);
     let done = without_gil(py, wait, &stop, move || {
-        let wanted = tensors.iter().zip(addresses).map(|((checkpoint, tensor), at)| {
+        let requests = tensors.iter().zip(addresses).map(|((checkpoint, tensor), at)| {
             let len = tensor.bytes.len() as usize;
-            // SAFETY: the package has seen that this memory belongs to a contiguous tensor of that
-            // many bytes, and holds on to it until this returns, which is when the work has ended;
-            // and it was just seen that no two of them overlap.
+            // SAFETY: the package has checked that this memory belongs to a contiguous tensor of that many bytes,
+            // and keeps it until this returns, when the work has ended. No two of them overlap, see above.
             let target = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) };
             LoadRequest { checkpoint, tensor, target }
         });
-        loader::load_many(wanted, &told_to, None)
+        loader::load_many(requests, &stop_flag, None)
     })?;
     Ok(ReportDict(done.map_err(|error| load_exception(py, &error))?))
 }
 
 pub fn tensor_handle(tensor: &PyTensor) -> TensorHandle {
-    (Arc::clone(&tensor.of), tensor.tensor.clone())
+    (Arc::clone(&tensor.checkpoint), tensor.tensor.clone())
 }
 
-/// How loading them is waited for: `long`, if not in the calling thread.
-pub fn wait_mode(tensors: &[TensorHandle], long: WaitMode) -> WaitMode {
+/// How to wait for a load of these: in the calling thread if it is small and local, else by `otherwise`.
+pub fn wait_mode(tensors: &[TensorHandle], otherwise: WaitMode) -> WaitMode {
     let bytes: u64 = tensors.iter().map(|(_, tensor)| tensor.bytes.len()).sum();
     let of_one = |(a, _): &TensorHandle, (b, _): &TensorHandle| Arc::ptr_eq(a, b);
     let is_local = || tensors.chunk_by(of_one).all(|all| all[0].0.is_local());
-    if bytes <= MAX_INLINE_BYTES && is_local() { WaitMode::Inline } else { long }
+    if bytes <= MAX_INLINE_BYTES && is_local() { WaitMode::Inline } else { otherwise }
 }
 
-/// Refuses places to load into that are none, or of which two share a byte.
+/// Refuses targets without memory, and two that share a byte.
 pub fn check_targets(tensors: &[TensorHandle], addresses: &[usize]) -> PyResult<()> {
-    // Nothing begins at address 0; tensors whose memory was freed tell that one.
+    // Tensors whose memory was freed have the address 0.
     let has_none = |(tensor, at): (&TensorHandle, &usize)| !tensor.1.bytes.is_empty() && *at == 0;
     if tensors.iter().zip(addresses).any(has_none) {
         return Err(PyValueError::new_err("one of the tensors to load into has no memory"));
@@ -150,7 +148,7 @@ pub fn check_targets(tensors: &[TensorHandle], addresses: &[usize]) -> PyResult<
     Ok(())
 }
 
-/// Whether two of the places to load into share a byte.
+/// Whether two targets share a byte.
 fn any_overlap(tensors: &[TensorHandle], addresses: &[usize]) -> bool {
     let end =
         |(_, tensor): &TensorHandle, at: usize| at.saturating_add(tensor.bytes.len() as usize);

@@ -1,4 +1,4 @@
-//! Memory with the bytes of a tensor, which Python sees as a buffer that may be written.
+//! The bytes of a tensor, which Python sees as a writable buffer.
 
 use std::ffi::{c_int, c_void};
 
@@ -21,31 +21,32 @@ enum MemoryOwner {
 const DLPACK_HOST: i32 = 1;
 const DLPACK_CUDA: i32 = 2;
 
-/// The bytes of a tensor: in memory of their own, or where they lie in a file, of which this process
-/// then has its own copy of every page that it writes; or on a device. On the host it is a buffer, for
+/// The bytes of a tensor: in memory of their own, mapped from a file, or on a device.
+///
+/// A page of a mapping that this process writes becomes its own copy. On the host it is a buffer, for
 /// `torch.frombuffer` and `numpy.frombuffer`.
-#[pyclass(frozen, module = "ckptfs._ckptfs")]
-pub struct Memory {
-    /// A number, because only those who use the buffer look at what is there.
+#[pyclass(frozen, name = "Memory", module = "ckptfs._ckptfs")]
+pub struct PyMemory {
+    /// A number: only the users of the buffer look at what is there.
     address: usize,
     len: usize,
-    held: MemoryOwner,
+    owner: MemoryOwner,
 }
 
-impl Memory {
-    pub fn owned(mut memory: loader::TensorBuffer) -> Memory {
+impl PyMemory {
+    pub fn owned(mut memory: loader::TensorBuffer) -> PyMemory {
         let (address, len) = (memory.as_mut_ptr() as usize, memory.len());
-        Memory { address, len, held: MemoryOwner::Owned { _memory: memory } }
+        PyMemory { address, len, owner: MemoryOwner::Owned { _memory: memory } }
     }
 
-    pub fn mapped(mapped: MappedTensor) -> Memory {
+    pub fn mapped(mapped: MappedTensor) -> PyMemory {
         let (address, len) = (mapped.as_mut_ptr() as usize, mapped.len());
-        Memory { address, len, held: MemoryOwner::Mapped { _mapped: mapped } }
+        PyMemory { address, len, owner: MemoryOwner::Mapped { _mapped: mapped } }
     }
 
-    pub fn on_device(piece: cuda::DeviceSlice) -> Memory {
+    pub fn on_device(piece: cuda::DeviceSlice) -> PyMemory {
         let (address, len) = (piece.address() as usize, piece.len());
-        Memory { address, len, held: MemoryOwner::Device { piece } }
+        PyMemory { address, len, owner: MemoryOwner::Device { piece } }
     }
 
     pub fn address(&self) -> usize {
@@ -56,9 +57,9 @@ impl Memory {
         self.len
     }
 
-    /// Where it is, as DLPack numbers devices.
+    /// The device, as DLPack numbers them.
     pub fn dlpack_device(&self) -> (i32, i32) {
-        match &self.held {
+        match &self.owner {
             MemoryOwner::Device { piece } => {
                 (DLPACK_CUDA, i32::try_from(piece.device().ordinal()).unwrap_or(i32::MAX))
             }
@@ -69,11 +70,11 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for PyMemory {
     fn drop(&mut self) {
-        let held = std::mem::replace(&mut self.held, MemoryOwner::Released);
-        if let MemoryOwner::Device { piece } = held {
-            // It waits for the device, whose work may wait for what another thread of Python does.
+        let owner = std::mem::replace(&mut self.owner, MemoryOwner::Released);
+        if let MemoryOwner::Device { piece } = owner {
+            // It waits for the device, whose work may wait for another thread of Python.
             let mut piece = Some(piece);
             let _ = Python::try_attach(|py| py.detach(|| drop(piece.take())));
         }
@@ -81,7 +82,7 @@ impl Drop for Memory {
 }
 
 #[pymethods]
-impl Memory {
+impl PyMemory {
     fn __len__(&self) -> usize {
         self.len
     }
@@ -97,7 +98,7 @@ impl Memory {
         flags: c_int,
     ) -> PyResult<()> {
         let this = slf.get();
-        if let MemoryOwner::Device { .. } = this.held {
+        if let MemoryOwner::Device { .. } = this.owner {
             return Err(PyBufferError::new_err("these bytes are on a device"));
         }
         let len = isize::try_from(this.len).map_err(|e| PyBufferError::new_err(e.to_string()))?;

@@ -1,11 +1,9 @@
 //! The Python module `ckptfs._ckptfs`: the loader and the command line for the package `ckptfs`.
 //!
-//! In: paths, tensors and addresses from Python. Out: [`opened::Opened`] checkpoints, [`tensor::Tensor`]s,
-//! which say what there is, and [`memory::Memory`], which torch and numpy see as theirs;
-//! or bytes in memory of devices that Python has.
+//! In: paths, tensors and addresses from Python. Out: [`checkpoint::PyCheckpoint`] and [`tensor::PyTensor`], which say
+//! what there is, and [`memory::PyMemory`], which torch and numpy use as their own.
 //! What a user calls, and every decision, is in the Python sources of the package (`python/ckptfs`).
-//! While anything is read the interpreter's lock is free, and the main thread hears signals where that may
-//! take long.
+//! The interpreter's lock is free while anything is read. The main thread handles signals where that may take long.
 
 mod checkpoint;
 mod device;
@@ -14,6 +12,8 @@ mod error;
 mod interruptible;
 mod load;
 mod memory;
+mod mounts;
+mod temp_files;
 mod tensor;
 
 use pyo3::prelude::*;
@@ -27,45 +27,70 @@ mod _ckptfs {
     use pyo3::exceptions::PyValueError;
     use pyo3::prelude::*;
 
+    use crate::checkpoint::Dtype;
+
     #[pymodule_export]
-    use super::checkpoint::{Opened, open_each};
+    use super::checkpoint::{PyCheckpoint, open_each};
     #[pymodule_export]
     use super::device::{
-        is_integrated, lacks_device, load_on_device, load_to_devices, trim_pinned,
+        device_obstacle, is_integrated, load_on_device, load_to_devices, trim_pinned,
     };
     #[pymodule_export]
-    use super::dlpack::dlpack;
+    use super::dlpack::dlpack_capsule;
     #[pymodule_export]
-    use super::interruptible::Stop;
+    use super::interruptible::StopFlag;
     #[pymodule_export]
     use super::load::{load, load_into};
     #[pymodule_export]
-    use super::memory::Memory;
+    use super::memory::PyMemory;
     #[pymodule_export]
-    use super::tensor::{PyTensor, spread};
+    use super::mounts::{locate, mount_table};
+    #[pymodule_export]
+    use super::temp_files::{
+        create_hidden_file, link_hidden_file, open_unnamed_file, remove_stale_file,
+    };
+    #[pymodule_export]
+    use super::tensor::{PyTensor, strided_spans};
 
-    /// Runs the command line: `args` has the command's name first, and `program` with `before` is what
-    /// starts this command again.
+    /// Runs the command line. `args` begins with the command's name; `program` with `before` starts this command
+    /// again.
     #[pyfunction]
-    fn command(py: Python<'_>, args: Vec<OsString>, program: PathBuf, before: Vec<OsString>) -> u8 {
+    fn run_command(
+        py: Python<'_>,
+        args: Vec<OsString>,
+        program: PathBuf,
+        before: Vec<OsString>,
+    ) -> u8 {
         crate::mount::lifecycle::respawn::set_runner(program, before);
         py.detach(|| crate::cli::run(args))
     }
 
-    /// Bytes, of a size as people write one.
+    /// Bytes of a size as people write it.
     #[pyfunction]
-    fn size(text: &str) -> PyResult<u64> {
+    fn parse_size(text: &str) -> PyResult<u64> {
         crate::cli::sizes::parse_size(text).map_err(PyValueError::new_err)
     }
 
-    /// What the environment says: `os.environ` is the same, and takes ten times as long.
+    /// A variable of the environment, in a tenth of the time that `os.environ` takes.
     #[pyfunction]
-    fn variable(name: &str) -> Option<String> {
+    fn environment_variable(name: &str) -> Option<String> {
         std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
     }
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // Every element type: its name in a header, what torch and numpy call it, its bits, and whether DLPack has it.
+        let dtypes: Vec<_> = Dtype::all()
+            .map(|dtype| {
+                (
+                    dtype.name(),
+                    dtype.torch_name(),
+                    dtype.bits(),
+                    super::dlpack::type_code(dtype).is_some(),
+                )
+            })
+            .collect();
+        module.add("DTYPES", dtypes)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

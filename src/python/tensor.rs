@@ -1,4 +1,4 @@
-//! A tensor of a checkpoint, or a part of one: what it is, and where it is to be had.
+//! A tensor of a checkpoint, or a part of one, as Python sees it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use crate::loader::{self, Route};
 
 use super::error::load_exception;
 use super::interruptible::{WaitMode, without_gil};
-use super::memory::Memory;
+use super::memory::PyMemory;
 
 /// What is known of a tensor without reading it.
 #[pyclass(frozen, name = "Tensor", module = "ckptfs._ckptfs")]
 pub struct PyTensor {
-    /// The checkpoint that has it, which stays open as long as this is kept.
-    pub of: Arc<loader::OpenCheckpoint>,
+    /// The checkpoint that it is of, which stays open as long as this exists.
+    pub checkpoint: Arc<loader::OpenCheckpoint>,
     pub tensor: checkpoint::Tensor,
 }
 
-/// All of a stretch, and how a tensor lies in it.
+/// All bytes from the first of a tensor to its last; the steps and the stride of each axis; the bytes of a piece.
 pub type StridedSpan = (PyTensor, Vec<(u64, u64)>, u64);
 
 #[pymethods]
@@ -31,13 +31,13 @@ impl PyTensor {
         &self.tensor.name
     }
 
-    /// As a safetensors header calls it.
+    /// The type's name in a safetensors header.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.tensor.dtype.name()
     }
 
-    /// As a safetensors header has it: of types that share a byte, every element counts.
+    /// The shape in a safetensors header, which counts elements even where several share a byte.
     #[getter]
     fn shape(&self) -> Vec<u64> {
         self.tensor.shape.to_vec()
@@ -51,36 +51,38 @@ impl PyTensor {
     /// Why its bytes come through a mount, if they do.
     #[getter]
     fn through(&self) -> Option<&str> {
-        match self.of.route() {
+        match self.checkpoint.route() {
             Route::ThroughMount { reason } => Some(reason),
             Route::Plain | Route::Direct { .. } => None,
         }
     }
 
-    /// A part of it: of each of its first axes the first step, how many, and from one to the next.
+    /// A part of it: of each of its first axes the first index, the count and the step.
     fn part(&self, py: Python<'_>, steps: Vec<(u64, u64, u64)>) -> PyResult<PyTensor> {
         let steps: Vec<AxisSlice> = steps
             .into_iter()
             .map(|(start, count, step)| AxisSlice { start, count, step })
             .collect();
-        let part =
-            self.of.slice_of(&self.tensor, &steps).map_err(|error| load_exception(py, &error))?;
-        Ok(PyTensor { of: Arc::clone(&self.of), tensor: part })
+        let part = self
+            .checkpoint
+            .slice_of(&self.tensor, &steps)
+            .map_err(|error| load_exception(py, &error))?;
+        Ok(PyTensor { checkpoint: Arc::clone(&self.checkpoint), tensor: part })
     }
 
-    /// Its bytes where they lie in their file; or, in words, why they cannot be used there.
-    fn map(&self, py: Python<'_>) -> PyResult<(Option<Memory>, Option<String>)> {
-        let wait = if self.of.maps_without_waiting(&self.tensor) {
+    /// Its bytes where they lie in their file, or why they cannot be used there.
+    fn map(&self, py: Python<'_>) -> PyResult<(Option<PyMemory>, Option<String>)> {
+        let wait = if self.checkpoint.maps_without_waiting(&self.tensor) {
             WaitMode::Inline
         } else {
             WaitMode::MayAbandon
         };
-        let (opened, tensor) = (Arc::clone(&self.of), self.tensor.clone());
-        let work = move || opened.map(&tensor);
+        let (checkpoint, tensor) = (Arc::clone(&self.checkpoint), self.tensor.clone());
+        let work = move || checkpoint.map(&tensor);
         let mapped = without_gil(py, wait, &AtomicBool::new(false), work)?;
         match mapped.map_err(|error| load_exception(py, &error))? {
-            Ok(mapped) => Ok((Some(Memory::mapped(mapped)), None)),
-            Err(why) => Ok((None, Some(why.to_string()))),
+            Ok(mapped) => Ok((Some(PyMemory::mapped(mapped)), None)),
+            Err(reason) => Ok((None, Some(reason.to_string()))),
         }
     }
 
@@ -89,30 +91,34 @@ impl PyTensor {
     }
 }
 
-/// Of those tensors whose elements lie spread out, in pieces of less than `short` bytes and all within `most`: by
-/// its place one tensor of all bytes from the first to the last, the steps and the bytes between them of each axis,
-/// and the bytes of a piece. None of which most would be read for nothing.
+/// The spans of strided tensors, by the places of these. Left out are tensors with pieces of `short_bytes` or more,
+/// those with more than `max_bytes`, and those of whose span more than half would be read in vain.
 #[pyfunction]
-pub fn spread(
+pub fn strided_spans(
     tensors: Vec<PyRef<'_, PyTensor>>,
-    short: u64,
-    most: u64,
+    short_bytes: u64,
+    max_bytes: u64,
 ) -> BTreeMap<usize, StridedSpan> {
-    let strided_span = tensors.iter().enumerate();
-    strided_span.filter_map(|(place, tensor)| Some((place, tensor.spread(short, most)?))).collect()
+    let spans = tensors
+        .iter()
+        .enumerate()
+        .map(|(place, tensor)| (place, tensor.strided_span(short_bytes, max_bytes)));
+    spans.filter_map(|(place, span)| Some((place, span?))).collect()
 }
 
 impl PyTensor {
-    fn spread(&self, short: u64, most: u64) -> Option<StridedSpan> {
-        let PyTensor { of, tensor } = self;
+    fn strided_span(&self, short_bytes: u64, max_bytes: u64) -> Option<StridedSpan> {
+        let PyTensor { checkpoint, tensor } = self;
         let (all, grid) = tensor.strided_span()?;
         let bits = u64::from(tensor.dtype.bits());
         let is_whole = |bytes: u64| bits >= 8 && (bytes * 8).is_multiple_of(bits);
-        let fits = grid.piece_bytes < short
-            && all.bytes.len() <= most.min(tensor.bytes.len().saturating_mul(2))
+        let fits = grid.piece_bytes < short_bytes
+            && all.bytes.len() <= max_bytes.min(tensor.bytes.len().saturating_mul(2))
             && is_whole(grid.piece_bytes)
             && grid.axes.iter().all(|axis| is_whole(axis.stride));
         let axes = grid.axes.iter().map(|axis| (axis.count, axis.stride)).collect();
-        fits.then(|| (PyTensor { of: Arc::clone(of), tensor: all }, axes, grid.piece_bytes))
+        fits.then(|| {
+            (PyTensor { checkpoint: Arc::clone(checkpoint), tensor: all }, axes, grid.piece_bytes)
+        })
     }
 }

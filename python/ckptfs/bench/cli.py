@@ -14,7 +14,7 @@ import stat
 import sys
 
 from ckptfs import child_process
-from ckptfs._errors import SafetensorError, error, in_words
+from ckptfs.errors import SafetensorError, error, in_words
 from ckptfs.bench import html, machine, page_cache, report, schedule, signals
 from ckptfs.bench.loaders import MOUNTED, OURS, PEERS, REFERENCES, is_installed, select
 from ckptfs.bench.mount import CheckpointMount, daemon_of

@@ -12,7 +12,7 @@ from collections import deque
 from functools import partial
 from typing import NamedTuple
 
-from ckptfs._errors import error
+from ckptfs.errors import error
 
 OURS = ["ckptfs owned", "ckptfs mapped"]
 

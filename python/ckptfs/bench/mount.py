@@ -6,8 +6,8 @@ What lies beside the checkpoint is not shown. A renewed mount has a daemon that 
 import json
 import os
 
-from ckptfs import child_process, mounting, mountinfo
-from ckptfs._errors import error
+from ckptfs import _ckptfs, child_process, mounting
+from ckptfs.errors import error
 from ckptfs.bench import signals
 from ckptfs.bench.usage import processor_seconds
 
@@ -45,11 +45,11 @@ class CheckpointMount:
 
 def daemon_of(path):
     """The processor seconds of the daemon that serves this path, as a call; `None` outside a mount of ours."""
-    at = mountinfo.place(path)
-    entry = at and mountinfo.table().get(at.mount)
-    if entry is None or entry.kind != "fuse.ckptfs":
+    location = _ckptfs.locate(path)
+    mountpoint, kind = (location and _ckptfs.mount_table().get(location[1])) or (None, None)
+    if kind != "fuse.ckptfs":
         return None
-    pid = json.loads(os.getxattr(entry.mountpoint, "user.ckptfs.stats"))["pid"]
+    pid = json.loads(os.getxattr(mountpoint, "user.ckptfs.stats"))["pid"]
     return lambda: processor_seconds(pid)
 
 

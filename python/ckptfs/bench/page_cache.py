@@ -4,8 +4,8 @@ import ctypes
 import mmap
 import os
 
-from ckptfs import mountinfo
-from ckptfs._errors import error
+from ckptfs import _ckptfs
+from ckptfs.errors import error
 
 _DROP = "/proc/sys/vm/drop_caches"
 
@@ -102,6 +102,6 @@ _libc = ctypes.CDLL(None)
 
 def filesystem(path):
     """The type of a file's filesystem; `None` where the system does not say."""
-    at = mountinfo.place(path)
-    entry = at and mountinfo.table().get(at.mount)
-    return entry.kind if entry else None
+    location = _ckptfs.locate(path)
+    entry = location and _ckptfs.mount_table().get(location[1])
+    return entry[1] if entry else None

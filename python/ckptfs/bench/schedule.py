@@ -6,7 +6,7 @@ In: a `Case`, and a process of `process.WorkerProcess`. Out: the loaders that gi
 import statistics
 from typing import Any, NamedTuple
 
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.bench.loaders import MOUNTED, OURS
 
 

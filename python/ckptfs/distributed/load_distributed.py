@@ -11,7 +11,7 @@ import hashlib
 import torch
 
 from ckptfs import _ckptfs
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.distributed.collective import Exchange
 from ckptfs.distributed.process_group import Group
 from ckptfs.distributed.rank_plan import SharedTensor, checked_dim

@@ -11,7 +11,7 @@ import math
 import torch
 import torch.distributed
 
-from ckptfs._errors import error, in_words
+from ckptfs.errors import error, in_words
 
 
 class SingleGroup:

@@ -7,7 +7,7 @@ the parcels that it reads for others too. Every rank comes to the same plan by i
 import math
 from typing import NamedTuple
 
-from ckptfs._errors import error
+from ckptfs.errors import error
 
 
 class SharedTensor(NamedTuple):

@@ -29,7 +29,7 @@ import os
 
 import torch
 
-from ckptfs._errors import closed, error
+from ckptfs.errors import closed, error
 from ckptfs.fastsafetensors.buffers import FilesBufferOnDevice, Held
 from ckptfs.fastsafetensors.experts import expert_parallel_filter, expert_parallel_filter_from_env, owned_expert_range
 from ckptfs.fastsafetensors.files import File

@@ -5,7 +5,7 @@ In: the files of all ranks, with the tensors of this one. Out: `FilesBufferOnDev
 
 import torch
 
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.dtypes import torch_dtype
 from ckptfs.fastsafetensors.shard import checked_to_fit, cuts_of, joined
 from ckptfs.fastsafetensors.types import DType, TorchTensor, native

@@ -5,7 +5,7 @@ import re
 
 import torch.distributed
 
-from ckptfs._errors import error
+from ckptfs.errors import error
 
 # The number of an expert in the name of a tensor, as in "model.layers.3.mlp.experts.42.w1.weight".
 _PATTERN = re.compile(r"\.experts\.(\d+)\.")

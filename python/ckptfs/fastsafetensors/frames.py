@@ -5,7 +5,7 @@ Nothing is read.
 
 from dataclasses import dataclass
 
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.fastsafetensors.types import DType, as_dtype
 
 

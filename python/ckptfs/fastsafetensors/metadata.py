@@ -10,7 +10,7 @@ import os
 import torch
 
 from ckptfs import _ckptfs
-from ckptfs._errors import SafetensorError, error, of_system
+from ckptfs.errors import SafetensorError, error, of_system
 from ckptfs.dtypes import torch_dtype
 from ckptfs.fastsafetensors.frames import TensorFrame
 from ckptfs.fastsafetensors.types import DeviceType, DType, TorchTensor, as_device, as_dtype, cast, native
@@ -56,7 +56,7 @@ class SafeTensorsMetadata:
     @classmethod
     def from_file(cls, filename, framework):
         """Reads the checkpoint at a path."""
-        return cls.of(_ckptfs.Opened(parse_path(filename), LoadOptions().for_opening()), filename, framework)
+        return cls.of(_ckptfs.Checkpoint(parse_path(filename), LoadOptions()), filename, framework)
 
     @classmethod
     def from_fd(cls, fd, filename, framework, keep_orig_dict=False):
@@ -78,12 +78,12 @@ class SafeTensorsMetadata:
             with _sparse(data[:end], buffer_len) as number:
                 return cls.of(_open_descriptor(number, filename), filename, framework)
         with _errors_named(filename, "bytes in memory"):
-            opened = _ckptfs.Opened.of_bytes(bytes(data), LoadOptions().for_opening())
+            opened = _ckptfs.Checkpoint.from_bytes(bytes(data), LoadOptions())
         return cls.of(opened, filename, framework)
 
     @classmethod
     def of(cls, opened, src, framework="pytorch", keep_orig_dict=False):
-        """Reads an open checkpoint, `Opened` of the Rust part."""
+        """Reads an open checkpoint, `Checkpoint` of the Rust part."""
         check_framework(framework)
         made = cls.__new__(cls)
         made._fill(opened, src, framework, keep_orig_dict)
@@ -163,7 +163,7 @@ def _sparse(start, size):
 def _open_descriptor(number, filename):
     path = f"/proc/self/fd/{number}"
     with _errors_named(filename, path):
-        return _ckptfs.Opened(path, LoadOptions().for_opening())
+        return _ckptfs.Checkpoint(path, LoadOptions())
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import operator
 
 import torch
 
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.fastsafetensors.types import DType
 from ckptfs.distributed.rank_plan import checked_dim, part_of
 

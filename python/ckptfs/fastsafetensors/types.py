@@ -9,7 +9,7 @@ from enum import Enum
 
 import torch
 
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.dtypes import TYPES, torch_dtype, torch_shape
 
 

@@ -9,7 +9,7 @@ import hashlib
 import os
 import threading
 
-from ckptfs._errors import error, of_system
+from ckptfs.errors import error, of_system
 
 # No name of a file may have more bytes, in most filesystems.
 _LONGEST = 255

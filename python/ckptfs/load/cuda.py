@@ -10,7 +10,7 @@ import operator
 import torch
 
 from ckptfs import _ckptfs, settings
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.dtypes import torch_dtype, torch_integer, torch_shape
 from ckptfs.load.pipeline import batches
 
@@ -33,7 +33,7 @@ def obstacle(device):
     if _with_index(device).index >= torch.cuda.device_count():
         raise error(f"{device}: there is no such device, of {torch.cuda.device_count()}",
                     "see which there are, with `nvidia-smi`")  # fmt: skip
-    return _ckptfs.lacks_device(_with_index(device).index, settings.on_devices())
+    return _ckptfs.device_obstacle(_with_index(device).index, settings.on_devices())
 
 
 def load(parts, devices, load):
@@ -59,7 +59,7 @@ def load(parts, devices, load):
 def _load_to_own_memory(parts, devices, load):
     """Tensors in memory of devices, which torch gives."""
     tensors = [None] * len(parts)
-    spread = _ckptfs.spread(parts, _SHORT_BYTES, _SPREAD_BYTES)
+    spread = _ckptfs.strided_spans(parts, _SHORT_BYTES, _SPREAD_BYTES)
     plain = [place for place in range(len(parts)) if place not in spread]
     batch = [parts[place] for place in plain]
     targets = _allocate(batch, [devices[place] for place in plain])
@@ -90,8 +90,8 @@ def _from_foreign_memory(memory, part, device):
     dtype, shape = torch_dtype(part.dtype), torch_shape(part.dtype, part.shape)
     if not part.nbytes:
         return torch.empty(shape, dtype=dtype, device=device)
-    unsigned, bits = 1, 8
-    return torch.from_dlpack(_ckptfs.dlpack(memory, unsigned, bits, [len(memory)], False)).view(dtype).view(shape)
+    capsule = _ckptfs.dlpack_capsule(memory, "U8", [len(memory)], False)
+    return torch.from_dlpack(capsule).view(dtype).view(shape)
 
 
 def fill(parts, targets, load):

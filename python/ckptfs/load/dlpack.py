@@ -8,15 +8,8 @@ import re
 from typing import NamedTuple
 
 from ckptfs import _ckptfs, settings
-from ckptfs._errors import error
-
-# The number that DLPack has for each kind of type, and the bits of an element. Of F4 two share a byte.
-_TYPES = {
-    "BOOL": (6, 8), "U8": (1, 8), "I8": (0, 8), "U16": (1, 16), "I16": (0, 16), "U32": (1, 32), "I32": (0, 32),
-    "U64": (1, 64), "I64": (0, 64), "F16": (2, 16), "BF16": (4, 16), "F32": (2, 32), "F64": (2, 64),
-    "C64": (5, 64), "F8_E4M3": (10, 8), "F8_E4M3FNUZ": (11, 8), "F8_E5M2": (12, 8), "F8_E5M2FNUZ": (13, 8),
-    "F8_E8M0": (14, 8),
-}  # fmt: skip
+from ckptfs.dtypes import DTYPES
+from ckptfs.errors import error
 
 # DLPack's numbers for where memory is.
 _HOST, _CUDA = 1, 2
@@ -56,7 +49,7 @@ class Array:
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("ckptfs hands on its own memory, and makes no copies of it")
         versioned = max_version is not None and max_version[0] >= 1
-        return _ckptfs.dlpack(self._memory, *_TYPES[self.dtype], list(self.shape), versioned)
+        return _ckptfs.dlpack_capsule(self._memory, self.dtype, list(self.shape), versioned)
 
     def __repr__(self):
         return f"<ckptfs.Array {self.dtype} {list(self.shape)} on {self.device}>"
@@ -70,7 +63,7 @@ class DLPack:
     @staticmethod
     def dtype(name):
         """The name itself, if DLPack has that type."""
-        if name not in _TYPES:
+        if name not in DTYPES or not DTYPES[name].has_dlpack:
             raise error(f"Dtype not understood: {name} (dlpack)", "load it with torch")
         return name
 
@@ -97,7 +90,7 @@ class DLPack:
     @staticmethod
     def device_obstacle(device):
         """`None`: refuses a device that the Rust part cannot load to, because nothing else can."""
-        reason = _ckptfs.lacks_device(device.index, settings.on_devices())
+        reason = _ckptfs.device_obstacle(device.index, settings.on_devices())
         if reason:
             raise error(reason, "load to the CPU")
 

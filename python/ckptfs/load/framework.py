@@ -13,7 +13,7 @@ None of them imports its package before a tensor of it is made.
 - `device_obstacle(device)`, `load_to_devices`, `fill_on_devices`: loading to CUDA devices.
 """
 
-from ckptfs._errors import error
+from ckptfs.errors import error
 
 _NAMES = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "numpy": "numpy",
           "dlpack": "dlpack"}  # fmt: skip

@@ -5,7 +5,7 @@ import threading
 import weakref
 
 from ckptfs import _ckptfs
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.settings import parse_path
 
 _handles = weakref.WeakSet()
@@ -21,7 +21,7 @@ class Handle:
         self.path, self.options = path, options
         if not os.path.isabs(self.path):
             self.path = os.path.join(os.getcwd(), self.path)
-        self._checkpoint = _ckptfs.Opened(path, options.for_opening())
+        self._checkpoint = _ckptfs.Checkpoint(path, options)
         self._lock, self._users, self._is_stale = threading.Lock(), 0, False
         _handles.add(self)
 
@@ -31,7 +31,7 @@ class Handle:
 
     def _reopen(self):
         """Opens the same checkpoint once more; refuses another."""
-        checkpoint = _ckptfs.Opened(self.path, self.options.for_opening())
+        checkpoint = _ckptfs.Checkpoint(self.path, self.options)
         if checkpoint.identity != self._checkpoint.identity:
             raise error(f"{self.path}: changed on disk since it was opened", "open it again")
         return checkpoint

@@ -9,7 +9,7 @@ and slices alone, and a slice that leads out of the tensor is an error there.
 import operator
 from typing import NamedTuple
 
-from ckptfs._errors import error
+from ckptfs.errors import error
 
 
 class IndexSelection(NamedTuple):

@@ -3,7 +3,7 @@
 Those that can be open at once are read in one plan, on one set of threads, within one bound of memory.
 """
 
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.load.framework import framework_named
 from ckptfs.load.pipeline import load_together, open_checkpoints, select
 from ckptfs.load.report import Load
@@ -52,7 +52,7 @@ def _open_groups(paths, options, load):
         load.begin(len(tensors), (tensor.nbytes for tensor in tensors), note)
         notes.update(dict.fromkeys(checkpoint.notes))
         # A checkpoint holds its directory open, too.
-        open_files += checkpoint.files + 1
+        open_files += checkpoint.file_count + 1
         groups.append(tensors)
         if open_files > max_files:
             yield groups

@@ -3,7 +3,7 @@
 import functools
 import operator
 
-from ckptfs._errors import error, refuse_target
+from ckptfs.errors import error, refuse_target
 from ckptfs.dtypes import TYPES
 from ckptfs.load.pipeline import load_named, open_checkpoint
 from ckptfs.settings import PREAD, LoadOptions

@@ -15,7 +15,7 @@ import os
 from typing import NamedTuple
 
 from ckptfs import _ckptfs
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.dtypes import FLOATS
 from ckptfs.load.report import Load
 from ckptfs.settings import MMAP, PREAD, parse_path, reading_memory
@@ -40,7 +40,7 @@ def open_checkpoint(filename, options):
     Returns the checkpoint, and a note for the report if it is another file's."""
     filename = parse_path(filename)
     try:
-        found = _ckptfs.Opened(filename, options.for_opening())
+        found = _ckptfs.Checkpoint(filename, options)
     except FileNotFoundError as fault:
         found = fault
     return _or_substitute(filename, found, options)
@@ -55,7 +55,7 @@ def open_checkpoints(filenames, options, max_files):
         count = max(1, min(_MAX_OPENED_TOGETHER, max_files // 2)) if is_file else 1
         for start in range(0, len(group), count):
             batch = group[start : start + count]
-            for filename, found in zip(batch, _ckptfs.open_each(batch, options.for_opening()), strict=True):
+            for filename, found in zip(batch, _ckptfs.open_each(batch, options), strict=True):
                 yield _or_substitute(filename, found, options)
 
 
@@ -70,7 +70,7 @@ def _or_substitute(filename, found, options):
     substitute = f"{stem}.pt"
     if extension == ".safetensors" and not os.path.lexists(filename) and os.path.isfile(substitute):
         note = f"{filename} is not there: {substitute} was loaded"
-        return _ckptfs.Opened(substitute, options.for_opening()) if is_missing else found, note
+        return _ckptfs.Checkpoint(substitute, options) if is_missing else found, note
     if is_missing:
         raise found
     return found, None

@@ -12,7 +12,7 @@ import threading
 import weakref
 
 from ckptfs import _ckptfs
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.load.pipeline import batches, load_batch
 from ckptfs.load.report import Load, set_last_report
 from ckptfs.load.torch import DeviceMap, Torch

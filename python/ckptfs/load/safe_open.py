@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import NamedTuple
 
-from ckptfs._errors import closed, error
+from ckptfs.errors import closed, error
 from ckptfs.load.framework import framework_named
 from ckptfs.load.handle import Handle
 from ckptfs.load.indexing import index_loaded, select_index

@@ -3,7 +3,7 @@
 torch is not imported before a tensor of it is made.
 """
 
-from ckptfs._errors import error, refuse_target
+from ckptfs.errors import error, refuse_target
 from ckptfs.dtypes import torch_dtype, torch_shape
 from ckptfs.load.pipeline import load_named, open_checkpoint
 from ckptfs.settings import MMAP, LoadOptions

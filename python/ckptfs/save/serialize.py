@@ -11,23 +11,16 @@ import math
 import os
 
 from ckptfs import _ckptfs
-from ckptfs._errors import error, of_system
-from ckptfs.dtypes import TYPES
+from ckptfs.errors import error, of_system
+from ckptfs.dtypes import DTYPES, TYPES
 from ckptfs.save.atomic_file import replacing
 from ckptfs.settings import LoadOptions, parse_path
 
-# As the format's own library orders them: by size, then as they were added to it.
-_ORDER = ["BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0",
-          "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64",
-          "I64", "U64"]  # fmt: skip
+# By what torch and numpy call them, the names of types in a header.
+_NAMES = {native: name for name, native in TYPES.items()}
 
-_BITS = {"BOOL": 8, "F4": 4, "C64": 64} | {
-    name: int(digits) for name in TYPES
-    if (digits := "".join(filter(str.isdigit, name.split("_")[0].lstrip("BFIU")))) and name not in
-    ("BOOL", "F4", "C64")
-}  # fmt: skip
-
-_CODES = {of: name for name, of in TYPES.items()}
+# A file begins with the last of these.
+_ORDER = {name: place for place, name in enumerate(DTYPES)}
 
 
 class TensorSpec:
@@ -37,9 +30,9 @@ class TensorSpec:
     __slots__ = ("dtype", "shape", "data_ptr", "data_len")
 
     def __init__(self, *, dtype, shape, data_ptr, data_len):
-        if dtype not in _CODES:
-            raise error(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(_CODES)}")
-        self.dtype, self.shape = _CODES[dtype], [int(size) for size in shape]
+        if dtype not in _NAMES:
+            raise error(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(_NAMES)}")
+        self.dtype, self.shape = _NAMES[dtype], [int(size) for size in shape]
         if self.dtype == "F4" and self.shape:
             self.shape[-1] *= 2
         self.data_ptr, self.data_len = int(data_ptr), int(data_len)
@@ -57,14 +50,14 @@ def parts_of(tensors, metadata):
     for name, spec in tensors.items():
         if not isinstance(name, str) or not isinstance(spec, TensorSpec):
             raise TypeError(f"{name!r}: expected str and TensorSpec, got {type(spec)}")
-        if math.prod(spec.shape) * _BITS[spec.dtype] != spec.data_len * 8:
+        if math.prod(spec.shape) * DTYPES[spec.dtype].bits != spec.data_len * 8:
             raise error(f"Error while serializing: {name}: {spec.data_len} bytes are not "
                         f"{spec.dtype} {spec.shape}")
         if spec.data_len and not spec.data_ptr:
             raise error(f"Error while serializing: {name}: its {spec.data_len} bytes are nowhere")
         if name == "__metadata__":
             raise error("Error while serializing: no tensor can have the name __metadata__", "rename it")
-    header, at, ordered = {}, 0, sorted(tensors, key=lambda n: (-_ORDER.index(tensors[n].dtype), n))
+    header, at, ordered = {}, 0, sorted(tensors, key=lambda n: (-_ORDER[tensors[n].dtype], n))
     if metadata is not None:
         if not isinstance(metadata, dict):
             raise TypeError(f"metadata must be a dict of text for text, got {type(metadata)}")
@@ -108,7 +101,7 @@ def serialize_file(tensor_dict, filename, metadata=None):
 def deserialize(bytes):
     """The tensors of a checkpoint whose bytes are in memory: pairs of a name and a dictionary with
     `shape`, `dtype` and `data`."""
-    opened = _ckptfs.Opened.of_bytes(bytes, LoadOptions().for_opening())
+    opened = _ckptfs.Checkpoint.from_bytes(bytes, LoadOptions())
     tensors = [opened.tensor(name) for name in opened.names]
     held, _ = _ckptfs.load(tensors)
     return [

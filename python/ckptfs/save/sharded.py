@@ -11,10 +11,10 @@ import os
 import re
 import threading
 
-from ckptfs.save import temp_name
-from ckptfs._errors import error, of_system
+from ckptfs import _ckptfs
+from ckptfs.errors import error, of_system
 from ckptfs.rlimit import max_open_files
-from ckptfs.save.atomic_file import NewFile, sync_folder, usual_mode
+from ckptfs.save.atomic_file import AtomicFile, sync_folder, new_file_mode
 from ckptfs.save.serialize import parts_of
 from ckptfs.settings import parse_path
 
@@ -51,7 +51,7 @@ def write(specs, directory, most, metadata, whole, threads, sync):
         of_set = re.compile(rf"{re.escape(stem)}-\d{{5,8}}-of-\d{{5,8}}{re.escape(dot + extension)}")
         # What a process left that was killed while it replaced one of them.
         for name in _of_it(directory, of_set, indexes, whole) | indexes | {whole}:
-            temp_name.sweep(temp_name.name_for(directory, name))
+            _ckptfs.remove_stale_file(directory, name)
         # Of one file the name is known before.
         named = whole if len(shards) == 1 else None
         files = _written(specs, shards, directory, named, metadata, threads, sync)
@@ -114,7 +114,7 @@ def _used(directory, indexes, there):
 
 def _written(specs, shards, directory, named, metadata, threads, sync):
     """The shards, whole, and without names as far as they can all be open at once."""
-    most, mode, stop = max_open_files(), usual_mode(), threading.Event()
+    most, mode, stop = max_open_files(), new_file_mode(), threading.Event()
     files, threads = [None] * len(shards), min(threads, len(shards), most)
     # Beside those that stay open each thread has one.
     kept = len(shards) if len(shards) <= most else most - threads
@@ -123,7 +123,7 @@ def _written(specs, shards, directory, named, metadata, threads, sync):
         if stop.is_set():
             return
         try:
-            file = files[number] = NewFile(directory, named)
+            file = files[number] = AtomicFile(directory, named)
             for part in parts_of({name: specs[name] for name in names}, metadata):
                 if stop.is_set():
                     return
@@ -155,10 +155,10 @@ def _index(specs, shards, names, directory, index, sync):
     total = sum(spec.data_len for spec in specs.values())
     weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
-    file = NewFile(directory, index)
+    file = AtomicFile(directory, index)
     try:
         file.write(text.encode() + b"\n")
-        file.finish(usual_mode(), sync)
+        file.finish(new_file_mode(), sync)
     except BaseException:
         file.drop()
         raise

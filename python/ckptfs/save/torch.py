@@ -3,7 +3,7 @@
 import torch
 
 from ckptfs import settings
-from ckptfs._errors import error
+from ckptfs.errors import error
 from ckptfs.load.torch import memory_obstacle
 from ckptfs.save import sharded
 from ckptfs.save.serialize import TensorSpec, serialize, serialize_file

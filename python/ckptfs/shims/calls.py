@@ -11,7 +11,7 @@ import os
 import re
 import threading
 
-from ckptfs._errors import closed
+from ckptfs.errors import closed
 from ckptfs.load.report import count_original
 from ckptfs.settings import logger, setting
 

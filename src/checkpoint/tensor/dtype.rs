@@ -6,32 +6,33 @@ use std::fmt;
 
 use Dtype::*;
 
-/// An element type that safetensors can hold.
+/// An element type that safetensors can hold. The order is that of the format's own library, by which it sorts the
+/// tensors of a file.
 #[allow(missing_docs)] // The variants are the format's own names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dtype {
     Bool,
+    F4,
+    F6E2M3,
+    F6E3M2,
     U8,
     I8,
     F8E5M2,
     F8E4M3,
-    F8E5M2Fnuz,
-    F8E4M3Fnuz,
     F8E8M0,
-    F4,
-    F6E2M3,
-    F6E3M2,
-    U16,
+    F8E4M3Fnuz,
+    F8E5M2Fnuz,
     I16,
+    U16,
     F16,
     BF16,
-    U32,
     I32,
+    U32,
     F32,
     C64,
-    U64,
-    I64,
     F64,
+    I64,
+    U64,
 }
 
 /// What is known of one element type.
@@ -65,29 +66,29 @@ const fn row(
 /// Every type, in the order of the enum.
 const DTYPES: [DtypeRow; 22] = [
     row(Bool, "BOOL", 8, "bool", "BoolStorage"),
-    row(U8, "U8", 8, "uint8", "ByteStorage"),
-    row(I8, "I8", 8, "int8", "CharStorage"),
-    row(F8E5M2, "F8_E5M2", 8, "float8_e5m2", ""),
-    row(F8E4M3, "F8_E4M3", 8, "float8_e4m3fn", ""),
-    row(F8E5M2Fnuz, "F8_E5M2FNUZ", 8, "float8_e5m2fnuz", ""),
-    row(F8E4M3Fnuz, "F8_E4M3FNUZ", 8, "float8_e4m3fnuz", ""),
-    row(F8E8M0, "F8_E8M0", 8, "float8_e8m0fnu", ""),
     // Two values in a byte: what torch counts as one element is two in a header.
     DtypeRow { torch_packing: 2, ..row(F4, "F4", 4, "float4_e2m1fn_x2", "") },
     row(F6E2M3, "F6_E2M3", 6, "", ""),
     row(F6E3M2, "F6_E3M2", 6, "", ""),
-    row(U16, "U16", 16, "uint16", ""),
+    row(U8, "U8", 8, "uint8", "ByteStorage"),
+    row(I8, "I8", 8, "int8", "CharStorage"),
+    row(F8E5M2, "F8_E5M2", 8, "float8_e5m2", ""),
+    row(F8E4M3, "F8_E4M3", 8, "float8_e4m3fn", ""),
+    row(F8E8M0, "F8_E8M0", 8, "float8_e8m0fnu", ""),
+    row(F8E4M3Fnuz, "F8_E4M3FNUZ", 8, "float8_e4m3fnuz", ""),
+    row(F8E5M2Fnuz, "F8_E5M2FNUZ", 8, "float8_e5m2fnuz", ""),
     row(I16, "I16", 16, "int16", "ShortStorage"),
+    row(U16, "U16", 16, "uint16", ""),
     row(F16, "F16", 16, "float16", "HalfStorage"),
     row(BF16, "BF16", 16, "bfloat16", "BFloat16Storage"),
-    row(U32, "U32", 32, "uint32", ""),
     row(I32, "I32", 32, "int32", "IntStorage"),
+    row(U32, "U32", 32, "uint32", ""),
     row(F32, "F32", 32, "float32", "FloatStorage"),
     // Two numbers, each of which has a byte order.
     DtypeRow { swap_unit_bytes: 4, ..row(C64, "C64", 64, "complex64", "ComplexFloatStorage") },
-    row(U64, "U64", 64, "uint64", ""),
-    row(I64, "I64", 64, "int64", "LongStorage"),
     row(F64, "F64", 64, "float64", "DoubleStorage"),
+    row(I64, "I64", 64, "int64", "LongStorage"),
+    row(U64, "U64", 64, "uint64", ""),
 ];
 
 /// Storage classes of types that safetensors does not have: class, bytes of an element, torch's name.
@@ -146,6 +147,11 @@ impl Dtype {
     pub fn from_torch_name(name: &str) -> Option<Dtype> {
         let mut named = DTYPES.iter().filter(|row| !row.torch_name.is_empty());
         named.find(|row| row.torch_name == name).map(|row| row.dtype)
+    }
+
+    /// What torch and numpy call the type, if they have it.
+    pub fn torch_name(self) -> Option<&'static str> {
+        Some(self.row().torch_name).filter(|name| !name.is_empty())
     }
 
     /// Bits of an element.

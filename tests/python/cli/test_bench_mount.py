@@ -12,7 +12,7 @@ import pytest
 import torch
 from ckptfs import mounting, child_process
 from ckptfs.bench import cli, mount, schedule
-from ckptfs._errors import error
+from ckptfs.errors import error
 
 from mounts import PATIENCE, until
 from program import DONE

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 
 import models
+from ckptfs import _ckptfs
 from ckptfs.save import atomic_file, sharded
 from compare import check_same
 from samples import numbers
@@ -174,13 +175,15 @@ def test_a_full_disk_leaves_the_old_set_and_no_litter(small_disk, tensors, size,
 @pytest.mark.parametrize("named", [False, True])
 def test_without_nameless_files_it_works_too(tmp_path, tensors, monkeypatch, named):
     if named:
-        monkeypatch.setattr(os.path, "isdir", lambda path, real=os.path.isdir: path != "/proc/self/fd" and real(path))
+        monkeypatch.setattr(_ckptfs, "open_unnamed_file", lambda folder: None)
     order = []
     for name in ("fsync", "replace", "link"):
         def told(*given, real=getattr(os, name), name=name, **how):
             order.append(name)
             return real(*given, **how)
         monkeypatch.setattr(os, name, told)
+    linked = _ckptfs.link_hidden_file
+    monkeypatch.setattr(_ckptfs, "link_hidden_file", lambda *given: (order.append("link"), linked(*given))[1])
     ckptfs.torch.save_file(tensors, tmp_path / "x.safetensors")
     # The bytes are on the disk before the name is given, and then the name is.
     assert order == ["fsync", "replace" if named else "link", "fsync"]
@@ -201,7 +204,7 @@ def test_without_nameless_files_it_works_too(tmp_path, tensors, monkeypatch, nam
     def fails(self, part):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(atomic_file.NewFile, "write", fails)
+    monkeypatch.setattr(atomic_file.AtomicFile, "write", fails)
     for save in (lambda: ckptfs.torch.save_file({"a": torch.ones(1)}, tmp_path / "x.safetensors"),
                  lambda: ckptfs.torch.save_sharded(tensors, tmp_path, 1600)):  # fmt: skip
         with pytest.raises(OSError):
@@ -221,19 +224,19 @@ class Died(BaseException):
 def test_between_any_two_names_loaders_find_one_whole_set(tmp_path, monkeypatch, few, before, after):
     made = models.llama()
     old, new = made.state_dict(), {name: tensor + 1 for name, tensor in made.state_dict().items()}
-    calls, number = ["link", "replace", "unlink"], 0
+    calls, number = [(os, "link"), (_ckptfs, "link_hidden_file"), (os, "replace"), (os, "unlink")], 0
     while True:
         folder, left = tmp_path / str(number), [number]
         made.config.save_pretrained(folder)
         ckptfs.torch.save_sharded(old, folder, before)
         with monkeypatch.context() as patched:
-            for name in calls:
-                def counted(*given, real=getattr(os, name), **how):
+            for module, name in calls:
+                def counted(*given, real=getattr(module, name), **how):
                     if not left[0]:
                         raise Died
                     left[0] -= 1
                     return real(*given, **how)
-                patched.setattr(os, name, counted)
+                patched.setattr(module, name, counted)
             try:
                 ckptfs.torch.save_sharded(new, folder, after)
                 break
@@ -258,12 +261,12 @@ folder, open_now = sys.argv[1], lambda: len(os.listdir("/proc/self/fd"))
 tensors = {f"{n:03}": torch.full((4,), float(n)) for n in range(400)}
 told, before = [], open_now()
 resource.setrlimit(resource.RLIMIT_NOFILE, (before + 40,) * 2)
-take = ckptfs.save.atomic_file.NewFile.take
-ckptfs.save.atomic_file.NewFile.take = lambda *given: (told.append(open_now() - before), take(*given))
+take = ckptfs.save.atomic_file.AtomicFile.take
+ckptfs.save.atomic_file.AtomicFile.take = lambda *given: (told.append(open_now() - before), take(*given))
 names = ckptfs.torch.save_sharded(tensors, folder, 16, sync=False)
 after = open_now() - before
 
-def full(self, part, real=ckptfs.save.atomic_file.NewFile.write):
+def full(self, part, real=ckptfs.save.atomic_file.AtomicFile.write):
     # One is slow: the others meanwhile leave enough for it.
     if threading.current_thread().name.endswith("_0"):
         time.sleep(0.05)
@@ -271,7 +274,7 @@ def full(self, part, real=ckptfs.save.atomic_file.NewFile.write):
         raise OSError(28, "No space left on device")
     real(self, part)
 
-ckptfs.save.atomic_file.NewFile.write = full
+ckptfs.save.atomic_file.AtomicFile.write = full
 try:
     ckptfs.torch.save_sharded(tensors, folder, 16, sync=False)
     failed = 0
@@ -296,14 +299,14 @@ def test_there_may_be_more_shards_than_files_that_can_be_open(tmp_path):
 def test_where_one_file_cannot_be_made_the_others_are_closed_at_once(tmp_path, monkeypatch, tensors):
     made = []
 
-    class Fifth(atomic_file.NewFile):
+    class Fifth(atomic_file.AtomicFile):
         def __init__(self, *given):
             if len(made) == 4:
                 raise OSError(errno.EMFILE, "Too many open files")
             super().__init__(*given)
             made.append(self)
 
-    monkeypatch.setattr(sharded, "NewFile", Fifth)
+    monkeypatch.setattr(sharded, "AtomicFile", Fifth)
     with pytest.raises(OSError) as fault:
         ckptfs.torch.save_sharded(tensors, tmp_path, 600, num_threads=1)
     assert fault.value.errno == errno.EMFILE

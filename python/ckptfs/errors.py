@@ -77,8 +77,8 @@ def in_python(words):
     return words and _OPTION.sub(named, words)
 
 
-def of(kind, message, remedy, path, number):
-    """The exception for an error of the Rust part. `number` is the `errno` if a system call failed."""
+def from_loader(kind, message, remedy, path, number):
+    """The exception for an error of the Rust part, which calls this. `number` is the `errno` of a system call."""
     remedy = in_python(remedy)
     if kind in ("missing", "dangling"):
         # The message is that of safetensors. Given a file name, the exception would have Python's instead.

@@ -1,0 +1,27 @@
+//! What shows at a path, and which mounts the system has. No daemon of a mount is asked: it may be stuck.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+
+use crate::mount_info::mountinfo::{self, PathHandle};
+
+/// The path of a file without links, and the number of the mount that shows there; `None` where nothing is.
+#[pyfunction]
+pub fn locate(path: PathBuf) -> Option<(OsString, u64)> {
+    let handle = PathHandle::open(&path).ok()?;
+    Some((handle.path().into(), handle.mount_id()))
+}
+
+/// By its number, where each mount shows that this process sees, and its type.
+#[pyfunction]
+pub fn mount_table() -> PyResult<BTreeMap<u64, (OsString, OsString)>> {
+    let mounts = mountinfo::mounts().map_err(|error| PyOSError::new_err(error.to_string()))?;
+    Ok(mounts
+        .into_iter()
+        .map(|entry| (entry.id, (entry.mountpoint.into(), entry.fs_type)))
+        .collect())
+}
