@@ -1,8 +1,8 @@
 """Loads tensors from any checkpoint as if it were one safetensors file.
 
-`path` may be a `.safetensors` file, a directory of shards or its index, a `.bin`, `.pt`, `.ckpt` or
-`.pth` of torch, or any file of a ckptfs mount, which is then read from where its bytes lie. No byte of
-a pickle is executed.
+`path` may be a `.safetensors` file, a directory of shards or its index, or a `.bin`, `.pt`, `.ckpt` or `.pth` of
+torch. It may also be any file of a ckptfs mount, which is then read from where its bytes lie. No byte of a pickle is
+executed.
 
     import ckptfs
     import ckptfs.torch
@@ -19,26 +19,25 @@ a pickle is executed.
 
     print(ckptfs.last_report())                                  # what the last load did, and how fast
 
-Programs that know nothing of ckptfs read a mount, which lasts as long as its block:
+Programs that do not use ckptfs read a mount, which lasts as long as its block:
 
     with ckptfs.mount("models") as path:
         model = AutoModel.from_pretrained(path / "llama")
 
-An index of a slice means what it means in safetensors. With torch all that torch takes as an index can be
-given, but for two ellipses; of an axis that a list, a tensor or an array indexes all is read. With numpy
-these are refused: integers, slices and one ellipsis, whose slices must not lead out of the tensor.
+An index of a slice means what it means in safetensors. With torch it may be anything that torch takes but two
+ellipses; an axis that a list, a tensor or an array indexes is read whole. With numpy it may have integers, slices and
+one ellipsis, and no slice may lead out of the tensor.
 
-The names and calls are those of the package safetensors, so that `import ckptfs as safetensors` and
-`from ckptfs.torch import load_file` are all that a program has to change. Those of fastsafetensors are in
-`ckptfs.fastsafetensors`. It and `ckptfs.torch` need torch, `ckptfs.numpy` needs numpy; this one needs
-neither.
+The names and calls are those of the package safetensors. A program only has to say `import ckptfs as safetensors` and
+`from ckptfs.torch import load_file`. Those of fastsafetensors are in `ckptfs.fastsafetensors`. It and `ckptfs.torch`
+need torch, and `ckptfs.numpy` needs numpy; this module needs neither. Every other module of the package is internal.
 
-Every refusal is a `SafetensorError` that says the file, the tensor and what to do; a path that leads
-nowhere is a `FileNotFoundError`, and what the machine has no memory for a `MemoryError`.
+Every refusal is a `SafetensorError` that names the file and the tensor, and says what to do. A path that leads nowhere
+is a `FileNotFoundError`, and what the machine has no memory for is a `MemoryError`.
 """
 
-# Where each name comes from: `ckptfs` the command loads nothing of it.
-_FROM = {
+# The module of each name. None is imported before its name is used: the command `ckptfs` needs none of them.
+_MODULES = {
     "Array": "load.dlpack",
     "Mount": "mounting",
     "MountInfo": "mounting",
@@ -65,18 +64,18 @@ _FROM = {
     "__version__": "_ckptfs",
 }
 
-__all__ = [name for name in _FROM if not name.startswith("_")]
+__all__ = [name for name in _MODULES if not name.startswith("_")]
 
 
 def __getattr__(name):
-    if name not in _FROM:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"{__name__}.{_FROM[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__():
-    return sorted({*globals(), *_FROM})
+    return sorted({*globals(), *_MODULES})

@@ -1,8 +1,4 @@
-"""This very package in a process of its own: as the command `ckptfs`, or as a script that uses it.
-
-In: the words of a command. Out: what it printed, once it has ended, or its refusal as an exception of ours
-that has its words and its remedy.
-"""
+"""Runs this package in a process of its own: as the command `ckptfs`, or as a script that uses it."""
 
 import os
 import site
@@ -17,16 +13,17 @@ _USAGE = 2
 _REFUSAL, _NOTE, _REMEDY = "ckptfs: ", "ckptfs: note: ", "\n  what to do: "
 
 
-class Done(NamedTuple):
-    """What a command that did what it was asked has printed, and what it wants the user to know."""
+class CommandOutput(NamedTuple):
+    """The output of a command that succeeded, and its notes for the user."""
 
-    out: str
+    text: str
     notes: list
 
 
-def python():
-    """An interpreter as this one, in which `ckptfs` is this package and nothing comes from the current
-    directory: the start of its command line, and its environment."""
+def python_command():
+    """The start of a command line, and an environment: an interpreter like this one, in which `ckptfs` is this package.
+
+    It imports nothing from the current directory."""
     if not sys.executable:
         raise error(
             "sys.executable is empty, so that ckptfs cannot be started as a command",
@@ -35,23 +32,23 @@ def python():
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     flag, environment = "-I" if sys.flags.isolated else "-P", dict(os.environ)
     if home not in (*site.getsitepackages(), site.getusersitepackages()):
-        # An interpreter that heeds no environment would not be told where it is.
+        # With -I an interpreter ignores PYTHONPATH.
         flag = "-P"
-        told = "" if sys.flags.ignore_environment else environment.get("PYTHONPATH", "")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (home, told)))
+        inherited = "" if sys.flags.ignore_environment else environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (home, inherited)))
     return [sys.executable, flag], environment
 
 
 def run(*words, timeout=None):
-    """Runs the command `ckptfs` with these words. `timeout` in seconds; without one Ctrl-C ends it. What it
-    refuses is raised, with the exit code as `code`."""
+    """Runs the command `ckptfs`. `timeout` is in seconds; without one Ctrl-C ends it. A refusal is raised, with the
+    exit code as `code`."""
     words = [os.fsdecode(word) for word in words]
     for word in words:
         if "\0" in word:
             raise error(f"{word!r}: no path and no option of a command can have a NUL in it", "leave it out")
-    start, environment = python()
+    start, environment = python_command()
     try:
-        # In a session of its own: a Ctrl-C is for this program, which may not want to end for it.
+        # In a session of its own: Ctrl-C is for this program, which may go on.
         done = subprocess.run(
             [*start, "-m", "ckptfs", *words], stdin=subprocess.DEVNULL, capture_output=True,
             env=environment, timeout=timeout, start_new_session=True,
@@ -62,17 +59,17 @@ def run(*words, timeout=None):
     except OSError as fault:
         message = f"{sys.executable}: cannot be run for ckptfs {words[0]}: {fault.strerror}"
         raise error(message, "see that it is there, and raise the limit on processes (ulimit -u)") from None
-    said = done.stderr.decode(errors="replace")
+    errors = done.stderr.decode(errors="replace")
     if done.returncode:
-        refused = _refused(words[0], done.returncode, said)
+        refused = _refusal(words[0], done.returncode, errors)
         refused.code = done.returncode
         raise refused
-    notes = [line.removeprefix(_NOTE) for line in said.splitlines() if line.startswith(_NOTE)]
-    return Done(done.stdout.decode(errors="replace"), notes)
+    notes = [line.removeprefix(_NOTE) for line in errors.splitlines() if line.startswith(_NOTE)]
+    return CommandOutput(done.stdout.decode(errors="replace"), notes)
 
 
-def _refused(command, code, said):
-    lines = said.strip().splitlines()
+def _refusal(command, code, errors):
+    lines = errors.strip().splitlines()
     for place, line in enumerate(lines):
         if line.startswith(_REFUSAL) and not line.startswith(_NOTE):
             message, _, remedy = "\n".join(lines[place:]).removeprefix(_REFUSAL).partition(_REMEDY)
@@ -80,8 +77,8 @@ def _refused(command, code, said):
         if code == _USAGE and line.startswith("error: "):
             message = "\n".join(lines[place:]).removeprefix("error: ").partition("\n\n")[0]
             return error(in_python(message), f"help(ckptfs.{command}) tells what each option may be")
-    how = f"was ended by signal {-code}" if code < 0 else f"failed ({code})"
+    outcome = f"was ended by signal {-code}" if code < 0 else f"failed ({code})"
     return error(
-        f"ckptfs {command} {how}: {said.strip() or 'it said nothing'}",
+        f"ckptfs {command} {outcome}: {errors.strip() or 'it said nothing'}",
         f"see what `{sys.executable} -m ckptfs doctor` says of this machine",
     )

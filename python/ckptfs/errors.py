@@ -1,7 +1,7 @@
-"""What goes wrong, as exceptions: the one place where it is decided which.
+"""Errors as exceptions: the one place that decides their classes.
 
-`SafetensorError` is ours. Where the program has imported safetensors, what is raised is one of theirs
-too, so that a handler written for that package catches it; nobody's package is imported for that.
+`SafetensorError` is ours. Where the program has imported safetensors, what is raised is one of its own too, so that
+handlers written for that package catch it. No package is imported for that.
 """
 
 import errno
@@ -18,9 +18,9 @@ class SafetensorError(Exception):
 
 
 def error(message, remedy=None, also=None):
-    """A refusal in words, with what the user can do about it. `also`: an exception of Python that it is
-    one of too, where programs wait for that."""
-    return _with_remedy(_made(also, (message,)), remedy)
+    """A refusal, with what the user can do about it. `also` is a class of Python that it has too, where programs
+    catch that."""
+    return _with_remedy(_build(also, (message,)), remedy)
 
 
 def _with_remedy(raised, remedy):
@@ -30,46 +30,46 @@ def _with_remedy(raised, remedy):
 
 
 def in_words(raised):
-    """A refusal and what to do about it, on one line."""
+    """A refusal and its remedy, on one line."""
     return "; ".join([str(raised), *getattr(raised, "__notes__", [])])
 
 
 def of_system(fault, path):
-    """What the system refused, told of the path that the user knows; still the same `OSError`."""
-    return _made(type(fault), (fault.errno, fault.strerror, path))
+    """An error of the system about the path that the user knows; still the same `OSError`."""
+    return _build(type(fault), (fault.errno, fault.strerror, path))
 
 
-def _made(also, told):
+def _build(also, arguments):
     theirs = getattr(sys.modules.get("safetensors"), "SafetensorError", SafetensorError)
-    return _kind(theirs, also)(*told)
+    return _class(theirs, also)(*arguments)
 
 
 @functools.cache
-def _kind(theirs, also):
-    # Theirs may be ours.
-    more = tuple(kind for kind in (theirs, also) if kind and not issubclass(SafetensorError, kind))
-    if not more:
+def _class(theirs, also):
+    # Where ckptfs stands for safetensors, theirs is ours.
+    bases = tuple(base for base in (theirs, also) if base and not issubclass(SafetensorError, base))
+    if not bases:
         return SafetensorError
-    inside = {
-        "__module__": "ckptfs", "__doc__": SafetensorError.__doc__, "__reduce__": _reduced, "_also": also,
+    members = {
+        "__module__": "ckptfs", "__doc__": SafetensorError.__doc__, "__reduce__": _reduce, "_also": also,
     }  # fmt: skip
-    return type("SafetensorError", (SafetensorError, *more), inside)
+    return type("SafetensorError", (SafetensorError, *bases), members)
 
 
-def _reduced(raised):
-    # In another process safetensors may not be there.
-    told = raised.args
+def _reduce(raised):
+    # The process that unpickles it may not have safetensors.
+    arguments = raised.args
     if isinstance(raised, OSError):
-        told = (raised.errno, raised.strerror, raised.filename)
-    return _made, (raised._also, told)
+        arguments = (raised.errno, raised.strerror, raised.filename)
+    return _build, (raised._also, arguments)
 
 
-# An option of the command, with what stands for its value.
+# An option of the command, with the placeholder of its value.
 _OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)( [A-Z]+\b| <[A-Z]+>|=<[A-Z]+>)?")
 
 
 def in_python(words):
-    """The same words where the command's options have the names of arguments."""
+    """The same text, with arguments of Python in the place of the command's options."""
 
     def named(option):
         return option[1].replace("-", "_") + ("=" if option[2] else "=True")
@@ -81,7 +81,7 @@ def from_loader(kind, message, remedy, path, number):
     """The exception for an error of the Rust part, which calls this. `number` is the `errno` of a system call."""
     remedy = in_python(remedy)
     if kind in ("missing", "dangling"):
-        # The message is that of safetensors. Given a file name, the exception would have Python's instead.
+        # The message is that of safetensors. With a file name the exception would show Python's instead.
         missing = FileNotFoundError(f"No such file or directory: {path if kind == 'missing' else message}")
         missing.errno = errno.ENOENT
         return _with_remedy(missing, remedy)
@@ -101,5 +101,5 @@ def refuse_target(name, reason, remedy="give a contiguous tensor in memory of th
 
 
 def closed():
-    """What a handle says after it was closed."""
+    """The refusal of a handle that was closed."""
     return error("File is closed")

@@ -1,8 +1,7 @@
-"""Mounts for as long as a program wants them, and the mounts that there are.
+"""`mount` and `mounts`: mounts that last as long as a block, and the mounts of this machine.
 
-In: a source and where to show it. Out: a `Mount`, which is taken away when its block ends, when it is
-closed, or when the interpreter ends. The command `ckptfs` makes it and takes it away: the daemon is no
-child of this process, and holds nothing of it.
+A `Mount` is unmounted when its block ends, when it is closed, or when the interpreter ends. The command `ckptfs` mounts
+and unmounts it: the daemon is no child of this process, and holds nothing of it.
 """
 
 import atexit
@@ -20,23 +19,23 @@ from ckptfs import _ckptfs, child_process
 from ckptfs.errors import SafetensorError, error, in_words, of_system
 from ckptfs.settings import parse_path
 
-# Seconds. The command's own patience is shorter; only a machine that does nothing else needs so many.
-_PATIENCE = 60
+# The command itself waits for less; only an overloaded machine needs so many.
+_COMMAND_TIMEOUT_SECONDS = 60
 
 # By then a mount that is not in use is gone, and the command waits for a daemon that is stuck.
-_PATIENCE_TO_UNMOUNT = 8
+_UNMOUNT_TIMEOUT_SECONDS = 8
 
 # The mounts of this process, the oldest first: a later one may lie in an earlier one.
-_all = {}
+_mounts = {}
 
 
 class Mount:
-    """A mount that this process made: `ckptfs.mount` gives it.
+    """A mount of this process, which `ckptfs.mount` returns.
 
-    `path` is where it shows, `source` what it shows, `pid` the daemon that serves it, and `notes` what the
-    command had to say: that it was mounted without privileges, for one, or where its metrics are.
+    `path` is where it shows, `source` what it shows, and `pid` the daemon that serves it. `notes` are messages of the
+    command: that it mounted without privileges, for one, or where the metrics are.
 
-    `close` takes it away, as the end of its block does."""
+    `close` unmounts it, as the end of its block does."""
 
     def __init__(self, source, path, notes, is_private):
         self.source, self.path, self.notes = source, path, notes
@@ -49,13 +48,13 @@ class Mount:
         except OSError as fault:
             message = f"{path}: was mounted, and does not answer like a mount: {fault.strerror}"
             raise error(message, "ckptfs status tells what is there") from None
-        _all[id(self)] = self
+        _mounts[id(self)] = self
 
     def close(self):
-        """Unmounts it, and removes its directory where that was made for it. What still has a file open
-        there may go on reading; nobody else sees the mount any more, and its daemon ends with the last
-        of them. Closing once more does nothing, nor does closing in a process that was forked from the
-        one that made it.
+        """Unmounts it, and removes its directory where that was made for it.
+
+        Programs with a file open there may go on reading. No other program sees the mount any more, and its daemon ends
+        with the last of them. Closing once more does nothing, nor does closing in a forked child.
 
             models = ckptfs.mount("models")
             ...
@@ -66,12 +65,12 @@ class Mount:
         with self._lock:
             if self._closed:
                 return
-            self._take_away()
+            self._unmount()
             if self._is_private:
                 with contextlib.suppress(FileNotFoundError):
                     os.rmdir(self.path)
             self._closed = True
-            del _all[id(self)]
+            del _mounts[id(self)]
 
     def __enter__(self):
         if self._closed:
@@ -84,19 +83,19 @@ class Mount:
         except SafetensorError as refused:
             if value is None:
                 raise
-            # What ended the block is what its program waits for.
+            # The exception that ended the block goes on.
             value.add_note(f"and then: {in_words(refused)}")
 
     def __repr__(self):
         return f"<ckptfs.Mount of {self.source!r} at {str(self.path)!r}{', closed' * self._closed}>"
 
-    def _take_away(self):
+    def _unmount(self):
         refused = None
-        for how, patience in ([], _PATIENCE_TO_UNMOUNT), (["--lazy"], _PATIENCE):
+        for flags, timeout in ([], _UNMOUNT_TIMEOUT_SECONDS), (["--lazy"], _COMMAND_TIMEOUT_SECONDS):
             if not self._is_there():
                 return
             try:
-                child_process.run("unmount", *how, "--", self._location[0], timeout=patience)
+                child_process.run("unmount", *flags, "--", self._location[0], timeout=timeout)
                 return
             except SafetensorError as fault:
                 refused = fault
@@ -104,13 +103,13 @@ class Mount:
             raise refused
 
     def _is_there(self):
-        """Whether it is still mounted. One that somebody else has made in its place stays his."""
+        """Whether it is still mounted. A mount that another program made in its place is not this one."""
         if _ckptfs.locate(self._location[0]) == self._location:
-            # A number is given again, but not while its daemon serves.
+            # The number of a mount is used again, but not while its daemon runs.
             return _runs(self.pid) or self._is_dead()
         if self._location[1] in _ckptfs.mount_table() and _runs(self.pid):
             message = f"{self.path}: another mount lies over it, or its directory was moved"
-            raise error(message, "take that one away (umount), or move it back; then close it again")
+            raise error(message, "unmount that one (umount), or move it back; then close it again")
         return False
 
     def _is_dead(self):
@@ -123,14 +122,13 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
           readahead=None, no_passthrough=False, no_remember=False, nonempty=False, log_file=None, verbose=0,
           metrics=None):
     """Shows the checkpoints of `source`, a directory or one file, as `.safetensors` files that any program
-    reads, for as long as the block lasts:
+    reads, until the block ends:
 
         with ckptfs.mount("models") as path:
             model = AutoModel.from_pretrained(path / "llama")
 
-    `mountpoint` is an empty directory, or `source` itself, so that not even a path changes; without one it
-    is a new directory of this user's, which is removed after. Outside of `with` the `Mount` is there until
-    it is closed:
+    `mountpoint` is an empty directory, or `source` itself, so that not even a path changes. Without one it is a new
+    directory of this user, which is removed afterwards. Outside of `with` the `Mount` lasts until it is closed:
 
         models = ckptfs.mount("models", "/mnt/models", keep="*.ckpt", memory="2G")
         print(models.path, models.pid)
@@ -140,17 +138,17 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     `keep` is a pattern or several, `memory` and `readahead` are bytes or words like "512M", `metrics` an
     address like "127.0.0.1:9100", and `verbose` a number: how much more goes to `log_file`.
 
-    What is not closed is taken away when the interpreter ends. A process that is killed, also by SIGTERM,
-    leaves its mount behind: `ckptfs.mounts()` tells of it, and `ckptfs unmount` takes it away.
+    A mount that is not closed is unmounted when the interpreter ends. A process that is killed, also by SIGTERM,
+    leaves its mount behind: `ckptfs.mounts()` lists it, and `ckptfs unmount` removes it.
 
-    Where there will be no mount it raises a `SafetensorError` with what the command says; of a `source` or
-    a `mountpoint` that is not there, one that is a `FileNotFoundError` too.
+    Where there will be no mount it raises a `SafetensorError` with the message of the command. For a `source` or a
+    `mountpoint` that is not there, that is a `FileNotFoundError` too.
     """
-    options = _words({**locals()})
+    options = _command_options({**locals()})
     is_private = mountpoint is None
     source = parse_path(source)
     where = tempfile.mkdtemp(prefix="ckptfs-") if is_private else parse_path(mountpoint)
-    # It must lead there also when the program has gone to another directory.
+    # It must lead there also when the program has changed its directory.
     path = Path(os.path.join(os.getcwd(), where))
     before = _ckptfs.locate(path)
     try:
@@ -158,32 +156,32 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
         return Mount(source, path, done.notes, is_private)
     except BaseException as fault:
         is_refused = isinstance(fault, SafetensorError)
-        # What comes from elsewhere, such as Ctrl-C, may come when the mount is there already. One that the
-        # command refused may lie where another was made meanwhile.
+        # Other exceptions, such as Ctrl-C, may come when the mount is there already. Where the command refused,
+        # another program may have mounted meanwhile.
         there = _ckptfs.locate(path)
         if not is_refused and there and there != before and _shows_ckptfs(there):
-            child_process.run("unmount", "--lazy", "--", there[0], timeout=_PATIENCE)
+            child_process.run("unmount", "--lazy", "--", there[0], timeout=_COMMAND_TIMEOUT_SECONDS)
         if is_private:
             with contextlib.suppress(OSError):
                 os.rmdir(path)
         if is_refused:
             # A directory that was made for this is gone by now, and was not missing.
-            named = [source] if is_private else [source, where]
-            raise _told_as_missing(fault, *named) from None
+            paths = [source] if is_private else [source, where]
+            raise _as_missing(fault, *paths) from None
         raise
 
 
-def _words(given):
-    """Options as the command takes them. What is not one of them, or too much, is for the command to say."""
-    del given["source"], given["mountpoint"]
-    keep, verbose, log_file = given.pop("keep"), given.pop("verbose"), given["log_file"]
+def _command_options(options):
+    """Options as the command takes them. It checks their values itself."""
+    del options["source"], options["mountpoint"]
+    keep, verbose, log_file = options.pop("keep"), options.pop("verbose"), options["log_file"]
     if not isinstance(verbose, int) or verbose < 0:
         raise error(f"verbose={verbose!r}: is no number of times", "give 0, 1, 2 or 3")
     words = ["--verbose"] * min(verbose, 3)
     words += [f"--keep={pattern}" for pattern in ([keep] if isinstance(keep, str) else keep)]
     if log_file is not None:
-        given["log_file"] = os.fsdecode(log_file)
-    for name, value in given.items():
+        options["log_file"] = os.fsdecode(log_file)
+    for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(option)
@@ -192,13 +190,13 @@ def _words(given):
     return words
 
 
-def _told_as_missing(refused, *paths):
-    """The same refusal, as a `FileNotFoundError` where it says that one of these paths is not there."""
+def _as_missing(refused, *paths):
+    """The same refusal, which is a `FileNotFoundError` if it says that one of these paths is missing."""
     for path in paths:
-        # The command tells of a source by its whole path.
-        for told in (path, os.path.join(os.getcwd(), path)):
-            if str(refused).startswith(f"{told}: ") and not os.path.lexists(path):
-                what = str(refused).removeprefix(f"{told}: ")
+        # The command names a source by its whole path.
+        for named in (path, os.path.join(os.getcwd(), path)):
+            if str(refused).startswith(f"{named}: ") and not os.path.lexists(path):
+                what = str(refused).removeprefix(f"{named}: ")
                 missing = of_system(FileNotFoundError(errno.ENOENT, what), path)
                 missing.__notes__ = getattr(refused, "__notes__", [])
                 return missing
@@ -206,12 +204,11 @@ def _told_as_missing(refused, *paths):
 
 
 class MountInfo(NamedTuple):
-    """A mount of this machine, whoever made it.
+    """A mount of this machine, of any program.
 
     `state` is "alive", "dead" (its daemon was killed), "not-answering", "not-permitted" (another user's),
-    "hidden" (another mount lies over it) or "failed", and then `reason` says why. `pid` is the daemon's and
-    `stats` has the mount's numbers (`user.ckptfs.stats` in docs/formats.md); both are `None` where it does
-    not answer.
+    "hidden" (another mount lies over it) or "failed", and then `reason` says why. `pid` is that of the daemon, and
+    `stats` has the mount's numbers (`user.ckptfs.stats` in docs/formats.md). Both are `None` where it does not answer.
     """
 
     source: str
@@ -223,19 +220,19 @@ class MountInfo(NamedTuple):
 
 
 def mounts():
-    """The mounts that there are, as `ckptfs status` lists them: a `MountInfo` for each. One that does not
-    answer is waited for two seconds at the most.
+    """The mounts of this machine, as `ckptfs status` lists them: a `MountInfo` for each. One that does not answer
+    takes at most two seconds.
 
         for mount in ckptfs.mounts():
             print(mount.mountpoint, mount.source, mount.state)
     """
-    told = json.loads(child_process.run("status", "--json", timeout=_PATIENCE).out)
+    listed = json.loads(child_process.run("status", "--json", timeout=_COMMAND_TIMEOUT_SECONDS).text)
     return [
         MountInfo(
-            one["source"], one["mountpoint"], one["state"], (one["stats"] or {}).get("pid"),
-            one.get("reason"), one["stats"],
+            entry["source"], entry["mountpoint"], entry["state"], (entry["stats"] or {}).get("pid"),
+            entry.get("reason"), entry["stats"],
         )
-        for one in told
+        for entry in listed
     ]  # fmt: skip
 
 
@@ -257,11 +254,11 @@ def _runs(pid):
 
 
 def _at_exit():
-    for left in reversed(list(_all.values())):
+    for mount in reversed(list(_mounts.values())):
         try:
-            left.close()
+            mount.close()
         except Exception as fault:
-            # The others have still to go.
+            # The others must be closed, too.
             if sys.stderr is not None:
                 print(f"ckptfs: {in_words(fault)}", file=sys.stderr)
 

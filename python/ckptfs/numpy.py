@@ -17,6 +17,6 @@ __all__ = [
 
 
 def load(data):
-    """The arrays of a checkpoint whose bytes are in memory."""
+    """The arrays of a checkpoint in memory."""
     options = LoadOptions(framework=Numpy)
     return load_named(_ckptfs.Checkpoint.from_bytes(data, options), options)

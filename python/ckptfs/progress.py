@@ -1,45 +1,44 @@
-"""A line on the terminal that tells how far something is. In: a share of the whole, and words. Out: the line,
-or nothing where nobody can be shown it; nothing fails for that."""
+"""A progress bar on the terminal. Nothing fails because it cannot be shown."""
 
 import sys
 
 
 class Bar:
-    """Where standard error is no terminal it writes its last state alone. One that `vanishes` writes nothing
+    """Where standard error is no terminal, only the last state is written. A bar that `vanishes` writes nothing
     there, and leaves nothing on a terminal."""
 
     def __init__(self, vanishes=False):
-        self._said, self._widest, self._vanishes = "", 0, vanishes
+        self._line, self._widest, self._vanishes = "", 0, vanishes
         self._live = self._broken = False
         self._try(self._look)
 
-    def show(self, share, words):
-        self._try(self._show, share, words)
+    def show(self, share, text):
+        self._try(self._show, share, text)
 
     def end(self):
         self._try(self._end)
 
-    def _try(self, act, *given):
+    def _try(self, act, *arguments):
         if sys.stderr is None or self._broken:
             return
         try:
-            act(*given)
+            act(*arguments)
         except Exception:
             self._broken = True
 
     def _look(self):
         self._live = sys.stderr.isatty()
 
-    def _show(self, share, words):
+    def _show(self, share, text):
         filled = "#" * round(share * 24)
-        self._said = f"[{filled:.<24}] {share:4.0%}  {words}"
-        self._widest = max(self._widest, len(self._said))
+        self._line = f"[{filled:.<24}] {share:4.0%}  {text}"
+        self._widest = max(self._widest, len(self._line))
         if self._live:
-            print(f"\r{self._said:<{self._widest}}", end="", file=sys.stderr, flush=True)
+            print(f"\r{self._line:<{self._widest}}", end="", file=sys.stderr, flush=True)
 
     def _end(self):
-        if self._said and self._vanishes:
+        if self._line and self._vanishes:
             if self._live:
                 print(f"\r{'':<{self._widest}}\r", end="", file=sys.stderr, flush=True)
-        elif self._said:
-            print("" if self._live else self._said, file=sys.stderr, flush=True)
+        elif self._line:
+            print("" if self._live else self._line, file=sys.stderr, flush=True)

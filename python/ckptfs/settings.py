@@ -82,8 +82,8 @@ def parse_path(path):
 
 def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=..., log=...,
               disable=...):
-    """Sets what holds for every load from now on that does not say otherwise itself. What is not given
-    stays as it is; `None` leaves it to the environment again.
+    """Sets what holds from now on for every load without an argument of its own. What is not given stays as it is;
+    `None` leaves it to the environment again.
 
     | `configure(...)` | environment        | argument of a call | by default                                    |
     |------------------|--------------------|--------------------|-----------------------------------------------|
@@ -95,65 +95,64 @@ def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=...
     | `log`            | `CKPTFS_LOG`       |                    | warnings alone, as `logging` has it           |
     | `disable`        | `CKPTFS_DISABLE`   |                    | no: what is installed takes over              |
 
-    `pinned` is the memory of the host that loads to CUDA devices pass bytes through, at the most: devices read it
-    by themselves, and the system cannot take it away meanwhile. `gpudirect` has storage write to CUDA devices by
-    itself (GPUDirect Storage) wherever NVIDIA's library says that it can, or nowhere; reports say where it did not.
+    `pinned` bounds the memory of the host through which loads to CUDA devices pass bytes. Devices read it by
+    themselves, and the system cannot take it away meanwhile. `gpudirect` has storage write to CUDA devices by itself
+    (GPUDirect Storage) wherever NVIDIA's library says that it can, or nowhere. Reports say where it did not.
     `log` is "debug", "info", "warning" or "error", and has the logger `ckptfs` write to standard error.
-    `disable` leaves every call to the package that `ckptfs.install` stands in for.
+    `disable` leaves every call to the package whose calls `ckptfs.install` replaced.
 
         ckptfs.configure(backend="pread", memory="256M")
     """
-    given = {"backend": backend, "threads": threads, "memory": memory, "pinned": pinned,
+    arguments = {"backend": backend, "threads": threads, "memory": memory, "pinned": pinned,
              "gpudirect": gpudirect, "log": log, "disable": disable}  # fmt: skip
-    given = {name: value for name, value in given.items() if value is not ...}
-    # All of it or nothing.
-    _configured.update({name: value if value is None else _KINDS[name](value, f"configure({name}=...)")
-                        for name, value in given.items()})  # fmt: skip
-    if "log" in given:
+    arguments = {name: value for name, value in arguments.items() if value is not ...}
+    # Everything is parsed before anything is set.
+    _configured.update({name: value if value is None else _PARSERS[name](value, f"configure({name}=...)")
+                        for name, value in arguments.items()})  # fmt: skip
+    if "log" in arguments:
         logger.cache_clear()
 
 
 def setting(name):
-    """What was configured, or what the environment says; `None` where neither says anything."""
+    """What `configure` set, else what the environment says, else `None`."""
     value = _configured.get(name)
     if value is None:
         variable = _VARIABLES[name]
         text = _ckptfs.environment_variable(variable)
-        value = _KINDS[name](text, variable) if text else None
+        value = _PARSERS[name](text, variable) if text else None
     return value
 
 
-def resolve_backend(given, default):
+def resolve_backend(value, default):
     """The backend of a call: its argument, the setting or the framework's default."""
-    if given is None:
+    if value is None:
         return setting("backend") or default
-    return _backend(given, "backend")
+    return _parse_backend(value, "backend")
 
 
 def limits(num_threads, memory):
-    """Both as the Rust part can take them."""
-    threads = setting("threads") if num_threads is None else _count(num_threads, "num_threads")
-    memory = setting("memory") if memory is None else size(memory, "memory")
+    """The threads and the memory of a call or of the settings, as the Rust part takes them."""
+    threads = setting("threads") if num_threads is None else _parse_count(num_threads, "num_threads")
+    memory = setting("memory") if memory is None else parse_size(memory, "memory")
     threads = None if threads is None else min(threads, _MAX_THREADS)
     return threads, None if memory is None else min(memory, _MAX_MEMORY_BYTES)
 
 
-def on_devices():
-    """How loads to devices go, as the Rust part takes it: how much memory they may pin, and whether GPUDirect
-    Storage is wanted."""
+def device_settings():
+    """The settings of loads to devices, as the Rust part takes them: pinned bytes, and whether to use GPUDirect."""
     return min(setting("pinned") or _PINNED_BYTES, _MAX_MEMORY_BYTES), setting("gpudirect")
 
 
 @functools.cache
 def logger():
-    """What is logged goes here; to standard error where a setting says so."""
+    """The logger `ckptfs`, with a handler for standard error where a setting says so."""
     import logging
 
     logger, level, wrong = logging.getLogger("ckptfs"), None, None
     try:
         level = setting("log")
     except SafetensorError as fault:
-        # No load fails because of what the environment says of a log.
+        # A wrong level in the environment fails no load.
         wrong = fault
     for handler in [handler for handler in logger.handlers if handler.name == "ckptfs"]:
         logger.removeHandler(handler)
@@ -168,48 +167,48 @@ def logger():
     return logger
 
 
-def _backend(given, where):
-    if given not in (MMAP, PREAD):
-        raise error(f'{where} {given!r} is invalid (expected one of: "mmap", "pread")')
-    return given
+def _parse_backend(value, where):
+    if value not in (MMAP, PREAD):
+        raise error(f'{where} {value!r} is invalid (expected one of: "mmap", "pread")')
+    return value
 
 
-def _count(given, where):
-    # Of the environment everything is text.
-    if isinstance(given, str) and given.isdecimal() and where.startswith("CKPTFS_"):
-        given = int(given)
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise error(f"{where} must be a positive integer, got {given!r}")
-    return given
+def _parse_count(value, where):
+    # Variables of the environment are text.
+    if isinstance(value, str) and value.isdecimal() and where.startswith("CKPTFS_"):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise error(f"{where} must be a positive integer, got {value!r}")
+    return value
 
 
-def size(given, where):
-    """Bytes: a number, or text such as "64M" and "5GB"."""
-    if not isinstance(given, str):
-        return _count(given, where)
+def parse_size(value, where):
+    """Bytes of a number, or of text such as "64M" and "5GB"."""
+    if not isinstance(value, str):
+        return _parse_count(value, where)
     try:
-        found = _ckptfs.parse_size(given)
+        found = _ckptfs.parse_size(value)
     except ValueError as fault:
-        raise error(f"{where} {given!r} is no size: {fault}") from None
-    return _count(found, where)
+        raise error(f"{where} {value!r} is no size: {fault}") from None
+    return _parse_count(found, where)
 
 
-def _level(given, where):
-    if not isinstance(given, str) or given.lower() not in _LEVELS:
-        raise error(f"{where} {given!r} is no level", f"give one of {', '.join(_LEVELS)}")
-    return given.lower()
+def _parse_level(value, where):
+    if not isinstance(value, str) or value.lower() not in _LEVELS:
+        raise error(f"{where} {value!r} is no level", f"give one of {', '.join(_LEVELS)}")
+    return value.lower()
 
 
-def _switch(given, where):
-    if isinstance(given, bool):
-        return given
+def _parse_switch(value, where):
+    if isinstance(value, bool):
+        return value
     known = {"1": True, "true": True, "yes": True, "on": True,
              "0": False, "false": False, "no": False, "off": False}  # fmt: skip
-    if not isinstance(given, str) or given.lower() not in known:
-        raise error(f"{where} {given!r} is neither yes nor no", "give 1 or 0")
-    return known[given.lower()]
+    if not isinstance(value, str) or value.lower() not in known:
+        raise error(f"{where} {value!r} is neither yes nor no", "give 1 or 0")
+    return known[value.lower()]
 
 
-_KINDS = {"backend": _backend, "threads": _count, "memory": size, "pinned": size,
-          "gpudirect": _switch, "log": _level, "disable": _switch}  # fmt: skip
-_VARIABLES = {name: f"CKPTFS_{name.upper()}" for name in _KINDS}
+_PARSERS = {"backend": _parse_backend, "threads": _parse_count, "memory": parse_size, "pinned": parse_size,
+          "gpudirect": _parse_switch, "log": _parse_level, "disable": _parse_switch}  # fmt: skip
+_VARIABLES = {name: f"CKPTFS_{name.upper()}" for name in _PARSERS}

@@ -35,13 +35,13 @@ _TYPES = {name: getattr(torch, native) for name, native in TYPES.items() if hasa
 
 
 def cached(path, make, *, device="cpu", metadata=None, **options):
-    """The tensors of a file; if it is not there, those that `make()` gives, which are saved as it first.
+    """The tensors of a file. If it is missing, it is first saved with the tensors that `make()` returns.
 
-    Any number of processes may ask for the same: on one machine one of them makes it, the others wait and load
-    it. What `make` raises is raised here, and nothing is saved. `options` are what else `load_file` takes; what it
-    refuses is refused before anything is made.
+    Any number of processes may ask for the same file: on one machine one of them makes it, and the others wait and
+    load it. What `make` raises is raised here, and nothing is saved. `options` are other arguments of `load_file`. What
+    that refuses is refused before anything is made.
 
-        latents = ckptfs.torch.cached(f"cache/{key}.safetensors", lambda: {"latent": vae.encode(image)})
+        latents = ckptfs.torch.cached(f"cache/{key}.safetensors", lambda: {"latent": vae.encode(pixels)})
     """
     return load_or_make(
         path,
@@ -52,7 +52,7 @@ def cached(path, make, *, device="cpu", metadata=None, **options):
 
 
 def load(data):
-    """The tensors of a checkpoint whose bytes are in memory.
+    """The tensors of a checkpoint in memory.
 
         tensors = load(open("model.safetensors", "rb").read())
     """
@@ -61,9 +61,8 @@ def load(data):
 
 
 def load_model(model, filename, strict=True, device="cpu", *, backend=None, **options):
-    """Loads a checkpoint into a model. Gives the names that the model has and the checkpoint lacks, and
-    those of the checkpoint that the model lacks; with `strict` any of these is a `RuntimeError`. What
-    else `load_file` takes, this takes too."""
+    """Loads a checkpoint into a model. Returns the names that the checkpoint lacks, and those that the model lacks;
+    with `strict` any of these is a `RuntimeError`. `options` are other arguments of `load_file`."""
     state = load_file(filename, device=device, backend=backend, **options)
     shared = _remove_duplicate_names(model.state_dict(), preferred_names=state.keys())
     missing, unexpected = model.load_state_dict(state, strict=False)
@@ -75,18 +74,18 @@ def load_model(model, filename, strict=True, device="cpu", *, backend=None, **op
             else:
                 unexpected.append(name)
     if strict and (missing or unexpected):
-        told = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
+        lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
         for what, names in (("Missing", missing), ("Unexpected", unexpected)):
             if names:
-                told.append(f"    {what} key(s) in state_dict: "
+                lines.append(f"    {what} key(s) in state_dict: "
                             + ", ".join(f'"{name}"' for name in sorted(names)))
-        raise RuntimeError("\n".join(told))
+        raise RuntimeError("\n".join(lines))
     return missing, unexpected
 
 
 def load_sharded(directory, device="cpu", **options):
-    """The tensors of a directory of shards, with or without an index, by their names. It takes what
-    `load_file` takes.
+    """The tensors of a directory of shards, with or without an index, by their names. It takes the arguments of
+    `load_file`.
 
         tensors = load_sharded("models/mine", device="cuda:0")
     """

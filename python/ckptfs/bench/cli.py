@@ -109,7 +109,7 @@ def measure(path, device="cpu", runs=5, against=None, bar=None):
     if not is_installed("torch"):
         raise error("ckptfs bench loads with torch, which is not installed", "pip install torch")
     with signals.interruptible():
-        about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path).out)
+        about = json.loads(child_process.run("inspect", "--json", "--tensors", "--", path).text)
     files = [file["path"] for file in about["files"]]
     request = {
         "path": path, "device": device, "names": [tensor["name"] for tensor in about["tensors"]],

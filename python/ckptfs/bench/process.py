@@ -16,7 +16,7 @@ class WorkerProcess:
     of folders, and `environment` is added to this process's own."""
 
     def __init__(self, paths=(), environment=None):
-        command, inherited = child_process.python()
+        command, inherited = child_process.python_command()
         if paths:
             # An isolated interpreter would not look there.
             command = [command[0], "-P"]

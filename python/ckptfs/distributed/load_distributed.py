@@ -1,7 +1,6 @@
 """Loading a checkpoint with several ranks: each reads its share, and the others get it from that rank.
 
-In: a path and a process group; what this rank wants. Out: its tensors. Every rank makes the same call, and
-either all have what they want, or all have an error.
+Every rank makes the same call. Either all have their tensors, or all have an error.
 """
 
 import dataclasses
@@ -31,14 +30,15 @@ _MIN_MEMORY_BYTES = 16 << 20
 def load_distributed(filename, group=None, device="cpu", *, names=None, shard=None, dtype=None, root=None,
                      allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
                      leave_cache=False, progress=False, report=None):
-    """The tensors of a checkpoint, by their names, on every rank of a process group of torch.distributed; its
-    bytes are read once by all of them together. Every rank makes this call, and where one fails all do.
+    """The tensors of a checkpoint, by their names, on every rank of a process group of torch.distributed.
 
-    `group` is the default group if none is named. `names` are those that this rank wants, which may be others
-    on each rank: a list, or one string, which may be a glob. `shard` says of which tensors each rank gets a
-    part alone, and along which dimension: a dictionary with a name or a glob for each, the same on every rank,
-    of which a whole name counts before a glob and the first glob before others; `None` leaves it whole. Parts are those of `torch.chunk`, and may be empty at the end.
-    Everything else is that of `load_file`; each tensor has memory of its own.
+    Together the ranks read each byte once. Every rank makes this call, and where one fails all do.
+
+    `group` is the default group if none is named. `names` are those for this rank: a list, or one string, which may be
+    a glob. They may differ between ranks. `shard` says of which tensors each rank gets only a part, and along which
+    dimension: a dictionary with a name or a glob for each, the same on every rank. A whole name counts before a glob,
+    and the first glob before others; `None` leaves a tensor whole. Parts are those of `torch.chunk`, and may be empty
+    at the end. Everything else is as for `load_file`; each tensor has memory of its own.
 
         weights = load_distributed("models/llama")
         parts = load_distributed("models/llama", shard={"*.o_proj.weight": 1, "*_proj.weight": 0})

@@ -1,8 +1,7 @@
-"""The ranks that load together, and how tensors get from one to the others.
+"""The ranks that load together: copies of tensors between them, and their agreement to go on.
 
-In: a process group of torch.distributed, or none. Out: a `Group`, which copies tensors between its ranks.
-Every rank makes the same calls in the same order. Tensors travel as bytes, so that every type does with
-every backend, also those that the backend has no word for.
+Every rank makes the same calls in the same order. Tensors travel as bytes, so that backends also carry types that they
+do not know.
 """
 
 import contextlib
@@ -18,11 +17,11 @@ class SingleGroup:
     """The group of one process that loads for itself; the same as `None`."""
 
     def size(self):
-        """How many ranks."""
+        """The number of ranks."""
         return 1
 
     def rank(self):
-        """Which of them this process is."""
+        """The rank of this process."""
         return 0
 
 
@@ -35,20 +34,20 @@ class Group:
         self._rank = self.real_pg.rank() if self.real_pg else 0
 
     def size(self):
-        """How many ranks."""
+        """The number of ranks."""
         return self._size
 
     def rank(self):
-        """Which of them this process is."""
+        """The rank of this process."""
         return self._rank
 
     def close(self):
-        """Lets go of the process group. A process that ends while something still holds one may be
-        aborted by the threads in it, though its program had `destroy_process_group()`."""
+        """Drops the process group. Its threads may abort a process that ends while something still holds it, even after
+        `destroy_process_group()`."""
         self.real_pg = None
 
     def carries(self, kind):
-        """Whether it copies what is on devices of a kind."""
+        """Whether it copies tensors on devices of a kind."""
         if self.real_pg is None:
             return True
         backends = torch.distributed.get_backend_config(self.real_pg)
@@ -67,13 +66,12 @@ class Group:
         return values
 
     def agreeing(self, device=None):
-        """`with` this all come to the end of what they do in it, or none goes on: where one fails its fault is
-        raised, and on the others what it says. `device` is where every rank has tensors for the group, and
-        `None` while that is not sure."""
+        """A block that all ranks complete, or that fails on all: with its own error where it failed, elsewhere with the
+        message of that one. `device` is where every rank has tensors for the group; `None` while that is not known."""
         return _Agreeing(self, device)
 
     def agree(self, why, device):
-        """Tells the others that this rank goes on, or in words why not, and hears the same of them."""
+        """Exchanges with all ranks whether each goes on; `why` is the message of one that does not."""
         if self.real_pg is None:
             return
         with self._failing("whether every rank goes on could not be told"):
@@ -82,8 +80,8 @@ class Group:
                 torch.distributed.all_reduce(flag, group=self.real_pg)
                 if not flag.item():
                     return
-            said = self._all_gather(why)
-        others = [(rank, told) for rank, told in enumerate(said) if told is not None]
+            answers = self._all_gather(why)
+        others = [(rank, reason) for rank, reason in enumerate(answers) if reason is not None]
         if why is not None or not others:
             return
         [(rank, why), *_] = others
@@ -92,47 +90,47 @@ class Group:
 
     def broadcast(self, name, tensor, source):
         """Copies a rank's tensor into those of the others."""
-        with self._told(name, tensor, f"from rank {source}") as data:
+        with self._copying(name, tensor, f"from rank {source}") as data:
             if data is not None:
                 torch.distributed.broadcast(data, group=self.real_pg, group_src=source)
 
     def scatter(self, name, parts, shapes, kind, source, device):
-        """Gives each rank its part. `parts` are those of all ranks on the one that has them, `shapes` are
-        known to all. They may differ, which collectives cannot have: each is sent with as many elements
-        as the largest has."""
+        """Gives each rank its part. The rank that has them passes `parts`; all pass `shapes`, which may differ.
+
+        Collectives need parts of one size: each is sent with as many elements as the largest has."""
         counts = [math.prod(shape) for shape in shapes]
         most, mine = max(counts), self.rank()
         flat = torch.empty(most, dtype=kind, device=device)
-        sent = [_bytes(_filled_up(part, most)) for part in parts] if parts else None
-        with self._told(name, flat, f"from rank {source}") as data:
+        sent = [_bytes(_padded(part, most)) for part in parts] if parts else None
+        with self._copying(name, flat, f"from rank {source}") as data:
             if data is not None:
                 torch.distributed.scatter(data, sent, group=self.real_pg, group_src=source)
         part = flat[: counts[mine]].view(shapes[mine])
-        # What was sent behind it is let go.
+        # A copy frees what was sent behind it.
         return part if counts[mine] == most else part.clone()
 
     def send(self, name, tensor, target):
         """Gives a tensor to one rank, which receives it."""
-        with self._told(name, tensor, f"to rank {target}") as data:
+        with self._copying(name, tensor, f"to rank {target}") as data:
             if data is not None:
                 torch.distributed.send(data, group=self.real_pg, group_dst=target)
 
     def receive(self, name, tensor, source):
         """Fills a tensor with what a rank sends."""
-        with self._told(name, tensor, f"from rank {source}") as data:
+        with self._copying(name, tensor, f"from rank {source}") as data:
             if data is not None:
                 torch.distributed.recv(data, group=self.real_pg, group_src=source)
 
     @contextlib.contextmanager
-    def _told(self, name, tensor, where):
-        """The bytes to copy, or `None` if there are none, which every rank knows; and what goes wrong."""
+    def _copying(self, name, tensor, where):
+        """A block with the bytes to copy, or `None` if there are none, which all ranks know alike."""
         data = _bytes(tensor) if tensor.numel() else None
         with self._failing(f"{name}: could not be copied {where}"):
             yield data
 
     @contextlib.contextmanager
     def _failing(self, what):
-        """What the group says when a rank is gone, in words."""
+        """A block in which an error of the group, as when a rank is gone, becomes a refusal."""
         try:
             yield
         except RuntimeError as fault:
@@ -144,7 +142,7 @@ class Group:
 
 
 class _Agreeing:
-    """A class, which holds on to no fault: with one go the memory and the files of a load that failed."""
+    """A class, not a generator, which would keep an exception, and with it memory and files of a load that failed."""
 
     def __init__(self, group, device):
         self._group, self._device = group, device
@@ -159,12 +157,12 @@ class _Agreeing:
 
 
 def _real(pg):
-    """The group of torch.distributed, or `None` for a process by itself."""
+    """The group of torch.distributed, or `None` for a single process."""
     if pg is None or isinstance(pg, torch.distributed.ProcessGroup):
         return pg
     if pg is torch.distributed.GroupMember.NON_GROUP_MEMBER:
         raise error("this process is no member of pg", "load only in processes that are")
-    # Also one that another package calls so.
+    # Other packages have a class for a group of one, too.
     if callable(getattr(pg, "size", None)) and pg.size() == 1:
         return None
     raise error(f"pg must be a torch.distributed.ProcessGroup, got {type(pg).__name__}",
@@ -172,12 +170,12 @@ def _real(pg):
 
 
 def _bytes(tensor):
-    """A view, for tensors whose elements are in order."""
+    """A view of the bytes of a contiguous tensor."""
     return tensor.detach().view(-1).view(torch.uint8)
 
 
-def _filled_up(part, count):
-    """All elements of a part in order, and whatever is needed behind them."""
+def _padded(part, count):
+    """The elements of a part in order, padded to a count."""
     flat = part.contiguous().view(-1)
     if flat.numel() == count:
         return flat

@@ -1,7 +1,7 @@
 """Which rank reads what of a checkpoint that several ranks load together.
 
-In: the tensors, which ranks want each, and how it is cut for them. Out: what each rank reads for itself, and
-the parcels that it reads for others too. Every rank comes to the same plan by itself.
+In: the tensors, the ranks that take each, and how it is cut for them. Out: what each rank reads for itself, and the
+parcels that it reads for others too. Every rank computes the same plan by itself.
 """
 
 import math
@@ -11,19 +11,21 @@ from ckptfs.errors import error
 
 
 class SharedTensor(NamedTuple):
-    """A tensor: its bytes, its shape as torch counts, whether it can be cut anywhere along an axis, the ranks
-    that want it in their order, and the dimension along which they get their parts, or `None`."""
+    """A tensor, and what ranks get of it."""
 
     nbytes: int
+    # As torch counts.
     shape: tuple
+    # Whether it can be cut anywhere along an axis.
     divides: bool
+    # The ranks that take it, in their order.
     takers: tuple
+    # The dimension along which they get parts; `None` if they get all of it.
     dim: int | None
 
 
 class Piece(NamedTuple):
-    """Some rows of a tensor along an axis before which there is one row alone; all of it where the axis is
-    `None`."""
+    """Rows of a tensor along its first axis of more than one; the whole tensor if `axis` is `None`."""
 
     place: int
     axis: int | None
@@ -33,7 +35,7 @@ class Piece(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """What one rank reads at once, and these ranks get."""
+    """What one rank reads at once for the ranks that take it."""
 
     takers: tuple
     is_cut: bool
@@ -41,14 +43,14 @@ class Parcel(NamedTuple):
 
 
 def part_of(size, rank, ranks):
-    """Where a rank's part of a dimension begins, and how much it is: that of torch's `chunk`."""
+    """The start and the count of a rank's part of a dimension, as of `torch.chunk`."""
     block = -(-size // ranks)
     start = min(rank * block, size)
     return start, min(start + block, size) - start
 
 
 def checked_dim(name, shape, dim):
-    """A dimension to cut along, counted from the front."""
+    """A dimension to cut along, counted from the front; refuses one that the shape lacks."""
     if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
         raise error(f"{name}: cannot be cut along {dim!r}: its shape is {shape}",
                     "name one of its dimensions", IndexError)  # fmt: skip
@@ -56,14 +58,14 @@ def checked_dim(name, shape, dim):
 
 
 def is_read_alone(tensor):
-    """Whether each rank reads its own: nobody else wants it, or the parts of ranks lie one after the other."""
+    """Whether each rank reads its own: one rank takes it, or the parts of ranks lie one after the other."""
     in_rows = tensor.dim is not None and math.prod(tensor.shape[: tensor.dim]) == 1
     return len(tensor.takers) < 2 or in_rows
 
 
 def rounds(tensors, ranks, max_bytes):
-    """For each round what every rank reads: a parcel or `None`. `tensors` is in the order in which the bytes
-    lie; each rank gets about as much to read as the others, of what it wants itself."""
+    """For each round what every rank reads: a parcel or `None`. Ranks read about as much as each other, of what they
+    take themselves. `tensors` are in the order of their bytes."""
     loads = [0] * ranks
     for tensor in filter(is_read_alone, tensors):
         for rank in tensor.takers:
@@ -74,11 +76,11 @@ def rounds(tensors, ranks, max_bytes):
         loads[reader] += sum(piece.nbytes for piece in parcel.pieces)
         reads[reader].append(parcel)
     count = max(map(len, reads))
-    return [[of[n] if n < len(of) else None for of in reads] for n in range(count)]
+    return [[parcels[n] if n < len(parcels) else None for parcels in reads] for n in range(count)]
 
 
 def _parcels(tensors, max_bytes):
-    """Pieces that the same ranks want, as many at a time as have so many bytes; one at the least."""
+    """Parcels of pieces that the same ranks take, of at most `max_bytes` unless one piece has more."""
     parcel, held = None, 0
     for place, tensor in enumerate(tensors):
         if not tensor.nbytes or is_read_alone(tensor) or not tensor.takers:
@@ -97,13 +99,13 @@ def _parcels(tensors, max_bytes):
 
 
 def _pieces(place, tensor, max_bytes):
-    """Rows of a tensor, as many at a time as have so many bytes; one at the least."""
+    """Rows of a tensor, of at most `max_bytes` together unless one row has more."""
     axis = next((axis for axis, size in enumerate(tensor.shape) if size > 1), None)
     if axis is None or not tensor.divides or tensor.nbytes <= max_bytes:
         yield Piece(place, None, 0, 1, tensor.nbytes)
         return
     row = tensor.nbytes // tensor.shape[axis]
-    most = max(1, max_bytes // row)
-    for start in range(0, tensor.shape[axis], most):
-        count = min(most, tensor.shape[axis] - start)
+    max_rows = max(1, max_bytes // row)
+    for start in range(0, tensor.shape[axis], max_rows):
+        count = min(max_rows, tensor.shape[axis] - start)
         yield Piece(place, axis, start, count, count * row)

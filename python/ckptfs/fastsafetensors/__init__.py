@@ -1,8 +1,8 @@
 """The names and calls of the package fastsafetensors, for every kind of checkpoint.
 
-A program that says `from fastsafetensors import ...` says `from ckptfs.fastsafetensors import ...`, and
-changes nothing else. What it names as a file may then be a `.safetensors` file, a directory of shards or
-its index, a `.bin`, `.pt` or `.ckpt` of torch, or a file of a ckptfs mount.
+A program that says `from fastsafetensors import ...` says `from ckptfs.fastsafetensors import ...` instead, and changes
+nothing else. A file may then be a `.safetensors` file, a directory of shards or its index, a `.bin`, `.pt` or `.ckpt`
+of torch, or a file of a ckptfs mount.
 
     from ckptfs.fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
@@ -14,14 +14,13 @@ its index, a `.bin`, `.pt` or `.ckpt` of torch, or a file of a ckptfs mount.
     buffers.close()
     loader.close()
 
-In: files by the rank that reads them. Out: tensors of torch, each in memory of its own, which is freed when
-the tensor is: nothing else keeps it alive, and it keeps nothing else alive. With a process group of
-torch.distributed a tensor comes from the rank that read it to those that want it.
+In: files by the rank that reads them. Out: tensors of torch, each in memory of its own, which is freed with the tensor:
+nothing else keeps it alive, and it keeps nothing else alive. With a process group of torch.distributed, tensors go from
+the rank that read them to the others.
 
-Where it differs: bytes are read by ckptfs, which looks itself for the best way, so what says how
-(`bbuf_size_kb`, `nogds`, `use_fgds`, `set_numa`, `use_buf_register`, `max_copy_block_size`,
-`allow_inflight`) is taken and means nothing. Parts of a size that ranks do not divide evenly reach every
-rank. Casting may also make elements larger. Only torch is served.
+What differs: ckptfs reads the bytes, and chooses the way itself. Arguments that say how (`bbuf_size_kb`, `nogds`,
+`use_fgds`, `set_numa`, `use_buf_register`, `max_copy_block_size`, `allow_inflight`) are accepted and ignored. Parts of
+a size that ranks do not divide evenly reach every rank. Casting may also make elements larger. There is only torch.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ import os
 import torch
 
 from ckptfs.errors import closed, error
-from ckptfs.fastsafetensors.buffers import FilesBufferOnDevice, Held
+from ckptfs.fastsafetensors.buffers import FileBuffer, FilesBufferOnDevice
 from ckptfs.fastsafetensors.experts import expert_parallel_filter, expert_parallel_filter_from_env, owned_expert_range
 from ckptfs.fastsafetensors.files import File
 from ckptfs.fastsafetensors.frames import TensorFrame
@@ -51,12 +50,11 @@ class SafeTensorsFileLoader:
 
     `pg`: a process group of torch.distributed, or `None` or a `SingleGroup` for one process.
     `device`: where tensors go, as torch calls it.
-    `max_threads`: so many read at once.
-    `disable_cache`: with `False`, what several ranks read and got is kept until the buffers are closed, and
-    asking for the same again copies it here, with no word to the others.
+    `max_threads`: threads that read at once.
+    `disable_cache`: with `False`, what ranks read and got is kept until the buffers are closed. Asking for the same
+    again copies it here, without the other ranks.
     `framework`: "pytorch", "pt" or "torch".
-    `bbuf_size_kb`, `nogds`, `set_numa`, `debug_log`, `use_fgds` and any other name are taken, so that
-    programs need not change, and mean nothing.
+    `bbuf_size_kb`, `nogds`, `set_numa`, `debug_log`, `use_fgds` and any other name are accepted and ignored.
     `root`, `allow_partial`, `follow_symlinks`: as for `ckptfs.safe_open`.
 
         loader = SafeTensorsFileLoader(torch.distributed.group.WORLD, "cuda:0")
@@ -74,7 +72,7 @@ class SafeTensorsFileLoader:
         self.pg, self.device, self.disable_cache = Group(pg), as_device(device), disable_cache
         if self.device is None:
             raise error("device None is invalid", 'name one, such as "cpu"')
-        # By path: the file, and the rank that reads it.
+        # By path, the file and the rank that reads it.
         self._files, self._closed, self._keep = {}, False, None
         self.meta, self.frames = {}, {}
 
@@ -94,11 +92,13 @@ class SafeTensorsFileLoader:
         """Does nothing. Each load runs its readers near its device, and the calling thread stays where it is."""
 
     def add_filenames(self, filenames):
-        """Names the files of each rank: `{0: ["a.safetensors"], 1: ["b.bin"]}`. Every rank says the same, and
-        looks into all of them; only its own it copies. A file that is named twice is the last rank's."""
+        """Names the files of each rank: `{0: ["a.safetensors"], 1: ["b.bin"]}`. Every rank passes the same.
+
+        It reads the metadata of all of them, and copies only its own. A file that is named twice belongs to the last
+        rank."""
         if self._closed:
             raise closed()
-        for path, rank in _in_turn(filenames):
+        for path, rank in _interleave(filenames):
             file = File(path, self._options)
             self._files[path] = file, rank
             self.meta[path] = file.metadata, rank
@@ -118,19 +118,19 @@ class SafeTensorsFileLoader:
         return list(self.frames[tensor_name].shape)
 
     def set_tensor_filter(self, keep_tensor):
-        """Leaves out tensors: only those whose name `keep_tensor` is true of are read and shown. `None` is
-        for all. Every rank gives the same."""
+        """Reads and shows only tensors for which `keep_tensor(name)` is true; `None` keeps all. Every rank passes the
+        same."""
         self._keep = keep_tensor
 
     def copy_files_to_device(self, dtype=DType.AUTO, use_buf_register=True,
                              max_copy_block_size=16 * 1024 * 1024 * 1024, allow_inflight=False,
                              borrowed_tensors=False):  # fmt: skip
-        """Reads this rank's files: `FilesBufferOnDevice`, which has their tensors and those of the others. A
-        device that is not the CPU is made torch's current one.
+        """Reads this rank's files. Returns a `FilesBufferOnDevice` with the tensors of all ranks. A device that is not
+        the CPU becomes torch's current one.
 
-        `dtype` is what every tensor is cast to, whatever it is; `DType.AUTO` leaves all as they are. With
-        `borrowed_tensors`, which wants a group of one, tensors are no different: they, too, stay good.
-        `use_buf_register`, `max_copy_block_size` and `allow_inflight` mean nothing.
+        `dtype` is what every tensor is cast to; `DType.AUTO` leaves all as they are. `borrowed_tensors`, for a group of
+        one, changes nothing: tensors belong to the caller anyway. `use_buf_register`, `max_copy_block_size` and
+        `allow_inflight` are ignored.
 
             halves = loader.copy_files_to_device(DType.F16)
         """
@@ -143,28 +143,29 @@ class SafeTensorsFileLoader:
             raise error("borrowed_tensors wants a group of one", "leave it out", ValueError)
         chosen = self._chosen(dtype)
         if self.device.type is not DeviceType.CPU:
-            # Programs go on with "cuda" alone, and mean this one.
+            # Programs then say "cuda" without a number, and mean this one.
             torch.cuda.set_device(self.device.as_str())
-        held = []
+        buffers = []
         for path, (file, rank) in sorted(self._files.items()):
             mine = rank == self.pg.rank()
             tensors = file.read(list(chosen[path]), self.device, dtype) if mine else {}
-            held.append(Held(file.metadata, rank, chosen[path], tensors))
-        # Each has the group until it is closed itself.
-        return FilesBufferOnDevice(held, Group(self.pg.real_pg), self.device, not self.disable_cache)
+            buffers.append(FileBuffer(file.metadata, rank, chosen[path], tensors))
+        # Both have the group until they are closed.
+        return FilesBufferOnDevice(buffers, Group(self.pg.real_pg), self.device, not self.disable_cache)
 
     def reset(self):
-        """Forgets the files. Others may be added."""
+        """Drops the files. Others may be added."""
         self._files, self.meta, self.frames = {}, {}, {}
 
     def close(self):
-        """Lets go of the files, for good. Buffers and tensors stay."""
+        """Drops the files for good. Buffers and tensors stay."""
         self.reset()
         self._closed = True
         self.pg.close()
 
     def _chosen(self, dtype):
-        """By path: the tensors to copy, as they will be on the device. Looked at before anything is read."""
+        """By path, the tensors to copy, as they will be on the device. It refuses everything before anything is
+        read."""
         chosen, first = {}, {}
         for path, (file, rank) in sorted(self._files.items()):
             if rank not in range(self.pg.size()):
@@ -184,11 +185,11 @@ class SafeTensorsFileLoader:
 
 
 class fastsafe_open:
-    """Opens files, copies all of them to the device, and hands out tensors by their names.
+    """Opens files, copies them to the device, and hands out tensors by their names.
 
-    `filenames` is a path, a list of them, or a dictionary of lists by rank, of any checkpoints. `framework`,
-    `pg` and `device` are those of `SafeTensorsFileLoader`, as are `root`, `allow_partial` and
-    `follow_symlinks`; `nogds`, `debug_log`, `max_copy_block_size` and `use_fgds` mean nothing.
+    `filenames` is a path, a list of them, or a dictionary of lists by rank, of any checkpoints. `framework`, `pg`,
+    `device`, `root`, `allow_partial` and `follow_symlinks` are as for `SafeTensorsFileLoader`. `nogds`, `debug_log`,
+    `max_copy_block_size` and `use_fgds` are ignored.
 
         with fastsafe_open("models/llama", device="cuda:0") as f:
             tensors = {name: f.get_tensor(name) for name in f.keys()}
@@ -213,7 +214,7 @@ class fastsafe_open:
             raise
 
     def metadata(self):
-        """By file: what it says of itself beside the tensors."""
+        """The metadata of each file."""
         return {path: metadata.metadata for path, (metadata, _) in self.loader.meta.items()}
 
     def keys(self):
@@ -229,7 +230,7 @@ class fastsafe_open:
         return self.fb.get_tensor_wrapped(name)
 
     def close(self):
-        """Lets go of files and buffers. Tensors stay."""
+        """Drops files and buffers. Tensors stay."""
         self.fb.close()
         self.loader.close()
 
@@ -240,9 +241,8 @@ class fastsafe_open:
         self.close()
 
 
-def _in_turn(filenames):
-    """Paths with their ranks: the first of each rank, the second of each, and so on, so that they are named
-    in the order in which they would be loaded side by side."""
+def _interleave(filenames):
+    """Paths with their ranks: the first of each rank, then the second of each, and so on."""
     if not isinstance(filenames, dict):
         raise error(f"files must be named by rank, got {type(filenames).__name__}",
                     "give {0: [paths]}", TypeError)  # fmt: skip

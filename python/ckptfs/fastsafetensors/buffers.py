@@ -1,7 +1,4 @@
-"""What a loader has copied to its device, and how each rank gets its tensors, or its parts, of it.
-
-In: the files of all ranks, with the tensors of this one. Out: `FilesBufferOnDevice`.
-"""
+"""What a loader has copied to its device, and how each rank gets tensors, or parts of them, from it."""
 
 import torch
 
@@ -11,27 +8,27 @@ from ckptfs.fastsafetensors.shard import checked_to_fit, cuts_of, joined
 from ckptfs.fastsafetensors.types import DType, TorchTensor, native
 
 
-class Held:
-    """A file on the device: what is in it, whose it is, and on that rank its tensors."""
+class FileBuffer:
+    """A file on the device: its metadata, the rank that read it, and on that rank its tensors."""
 
     def __init__(self, metadata, rank, frames, tensors):
         self.metadata, self.rank = metadata, rank
-        # Of the tensors that are kept, with the types that they have on the device.
+        # Of the tensors that are kept, with their types on the device.
         self.frames, self.tensors = frames, tensors
-        self.left, self.cache = set(frames), {}
+        self.remaining, self.cache = set(frames), {}
 
 
 class FilesBufferOnDevice:
     """The tensors of several files on a device; `SafeTensorsFileLoader.copy_files_to_device` makes it.
 
-    In a group of several ranks each has the tensors of its own files, and every call here is made by all
-    ranks, in the same order: what one has the others get from it then. A tensor belongs to whoever got
-    it: it stays good when this is closed, whatever the loader was told of borrowing.
+    In a group of several ranks each has the tensors of its own files. All ranks make every call here, in the same
+    order, and then get the tensor from the rank that has it. A tensor belongs to the caller: it stays when this is
+    closed, also with `borrowed_tensors`.
 
-    A group of one gets the loaded tensor itself, each time the same. Several ranks get a new one with each
-    call. Once `get_tensor`, `get_sharded` or `as_dict` has handed out each tensor of a file, its memory is
-    free, and asking for one again is an error, on every rank: call the others before. With
-    `auto_mem_delete = False`, set on every rank, it is held until this is closed.
+    A group of one gets the loaded tensor itself, each time the same. Several ranks get a new one with each call. Once
+    `get_tensor`, `get_sharded` or `as_dict` has handed out each tensor of a file, its memory is freed. Then asking for
+    one again is an error on every rank; make other calls before. With `auto_mem_delete = False`, set on every rank, the
+    memory is held until this is closed.
     `device` and `dtype` of a call move and cast what it hands out.
 
         buffers = loader.copy_files_to_device()
@@ -52,12 +49,12 @@ class FilesBufferOnDevice:
             mine.append(file)
 
     def close(self):
-        """Lets go of what is held here. Tensors that were handed out stay."""
+        """Frees what is held here. Tensors that were handed out stay."""
         self._files, self._closed = {}, True
         self.pg.close()
 
     def get_filename(self, tensor_name):
-        """The file that a tensor is from, as it was named to the loader."""
+        """The file of a tensor, as it was named to the loader."""
         return self._file(tensor_name).metadata.src
 
     def get_shape(self, tensor_name):
@@ -73,23 +70,24 @@ class FilesBufferOnDevice:
         return self.get_sharded_wrapped(tensor_name, -1, device, dtype)
 
     def get_sharded(self, tensor_name, dim, device=None, dtype=DType.AUTO):
-        """This rank's part of a tensor that is cut along `dim`: each rank has the size divided by the
-        ranks, rounded up, as long as there is some left; the last may have less, or nothing. With
-        `dim=-1` it is the whole tensor. A group of one has all of it, whatever `dim` is."""
+        """This rank's part of a tensor that is cut along `dim`.
+
+        Each rank has the size divided by the ranks, rounded up; the last ones may have less, or nothing. With `dim=-1`
+        it is the whole tensor. A group of one has all of it, whatever `dim` is."""
         return self.get_sharded_wrapped(tensor_name, dim, device, dtype).get_raw()
 
     def get_sharded_wrapped(self, tensor_name, dim, device=None, dtype=DType.AUTO):
         """The same as a `TorchTensor`."""
         file = self._file(tensor_name)
         part = self._part(file, tensor_name, dim).to(device, dtype)
-        file.left.discard(tensor_name)
-        if not file.left and self.auto_mem_delete:
+        file.remaining.discard(tensor_name)
+        if not file.remaining and self.auto_mem_delete:
             file.tensors = {}
         return part
 
     def push_tensor(self, tensor_name, dst_rank, device=None, dtype=DType.AUTO):
-        """A whole tensor of torch on rank `dst_rank`, and `None` on the others. A group of one has it,
-        whatever `dst_rank` is."""
+        """A whole tensor of torch on rank `dst_rank`, and `None` on the others. A group of one has it for any
+        `dst_rank`."""
         file = self._file(tensor_name)
         if self.pg.size() == 1:
             return file.tensors[tensor_name].to(device, dtype).get_raw()
@@ -108,10 +106,11 @@ class FilesBufferOnDevice:
         return None if made is None else made.to(device, dtype).get_raw()
 
     def get_multi_cols(self, tensor_names, dim, device=None, dtype=DType.AUTO):
-        """This rank's parts of several tensors, each cut along `dim` as by `get_sharded`, one behind the
-        other along `dim`: a `TorchTensor`. They come in the order of the names where one file has them
-        all; else those of rank 0 are first, and of one rank those of the file whose path sorts first. Only
-        a group of one may count `dim` from the end."""
+        """This rank's parts of several tensors, each cut along `dim` as by `get_sharded`, joined along `dim` to one
+        `TorchTensor`.
+
+        Where one file has all, they are in the order of the names. Else they are in the order of the ranks, and on one
+        rank in the order of the paths. Only a group of one may count `dim` from the end."""
         if not tensor_names:
             raise error("get_multi_cols: no tensor is named", also=ValueError)
         groups = {}
@@ -128,8 +127,8 @@ class FilesBufferOnDevice:
         return whole.to(device, dtype)
 
     def as_dict(self, tensor_shard_dim):
-        """This rank's parts of several tensors, by their names: `{"model.norm.weight": -1, "lm_head.weight":
-        0}` has a name and the `dim` of `get_sharded` for each. They are `TorchTensor`s."""
+        """This rank's parts of several tensors as `TorchTensor` by name. `{"model.norm.weight": -1, "lm_head.weight":
+        0}` has the `dim` of `get_sharded` for each name."""
         return {name: self.get_sharded_wrapped(name, dim) for name, dim in tensor_shard_dim.items()}
 
     def iter_local_tensors(self, tensor_names):
@@ -153,8 +152,8 @@ class FilesBufferOnDevice:
         return self._files[rank][lidx]
 
     def _check_there(self, file, name):
-        """On every rank alike, so that none waits for one that has been told no."""
-        if not file.left and self.auto_mem_delete:
+        """Refuses a tensor of a file that was freed: on every rank alike, so that none waits for another."""
+        if not file.remaining and self.auto_mem_delete:
             raise error(f"{name}: all tensors of {file.metadata.src} were handed out, and it was let go",
                         "keep what you got, or load with disable_cache=False")  # fmt: skip
 
@@ -180,7 +179,7 @@ class FilesBufferOnDevice:
     def _columns(self, file, names, dim):
         if self.pg.size() == 1:
             whole = joined([file.tensors[name].get_raw() for name in names], dim)
-            # One alone is not what get_tensor gives.
+            # A single tensor is a copy: it is not that of get_tensor.
             return self._wrapped(file.frames[names[0]].dtype, whole.clone() if len(names) == 1 else whole)
         self._check_there(file, names[0])
         return self._scattered(file, names, dim)
@@ -210,5 +209,5 @@ class FilesBufferOnDevice:
                         for raw, ends in zip(raws, cuts, strict=True)], dim) for rank in ranks
             ]  # fmt: skip
         kind, where = torch_dtype(dtype.value), self._device.as_str()
-        told = ", ".join(names)
-        return self._wrapped(dtype, self.pg.scatter(told, parts, shapes, kind, file.rank, where))
+        text = ", ".join(names)
+        return self._wrapped(dtype, self.pg.scatter(text, parts, shapes, kind, file.rank, where))

@@ -1,7 +1,6 @@
-"""How tensors are cut into the parts of ranks, and parts are put one behind the other.
+"""How tensors are cut into the parts of ranks, and parts are joined.
 
-In: what headers say of tensors, a dimension, a number of ranks. Out: from where to where each part goes, or
-a refusal that every rank comes to by itself.
+Every rank comes to the same parts, or to the same refusal, by itself.
 """
 
 import operator
@@ -14,7 +13,7 @@ from ckptfs.distributed.rank_plan import checked_dim, part_of
 
 
 def cuts_of(name, frame, dim, ranks):
-    """From where to where each rank's part of a tensor goes, as torch counts."""
+    """The start and the end of each rank's part of a tensor, as torch counts."""
     parts = [part_of(frame.shape[dim], rank, ranks) for rank in range(ranks)]
     ends = [0, *(start + count for start, count in parts)]
     if frame.dtype is DType.F4 and dim == len(frame.shape) - 1:
@@ -26,7 +25,7 @@ def cuts_of(name, frame, dim, ranks):
 
 
 def checked_to_fit(frames, dim, ranks):
-    """The dimension along which tensors can be put one behind the other, counted from the front."""
+    """The dimension along which tensors can be joined, counted from the front; refuses tensors that do not fit."""
     (first_name, first), *others = frames.items()
     counted = checked_dim(first_name, first.shape, operator.index(dim))
     if dim < 0 and ranks > 1:
@@ -45,10 +44,10 @@ def checked_to_fit(frames, dim, ranks):
 
 
 def joined(tensors, dim):
-    """Tensors of one type, one behind the other."""
+    """Tensors of one type, joined along a dimension."""
     if len(tensors) == 1:
         return tensors[0]
-    # Not every type can be joined by torch, and bytes can.
+    # Torch joins bytes, but not every type.
     kind = tensors[0].dtype
     data = [tensor.contiguous().unsqueeze(-1).view(torch.uint8) for tensor in tensors]
     return torch.cat(data, dim=dim).view(kind).squeeze(-1)

@@ -1,8 +1,4 @@
-"""The words of fastsafetensors for types, devices and tensors.
-
-In: what programs say (its names, or those of torch). Out: `DType`, `Device` and `TorchTensor`, which is a
-tensor of torch together with both.
-"""
+"""The types of fastsafetensors: `DType`, `Device`, and `TorchTensor`, a tensor of torch with both."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -29,12 +25,12 @@ class Device:
     index: int | None = None
 
     def as_str(self):
-        """As torch writes it."""
+        """The text of torch for it."""
         return self.type.value if self.index is None else f"{self.type.value}:{self.index}"
 
     @classmethod
     def from_str(cls, s):
-        """Of what torch writes."""
+        """The device of a text of torch."""
         kind, colon, index = s.partition(":")
         if kind.lower() not in [known.value for known in DeviceType]:
             raise error(f"device {s!r} is invalid", 'name "cpu", or "cuda" with a number', ValueError)
@@ -43,43 +39,43 @@ class Device:
         return cls(DeviceType(kind.lower()), int(index) if colon else None)
 
 
-# By the names in a header, with the one for "as it is stored".
+# The names in a header, and one for the type that is stored.
 DType = Enum("DType", {name: name for name in (*TYPES, "AUTO")}, module=__name__)
 DType.__doc__ = "The type of elements, by its name in a header; `AUTO` is the one that they are stored with."
 
-_OF_TORCH = {getattr(torch, of): DType(name) for name, of in TYPES.items() if hasattr(torch, of)}
+_BY_TORCH = {getattr(torch, of): DType(name) for name, of in TYPES.items() if hasattr(torch, of)}
 
 
-def as_device(given):
-    """A `Device` of one, of fastsafetensors' own, of torch's, or of a text."""
-    if given is None or isinstance(given, Device):
-        return given
-    if hasattr(given, "as_str"):
-        return Device.from_str(given.as_str())
+def as_device(value):
+    """The `Device` for one of ours, of fastsafetensors or of torch, or for a text."""
+    if value is None or isinstance(value, Device):
+        return value
+    if hasattr(value, "as_str"):
+        return Device.from_str(value.as_str())
     try:
-        found = torch.device(given)
+        found = torch.device(value)
     except (RuntimeError, TypeError, ValueError) as fault:
-        raise error(f"device {given!r} is invalid: {fault}", also=ValueError) from None
+        raise error(f"device {value!r} is invalid: {fault}", also=ValueError) from None
     return Device.from_str(str(found))
 
 
-def as_dtype(given):
-    """A `DType` of one, of fastsafetensors' own, of torch's, or of a text."""
-    if isinstance(given, torch.dtype):
-        if given in _OF_TORCH:
-            return _OF_TORCH[given]
+def as_dtype(value):
+    """The `DType` for one of ours, of fastsafetensors or of torch, or for a text."""
+    if isinstance(value, torch.dtype):
+        if value in _BY_TORCH:
+            return _BY_TORCH[value]
     else:
-        name = getattr(given, "value", given)
+        name = getattr(value, "value", value)
         if isinstance(name, str) and name in DType.__members__:
             return DType(name)
-    raise error(f"dtype {given!r} is invalid", "give one of ckptfs.fastsafetensors.DType", ValueError)
+    raise error(f"dtype {value!r} is invalid", "give one of ckptfs.fastsafetensors.DType", ValueError)
 
 
 def cast(name, tensor, stored, dtype):
-    """A tensor of torch with elements of another type; `stored` is the one it has."""
+    """A tensor of torch with elements of another type than `stored`."""
     if dtype in (DType.AUTO, stored):
         return tensor
-    # Of F4 two share a byte, and a number with an imaginary part is none without it.
+    # Two elements of F4 share a byte. A complex number would lose its imaginary part.
     if {stored, dtype} & {DType.F4, DType.C64}:
         raise error(f"{name}: cannot be cast from {stored.value} to {dtype.value}",
                     "load it as it is, with DType.AUTO")  # fmt: skip
@@ -93,7 +89,7 @@ def native(dtype, shape):
 
 @dataclass
 class TorchTensor:
-    """A tensor with its `device` and `dtype` in these words; `get_raw()` is torch's."""
+    """A tensor with its `device` and `dtype`; `get_raw()` is torch's."""
 
     device: Device
     dtype: DType
@@ -104,12 +100,12 @@ class TorchTensor:
         return self.real_tensor
 
     def get_shape(self):
-        """As a header counts: of F4 the elements, not the bytes that two of them share."""
+        """The shape in a header, which counts elements even where several share a byte."""
         shape = list(self.real_tensor.shape)
         return [*shape[:-1], shape[-1] * 2] if self.dtype is DType.F4 else shape
 
     def get_nbytes(self):
-        """How many bytes its elements have."""
+        """The bytes of its elements."""
         return self.real_tensor.nbytes
 
     def copy_to_buffer(self, buf):
@@ -119,7 +115,7 @@ class TorchTensor:
             torch.frombuffer(buf, dtype=torch.uint8, count=flat.numel()).copy_(flat)
 
     def to(self, device=None, dtype=DType.AUTO):
-        """The same values elsewhere or of another type; itself, if nothing differs."""
+        """The same values on another device or of another type; itself if nothing differs."""
         device, dtype = as_device(device) or self.device, as_dtype(dtype)
         made = cast("a tensor", self.real_tensor, self.dtype, dtype)
         if device != self.device:
@@ -129,24 +125,24 @@ class TorchTensor:
         return TorchTensor(device, self.dtype if dtype is DType.AUTO else dtype, made)
 
     def view(self, dtype):
-        """The same bytes, taken for elements of another type."""
+        """The same bytes as elements of another type."""
         dtype = as_dtype(dtype)
         return TorchTensor(self.device, dtype, self.real_tensor.view(torch_dtype(dtype.value)))
 
     def clone(self):
-        """A copy."""
+        """A copy of the tensor."""
         return self._with(self.real_tensor.clone())
 
     def detach(self):
-        """Without what autograd knows of it."""
+        """The same tensor without its autograd history."""
         return self._with(self.real_tensor.detach())
 
     def contiguous(self):
-        """With its elements in order; itself, if they are."""
+        """The tensor with its elements in order."""
         return self._with(self.real_tensor.contiguous())
 
     def reshape(self, shape):
-        """With its elements in another shape."""
+        """The tensor in another shape."""
         return self._with(self.real_tensor.reshape(shape))
 
     def data_ptr(self):

@@ -1,7 +1,4 @@
-"""Tensors that are computed once: by one process, however many want them at the same time.
-
-In: a path, and what computes. Out: what the file holds, which is there whole or not at all.
-"""
+"""Tensors that are computed once, by one process, however many ask for them at the same time."""
 
 import contextlib
 import fcntl
@@ -11,18 +8,18 @@ import threading
 
 from ckptfs.errors import error, of_system
 
-# No name of a file may have more bytes, in most filesystems.
-_LONGEST = 255
+# The longest name of a file on most filesystems.
+_MAX_NAME_BYTES = 255
 
-# The locks that this thread has: it would wait for itself.
-_here = threading.local()
+# The locks that this thread holds: it would wait for itself.
+_local = threading.local()
 
 
 def load_or_make(path, load, make, save):
-    """What `load()` gives; where that finds no file, after `save(make())` by whoever came first."""
+    """What `load()` returns. Where it finds no file, the first caller does `save(make())` before."""
     with contextlib.suppress(FileNotFoundError):
         return load()
-    with _alone(path):
+    with _locked(path):
         with contextlib.suppress(FileNotFoundError):
             return load()
         save(make())
@@ -30,37 +27,38 @@ def load_or_make(path, load, make, save):
 
 
 @contextlib.contextmanager
-def _alone(path):
-    """Nobody else has the same path here meanwhile, on this machine. Who dies lets go of it."""
-    lock = _lock_of(os.fsdecode(path))
-    mine = _here.__dict__.setdefault("locks", set())
-    if lock in mine:
+def _locked(path):
+    """Holds the lock of a path on this machine. The system releases it if the process dies."""
+    lock = _lock_path(os.fsdecode(path))
+    held = _local.__dict__.setdefault("locks", set())
+    if lock in held:
         raise error(f"{os.fsdecode(path)}: what makes it asks for it", "give it another path, or load it before")
     try:
-        number = _locked(lock)
+        number = _open_locked(lock)
     except OSError as fault:
         raise of_system(fault, os.path.dirname(lock)) from None
-    mine.add(lock)
+    held.add(lock)
     maker = os.getpid()
     try:
         yield
     finally:
-        mine.discard(lock)
-        # Those who wait for it see that it is gone, and make another. What `make` forked has no say in that.
+        held.discard(lock)
+        # Waiting processes see that it is gone, and make another. Only this process removes it, none that `make`
+        # forked.
         if os.getpid() == maker:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(lock)
         os.close(number)
 
 
-def _lock_of(path):
+def _lock_path(path):
     folder, name = os.path.split(path)
-    if len(os.fsencode(name)) > _LONGEST - len("..lock"):
+    if len(os.fsencode(name)) > _MAX_NAME_BYTES - len("..lock"):
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
     return os.path.join(os.path.realpath(folder), f".{name}.lock")
 
 
-def _locked(lock):
+def _open_locked(lock):
     while True:
         number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

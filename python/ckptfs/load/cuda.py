@@ -33,16 +33,16 @@ def obstacle(device):
     if _with_index(device).index >= torch.cuda.device_count():
         raise error(f"{device}: there is no such device, of {torch.cuda.device_count()}",
                     "see which there are, with `nvidia-smi`")  # fmt: skip
-    return _ckptfs.device_obstacle(_with_index(device).index, settings.on_devices())
+    return _ckptfs.device_obstacle(_with_index(device).index, settings.device_settings())
 
 
-def load(parts, devices, load):
+def load_to_devices(parts, devices, load):
     """A tensor of each part, on its device."""
     numbered = {device: _with_index(device) for device in dict.fromkeys(devices)}
     devices = [numbered[device] for device in devices]
     # Memory of torch's allocator would be a copy where a device uses the host's.
     shared = {device for device in dict.fromkeys(devices)
-              if _ckptfs.is_integrated(device.index, settings.on_devices())}  # fmt: skip
+              if _ckptfs.is_integrated(device.index, settings.device_settings())}  # fmt: skip
     if not shared:
         return _load_to_own_memory(parts, devices, load)
     tensors = [None] * len(parts)
@@ -64,14 +64,14 @@ def _load_to_own_memory(parts, devices, load):
     batch = [parts[place] for place in plain]
     targets = _allocate(batch, [devices[place] for place in plain])
     load.mark_pinning()
-    load.report._add(fill(batch, targets, load))
+    load.report._add(fill_on_devices(batch, targets, load))
     for place, target in zip(plain, targets, strict=True):
         tensors[place] = target
     for places in batches(spread, _SPREAD_BYTES, lambda place: spread[place][0].nbytes):
         batch = [spread[place][0] for place in places]
         held = [torch.empty(part.nbytes, dtype=torch.uint8, device=devices[place])
                 for part, place in zip(batch, places, strict=True)]  # fmt: skip
-        load.report._add(fill(batch, held, load))
+        load.report._add(fill_on_devices(batch, held, load))
         for place in places:
             _, axes, run = spread[place]
             tensors[place] = in_order(held.pop(0), axes, run, parts[place])
@@ -80,7 +80,7 @@ def _load_to_own_memory(parts, devices, load):
 
 def _load_to_shared_memory(parts, device, load):
     """Tensors of a device that uses the host's memory, where they were read to."""
-    memory, counts = _ckptfs.load_on_device(parts, device.index, settings.on_devices(), load.stop, load.threads)
+    memory, counts = _ckptfs.load_on_device(parts, device.index, settings.device_settings(), load.stop, load.threads)
     load.report._add(counts)
     return [_from_foreign_memory(held, part, device) for held, part in zip(memory, parts, strict=True)]
 
@@ -94,7 +94,7 @@ def _from_foreign_memory(memory, part, device):
     return torch.from_dlpack(capsule).view(dtype).view(shape)
 
 
-def fill(parts, targets, load):
+def fill_on_devices(parts, targets, load):
     """Loads each part into a contiguous tensor on a device that has as many bytes. Returns what was done."""
     pairs = [(part, target) for part, target in zip(parts, targets, strict=True) if part.nbytes]
     if not pairs:
@@ -108,7 +108,7 @@ def fill(parts, targets, load):
     streams = [(device, torch.cuda.current_stream(device).cuda_stream) for device in dict.fromkeys(devices)]
     return _ckptfs.load_to_devices(
         [part for part, _ in pairs], [target.data_ptr() for _, target in pairs], devices, streams,
-        settings.on_devices(), load.stop, load.threads,
+        settings.device_settings(), load.stop, load.threads,
     )  # fmt: skip
 
 

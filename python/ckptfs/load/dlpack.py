@@ -1,7 +1,4 @@
-"""Tensors for cupy, jax and others that take DLPack: memory of the host or of a CUDA device, without torch.
-
-In: what the Rust part loaded. Out: an `Array`, which hands its memory on; and the framework `DLPack`.
-"""
+"""Tensors for cupy, jax and others that take DLPack: memory of the host or of a CUDA device, without torch."""
 
 import math
 import re
@@ -16,7 +13,7 @@ _HOST, _CUDA = 1, 2
 
 
 class Device(NamedTuple):
-    """Where arrays go; on the host without one."""
+    """A device of arrays; arrays of the host have none."""
 
     type: str
     index: int
@@ -45,7 +42,7 @@ class Array:
         return (_HOST, 0) if self._device is None else (_CUDA, self._device.index)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        # No stream has to wait: the bytes were there before this was.
+        # No stream has to wait: the bytes were there before this object.
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("ckptfs hands on its own memory, and makes no copies of it")
         versioned = max_version is not None and max_version[0] >= 1
@@ -68,18 +65,18 @@ class DLPack:
         return name
 
     @staticmethod
-    def parse_dtype(given):
+    def parse_dtype(value):
         """Refuses to cast."""
         raise error("arrays for DLPack are handed on as they are stored", "cast them where they go")
 
     @staticmethod
-    def parse_device(given):
+    def parse_device(value):
         """A `Device`; `None` for the host."""
-        if given in (None, "cpu"):
+        if value in (None, "cpu"):
             return None
-        found = re.fullmatch(r"cuda(?::(\d+))?", given) if isinstance(given, str) else None
+        found = re.fullmatch(r"cuda(?::(\d+))?", value) if isinstance(value, str) else None
         if not found:
-            raise error(f"device {given!r} is invalid for DLPack", 'give "cpu", or a CUDA device such as "cuda:0"')
+            raise error(f"device {value!r} is invalid for DLPack", 'give "cpu", or a CUDA device such as "cuda:0"')
         return Device("cuda", int(found[1] or 0))
 
     @staticmethod
@@ -90,7 +87,7 @@ class DLPack:
     @staticmethod
     def device_obstacle(device):
         """`None`: refuses a device that the Rust part cannot load to, because nothing else can."""
-        reason = _ckptfs.device_obstacle(device.index, settings.on_devices())
+        reason = _ckptfs.device_obstacle(device.index, settings.device_settings())
         if reason:
             raise error(reason, "load to the CPU")
 
@@ -105,7 +102,7 @@ class DLPack:
             places = [place for place, other in enumerate(devices) if other == device]
             load.mark_pinning()
             memory, counts = _ckptfs.load_on_device(
-                [parts[place] for place in places], device.index, settings.on_devices(), load.stop, load.threads
+                [parts[place] for place in places], device.index, settings.device_settings(), load.stop, load.threads
             )
             load.report._add(counts)
             for place, held in zip(places, memory, strict=True):

@@ -3,8 +3,8 @@
 None of them imports its package before a tensor of it is made.
 
 - `BACKEND`: how tensors are loaded where nothing else is said.
-- `dtype(name)`, `parse_dtype(given)`: a type by its name in a header, and by what a caller calls it.
-- `parse_device(given)`, `devices(device, tensors)`: where tensors go, and the device of each.
+- `dtype(name)`, `parse_dtype(value)`: a type by its name in a header, and by what a caller calls it.
+- `parse_device(value)`, `devices(device, tensors)`: where tensors go, and the device of each.
 - `shape(name, shape)`: the shape that the framework has for one in a header.
 - `from_memory(memory, name, shape)`: a tensor of these bytes, which it keeps alive.
 - `reshape`, `empty`, `cast`, `move`, `copy`: the framework's own.

@@ -1,9 +1,9 @@
-"""What an index means: in, an index and a shape; out, what it chooses.
+"""What an index selects of a shape. Nothing is read.
 
-Pure: nothing is read. Integers, slices and ellipses choose what is read. What else torch takes (None,
-bools, lists, ranges, tensors, arrays) it is given for what was read: of an axis that such an item
-indexes all is read. As in safetensors, torch clips slices off at the ends of a tensor; numpy has integers
-and slices alone, and a slice that leads out of the tensor is an error there.
+Integers, slices and ellipses select what is read. Torch applies the other items that it takes (None, bools, lists,
+ranges, tensors, arrays) to what was read; an axis with such an item is read whole. As in safetensors, slices are
+clipped to the tensor for torch. For numpy an index has integers and slices alone, and a slice that leads out of the
+tensor is an error.
 """
 
 import operator
@@ -13,8 +13,8 @@ from ckptfs.errors import error
 
 
 class IndexSelection(NamedTuple):
-    """What is read: of each axis the first step, how many, and from one to the next; the shape that it
-    has; and what torch is given as an index of that, if anything is left to do."""
+    """What is read: of each axis the first index, the count and the step; its shape; and the index that torch then
+    applies to it, or `None`."""
 
     steps: list
     shape: list
@@ -22,15 +22,15 @@ class IndexSelection(NamedTuple):
 
 
 def select_index(index, shape, clips):
-    """What an index chooses of a tensor of a shape. Where it `clips` (torch), slices that lead out of the
-    tensor are cut off, and what is no integer or slice is left for torch; elsewhere both are refused."""
+    """What an index selects of a shape. With `clips` (torch) slices are clipped, and items that are no integer or slice
+    are left for torch. Without it both are refused."""
     items = _items(index)
     ellipses = [at for at, item in enumerate(items) if item is Ellipsis]
     if len(ellipses) > 1:
         raise error("Only one ellipsis (...) is allowed in slice index")
     axes = [_axes(item) for item in items]
     if sum(axes) > len(shape):
-        raise error(f"Error during slicing {_told(items)} with shape {list(shape)}: more slicing "
+        raise error(f"Error during slicing {_index_text(items)} with shape {list(shape)}: more slicing "
                     f"indexes than dimensions in tensor", also=IndexError)  # fmt: skip
     at = ellipses[0] if ellipses else len(items)
     between = [slice(None)] * (len(shape) - sum(axes))
@@ -45,7 +45,7 @@ def select_index(index, shape, clips):
             rest.append(slice(None))
         elif _is_integer(item):
             steps.append((_one(item, axis, shape[axis], items, shape), 1, 1))
-        elif not clips or not _is_of_torch(item):
+        elif not clips or not _is_for_torch(item):
             raise _unsupported(place, item)
         else:
             rest.append(item)
@@ -57,7 +57,7 @@ def select_index(index, shape, clips):
 
 
 def index_loaded(loaded, rest):
-    """What torch itself makes of the rest of an index."""
+    """What torch selects by the rest of an index."""
     try:
         return loaded[rest]
     except IndexError as fault:
@@ -78,12 +78,12 @@ def _is_integer(item):
     return hasattr(item, "__index__")
 
 
-def _is_of_torch(item):
+def _is_for_torch(item):
     return item is None or isinstance(item, bool | list | tuple | range) or hasattr(item, "ndim")
 
 
 def _is_mask(item):
-    """Whether it chooses by yes and no; to torch bytes of an array do too."""
+    """Whether it selects by booleans; for torch an array of bytes does too."""
     kind = str(getattr(item, "dtype", "")).removeprefix("torch.")
     return kind == "bool" or kind == "uint8" and item.ndim > 0
 
@@ -120,11 +120,11 @@ def _range(item, axis, size, items, shape, clips):
             None if bound is None else operator.index(bound) for bound in (item.start, item.stop, item.step)
         )
     except TypeError:
-        told = f"Unsupported slice {_told([item])}: its bounds and its step must be integers"
-        raise error(told, also=TypeError) from None
+        message = f"Unsupported slice {_index_text([item])}: its bounds and its step must be integers"
+        raise error(message, also=TypeError) from None
     step = 1 if step is None else step
     if step < 1:
-        raise error(f"Slice step must be a positive integer, got {step}", "turn what was loaded")
+        raise error(f"Slice step must be a positive integer, got {step}", "reverse what was loaded")
     for bound in (start, stop):
         if not clips and bound is not None and bound < -size:
             raise error(f"Invalid index {bound} for dimension {axis} of size {size}")
@@ -138,21 +138,21 @@ def _range(item, axis, size, items, shape, clips):
 
 
 def _outside(at, axis, size, items, shape):
-    return error(f"Error during slicing {_told(items)} with shape {list(shape)}: "
+    return error(f"Error during slicing {_index_text(items)} with shape {list(shape)}: "
                  f"index {at} out of bounds for tensor dimension #{axis} of size {size}",
                  also=IndexError)  # fmt: skip
 
 
 def _unsupported(place, item):
     if isinstance(item, list):
-        told = "Non empty lists are not implemented"
+        message = "Non empty lists are not implemented"
     else:
-        told = f"Unsupported slice index at position {place}: expected slice, int, or ellipsis"
-    return error(told, "use slices, one after the other, or index what was loaded")
+        message = f"Unsupported slice index at position {place}: expected slice, int, or ellipsis"
+    return error(message, "use slices, one after the other, or index what was loaded")
 
 
-def _told(items):
-    """As it was written, without the axes at the end that nobody named."""
+def _index_text(items):
+    """An index as it was written, without the axes at the end that it does not name."""
     def one(item):
         if not isinstance(item, slice):
             return "..." if item is Ellipsis else str(item)

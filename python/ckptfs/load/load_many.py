@@ -14,12 +14,11 @@ from ckptfs.settings import LoadOptions
 def load_many(filenames, framework="pt", device="cpu", *, backend=None, names=None, dtype=None, root=None,
               allow_partial=False, follow_symlinks=False, num_threads=None, memory=None, leave_cache=False,
               progress=False, report=None):
-    """The tensors of several checkpoints, read together: one after the other in the order given, and at no time
-    by more threads or with more memory than one load has. Any number of files may be given.
+    """The tensors of several checkpoints, read together in their order, with the threads and the memory of one load.
 
-    `filenames` is a list of what `load_file` takes, and a list of dictionaries comes back; or a dictionary with
-    a name for each, and a dictionary with these names comes back. Everything else is that of
-    `ckptfs.torch.load_file`, and holds for each. If one of them cannot be loaded none is.
+    `filenames` is a list, of any length, of what `load_file` takes; then a list of dictionaries is returned. It may
+    also be a dictionary with a name for each; then a dictionary with these names is returned. Everything else is as for
+    `ckptfs.torch.load_file`, and holds for each. If one of them cannot be loaded, none is.
 
         unet, vae = ckptfs.load_many(["sdxl/unet", "sdxl/vae"], device="cuda:0")
         parts = ckptfs.load_many({"base": "models/llama", "adapter": "adapters/first"}, backend="pread")

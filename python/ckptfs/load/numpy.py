@@ -30,14 +30,14 @@ class Numpy:
             raise error(f"Dtype not understood: {name} (numpy): {fault}", remedy, TypeError) from None
 
     @staticmethod
-    def parse_dtype(given):
+    def parse_dtype(value):
         """A type of numpy, by itself or by its name; refuses one that nothing can be cast to."""
         import numpy
 
         try:
-            found = numpy.dtype(given)
+            found = numpy.dtype(value)
         except TypeError as fault:
-            raise error(f"{given!r} is no type of numpy: {fault}") from None
+            raise error(f"{value!r} is no type of numpy: {fault}") from None
         try:
             numpy.zeros(1, numpy.float32).astype(found)
         except (TypeError, ValueError) as fault:
@@ -45,10 +45,10 @@ class Numpy:
         return found
 
     @staticmethod
-    def parse_device(given):
+    def parse_device(value):
         """`None`: arrays stay on the host."""
-        if given not in (None, "cpu"):
-            raise error(f"Device {given} is not supported for framework numpy")
+        if value not in (None, "cpu"):
+            raise error(f"Device {value} is not supported for framework numpy")
 
     @staticmethod
     def shape(name, shape):
@@ -114,9 +114,10 @@ class Numpy:
 def load_file(filename, *, backend=None, names=None, into=None, dtype=None, root=None,
               allow_partial=False, follow_symlinks=False, num_threads=None, memory=None,
               leave_cache=False, progress=False, report=None):
-    """The arrays of a checkpoint, by their names. What the options do, `help(ckptfs.torch.load_file)`
-    says; but `backend` is "pread" by default, as arrays of safetensors have memory of their own. Of types
-    that numpy lacks, those are there that ml_dtypes brings, once it was imported.
+    """The arrays of a checkpoint, by their names. `help(ckptfs.torch.load_file)` explains the options.
+
+    `backend` is "pread" by default: arrays of safetensors have memory of their own, too. Once ml_dtypes is imported,
+    its types are loaded as well.
 
         from ckptfs.numpy import load_file
 

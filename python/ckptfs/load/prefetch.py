@@ -1,7 +1,7 @@
 """Loading in the background: a plan in, tensors out as they come.
 
-One thread reads batch after batch in the order in which the bytes lie; those who want a tensor wait for
-its batch. What was read and not yet taken is held until it is taken or the loader is closed.
+One thread reads batch after batch in the order of the bytes. A thread that takes a tensor waits for its batch. What was
+read is held until it is taken or the loader is closed.
 """
 
 import atexit
@@ -25,18 +25,18 @@ _BATCH_BYTES = 64 << 20
 _MAX_THREADS = 1 << 20
 
 
-def parts_of(opened, plan):
-    """What a plan asks for: parts of tensors by their names, in the order in which they lie."""
+def parts_of(checkpoint, plan):
+    """The parts of tensors in a plan by their names, in the order of their bytes."""
     if plan is None:
-        return {name: opened.tensor(name) for name in opened.names}
+        return {name: checkpoint.tensor(name) for name in checkpoint.names}
     parts = {}
     for name, rows in plan.items():
         if not isinstance(name, str):
             raise error("prefetch plan keys must be tensor names")
-        parts[name] = _part(opened.tensor(name), rows)
+        parts[name] = _part(checkpoint.tensor(name), rows)
     if not parts:
         raise error("prefetch plan selects no tensors")
-    return {name: parts[name] for name in opened.names if name in parts}
+    return {name: parts[name] for name in checkpoint.names if name in parts}
 
 
 def _part(tensor, rows):
@@ -129,14 +129,14 @@ class PrefetchLoader:
         return self._state.report
 
     def names(self):
-        """The names that it hands out, in the order in which they lie."""
+        """The names of its tensors, in the order of their bytes."""
         return list(self._state.parts)
 
     def __len__(self):
         return len(self._state.parts)
 
     def take(self, name):
-        """The tensor of a name, waiting for it if it must. Each can be taken once."""
+        """The tensor of a name, once it is loaded. Each can be taken once."""
         state = self._state
         if name not in state.parts:
             raise error(f"tensor {name} is not in the prefetch plan")
@@ -150,7 +150,7 @@ class PrefetchLoader:
                 state.changed.wait()
 
     def __iter__(self):
-        """Names and tensors as they come; those that were taken are left out."""
+        """Names and tensors as they come, without those that were taken."""
         state = self._state
         while True:
             with state.changed:
@@ -165,7 +165,7 @@ class PrefetchLoader:
             yield name, tensor
 
     def close(self):
-        """Ends the load, and lets go of what nobody took. Tensors that were handed out stay."""
+        """Ends the load, and frees tensors that were not taken. Those that were stay."""
         self._state.close()
 
     def __enter__(self):
@@ -212,21 +212,21 @@ def _run(state):
 def _read_all(state):
     with Load(stop=state.stop, threads=state.threads) as load, state.stream or contextlib.nullcontext():
         for batch in batches(state.parts.values(), _BATCH_BYTES):
-            if not _goes_on(state, batch, load):
+            if not _load_next(state, batch, load):
                 return
     with state.changed:
         state.report = load.report
         state.changed.notify_all()
 
 
-def _goes_on(state, batch, load):
+def _load_next(state, batch, load):
     """Reads a batch, and returns whether the load goes on. Afterwards only `state` refers to the tensors."""
-    made = load_batch(batch, state.device, LoadOptions(framework=Torch), load)
+    tensors = load_batch(batch, state.device, LoadOptions(framework=Torch), load)
     mark = state.stream and state.stream.mark()
     with state.changed:
         if state.is_closed:
             return False
-        state.ready.update({part.name: (tensor, mark) for part, tensor in zip(batch, made, strict=True)})
+        state.ready.update({part.name: (tensor, mark) for part, tensor in zip(batch, tensors, strict=True)})
         state.changed.notify_all()
     return True
 
@@ -241,13 +241,13 @@ def _drop_traceback(fault):
 
 
 def _after_fork():
-    # A lock that another thread held when this process began is held for ever here, and nobody loads.
+    # A lock that another thread held at the fork is held for ever here. Nothing loads in this process.
     for state in list(_all):
         state.changed = threading.Condition()
 
 
 def _at_exit():
-    # A thread that came back to Python once that is gone would end the process.
+    # A thread that returns to an interpreter which is gone ends the process.
     for state in list(_all):
         if state.process == os.getpid() and state.thread is not None:
             state.close()

@@ -25,22 +25,22 @@ class safe_open:
     """Opens a checkpoint, and loads of it what is asked for.
 
     `filename` is any checkpoint: see `help(ckptfs)`. `framework` is "pt" or "np", or "dlpack" for arrays that
-    cupy, jax and others take as they are (`ckptfs.Array`); `device` is where tensors of torch and such arrays go.
+    cupy, jax and others take as they are (`ckptfs.Array`). `device` is where tensors of torch and such arrays go.
 
-    `backend` is "mmap", as in safetensors: tensors are used where they lie in their file, nothing is
-    copied, and pages that are written become this process's own. Those that do not lie so (strided ones
-    of a pickle, say) are read. A file that is truncated while such a tensor is used ends the process.
-    With "pread" every tensor has memory of its own, which keeps nothing else alive, and a file that
-    changes is an error: choose it where files may be written while you load, and to have all of it in
-    memory when the call returns. Nothing that is written to a tensor ever reaches a file.
+    With `backend` "mmap", as in safetensors, tensors are used where they lie in their file. Nothing is copied, and
+    pages that are written become this process's own. Tensors that do not lie so (strided ones of a pickle, say) are
+    read. A file that is truncated while such a tensor is used ends the process.
+    With "pread" every tensor has memory of its own, which keeps nothing else alive, and a file that changes is an
+    error. Choose it where files may be written while you load, and to have everything in memory when the call returns.
+    Nothing that is written to a tensor ever reaches a file.
 
-    The default, where `ckptfs.configure` and the environment say nothing, is "mmap" for torch, because opening and looking then cost nothing, several processes share
-    what they load, and what safetensors promises is what programs were written for. It is "pread" for numpy,
-    whose arrays have memory of their own in safetensors, too.
+    The default, where `ckptfs.configure` and the environment say nothing, is "mmap" for torch. Opening and looking then
+    cost nothing, processes share what they load, and programs were written for what safetensors promises. The default
+    is "pread" for numpy: its arrays have memory of their own in safetensors, too.
 
-    `root`, `allow_partial`, `follow_symlinks`: as for `ckptfs inspect`. `num_threads` read at once, and
-    hold no more than `memory` bytes beside what they read into. With `leave_cache` the page cache keeps
-    only what it had; of tensors that are mapped it has what is used.
+    `root`, `allow_partial`, `follow_symlinks`: as for `ckptfs inspect`. `num_threads` read at once, and hold at most
+    `memory` bytes beside what they read into. With `leave_cache` the page cache keeps only what it had, and what is
+    used of mapped tensors.
 
         with ckptfs.safe_open("models/llama", framework="pt", device="cuda:0") as f:
             norm = f.get_tensor("model.norm.weight")
@@ -75,12 +75,12 @@ class safe_open:
         return names
 
     def offset_keys(self):
-        """The names of the tensors, in the order in which they lie."""
+        """The names of the tensors, in the order of their bytes."""
         with self._handle.use() as checkpoint:
             return checkpoint.names
 
     def metadata(self):
-        """What the checkpoint says of itself beside the tensors; `None` if it has no metadata."""
+        """The metadata of the checkpoint; `None` if it has none."""
         with self._handle.use() as checkpoint:
             return checkpoint.metadata
 
@@ -99,8 +99,8 @@ class safe_open:
             return load_named(checkpoint, dataclasses.replace(handle.options, names=names))
 
     def get_slice(self, name):
-        """A tensor to be indexed: `f.get_slice("weight")[:, ::2]` reads those bytes alone. A slice can
-        also be read after the handle was closed."""
+        """A tensor to be indexed: `f.get_slice("weight")[:, ::2]` reads only those bytes. A slice can also be read
+        after this was closed."""
         handle = self._handle
         with handle.use() as checkpoint:
             return PySafeSlice(handle, checkpoint.tensor(name))
@@ -114,9 +114,9 @@ class safe_open:
     def prefetch(self, plan=None, *, device=None, threads=8):
         """Loads in the background: a `PrefetchLoader`, which hands each tensor out once.
 
-        `plan` has the names to load, each with `None` for the whole tensor or a slice of its first
-        dimension; by default everything is loaded. `device` is the handle's if none is named; "cpu" is
-        one too. The loader goes on when the handle is closed; what it has read is held until it is taken.
+        `plan` has the names to load, each with `None` for the whole tensor or a slice of its first dimension. By
+        default everything is loaded. `device` defaults to that of this handle; "cpu" is one too. The loader goes on
+        when the handle is closed. What it has read is held until it is taken.
 
             with f.prefetch({"model.norm.weight": None, "lm_head.weight": slice(0, 1024)}) as loader:
                 for name, tensor in loader:
@@ -137,7 +137,7 @@ class safe_open:
             return PrefetchLoader(parts, device, threads)
 
     def notes(self):
-        """What was chosen and what was left out, in words."""
+        """Messages about what was chosen and what was left out."""
         with self._handle.use() as checkpoint:
             return checkpoint.notes
 
@@ -182,19 +182,19 @@ class _safe_open_handle(safe_open):
 
 
 class PySafeSlice:
-    """A tensor to be indexed. Each index reads its own bytes: integers, slices and one ellipsis choose
-    them; of torch, whatever else it takes is left to it, on what was read. A slice keeps the files of
-    its checkpoint open."""
+    """A tensor to be indexed. Integers, slices and one ellipsis choose the bytes that an index reads.
+
+    Torch itself applies other indexes to what was read. A slice keeps the files of its checkpoint open."""
 
     def __init__(self, handle, tensor):
         self._handle, self._tensor = handle, tensor
 
     def get_shape(self):
-        """As the header has it."""
+        """The shape in the header."""
         return self._tensor.shape
 
     def get_dtype(self):
-        """As the header calls it."""
+        """The type's name in the header."""
         return self._tensor.dtype
 
     def __getitem__(self, index):

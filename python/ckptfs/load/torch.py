@@ -34,13 +34,13 @@ class Torch:
     dtype, shape = staticmethod(torch_dtype), staticmethod(torch_shape)
 
     @staticmethod
-    def parse_dtype(given):
+    def parse_dtype(value):
         """A type of torch, by itself or by its name; refuses one that nothing can be cast to."""
         import torch
 
-        found = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else given
+        found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
         if not isinstance(found, torch.dtype):
-            raise error(f"{given!r} is no type of torch")
+            raise error(f"{value!r} is no type of torch")
         try:
             torch.empty(1, dtype=torch.float32, device="cpu").to(found)
         except RuntimeError as fault:
@@ -48,18 +48,18 @@ class Torch:
         return found
 
     @staticmethod
-    def parse_device(given):
+    def parse_device(value):
         """A device of torch or a `DeviceMap`; `None` for the host."""
-        if given is None or given == "cpu":
+        if value is None or value == "cpu":
             return None
-        if isinstance(given, dict):
-            return DeviceMap({module: Torch.parse_device(device) for module, device in given.items()})
+        if isinstance(value, dict):
+            return DeviceMap({module: Torch.parse_device(device) for module, device in value.items()})
         import torch
 
         try:
-            device = torch.device(given)
+            device = torch.device(value)
         except (RuntimeError, TypeError, ValueError) as fault:
-            raise error(f"device {given} is invalid: {fault}") from None
+            raise error(f"device {value} is invalid: {fault}") from None
         return None if device.type == "cpu" else device
 
     @staticmethod
@@ -81,14 +81,14 @@ class Torch:
         """A tensor of each part, on its CUDA device."""
         from ckptfs.load import cuda
 
-        return cuda.load(parts, devices, load)
+        return cuda.load_to_devices(parts, devices, load)
 
     @staticmethod
     def fill_on_devices(parts, targets, load):
         """Loads each part into a tensor on a CUDA device. Returns what was done."""
         from ckptfs.load import cuda
 
-        return cuda.fill(parts, targets, load)
+        return cuda.fill_on_devices(parts, targets, load)
 
     @staticmethod
     def from_memory(memory, name, shape):
@@ -203,28 +203,26 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
               leave_cache=False, progress=False, report=None):
     """The tensors of a checkpoint, by their names.
 
-    `filename` is any checkpoint: a `.safetensors` file, a directory of shards, a `.bin`, `.pt` or
-    `.ckpt`, a file of a ckptfs mount. From a directory with one model in several formats or variants, the one
-    is loaded that transformers takes; the report says what was left out. Where `x.safetensors` is missing and
-    `x.pt` exists, `x.pt` is loaded; the report says so.
-    `device` is where the tensors go: to a CUDA device straight, in memory of torch's own; or a dictionary of
-    names of modules with a device for each, as accelerate has them, `""` for all others.
+    `filename` is any checkpoint: a `.safetensors` file, a directory of shards, a `.bin`, `.pt` or `.ckpt`, a file of a
+    ckptfs mount. From a directory with one model in several formats or variants, the one is loaded that transformers
+    takes, and the report says what was left out. Where `x.safetensors` is missing and `x.pt` exists, `x.pt` is loaded,
+    and the report says so.
+    `device` is where the tensors go: to a CUDA device directly, in memory of torch's own. It may also be a dictionary
+    of names of modules with a device for each, as accelerate has them, and `""` for all others.
 
-    `backend`: "mmap", the default, uses tensors where they lie in their file; "pread" gives each memory
-    of its own. `help(ckptfs.safe_open)` says when to choose which.
-    `names`: those to load: a list of whole names, or one string, which may be a glob such as
-    "model.layers.0.*"; in a list nothing is taken for a glob.
-    `into`: tensors by their names to load into, each of the type and shape of what is loaded, contiguous
-    and on any device, with memory of its own that no other has a part of: of a DTensor give what
-    `.to_local()` gives. Without `names` those of `into` are loaded, and it is they who are
-    returned. After an error what they hold is of no worth.
-    `dtype`: the type that tensors of floating point are cast to; others stay as they are.
-    `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot
-    be loaded, `follow_symlinks` lets links lead out of a directory.
-    `num_threads` read at once. `memory`: bytes, or text such as "64M", that may be held beside the
-    result, 16 MiB or so being plenty. With `backend="pread"` `leave_cache` leaves in the page cache only what it had; tensors that
-    are mapped it does not cover.
-    `progress` shows a bar; `report` is called with the `ckptfs.Report` that `ckptfs.last_report()` gives.
+    `backend`: "mmap", the default, uses tensors where they lie in their file; "pread" gives each memory of its own.
+    `help(ckptfs.safe_open)` says when to choose which.
+    `names`: what to load: a list of whole names, or one string, which may be a glob such as "model.layers.0.*". A list
+    has no globs.
+    `into`: tensors by their names to load into. Each has the type and shape of what is loaded, is contiguous, on any
+    device, and shares its memory with no other. For a DTensor pass what `.to_local()` returns. Without `names` all of
+    `into` are loaded. They are what is returned; after an error their contents are undefined.
+    `dtype`: the type that floating-point tensors are cast to; others stay as they are.
+    `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot be loaded.
+    `follow_symlinks` lets links lead out of a directory.
+    `num_threads` read at once. `memory`: bytes, or text such as "64M", that may be held beside the result; 16 MiB is
+    plenty. With `leave_cache` the page cache keeps only what it had, except of mapped tensors.
+    `progress` shows a bar. `report` is called with the `ckptfs.Report` that `ckptfs.last_report()` returns.
 
         from ckptfs.torch import load_file
 

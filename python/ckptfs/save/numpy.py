@@ -14,7 +14,7 @@ def save(tensor_dict, metadata=None):
 
 
 def save_file(tensor_dict, filename, metadata=None):
-    """Writes these arrays as a safetensors file, which is there only when it is whole."""
+    """Writes these arrays as a safetensors file, which has its name only when it is whole."""
     keep = []
     serialize_file(_specs(tensor_dict, keep), filename, metadata)
 
@@ -27,7 +27,7 @@ def _specs(arrays, keep):
         array = np.asarray(array)
         if not _is_little_endian(array):
             array = array.byteswap(inplace=False).view(array.dtype.newbyteorder("<"))
-        # Its bytes in the order of its indexes, whatever they were.
+        # With its elements in the order of its indexes.
         array = np.ascontiguousarray(array).reshape(array.shape)
         keep.append(array)
         specs[name] = TensorSpec(

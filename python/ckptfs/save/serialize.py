@@ -1,7 +1,7 @@
 """Writing the safetensors format, byte for byte as safetensors writes it.
 
-In: what each tensor is and where its bytes lie in memory. Out: those bytes behind a header; a file has
-them under its name only when it is whole. `deserialize` is the way back.
+In: what each tensor is, and where its bytes are in memory. Out: these bytes behind a header. A file has its name only
+when it is whole. `deserialize` is the way back.
 """
 
 import ctypes
@@ -24,8 +24,9 @@ _ORDER = {name: place for place, name in enumerate(DTYPES)}
 
 
 class TensorSpec:
-    """A tensor to be written: its type by torch's or numpy's name for it, its shape, and where its bytes
-    lie. Whoever makes one keeps the bytes there until they are written."""
+    """A tensor to be written: its type by torch's or numpy's name for it, its shape, and where its bytes are.
+
+    The caller keeps the bytes there until they are written."""
 
     __slots__ = ("dtype", "shape", "data_ptr", "data_len")
 
@@ -38,15 +39,15 @@ class TensorSpec:
         self.data_ptr, self.data_len = int(data_ptr), int(data_len)
 
     def _bytes(self):
-        """What is written of it. What gives it is held until the next thing is asked for."""
+        """Its bytes in parts. What holds a part is kept until the next one is asked for."""
         yield memoryview((ctypes.c_ubyte * self.data_len).from_address(self.data_ptr)).cast("B")
 
     def __repr__(self):
         return f"TensorSpec({self.dtype}, {self.shape}, {self.data_len} bytes)"
 
 
-def parts_of(tensors, metadata):
-    """A header, and the bytes of each tensor as they follow it, each when it is asked for."""
+def file_parts(tensors, metadata):
+    """The bytes of a file: a header, then those of each tensor, fetched when they are asked for."""
     for name, spec in tensors.items():
         if not isinstance(name, str) or not isinstance(spec, TensorSpec):
             raise TypeError(f"{name!r}: expected str and TensorSpec, got {type(spec)}")
@@ -81,13 +82,13 @@ def parts_of(tensors, metadata):
 
 def serialize(tensor_dict, metadata=None):
     """The bytes of a safetensors file with these `TensorSpec`s."""
-    return b"".join(parts_of(tensor_dict, metadata))
+    return b"".join(file_parts(tensor_dict, metadata))
 
 
 def serialize_file(tensor_dict, filename, metadata=None):
-    """Writes a safetensors file with these `TensorSpec`s. It takes the place of what was there only when
-    it is whole, so that tensors which are mapped from the old file keep their bytes."""
-    parts, filename = parts_of(tensor_dict, metadata), parse_path(filename)
+    """Writes a safetensors file with these `TensorSpec`s. It replaces another only when it is whole. Tensors that are
+    mapped from that one keep their bytes."""
+    parts, filename = file_parts(tensor_dict, metadata), parse_path(filename)
     try:
         if not os.path.basename(filename):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -99,12 +100,11 @@ def serialize_file(tensor_dict, filename, metadata=None):
 
 
 def deserialize(bytes):
-    """The tensors of a checkpoint whose bytes are in memory: pairs of a name and a dictionary with
-    `shape`, `dtype` and `data`."""
-    opened = _ckptfs.Checkpoint.from_bytes(bytes, LoadOptions())
-    tensors = [opened.tensor(name) for name in opened.names]
-    held, _ = _ckptfs.load(tensors)
+    """The tensors of a checkpoint in memory: pairs of a name and a dictionary with `shape`, `dtype` and `data`."""
+    checkpoint = _ckptfs.Checkpoint.from_bytes(bytes, LoadOptions())
+    tensors = [checkpoint.tensor(name) for name in checkpoint.names]
+    loaded, _ = _ckptfs.load(tensors)
     return [
         (tensor.name, {"shape": tensor.shape, "dtype": tensor.dtype, "data": bytearray(memory)})
-        for tensor, memory in zip(tensors, held, strict=True)
+        for tensor, memory in zip(tensors, loaded, strict=True)
     ]

@@ -1,8 +1,6 @@
-"""Saving tensors as a set of shards with an index.
+"""Saving tensors as a set of shards with an index, in the place of an earlier set of the same name.
 
-In: what each tensor is and how to have its bytes. Out: a directory with the shards and their index, in the
-place of an earlier set of the same name. Each tensor's bytes are written from where they lie: there is no
-second copy of the model at any time.
+The bytes of each tensor are written from where they are: there is never a second copy of the model.
 """
 
 import concurrent.futures
@@ -14,10 +12,9 @@ import threading
 from ckptfs import _ckptfs
 from ckptfs.errors import error, of_system
 from ckptfs.rlimit import max_open_files
-from ckptfs.save.atomic_file import AtomicFile, sync_folder, new_file_mode
-from ckptfs.save.serialize import parts_of
+from ckptfs.save.atomic_file import AtomicFile, new_file_mode, sync_folder
+from ckptfs.save.serialize import file_parts
 from ckptfs.settings import parse_path
-
 
 # A variant of a name that loaders look for.
 _VARIANT = re.compile(
@@ -25,12 +22,11 @@ _VARIANT = re.compile(
 )
 
 
-def split(specs, most):
-    """Lists of names, in the order given: as many tensors as fit into a shard of so many bytes. One that
-    is larger has a shard of its own."""
+def split(specs, max_bytes):
+    """Lists of names in their order: a shard has as many tensors as fit. A larger tensor has a shard of its own."""
     shards, size = [[]], 0
     for name, spec in specs.items():
-        if shards[-1] and size + spec.data_len > most:
+        if shards[-1] and size + spec.data_len > max_bytes:
             shards.append([])
             size = 0
         shards[-1].append(name)
@@ -38,32 +34,31 @@ def split(specs, most):
     return shards
 
 
-def write(specs, directory, most, metadata, whole, threads, sync):
-    """Writes them. Gives the names of the files."""
+def write(specs, directory, max_bytes, metadata, whole, threads, sync):
+    """Writes tensors as shards, or as one file called `whole` where all fit. Returns the names of the files."""
     stem, dot, extension = whole.rpartition(".")
     if not stem or extension not in ("safetensors", "sft") or os.path.basename(whole) != whole:
         raise error(f"{whole!r} is no name for a checkpoint", 'give one such as "model.safetensors"')
     directory = os.path.realpath(parse_path(directory))
-    shards, files, index = split(specs, most), [], _index_name(whole)
+    shards, files, index = split(specs, max_bytes), [], _index_name(whole)
     indexes = {index, f"{whole}.index.json"}
     try:
         os.makedirs(directory, exist_ok=True)
-        of_set = re.compile(rf"{re.escape(stem)}-\d{{5,8}}-of-\d{{5,8}}{re.escape(dot + extension)}")
-        # What a process left that was killed while it replaced one of them.
-        for name in _of_it(directory, of_set, indexes, whole) | indexes | {whole}:
+        shard_pattern = re.compile(rf"{re.escape(stem)}-\d{{5,8}}-of-\d{{5,8}}{re.escape(dot + extension)}")
+        # Removes what a process left that was killed while it replaced one of them.
+        for name in _set_files(directory, shard_pattern, indexes, whole) | indexes | {whole}:
             _ckptfs.remove_stale_file(directory, name)
-        # Of one file the name is known before.
-        named = whole if len(shards) == 1 else None
-        files = _written(specs, shards, directory, named, metadata, threads, sync)
-        old = _of_it(directory, of_set, indexes, whole)
+        # The name of a single file is known before.
+        name = whole if len(shards) == 1 else None
+        files = _write_shards(specs, shards, directory, name, metadata, threads, sync)
+        old = _set_files(directory, shard_pattern, indexes, whole)
         if len(shards) == 1:
             names = [whole]
         else:
             names = _names(stem, dot + extension, len(shards), _used(directory, indexes, old))
-            files.append(_index(specs, shards, names, directory, index, sync))
+            files.append(_write_index(specs, shards, names, directory, index, sync))
             names.append(index)
-        # The last of them makes it the set that loaders see, in one step. Until then they see the old one,
-        # none of whose files has been touched.
+        # The last rename makes it the set that loaders see. Until then they see the old set, which is untouched.
         for file, name in zip(files, names, strict=True):
             file.take(os.path.join(directory, name))
         if sync:
@@ -78,13 +73,13 @@ def write(specs, directory, most, metadata, whole, threads, sync):
     return names
 
 
-def _of_it(directory, of_set, indexes, whole):
-    """The files that are there of what is to be replaced."""
-    return {name for name in os.listdir(directory) if of_set.fullmatch(name) or name == whole or name in indexes}
+def _set_files(directory, shard_pattern, indexes, whole):
+    """The files in a directory that belong to the set to be replaced."""
+    return {name for name in os.listdir(directory) if shard_pattern.fullmatch(name) or name == whole or name in indexes}
 
 
 def _names(stem, extension, count, used):
-    """Names of shards that the set which is there does not use: with a digit more, if need be."""
+    """Names of shards that the present set does not use: with one digit more, if need be."""
     for digits in range(5, 9):
         names = [f"{stem}-{n:0{digits}}-of-{count:0{digits}}{extension}" for n in range(1, count + 1)]
         if used.isdisjoint(names):
@@ -93,13 +88,13 @@ def _names(stem, extension, count, used):
 
 
 def _index_name(whole):
-    """That of the set of a name. Of a variant it is what transformers and diffusers look for."""
+    """The name of a set's index. For a variant it is the one that transformers and diffusers look for."""
     variant = _VARIANT.fullmatch(whole)
     return "{0}.{2}.index.{1}.json".format(*variant.groups()) if variant else f"{whole}.index.json"
 
 
 def _used(directory, indexes, there):
-    """The files of the set that is there: those of its index, or all if it has none that can be read."""
+    """The files of the present set: those of its index, or all if no index can be read."""
     used = set()
     for index in indexes:
         try:
@@ -112,19 +107,19 @@ def _used(directory, indexes, there):
     return used or there
 
 
-def _written(specs, shards, directory, named, metadata, threads, sync):
-    """The shards, whole, and without names as far as they can all be open at once."""
-    most, mode, stop = max_open_files(), new_file_mode(), threading.Event()
-    files, threads = [None] * len(shards), min(threads, len(shards), most)
-    # Beside those that stay open each thread has one.
-    kept = len(shards) if len(shards) <= most else most - threads
+def _write_shards(specs, shards, directory, name, metadata, threads, sync):
+    """The shards, whole. Those that can be open at once have no names, the others hidden ones."""
+    max_files, mode, stop = max_open_files(), new_file_mode(), threading.Event()
+    files, threads = [None] * len(shards), min(threads, len(shards), max_files)
+    # Each thread has one file open beside those that stay open.
+    kept = len(shards) if len(shards) <= max_files else max_files - threads
 
     def write_one(number, names):
         if stop.is_set():
             return
         try:
-            file = files[number] = AtomicFile(directory, named)
-            for part in parts_of({name: specs[name] for name in names}, metadata):
+            file = files[number] = AtomicFile(directory, name)
+            for part in file_parts({name: specs[name] for name in names}, metadata):
                 if stop.is_set():
                     return
                 file.write(part)
@@ -132,7 +127,7 @@ def _written(specs, shards, directory, named, metadata, threads, sync):
             if number >= kept:
                 file.set_aside()
         except BaseException:
-            # Before another begins one more: what failed is open until all of them have ended.
+            # No thread begins another shard: what failed is open until all threads have ended.
             stop.set()
             raise
 
@@ -151,7 +146,7 @@ def _written(specs, shards, directory, named, metadata, threads, sync):
     return files
 
 
-def _index(specs, shards, names, directory, index, sync):
+def _write_index(specs, shards, names, directory, index, sync):
     total = sum(spec.data_len for spec in specs.values())
     weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)

@@ -1,14 +1,13 @@
-"""Tensors of a model that share memory: which, and which of them to write.
+"""Tensors of a model that share memory: which do, and which of them to write.
 
-In: tensors by their names. Out: sets of names. The names of these functions are those of safetensors,
-which programs use although they are private there.
+The names of these functions are those of safetensors, because programs use them although they are private there.
 """
 
 import torch
 
 
 def storage_ptr(tensor):
-    """Where the memory begins that a tensor is a view of; 0 for one without."""
+    """The address of the memory that a tensor is a view of; 0 without memory."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -32,11 +31,11 @@ def _is_complete(tensor):
 
 
 def _find_shared_tensors(tensors):
-    """Sets of names: in each, those whose bytes overlap; of one name where nothing does."""
+    """Sets of names of tensors with overlapping bytes; a set of one name where nothing overlaps."""
     by_storage = {}
     for name, tensor in tensors.items():
         if tensor.device.type != "meta" and storage_ptr(tensor) and storage_size(tensor):
-            # Another device may have the same addresses.
+            # Another device may use the same addresses.
             key = (str(tensor.device), storage_ptr(tensor), storage_size(tensor))
             by_storage.setdefault(key, []).append(name)
     return [names for group in by_storage.values() for names in _overlapping(tensors, group)]
@@ -56,8 +55,10 @@ def _overlapping(tensors, names):
 
 
 def _remove_duplicate_names(state_dict, *, preferred_names=None, discard_names=None):
-    """Of tensors that share memory, the name to keep with those to leave out. It is one that has all of
-    the memory; of several a preferred one, then one that is not to be discarded, then the first."""
+    """Of tensors that share memory, the name to keep, with those to leave out.
+
+    The kept tensor has all of the memory. Of several it is a preferred one, else one that is not to be discarded, else
+    the first."""
     preferred, discarded = set(preferred_names or ()), set(discard_names or ())
     removed = {}
     for shared in _find_shared_tensors(state_dict):

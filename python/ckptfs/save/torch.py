@@ -17,8 +17,8 @@ def save(tensors, metadata=None):
 
 
 def save_file(tensors, filename, metadata=None):
-    """Writes these tensors as a safetensors file, which is there only when it is whole. Tensors must be
-    dense and contiguous and share nothing; `save_model` writes a model whose tensors do.
+    """Writes these tensors as a safetensors file, which has its name only when it is whole. Tensors must be dense and
+    contiguous, and share no memory; `save_model` also writes models with tensors that do.
 
         save_file({"weight": torch.ones(2, 3)}, "model.safetensors", metadata={"format": "pt"})
     """
@@ -27,8 +27,8 @@ def save_file(tensors, filename, metadata=None):
 
 
 def save_model(model, filename, metadata=None, force_contiguous=True):
-    """Writes the tensors of a model as a safetensors file. Of those that share memory one is written,
-    and the metadata names it for the others."""
+    """Writes the tensors of a model as a safetensors file. Of those that share memory one is written, and the metadata
+    names it for the others."""
     state = model.state_dict()
     metadata = dict(metadata) if metadata else {}
     for kept, removed in _remove_duplicate_names(state).items():
@@ -46,30 +46,30 @@ def save_model(model, filename, metadata=None, force_contiguous=True):
 
 def save_sharded(tensors, directory, max_shard_size="5GB", metadata=None, *, name="model.safetensors",
                  num_threads=4, sync=True):
-    """Writes tensors as a set of shards of at most `max_shard_size` (bytes, or text such as "5GB") with an
-    index, as transformers and diffusers load it; as one file without one where all fit. Gives the names of
-    the files.
+    """Writes tensors as a set of shards with an index, as transformers and diffusers load it. Returns the names of the
+    files.
 
-    `directory` is made if it is not there. `name` is what the checkpoint would be called as one file. An
-    earlier set of that name is replaced once the new one is whole and on the disk: until then, whatever goes
-    wrong, it stays as it was. `metadata` is that of every shard, `{"format": "pt"}` if none is given.
+    A shard has at most `max_shard_size` (bytes, or text such as "5GB"). Where all tensors fit in one, it is one file
+    without an index. `directory` is made if it is not there. `name` is the name of the checkpoint as one file. An
+    earlier set of that name is replaced once the new one is whole and on the disk. Until then, whatever goes wrong, it
+    stays as it was. `metadata` is that of every shard, `{"format": "pt"}` by default.
 
-    Tensors are taken one after the other, those of another device too, so that no second copy of the model is
-    made; `num_threads` shards are written at once. With `sync=False` it returns as soon as the system has the
-    bytes, as other libraries do: whatever becomes of this process, the old set or the new one is whole, but a
-    power cut in the next half minute may take both.
+    Tensors are fetched one after the other, also from devices, so that there is no second copy of the model.
+    `num_threads` shards are written at once. With `sync=False` it returns as soon as the system has the bytes, as other
+    libraries do. Then the old set or the new one is whole whatever becomes of this process, but a power cut in the next
+    half minute may destroy both.
 
         save_sharded(model.state_dict(), "models/mine", max_shard_size="2GB")
     """
     _check_savable(tensors)
-    most, threads = settings.size(max_shard_size, "max_shard_size"), settings.limits(num_threads, None)[0]
+    max_bytes, threads = settings.parse_size(max_shard_size, "max_shard_size"), settings.limits(num_threads, None)[0]
     specs = {key: _LazySpec(key, tensor) for key, tensor in tensors.items()}
     metadata = {"format": "pt"} if metadata is None else metadata
-    return sharded.write(specs, directory, most, metadata, name, threads, sync)
+    return sharded.write(specs, directory, max_bytes, metadata, name, threads, sync)
 
 
 class _LazySpec(TensorSpec):
-    """A tensor whose bytes are fetched when they are written."""
+    """A tensor that is fetched to the host when it is written."""
 
     __slots__ = ("_tensor",)
 
@@ -81,12 +81,12 @@ class _LazySpec(TensorSpec):
     def _bytes(self):
         tensor = _on_host(self._tensor)
         yield from TensorSpec(**_spec_arguments(tensor))._bytes()
-        # Until then nobody else holds it.
+        # Held until here, and by nothing else.
         del tensor
 
 
 def _on_host(tensor):
-    """The values as they are in the machine's memory."""
+    """The tensor's values in memory of the host."""
     return tensor.detach().to("cpu").resolve_conj().resolve_neg()
 
 
@@ -98,7 +98,7 @@ def _spec_arguments(tensor):
 
 
 def _specs(tensors, keep):
-    """What to write; `keep` holds the bytes there."""
+    """What to write; tensors that hold the bytes are appended to `keep`."""
     _check_savable(tensors)
     specs = {}
     for name, tensor in tensors.items():

@@ -1,8 +1,7 @@
-"""What stands in for the calls of safetensors.
+"""Shims for the calls of safetensors and transformers: an original in, a call that reads with ckptfs out.
 
-In: an original. Out: a call that takes what it takes and does it our way. Whatever ours refuses or fails at,
-the original is called for: once, counted and logged; and what it raises is what is raised. Thousands of files
-that are refused for one reason are one warning.
+Whatever ours refuses or fails at is left to the original, which is called once, counted and logged. What it raises is
+what is raised. Thousands of files that are refused for one reason are one warning.
 """
 
 import contextlib
@@ -15,66 +14,65 @@ from ckptfs.errors import closed
 from ckptfs.load.report import count_original
 from ckptfs.settings import logger, setting
 
-# Reasons that were told, without what differs from file to file; and how many of them, and how much of each,
-# are kept.
-_told, _MOST_TOLD, _LONGEST = set(), 64, 500
+# Reasons that were logged, without what differs from file to file; how many are kept, and how much of each.
+_logged, _MAX_LOGGED, _MAX_REASON_LENGTH = set(), 64, 500
 
 
-class _Here(threading.local):
-    """Of this thread: how many calls it is in that were left to an original, which calls others."""
+class _ThreadState(threading.local):
+    """The number of calls that this thread is in and that were left to an original."""
 
-    left = 0
-
-
-_here = _Here()
+    depth = 0
 
 
-def _is_wanted():
-    return not _here.left and not setting("disable")
+_state = _ThreadState()
 
 
-def _left(original, why, filename):
-    """Records what the original does in our place. A missing file is no warning: programs look for files that need
-    not exist, and the original raises the same error."""
+def _is_active():
+    # What an original calls is left to originals, too.
+    return not _state.depth and not setting("disable")
+
+
+def _record_fallback(original, why, filename):
+    """Counts and logs a call that is left to the original. A missing file is no warning: programs look for files that
+    need not exist, and the original raises the same error."""
     count_original()
     kind, is_missing = type(why).__name__, isinstance(why, (FileNotFoundError, NotADirectoryError))
-    if not is_missing and _is_news(original, kind, why, filename):
-        said = "left to %s: %s: %s; later ones for this reason are logged at level debug"
-        logger().warning(said, original, kind, why)
+    if not is_missing and _is_new(original, kind, why, filename):
+        message = "left to %s: %s: %s; later ones for this reason are logged at level debug"
+        logger().warning(message, original, kind, why)
     else:
         logger().debug("left to %s: %s: %s", original, kind, why)
 
 
-def _is_news(original, kind, why, filename):
-    """Whether nobody was told this yet, be it of another file, tensor or number."""
+def _is_new(original, kind, why, filename):
+    """Whether the reason was not logged yet, for whatever file, tensor or number."""
     text = ""
-    # What cannot be put into words is one reason too, and keeps nothing from being loaded.
+    # An exception without text is a reason, too, and must fail no load.
     with contextlib.suppress(Exception):
-        # The path that was given may have blanks in it.
+        # The path may have blanks in it.
         text = str(why).replace(os.fsdecode(filename) or "/", "/")
-    reason = original, kind, re.sub(r"\S*[/\d]\S*", "/", text[:_LONGEST])
-    if reason in _told or len(_told) >= _MOST_TOLD:
+    reason = original, kind, re.sub(r"\S*[/\d]\S*", "/", text[:_MAX_REASON_LENGTH])
+    if reason in _logged or len(_logged) >= _MAX_LOGGED:
         return False
-    _told.add(reason)
+    _logged.add(reason)
     return True
 
 
-class _Leaving:
-    """What the original calls is not tried by us again. A class, not a generator: small files are loaded by the
-    thousand."""
+class _InOriginal:
+    """A block in which an original runs. A class, not a generator: small files are loaded by the thousand."""
 
     def __enter__(self):
-        _here.left += 1
+        _state.depth += 1
 
     def __exit__(self, kind, value, trace):
-        _here.left -= 1
+        _state.depth -= 1
 
 
-_leaving = _Leaving()
+_in_original = _InOriginal()
 
 
 def safe_open_of(original):
-    """What stands in for the class."""
+    """The shim of the class `safetensors.safe_open`."""
 
     class Kind(type):
         def __instancecheck__(cls, handle):
@@ -83,13 +81,13 @@ def safe_open_of(original):
     class safe_open(metaclass=Kind):
         def __new__(cls, filename, framework, device="cpu", **how):
             try:
-                if _is_wanted():
+                if _is_active():
                     from ckptfs import safe_open
 
-                    again = functools.partial(original, filename, framework, device=device, **how)
-                    return _Handle(safe_open(filename, framework, device, **how), filename, again)
+                    open_original = functools.partial(original, filename, framework, device=device, **how)
+                    return _Handle(safe_open(filename, framework, device, **how), filename, open_original)
             except Exception as fault:
-                _left("safetensors.safe_open", fault, filename)
+                _record_fallback("safetensors.safe_open", fault, filename)
             return original(filename, framework, device=device, **how)
 
     safe_open.__doc__, safe_open.__module__ = original.__doc__, original.__module__
@@ -97,52 +95,52 @@ def safe_open_of(original):
 
 
 def load_file_of(original):
-    """What stands in for the function."""
+    """The shim of the function `safetensors.torch.load_file`."""
 
     @functools.wraps(original)
     def load_file(filename, device="cpu", **how):
         try:
-            if _is_wanted():
+            if _is_active():
                 from ckptfs.torch import load_file
 
                 return load_file(filename, device, **how)
         except Exception as fault:
-            _left("safetensors.torch.load_file", fault, filename)
+            _record_fallback("safetensors.torch.load_file", fault, filename)
         else:
-            # What the original calls is not wanted either.
+            # Not active: the original runs as it would without ckptfs.
             return original(filename, device=device, **how)
-        with _leaving:
+        with _in_original:
             return original(filename, device=device, **how)
 
     return load_file
 
 
 def materialize_of(original):
-    """What stands in for the step of transformers that reads a slice whole and takes it to a device."""
+    """The shim of transformers' step that reads a slice whole and takes it to a device."""
 
     @functools.wraps(original)
     def _materialize_copy(tensor, device=None, dtype=None):
-        if type(tensor) is _Slice and device is not None and _is_wanted():
-            made = tensor.taken_to(device)
-            if made is not None:
-                return made if dtype is None else made.to(dtype)
+        if type(tensor) is _Slice and device is not None and _is_active():
+            loaded = tensor.load_to(device)
+            if loaded is not None:
+                return loaded if dtype is None else loaded.to(dtype)
         return original(tensor, device, dtype)
 
     return _materialize_copy
 
 
 class _Handle:
-    """A handle of ours. A call that fails is made once more, to a handle of the original's."""
+    """A handle of ours. A call that fails is repeated on a handle of the original, which `open_original` opens."""
 
-    def __init__(self, ours, filename, again):
-        self._ours, self._kind, self._again = ours, type(ours), again
+    def __init__(self, ours, filename, open_original):
+        self._ours, self._kind, self._open_original = ours, type(ours), open_original
         self._filename = filename
         self._theirs, self._lock = None, threading.Lock()
 
     def _original(self):
         with self._lock:
             if self._theirs is None:
-                self._theirs = self._again()
+                self._theirs = self._open_original()
             return self._theirs
 
     def _call(self, name, *args, **how):
@@ -152,10 +150,10 @@ class _Handle:
         try:
             return getattr(ours, name)(*args, **how)
         except Exception as fault:
-            again = self._again
-            if again is None:
+            open_original = self._open_original
+            if open_original is None:
                 raise
-            _left(f"safetensors.safe_open().{name}", fault, self._filename)
+            _record_fallback(f"safetensors.safe_open().{name}", fault, self._filename)
         return getattr(self._original(), name)(*args, **how)
 
     def __getattr__(self, name):
@@ -174,8 +172,8 @@ class _Handle:
         return _Slice(self, name, self._call("get_slice", name))
 
     def close(self):
-        # What is closed is closed; the original would open it again. Slices can still be read.
-        ours, self._again, self._ours = self._ours, None, None
+        # No original is opened after this. Slices can still be read.
+        ours, self._open_original, self._ours = self._ours, None, None
         if ours is not None:
             ours.close()
         with self._lock:
@@ -194,35 +192,35 @@ class _Handle:
 
 
 class _Slice:
-    """A slice of ours, or of the original's, likewise."""
+    """A slice of ours or of the original. An index that fails is repeated on the original."""
 
-    def __init__(self, handle, name, held):
-        self._handle, self._name, self._held = handle, name, held
+    def __init__(self, handle, name, piece):
+        self._handle, self._name, self._slice = handle, name, piece
 
     def get_shape(self):
-        return self._held.get_shape()
+        return self._slice.get_shape()
 
     def get_dtype(self):
-        return self._held.get_dtype()
+        return self._slice.get_dtype()
 
-    def taken_to(self, device):
-        """The whole tensor on a device, where it can be loaded there straight; else nothing."""
-        take = getattr(self._held, "_load_to", None)
+    def load_to(self, device):
+        """The whole tensor on a device, where the Rust part loads there itself; else `None`."""
+        load_to = getattr(self._slice, "_load_to", None)
         try:
-            return take and take(device)
+            return load_to and load_to(device)
         except Exception as fault:
-            _left("transformers' way to a device", fault, self._handle._filename)
+            _record_fallback("transformers' way to a device", fault, self._handle._filename)
         return None
 
     def __getitem__(self, index):
         try:
-            return self._held[index]
+            return self._slice[index]
         except Exception as fault:
-            again = self._handle._again
-            if again is None:
+            open_original = self._handle._open_original
+            if open_original is None:
                 raise
-            _left("a slice of safetensors.safe_open()", fault, self._handle._filename)
+            _record_fallback("a slice of safetensors.safe_open()", fault, self._handle._filename)
         return self._handle._original().get_slice(self._name)[index]
 
     def __repr__(self):
-        return repr(self._held)
+        return repr(self._slice)

@@ -1,9 +1,7 @@
-"""Our reads in the place of safetensors', in a program that knows nothing of us.
+"""`install`: our reads in the place of safetensors', in a program that does not use ckptfs.
 
-In: the modules of a program, those that it has and those that it will import. Out: `safe_open` and
-`load_file` of safetensors, wherever they were imported to, are ours until `uninstall`, and so is the step of
-transformers that takes a tensor to its device. What ours cannot do the original does: it is called instead,
-once, counted and logged.
+`safe_open` and `load_file` of safetensors are ours until `uninstall`, in every module that has or will import them. So
+is the step of transformers that takes a tensor to its device. What ours cannot do is left to the original.
 """
 
 import contextlib
@@ -17,55 +15,55 @@ import threading
 from ckptfs.settings import logger
 from ckptfs.shims.calls import load_file_of, materialize_of, safe_open_of
 
-# The versions whose calls these are.
-_KNOWN = ((0, 4), (0, 9))
+# The first and the last version whose calls are known.
+_KNOWN_VERSIONS = ((0, 4), (0, 9))
 
 _lock = threading.RLock()
 
-# Originals and what stands in for them.
+# Originals and their shims.
 _pairs = []
 
-# Versions of which that was said.
+# Unknown versions that were logged.
 _unknown = set()
 
-# Who wants it so: `install`, and each block of `installed`.
-_wanted = set()
+# What keeps the shims in place: `install`, and each block of `installed`.
+_users = set()
 
 
 def install():
-    """From now on `safetensors.safe_open` and `safetensors.torch.load_file` read with ckptfs, also where
-    transformers, diffusers, accelerate, peft or any other module has imported them by now, or will.
-    Installing what is installed changes nothing.
+    """From now on `safetensors.safe_open` and `safetensors.torch.load_file` read with ckptfs. That holds wherever
+    transformers, diffusers, accelerate, peft or any other module has imported them, or will. Installing once more
+    changes nothing.
 
-    Tensors that transformers takes to a CUDA device (`device_map="cuda"`) are read there straight.
-    Files of a ckptfs mount are then read from where their bytes lie, and directories of shards, `.bin` and
-    `.pt` can be given to those calls as well. Whatever ours refuses or fails at is left to the original:
-    `ckptfs.stats()["originals"]` counts that, and the logger `ckptfs` says why: with a warning the first
-    time for each reason (of at most 64 reasons), at level debug from then on. A missing file is always logged at
-    level debug. With `CKPTFS_DISABLE=1` or
-    `ckptfs.configure(disable=True)` every call is left to it.
+    Tensors that transformers takes to a CUDA device (`device_map="cuda"`) are loaded there directly. Files of a ckptfs
+    mount are read from where their bytes lie. Those calls also take directories of shards, `.bin` and `.pt`.
+
+    Whatever ours refuses or fails at is left to the original. `ckptfs.stats()["originals"]` counts that, and the logger
+    `ckptfs` says why: with a warning the first time for each reason (of at most 64), at level debug from then on. A
+    missing file is always logged at level debug. With `CKPTFS_DISABLE=1` or `ckptfs.configure(disable=True)` every call
+    is left to the original.
 
         import ckptfs
         ckptfs.install()
         model = AutoModel.from_pretrained("models/llama")
 
-    Only names in modules are replaced: a program that keeps such a call elsewhere (in a dictionary of its
-    own, say) goes on with the one it has. `python -m ckptfs run script.py` installs before the script begins.
+    Only names in modules are replaced. A program that keeps such a call elsewhere, say in a dictionary, goes on with
+    the one it has. `python -m ckptfs run script.py` installs before the script begins.
     """
     _install_for("install")
 
 
 def uninstall():
-    """Takes away what `install` did, everywhere. Handles that are open stay as they are."""
+    """Undoes `install` everywhere. Open handles stay as they are."""
     with _lock:
-        _wanted.clear()
-        _take_away()
+        _users.clear()
+        _remove_shims()
 
 
 @contextlib.contextmanager
 def installed():
-    """`install` for a while: until the last such block of all threads ends. Within a program that has it
-    installed this changes nothing.
+    """`install` until the last such block of all threads ends. In a program that called `install` this changes
+    nothing.
 
         with ckptfs.installed():
             pipe = DiffusionPipeline.from_pretrained("models/sdxl")
@@ -76,14 +74,14 @@ def installed():
         yield
     finally:
         with _lock:
-            _wanted.discard(block)
-            if not _wanted:
-                _take_away()
+            _users.discard(block)
+            if not _users:
+                _remove_shims()
 
 
-def _install_for(who):
+def _install_for(user):
     with _lock:
-        _wanted.add(who)
+        _users.add(user)
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
         for name in _CALLS:
@@ -91,30 +89,30 @@ def _install_for(who):
                 _replace(sys.modules[name])
 
 
-def _take_away():
+def _remove_shims():
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    for original, ours in _pairs:
-        _put(ours, original)
+    for original, shim in _pairs:
+        _put(shim, original)
     _pairs.clear()
 
 
 def _replace(module):
-    """Puts ours where a module has the original."""
-    name, ours, is_known = _CALLS[module.__name__]
+    """Puts the shim wherever modules have the original of this one."""
+    name, shim_of, is_known = _CALLS[module.__name__]
     original = vars(module).get(name)
     if original is None or not is_known(original) or any(original in pair for pair in _pairs):
         return
-    pair = (original, ours(original))
+    pair = (original, shim_of(original))
     _pairs.append(pair)
     _put(*pair)
 
 
-def _is_of_known_version(_original):
-    # Not imported, which would wait for a thread that imports it and waits for this one.
+def _has_known_version(_original):
+    # It is not imported here: that would wait for a thread which imports it, and which waits for this one.
     version = getattr(sys.modules.get("safetensors"), "__version__", "")
     found = re.match(r"(\d+)\.(\d+)", version)
-    if found and _KNOWN[0] <= tuple(map(int, found.groups())) <= _KNOWN[1]:
+    if found and _KNOWN_VERSIONS[0] <= tuple(map(int, found.groups())) <= _KNOWN_VERSIONS[1]:
         return True
     if version not in _unknown:
         _unknown.add(version)
@@ -123,31 +121,31 @@ def _is_of_known_version(_original):
     return False
 
 
-def _takes_a_slice_to_a_device(original):
-    # It is transformers' own affair, which other versions have otherwise, or not at all.
+def _has_known_signature(original):
+    # A private function of transformers, which other versions have in another form, or not at all.
     return list(inspect.signature(original).parameters) == ["tensor", "device", "dtype"]
 
 
-def _put(what, instead):
-    """Another value under every name of every module that has this one."""
+def _put(value, replacement):
+    """Replaces a value under every name of every module that has it."""
     for module in list(sys.modules.values()):
-        # By their dictionaries, because some modules import whatever they are asked for.
+        # By their dictionaries: an attribute of some modules imports another when it is looked up.
         names = getattr(module, "__dict__", None)
         if isinstance(names, dict):
-            for name in [name for name, value in list(names.items()) if value is what]:
-                names[name] = instead
+            for name in [name for name, held in list(names.items()) if held is value]:
+                names[name] = replacement
 
 
-# By the modules that define them, from which others import them.
+# By the module that defines a call: its name, its shim, and whether that is made for this original.
 _CALLS = {
-    "safetensors": ("safe_open", safe_open_of, _is_of_known_version),
-    "safetensors.torch": ("load_file", load_file_of, _is_of_known_version),
-    "transformers.core_model_loading": ("_materialize_copy", materialize_of, _takes_a_slice_to_a_device),
+    "safetensors": ("safe_open", safe_open_of, _has_known_version),
+    "safetensors.torch": ("load_file", load_file_of, _has_known_version),
+    "transformers.core_model_loading": ("_materialize_copy", materialize_of, _has_known_signature),
 }
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Sees to it that ours is there when such a module is first imported."""
+    """Installs the shim when such a module is first imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in _CALLS:
@@ -163,7 +161,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """A loader of Python's, and then ours."""
+    """A loader of Python, which installs the shim afterwards."""
 
     def __init__(self, loader):
         self._loader = loader

@@ -29,7 +29,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 def about(path):
-    return json.loads(child_process.run("inspect", "--json", "--tensors", "--", path).out)
+    return json.loads(child_process.run("inspect", "--json", "--tensors", "--", path).text)
 
 
 def test_the_mounts_name_of_a_checkpoint_is_found(tmp_path, left):

@@ -158,7 +158,7 @@ def is_stopped(path):
     with ckptfs.safe_open(path, "pt") as file, file._handle.use() as opened, Load(stop=stop) as load:
         parts = [opened.tensor(name) for name in opened.names]
         with pytest.raises(ckptfs.SafetensorError, match="stopped"):
-            cuda.load(parts, [torch.device("cuda")] * len(parts), load)
+            cuda.load_to_devices(parts, [torch.device("cuda")] * len(parts), load)
     assert torch.cuda.memory_allocated() == 0
 
 

@@ -99,7 +99,7 @@ def test_the_record_of_reasons_is_bounded(file, monkeypatch, caplog):
         for _ in range(200):
             check_same(safetensors.torch.load_file(path), tensors)
     assert originals() == before + 200
-    assert len(calls._told) == 64 and sum(len(reason[2]) for reason in calls._told) <= 64 * 500
+    assert len(calls._logged) == 64 and sum(len(reason[2]) for reason in calls._logged) <= 64 * 500
 
 
 @pytest.mark.parametrize("version", ["0.3.9", "0.10.0", "1.0.0", "new", None])
