@@ -10,8 +10,9 @@ __version__: str
 
 _Path = str | PathLike[str]
 
-# Each element type: its name in a header, what torch and numpy call it, its bits, whether DLPack has it.
-DTYPES: list[tuple[str, str | None, int, bool]]
+# Of each element type: its name in a header, what torch and numpy call it, its bits, the elements that torch counts as
+# one, and whether DLPack has it.
+DTYPES: list[tuple[str, str | None, int, int, bool]]
 
 # Pinned bytes, and whether to use GPUDirect Storage.
 _DeviceSettings = tuple[int, bool | None]

@@ -11,11 +11,15 @@ from ckptfs.errors import error
 
 
 class Dtype(NamedTuple):
-    """An element type, by its name in a header. `native` is what torch and numpy call it, or `None`."""
+    """An element type."""
 
+    # In a header.
     name: str
+    # For torch and numpy; `None` where neither has it.
     native: str | None
     bits: int
+    # Elements that torch counts as one, because they share a byte.
+    torch_packing: int
     has_dlpack: bool
 
 
@@ -25,8 +29,8 @@ DTYPES = {row[0]: Dtype(*row) for row in _ckptfs.DTYPES}
 # Names in a header, with what torch and numpy call these types.
 TYPES = {dtype.name: dtype.native for dtype in DTYPES.values() if dtype.native}
 
-# Floating-point types that can be cast to one another. Two elements of F4 share a byte.
-FLOATS = {name for name, native in TYPES.items() if "float" in native and DTYPES[name].bits >= 8}
+# Floating-point types that can be cast to one another: those of whole bytes.
+FLOATS = {name for name, native in TYPES.items() if "float" in native and DTYPES[name].torch_packing == 1}
 
 
 @functools.cache
@@ -50,7 +54,7 @@ def torch_shape(name, shape):
 
 
 def torch_integer(dtype):
-    """The integer type of torch with the same size, whose values can be copied whatever they mean."""
+    """The integer type of torch with the same size: integers can be copied whatever they mean."""
     import torch
 
     return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]

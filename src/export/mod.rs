@@ -21,13 +21,13 @@ pub enum ExportError {
     /// The name is taken.
     #[error("{path}: already exists")]
     Exists {
-        /// The file.
+        /// The path that was asked for.
         path: PathBuf,
     },
     /// A directory has that name.
     #[error("{path}: is a directory")]
     IsDirectory {
-        /// The directory.
+        /// The path that was asked for.
         path: PathBuf,
     },
     /// A pipe, a socket or a device has that name.
@@ -39,7 +39,7 @@ pub enum ExportError {
     /// The file is larger than the free space.
     #[error("{path}: needs {needs} bytes, and {free} are free there")]
     NoSpace {
-        /// The file.
+        /// The path that was asked for.
         path: PathBuf,
         /// Bytes of the whole file.
         needs: u64,
@@ -49,7 +49,7 @@ pub enum ExportError {
     /// A system call failed.
     #[error("{path}: cannot {action}: {source}")]
     Io {
-        /// The file.
+        /// The path that was asked for.
         path: PathBuf,
         /// What was attempted.
         action: &'static str,

@@ -56,7 +56,7 @@ struct ManagedTensor {
     owner: CapsuleOwner,
 }
 
-/// `DLManagedTensorVersioned`, likewise.
+/// `DLManagedTensorVersioned`, followed by the same field.
 #[repr(C)]
 struct ManagedTensorVersioned {
     version: [u32; 2],

@@ -113,8 +113,8 @@ pub fn load_into(
     let done = without_gil(py, wait, &stop, move || {
         let requests = tensors.iter().zip(addresses).map(|((checkpoint, tensor), at)| {
             let len = tensor.bytes.len() as usize;
-            // SAFETY: the package has checked that this memory belongs to a contiguous tensor of that many bytes,
-            // and keeps it until this returns, when the work has ended. No two of them overlap, see above.
+            // SAFETY: the package has checked that this memory belongs to a contiguous tensor of that many bytes.
+            // It keeps the memory until this returns, when the work has ended. No two overlap, see above.
             let target = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) };
             LoadRequest { checkpoint, tensor, target }
         });

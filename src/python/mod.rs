@@ -79,13 +79,15 @@ mod _ckptfs {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        // Every element type: its name in a header, what torch and numpy call it, its bits, and whether DLPack has it.
+        // Every element type: its name in a header, what torch and numpy call it, its bits, the elements that torch
+        // counts as one, and whether DLPack has it.
         let dtypes: Vec<_> = Dtype::all()
             .map(|dtype| {
                 (
                     dtype.name(),
                     dtype.torch_name(),
                     dtype.bits(),
+                    dtype.torch_packing(),
                     super::dlpack::type_code(dtype).is_some(),
                 )
             })
