@@ -85,10 +85,10 @@ class Exchange:
         self._load.begin(len(alone) + len(shared), [*sizes, *(part.nbytes for part in parts)], note)
         self._load.add_loaded(len(shared), 0)
         for dtype in {self._casts.get(place) for place in alone}:
-            some = [n for n, place in enumerate(alone) if self._casts.get(place) == dtype]
+            places_of_dtype = [n for n, place in enumerate(alone) if self._casts.get(place) == dtype]
             options = dataclasses.replace(self._options, dtype=dtype)
-            [loaded] = load_together([[parts[n] for n in some]], options, self._load)
-            self._made |= zip((alone[n] for n in some), loaded.values(), strict=True)
+            [loaded] = load_together([[parts[n] for n in places_of_dtype]], options, self._load)
+            self._made |= zip((alone[n] for n in places_of_dtype), loaded.values(), strict=True)
 
     def _part(self, place):
         """What this rank reads of a tensor for itself."""
@@ -207,15 +207,15 @@ class Exchange:
     def _layout(self, parcel, rank):
         """Of each piece, or of a rank's part of it: an integer type as large as its own, its shape, its start and its
         size."""
-        found, end = [], 0
+        layout, end = [], 0
         for piece in parcel.pieces:
             shape = self._plan[piece.place].shape if rank is None else self._shape(piece.place, rank)
             shape = [piece.count if axis == piece.axis else size for axis, size in enumerate(shape)]
             dtype = torch_integer(self._dtypes[piece.place])
             size = math.prod(shape) * dtype.itemsize
-            found.append((dtype, shape, end, size))
+            layout.append((dtype, shape, end, size))
             end += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return found
+        return layout
 
     def _values(self, parcel, rank, data):
         """Its pieces, or a rank's parts of them, as integers."""

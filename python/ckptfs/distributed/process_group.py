@@ -70,22 +70,22 @@ class Group:
         message of that one. `device` is where every rank has tensors for the group; `None` while that is not known."""
         return _Agreeing(self, device)
 
-    def agree(self, why, device):
+    def agree(self, reason, device):
         """Exchanges with all ranks whether each goes on; `why` is the message of one that does not."""
         if self.real_pg is None:
             return
         with self._failing("whether every rank goes on could not be told"):
             if device is not None:
-                flag = torch.tensor([why is not None], dtype=torch.int32, device=device)
+                flag = torch.tensor([reason is not None], dtype=torch.int32, device=device)
                 torch.distributed.all_reduce(flag, group=self.real_pg)
                 if not flag.item():
                     return
-            answers = self._all_gather(why)
+            answers = self._all_gather(reason)
         others = [(rank, reason) for rank, reason in enumerate(answers) if reason is not None]
-        if why is not None or not others:
+        if reason is not None or not others:
             return
-        [(rank, why), *_] = others
-        raise error(f"rank {rank} of {self.size()} could not load: {why}",
+        [(rank, reason), *_] = others
+        raise error(f"rank {rank} of {self.size()} could not load: {reason}",
                     "mend that, and load again on all ranks: none has anything", RuntimeError)  # fmt: skip
 
     def broadcast(self, name, tensor, source):
@@ -99,15 +99,15 @@ class Group:
 
         Collectives need parts of one size: each is sent with as many elements as the largest has."""
         counts = [math.prod(shape) for shape in shapes]
-        most, mine = max(counts), self.rank()
-        flat = torch.empty(most, dtype=kind, device=device)
-        sent = [_bytes(_padded(part, most)) for part in parts] if parts else None
+        max_count, own_rank = max(counts), self.rank()
+        flat = torch.empty(max_count, dtype=kind, device=device)
+        sent = [_bytes(_padded(part, max_count)) for part in parts] if parts else None
         with self._copying(name, flat, f"from rank {source}") as data:
             if data is not None:
                 torch.distributed.scatter(data, sent, group=self.real_pg, group_src=source)
-        part = flat[: counts[mine]].view(shapes[mine])
+        part = flat[: counts[own_rank]].view(shapes[own_rank])
         # A copy frees what was sent behind it.
-        return part if counts[mine] == most else part.clone()
+        return part if counts[own_rank] == max_count else part.clone()
 
     def send(self, name, tensor, target):
         """Gives a tensor to one rank, which receives it."""
@@ -129,13 +129,13 @@ class Group:
             yield data
 
     @contextlib.contextmanager
-    def _failing(self, what):
+    def _failing(self, action):
         """A block in which an error of the group, as when a rank is gone, becomes a refusal."""
         try:
             yield
         except RuntimeError as fault:
             raise error(
-                f"{what}, by rank {self.rank()} of {self.size()}: {fault}",
+                f"{action}, by rank {self.rank()} of {self.size()}: {fault}",
                 "see why the other rank ended or came too late, and whether every rank makes the same "
                 "calls in the same order; then start all of them again", RuntimeError,
             ) from fault  # fmt: skip
@@ -152,8 +152,8 @@ class _Agreeing:
 
     def __exit__(self, kind, fault, trace):
         if fault is None or isinstance(fault, Exception):
-            why = None if fault is None else in_words(fault) or kind.__name__
-            self._group.agree(why, self._device)
+            reason = None if fault is None else in_words(fault) or kind.__name__
+            self._group.agree(reason, self._device)
 
 
 def _real(pg):
@@ -179,6 +179,6 @@ def _padded(part, count):
     flat = part.contiguous().view(-1)
     if flat.numel() == count:
         return flat
-    made = torch.zeros(count * part.element_size(), dtype=torch.uint8, device=part.device).view(part.dtype)
-    made.view(torch.uint8)[: flat.nbytes] = _bytes(flat)
-    return made
+    padded = torch.zeros(count * part.element_size(), dtype=torch.uint8, device=part.device).view(part.dtype)
+    padded.view(torch.uint8)[: flat.nbytes] = _bytes(flat)
+    return padded

@@ -79,14 +79,14 @@ class SafeTensorsFileLoader:
     @classmethod
     def process_extension_config(cls, ext_config, **kwargs):
         """Turns a section of fastsafetensors' configuration into arguments of the loader."""
-        made = dict(ext_config)
-        kind = made.pop("copier_type", "gds")
-        made["nogds"] = kind not in ("gds", "fgds")
+        arguments = dict(ext_config)
+        kind = arguments.pop("copier_type", "gds")
+        arguments["nogds"] = kind not in ("gds", "fgds")
         if kind == "fgds":
-            made["use_fgds"] = True
+            arguments["use_fgds"] = True
         else:
-            made.setdefault("use_fgds", False)
-        return made
+            arguments.setdefault("use_fgds", False)
+        return arguments
 
     def init_numa(self, set_numa=True):
         """Does nothing. Each load runs its readers near its device, and the calling thread stays where it is."""

@@ -44,9 +44,9 @@ class FilesBufferOnDevice:
         self.key_to_rank_lidx = {}
         self._files = {rank: [] for rank in range(pg.size())}
         for file in files:
-            mine = self._files[file.rank]
-            self.key_to_rank_lidx |= dict.fromkeys(file.frames, (file.rank, len(mine)))
-            mine.append(file)
+            files_of_rank = self._files[file.rank]
+            self.key_to_rank_lidx |= dict.fromkeys(file.frames, (file.rank, len(files_of_rank)))
+            files_of_rank.append(file)
 
     def close(self):
         """Frees what is held here. Tensors that were handed out stay."""
@@ -95,15 +95,15 @@ class FilesBufferOnDevice:
             raise error(f"{tensor_name}: cannot go to rank {dst_rank} of {self.pg.size()}",
                         "name a rank of the group", ValueError)  # fmt: skip
         self._check_there(file, tensor_name)
-        mine, made = self.pg.rank(), None
-        if file.rank == dst_rank == mine:
-            made = file.tensors[tensor_name].clone()
-        elif file.rank != dst_rank and mine == file.rank:
+        own_rank, result = self.pg.rank(), None
+        if file.rank == dst_rank == own_rank:
+            result = file.tensors[tensor_name].clone()
+        elif file.rank != dst_rank and own_rank == file.rank:
             self.pg.send(tensor_name, file.tensors[tensor_name].get_raw(), dst_rank)
-        elif mine == dst_rank:
-            made = self._empty(file.frames[tensor_name])
-            self.pg.receive(tensor_name, made.get_raw(), file.rank)
-        return None if made is None else made.to(device, dtype).get_raw()
+        elif own_rank == dst_rank:
+            result = self._empty(file.frames[tensor_name])
+            self.pg.receive(tensor_name, result.get_raw(), file.rank)
+        return None if result is None else result.to(device, dtype).get_raw()
 
     def get_multi_cols(self, tensor_names, dim, device=None, dtype=DType.AUTO):
         """This rank's parts of several tensors, each cut along `dim` as by `get_sharded`, joined along `dim` to one
@@ -118,12 +118,12 @@ class FilesBufferOnDevice:
             groups.setdefault(self._rank_lidx(name), []).append(name)
         frames = {name: self._file(name).frames[name] for name in tensor_names}
         dim = checked_to_fit(frames, dim, self.pg.size())
-        made = []
+        parts = []
         for (rank, lidx), names in sorted(groups.items(), key=lambda group: group[0]):
-            made.append(self._columns(self._files[rank][lidx], names, dim))
-        whole = made[0]
-        if len(made) > 1:
-            whole = self._wrapped(whole.dtype, joined([part.get_raw() for part in made], dim))
+            parts.append(self._columns(self._files[rank][lidx], names, dim))
+        whole = parts[0]
+        if len(parts) > 1:
+            whole = self._wrapped(whole.dtype, joined([part.get_raw() for part in parts], dim))
         return whole.to(device, dtype)
 
     def as_dict(self, tensor_shard_dim):
@@ -168,13 +168,13 @@ class FilesBufferOnDevice:
             return file.cache[name, dim].clone()
         self._check_there(file, name)
         if dim == -1:
-            made = file.tensors[name].clone() if name in file.tensors else self._empty(frame)
-            self.pg.broadcast(name, made.get_raw(), file.rank)
+            result = file.tensors[name].clone() if name in file.tensors else self._empty(frame)
+            self.pg.broadcast(name, result.get_raw(), file.rank)
         else:
-            made = self._scattered(file, [name], dim)
+            result = self._scattered(file, [name], dim)
         if self._caches:
-            file.cache[name, dim] = made.clone()
-        return made
+            file.cache[name, dim] = result.clone()
+        return result
 
     def _columns(self, file, names, dim):
         if self.pg.size() == 1:
@@ -208,6 +208,6 @@ class FilesBufferOnDevice:
                 joined([raw.narrow(dim, ends[rank][0], ends[rank][1] - ends[rank][0])
                         for raw, ends in zip(raws, cuts, strict=True)], dim) for rank in ranks
             ]  # fmt: skip
-        kind, where = torch_dtype(dtype.value), self._device.as_str()
+        kind, device_text = torch_dtype(dtype.value), self._device.as_str()
         text = ", ".join(names)
-        return self._wrapped(dtype, self.pg.scatter(text, parts, shapes, kind, file.rank, where))
+        return self._wrapped(dtype, self.pg.scatter(text, parts, shapes, kind, file.rank, device_text))

@@ -25,7 +25,7 @@ class File:
     def read(self, names, device, dtype):
         """The tensors of these names, as `TorchTensor` by name."""
         target = Torch.parse_device(device.as_str())
-        made, options = {}, LoadOptions(framework=Torch)
+        loaded_tensors, options = {}, LoadOptions(framework=Torch)
         with self._handle.use() as checkpoint:
             tensors = [checkpoint.tensor(name) for name in names]
             direct = target if loads_directly(target, options) else None
@@ -38,5 +38,5 @@ class File:
                 for tensor in batch:
                     raw, stored = loaded.pop(), DType(tensor.dtype)
                     raw = Torch.move(cast(tensor.name, raw, stored, dtype), target)
-                    made[tensor.name] = TorchTensor(device, stored if dtype is DType.AUTO else dtype, raw)
-        return made
+                    loaded_tensors[tensor.name] = TorchTensor(device, stored if dtype is DType.AUTO else dtype, raw)
+        return loaded_tensors

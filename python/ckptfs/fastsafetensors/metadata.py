@@ -78,22 +78,22 @@ class SafeTensorsMetadata:
             with _sparse(data[:end], buffer_len) as number:
                 return cls.of(_open_descriptor(number, filename), filename, framework)
         with _errors_named(filename, "bytes in memory"):
-            opened = _ckptfs.Checkpoint.from_bytes(bytes(data), LoadOptions())
-        return cls.of(opened, filename, framework)
+            checkpoint = _ckptfs.Checkpoint.from_bytes(bytes(data), LoadOptions())
+        return cls.of(checkpoint, filename, framework)
 
     @classmethod
-    def of(cls, opened, src, framework="pytorch", keep_orig_dict=False):
+    def of(cls, checkpoint, src, framework="pytorch", keep_orig_dict=False):
         """Reads an open checkpoint, `Checkpoint` of the Rust part."""
         check_framework(framework)
-        made = cls.__new__(cls)
-        made._fill(opened, src, framework, keep_orig_dict)
-        return made
+        result = cls.__new__(cls)
+        result._fill(checkpoint, src, framework, keep_orig_dict)
+        return result
 
-    def _fill(self, opened, src, framework, keep_orig_dict):
-        self.src, self.framework, self.metadata = src, framework, opened.metadata or {}
-        self.header_length, self.size_bytes = opened.data_range
+    def _fill(self, checkpoint, src, framework, keep_orig_dict):
+        self.src, self.framework, self.metadata = src, framework, checkpoint.metadata or {}
+        self.header_length, self.size_bytes = checkpoint.data_range
         self.aligned = self.header_length % _ALIGNMENT == 0
-        entries = {name: _entry(opened, name) for name in opened.names}
+        entries = {name: _entry(checkpoint, name) for name in checkpoint.names}
         for name, entry in entries.items():
             if entry["dtype"] not in DType.__members__:
                 raise error(f"{src}: {name}: torch has no type for {entry['dtype']}",
@@ -109,7 +109,7 @@ class SafeTensorsMetadata:
         it, and keep `gbuf` and `owner` alive. Those that are cast or not aligned to their type are copies."""
         device, dtype = as_device(device), as_dtype(dtype)
         begin = gbuf.get_base_address() + self.header_length - copy_start_offset
-        made = {}
+        result = {}
         for name, frame in self.tensors.items():
             kind, shape = torch_dtype(frame.dtype.value), native(frame.dtype, frame.shape)
             start, end = frame.data_offsets
@@ -121,8 +121,8 @@ class SafeTensorsMetadata:
                     raw = raw.clone()
                 raw = raw.view(kind).view(shape)
             raw = cast(name, raw, frame.dtype, dtype)
-            made[name] = TorchTensor(device, frame.dtype if dtype is DType.AUTO else dtype, raw)
-        return made
+            result[name] = TorchTensor(device, frame.dtype if dtype is DType.AUTO else dtype, raw)
+        return result
 
     def select_byte_ranges(self, keep_tensor, merge_gap=4096):
         """Byte ranges of the tensors whose names `keep_tensor` accepts, in order: pairs of the first byte and the one
@@ -142,9 +142,9 @@ class SafeTensorsMetadata:
         return f"<metadata of {self.src!r}: {len(self.tensors)} tensors>"
 
 
-def _entry(opened, name):
-    tensor = opened.tensor(name)
-    return {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": list(opened.data_offsets(name))}
+def _entry(checkpoint, name):
+    tensor = checkpoint.tensor(name)
+    return {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": list(checkpoint.data_offsets(name))}
 
 
 @contextlib.contextmanager
@@ -173,11 +173,11 @@ def _errors_named(filename, path):
         yield
     except (OSError, SafetensorError) as fault:
         if isinstance(fault, OSError):
-            made = of_system(OSError(fault.errno, os.strerror(fault.errno)), filename)
+            result = of_system(OSError(fault.errno, os.strerror(fault.errno)), filename)
         else:
-            made = error(str(fault).replace(path, str(filename)))
-        made.__notes__ = getattr(fault, "__notes__", [])
-        raise made from None
+            result = error(str(fault).replace(path, str(filename)))
+        result.__notes__ = getattr(fault, "__notes__", [])
+        raise result from None
 
 
 class _CudaArray:

@@ -117,12 +117,12 @@ class TorchTensor:
     def to(self, device=None, dtype=DType.AUTO):
         """The same values on another device or of another type; itself if nothing differs."""
         device, dtype = as_device(device) or self.device, as_dtype(dtype)
-        made = cast("a tensor", self.real_tensor, self.dtype, dtype)
+        result = cast("a tensor", self.real_tensor, self.dtype, dtype)
         if device != self.device:
-            made = made.to(device.as_str())
-        if made is self.real_tensor:
+            result = result.to(device.as_str())
+        if result is self.real_tensor:
             return self
-        return TorchTensor(device, self.dtype if dtype is DType.AUTO else dtype, made)
+        return TorchTensor(device, self.dtype if dtype is DType.AUTO else dtype, result)
 
     def view(self, dtype):
         """The same bytes as elements of another type."""

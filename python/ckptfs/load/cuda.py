@@ -49,9 +49,9 @@ def load_to_devices(parts, devices, load):
     for device in dict.fromkeys(devices):
         places = [place for place, other in enumerate(devices) if other == device]
         batch = [parts[place] for place in places]
-        made = (_load_to_shared_memory(batch, device, load) if device in shared
+        loaded = (_load_to_shared_memory(batch, device, load) if device in shared
                 else _load_to_own_memory(batch, [device] * len(batch), load))  # fmt: skip
-        for place, tensor in zip(places, made, strict=True):
+        for place, tensor in zip(places, loaded, strict=True):
             tensors[place] = tensor
     return tensors
 

@@ -229,9 +229,9 @@ def load_to_devices(tensors, devices, options, load):
     there = [place for place, device in enumerate(devices) if device in direct]
     if there:
         batch = [tensors[place] for place in there]
-        made = framework.load_to_devices(batch, [devices[place] for place in there], load)
+        loaded_batch = framework.load_to_devices(batch, [devices[place] for place in there], load)
         load.add_loaded(len(batch), sum(tensor.nbytes for tensor in batch))
-        for place, tensor in zip(there, made, strict=True):
+        for place, tensor in zip(there, loaded_batch, strict=True):
             loaded[place] = tensor
     here = [place for place, device in enumerate(devices) if device not in direct]
     if here:
@@ -310,10 +310,10 @@ def load_planned(planned, options, load):
     for places in _progress_batches(uncast, tensors, load):
         batch = [tensors[place] for place in places]
         if devices is None:
-            made = load_to_host(batch, options, load)
+            loaded_batch = load_to_host(batch, options, load)
         else:
-            made = load_to_devices(batch, [devices[place] for place in places], options, load)
-        for place, tensor in zip(places, made, strict=True):
+            loaded_batch = load_to_devices(batch, [devices[place] for place in places], options, load)
+        for place, tensor in zip(places, loaded_batch, strict=True):
             loaded[place] = tensor
     for device in dict.fromkeys(devices or [None]):
         places = [place for place, dtype in enumerate(dtypes)
@@ -372,7 +372,7 @@ def load_named(checkpoint, options, note=None):
             loaded = planned.targets
         else:
             loaded = load_planned(planned, options, load)
-    return {tensor.name: made for tensor, made in zip(planned.tensors, loaded, strict=True)}
+    return {tensor.name: value for tensor, value in zip(planned.tensors, loaded, strict=True)}
 
 
 def load_together(groups, options, load):
@@ -388,9 +388,9 @@ def load_parts(parts, options):
         if options.device is None:
             return [framework.from_memory(held, part.dtype, shape)
                     for held, (part, shape) in zip(map_or_read(tensors, options, load), parts, strict=True)]  # fmt: skip
-        made = load_to_devices(tensors, framework.devices(options.device, tensors), options, load)
+        loaded_batch = load_to_devices(tensors, framework.devices(options.device, tensors), options, load)
         return [framework.reshape(tensor, part.dtype, shape)
-                for tensor, (part, shape) in zip(made, parts, strict=True)]  # fmt: skip
+                for tensor, (part, shape) in zip(loaded_batch, parts, strict=True)]  # fmt: skip
 
 
 def load_directly(tensor, device, options):
