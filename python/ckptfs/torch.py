@@ -5,9 +5,9 @@ import os
 import torch
 
 from ckptfs import _ckptfs
-from ckptfs.errors import error
 from ckptfs.distributed.load_distributed import load_distributed
 from ckptfs.dtypes import TYPES
+from ckptfs.errors import error
 from ckptfs.load.cached import load_or_make
 from ckptfs.load.pipeline import load_named
 from ckptfs.load.safe_open import safe_open

@@ -14,11 +14,11 @@ import stat
 import sys
 
 from ckptfs import child_process
-from ckptfs.errors import SafetensorError, error, in_words
 from ckptfs.bench import html, machine, page_cache, report, schedule, signals
 from ckptfs.bench.loaders import MOUNTED, OURS, PEERS, REFERENCES, is_installed, select
 from ckptfs.bench.mount import CheckpointMount, daemon_of
 from ckptfs.bench.process import WorkerProcess
+from ckptfs.errors import SafetensorError, error, in_words
 from ckptfs.progress import Bar
 from ckptfs.save import atomic_file
 

@@ -7,9 +7,9 @@ import json
 import os
 
 from ckptfs import _ckptfs, child_process, mounting
-from ckptfs.errors import error
 from ckptfs.bench import signals
 from ckptfs.bench.usage import processor_seconds
+from ckptfs.errors import error
 
 
 class CheckpointMount:

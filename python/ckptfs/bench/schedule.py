@@ -6,8 +6,8 @@ In: a `Case`, and a process of `process.WorkerProcess`. Out: the loaders that gi
 import statistics
 from typing import Any, NamedTuple
 
-from ckptfs.errors import error
 from ckptfs.bench.loaders import MOUNTED, OURS
+from ckptfs.errors import error
 
 
 class Case(NamedTuple):

@@ -13,9 +13,9 @@ import math
 import torch
 
 from ckptfs import _ckptfs
-from ckptfs.errors import error
 from ckptfs.distributed.rank_plan import is_read_alone, part_of, rounds
 from ckptfs.dtypes import FLOATS, torch_dtype, torch_integer
+from ckptfs.errors import error
 from ckptfs.load.pipeline import load_together, loads_directly
 from ckptfs.load.torch import Torch
 

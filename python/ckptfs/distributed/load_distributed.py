@@ -10,11 +10,11 @@ import hashlib
 import torch
 
 from ckptfs import _ckptfs
-from ckptfs.errors import error
 from ckptfs.distributed.collective import Exchange
 from ckptfs.distributed.process_group import Group
 from ckptfs.distributed.rank_plan import SharedTensor, checked_dim
 from ckptfs.dtypes import torch_dtype, torch_shape
+from ckptfs.errors import error
 from ckptfs.load.pipeline import open_checkpoint, select
 from ckptfs.load.report import Load
 from ckptfs.load.torch import Torch

@@ -28,6 +28,7 @@ import os
 
 import torch
 
+from ckptfs.distributed.process_group import Group, SingleGroup
 from ckptfs.errors import closed, error
 from ckptfs.fastsafetensors.buffers import FileBuffer, FilesBufferOnDevice
 from ckptfs.fastsafetensors.experts import expert_parallel_filter, expert_parallel_filter_from_env, owned_expert_range
@@ -35,7 +36,6 @@ from ckptfs.fastsafetensors.files import File
 from ckptfs.fastsafetensors.frames import TensorFrame
 from ckptfs.fastsafetensors.metadata import SafeTensorsMetadata, check_framework
 from ckptfs.fastsafetensors.types import Device, DeviceType, DType, TorchTensor, as_device, as_dtype
-from ckptfs.distributed.process_group import Group, SingleGroup
 from ckptfs.settings import LoadOptions, limits
 
 __all__ = [

@@ -2,8 +2,8 @@
 
 import torch
 
-from ckptfs.errors import error
 from ckptfs.dtypes import torch_dtype
+from ckptfs.errors import error
 from ckptfs.fastsafetensors.shard import checked_to_fit, cuts_of, joined
 from ckptfs.fastsafetensors.types import DType, TorchTensor, native
 

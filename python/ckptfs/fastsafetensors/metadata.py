@@ -10,8 +10,8 @@ import os
 import torch
 
 from ckptfs import _ckptfs
-from ckptfs.errors import SafetensorError, error, of_system
 from ckptfs.dtypes import torch_dtype
+from ckptfs.errors import SafetensorError, error, of_system
 from ckptfs.fastsafetensors.frames import TensorFrame
 from ckptfs.fastsafetensors.types import DeviceType, DType, TorchTensor, as_device, as_dtype, cast, native
 from ckptfs.settings import LoadOptions, parse_path

@@ -7,9 +7,9 @@ import operator
 
 import torch
 
+from ckptfs.distributed.rank_plan import checked_dim, part_of
 from ckptfs.errors import error
 from ckptfs.fastsafetensors.types import DType
-from ckptfs.distributed.rank_plan import checked_dim, part_of
 
 
 def cuts_of(name, frame, dim, ranks):

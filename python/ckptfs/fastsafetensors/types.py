@@ -5,8 +5,8 @@ from enum import Enum
 
 import torch
 
-from ckptfs.errors import error
 from ckptfs.dtypes import TYPES, torch_dtype, torch_shape
+from ckptfs.errors import error
 
 
 class DeviceType(Enum):

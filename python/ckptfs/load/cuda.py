@@ -10,8 +10,8 @@ import operator
 import torch
 
 from ckptfs import _ckptfs, settings
-from ckptfs.errors import error
 from ckptfs.dtypes import torch_dtype, torch_integer, torch_shape
+from ckptfs.errors import error
 from ckptfs.load.pipeline import batches
 
 # Tensors of at least the first have memory of their own. Smaller ones share blocks of at most the second.

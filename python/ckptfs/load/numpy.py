@@ -3,8 +3,8 @@
 import functools
 import operator
 
-from ckptfs.errors import error, refuse_target
 from ckptfs.dtypes import TYPES
+from ckptfs.errors import error, refuse_target
 from ckptfs.load.pipeline import load_named, open_checkpoint
 from ckptfs.settings import PREAD, LoadOptions
 

@@ -15,8 +15,8 @@ import os
 from typing import NamedTuple
 
 from ckptfs import _ckptfs
-from ckptfs.errors import error
 from ckptfs.dtypes import FLOATS
+from ckptfs.errors import error
 from ckptfs.load.report import Load
 from ckptfs.settings import MMAP, PREAD, parse_path, reading_memory
 

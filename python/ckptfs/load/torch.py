@@ -3,8 +3,8 @@
 torch is not imported before a tensor of it is made.
 """
 
-from ckptfs.errors import error, refuse_target
 from ckptfs.dtypes import torch_dtype, torch_shape
+from ckptfs.errors import error, refuse_target
 from ckptfs.load.pipeline import load_named, open_checkpoint
 from ckptfs.settings import MMAP, LoadOptions
 

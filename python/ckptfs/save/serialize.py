@@ -11,8 +11,8 @@ import math
 import os
 
 from ckptfs import _ckptfs
-from ckptfs.errors import error, of_system
 from ckptfs.dtypes import DTYPES, TYPES
+from ckptfs.errors import error, of_system
 from ckptfs.save.atomic_file import replacing
 from ckptfs.settings import LoadOptions, parse_path
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import ckptfs
 import pytest
 import torch
-from ckptfs.bench import page_cache
-from ckptfs.save import atomic_file
-from ckptfs.bench.process import WorkerProcess
 from ckptfs.bench import cli, loaders, schedule
+from ckptfs.bench import page_cache
+from ckptfs.bench.process import WorkerProcess
+from ckptfs.save import atomic_file
 
 from program import DONE, FAILED, REFUSED, USAGE
 from samples import numbers, write_shards

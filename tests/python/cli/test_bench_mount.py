@@ -12,6 +12,7 @@ import pytest
 import torch
 from ckptfs import mounting, child_process
 from ckptfs.bench import cli, mount, schedule
+from ckptfs.bench import page_cache
 from ckptfs.errors import error
 
 from mounts import PATIENCE, until
@@ -21,8 +22,8 @@ from samples import numbers, write_shards
 # As an unprivileged user, which may not drop all caches.
 RUN = """
 import sys
-from ckptfs.bench import page_cache
 from ckptfs.bench import cli
+from ckptfs.bench import page_cache
 page_cache._DROP = "/nonexistent/drop_caches"
 sys.exit(cli.main(sys.argv[1:]))
 """

@@ -11,8 +11,8 @@ import pytest
 import torch
 from ckptfs import _ckptfs
 from ckptfs.load import cuda, pipeline, prefetch
-from ckptfs.load.torch import Torch
 from ckptfs.load.report import Load
+from ckptfs.load.torch import Torch
 from ckptfs.torch import load_file
 
 import kernels

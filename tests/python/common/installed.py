@@ -27,7 +27,7 @@ def file(tmp_path):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    calls._told.clear()
+    calls._logged.clear()
     yield
     assert not left(), left()
     assert (safetensors.safe_open, safetensors.torch.load_file) == ORIGINALS
