@@ -11,7 +11,7 @@ from ckptfs.dtypes import TYPES
 from ckptfs.torch import load_file
 from safetensors.torch import save_file
 
-import cuda_loads
+import cuda_arrays
 from compare import bits
 from cuda_stubs import run
 from samples import numbers, small_tensors, write_all
@@ -94,5 +94,5 @@ def test_impossible_requests_are_refused(folder, tmp_path):
 
 
 def test_on_a_device(folder):
-    report = run(cuda_loads.arrays_for_others, [str(folder / "kinds.safetensors"), str(folder / "mixed.safetensors")])
+    report = run(cuda_arrays.arrays_for_others, [str(folder / "kinds.safetensors"), str(folder / "mixed.safetensors")])
     assert report["faults"] == [] and report["allocated"]["device"]["count"] == 0, report

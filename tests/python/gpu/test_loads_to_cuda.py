@@ -11,6 +11,7 @@ import torch
 from ckptfs.dtypes import TYPES
 from safetensors.torch import save_file
 
+import cuda_arrays
 import cuda_loads
 from cuda_stubs import run
 from program import REPOSITORY
@@ -62,11 +63,11 @@ def test_every_kind_of_checkpoint(folder):
     (cuda_loads.many_threads, "mixed.safetensors"),
     (cuda_loads.forked, "small.safetensors"),
     (cuda_loads.in_steps, "mixed.safetensors"),
-    (cuda_loads.as_fastsafetensors_does, "mixed.safetensors"),
-    (cuda_loads.uses_memory_of_a_device, "mixed.safetensors"),
+    (cuda_arrays.as_fastsafetensors_does, "mixed.safetensors"),
+    (cuda_arrays.uses_memory_of_a_device, "mixed.safetensors"),
     (cuda_loads.nothing_is_held, "mixed.safetensors"),
     (cuda_loads.refuses_a_capture, "mixed.safetensors"),
-    (cuda_loads.forked_arrays, "mixed.safetensors"),
+    (cuda_arrays.forked_arrays, "mixed.safetensors"),
 ], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
 def test_on_a_device(what, name, folder):
     is_clean(run(what, str(folder / name)))
