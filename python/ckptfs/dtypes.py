@@ -4,33 +4,20 @@ The table is that of the Rust part. No package is imported before one of its typ
 """
 
 import functools
-from typing import NamedTuple
 
 from ckptfs import _ckptfs
 from ckptfs.errors import error
 
+# By its name in a header, what torch and numpy call a type.
+TYPES = {name: native for name, native, *_ in _ckptfs.DTYPES if native}
 
-class Dtype(NamedTuple):
-    """An element type."""
+# Floating-point types that can be cast to one another: torch counts each of their elements.
+FLOATS = {name for name, native, _, packing, _ in _ckptfs.DTYPES if native and "float" in native and packing == 1}
 
-    # In a header.
-    name: str
-    # For torch and numpy; `None` where neither has it.
-    native: str | None
-    bits: int
-    # Elements that torch counts as one, because they share a byte.
-    torch_packing: int
-    has_dlpack: bool
+# The bits of an element. The types are in the order by which safetensors sorts tensors: the last are first in a file.
+BITS = {name: bits for name, _, bits, *_ in _ckptfs.DTYPES}
 
-
-# In the order by which the safetensors library sorts tensors: the last are first in a file.
-DTYPES = {row[0]: Dtype(*row) for row in _ckptfs.DTYPES}
-
-# Names in a header, with what torch and numpy call these types.
-TYPES = {dtype.name: dtype.native for dtype in DTYPES.values() if dtype.native}
-
-# Floating-point types that can be cast to one another: those of whole bytes.
-FLOATS = {name for name, native in TYPES.items() if "float" in native and DTYPES[name].torch_packing == 1}
+DLPACK_TYPES = {name for name, *_, has_dlpack in _ckptfs.DTYPES if has_dlpack}
 
 
 @functools.cache

@@ -3,10 +3,9 @@
 In: values as people write them. Out: the same as loads take them.
 """
 
-import dataclasses
 import functools
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptfs import _ckptfs
 from ckptfs.errors import SafetensorError, error, in_words
@@ -27,9 +26,10 @@ _MIN_READING_BYTES = 4 << 20
 _configured = {}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
-    """The options of one load, checked and complete."""
+class LoadOptions(NamedTuple):
+    """The options of one load, checked and complete.
+
+    No dataclass: importing those takes longer than the whole package."""
 
     # `Torch`, `Numpy` or `DLPack`: what makes tensors of memory.
     framework: Any = None

@@ -91,8 +91,8 @@ impl PyTensor {
     }
 }
 
-/// The spans of strided tensors, by the places of these. A tensor is left out if its pieces have `short_bytes` or more,
-/// if its span has more than `max_bytes`, or if more than half of that would be read in vain.
+/// The spans of strided tensors, by the places of these. Left out are tensors with pieces of `short_bytes` or more, and
+/// spans of more than `max_bytes`. So are spans of which more than half would be read in vain.
 #[pyfunction]
 pub fn strided_spans(
     tensors: Vec<PyRef<'_, PyTensor>>,

@@ -6,7 +6,6 @@ parcel, while the parcel that it read before goes to the ranks that take it.
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import math
 
@@ -86,7 +85,7 @@ class Exchange:
         self._load.add_loaded(len(shared), 0)
         for dtype in {self._casts.get(place) for place in alone}:
             places_of_dtype = [n for n, place in enumerate(alone) if self._casts.get(place) == dtype]
-            options = dataclasses.replace(self._options, dtype=dtype)
+            options = self._options._replace(dtype=dtype)
             [loaded] = load_together([[parts[n] for n in places_of_dtype]], options, self._load)
             self._made |= zip((alone[n] for n in places_of_dtype), loaded.values(), strict=True)
 

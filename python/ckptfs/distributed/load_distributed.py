@@ -3,7 +3,6 @@
 Every rank makes the same call. Either all have their tensors, or all have an error.
 """
 
-import dataclasses
 import fnmatch
 import hashlib
 
@@ -56,7 +55,7 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
         torch.empty(1, device=device)
         between = _transfer_device(group, device)
         # The rest of the memory is for what is sent, received and cast.
-        reading = dataclasses.replace(options, memory=reading_memory(options.memory), dtype=None)
+        reading = options._replace(memory=reading_memory(options.memory), dtype=None)
         checkpoint, note = open_checkpoint(filename, reading)
         tensors = [checkpoint.tensor(name) for name in checkpoint.names]
         selected = {tensor.name for tensor in select(checkpoint, names)}

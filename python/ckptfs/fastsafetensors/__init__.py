@@ -1,8 +1,8 @@
 """The names and calls of the package fastsafetensors, for every kind of checkpoint.
 
 A program that says `from fastsafetensors import ...` says `from ckptfs.fastsafetensors import ...` instead, and changes
-nothing else. A file may then be a `.safetensors` file, a directory of shards or its index, a `.bin`, `.pt` or `.ckpt`
-of torch, or a file of a ckptfs mount.
+nothing else. A file may then be a `.safetensors` file, a directory of shards or its index, or a `.bin`, `.pt` or
+`.ckpt` of torch. It may also be a file of a ckptfs mount.
 
     from ckptfs.fastsafetensors import SafeTensorsFileLoader, SingleGroup
 

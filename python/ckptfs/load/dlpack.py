@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 
 from ckptfs import _ckptfs, settings
-from ckptfs.dtypes import DTYPES
+from ckptfs.dtypes import DLPACK_TYPES
 from ckptfs.errors import error
 
 # DLPack's numbers for where memory is.
@@ -60,7 +60,7 @@ class DLPack:
     @staticmethod
     def dtype(name):
         """The name itself, if DLPack has that type."""
-        if name not in DTYPES or not DTYPES[name].has_dlpack:
+        if name not in DLPACK_TYPES:
             raise error(f"Dtype not understood: {name} (dlpack)", "load it with torch")
         return name
 

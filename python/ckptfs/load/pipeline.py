@@ -8,7 +8,6 @@
 Everything takes `LoadOptions`. A `Load` counts what was done; it is what ends up as the report.
 """
 
-import dataclasses
 import fnmatch
 import itertools
 import os
@@ -276,7 +275,7 @@ def load_cast(tensors, dtypes, device, options, load, targets=None):
 
 def _load_rows(tensor, target, max_bytes, device, options, load):
     """Loads a large tensor into a target of another type, a few rows at a time."""
-    options, before = dataclasses.replace(options, backend=PREAD), load.report.tensors
+    options, before = options._replace(backend=PREAD), load.report.tensors
     for start, part in _parts_of_rows(tensor, max_bytes, options.memory):
         [rows] = load_batch([part], device, options, load)
         options.framework.copy(target[start : start + part.shape[0]], rows)
@@ -329,7 +328,7 @@ def fill_targets(planned, options, load):
     """Loads into the targets of the plan. Beside a target another tensor is held for a while where the target has
     another type, or is where the framework alone can write."""
     tensors, dtypes, devices, targets, addresses = planned
-    framework, options = options.framework, dataclasses.replace(options, backend=PREAD)
+    framework, options = options.framework, options._replace(backend=PREAD)
     dtypes = dtypes or [None] * len(tensors)
     try:
         for device in dict.fromkeys(devices):

@@ -1,6 +1,5 @@
 """`safe_open`: a checkpoint as safetensors shows a file."""
 
-import dataclasses
 import os
 from typing import NamedTuple
 
@@ -96,7 +95,7 @@ class safe_open:
         """All tensors by their names, or those of a list or a glob, read together."""
         handle = self._handle
         with handle.use() as checkpoint:
-            return load_named(checkpoint, dataclasses.replace(handle.options, names=names))
+            return load_named(checkpoint, handle.options._replace(names=names))
 
     def get_slice(self, name):
         """A tensor to be indexed: `f.get_slice("weight")[:, ::2]` reads only those bytes. A slice can also be read

@@ -204,8 +204,8 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     """The tensors of a checkpoint, by their names.
 
     `filename` is any checkpoint: a `.safetensors` file, a directory of shards, a `.bin`, `.pt` or `.ckpt`, a file of a
-    ckptfs mount. From a directory with one model in several formats or variants, the one is loaded that transformers
-    takes, and the report says what was left out. Where `x.safetensors` is missing and `x.pt` exists, `x.pt` is loaded,
+    ckptfs mount. Of a model in several formats or variants in one directory, the one is loaded that transformers takes.
+    The report says what was left out. Where `x.safetensors` is missing and `x.pt` exists, `x.pt` is loaded,
     and the report says so.
     `device` is where the tensors go: to a CUDA device directly, in memory of torch's own. It may also be a dictionary
     of names of modules with a device for each, as accelerate has them, and `""` for all others.

@@ -11,7 +11,7 @@ import math
 import os
 
 from ckptfs import _ckptfs
-from ckptfs.dtypes import DTYPES, TYPES
+from ckptfs.dtypes import BITS, TYPES
 from ckptfs.errors import error, of_system
 from ckptfs.save.atomic_file import replacing
 from ckptfs.settings import LoadOptions, parse_path
@@ -20,7 +20,7 @@ from ckptfs.settings import LoadOptions, parse_path
 _NAMES = {native: name for name, native in TYPES.items()}
 
 # A file begins with the last of these.
-_ORDER = {name: place for place, name in enumerate(DTYPES)}
+_ORDER = {name: place for place, name in enumerate(BITS)}
 
 
 class TensorSpec:
@@ -51,7 +51,7 @@ def file_parts(tensors, metadata):
     for name, spec in tensors.items():
         if not isinstance(name, str) or not isinstance(spec, TensorSpec):
             raise TypeError(f"{name!r}: expected str and TensorSpec, got {type(spec)}")
-        if math.prod(spec.shape) * DTYPES[spec.dtype].bits != spec.data_len * 8:
+        if math.prod(spec.shape) * BITS[spec.dtype] != spec.data_len * 8:
             raise error(f"Error while serializing: {name}: {spec.data_len} bytes are not "
                         f"{spec.dtype} {spec.shape}")
         if spec.data_len and not spec.data_ptr:

@@ -56,8 +56,8 @@ def save_sharded(tensors, directory, max_shard_size="5GB", metadata=None, *, nam
 
     Tensors are fetched one after the other, also from devices, so that there is no second copy of the model.
     `num_threads` shards are written at once. With `sync=False` it returns as soon as the system has the bytes, as other
-    libraries do. Then the old set or the new one is whole whatever becomes of this process, but a power cut in the next
-    half minute may destroy both.
+    libraries do. Then the old set or the new one is whole whatever becomes of this process. A power cut in the next half
+    minute may destroy both.
 
         save_sharded(model.state_dict(), "models/mine", max_shard_size="2GB")
     """
