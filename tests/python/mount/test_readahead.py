@@ -49,7 +49,7 @@ def test_scattered_reads_are_not_read_ahead(cold, apart):
 def all_fetched(mount):
     """Blocks fetched ahead, after the last of them came."""
     same, before = 0, None
-    while same < 5:
+    while same < 15:
         time.sleep(0.002)
         now = fetched(mount)
         same, before = (same + 1 if now == before else 0), now
