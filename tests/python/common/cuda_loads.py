@@ -366,6 +366,7 @@ def on_every_rank(package, group, folder, out):
 
 
 def several_ranks(folder):
+    import compare
     import ranks
 
     folder = Path(folder)
@@ -375,7 +376,7 @@ def several_ranks(folder):
         for rank, out in enumerate(ours):
             same(out[at_once], expected, "cpu")
             for name, tensor in out[at_once, "cut"].items():
-                ranks.same(tensor, ranks.part(expected[name], 0, rank, 2))
+                compare.same(tensor, ranks.part(expected[name], 0, rank, 2))
         total = sum(tensor.nbytes for tensor in expected.values())
         assert sum(out[at_once, "read"] for out in ours) <= total + MIB
 
