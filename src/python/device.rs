@@ -14,7 +14,7 @@ use crate::threads::lock;
 
 use super::error::cuda_exception;
 use super::interruptible::{StopFlag, WaitMode, without_gil};
-use super::load::{ReportDict, TensorHandle, check_targets, tensor_handle, wait_mode};
+use super::load::{ReportDict, TensorHandle, check_targets, load_new, tensor_handle, wait_mode};
 use super::memory::PyMemory;
 use super::tensor::PyTensor;
 
@@ -100,8 +100,8 @@ pub fn load_to_devices(
         let loader = process_loader(settings);
         let users = streams.into_iter().map(|(ordinal, stream)| {
             let device = loader.device(ordinal)?;
-            // SAFETY: the package has it from torch as a stream of this device, and torch never destroys one.
             #[allow(unsafe_code)]
+            // SAFETY: the package has it from torch as a stream of this device, and torch never destroys one.
             Ok(unsafe { CudaStream::from_raw(&device, stream) })
         });
         let users = users.collect::<Result<Vec<CudaStream>, cuda::CudaError>>()?;
@@ -109,10 +109,10 @@ pub fn load_to_devices(
         let requests = tensors.iter().zip(places).map(|((checkpoint, tensor), (at, device))| {
             DeviceLoadRequest { checkpoint, tensor, device, address: at as u64 }
         });
+        #[allow(unsafe_code)]
         // SAFETY: the package has checked that this memory belongs to contiguous tensors of that many bytes on these
         // devices. No two overlap, see above. It keeps the memory until this returns; later work that uses it is on
         // the given streams.
-        #[allow(unsafe_code)]
         unsafe {
             loader.load_into(requests, &users, &stop_flag, threads)
         }
@@ -131,14 +131,8 @@ pub fn load_on_device(
     stop: Option<PyRef<'_, StopFlag>>,
     threads: Option<usize>,
 ) -> PyResult<(Vec<PyMemory>, ReportDict)> {
-    let tensors: Vec<TensorHandle> = tensors.iter().map(|tensor| tensor_handle(tensor)).collect();
-    let stop = StopFlag::shared(stop.as_deref());
-    let wait = wait_mode(&tensors, WaitMode::MayAbandon);
-    let stop_flag = Arc::clone(&stop);
-    let done = without_gil(py, wait, &stop, move || {
-        let tensors: Vec<_> =
-            tensors.iter().map(|(checkpoint, tensor)| (&**checkpoint, tensor)).collect();
-        process_loader(settings).load_with(&tensors, device, &stop_flag, threads)
+    let done = load_new(py, &tensors, stop, move |tensors, stop| {
+        process_loader(settings).load_with(tensors, device, stop, threads)
     })?;
     let (pieces, report) = done.map_err(|error| cuda_exception(py, &error))?;
     Ok((pieces.into_iter().map(PyMemory::on_device).collect(), ReportDict(report)))

@@ -1,6 +1,7 @@
 //! Loading tensors, of one checkpoint or of several in one plan, into memory of their own or of the caller's.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
@@ -74,17 +75,31 @@ pub fn load(
     stop: Option<PyRef<'_, StopFlag>>,
     threads: Option<usize>,
 ) -> PyResult<(Vec<PyMemory>, ReportDict)> {
+    let done = load_new(py, &tensors, stop, move |tensors, stop| {
+        loader::load_many_owned(tensors, stop, threads)
+    })?;
+    let (memory, report) = done.map_err(|error| load_exception(py, &error))?;
+    Ok((memory.into_iter().map(PyMemory::owned).collect(), ReportDict(report)))
+}
+
+/// Runs a load of tensors into new memory, which may be abandoned: no memory of the caller's is involved.
+pub fn load_new<T: Send + 'static>(
+    py: Python<'_>,
+    tensors: &[PyRef<'_, PyTensor>],
+    stop: Option<PyRef<'_, StopFlag>>,
+    load: impl FnOnce(&[(&loader::OpenCheckpoint, &checkpoint::Tensor)], &AtomicBool) -> T
+    + Send
+    + 'static,
+) -> PyResult<T> {
     let tensors: Vec<TensorHandle> = tensors.iter().map(|tensor| tensor_handle(tensor)).collect();
     let stop = StopFlag::shared(stop.as_deref());
     let wait = wait_mode(&tensors, WaitMode::MayAbandon);
     let stop_flag = Arc::clone(&stop);
-    let done = without_gil(py, wait, &stop, move || {
+    without_gil(py, wait, &stop, move || {
         let tensors: Vec<_> =
             tensors.iter().map(|(checkpoint, tensor)| (&**checkpoint, tensor)).collect();
-        loader::load_many_owned(&tensors, &stop_flag, threads)
-    })?;
-    let (memory, report) = done.map_err(|error| load_exception(py, &error))?;
-    Ok((memory.into_iter().map(PyMemory::owned).collect(), ReportDict(report)))
+        load(&tensors, &stop_flag)
+    })
 }
 
 /// Loads tensors, each into memory at an address. That must be writable, as long as the tensor, and used by nothing
