@@ -1,8 +1,11 @@
 //! Threads and locks: a lock that survives a panic, and parallel work on scoped threads.
 
+mod fork_lock;
+
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
 /// Locks a mutex, even if a thread panicked while it held it. Every value under a lock of ours is complete at any
 /// time.
@@ -10,11 +13,21 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Starts a thread. Every thread of the crate is started here or by [`try_spawn`], so that no fork falls into the start.
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    let _guard = fork_lock::hold_forks();
+    Builder::new().name(name.to_owned()).spawn(work)
+}
+
 /// Starts one more thread; `None` if the system refuses. Callers then work with the threads that they have.
 pub fn try_spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Option<ScopedJoinHandle<'scope, T>> {
+    let _guard = fork_lock::hold_forks();
     Builder::new().spawn_scoped(scope, work).ok()
 }
 

@@ -3,13 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::threads::lock;
+use crate::threads::{lock, spawn};
 
 /// The time between two checks for signals: short enough to feel immediate.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -73,7 +72,7 @@ pub fn without_gil<T: Send + 'static>(
             // Nothing may wait any more; then the result is dropped here.
             let _ = work.map(|work| done.send(work()));
         };
-        if thread::Builder::new().name("ckptfs load".to_owned()).spawn(sent).is_err() {
+        if spawn("ckptfs load", sent).is_err() {
             // Without a thread the work is done here, and signals are not handled.
             let work = lock(&work).take();
             return work.map(|work| work()).ok_or_else(|| PyRuntimeError::new_err("no thread"));

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::threads::lock;
+use crate::threads::{lock, spawn};
 
 /// Threads for a local device: some copy to readers while the others wait for the disk, which two or three keep busy.
 const LOCAL_THREAD_COUNT: usize = 4;
@@ -173,8 +173,7 @@ impl IoExecutor {
 
     fn spawn_thread(self: &Arc<Self>) -> bool {
         let executor = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("ckptfs-read".to_owned());
-        thread.spawn(move || executor.run_jobs()).is_ok()
+        spawn("ckptfs-read", move || executor.run_jobs()).is_ok()
     }
 
     fn run_jobs(&self) {

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use super::respawn;
 use crate::mount::stats::{MAX_STATS_BYTES, MountStats, STATS_ATTRIBUTE};
+use crate::threads::spawn;
 
 /// The result of a probe.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +68,7 @@ impl LivenessProbe {
             let _ = send.send(interpret(read_stats(&path)));
         };
         // Without a thread the channel closes, and `wait` returns an error.
-        let _ = std::thread::Builder::new().name("ask a mount".to_owned()).spawn(ask);
+        let _ = spawn("ask a mount", ask);
         LivenessProbe { receiver: answers, child: None }
     }
 
@@ -88,7 +89,7 @@ impl LivenessProbe {
                 Liveness::Failed(Errno::IO)
             });
         };
-        std::thread::Builder::new().name("ask a mount".to_owned()).spawn(listen).ok()?;
+        spawn("ask a mount", listen).ok()?;
         Some(LivenessProbe { receiver: answers, child: Some(child) })
     }
 
@@ -114,7 +115,7 @@ impl Drop for LivenessProbe {
             // A stuck child may never end, so a thread waits for it, which does not keep this process from ending.
             // Without that thread, the child would stay a zombie as long as this process runs.
             let _ = child.kill();
-            let _ = std::thread::Builder::new().spawn(move || child.wait());
+            let _ = spawn("reap a child", move || child.wait());
         }
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use crate::threads::lock;
+use crate::threads::{lock, spawn};
 
 use super::attach::AttachedMount;
 use super::liveness::{self, Liveness};
@@ -102,8 +102,7 @@ pub(in crate::mount) fn start<F: fuser::Filesystem + 'static>(
         let mut cleanup = cleanup;
         cleanup.outcome = session.run().map_err(|error| error.to_string());
     };
-    let thread = std::thread::Builder::new().name("ckptfs session".to_owned());
-    thread.spawn(serve).map_err(failed("start a thread"))?;
+    spawn("ckptfs session", serve).map_err(failed("start a thread"))?;
     match liveness::probe(mounted.mountpoint(), FIRST_REPLY_TIMEOUT) {
         // The mode of its root may deny access even to its owner.
         Liveness::Alive(_) | Liveness::NotPermitted => Ok(mounted),

@@ -1,0 +1,87 @@
+//! Keeps a fork from falling into the start of a thread.
+//!
+//! glibc (2.36 was tested) starts a thread on the stack of an earlier one: it frees the thread-local memory found
+//! there, then clears the pointers to it. A child forked in between inherits the uncleared pointers and counts the
+//! stack as unused. The next thread on that stack frees the memory again, which corrupts the child's heap.
+
+use std::cell::Cell;
+use std::sync::{Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Read-locked while a thread is started, write-locked during a fork.
+static FORK_LOCK: RwLock<()> = RwLock::new(());
+static HANDLERS: Once = Once::new();
+
+thread_local! {
+    static FORKING: Cell<Option<RwLockWriteGuard<'static, ()>>> = const { Cell::new(None) };
+}
+
+/// Holds forks of this process back until the guard is dropped.
+pub fn hold_forks() -> RwLockReadGuard<'static, ()> {
+    HANDLERS.call_once(|| {
+        // It fails only without memory. Forks are then as safe as without the lock.
+        #[allow(unsafe_code)]
+        // SAFETY: the handlers take no arguments and do not unwind. glibc forgets them if this library is unloaded.
+        unsafe {
+            libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
+        }
+    });
+    FORK_LOCK.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+extern "C" fn before_fork() {
+    let guard = FORK_LOCK.write().unwrap_or_else(PoisonError::into_inner);
+    // A thread that ends has no thread-local value any more. It forks without the lock.
+    let _ = FORKING.try_with(|forking| forking.set(Some(guard)));
+}
+
+/// Runs in the parent and in the child, on the thread that forked.
+extern "C" fn after_fork() {
+    let _ = FORKING.try_with(Cell::take);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::threads::spawn;
+
+    /// Forks, and returns the exit code of the child, which is what `work` returns there.
+    fn exit_code_of_fork(work: impl FnOnce() -> i32) -> i32 {
+        #[allow(unsafe_code)]
+        // SAFETY: the child runs `work` alone, and ends without returning. glibc's memory can be used after a fork.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(work());
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            libc::WEXITSTATUS(status)
+        }
+    }
+
+    #[test]
+    fn a_fork_waits_until_no_thread_is_being_started_and_its_child_can_start_threads() {
+        let has_ended = AtomicBool::new(false);
+        let (sender, started) = channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _guard = hold_forks();
+                sender.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(200));
+                has_ended.store(true, Ordering::SeqCst);
+            });
+            started.recv().unwrap();
+            let code = exit_code_of_fork(|| {
+                let thread = spawn("child", || 3).map(|thread| thread.join());
+                let result = if let Ok(Ok(result)) = thread { result } else { 1 };
+                if has_ended.load(Ordering::SeqCst) { result } else { 2 }
+            });
+            assert_eq!(code, 3);
+        });
+        assert_eq!(spawn("parent", || 4).unwrap().join().unwrap(), 4);
+    }
+}
