@@ -20,7 +20,7 @@ BENCHES = {
     ),
     "virtual_file_of_a_pt_with_10_000_tensors": ("engine", "virtual file of a `.pt` of 10,000 tensors"),
     "plain_pread_in_1_mib_requests": ("reads", "plain `pread` of the same bytes"),
-    "read_at_in_1_mib_requests": ("reads", "`Reader::read_at`"),
+    "read_at_in_1_mib_requests": ("reads", "`VirtualFileReader::read_at`"),
 }  # fmt: skip
 
 # As `cargo bench` prints a time.

@@ -61,7 +61,7 @@ TABLES = {
     "reads": Table("engine", (
         label(), median("milliseconds", "seconds", 1, 1000),
         spreads("speed relative to `pread`: median (least to most)", speed_of_first("seconds")),
-        promise("target", {"`Reader::read_at`": "0.9"}),
+        promise("target", {"`VirtualFileReader::read_at`": "0.9"}),
     )),
     "copies": Table("engine", (
         label(), median("`export` s", "export"), median("other s", "other"),

@@ -58,7 +58,7 @@ impl MountOptions {
 /// More threads than processors only take turns, and no machine of today has more processors for one mount.
 pub const MAX_THREADS: u16 = 256;
 
-/// The threads never wait, and two were the fastest (docs/performance.md).
+/// The threads never wait, and two were the fastest of those measured.
 pub const DEFAULT_THREADS: usize = 2;
 
 /// The default of the maximum readahead per stream.
@@ -70,7 +70,7 @@ pub const MIN_READAHEAD_BYTES: u64 = 1 << 20;
 /// The kernel's own readahead, where it lets us set it.
 ///
 /// With the kernel's default of 128 KiB, a program that copies out of a mapping backwards reads page by page. Loads
-/// took up to twice as long. More than this gains nothing (docs/performance.md).
+/// took up to twice as long. More than this gains nothing (docs/experiments.md).
 pub const KERNEL_READAHEAD_BYTES: u64 = 4 << 20;
 
 /// The part of the budget for virtual files that are not open; the rest is for blocks.
