@@ -13,7 +13,7 @@ executed.
     with ckptfs.safe_open("pytorch_model.bin", framework="pt") as f:
         for name in f.keys():
             print(name, f.get_slice(name).get_shape())
-        part = f.get_slice("lm_head.weight")[:, 128:256]         # reads these columns alone
+        part = f.get_slice("lm_head.weight")[:, 128:256]         # reads only these columns
 
     unet, vae = ckptfs.load_many(["sdxl/unet", "sdxl/vae"])      # together, in one plan
 
@@ -24,7 +24,7 @@ Programs that do not use ckptfs read a mount, which lasts as long as its block:
     with ckptfs.mount("models") as path:
         model = AutoModel.from_pretrained(path / "llama")
 
-An index of a slice means what it means in safetensors. With torch it may be anything that torch takes but two
+An index of a slice means what it means in safetensors. With torch it may be anything that torch takes, except two
 ellipses; an axis that a list, a tensor or an array indexes is read whole. With numpy it may have integers, slices and
 one ellipsis, and no slice may lead out of the tensor.
 
@@ -32,8 +32,8 @@ The names and calls are those of the package safetensors. A program only has to 
 `from ckptfs.torch import load_file`. Those of fastsafetensors are in `ckptfs.fastsafetensors`. It and `ckptfs.torch`
 need torch, and `ckptfs.numpy` needs numpy; this module needs neither. Every other module of the package is internal.
 
-Every refusal is a `SafetensorError` that names the file and the tensor, and says what to do. A path that leads nowhere
-is a `FileNotFoundError`, and what the machine has no memory for is a `MemoryError`.
+Every refusal is a `SafetensorError` that names the file and the tensor, and says what to do. A path that does not
+exist is a `FileNotFoundError`, and a lack of memory is a `MemoryError`.
 """
 
 # The module of each name. None is imported before its name is used: the command `ckptfs` needs none of them.

@@ -10,7 +10,7 @@ from ckptfs import _ckptfs
 
 
 _RUN_USAGE = """\
-Runs a Python program with the reads of ckptfs in the place of safetensors': see help(ckptfs.install).
+Runs a Python program that reads with ckptfs in place of safetensors: see help(ckptfs.install).
 
 Usage: ckptfs run SCRIPT [ARGUMENTS]...
        ckptfs run -m MODULE [ARGUMENTS]...
@@ -40,7 +40,7 @@ def main():
 
 
 def run(words):
-    """`ckptfs run`: a program as it is, with the reads of ckptfs in the place of safetensors'.
+    """`ckptfs run`: an unchanged program that reads with ckptfs in place of safetensors.
 
     It runs in this process, as Python itself would run it. Returns the exit code unless the program exits."""
     import os

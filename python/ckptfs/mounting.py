@@ -141,8 +141,8 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     A mount that is not closed is unmounted when the interpreter ends. A process that is killed, also by SIGTERM,
     leaves its mount behind: `ckptfs.mounts()` lists it, and `ckptfs unmount` removes it.
 
-    Where there will be no mount it raises a `SafetensorError` with the message of the command. For a `source` or a
-    `mountpoint` that is not there, that is a `FileNotFoundError` too.
+    If it cannot mount, it raises a `SafetensorError` with the message of the command. If `source` or `mountpoint` does
+    not exist, that is also a `FileNotFoundError`.
     """
     options = _command_options({**locals()})
     is_private = mountpoint is None

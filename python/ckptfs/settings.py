@@ -82,7 +82,7 @@ def parse_path(path):
 
 def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=..., log=...,
               disable=...):
-    """Sets what holds from now on for every load without an argument of its own. What is not given stays as it is;
+    """Sets options for all later loads; an argument of a call takes precedence. What is not given stays as it is;
     `None` leaves it to the environment again.
 
     | `configure(...)` | environment        | argument of a call | by default                                    |
@@ -95,11 +95,11 @@ def configure(*, backend=..., threads=..., memory=..., pinned=..., gpudirect=...
     | `log`            | `CKPTFS_LOG`       |                    | warnings alone, as `logging` has it           |
     | `disable`        | `CKPTFS_DISABLE`   |                    | no: what is installed takes over              |
 
-    `pinned` bounds the memory of the host through which loads to CUDA devices pass bytes. Devices read it by
-    themselves, and the system cannot take it away meanwhile. `gpudirect` has storage write to CUDA devices by itself
-    (GPUDirect Storage) wherever NVIDIA's library says that it can, or nowhere. Reports say where it did not.
+    `pinned` bounds the memory of the host through which loads to CUDA devices pass bytes. Devices read it
+    directly, and the system cannot reclaim it meanwhile. With `gpudirect`, storage writes to CUDA devices directly
+    (GPUDirect Storage) wherever NVIDIA's library says that it can; without it, nowhere. Reports say where it did not.
     `log` is "debug", "info", "warning" or "error", and has the logger `ckptfs` write to standard error.
-    `disable` leaves every call to the package whose calls `ckptfs.install` replaced.
+    With `disable`, every call that `ckptfs.install` replaced is left to the original package.
 
         ckptfs.configure(backend="pread", memory="256M")
     """

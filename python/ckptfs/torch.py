@@ -39,7 +39,7 @@ def cached(path, make, *, device="cpu", metadata=None, **options):
 
     Any number of processes may ask for the same file: on one machine one of them makes it, and the others wait and
     load it. What `make` raises is raised here, and nothing is saved. `options` are other arguments of `load_file`. What
-    that refuses is refused before anything is made.
+    `load_file` refuses is refused before `make` is called.
 
         latents = ckptfs.torch.cached(f"cache/{key}.safetensors", lambda: {"latent": vae.encode(pixels)})
     """

@@ -31,7 +31,7 @@ pub enum CheckpointError {
     Legacy { path: PathBuf, error: LegacyError },
     /// One rank's file of a sharded save: it has pieces of tensors under the names of whole ones.
     #[error(
-        "{path}: one rank's part of a sharded checkpoint: its tensors are pieces under full names"
+        "{path}: one rank's part of a sharded checkpoint: its pieces of tensors have the names of whole ones"
     )]
     RankShard { path: PathBuf },
     /// There is no dictionary of tensors to show.

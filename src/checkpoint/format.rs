@@ -69,7 +69,7 @@ pub fn detect(file: &dyn ReadAt, path: &Path) -> Result<DetectedFormat, SourceEr
         [0x80, 2..=5, ..]
             if bytes.first_chunk().is_none_or(|len| u64::from_le_bytes(*len) > file.size()) =>
         {
-            DetectedFormat::Other("a pickle that is called safetensors")
+            DetectedFormat::Other("a pickle with the extension .safetensors")
         }
         // The safetensors reader says best what is wrong with it.
         [_, ..] if is_named_safetensors && !bytes.starts_with(b"version ") => {

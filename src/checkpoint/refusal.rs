@@ -67,7 +67,9 @@ pub enum TensorError {
     #[error("has a shape whose size overflows")]
     Overflow,
     /// Repeated bytes beyond the limit.
-    #[error("repeats its bytes: with those before it, to {bytes} bytes, past the limit of {limit}")]
+    #[error(
+        "repeats its bytes: with the repeated tensors before it, {bytes} bytes; the limit is {limit}"
+    )]
     Expansion {
         /// The bytes that it would take.
         bytes: u64,
@@ -83,7 +85,7 @@ pub enum TensorError {
     #[error("is changed by the pickle after it was built")]
     Modified,
     /// A key that cannot be the name of a tensor.
-    #[error("has a key that is not text, or longer than any name")]
+    #[error("has a key that is not text, or is longer than any name")]
     InvalidKey,
     /// A name that the format reserves.
     #[error("has the name that safetensors keeps for metadata")]

@@ -30,7 +30,7 @@ pub enum IndexError {
         size: u64,
     },
     /// Not JSON, or not an index.
-    #[error("not what it must be: {0}")]
+    #[error("it is malformed: {0}")]
     Json(String),
     /// The JSON begins with a byte order mark.
     #[error("it begins with a byte order mark, which loaders refuse")]

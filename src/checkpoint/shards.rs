@@ -136,7 +136,7 @@ impl JoinedShards {
         whole.path = path;
         if !unnamed.is_empty() {
             let (n, names) = (unnamed.len(), TruncatedList::from_names(&unnamed));
-            let note = format!("in the shards and not in the index, kept ({n}): {names}");
+            let note = format!("tensors in the shards but not in the index, kept ({n}): {names}");
             whole.notes.push(note);
         }
         Ok(whole)

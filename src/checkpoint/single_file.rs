@@ -170,10 +170,9 @@ fn torch_error(path: &Path, error: TorchError) -> CheckpointError {
         TorchError::Source(error)
         | TorchError::Zip(ZipError::Source(error))
         | TorchError::Legacy(LegacyError::Source(error)) => CheckpointError::Source(error),
-        TorchError::Legacy(LegacyError::Magic) => CheckpointError::NotACheckpoint {
-            path,
-            what: "a pickle, and not one that torch.save wrote",
-        },
+        TorchError::Legacy(LegacyError::Magic) => {
+            CheckpointError::NotACheckpoint { path, what: "a pickle that torch.save did not write" }
+        }
         TorchError::Zip(error) => CheckpointError::Zip { path, error },
         TorchError::Legacy(error) => CheckpointError::Legacy { path, error },
         TorchError::Pickle(error) => CheckpointError::Pickle { path, error },

@@ -162,8 +162,8 @@ impl ParseArgs {
 ///
 /// The daemon logs to --log-file, and nowhere without it. In the foreground, the log goes to standard error.
 ///
-/// The extended attributes user.ckptfs.source, .layout and .identity of a file tell where its bytes lie. That of
-/// the root, user.ckptfs.stats, has the statistics of the mount (docs/formats.md).
+/// The extended attributes user.ckptfs.source, .layout and .identity of a file tell where its bytes lie. The
+/// root's attribute user.ckptfs.stats has the statistics of the mount (docs/formats.md).
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
 #[command(args_override_self = true)]
@@ -223,7 +223,7 @@ pub struct MountArgs {
 
 /// Unmount, and wait for the daemon to end
 ///
-/// Removes dead mounts too, whose daemon was killed.
+/// Also removes dead mounts, whose daemon was killed.
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
 #[command(visible_alias = "umount")]
@@ -247,7 +247,7 @@ pub struct StatusArgs {
     pub watch: bool,
 }
 
-/// Check what mounts this machine supports, and how to fix problems
+/// Check this machine's support for mounts, and say how to fix problems
 ///
 /// Exits with 1 if mounting cannot work.
 #[cfg(feature = "mount")]
@@ -263,7 +263,7 @@ pub struct DoctorArgs {
 /// Print shell completions
 #[derive(Debug, Parser)]
 pub struct CompletionsArgs {
-    /// The shell that completes
+    /// The shell to generate completions for
     pub shell: clap_complete::Shell,
 }
 

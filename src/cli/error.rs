@@ -71,7 +71,7 @@ impl From<CheckpointError> for CommandError {
                 CommandError::new(EXIT_USAGE, message, error.remedy())
             }
             CheckpointError::RefusedEntries { path, refused } => {
-                let mut message = format!("{}: cannot be shown as it is:", path.display());
+                let mut message = format!("{}: has entries that cannot be shown:", path.display());
                 for entry in refused.iter().take(MAX_LISTED_REFUSALS) {
                     message += &format!("\n    {entry}");
                 }

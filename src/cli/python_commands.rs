@@ -6,7 +6,7 @@ use super::error::{CommandError, EXIT_USAGE};
 
 /// Their names, and their lines in `--help`.
 const PYTHON_COMMANDS: [(&str, &str); 2] = [
-    ("run", "Run a Python program with the reads of ckptfs in the place of safetensors'"),
+    ("run", "Run a Python program that reads with ckptfs in place of safetensors"),
     (
         "bench",
         "Measure how fast a checkpoint loads with ckptfs, through a mount, and with other libraries",
@@ -26,7 +26,7 @@ pub fn add_python_commands(table: clap::Command) -> clap::Command {
 pub fn refuse_python_command(words: &[OsString]) -> Option<CommandError> {
     let command = words.iter().skip(1).find(|word| *word != "help")?;
     let (name, _) = PYTHON_COMMANDS.iter().find(|(name, _)| command == name)?;
-    let message = format!("{name}: comes with the Python package, and this is the program alone");
-    let remedy = format!("pip install ckptfs, and then ckptfs {name}, or python -m ckptfs {name}");
+    let message = format!("{name}: only the Python package has this command");
+    let remedy = format!("pip install ckptfs; then run ckptfs {name}, or python -m ckptfs {name}");
     Some(CommandError::new(EXIT_USAGE, message, remedy))
 }

@@ -13,7 +13,7 @@ pub enum CudaError {
     #[error("CUDA: this process was forked from one that uses it")]
     Forked,
     /// There is no device of that number.
-    #[error("cuda:{ordinal}: there is no such device, of {count}")]
+    #[error("cuda:{ordinal}: no such device, {count} found")]
     NoDevice {
         /// The requested number.
         ordinal: usize,
@@ -61,7 +61,7 @@ impl CudaError {
         match self {
             CudaError::NoDriver => "install NVIDIA's driver, or load on the CPU",
             CudaError::Forked => "start processes with `spawn`, or load on the CPU",
-            CudaError::NoDevice { .. } => "see which there are, with `nvidia-smi`",
+            CudaError::NoDevice { .. } => "list the devices with `nvidia-smi`",
             CudaError::OutOfMemory { .. } => "free memory on the device, or load fewer tensors",
             CudaError::PinnedMemory { .. } => {
                 "allow more memory to be locked (`ulimit -l`), or use less of it"

@@ -71,13 +71,13 @@ pub enum LoadError {
         needed: u64,
     },
     /// The system starts no thread to read with.
-    #[error("{path}: the system starts no thread to read it with")]
+    #[error("{path}: cannot start a thread to read it")]
     NoThread {
         /// The path of the checkpoint.
         path: PathBuf,
     },
     /// The sink cannot deliver the bytes to their target.
-    #[error("{path}: cannot get to where it is wanted: {error}")]
+    #[error("{path}: cannot be delivered to its target: {error}")]
     Sink {
         /// The path of the checkpoint.
         path: PathBuf,

@@ -53,7 +53,7 @@ pub enum MountError {
     #[error("{path}: mounted, and does not answer")]
     Silent { path: PathBuf },
     /// The path is no mountpoint of ckptfs. `within` is the ckptfs mount that it lies in.
-    #[error("{path}: is no ckptfs mount: {what}")]
+    #[error("{path}: is not a ckptfs mount: {what}")]
     NotCkptfs { path: PathBuf, what: String, within: Option<PathBuf> },
     /// Another user made the mount.
     #[error("{path}: was mounted by {owner}: only that user or root may unmount it")]
@@ -145,7 +145,7 @@ impl MountError {
             MountError::Silent { path } => {
                 let path = shell_word(path);
                 return format!(
-                    "take it away: ckptfs unmount --lazy {path}; its daemon's log (--log-file) tells what it waits for"
+                    "remove it: ckptfs unmount --lazy {path}; its daemon's log (--log-file) tells what it waits for"
                 )
                 .into();
             }
@@ -199,8 +199,8 @@ fn remedy_for_system(source: &io::Error) -> &'static str {
 pub(crate) const NO_DEVICE_REMEDY: &str = "load the module (modprobe fuse); in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN";
 
 /// fusermount3 opens the device as its caller.
-pub(crate) const DEVICE_MODE_REMEDY: &str = "have root let everybody open the device, as distributions do: chmod 666 /dev/fuse; \
-     to last, a file in /etc/udev/rules.d with the line KERNEL==\"fuse\", MODE=\"0666\"";
+pub(crate) const DEVICE_MODE_REMEDY: &str = "have root let every user open the device, as distributions do: chmod 666 /dev/fuse; \
+     to make it last, add a file to /etc/udev/rules.d with the line KERNEL==\"fuse\", MODE=\"0666\"";
 
 const NO_FUSERMOUNT_REMEDY: &str = "install the package fuse3, or run as root; ckptfs doctor says whether a user namespace \
      (unshare -Urm) would do";

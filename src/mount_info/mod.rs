@@ -85,7 +85,7 @@ fn read_origin(path: &Path) -> Result<MountOrigin, String> {
     let source = read_xattr(path, SOURCE_XATTR)?;
     let source = source.ok_or("the mount does not tell where its bytes lie")?;
     let source: SourceAttribute = serde_json::from_slice(&source)
-        .map_err(|_| "the mount tells where its bytes lie in another form")?;
+        .map_err(|_| "the mount tells where its bytes lie, but not in a known form")?;
     if source.version != SOURCE_FORMAT_VERSION {
         return Err(format!("the mount is of another version ({})", source.version));
     }

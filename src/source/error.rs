@@ -117,7 +117,7 @@ impl SourceError {
                 WAIT_REMEDY
             }
             SourceError::StaleMount { .. } => {
-                "take the mount away (ckptfs unmount PATH, or umount for one of another program), or mount again"
+                "remove the mount (ckptfs unmount PATH, or umount if another program made it), or mount again"
             }
             SourceError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "ask for read permission on it, or run as its owner"

@@ -200,7 +200,7 @@ impl DirectoryStore {
         match directory.hub_notes.as_ref()? {
             HubNotes::Absent { revision } => self
                 .has_virtual_file(revision, name)
-                .then_some("notes as absent what the view shows"),
+                .then_some("marks a name as absent that the view shows"),
             HubNotes::Trees { revisions } => {
                 let revision = name.to_str()?.strip_suffix(".json")?;
                 self.hides_originals_beneath(&revisions.join(revision))

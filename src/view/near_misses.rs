@@ -27,13 +27,11 @@ pub fn near_miss_reason(name: &OsStr, keep: &KeepRules) -> Option<String> {
         return None;
     }
     if name.to_str().is_none() {
-        return Some(
-            "its name is not UTF-8, as that of a virtual file would have to be".to_owned(),
-        );
+        return Some("its name is not UTF-8, and that of a virtual file must be".to_owned());
     }
     if has_suffix || is_ambiguous {
         return Some(format!(
-            "what is called .{last} can be anything: give its own path, or rename it, if it is a checkpoint"
+            "a file called .{last} can be anything: if it is a checkpoint, give its own path or rename it"
         ));
     }
     if lower != extension {

@@ -59,7 +59,7 @@ impl KeepRules {
     /// Why a name stays as it is, in words; `None` if no rule matches.
     pub fn reason(&self, name: &str) -> Option<String> {
         let (pattern, origin) = match checkpoint::training_pattern(name) {
-            Some(pattern) => (pattern, "what training leaves"),
+            Some(pattern) => (pattern, "training state"),
             None => (self.matching_pattern(name)?.as_str(), "--keep"),
         };
         Some(format!("kept as it is: matches {pattern} ({origin})"))

@@ -71,7 +71,7 @@ fn read_header(store: &DirectoryStore, directory: &Path, name: &str) -> Safetens
             SafetensorsHeader::Tensors(found.tensors.len())
         }
         Ok(found) => SafetensorsHeader::Other(format!(
-            "is a {} file that is called safetensors; give it the extension of one, such as .pt",
+            "is a {} file with the extension .safetensors; rename it, for example to .pt",
             found.format.name()
         )),
         Err(error) => {

@@ -137,7 +137,7 @@ fn parse(
         // The key is for those checkpoints that have it.
         Err(CheckpointError::Selection { error: SelectError::NoSuchKey { key, .. }, .. }) => {
             let mut checkpoint = parse(&options.without_root_key())?;
-            checkpoint.notes.push(format!("has no `{key}`: shown by the rule instead"));
+            checkpoint.notes.push(format!("has no `{key}`: shown by the default rules instead"));
             Ok(checkpoint)
         }
         parsed => Ok(parsed?),

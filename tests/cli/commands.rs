@@ -40,7 +40,7 @@ fn commands_of_the_python_package_are_explained_and_not_listed() {
             let outcome = command::run_command(command.current_dir(folder.path()).args(&words));
             assert_eq!(outcome.code, 2, "{words:?}: {}", outcome.stderr);
             assert!(outcome.stdout.is_empty(), "{words:?}: {}", outcome.stdout);
-            let messages = format!("ckptfs: {name}: comes with the Python package");
+            let messages = format!("ckptfs: {name}: only the Python package has this command");
             assert!(outcome.stderr.starts_with(&messages), "{words:?}: {}", outcome.stderr);
             assert!(outcome.stderr.contains("pip install ckptfs"), "{words:?}: {}", outcome.stderr);
         }
@@ -225,7 +225,7 @@ fn entries_left_out_are_reported() {
     write_model(Path::new(&shard), 1, 1);
     for outcome in [run(&["export", &shard, &out]), run(&["verify", &shard])] {
         assert_eq!(outcome.code, 0);
-        assert!(outcome.stderr.contains("note: this is shard 1 of 2 alone"), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("note: this is only shard 1 of 2"), "{}", outcome.stderr);
     }
 }
 

@@ -153,7 +153,7 @@ fn files_called_safetensors_that_are_none() {
         ("cut.safetensors", "not a valid safetensors file"),
         ("empty.safetensors", "an empty file"),
         ("pickle.safetensors", "a pickle"),
-        ("zip.safetensors", "a torch zip file that is called safetensors"),
+        ("zip.safetensors", "a torch zip file with the extension .safetensors"),
         ("link.safetensors", "no such file"),
     ] {
         let why = why(&listed, name);

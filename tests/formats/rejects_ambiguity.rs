@@ -28,7 +28,7 @@ fn is_collision(state: &[u8], root_key: Option<&str>) -> bool {
     let answer = checkpoint::parse_bytes(&bytes, "x.pt".as_ref(), &options);
     match answer {
         Err(CheckpointError::Selection { error, .. }) => {
-            error.to_string().contains("come to the name")
+            error.to_string().contains("have the name")
         }
         Ok(_) | Err(_) => false,
     }
@@ -234,7 +234,7 @@ fn a_set_with_an_index_comes_before_pickles() {
     fs::write(directory.path().join("model.safetensors.index.json"), map).unwrap();
     let found = open(directory.path()).unwrap();
     assert_eq!(found.tensors.len(), 2);
-    let note = "`model.safetensors.index.json` is taken of this directory, as by transformers; left out beside it: `pytorch_model.bin`";
+    let note = "`model.safetensors.index.json` was chosen in this directory, as transformers does; left out: `pytorch_model.bin`";
     assert_eq!(found.notes, [note]);
     // A set with an index must have the files that the index names.
     fs::remove_file(directory.path().join("model-00002-of-00002.safetensors")).unwrap();

@@ -28,11 +28,11 @@ _DONE, _FAILED = 0, 1
 _MIN_CACHED_SHARE = 0.99
 
 _HELP = f"""\
-The loaders: `ckptfs` is this package, owned (in memory of its own) and mapped; `mount` is safetensors reading
-the file that a mount shows, which is made for this, owned (backend="pread") and mapped. The others, by their
-words for --against: {", ".join(PEERS)}.
+Loaders: `ckptfs` is this package; `mount` is safetensors reading a file of a mount that is made for this run.
+Both are measured owned (in memory of their own; for safetensors backend="pread") and mapped.
+Names of the other loaders, for --against: {", ".join(PEERS)}.
 
-Cold: as root all caches of the machine are dropped before each load; as another user those of the files.
+Cold: before each load, root drops all caches of the machine, and another user only those of the files.
 Cached: the files, and what the mount shows, are in the page cache.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 refused checkpoint.
@@ -69,11 +69,11 @@ def _parser():
         description="Measure how fast a checkpoint loads with ckptfs, through a mount, and with other libraries",
     )  # fmt: skip
     parser.add_argument("path", metavar="PATH", help="a checkpoint file, or a directory that holds one")
-    parser.add_argument("--device", default="cpu", help="where the tensors go, such as cuda:0 (cpu)")
+    parser.add_argument("--device", default="cpu", help="where the tensors go, such as cuda:0 (default: cpu)")
     parser.add_argument(
-        "--against", type=_peers, metavar="NAME,...", help="what to compare with (all that is installed)"
+        "--against", type=_peers, metavar="NAME,...", help="what to compare with (default: all that is installed)"
     )
-    parser.add_argument("--runs", type=_count, default=5, metavar="N", help="loads of each kind (5)")
+    parser.add_argument("--runs", type=_count, default=5, metavar="N", help="loads of each kind (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON, with the numbers of every load")
     parser.add_argument("--html", metavar="FILE", help="write a page with the table and charts, too")
     return parser
@@ -101,7 +101,7 @@ def _new_page(path, ends):
         if fault.errno == errno.ENXIO and stat.S_ISFIFO(os.stat(path).st_mode):
             remedy = "start its reader first, or name a regular file"
             raise error(f"{path}: no program reads this pipe", remedy) from None
-        raise error(f"{path}: cannot be written: {fault.strerror}", "see that its directory is there") from None
+        raise error(f"{path}: cannot be written: {fault.strerror}", "check that its directory exists") from None
 
 
 def measure(path, device="cpu", runs=5, against=None, bar=None):
@@ -137,7 +137,7 @@ def measure(path, device="cpu", runs=5, against=None, bar=None):
             "machine": machine.describe(files[0]) | {"device": device_name},
         }  # fmt: skip
         if results["against"] is None:
-            results["notes"].append("compared with nothing: no other library that was asked loads it")
+            results["notes"].append("compared with nothing: none of the requested libraries loads it")
         _measure_states(results, files, process, case, progress)
         return results
 
@@ -145,7 +145,7 @@ def measure(path, device="cpu", runs=5, against=None, bar=None):
 def _mounted(path, about, notes, ends):
     """The checkpoint in a mount of its own; `None`, and a note, where there can be none."""
     if not is_installed("safetensors"):
-        notes.append("nothing was loaded through a mount: safetensors is not installed, which would read it")
+        notes.append("nothing was loaded through a mount: that needs safetensors, which is not installed")
         return None
     try:
         return ends.enter_context(CheckpointMount(path, about))

@@ -58,7 +58,7 @@ def select(words, form, device):
         elif peer.reads == form:
             loaders += peer.loaders + (peer.on_cuda if device.startswith("cuda") else [])
         elif words:
-            notes.append(f"{word} does not read {form} checkpoints, and was not asked to")
+            notes.append(f"{word} does not read {form} checkpoints, and was left out")
     return loaders, notes
 
 

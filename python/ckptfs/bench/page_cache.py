@@ -34,7 +34,7 @@ def clear(paths):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     share = cached(paths)
     if share is None:
-        return "posix_fadvise, as far as this user is told"
+        return "posix_fadvise, as far as this user can tell"
     if share <= _MAX_COLD_SHARE:
         return "posix_fadvise"
     why = f"after posix_fadvise {share:.0%} of it"

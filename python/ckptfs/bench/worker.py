@@ -44,7 +44,7 @@ _MADV_POPULATE_READ = 22
 
 
 def load(request):
-    """Loads a checkpoint until every byte is there. With "sum" each tensor is touch by itself and the result is a
+    """Loads a checkpoint until every byte is there. With "sum" each tensor is touched by itself and the result is a
     "number", equal for equal tensors; with "digests" the result has each tensor's type, shape and digest."""
     read, device = loaders.prepare(request), torch.device(request["device"])
     # The first use of a device sets it up.
@@ -81,7 +81,7 @@ def touch(tensor):
 
 
 def _wait_for_bytes(tensors, device):
-    """Waits until every byte is there: a mapped page is read when it is first touch."""
+    """Waits until every byte is there: a mapped page is read when it is first touched."""
     if device.type != "cpu":
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -31,13 +31,13 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
                      leave_cache=False, progress=False, report=None):
     """The tensors of a checkpoint, by their names, on every rank of a process group of torch.distributed.
 
-    Together the ranks read each byte once. Every rank makes this call, and where one fails all do.
+    Together the ranks read each byte once. Every rank makes this call, and if it fails on one, it fails on all.
 
     `group` is the default group if none is named. `names` are those for this rank: a list, or one string, which may be
     a glob. They may differ between ranks. `shard` says of which tensors each rank gets only a part, and along which
-    dimension: a dictionary with a name or a glob for each, the same on every rank. A whole name counts before a glob,
-    and the first glob before others; `None` leaves a tensor whole. Parts are those of `torch.chunk`, and may be empty
-    at the end. Everything else is as for `load_file`; each tensor has memory of its own.
+    dimension: a dictionary with a name or a glob for each, the same on every rank. A whole name takes precedence over
+    a glob, and an earlier glob over a later one; `None` leaves a tensor whole. Parts are those of `torch.chunk`, and
+    may be empty at the end. Everything else is as for `load_file`; each tensor has memory of its own.
 
         weights = load_distributed("models/llama")
         parts = load_distributed("models/llama", shard={"*.o_proj.weight": 1, "*_proj.weight": 0})
@@ -66,7 +66,7 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
         dims = [_dim(tensor, shard) if shard else None for tensor in tensors]
         for pattern in shard or ():
             if not any(fnmatch.fnmatchcase(tensor.name, pattern) or tensor.name == pattern for tensor in tensors):
-                raise error(f"shard: no tensor matches {pattern!r}", "see which there are, with `ckptfs inspect`")
+                raise error(f"shard: no tensor matches {pattern!r}", "list them: ckptfs inspect --tensors PATH")
         parcel_bytes = _parcel_bytes(options.memory, group.size())
     takers, parcel_bytes, between = _agree_on_takers(group, tensors, selected, dims, root, parcel_bytes, between)
     # No rank needs room, or a type of torch, for what none takes.
@@ -126,7 +126,7 @@ def _agree_on_takers(group, tensors, selected, dims, root, parcel_bytes, between
     answers = group.all_gather((layout.hexdigest(), names, parcel_bytes, between.type))
     for rank, (other, *_) in enumerate(answers):
         if other != answers[0][0]:
-            raise error(f"rank {rank} of {group.size()} has other tensors, or cuts them otherwise, than rank 0",
+            raise error(f"rank {rank} of {group.size()} has other tensors than rank 0, or cuts them differently",
                         "give the same checkpoint, root= and shard= on every rank", RuntimeError)  # fmt: skip
     sets, takers = {}, []
     for tensor in tensors:

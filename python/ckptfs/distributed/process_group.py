@@ -57,7 +57,7 @@ class Group:
         """The value of each rank, any object of a few bytes, in the order of the ranks."""
         if self.real_pg is None:
             return [value]
-        with self._failing("what every rank says could not be told"):
+        with self._failing("could not learn what every rank says"):
             return self._all_gather(value)
 
     def _all_gather(self, value):
@@ -71,10 +71,10 @@ class Group:
         return _Agreeing(self, device)
 
     def agree(self, reason, device):
-        """Exchanges with all ranks whether each goes on; `why` is the message of one that does not."""
+        """Exchanges with all ranks whether each goes on; `reason` is the message of one that does not."""
         if self.real_pg is None:
             return
-        with self._failing("whether every rank goes on could not be told"):
+        with self._failing("could not learn whether every rank goes on"):
             if device is not None:
                 flag = torch.tensor([reason is not None], dtype=torch.int32, device=device)
                 torch.distributed.all_reduce(flag, group=self.real_pg)
@@ -86,7 +86,7 @@ class Group:
             return
         [(rank, reason), *_] = others
         raise error(f"rank {rank} of {self.size()} could not load: {reason}",
-                    "mend that, and load again on all ranks: none has anything", RuntimeError)  # fmt: skip
+                    "fix that, and load again on all ranks: no rank has loaded anything", RuntimeError)  # fmt: skip
 
     def broadcast(self, name, tensor, source):
         """Copies a rank's tensor into those of the others."""

@@ -154,7 +154,7 @@ class FilesBufferOnDevice:
     def _check_there(self, file, name):
         """Refuses a tensor of a file that was freed: on every rank alike, so that none waits for another."""
         if not file.remaining and self.auto_mem_delete:
-            raise error(f"{name}: all tensors of {file.metadata.src} were handed out, and it was let go",
+            raise error(f"{name}: all tensors of {file.metadata.src} were handed out, and its memory was freed",
                         "keep what you got, or load with disable_cache=False")  # fmt: skip
 
     def _part(self, file, name, dim):

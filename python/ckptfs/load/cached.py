@@ -32,7 +32,8 @@ def _locked(path):
     lock = _lock_path(os.fsdecode(path))
     held = _local.__dict__.setdefault("locks", set())
     if lock in held:
-        raise error(f"{os.fsdecode(path)}: what makes it asks for it", "give it another path, or load it before")
+        remedy = "use another path in make(), or load the file before"
+        raise error(f"{os.fsdecode(path)}: make() asks for the file that it makes", remedy)
     try:
         number = _open_locked(lock)
     except OSError as fault:

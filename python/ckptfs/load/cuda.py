@@ -31,8 +31,8 @@ def obstacle(device):
     # Raises torch's own error where torch cannot use CUDA.
     torch.cuda.init()
     if _with_index(device).index >= torch.cuda.device_count():
-        raise error(f"{device}: there is no such device, of {torch.cuda.device_count()}",
-                    "see which there are, with `nvidia-smi`")  # fmt: skip
+        raise error(f"{device}: no such device, {torch.cuda.device_count()} found",
+                    "list the devices with `nvidia-smi`")  # fmt: skip
     return _ckptfs.device_obstacle(_with_index(device).index, settings.device_settings())
 
 

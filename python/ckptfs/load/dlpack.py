@@ -67,7 +67,7 @@ class DLPack:
     @staticmethod
     def parse_dtype(value):
         """Refuses to cast."""
-        raise error("arrays for DLPack are handed on as they are stored", "cast them where they go")
+        raise error("arrays for DLPack are handed on as they are stored", "cast them in the library that takes them")
 
     @staticmethod
     def parse_device(value):

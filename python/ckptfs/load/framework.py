@@ -23,7 +23,7 @@ def framework_named(name):
     """The framework of a name, as safetensors calls it."""
     if _NAMES.get(name) is None:
         raise error(f"framework {name!r} is invalid",
-                    'use "pt" or "np" and convert what comes of it, or "dlpack"')  # fmt: skip
+                    'use "pt" or "np" and convert the result, or use "dlpack"')  # fmt: skip
     if _NAMES[name] == "torch":
         from ckptfs.load.torch import Torch
 

@@ -83,7 +83,7 @@ def select(checkpoint, names):
     if isinstance(names, str):
         found = fnmatch.filter(every, names) if names not in every else [names]
         if not found:
-            raise error(f"no tensor matches {names!r}", "see which there are, with `ckptfs inspect`")
+            raise error(f"no tensor matches {names!r}", "list them: ckptfs inspect --tensors PATH")
         return [checkpoint.tensor(name) for name in found]
     selected = {name: checkpoint.tensor(name) for name in names}
     return [selected[name] for name in every if name in selected]
@@ -361,7 +361,7 @@ def load_named(checkpoint, options, note=None):
     """The tensors of a checkpoint that the options name, by their names. `note` stands in the report."""
     into, names = options.into, options.names
     if into is not None and options.device is not None:
-        raise error("into= has its own place for every tensor, so device= cannot say another")
+        raise error("into= already says where every tensor goes, so device= cannot say it too")
     planned = plan(select(checkpoint, list(into) if into is not None and names is None else names), options)
     with Load(options.progress, options.report) as load:
         load.begin(len(planned.tensors), (tensor.nbytes for tensor in planned.tensors), note)

@@ -192,7 +192,7 @@ class PrefetchLoader:
         if state.is_closed:
             raise error("the prefetch loader is closed")
         if state.process != os.getpid():
-            raise error("a prefetch loader loads in the process that made it", "make one here")
+            raise error("a prefetch loader works only in the process that made it", "make one here")
         if state.fault is not None:
             raise error(f"the prefetch failed: {state.fault}") from state.fault
 

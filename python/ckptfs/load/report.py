@@ -18,11 +18,11 @@ class Report:
     `tensors`, `bytes`, `seconds`: the totals. The seconds end when all was read; for a device, when all copies to it
     were issued.
     `cached`, `direct`, `buffered`: bytes copied out of the page cache, read past it, and read through it. Bytes
-    between those of tensors count where they were read with them.
+    between tensors count if they were read with them.
     `gpudirect`: bytes that storage wrote to a device by itself. `without_gpudirect`: why it did not write all.
     `gathered`, `memory`: bytes put together from pieces, and bytes that were in memory already.
     `mapped`, `received`: bytes that are used where they lie, unread, and bytes that other ranks read.
-    `fallbacks`: what was not done as it was asked for, with the number of tensors.
+    `fallbacks`: what was done otherwise than requested, and for how many tensors.
     `notes`: what was chosen from a directory or a pickle, and what was left out.
 
         >>> ckptfs.torch.load_file("model.bin", backend="pread")

@@ -21,25 +21,25 @@ class TensorMeta(NamedTuple):
 
 
 class safe_open:
-    """Opens a checkpoint, and loads of it what is asked for.
+    """Opens a checkpoint, and loads the tensors that are asked for.
 
     `filename` is any checkpoint: see `help(ckptfs)`. `framework` is "pt" or "np", or "dlpack" for arrays that
     cupy, jax and others take as they are (`ckptfs.Array`). `device` is where tensors of torch and such arrays go.
 
     With `backend` "mmap", as in safetensors, tensors are used where they lie in their file. Nothing is copied, and
-    pages that are written become this process's own. Tensors that do not lie so (strided ones of a pickle, say) are
-    read. A file that is truncated while such a tensor is used ends the process.
+    pages that are written become this process's own. Tensors that cannot be used so (strided ones of a pickle, say) are
+    read. A file that is truncated while a mapped tensor is used ends the process.
     With "pread" every tensor has memory of its own, which keeps nothing else alive, and a file that changes is an
     error. Choose it where files may be written while you load, and to have everything in memory when the call returns.
     Nothing that is written to a tensor ever reaches a file.
 
-    The default, where `ckptfs.configure` and the environment say nothing, is "mmap" for torch. Opening and looking then
-    cost nothing, processes share what they load, and programs were written for what safetensors promises. The default
+    The default, where `ckptfs.configure` and the environment say nothing, is "mmap" for torch. Opening and inspecting
+    then cost nothing, processes share what they load, and programs expect what safetensors promises. The default
     is "pread" for numpy: its arrays have memory of their own in safetensors, too.
 
-    `root`, `allow_partial`, `follow_symlinks`: as for `ckptfs inspect`. `num_threads` read at once, and hold at most
-    `memory` bytes beside what they read into. With `leave_cache` the page cache keeps only what it had, and what is
-    used of mapped tensors.
+    `root`, `allow_partial`, `follow_symlinks`: as for `ckptfs inspect`. `num_threads` threads read at once, and hold at
+    most `memory` bytes beside what they read into. With `leave_cache` the page cache keeps only what it had, and the
+    pages of mapped tensors that are used.
 
         with ckptfs.safe_open("models/llama", framework="pt", device="cuda:0") as f:
             norm = f.get_tensor("model.norm.weight")
@@ -114,7 +114,7 @@ class safe_open:
         """Loads in the background: a `PrefetchLoader`, which hands each tensor out once.
 
         `plan` has the names to load, each with `None` for the whole tensor or a slice of its first dimension. By
-        default everything is loaded. `device` defaults to that of this handle; "cpu" is one too. The loader goes on
+        default everything is loaded. `device` defaults to that of this handle, and may be "cpu". The loader goes on
         when the handle is closed. What it has read is held until it is taken.
 
             with f.prefetch({"model.norm.weight": None, "lm_head.weight": slice(0, 1024)}) as loader:

@@ -204,7 +204,7 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     """The tensors of a checkpoint, by their names.
 
     `filename` is any checkpoint: a `.safetensors` file, a directory of shards, a `.bin`, `.pt` or `.ckpt`, a file of a
-    ckptfs mount. Of a model in several formats or variants in one directory, the one is loaded that transformers takes.
+    ckptfs mount. If a directory has a model in several formats or variants, the one that transformers takes is loaded.
     The report says what was left out. Where `x.safetensors` is missing and `x.pt` exists, `x.pt` is loaded,
     and the report says so.
     `device` is where the tensors go: to a CUDA device directly, in memory of torch's own. It may also be a dictionary
@@ -216,12 +216,12 @@ def load_file(filename, device="cpu", *, backend=None, names=None, into=None, dt
     has no globs.
     `into`: tensors by their names to load into. Each has the type and shape of what is loaded, is contiguous, on any
     device, and shares its memory with no other. For a DTensor pass what `.to_local()` returns. Without `names` all of
-    `into` are loaded. They are what is returned; after an error their contents are undefined.
+    `into` are loaded. The call returns them; after an error their contents are undefined.
     `dtype`: the type that floating-point tensors are cast to; others stay as they are.
     `root`: the dictionary of a pickle to load, as a dotted path. `allow_partial` leaves out what cannot be loaded.
     `follow_symlinks` lets links lead out of a directory.
-    `num_threads` read at once. `memory`: bytes, or text such as "64M", that may be held beside the result; 16 MiB is
-    plenty. With `leave_cache` the page cache keeps only what it had, except of mapped tensors.
+    `num_threads` threads read at once. `memory`: bytes, or text such as "64M", that may be held beside the result;
+    16 MiB is plenty. With `leave_cache` the page cache keeps only what it had, except of mapped tensors.
     `progress` shows a bar. `report` is called with the `ckptfs.Report` that `ckptfs.last_report()` returns.
 
         from ckptfs.torch import load_file

@@ -38,7 +38,7 @@ def install():
     Tensors that transformers takes to a CUDA device (`device_map="cuda"`) are loaded there directly. Files of a ckptfs
     mount are read from where their bytes lie. Those calls also take directories of shards, `.bin` and `.pt`.
 
-    Whatever ours refuses or fails at is left to the original. `ckptfs.stats()["originals"]` counts that, and the logger
+    What ckptfs refuses or fails at is left to the original. `ckptfs.stats()["originals"]` counts that, and the logger
     `ckptfs` says why: with a warning the first time for each reason (of at most 64), at level debug from then on. A
     missing file is always logged at level debug. With `CKPTFS_DISABLE=1` or `ckptfs.configure(disable=True)` every call
     is left to the original.
@@ -62,7 +62,7 @@ def uninstall():
 
 @contextlib.contextmanager
 def installed():
-    """`install` until the last such block of all threads ends. In a program that called `install` this changes
+    """Installs until the last such block of all threads ends. In a program that called `install` this changes
     nothing.
 
         with ckptfs.installed():

@@ -268,9 +268,9 @@ impl FileSources {
             let remedy = error.remedy();
             if self.virtual_file().is_plain() {
                 // Files that are shown as they are may change: they are then read as they are.
-                tracing::debug!(%error, "nothing more is read ahead of this file");
+                tracing::debug!(%error, "readahead stops for this file");
             } else if should_log(error.path()) {
-                tracing::error!(%error, remedy, "nothing more is read of this virtual file");
+                tracing::error!(%error, remedy, "this virtual file can no longer be read");
             }
             Arc::clone(&error)
         });

@@ -68,8 +68,8 @@ impl TraceStore {
                 .and_then(|folder| read_trace(&folder, &layout.to_string()));
             match stored.map(|bytes| decode_trace(&bytes, chunks)) {
                 Ok(Some(stored)) => lock(&trace).follow(stored),
-                Ok(None) => tracing::debug!(%layout, "what is remembered of a load is damaged"),
-                Err(error) => tracing::debug!(%layout, %error, "no load is remembered"),
+                Ok(None) => tracing::debug!(%layout, "the trace of an earlier load is damaged"),
+                Err(error) => tracing::debug!(%layout, %error, "no trace of an earlier load"),
             }
         }));
         let handle = Arc::new(TraceHandle { trace, layout, store: Arc::clone(self) });
@@ -99,7 +99,7 @@ impl TraceStore {
         // If the folder hangs, the oldest of the waiting writes are dropped.
         self.executor.submit_prefetch(Box::new(move || {
             if let Err(error) = write_trace(&pending.0.folder, &layout.to_string(), &bytes) {
-                tracing::debug!(%layout, %error, "a load is not remembered");
+                tracing::debug!(%layout, %error, "the trace of a load was not stored");
             }
         }));
     }
@@ -190,7 +190,7 @@ fn read_trace(folder: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
     let stat = fstat(&file)?;
     check_private(&stat)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(io::Error::other("it is no file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mut bytes = Vec::new();
     File::from(file).take(MAX_TRACE_BYTES as u64).read_to_end(&mut bytes)?;

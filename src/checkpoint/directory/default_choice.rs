@@ -86,5 +86,5 @@ fn left_out_note(chosen: &str, rest: &[Candidate]) -> String {
     // Shards last: a long list shows only its first names.
     names.sort_by_key(|name| (ShardName::parse(name).is_some(), name.clone()));
     let rest = TruncatedList::from_names(names);
-    format!("`{chosen}` is taken of this directory, as by transformers; left out beside it: {rest}")
+    format!("`{chosen}` was chosen in this directory, as transformers does; left out: {rest}")
 }

@@ -67,7 +67,7 @@ impl<'a> ShardName<'a> {
 /// A note for a file that is read alone although its name is that of a shard.
 pub fn lone_shard_note(name: &str) -> Option<String> {
     let ShardName { number, total, .. } = ShardName::parse(name).filter(|shard| shard.total > 1)?;
-    Some(format!("this is shard {number} of {total} alone; give the directory for all"))
+    Some(format!("this is only shard {number} of {total}; give the directory for all of them"))
 }
 
 /// The name of the single file that an index (`X.ext.index.json`, `X.ext.index.variant.json`) stands for.

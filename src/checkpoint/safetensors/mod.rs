@@ -50,7 +50,7 @@ pub enum HeaderError {
         len: u64,
     },
     /// Not UTF-8, not JSON, or not a header.
-    #[error("its header is not what it must be: {0}")]
+    #[error("its header is malformed: {0}")]
     Json(String),
     /// The size by dtype and shape is not that of the range.
     #[error(

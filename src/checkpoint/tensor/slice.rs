@@ -46,7 +46,7 @@ pub enum SliceError {
         last: u64,
     },
     /// Several values share a byte.
-    #[error("its values are packed into bytes, and the part does not begin and end with one")]
+    #[error("its elements share bytes, and the slice does not begin and end at byte boundaries")]
     SubByte,
 }
 

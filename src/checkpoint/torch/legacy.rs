@@ -36,9 +36,9 @@ pub enum LegacyError {
     Magic,
     #[error("its protocol is not 1001")]
     Protocol,
-    #[error("its list of storages is not one")]
+    #[error("its list of storages is malformed")]
     StorageKeys,
-    #[error("storage `{0}` is listed and no tensor says its size")]
+    #[error("storage `{0}` is listed, but no tensor states its size")]
     UnknownStorage(String),
     #[error("storage `{0}` is listed twice, or with two sizes")]
     DuplicateStorage(String),

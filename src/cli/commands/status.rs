@@ -166,12 +166,12 @@ const REMOVED_SUFFIX: &str = " (REMOVED: unmount and mount again)";
 
 fn state_text(mount: &MountReport) -> String {
     match mount.state {
-        MountState::Alive => "answers, without its numbers".to_owned(),
+        MountState::Alive => "answers, but without statistics".to_owned(),
         MountState::Dead => {
-            "DEAD: its daemon was killed; ckptfs unmount or mount takes it away".to_owned()
+            "DEAD: its daemon was killed; ckptfs unmount or mount removes it".to_owned()
         }
         MountState::NotAnswering => {
-            "NOT ANSWERING: its daemon is stuck; ckptfs unmount --lazy takes it away".to_owned()
+            "NOT ANSWERING: its daemon is stuck; ckptfs unmount --lazy removes it".to_owned()
         }
         MountState::NotPermitted => "another user's: not permitted to look".to_owned(),
         MountState::Hidden => "hidden: another mount lies over it".to_owned(),
@@ -248,7 +248,7 @@ mod tests {
         let expected = "\
 MOUNTPOINT             SOURCE   UP      SERVED  VIRTUAL FILES  CACHE               READ AHEAD                           ERRORS
 /a                     /models  1m 30s  2.2 GB  3              0 bytes of 0 bytes  90% used, 0% wasted, 40% remembered  0
-/dead\\u{1b}\\nmount  /models  DEAD: its daemon was killed; ckptfs unmount or mount takes it away
+/dead\\u{1b}\\nmount  /models  DEAD: its daemon was killed; ckptfs unmount or mount removes it
 ";
         let text = String::from_utf8(text).unwrap();
         let squeezed = |text: &str| {

@@ -31,10 +31,10 @@ pub fn run(args: &UnmountArgs, out: &mut dyn Write) -> Result<(), CommandError> 
     let path = one_line(&done.path.display().to_string());
     let action = if args.lazy { "detached" } else { "unmounted" };
     match done.server {
-        MountServer::Dead => writeln!(out, "{path}: was dead, taken away")?,
+        MountServer::Dead => writeln!(out, "{path}: was dead, removed")?,
         MountServer::Unknown(superblock) => {
             let shown = still_shown(&superblock);
-            writeln!(out, "{path}: {action}{shown}; whether its daemon has ended cannot be told")?;
+            writeln!(out, "{path}: {action}{shown}; cannot tell whether its daemon has ended")?;
         }
         MountServer::Process(daemon, _) if daemon.wait(EXPECTED_END_TIMEOUT) => {}
         MountServer::Process(daemon, superblock) if args.lazy || !superblock.is_gone() => {

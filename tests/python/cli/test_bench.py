@@ -87,7 +87,7 @@ def test_a_checkpoint_that_no_other_library_loads_has_a_note(tmp_path, capsys):
     assert cli.main([str(tmp_path / "x.pt"), "--runs", "1", "--against", "torch,safetensors"]) == DONE
     said = capsys.readouterr().out
     assert "note: torch.load does not load it: " in said and "note: compared with nothing" in said
-    assert "note: safetensors does not read torch checkpoints, and was not asked to" in said
+    assert "note: safetensors does not read torch checkpoints, and was left out" in said
     assert f"{', '.join([*OURS, *MOUNTED])}: gave equal tensors" in said
     assert "speed-up" not in said
 

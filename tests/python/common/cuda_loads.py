@@ -471,5 +471,5 @@ def refuses_a_capture(path):
             load()
     torch.cuda.is_current_stream_capturing = real
     same(load_file(path, "cuda"), load_file(path))
-    with pytest.raises(ckptfs.SafetensorError, match="no such device, of 1"):
+    with pytest.raises(ckptfs.SafetensorError, match="no such device, 1 found"):
         load_file(path, "cuda:5")

@@ -183,8 +183,8 @@ def test_refused_checkpoints(folder):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), "x.pt")
     refused("TorchScript program")
     (folder / "x.pt").write_bytes(pickle.dumps({"w": 1}))
-    refused("not one that torch.save wrote")
+    refused("a pickle that torch.save did not write")
     torch.save({"a": {"b": ONE}, "a.b": ONE}, "x.pt")
-    told = refused("two entries come to the name `a.b`")
+    told = refused("two entries have the name `a.b`")
     assert told == "what to do: choose another dictionary with root="
     check_same(ckptfs.torch.load_file("x.pt", root="a"), {"b": ONE})

@@ -162,7 +162,7 @@ def test_a_directory_with_one_model_in_several_layouts(mounts, tmp_path, kinds):
     for folder in (source, mounts(source).point):
         loaded = ckptfs.torch.load_file(folder)
         check_fingerprints(fingerprints(loaded), fingerprints(taken.state_dict()))
-        (note,) = [note for note in ckptfs.last_report().notes if "is taken of this directory" in note]
+        (note,) = [note for note in ckptfs.last_report().notes if "was chosen in this directory" in note]
         assert "left out" in note
 
 

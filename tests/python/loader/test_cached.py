@@ -153,7 +153,7 @@ def test_an_older_file_is_loaded_in_its_place(tmp_path, beside):
 def test_a_maker_cannot_wait_for_itself(tmp_path):
     path = tmp_path / "x.safetensors"
     again = tmp_path / "." / "x.safetensors"
-    with pytest.raises(ckptfs.SafetensorError, match="asks for it"):
+    with pytest.raises(ckptfs.SafetensorError, match="asks for the file"):
         ckptfs.torch.cached(path, lambda: ckptfs.torch.cached(again, lambda: TENSORS))
     assert os.listdir(tmp_path) == []
     other = tmp_path / "y.safetensors"

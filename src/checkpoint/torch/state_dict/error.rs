@@ -25,11 +25,11 @@ pub enum SelectError {
     )]
     ZeroStage3,
     /// Two entries have the same name.
-    #[error("two entries come to the name `{name}`")]
+    #[error("two entries have the name `{name}`")]
     NameCollision { name: String },
     /// Names take more bytes than a header can hold, or than the size of the pickle allows.
     #[error(
-        "its entries have more names, or longer ones, than a header can hold or its size in the file allows"
+        "its entries have too many or too long names for a header, or for its size in the file"
     )]
     TooLong,
     /// Dictionaries are nested too deep, or there are too many of them.
@@ -49,7 +49,7 @@ impl SelectError {
                 "choose another dictionary with --root KEY"
             }
             SelectError::Object { .. } => {
-                "where the file comes from, save model.state_dict() instead of the model: reading an object means running its code"
+                "in the program that wrote the file, save model.state_dict() instead of the model: reading an object means running its code"
             }
             SelectError::TooDeep | SelectError::TooLong => "save the state dict alone",
         }

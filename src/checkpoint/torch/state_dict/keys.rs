@@ -52,7 +52,7 @@ impl SelectReason {
         match self {
             SelectReason::UsualKey => "the usual key",
             SelectReason::OnlyEntry => "the only entry",
-            SelectReason::BesideTraining => "the only weights beside what training keeps",
+            SelectReason::BesideTraining => "the only weights beside the training state",
         }
     }
 }

@@ -116,13 +116,14 @@ fn descend(
         let is_tensor = |id| matches!(interpret(arena, id), PickleValue::Tensor(_));
         if entries.iter().all(|&(_, value)| is_tensor(value)) {
             if path.is_empty() {
-                notes.push("shown: the top, all of whose values are tensors".to_owned());
+                notes.push("shown: the top level, all of whose values are tensors".to_owned());
             }
             return Ok(at);
         }
         let Some(((key, value), reason)) = find_state_dict(arena, reachability, entries) else {
             if path.is_empty() {
-                let mut note = "shown: the whole, nested names joined with dots".to_owned();
+                let mut note =
+                    "shown: the whole dictionary, nested names joined with dots".to_owned();
                 let found = tensor_keys(arena, reachability, at, |id| !is_tensor(id));
                 if found.len() > 1 {
                     note += &format!("; choose one with --root: {found}");

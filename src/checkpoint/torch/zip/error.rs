@@ -51,10 +51,10 @@ impl ZipError {
     pub fn remedy(&self) -> &'static str {
         match self {
             ZipError::TorchScript => {
-                "load it with torch.jit.load where you trust it, and save its state_dict()"
+                "if you trust it, load it with torch.jit.load, and save its state_dict()"
             }
             ZipError::NoPickle => "give a checkpoint: this is a zip archive of another kind",
-            ZipError::NoEnd => "fetch it again: most often it is a download that was cut off",
+            ZipError::NoEnd => "fetch it again: most often the download was cut off",
             ZipError::Encrypted(_) | ZipError::Compressed(_) => {
                 "save it again with torch.save, which neither encrypts nor compresses"
             }

@@ -45,15 +45,15 @@ fn check_passthrough(kernel: (u32, u32)) -> Check {
     if kernel < (6, 9) {
         Check::note(
             WHAT,
-            "no: files shown as they are go through the daemon",
+            "no: files shown unchanged go through the daemon",
             "Linux 6.9 or later reads them at full speed",
         )
     } else if has_capability(CapabilitySet::SYS_ADMIN) && is_outermost() {
-        Check::ok(WHAT, "yes: files shown as they are are read at full speed")
+        Check::ok(WHAT, "yes: files shown unchanged are read at full speed")
     } else {
         Check::note(
             WHAT,
-            "not for this user: files shown as they are go through the daemon",
+            "not for this user: files shown unchanged go through the daemon",
             "mount as root to read them at full speed",
         )
     }
@@ -129,7 +129,7 @@ fn check_cachestat(kernel: (u32, u32)) -> Check {
             "allow the system call cachestat in the container's profile",
         )
     } else {
-        Check::ok(WHAT, "works: what is cached is known at once")
+        Check::ok(WHAT, "works: reads know at once what is cached")
     }
 }
 

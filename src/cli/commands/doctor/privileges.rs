@@ -105,7 +105,7 @@ fn check_device(refused: Option<Errno>) -> Check {
             Check::problem(WHAT, "there, and this container may not open it", NO_DEVICE_REMEDY)
         }
         Some(Errno::NOENT) => {
-            Check::problem(WHAT, "not there: no FUSE, no mount", NO_DEVICE_REMEDY)
+            Check::problem(WHAT, "not there, so nothing can be mounted", NO_DEVICE_REMEDY)
         }
         Some(e) => Check::problem(WHAT, format!("cannot be opened: {e}"), NO_DEVICE_REMEDY),
     }
@@ -119,7 +119,7 @@ fn check_fusermount(facts: &PrivilegeFacts) -> Check {
         Some((path, true)) if facts.no_new_privileges && !facts.can_mount_directly() => {
             Check::problem(
                 WHAT,
-                format!("{path}: this process may gain no privileges, so it cannot help"),
+                format!("{path}: cannot help, because this process may not gain privileges"),
                 "in a container, start it without no-new-privileges, or as root",
             )
         }
@@ -131,7 +131,7 @@ fn check_fusermount(facts: &PrivilegeFacts) -> Check {
             // fusermount3 opens the device as its caller.
             Some(mode) => {
                 let says = format!(
-                    "{path}: ordinary users cannot mount, for they may not open {FUSE_DEVICE} (mode {:04o})",
+                    "{path}: ordinary users cannot mount, because they may not open {FUSE_DEVICE} (mode {:04o})",
                     mode & 0o7777
                 );
                 match facts.can_mount_directly() {
@@ -191,15 +191,13 @@ fn check_namespaces(facts: &PrivilegeFacts) -> Check {
         ),
         Some((setting, opens)) => Check::note(
             WHAT,
-            format!(
-                "closed to ordinary users ({setting}): unshare -Urm gives no place to mount in"
-            ),
+            format!("closed to ordinary users ({setting}): they cannot mount inside unshare -Urm"),
             format!(
                 "only needed where there is neither root nor fusermount3; root opens them: sysctl {setting}={opens}"
             ),
         ),
         None if facts.is_open_to_users() => {
-            Check::ok(WHAT, "open: unshare -Urm gives a place of one's own to mount in")
+            Check::ok(WHAT, "open: ordinary users can mount inside unshare -Urm")
         }
         None if facts.deciding_mode().is_none() => Check::note(
             WHAT,
@@ -208,7 +206,7 @@ fn check_namespaces(facts: &PrivilegeFacts) -> Check {
         ),
         None => Check::note(
             WHAT,
-            format!("open, and no place to mount in: ordinary users may not open {FUSE_DEVICE}"),
+            format!("open, but of no use: ordinary users may not open {FUSE_DEVICE}"),
             DEVICE_MODE_REMEDY,
         ),
     }
@@ -254,7 +252,7 @@ mod tests {
                 check_fusermount(&facts).says.contains("ordinary users can mount"),
                 "{facts:?}"
             );
-            assert!(check_namespaces(&facts).says.contains("unshare -Urm gives a place"));
+            assert!(check_namespaces(&facts).says.contains("can mount inside unshare -Urm"));
         }
         let root = PrivilegeFacts { mode: Some(0o600), ..usual() };
         let user = PrivilegeFacts { mode: Some(0o600), open_error: Some(Errno::ACCESS), ..user() };
@@ -280,7 +278,7 @@ mod tests {
                 ..user()
             });
             assert_eq!(check.verdict, Verdict::Note);
-            assert!(check.says.contains(setting) && check.says.contains("gives no place"));
+            assert!(check.says.contains(setting) && check.says.contains("cannot mount inside"));
             assert!(check.remedy.contains(&format!("{setting}={opens}")), "{check:?}");
         }
     }

@@ -97,7 +97,7 @@ fn check_direct_read(path: &Path) -> Check {
         return Check::ok(WHAT, "no file there to try it on");
     };
     match reads_directly(&file) {
-        Ok(()) => Check::ok(WHAT, "works: what is read once need not push out what is cached"),
+        Ok(()) => Check::ok(WHAT, "works: reads need not evict what the page cache holds"),
         Err(error) => Check::note(
             WHAT,
             format!("does not work there ({error}): everything is read through the cache"),

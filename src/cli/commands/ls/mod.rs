@@ -48,7 +48,7 @@ pub fn run(args: &LsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     }
     if unreadable > 0 {
         let message = format!("{} could not be read", format_count(unreadable, "name"));
-        return Err(CommandError::new(EXIT_FAILED, message, "see what the listing says of each"));
+        return Err(CommandError::new(EXIT_FAILED, message, "see the reasons in the listing"));
     }
     Ok(())
 }
@@ -147,7 +147,7 @@ fn description(entry: &EntryReport) -> String {
     match (entry.kind, entry.tensors) {
         ("directory", _) => "/".to_owned(),
         ("index", _) => {
-            "  made for loaders that go by an index: names the virtual file alone".to_owned()
+            "  made for loaders that follow an index: names only the virtual file".to_owned()
         }
         (_, Some(tensors)) => format!("  ({})", format_count(tensors, "tensor")),
         _ => String::new(),

@@ -133,8 +133,8 @@ fn serve_as_daemon(args: &MountArgs, parent: ParentProcess) -> Result<(), Comman
 }
 
 /// Printed where the mount is made.
-const UNPRIVILEGED_NOTE: &str = "mounted without privileges: files that are shown as they are go through \
-     ckptfs too, and the kernel reads less ahead; root has both";
+const UNPRIVILEGED_NOTE: &str = "mounted without privileges: files shown unchanged go through \
+     ckptfs too, and the kernel reads less ahead; mount as root to lift both limits";
 
 type StartedMount = (MountLifecycle, MountSession, Option<TcpListener>);
 
