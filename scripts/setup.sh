@@ -4,7 +4,7 @@
 # The scripts look for builds here, wherever this user's cargo builds by default.
 export CARGO_TARGET_DIR=$PWD/target
 
-say() { printf '== %s\n' "$*"; }
+say() { printf '== %s (%d s)\n' "$*" "$SECONDS"; }
 
 as_root() {
     if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
