@@ -33,6 +33,7 @@ pub mod loader;
 #[cfg(feature = "mount")]
 mod log_throttle;
 pub mod mount_info;
+mod shell_word;
 pub mod source;
 mod threads;
 pub mod verify;

@@ -1,5 +1,6 @@
 """A progress bar on the terminal. Nothing fails because it cannot be shown."""
 
+import shutil
 import sys
 
 
@@ -31,7 +32,10 @@ class Bar:
 
     def _show(self, share, text):
         filled = "#" * round(share * 24)
-        self._line = f"[{filled:.<24}] {share:4.0%}  {text}"
+        line = f"[{filled:.<24}] {share:4.0%}  {text}"
+        # The last column stays free: some terminals go on to the next line there.
+        room = shutil.get_terminal_size().columns - 1
+        self._line = line if len(line) <= room else line[: room - 1] + "…"
         self._widest = max(self._widest, len(self._line))
         if self._live:
             print(f"\r{self._line:<{self._widest}}", end="", file=sys.stderr, flush=True)

@@ -22,6 +22,9 @@ use super::option_values;
 pub struct CommandLine {
     #[command(subcommand)]
     pub command: Command,
+    /// Print no notes and no progress
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -160,7 +163,9 @@ impl ParseArgs {
 /// Returns when the mount answers. A daemon serves the mount until it is unmounted; with --foreground, this
 /// process does.
 ///
-/// The daemon logs to --log-file, and nowhere without it. In the foreground, the log goes to standard error.
+/// The daemon logs to --log-file; without it to the journal or the syslog, else to a file of at most 1 MiB in
+/// $XDG_STATE_HOME/ckptfs (~/.local/state/ckptfs). `ckptfs status` says where. In the foreground, the log goes to
+/// standard error.
 ///
 /// The extended attributes user.ckptfs.source, .layout and .identity of a file tell where its bytes lie. The
 /// root's attribute user.ckptfs.stats has the statistics of the mount (docs/formats.md).
@@ -205,7 +210,7 @@ pub struct MountArgs {
     /// Mount over a directory that is not empty
     #[arg(long)]
     pub nonempty: bool,
-    /// Log to this file; without it a daemon does not log
+    /// Log to this file [default: the journal, the syslog or a file]
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
     /// Log more: -v events, -vv requests, -vvv everything

@@ -59,6 +59,9 @@ pub fn run(words: Vec<OsString>) -> u8 {
     };
     #[cfg(not(feature = "mount"))]
     let args = <args::CommandLine as clap::Parser>::parse_from(words);
+    if args.quiet {
+        output::set_quiet();
+    }
     raise_descriptor_limit();
     let mut out = io::BufWriter::new(BrokenPipeFilter(io::stdout().lock()));
     // The process that started a daemon has checked its paths.

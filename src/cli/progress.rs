@@ -9,6 +9,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
 use crate::{export, verify};
 
+use super::output::is_quiet;
+
+/// At most 77 characters, with `999.99 GB of 999.99 GB, 999.99 GB/s, 59m left`.
+const BAR_TEMPLATE: &str =
+    "{bar:30} {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left";
+
 /// Shows progress on a terminal, and records whether a signal asks the command to stop.
 pub struct ProgressMeter {
     bar: ProgressBar,
@@ -23,14 +29,13 @@ impl ProgressMeter {
         }
         // With a handler, a write past the file size limit fails with an error instead of killing the process.
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
-        let target = if std::io::stderr().is_terminal() {
+        let target = if std::io::stderr().is_terminal() && !is_quiet() {
             ProgressDrawTarget::stderr()
         } else {
             ProgressDrawTarget::hidden()
         };
         let bar = ProgressBar::with_draw_target(Some(bytes), target);
-        let style = "{bar:40} {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left";
-        if let Ok(style) = ProgressStyle::with_template(style) {
+        if let Ok(style) = ProgressStyle::with_template(BAR_TEMPLATE) {
             bar.set_style(style);
         }
         Ok(ProgressMeter { bar, stop })

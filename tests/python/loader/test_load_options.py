@@ -109,7 +109,7 @@ def test_root_and_options_reach_the_checkpoint(tmp_path):
     check_same(ckptfs.torch.load_file(tmp_path / "x.pt"), {"w": torch.ones(2)})
     check_same(ckptfs.torch.load_file(tmp_path / "x.pt", root="ema"), {"w": torch.zeros(3)})
     with ckptfs.safe_open(tmp_path / "x.pt", "pt", root="ema", num_threads=2) as file:
-        assert any("ema" in note for note in file.notes())
+        assert file.get_slice("w").get_shape() == [3] and file.notes() == []
 
 
 def test_a_handle_is_an_instance_of_safetensors_class(folder):

@@ -5,6 +5,7 @@ import sys
 
 import ckptfs.torch
 import pytest
+from ckptfs.progress import Bar
 
 from compare import check_same
 from samples import write_all
@@ -44,3 +45,13 @@ def test_a_bar_that_cannot_be_shown_fails_no_load(folder, stderr, monkeypatch):
     got = ckptfs.torch.load_file(folder / "sharded", progress=True)
     monkeypatch.undo()
     check_same(got, ckptfs.torch.load_file(folder / "sharded"))
+
+
+def test_a_bar_fits_the_line(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    bar = Bar()
+    for words in "123.45 of 123.45 GB  12.34 GB/s", "a name " * 20:
+        bar.show(0.5, words)
+        bar.end()
+        line = capsys.readouterr().err.rstrip("\n")
+        assert len(line) < 80 and (line.endswith(words) or line.endswith("…")), line

@@ -42,9 +42,7 @@ pub fn select_state_dict(
                 key: key.to_owned(),
                 found: tensor_keys(arena, &reachability, top, |_| true),
             };
-            let root = roots.pop().ok_or_else(missing)?;
-            selection.notes.push(format!("shown: `{key}`, as asked"));
-            root
+            roots.pop().ok_or_else(missing)?
         }
         None => descend(arena, &reachability, top, &mut selection.notes)?,
     };
@@ -114,10 +112,8 @@ fn descend(
     while visited.insert(Arena::index(at)) {
         let Some(entries) = arena.entries(at) else { return Ok(at) };
         let is_tensor = |id| matches!(interpret(arena, id), PickleValue::Tensor(_));
+        // At the top this is no choice, and needs no note.
         if entries.iter().all(|&(_, value)| is_tensor(value)) {
-            if path.is_empty() {
-                notes.push("shown: the top level, all of whose values are tensors".to_owned());
-            }
             return Ok(at);
         }
         let Some(((key, value), reason)) = find_state_dict(arena, reachability, entries) else {
