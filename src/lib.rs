@@ -33,6 +33,9 @@ pub mod loader;
 #[cfg(feature = "mount")]
 mod log_throttle;
 pub mod mount_info;
+#[cfg(feature = "mount")]
+mod private_folder;
+#[cfg(feature = "cli")]
 mod shell_word;
 pub mod source;
 mod threads;

@@ -14,6 +14,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Starts a thread. Every thread of the crate is started here or by [`try_spawn`], so that no fork falls into the start.
+#[cfg_attr(not(feature = "mount"), allow(dead_code))]
 pub fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,

@@ -19,7 +19,7 @@ mod io;
 mod plan;
 mod prefetch;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -115,11 +115,6 @@ impl Cache {
     /// Writes the access traces of all open files too, and waits up to half a second for all that are being written.
     pub fn flush_traces(&self) {
         self.traces.iter().for_each(TraceStore::flush);
-    }
-
-    /// Whether to log a failure of this path now: at most once a minute.
-    pub(crate) fn should_log(&self, path: Option<&Path>) -> bool {
-        path.is_none_or(|path| self.log_throttle.should_log(path))
     }
 
     /// Answers all waiting reads with [`CacheError::Stopped`], and from now on every read that would have to wait.

@@ -1,6 +1,66 @@
-//! Formats text for a terminal: without control characters, with sizes and counts in words.
+//! Formats text for a terminal: without control characters, in lines that fit, with sizes and counts in words.
 
 use std::borrow::Cow;
+#[cfg(feature = "mount")]
+use std::io;
+
+/// The size of a terminal in characters.
+#[cfg(feature = "mount")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TerminalSize {
+    pub columns: usize,
+    pub rows: usize,
+}
+
+/// The size of text where the terminal does not tell its own: that of the first terminals.
+#[cfg(feature = "mount")]
+const DEFAULT_SIZE: TerminalSize = TerminalSize { columns: 80, rows: 24 };
+
+/// In longer lines the eye loses its place.
+#[cfg(feature = "mount")]
+const MAX_LINE_CHARACTERS: usize = 120;
+
+/// The size that text on standard output may have.
+#[cfg(feature = "mount")]
+pub fn terminal_size() -> TerminalSize {
+    match rustix::termios::tcgetwinsize(io::stdout()) {
+        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
+            let columns = usize::from(size.ws_col).min(MAX_LINE_CHARACTERS);
+            TerminalSize { columns, rows: size.ws_row.into() }
+        }
+        _ => DEFAULT_SIZE,
+    }
+}
+
+/// Breaks a text at spaces into lines of at most `width` characters. A longer word is broken too.
+#[cfg(feature = "mount")]
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let width = width.max(1);
+    let (mut lines, mut line, mut length) = (Vec::new(), String::new(), 0);
+    for (n, word) in text.split(' ').enumerate() {
+        let mut rest: Vec<char> = word.chars().collect();
+        if n > 0 && length + 1 + rest.len() <= width {
+            line.push(' ');
+            length += 1;
+        } else if length > 0 {
+            lines.push(std::mem::take(&mut line));
+            length = 0;
+        }
+        while rest.len() > width - length {
+            let room = width - length;
+            // A path breaks behind a slash, if there is one.
+            let slash = rest[..room].iter().rposition(|&c| c == '/').filter(|&at| at > 0);
+            let tail = rest.split_off(slash.map_or(room, |at| at + 1));
+            line.extend(rest);
+            lines.push(std::mem::take(&mut line));
+            (rest, length) = (tail, 0);
+        }
+        length += rest.len();
+        line.extend(rest);
+    }
+    lines.push(line);
+    lines
+}
 
 /// Escapes control characters, which could drive the terminal. Line breaks of our own messages stay.
 pub fn escape_controls(text: &str) -> Cow<'_, str> {
@@ -49,6 +109,17 @@ mod tests {
         assert_eq!(escape_controls("layer.0\nlayer.1"), "layer.0\nlayer.1");
         assert_eq!(escape_controls("\x1b[2Jgone\r\u{202e}"), "\\u{1b}[2Jgone\\u{d}\\u{202e}");
         assert_eq!(one_line("a\nb"), "a\\nb");
+    }
+
+    #[cfg(feature = "mount")]
+    #[test]
+    fn lines_break_at_spaces_and_long_words_anywhere() {
+        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrap("a 0123456789 b", 4), ["a", "0123", "4567", "89 b"]);
+        assert_eq!(wrap("01234567 89", 4), ["0123", "4567", "89"]);
+        assert_eq!(wrap("/mnt/models/a", 9), ["/mnt/", "models/a"]);
+        assert_eq!(wrap("", 4), [""]);
+        assert_eq!(wrap("a  b", 9), ["a  b"]);
     }
 
     #[test]

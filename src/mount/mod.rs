@@ -12,6 +12,8 @@ pub mod stats;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 pub use error::MountError;
 pub use lifecycle::session::MountSession;
@@ -23,13 +25,20 @@ pub use stats::{MountStats, StatsReporter};
 
 use crate::cache::{Cache, CacheLimits};
 use crate::checkpoint;
-use crate::view::{View, ViewEntry};
-use fs::{BlockingPool, FilesystemState, FuseFilesystem, HandleTable, Listings, OwnerOverride};
+use crate::threads::spawn;
+use crate::view::{Survey, View, ViewEntry};
+use fs::{
+    BlockingPool, FilesystemState, FuseFilesystem, HandleTable, Listings, MountDescription,
+    OwnerOverride,
+};
 use lifecycle::{attach, mountpoint, session, stale_mounts};
 use options::{
     CLOSED_FILES_DIVISOR, DEFAULT_READAHEAD_BYTES, DEFAULT_THREADS, KERNEL_READAHEAD_BYTES,
     LISTINGS_DIVISOR, MIN_LISTINGS_BYTES,
 };
+
+/// How long a mount waits to know whether it shows any virtual file. Most show one in the first directory.
+const SURVEY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Mounts, and returns when the mount answers.
 pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
@@ -46,6 +55,7 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
         trace_dir,
         nonempty: _,
         view,
+        log,
     } = options;
     mountpoint::require_free_descriptors(mountpoint)?;
     let paths = mountpoint::resolve(options)?;
@@ -54,6 +64,7 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     // Opened before it may be mounted over.
     let view = Arc::new(View::with_cache(&paths.source, view.clone(), closed_files_bytes)?);
     require_checkpoint(&paths.source, &view)?;
+    let survey = start_survey(&view);
     // A trace that is written through the mount itself would wait for the mount.
     let trace_dir = trace_dir.clone().filter(|directory| !paths.hides(directory));
     let readahead_bytes = readahead.unwrap_or(DEFAULT_READAHEAD_BYTES);
@@ -68,14 +79,19 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
         *passthrough,
     ));
     let root = Arc::clone(view.root());
+    let about = MountDescription {
+        source: paths.source.clone(),
+        mountpoint: paths.mountpoint.clone(),
+        budget,
+        log: log.clone(),
+    };
     let state = Arc::new(FilesystemState::new(
-        (paths.source.clone(), paths.mountpoint.clone()),
+        about,
         view,
         cache,
         Arc::clone(&handles),
         Listings::new((budget / LISTINGS_DIVISOR).max(MIN_LISTINGS_BYTES) as usize),
         OwnerOverride { uid: *uid, gid: *gid },
-        budget,
     )?);
     let reporter: StatsReporter = {
         let state = Arc::clone(&state);
@@ -98,7 +114,34 @@ pub fn mount(options: &MountOptions) -> Result<MountSession, MountError> {
     })?;
     // The handshake lowers it to the kernel's offer, so it can only be raised now.
     session.is_privileged = session.attached().raise_readahead(KERNEL_READAHEAD_BYTES);
+    session.survey = survey.finish();
     Ok(session)
+}
+
+/// A survey of the view that runs while the mount is made.
+struct RunningSurvey {
+    result: mpsc::Receiver<Option<Survey>>,
+    until: Instant,
+}
+
+impl RunningSurvey {
+    /// The result, if there is one in time.
+    fn finish(self) -> Option<Survey> {
+        let remaining = self.until.saturating_duration_since(Instant::now());
+        self.result.recv_timeout(remaining).ok().flatten()
+    }
+}
+
+fn start_survey(view: &Arc<View>) -> RunningSurvey {
+    let (send, result) = mpsc::channel();
+    let (view, until) = (Arc::clone(view), Instant::now() + SURVEY_TIMEOUT);
+    let survey = move || {
+        // This fails if the mount was not made, or did not wait.
+        let _ = send.send(view.survey(until));
+    };
+    // Without a thread there is no result.
+    let _ = spawn("ckptfs survey", survey);
+    RunningSurvey { result, until }
 }
 
 /// Refuses a single file that is no checkpoint. A file that the view shows as it is was not parsed yet.

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use crate::view::ViewOptions;
 
+use super::stats::LogStats;
+
 /// What to mount, where, and how.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
@@ -33,6 +35,8 @@ pub struct MountOptions {
     pub nonempty: bool,
     /// What is shown, and how checkpoints are parsed.
     pub view: ViewOptions,
+    /// Where this process logs, which the statistics tell.
+    pub log: LogStats,
 }
 
 impl MountOptions {
@@ -51,6 +55,7 @@ impl MountOptions {
             trace_dir: None,
             nonempty: false,
             view: ViewOptions::default(),
+            log: LogStats::default(),
         }
     }
 }

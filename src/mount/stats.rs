@@ -48,6 +48,10 @@ pub struct MountStats {
     pub reads: u64,
     /// Requests that failed.
     pub errors: u64,
+    /// Why the last of them failed, the newest first.
+    pub last_errors: Vec<RecentError>,
+    /// Where the daemon logs.
+    pub log: LogStats,
     /// Counts of virtual files.
     pub virtual_files: VirtualFileStats,
     /// The memory of the whole mount.
@@ -56,6 +60,34 @@ pub struct MountStats {
     pub cache: CacheStats,
     /// Counters of prefetched blocks.
     pub prefetch: PrefetchStats,
+}
+
+/// An error that programs got from a mount, and how often.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RecentError {
+    /// The time of the last one, in seconds since 1970.
+    pub time: u64,
+    /// How often it happened.
+    pub count: u64,
+    /// The path in the mount.
+    pub path: String,
+    /// The name of the error that the program got, such as EIO.
+    pub errno: String,
+    /// What happened, to which file.
+    pub message: String,
+    /// What the user can do about it.
+    pub remedy: String,
+}
+
+/// Where the daemon of a mount logs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LogStats {
+    /// `journal`, `syslog`, `file`, `stderr` or `none`; empty if the program does not say.
+    pub target: String,
+    /// The path of the file; of any other target `None`.
+    pub path: Option<PathBuf>,
 }
 
 /// Counts of virtual files.
@@ -109,16 +141,25 @@ pub struct PrefetchStats {
 }
 
 impl MountStats {
-    /// The JSON of the attribute. Bytes of paths that are not UTF-8 are replaced.
+    /// The JSON of the attribute. Bytes of paths that are not UTF-8 are replaced. The oldest errors, and then the
+    /// path of the log, are left out if the whole would not fit.
     pub fn to_json(&self) -> Vec<u8> {
         let text = |path: &PathBuf| PathBuf::from(path.to_string_lossy().into_owned());
-        let printable = MountStats {
+        let mut printable = MountStats {
             source: text(&self.source),
             mountpoint: text(&self.mountpoint),
             ..self.clone()
         };
-        // Numbers and valid text always serialise.
-        serde_json::to_vec(&printable).unwrap_or_default()
+        printable.log.path = printable.log.path.as_ref().map(text);
+        loop {
+            // Numbers and valid text always serialise.
+            let json = serde_json::to_vec(&printable).unwrap_or_default();
+            if json.len() <= MAX_STATS_BYTES
+                || printable.last_errors.pop().is_none() && printable.log.path.take().is_none()
+            {
+                return json;
+            }
+        }
     }
 }
 
@@ -134,6 +175,32 @@ mod tests {
         let json = stats.to_json();
         assert!(json.len() > 4096 && json.len() < MAX_STATS_BYTES, "{}", json.len());
         assert!(serde_json::from_slice::<MountStats>(&json).is_ok());
+    }
+
+    #[test]
+    fn the_oldest_errors_are_left_out_where_all_do_not_fit() {
+        let error = |n: u64| RecentError {
+            time: n,
+            path: "\u{1}".repeat(1_025),
+            message: "\u{1}".repeat(1_025),
+            ..RecentError::default()
+        };
+        let path = PathBuf::from("\u{1}".repeat(4_095));
+        let log = LogStats { target: "file".to_owned(), path: Some(path.clone()) };
+        let last_errors = (0..16).rev().map(error).collect();
+        let stats = MountStats { last_errors, log, ..MountStats::default() };
+        let found = serde_json::from_slice::<MountStats>(&stats.to_json()).unwrap();
+        let times: Vec<u64> = found.last_errors.iter().map(|error| error.time).collect();
+        assert_eq!(times, [15, 14, 13]);
+        assert!(found.log.path.is_some());
+        let stats = MountStats { source: path.clone(), mountpoint: path, ..stats };
+        let json = stats.to_json();
+        assert!(json.len() <= MAX_STATS_BYTES, "{}", json.len());
+        let found = serde_json::from_slice::<MountStats>(&json).unwrap();
+        assert_eq!(
+            (found.last_errors.len(), found.log.path, &*found.log.target),
+            (0, None, "file")
+        );
     }
 
     #[test]

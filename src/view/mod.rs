@@ -24,6 +24,7 @@ mod rules;
 mod safetensors_headers;
 mod shown_file;
 mod single_target;
+mod survey;
 mod symlinks;
 mod virtual_file_cache;
 mod virtual_index;
@@ -31,6 +32,7 @@ mod virtual_index;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::source::{self, FileMetadata, LinkPolicy, OpenFile, Root, SourceError};
 use crate::virtual_file::VirtualFile;
@@ -47,6 +49,7 @@ pub use options::{KeepPatternError, KeepRules, ViewOptions};
 pub use safetensors_headers::SafetensorsHeader;
 pub use shown_file::ShownFile;
 pub use single_target::open;
+pub use survey::Survey;
 
 /// The view of a directory and all beneath it.
 #[derive(Debug)]
@@ -183,6 +186,12 @@ impl View {
     /// The number of checkpoints that are shown, and refused.
     pub fn counts(&self) -> CheckpointCounts {
         self.directories.counts()
+    }
+
+    /// Whether anything becomes a virtual file, up to the first one; `None` if that is not known by `until`. What
+    /// lies on other filesystems is not looked at.
+    pub fn survey(&self, until: Instant) -> Option<Survey> {
+        survey::survey(&self.directories, &self.source_path(Path::new("")), until)
     }
 
     fn context(&self) -> &ViewContext {

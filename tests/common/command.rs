@@ -40,8 +40,16 @@ pub fn run_in_shell(mut shell: Command, script: &str, args: &[&str]) -> Outcome 
     run_command(shell.args(["-c", script, "bash"]).args(args).env("CKPTFS", ckptfs()))
 }
 
+/// The folder of the logs of daemons that tests start, instead of one in the user's home.
+pub fn state_folder() -> &'static str {
+    concat!(env!("CARGO_TARGET_TMPDIR"), "/state")
+}
+
 /// Runs a command to its end.
 pub fn run_command(command: &mut Command) -> Outcome {
+    if !command.get_envs().any(|(name, _)| name == "XDG_STATE_HOME") {
+        command.env("XDG_STATE_HOME", state_folder());
+    }
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     // A process ended by a signal has no exit code; shells report at least 128.

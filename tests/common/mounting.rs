@@ -65,10 +65,10 @@ impl MountFixture {
         run(&[&["mount", &self.source, &self.mountpoint], options].concat())
     }
 
-    /// Mounts in the foreground, and returns when the mount answers.
+    /// Mounts in the foreground without notes, and returns when the mount answers.
     pub fn mount_in_foreground(&self, options: &[&str]) -> ForegroundMount {
         let mut command = Command::new(ckptfs());
-        command.args(["mount", "--foreground", &self.source, &self.mountpoint]).args(options);
+        command.args(["mount", "-fq", &self.source, &self.mountpoint]).args(options);
         let child = command.stderr(Stdio::piped()).spawn().unwrap();
         let foreground = ForegroundMount { child };
         wait_until("the mount answers", || self.state() == "alive");

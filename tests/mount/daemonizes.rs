@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::common::command;
 use crate::common::command::{ckptfs, names_in, run, run_command, run_in_shell, two_shards};
 use crate::common::failing_source::{Behavior, FailingSource};
 use crate::common::mounting::{
@@ -16,11 +17,14 @@ use crate::common::mounting::{
 #[test]
 fn the_command_returns_when_the_mount_answers() {
     let fixture = MountFixture::new();
-    let outcome = fixture.try_mount(&[]);
+    let outcome = fixture.try_mount(&["--quiet"]);
     assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
     assert_eq!(fixture.state(), "alive");
     let daemon = fixture.daemon().unwrap();
-    assert_eq!(arguments(daemon.0)[1..], ["mount", &fixture.source, &fixture.mountpoint]);
+    assert_eq!(
+        arguments(daemon.0)[1..],
+        ["mount", &fixture.source, &fixture.mountpoint, "--quiet"]
+    );
     let name = fs::read_to_string(format!("/proc/{}/comm", daemon.0)).unwrap();
     assert_eq!(name, "ckptfs\n");
 }
@@ -30,7 +34,7 @@ fn the_daemon_inherits_nothing_of_its_caller() {
     let fixture = MountFixture::new();
     let held = fixture.path("held by the caller");
     // `run` reads to the end of every pipe that the daemon might still hold open, this one included.
-    let script = r#"exec 7>"$3" 5>&1; cd "$4"; "$CKPTFS" mount source mnt; ps -o sid= -p $$"#;
+    let script = r#"exec 7>"$3" 5>&1; cd "$4"; "$CKPTFS" mount -q source mnt; ps -o sid= -p $$"#;
     let folder = Path::new(&fixture.source).parent().unwrap().to_str().unwrap();
     let arguments = [&fixture.source, &fixture.mountpoint, &held, folder];
     let outcome = run_in_shell(Command::new("bash"), script, &arguments);
@@ -41,9 +45,11 @@ fn the_daemon_inherits_nothing_of_its_caller() {
     for entry in fs::read_dir(process("fd")).unwrap() {
         let target = fs::read_link(entry.unwrap().path()).unwrap();
         let target = target.to_str().unwrap();
-        let is_its_own = ["/dev/null", "/dev/fuse", "socket:", "anon_inode:", &fixture.source]
-            .iter()
-            .any(|own| target.starts_with(own));
+        let logs = format!("{}/ckptfs", command::state_folder());
+        let is_its_own =
+            ["/dev/null", "/dev/fuse", "socket:", "anon_inode:", &fixture.source, &logs]
+                .iter()
+                .any(|own| target.starts_with(own));
         assert!(is_its_own, "{target}");
     }
     assert_eq!(fs::read_link(process("cwd")).unwrap(), Path::new("/"));
@@ -110,7 +116,8 @@ fn a_caller_that_goes_away_leaves_no_mount() {
 fn the_daemon_variable_alone_makes_no_daemon() {
     let fixture = MountFixture::new();
     let mut command = Command::new(ckptfs());
-    command.args(["mount", &fixture.source, &fixture.mountpoint]).env("CKPTFS_DAEMON", "pipe:[1]");
+    command.args(["mount", "-q", &fixture.source, &fixture.mountpoint]);
+    command.env("CKPTFS_DAEMON", "pipe:[1]");
     let outcome = run_command(&mut command);
     assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
     assert_eq!(fixture.state(), "alive");
@@ -142,6 +149,56 @@ fn the_log_goes_to_its_file() {
     assert!(messages.contains("SIGTERM"), "{messages}");
 }
 
+/// This machine has neither a journal nor a syslog; where there are, see tests/namespaces.
+#[test]
+fn a_daemon_without_a_log_file_logs_in_the_state_folder() {
+    let fixture = MountFixture::new();
+    let state = fixture.path("state");
+    fs::create_dir(fixture.path("source/sub")).unwrap();
+    fs::write(fixture.path("source/sub/broken.ckpt"), b"PK\x03\x04 and no archive").unwrap();
+    let mut command = Command::new(ckptfs());
+    command.args(["mount", &fixture.source, &fixture.mountpoint]).env("XDG_STATE_HOME", &state);
+    assert_eq!(run_command(&mut command).code, 0);
+    assert_eq!(names_in(&Path::new(&fixture.mountpoint).join("sub")), ["broken.ckpt"]);
+    let log = fixture.status().unwrap()["stats"]["log"].clone();
+    if log["target"] != "file" {
+        let has_system_log =
+            Path::new("/run/systemd/journal/socket").exists() || Path::new("/dev/log").exists();
+        return assert!(has_system_log, "{log}");
+    }
+    let path = log["path"].as_str().unwrap().to_owned();
+    let name = fixture.mountpoint.trim_start_matches('/').replace('/', "-");
+    assert_eq!(path, format!("{state}/ckptfs/{name}.log"));
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains("WARN") && text.contains("broken.ckpt"), "{text}");
+    let shown: String = run(&["status"]).stdout.split_whitespace().collect();
+    assert!(shown.contains(&format!("log{path}")), "{shown}");
+    assert_eq!(fixture.unmount(&[]).code, 0);
+    // Without a home directory there is no such file, and the mount works.
+    let mut command = Command::new(ckptfs());
+    command.args(["mount", "-q", &fixture.source, &fixture.mountpoint]);
+    command.env_remove("HOME").env_remove("XDG_STATE_HOME");
+    assert_eq!(run_command(&mut command).stderr, "");
+    let log = &fixture.status().unwrap()["stats"]["log"];
+    assert_eq!((&log["target"], &log["path"]), (&"none".into(), &serde_json::Value::Null));
+    assert_eq!(fixture.unmount(&[]).code, 0);
+}
+
+/// Its folder would be hidden, and the mountpoint no longer empty.
+#[test]
+fn no_log_is_made_inside_the_mountpoint() {
+    let fixture = MountFixture::new();
+    let mut command = Command::new(ckptfs());
+    command.args(["mount", "-q", &fixture.source, &fixture.mountpoint]);
+    command.env("XDG_STATE_HOME", format!("{}/state", fixture.mountpoint));
+    let outcome = run_command(&mut command);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""));
+    let log = fixture.status().unwrap()["stats"]["log"].clone();
+    assert_ne!(log["target"], "file", "{log}");
+    assert_eq!(fixture.unmount(&[]).code, 0);
+    assert_eq!(fs::read_dir(&fixture.mountpoint).unwrap().count(), 0);
+}
+
 #[test]
 fn a_bad_log_filter_is_reported() {
     let fixture = MountFixture::new();
@@ -158,7 +215,7 @@ fn a_bad_log_filter_is_reported() {
     assert!(note.contains("note: RUST_LOG=ckptfs=louder is ignored"), "{note}");
     // As the options say instead.
     assert!(fs::read_to_string(&log).unwrap().contains("mounted at"));
-    assert_eq!(mount("ckptfs=debug"), "");
+    assert!(!mount("ckptfs=debug").contains("RUST_LOG"));
 }
 
 #[test]
@@ -166,7 +223,7 @@ fn the_help_says_where_the_log_goes_and_where_the_bytes_lie() {
     let help = run(&["mount", "--help"]).stdout;
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     for words in
-        ["logs to --log-file, and nowhere without it", "user.ckptfs.source", "always read-only"]
+        ["without it to the journal or the syslog", "user.ckptfs.source", "always read-only"]
     {
         assert!(help.contains(words), "{help}");
     }

@@ -10,6 +10,7 @@ mod blocking_reads_first;
 mod cache_serves_any_range;
 mod commands_accept_mount_paths;
 mod daemonizes;
+mod errors_are_explained;
 mod mount_errors_explain;
 mod mounts_read_only;
 mod panics_are_survived;

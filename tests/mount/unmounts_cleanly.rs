@@ -179,7 +179,7 @@ fn status_lists_mounts() {
     let daemon = fixture.mount(&[]);
     let outcome = run(&["status"]);
     assert_eq!(outcome.code, 0);
-    assert!(outcome.stdout.contains(&fixture.mountpoint) && outcome.stdout.contains("SERVED"));
+    assert!(outcome.stdout.contains(&fixture.mountpoint) && outcome.stdout.contains("served"));
     let mount = fixture.status().unwrap();
     assert_eq!(mount["source"], fixture.source.as_str());
     assert_eq!(mount["stats"]["pid"], daemon.0);

@@ -31,7 +31,7 @@ fn a_line_of_fstab_mounts() {
     let script = r#"
         set -e
         mount --bind "$3" /usr/local/bin
-        for options in ro,allow_other,memory=64M,_netdev defaults noauto,nofail,x-systemd.automount; do
+        for options in ro,allow_other,memory=64M,_netdev,quiet quiet noauto,nofail,x-systemd.automount,quiet; do
             echo "$1  $2  fuse.ckptfs  $options  0  0" > "$3/fstab"
             case $options in
                 noauto*) mount -T "$3/fstab" "$2" ;;

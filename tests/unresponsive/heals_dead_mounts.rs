@@ -22,8 +22,9 @@ fn dead() -> MountFixture {
 fn status_reports_a_dead_mount() {
     let fixture = dead();
     let output = run(&["status"]).stdout;
-    let line = output.lines().find(|line| line.contains(&fixture.mountpoint)).unwrap();
-    assert!(line.contains("DEAD") && line.contains("ckptfs unmount"), "{line}");
+    let text = output.split_once(&format!("{}\n", fixture.mountpoint)).unwrap().1;
+    let text = text.split("\n\n").next().unwrap();
+    assert!(text.contains("DEAD") && text.contains("ckptfs unmount"), "{output}");
 }
 
 #[test]

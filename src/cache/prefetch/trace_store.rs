@@ -14,12 +14,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fstat, mkdirat,
-    openat, renameat, statat, unlinkat, utimensat,
+    AtFlags, Dir, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fstat, openat, renameat,
+    statat, unlinkat, utimensat,
 };
-use rustix::io::Errno;
 
 use crate::cache::io::executor::IoExecutor;
+use crate::private_folder::{check_private, create_private, open_private};
 use crate::threads::lock;
 use crate::virtual_file::Digest;
 
@@ -64,7 +64,7 @@ impl TraceStore {
         self.executor.submit_prefetch(Box::new(move || {
             let Some(trace) = weak.upgrade() else { return };
             let chunks = lock(&trace).chunks();
-            let stored = open_folder(&store.folder)
+            let stored = open_private(&store.folder)
                 .and_then(|folder| read_trace(&folder, &layout.to_string()));
             match stored.map(|bytes| decode_trace(&bytes, chunks)) {
                 Ok(Some(stored)) => lock(&trace).follow(stored),
@@ -135,55 +135,6 @@ impl Drop for PendingWrite {
     }
 }
 
-/// Opens the folder, if it is there and no other user can write to it.
-fn open_folder(folder: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(folder, flags, Mode::empty())?;
-    check_private(&fstat(&folder)?)?;
-    Ok(folder)
-}
-
-/// Opens the folder, and creates it if it is not there. Nothing is created in another user's directory: a daemon that
-/// runs with another user's home must not leave there what that user cannot remove.
-fn create_folder(folder: &Path) -> io::Result<OwnedFd> {
-    let Some(existing) = folder.ancestors().find(|path| path.exists()) else {
-        return open_folder(folder);
-    };
-    let Ok(missing) = folder.strip_prefix(existing) else { return open_folder(folder) };
-    if missing.as_os_str().is_empty() {
-        return open_folder(folder);
-    }
-    // A link must be the user's own, too: its owner decides where it leads.
-    check_owner(&rustix::fs::lstat(existing)?)?;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let mut created = rustix::fs::open(existing, flags, Mode::empty())?;
-    for name in missing {
-        check_owner(&fstat(&created)?)?;
-        match mkdirat(&created, name, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
-        }
-        created = openat(&created, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
-    }
-    check_private(&fstat(&created)?)?;
-    Ok(created)
-}
-
-fn check_private(stat: &Stat) -> io::Result<()> {
-    check_owner(stat)?;
-    if stat.st_mode & 0o022 != 0 {
-        return Err(io::Error::other("others may write to it"));
-    }
-    Ok(())
-}
-
-fn check_owner(stat: &Stat) -> io::Result<()> {
-    if stat.st_uid != rustix::process::geteuid().as_raw() {
-        return Err(io::Error::other("it is another user's"));
-    }
-    Ok(())
-}
-
 fn read_trace(folder: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(folder, name, flags, Mode::empty())?;
@@ -199,7 +150,7 @@ fn read_trace(folder: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
 
 /// Writes a file that is whole or not there. One that has these bytes already is only marked as new.
 fn write_trace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let folder = create_folder(folder)?;
+    let folder = create_private(folder)?;
     if read_trace(&folder, name).is_ok_and(|known| known == bytes) {
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let times = Timestamps { last_access: now, last_modification: now };

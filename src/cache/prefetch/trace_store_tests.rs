@@ -21,7 +21,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 fn read_back(folder: &Path) -> io::Result<Vec<u8>> {
-    read_trace(open_folder(folder)?, NAME)
+    read_trace(open_private(folder)?, NAME)
 }
 
 #[test]

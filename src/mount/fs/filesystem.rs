@@ -15,8 +15,9 @@ use super::attr::{GENERATION, KERNEL_CACHE_TIMEOUT};
 use super::blocking_pool::BlockingPool;
 use super::handles::OpenedHandle;
 use super::inodes::ROOT;
+use super::outcomes::RequestFailure;
 use super::readdir;
-use super::reply::{ReadRange, ReadReply, catch_panic};
+use super::reply::{ReadRange, ReadReply};
 use super::state::FilesystemState;
 use super::{denied_ops, xattrs};
 
@@ -29,6 +30,10 @@ const MAX_BACKGROUND_REQUESTS: u16 = u16::MAX;
 /// Stacked filesystems, the source's among them: as many as the kernel allows. A source on an overlay, as in
 /// containers, can then be passed through.
 const MAX_STACK_DEPTH: u32 = 2;
+
+/// Why a file cannot be opened for writing. The kernel itself refuses that, unless root remounts the mount writable.
+const READ_ONLY: &str = "it was opened for writing, and a mount is read-only";
+const READ_ONLY_REMEDY: &str = "write to the file in the mounted directory itself";
 
 /// The filesystem of one mount, as fuser calls it.
 pub struct FuseFilesystem {
@@ -85,7 +90,9 @@ impl fuser::Filesystem for FuseFilesystem {
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (thread, name) = (request.pid(), name.to_owned());
         self.run_blocking(parent, move |state| {
-            match catch_panic(|| state.look_up(thread, parent, &name)) {
+            let found =
+                state.outcomes.catch_panic(parent.0, || state.look_up(thread, parent, &name));
+            match found {
                 Ok(attr) => reply.entry(&KERNEL_CACHE_TIMEOUT, &attr, GENERATION),
                 Err(errno) => reply.error(errno),
             }
@@ -99,14 +106,16 @@ impl fuser::Filesystem for FuseFilesystem {
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.run_blocking(number, move |state| match catch_panic(|| state.current_attr(number)) {
-            Ok(attr) => reply.attr(&KERNEL_CACHE_TIMEOUT, &attr),
-            Err(errno) => reply.error(errno),
+        self.run_blocking(number, move |state| {
+            match state.outcomes.catch_panic(number.0, || state.current_attr(number)) {
+                Ok(attr) => reply.attr(&KERNEL_CACHE_TIMEOUT, &attr),
+                Err(errno) => reply.error(errno),
+            }
         });
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        match catch_panic(|| self.state.link_target(number)) {
+        match self.state.outcomes.catch_panic(number.0, || self.state.link_target(number)) {
             Ok(target) => reply.data(target.as_os_str().as_bytes()),
             Err(errno) => reply.error(errno),
         }
@@ -114,11 +123,14 @@ impl fuser::Filesystem for FuseFilesystem {
 
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
-            return reply.error(Errno::EROFS);
+            let failure = RequestFailure::new(Errno::EROFS, READ_ONLY, READ_ONLY_REMEDY);
+            return reply.error(self.state.outcomes.record(number.0, &failure));
         }
         let thread = request.pid();
         self.run_blocking(number, move |state| {
-            match catch_panic(|| state.open(thread, number, &reply)) {
+            let opened =
+                state.outcomes.catch_panic(number.0, || state.open(thread, number, &reply));
+            match opened {
                 Ok(OpenedHandle { handle, flags, backing: Some(backing) }) => {
                     reply.opened_passthrough(FileHandle(handle), flags, &backing);
                 }
@@ -133,7 +145,7 @@ impl fuser::Filesystem for FuseFilesystem {
     fn read(
         &self,
         _: &Request,
-        _: INodeNo,
+        number: INodeNo,
         handle: FileHandle,
         offset: u64,
         size: u32,
@@ -141,10 +153,11 @@ impl fuser::Filesystem for FuseFilesystem {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let reply = ReadReply { reply, counters: Arc::clone(&self.state.counters) };
+        let outcomes = &self.state.outcomes;
+        let reply = ReadReply::new(reply, number.0, Arc::clone(outcomes));
         let range = ReadRange { offset, size };
         // A panic drops the reply, which answers EIO.
-        let _ = catch_panic(|| {
+        let _ = outcomes.catch_panic(number.0, || {
             self.state.handles.read(handle.0, range, reply);
             Ok(())
         });
@@ -178,7 +191,8 @@ impl fuser::Filesystem for FuseFilesystem {
         mut reply: ReplyDirectory,
     ) {
         self.run_blocking(number, move |state| {
-            match catch_panic(|| readdir::reply_names(state, number, handle, offset, &mut reply)) {
+            let list = || readdir::reply_names(state, number, handle, offset, &mut reply);
+            match state.outcomes.catch_panic(number.0, list) {
                 Ok(()) => reply.ok(),
                 Err(errno) => reply.error(errno),
             }
@@ -194,7 +208,8 @@ impl fuser::Filesystem for FuseFilesystem {
         mut reply: ReplyDirectoryPlus,
     ) {
         self.run_blocking(number, move |state| {
-            match catch_panic(|| readdir::reply_names(state, number, handle, offset, &mut reply)) {
+            let list = || readdir::reply_names(state, number, handle, offset, &mut reply);
+            match state.outcomes.catch_panic(number.0, list) {
                 Ok(()) => reply.ok(),
                 Err(errno) => reply.error(errno),
             }
@@ -215,7 +230,7 @@ impl fuser::Filesystem for FuseFilesystem {
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         self.run_blocking(INodeNo(ROOT), move |state| {
-            match catch_panic(|| state.view.root().filesystem_stats().map_err(|_| Errno::EIO)) {
+            match state.outcomes.catch_panic(ROOT, || state.filesystem_stats()) {
                 Ok(s) => reply.statfs(
                     s.f_blocks,
                     s.f_bfree,
@@ -233,7 +248,7 @@ impl fuser::Filesystem for FuseFilesystem {
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let state = &self.state;
-        let value = catch_panic(|| {
+        let value = state.outcomes.catch_panic(number.0, || {
             let inode = state.inode(number)?;
             xattrs::value(state, number.0, &inode, name).ok_or(Errno::NO_XATTR)
         });

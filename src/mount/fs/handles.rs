@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use fuser::{BackingId, Errno, FopenFlags, Notifier, ReplyOpen};
+use fuser::{BackingId, FopenFlags, Notifier, ReplyOpen};
 
 use crate::cache::{Cache, CacheError, CachedFile};
 use crate::mount::options::CLOSED_FILES_DIVISOR;
@@ -12,10 +12,10 @@ use crate::source::{FileState, OpenFile, SourceError};
 use crate::threads::lock;
 use crate::view::{View, ViewError};
 
-use super::attr::{source_errno, view_errno};
 use super::blocking_pool::BlockingPoolHandle;
 use super::inodes::{Inode, InodeKind};
 use super::open_virtual_files::{OpenVirtualFile, OpenVirtualFiles};
+use super::outcomes::RequestFailure;
 use super::reply::{ReadRange, ReadReply};
 use super::source_handles::{SourceAccess, SourceHandles};
 
@@ -220,11 +220,11 @@ impl HandleTable {
     /// Reads from an open file. The reply is sent now or later, by another thread.
     pub fn read(self: &Arc<Self>, handle: u64, range: ReadRange, reply: ReadReply) {
         let Some(open) = lock(&self.handles).get(&handle).cloned() else {
-            return reply.fail(Errno::EBADF);
+            return reply.fail(&RequestFailure::closed_handle());
         };
         self.complete_open(&open);
         match &open.content {
-            HandleContent::Backing => reply.fail(Errno::EBADF),
+            HandleContent::Backing => reply.fail(&RequestFailure::closed_handle()),
             HandleContent::VirtualFile(file) => match self.virtual_files.resident(file) {
                 Some(cached_file) => read_virtual_file(&cached_file, range, reply),
                 None => self.reopen_and_read(Arc::clone(file), range, reply),
@@ -256,12 +256,7 @@ impl HandleTable {
                 table.rebalance();
                 read_virtual_file(&cached_file, range, reply);
             }
-            Err(error) => {
-                if table.cache.should_log(Some(error.path())) {
-                    tracing::error!("{error}");
-                }
-                reply.fail(view_errno(&error));
-            }
+            Err(error) => reply.fail(&RequestFailure::from(&error)),
         });
     }
 
@@ -288,11 +283,11 @@ impl HandleTable {
     }
 }
 
-/// Reads from a virtual file. The cache logs its errors, because it knows which ones it has logged before.
+/// Reads from a virtual file.
 fn read_virtual_file(cached_file: &Arc<CachedFile>, range: ReadRange, reply: ReadReply) {
     let done = move |read: Result<&[u8], &CacheError>| match read {
         Ok(bytes) => reply.send(bytes),
-        Err(_) => reply.fail(Errno::EIO),
+        Err(error) => reply.fail(&RequestFailure::from(error)),
     };
     cached_file.read(range.offset, range.size, Box::new(done));
 }
@@ -319,7 +314,7 @@ fn read_source(pool: &BlockingPoolHandle, file: Arc<OpenFile>, range: ReadRange,
         let mut bytes = vec![0; range.size as usize];
         match file.read_available_at(&mut bytes, range.offset) {
             Ok(read) => reply.send(&bytes[..read]),
-            Err(error) => reply.fail(source_errno(&error)),
+            Err(error) => reply.fail(&RequestFailure::from(&error)),
         }
     });
 }

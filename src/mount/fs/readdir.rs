@@ -71,7 +71,7 @@ pub fn reply_names(
         let end = names.names.len().min(index + BATCH_NAMES);
         let batch = (index..end).filter_map(|index| names.names.get(index));
         let entries = state.view.list_entries(&names.directory, batch);
-        for entry in entries.map_err(|e| state.record_error(&e))? {
+        for entry in entries.map_err(|e| state.record_error(&names.directory, &e))? {
             if let Some(entry) = listed_name(&names, index, entry, &inode)
                 && reply.add(state, next + 1, entry)
             {
@@ -90,7 +90,7 @@ fn current_names(
     number: u64,
     directory: &Path,
 ) -> Result<SortedNames, Errno> {
-    let names = state.view.names(directory).map_err(|e| state.record_error(&e))?;
+    let names = state.view.names(directory).map_err(|e| state.record_error(directory, &e))?;
     if number == ROOT && names.is_empty() {
         // A removed source looks empty. This logs it.
         state.is_source_removed();

@@ -1,41 +1,10 @@
-//! Replies to read requests, counted, and replies of requests that panic.
+//! The reply that a read is owed.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use fuser::{Errno, ReplyData};
+use fuser::ReplyData;
 
-/// Counters of a mount. Each is exact by itself; together they are no snapshot.
-#[derive(Debug, Default)]
-pub struct MountCounters {
-    bytes: AtomicU64,
-    reads: AtomicU64,
-    errors: AtomicU64,
-}
-
-impl MountCounters {
-    pub fn count_read(&self, bytes: usize) {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    pub fn count_error(&self) {
-        self.errors.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    pub fn reads(&self) -> u64 {
-        self.reads.load(Ordering::Relaxed)
-    }
-
-    pub fn errors(&self) -> u64 {
-        self.errors.load(Ordering::Relaxed)
-    }
-}
+use super::outcomes::{RequestFailure, RequestOutcomes};
 
 /// The bytes that a read asks for.
 #[derive(Clone, Copy, Debug)]
@@ -44,30 +13,41 @@ pub struct ReadRange {
     pub size: u32,
 }
 
-/// The reply that one read is owed. If it is dropped instead, the kernel gets EIO.
-#[derive(Debug)]
+/// The reply to one read. If it is dropped instead, the kernel gets EIO.
 pub struct ReadReply {
-    pub reply: ReplyData,
-    pub counters: Arc<MountCounters>,
+    reply: Option<ReplyData>,
+    /// The inode number of the file.
+    number: u64,
+    outcomes: Arc<RequestOutcomes>,
 }
 
 impl ReadReply {
-    pub fn send(self, bytes: &[u8]) {
-        self.counters.count_read(bytes.len());
-        self.reply.data(bytes);
+    pub fn new(reply: ReplyData, number: u64, outcomes: Arc<RequestOutcomes>) -> ReadReply {
+        ReadReply { reply: Some(reply), number, outcomes }
     }
 
-    pub fn fail(self, errno: Errno) {
-        self.counters.count_error();
-        self.reply.error(errno);
+    pub fn send(mut self, bytes: &[u8]) {
+        if let Some(reply) = self.reply.take() {
+            self.outcomes.count_read(bytes.len());
+            reply.data(bytes);
+        }
+    }
+
+    pub fn fail(mut self, failure: &RequestFailure) {
+        self.send_failure(failure);
+    }
+
+    fn send_failure(&mut self, failure: &RequestFailure) {
+        if let Some(reply) = self.reply.take() {
+            reply.error(self.outcomes.record(self.number, failure));
+        }
     }
 }
 
-/// Runs the work of a request. A panic becomes EIO: one request is lost, and the mount lives.
-pub fn catch_panic<T>(request: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    // State that a panic leaves half changed is behind a lock, or belongs to this request alone.
-    catch_unwind(AssertUnwindSafe(request)).unwrap_or_else(|_| {
-        tracing::error!("a request could not be answered: a fault in ckptfs, please report it");
-        Err(Errno::EIO)
-    })
+impl Drop for ReadReply {
+    fn drop(&mut self) {
+        if self.reply.is_some() {
+            self.send_failure(&RequestFailure::abandoned());
+        }
+    }
 }

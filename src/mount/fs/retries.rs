@@ -50,11 +50,14 @@ impl Retries {
         Retries { handles, waiting: Mutex::new(LruCache::new(MAX_RETRYING_THREADS)) }
     }
 
-    /// Records that the first try of a thread has failed. Threads of other containers have the number 0 here.
-    pub fn record_first_try(&self, thread: u32, path: PathBuf) {
-        if thread != 0 {
+    /// Records that the first try of a thread has failed. Returns whether the second try can be told by its thread:
+    /// those of other containers have the number 0 here.
+    pub fn record_first_try(&self, thread: u32, path: PathBuf) -> bool {
+        let is_known = thread != 0;
+        if is_known {
             self.put(thread, PendingRetry { path, started: Instant::now(), file: None });
         }
+        is_known
     }
 
     /// Whether a thread is about to try to open this name again.

@@ -9,71 +9,71 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use fuser::{Errno, FileAttr, INodeNo, ReplyOpen};
 
 use crate::cache::Cache;
-use crate::log_throttle::LogThrottle;
 use crate::mount::error::MountError;
 use crate::mount::stats::{
-    CacheStats, MemoryStats, MountStats, PrefetchStats, STATS_VERSION, VirtualFileStats,
+    CacheStats, LogStats, MemoryStats, MountStats, PrefetchStats, STATS_VERSION, VirtualFileStats,
 };
-use crate::source::{FileKind, FileMetadata};
+use crate::source::{FileKind, FileMetadata, SourceError};
 use crate::view::{View, ViewEntry, ViewError};
 
 use super::attr::{OwnerOverride, file_attr, is_stale, last_file_attr, open_errno, view_errno};
 use super::handles::{HandleTable, OpenedHandle};
 use super::inodes::{Inode, InodeKind, InodeTable, LastAttributes};
 use super::listings::Listings;
-use super::reply::MountCounters;
+use super::outcomes::{RequestFailure, RequestOutcomes};
 use super::retries::{Retries, RetryFile};
 
 /// The state of one mount's filesystem.
 pub struct FilesystemState {
     pub view: Arc<View>,
-    pub inodes: InodeTable,
+    pub inodes: Arc<InodeTable>,
     pub handles: Arc<HandleTable>,
     pub listings: Listings,
-    pub counters: Arc<MountCounters>,
-    pub source: PathBuf,
-    mountpoint: PathBuf,
+    pub outcomes: Arc<RequestOutcomes>,
+    pub about: MountDescription,
     cache: Arc<Cache>,
     retries: Retries,
     owner: OwnerOverride,
-    /// Files whose failed lookups and opens were logged.
-    log_throttle: LogThrottle,
     is_removal_logged: AtomicBool,
-    /// The memory budget of the mount, in bytes.
-    budget: u64,
     start_time: SystemTime,
     started: Instant,
+}
+
+/// What the statistics say of a mount that never changes.
+pub struct MountDescription {
+    pub source: PathBuf,
+    pub mountpoint: PathBuf,
+    /// The memory budget of the mount, in bytes.
+    pub budget: u64,
+    pub log: LogStats,
 }
 
 /// Lookups of a name that is renamed over meanwhile, until one can be opened.
 const MAX_LOOKUP_TRIES: usize = 8;
 
 impl FilesystemState {
-    /// The state of a mount that shows `source` at `mountpoint`. `budget` is in bytes.
+    /// The state of a mount.
     pub fn new(
-        (source, mountpoint): (PathBuf, PathBuf),
+        about: MountDescription,
         view: Arc<View>,
         cache: Arc<Cache>,
         handles: Arc<HandleTable>,
         listings: Listings,
         owner: OwnerOverride,
-        budget: u64,
     ) -> Result<FilesystemState, MountError> {
-        let root = view.metadata("".as_ref())?;
+        let inodes = Arc::new(InodeTable::new(&view.metadata("".as_ref())?));
+        let outcomes = RequestOutcomes::new(Arc::clone(&inodes), about.mountpoint.clone());
         Ok(FilesystemState {
             view,
-            inodes: InodeTable::new(&root),
+            inodes,
             retries: Retries::new(Arc::clone(&handles)),
             handles,
             listings,
-            counters: Arc::default(),
-            source,
-            mountpoint,
+            outcomes: Arc::new(outcomes),
+            about,
             cache,
             owner,
-            log_throttle: LogThrottle::default(),
             is_removal_logged: AtomicBool::new(false),
-            budget,
             start_time: SystemTime::now(),
             started: Instant::now(),
         })
@@ -81,7 +81,8 @@ impl FilesystemState {
 
     /// The inode of a number; ESTALE if the kernel was never told it, or forgot it.
     pub fn inode(&self, number: INodeNo) -> Result<Arc<Inode>, Errno> {
-        self.inodes.get(number.0).ok_or(Errno::ESTALE)
+        let record = || self.outcomes.record(number.0, &RequestFailure::forgotten_inode());
+        self.inodes.get(number.0).ok_or_else(record)
     }
 
     pub fn attr(&self, number: u64, metadata: &FileMetadata) -> FileAttr {
@@ -100,7 +101,8 @@ impl FilesystemState {
         {
             return Ok(attr);
         }
-        let entry = self.view.lookup(&directory, name).map_err(|e| self.record_error(&e))?;
+        let entry = self.view.lookup(&directory, name);
+        let entry = entry.map_err(|e| self.record_error(&directory.join(name), &e))?;
         let entry = entry.ok_or_else(|| self.not_found())?;
         let path = self.inodes.child_path(parent.0, &directory, name);
         let number = self.inodes.add_lookup(Inode::new(path, &entry));
@@ -157,11 +159,16 @@ impl FilesystemState {
             // The kernel repeats the lookup, which must find what is there now.
             let path = inode.path.to_path();
             self.view.invalidate(&path);
-            if is_stale(&error) && !is_second_try {
-                self.retries.record_first_try(thread, path);
+            if is_stale(&error)
+                && !is_second_try
+                && self.retries.record_first_try(thread, path.clone())
+            {
+                // No error yet: the kernel tries again.
+                tracing::debug!("{error}; the kernel opens it again");
+                return open_errno(&error);
             }
-            self.log_failure(&error);
-            open_errno(&error)
+            let failure = RequestFailure::from(&error).with_errno(open_errno(&error));
+            self.outcomes.record_path(&path, &failure)
         })
     }
 
@@ -195,34 +202,39 @@ impl FilesystemState {
     }
 
     pub fn link_target(&self, number: INodeNo) -> Result<PathBuf, Errno> {
-        match &self.inode(number)?.kind {
+        let inode = self.inode(number)?;
+        match &inode.kind {
             InodeKind::Link(Some(target)) => Ok((**target).clone()),
-            InodeKind::Link(None) => Err(Errno::EACCES),
+            InodeKind::Link(None) => {
+                let root = self.view.root().path();
+                let path = root.join(self.view.source_path(&inode.path.to_path()));
+                let error = SourceError::OutsideRoot { path, root: root.to_path_buf() };
+                // A listing has logged it.
+                let failure = RequestFailure::new(Errno::EACCES, &error, error.remedy());
+                Err(self.outcomes.record(number.0, &failure))
+            }
             _ => Err(Errno::EINVAL),
         }
     }
 
-    /// Counts and logs an error of the view, and returns its number.
-    pub fn record_error(&self, error: &ViewError) -> Errno {
-        let errno = view_errno(error);
-        if i32::from(errno) == i32::from(Errno::ENOENT) {
-            return self.not_found();
+    /// The numbers of the source's filesystem.
+    pub fn filesystem_stats(&self) -> Result<rustix::fs::StatVfs, Errno> {
+        let stats = self.view.root().filesystem_stats();
+        stats.map_err(|error| self.record_error(Path::new(""), &error.into()))
+    }
+
+    /// Records the error of a request about a path in the view, and returns its errno.
+    pub fn record_error(&self, path: &Path, error: &ViewError) -> Errno {
+        match view_errno(error).code() == Errno::ENOENT.code() {
+            true => self.not_found(),
+            false => self.outcomes.record_path(path, &RequestFailure::from(error)),
         }
-        self.log_failure(error);
-        errno
     }
 
     /// ENOENT. A name that is missing may be the first sign that the whole source was removed.
     fn not_found(&self) -> Errno {
         self.is_source_removed();
         Errno::ENOENT
-    }
-
-    fn log_failure(&self, error: &ViewError) {
-        self.counters.count_error();
-        if self.log_throttle.should_log(error.path()) {
-            tracing::warn!("{error}");
-        }
     }
 
     /// Whether the source directory was removed, which is logged once. Never waits.
@@ -235,7 +247,7 @@ impl FilesystemState {
             tracing::warn!(
                 "{}: the directory was removed, and the mount stays empty whatever is made there \
                  now; what to do: unmount it, and mount again",
-                self.source.display()
+                self.about.source.display()
             );
         }
         is_removed
@@ -250,22 +262,24 @@ impl FilesystemState {
             version: STATS_VERSION,
             ckptfs: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            source: self.source.clone(),
+            source: self.about.source.clone(),
             source_removed: self.is_source_removed(),
-            mountpoint: self.mountpoint.clone(),
+            mountpoint: self.about.mountpoint.clone(),
             started: start_time.map_or(0, |since| since.as_secs()),
             uptime_s: self.started.elapsed().as_secs(),
             passthrough: self.handles.is_passthrough_enabled(),
-            bytes_served: self.counters.bytes(),
-            reads: self.counters.reads(),
-            errors: self.counters.errors(),
+            bytes_served: self.outcomes.bytes(),
+            reads: self.outcomes.reads(),
+            errors: self.outcomes.errors(),
+            last_errors: self.outcomes.recent(),
+            log: self.about.log.clone(),
             virtual_files: VirtualFileStats {
                 known: counts.virtual_files,
                 open: self.handles.open_virtual_files(),
                 refused: counts.refused,
             },
             memory: MemoryStats {
-                budget: self.budget,
+                budget: self.about.budget,
                 held: self.handles.held_bytes() + cache.held_bytes,
             },
             cache: CacheStats {

@@ -45,7 +45,7 @@ fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
     let ParseOptions { root_key, allow_partial, follow_symlinks } = options;
     let attribute = SourceAttribute {
         version: SOURCE_FORMAT_VERSION,
-        source: state.source.to_string_lossy().into_owned().into(),
+        source: state.about.source.to_string_lossy().into_owned().into(),
         // JSON cannot hold a path that is not UTF-8.
         path: path.to_str()?.into(),
         is_virtual_file,

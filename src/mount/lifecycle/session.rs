@@ -18,6 +18,7 @@ use super::attach::AttachedMount;
 use super::liveness::{self, Liveness};
 use crate::mount::error::MountError;
 use crate::mount::stats::{MountStats, StatsReporter};
+use crate::view::Survey;
 
 /// A mount that this process serves. Dropping it detaches it.
 pub struct MountSession {
@@ -25,6 +26,7 @@ pub struct MountSession {
     end: Arc<SessionEnd>,
     stats_reporter: StatsReporter,
     pub(in crate::mount) is_privileged: bool,
+    pub(in crate::mount) survey: Option<Survey>,
 }
 
 /// The time limit for the first reply of a mount. Milliseconds are usual, but a machine that is short of memory or
@@ -88,6 +90,7 @@ pub(in crate::mount) fn start<F: fuser::Filesystem + 'static>(
         end: Arc::default(),
         stats_reporter: numbers,
         is_privileged: false,
+        survey: None,
     };
     // Without `allow_other`, the kernel itself keeps other users out.
     let acl = fuser::SessionACL::All;
@@ -122,6 +125,11 @@ impl MountSession {
     /// Whether it has the features that need root: passthrough, and a larger readahead of the kernel.
     pub fn is_privileged(&self) -> bool {
         self.is_privileged
+    }
+
+    /// What it shows of checkpoints, if that was known when it was made.
+    pub fn survey(&self) -> Option<Survey> {
+        self.survey
     }
 
     /// The mount in the tree.

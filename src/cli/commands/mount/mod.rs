@@ -3,7 +3,7 @@
 mod background;
 mod fstab_options;
 mod lifecycle;
-mod log;
+pub mod log;
 mod malloc_tuning;
 pub mod metrics;
 
@@ -11,18 +11,23 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::mount::lifecycle::{liveness, mountpoint};
+use crate::mount::stats::LogStats;
 use crate::mount::{self, MountOptions, MountSession};
+use crate::private_folder::xdg_folder;
+use crate::shell_word::shell_word;
+use crate::view::Survey;
 
 use crate::cli::args::{Command, CommandLine, MountArgs};
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_OK};
 use crate::cli::output::print_note;
 use crate::cli::python_commands;
+use crate::cli::terminal_text::format_count;
 use background::ParentProcess;
 use lifecycle::MountLifecycle;
 
@@ -136,6 +141,32 @@ fn serve_as_daemon(args: &MountArgs, parent: ParentProcess) -> Result<(), Comman
 const UNPRIVILEGED_NOTE: &str = "mounted without privileges: files shown unchanged go through \
      ckptfs too, and the kernel reads less ahead; mount as root to lift both limits";
 
+/// The note of a mount in which nothing becomes a virtual file.
+fn nothing_virtual_note(source: &Path, survey: &Survey) -> Option<String> {
+    let Survey { has_virtual_file, refused, kept, safetensors } = *survey;
+    let list = format!("ckptfs ls -r {}", shell_word(source));
+    let reason = match () {
+        () if has_virtual_file => return None,
+        () if refused > 0 => {
+            format!("{} refused; {list} says why", count_are(refused, "checkpoint"))
+        }
+        () if kept > 0 => {
+            format!("{} kept unchanged; {list} says why", count_are(kept, "checkpoint"))
+        }
+        () if safetensors > 0 => {
+            let files = count_are(safetensors, "safetensors file");
+            format!("{files} whole already, and shown unchanged")
+        }
+        () => format!("no checkpoint is in it; {list} lists what is there"),
+    };
+    Some(format!("nothing in {} becomes a virtual file: {reason}", source.display()))
+}
+
+/// A count and its verb: `1 checkpoint is`, `2 checkpoints are`.
+fn count_are(n: usize, noun: &str) -> String {
+    format!("{} {}", format_count(n, noun), if n == 1 { "is" } else { "are" })
+}
+
 type StartedMount = (MountLifecycle, MountSession, Option<TcpListener>);
 
 /// Mounts, and reports that the mount is ready.
@@ -144,7 +175,7 @@ fn start(
     in_foreground: bool,
     on_ready: impl FnOnce(Vec<String>, Option<&File>) -> io::Result<()>,
 ) -> Result<StartedMount, CommandError> {
-    let log::MountLog { file, note } = log::start(args, in_foreground)?;
+    let log::MountLog { file, note, stats } = log::start(args, in_foreground)?;
     let failed = |action: &str, error: io::Error, remedy: &str| {
         CommandError::new(EXIT_FAILED, format!("cannot {action}: {error}"), remedy)
     };
@@ -169,10 +200,11 @@ fn start(
             })?)
         }
     };
-    let session = mount::mount(&mount_options(args)?)?;
+    let session = mount::mount(&mount_options(args, stats)?)?;
     if !session.is_privileged() {
         notes.push(UNPRIVILEGED_NOTE.to_owned());
     }
+    notes.extend(session.survey().and_then(|survey| nothing_virtual_note(&args.source, &survey)));
     tracing::info!("{}: mounted at {}", args.source.display(), session.mountpoint().display());
     on_ready(notes, file.as_ref()).map_err(|e| {
         let remedy = "mount it again, and wait for the command to end";
@@ -181,7 +213,7 @@ fn start(
     Ok((lifecycle, session, listener))
 }
 
-fn mount_options(args: &MountArgs) -> Result<MountOptions, CommandError> {
+fn mount_options(args: &MountArgs, log: LogStats) -> Result<MountOptions, CommandError> {
     let MountArgs {
         source,
         mountpoint,
@@ -214,13 +246,11 @@ fn mount_options(args: &MountArgs) -> Result<MountOptions, CommandError> {
         trace_dir: if *no_remember { None } else { default_trace_dir() },
         nonempty: *nonempty,
         view: view_args.to_options()?,
+        log,
     })
 }
 
-/// The directory of access traces, by the XDG Base Directory Specification, which ignores relative paths. A daemon
-/// without a home directory has none.
+/// The directory of access traces.
 fn default_trace_dir() -> Option<PathBuf> {
-    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let caches = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));
-    Some(caches?.join("ckptfs/orders"))
+    Some(xdg_folder("XDG_CACHE_HOME", ".cache")?.join("ckptfs/orders"))
 }

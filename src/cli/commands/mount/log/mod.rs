@@ -1,9 +1,12 @@
-//! Starts the log of a mount: its target and its level, from the options and `RUST_LOG`.
+//! Starts the log of a mount: its target and its level, from the options, the system and `RUST_LOG`.
+
+mod state_file;
+mod system_log;
 
 use std::fs::{self, File};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use rustix::fs::OFlags;
@@ -12,10 +15,17 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::SubscriberBuilder;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::mount::lifecycle::stuck_paths;
+use crate::mount::stats::LogStats;
 use crate::mount_info::mountinfo::PathHandle;
+use crate::private_folder::xdg_folder;
 
 use crate::cli::args::MountArgs;
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_USAGE};
+
+use state_file::StateFile;
+pub use system_log::{IDENTIFIER, MOUNTPOINT_FIELD};
+use system_log::{LogProtocol, SystemLog};
 
 /// A subscriber that drops lines which it cannot write, because the disk is full or the reader has gone.
 ///
@@ -30,9 +40,12 @@ pub struct MountLog {
     pub file: Option<File>,
     /// A note for the user.
     pub note: Option<String>,
+    /// Where the lines go, for the statistics.
+    pub stats: LogStats,
 }
 
-/// Starts the log: in the file of the options, else in the foreground to standard error, else nowhere.
+/// Starts the log: in the file of the options, else in the foreground to standard error, else in the journal or the
+/// syslog, else in a file of this user's.
 pub fn start(args: &MountArgs, in_foreground: bool) -> Result<MountLog, CommandError> {
     let file = match &args.log_file {
         None => None,
@@ -42,25 +55,70 @@ pub fn start(args: &MountArgs, in_foreground: bool) -> Result<MountLog, CommandE
         }
     };
     let (filter, note) = log_filter(args.verbose);
-    let started = match &file {
+    let target = |target: &str, path: Option<PathBuf>| LogStats { target: target.to_owned(), path };
+    let (started, stats) = match &file {
         Some(file) => {
             let file = file.try_clone().map_err(|error| {
                 let message = format!("cannot log to a file: {error}");
                 CommandError::new(EXIT_FAILED, message, "raise the limit on open files (ulimit -n)")
             })?;
             let to_file = subscriber().with_ansi(false).with_writer(Mutex::new(file));
-            to_file.with_env_filter(filter).finish().try_init()
+            let path = args.log_file.as_ref().and_then(|path| std::path::absolute(path).ok());
+            (to_file.with_env_filter(filter).finish().try_init(), target("file", path))
         }
         None if in_foreground => {
             let is_terminal = io::stderr().is_terminal();
             let to_stderr = subscriber().with_ansi(is_terminal).with_writer(io::stderr);
-            to_stderr.with_env_filter(filter).finish().try_init()
+            (to_stderr.with_env_filter(filter).finish().try_init(), target("stderr", None))
         }
-        None => Ok(()),
+        None => {
+            // Standard error leads nowhere once the mount is ready.
+            log_panics();
+            // As `status` names it. Where it is missing, there will be no mount.
+            let mountpoint = PathHandle::open(&args.mountpoint);
+            let mountpoint = mountpoint.map_or(args.mountpoint.clone(), |at| at.path().to_owned());
+            if let Some(log) = SystemLog::find(&mountpoint) {
+                let name = match log.protocol() {
+                    LogProtocol::Journal => "journal",
+                    LogProtocol::Syslog => "syslog",
+                };
+                // The log adds the time, and stores the level.
+                let lines = subscriber().with_ansi(false).without_time().with_level(false);
+                let lines = lines.with_target(false).with_writer(log).with_env_filter(filter);
+                (lines.finish().try_init(), target(name, None))
+            } else if let Some(log) = create_state_file(&mountpoint) {
+                let path = Some(log.path().to_path_buf());
+                let lines = subscriber().with_ansi(false).with_writer(Mutex::new(log));
+                (lines.with_env_filter(filter).finish().try_init(), target("file", path))
+            } else {
+                (Ok(()), target("none", None))
+            }
+        }
     };
     // This is the only place that starts a log.
     debug_assert!(started.is_ok());
-    Ok(MountLog { file, note })
+    Ok(MountLog { file, note, stats })
+}
+
+/// The log file of this user for a mount; `None` if it cannot be created, or the mount would hide it.
+fn create_state_file(mountpoint: &Path) -> Option<StateFile> {
+    let folder = xdg_folder("XDG_STATE_HOME", ".local/state")?.join("ckptfs");
+    stuck_paths::check_path(&folder).ok()?;
+    // Before anything is created: the mountpoint must stay empty.
+    let existing = folder.ancestors().find(|path| path.exists())?;
+    if is_inside(existing, mountpoint) {
+        return None;
+    }
+    StateFile::create(&folder, mountpoint).ok()
+}
+
+/// Logs every panic, too.
+fn log_panics() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        tracing::error!("{panic}");
+    }));
 }
 
 /// Opens the log so that neither opening it nor writing to it blocks. A pipe may have no reader, or one that
@@ -91,16 +149,20 @@ fn require_outside_mountpoint(log: &Path, mountpoint: &Path) -> Result<(), Comma
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    // A path that is missing is reported where it is opened.
-    let (Ok(folder), Ok(hidden)) = (PathHandle::open(folder), PathHandle::open(mountpoint)) else {
-        return Ok(());
-    };
-    if !folder.path().starts_with(hidden.path()) {
+    if !is_inside(folder, mountpoint) {
         return Ok(());
     }
     let (log, mountpoint) = (log.display(), mountpoint.display());
     let message = format!("{log}: lies inside {mountpoint}, which is to be mounted over");
     Err(CommandError::new(EXIT_USAGE, message, "name a --log-file outside of the mountpoint"))
+}
+
+/// Whether a folder is a directory or lies in it. A path that is missing is reported where it is opened.
+fn is_inside(folder: &Path, directory: &Path) -> bool {
+    match (PathHandle::open(folder), PathHandle::open(directory)) {
+        (Ok(folder), Ok(directory)) => folder.path().starts_with(directory.path()),
+        _ => false,
+    }
 }
 
 /// The filter of `RUST_LOG`, or of the options; with a note if `RUST_LOG` cannot be parsed.

@@ -1,0 +1,289 @@
+//! What became of the kernel's requests: how many were answered, and why the last ones failed.
+//!
+//! Every error that a lookup, an open or a read of the mount returns is recorded here, so that the statistics explain
+//! it. A name that is not shown (ENOENT) is no error: programs ask for many names that may be missing.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fuser::Errno;
+
+use crate::cache::CacheError;
+use crate::log_throttle::LogThrottle;
+use crate::mount::stats::RecentError;
+use crate::source::SourceError;
+use crate::threads::lock;
+use crate::view::ViewError;
+
+use super::attr::{source_errno, view_errno};
+use super::inodes::InodeTable;
+
+/// Errors that are kept: more than fail at once for different reasons. Together they fit the attribute of the
+/// statistics.
+const MAX_RECENT_COUNT: usize = 16;
+
+/// Characters that are kept of a message, a remedy or a path. Longer ones are cut in the middle.
+const MAX_TEXT_CHARACTERS: usize = 1_024;
+
+/// The remedy for a fault in the program.
+const REPORT_REMEDY: &str =
+    "try again; if it fails again, report it with the log (ckptfs status says where it is)";
+
+/// The counters of a mount, and its last errors. Each counter is exact by itself; together they are no snapshot.
+pub struct RequestOutcomes {
+    inodes: Arc<InodeTable>,
+    mountpoint: PathBuf,
+    bytes: AtomicU64,
+    reads: AtomicU64,
+    errors: AtomicU64,
+    /// The newest last.
+    recent: Mutex<VecDeque<RecentError>>,
+    /// Sources whose failures were logged.
+    log_throttle: LogThrottle,
+}
+
+/// Why a request fails.
+#[derive(Debug)]
+pub struct RequestFailure {
+    errno: Errno,
+    message: String,
+    remedy: String,
+    /// The source at fault, about which one line a minute is logged; `None` if the failure is in the log already.
+    log_path: Option<PathBuf>,
+}
+
+impl RequestFailure {
+    pub fn new(errno: Errno, message: impl ToString, remedy: impl ToString) -> RequestFailure {
+        let (message, remedy) = (message.to_string(), remedy.to_string());
+        RequestFailure { errno, message, remedy, log_path: None }
+    }
+
+    fn with_log_path(self, path: &Path) -> RequestFailure {
+        RequestFailure { log_path: Some(path.to_path_buf()), ..self }
+    }
+
+    /// The same with another errno.
+    pub fn with_errno(self, errno: Errno) -> RequestFailure {
+        RequestFailure { errno, ..self }
+    }
+
+    /// The failure of a request about an inode that the kernel was never told, or forgot.
+    pub fn forgotten_inode() -> RequestFailure {
+        let message = "the kernel asked for a file that it has forgotten";
+        RequestFailure::new(Errno::ESTALE, message, "open it again by its path")
+    }
+
+    /// The failure of a read from a handle that is not open.
+    pub fn closed_handle() -> RequestFailure {
+        let message = "the kernel read from a file that is not open";
+        RequestFailure::new(Errno::EBADF, message, REPORT_REMEDY)
+    }
+
+    /// The failure of a read that was given up without an answer.
+    pub fn abandoned() -> RequestFailure {
+        let message = "the read was given up: the mount was ending, or this is a fault in ckptfs";
+        RequestFailure::new(Errno::EIO, message, REPORT_REMEDY)
+    }
+}
+
+impl From<&ViewError> for RequestFailure {
+    fn from(error: &ViewError) -> RequestFailure {
+        RequestFailure::new(view_errno(error), error, error.remedy()).with_log_path(error.path())
+    }
+}
+
+impl From<&SourceError> for RequestFailure {
+    fn from(error: &SourceError) -> RequestFailure {
+        RequestFailure::new(source_errno(error), error, error.remedy()).with_log_path(error.path())
+    }
+}
+
+/// The cache logs its errors itself: it knows which ones it has logged before.
+impl From<&CacheError> for RequestFailure {
+    fn from(error: &CacheError) -> RequestFailure {
+        RequestFailure::new(Errno::EIO, error, error.remedy())
+    }
+}
+
+impl RequestOutcomes {
+    pub fn new(inodes: Arc<InodeTable>, mountpoint: PathBuf) -> RequestOutcomes {
+        RequestOutcomes {
+            inodes,
+            mountpoint,
+            bytes: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            recent: Mutex::default(),
+            log_throttle: LogThrottle::default(),
+        }
+    }
+
+    pub fn count_read(&self, bytes: usize) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+
+    /// The last errors, the newest first.
+    pub fn recent(&self) -> Vec<RecentError> {
+        lock(&self.recent).iter().rev().cloned().collect()
+    }
+
+    /// Records the failure of a request about an inode, and returns its errno.
+    pub fn record(&self, number: u64, failure: &RequestFailure) -> Errno {
+        let path = self.inodes.get(number).map(|inode| inode.path.to_path());
+        self.record_path(&path.unwrap_or_default(), failure)
+    }
+
+    /// Records the failure of a request about a path in the view, and returns its errno.
+    pub fn record_path(&self, path: &Path, failure: &RequestFailure) -> Errno {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        let RequestFailure { errno, message, remedy, log_path } = failure;
+        if log_path.as_deref().is_some_and(|path| self.log_throttle.should_log(path)) {
+            tracing::warn!("{message}; what to do: {remedy}");
+        }
+        // Joined with an empty path, the mountpoint would end with a slash.
+        let path = match path.as_os_str().is_empty() {
+            true => self.mountpoint.clone(),
+            false => self.mountpoint.join(path),
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let new = RecentError {
+            time: now,
+            count: 1,
+            path: clip(&path.to_string_lossy()),
+            errno: errno_name(*errno),
+            message: clip(message),
+            remedy: clip(remedy),
+        };
+        push_recent(&mut lock(&self.recent), new);
+        *errno
+    }
+
+    /// Runs the work of a request about an inode. A panic becomes EIO: one request is lost, and the mount lives.
+    pub fn catch_panic<T>(
+        &self,
+        number: u64,
+        request: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        // State that a panic leaves half changed is behind a lock, or belongs to this request alone.
+        catch_unwind(AssertUnwindSafe(request)).unwrap_or_else(|_| {
+            tracing::error!("a request could not be answered: a fault in ckptfs, please report it");
+            let message = "the request could not be answered: a fault in ckptfs";
+            Err(self.record(number, &RequestFailure::new(Errno::EIO, message, REPORT_REMEDY)))
+        })
+    }
+}
+
+/// Adds an error. One that has happened before is counted, and moves to the end; the oldest beyond the limit goes.
+fn push_recent(recent: &mut VecDeque<RecentError>, mut new: RecentError) {
+    let is_same = |old: &RecentError| {
+        (&old.path, &old.errno, &old.message) == (&new.path, &new.errno, &new.message)
+    };
+    if let Some(old) = recent.iter().position(is_same).and_then(|at| recent.remove(at)) {
+        new.count += old.count;
+    }
+    recent.push_back(new);
+    if recent.len() > MAX_RECENT_COUNT {
+        recent.pop_front();
+    }
+}
+
+/// Cuts the middle out of a text that is too long.
+fn clip(text: &str) -> String {
+    let length = text.chars().count();
+    if length <= MAX_TEXT_CHARACTERS {
+        return text.to_owned();
+    }
+    let half = MAX_TEXT_CHARACTERS / 2;
+    let (start, end) = (text.chars().take(half), text.chars().skip(length - half));
+    start.chain(['…']).chain(end).collect()
+}
+
+/// The name of an errno, as manuals have it.
+fn errno_name(errno: Errno) -> String {
+    const NAMES: [(Errno, &str); 22] = [
+        (Errno::EACCES, "EACCES"),
+        (Errno::EAGAIN, "EAGAIN"),
+        (Errno::EBADF, "EBADF"),
+        (Errno::EINTR, "EINTR"),
+        (Errno::EINVAL, "EINVAL"),
+        (Errno::EIO, "EIO"),
+        (Errno::EISDIR, "EISDIR"),
+        (Errno::ELOOP, "ELOOP"),
+        (Errno::EMFILE, "EMFILE"),
+        (Errno::ENAMETOOLONG, "ENAMETOOLONG"),
+        (Errno::ENFILE, "ENFILE"),
+        (Errno::ENODEV, "ENODEV"),
+        (Errno::ENOENT, "ENOENT"),
+        (Errno::ENOMEM, "ENOMEM"),
+        (Errno::ENOTCONN, "ENOTCONN"),
+        (Errno::ENOTDIR, "ENOTDIR"),
+        (Errno::ENXIO, "ENXIO"),
+        (Errno::EOVERFLOW, "EOVERFLOW"),
+        (Errno::EPERM, "EPERM"),
+        (Errno::EROFS, "EROFS"),
+        (Errno::ESTALE, "ESTALE"),
+        (Errno::ETIMEDOUT, "ETIMEDOUT"),
+    ];
+    let known = NAMES.iter().find(|(known, _)| known.code() == errno.code());
+    known.map_or_else(|| format!("errno {}", errno.code()), |(_, name)| (*name).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(path: &str, message: &str) -> RecentError {
+        let (path, message) = (path.to_owned(), message.to_owned());
+        RecentError { time: 1, count: 1, path, message, ..RecentError::default() }
+    }
+
+    #[test]
+    fn a_repeated_error_is_counted_and_is_the_newest() {
+        let mut recent = VecDeque::new();
+        for (path, message) in [("a", "x"), ("b", "x"), ("a", "y"), ("a", "x")] {
+            push_recent(&mut recent, error(path, message));
+        }
+        let found: Vec<(&str, &str, u64)> =
+            recent.iter().map(|e| (&*e.path, &*e.message, e.count)).collect();
+        assert_eq!(found, [("b", "x", 1), ("a", "y", 1), ("a", "x", 2)]);
+    }
+
+    #[test]
+    fn the_oldest_errors_go_first() {
+        let mut recent = VecDeque::new();
+        (0..100).for_each(|n| push_recent(&mut recent, error(&n.to_string(), "x")));
+        assert_eq!((recent.len(), &*recent[0].path), (MAX_RECENT_COUNT, "84"));
+    }
+
+    #[test]
+    fn long_texts_keep_both_ends() {
+        let text = format!("start{}end", "é".repeat(5_000));
+        let clipped = clip(&text);
+        assert!(clipped.starts_with("start") && clipped.ends_with("end"));
+        assert_eq!(clipped.chars().count(), MAX_TEXT_CHARACTERS + 1);
+        assert_eq!(clip("short"), "short");
+    }
+
+    #[test]
+    fn errnos_have_their_names() {
+        assert_eq!(errno_name(Errno::EIO), "EIO");
+        assert_eq!(errno_name(Errno::from_i32(4_000)), "errno 4000");
+    }
+}

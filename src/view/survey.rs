@@ -1,0 +1,119 @@
+//! Surveys a view: whether anything in it becomes a virtual file.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use crate::source::FileKind;
+
+use super::directory_query::{DirectoryQuery, QueryError};
+use super::directory_store::DirectoryStore;
+use super::planned_file::BuildOutcome;
+
+/// What a view shows of checkpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Whether there is a virtual file. The rest was then not counted.
+    pub has_virtual_file: bool,
+    /// Checkpoints that are refused.
+    pub refused: usize,
+    /// Checkpoints that stay as they are by a rule.
+    pub kept: usize,
+    /// Safetensors files, which are shown as they are.
+    pub safetensors: usize,
+}
+
+/// Directories of a survey: more than hold the models of one user.
+const MAX_SURVEYED_DIRECTORIES: usize = 1_000;
+
+/// One directory of a survey.
+struct SurveyedDirectory {
+    survey: Survey,
+    folders: Vec<OsString>,
+    /// Whether everything in it was looked at: not what lies on other filesystems, which may hang.
+    is_complete: bool,
+}
+
+/// Surveys a directory and all beneath it, up to the first virtual file. `None` if there is too much to look at, or if
+/// some of it lies elsewhere.
+pub fn survey(store: &DirectoryStore, base: &Path, until: Instant) -> Option<Survey> {
+    let mut total = Survey::default();
+    let mut is_complete = true;
+    let mut pending = VecDeque::from([base.to_path_buf()]);
+    let mut count = 0;
+    while let Some(path) = pending.pop_front() {
+        count += 1;
+        if count > MAX_SURVEYED_DIRECTORIES || Instant::now() >= until {
+            return None;
+        }
+        // A directory that cannot be read shows nothing.
+        let surveyed = store.query(&path, |query| survey_directory(store, &query, &path, until));
+        let Ok(SurveyedDirectory { survey, folders, is_complete: is_whole }) = surveyed else {
+            continue;
+        };
+        if survey.has_virtual_file {
+            return Some(survey);
+        }
+        total.refused += survey.refused;
+        total.kept += survey.kept;
+        total.safetensors += survey.safetensors;
+        is_complete &= is_whole;
+        pending.extend(folders.into_iter().map(|folder| path.join(folder)));
+    }
+    is_complete.then_some(total)
+}
+
+fn survey_directory(
+    store: &DirectoryStore,
+    query: &DirectoryQuery<'_>,
+    path: &Path,
+    until: Instant,
+) -> Result<SurveyedDirectory, QueryError> {
+    let directory = query.directory;
+    let mut surveyed = SurveyedDirectory {
+        survey: Survey { kept: directory.skipped.len(), ..Survey::default() },
+        folders: Vec::new(),
+        is_complete: true,
+    };
+    for file in &directory.files {
+        if Instant::now() >= until {
+            surveyed.is_complete = false;
+            return Ok(surveyed);
+        }
+        if query.has_virtual_file(OsStr::new(&file.plan.name))? {
+            surveyed.survey.has_virtual_file = true;
+            return Ok(surveyed);
+        }
+        if let Some(BuildOutcome::Refused(refusal)) = file.known_outcome()
+            && !refusal.is_not_checkpoint
+        {
+            surveyed.survey.refused += 1;
+        }
+    }
+    let follows_links = store.context.options.parse.follow_symlinks;
+    for name in directory.names.iter() {
+        match directory.source_kind(name) {
+            Some(FileKind::Directory) => {
+                let folder: PathBuf = path.join(name);
+                // Only what the system knows already: a directory of another filesystem may hang.
+                let metadata = store.context.root.cached_metadata(&folder);
+                match metadata.is_ok_and(|metadata| directory.is_on_device(metadata.dev)) {
+                    true => surveyed.folders.push(name.to_owned()),
+                    false => surveyed.is_complete = false,
+                }
+            }
+            // Inside the source, it leads to what is surveyed anyway.
+            Some(FileKind::Link) if follows_links => surveyed.is_complete = false,
+            Some(FileKind::File | FileKind::Link) if is_safetensors(name) => {
+                surveyed.survey.safetensors += 1;
+            }
+            _ => {}
+        }
+    }
+    Ok(surveyed)
+}
+
+fn is_safetensors(name: &OsStr) -> bool {
+    Path::new(name).extension().is_some_and(|extension| extension == "safetensors")
+}
