@@ -1,7 +1,7 @@
 //! Files that have no name yet, or a hidden one, until they take their own.
 //!
-//! docs/semantics.md has the rule, which `ckptfs export` and saving in Python share. A file under the hidden name of
-//! another is locked from before other processes can see it there until it is gone. Without the lock its owner is
+//! docs/semantics/saving.md has the rule, which `ckptfs export` and saving in Python share. A file under the hidden name
+//! of another is locked from before other processes can see it there until it is gone. Without the lock its owner is
 //! dead, and the next writer of that name removes it.
 
 use std::ffi::OsStr;

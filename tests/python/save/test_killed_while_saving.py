@@ -36,7 +36,7 @@ def hidden(folder):
 
 
 def hidden_name(name):
-    """The hidden name that goes with a name: docs/semantics.md has the rule."""
+    """The hidden name that goes with a name: docs/semantics/saving.md has the rule."""
     value = 0xCBF29CE484222325
     for byte in os.fsencode(name):
         value = (value ^ byte) * 0x100000001B3 % (1 << 64)

@@ -14,7 +14,7 @@ use crate::mount::MountSession;
 use super::{malloc_tuning, metrics};
 use crate::cli::error::{CommandError, EXIT_FAILED};
 
-/// The time that readers have to finish after a signal (docs/semantics.md).
+/// The time that readers have to finish after a signal (docs/semantics/lifecycle.md).
 const READERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The tasks beside the mount's own threads: signals, metrics and memory trimming.
