@@ -2,10 +2,9 @@
 
 mod fork_lock;
 
-use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 /// Locks a mutex, even if a thread panicked while it held it. Every value under a lock of ours is complete at any
 /// time.
@@ -15,10 +14,11 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Starts a thread. Every thread of the crate is started here or by [`try_spawn`], so that no fork falls into the start.
 #[cfg_attr(not(feature = "mount"), allow(dead_code))]
+#[cfg(any(feature = "mount", test))]
 pub fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
-) -> io::Result<JoinHandle<T>> {
+) -> std::io::Result<std::thread::JoinHandle<T>> {
     let _guard = fork_lock::hold_forks();
     Builder::new().name(name.to_owned()).spawn(work)
 }
