@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 
-from bench import FOLDER
+from bench import FOLDER, overview
 from bench.tables import TABLES
 
 BEGIN = re.compile(r"<!-- table (\S+) -->")
@@ -95,6 +95,8 @@ def files(page, folder):
     for name, (rows, _) in results.items():
         if TABLES[name].chart:
             rendered[folder / f"{name}.svg"] = TABLES[name].chart.svg(rows)
+    if overview_rows := overview.rows_of(results.get(overview.PART, ([], ""))[0]):
+        rendered[folder / f"{overview.NAME}.svg"] = overview.CHART.svg(overview_rows)
     return rendered
 
 

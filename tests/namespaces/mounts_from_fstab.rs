@@ -19,7 +19,7 @@ fn options_in_table(fixture: &MountFixture) -> String {
     line[3].to_owned()
 }
 
-/// The README's line, and the shortest one possible, in a mount namespace in which mount(8) finds the
+/// The line of docs/cli.md, and the shortest one possible, in a mount namespace in which mount(8) finds the
 /// command.
 #[test]
 fn a_line_of_fstab_mounts() {

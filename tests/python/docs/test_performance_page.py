@@ -142,6 +142,27 @@ def test_targets_that_are_missed_say_so(page):
     assert "load_file" in drawn and "first byte" not in drawn and 'class="mark"' in drawn
 
 
+def test_the_chart_of_the_readme_has_each_side_of_the_measured_targets(page):
+    others = {"safetensors": 3.0, "fastsafetensors": 2.0, "runai-model-streamer": 1.5}
+    rows = [
+        {"row": ["from_pretrained"], "runs": [{"mount": 1.25, "ext4": 2.5}]},
+        {"row": ["random order"], "runs": [{"mount": 9.0, "ext4": 9.0}]},
+        {"row": ["owned, cold"], "runs": [{"ckptfs": 1.0, **others}]},
+    ]
+    add(page, results("targets", targets=rows))
+    render_docs.write(page, folder_of(page))
+    drawn = ElementTree.parse(folder_of(page) / "overview.svg").getroot()
+    _, *texts = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert dict(zip(texts[::2], texts[1::2], strict=True)) == {
+        "transformers, cold, the directory itself": "2.50", "transformers, cold, the mount": "1.25",
+        "load_file, cold, ckptfs": "1.00", "load_file, cold, Run:ai": "1.50",
+        "load_file, cold, fastsafetensors": "2.00", "load_file, cold, safetensors": "3.00",
+    }  # fmt: skip
+    assert [each.get("class") for each in drawn.iter("{http://www.w3.org/2000/svg}rect")] == [
+        "other", "ours", "ours", "other", "other", "other",
+    ]  # fmt: skip
+
+
 def test_times_are_ratios_to_the_first_row_of_the_same_state(page):
     def row(name, state, *seconds):
         return {"row": [name, state], "runs": [{"seconds": each, "cpu": 1.0, "peak": 1.0} for each in seconds]}
