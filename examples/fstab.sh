@@ -3,7 +3,7 @@
 #
 #     fstab.sh MODEL_DIR
 #
-# Wants ckptfs in /usr/bin or /usr/local/bin, where mount(8) looks, and mount.fuse3 (Debian: package
+# Needs ckptfs in /usr/bin or /usr/local/bin, where mount(8) looks, and mount.fuse3 (Debian: package
 # fuse3).
 set -eu
 

@@ -2,7 +2,7 @@
 
     python load_with_diffusers.py PIPELINE_DIR [VARIANT]
 
-Wants `ckptfs` on the PATH. No byte of a pickle that the mount shows as safetensors is executed.
+Needs `ckptfs` on the PATH. No byte of a pickle that the mount shows as safetensors is executed.
 """
 
 import subprocess

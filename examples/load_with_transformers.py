@@ -2,7 +2,7 @@
 
     python load_with_transformers.py MODEL_DIR
 
-Wants `ckptfs` on the PATH. Nothing is converted and no byte of a pickle is executed.
+Needs `ckptfs` on the PATH. Nothing is converted and no byte of a pickle is executed.
 """
 
 import subprocess
