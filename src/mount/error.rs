@@ -145,7 +145,7 @@ impl MountError {
             MountError::Silent { path } => {
                 let path = shell_word(path);
                 return format!(
-                    "remove it: ckptfs unmount --lazy {path}; its daemon's log (--log-file) tells what it waits for"
+                    "remove it: ckptfs unmount --lazy {path}; its daemon's log tells what it waits for"
                 )
                 .into();
             }

@@ -15,6 +15,12 @@ from samples import write_shards
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory):
+    """The folder of the logs of daemons that tests start, instead of one in the user's home."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(scope="session")
 def ckptfs():
     """Runs the program: `ckptfs("inspect", path)`; see program.py."""

@@ -70,7 +70,7 @@ def drawn_lines(shown):
 @pytest.fixture
 def long_mount(mounts, tmp_path):
     """A mount with paths that no line has room for."""
-    folder = tmp_path / ("a long name " * 8).strip() / ("longer" * 20)
+    folder = tmp_path / ("a_long_name_" * 8) / ("longer" * 20)
     write_shards(folder / "models/llama", 1, 2, 2, 100)
     (folder / "mnt").mkdir()
     return mounts(folder / "models", at=folder / "mnt")

@@ -256,7 +256,7 @@ def test_reports_say_which_dictionary_was_chosen(tmp_path, folder):
         loaded = load(report=reports.append)
         assert torch.equal(torch.as_tensor(loaded["w"]), numbers(1, 4))
         [told] = reports[0].notes
-        assert "`model.safetensors` is taken" in told
+        assert "`model.safetensors` was chosen" in told
         assert "`pytorch_model.bin`" in told and "`model.fp16.safetensors`" in told
         assert reports[0].as_dict()["notes"] == [told] and "notes" not in ckptfs.stats()
     with ckptfs.safe_open(tmp_path, "pt") as f:
