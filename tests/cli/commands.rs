@@ -80,7 +80,7 @@ fn a_directory_with_several_checkpoints_needs_one_named() {
     assert!(set.stdout.contains("b-00002-of-00002.safetensors"), "{}", set.stdout);
     let shard = run(&["inspect", &path(folder.path(), "b-00001-of-00002.safetensors")]);
     assert_eq!(shard.code, 0);
-    assert!(shard.stdout.contains("shard 1 of 2 alone"), "{}", shard.stdout);
+    assert!(shard.stdout.contains("only shard 1 of 2"), "{}", shard.stdout);
 }
 
 #[test]

@@ -275,13 +275,13 @@ fn a_shard_alone_has_a_note() {
     let shards = set(&[(A, &["a"]), (B, &["c"])], &[("a", A), ("c", B)]);
     let (shows, tensors) = alone(&path(shards.path(), A));
     assert_eq!((names(&shows["entries"]), tensors), (vec![A], 1));
-    assert!(why(&shows, A).contains("shard 1 of 2 alone"));
+    assert!(why(&shows, A).contains("only shard 1 of 2"));
     let torches = tempfile::tempdir().unwrap();
     write(torches.path(), &[("x-00002-of-00002.bin", &torch())]);
     let (shows, tensors) = alone(&path(torches.path(), "x-00002-of-00002.bin"));
     assert_eq!((names(&shows["entries"]), tensors), (vec!["x-00002-of-00002.safetensors"], 1));
     let notes = shows["entries"][0]["virtual_file"]["notes"].to_string();
-    assert!(notes.contains("shard 2 of 2 alone"), "{notes}");
+    assert!(notes.contains("only shard 2 of 2"), "{notes}");
 }
 
 #[test]
