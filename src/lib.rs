@@ -35,7 +35,6 @@ mod log_throttle;
 pub mod mount_info;
 #[cfg(feature = "mount")]
 mod private_folder;
-#[cfg(feature = "cli")]
 mod shell_word;
 pub mod source;
 mod threads;

@@ -17,6 +17,9 @@ FLOATS = {name for name, native, _, packing, _ in _ckptfs.DTYPES if native and "
 # The bits of an element. The types are in the order by which safetensors sorts tensors: the last are first in a file.
 BITS = {name: bits for name, _, bits, *_ in _ckptfs.DTYPES}
 
+# What to do with a type that a framework lacks.
+BYTES_REMEDY = "leave such tensors out with names=, or take their bytes: ckptfs.deserialize(open(path, \"rb\").read())"
+
 DLPACK_TYPES = {name for name, *_, has_dlpack in _ckptfs.DTYPES if has_dlpack}
 
 
@@ -27,8 +30,14 @@ def torch_dtype(name):
 
     found = getattr(torch, TYPES.get(name, ""), None)
     if found is None:
-        raise error(f"Dtype not understood: {name} (torch)", "use a version of torch that has it")
+        newer = f"install a torch that has torch.{TYPES[name]}; or, " if name in TYPES else ""
+        raise error(f"Dtype not understood: {name} (torch)", f"{newer}{BYTES_REMEDY}")
     return found
+
+
+def load_elsewhere(name):
+    """The remedy for a type that a framework other than torch lacks."""
+    return f"load it with torch; or, {BYTES_REMEDY}" if name in TYPES else BYTES_REMEDY
 
 
 def torch_shape(name, shape):

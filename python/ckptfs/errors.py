@@ -64,15 +64,24 @@ def _reduce(raised):
     return _build, (raised._also, arguments)
 
 
-# An option of the command, with the placeholder of its value.
-_OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)( [A-Z]+\b| <[A-Z]+>|=<[A-Z]+>)?")
+# A command to type, which stays; an option of the command, with the placeholder of its value; or an option that
+# names a dictionary.
+_OPTION = re.compile(
+    r"\b(?:ckptfs (?:[a-z]+ )|python |git |curl |aws |gcloud |hf |sed |umount )[^;]*"
+    r"|--root (?!KEY)(?P<root>'[^']*'|[^\s;]+)"
+    r"|(?<![\w-])--(?P<name>[a-z]+(?:-[a-z]+)*)(?P<value> [A-Z]+\b| <[A-Z]+>|=<[A-Z]+>)?"
+)
 
 
 def in_python(words):
     """The same text, with arguments of Python in the place of the command's options."""
 
     def named(option):
-        return option[1].replace("-", "_") + ("=" if option[2] else "=True")
+        if option["root"]:
+            return f"root={option['root'].strip(chr(39))!r}"
+        if not option["name"]:
+            return option[0]
+        return option["name"].replace("-", "_") + ("=" if option["value"] else "=True")
 
     return words and _OPTION.sub(named, words)
 
@@ -80,7 +89,7 @@ def in_python(words):
 def from_loader(kind, message, remedy, path, number):
     """The exception for an error of the Rust part, which calls this. `number` is the `errno` of a system call."""
     remedy = in_python(remedy)
-    if kind in ("missing", "dangling"):
+    if kind in ("missing", "dangling", "remote"):
         # The message is that of safetensors. With a file name the exception would show Python's instead.
         missing = FileNotFoundError(f"No such file or directory: {path if kind == 'missing' else message}")
         missing.errno = errno.ENOENT

@@ -1,5 +1,6 @@
 //! The error of a read of an open virtual file.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use crate::source::SourceError;
@@ -30,11 +31,11 @@ impl From<SourceError> for CacheError {
 
 impl CacheError {
     /// What the user can do about it.
-    pub fn remedy(&self) -> &'static str {
+    pub fn remedy(&self) -> Cow<'_, str> {
         match self {
             CacheError::VirtualFile(error) => error.remedy(),
-            CacheError::Internal { .. } => "try again, and report it with the log",
-            CacheError::Stopped => "mount again",
+            CacheError::Internal { .. } => "try again, and report it with the log".into(),
+            CacheError::Stopped => "mount again".into(),
         }
     }
 

@@ -1,14 +1,20 @@
 //! Why a checkpoint is refused: the file, the tensor, what is wrong, and what to do.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
+use crate::shell_word::shell_word;
 use crate::source::SourceError;
+
+use super::conversions::{dcp_safetensors_remedy, folder_of};
+use super::directory::{FormatFolder, NestedCheckpoint};
 
 use super::refusal::RefusedEntry;
 use super::safetensors::HeaderError;
 use super::shard_index::IndexError;
 use super::torch::{LegacyError, PickleError, SelectError, ZipError};
 use super::truncated_list::TruncatedList;
+use super::unread_format::UnreadFormat;
 
 /// A checkpoint that cannot be shown.
 #[allow(missing_docs)] // The messages name the fields.
@@ -74,16 +80,19 @@ pub enum CheckpointError {
     /// More tensors than any checkpoint has.
     #[error("{path}: more than {limit} tensors")]
     TooManyTensors { path: PathBuf, limit: usize },
-    /// The file is of another format.
-    #[error("{path}: {what}")]
-    NotACheckpoint {
-        path: PathBuf,
-        /// What it is, judged by its first bytes.
-        what: &'static str,
-    },
+    /// The file is of a format that is not read.
+    #[error("{path}: {format}")]
+    UnreadFormat { path: PathBuf, format: UnreadFormat },
+    /// The directory is one checkpoint, of a format that is not read.
+    #[error("{path}: {folder}")]
+    UnreadFolder { path: PathBuf, folder: FormatFolder },
     /// A directory without a checkpoint.
-    #[error("{path}: no checkpoint in this directory")]
-    NoCheckpoint { path: PathBuf },
+    #[error("{path}: no checkpoint in this directory{}", describe_subdirectories(.subdirectories))]
+    NoCheckpoint {
+        path: PathBuf,
+        /// Its subdirectories with checkpoints, the latest step last.
+        subdirectories: Vec<NestedCheckpoint>,
+    },
     /// A directory with several checkpoints, of which none is the obvious one.
     #[error("{path}: several checkpoints in this directory: {}", TruncatedList::from_names(.names))]
     SeveralCheckpoints {
@@ -92,11 +101,13 @@ pub enum CheckpointError {
         names: Vec<String>,
     },
     /// The selected dictionary has entries that cannot be shown.
-    #[error("{path}: {} cannot be shown; the first is {}", count_entries(.refused.len()), .refused.first().map(RefusedEntry::to_string).unwrap_or_default())]
+    #[error("{path}: {} cannot be shown{}; the first is {}", count_entries(.refused.len()), if *.tensor_count == 0 { ", and nothing else is there" } else { "" }, .refused.first().map(RefusedEntry::to_string).unwrap_or_default())]
     RefusedEntries {
         /// The file, or the directory of a set.
         path: PathBuf,
         refused: Vec<RefusedEntry>,
+        /// The number of tensors that can be shown.
+        tensor_count: usize,
     },
 }
 
@@ -105,6 +116,16 @@ fn count_entries(n: usize) -> String {
         1 => "1 entry".to_owned(),
         n => format!("{n} entries"),
     }
+}
+
+fn describe_subdirectories(nested: &[NestedCheckpoint]) -> String {
+    let Some(last) = nested.last() else { return String::new() };
+    let names = TruncatedList::from_names(nested.iter().map(|nested| &nested.name));
+    let format = match &last.folder {
+        Some(folder) => format!("; `{}` is {folder}", last.name),
+        None => String::new(),
+    };
+    format!(" itself; beneath it: {names}{format}")
 }
 
 impl CheckpointError {
@@ -123,48 +144,77 @@ impl CheckpointError {
             | CheckpointError::IncompleteSet { path, .. }
             | CheckpointError::AmbiguousNumbering { path, .. }
             | CheckpointError::TooManyTensors { path, .. }
-            | CheckpointError::NotACheckpoint { path, .. }
-            | CheckpointError::NoCheckpoint { path }
+            | CheckpointError::UnreadFormat { path, .. }
+            | CheckpointError::UnreadFolder { path, .. }
+            | CheckpointError::NoCheckpoint { path, .. }
             | CheckpointError::SeveralCheckpoints { path, .. }
             | CheckpointError::RefusedEntries { path, .. } => path,
         }
     }
 
-    /// What the user can do.
-    pub fn remedy(&self) -> &'static str {
+    /// What the user can do, with the command to type next where there is one.
+    pub fn remedy(&self) -> Cow<'_, str> {
         match self {
             CheckpointError::Source(error) => error.remedy(),
-            CheckpointError::Header { .. } => {
-                "fetch or save the file again; it is damaged or was written by a faulty program"
-            }
-            CheckpointError::Zip { error, .. } => error.remedy(),
+            CheckpointError::Header { path, error } => error.remedy(path),
+            CheckpointError::Zip { error, .. } => error.remedy().into(),
             CheckpointError::Pickle { .. } => {
-                "fetch the file again; if it comes from someone you do not know, do not open it with torch.load"
+                "fetch the file again; if it comes from someone you do not know, do not open it with torch.load".into()
             }
             CheckpointError::Legacy { .. } => {
-                "fetch the file again, or save it again with a current torch"
+                "fetch the file again, or save it again with a current torch".into()
             }
-            CheckpointError::RankShard { .. } => {
-                "join the ranks first, with torch.distributed.checkpoint's consolidate_safetensors_files, or save with enable_consolidation=True"
+            CheckpointError::RankShard { path } => dcp_safetensors_remedy(folder_of(path)).into(),
+            CheckpointError::Selection { path, error } => error.remedy(path).into(),
+            CheckpointError::Index { path, error } => error.remedy(path).into(),
+            CheckpointError::DuplicateTensor { path, other, .. } => format!(
+                "move the one that belongs to another checkpoint out of the directory: {} or {}",
+                shell_word(path),
+                shell_word(other)
+            )
+            .into(),
+            CheckpointError::IncompleteSet { path, first, missing, .. } => {
+                let more = if *missing > 1 { ", and the others" } else { "" };
+                format!("fetch {}{more}", shell_word(&path.join(first))).into()
             }
-            CheckpointError::Selection { error, .. } => error.remedy(),
-            CheckpointError::Index { error, .. } => error.remedy(),
-            CheckpointError::DuplicateTensor { .. } => {
-                "move away the shards that belong to another checkpoint, or give the index"
+            CheckpointError::AmbiguousNumbering { path, first, last, .. } => format!(
+                "move the one that does not belong out of the directory: {} or {}",
+                shell_word(&path.join(first)),
+                shell_word(&path.join(last))
+            )
+            .into(),
+            CheckpointError::TooManyTensors { .. } => "split the checkpoint".into(),
+            CheckpointError::UnreadFormat { path, format } => format.remedy(path).into(),
+            CheckpointError::UnreadFolder { path, folder } => folder.remedy(path).into(),
+            CheckpointError::NoCheckpoint { path, subdirectories } => {
+                match subdirectories.last() {
+                    Some(NestedCheckpoint { name, folder: Some(folder) }) => {
+                        folder.remedy(&path.join(name))
+                    }
+                    Some(NestedCheckpoint { name, folder: None }) => {
+                        format!("give one by its path, such as {}", shell_word(&path.join(name)))
+                    }
+                    None => format!(
+                        "give a directory with .safetensors, .bin, .pt, .pth or .ckpt files; see what this one has: ls -A {}",
+                        shell_word(path)
+                    ),
+                }
+                .into()
             }
-            CheckpointError::IncompleteSet { .. } => "fetch the missing shards",
-            CheckpointError::AmbiguousNumbering { .. } => {
-                "move the one that does not belong out of the directory, or fetch the index of the set"
+            CheckpointError::SeveralCheckpoints { path, names } => match names.first() {
+                Some(name) => {
+                    format!("name one of them, such as {}", shell_word(&path.join(name))).into()
+                }
+                None => "name one of them".into(),
+            },
+            CheckpointError::RefusedEntries { refused, tensor_count, .. } => {
+                let remaining = *tensor_count > 0;
+                let first = refused.first().map(|entry| entry.error.remedy(remaining));
+                match first {
+                    Some(remedy) => remedy,
+                    None => "leave them out with --allow-partial".into(),
+                }
             }
-            CheckpointError::TooManyTensors { .. } => "split the checkpoint",
-            CheckpointError::NotACheckpoint { .. } => {
-                "give a .safetensors file, a torch checkpoint, or a directory that holds one"
-            }
-            CheckpointError::NoCheckpoint { .. } => {
-                "give a directory with .safetensors, .bin, .pt, .pth or .ckpt files"
-            }
-            CheckpointError::SeveralCheckpoints { .. } => "name one of them",
-            CheckpointError::RefusedEntries { .. } => "leave them out with --allow-partial",
         }
     }
 

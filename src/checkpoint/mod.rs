@@ -7,9 +7,10 @@
 //! Every size and offset that a file states is checked against the file before it is believed.
 //!
 //! [`open()`] finds what a path means. `directory` groups the files of a directory into candidates. `single_file`
-//! reads one file of any [`Format`], `shards` joins several, and `origins` reads the bytes of tensors.
+//! reads one file of any [`Format`], `shards` joins several, `unread_format` names the formats without a reader, and `origins` reads the bytes of tensors.
 
 mod contents;
+mod conversions;
 mod directory;
 mod error;
 mod format;
@@ -26,12 +27,13 @@ mod single_file;
 mod tensor;
 mod torch;
 mod truncated_list;
+mod unread_format;
 
 pub use contents::{Checkpoint, MAX_TENSOR_COUNT};
 pub use directory::{
-    CHECKPOINT_EXTENSIONS, Candidate, CandidateFiles, DefaultChoice, LoaderName, NumberedSetError,
-    candidates_by_name, choose_default, find_candidates, is_training_file, lone_shard_note,
-    training_pattern,
+    CHECKPOINT_EXTENSIONS, Candidate, CandidateFiles, DefaultChoice, FolderFormat, FormatFolder,
+    LoaderName, NestedCheckpoint, NumberedSetError, candidates_by_name, choose_default,
+    find_candidates, is_training_file, lone_shard_note, training_pattern,
 };
 pub use error::CheckpointError;
 pub use format::Format;
@@ -48,3 +50,4 @@ pub use tensor::{
     SliceError, Tensor, TensorBytes, TensorName, find_overlaps,
 };
 pub use torch::{LegacyError, PickleError, SelectError, ZipError};
+pub use unread_format::UnreadFormat;

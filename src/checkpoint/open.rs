@@ -9,8 +9,9 @@ use crate::threads::{join, try_spawn};
 
 use super::contents::Checkpoint;
 use super::directory::{
-    Candidate, CandidateFiles, DefaultChoice, NumberedSetError, choose_default, find_candidates,
-    is_complete_set, lone_shard_note, numbered_shards, sole_index, unsharded_name_of_index,
+    Candidate, CandidateFiles, DefaultChoice, FormatFolder, NumberedSetError, choose_default,
+    find_candidates, find_nested, find_unread_file, is_complete_set, lone_shard_note,
+    numbered_shards, sole_index, unsharded_name_of_index,
 };
 use super::error::CheckpointError;
 use super::json::replace_python_numbers;
@@ -35,17 +36,18 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
             }
             match choose_default(&root, &directory, &names) {
                 Ok(DefaultChoice { candidate, note }) => {
-                    let mut checkpoint = open_candidate(&root, &directory, &candidate, options)?;
+                    let opened = open_candidate(&root, &directory, &candidate, options);
+                    let mut checkpoint = opened.map_err(|error| match error {
+                        CheckpointError::RankShard { .. } => {
+                            let folder = unread_folder(path, &names, &[candidate]);
+                            folder.unwrap_or(error)
+                        }
+                        error => error,
+                    })?;
                     checkpoint.notes.extend(note);
                     Ok(checkpoint)
                 }
-                Err(found) if found.is_empty() => {
-                    Err(CheckpointError::NoCheckpoint { path: path.to_path_buf() })
-                }
-                Err(found) => {
-                    let names = found.into_iter().map(|c| c.name).collect();
-                    Err(CheckpointError::SeveralCheckpoints { path: path.to_path_buf(), names })
-                }
+                Err(found) => Err(no_choice_error(&root, &directory, path, &names, found)),
             }
         }
         Ok(UserPath::File(file)) if unsharded_name_of_index(file_name(path)).is_none() => {
@@ -64,6 +66,41 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
             open_by_name(&root, &directory, name, options)
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// The refusal of a directory whose candidates are all parts of one checkpoint that is not read.
+fn unread_folder(
+    path: &Path,
+    names: &[String],
+    candidates: &[Candidate],
+) -> Option<CheckpointError> {
+    let folder = FormatFolder::detect(names).filter(|folder| folder.has_all(candidates))?;
+    Some(CheckpointError::UnreadFolder { path: path.to_path_buf(), folder })
+}
+
+/// Why a directory stands for no checkpoint that can be read, given its file names and the candidates among them.
+fn no_choice_error(
+    root: &Arc<Root>,
+    directory: &Path,
+    path: &Path,
+    names: &[String],
+    found: Vec<Candidate>,
+) -> CheckpointError {
+    if let Some(error) = unread_folder(path, names, &found) {
+        return error;
+    }
+    let path = path.to_path_buf();
+    if !found.is_empty() {
+        let names = found.into_iter().map(|candidate| candidate.name).collect();
+        return CheckpointError::SeveralCheckpoints { path, names };
+    }
+    match find_unread_file(root, directory, names) {
+        Some((name, format)) => CheckpointError::UnreadFormat { path: path.join(name), format },
+        None => {
+            let subdirectories = find_nested(root, directory);
+            CheckpointError::NoCheckpoint { path, subdirectories }
+        }
     }
 }
 

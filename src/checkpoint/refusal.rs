@@ -1,5 +1,7 @@
 //! Entries that cannot be shown, and why.
 
+use std::borrow::Cow;
+
 /// An entry of the selected dictionary that cannot be shown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}`: {error}")]
@@ -28,6 +30,18 @@ pub enum TensorError {
     UnsupportedDtype {
         /// torch's name for it.
         dtype: String,
+    },
+    /// An element type that is not known here.
+    #[error("has elements of type {dtype}, which this version of ckptfs does not know")]
+    UnknownDtype {
+        /// torch's name for it.
+        dtype: String,
+    },
+    /// A piece of a tensor in one rank's file.
+    #[error("is one rank's piece of a tensor ({class})")]
+    RankPiece {
+        /// torch's class for it.
+        class: &'static str,
     },
     /// The bytes are not the values.
     #[error("is a {view} view: its bytes are not its values")]
@@ -93,22 +107,47 @@ pub enum TensorError {
 }
 
 impl TensorError {
-    /// What the user can do.
-    pub fn remedy(&self) -> &'static str {
-        match self {
+    /// What the user can do. `may_leave_out` says whether other tensors remain without it.
+    pub fn remedy(&self, may_leave_out: bool) -> Cow<'static, str> {
+        let own = match self {
             TensorError::OutOfBounds { .. }
             | TensorError::StorageSize { .. }
             | TensorError::MissingStorage { .. }
             | TensorError::Overflow
             | TensorError::Malformed { .. }
-            | TensorError::Modified => "fetch the file again: it is damaged or was tampered with",
+            | TensorError::Modified => {
+                return "fetch the file again: it is damaged or was tampered with".into();
+            }
             TensorError::Compressed { .. } => {
-                "save it again with torch.save, which does not compress"
+                return "save it again with torch.save, which does not compress".into();
+            }
+            TensorError::Object { .. } => {
+                "in the program that wrote it, save the tensors in it as a plain dictionary"
+            }
+            TensorError::UnsupportedKind { .. } => {
+                "in the program that wrote it, save it as a plain tensor (to_dense(), dequantize() or cpu())"
+            }
+            TensorError::UnsupportedDtype { .. } => {
+                "in the program that wrote it, save it in a type that safetensors has, with to()"
+            }
+            TensorError::UnknownDtype { .. } => {
+                concat!("read it with a newer ckptfs (this is ", env!("CARGO_PKG_VERSION"), ")")
+            }
+            TensorError::RankPiece { .. } => "in the program that wrote it, save the whole of it",
+            TensorError::LazyView { .. } => {
+                "in the program that wrote it, save its values: resolve_conj().resolve_neg()"
             }
             TensorError::Expansion { .. } => {
-                "save it with .contiguous(), or leave it out with --allow-partial"
+                "in the program that wrote it, save it with contiguous()"
             }
-            _ => "leave it out with --allow-partial, or choose another dictionary with --root KEY",
+            TensorError::InvalidKey | TensorError::ReservedName => {
+                "in the program that wrote it, save it under another name"
+            }
+        };
+        if may_leave_out {
+            format!("leave it out with --allow-partial; or, {own}").into()
+        } else {
+            own.into()
         }
     }
 }

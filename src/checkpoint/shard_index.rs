@@ -10,6 +10,8 @@ use std::path::{Component, Path};
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use crate::shell_word::shell_word;
+
 use super::json::{JsonText, duplicate_key};
 use super::name_index::NameIndex;
 
@@ -55,16 +57,21 @@ pub enum IndexError {
 
 impl IndexError {
     /// What the user can do about it.
-    pub fn remedy(&self) -> &'static str {
+    ///
+    /// `path` is that of the index.
+    pub fn remedy(&self, path: &Path) -> String {
         match self {
-            IndexError::MissingShard { .. } => {
-                "fetch the missing shard, or the whole checkpoint again"
+            IndexError::MissingShard { shard } => {
+                format!("fetch {}", shell_word(&path.with_file_name(shard)))
             }
             IndexError::OutsideDirectory { .. } => {
-                "if you trust where it leads, allow it with --follow-symlinks"
+                "if you trust where it leads, allow it with --follow-symlinks".to_owned()
             }
-            IndexError::ByteOrderMark => "save it as UTF-8 without a byte order mark",
-            _ => "fetch the index and its shards again: they do not belong together or are damaged",
+            IndexError::ByteOrderMark => {
+                format!("remove the mark: sed -i '1s/^\\xef\\xbb\\xbf//' {}", shell_word(path))
+            }
+            _ => "fetch the index and its shards again: they do not belong together or are damaged"
+                .to_owned(),
         }
     }
 }

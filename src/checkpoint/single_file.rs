@@ -8,12 +8,14 @@ use std::sync::Arc;
 use crate::source::{OpenFile, ReadAt, SourceError};
 
 use super::contents::{Checkpoint, FileContents, MAX_TENSOR_COUNT};
+use super::directory::is_dcp_safetensors;
 use super::error::CheckpointError;
 use super::format::{self, DetectedFormat, Format};
 use super::options::ParseOptions;
 use super::safetensors::{self, HeaderError};
 use super::tensor::Origin;
 use super::torch::{self, LegacyError, SelectError, TorchError, ZipError};
+use super::unread_format::UnreadFormat;
 
 /// Bytes of the first read of every file: a page, which a shorter read would fetch as well.
 const FIRST_READ_BYTES: u64 = 4096;
@@ -23,6 +25,9 @@ const MAX_WHOLE_FETCH_BYTES: u64 = 128 << 10;
 
 /// The metadata key under which torch.distributed.checkpoint writes the offsets of each tensor's piece.
 const SHARDING_INFO_KEY: &str = "DCP_SHARDING_INFO";
+
+/// The class of the pickle in which torch.distributed.checkpoint says where each piece lies.
+const DCP_METADATA_CLASS: &str = "torch.distributed.checkpoint.metadata.Metadata";
 
 /// Reads the checkpoint in an opened file.
 pub fn read_file(file: &OpenFile, options: &ParseOptions) -> Result<Checkpoint, CheckpointError> {
@@ -88,8 +93,8 @@ fn parse(
     let path_buf = || path.to_path_buf();
     let format = match format::detect(file, path)? {
         DetectedFormat::Checkpoint(format) => format,
-        DetectedFormat::Other(what) => {
-            return Err(CheckpointError::NotACheckpoint { path: path_buf(), what });
+        DetectedFormat::Unread(format) => {
+            return Err(CheckpointError::UnreadFormat { path: path_buf(), format });
         }
     };
     let contents = match format {
@@ -154,12 +159,8 @@ fn is_rank_shard(path: &Path, metadata: &BTreeMap<String, String>) -> bool {
     }
     let Some(info) = metadata.get(SHARDING_INFO_KEY) else { return false };
     let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-    let is_named_by_rank = name
-        .strip_prefix("shard-")
-        .and_then(|rest| rest.split_once('-'))
-        .is_some_and(|(rank, _)| !rank.is_empty() && rank.bytes().all(|b| b.is_ascii_digit()));
     let begins_at_zero = |piece: &RankPiece| piece.saved_offsets.iter().all(|&offset| offset == 0);
-    is_named_by_rank
+    is_dcp_safetensors(name)
         || serde_json::from_str::<BTreeMap<String, RankPiece>>(info)
             .map_or(true, |pieces| !pieces.values().all(begins_at_zero))
 }
@@ -170,8 +171,14 @@ fn torch_error(path: &Path, error: TorchError) -> CheckpointError {
         TorchError::Source(error)
         | TorchError::Zip(ZipError::Source(error))
         | TorchError::Legacy(LegacyError::Source(error)) => CheckpointError::Source(error),
-        TorchError::Legacy(LegacyError::Magic) => {
-            CheckpointError::NotACheckpoint { path, what: "a pickle that torch.save did not write" }
+        TorchError::TorchScript => {
+            CheckpointError::UnreadFormat { path, format: UnreadFormat::TorchScript }
+        }
+        TorchError::Legacy(LegacyError::Magic { class }) => {
+            let is_dcp = class.as_deref() == Some(DCP_METADATA_CLASS);
+            let format =
+                if is_dcp { UnreadFormat::DcpMetadata } else { UnreadFormat::Pickle { class } };
+            CheckpointError::UnreadFormat { path, format }
         }
         TorchError::Zip(error) => CheckpointError::Zip { path, error },
         TorchError::Legacy(error) => CheckpointError::Legacy { path, error },

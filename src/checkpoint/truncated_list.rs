@@ -32,6 +32,11 @@ impl TruncatedList {
         self.first.len() + self.more
     }
 
+    /// The first name.
+    pub fn first(&self) -> Option<&str> {
+        self.first.first().map(String::as_str)
+    }
+
     pub fn is_empty(&self) -> bool {
         self.first.is_empty()
     }

@@ -70,7 +70,7 @@ impl From<CheckpointError> for CommandError {
                 }
                 CommandError::new(EXIT_USAGE, message, error.remedy())
             }
-            CheckpointError::RefusedEntries { path, refused } => {
+            CheckpointError::RefusedEntries { path, refused, tensor_count } => {
                 let mut message = format!("{}: has entries that cannot be shown:", path.display());
                 for entry in refused.iter().take(MAX_LISTED_REFUSALS) {
                     message += &format!("\n    {entry}");
@@ -78,8 +78,10 @@ impl From<CheckpointError> for CommandError {
                 if refused.len() > MAX_LISTED_REFUSALS {
                     message += &format!("\n    and {} more", refused.len() - MAX_LISTED_REFUSALS);
                 }
-                let first = refused.first().map(|entry| entry.error.remedy());
-                CommandError::new(EXIT_REFUSED, message, first.unwrap_or(error.remedy()))
+                if *tensor_count == 0 {
+                    message += "\nand nothing else is there";
+                }
+                CommandError::new(EXIT_REFUSED, message, error.remedy())
             }
             _ => CommandError::new(refusal_exit_code(error.is_refusal()), &error, error.remedy()),
         }

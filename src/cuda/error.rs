@@ -1,5 +1,7 @@
 //! Errors of devices, each with a remedy.
 
+use std::borrow::Cow;
+
 use crate::loader;
 
 /// A device that cannot be used, or a load to it that failed.
@@ -57,8 +59,8 @@ pub enum CudaError {
 
 impl CudaError {
     /// What the user can do about it.
-    pub fn remedy(&self) -> &str {
-        match self {
+    pub fn remedy(&self) -> Cow<'_, str> {
+        Cow::Borrowed(match self {
             CudaError::NoDriver => "install NVIDIA's driver, or load on the CPU",
             CudaError::Forked => "start processes with `spawn`, or load on the CPU",
             CudaError::NoDevice { .. } => "list the devices with `nvidia-smi`",
@@ -67,8 +69,8 @@ impl CudaError {
                 "allow more memory to be locked (`ulimit -l`), or use less of it"
             }
             CudaError::Driver { .. } => "see what the driver says, with `nvidia-smi` and `dmesg`",
-            CudaError::Load(error) => error.remedy(),
-        }
+            CudaError::Load(error) => return error.remedy(),
+        })
     }
 }
 

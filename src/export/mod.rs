@@ -4,9 +4,11 @@ mod atomic_file;
 mod copy;
 pub(crate) mod temp_file;
 
+use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::shell_word::shell_word;
 use crate::source;
 use crate::virtual_file::{self, VirtualFileReader};
 
@@ -67,26 +69,30 @@ impl ExportError {
     }
 
     /// What the user can do about it.
-    pub fn remedy(&self) -> &'static str {
-        match self {
-            ExportError::VirtualFile(error) => error.remedy(),
+    pub fn remedy(&self) -> Cow<'_, str> {
+        Cow::Borrowed(match self {
+            ExportError::VirtualFile(error) => return error.remedy(),
             ExportError::Exists { .. } => "choose another name, or replace it with --force",
             ExportError::IsDirectory { .. } | ExportError::NotRegularFile { .. } => {
                 "give the name of a file"
             }
             ExportError::NoSpace { .. } => "make room, or choose another disk",
-            ExportError::Io { source, .. } => match source.kind() {
+            ExportError::Io { path, source, .. } => match source.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "make room, or choose another disk"
                 }
                 io::ErrorKind::FileTooLarge => {
                     "raise the limit on file sizes, or choose another disk"
                 }
-                io::ErrorKind::NotFound => "make the directory first",
+                io::ErrorKind::NotFound => {
+                    let directory = path.parent().unwrap_or(path);
+                    return format!("make the directory first: mkdir -p {}", shell_word(directory))
+                        .into();
+                }
                 _ => "choose another disk, or see whether this one works (dmesg tells)",
             },
             ExportError::Stopped => "run it again to start over",
-        }
+        })
     }
 }
 

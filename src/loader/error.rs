@@ -1,8 +1,10 @@
 //! Errors of a load, with the remedy for each.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{CheckpointError, SliceError};
+use crate::shell_word::shell_word;
 use crate::source::SourceError;
 use crate::view::ViewError;
 use crate::virtual_file::VirtualFileError;
@@ -111,24 +113,32 @@ impl LoadError {
     }
 
     /// What the user can do about it.
-    pub fn remedy(&self) -> &str {
-        match self {
-            LoadError::View(error) => error.remedy(),
-            LoadError::VirtualFile(error) => error.remedy(),
-            LoadError::Source(error) => error.remedy(),
-            LoadError::UnknownTensor { .. } => "see which there are, with `ckptfs inspect`",
-            LoadError::Slice { .. } => "see its shape, with `ckptfs inspect`",
+    pub fn remedy(&self) -> Cow<'_, str> {
+        Cow::Borrowed(match self {
+            LoadError::View(error) => return error.remedy(),
+            LoadError::VirtualFile(error) => return error.remedy(),
+            LoadError::Source(error) => return error.remedy(),
+            LoadError::UnknownTensor { path, .. } => {
+                let path = shell_word(path);
+                return format!("see which there are: ckptfs inspect --tensors {path}").into();
+            }
+            LoadError::Slice { path, .. } => {
+                let path = shell_word(path);
+                return format!("see its shape: ckptfs inspect --tensors {path}").into();
+            }
             LoadError::TargetLength { .. } => "give memory of the tensor's own type and shape",
             LoadError::OutOfMemory { .. } => {
                 "load fewer tensors at a time, or those parts that are needed"
             }
-            LoadError::MemoryLimit { .. } => "allow more",
+            LoadError::MemoryLimit { needed, .. } => {
+                return format!("allow at least {needed} bytes").into();
+            }
             LoadError::NoThread { .. } => {
                 "allow more threads (`ulimit -u`, or the limit of the container)"
             }
             LoadError::Sink { .. } => "load it on the CPU",
             LoadError::Stopped { .. } => "load it again",
-        }
+        })
     }
 }
 

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
+use crate::shell_word::shell_word;
+use crate::source::{describe_missing, missing_remedy};
+
 /// A mount that cannot be made, found or unmounted.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // The messages name the fields of their variants.
@@ -17,7 +20,7 @@ pub enum MountError {
     #[error(transparent)]
     NoCheckpoint(#[from] crate::checkpoint::CheckpointError),
     /// A path does not exist.
-    #[error("{path}: no such file or directory")]
+    #[error("{path}: {}", describe_missing(.path))]
     Missing { path: PathBuf },
     /// The mountpoint does not exist.
     #[error("{path}: does not exist, so nothing can be mounted there")]
@@ -116,9 +119,9 @@ impl MountError {
     /// What the user can do about it.
     pub fn remedy(&self) -> Cow<'_, str> {
         Cow::Borrowed(match self {
-            MountError::View(error) => error.remedy(),
-            MountError::NoCheckpoint(error) => error.remedy(),
-            MountError::Missing { .. } => "check the path",
+            MountError::View(error) => return error.remedy(),
+            MountError::NoCheckpoint(error) => return error.remedy(),
+            MountError::Missing { path } => return missing_remedy(path).into(),
             MountError::NoMountpoint { path } => {
                 let path = shell_word(path);
                 return format!("create it first: mkdir -p {path}; or check the path").into();
@@ -167,13 +170,6 @@ impl MountError {
             MountError::Io { source, .. } => remedy_for_system(source),
         })
     }
-}
-
-/// A path as a shell takes it for one word.
-fn shell_word(path: &Path) -> String {
-    let text = path.display().to_string();
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+,@:=%".contains(c);
-    if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 /// The remedy for a failed system call.

@@ -15,7 +15,7 @@ pub fn load_exception(py: Python<'_>, error: &LoadError) -> PyErr {
         py,
         error_kind(error),
         error.to_string(),
-        error.remedy(),
+        &error.remedy(),
         Some(error.path()),
         errno,
     )
@@ -26,9 +26,9 @@ pub fn cuda_exception(py: Python<'_>, error: &cuda::CudaError) -> PyErr {
     match error {
         cuda::CudaError::Load(error) => load_exception(py, error),
         cuda::CudaError::OutOfMemory { .. } => {
-            build_exception(py, "memory", error.to_string(), error.remedy(), None, None)
+            build_exception(py, "memory", error.to_string(), &error.remedy(), None, None)
         }
-        error => build_exception(py, "refused", error.to_string(), error.remedy(), None, None),
+        error => build_exception(py, "refused", error.to_string(), &error.remedy(), None, None),
     }
 }
 
@@ -55,6 +55,7 @@ fn error_kind(error: &LoadError) -> &'static str {
         LoadError::OutOfMemory { .. } => "memory",
         LoadError::Stopped { .. } => "stopped",
         error => match source_error(error) {
+            Some(source::SourceError::Missing { path }) if source::is_remote_name(path) => "remote",
             Some(source::SourceError::Missing { .. }) => "missing",
             Some(source::SourceError::Dangling { .. }) => "dangling",
             Some(error) if error.is_out_of_memory() => "memory",

@@ -1,15 +1,20 @@
 //! Errors of opening and reading files, each with a remedy.
 
+use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
+use crate::shell_word::shell_word;
+
+use super::missing::{describe_missing, missing_remedy};
+
 /// A file or directory that cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// No file has that name.
-    #[error("{path}: no such file or directory")]
+    #[error("{path}: {}", describe_missing(.path))]
     Missing {
         /// The requested path.
         path: PathBuf,
@@ -75,6 +80,15 @@ const NOT_CONNECTED_ERRNO: i32 = Errno::NOTCONN.raw_os_error();
 const STALE_ERRNO: i32 = Errno::STALE.raw_os_error();
 const TOO_MANY_FILES_ERRNO: i32 = Errno::MFILE.raw_os_error();
 
+/// The mountpoint of the dead mount that a path lies on: no path in such a mount can be looked at.
+fn dead_mountpoint(path: &Path) -> &Path {
+    let is_dead = |path: &&Path| {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        rustix::fs::stat(path).is_err_and(|error| error == Errno::NOTCONN)
+    };
+    path.ancestors().take_while(is_dead).last().unwrap_or(path)
+}
+
 const WAIT_REMEDY: &str = "wait until the program that writes it is done, then try again";
 
 impl SourceError {
@@ -104,9 +118,9 @@ impl SourceError {
     }
 
     /// What the user can do about it.
-    pub fn remedy(&self) -> &'static str {
-        match self {
-            SourceError::Missing { .. } => "check the path",
+    pub fn remedy(&self) -> Cow<'_, str> {
+        Cow::Borrowed(match self {
+            SourceError::Missing { path } => return missing_remedy(path).into(),
             SourceError::Dangling { .. } => "put the file there, or remove the link",
             SourceError::NotAFile { .. } => "give a checkpoint file or a directory that holds one",
             SourceError::OutsideRoot { .. } => {
@@ -116,8 +130,12 @@ impl SourceError {
             SourceError::Io { source, .. } if source.raw_os_error() == Some(STALE_ERRNO) => {
                 WAIT_REMEDY
             }
-            SourceError::StaleMount { .. } => {
-                "remove the mount (ckptfs unmount PATH, or umount if another program made it), or mount again"
+            SourceError::StaleMount { path } => {
+                let mountpoint = shell_word(dead_mountpoint(path));
+                return format!(
+                    "remove the mount: ckptfs unmount {mountpoint}, or umount if another program made it"
+                )
+                .into();
             }
             SourceError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "ask for read permission on it, or run as its owner"
@@ -138,7 +156,7 @@ impl SourceError {
             SourceError::Io { .. } => {
                 "see whether the disk or the network filesystem that it lies on works (dmesg tells)"
             }
-        }
+        })
     }
 
     /// Turns the error into [`SourceError::Dangling`] if its path is a link to nothing. The path must be one that

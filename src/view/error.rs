@@ -1,9 +1,10 @@
 //! Errors of a view: what cannot be shown, or no longer, and the remedy.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::checkpoint::{Candidate, CheckpointError};
+use crate::checkpoint::CheckpointError;
 use crate::source::SourceError;
 use crate::virtual_file::VirtualFileError;
 
@@ -43,14 +44,14 @@ impl ViewError {
     }
 
     /// What the user can do about it.
-    pub fn remedy(&self) -> &str {
+    pub fn remedy(&self) -> Cow<'_, str> {
         match self {
             ViewError::Source(error) => error.remedy(),
             ViewError::Checkpoint(error) => error.remedy(),
             ViewError::VirtualFile(error) => error.remedy(),
-            ViewError::Refused(refusal) => &refusal.remedy,
+            ViewError::Refused(refusal) => refusal.remedy.as_str().into(),
             ViewError::KeepsChanging { .. } => {
-                "wait until the program that writes it is done, then try again"
+                "wait until the program that writes it is done, then try again".into()
             }
         }
     }
@@ -83,16 +84,16 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// The refusal of a candidate, for an error.
-    pub fn new(candidate: &Candidate, error: &ViewError) -> Refusal {
+    /// The refusal of files, for an error.
+    pub fn new(originals: Vec<String>, error: &ViewError) -> Refusal {
         Refusal {
             path: error.path().to_path_buf(),
-            originals: candidate.original_names(),
+            originals,
             reason: error.to_string(),
-            remedy: error.remedy().to_owned(),
+            remedy: error.remedy().into_owned(),
             is_not_checkpoint: matches!(
                 error,
-                ViewError::Checkpoint(CheckpointError::NotACheckpoint { .. })
+                ViewError::Checkpoint(CheckpointError::UnreadFormat { format, .. }) if !format.is_torch()
             ),
         }
     }

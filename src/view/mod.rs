@@ -80,7 +80,12 @@ impl View {
             (root, base, None)
         } else {
             let (parent, name) = source::split_parent(path)?;
-            let (root, base) = Root::for_directory(parent, links)?;
+            // The error is about the path that the user typed.
+            let whole_path = |error| match error {
+                SourceError::Missing { .. } => SourceError::Missing { path: path.to_path_buf() },
+                error => error,
+            };
+            let (root, base) = Root::for_directory(parent, links).map_err(whole_path)?;
             match single_target::resolve(&root, &base, name, &options.keep)? {
                 // Where the links of a typed path lead is for the user to say.
                 target @ SingleTarget::File(_) => {

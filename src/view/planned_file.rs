@@ -165,7 +165,7 @@ impl PlannedFile {
     pub fn unstable_refusal(&self, context: &ViewContext, directory: &Path) -> BuildOutcome {
         let path = context.root.path().join(directory).join(&self.plan.candidate.name);
         let error = ViewError::KeepsChanging { path };
-        BuildOutcome::Refused(Arc::new(Refusal::new(&self.plan.candidate, &error)))
+        BuildOutcome::Refused(Arc::new(Refusal::new(self.plan.candidate.original_names(), &error)))
     }
 
     /// The outcome, if there is one.
@@ -205,7 +205,7 @@ impl PlannedFile {
                 BuildOutcome::VirtualFile(Arc::new(summary))
             }
             Err(error) => {
-                let refusal = Refusal::new(&self.plan.candidate, &error);
+                let refusal = Refusal::new(self.plan.candidate.original_names(), &error);
                 self.log_refusal(&refusal, previous);
                 BuildOutcome::Refused(Arc::new(refusal))
             }

@@ -19,8 +19,13 @@ use super::entry::{NamedEntry, ViewEntry};
 pub enum SafetensorsHeader {
     /// A safetensors header of so many tensors.
     Tensors(usize),
-    /// Something else, or nothing that can be read; in words.
-    Other(String),
+    /// Something else, or nothing that can be read.
+    Other {
+        /// What it is, in words.
+        reason: String,
+        /// What the user can do about it.
+        remedy: String,
+    },
 }
 
 /// Reads the headers of those listed names that are called safetensors and stand for themselves.
@@ -70,14 +75,15 @@ fn read_header(store: &DirectoryStore, directory: &Path, name: &str) -> Safetens
         Ok(found) if found.format == Format::Safetensors => {
             SafetensorsHeader::Tensors(found.tensors.len())
         }
-        Ok(found) => SafetensorsHeader::Other(format!(
-            "is a {} file with the extension .safetensors; rename it, for example to .pt",
-            found.format.name()
-        )),
+        Ok(found) => SafetensorsHeader::Other {
+            reason: format!("is a {} file with the extension .safetensors", found.format.name()),
+            remedy: "rename it, for example to .pt".to_owned(),
+        },
         Err(error) => {
             let text = error.to_string();
             let path = format!("{}: ", error.path().display());
-            SafetensorsHeader::Other(text.strip_prefix(&path).unwrap_or(&text).to_owned())
+            let reason = text.strip_prefix(&path).unwrap_or(&text).to_owned();
+            SafetensorsHeader::Other { reason, remedy: error.remedy().into_owned() }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Why a virtual file cannot be laid out or read.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, RefusedEntry};
@@ -15,9 +16,6 @@ pub enum VirtualFileError {
     /// Something in the checkpoint cannot be shown.
     #[error(transparent)]
     Refused(Box<checkpoint::CheckpointError>),
-    /// Nothing is left to show.
-    #[error("{path}: no tensor in it can be shown")]
-    Empty { path: PathBuf },
     /// The header would be longer than any reader takes.
     #[error(
         "{path}: as one file its header would be longer than the {limit} bytes that any reader takes"
@@ -29,10 +27,16 @@ pub enum VirtualFileError {
 }
 
 impl VirtualFileError {
-    pub(super) fn from_refused(path: PathBuf, refused: Vec<RefusedEntry>) -> Self {
+    /// The refusal of a checkpoint with refused entries, of which `tensor_count` tensors can be shown.
+    pub(super) fn from_refused(
+        path: PathBuf,
+        refused: Vec<RefusedEntry>,
+        tensor_count: usize,
+    ) -> Self {
         VirtualFileError::Refused(Box::new(checkpoint::CheckpointError::RefusedEntries {
             path,
             refused,
+            tensor_count,
         }))
     }
 
@@ -41,20 +45,19 @@ impl VirtualFileError {
         match self {
             VirtualFileError::Source(error) => error.path(),
             VirtualFileError::Refused(error) => error.path(),
-            VirtualFileError::Empty { path }
-            | VirtualFileError::HeaderTooLong { path, .. }
-            | VirtualFileError::TooLarge { path } => path,
+            VirtualFileError::HeaderTooLong { path, .. } | VirtualFileError::TooLarge { path } => {
+                path
+            }
         }
     }
 
     /// What the user can do.
-    pub fn remedy(&self) -> &'static str {
+    pub fn remedy(&self) -> Cow<'_, str> {
         match self {
             VirtualFileError::Source(error) => error.remedy(),
             VirtualFileError::Refused(error) => error.remedy(),
-            VirtualFileError::Empty { .. } => "see what was refused, with `ckptfs inspect`",
             VirtualFileError::HeaderTooLong { .. } | VirtualFileError::TooLarge { .. } => {
-                "split the checkpoint"
+                "split the checkpoint".into()
             }
         }
     }

@@ -39,13 +39,8 @@ impl VirtualFile {
     pub fn new(checkpoint: Checkpoint) -> Result<VirtualFile, VirtualFileError> {
         let source_files: Vec<Arc<SourceFile>> = checkpoint.source_files().cloned().collect();
         let Checkpoint { path, origins, mut tensors, metadata, refused, options, .. } = checkpoint;
-        if !refused.is_empty() {
-            if !options.allow_partial {
-                return Err(VirtualFileError::from_refused(path, refused));
-            }
-            if tensors.is_empty() {
-                return Err(VirtualFileError::Empty { path });
-            }
+        if !refused.is_empty() && (tensors.is_empty() || !options.allow_partial) {
+            return Err(VirtualFileError::from_refused(path, refused, tensors.len()));
         }
         tensors.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
         let mut starts = Vec::with_capacity(tensors.len() + 1);

@@ -17,9 +17,11 @@ use tempfile::TempDir;
 /// Threads that read at once.
 const READERS: usize = 4;
 
-const DTYPES: [Dtype; 20] = [
+const DTYPES: [Dtype; 22] = [
     Dtype::BOOL,
     Dtype::F4,
+    Dtype::F6_E2M3,
+    Dtype::F6_E3M2,
     Dtype::U8,
     Dtype::I8,
     Dtype::F8_E5M2,
@@ -58,9 +60,12 @@ struct Model {
 fn any_tensor() -> impl Strategy<Value = Saved> {
     let shape = prop::collection::vec(0usize..6, 0..4);
     (prop::sample::select(&DTYPES[..]), shape, any::<u64>()).prop_map(|(dtype, mut shape, seed)| {
-        if dtype == Dtype::F4 {
-            // Two elements to a byte.
-            shape.push(2);
+        match dtype.bitsize() {
+            // Two elements in a byte.
+            4 => shape.push(2),
+            // Four elements in three bytes.
+            6 => shape.push(4),
+            _ => {}
         }
         let len = shape.iter().product::<usize>() * dtype.bitsize() / 8;
         let bytes = (0..len as u64).map(|n| (seed.wrapping_mul(n + 1) >> 32) as u8).collect();

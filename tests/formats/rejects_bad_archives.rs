@@ -3,7 +3,7 @@
 use crate::common;
 use crate::common::pickle::{Tensor, dict, pickle};
 use crate::common::zip::{DEFLATED, Record, archive, checkpoint, floats, one_tensor};
-use ckptfs::checkpoint::{CheckpointError, LayoutKind, ZipError};
+use ckptfs::checkpoint::{CheckpointError, LayoutKind, UnreadFormat, ZipError};
 
 /// The error of an archive.
 fn error(bytes: &[u8]) -> ZipError {
@@ -234,7 +234,13 @@ fn deflated_records_that_unpack_to_more_than_memory() {
 fn programs_are_no_checkpoints() {
     for name in ["archive/constants.pkl", "archive/code/__torch__.py"] {
         let bytes = with(Record::stored(name, b"x"));
-        assert!(matches!(error(&bytes), ZipError::TorchScript), "{name}");
+        assert!(
+            matches!(
+                common::torch(&bytes),
+                Err(CheckpointError::UnreadFormat { format: UnreadFormat::TorchScript, .. })
+            ),
+            "{name}"
+        );
     }
 }
 

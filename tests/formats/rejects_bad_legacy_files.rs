@@ -53,7 +53,7 @@ fn another_magic_number_or_protocol() {
         legacy.magic = pickle(&magic);
         assert!(matches!(
             common::torch(&legacy.bytes()),
-            Err(CheckpointError::NotACheckpoint { .. })
+            Err(CheckpointError::UnreadFormat { .. })
         ));
     }
     assert!(matches!(error(|legacy| legacy.protocol = 1000), LegacyError::Protocol));
@@ -121,5 +121,5 @@ fn parts_of_storages() {
 #[test]
 fn a_pickle_that_is_no_file_of_torch() {
     let plain = pickle(&dict(&[("a", int(1))]));
-    assert!(matches!(common::torch(&plain), Err(CheckpointError::NotACheckpoint { .. })));
+    assert!(matches!(common::torch(&plain), Err(CheckpointError::UnreadFormat { .. })));
 }

@@ -107,12 +107,12 @@ fn an_empty_file() {
         let directory = tempfile::tempdir().unwrap();
         File::create(directory.path().join(name)).unwrap();
         let refused = open(&directory.path().join(name)).unwrap_err();
-        assert!(matches!(&refused, CheckpointError::NotACheckpoint { .. }), "{refused}");
+        assert!(matches!(&refused, CheckpointError::UnreadFormat { .. }), "{refused}");
         assert!(refused.to_string().contains("an empty file"));
     }
     let (set, shard) = set();
     File::create(shard).unwrap();
-    assert!(matches!(open(set.path()), Err(CheckpointError::NotACheckpoint { .. })));
+    assert!(matches!(open(set.path()), Err(CheckpointError::UnreadFormat { .. })));
 }
 
 /// An account that owns nothing here.

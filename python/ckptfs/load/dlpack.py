@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 
 from ckptfs import _ckptfs, settings
-from ckptfs.dtypes import DLPACK_TYPES
+from ckptfs.dtypes import DLPACK_TYPES, load_elsewhere
 from ckptfs.errors import error
 
 # DLPack's numbers for where memory is.
@@ -61,7 +61,7 @@ class DLPack:
     def dtype(name):
         """The name itself, if DLPack has that type."""
         if name not in DLPACK_TYPES:
-            raise error(f"Dtype not understood: {name} (dlpack)", "load it with torch")
+            raise error(f"Dtype not understood: {name} (dlpack)", load_elsewhere(name))
         return name
 
     @staticmethod

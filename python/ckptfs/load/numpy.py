@@ -3,7 +3,7 @@
 import functools
 import operator
 
-from ckptfs.dtypes import TYPES
+from ckptfs.dtypes import TYPES, load_elsewhere
 from ckptfs.errors import error, refuse_target
 from ckptfs.load.pipeline import load_named, open_checkpoint
 from ckptfs.settings import PREAD, LoadOptions
@@ -22,7 +22,7 @@ class Numpy:
         import numpy
 
         if name == "F4" or name not in TYPES:
-            raise error(f"Dtype not understood: {name} (numpy)", "load it with torch")
+            raise error(f"Dtype not understood: {name} (numpy)", load_elsewhere(name))
         try:
             return numpy.dtype(TYPES[name])
         except TypeError as fault:

@@ -270,7 +270,7 @@ impl FileSources {
                 // Files that are shown as they are may change: they are then read as they are.
                 tracing::debug!(%error, "readahead stops for this file");
             } else if should_log(error.path()) {
-                tracing::error!(%error, remedy, "this virtual file can no longer be read");
+                tracing::error!(%error, %remedy, "this virtual file can no longer be read");
             }
             Arc::clone(&error)
         });

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use crate::checkpoint::format::{self, DetectedFormat};
 use crate::checkpoint::json::replace_python_numbers;
 use crate::checkpoint::shard_index::{MAX_INDEX_BYTES, shard_names};
-use crate::source::{OpenFile, ReadAt, Root, SourceError};
+use crate::checkpoint::unread_format::UnreadFormat;
+use crate::source::{FileKind, OpenFile, ReadAt, Root, SourceError};
 
 use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
+use super::folder_format::FormatFolder;
 use super::shard_name::{
     ShardName, has_checkpoint_extension, is_shard_of, numbered_shards, unsharded_name_of_index,
 };
@@ -72,6 +74,66 @@ pub fn candidates_among(root: &Arc<Root>, directory: &Path, names: &[String]) ->
 /// Whether the first bytes of a file are those of a checkpoint.
 fn looks_like_checkpoint(file: &OpenFile) -> bool {
     matches!(format::detect(file, &file.file().path()), Ok(DetectedFormat::Checkpoint(_)))
+}
+
+/// Maximum number of files, and of subdirectories, that are looked at to say why a directory has no checkpoint.
+const MAX_LOOK_COUNT: usize = 64;
+
+/// The first file that stands in the place of a checkpoint and is of a format that is not read.
+pub fn find_unread_file(
+    root: &Arc<Root>,
+    directory: &Path,
+    names: &[String],
+) -> Option<(String, UnreadFormat)> {
+    let files = names.iter().filter(|name| has_checkpoint_extension(name));
+    let mut files = files.filter(|name| !is_training_file(name)).take(MAX_LOOK_COUNT);
+    files.find_map(|name| {
+        let file = OpenFile::open_in_root(root, &directory.join(name)).ok()?;
+        match format::detect(&file, &file.file().path()) {
+            Ok(DetectedFormat::Unread(format)) if format.replaces_checkpoint() => {
+                Some((name.clone(), format))
+            }
+            _ => None,
+        }
+    })
+}
+
+/// A subdirectory with checkpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NestedCheckpoint {
+    /// The name of the subdirectory.
+    pub name: String,
+    /// Its format, if it is one checkpoint that is not read.
+    pub folder: Option<FormatFolder>,
+}
+
+/// The subdirectories with checkpoints, by the number at the end of their names, then by name. Other filesystems that
+/// are mounted there are not looked at.
+pub fn find_nested(root: &Arc<Root>, directory: &Path) -> Vec<NestedCheckpoint> {
+    let Ok(entries) = root.entries(directory) else { return Vec::new() };
+    let device = |path: &Path| root.cached_metadata(path).map(|metadata| metadata.dev).ok();
+    let own_device = device(directory);
+    let folders = entries.into_iter().filter(|entry| entry.kind == FileKind::Directory);
+    let mut names: Vec<String> = folders
+        .filter_map(|entry| entry.name.into_string().ok())
+        .filter(|name| !name.starts_with('.'))
+        .collect();
+    names.sort_by_cached_key(|name| (number_at_end(name), name.clone()));
+    let first = names.len().saturating_sub(MAX_LOOK_COUNT);
+    let nested = names.split_off(first).into_iter().filter_map(|name| {
+        let path = directory.join(&name);
+        let files = root.file_names(&path).ok().filter(|_| device(&path) == own_device)?;
+        let candidates = candidates_by_name(root, &path, &files, &is_training_file);
+        let folder = FormatFolder::detect(&files).filter(|folder| folder.has_all(&candidates));
+        (folder.is_some() || !candidates.is_empty()).then_some(NestedCheckpoint { name, folder })
+    });
+    nested.collect()
+}
+
+/// The number at the end of a name, such as a step.
+fn number_at_end(name: &str) -> Option<u64> {
+    let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+    name[name.len() - digits..].parse().ok()
 }
 
 /// The checkpoints that the names in a directory suggest. Of the files, only indexes are read.

@@ -18,7 +18,14 @@ pub struct TensorInfo {
     pub data_offsets: (u64, u64),
 }
 
-impl<'de> Deserialize<'de> for TensorInfo {
+/// An entry as it is written: its type may be one that is not known here.
+struct RawTensorInfo<'a> {
+    dtype: Result<Dtype, Cow<'a, str>>,
+    shape: Shape,
+    data_offsets: (u64, u64),
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for RawTensorInfo<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(TensorInfoVisitor)
     }
@@ -27,13 +34,13 @@ impl<'de> Deserialize<'de> for TensorInfo {
 struct TensorInfoVisitor;
 
 impl<'de> Visitor<'de> for TensorInfoVisitor {
-    type Value = TensorInfo;
+    type Value = RawTensorInfo<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with dtype, shape and data_offsets")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TensorInfo, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawTensorInfo<'de>, A::Error> {
         let (mut dtype, mut shape, mut data_offsets) = (None, None, None);
         while let Some(JsonText(key)) = map.next_key()? {
             let is_duplicate = match &*key {
@@ -53,18 +60,17 @@ impl<'de> Visitor<'de> for TensorInfoVisitor {
         let DtypeName(dtype) = dtype.ok_or_else(|| de::Error::missing_field("dtype"))?;
         let ShapeList(shape) = shape.ok_or_else(|| de::Error::missing_field("shape"))?;
         let data_offsets = data_offsets.ok_or_else(|| de::Error::missing_field("data_offsets"))?;
-        Ok(TensorInfo { dtype, shape, data_offsets })
+        Ok(RawTensorInfo { dtype, shape, data_offsets })
     }
 }
 
-/// An element type, from its name.
-struct DtypeName(Dtype);
+/// An element type from its name, or the name of one that is not known.
+struct DtypeName<'a>(Result<Dtype, Cow<'a, str>>);
 
-impl<'de> Deserialize<'de> for DtypeName {
+impl<'de: 'a, 'a> Deserialize<'de> for DtypeName<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let JsonText(name) = JsonText::deserialize(deserializer)?;
-        let unknown = || de::Error::custom(format_args!("unknown dtype `{name}`"));
-        Dtype::from_name(&name).map(DtypeName).ok_or_else(unknown)
+        Ok(DtypeName(Dtype::from_name(&name).ok_or(name)))
     }
 }
 
@@ -100,6 +106,8 @@ impl<'de> Visitor<'de> for ShapeVisitor {
 pub struct HeaderJson<'a> {
     pub entries: Vec<(Cow<'a, str>, TensorInfo)>,
     pub metadata: Option<BTreeMap<String, String>>,
+    /// The first tensor of an unknown type, and the name of that type. Its entry has another type.
+    pub unknown_dtype: Option<(String, String)>,
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for HeaderJson<'a> {
@@ -119,7 +127,7 @@ impl<'de> Visitor<'de> for HeaderJsonVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<HeaderJson<'de>, A::Error> {
         let mut entries: Vec<(Cow<'de, str>, TensorInfo)> = Vec::new();
-        let mut metadata = None;
+        let (mut metadata, mut unknown_dtype) = (None, None);
         while let Some(JsonText(key)) = map.next_key()? {
             if key == "__metadata__" {
                 if metadata.is_some() {
@@ -133,13 +141,18 @@ impl<'de> Visitor<'de> for HeaderJsonVisitor {
                         "more than {MAX_TENSOR_COUNT} tensors"
                     )));
                 }
-                entries.push((key, map.next_value()?));
+                let RawTensorInfo { dtype, shape, data_offsets } = map.next_value()?;
+                let dtype = dtype.unwrap_or_else(|name| {
+                    unknown_dtype.get_or_insert_with(|| (key.to_string(), name.into_owned()));
+                    Dtype::U8
+                });
+                entries.push((key, TensorInfo { dtype, shape, data_offsets }));
             }
         }
         if let Err(index) = NameIndex::build(entries.len(), |index| &*entries[index].0) {
             let key = &entries[index].0;
             return Err(de::Error::custom(format_args!("tensor `{key}` is there twice")));
         }
-        Ok(HeaderJson { entries, metadata: metadata.flatten() })
+        Ok(HeaderJson { entries, metadata: metadata.flatten(), unknown_dtype })
     }
 }

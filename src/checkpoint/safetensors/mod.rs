@@ -7,8 +7,11 @@
 
 mod header_json;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::Path;
 
+use crate::shell_word::shell_word;
 use crate::source::{ReadAt, SourceError};
 
 use super::tensor::{ByteRun, Dtype, OriginId, Tensor, TensorBytes, TensorName};
@@ -16,6 +19,9 @@ use header_json::{HeaderJson, TensorInfo};
 
 /// The longest header that the reference reader takes.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// Characters of an unknown element type that a message shows; real names have 11 at most.
+const MAX_DTYPE_CHARACTERS: usize = 40;
 
 /// The shortest file: an eight-byte length and `{}`.
 const MIN_FILE_BYTES: u64 = 10;
@@ -52,6 +58,13 @@ pub enum HeaderError {
     /// Not UTF-8, not JSON, or not a header.
     #[error("its header is malformed: {0}")]
     Json(String),
+    /// An element type that is not known here.
+    #[error("tensor `{tensor}`: this version of ckptfs does not know the element type `{dtype}`")]
+    UnknownDtype {
+        tensor: String,
+        /// Its name, shortened.
+        dtype: String,
+    },
     /// The size by dtype and shape is not that of the range.
     #[error(
         "tensor `{tensor}`: {dtype} of shape {shape:?} does not take the {len} bytes of its range"
@@ -92,6 +105,27 @@ pub enum HeaderError {
     },
 }
 
+impl HeaderError {
+    /// What the user can do about the file at a path.
+    pub fn remedy(&self, path: &Path) -> Cow<'_, str> {
+        match self {
+            HeaderError::Source(error) => error.remedy(),
+            HeaderError::UnknownDtype { .. } => format!(
+                "read it with a newer ckptfs (this is {}), or with the safetensors package: it may know the type; \
+                 if neither does, fetch {} again",
+                env!("CARGO_PKG_VERSION"),
+                shell_word(path)
+            )
+            .into(),
+            HeaderError::TooShort { .. } | HeaderError::Truncated { .. } => {
+                "fetch the file again: most often it is a download that was cut off".into()
+            }
+            _ => "fetch or save the file again; it is damaged or was written by a faulty program"
+                .into(),
+        }
+    }
+}
+
 /// A parsed header.
 #[derive(Debug)]
 pub struct Header {
@@ -129,6 +163,10 @@ fn parse_json(json: &[u8], data_start: u64, size: u64) -> Result<Header, HeaderE
     let text = std::str::from_utf8(json).map_err(|e| HeaderError::Json(e.to_string()))?;
     let raw: HeaderJson =
         serde_json::from_str(text).map_err(|e| HeaderError::Json(e.to_string()))?;
+    if let Some((tensor, dtype)) = raw.unknown_dtype {
+        let dtype = dtype.chars().take(MAX_DTYPE_CHARACTERS).collect();
+        return Err(HeaderError::UnknownDtype { tensor, dtype });
+    }
     let data = size - data_start;
     let mut entries = raw.entries;
     // Empty tensors come before the one that starts at the same byte.

@@ -101,6 +101,10 @@ const UNSUPPORTED_STORAGES: [(&str, u64, &str); 6] = [
     ("QUInt2x4Storage", 1, "quint2x4"),
 ];
 
+/// How the names of torch's types begin, before their bits, that safetensors does not have.
+const UNSUPPORTED_PREFIXES: [&str; 7] =
+    ["bits", "int", "uint", "qint", "quint", "complex", "bcomplex"];
+
 /// The elements of a storage: their bytes, and their type or torch's name for an unsupported one.
 pub struct StorageElement {
     pub bytes: u64,
@@ -147,6 +151,14 @@ impl Dtype {
     pub fn from_torch_name(name: &str) -> Option<Dtype> {
         let mut named = DTYPES.iter().filter(|row| !row.torch_name.is_empty());
         named.find(|row| row.torch_name == name).map(|row| row.dtype)
+    }
+
+    /// Whether safetensors lacks the type that torch calls `torch.<name>`, as far as is known here.
+    pub fn is_unsupported_by_safetensors(name: &str) -> bool {
+        UNSUPPORTED_PREFIXES.into_iter().any(|prefix| {
+            let digits = name.strip_prefix(prefix).unwrap_or_default();
+            digits.bytes().next().is_some_and(|b| b.is_ascii_digit())
+        })
     }
 
     /// What torch and numpy call the type, if they have it.

@@ -16,6 +16,9 @@ pub enum TorchError {
     /// The archive is damaged, or could be read in two ways.
     #[error(transparent)]
     Zip(#[from] ZipError),
+    /// The archive is a program with its weights.
+    #[error("a TorchScript program")]
+    TorchScript,
     /// The file of the older form is damaged.
     #[error(transparent)]
     Legacy(#[from] LegacyError),

@@ -7,7 +7,7 @@ use crate::checkpoint::tensor::Dtype;
 
 use super::names::class_name;
 use super::pickle::{Arena, Node, NodeId};
-use super::tensor_view::{TensorView, tensor_of_call};
+use super::tensor_view::{TensorView, rank_piece_class, tensor_of_call};
 
 /// The meaning of a node.
 pub enum PickleValue<'a> {
@@ -48,7 +48,10 @@ pub fn interpret(arena: &Arena, id: NodeId) -> PickleValue<'_> {
             }
             match arena.global(callable) {
                 Some(call) if is_plain_call(call) => PickleValue::Plain,
-                _ => PickleValue::Object(class_name(arena, callable)),
+                _ => match rank_piece_class(arena, callable) {
+                    Some(class) => PickleValue::Tensor(Err(TensorError::RankPiece { class })),
+                    None => PickleValue::Object(class_name(arena, callable)),
+                },
             }
         }
     }
@@ -61,9 +64,9 @@ fn is_torch_constant(name: &str) -> bool {
         name.strip_prefix(prefix).is_some_and(digits)
     };
     Dtype::from_torch_name(name).is_some()
-        || ["bits", "int", "uint", "qint", "quint", "complex", "bcomplex"]
-            .into_iter()
-            .any(is_numbered)
+        || Dtype::is_unsupported_by_safetensors(name)
+        // Types of elements that are newer than this table.
+        || ["float", "bfloat"].into_iter().any(is_numbered)
         || ["sparse_", "per_tensor_", "per_channel_"]
             .into_iter()
             .any(|prefix| name.starts_with(prefix))

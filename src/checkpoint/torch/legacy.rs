@@ -11,6 +11,7 @@ use crate::checkpoint::tensor::OriginId;
 use crate::source::{ReadAt, SourceError};
 
 use super::gate;
+use super::interpret::{PickleValue, interpret};
 use super::pickle::{self, Arena, MAX_PICKLE_BYTES, Node, NodeId, PickleError};
 use super::storage_bounds::StorageLocation;
 use super::storage_ref::storage_ref;
@@ -33,7 +34,10 @@ pub enum LegacyError {
     #[error("its pickle number {number} is not readable: {error}")]
     Pickle { number: usize, error: PickleError },
     #[error("it does not begin with torch's magic number")]
-    Magic,
+    Magic {
+        /// The class of the object that it begins with, if it is one.
+        class: Option<String>,
+    },
     #[error("its protocol is not 1001")]
     Protocol,
     #[error("its list of storages is malformed")]
@@ -72,7 +76,13 @@ pub fn read_legacy_file(file: &dyn ReadAt) -> Result<LegacyFile, LegacyError> {
     let (arena, top, _) = next(1)?;
     match arena.node(top) {
         Node::Long(span) if arena.bytes(span) == MAGIC_NUMBER => {}
-        _ => return Err(LegacyError::Magic),
+        _ => {
+            let class = match interpret(&arena, top) {
+                PickleValue::Object(class) => Some(class),
+                _ => None,
+            };
+            return Err(LegacyError::Magic { class });
+        }
     }
     let (arena, top, _) = next(2)?;
     if !matches!(arena.node(top), Node::Int(1001)) {

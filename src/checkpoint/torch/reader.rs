@@ -29,7 +29,7 @@ const MAX_BYTE_ORDER_BYTES: u64 = 16;
 pub fn read_zip(file: &dyn ReadAt, options: &ParseOptions) -> Result<FileContents, TorchError> {
     let archive = zip::read_archive(file)?;
     if archive.is_torchscript() {
-        return Err(ZipError::TorchScript.into());
+        return Err(TorchError::TorchScript);
     }
     let record = archive.get(zip::PICKLE).ok_or(ZipError::NoPickle)?;
     let too_large = || ZipError::Compressed(zip::PICKLE.to_owned());

@@ -3,7 +3,7 @@
 use crate::checkpoint::refusal::TensorError;
 use crate::checkpoint::tensor::Dtype;
 
-use super::names::class_name;
+use super::names::{class_name, shorten_name};
 use super::pickle::{Arena, Node, NodeId};
 use super::storage_ref::{StorageRef, as_count, storage_ref};
 
@@ -15,6 +15,9 @@ const MAX_ATTRIBUTE_COUNT: usize = 256;
 
 /// Maximum depth of tensors wrapped in one another; torch never writes more than two.
 const MAX_WRAPPING_COUNT: usize = 8;
+
+/// torch's classes for one rank's piece of a tensor.
+const RANK_PIECE_CLASSES: [&str; 2] = ["DTensor", "ShardedTensor"];
 
 const MALFORMED_ARGS: TensorError =
     TensorError::Malformed { what: "its arguments are not those that torch writes" };
@@ -101,7 +104,12 @@ fn wrapped_tensor<'a>(
         ("_rebuild_meta_tensor_no_storage", _) => {
             kind("a tensor of the meta device, without values")
         }
-        ("_rebuild_wrapper_subclass", _) => kind("a tensor that wraps others"),
+        ("_rebuild_wrapper_subclass", args) => {
+            match args.first().and_then(|&class| rank_piece_class(arena, class)) {
+                Some(class) => Some(Err(TensorError::RankPiece { class })),
+                None => kind("a tensor that wraps others"),
+            }
+        }
         (
             "_rebuild_device_tensor_from_numpy"
             | "_rebuild_device_tensor_from_cpu_tensor"
@@ -123,6 +131,9 @@ fn subclass_view<'a>(
     wrappings: usize,
 ) -> Result<TensorView<'a>, TensorError> {
     let wrappings = wrappings.checked_sub(1).ok_or(MALFORMED_ARGS)?;
+    if let Some(class) = rank_piece_class(arena, class) {
+        return Err(TensorError::RankPiece { class });
+    }
     let args = match arena.node(args) {
         Node::Tuple(_) => arena.items(args).unwrap_or_default(),
         _ => return Err(MALFORMED_ARGS),
@@ -138,6 +149,16 @@ fn subclass_view<'a>(
     match arena.global(class) {
         Some((module, _)) if module == "torch" || module.starts_with("torch.") => Ok(view),
         _ => Ok(TensorView { class: Some(class_name(arena, class)), ..view }),
+    }
+}
+
+/// torch's class for one rank's piece of a tensor, if a node is one.
+pub fn rank_piece_class(arena: &Arena, class: NodeId) -> Option<&'static str> {
+    match arena.global(class)? {
+        (module, name) if module.starts_with("torch.distributed") => {
+            RANK_PIECE_CLASSES.into_iter().find(|class| *class == name)
+        }
+        _ => None,
     }
 }
 
@@ -228,8 +249,13 @@ fn untyped_view(
 
 fn torch_dtype(arena: &Arena, id: NodeId) -> Result<Dtype, TensorError> {
     match arena.global(id) {
-        Some(("torch", name)) => Dtype::from_torch_name(name)
-            .ok_or_else(|| TensorError::UnsupportedDtype { dtype: name.to_owned() }),
+        Some(("torch", name)) => Dtype::from_torch_name(name).ok_or_else(|| {
+            let dtype = shorten_name(name);
+            match Dtype::is_unsupported_by_safetensors(name) {
+                true => TensorError::UnsupportedDtype { dtype },
+                false => TensorError::UnknownDtype { dtype },
+            }
+        }),
         _ => Err(MALFORMED_ARGS),
     }
 }

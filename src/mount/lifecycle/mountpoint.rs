@@ -6,6 +6,7 @@ use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::mount_info::mountinfo::{self, PathHandle};
+use crate::source::is_remote_name;
 
 use super::liveness::Liveness;
 use super::stale_mounts;
@@ -47,7 +48,11 @@ pub(in crate::mount) fn resolve(options: &MountOptions) -> Result<MountPaths, Mo
         |path: &Path| rustix::fs::stat(path).map_err(|e| MountError::io(path, "look at it", e));
     let is_directory = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     // The view reports a source that is missing: a set of shards has a name that no file has.
-    let source = stat_path(&options.source).ok().filter(is_directory);
+    let source = stat_path(&options.source).ok();
+    if source.is_none() && is_remote_name(&options.source) {
+        return Err(MountError::Missing { path: options.source.clone() });
+    }
+    let source = source.filter(is_directory);
     let handle = PathHandle::open(&options.mountpoint)?;
     let mountpoint = handle.path().to_path_buf();
     let stat = stat_path(&mountpoint)?;

@@ -155,7 +155,7 @@ def test_several_checkpoints_are_listed(tmp_path):
         torch.save({"a": torch.ones(1)}, tmp_path / f"{n:02}.pt")
     with pytest.raises(Refused, match="several checkpoints .*: `00.pt`, `01.pt`, .*, and 4 more") as refused:
         ckptfs.torch.load_file(tmp_path)
-    assert refused.value.__notes__ == ["what to do: name one of them"]
+    assert refused.value.__notes__ == [f"what to do: name one of them, such as {tmp_path}/00.pt"]
 
 
 INTO = {

@@ -1,6 +1,12 @@
 //! Why no dictionary of a checkpoint can be shown.
 
+use std::path::Path;
+
+use crate::checkpoint::conversions::{
+    deepspeed_command, folder_of, module_remedy, rank_files_remedy,
+};
 use crate::checkpoint::truncated_list::TruncatedList;
+use crate::shell_word::{shell_text, shell_word};
 
 /// Why there is no dictionary to show.
 #[allow(missing_docs)] // The messages name the fields.
@@ -17,8 +23,23 @@ pub enum SelectError {
         found: TruncatedList,
     },
     /// The value is an object, not a dictionary.
-    #[error("holds a Python object of class {class}, not a dictionary of tensors")]
-    Object { class: String },
+    #[error("holds a Python object of class {class}{}, not a dictionary of tensors", if .keys.is_empty() { String::new() } else { format!(" under `{}`", .keys.join(".")) })]
+    Object {
+        class: String,
+        /// The keys that lead to it.
+        keys: Box<[String]>,
+        /// The first key of a dictionary with tensors beside it.
+        other: Option<String>,
+    },
+    /// One rank's pieces of tensors, as FSDP and tensor parallelism save them.
+    #[error(
+        "one rank's part of a sharded checkpoint (FSDP or tensor parallel): `{name}` is a piece ({kind})"
+    )]
+    RankPieces {
+        name: String,
+        /// The class of the piece, or what it is instead.
+        kind: &'static str,
+    },
     /// DeepSpeed's model states of one rank at ZeRO stage 3, in which the parameters are empty.
     #[error(
         "has no weights: at ZeRO stage 3, DeepSpeed keeps them in the files `*_optim_states.pt` of all ranks"
@@ -26,7 +47,11 @@ pub enum SelectError {
     ZeroStage3,
     /// Two entries have the same name.
     #[error("two entries have the name `{name}`")]
-    NameCollision { name: String },
+    NameCollision {
+        name: String,
+        /// The first key of a dictionary that may be shown instead.
+        root: Option<String>,
+    },
     /// Names take more bytes than a header can hold, or than the size of the pickle allows.
     #[error(
         "its entries have too many or too long names for a header, or for its size in the file"
@@ -39,19 +64,40 @@ pub enum SelectError {
 
 impl SelectError {
     /// What the user can do.
-    pub fn remedy(&self) -> &'static str {
+    ///
+    /// `path` is that of the file.
+    pub fn remedy(&self, path: &Path) -> String {
+        let folder = folder_of(path);
+        let choose = |key: &str| format!("choose with --root {}", shell_text(key));
         match self {
             SelectError::ZeroStage3 => {
-                "join the ranks with `python zero_to_fp32.py . OUT` in the folder of the run, and give OUT"
+                format!("join the ranks in 32 bits: {}", deepspeed_command(folder))
             }
-            SelectError::NoTensors(_) => "give the file that holds the weights",
-            SelectError::NoSuchKey { .. } | SelectError::NameCollision { .. } => {
-                "choose another dictionary with --root KEY"
+            SelectError::RankPieces { .. } => rank_files_remedy(path),
+            SelectError::NoTensors(_) => {
+                format!(
+                    "give the file that holds the weights; see what lies beside it: ckptfs ls {}",
+                    shell_word(folder)
+                )
             }
-            SelectError::Object { .. } => {
-                "in the program that wrote the file, save model.state_dict() instead of the model: reading an object means running its code"
+            SelectError::NoSuchKey { found, .. } => match found.first() {
+                Some(key) => choose(key),
+                None => "leave --root out".to_owned(),
+            },
+            SelectError::NameCollision { root: Some(key), .. } => choose(key),
+            SelectError::NameCollision { root: None, .. } => {
+                "in the program that wrote it, save it with another name for one of the two"
+                    .to_owned()
             }
-            SelectError::TooDeep | SelectError::TooLong => "save the state dict alone",
+            SelectError::Object { keys, other, .. } => {
+                let other = other.as_ref().map_or(String::new(), |key| {
+                    format!("; other tensors in it: --root {}", shell_text(key))
+                });
+                format!("{}{other}", module_remedy(path, keys))
+            }
+            SelectError::TooDeep | SelectError::TooLong => {
+                "in the program that wrote it, save the state dict alone".to_owned()
+            }
         }
     }
 }

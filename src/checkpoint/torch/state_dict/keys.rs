@@ -2,6 +2,7 @@
 //!
 //! Keys that trainers write and loaders look for decide first, then the other entries.
 
+use crate::checkpoint::torch::interpret::{PickleValue, interpret};
 use crate::checkpoint::torch::pickle::{Arena, NodeId};
 
 use super::reachability::Reachability;
@@ -110,6 +111,44 @@ pub fn find_state_dict<'a>(
     let branch = branch(only).filter(|_| has_optimizer)?;
     Some((branch, SelectReason::BesideTraining))
 }
+
+/// The deepest dictionary that is searched for a model that is an object: trainers nest it once or twice.
+const MAX_MODEL_DEPTH: usize = 4;
+
+/// The model itself, where a dictionary has it as an object under a usual key: the keys that lead to it, and its class.
+/// Nothing beside it may take its place. In a checkpoint without any tensor it may lie deeper.
+pub fn model_object(
+    arena: &Arena,
+    reachability: &Reachability,
+    id: NodeId,
+) -> Option<(Vec<String>, String)> {
+    let depth = if reachability.has_tensors(id) { 1 } else { MAX_MODEL_DEPTH };
+    find_model_object(arena, id, depth)
+}
+
+fn find_model_object(arena: &Arena, id: NodeId, depth: usize) -> Option<(Vec<String>, String)> {
+    let depth = depth.checked_sub(1)?;
+    let entries = arena.entries(id)?;
+    let is_usual = |key: &str| STRONG_KEYS.contains(&key) || WEAK_KEYS.contains(&key);
+    let own = entries.iter().find_map(|&(key, value)| {
+        let key = arena.text(key).filter(|key| is_usual(key))?;
+        match interpret(arena, value) {
+            PickleValue::Object(class) => Some((vec![key.to_owned()], class)),
+            _ => None,
+        }
+    });
+    own.or_else(|| {
+        entries.iter().take(MAX_SEARCHED_ENTRY_COUNT).find_map(|&(key, value)| {
+            let key = arena.text(key)?;
+            let (mut keys, class) = find_model_object(arena, value, depth)?;
+            keys.insert(0, key.to_owned());
+            Some((keys, class))
+        })
+    })
+}
+
+/// Maximum number of entries whose values are searched: what trainers write around a model has fewer.
+const MAX_SEARCHED_ENTRY_COUNT: usize = 64;
 
 /// Whether a key is that of an optimizer's state, of a scheduler, or of a loss and the like.
 fn is_training_key(key: &str, is_dictionary: bool) -> bool {

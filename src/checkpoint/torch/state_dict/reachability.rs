@@ -148,6 +148,7 @@ fn require_unique_keys(arena: &Arena, id: NodeId) -> Result<(), SelectError> {
         if !is_new || has_fractions && !numbers.is_empty() {
             return Err(SelectError::NameCollision {
                 name: key_text(arena, key).unwrap_or("?".to_owned()),
+                root: None,
             });
         }
     }

@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 
+use crate::checkpoint::refusal::TensorError;
 use crate::checkpoint::torch::interpret::{PickleValue, interpret};
 use crate::checkpoint::torch::names::key_text;
 use crate::checkpoint::torch::pickle::{Arena, NodeId};
@@ -14,7 +15,7 @@ use crate::checkpoint::truncated_list::TruncatedList;
 
 use super::error::SelectError;
 use super::flatten_names::{NameFlattener, Selection};
-use super::keys::find_state_dict;
+use super::keys::{find_state_dict, model_object};
 use super::reachability::Reachability;
 
 /// Maximum depth of nested dictionaries; training checkpoints have fewer than 10.
@@ -30,24 +31,38 @@ pub fn select_state_dict(
 ) -> Result<Selection, SelectError> {
     let reachability = Reachability::compute(arena, top)?;
     let mut selection = Selection::default();
-    let root = match root_key {
+    let (root, path) = match root_key {
         Some(key) => {
             let mut roots = Vec::new();
             find_by_path(arena, top, key, MAX_DEPTH, &mut roots)?;
             roots.retain(|&id| reachability.has_tensors(id));
             if roots.len() > 1 {
-                return Err(SelectError::NameCollision { name: key.to_owned() });
+                return Err(SelectError::NameCollision { name: key.to_owned(), root: None });
             }
             let missing = || SelectError::NoSuchKey {
                 key: key.to_owned(),
                 found: tensor_keys(arena, &reachability, top, |_| true),
             };
-            roots.pop().ok_or_else(missing)?
+            let root = roots.pop().ok_or_else(missing)?;
+            (root, None)
         }
-        None => descend(arena, &reachability, top, &mut selection.notes)?,
+        None => {
+            let (root, path) = descend(arena, &reachability, top, &mut selection.notes)?;
+            (root, Some(path))
+        }
     };
     if let PickleValue::Object(class) = interpret(arena, root) {
-        return Err(SelectError::Object { class });
+        let keys = path.unwrap_or_default().into();
+        return Err(SelectError::Object { class, keys, other: None });
+    }
+    if let Some(mut keys) = path
+        && let Some((inner_keys, class)) = model_object(arena, &reachability, root)
+    {
+        keys.extend(inner_keys);
+        let is_other = |id| arena.entries(id).is_some() && !reachability.is_optimizer(id);
+        let others = tensor_keys(arena, &reachability, top, is_other);
+        let other = others.first().map(str::to_owned);
+        return Err(SelectError::Object { class, keys: keys.into(), other });
     }
     if is_zero_stage_3(arena, top, root) {
         return Err(SelectError::ZeroStage3);
@@ -62,8 +77,14 @@ pub fn select_state_dict(
     let entries = selection.entries.iter().map(|entry| &entry.0);
     for name in entries.chain(selection.refused.iter().map(|entry| &entry.name)) {
         if !names.insert(name.as_str()) {
-            return Err(SelectError::NameCollision { name: name.clone() });
+            let is_dictionary = |id| arena.entries(id).is_some();
+            let found = tensor_keys(arena, &reachability, top, is_dictionary);
+            let root = found.first().map(str::to_owned);
+            return Err(SelectError::NameCollision { name: name.clone(), root });
         }
+    }
+    if let Some((name, kind)) = find_rank_piece(&selection) {
+        return Err(SelectError::RankPieces { name, kind });
     }
     if selection.entries.is_empty() && selection.refused.is_empty() {
         return Err(SelectError::NoTensors(tensor_keys(arena, &reachability, top, |_| true)));
@@ -99,22 +120,36 @@ fn is_zero_stage_3(arena: &Arena, top: NodeId, root: NodeId) -> bool {
     })
 }
 
-/// Descends by the rules to the dictionary to show, and notes each step.
+/// The first entry that is a piece of a tensor in one rank's file, and what it is.
+fn find_rank_piece(selection: &Selection) -> Option<(String, &'static str)> {
+    let pieces = selection.refused.iter().filter_map(|entry| match &entry.error {
+        TensorError::RankPiece { class } => Some((entry.name.clone(), *class)),
+        _ => None,
+    });
+    // What FSDP calls all parameters of a module in one.
+    let flat = |name: &str| matches!(name.rsplit('.').next(), Some("_flat_param" | "flat_param"));
+    let flat = selection.entries.iter().filter(|(name, _)| flat(name));
+    pieces.chain(flat.map(|(name, _)| (name.clone(), "a flat parameter"))).next()
+}
+
+/// Descends by the rules to the dictionary to show, and notes each step. Returns the dictionary and the keys that
+/// lead to it.
 fn descend(
     arena: &Arena,
     reachability: &Reachability,
     top: NodeId,
     notes: &mut Vec<String>,
-) -> Result<NodeId, SelectError> {
+) -> Result<(NodeId, Vec<String>), SelectError> {
     let mut at = top;
     let mut path: Vec<&str> = Vec::new();
     let mut visited = HashSet::new();
+    let owned = |path: &[&str]| path.iter().map(|&key| key.to_owned()).collect();
     while visited.insert(Arena::index(at)) {
-        let Some(entries) = arena.entries(at) else { return Ok(at) };
+        let Some(entries) = arena.entries(at) else { return Ok((at, owned(&path))) };
         let is_tensor = |id| matches!(interpret(arena, id), PickleValue::Tensor(_));
         // At the top this is no choice, and needs no note.
         if entries.iter().all(|&(_, value)| is_tensor(value)) {
-            return Ok(at);
+            return Ok((at, owned(&path)));
         }
         let Some(((key, value), reason)) = find_state_dict(arena, reachability, entries) else {
             if path.is_empty() {
@@ -126,7 +161,7 @@ fn descend(
                 }
                 notes.push(note);
             }
-            return Ok(at);
+            return Ok((at, owned(&path)));
         };
         let mut others = TruncatedList::default();
         for &(k, value) in entries {

@@ -42,17 +42,12 @@ pub enum ZipError {
     Compressed(String),
     #[error("its byte order is stated as neither little nor big")]
     ByteOrder,
-    #[error("it is a TorchScript program, not a checkpoint")]
-    TorchScript,
 }
 
 impl ZipError {
     /// What the user can do.
     pub fn remedy(&self) -> &'static str {
         match self {
-            ZipError::TorchScript => {
-                "if you trust it, load it with torch.jit.load, and save its state_dict()"
-            }
             ZipError::NoPickle => "give a checkpoint: this is a zip archive of another kind",
             ZipError::NoEnd => "fetch it again: most often the download was cut off",
             ZipError::Encrypted(_) | ZipError::Compressed(_) => {

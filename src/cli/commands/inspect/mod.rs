@@ -20,7 +20,7 @@ pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> 
         Ok(checkpoint) => report_on(checkpoint),
         Err(error) if args.json && error.is_refusal() => {
             let path = Some(error.path().display().to_string());
-            let report = InspectReport::from_refusal(path, error.to_string(), error.remedy());
+            let report = InspectReport::from_refusal(path, error.to_string(), &error.remedy());
             (report, Err(error.into()))
         }
         Err(error) => return Err(error.into()),
@@ -153,16 +153,21 @@ fn truncate(value: &str) -> String {
     }
 }
 
+/// Columns that shapes take at most. A longer one moves the rest of its own line only.
+const MAX_SHAPE_COLUMNS: usize = 32;
+
 fn write_tensors(tensors: &[TensorReport], out: &mut dyn Write) -> io::Result<()> {
     let names: Vec<String> = tensors.iter().map(|tensor| one_line(&tensor.name)).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    for (tensor, name) in tensors.iter().zip(names) {
+    let dtype_width = tensors.iter().map(|tensor| tensor.dtype.len()).max().unwrap_or(0);
+    let shapes: Vec<String> = tensors.iter().map(|tensor| format!("{:?}", tensor.shape)).collect();
+    let shape_width = shapes.iter().map(String::len).max().unwrap_or(0).min(MAX_SHAPE_COLUMNS);
+    for ((tensor, name), shape) in tensors.iter().zip(names).zip(shapes) {
         let layout = serde_json::to_value(tensor.layout)?;
         let layout =
             layout.as_str().filter(|_| tensor.layout != LayoutKind::Run).unwrap_or_default();
-        let shape = format!("{:?}", tensor.shape);
         let line = format!(
-            "  {name:<width$}  {:<8} {shape:<20} {:>12}  {layout}",
+            "  {name:<width$}  {:<dtype_width$}  {shape:<shape_width$}  {:>12}  {layout}",
             tensor.dtype,
             format_bytes(tensor.nbytes)
         );

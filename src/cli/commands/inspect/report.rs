@@ -64,11 +64,12 @@ impl InspectReport {
             layout: tensor.layout_kind(&checkpoint.origins),
             shares_with: shares.into_iter().map(name).collect(),
         });
+        let may_leave_out = !checkpoint.tensors.is_empty() && !checkpoint.options.allow_partial;
         let refused = checkpoint.refused.iter().map(|entry| RefusalReport {
             tensor: Some(entry.name.clone()),
             path: Some(checkpoint.path.display().to_string()),
             reason: entry.error.to_string(),
-            remedy: entry.error.remedy().to_owned(),
+            remedy: entry.error.remedy(may_leave_out).into_owned(),
         });
         let files = checkpoint.source_files();
         InspectReport {

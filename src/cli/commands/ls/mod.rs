@@ -104,6 +104,9 @@ fn print_directory(directory: &DirectoryReport, out: &mut dyn Write) -> io::Resu
         for name in names {
             let (text, reason) = (one_line(&name.name.text), one_line(&name.reason));
             writeln!(out, "{word:>10}  {text}: {reason}")?;
+            if let Some(remedy) = &name.remedy {
+                writeln!(out, "{:>10}    what to do: {}", "", one_line(remedy))?;
+            }
         }
     }
     for refused in &directory.refused {

@@ -1,6 +1,6 @@
 //! The report of `ckptfs ls` on a directory: its JSON (docs/formats.md), and the source of its text.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
@@ -60,6 +60,9 @@ pub struct NameReason {
     #[serde(flatten, serialize_with = "serialize_name")]
     pub name: NameText,
     pub reason: String,
+    /// What the user can do, where something stands in the place of a checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -126,10 +129,15 @@ impl DirectoryReport {
         listing.unreadable.retain(|(name, ..)| is_reachable(name));
         let mut tensors = HashMap::new();
         let mut left: Vec<NameReason> = listing.skipped.into_iter().map(NameReason::of).collect();
+        let originals = listing.refused.iter().flat_map(|refusal| &refusal.originals);
+        let originals: HashSet<OsString> = originals.map(OsString::from).collect();
         for (name, header) in headers {
             match header {
+                SafetensorsHeader::Other { .. } if originals.contains(&name) => {}
                 SafetensorsHeader::Tensors(n) => drop(tensors.insert(name, n)),
-                SafetensorsHeader::Other(reason) => left.push(NameReason::of((name, reason))),
+                SafetensorsHeader::Other { reason, remedy } => {
+                    left.push(NameReason::with_remedy(name, reason, remedy));
+                }
             }
         }
         let (other, refused): (Vec<_>, Vec<_>) =
@@ -138,14 +146,16 @@ impl DirectoryReport {
             let path = format!("{}: ", refusal.path.display());
             let reason = refusal.reason.strip_prefix(&path).unwrap_or(&refusal.reason);
             let names = refusal.originals.iter();
-            left.extend(names.map(|name| NameReason::of((name.into(), reason.to_owned()))));
+            left.extend(names.map(|name| {
+                NameReason::with_remedy(name.into(), reason.to_owned(), refusal.remedy.clone())
+            }));
         }
         left.sort_by(|a, b| a.name.text.cmp(&b.name.text));
         let report =
             |named: &view::NamedEntry| EntryReport::of(named, tensors.get(&named.name).copied());
         let unreadable = listing.unreadable.into_iter();
         let unreadable =
-            unreadable.map(|(name, _, error)| (name, error_text(&error, error.remedy())));
+            unreadable.map(|(name, _, error)| (name, error_text(&error, &error.remedy())));
         DirectoryReport {
             path: NameText::of(path),
             entries: listing.entries.iter().map(report).collect(),
@@ -167,7 +177,7 @@ impl DirectoryReport {
     /// The report on a directory that could not be listed.
     pub fn unreadable(path: &Path, error: &view::ViewError) -> DirectoryReport {
         let empty = DirectoryReport::new(path, view::Listing::default(), Vec::new(), Vec::new());
-        DirectoryReport { error: Some(error_text(error, error.remedy())), ..empty }
+        DirectoryReport { error: Some(error_text(error, &error.remedy())), ..empty }
     }
 }
 
@@ -178,7 +188,11 @@ pub fn error_text(error: &dyn std::error::Error, remedy: &str) -> String {
 
 impl NameReason {
     fn of((name, reason): (OsString, String)) -> NameReason {
-        NameReason { name: NameText::of(name), reason }
+        NameReason { name: NameText::of(name), reason, remedy: None }
+    }
+
+    fn with_remedy(name: OsString, reason: String, remedy: String) -> NameReason {
+        NameReason { name: NameText::of(name), reason, remedy: Some(remedy) }
     }
 }
 

@@ -1,0 +1,368 @@
+"""What is no checkpoint that ckptfs reads is told by what it is. `inspect`, `export`, `verify`, `ls`, the mount's log and
+Python's exceptions say the same, and the command that they name to type next works."""
+
+import os
+import pickle
+import shlex
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from ckptfs import SafetensorError, errors, safe_open
+from ckptfs.torch import load_file
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+from compare import check_export
+from mounts import until
+from pickles import call, dict_of, name, program, write_zip
+from program import FAILED, REFUSED
+
+WEIGHTS = {"a": torch.arange(12.0).view(4, 3), "b": torch.arange(5)}
+
+
+def write(content):
+    return lambda path: path.write_bytes(content)
+
+
+def write_script(path):
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+
+
+def write_dtensors(path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        torch.save({"a": distribute_tensor(WEIGHTS["a"], mesh, [Shard(0)])}, path)
+    finally:
+        dist.destroy_process_group()
+
+
+def write_sharded(path):
+    piece = call(name("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"))
+    write_zip(path, program(dict_of({"a": piece})))
+
+
+def save(value):
+    return lambda path: torch.save(value, path)
+
+
+def header(entry):
+    text = ('{"a": ' + entry + "}").encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+# Files: what writes each, words that say what it is, and words of what to do about it.
+FILES = {
+    "empty": (write(b""), "an empty file", "again"),
+    "gguf": (write(b"GGUF\x03\0\0\0{" + bytes(40)), "a GGUF file", "llama.cpp"),
+    "hdf5": (write(b"\x89HDF\r\n\x1a\n" + bytes(40)), "an HDF5 file", "Keras"),
+    "array": (write(b"\x93NUMPY\x01\0v\0{'descr': '<f4'"), "an array of numpy", "numpy.load"),
+    "gzip": (write(b"\x1f\x8b\x08" + bytes(40)), "a compressed file", "gunzip < {path} > "),
+    "tar": (write(bytes(257) + b"ustar" + bytes(300)), "a tar archive", "tar -tvf {path}"),
+    "web-page": (write(b"<!DOCTYPE html>\n<html><body>Log in"), "a web page (HTML)", "head -c 500 {path}"),
+    "xml": (write(b"<?xml version='1.0'?><Error>NoSuchKey"), "XML", "head -c 500 {path}"),
+    "json": (write(b'{"error": "Repository not found"}'), "JSON text", "head -c 500 {path}"),
+    "text": (write(b"Entry not found"), "text, not a checkpoint", "head -c 500 {path}"),
+    "lfs-pointer": (
+        write(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+        "a Git LFS pointer", "git -C {folder} lfs pull -I {name}",
+    ),
+    "pickle": (write(pickle.dumps({"a": 1})), "a pickle that torch.save did not write", "torch.save"),
+    "pickled-object": (
+        write(pickle.dumps(torch.nn.Linear(1, 1).double)), "a pickle of", "torch.save",
+    ),
+    "torchscript": (write_script, "a TorchScript program", "torch.jit.load"),
+    "dtensors": (write_dtensors, "one rank's part of a sharded checkpoint", "full_state_dict=True"),
+    "sharded": (write_sharded, "one rank's part of a sharded checkpoint", "full_state_dict=True"),
+    "flat-parameter": (save({"layer._flat_param": torch.ones(3)}), "one rank's part", "full_state_dict=True"),
+    "module": (save(torch.nn.Linear(2, 2)), "torch.nn.modules.linear.Linear", "state_dict()"),
+    "module-beside": (
+        save({"model": torch.nn.Linear(2, 2), "optimizer": {"state": {0: torch.ones(2)}, "param_groups": []}}),
+        "torch.nn.modules.linear.Linear under `model`", "state_dict()",
+    ),
+}  # fmt: skip
+
+
+def dcp_folder(path):
+    dcp.save({"model": dict(WEIGHTS), "step": 5}, checkpoint_id=str(path), no_dist=True)
+
+
+def unfinished_dcp(path):
+    dcp_folder(path)
+    (path / ".metadata").unlink()
+
+
+def dcp_safetensors(path):
+    index = dict.fromkeys(WEIGHTS, 1)
+    writer = HuggingFaceStorageWriter(str(path), fqn_to_index_mapping=index, save_distributed=True)
+    dcp.save(dict(WEIGHTS), storage_writer=writer, no_dist=True)
+
+
+def folder_of(**files):
+    def write(path):
+        path.mkdir()
+        for file, value in files.items():
+            torch.save(value, path / f"{file}.pt")
+
+    return write
+
+
+STATES = {"module": WEIGHTS, "param_shapes": [{"a": torch.Size([4, 3])}], "ds_version": "0.19.8"}
+EMPTY_STATES = STATES | {"module": {"a": torch.empty(0)}}
+
+# Folders: what writes each, words that say what it is, and words of what to do about it.
+FOLDERS = {
+    "dcp": (dcp_folder, "torch.distributed.checkpoint (DCP)", "dcp_to_torch {path} {path}.pt"),
+    "dcp-unfinished": (unfinished_dcp, "an unfinished folder", "another step"),
+    "dcp-safetensors": (dcp_safetensors, "a safetensors file for each rank", "{path} {path}-joined.safetensors"),
+    "deepspeed": (
+        folder_of(mp_rank_00_model_states=STATES, bf16_zero_pp_rank_0_mp_rank_00_optim_states={"a": 1}),
+        "a DeepSpeed checkpoint", "ckptfs inspect {path}/mp_rank_00_model_states.pt",
+    ),
+    "deepspeed-stage-3": (
+        folder_of(
+            zero_pp_rank_0_mp_rank_00_model_states=EMPTY_STATES, zero_pp_rank_0_mp_rank_00_optim_states={"a": 1}
+        ),
+        "ZeRO stage 3", "python -m deepspeed.utils.zero_to_fp32 {folder} {path}-fp32 -t {name}",
+    ),
+}  # fmt: skip
+
+
+class Told:
+    """What each of the doors says of a path: a reason and a remedy."""
+
+    def __init__(self, ckptfs, path):
+        self.ckptfs, self.path = ckptfs, path
+
+    def by_commands(self):
+        out = self.path.parent / "out.safetensors"
+        for words in (["inspect", self.path], ["export", self.path, out], ["verify", self.path]):
+            outcome = self.ckptfs(*words)
+            assert outcome.code == REFUSED, outcome
+            reason, _, remedy = outcome.stderr.partition("\n  what to do: ")
+            if outcome.stderr:
+                yield reason.removeprefix("ckptfs: "), remedy.strip()
+        assert not out.exists()
+
+    def by_json(self):
+        outcome = self.ckptfs("inspect", "--json", self.path)
+        assert outcome.code == REFUSED, outcome
+        (refused,) = outcome.json()["refused"]
+        return refused["reason"], refused["remedy"]
+
+    def by_listing(self, folder):
+        (listing,) = self.ckptfs("ls", "--json", folder).json()
+        assert not any(entry["kind"] == "virtual_file" for entry in listing["entries"])
+        for refused in listing["refused"]:
+            yield refused["reason"], refused["remedy"]
+        for left in listing["left"]:
+            if "remedy" in left:
+                yield f"{folder}/{left['name']}: {left['reason']}", left["remedy"]
+
+    def by_python(self):
+        with pytest.raises(SafetensorError) as fault:
+            load_file(self.path)
+        (note,) = fault.value.__notes__
+        return str(fault.value), note.removeprefix("what to do: ")
+
+
+def check_told(ckptfs, path, listed, says, remedy):
+    told = Told(ckptfs, path)
+    reason, todo = told.by_json()
+    assert says in reason and str(path) in reason
+    words = {"path": shlex.quote(str(path)), "folder": shlex.quote(str(path.parent)), "name": path.name}
+    assert remedy.format(**words) in todo
+    assert "--allow-partial" not in todo
+    assert list(told.by_commands()) == [(reason, todo)] * 3
+    assert told.by_python() == (reason, errors.in_python(todo))
+    assert list(told.by_listing(listed)) == [(reason, todo)]
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_is_told_by_what_it_is(ckptfs, tmp_path, kind):
+    make, says, remedy = FILES[kind]
+    path = tmp_path / "its folder" / "net.pt"
+    path.parent.mkdir()
+    make(path)
+    check_told(ckptfs, path, path.parent, says, remedy)
+
+
+@pytest.mark.parametrize("kind", ["web-page", "lfs-pointer", "gguf", "json", "text", "empty"])
+def test_a_file_named_safetensors_is_told_by_what_it_is(ckptfs, tmp_path, kind):
+    make, says, remedy = FILES[kind]
+    path = tmp_path / "model.safetensors"
+    make(path)
+    check_told(ckptfs, path, tmp_path, says, remedy)
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_is_told_by_what_it_is(ckptfs, tmp_path, kind):
+    make, says, remedy = FOLDERS[kind]
+    path = tmp_path / "global_step100"
+    make(path)
+    check_told(ckptfs, path, path, says, remedy)
+
+
+@pytest.mark.parametrize("kind", ["dcp", "deepspeed", "dcp-safetensors"])
+def test_a_mount_says_the_same_in_its_log(ckptfs, tmp_path, mounts, kind):
+    make, says, _ = FOLDERS[kind]
+    source = tmp_path / "runs"
+    source.mkdir()
+    make(source / "step")
+    mount = mounts(source)
+    assert sorted(os.listdir(mount / "step")) == sorted(os.listdir(source / "step"))
+    until("the log has it", lambda: says in mount.logged())
+    assert "what to do" in mount.logged() or "remedy" in mount.logged()
+    assert mount.stats()["virtual_files"]["refused"] >= 1
+
+
+@pytest.mark.parametrize("kind", ["dcp", "deepspeed-stage-3"])
+def test_the_folder_above_says_what_is_in_it(ckptfs, tmp_path, kind):
+    make, says, remedy = FOLDERS[kind]
+    runs = tmp_path / "runs"
+    (runs / "logs").mkdir(parents=True)
+    for step in ("step-9", "step-100"):
+        make(runs / step)
+    (runs / "latest").write_text("step-100")
+    outcome = ckptfs("inspect", runs)
+    assert outcome.code == FAILED
+    assert "no checkpoint in this directory itself" in outcome.stderr
+    assert "`step-100` is a" in outcome.stderr and says in outcome.stderr
+    path = runs / "step-100"
+    assert remedy.format(path=path, folder=runs, name="step-100") in outcome.stderr
+
+
+def test_a_folder_of_runs_names_the_last_step(ckptfs, tmp_path):
+    for step in ("checkpoint-500", "checkpoint-1000"):
+        (tmp_path / step).mkdir()
+        save_file(WEIGHTS, tmp_path / step / "model.safetensors")
+    outcome = ckptfs("inspect", tmp_path)
+    assert outcome.code == FAILED
+    assert f"such as {tmp_path}/checkpoint-1000\n" in outcome.stderr
+
+
+def test_a_folder_with_a_pointer_says_so(ckptfs, tmp_path):
+    FILES["lfs-pointer"][0](tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text("{}")
+    outcome = ckptfs("inspect", tmp_path)
+    assert outcome.code == REFUSED
+    assert f"{tmp_path}/pytorch_model.bin: a Git LFS pointer" in outcome.stderr
+    assert f"git -C {tmp_path} lfs pull -I pytorch_model.bin" in outcome.stderr
+
+
+@pytest.mark.parametrize("names", [["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"],
+                                   ["sharded_rank0.bin", "sharded_rank1.bin"]])  # fmt: skip
+def test_a_folder_of_rank_files_is_one_sharded_checkpoint(ckptfs, tmp_path, names):
+    for file in names:
+        write_sharded(tmp_path / file)
+    outcome = ckptfs("inspect", tmp_path)
+    assert outcome.code == REFUSED
+    assert "a sharded checkpoint (FSDP or tensor parallel) in 2 files by rank" in outcome.stderr
+    assert ("verl.model_merger" in outcome.stderr) == ("world_size" in names[0])
+    (listing,) = ckptfs("ls", "--json", tmp_path).json()
+    assert [refused["names"] for refused in listing["refused"]] == [[file] for file in names]
+
+
+def test_a_type_that_is_newer(ckptfs, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header('{"dtype": "F5_E2M2", "shape": [0], "data_offsets": [0, 0]}'))
+    says = "tensor `a`: this version of ckptfs does not know the element type `F5_E2M2`"
+    check_told(ckptfs, path, tmp_path, says, "a newer ckptfs (this is ")
+
+
+def test_a_torch_type_that_is_newer(ckptfs, tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save({"fine": torch.ones(2), "odd": torch.ones(2).to(torch.float8_e4m3fn)}, path)
+    raw = path.read_bytes()
+    assert raw.count(b"float8_e4m3fn") == 1
+    path.write_bytes(raw.replace(b"float8_e4m3fn", b"float9_e4m4fn"))
+    outcome = ckptfs("inspect", path)
+    assert "float9_e4m4fn, which this version of ckptfs does not know" in outcome.stdout
+    check_export(ckptfs, path, {"fine": torch.ones(2)}, tmp_path / "out.safetensors", "--allow-partial")
+
+
+REMOTE = {
+    "meta-llama/Llama-3": ("the name of a model on the Hugging Face hub", "hf download meta-llama/Llama-3"),
+    "https://huggingface.co/org/name": ("is a URL", "hf download org/name"),
+    "hf://org/name": ("is a URL", "hf download org/name"),
+    "https://example.com/m.pt": ("is a URL", "curl -L -O https://example.com/m.pt"),
+    "s3://bucket/m": ("is a URL", "aws s3 sync s3://bucket/m model"),
+}
+
+
+@pytest.mark.parametrize("path", REMOTE)
+def test_a_name_of_another_machine(ckptfs, tmp_path, monkeypatch, path):
+    says, remedy = REMOTE[path]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnt").mkdir()
+    commands = (["inspect", path], ["ls", path], ["export", path, "out"], ["verify", path], ["mount", path, "mnt"])
+    for words in commands:
+        outcome = ckptfs(*words)
+        assert outcome.code == FAILED, outcome
+        assert outcome.stderr.startswith(f"ckptfs: {path}: ") and says in outcome.stderr
+        assert "what to do: fetch it first" in outcome.stderr and remedy in outcome.stderr
+    loads = (
+        load_file, lambda path: safe_open(path, "pt"),
+        lambda path: load_file(Path(path)),
+    )  # fmt: skip
+    for load in loads:
+        with pytest.raises(FileNotFoundError, match="^No such file or directory: ") as missing:
+            load(path)
+        assert says in str(missing.value)
+        assert "fetch it first" in missing.value.__notes__[0]
+
+
+def run_remedy(remedy):
+    """Runs the command in a remedy, with the Python of the tests."""
+    command = remedy[remedy.index("python ") :].replace("python ", f"{shlex.quote(sys.executable)} ", 1)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, (command, done.stderr)
+
+
+LINEAR = torch.nn.Linear(3, 2)
+
+# What writes each, the state dict that its remedy must give, and the ending of what it gives.
+REMEDIED = {
+    "module": (save(LINEAR), LINEAR.state_dict(), ".state_dict.pt"),
+    "module-in-a-dictionary": (save({"model": LINEAR, "epoch": 1}), LINEAR.state_dict(), ".state_dict.pt"),
+    "module-in-two": (save({"state": {"it's": 1, "model": LINEAR}}), LINEAR.state_dict(), ".state_dict.pt"),
+    "torchscript": (
+        lambda path: torch.jit.save(torch.jit.script(LINEAR), path), LINEAR.state_dict(), ".state_dict.pt"
+    ),
+    "dcp": (dcp_folder, WEIGHTS, ".pt"),
+    "dcp-safetensors": (dcp_safetensors, WEIGHTS, "-joined.safetensors"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REMEDIED)
+def test_the_command_of_a_remedy_gives_the_tensors(ckptfs, tmp_path, kind):
+    make, expected, ending = REMEDIED[kind]
+    path = tmp_path / "it's here.pt"
+    make(path)
+    _, remedy = Told(ckptfs, path).by_json()
+    run_remedy(remedy)
+    check_export(ckptfs, Path(f"{path}{ending}"), dict(expected), tmp_path / "out.safetensors")
+
+
+def test_leaving_out_is_advised_only_where_something_remains(ckptfs, tmp_path):
+    some, none = tmp_path / "some.pt", tmp_path / "none.pt"
+    torch.save({"fine": torch.ones(2), "odd": torch.eye(2).to_sparse()}, some)
+    torch.save({"odd": torch.eye(2).to_sparse()}, none)
+    assert "leave it out with --allow-partial" in ckptfs("export", some, tmp_path / "out.safetensors").stderr
+    for options in ([], ["--allow-partial"]):
+        for words in (["inspect", none], ["export", none, tmp_path / "out.safetensors"]):
+            outcome = ckptfs(*words, *options)
+            assert outcome.code == REFUSED
+            told = outcome.stdout + outcome.stderr
+            assert "to_dense()" in told and "allow-partial" not in told and "ckptfs inspect" not in told
+    # What was left out as asked is not advised to be left out.
+    assert "allow-partial" not in ckptfs("inspect", some, "--allow-partial").stdout
