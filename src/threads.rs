@@ -13,7 +13,6 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Starts a thread. Every thread of the crate is started here or by [`try_spawn`], so that no fork falls into the start.
-#[cfg_attr(not(feature = "mount"), allow(dead_code))]
 #[cfg(any(feature = "mount", test))]
 pub fn spawn<T: Send + 'static>(
     name: &str,

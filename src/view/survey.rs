@@ -24,8 +24,8 @@ pub struct Survey {
     pub safetensors: usize,
 }
 
-/// Directories of a survey: more than hold the models of one user.
-const MAX_SURVEYED_DIRECTORIES: usize = 1_000;
+/// Directories of a survey: as many as half a second is enough for, if the system knows them.
+const MAX_SURVEYED_DIRECTORIES: usize = 10_000;
 
 /// One directory of a survey.
 struct SurveyedDirectory {
@@ -116,4 +116,53 @@ fn survey_directory(
 
 fn is_safetensors(name: &OsStr) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "safetensors")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::view::{KeepRules, View, ViewOptions};
+
+    fn survey_of(folder: &Path, options: ViewOptions) -> Option<Survey> {
+        let until = Instant::now() + Duration::from_secs(600);
+        View::new(folder, options).unwrap().survey(until)
+    }
+
+    #[test]
+    fn every_checkpoint_that_is_no_virtual_file_is_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        };
+        write("notes.txt", b"words");
+        assert_eq!(survey_of(folder.path(), ViewOptions::default()), Some(Survey::default()));
+        write("a/broken.ckpt", b"PK\x03\x04 and no archive");
+        write("a/optimizer.bin", b"kept");
+        write("b/c/whole.safetensors", b"not looked at");
+        let keep = KeepRules::new(&["optimizer*".to_owned()]).unwrap();
+        let found = survey_of(folder.path(), ViewOptions { keep, ..ViewOptions::default() });
+        let expected = Survey { has_virtual_file: false, refused: 1, kept: 1, safetensors: 1 };
+        assert_eq!(found, Some(expected));
+    }
+
+    #[test]
+    fn what_was_not_looked_at_is_not_judged() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("source")).unwrap();
+        let source = folder.path().join("source");
+        let view = View::new(&source, ViewOptions::default()).unwrap();
+        assert_eq!(view.survey(Instant::now()), None);
+        // A link out of the source counts for nothing, unless it is followed.
+        symlink(folder.path(), source.join("link")).unwrap();
+        assert_eq!(survey_of(&source, ViewOptions::default()), Some(Survey::default()));
+        let mut options = ViewOptions::default();
+        options.parse.follow_symlinks = true;
+        assert_eq!(survey_of(&source, options), None);
+    }
 }
