@@ -164,5 +164,5 @@ fn ls_reports_the_index() {
     assert_eq!(entry["kind"], "index");
     let text = command::run(&["ls", path]).stdout;
     let line = text.lines().find(|line| line.contains("made for")).unwrap();
-    assert!(line.contains(INDEX) && line.contains("names the virtual file"), "{line}");
+    assert!(line.contains(INDEX) && line.contains("names only the virtual file"), "{line}");
 }
