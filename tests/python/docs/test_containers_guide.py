@@ -75,6 +75,7 @@ def test_the_sidecar_of_the_pod_heals_its_mount(pod):
         look() {{ echo "$1: $(container rslave 'ls shown/m 2>&1')"; }}
         sidecar; started; look started
         kill -KILL $(pgrep -P $!); wait $! || true; look killed
+        sleep 2  # until the kernel asks the dead daemon for the attributes again: then mkdir fails
         sidecar; for n in $(seq 100); do ls shown/m > /dev/null 2>&1 && break; sleep 0.1; done; look restarted
         kill -TERM $(pgrep -P $!); wait $!; echo "exit code $?"; look ended
     """
