@@ -4,6 +4,7 @@ Rows are those of results: `{"row": ["…"], "runs": [{"…": 0.1}]}`.
 """
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckptfs.bench.tables import markdown, spread
@@ -12,12 +13,15 @@ from ckptfs.bench.tables import markdown, spread
 @dataclass(frozen=True)
 class Table:
     """`part` measures it, and `chart`, if it has one, is drawn beside it. `order` is that of its rows, where it is not
-    that in which they are measured."""
+    that in which they are measured. `source` names the table of the results, where its rows are only some of another's:
+    those that `has_row`."""
 
     part: str
     columns: tuple
     chart: object = None
     order: tuple = ()
+    source: str = ""
+    has_row: Callable = lambda row: True
 
     def place(self, row):
         """What rows are sorted by."""

@@ -35,15 +35,17 @@ def results_of(folder):
         for name, rows in results["tables"].items():
             if name not in TABLES or TABLES[name].part != part:
                 raise Refused(f"{file} has a table {name!r}, which is none of that part's: measure it anew")
-        names = [name for name in TABLES if results["tables"].get(name)]
+        sources = {name: results["tables"].get(table.source or name) for name, table in TABLES.items()}
+        names = [name for name, rows in sources.items() if rows]
         for name in names:
-            found[name] = results["tables"][name], origin(results, names) if name == names[0] else ""
+            rows = [row for row in sources[name] if TABLES[name].has_row(row)]
+            found[name] = rows, origin(results) if name == names[0] else ""
     return found
 
 
-def origin(results, names):
+def origin(results):
     machine = results["machine"]
-    counts = sorted({len(row["runs"]) for name in names for row in results["tables"][name]})
+    counts = sorted({len(row["runs"]) for rows in results["tables"].values() for row in rows})
     runs = f"{counts[0]} runs" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} runs"
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     text = (f"`{results['command']}`, {runs}; {machine['cores']} cores, {machine['memory_gb']} GB, "
@@ -54,8 +56,8 @@ def origin(results, names):
 def block(name, rows, said, charts):
     """What stands between the markers. A blank line before a table makes it one."""
     table = TABLES[name]
-    lines = [*([said, ""] if said else []), *table.lines(rows)]
-    if table.chart:
+    lines = [*([said, ""] if said else []), *(table.lines(rows) if rows else ["None."])]
+    if table.chart and rows:
         lines += ["", f"![{table.chart.title.replace('`', '')}]({charts}/{name}.svg)"]
     return "\n".join(lines)
 
@@ -93,9 +95,10 @@ def files(page, folder):
     results = results_of(folder)
     rendered = {page: render(page.read_text(), results, folder.name)}
     for name, (rows, _) in results.items():
-        if TABLES[name].chart:
+        if TABLES[name].chart and rows:
             rendered[folder / f"{name}.svg"] = TABLES[name].chart.svg(rows)
-    if overview_rows := overview.rows_of(results.get(overview.PART, ([], ""))[0]):
+    measured = [row for name, (rows, _) in results.items() if TABLES[name].part == overview.PART for row in rows]
+    if overview_rows := overview.rows_of(measured):
         rendered[folder / f"{overview.NAME}.svg"] = overview.CHART.svg(overview_rows)
     return rendered
 

@@ -43,12 +43,19 @@ def sizes(title):
     ))  # fmt: skip
 
 
-TABLES = {
-    "targets": Table("targets", target_table.COLUMNS, Chart(
-        "ratio to the baseline; the mark is the target", target_table.figures,
+def targets(title, has_row):
+    """The targets that are reached, or those that are missed."""
+    chart = Chart(
+        f"{title}: ratio to the baseline; the mark is the target", target_table.figures,
         mark=lambda row: target_table.target_of(row).limit,
         is_drawn=lambda row: not target_table.target_of(row).is_plain,
-    ), tuple(target_table.TARGETS)),
+    )  # fmt: skip
+    return Table("targets", target_table.COLUMNS, chart, tuple(target_table.TARGETS), "targets", has_row)
+
+
+TABLES = {
+    "targets": targets("reached", target_table.is_reached),
+    "targets-missed": targets("missed", target_table.is_missed),
     "engine": Table("engine", (
         label(), median("seconds", "seconds", 3),
         promise("target", {"virtual file of 100,000 tensors in 160 shards with an index": "0.5",

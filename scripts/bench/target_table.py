@@ -81,6 +81,15 @@ def target_of(row):
     return TARGETS[row["row"][0]]
 
 
+def is_reached(row):
+    target = target_of(row)
+    return target.measured(row["runs"]) <= target.limit
+
+
+def is_missed(row):
+    return not is_reached(row)
+
+
 def figures(row, rows):
     return target_of(row).figures(row["runs"])
 
@@ -102,7 +111,7 @@ def measured(row, rows):
 
 def limit(row, rows):
     target = target_of(row)
-    missed = "" if target.measured(row["runs"]) <= target.limit else ", missed"
+    missed = "" if is_reached(row) else ", missed"
     return target.with_unit(f"{target.limit:g}") + missed
 
 

@@ -138,8 +138,17 @@ def test_targets_that_are_missed_say_so(page):
         "| daemon memory | peak 0.01 GB | budget 0.01 GB | 5 (5 to 95) MB | 64 MB, missed |  |",
     ]:
         assert line in page.read_text().splitlines(), line
+    text = page.read_text()
+    reached = text[text.index("<!-- table targets -->") : text.index("<!-- table targets-missed -->")]
+    assert ["| random order" in reached, "| owned, cold" in reached, ", missed" in reached] == [True, True, False]
     drawn = (folder_of(page) / "targets.svg").read_text()
-    assert "load_file" in drawn and "first byte" not in drawn and 'class="mark"' in drawn
+    assert "random order" in drawn and "load_file" not in drawn and 'class="mark"' in drawn
+    drawn = (folder_of(page) / "targets-missed.svg").read_text()
+    assert "load_file" in drawn and "first byte" not in drawn
+    add(page, results("targets", targets=rows[1:2]))
+    render_docs.write(page, folder_of(page))
+    assert "<!-- table targets-missed -->\nNone.\n<!-- end -->" in page.read_text()
+    assert not (folder_of(page) / "targets-missed.svg").exists()
 
 
 def test_the_chart_of_the_readme_has_each_side_of_the_measured_targets(page):
