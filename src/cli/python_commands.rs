@@ -2,6 +2,9 @@
 
 use std::ffi::OsString;
 
+use clap::CommandFactory;
+
+use super::args::CommandLine;
 use super::error::{CommandError, EXIT_USAGE};
 
 /// Their names, and their lines in `--help`.
@@ -13,13 +16,26 @@ const PYTHON_COMMANDS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Adds them to the table of commands if the Python package runs this process.
-#[cfg(feature = "mount")]
-pub fn add_python_commands(table: clap::Command) -> clap::Command {
-    if !crate::mount::lifecycle::respawn::has_runner() {
-        return table;
+/// The table of commands, with those of the Python package if it runs this process.
+pub fn command_table() -> clap::Command {
+    let table = CommandLine::command();
+    #[cfg(feature = "mount")]
+    if crate::mount::lifecycle::respawn::has_runner() {
+        return table.subcommands(PYTHON_COMMANDS.map(describe_python_command));
     }
-    table.subcommands(PYTHON_COMMANDS.map(|(name, about)| clap::Command::new(name).about(about)))
+    table
+}
+
+/// A command as completions and man pages show it. The package parses its arguments.
+#[cfg(feature = "mount")]
+fn describe_python_command((name, about): (&'static str, &'static str)) -> clap::Command {
+    let arguments = clap::Arg::new("arguments")
+        .num_args(0..)
+        .trailing_var_arg(true)
+        .allow_hyphen_values(true)
+        .value_hint(clap::ValueHint::AnyPath)
+        .help(format!("See ckptfs {name} --help"));
+    clap::Command::new(name).about(about).arg(arguments)
 }
 
 /// The error of a command line that asks for one of them, or for its help. The package never passes them on.
@@ -27,6 +43,9 @@ pub fn refuse_python_command(words: &[OsString]) -> Option<CommandError> {
     let command = words.iter().skip(1).find(|word| *word != "help")?;
     let (name, _) = PYTHON_COMMANDS.iter().find(|(name, _)| command == name)?;
     let message = format!("{name}: only the Python package has this command");
-    let remedy = format!("pip install ckptfs; then run ckptfs {name}, or python -m ckptfs {name}");
+    let remedy = format!(
+        "in the repository of ckptfs: scripts/dist && pip install dist/ckptfs-{}-*.whl, then ckptfs {name}",
+        env!("CARGO_PKG_VERSION")
+    );
     Some(CommandError::new(EXIT_USAGE, message, remedy))
 }

@@ -42,7 +42,8 @@ fn commands_of_the_python_package_are_explained_and_not_listed() {
             assert!(outcome.stdout.is_empty(), "{words:?}: {}", outcome.stdout);
             let messages = format!("ckptfs: {name}: only the Python package has this command");
             assert!(outcome.stderr.starts_with(&messages), "{words:?}: {}", outcome.stderr);
-            assert!(outcome.stderr.contains("pip install ckptfs"), "{words:?}: {}", outcome.stderr);
+            let remedy = concat!("pip install dist/ckptfs-", env!("CARGO_PKG_VERSION"), "-*.whl");
+            assert!(outcome.stderr.contains(remedy), "{words:?}: {}", outcome.stderr);
         }
     }
     for words in [vec!["--help"], vec!["help"], vec![]] {

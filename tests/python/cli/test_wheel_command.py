@@ -109,6 +109,21 @@ def test_the_wheels_own_commands_have_help(command, name):
     assert Ckptfs(command)("inspect", name).code == FAILED
 
 
+def test_completions_and_man_pages_have_the_wheels_own_commands(command, tmp_path):
+    run = Ckptfs(command)
+    listed = {
+        "bash": r"ckptfs,{name}\)", "zsh": r"^'{name}:", "fish": r'-f -a "{name}"',
+    }  # fmt: skip
+    for shell, pattern in listed.items():
+        script = run("completions", shell).stdout
+        for name in ("run", "bench", "export"):
+            assert re.search(pattern.format(name=name), script, re.MULTILINE), (shell, name)
+    assert run("man", "--dir", tmp_path).code == DONE
+    for name in ("run", "bench"):
+        assert f"ckptfs\\-{name}(1)" in (tmp_path / "ckptfs.1").read_text()
+        assert f"ckptfs {name} \\-\\-help" in (tmp_path / f"ckptfs-{name}.1").read_text()
+
+
 def test_ctrl_c_ends_a_mount(command, tmp_path, source):
     point = tmp_path / "mnt"
     point.mkdir()

@@ -13,8 +13,8 @@ use std::io::{self, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
+use clap::FromArgMatches;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, FromArgMatches};
 
 use crate::mount::lifecycle::{liveness, mountpoint};
 use crate::mount::stats::LogStats;
@@ -61,7 +61,7 @@ pub fn parse_launch(words: Vec<OsString>) -> Result<(CommandLine, Launch), u8> {
     }
     let parent = background::become_daemon();
     liveness::probe_by_process();
-    let mut command = python_commands::add_python_commands(CommandLine::command());
+    let mut command = python_commands::command_table();
     // This adds the command `help`.
     command.build();
     let from_mount8 = fstab_options::is_from_mount8(&words, &command);
@@ -74,7 +74,7 @@ pub fn parse_launch(words: Vec<OsString>) -> Result<(CommandLine, Launch), u8> {
 }
 
 fn parse(words: &[OsString], from_mount8: bool) -> Result<CommandLine, clap::Error> {
-    let mut command = python_commands::add_python_commands(CommandLine::command());
+    let mut command = python_commands::command_table();
     let parse_words = |command: &mut clap::Command, words: &[OsString]| {
         let matches = command.try_get_matches_from_mut(words)?;
         CommandLine::from_arg_matches(&matches).map_err(|error| error.format(command))
