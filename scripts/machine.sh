@@ -1,0 +1,94 @@
+# Sourced by the other scripts: installs what a bare Debian 12 machine lacks for building and mounting, and says so.
+
+say() { printf '== %s (%d s)\n' "$*" "$SECONDS"; }
+
+fail() {
+    printf '%s: %s\n' "$0" "$1" >&2
+    printf '  what to do: %s\n' "$2" >&2
+    exit 1
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+# Installs Debian's packages.
+install_packages() {
+    [ $# -gt 0 ] || return 0
+    # A password is asked for here: what is waited for has no terminal.
+    as_root true
+    wait_for "updating the list of Debian's packages" as_root apt-get update
+    wait_for "installing $*" as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y \
+        --no-install-recommends "$@"
+}
+
+# The interpreter that environments are made with.
+base_python=${PYTHON:-python3}
+
+# Rust needs a linker, and Debian's Python has no venv.
+install_build_tools() {
+    local packages=()
+    command -v cc >/dev/null || packages+=(gcc libc6-dev)
+    "$base_python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
+    install_packages "${packages[@]}"
+    local needed found
+    needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    command -v cargo >/dev/null || fail "Rust is not installed" "install Rust $needed or later from https://rustup.rs"
+    found=$(rustc --version | cut -d ' ' -f 2)
+    [ "$(printf '%s\n' "$needed" "$found" | sort -V | head -n 1)" = "$needed" ] ||
+        fail "Rust $found is too old" "rustup update stable (Rust $needed or later)"
+}
+
+# Ordinary users mount with fuse3.
+install_mount_tools() {
+    command -v fusermount3 >/dev/null || install_packages fuse3
+    [ -e /dev/fuse ] ||
+        fail "there is no /dev/fuse" "modprobe fuse; in a container, --device /dev/fuse --cap-add SYS_ADMIN"
+}
+
+# Python environments lie outside the tree, so that all checkouts share them.
+cache=${CKPTFS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ckptfs}
+
+# The environment for a file of requirements: `venv_path NAME FILE`. Other requirements are another environment.
+venv_path() { printf '%s/%s-%s' "$cache" "$1" "$(sha256sum "$2" | cut -c1-12)"; }
+
+# Makes an environment unless it is complete: `make_venv VENV FILE`.
+make_venv() {
+    [ ! -e "$1/complete" ] || return 0
+    rm -rf "$1"
+    "$base_python" -m venv "$1"
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check -r "$2"
+    touch "$1/complete"
+}
+
+# Runs a command that takes a while: `wait_for LINE COMMAND...`. A line every five seconds has the time and the last
+# line of its output, which is shown whole if it fails.
+wait_for() {
+    local log started=$SECONDS last
+    say "$1"
+    shift
+    log=$(mktemp)
+    # A process group of its own, to end all of it.
+    set -m
+    "$@" >"$log" 2>&1 &
+    waited_for=$!
+    set +m
+    while kill -0 "$waited_for" 2>/dev/null; do
+        sleep 1
+        (((SECONDS - started) % 5)) || {
+            last=$(tail -n 1 "$log" | tr -d '\r' | cut -c 1-60)
+            printf '   %3d s  %s\n' $((SECONDS - started)) "${last#"${last%%[![:space:]]*}"}"
+        }
+    done
+    if ! wait "$waited_for"; then
+        cat "$log" >&2
+        rm -f "$log"
+        return 1
+    fi
+    waited_for=
+    rm -f "$log"
+}
+
+# What `wait_for` runs. A script that ends early ends it: Ctrl-C does not reach it.
+waited_for=
+end_waited_for() { [ -z "$waited_for" ] || kill -- "-$waited_for" 2>/dev/null || true; }
