@@ -171,7 +171,11 @@ class TensorSpec:
 
 def serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> bytes: ...
 def serialize_file(
-    tensor_dict: Mapping[str, TensorSpec], filename: _Path, metadata: Mapping[str, str] | None = None
+    tensor_dict: Mapping[str, TensorSpec],
+    filename: _Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    any_suffix: bool = False,
 ) -> None: ...
 def deserialize(bytes: bytes) -> list[tuple[str, dict[str, Any]]]: ...
 

@@ -1,5 +1,6 @@
 """Runs this package in a process of its own: as the command `ckptfs`, or as a script that uses it."""
 
+import json
 import os
 import site
 import subprocess
@@ -7,8 +8,6 @@ import sys
 from typing import NamedTuple
 
 from ckptfs.errors import error, in_python
-
-_USAGE = 2
 
 _REFUSAL, _NOTE, _REMEDY = "ckptfs: ", "ckptfs: note: ", "\n  what to do: "
 
@@ -74,9 +73,10 @@ def _refusal(command, code, errors):
         if line.startswith(_REFUSAL) and not line.startswith(_NOTE):
             message, _, remedy = "\n".join(lines[place:]).removeprefix(_REFUSAL).partition(_REMEDY)
             return error(in_python(message), in_python(remedy))
-        if code == _USAGE and line.startswith("error: "):
-            message = "\n".join(lines[place:]).removeprefix("error: ").partition("\n\n")[0]
-            return error(in_python(message), f"help(ckptfs.{command}) tells what each option may be")
+        if line.startswith('{"error":'):
+            # With --json, the last line is the error as an object.
+            refused = json.loads(line)["error"]
+            return error(in_python(refused["message"]), in_python(refused["remedy"]))
     outcome = f"was ended by signal {-code}" if code < 0 else f"failed ({code})"
     return error(
         f"ckptfs {command} {outcome}: {errors.strip() or 'it said nothing'}",

@@ -64,6 +64,9 @@ def _reduce(raised):
     return _build, (raised._also, arguments)
 
 
+# The help of a command.
+_HELP = re.compile(r"ckptfs (\w+) --help")
+
 # A command to type, which stays; an option of the command, with the placeholder of its value; or an option that
 # names a dictionary.
 _OPTION = re.compile(
@@ -83,7 +86,7 @@ def in_python(words):
             return option[0]
         return option["name"].replace("-", "_") + ("=" if option["value"] else "=True")
 
-    return words and _OPTION.sub(named, words)
+    return words and _OPTION.sub(named, _HELP.sub(r"help(ckptfs.\1)", words))
 
 
 def from_loader(kind, message, remedy, path, number):

@@ -33,5 +33,9 @@ def load_file(
 def load(data: bytes) -> dict[str, np.ndarray]: ...
 def save(tensor_dict: dict[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes: ...
 def save_file(
-    tensor_dict: dict[str, np.ndarray], filename: _Path, metadata: dict[str, str] | None = None
+    tensor_dict: dict[str, np.ndarray],
+    filename: _Path,
+    metadata: dict[str, str] | None = None,
+    *,
+    any_suffix: bool = False,
 ) -> None: ...

@@ -39,16 +39,22 @@ def cached(path, make, *, device="cpu", metadata=None, **options):
 
     Any number of processes may ask for the same file: on one machine one of them makes it, and the others wait and
     load it. What `make` raises is raised here, and nothing is saved. `options` are other arguments of `load_file`. What
-    `load_file` refuses is refused before `make` is called.
+    `load_file` or `save_file` refuses is refused before `make` is called.
 
         latents = ckptfs.torch.cached(f"cache/{key}.safetensors", lambda: {"latent": vae.encode(pixels)})
     """
     return load_or_make(
         path,
         lambda: load_file(path, device, **options),
-        make,
+        lambda: _make_for(path, make),
         lambda tensors: save_file(tensors, path, metadata),
     )
+
+
+def _make_for(path, make):
+    # Before the work of making it.
+    _ckptfs.check_file_suffix(parse_path(path))
+    return make()
 
 
 def load(data):

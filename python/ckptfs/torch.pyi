@@ -59,13 +59,19 @@ def cached(
 def load(data: bytes) -> dict[str, torch.Tensor]: ...
 def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes: ...
 def save_file(
-    tensors: dict[str, torch.Tensor], filename: _Path, metadata: dict[str, str] | None = None
+    tensors: dict[str, torch.Tensor],
+    filename: _Path,
+    metadata: dict[str, str] | None = None,
+    *,
+    any_suffix: bool = False,
 ) -> None: ...
 def save_model(
     model: torch.nn.Module,
     filename: _Path,
     metadata: dict[str, str] | None = None,
     force_contiguous: bool = True,
+    *,
+    any_suffix: bool = False,
 ) -> None: ...
 def save_sharded(
     tensors: dict[str, torch.Tensor],

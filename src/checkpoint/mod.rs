@@ -33,7 +33,7 @@ pub use contents::{Checkpoint, MAX_TENSOR_COUNT};
 pub use directory::{
     CHECKPOINT_EXTENSIONS, Candidate, CandidateFiles, DefaultChoice, FolderFormat, FormatFolder,
     LoaderName, NestedCheckpoint, NumberedSetError, candidates_by_name, choose_default,
-    find_candidates, is_training_file, lone_shard_note, training_pattern,
+    find_candidates, is_training_file, lone_shard_note, training_pattern, unsharded_name_of_index,
 };
 pub use error::CheckpointError;
 pub use format::Format;

@@ -7,18 +7,14 @@ use clap::{Parser, Subcommand};
 use crate::checkpoint::ParseOptions;
 use crate::view::{KeepRules, ViewOptions};
 
-use super::error::{CommandError, EXIT_USAGE};
+use super::error::{CommandError, EXIT_USAGE, ErrorFormat};
+use super::help_text;
 #[cfg(feature = "mount")]
 use super::option_values;
 
 /// Shows every model checkpoint as one safe, contiguous .safetensors file, without converting it
-///
-/// Reads .safetensors files (single and sharded) and files of torch.save (.pt .pth .bin .ckpt, single and
-/// sharded). Never executes a pickle.
-///
-/// Exit codes: 0 done, 1 failed, 2 usage, 3 refused checkpoint.
 #[derive(Debug, Parser)]
-#[command(name = "ckptfs", version)]
+#[command(name = "ckptfs", version, after_help = help_text::CKPTFS)]
 pub struct CommandLine {
     #[command(subcommand)]
     pub command: Command,
@@ -45,17 +41,36 @@ pub enum Command {
     Man(ManArgs),
 }
 
+impl Command {
+    /// The form in which an error of the command is printed.
+    pub fn error_format(&self) -> ErrorFormat {
+        ErrorFormat::new(match self {
+            Command::Ls(args) => args.json,
+            Command::Inspect(args) => args.json,
+            Command::Export(args) => args.json,
+            Command::Verify(args) => args.json,
+            #[cfg(feature = "mount")]
+            Command::Status(args) => args.json,
+            #[cfg(feature = "mount")]
+            Command::Doctor(args) => args.json,
+            #[cfg(feature = "mount")]
+            Command::Mount(_) | Command::Unmount(_) => false,
+            Command::Completions(_) | Command::Man(_) => false,
+        })
+    }
+}
+
 /// List what a mount would show, without mounting
-///
-/// Reports each name, its kind and its source files, and why a name is hidden, shown as it is or refused.
 #[derive(Debug, Parser)]
+#[command(after_help = help_text::LS)]
 pub struct LsArgs {
-    /// A directory, a checkpoint, or the name of its virtual file
-    pub path: PathBuf,
-    /// Print JSON (docs/formats.md)
+    /// Directories, checkpoints, or names of virtual files
+    #[arg(value_name = "PATH", default_value = ".")]
+    pub paths: Vec<PathBuf>,
+    /// Print JSON, as docs/formats.md describes it
     #[arg(long)]
     pub json: bool,
-    /// List subdirectories too
+    /// List subdirectories too, at every depth
     #[arg(short, long)]
     pub recursive: bool,
     #[command(flatten)]
@@ -68,7 +83,7 @@ pub struct ViewArgs {
     /// Show original files beside their virtual files
     #[arg(long)]
     pub show_originals: bool,
-    /// Show files that match GLOB as they are (repeatable)
+    /// Show matching files as they are (repeatable)
     #[arg(long, value_name = "GLOB")]
     pub keep: Vec<String>,
     #[command(flatten)]
@@ -87,59 +102,66 @@ impl ViewArgs {
 
 /// Describe a checkpoint: tensors, choices, omissions and refusals
 #[derive(Debug, Parser)]
+#[command(after_help = help_text::INSPECT)]
 pub struct InspectArgs {
+    /// Checkpoint files, or directories with one each
+    #[arg(value_name = "PATH", required = true)]
+    pub paths: Vec<PathBuf>,
     #[command(flatten)]
-    pub source: SourceArgs,
-    /// Print JSON (docs/formats.md)
+    pub parse_args: ParseArgs,
+    /// Print JSON, as docs/formats.md describes it
     #[arg(long)]
     pub json: bool,
-    /// List every tensor
+    /// List every tensor with type and shape
     #[arg(long)]
     pub tensors: bool,
 }
 
 /// Write a checkpoint as a real .safetensors file
-///
-/// The file appears under its name once it is complete and on disk.
 #[derive(Debug, Parser)]
+#[command(after_help = help_text::EXPORT)]
 pub struct ExportArgs {
-    #[command(flatten)]
-    pub source: SourceArgs,
-    /// The file to write
-    pub out: PathBuf,
-    /// Replace OUT if it exists
-    #[arg(long)]
-    pub force: bool,
-}
-
-/// Read every byte of a checkpoint, or compare it with another
-///
-/// With --against, compares names, types, shapes and values across formats. Exits with 1 if they differ.
-#[derive(Debug, Parser)]
-pub struct VerifyArgs {
-    #[command(flatten)]
-    pub source: SourceArgs,
-    /// The checkpoint to compare with
-    #[arg(long, value_name = "OTHER")]
-    pub against: Option<PathBuf>,
-}
-
-/// A checkpoint, and how to parse it.
-#[derive(Debug, clap::Args)]
-pub struct SourceArgs {
     /// A checkpoint file, or a directory with one
     pub path: PathBuf,
     #[command(flatten)]
     pub parse_args: ParseArgs,
+    /// File or directory to write; - is standard output
+    pub out: PathBuf,
+    /// Replace OUT if it exists
+    #[arg(long)]
+    pub force: bool,
+    /// Allow a name of another format, such as x.bin
+    #[arg(long)]
+    pub any_suffix: bool,
+    /// Print JSON, as docs/formats.md describes it
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Read every byte of a checkpoint, or compare it with another
+#[derive(Debug, Parser)]
+#[command(after_help = help_text::VERIFY)]
+pub struct VerifyArgs {
+    /// Checkpoint files, or directories with one each
+    #[arg(value_name = "PATH", required = true)]
+    pub paths: Vec<PathBuf>,
+    #[command(flatten)]
+    pub parse_args: ParseArgs,
+    /// Compare with this checkpoint, of any format
+    #[arg(long, value_name = "OTHER")]
+    pub against: Option<PathBuf>,
+    /// Print JSON, as docs/formats.md describes it
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How checkpoints are parsed.
 #[derive(Debug, clap::Args)]
 pub struct ParseArgs {
-    /// Select this state dict of a torch checkpoint (a dotted path, such as state_dict_ema)
+    /// Select this state dict, such as state_dict_ema
     #[arg(long, value_name = "KEY")]
     pub root: Option<String>,
-    /// Leave out what cannot be shown instead of refusing the checkpoint
+    /// Leave out what cannot be shown, instead of refusing
     #[arg(long)]
     pub allow_partial: bool,
     /// Follow links and index entries out of the directory
@@ -159,23 +181,13 @@ impl ParseArgs {
 }
 
 /// Mount checkpoints as .safetensors files that any program reads
-///
-/// Returns when the mount answers. A daemon serves the mount until it is unmounted; with --foreground, this
-/// process does.
-///
-/// The daemon logs to --log-file; without it to the journal or the syslog, else to a file of at most 1 MiB in
-/// $XDG_STATE_HOME/ckptfs (~/.local/state/ckptfs). `ckptfs status` says where. In the foreground, the log goes to
-/// standard error.
-///
-/// The extended attributes user.ckptfs.source, .layout and .identity of a file tell where its bytes lie. The
-/// root's attribute user.ckptfs.stats has the statistics of the mount (docs/formats.md).
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
-#[command(args_override_self = true)]
+#[command(args_override_self = true, after_help = help_text::MOUNT)]
 pub struct MountArgs {
-    /// A checkpoint file, or a directory of checkpoints and other files
+    /// A checkpoint file, or a directory of checkpoints
     pub source: PathBuf,
-    /// Where to mount: an empty directory, or SOURCE itself
+    /// An empty directory, or SOURCE itself
     pub mountpoint: PathBuf,
     #[command(flatten)]
     pub view_args: ViewArgs,
@@ -185,26 +197,25 @@ pub struct MountArgs {
     /// Let other users use the mount
     #[arg(long)]
     pub allow_other: bool,
-    /// Owner of every file, as a number; needs root
+    /// Owner of every file; needs root [default: as SOURCE]
     #[arg(long, value_name = "N", value_parser = option_values::owner_parser())]
     pub uid: Option<u32>,
-    /// Group of every file, as a number; needs root
+    /// Group of every file; needs root [default: as SOURCE]
     #[arg(long, value_name = "N", value_parser = option_values::owner_parser())]
     pub gid: Option<u32>,
-    /// Memory for all caches together, such as 512M or 2G; at least 16M, at most the machine's
+    /// Memory for all caches together [default: 5% of the machine's, at most 1G]
     #[arg(long, value_name = "SIZE", value_parser = option_values::parse_memory)]
     pub memory: Option<u64>,
-    /// Threads that take requests from the kernel, 1 to 256
+    /// Threads that take requests, 1 to 256 [default: 2]
     #[arg(long, value_name = "N", value_parser = option_values::threads_parser())]
     pub threads: Option<u16>,
-    /// Maximum readahead per stream, such as 64M, at least 1M; 0 disables it
+    /// Maximum readahead per stream; 0 disables it [default: 32M]
     #[arg(long, value_name = "SIZE", value_parser = option_values::parse_readahead)]
     pub readahead: Option<u64>,
     /// Serve unchanged files through the daemon too
     #[arg(long)]
     pub no_passthrough: bool,
-    /// Do not record or replay access order. By default, $XDG_CACHE_HOME/ckptfs/orders
-    /// (~/.cache/ckptfs/orders) keeps a few kB for each layout of a model, which speed up its next cold load
+    /// Neither record nor replay the order of reads
     #[arg(long)]
     pub no_remember: bool,
     /// Mount over a directory that is not empty
@@ -216,26 +227,23 @@ pub struct MountArgs {
     /// Log more: -v events, -vv requests, -vvv everything
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Serve Prometheus metrics at http://ADDR/metrics; ADDR is local, such as 127.0.0.1:9100
+    /// Serve Prometheus metrics here, such as 127.0.0.1:9100
     #[arg(long, value_name = "ADDR", value_parser = option_values::parse_address)]
     pub metrics: Option<std::net::SocketAddr>,
-    /// Options as in mount(8) and fstab: any long option above, such as allow_other,memory=2G. Other fstab
-    /// options (defaults, ro, nofail, _netdev, x-...) are ignored, and so is the rw that mount(8) adds by
-    /// itself: the mount is always read-only
+    /// Options as in fstab, such as allow_other,memory=2G
     #[arg(short = 'o', value_name = "OPTION,...", action = clap::ArgAction::Append)]
     pub options: Vec<std::ffi::OsString>,
 }
 
 /// Unmount, and wait for the daemon to end
-///
-/// Also removes dead mounts, whose daemon was killed.
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
-#[command(visible_alias = "umount")]
+#[command(visible_alias = "umount", after_help = help_text::UNMOUNT)]
 pub struct UnmountArgs {
-    /// The mountpoint of the mount
-    pub path: PathBuf,
-    /// Detach at once, even if in use; the daemon ends with the last reader
+    /// Mountpoints of mounts of ckptfs
+    #[arg(value_name = "PATH", required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Detach at once, even if in use
     #[arg(short, long)]
     pub lazy: bool,
 }
@@ -243,8 +251,9 @@ pub struct UnmountArgs {
 /// List mounts and their statistics
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
+#[command(after_help = help_text::STATUS)]
 pub struct StatusArgs {
-    /// Print JSON (docs/formats.md)
+    /// Print JSON, as docs/formats.md describes it
     #[arg(long)]
     pub json: bool,
     /// Repeat every second, until Ctrl-C
@@ -253,20 +262,20 @@ pub struct StatusArgs {
 }
 
 /// Check this machine's support for mounts, and say how to fix problems
-///
-/// Exits with 1 if mounting cannot work.
 #[cfg(feature = "mount")]
 #[derive(Debug, Parser)]
+#[command(after_help = help_text::DOCTOR)]
 pub struct DoctorArgs {
-    /// Check this file or directory too, as a source
+    /// A file or directory to check as a source
     pub path: Option<PathBuf>,
-    /// Print the checks as JSON
+    /// Print JSON, as docs/formats.md describes it
     #[arg(long)]
     pub json: bool,
 }
 
 /// Print shell completions
 #[derive(Debug, Parser)]
+#[command(after_help = help_text::COMPLETIONS)]
 pub struct CompletionsArgs {
     /// The shell to generate completions for
     pub shell: clap_complete::Shell,
@@ -274,8 +283,9 @@ pub struct CompletionsArgs {
 
 /// Print the man page, or write all pages to a directory
 #[derive(Debug, Parser)]
+#[command(after_help = help_text::MAN)]
 pub struct ManArgs {
-    /// Write ckptfs.1 and a page for each command here
+    /// Write a page for each command here
     #[arg(long, value_name = "DIRECTORY")]
     pub dir: Option<PathBuf>,
 }

@@ -1,5 +1,6 @@
-//! The error of a command: its exit code, its message and its remedy.
+//! The error of a command: its exit code, its message and its remedy, printed as text or as JSON.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 
 use crate::checkpoint::CheckpointError;
@@ -12,8 +13,8 @@ use crate::virtual_file::VirtualFileError;
 use super::terminal_text::escape_controls;
 
 /// The failure of a command. The daemon of a mount sends it to the process that started it.
-#[derive(Debug)]
-#[cfg_attr(feature = "mount", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, serde::Serialize)]
+#[cfg_attr(feature = "mount", derive(serde::Deserialize))]
 pub struct CommandError {
     pub code: u8,
     /// Empty if the output has reported the failure already.
@@ -26,6 +27,27 @@ pub const EXIT_FAILED: u8 = 1;
 pub const EXIT_USAGE: u8 = 2;
 pub const EXIT_REFUSED: u8 = 3;
 
+/// The form in which errors are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorFormat {
+    Text,
+    /// One line of JSON for each error, for programs that read the output as JSON.
+    Json,
+}
+
+impl ErrorFormat {
+    /// The format for a command with or without `--json`.
+    pub fn new(is_json: bool) -> ErrorFormat {
+        if is_json { ErrorFormat::Json } else { ErrorFormat::Text }
+    }
+
+    /// The format that the words of a command line ask for. They need not be valid.
+    pub fn from_words(words: &[OsString]) -> ErrorFormat {
+        let mut options = words.iter().take_while(|word| *word != "--");
+        ErrorFormat::new(options.any(|word| word == "--json"))
+    }
+}
+
 impl CommandError {
     pub fn new(code: u8, message: impl ToString, remedy: impl ToString) -> Self {
         CommandError { code, message: message.to_string(), remedy: remedy.to_string() }
@@ -37,7 +59,13 @@ impl CommandError {
     }
 
     /// Prints it to standard error. If that fails too, nothing is left to do.
-    pub fn print(&self) {
+    pub fn print(&self, format: ErrorFormat) {
+        if format == ErrorFormat::Json {
+            if !self.message.is_empty() {
+                let _ = writeln!(io::stderr(), "{}", serde_json::json!({ "error": self }));
+            }
+            return;
+        }
         if !self.message.is_empty() {
             let _ = writeln!(io::stderr(), "ckptfs: {}", escape_controls(&self.message));
         }
@@ -112,6 +140,9 @@ impl From<ExportError> for CommandError {
     fn from(error: ExportError) -> Self {
         match error {
             ExportError::VirtualFile(error) => CommandError::from(error),
+            error @ ExportError::OtherSuffix { .. } => {
+                CommandError::new(EXIT_USAGE, &error, error.remedy())
+            }
             error => CommandError::new(EXIT_FAILED, &error, error.remedy()),
         }
     }

@@ -5,18 +5,22 @@
 
 mod args;
 mod commands;
+#[cfg(all(test, feature = "mount"))]
+mod documented_options_tests;
+mod each_path;
 mod error;
+mod help_text;
 mod open_reader;
 #[cfg(feature = "mount")]
 mod option_values;
 mod output;
 mod progress;
-mod python_commands;
+pub(crate) mod python_commands;
 #[cfg(feature = "mount")]
 pub(crate) mod sizes;
-#[cfg(feature = "mount")]
 mod stuck_path_check;
 mod terminal_text;
+pub(crate) mod usage_error;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -28,7 +32,7 @@ use args::Command;
 use commands::{completions, export, inspect, ls, verify};
 #[cfg(feature = "mount")]
 use commands::{doctor, mount, status, unmount};
-use error::{CommandError, EXIT_OK};
+use error::{CommandError, EXIT_OK, ErrorFormat};
 use output::BrokenPipeFilter;
 
 /// Raises the limit on open files: a set of a thousand shards needs a thousand of them.
@@ -49,7 +53,7 @@ pub fn main() -> ExitCode {
 /// [`respawn::set_runner`](crate::mount::lifecycle::respawn::set_runner) before.
 pub fn run(words: Vec<OsString>) -> u8 {
     if let Some(error) = python_commands::refuse_python_command(&words) {
-        error.print();
+        error.print(ErrorFormat::from_words(&words));
         return error.code;
     }
     #[cfg(feature = "mount")]
@@ -58,7 +62,12 @@ pub fn run(words: Vec<OsString>) -> u8 {
         Err(code) => return code,
     };
     #[cfg(not(feature = "mount"))]
-    let args = <args::CommandLine as clap::Parser>::parse_from(words);
+    let args = match <args::CommandLine as clap::Parser>::try_parse_from(&words) {
+        Ok(args) => args,
+        Err(error) => {
+            return usage_error::report(&error, &words, &python_commands::command_table());
+        }
+    };
     if args.quiet {
         output::set_quiet();
     }
@@ -66,10 +75,10 @@ pub fn run(words: Vec<OsString>) -> u8 {
     let mut out = io::BufWriter::new(BrokenPipeFilter(io::stdout().lock()));
     // The process that started a daemon has checked its paths.
     #[cfg(feature = "mount")]
-    let reachable =
-        if launch.is_daemon() { Ok(()) } else { stuck_path_check::check_paths(&args.command) };
+    let is_checked = launch.is_daemon();
     #[cfg(not(feature = "mount"))]
-    let reachable = Ok(());
+    let is_checked = false;
+    let reachable = if is_checked { Ok(()) } else { stuck_path_check::check_paths(&args.command) };
     let result = match (&args.command, reachable) {
         // The report on the machine is needed most where a mount is stuck.
         #[cfg(feature = "mount")]
@@ -92,7 +101,7 @@ pub fn run(words: Vec<OsString>) -> u8 {
     match result.and(flushed) {
         Ok(()) => EXIT_OK,
         Err(error) => {
-            error.print();
+            error.print(args.command.error_format());
             error.code
         }
     }

@@ -9,14 +9,23 @@ use crate::view;
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 use super::error::CommandError;
-use super::output::print_note;
 
 /// Entries that are left out and have a note of their own.
 const MAX_LISTED_ENTRIES: usize = 10;
 
-/// Opens a virtual file, and prints notes about where it differs from its source.
-pub fn open_reader(path: &Path, options: &ParseOptions) -> Result<VirtualFileReader, CommandError> {
+/// A checkpoint whose virtual file can be read.
+pub struct OpenedCheckpoint {
+    pub reader: VirtualFileReader,
+    /// The name that a mount of its directory gives the virtual file.
+    pub name: String,
+    /// Where the virtual file differs from its source, in words.
+    pub notes: Vec<String>,
+}
+
+/// Opens a checkpoint, and its virtual file.
+pub fn open_reader(path: &Path, options: &ParseOptions) -> Result<OpenedCheckpoint, CommandError> {
     let checkpoint = view::open(path, options)?;
+    let name = view::virtual_file_name(&checkpoint.path);
     let left_out = checkpoint.refused.iter().map(|entry| format!("left out: {entry}"));
     let mut notes: Vec<String> = checkpoint.notes.clone();
     notes.extend(left_out.take(MAX_LISTED_ENTRIES));
@@ -29,6 +38,5 @@ pub fn open_reader(path: &Path, options: &ParseOptions) -> Result<VirtualFileRea
         ));
     }
     let reader = VirtualFileReader::open(&Arc::new(VirtualFile::new(checkpoint)?))?;
-    notes.iter().for_each(|text| print_note(text));
-    Ok(reader)
+    Ok(OpenedCheckpoint { reader, name, notes })
 }

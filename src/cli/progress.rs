@@ -15,20 +15,35 @@ use super::output::is_quiet;
 const BAR_TEMPLATE: &str =
     "{bar:30} {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left";
 
-/// Shows progress on a terminal, and records whether a signal asks the command to stop.
-pub struct ProgressMeter {
-    bar: ProgressBar,
-    stop: Arc<AtomicBool>,
-}
+/// Whether a signal has asked the command to stop.
+#[derive(Clone)]
+pub struct StopSignal(Arc<AtomicBool>);
 
-impl ProgressMeter {
-    pub fn new(bytes: u64) -> Result<ProgressMeter, std::io::Error> {
+impl StopSignal {
+    /// Takes the signals from now on.
+    pub fn register() -> Result<StopSignal, std::io::Error> {
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, Arc::clone(&stop))?;
         }
         // With a handler, a write past the file size limit fails with an error instead of killing the process.
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
+        Ok(StopSignal(stop))
+    }
+
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Shows progress on a terminal.
+pub struct ProgressMeter {
+    bar: ProgressBar,
+    stop: StopSignal,
+}
+
+impl ProgressMeter {
+    pub fn new(bytes: u64, stop: &StopSignal) -> ProgressMeter {
         let target = if std::io::stderr().is_terminal() && !is_quiet() {
             ProgressDrawTarget::stderr()
         } else {
@@ -38,16 +53,12 @@ impl ProgressMeter {
         if let Ok(style) = ProgressStyle::with_template(BAR_TEMPLATE) {
             bar.set_style(style);
         }
-        Ok(ProgressMeter { bar, stop })
+        ProgressMeter { bar, stop: stop.clone() }
     }
 
     /// Removes the bar from the terminal.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
     }
 }
 
@@ -57,7 +68,7 @@ impl export::ExportProgress for ProgressMeter {
     }
 
     fn should_stop(&self) -> bool {
-        self.is_stopped()
+        self.stop.is_set()
     }
 }
 
@@ -67,6 +78,6 @@ impl verify::VerifyProgress for ProgressMeter {
     }
 
     fn should_stop(&self) -> bool {
-        self.is_stopped()
+        self.stop.is_set()
     }
 }

@@ -1,4 +1,6 @@
 //! `run` and `bench`: commands that only the Python package has, and runs itself.
+//!
+//! Their options are declared here, for help, completions, man pages and the package.
 
 use std::ffi::OsString;
 
@@ -7,41 +9,77 @@ use clap::CommandFactory;
 use super::args::CommandLine;
 use super::error::{CommandError, EXIT_USAGE};
 
-/// Their names, and their lines in `--help`.
-const PYTHON_COMMANDS: [(&str, &str); 2] = [
-    ("run", "Run a Python program that reads with ckptfs in place of safetensors"),
-    (
-        "bench",
-        "Measure how fast a checkpoint loads with ckptfs, through a mount, and with other libraries",
-    ),
-];
+/// The names of the commands.
+const PYTHON_COMMANDS: [&str; 2] = ["run", "bench"];
+
+/// Run a Python program that reads with ckptfs in place of safetensors
+#[cfg(feature = "mount")]
+#[derive(Debug, clap::Parser)]
+#[command(
+    name = "run",
+    after_help = super::help_text::RUN,
+    override_usage = "ckptfs run SCRIPT [ARGUMENTS]...\n       ckptfs run -m MODULE [ARGUMENTS]..."
+)]
+pub struct RunArgs {
+    /// Run this module instead of a script
+    #[arg(short)]
+    pub module: Option<String>,
+    /// The program, and the arguments that it gets
+    #[arg(value_name = "SCRIPT", trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_hint = clap::ValueHint::AnyPath)]
+    pub words: Vec<OsString>,
+}
+
+/// Measure how fast a checkpoint loads, with ckptfs and other libraries
+#[cfg(feature = "mount")]
+#[derive(Debug, clap::Parser)]
+#[command(name = "bench", bin_name = "ckptfs bench", after_help = super::help_text::BENCH)]
+pub struct BenchArgs {
+    /// A checkpoint file, or a directory with one
+    #[arg(value_hint = clap::ValueHint::AnyPath)]
+    pub path: OsString,
+    /// Where the tensors go, such as cuda:0
+    #[arg(long, default_value = "cpu")]
+    pub device: String,
+    /// Libraries to compare with [default: all that are installed]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub against: Option<Vec<String>>,
+    /// Loads of each kind, 1 to 1000
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub runs: u16,
+    /// Print JSON, with the numbers of every load
+    #[arg(long)]
+    pub json: bool,
+    /// Write a page with tables and charts too
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub html: Option<OsString>,
+}
 
 /// The table of commands, with those of the Python package if it runs this process.
 pub fn command_table() -> clap::Command {
     let table = CommandLine::command();
     #[cfg(feature = "mount")]
     if crate::mount::lifecycle::respawn::has_runner() {
-        return table.subcommands(PYTHON_COMMANDS.map(describe_python_command));
+        return table.subcommands(python_command_table());
     }
     table
 }
 
-/// A command as completions and man pages show it. The package parses its arguments.
+/// The commands of the Python package.
 #[cfg(feature = "mount")]
-fn describe_python_command((name, about): (&'static str, &'static str)) -> clap::Command {
-    let arguments = clap::Arg::new("arguments")
-        .num_args(0..)
-        .trailing_var_arg(true)
-        .allow_hyphen_values(true)
-        .value_hint(clap::ValueHint::AnyPath)
-        .help(format!("See ckptfs {name} --help"));
-    clap::Command::new(name).about(about).arg(arguments)
+pub fn python_command_table() -> [clap::Command; 2] {
+    [RunArgs::command(), BenchArgs::command()]
 }
 
-/// The error of a command line that asks for one of them, or for its help. The package never passes them on.
+/// The error of a command line that asks for one of them, or for its help, without the Python package.
 pub fn refuse_python_command(words: &[OsString]) -> Option<CommandError> {
+    #[cfg(feature = "mount")]
+    if crate::mount::lifecycle::respawn::has_runner() {
+        return None;
+    }
     let command = words.iter().skip(1).find(|word| *word != "help")?;
-    let (name, _) = PYTHON_COMMANDS.iter().find(|(name, _)| command == name)?;
+    let name = PYTHON_COMMANDS.iter().find(|name| command == **name)?;
     let message = format!("{name}: only the Python package has this command");
     let remedy = format!(
         "in the repository of ckptfs: scripts/dist && pip install dist/ckptfs-{}-*.whl, then ckptfs {name}",

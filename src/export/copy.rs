@@ -1,5 +1,6 @@
-//! Copies a virtual file's bytes into a file: within the kernel where they lie one after the other.
+//! Copies a virtual file's bytes into a file: within the kernel where they lie one after the other. Or streams them.
 
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::copy_file_range;
@@ -61,6 +62,27 @@ pub fn copy_contents(
         }
     }
     Ok(())
+}
+
+/// Writes a virtual file's bytes in order.
+pub fn stream_contents(
+    reader: &VirtualFileReader,
+    out: &mut dyn Write,
+    progress: &dyn ExportProgress,
+) -> Result<(), ExportError> {
+    let size = reader.virtual_file().size();
+    let mut buffer = vec![0; size.min(BUFFER_BYTES) as usize];
+    let mut at = 0;
+    while at < size {
+        if progress.should_stop() {
+            return Err(ExportError::Stopped);
+        }
+        let read = reader.read_at(&mut buffer, at)?;
+        out.write_all(&buffer[..read]).map_err(|source| ExportError::Stream { source })?;
+        progress.on_write(read as u64);
+        at += read as u64;
+    }
+    out.flush().map_err(|source| ExportError::Stream { source })
 }
 
 /// Copies within the kernel, and returns how many bytes. `None` where it cannot between these two files.

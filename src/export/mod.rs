@@ -1,11 +1,14 @@
 //! Writes a virtual file as a real file, whole or not at all: it has no name until it is complete and on the disk.
+//!
+//! Or writes its bytes in order, to a pipe for example.
 
 mod atomic_file;
 mod copy;
+mod suffix;
 pub(crate) mod temp_file;
 
 use std::borrow::Cow;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::shell_word::shell_word;
@@ -13,6 +16,7 @@ use crate::source;
 use crate::virtual_file::{self, VirtualFileReader};
 
 pub use atomic_file::AtomicFile;
+pub use suffix::{check_suffix, safetensors_name};
 
 /// Why a file was not written. Whatever the reason, nothing is left of the attempt.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +42,16 @@ pub enum ExportError {
         /// What has the name.
         path: PathBuf,
     },
+    /// The name is that of a file of another format.
+    #[error("{path}: .{suffix} is the suffix of another format, and this writes safetensors")]
+    OtherSuffix {
+        /// The path that was asked for.
+        path: PathBuf,
+        /// The suffix, without its dot.
+        suffix: String,
+        /// The path with the suffix of safetensors.
+        right_path: PathBuf,
+    },
     /// The file is larger than the free space.
     #[error("{path}: needs {needs} bytes, and {free} are free there")]
     NoSpace {
@@ -58,6 +72,12 @@ pub enum ExportError {
         /// The system's error.
         source: io::Error,
     },
+    /// What the bytes are written to takes no more of them.
+    #[error("cannot write the checkpoint to standard output: {source}")]
+    Stream {
+        /// The system's error.
+        source: io::Error,
+    },
     /// The caller asked to stop.
     #[error("stopped before it was complete; nothing was written")]
     Stopped,
@@ -72,12 +92,23 @@ impl ExportError {
     pub fn remedy(&self) -> Cow<'_, str> {
         Cow::Borrowed(match self {
             ExportError::VirtualFile(error) => return error.remedy(),
+            ExportError::OtherSuffix { right_path, .. } => {
+                let right = shell_word(right_path);
+                return format!("call it {right}, or keep the name with --any-suffix").into();
+            }
+            ExportError::Stream { .. } => {
+                "run it again: what was written is not whole; see why its reader stopped"
+            }
             ExportError::Exists { .. } => "choose another name, or replace it with --force",
-            ExportError::IsDirectory { .. } | ExportError::NotRegularFile { .. } => {
-                "give the name of a file"
+            ExportError::IsDirectory { .. } => "give the name of a file",
+            ExportError::NotRegularFile { .. } => {
+                "give the name of a file, or - for standard output"
             }
             ExportError::NoSpace { .. } => "make room, or choose another disk",
             ExportError::Io { path, source, .. } => match source.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    "choose a directory that you may write to, or run as the user who may"
+                }
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "make room, or choose another disk"
                 }
@@ -122,6 +153,16 @@ pub fn export(
         return Err(ExportError::Stopped);
     }
     file.publish()
+}
+
+/// Writes all bytes of the virtual file in order. After an error, what was written is not whole.
+pub fn export_to(
+    reader: &VirtualFileReader,
+    out: &mut dyn Write,
+    progress: &dyn ExportProgress,
+) -> Result<(), ExportError> {
+    copy::stream_contents(reader, out, progress)?;
+    Ok(reader.check_all_unchanged()?)
 }
 
 impl From<source::SourceError> for ExportError {

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::cuda;
 use crate::loader::LoadError;
-use crate::{checkpoint, source, view, virtual_file};
+use crate::{checkpoint, export, source, view, virtual_file};
 
 /// The exception for an error.
 pub fn load_exception(py: Python<'_>, error: &LoadError) -> PyErr {
@@ -30,6 +30,11 @@ pub fn cuda_exception(py: Python<'_>, error: &cuda::CudaError) -> PyErr {
         }
         error => build_exception(py, "refused", error.to_string(), &error.remedy(), None, None),
     }
+}
+
+/// The exception for an error of writing a file.
+pub fn export_exception(py: Python<'_>, error: &export::ExportError) -> PyErr {
+    build_exception(py, "refused", error.to_string(), &error.remedy(), None, None)
 }
 
 fn build_exception(

@@ -47,7 +47,8 @@ mod _ckptfs {
     use super::mounts::{locate, mount_table};
     #[pymodule_export]
     use super::temp_files::{
-        create_hidden_file, link_hidden_file, open_unnamed_file, remove_stale_file,
+        check_file_suffix, create_hidden_file, link_hidden_file, open_unnamed_file,
+        remove_stale_file,
     };
     #[pymodule_export]
     use super::tensor::{PyTensor, strided_spans};

@@ -1,4 +1,4 @@
-//! Files without names, and hidden ones, for saving in Python: `export` has the rule.
+//! Names, files without names, and hidden ones, for saving in Python: `export` has the rules.
 //!
 //! Descriptors that are returned belong to the caller.
 
@@ -11,10 +11,18 @@ use pyo3::prelude::*;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
-use crate::export::temp_file;
+use crate::export::{check_suffix, temp_file};
+
+use super::error::export_exception;
 
 /// The permissions of a file that is not complete.
 const TEMP_FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// Refuses a path with the suffix of another format than safetensors.
+#[pyfunction]
+pub fn check_file_suffix(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    check_suffix(&path).map_err(|error| export_exception(py, &error))
+}
 
 /// Removes what a killed process left of the file of this name.
 #[pyfunction]

@@ -194,9 +194,12 @@ impl SourceError {
         match self {
             SourceError::Missing { .. }
             | SourceError::Dangling { .. }
-            | SourceError::StaleMount { .. } => false,
-            SourceError::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
-            _ => true,
+            | SourceError::StaleMount { .. }
+            | SourceError::Io { .. } => false,
+            SourceError::NotAFile { .. }
+            | SourceError::OutsideRoot { .. }
+            | SourceError::Changed { .. }
+            | SourceError::Truncated { .. } => true,
         }
     }
 }

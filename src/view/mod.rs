@@ -46,6 +46,7 @@ pub use error::{Refusal, ViewError};
 use lookup::Lookup;
 pub use names::SortedNames;
 pub use options::{KeepPatternError, KeepRules, ViewOptions};
+pub use rules::virtual_file_name;
 pub use safetensors_headers::SafetensorsHeader;
 pub use shown_file::ShownFile;
 pub use single_target::open;

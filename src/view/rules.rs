@@ -5,8 +5,9 @@
 //! files of the names that loaders look for become virtual files; in any other, each checkpoint does.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-use crate::checkpoint::{Candidate, LoaderName, lone_shard_note};
+use crate::checkpoint::{Candidate, LoaderName, lone_shard_note, unsharded_name_of_index};
 
 use super::options::KeepRules;
 
@@ -45,6 +46,18 @@ fn target_from_stem(unsharded_name: &str) -> String {
     format!("{stem}.safetensors")
 }
 
+/// The safetensors name that a view gives a file.
+fn target_of(unsharded_name: &str) -> String {
+    loader_target(unsharded_name).unwrap_or_else(|| target_from_stem(unsharded_name))
+}
+
+/// The name that a view gives the virtual file of a checkpoint: its file, its index, or its set by the name of the whole.
+pub fn virtual_file_name(checkpoint: &Path) -> String {
+    let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
+    let unsharded_name = unsharded_name_of_index(&name).unwrap_or_else(|| name.into_owned());
+    target_of(&unsharded_name)
+}
+
 /// Why a candidate is kept as it is: its own name, that of the unsharded file, or that of any of its files.
 fn keep_reason(candidate: &Candidate, keep: &KeepRules) -> Option<String> {
     let own_names = [&candidate.name, &candidate.unsharded_name];
@@ -69,9 +82,9 @@ pub fn plan_names(names: &[String], candidates: Vec<Candidate>, keep: &KeepRules
     let mut plan = NamePlan::default();
     let mut by_target: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
     for candidate in candidates {
-        let target = match loader_target(&candidate.unsharded_name) {
-            target if is_model => target,
-            _ => Some(target_from_stem(&candidate.unsharded_name)),
+        let target = match is_model {
+            true => loader_target(&candidate.unsharded_name),
+            false => Some(target_of(&candidate.unsharded_name)),
         };
         if candidate.is_safetensors_file() {
             let note = lone_shard_note(&candidate.name);

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::common::command::{
-    ckptfs, names_in, path, run, run_in_shell, write_model, write_transposed,
+    ckptfs, names_in, path, run, run_in_shell, two_shards, write_model, write_transposed,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -62,13 +62,121 @@ fn a_file_can_be_exported_over_its_own_source() {
 }
 
 #[test]
-fn a_directory_is_no_place_to_write_to() {
+fn in_a_directory_the_file_has_the_name_that_a_mount_would_show() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| path(folder.path(), name);
+    let out = at("out");
+    fs::create_dir(&out).unwrap();
+    for model in ["set", "torch", "torch/named"] {
+        fs::create_dir(at(model)).unwrap();
+    }
+    for (name, bytes) in two_shards(1, 8) {
+        fs::write(at(&format!("set/{name}")), bytes).unwrap();
+    }
+    write_model(Path::new(&at("x.safetensors")), 1, 10);
+    write_transposed(Path::new(&at("torch/pytorch_model.bin")), 2);
+    write_transposed(Path::new(&at("torch/named/last.v2.ckpt")), 2);
+    for (source, name) in [
+        (at("x.safetensors"), "x.safetensors"),
+        (at("set"), "model.safetensors"),
+        (at("set/model-00002-of-00002.safetensors"), "model-00002-of-00002.safetensors"),
+        (at("torch"), "model.safetensors"),
+        (at("torch/named/last.v2.ckpt"), "last.v2.safetensors"),
+        (at("torch/named/last.v2.safetensors"), "last.v2.safetensors"),
+    ] {
+        let outcome = run(&["export", &source, &out]);
+        assert_eq!(outcome.code, 0, "{source}: {}", outcome.stderr);
+        let written = path(Path::new(&out), name);
+        assert!(outcome.stdout.starts_with(&format!("{written}: ")), "{}", outcome.stdout);
+        assert_eq!(names_in(Path::new(&out)), [name]);
+        // It is there now, and replaced only with --force.
+        assert_eq!(run(&["export", &source, &format!("{out}/")]).code, 1);
+        assert_eq!(run(&["export", "--force", &source, &out]).code, 0);
+        fs::remove_file(written).unwrap();
+    }
+}
+
+#[test]
+fn names_of_other_formats_are_refused_with_the_right_one() {
     let folder = tempfile::tempdir().unwrap();
     let source = path(folder.path(), "model.safetensors");
     write_model(Path::new(&source), 1, 10);
-    let outcome = run(&["export", "--force", &source, folder.path().to_str().unwrap()]);
-    assert_eq!(outcome.code, 1);
-    assert!(outcome.stderr.contains("is a directory"), "{}", outcome.stderr);
+    for (name, right) in [("x.bin", "x.safetensors"), ("a.b.PT", "a.b.safetensors")] {
+        let out = path(folder.path(), name);
+        for force in [&["export"][..], &["export", "--force"]] {
+            let outcome = run(&[force, &[&source, &out]].concat());
+            assert_eq!(outcome.code, 2, "{}", outcome.stderr);
+            let remedy = format!("call it {}, or", path(folder.path(), right));
+            assert!(outcome.stderr.contains(&remedy), "{}", outcome.stderr);
+            assert!(outcome.stderr.contains("--any-suffix"), "{}", outcome.stderr);
+            assert_eq!(names_in(folder.path()), ["model.safetensors"]);
+        }
+        assert_eq!(run(&["export", "--any-suffix", &source, &out]).code, 0);
+        // The suffix is allowed, and an existing file stays.
+        assert_eq!(run(&["export", "--any-suffix", &source, &out]).code, 1);
+        fs::remove_file(out).unwrap();
+    }
+}
+
+#[test]
+fn standard_output_gets_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, out) = (path(folder.path(), "model.pt"), path(folder.path(), "out.safetensors"));
+    // More than a buffer of the export.
+    write_transposed(Path::new(&source), 1 << 11);
+    assert_eq!(run(&["export", &source, &out]).code, 0);
+    let script = r#""$CKPTFS" export "$1" - | cmp - "$2" && "$CKPTFS" export "$1" - > "$2.2" && cmp "$2" "$2.2""#;
+    let outcome = run_in_shell(Command::new("bash"), script, &[&source, &out]);
+    assert_eq!((outcome.code, &*outcome.stdout), (0, ""), "{}", outcome.stderr);
+    // A stream that breaks off is a failure.
+    for (to, code, words) in [
+        (
+            r#"| head -c 9 > /dev/null; exit ${PIPESTATUS[0]}"#,
+            1,
+            "cannot write the checkpoint to standard output",
+        ),
+        ("> /dev/full", 1, "cannot write the checkpoint to standard output"),
+        ("--json > /dev/null", 2, "standard output is taken"),
+    ] {
+        let script = format!(r#""$CKPTFS" export "$1" - {to}"#);
+        let outcome = run_in_shell(Command::new("bash"), &script, &[&source]);
+        assert_eq!(outcome.code, code, "{to}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains(words), "{to}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_terminal_is_no_place_for_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = path(folder.path(), "model.safetensors");
+    write_model(Path::new(&source), 1, 10);
+    // `script` runs it on a terminal.
+    let script = r#"script -qec "'$CKPTFS' export '$1' -" /dev/null"#;
+    let outcome = run_in_shell(Command::new("bash"), script, &[&source]);
+    assert_eq!(outcome.code, 2, "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("standard output is a terminal"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains(&format!("ckptfs export {source} - >")), "{}", outcome.stdout);
+}
+
+#[test]
+fn the_json_says_what_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, out) = (path(folder.path(), "model.safetensors"), path(folder.path(), "out"));
+    write_model(Path::new(&source), 2, 8);
+    let outcome = run(&["export", "--json", &source, &out]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""));
+    let report: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let expected = serde_json::json!({
+        "path": source, "out": out, "tensors": 2, "bytes": fs::metadata(&out).unwrap().len(), "notes": []
+    });
+    assert_eq!(report, expected);
+}
+
+#[test]
+fn a_place_that_is_not_there_is_no_place_to_write_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = path(folder.path(), "model.safetensors");
+    write_model(Path::new(&source), 1, 10);
     let outcome = run(&["export", &source, &path(folder.path(), "no/such/out")]);
     assert_eq!(outcome.code, 1);
     assert!(outcome.stderr.contains("make the directory first"), "{}", outcome.stderr);
@@ -95,7 +203,7 @@ fn only_regular_files_are_replaced_and_links_are_followed() {
     assert_eq!(run(&["export", "--force", &source, &long]).code, 0);
     let outcome = run(&["export", &source, &path(folder.path(), "out/")]);
     assert_eq!(outcome.code, 1);
-    assert!(outcome.stderr.contains("is a directory"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("out/: no such directory"), "{}", outcome.stderr);
 }
 
 /// A limit on file sizes fails a write in the middle.

@@ -10,3 +10,4 @@ mod documents_name_real_tests;
 mod export_is_whole_or_nothing;
 mod ls_reports_everything;
 mod output_failures;
+mod several_paths;

@@ -154,7 +154,8 @@ fn a_file_that_may_not_be_read() {
 
 fn must_not_be_readable(path: &Path) {
     let refused = open(path).expect_err("refused");
-    assert!(refused.is_refusal(), "{refused}");
+    // The checkpoint itself may be fine.
+    assert!(!refused.is_refusal(), "{refused}");
     let CheckpointError::Source(source::SourceError::Io { source, .. }) = &refused else {
         panic!("refused for another reason: {refused}")
     };

@@ -229,7 +229,7 @@ fn a_forbidden_option_has_a_remedy() {
         assert!(outcome.stderr.contains(words), "{}", outcome.stderr);
     }
     let outcome = users.run("666", r#"chmod 700 "$1"; nobody "$CKPTFS" mount "$1" "$2""#);
-    assert_eq!(outcome.code, 3);
+    assert_eq!(outcome.code, 1);
     assert!(outcome.stderr.contains("ask for read permission on it"), "{}", outcome.stderr);
     fs::set_permissions(&users.fixture.source, fs::Permissions::from_mode(0o755)).unwrap();
     chown(&users.fixture.mountpoint, Some(0), Some(0)).unwrap();

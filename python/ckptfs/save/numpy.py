@@ -13,10 +13,11 @@ def save(tensor_dict, metadata=None):
     return serialize(_specs(tensor_dict, keep), metadata)
 
 
-def save_file(tensor_dict, filename, metadata=None):
-    """Writes these arrays as a safetensors file, which has its name only when it is whole."""
+def save_file(tensor_dict, filename, metadata=None, *, any_suffix=False):
+    """Writes these arrays as a safetensors file, which has its name only when it is whole. A name with the suffix of
+    another format, such as "x.npz", is refused unless `any_suffix` is true."""
     keep = []
-    serialize_file(_specs(tensor_dict, keep), filename, metadata)
+    serialize_file(_specs(tensor_dict, keep), filename, metadata, any_suffix=any_suffix)
 
 
 def _specs(arrays, keep):

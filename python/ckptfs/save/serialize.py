@@ -85,10 +85,13 @@ def serialize(tensor_dict, metadata=None):
     return b"".join(file_parts(tensor_dict, metadata))
 
 
-def serialize_file(tensor_dict, filename, metadata=None):
+def serialize_file(tensor_dict, filename, metadata=None, *, any_suffix=False):
     """Writes a safetensors file with these `TensorSpec`s. It replaces another only when it is whole. Tensors that are
-    mapped from that one keep their bytes."""
+    mapped from that one keep their bytes. A name with the suffix of another format, such as "x.bin", is refused unless
+    `any_suffix` is true."""
     parts, filename = file_parts(tensor_dict, metadata), parse_path(filename)
+    if not any_suffix:
+        _ckptfs.check_file_suffix(filename)
     try:
         if not os.path.basename(filename):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -16,17 +16,18 @@ def save(tensors, metadata=None):
     return serialize(_specs(tensors, keep), metadata)
 
 
-def save_file(tensors, filename, metadata=None):
+def save_file(tensors, filename, metadata=None, *, any_suffix=False):
     """Writes these tensors as a safetensors file, which has its name only when it is whole. Tensors must be dense and
-    contiguous, and share no memory; `save_model` also writes models with tensors that do.
+    contiguous, and share no memory; `save_model` also writes models with tensors that do. A name with the suffix of
+    another format, such as "x.bin", is refused unless `any_suffix` is true.
 
         save_file({"weight": torch.ones(2, 3)}, "model.safetensors", metadata={"format": "pt"})
     """
     keep = []
-    serialize_file(_specs(tensors, keep), filename, metadata)
+    serialize_file(_specs(tensors, keep), filename, metadata, any_suffix=any_suffix)
 
 
-def save_model(model, filename, metadata=None, force_contiguous=True):
+def save_model(model, filename, metadata=None, force_contiguous=True, *, any_suffix=False):
     """Writes the tensors of a model as a safetensors file. Of those that share memory one is written, and the metadata
     names it for the others."""
     state = model.state_dict()
@@ -38,7 +39,7 @@ def save_model(model, filename, metadata=None, force_contiguous=True):
     if force_contiguous:
         state = {name: tensor.contiguous() for name, tensor in state.items()}
     try:
-        save_file(state, filename, metadata=metadata or None)
+        save_file(state, filename, metadata=metadata or None, any_suffix=any_suffix)
     except ValueError as fault:
         hint = "Or use save_model(..., force_contiguous=True), read the docs for potential caveats."
         raise ValueError(f"{fault} {hint}") from None

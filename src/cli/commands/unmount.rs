@@ -2,14 +2,17 @@
 
 use std::fmt::Write as _;
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::mount::lifecycle::daemon::Daemon;
 use crate::mount::lifecycle::stale_mounts::{self, MountServer};
+use crate::mount::lifecycle::stuck_paths;
 use crate::mount::lifecycle::superblock::Superblock;
 
 use crate::cli::args::UnmountArgs;
-use crate::cli::error::{CommandError, EXIT_FAILED};
+use crate::cli::each_path::for_each_path;
+use crate::cli::error::{CommandError, EXIT_FAILED, ErrorFormat};
 use crate::cli::output::print_note;
 use crate::cli::terminal_text::one_line;
 
@@ -27,9 +30,15 @@ const END_TIMEOUT: Duration = Duration::from_secs(12);
 const MAX_LISTED: usize = 3;
 
 pub fn run(args: &UnmountArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let done = stale_mounts::unmount(&args.path, args.lazy)?;
+    for_each_path(&args.paths, ErrorFormat::Text, out, |path, out| unmount(path, args.lazy, out))
+}
+
+fn unmount(path: &Path, is_lazy: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+    // The mount itself may be stuck.
+    stuck_paths::check_parents(path)?;
+    let done = stale_mounts::unmount(path, is_lazy)?;
     let path = one_line(&done.path.display().to_string());
-    let action = if args.lazy { "detached" } else { "unmounted" };
+    let action = if is_lazy { "detached" } else { "unmounted" };
     match done.server {
         MountServer::Dead => writeln!(out, "{path}: was dead, removed")?,
         MountServer::Unknown(superblock) => {
@@ -37,7 +46,7 @@ pub fn run(args: &UnmountArgs, out: &mut dyn Write) -> Result<(), CommandError> 
             writeln!(out, "{path}: {action}{shown}; cannot tell whether its daemon has ended")?;
         }
         MountServer::Process(daemon, _) if daemon.wait(EXPECTED_END_TIMEOUT) => {}
-        MountServer::Process(daemon, superblock) if args.lazy || !superblock.is_gone() => {
+        MountServer::Process(daemon, superblock) if is_lazy || !superblock.is_gone() => {
             let shown = still_shown(&superblock);
             let outlook = outlook(&daemon, &superblock, !shown.is_empty());
             writeln!(out, "{path}: {action}{shown}; its daemon ({}) {outlook}", daemon.pid())?;

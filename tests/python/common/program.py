@@ -39,6 +39,15 @@ class Outcome:
     def json(self):
         return json.loads(self.stdout)
 
+    @property
+    def error(self):
+        """The text of the error, which is an object with --json."""
+        if not self.stderr.startswith('{"error":'):
+            return self.stderr
+        error = json.loads(self.stderr)["error"]
+        assert error["code"] == self.code
+        return f"ckptfs: {error['message']}\n  what to do: {error['remedy']}\n"
+
 
 class Ckptfs:
     def __init__(self, binary):

@@ -14,7 +14,7 @@ def check_refused(ckptfs, path, *words, tensor=None, options=()):
     for outcome in export, inspect:
         assert outcome.code == REFUSED, outcome
         for word in [path.name, "what to do: ", *named, *words]:
-            assert word in outcome.stderr
+            assert word in outcome.error
     report = inspect.json()
     assert report["virtual_file"] is None
     assert report["refused"]

@@ -54,7 +54,7 @@ def refuses(ckptfs, tmp_path):
         ):
             assert outcome.code == REFUSED, outcome
             for word in (path.name, "what to do", *words):
-                assert word in outcome.stderr
+                assert word in outcome.error
         assert not out.exists()
         report = outcome.json()
         assert report["virtual_file"] is None

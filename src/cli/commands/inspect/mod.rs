@@ -4,38 +4,70 @@ mod report;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::Path;
 
-use crate::checkpoint::{Checkpoint, LayoutKind};
+use crate::checkpoint::{Checkpoint, LayoutKind, ParseOptions};
 use crate::view;
 use crate::virtual_file::VirtualFile;
 
-use crate::cli::args::{InspectArgs, SourceArgs};
-use crate::cli::error::{CommandError, EXIT_REFUSED};
+use crate::cli::args::InspectArgs;
+use crate::cli::each_path::{for_each_path, write_json};
+use crate::cli::error::{CommandError, EXIT_REFUSED, ErrorFormat};
+use crate::cli::stuck_path_check::check_path;
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
 use report::{InspectReport, TensorReport};
 
 pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let SourceArgs { path, parse_args } = &args.source;
-    let (report, result) = match view::open(path, &parse_args.to_options()) {
-        Ok(checkpoint) => report_on(checkpoint),
-        Err(error) if args.json && error.is_refusal() => {
-            let path = Some(error.path().display().to_string());
-            let report = InspectReport::from_refusal(path, error.to_string(), &error.remedy());
-            (report, Err(error.into()))
+    let mut reports = Vec::new();
+    let mut is_first = true;
+    let format = ErrorFormat::new(args.json);
+    let done = for_each_path(&args.paths, format, out, |path, out| {
+        let (report, result) = inspect(path, &args.parse_args.to_options());
+        if args.json {
+            // Of a single path that is no checkpoint, the error is all that there is to report.
+            if report.is_refusal() || result.is_ok() || args.paths.len() > 1 {
+                reports.push(report);
+            }
+            return result;
         }
-        Err(error) => return Err(error.into()),
-    };
+        if report.format.is_none() {
+            return result;
+        }
+        if !is_first {
+            writeln!(out)?;
+        }
+        is_first = false;
+        write_text(path, &report, args.tensors, out)?;
+        result.map_err(|error| match error.code {
+            // The text has reported refusals.
+            EXIT_REFUSED => CommandError::already_reported(EXIT_REFUSED),
+            _ => error,
+        })
+    });
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &report).map_err(io::Error::from)?;
-        writeln!(out)?;
-        return result;
+        write_json(&args.paths, &reports, out)?;
     }
-    write_text(&report, args, out)?;
-    result.map_err(|error| match error.code {
-        // The text has reported refusals.
-        EXIT_REFUSED => CommandError::already_reported(EXIT_REFUSED),
-        _ => error,
-    })
+    done
+}
+
+/// The report on a path, and the error if it cannot be shown.
+fn inspect(path: &Path, options: &ParseOptions) -> (InspectReport, Result<(), CommandError>) {
+    let (mut report, result) = match check_path(path) {
+        Err(error) => (InspectReport::default(), Err(error)),
+        Ok(()) => match view::open(path, options) {
+            Ok(checkpoint) => report_on(checkpoint),
+            Err(error) if error.is_refusal() => {
+                let refused = Some(error.path().display().to_string());
+                let report =
+                    InspectReport::from_refusal(refused, error.to_string(), &error.remedy());
+                (report, Err(error.into()))
+            }
+            Err(error) => (InspectReport::default(), Err(error.into())),
+        },
+    };
+    report.path = path.display().to_string();
+    report.error = result.as_ref().err().cloned();
+    (report, result)
 }
 
 /// The report on a checkpoint, and the error of its virtual file if it has none.
@@ -58,8 +90,13 @@ fn report_on(checkpoint: Checkpoint) -> (InspectReport, Result<(), CommandError>
     }
 }
 
-fn write_text(report: &InspectReport, args: &InspectArgs, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "{}", one_line(&args.source.path.display().to_string()))?;
+fn write_text(
+    path: &Path,
+    report: &InspectReport,
+    with_tensors: bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    writeln!(out, "{}", one_line(&path.display().to_string()))?;
     let mut line = |label: &str, text: String| writeln!(out, "  {label:<12} {text}");
     let format = report.format.map_or("unknown", |format| format.name());
     let total: u64 = report.files.iter().map(|file| file.size).sum();
@@ -102,7 +139,7 @@ fn write_text(report: &InspectReport, args: &InspectArgs, out: &mut dyn Write) -
         let reason = one_line(&entry.reason);
         line("refused", format!("{name}{reason}; what to do: {}", entry.remedy))?;
     }
-    if args.tensors {
+    if with_tensors {
         write_tensors(&report.tensors, out)?;
     }
     Ok(())

@@ -7,8 +7,12 @@ use serde::Serialize;
 use crate::checkpoint::{Checkpoint, Format, LayoutKind, find_overlaps};
 use crate::virtual_file::VirtualFile;
 
-#[derive(Debug, Serialize)]
+use crate::cli::error::CommandError;
+
+#[derive(Debug, Default, Serialize)]
 pub struct InspectReport {
+    /// The path of the command.
+    pub path: String,
     pub format: Option<Format>,
     pub files: Vec<FileReport>,
     pub tensors: Vec<TensorReport>,
@@ -16,6 +20,9 @@ pub struct InspectReport {
     pub notes: Vec<String>,
     pub refused: Vec<RefusalReport>,
     pub virtual_file: Option<VirtualFileReport>,
+    /// Why it cannot be shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<CommandError>,
 }
 
 #[derive(Debug, Serialize)]
@@ -84,21 +91,21 @@ impl InspectReport {
             metadata: checkpoint.metadata.clone().unwrap_or_default(),
             notes: checkpoint.notes.clone(),
             refused: refused.collect(),
-            virtual_file: None,
+            ..InspectReport::default()
         }
     }
 
     /// The report of a checkpoint that could not be parsed.
     pub fn from_refusal(path: Option<String>, reason: String, remedy: &str) -> InspectReport {
         InspectReport {
-            format: None,
-            files: Vec::new(),
-            tensors: Vec::new(),
-            metadata: BTreeMap::new(),
-            notes: Vec::new(),
             refused: vec![RefusalReport { tensor: None, path, reason, remedy: remedy.to_owned() }],
-            virtual_file: None,
+            ..InspectReport::default()
         }
+    }
+
+    /// Whether it reports a refusal, of the whole or of entries.
+    pub fn is_refusal(&self) -> bool {
+        !self.refused.is_empty()
     }
 
     /// Adds the virtual file.

@@ -7,54 +7,110 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::source::FileKind;
-use crate::view::{View, ViewEntry, ViewError};
+use crate::view::{View, ViewEntry, ViewError, ViewOptions};
 
 use crate::cli::args::LsArgs;
-use crate::cli::error::{CommandError, EXIT_FAILED};
+use crate::cli::each_path::for_each_path;
+use crate::cli::error::{CommandError, EXIT_FAILED, ErrorFormat};
+use crate::cli::stuck_path_check::check_path;
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
 use report::{DirectoryReport, EntryReport};
 
 pub fn run(args: &LsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let view = View::new(&args.path, args.view_args.to_options()?)?;
-    let mut directories = Vec::new();
-    let mut unreadable = 0;
-    let mut todo = vec![PathBuf::new()];
-    while let Some(path) = todo.pop() {
-        let is_top = path.as_os_str().is_empty();
-        let (directory, subdirectories) = match list(&view, &path) {
-            Ok(listed) => listed,
-            Err(error) if is_top => return Err(error.into()),
-            // An unreadable subdirectory does not stop the listing.
-            Err(error) => (DirectoryReport::unreadable(&path, &error), Vec::new()),
-        };
-        unreadable += directory.unreadable.len() + usize::from(directory.error.is_some());
-        if args.recursive {
-            todo.extend(subdirectories.into_iter().rev());
-        }
-        if args.json {
-            directories.push(directory);
-            continue;
-        }
-        if args.recursive {
-            let gap = if is_top { "" } else { "\n" };
-            let path = args.path.join(&path);
-            writeln!(out, "{gap}{}:", one_line(&path.display().to_string()))?;
-        }
-        print_directory(&directory, out)?;
-    }
-    if args.json {
-        let json = serde_json::to_string_pretty(&directories).map_err(io::Error::from)?;
+    let options = args.view_args.to_options()?;
+    let mut listing = PathListing { args, options, directories: Vec::new(), printed: 0 };
+    let format = ErrorFormat::new(args.json);
+    let done = for_each_path(&args.paths, format, out, |path, out| listing.add(path, out));
+    // The error is all that there is to report of a single path.
+    if args.json && !listing.directories.is_empty() {
+        let json = serde_json::to_string_pretty(&listing.directories).map_err(io::Error::from)?;
         writeln!(out, "{json}")?;
     }
-    if unreadable > 0 {
-        let message = format!("{} could not be read", format_count(unreadable, "name"));
-        return Err(CommandError::new(EXIT_FAILED, message, "see the reasons in the listing"));
-    }
-    Ok(())
+    done
 }
 
-/// The report on a directory of the view, and its subdirectories.
-fn list(view: &View, path: &Path) -> Result<(DirectoryReport, Vec<PathBuf>), ViewError> {
+/// The listing of all paths: printed at once, or collected for the JSON.
+struct PathListing<'a> {
+    args: &'a LsArgs,
+    options: ViewOptions,
+    directories: Vec<DirectoryReport>,
+    /// The number of directories that were printed.
+    printed: usize,
+}
+
+impl PathListing<'_> {
+    /// Lists a path, and with `--recursive` all beneath it.
+    fn add(&mut self, root: &Path, out: &mut dyn Write) -> Result<(), CommandError> {
+        let (view, top) = match self.open(root) {
+            Ok(opened) => opened,
+            Err(error) => {
+                if self.args.json && self.args.paths.len() > 1 {
+                    let why = format!("{}; what to do: {}", error.message, error.remedy);
+                    self.directories.push(DirectoryReport::unreadable(root, Path::new(""), why));
+                }
+                return Err(error);
+            }
+        };
+        let mut unreadable = 0;
+        let mut top = Some(top);
+        let mut todo = vec![PathBuf::new()];
+        while let Some(path) = todo.pop() {
+            let (directory, subdirectories) = match top.take() {
+                Some(listed) => listed,
+                // An unreadable subdirectory does not stop the listing.
+                None => list(&view, root, &path).unwrap_or_else(|error| {
+                    let why = report::error_text(&error, &error.remedy());
+                    (DirectoryReport::unreadable(root, &path, why), Vec::new())
+                }),
+            };
+            unreadable += directory.unreadable.len() + usize::from(directory.error.is_some());
+            if self.args.recursive {
+                todo.extend(subdirectories.into_iter().rev());
+            }
+            if self.args.json {
+                self.directories.push(directory);
+            } else {
+                let is_top = path.as_os_str().is_empty();
+                let path = if is_top { root.to_owned() } else { root.join(&path) };
+                self.print(&path, &directory, out)?;
+            }
+        }
+        if unreadable > 0 {
+            let names = format_count(unreadable, "name");
+            let message = format!("{}: {names} could not be read", root.display());
+            let remedy = "see the reasons in the listing";
+            return Err(CommandError::new(EXIT_FAILED, message, remedy));
+        }
+        Ok(())
+    }
+
+    fn open(&self, root: &Path) -> Result<(View, ListedDirectory), CommandError> {
+        check_path(root)?;
+        let view = View::new(root, self.options.clone())?;
+        let top = list(&view, root, Path::new(""))?;
+        Ok((view, top))
+    }
+
+    fn print(
+        &mut self,
+        path: &Path,
+        directory: &DirectoryReport,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        if self.args.recursive || self.args.paths.len() > 1 {
+            let gap = if self.printed == 0 { "" } else { "\n" };
+            writeln!(out, "{gap}{}:", one_line(&path.display().to_string()))?;
+        }
+        self.printed += 1;
+        print_directory(directory, out)
+    }
+}
+
+/// The report on a directory, and its subdirectories.
+type ListedDirectory = (DirectoryReport, Vec<PathBuf>);
+
+/// Lists a directory of the view.
+fn list(view: &View, root: &Path, path: &Path) -> Result<ListedDirectory, ViewError> {
     let listing = view.list(path)?;
     let headers = view.safetensors_headers(path, &listing);
     let unreachable = unreachable_mounts(view, path);
@@ -64,7 +120,7 @@ fn list(view: &View, path: &Path) -> Result<(DirectoryReport, Vec<PathBuf>), Vie
     let directories = listing.entries.iter().filter(|named| is_directory(&named.entry));
     let subdirectories = directories.filter(|named| is_reachable(&named.name));
     let subdirectories = subdirectories.map(|named| path.join(&named.name)).collect();
-    Ok((DirectoryReport::new(path, listing, headers, unreachable), subdirectories))
+    Ok((DirectoryReport::new(root, path, listing, headers, unreachable), subdirectories))
 }
 
 /// The dead and stuck mounts in a directory, each with its error. A listing has their names, but cannot enter them.

@@ -14,7 +14,10 @@ use crate::view::{self, SafetensorsHeader, ShownFile, ViewEntry};
 /// A directory of the view.
 #[derive(Debug, Serialize)]
 pub struct DirectoryReport {
-    /// Relative to the path of the command.
+    /// The path of the command that it was listed for.
+    #[serde(flatten, serialize_with = "serialize_root")]
+    pub root: NameText,
+    /// Relative to that path.
     #[serde(flatten, serialize_with = "serialize_path")]
     pub path: NameText,
     pub entries: Vec<EntryReport>,
@@ -105,6 +108,10 @@ fn serialize_name<S: Serializer>(name: &NameText, to: S) -> Result<S::Ok, S::Err
     name.serialize_fields(["name", "name_bytes"], to)
 }
 
+fn serialize_root<S: Serializer>(root: &NameText, to: S) -> Result<S::Ok, S::Error> {
+    root.serialize_fields(["root", "root_bytes"], to)
+}
+
 fn serialize_path<S: Serializer>(path: &NameText, to: S) -> Result<S::Ok, S::Error> {
     path.serialize_fields(["path", "path_bytes"], to)
 }
@@ -119,6 +126,7 @@ fn serialize_target<S: Serializer>(target: &Option<NameText>, to: S) -> Result<S
 impl DirectoryReport {
     /// The report on a listing. Names of `unreachable` mounts move to the unreadable ones, with their reasons.
     pub fn new(
+        root: &Path,
         path: &Path,
         mut listing: view::Listing,
         headers: Vec<(OsString, SafetensorsHeader)>,
@@ -157,6 +165,7 @@ impl DirectoryReport {
         let unreadable =
             unreadable.map(|(name, _, error)| (name, error_text(&error, &error.remedy())));
         DirectoryReport {
+            root: NameText::of(root),
             path: NameText::of(path),
             entries: listing.entries.iter().map(report).collect(),
             hidden: listing.hidden.into_iter().map(NameReason::of).collect(),
@@ -175,9 +184,10 @@ impl DirectoryReport {
     }
 
     /// The report on a directory that could not be listed.
-    pub fn unreadable(path: &Path, error: &view::ViewError) -> DirectoryReport {
-        let empty = DirectoryReport::new(path, view::Listing::default(), Vec::new(), Vec::new());
-        DirectoryReport { error: Some(error_text(error, &error.remedy())), ..empty }
+    pub fn unreadable(root: &Path, path: &Path, why: String) -> DirectoryReport {
+        let nothing = view::Listing::default();
+        let empty = DirectoryReport::new(root, path, nothing, Vec::new(), Vec::new());
+        DirectoryReport { error: Some(why), ..empty }
     }
 }
 

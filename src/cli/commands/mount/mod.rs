@@ -26,8 +26,8 @@ use crate::view::Survey;
 use crate::cli::args::{Command, CommandLine, MountArgs};
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_OK};
 use crate::cli::output::print_note;
-use crate::cli::python_commands;
 use crate::cli::terminal_text::format_count;
+use crate::cli::{python_commands, usage_error};
 use background::ParentProcess;
 use lifecycle::MountLifecycle;
 
@@ -69,8 +69,10 @@ pub fn parse_launch(words: Vec<OsString>) -> Result<(CommandLine, Launch), u8> {
     if from_mount8 {
         command_line.insert(1, "mount".into());
     }
-    let args = parse(&command_line, from_mount8).unwrap_or_else(|error| error.exit());
-    Ok((args, Launch { parent, words }))
+    match parse(&command_line, from_mount8) {
+        Ok(args) => Ok((args, Launch { parent, words })),
+        Err(error) => Err(usage_error::report(&error, &command_line, &command)),
+    }
 }
 
 fn parse(words: &[OsString], from_mount8: bool) -> Result<CommandLine, clap::Error> {

@@ -1,0 +1,129 @@
+//! What `--help` shows below the options of each command: what they leave unsaid, and examples.
+
+pub const CKPTFS: &str = "\
+Reads .safetensors files (single and sharded) and files of torch.save (.pt .pth .bin .ckpt, single and
+sharded). Never executes a pickle.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 refused checkpoint. Of several paths, the highest code counts.
+
+Examples:
+  ckptfs ls models            # what a mount would show
+  ckptfs mount models mnt     # show it, until `ckptfs unmount mnt`
+  ckptfs help mount           # the options of a command";
+
+pub const LS: &str = "\
+Reports each name, its kind and its source files, and why a name is hidden, kept as it is or refused.
+
+Examples:
+  ckptfs ls                               # this directory
+  ckptfs ls -r models                     # a directory and all beneath it
+  ckptfs ls models/llama runs/last.ckpt   # one after the other
+  ckptfs ls --json models                 # for programs";
+
+pub const INSPECT: &str = "\
+Examples:
+  ckptfs inspect runs/last.ckpt
+  ckptfs inspect --tensors models/llama
+  ckptfs inspect --root ema runs/last.ckpt
+  ckptfs inspect --json a.safetensors b.safetensors   # a list with both";
+
+pub const EXPORT: &str = "\
+The file appears under its name once it is complete and on disk. In a directory, it takes the name that a mount
+would show. Standard output gets the bytes as they are read: after an error, what was written is not whole.
+
+Examples:
+  ckptfs export runs/last.ckpt last.safetensors
+  ckptfs export pytorch_model.bin out/    # writes out/model.safetensors
+  ckptfs export --root ema --force runs/last.ckpt ema.safetensors
+  ckptfs export models/llama - | ssh host 'cat > llama.safetensors'";
+
+pub const VERIFY: &str = "\
+With --against, compares names, types, shapes and values across formats. Exits with 1 if they differ.
+
+Examples:
+  ckptfs verify models/llama
+  ckptfs verify a.safetensors b.safetensors
+  ckptfs verify runs/last.ckpt --against last.safetensors";
+
+#[cfg(feature = "mount")]
+pub const MOUNT: &str = "\
+Returns when the mount answers. A daemon serves the mount until it is unmounted; with --foreground, this process does.
+
+The daemon logs to --log-file; without it to the journal or the syslog, else to a file of at most 1 MiB in
+$XDG_STATE_HOME/ckptfs (~/.local/state/ckptfs). `ckptfs status` says where.
+
+-o takes any long option above. Other options of fstab (defaults, ro, nofail, _netdev, x-...) are ignored, and so is
+the rw that mount(8) adds by itself: the mount is always read-only.
+
+Without --no-remember, $XDG_CACHE_HOME/ckptfs/orders (~/.cache/ckptfs/orders) keeps a few kB for each layout of a
+model, which speed up its next cold load.
+
+The extended attributes user.ckptfs.source, .layout and .identity of a file tell where its bytes lie. The root's
+attribute user.ckptfs.stats has the statistics of the mount (docs/formats.md).
+
+Examples:
+  ckptfs mount models mnt
+  ckptfs mount models models              # over itself: no path changes
+  ckptfs mount runs/last.ckpt mnt --root ema
+  ckptfs mount models mnt --memory 2G --allow-other
+  ckptfs mount models mnt -o allow_other,memory=2G";
+
+#[cfg(feature = "mount")]
+pub const UNMOUNT: &str = "\
+Also removes dead mounts, whose daemon was killed.
+
+Examples:
+  ckptfs unmount mnt
+  ckptfs unmount mnt other/mnt
+  ckptfs unmount --lazy mnt    # its daemon ends with the last reader";
+
+#[cfg(feature = "mount")]
+pub const STATUS: &str = "\
+Examples:
+  ckptfs status
+  ckptfs status --watch
+  ckptfs status --json";
+
+#[cfg(feature = "mount")]
+pub const DOCTOR: &str = "\
+Exits with 1 if mounting cannot work.
+
+Examples:
+  ckptfs doctor
+  ckptfs doctor models    # and whether this can be a source";
+
+pub const COMPLETIONS: &str = "\
+Examples:
+  ckptfs completions bash > ~/.local/share/bash-completion/completions/ckptfs
+  ckptfs completions zsh > ~/.zfunc/_ckptfs
+  ckptfs completions fish > ~/.config/fish/completions/ckptfs.fish";
+
+pub const MAN: &str = "\
+Examples:
+  ckptfs man | man -l -
+  ckptfs man --dir ~/.local/share/man/man1";
+
+#[cfg(feature = "mount")]
+pub const RUN: &str = "\
+Reads with ckptfs in place of safetensors: see help(ckptfs.install). The program runs in this process, as Python itself
+would run it.
+
+Environment: CKPTFS_BACKEND, CKPTFS_THREADS, CKPTFS_MEMORY, CKPTFS_LOG, CKPTFS_DISABLE: see help(ckptfs.configure).
+
+Examples:
+  ckptfs run train.py --epochs 3
+  ckptfs run -m package.train --epochs 3";
+
+#[cfg(feature = "mount")]
+pub const BENCH: &str = "\
+Loaders: ckptfs is this package; mount is safetensors reading a file of a mount that is made for this run. Both are
+measured owned (in memory of their own; for safetensors backend=\"pread\") and mapped. Names of the other loaders, for
+--against: safetensors, fastsafetensors, runai, instanttensor, torch.
+
+Cold: before each load, root drops all caches of the machine, and another user only those of the files.
+Cached: the files, and what the mount shows, are in the page cache.
+
+Examples:
+  ckptfs bench models/llama
+  ckptfs bench models/llama --device cuda:0 --runs 3
+  ckptfs bench models/llama --against safetensors,runai --html llama.html";

@@ -1,0 +1,57 @@
+//! Refuses names that say another format than the one that is written.
+
+use std::path::{Path, PathBuf};
+
+use super::ExportError;
+
+/// Suffixes by which programs take a file for another format. Any other suffix says nothing about it.
+const OTHER_FORMAT_SUFFIXES: [&str; 24] = [
+    "bin", "ckpt", "distcp", "gguf", "ggml", "h5", "hdf5", "json", "keras", "mar", "msgpack",
+    "nemo", "npy", "npz", "onnx", "pb", "pickle", "pkl", "pt", "pth", "tar", "tflite", "yaml",
+    "zip",
+];
+
+/// Refuses a path with the suffix of another format, in whatever case.
+pub fn check_suffix(path: &Path) -> Result<(), ExportError> {
+    let suffix = path.extension().map(|suffix| suffix.to_string_lossy().to_ascii_lowercase());
+    match suffix {
+        Some(suffix) if OTHER_FORMAT_SUFFIXES.contains(&&*suffix) => {
+            let right_path = safetensors_name(path);
+            Err(ExportError::OtherSuffix { path: path.to_path_buf(), suffix, right_path })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The path with the suffix of safetensors in the place of its own.
+pub fn safetensors_name(path: &Path) -> PathBuf {
+    path.with_extension("safetensors")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_other_formats_are_refused_with_the_right_name() {
+        for (name, right) in [
+            ("x.bin", "x.safetensors"),
+            ("out/pytorch_model.fp16.bin", "out/pytorch_model.fp16.safetensors"),
+            ("a.b.CKPT", "a.b.safetensors"),
+            ("x.Pt", "x.safetensors"),
+            ("x.gguf", "x.safetensors"),
+        ] {
+            match check_suffix(Path::new(name)) {
+                Err(ExportError::OtherSuffix { path, right_path, .. }) => {
+                    assert_eq!((&*path, &*right_path), (Path::new(name), Path::new(right)));
+                }
+                other => panic!("{name}: {other:?}"),
+            }
+        }
+        for name in
+            ["x.safetensors", "x.sft", "x", ".bin", "x.part", "x.bin.tmp", "/dev/fd/3", "v1.5"]
+        {
+            assert!(check_suffix(Path::new(name)).is_ok(), "{name}");
+        }
+    }
+}
