@@ -118,10 +118,12 @@ def test_completions_and_man_pages_have_the_wheels_own_commands(command, tmp_pat
         script = run("completions", shell).stdout
         for name in ("run", "bench", "export"):
             assert re.search(pattern.format(name=name), script, re.MULTILINE), (shell, name)
+        assert "against" in script and "instanttensor" in script, shell
     assert run("man", "--dir", tmp_path).code == DONE
     for name in ("run", "bench"):
         assert f"ckptfs\\-{name}(1)" in (tmp_path / "ckptfs.1").read_text()
-        assert f"ckptfs {name} \\-\\-help" in (tmp_path / f"ckptfs-{name}.1").read_text()
+    assert "\\-\\-against" in (tmp_path / "ckptfs-bench.1").read_text()
+    assert "ckptfs run \\-m package.train" in (tmp_path / "ckptfs-run.1").read_text()
 
 
 def test_ctrl_c_ends_a_mount(command, tmp_path, source):
