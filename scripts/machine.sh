@@ -64,7 +64,7 @@ make_venv() {
 # Runs a command that takes a while: `wait_for LINE COMMAND...`. A line every five seconds has the time and the last
 # line of its output, which is shown whole if it fails.
 wait_for() {
-    local log started=$SECONDS last
+    local log started=$SECONDS due=$((SECONDS + 5)) last
     say "$1"
     shift
     log=$(mktemp)
@@ -75,10 +75,10 @@ wait_for() {
     set +m
     while kill -0 "$waited_for" 2>/dev/null; do
         sleep 1
-        (((SECONDS - started) % 5)) || {
-            last=$(tail -n 1 "$log" | tr -d '\r' | cut -c 1-60)
-            printf '   %3d s  %s\n' $((SECONDS - started)) "${last#"${last%%[![:space:]]*}"}"
-        }
+        ((SECONDS >= due)) || continue
+        due=$((SECONDS + 5))
+        last=$(tail -n 1 "$log" | tr -d '\r' | cut -c 1-60)
+        printf '   %3d s  %s\n' $((SECONDS - started)) "${last#"${last%%[![:space:]]*}"}"
     done
     if ! wait "$waited_for"; then
         cat "$log" >&2
