@@ -2,6 +2,9 @@
 
 mod fork_lock;
 
+#[cfg(feature = "python")]
+pub use fork_lock::register_handlers as register_fork_handlers;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};

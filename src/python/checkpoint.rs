@@ -30,15 +30,30 @@ pub struct PyCheckpoint {
 }
 
 /// What opening and reading take of the package's `LoadOptions`: its attributes.
-#[derive(FromPyObject)]
 pub struct PyLoadOptions {
     root: Option<String>,
     allow_partial: bool,
     follow_symlinks: bool,
     threads: Option<NonZeroUsize>,
-    #[pyo3(attribute("reading_memory"))]
     memory: Option<u64>,
     leave_cache: bool,
+}
+
+/// Not derived: what is derived interns each name at its first use in a cell that another thread may be filling. A child
+/// forked meanwhile would wait for that thread for ever.
+impl<'py> FromPyObject<'_, 'py> for PyLoadOptions {
+    type Error = PyErr;
+
+    fn extract(options: Borrowed<'_, 'py, PyAny>) -> PyResult<PyLoadOptions> {
+        Ok(PyLoadOptions {
+            root: options.getattr("root")?.extract()?,
+            allow_partial: options.getattr("allow_partial")?.extract()?,
+            follow_symlinks: options.getattr("follow_symlinks")?.extract()?,
+            threads: options.getattr("threads")?.extract()?,
+            memory: options.getattr("reading_memory")?.extract()?,
+            leave_cache: options.getattr("leave_cache")?.extract()?,
+        })
+    }
 }
 
 impl From<PyLoadOptions> for loader::LoadOptions {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pyo3::exceptions::PyValueError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -45,21 +44,21 @@ impl<'py> IntoPyObject<'py> for ReportDict {
         } = self.0;
         let dict = PyDict::new(py);
         let bytes = [
-            (intern!(py, "cached"), cached),
-            (intern!(py, "direct"), direct),
-            (intern!(py, "gpudirect"), gpudirect),
-            (intern!(py, "buffered"), buffered),
-            (intern!(py, "gathered"), gathered),
-            (intern!(py, "memory"), memory),
+            ("cached", cached),
+            ("direct", direct),
+            ("gpudirect", gpudirect),
+            ("buffered", buffered),
+            ("gathered", gathered),
+            ("memory", memory),
         ];
         for (name, bytes) in bytes.into_iter().filter(|(_, bytes)| *bytes > 0) {
             dict.set_item(name, bytes)?;
         }
         if !fallbacks.is_empty() {
-            dict.set_item(intern!(py, "fallbacks"), fallbacks)?;
+            dict.set_item("fallbacks", fallbacks)?;
         }
         if let Some(reason) = without_gpudirect {
-            dict.set_item(intern!(py, "without_gpudirect"), reason)?;
+            dict.set_item("without_gpudirect", reason)?;
         }
         Ok(dict)
     }

@@ -5,11 +5,13 @@
 //! stack as unused. The next thread on that stack frees the memory again, which corrupts the child's heap.
 
 use std::cell::Cell;
-use std::sync::{Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Read-locked while a thread is started, write-locked during a fork.
 static FORK_LOCK: RwLock<()> = RwLock::new(());
-static HANDLERS: Once = Once::new();
+/// No `Once`: a child that is forked while another thread is in it would wait for that thread for ever.
+static HAS_HANDLERS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static FORKING: Cell<Option<RwLockWriteGuard<'static, ()>>> = const { Cell::new(None) };
@@ -17,15 +19,21 @@ thread_local! {
 
 /// Holds forks of this process back until the guard is dropped.
 pub fn hold_forks() -> RwLockReadGuard<'static, ()> {
-    HANDLERS.call_once(|| {
+    register_handlers();
+    FORK_LOCK.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has forks wait for [`hold_forks`] from now on. The first start of a thread does so too, but a fork that another
+/// thread began before is then missed.
+pub fn register_handlers() {
+    if !HAS_HANDLERS.swap(true, Ordering::Relaxed) {
         // It fails only without memory. Forks are then as safe as without the lock.
         #[allow(unsafe_code)]
         // SAFETY: the handlers take no arguments and do not unwind. glibc forgets them if this library is unloaded.
         unsafe {
             libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
         }
-    });
-    FORK_LOCK.read().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 extern "C" fn before_fork() {

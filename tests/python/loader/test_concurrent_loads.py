@@ -107,6 +107,45 @@ def test_forks_load_whatever_other_threads_do(model, backend):
     check_same(file.get_tensors(), expected)
 
 
+# A libc in which the registration of fork handlers takes long.
+SLOW_REGISTRATION = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+int __register_atfork(void (*a)(void), void (*b)(void), void (*c)(void), void *d)
+{
+    int (*real)(void (*)(void), void (*)(void), void (*)(void), void *) = dlsym(RTLD_NEXT, "__register_atfork");
+    usleep(700 * 1000);
+    return real(a, b, c, d);
+}
+"""
+
+FORK_DURING_FIRST_LOAD = """
+import os, signal, sys, threading, time
+import ckptfs.numpy
+thread = threading.Thread(target=ckptfs.numpy.load_file, args=[sys.argv[1]])
+thread.start()
+time.sleep(0.3)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(len(ckptfs.numpy.load_file(sys.argv[1])))
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_child_forked_during_the_first_load_can_load(model, tmp_path):
+    folder, expected = model
+    (tmp_path / "slow.c").write_text(SLOW_REGISTRATION)
+    library = tmp_path / "slow.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "slow.c", "-ldl"], check=True)
+    command = [sys.executable, "-W", "ignore", "-c", FORK_DURING_FIRST_LOAD, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LD_PRELOAD": str(library)})
+    assert done.stdout.strip() == str(len(expected)), done.stderr
+
+
 def loaded(file):
     # torch itself must not calculate in a fork: its threads are not there.
     tensors = file.get_tensors()
