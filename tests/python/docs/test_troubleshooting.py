@@ -176,6 +176,23 @@ def test_what_is_not_shown_has_the_reasons_of_the_page(srv):
     assert "`holds a Python object of class`" in PAGE
 
 
+def test_what_is_no_checkpoint_has_the_messages_of_the_page(srv):
+    outcome = srv.ckptfs("inspect", "meta-llama/Llama-3")
+    assert outcome.code == FAILED and srv.is_on_page(outcome.stderr)
+    for content in [
+        "<!DOCTYPE html><html></html>",
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 3\n",
+    ]:
+        srv.pickle.write_text(content)
+        outcome = srv.ckptfs("inspect", srv.pickle)
+        assert outcome.code == REFUSED and srv.is_on_page(outcome.stderr)
+    (srv.models / "dcp").mkdir()
+    for name in (".metadata", "__0_0.distcp"):
+        (srv.models / "dcp" / name).touch()
+    outcome = srv.ckptfs("inspect", srv.models / "dcp")
+    assert outcome.code == REFUSED and srv.is_on_page(outcome.stderr)
+
+
 @pytest.mark.parametrize("has_file", [True, False])
 def test_a_mount_without_virtual_files_says_so(srv, has_file):
     srv.pickle.unlink()

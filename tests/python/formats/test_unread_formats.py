@@ -353,6 +353,14 @@ def test_the_command_of_a_remedy_gives_the_tensors(ckptfs, tmp_path, kind):
     check_export(ckptfs, Path(f"{path}{ending}"), dict(expected), tmp_path / "out.safetensors")
 
 
+def test_what_lies_beside_a_model_that_is_an_object_does_not_take_its_place(ckptfs, tmp_path):
+    path = tmp_path / "last.pt"
+    torch.save({"model": LINEAR, "optimizer": WEIGHTS}, path)
+    for options in ([], ["--allow-partial"]):
+        assert ckptfs("inspect", path, *options).code == REFUSED
+    check_export(ckptfs, path, WEIGHTS, tmp_path / "out.safetensors", "--root", "optimizer")
+
+
 def test_leaving_out_is_advised_only_where_something_remains(ckptfs, tmp_path):
     some, none = tmp_path / "some.pt", tmp_path / "none.pt"
     torch.save({"fine": torch.ones(2), "odd": torch.eye(2).to_sparse()}, some)
