@@ -1,7 +1,9 @@
 //! What `--help` shows below the options of each command: what they leave unsaid, and examples.
+//!
+//! Each paragraph is one line, which the terminal's width breaks.
 
 pub const CKPTFS: &str = "\
-Reads .safetensors files (single and sharded) and files of torch.save (.pt .pth .bin .ckpt, single and
+Reads .safetensors files (single and sharded) and files of torch.save (.pt .pth .bin .ckpt, single and \
 sharded). Never executes a pickle.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 refused checkpoint. Of several paths, the highest code counts.
@@ -28,7 +30,7 @@ Examples:
   ckptfs inspect --json a.safetensors b.safetensors   # a list with both";
 
 pub const EXPORT: &str = "\
-The file appears under its name once it is complete and on disk. In a directory, it takes the name that a mount
+The file appears under its name once it is complete and on disk. In a directory, it takes the name that a mount \
 would show. Standard output gets the bytes as they are read: after an error, what was written is not whole.
 
 Examples:
@@ -49,16 +51,16 @@ Examples:
 pub const MOUNT: &str = "\
 Returns when the mount answers. A daemon serves the mount until it is unmounted; with --foreground, this process does.
 
-The daemon logs to --log-file; without it to the journal or the syslog, else to a file of at most 1 MiB in
+The daemon logs to --log-file; without it to the journal or the syslog, else to a file of at most 1 MiB in \
 $XDG_STATE_HOME/ckptfs (~/.local/state/ckptfs). `ckptfs status` says where.
 
--o takes any long option above. Other options of fstab (defaults, ro, nofail, _netdev, x-...) are ignored, and so is
+-o takes any long option above. Other options of fstab (defaults, ro, nofail, _netdev, x-...) are ignored, and so is \
 the rw that mount(8) adds by itself: the mount is always read-only.
 
-Without --no-remember, $XDG_CACHE_HOME/ckptfs/orders (~/.cache/ckptfs/orders) keeps a few kB for each layout of a
+Without --no-remember, $XDG_CACHE_HOME/ckptfs/orders (~/.cache/ckptfs/orders) keeps a few kB for each layout of a \
 model, which speed up its next cold load.
 
-The extended attributes user.ckptfs.source, .layout and .identity of a file tell where its bytes lie. The root's
+The extended attributes user.ckptfs.source, .layout and .identity of a file tell where its bytes lie. The root's \
 attribute user.ckptfs.stats has the statistics of the mount (docs/formats.md).
 
 Examples:
@@ -105,7 +107,7 @@ Examples:
 
 #[cfg(feature = "mount")]
 pub const RUN: &str = "\
-Reads with ckptfs in place of safetensors: see help(ckptfs.install). The program runs in this process, as Python itself
+Reads with ckptfs in place of safetensors: see help(ckptfs.install). The program runs in this process, as Python itself \
 would run it.
 
 Environment: CKPTFS_BACKEND, CKPTFS_THREADS, CKPTFS_MEMORY, CKPTFS_LOG, CKPTFS_DISABLE: see help(ckptfs.configure).
@@ -116,8 +118,8 @@ Examples:
 
 #[cfg(feature = "mount")]
 pub const BENCH: &str = "\
-Loaders: ckptfs is this package; mount is safetensors reading a file of a mount that is made for this run. Both are
-measured owned (in memory of their own; for safetensors backend=\"pread\") and mapped. Names of the other loaders, for
+Loaders: ckptfs is this package; mount is safetensors reading a file of a mount that is made for this run. Both are \
+measured owned (in memory of their own; for safetensors backend=\"pread\") and mapped. Names of the other loaders, for \
 --against: safetensors, fastsafetensors, runai, instanttensor, torch.
 
 Cold: before each load, root drops all caches of the machine, and another user only those of the files.
