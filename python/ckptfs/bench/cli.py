@@ -22,7 +22,7 @@ from ckptfs.errors import SafetensorError, error, in_words
 from ckptfs.progress import Bar
 from ckptfs.save import atomic_file
 
-_DONE, _FAILED = 0, 1
+_DONE, _FAILED, _USAGE = 0, 1, 2
 
 # The share of the files that must be in the page cache for a load to count as cached.
 _MIN_CACHED_SHARE = 0.99
@@ -32,10 +32,15 @@ Loaders: `ckptfs` is this package; `mount` is safetensors reading a file of a mo
 Both are measured owned (in memory of their own; for safetensors backend="pread") and mapped.
 Names of the other loaders, for --against: {", ".join(PEERS)}.
 
-Cold: before each load, root drops all caches of the machine, and another user only those of the files.
-Cached: the files, and what the mount shows, are in the page cache.
+Cold: before each load the checkpoint's files are evicted from the page cache; with --cold all caches of the
+machine are dropped, the loaders' code too. Cached: the files, and what the mount shows, are in the page cache.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 refused checkpoint.
+
+Examples:
+  ckptfs bench models/llama
+  ckptfs bench models/llama --against safetensors,runai --html llama.html
+  sudo ckptfs bench models/llama --cold --runs 10
 """
 
 
@@ -48,7 +53,7 @@ def main(words):
             ends.callback(bar.end)
             # Before anything is measured: it may not be possible to write there.
             file = _new_page(options.html, ends)
-            results = measure(options.path, options.device, options.runs, options.against, bar)
+            results = measure(options.path, options.device, options.runs, options.against, options.cold, bar)
             if file:
                 file.write(html.page(results))
     except signals.Stopped as stopped:
@@ -63,19 +68,30 @@ def main(words):
     return _DONE
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong arguments as every command of ckptfs reports an error."""
+
+    def error(self, message):
+        print(f"ckptfs: {message}\n  what to do: {self.prog} --help lists the options", file=sys.stderr)
+        raise SystemExit(_USAGE)
+
+
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ckptfs bench", epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Measure how fast a checkpoint loads with ckptfs, through a mount, and with other libraries",
     )  # fmt: skip
     parser.add_argument("path", metavar="PATH", help="a checkpoint file, or a directory that holds one")
-    parser.add_argument("--device", default="cpu", help="where the tensors go, such as cuda:0 (default: cpu)")
     parser.add_argument(
-        "--against", type=_peers, metavar="NAME,...", help="what to compare with (default: all that is installed)"
+        "--device", default="cpu", metavar="DEVICE", help="where the tensors go, such as cuda:0 [default: cpu]"
     )
-    parser.add_argument("--runs", type=_count, default=5, metavar="N", help="loads of each kind (default: 5)")
-    parser.add_argument("--json", action="store_true", help="print JSON, with the numbers of every load")
-    parser.add_argument("--html", metavar="FILE", help="write a page with the table and charts, too")
+    parser.add_argument(
+        "--against", type=_peers, metavar="NAME,...", help="libraries to compare with [default: all installed]"
+    )
+    parser.add_argument("--runs", type=_count, default=5, metavar="N", help="loads of each kind [default: 5]")
+    parser.add_argument("--cold", action="store_true", help="drop all caches of the machine (needs root)")
+    parser.add_argument("--json", action="store_true", help="print JSON with the numbers of every load")
+    parser.add_argument("--html", metavar="FILE", help="write a page with tables and charts too")
     return parser
 
 
@@ -104,8 +120,12 @@ def _new_page(path, ends):
         raise error(f"{path}: cannot be written: {fault.strerror}", "check that its directory exists") from None
 
 
-def measure(path, device="cpu", runs=5, against=None, bar=None):
-    """The results that `--json` prints: docs/formats.md describes them."""
+def measure(path, device="cpu", runs=5, against=None, drops_all=False, bar=None):
+    """The results that `--json` prints: docs/formats.md describes them. With `drops_all`, all caches of the machine are
+    dropped before each cold load."""
+    if drops_all and (why := page_cache.obstacle()):
+        remedy = "run it as root, or leave --cold out: then only the files of the checkpoint are evicted"
+        raise error(f"--cold drops all caches of the machine, which is not allowed here: {why}", remedy)
     if not is_installed("torch"):
         raise error("ckptfs bench loads with torch, which is not installed", "pip install torch")
     with signals.interruptible():
@@ -133,12 +153,13 @@ def measure(path, device="cpu", runs=5, against=None, bar=None):
             "path": path, "format": about["format"], "device": device, "runs": runs,
             "bytes": sum(tensor["nbytes"] for tensor in about["tensors"]), "tensors": len(about["tensors"]),
             "files": about["files"], "loaders": loaders, "against": _reference(loaders),
-            "cleared_by": None, "cold": None, "cached": None, "notes": notes + refused,
+            "summary": None, "cleared_by": None, "cold": None, "cached": None, "notes": notes + refused,
             "machine": machine.describe(files[0]) | {"device": device_name},
         }  # fmt: skip
         if results["against"] is None:
             results["notes"].append("compared with nothing: none of the requested libraries loads it")
-        _measure_states(results, files, process, case, progress)
+        _measure_states(results, files, process, case, progress, drops_all)
+        results["summary"] = report.summary(results)
         return results
 
 
@@ -160,7 +181,7 @@ def _reference(loaders):
     return others[0] if others else None
 
 
-def _measure_states(results, files, process, case, progress):
+def _measure_states(results, files, process, case, progress, drops_all):
     """Adds what is measured cold and cached."""
 
     def measured(state, clear=None):
@@ -169,11 +190,7 @@ def _measure_states(results, files, process, case, progress):
         results[state] = schedule.summarize(taken, results["bytes"], results["against"])
 
     def clear():
-        cleared_by = page_cache.clear(files)
-        try:
-            results["cleared_by"] = page_cache.drop_all()
-        except OSError:
-            results["cleared_by"] = cleared_by
+        results["cleared_by"] = page_cache.clear(files, drops_all)
 
     try:
         with signals.interruptible():
@@ -181,8 +198,6 @@ def _measure_states(results, files, process, case, progress):
     except SafetensorError as refused:
         results["notes"].append(f"nothing was loaded cold: {in_words(refused)}")
     else:
-        if results["cleared_by"].startswith("posix_fadvise"):
-            results["notes"].append("cold is the page cache without these files: only root may drop all caches")
         measured("cold", clear)
     warmed = list(files)
     if case.mount:

@@ -18,9 +18,9 @@ _MAPPING_BYTES = 1 << 30
 _READ_BYTES = 8 << 20
 
 
-def clear(paths):
-    """Evicts these files, and returns by which means. All else stays cached, unless only dropping everything helps,
-    which needs root."""
+def clear(paths, drops_all=False):
+    """Evicts these files, and returns by which means. All else stays cached, unless with `drops_all`, which needs
+    root."""
     for path in paths:
         kind = filesystem(path)
         if kind in ("tmpfs", "ramfs", "hugetlbfs"):
@@ -32,23 +32,20 @@ def clear(paths):
             # Dirty pages are not evicted.
             os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    means = drop_all() if drops_all else "posix_fadvise"
     share = cached(paths)
     if share is None:
-        return "posix_fadvise, as far as this user can tell"
+        return f"{means}, as far as this user can tell"
     if share <= _MAX_COLD_SHARE:
-        return "posix_fadvise"
-    why = f"after posix_fadvise {share:.0%} of it"
-    try:
-        drop_all()
-    except OSError as fault:
-        why += f", and {_DROP} says: {fault.strerror}"
-    else:
-        share = cached(paths)
-        if share is None or share <= _MAX_COLD_SHARE:
-            return _DROP
-        why = f"after {_DROP} {share:.0%} of it"
-    message = f"{paths[0]}: stays in the page cache, {why}"
-    raise error(message, "end the programs that have it mapped, or run this as root")
+        return means
+    kept = max(paths, key=lambda path: cached([path]))
+    remedy = "end the programs that have it mapped" + ("" if drops_all else ", or drop all caches, with --cold")
+    raise error(f"{kept}: {cached([kept]):.0%} of it stays in the page cache, after {means}", remedy)
+
+
+def obstacle():
+    """Why this process cannot drop all caches; `None` if it can."""
+    return None if os.access(_DROP, os.W_OK) else f"{_DROP} cannot be written"
 
 
 def drop_all():

@@ -3,9 +3,50 @@
 import statistics
 
 from ckptfs.bench import machine
+from ckptfs.bench.loaders import MOUNTED, OURS
 from ckptfs.bench.tables import aligned, without_empty
 
 _HEADS = ["returned", "all there", "least to most", "GB/s", "CPU", "daemon's CPU", "peak memory"]
+
+# Of less than this, the milliseconds that opening and starting threads take decide which loader is faster.
+_MIN_JUDGED_BYTES = 100_000_000
+
+
+def summary(results):
+    """The results in a sentence for each state, or why they say nothing."""
+    if results["bytes"] < _MIN_JUDGED_BYTES:
+        smallest = f"{_MIN_JUDGED_BYTES / 1e6:.0f} MB"
+        return f"Too small to judge: what a load costs before it reads outweighs {size(results)}. " \
+               f"Measure a model of at least {smallest}."  # fmt: skip
+    return " ".join(f"{words}, {_sentence(results[state], results['against'])}." for state, words in _STATES.items()
+                    if results[state])  # fmt: skip
+
+
+_STATES = {"cold": "From the disk", "cached": "From the page cache"}
+
+
+def _sentence(loaders, against):
+    ours, mounted = (_fastest(loaders, names) for names in (OURS, MOUNTED))
+    said = f"{ours} takes {loaders[ours]['median_seconds']:.3f} s ({loaders[ours]['gb_per_second']:.2f} GB/s)"
+    if against not in loaders:
+        return said
+    said += f" and is {_compared(loaders[ours])} as {against}"
+    if mounted:
+        said += f"; safetensors through a mount is {_compared(loaders[mounted])} as {against}"
+    return said
+
+
+def _fastest(loaders, names):
+    """The loader of these with the least time; `None` if none of them was measured."""
+    return min((name for name in names if name in loaders), key=lambda name: loaders[name]["median_seconds"],
+               default=None)  # fmt: skip
+
+
+def _compared(one):
+    """A speed-up in words. A difference that is not there in every round is none."""
+    if one["speedup_least"] <= 1 <= one["speedup_most"]:
+        return "about as fast"
+    return f"{one['speedup']:.2f} times as fast"
 
 
 def lines(results):
@@ -17,6 +58,7 @@ def _lines(results):
     about = f"{size(results)}, to {results['device']}, median of {results['runs']}"
     yield f"{results['path']} ({results['format']}): {about}"
     yield f"{', '.join(results['loaders'])}: gave equal tensors"
+    yield results["summary"]
     for state, title in states(results):
         heads, rows = table(results, state, title)
         yield ""
@@ -56,8 +98,12 @@ def _row(name, one):
 def states(results):
     """The states that were measured, each with its title."""
     if results["cold"]:
-        yield "cold", f"cold, by {results['cleared_by']}"
+        yield "cold", "cold, these files evicted" if _evicts_files(results) else "cold, all caches dropped"
     yield "cached", "in the page cache"
+
+
+def _evicts_files(results):
+    return results["cleared_by"].startswith("posix_fadvise")
 
 
 def size(results):

@@ -12,6 +12,7 @@ from pathlib import Path
 import ckptfs
 import pytest
 import torch
+from ckptfs import child_process
 from ckptfs.bench import cli, loaders, schedule
 from ckptfs.bench import page_cache
 from ckptfs.bench.process import WorkerProcess
@@ -44,7 +45,8 @@ def test_shards_are_measured_against_all_that_is_installed(tmp_path, capsys, lef
     others = ["safetensors owned", "safetensors", "fastsafetensors", "runai"]
     assert found["loaders"] == [*OURS, *MOUNTED, *others]
     assert found["cleared_by"] == "posix_fadvise"
-    assert found["notes"] == ["cold is the page cache without these files: only root may drop all caches"]
+    assert found["notes"] == []
+    assert found["summary"].startswith("Too small to judge: ") and "at least 100 MB" in found["summary"]
     assert found["machine"]["libraries"]["torch"] == torch.__version__.partition("+")[0]
     assert found["machine"]["memory_bytes"] > 1 << 20 and found["machine"]["filesystem"]
     for state in found["cold"], found["cached"]:
@@ -74,6 +76,7 @@ def test_a_training_checkpoint_is_measured_against_torch_load(tmp_path, capsys):
     loaders = [*OURS, *MOUNTED, "torch.load", "torch.load mapped"]
     assert lines[0] == f"{tmp_path / 'last.ckpt'} (torch zip): 2 tensors, 0.2 MB, to cpu, median of 1"
     assert lines[1] == f"{', '.join(loaders)}: gave equal tensors"
+    assert lines[2].startswith("Too small to judge: ") and "outweighs 2 tensors, 0.2 MB." in lines[2]
     for loader in loaders:
         rows = [line for line in lines if line.startswith(f"  {loader}  ")]
         assert len(rows) == 2 and all("x (" in row for row in rows), said
@@ -187,6 +190,8 @@ def test_a_source_that_cannot_be_loaded_is_refused_in_words(tmp_path):
     for words, code, said in cases:
         done = bench(*words)
         assert (done.returncode, done.stdout) == (code, "") and said in done.stderr, done.stderr
+        # Wrong arguments are reported as everything else.
+        assert done.stderr.startswith("ckptfs: ") and "\n  what to do: " in done.stderr
     assert "what to do: check the path" in bench(tmp_path / "nothing").stderr
 
 
@@ -246,23 +251,37 @@ def test_files_leave_the_page_cache_and_come_back(at_once, tmp_path, monkeypatch
     assert page_cache.cached(paths) == 1
 
 
-def test_root_has_all_caches_dropped(tmp_path, monkeypatch, capsys):
+def test_all_caches_are_dropped_only_when_asked(tmp_path, monkeypatch, capsys):
     write_shards(tmp_path / "model", 1, 1, 1, 30)
     drop = tmp_path / "drop_caches"
+    drop.touch()
     monkeypatch.setattr(page_cache, "_DROP", str(drop))
     words = [str(tmp_path / "model"), "--runs", "1", "--json", "--against", "safetensors"]
     assert cli.main(words) == DONE
     found = json.loads(capsys.readouterr().out)
-    assert found["cleared_by"] == str(drop) and drop.read_text() == "3\n" and not found["notes"]
+    assert found["cleared_by"] == "posix_fadvise" and drop.read_text() == "" and found["cold"]
+    assert cli.main([*words, "--cold"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["cleared_by"] == str(drop) and drop.read_text() == "3\n" and found["cold"]
+
+
+def test_caches_that_cannot_be_dropped_are_refused_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(child_process, "run", None)
+    assert cli.main([str(tmp_path), "--cold"]) == FAILED
+    said = capsys.readouterr().err
+    assert "--cold drops all caches" in said and f"{page_cache._DROP} cannot be written" in said
+    assert "\n  what to do: run it as root, or leave --cold out" in said
 
 
 def test_files_that_stay_cached_are_not_called_cold(tmp_path):
-    path = tmp_path / "used"
+    path, other = tmp_path / "used", tmp_path / "other"
     path.write_bytes(os.urandom(1 << 20))
+    other.write_bytes(os.urandom(1 << 20))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
         assert sum(memory[::mmap.PAGESIZE])
-        with pytest.raises(Refused, match="stays in the page cache, after posix_fadvise 100%"):
-            page_cache.clear([path])
+        with pytest.raises(Refused, match=f"{path}: 100% of it stays in the page cache") as refused:
+            page_cache.clear([other, path])
+        assert refused.value.__notes__[0].endswith("or drop all caches, with --cold")
     in_memory = Path("/dev/shm", f"ckptfs-test-{os.getpid()}")
     in_memory.write_bytes(b"x")
     try:

@@ -47,10 +47,15 @@ def one(seconds, daemon=None):
     }  # fmt: skip
 
 
+LARGE_BYTES = 100_000_000
+LEGEND_MARKS = 3
+
+
 def found(**more):
     told = {"ckptfs owned": one([2.0, 1.0, 4.0]), "mount mapped": one([3.0, 3.0, 3.0], [0.5, 0.5, 0.5])}
     return {
-        "path": "model", "format": "safetensors", "device": "cpu", "runs": 3, "bytes": 10, "tensors": 1,
+        "path": "model", "format": "safetensors", "device": "cpu", "runs": 3, "bytes": LARGE_BYTES, "tensors": 1,
+        "summary": "It took 3 s.",
         "files": [], "loaders": [*told], "against": "safetensors", "cleared_by": "posix_fadvise",
         "cold": told, "cached": told, "notes": [], **more,
         "machine": {"processor": "P", "cores": 2, "memory_bytes": 1, "system": "S", "filesystem": "ext4",
@@ -69,17 +74,17 @@ def test_a_page_is_written_beside_the_table(tmp_path, capsys, left):
     assert "ckptfs mapped" in said.out and "\x1b" not in said.out and "\u202e" not in said.out
     page = Page(written.read_text())
     assert "<img src=x onerror=alert(1)> & \"'\\x1b[31m\\u202e\\n" in page.text
-    assert page.tags.count("svg") == 6 and page.tags.count("table") == 2
+    assert page.tags.count("svg") == 6 + LEGEND_MARKS and page.tags.count("table") == 2
     assert page.text.count("mount mapped") == 2 * 4 and "torch" in page.text
 
 
 def test_hostile_text_is_escaped_in_a_page():
-    page = html.page(found(path=HOSTILE, notes=[HOSTILE], cleared_by=HOSTILE, against=HOSTILE))
+    page = html.page(found(path=HOSTILE, notes=[HOSTILE], summary=HOSTILE, against=HOSTILE))
     parsed = Page(page.decode())
     assert not {"img", "script", "link", "iframe", "object"} & {*parsed.tags}
     assert not any(value.startswith(("on", "src=", "href=")) for value in parsed.values)
     assert b"\x1b" not in page and "\u202e" not in page.decode()
-    # The path twice, the note, the means once, the reference in two tables, and the device.
+    # The path twice, the note, the summary, the reference in two tables, and the device.
     assert parsed.text.count("<img src=x") == 7
     assert html.page(found(path="\udcff")).decode().count("\\udcff") == 2
     assert "http" not in page.decode().replace("http-equiv", "")
@@ -93,6 +98,30 @@ def test_bars_are_as_long_as_medians_with_their_spread():
     assert "2.0000 s (1.0000 to 4.0000)" in parsed.text
     # With the daemon's.
     assert "3.500 s (3.500 to 3.500)" in parsed.text
+
+
+def test_a_page_says_what_its_marks_mean_and_sums_up():
+    page = html.page(found()).decode()
+    text = Page(page).text
+    for words in ("ckptfs, by itself or through its mount", "another library", "from the least to the most", "each tensor has memory"):
+        assert text.count(words) == 1, words
+    # A number and its unit stay on one line.
+    assert "It took 3\N{NO-BREAK SPACE}s." in text and "td, .key { white-space: nowrap; }" in page
+
+
+def test_a_summary_compares_the_fastest_of_each_kind():
+    slow, close = one([4.0]), one([2.0]) | {"speedup": 1.1, "speedup_least": 0.9, "speedup_most": 1.2}
+    loaders = {"ckptfs owned": slow, "ckptfs mapped": one([2.0]), "mount mapped": close, "safetensors": slow}
+    assert report.summary(found(cold=loaders, cached=None)) == (
+        "From the disk, ckptfs mapped takes 2.000 s (0.50 GB/s) and is 1.50 times as fast as safetensors; "
+        "safetensors through a mount is about as fast as safetensors."
+    )
+    alone = {"ckptfs owned": one([2.0])}
+    said = report.summary(found(cold=alone, cached=alone, against=None))
+    numbers = "ckptfs owned takes 2.000 s (0.50 GB/s)."
+    assert said == f"From the disk, {numbers} From the page cache, {numbers}"
+    small = report.summary(found(bytes=LARGE_BYTES - 1))
+    assert small.startswith("Too small to judge: ") and "times" not in small
 
 
 def test_a_table_has_the_columns_that_are_known():
