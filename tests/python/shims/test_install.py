@@ -407,6 +407,20 @@ def test_a_script_runs_as_it_is(file, tmp_path, as_module):
 
 
 def test_a_program_that_cannot_run_is_reported():
-    for words, said in ([], "Usage"), (["-m"], "Usage"), (["nowhere.py"], "nowhere.py: no such file"):
+    for words, code, said in (
+        ([], 2, "run needs a program"), (["-m"], 2, "run needs a module after -m"),
+        (["nowhere.py"], 1, "nowhere.py: no such file or directory"),
+        (["-m", "nowhere"], 1, "no module named 'nowhere'"), (["-m", "nowhere.at.all"], 1, "'nowhere.at.all'"),
+    ):  # fmt: skip
         done = subprocess.run([sys.executable, "-m", "ckptfs", "run", *words], capture_output=True, text=True)
-        assert done.returncode == 2 and said in done.stderr
+        assert (done.returncode, done.stdout) == (code, "") and said in done.stderr
+        assert done.stderr.startswith("ckptfs: ") and done.stderr.count("\n  what to do: ") == 1
+
+
+@pytest.mark.parametrize("words", [["fails.py"], ["-m", "fails"]])
+def test_a_failing_program_shows_its_own_frames(tmp_path, words):
+    (tmp_path / "fails.py").write_text("def fail():\n    raise KeyError('mine')\n\nfail()\n")
+    done = subprocess.run([sys.executable, "-m", "ckptfs", "run", *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.endswith("KeyError: 'mine'\n")
+    frames = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
+    assert len(frames) == 2 and all("fails.py" in frame for frame in frames), done.stderr
