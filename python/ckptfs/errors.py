@@ -34,9 +34,9 @@ def in_words(raised):
     return "; ".join([str(raised), *getattr(raised, "__notes__", [])])
 
 
-def of_system(fault, path):
+def of_system(fault, path, remedy=None):
     """An error of the system about the path that the user knows; still the same `OSError`."""
-    return _build(type(fault), (fault.errno, fault.strerror, path))
+    return _with_remedy(_build(type(fault), (fault.errno, fault.strerror, path)), remedy)
 
 
 def _build(also, arguments):
@@ -63,6 +63,33 @@ def _reduce(raised):
         arguments = (raised.errno, raised.strerror, raised.filename)
     return _build, (raised._also, arguments)
 
+
+class _MissingFile(FileNotFoundError):
+    """Python's own exception, with the message of safetensors: with a file name, that class shows one of its own."""
+
+    __module__, __qualname__ = "builtins", "FileNotFoundError"
+
+    def __init__(self, path, words):
+        super().__init__(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self._words = words
+
+    def __str__(self):
+        return self._words
+
+    def __reduce__(self):
+        return missing_file, (self.filename, self._words)
+
+
+_MissingFile.__name__ = "FileNotFoundError"
+
+
+def missing_file(path, words):
+    """A `FileNotFoundError` about a path, with this message."""
+    return _MissingFile(path, words)
+
+
+# A wrong value that is longer is named by its type.
+_MAX_SHOWN_CHARACTERS = 80
 
 # The help of a command.
 _HELP = re.compile(r"ckptfs (\w+) --help")
@@ -93,18 +120,29 @@ def from_loader(kind, message, remedy, path, number):
     """The exception for an error of the Rust part, which calls this. `number` is the `errno` of a system call."""
     remedy = in_python(remedy)
     if kind in ("missing", "dangling", "remote"):
-        # The message is that of safetensors. With a file name the exception would show Python's instead.
-        missing = FileNotFoundError(f"No such file or directory: {path if kind == 'missing' else message}")
-        missing.errno = errno.ENOENT
-        return _with_remedy(missing, remedy)
+        words = f"No such file or directory: {path if kind == 'missing' else message}"
+        return _with_remedy(missing_file(os.fspath(path), words), remedy)
     if kind == "system":
-        refused = of_system(OSError(number, os.strerror(number)), os.fspath(path))
-        return _with_remedy(refused, remedy)
+        return of_system(OSError(number, os.strerror(number)), os.fspath(path), remedy)
     if kind == "memory":
         return MemoryError(message)
     if kind == "unknown":
         message = f"File does not contain tensor: {message}"
     return error(message, remedy)
+
+
+def list_tensors(path):
+    """The remedy for the name of a tensor that is not there."""
+    import shlex
+
+    return f"see which there are: ckptfs inspect --tensors {shlex.quote(os.fsdecode(path))}"
+
+
+def wrong_type(name, expected, value):
+    """The refusal of an argument of another type."""
+    shown = repr(value)
+    shown = shown if len(shown) <= _MAX_SHOWN_CHARACTERS else f"a {type(value).__name__}"
+    return error(f"{name} must be {expected}, got {shown}", also=TypeError)
 
 
 def refuse_target(name, reason, remedy="give a contiguous tensor in memory of the tensor's own type and shape"):

@@ -1,6 +1,7 @@
 //! An open checkpoint, as Python sees it: what it is, and its tensors.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -86,6 +87,12 @@ impl PyCheckpoint {
     fn from_bytes(py: Python<'_>, bytes: &[u8], options: PyLoadOptions) -> PyResult<PyCheckpoint> {
         let options = loader::LoadOptions::from(options);
         PyCheckpoint::from_result(py, py.detach(|| options.open_bytes(bytes)))
+    }
+
+    /// The path that it was opened by.
+    #[getter]
+    fn path(&self) -> &OsStr {
+        self.checkpoint.path().as_os_str()
     }
 
     /// The names of its tensors, in the order of their bytes.

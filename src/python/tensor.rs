@@ -70,6 +70,15 @@ impl PyTensor {
         Ok(PyTensor { checkpoint: Arc::clone(&self.checkpoint), tensor: part })
     }
 
+    /// Whether another tensor of the checkpoint is this one under a second name, as tied weights in a pickle are.
+    fn is_same_as(&self, other: PyRef<'_, PyTensor>) -> bool {
+        let PyTensor { checkpoint, tensor } = &*other;
+        Arc::ptr_eq(&self.checkpoint, checkpoint)
+            && self.tensor.dtype == tensor.dtype
+            && self.tensor.shape == tensor.shape
+            && self.tensor.bytes == tensor.bytes
+    }
+
     /// Its bytes where they lie in their file, or why they cannot be used there.
     fn map(&self, py: Python<'_>) -> PyResult<(Option<PyMemory>, Option<String>)> {
         let wait = if self.checkpoint.maps_without_waiting(&self.tensor) {

@@ -8,8 +8,8 @@ None of them imports its package before a tensor of it is made.
 - `shape(name, shape)`: the shape that the framework has for one in a header.
 - `from_memory(memory, name, shape)`: a tensor of these bytes, which it keeps alive.
 - `reshape`, `empty`, `cast`, `move`, `copy`: the framework's own.
-- `target_address(name, target, dtype, shape)`, `device_of(target)`, `mark_changed(targets)`: loading into tensors of
-  the caller's.
+- `target_address(name, target, dtype, shape)`, `memory_key(target)`, `device_of(target)`, `mark_changed(targets)`:
+  loading into tensors of the caller's.
 - `device_obstacle(device)`, `load_to_devices`, `fill_on_devices`: loading to CUDA devices.
 """
 
@@ -21,7 +21,7 @@ _NAMES = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "n
 
 def framework_named(name):
     """The framework of a name, as safetensors calls it."""
-    if _NAMES.get(name) is None:
+    if not isinstance(name, str) or name not in _NAMES:
         raise error(f"framework {name!r} is invalid",
                     'use "pt" or "np" and convert the result, or use "dlpack"')  # fmt: skip
     if _NAMES[name] == "torch":

@@ -103,6 +103,15 @@ class Numpy:
         return operator.index(target.__array_interface__["data"][0])
 
     @staticmethod
+    def memory_key(target):
+        """Equal for targets that are the same memory; `None` for one without."""
+        import numpy
+
+        if not isinstance(target, numpy.ndarray) or not target.nbytes:
+            return None
+        return target.__array_interface__["data"][0], target.dtype, target.shape, target.strides
+
+    @staticmethod
     def device_of(target):
         """`None`: arrays are on the host."""
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ckptfs import _ckptfs
 from ckptfs.dtypes import FLOATS
-from ckptfs.errors import error
+from ckptfs.errors import error, list_tensors, wrong_type
 from ckptfs.load.report import Load
 from ckptfs.settings import MMAP, PREAD, parse_path, reading_memory
 
@@ -43,6 +43,13 @@ def open_checkpoint(filename, options):
     except FileNotFoundError as fault:
         found = fault
     return _or_substitute(filename, found, options)
+
+
+def open_bytes(data, options):
+    """Opens a checkpoint whose bytes are in memory."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise wrong_type("data", "the bytes of a checkpoint (load_file takes a path)", data)
+    return _ckptfs.Checkpoint.from_bytes(bytes(data), options)
 
 
 def open_checkpoints(filenames, options, max_files):
@@ -83,7 +90,7 @@ def select(checkpoint, names):
     if isinstance(names, str):
         found = fnmatch.filter(every, names) if names not in every else [names]
         if not found:
-            raise error(f"no tensor matches {names!r}", "list them: ckptfs inspect --tensors PATH")
+            raise error(f"{checkpoint.path}: no tensor matches {names!r}", list_tensors(checkpoint.path))
         return [checkpoint.tensor(name) for name in found]
     selected = {name: checkpoint.tensor(name) for name in names}
     return [selected[name] for name in every if name in selected]
@@ -140,7 +147,7 @@ def _check_disjoint(tensors, targets, addresses):
     for (_, end, name), (start, _, other) in itertools.pairwise(spans):
         if start < end:
             raise error(f"{name} and {other}: two of the tensors to load into share memory",
-                        "give each memory of its own")  # fmt: skip
+                        "give each memory of its own, or leave one out")  # fmt: skip
 
 
 def batches(items, max_bytes, size_of=lambda item: item.nbytes):
@@ -359,10 +366,12 @@ def fill_targets(planned, options, load):
 
 def load_named(checkpoint, options, note=None):
     """The tensors of a checkpoint that the options name, by their names. `note` stands in the report."""
-    into, names = options.into, options.names
+    into, names, tied = options.into, options.names, {}
     if into is not None and options.device is not None:
         raise error("into= already says where every tensor goes, so device= cannot say it too")
-    planned = plan(select(checkpoint, list(into) if into is not None and names is None else names), options)
+    if into is not None and names is None:
+        names, tied = _untie(checkpoint, options)
+    planned = plan(select(checkpoint, names), options)
     with Load(options.progress, options.report) as load:
         load.begin(len(planned.tensors), (tensor.nbytes for tensor in planned.tensors), note)
         load.add_notes(checkpoint.notes)
@@ -371,7 +380,26 @@ def load_named(checkpoint, options, note=None):
             loaded = planned.targets
         else:
             loaded = load_planned(planned, options, load)
-    return {tensor.name: value for tensor, value in zip(planned.tensors, loaded, strict=True)}
+    return {tensor.name: value for tensor, value in zip(planned.tensors, loaded, strict=True)} | tied
+
+
+def _untie(checkpoint, options):
+    """The names to load into targets, and the other targets by their names: tied weights are one target under several
+    names, of which the checkpoint may have one, or the same tensor under each."""
+    names, tied, there = [], {}, {}
+    known, framework = None, options.framework
+    for name, target in options.into.items():
+        there.setdefault(framework.memory_key(target), []).append(name)
+    for key, group in there.items():
+        if key is None or len(group) == 1:
+            names += group
+            continue
+        known = set(checkpoint.names) if known is None else known
+        first, *others = [name for name in group if name in known] or group
+        tensor = checkpoint.tensor(first)
+        names += [first, *(name for name in others if not tensor.is_same_as(checkpoint.tensor(name)))]
+        tied |= {name: options.into[name] for name in group if name not in names}
+    return names, tied
 
 
 def load_together(groups, options, load):

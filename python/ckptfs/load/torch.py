@@ -19,8 +19,8 @@ class DeviceMap(dict):
         module = name
         while module not in self:
             if not module:
-                raise error(f"{name}: the devices that are given have none for it",
-                            'give one for "", which stands for all others')  # fmt: skip
+                raise error(f"{name}: device= names no device for it",
+                            'add one for "", which stands for all other tensors')  # fmt: skip
             module = module.rpartition(".")[0]
         return self[module]
 
@@ -58,7 +58,10 @@ class Torch:
 
         try:
             device = torch.device(value)
-        except (RuntimeError, TypeError, ValueError) as fault:
+        except TypeError:
+            raise error(f"device {value!r} is invalid", 'give text such as "cuda:0", a number or a device of torch',
+                        TypeError) from None  # fmt: skip
+        except (RuntimeError, ValueError) as fault:
             raise error(f"device {value} is invalid: {fault}") from None
         return None if device.type == "cpu" else device
 
@@ -153,6 +156,17 @@ class Torch:
         if obstacle:
             raise refuse_target(name, *obstacle)
         return target.data_ptr()
+
+    @staticmethod
+    def memory_key(target):
+        """Equal for targets that are the same memory; `None` for one without."""
+        import torch
+
+        if not isinstance(target, torch.Tensor) or target.layout != torch.strided or memory_obstacle(target):
+            return None
+        if not target.nbytes:
+            return None
+        return target.device, target.data_ptr(), target.dtype, target.shape, target.stride()
 
     @staticmethod
     def device_of(target):

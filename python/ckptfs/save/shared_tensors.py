@@ -54,6 +54,28 @@ def _overlapping(tensors, names):
     return found
 
 
+def split_tied(tensors):
+    """The tensors without those that are another under a second name, and by these names the first name of each.
+
+    Tensors that share memory and are not the same are refused: written apart, they would no longer share it."""
+    places, tied = {name: place for place, name in enumerate(tensors)}, {}
+    for shared in _find_shared_tensors(tensors):
+        first, *others = sorted(shared, key=places.__getitem__)
+        different = [name for name in others if _view(tensors[name]) != _view(tensors[first])]
+        if different:
+            raise RuntimeError(
+                f"{first} and {different[0]} share memory, and are not the same tensor, so that each would be written"
+                f" with bytes of the other. Give one of them memory of its own, with `.clone()`."
+            )
+        tied.update(dict.fromkeys(others, first))
+    return {name: tensor for name, tensor in tensors.items() if name not in tied}, tied
+
+
+def _view(tensor):
+    """What makes two tensors of one memory the same."""
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+
+
 def _remove_duplicate_names(state_dict, *, preferred_names=None, discard_names=None):
     """Of tensors that share memory, the name to keep, with those to leave out.
 

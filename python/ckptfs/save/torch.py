@@ -6,8 +6,12 @@ from ckptfs import settings
 from ckptfs.errors import error
 from ckptfs.load.torch import memory_obstacle
 from ckptfs.save import sharded
-from ckptfs.save.serialize import TensorSpec, serialize, serialize_file
-from ckptfs.save.shared_tensors import _find_shared_tensors, _remove_duplicate_names
+from ckptfs.save.serialize import TensorSpec, check_dtype, serialize, serialize_file
+from ckptfs.save.shared_tensors import _find_shared_tensors, _remove_duplicate_names, split_tied
+
+
+# Shards that are written at once where neither the call nor a setting says how many.
+_SAVING_THREADS = 4
 
 
 def save(tensors, metadata=None):
@@ -18,7 +22,7 @@ def save(tensors, metadata=None):
 
 def save_file(tensors, filename, metadata=None, *, any_suffix=False):
     """Writes these tensors as a safetensors file, which has its name only when it is whole. Tensors must be dense and
-    contiguous, and share no memory; `save_model` also writes models with tensors that do. A name with the suffix of
+    contiguous, and share no memory; `save_model` and `save_sharded` also write tied weights. A name with the suffix of
     another format, such as "x.bin", is refused unless `any_suffix` is true.
 
         save_file({"weight": torch.ones(2, 3)}, "model.safetensors", metadata={"format": "pt"})
@@ -55,6 +59,9 @@ def save_sharded(tensors, directory, max_shard_size="5GB", metadata=None, *, nam
     earlier set of that name is replaced once the new one is whole and on the disk. Until then, whatever goes wrong, it
     stays as it was. `metadata` is that of every shard, `{"format": "pt"}` by default.
 
+    Tied weights, which are several names of one tensor, are written once, under the first name. The metadata names it
+    for the others. transformers and `load_model` tie them again; `load_file` with `into` takes them too.
+
     Tensors are fetched one after the other, also from devices, so that there is no second copy of the model.
     `num_threads` shards are written at once. With `sync=False` it returns as soon as the system has the bytes, as other
     libraries do. Then the old set or the new one is whole whatever becomes of this process. A power cut in the next half
@@ -62,10 +69,13 @@ def save_sharded(tensors, directory, max_shard_size="5GB", metadata=None, *, nam
 
         save_sharded(model.state_dict(), "models/mine", max_shard_size="2GB")
     """
-    _check_savable(tensors)
-    max_bytes, threads = settings.parse_size(max_shard_size, "max_shard_size"), settings.limits(num_threads, None)[0]
+    _check_tensors(tensors)
+    tensors, tied = split_tied(tensors)
+    max_bytes, threads = settings.parse_size(max_shard_size, "max_shard_size"), settings.limits(num_threads, None)[0] or _SAVING_THREADS
     specs = {key: _LazySpec(key, tensor) for key, tensor in tensors.items()}
     metadata = {"format": "pt"} if metadata is None else metadata
+    if tied and isinstance(metadata, dict):
+        metadata = {**tied, **metadata}
     return sharded.write(specs, directory, max_bytes, metadata, name, threads, sync)
 
 
@@ -92,15 +102,25 @@ def _on_host(tensor):
 
 
 def _spec_arguments(tensor):
-    kind = str(tensor.dtype).split(".")[-1]
     return {
-        "dtype": kind, "shape": tensor.shape, "data_ptr": tensor.data_ptr(), "data_len": tensor.nbytes,
+        "dtype": _dtype_name(tensor), "shape": tensor.shape, "data_ptr": tensor.data_ptr(), "data_len": tensor.nbytes,
     }  # fmt: skip
+
+
+def _dtype_name(tensor):
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _specs(tensors, keep):
     """What to write; tensors that hold the bytes are appended to `keep`."""
-    _check_savable(tensors)
+    _check_tensors(tensors)
+    shared = [sorted(names) for names in _find_shared_tensors(tensors) if len(names) > 1]
+    if shared:
+        raise RuntimeError(
+            f"Some tensors share memory: {shared}. Each would be written whole, and they would no longer share it when"
+            " they are loaded. `save_model(model, filename)` and `save_sharded(model.state_dict(), directory)` write"
+            " tied weights once."
+        )
     specs = {}
     for name, tensor in tensors.items():
         _check_contiguous(name, tensor)
@@ -119,7 +139,7 @@ def _check_contiguous(name, tensor):
         )
 
 
-def _check_savable(tensors):
+def _check_tensors(tensors):
     if not isinstance(tensors, dict):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     for name, tensor in tensors.items():
@@ -135,12 +155,9 @@ def _check_savable(tensors):
             " make a much larger file than needed."
         )
     for name, tensor in tensors.items():
-        obstacle = memory_obstacle(tensor) if tensor.device.type != "meta" else None
+        if tensor.device.type == "meta":
+            raise error(f"{name}: cannot be saved: it is on the device meta, without values", "load it first", RuntimeError)
+        check_dtype(name, _dtype_name(tensor))
+        obstacle = memory_obstacle(tensor)
         if obstacle:
             raise error(f"{name}: cannot be saved: {obstacle[0]}", obstacle[1])
-    shared = [names for names in _find_shared_tensors(tensors) if len(names) > 1]
-    if shared:
-        raise RuntimeError(
-            f"Some tensors share memory: {shared}. Each would be written whole, and they would no longer"
-            " share it when they are loaded. `save_model` writes one of each."
-        )

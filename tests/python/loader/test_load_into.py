@@ -136,6 +136,28 @@ def test_places_that_share_memory_are_refused_before_anything_is_read(path, how,
         assert not whole.any()
 
 
+@pytest.mark.parametrize("saved", [["a", "tied"], ["tied"]], ids=str)
+@pytest.mark.parametrize("module", [ckptfs.torch, ckptfs.numpy])
+def test_one_target_under_two_names_is_loaded_once(tmp_path, saved, module):
+    value = numbers(1, 30, 20)
+    torch.save(dict.fromkeys(saved, value) | {"other": numbers(2, 5)}, tmp_path / "x.bin")
+    made = torch.zeros(30, 20) if module is ckptfs.torch else numpy.zeros((30, 20), "f4")
+    into = {"a": made, "tied": made, "other": made[0, :5] * 1}
+    loaded = module.load_file(tmp_path / "x.bin", into=into)
+    assert list(loaded) and all(loaded[name] is into[name] for name in into)
+    assert torch.equal(torch.as_tensor(made), value) and ckptfs.last_report().tensors == 2
+
+
+def test_one_target_for_two_tensors_is_refused(path):
+    made = torch.zeros(30, 20)
+    with pytest.raises(Refused, match="a and c: .*share memory") as refused:
+        ckptfs.torch.load_file(path, into={"a": made, "c": made})
+    assert "leave one out" in refused.value.__notes__[0] and not made.any()
+    for nothing in {"nobody": made}, {"nobody": made, "nothing": made}:
+        with pytest.raises(Refused, match="does not contain tensor"):
+            ckptfs.torch.load_file(path, into=nothing)
+
+
 @pytest.mark.parametrize("how", [{}, {"dtype": torch.float64}], ids=str)
 def test_autograd_sees_that_a_target_changed(path, how):
     target = torch.zeros(30, 20, dtype=how.get("dtype"))
