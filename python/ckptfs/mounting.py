@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptfs import _ckptfs, child_process
-from ckptfs.errors import SafetensorError, error, in_words, of_system
-from ckptfs.settings import parse_path
+from ckptfs.errors import SafetensorError, error, in_words, of_system, wrong_type
+from ckptfs.settings import check_switch, check_text, parse_path
 
 # The command itself waits for less; only an overloaded machine needs so many.
 _COMMAND_TIMEOUT_SECONDS = 60
@@ -134,9 +134,26 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
         print(models.path, models.pid)
         models.close()
 
-    The options are those of `ckptfs mount`, which `ckptfs mount --help` explains, under the same names:
-    `keep` is a pattern or several, `memory` and `readahead` are bytes or words like "512M", `metrics` an
-    address like "127.0.0.1:9100", and `verbose` a number: how much more goes to `log_file`.
+    The options are those of `ckptfs mount`:
+
+    - `show_originals`: show original files beside their virtual files.
+    - `keep`: a glob, or a list of them; files that match one are shown as they are.
+    - `root`: the dictionary of a pickle to show, as a dotted path such as "state_dict_ema".
+    - `allow_partial`: leave out what cannot be shown, instead of refusing the checkpoint.
+    - `follow_symlinks`: let links and index entries lead out of `source`.
+    - `allow_other`: let other users use the mount.
+    - `uid`, `gid`: the owner and the group of every file, as numbers; only root may choose them.
+    - `memory`: for all caches of the daemon together, in bytes or as text such as "512M"; at least 16M.
+    - `threads`: how many take requests of the kernel, 1 to 256.
+    - `readahead`: the most for each stream, in bytes or as text, at least 1M; 0 disables it.
+    - `no_passthrough`: serve unchanged files through the daemon too.
+    - `no_remember`: neither record nor replay the order in which a model is loaded.
+    - `nonempty`: mount over a directory that is not empty.
+    - `log_file`: a file for the daemon's log.
+    - `verbose`: how much is logged: 1 adds events, 2 requests, 3 everything.
+    - `metrics`: serve Prometheus metrics at this local address, such as "127.0.0.1:9100".
+
+    What the command would print as a note is in the `notes` of the `Mount`.
 
     A mount that is not closed is unmounted when the interpreter ends. A process that is killed, also by SIGTERM,
     leaves its mount behind: `ckptfs.mounts()` lists it, and `ckptfs unmount` removes it.
@@ -167,18 +184,21 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
         if is_refused:
             # A directory that was made for this is gone by now, and was not missing.
             paths = [source] if is_private else [source, where]
-            raise _as_missing(fault, *paths) from None
+            raise _as_system_error(fault, *paths) from None
         raise
 
 
 def _command_options(options):
     """Options as the command takes them. It checks their values itself."""
     del options["source"], options["mountpoint"]
+    for name in [name for name, default in mount.__kwdefaults__.items() if default is False]:
+        check_switch(options[name], name)
+    check_text(options["root"], "root")
     keep, verbose, log_file = options.pop("keep"), options.pop("verbose"), options["log_file"]
     if not isinstance(verbose, int) or verbose < 0:
         raise error(f"verbose={verbose!r}: is no number of times", "give 0, 1, 2 or 3")
     words = ["--verbose"] * min(verbose, 3)
-    words += [f"--keep={pattern}" for pattern in ([keep] if isinstance(keep, str) else keep)]
+    words += [f"--keep={pattern}" for pattern in _patterns(keep)]
     if log_file is not None:
         options["log_file"] = os.fsdecode(log_file)
     for name, value in options.items():
@@ -190,16 +210,30 @@ def _command_options(options):
     return words
 
 
-def _as_missing(refused, *paths):
-    """The same refusal, which is a `FileNotFoundError` if it says that one of these paths is missing."""
+def _patterns(keep):
+    patterns = [keep] if isinstance(keep, str) else list(keep) if hasattr(keep, "__iter__") else [None]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise wrong_type("keep", "a glob or a list of globs", keep)
+    return patterns
+
+
+def _as_system_error(refused, *paths):
+    """The same refusal, which is a `FileNotFoundError` if it says that one of these paths is missing, and a
+    `NotADirectoryError` if the mountpoint, the last of several, is something else."""
     for path in paths:
+        kind = None
+        if not os.path.lexists(path):
+            kind = FileNotFoundError
+        elif path is not paths[0] and not os.path.isdir(path):
+            kind = NotADirectoryError
         # The command names a source by its whole path.
         for named in (path, os.path.join(os.getcwd(), path)):
-            if str(refused).startswith(f"{named}: ") and not os.path.lexists(path):
+            if kind and str(refused).startswith(f"{named}: "):
                 what = str(refused).removeprefix(f"{named}: ")
-                missing = of_system(FileNotFoundError(errno.ENOENT, what), path)
-                missing.__notes__ = getattr(refused, "__notes__", [])
-                return missing
+                number = errno.ENOENT if kind is FileNotFoundError else errno.ENOTDIR
+                fault = of_system(kind(number, what), path)
+                fault.__notes__ = getattr(refused, "__notes__", [])
+                return fault
     return refused
 
 

@@ -2,9 +2,8 @@
 
 import numpy  # noqa: F401
 
-from ckptfs import _ckptfs
 from ckptfs.load.numpy import Numpy, load_file
-from ckptfs.load.pipeline import load_named
+from ckptfs.load.pipeline import load_named, open_bytes
 from ckptfs.load.safe_open import safe_open
 from ckptfs.save.numpy import save, save_file
 from ckptfs.save.serialize import TensorSpec, deserialize, serialize, serialize_file
@@ -19,4 +18,4 @@ __all__ = [
 def load(data):
     """The arrays of a checkpoint in memory."""
     options = LoadOptions(framework=Numpy)
-    return load_named(_ckptfs.Checkpoint.from_bytes(data, options), options)
+    return load_named(open_bytes(data, options), options)

@@ -8,7 +8,7 @@ import os
 from typing import Any, NamedTuple
 
 from ckptfs import _ckptfs
-from ckptfs.errors import SafetensorError, error, in_words
+from ckptfs.errors import SafetensorError, error, in_words, missing_file, wrong_type
 
 MMAP, PREAD = "mmap", "pread"
 
@@ -53,6 +53,8 @@ class LoadOptions(NamedTuple):
     @classmethod
     def resolve(cls, framework=None, *, backend=None, device=None, dtype=None, num_threads=None, memory=None, **others):
         """Checks the arguments of a call, and takes those that are missing from the settings."""
+        for name, value in others.items():
+            others[name] = _CHECKS[name](value, name)
         threads, memory = limits(num_threads, memory)
         if framework is not None:
             backend = resolve_backend(backend, framework.BACKEND)
@@ -67,14 +69,57 @@ class LoadOptions(NamedTuple):
         return self.memory if self.dtype is None else reading_memory(self.memory)
 
 
+def check_switch(value, name):
+    """The value of an option that is on or off."""
+    if not isinstance(value, bool):
+        raise wrong_type(name, "True or False", value)
+    return value
+
+
+def check_text(value, name):
+    """The value of an option that is text, or `None`."""
+    if value is not None and not isinstance(value, str):
+        raise wrong_type(name, "text or None", value)
+    return value
+
+
+def _check_callback(value, name):
+    if value is not None and not callable(value):
+        raise wrong_type(name, "a function or None", value)
+    return value
+
+
+def parse_names(value, name="names"):
+    """The names to load: `None`, one text or a list of texts, even where they can be iterated only once."""
+    if value is None or isinstance(value, str):
+        return value
+    names = list(value) if hasattr(value, "__iter__") else [None]
+    if not all(isinstance(one, str) for one in names):
+        raise wrong_type(name, "the name of a tensor, a glob, or a list of names", value)
+    return names
+
+
+def _check_targets(value, name):
+    if value is not None and (not hasattr(value, "items") or not all(isinstance(one, str) for one in value)):
+        raise wrong_type(name, "a dictionary of tensors by their names", value)
+    return value
+
+
+_CHECKS = {"allow_partial": check_switch, "follow_symlinks": check_switch, "leave_cache": check_switch,
+           "progress": check_switch, "root": check_text, "report": _check_callback, "names": parse_names,
+           "into": _check_targets}  # fmt: skip
+
+
 def reading_memory(memory):
     """The part of a load's memory that reading may hold where the rest is for casting."""
     return None if memory is None else max(memory // 2, min(memory, _MIN_READING_BYTES))
 
 
 def parse_path(path):
-    """A path from a caller as text; refuses a NUL in it."""
+    """A path from a caller as text; refuses a NUL in it, and an empty one."""
     path = os.fsdecode(path)
+    if not path:
+        raise missing_file(path, "No such file or directory: the path is empty")
     if "\0" in path:
         raise error(f"{path!r}: no path can have a NUL in it", "leave it out", ValueError)
     return path

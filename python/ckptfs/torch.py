@@ -1,15 +1,15 @@
 """Loading and saving tensors of torch; the calls of `safetensors.torch`, for every kind of checkpoint."""
 
+import errno
 import os
 
 import torch
 
-from ckptfs import _ckptfs
 from ckptfs.distributed.load_distributed import load_distributed
 from ckptfs.dtypes import TYPES
-from ckptfs.errors import error
+from ckptfs.errors import of_system
 from ckptfs.load.cached import load_or_make
-from ckptfs.load.pipeline import load_named
+from ckptfs.load.pipeline import load_named, open_bytes
 from ckptfs.load.safe_open import safe_open
 from ckptfs.load.torch import Torch, load_file
 from ckptfs.save.serialize import TensorSpec, deserialize, serialize, serialize_file
@@ -35,7 +35,8 @@ _TYPES = {name: getattr(torch, native) for name, native in TYPES.items() if hasa
 
 
 def cached(path, make, *, device="cpu", metadata=None, **options):
-    """The tensors of a file. If it is missing, it is first saved with the tensors that `make()` returns.
+    """The tensors of a file. If it is missing, it is first saved with the tensors that `make()` returns, in a directory
+    that is made if it is missing too.
 
     Any number of processes may ask for the same file: on one machine one of them makes it, and the others wait and
     load it. What `make` raises is raised here, and nothing is saved. `options` are other arguments of `load_file`. What
@@ -63,7 +64,7 @@ def load(data):
         tensors = load(open("model.safetensors", "rb").read())
     """
     options = LoadOptions(framework=Torch)
-    return load_named(_ckptfs.Checkpoint.from_bytes(data, options), options)
+    return load_named(open_bytes(data, options), options)
 
 
 def load_model(model, filename, strict=True, device="cpu", *, backend=None, **options):
@@ -96,6 +97,7 @@ def load_sharded(directory, device="cpu", **options):
         tensors = load_sharded("models/mine", device="cuda:0")
     """
     directory = parse_path(directory)
-    if not os.path.isdir(directory):
-        raise error(f"{directory}: is no directory", "load_file loads files", NotADirectoryError)
+    if os.path.exists(directory) and not os.path.isdir(directory):
+        fault = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        raise of_system(fault, directory, f"load it with load_file({directory!r})")
     return load_file(directory, device, **options)

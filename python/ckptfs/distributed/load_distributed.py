@@ -13,7 +13,7 @@ from ckptfs.distributed.collective import Exchange
 from ckptfs.distributed.process_group import Group
 from ckptfs.distributed.rank_plan import SharedTensor, checked_dim
 from ckptfs.dtypes import torch_dtype, torch_shape
-from ckptfs.errors import error
+from ckptfs.errors import error, list_tensors, wrong_type
 from ckptfs.load.pipeline import open_checkpoint, select
 from ckptfs.load.report import Load
 from ckptfs.load.torch import Torch
@@ -50,6 +50,8 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
             follow_symlinks=follow_symlinks, num_threads=num_threads, memory=memory, leave_cache=leave_cache,
             progress=progress, report=report,
         )  # fmt: skip
+        if shard is not None and not hasattr(shard, "items"):
+            raise wrong_type("shard", "a dictionary of dimensions by the names of tensors", shard)
         device = options.device or torch.device("cpu")
         # A device that is not there is refused while the others can still be told.
         torch.empty(1, device=device)
@@ -58,7 +60,7 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
         reading = options._replace(memory=reading_memory(options.memory), dtype=None)
         checkpoint, note = open_checkpoint(filename, reading)
         tensors = [checkpoint.tensor(name) for name in checkpoint.names]
-        selected = {tensor.name for tensor in select(checkpoint, names)}
+        selected = {tensor.name for tensor in select(checkpoint, options.names)}
         for tensor in tensors:
             if tensor.name in selected:
                 torch_dtype(tensor.dtype)
@@ -66,7 +68,7 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
         dims = [_dim(tensor, shard) if shard else None for tensor in tensors]
         for pattern in shard or ():
             if not any(fnmatch.fnmatchcase(tensor.name, pattern) or tensor.name == pattern for tensor in tensors):
-                raise error(f"shard: no tensor matches {pattern!r}", "list them: ckptfs inspect --tensors PATH")
+                raise error(f"shard: no tensor matches {pattern!r}", list_tensors(checkpoint.path))
         parcel_bytes = _parcel_bytes(options.memory, group.size())
     takers, parcel_bytes, between = _agree_on_takers(group, tensors, selected, dims, root, parcel_bytes, between)
     # No rank needs room, or a type of torch, for what none takes.

@@ -6,7 +6,8 @@ import hashlib
 import os
 import threading
 
-from ckptfs.errors import error, of_system
+from ckptfs.errors import error, of_system, wrong_type
+from ckptfs.settings import parse_path
 
 # The longest name of a file on most filesystems.
 _MAX_NAME_BYTES = 255
@@ -16,9 +17,13 @@ _local = threading.local()
 
 
 def load_or_make(path, load, make, save):
-    """What `load()` returns. Where it finds no file, the first caller does `save(make())` before."""
+    """What `load()` returns. Where it finds no file, the first caller does `save(make())` before, in a directory that
+    is made if it is missing."""
+    path = parse_path(path)
     with contextlib.suppress(FileNotFoundError):
         return load()
+    if not callable(make):
+        raise wrong_type("make", "a function that returns the tensors", make)
     with _locked(path):
         with contextlib.suppress(FileNotFoundError):
             return load()
@@ -29,15 +34,16 @@ def load_or_make(path, load, make, save):
 @contextlib.contextmanager
 def _locked(path):
     """Holds the lock of a path on this machine. The system releases it if the process dies."""
-    lock = _lock_path(os.fsdecode(path))
+    lock = _lock_path(path)
     held = _local.__dict__.setdefault("locks", set())
     if lock in held:
-        remedy = "use another path in make(), or load the file before"
-        raise error(f"{os.fsdecode(path)}: make() asks for the file that it makes", remedy)
+        raise error(f"{path}: make() asks for the file that it makes", "use another path in make(), or load it before")
+    folder = os.path.dirname(path) or "."
     try:
+        os.makedirs(folder, exist_ok=True)
         number = _open_locked(lock)
     except OSError as fault:
-        raise of_system(fault, os.path.dirname(lock)) from None
+        raise of_system(fault, folder) from None
     held.add(lock)
     maker = os.getpid()
     try:

@@ -3,7 +3,7 @@
 Those that can be open at once are read in one plan, on one set of threads, within one bound of memory.
 """
 
-from ckptfs.errors import error
+from ckptfs.errors import error, wrong_type
 from ckptfs.load.framework import framework_named
 from ckptfs.load.pipeline import load_together, open_checkpoints, select
 from ckptfs.load.report import Load
@@ -26,12 +26,13 @@ def load_many(filenames, framework="pt", device="cpu", *, backend=None, names=No
     """
     if isinstance(filenames, (str, bytes)) or hasattr(filenames, "__fspath__"):
         raise error("load_many takes a list of paths, and one path was given", "give [path], or use load_file")
+    if not hasattr(filenames, "__iter__"):
+        raise wrong_type("filenames", "a list or a dictionary of paths", filenames)
     options = LoadOptions.resolve(
         framework_named(framework), device=device, backend=backend, dtype=dtype, root=root,
         allow_partial=allow_partial, follow_symlinks=follow_symlinks, num_threads=num_threads, memory=memory,
-        leave_cache=leave_cache,
-        # The same for each checkpoint, even where it can be iterated only once.
-        names=names if names is None or isinstance(names, str) else list(names),
+        leave_cache=leave_cache, progress=progress, report=report,
+        names=names,
     )  # fmt: skip
     paths = list(filenames.values() if hasattr(filenames, "keys") else filenames)
     loaded = []

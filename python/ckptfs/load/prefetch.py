@@ -29,6 +29,9 @@ def parts_of(checkpoint, plan):
     """The parts of tensors in a plan by their names, in the order of their bytes."""
     if plan is None:
         return {name: checkpoint.tensor(name) for name in checkpoint.names}
+    if not hasattr(plan, "items"):
+        raise error(f"prefetch plan must be a dictionary, got {type(plan)}",
+                    "for a list of names give dict.fromkeys(names)", TypeError)  # fmt: skip
     parts = {}
     for name, rows in plan.items():
         if not isinstance(name, str):
@@ -48,6 +51,8 @@ def _part(tensor, rows):
     if not tensor.shape:
         raise error(f"cannot slice rows of the 0-d tensor {name}")
     count = tensor.shape[0]
+    if not all(bound is None or hasattr(bound, "__index__") for bound in (rows.start, rows.stop, rows.step)):
+        raise error(f"prefetch plan slices must have integers, got {rows} for {name}", also=TypeError)
     for which, bound in (("start", rows.start), ("stop", rows.stop)):
         if bound is not None and not -count <= operator.index(bound) <= count:
             raise error(f"prefetch plan slice {which} {bound} for {name} is out of range for {count} rows")

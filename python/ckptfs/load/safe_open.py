@@ -9,7 +9,7 @@ from ckptfs.load.handle import Handle
 from ckptfs.load.indexing import index_loaded, select_index
 from ckptfs.load.pipeline import load_directly, load_named, load_parts
 from ckptfs.load.torch import Torch
-from ckptfs.settings import LoadOptions
+from ckptfs.settings import LoadOptions, parse_names
 
 
 class TensorMeta(NamedTuple):
@@ -95,7 +95,7 @@ class safe_open:
         """All tensors by their names, or those of a list or a glob, read together."""
         handle = self._handle
         with handle.use() as checkpoint:
-            return load_named(checkpoint, handle.options._replace(names=names))
+            return load_named(checkpoint, handle.options._replace(names=parse_names(names)))
 
     def get_slice(self, name):
         """A tensor to be indexed: `f.get_slice("weight")[:, ::2]` reads only those bytes. A slice can also be read

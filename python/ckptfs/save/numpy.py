@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from ckptfs.save.serialize import TensorSpec, serialize, serialize_file
+from ckptfs.save.serialize import TensorSpec, check_dtype, serialize, serialize_file
 
 
 def save(tensor_dict, metadata=None):
@@ -21,11 +21,14 @@ def save_file(tensor_dict, filename, metadata=None, *, any_suffix=False):
 
 
 def _specs(arrays, keep):
+    if not isinstance(arrays, dict):
+        raise ValueError(f"Expected a dict of [str, numpy.ndarray] but received {type(arrays)}")
     specs = {}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray | np.generic):
             raise ValueError(f"Key `{name}` is invalid, expected numpy.ndarray but received {type(array)}")
         array = np.asarray(array)
+        check_dtype(name, array.dtype.name)
         if not _is_little_endian(array):
             array = array.byteswap(inplace=False).view(array.dtype.newbyteorder("<"))
         # With its elements in the order of its indexes.

@@ -9,10 +9,12 @@ import errno
 import json
 import math
 import os
+import shlex
 
 from ckptfs import _ckptfs
 from ckptfs.dtypes import BITS, TYPES
 from ckptfs.errors import error, of_system
+from ckptfs.load.pipeline import open_bytes
 from ckptfs.save.atomic_file import replacing
 from ckptfs.settings import LoadOptions, parse_path
 
@@ -31,7 +33,7 @@ class TensorSpec:
     __slots__ = ("dtype", "shape", "data_ptr", "data_len")
 
     def __init__(self, *, dtype, shape, data_ptr, data_len):
-        if dtype not in _NAMES:
+        if not isinstance(dtype, str) or dtype not in _NAMES:
             raise error(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(_NAMES)}")
         self.dtype, self.shape = _NAMES[dtype], [int(size) for size in shape]
         if self.dtype == "F4" and self.shape:
@@ -46,11 +48,22 @@ class TensorSpec:
         return f"TensorSpec({self.dtype}, {self.shape}, {self.data_len} bytes)"
 
 
+def check_dtype(name, dtype):
+    """Refuses a type of torch or numpy, by its name there, that the format lacks."""
+    if dtype not in _NAMES:
+        like = "complex64" if dtype.startswith("complex") else "float32"
+        raise error(f"{name}: the format has no type {dtype}", f"cast it to a type that the format has, such as {like}")
+
+
 def file_parts(tensors, metadata):
     """The bytes of a file: a header, then those of each tensor, fetched when they are asked for."""
+    if not isinstance(tensors, dict):
+        raise TypeError(f"expected a dictionary of TensorSpec by their names, got {type(tensors)}")
     for name, spec in tensors.items():
-        if not isinstance(name, str) or not isinstance(spec, TensorSpec):
-            raise TypeError(f"{name!r}: expected str and TensorSpec, got {type(spec)}")
+        if not isinstance(name, str):
+            raise TypeError(f"{name!r}: the name of a tensor must be text, got {type(name)}")
+        if not isinstance(spec, TensorSpec):
+            raise TypeError(f"{name}: expected TensorSpec, got {type(spec)}")
         if math.prod(spec.shape) * BITS[spec.dtype] != spec.data_len * 8:
             raise error(f"Error while serializing: {name}: {spec.data_len} bytes are not "
                         f"{spec.dtype} {spec.shape}")
@@ -71,7 +84,11 @@ def file_parts(tensors, metadata):
         end = at + spec.data_len
         header[name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": [at, end]}
         at = end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as fault:
+        raise error(f"Error while serializing: {fault.object[max(0, fault.start - 20) : fault.end]!r}: a lone surrogate is no text",
+                    "rename the tensor, or change the metadata", ValueError) from None  # fmt: skip
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in ordered:
@@ -99,12 +116,22 @@ def serialize_file(tensor_dict, filename, metadata=None, *, any_suffix=False):
             for part in parts:
                 file.write(part)
     except OSError as fault:
-        raise of_system(fault, filename) from None
+        raise of_system(fault, filename, _remedy(fault, filename)) from None
+
+
+def _remedy(fault, filename):
+    """What to do where a file cannot be saved; `None` where the message says it."""
+    if isinstance(fault, IsADirectoryError):
+        return f"name a file in it, such as {os.path.join(filename, 'model.safetensors')}"
+    folder = os.path.dirname(filename)
+    if isinstance(fault, FileNotFoundError) and folder and not os.path.lexists(folder):
+        return f"make its directory: mkdir -p {shlex.quote(folder)}"
+    return None
 
 
 def deserialize(bytes):
     """The tensors of a checkpoint in memory: pairs of a name and a dictionary with `shape`, `dtype` and `data`."""
-    checkpoint = _ckptfs.Checkpoint.from_bytes(bytes, LoadOptions())
+    checkpoint = open_bytes(bytes, LoadOptions())
     tensors = [checkpoint.tensor(name) for name in checkpoint.names]
     loaded, _ = _ckptfs.load(tensors)
     return [

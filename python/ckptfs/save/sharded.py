@@ -36,10 +36,11 @@ def split(specs, max_bytes):
 
 def write(specs, directory, max_bytes, metadata, whole, threads, sync):
     """Writes tensors as shards, or as one file called `whole` where all fit. Returns the names of the files."""
-    stem, dot, extension = whole.rpartition(".")
+    stem, dot, extension = whole.rpartition(".") if isinstance(whole, str) else ("", "", "")
     if not stem or extension not in ("safetensors", "sft") or os.path.basename(whole) != whole:
         raise error(f"{whole!r} is no name for a checkpoint", 'give one such as "model.safetensors"')
-    directory = os.path.realpath(parse_path(directory))
+    given = parse_path(directory)
+    directory = os.path.realpath(given)
     shards, files, index = split(specs, max_bytes), [], _index_name(whole)
     indexes = {index, f"{whole}.index.json"}
     try:
@@ -66,7 +67,7 @@ def write(specs, directory, max_bytes, metadata, whole, threads, sync):
         for name in sorted(old.difference(names), key=lambda name: name not in indexes):
             os.unlink(os.path.join(directory, name))
     except OSError as fault:
-        raise of_system(fault, directory) from None
+        raise of_system(fault, given) from None
     finally:
         for file in files:
             file.drop()

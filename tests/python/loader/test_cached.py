@@ -41,8 +41,6 @@ def test_a_value_that_cannot_be_made_or_saved_leaves_nothing(tmp_path):
         ckptfs.torch.cached(tmp_path / "x.safetensors", fails)
     with pytest.raises(ValueError):
         ckptfs.torch.cached(tmp_path / "x.safetensors", lambda: [1])
-    with pytest.raises(FileNotFoundError):
-        ckptfs.torch.cached(tmp_path / "nowhere" / "x.safetensors", lambda: TENSORS)
     assert os.listdir(tmp_path) == []
 
 
@@ -168,10 +166,20 @@ def test_a_name_may_be_as_long_as_any(tmp_path, length):
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError) as fault:
-        ckptfs.torch.cached(tmp_path / "nowhere" / "x.safetensors", lambda: TENSORS)
-    assert fault.value.filename == str(tmp_path / "nowhere")
+def test_its_directory_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in tmp_path / "new/cache/x.safetensors", "beside/x.safetensors", "x.safetensors":
+        check_same(ckptfs.torch.cached(path, lambda: TENSORS), TENSORS)
+    assert os.listdir(tmp_path / "new/cache") == os.listdir(tmp_path / "beside") == ["x.safetensors"]
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    made = []
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(FileExistsError) as fault:
+        ckptfs.torch.cached(tmp_path / "dangling" / "x.safetensors", lambda: made.append(1) or TENSORS)
+    assert fault.value.filename == str(tmp_path / "dangling") and not made
+    assert os.listdir(tmp_path) == ["dangling"]
 
 
 def test_a_makers_child_releases_no_lock(tmp_path):

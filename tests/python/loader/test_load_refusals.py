@@ -100,12 +100,16 @@ def test_a_failed_system_call_is_its_oserror(path, name, kind, number, ask):
     fault = refused.value
     assert fault.errno == number and asked in str(fault)
     assert any("what to do" in note and "dmesg" not in note for note in fault.__notes__)
+    assert fault.filename == asked and fault.strerror == os.strerror(number)
     if kind is FileNotFoundError:
-        assert str(fault).startswith(f"No such file or directory: {asked}")
-        return
-    assert fault.filename == asked and isinstance(fault, Refused)
+        # As safetensors says it.
+        assert str(fault).startswith(f"No such file or directory: {asked}") and not isinstance(fault, Refused)
+        assert type(fault).__name__ == "FileNotFoundError" and type(fault).__module__ == "builtins"
+    else:
+        assert isinstance(fault, Refused)
     again = pickle.loads(pickle.dumps(fault))
     assert type(again) is type(fault) and (again.errno, again.filename) == (number, asked)
+    assert str(again) == str(fault)
 
 
 @contextlib.contextmanager
@@ -147,6 +151,7 @@ def test_a_link_that_leads_out_and_to_nothing(tmp_path, how):
     with pytest.raises(FileNotFoundError, match="is a link to ../nothing.pt, which does not exist") as missing:
         ckptfs.torch.load_file(tmp_path / "models", **how)
     assert str(missing.value).startswith(f"No such file or directory: {link}: is a link")
+    assert missing.value.filename == str(link)
     assert missing.value.__notes__ == ["what to do: put the file there, or remove the link"]
 
 

@@ -1,7 +1,9 @@
 """`ckptfs.mount` shows a source to any program under its options, or says why it cannot; `ckptfs.mounts` lists the
 mounts."""
 
+import inspect
 import os
+import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ import pytest
 import safetensors
 import torch
 from ckptfs import child_process
+from ckptfs import mount as mount_function
 from safetensors.torch import load_file
 
 from compare import check_same
@@ -86,6 +89,19 @@ def test_options_are_those_of_the_command(source, tmp_path):
     assert str(path) in log.read_text()
 
 
+# A mount of Python lives as long as its block, has an argument for each option, and keeps notes to be looked at.
+WITHOUT_ARGUMENT = {"foreground", "help", "quiet"}
+
+
+def test_every_option_of_the_command_is_an_argument_that_help_explains(ckptfs):
+    help_text = ckptfs("mount", "--help").stdout
+    options = {option.replace("-", "_") for option in re.findall(r"^ .*?--([a-z-]+)", help_text, re.MULTILINE)}
+    arguments = set(inspect.signature(mount_function).parameters) - {"source", "mountpoint"}
+    assert options - WITHOUT_ARGUMENT == arguments and len(arguments) > 10
+    explained = re.search(r"The options are.*?\n\n(?=    What)", mount_function.__doc__, re.DOTALL)[0]
+    assert {name for line in re.findall(r"- (`.*?): ", explained) for name in re.findall(r"`(\w+)`", line)} == arguments
+
+
 def test_one_pattern_is_enough_to_keep(source):
     folder, expected = source
     with ckptfs.mount(folder, keep="*.safetensors") as path:
@@ -109,7 +125,10 @@ REFUSALS = {
     "a path has a NUL in it": ("models", "m\0t", {}, "NUL", "leave it out"),
     "an option is too small": ("models", "mnt", {"threads": 0}, "threads=", "help(ckptfs.mount)"),
     "an option has no value": ("models", "mnt", {"memory": True}, "memory=", "help(ckptfs.mount)"),
-    "an option is neither on nor off": ("models", "mnt", {"nonempty": "yes"}, "nonempty=", "help("),
+    "a pattern is no text": ("models", "mnt", {"keep": [b"*.bin"]}, "keep must be a glob or a list of globs", None),
+    "an option is neither on nor off": ("models", "mnt", {"nonempty": "yes"}, "nonempty must be True or", None),
+    "an option is no text": ("models", "mnt", {"root": ["ema"]}, "root must be text or None, got ['ema']", None),
+    "a path is empty and so missing": ("", "mnt", {}, "the path is empty", None),
     "a word is no number of times": ("models", "mnt", {"verbose": "very"}, "verbose='very'", "give"),
     "its log would lie under it": ("models", "mnt", {"log_file": "mnt/log"}, "mnt/log", ""),
 }
@@ -126,11 +145,15 @@ def test_a_refusal_has_the_words_of_the_command(why, private, source, point, lef
     monkeypatch.chdir(point.parent)
     Path("full/of").mkdir(parents=True)
     Path("file").write_text("no checkpoint")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises((Refused, FileNotFoundError)) as refused:
         ckptfs.mount(name, None if private else mountpoint, **how)
-    assert words in str(refused.value) and any(remedy in note for note in refused.value.__notes__)
-    assert isinstance(refused.value, safetensors.SafetensorError)
-    assert isinstance(refused.value, FileNotFoundError) == why.endswith(" is missing")
+    assert isinstance(refused.value, safetensors.SafetensorError) or not name
+    fault = refused.value
+    assert words in str(fault) and (remedy is None or any(remedy in note for note in fault.__notes__))
+    assert isinstance(fault, FileNotFoundError) == why.endswith(" missing")
+    assert isinstance(fault, NotADirectoryError) == why.endswith(" is a file")
+    if isinstance(fault, OSError):
+        assert fault.errno and fault.filename == (mountpoint if "mountpoint" in why else name)
     assert not left() and os.listdir("mnt") == []
 
 
