@@ -24,6 +24,9 @@ from ckptfs.save import atomic_file
 
 _DONE, _FAILED, _USAGE = 0, 1, 2
 
+# What a remedy begins with, in an exception and on a terminal.
+_REMEDY = "what to do: "
+
 # The share of the files that must be in the page cache for a load to count as cached.
 _MIN_CACHED_SHARE = 0.99
 
@@ -46,7 +49,9 @@ Examples:
 
 def main(words):
     """Runs `ckptfs bench` with these words, and returns its exit code."""
-    options = _parser().parse_args(words)
+    parser = _parser()
+    parser.is_json = "--json" in words
+    options = parser.parse_args(words)
     bar = Bar(vanishes=True)
     try:
         with signals.deferred(), contextlib.ExitStack() as ends:
@@ -59,21 +64,31 @@ def main(words):
     except signals.Stopped as stopped:
         return stopped.die()
     except SafetensorError as refused:
-        print(f"ckptfs: {refused}", *getattr(refused, "__notes__", []), sep="\n  ", file=sys.stderr)
-        return getattr(refused, "code", _FAILED)
+        remedy = "\n".join(getattr(refused, "__notes__", [])).removeprefix(_REMEDY)
+        return _report(str(refused), remedy, getattr(refused, "code", _FAILED), options.json)
     except OSError as fault:
-        print(f"ckptfs: {fault.filename or options.path}: {fault.strerror}", file=sys.stderr)
-        return _FAILED
+        return _report(f"{fault.filename or options.path}: {fault.strerror}", "", _FAILED, options.json)
     print(json.dumps(results, indent=2) if options.json else "\n".join(report.lines(results)))
     return _DONE
 
 
+def _report(message, remedy, code, is_json):
+    """Prints an error as every command of ckptfs does, and returns its exit code."""
+    if is_json:
+        shown = json.dumps({"error": {"code": code, "message": message, "remedy": remedy}})
+    else:
+        shown = f"ckptfs: {message}" + (f"\n  {_REMEDY}{remedy}" if remedy else "")
+    print(shown, file=sys.stderr)
+    return code
+
+
 class _Parser(argparse.ArgumentParser):
-    """Reports wrong arguments as every command of ckptfs reports an error."""
+    """Reports wrong arguments as every other error."""
+
+    is_json = False
 
     def error(self, message):
-        print(f"ckptfs: {message}\n  what to do: {self.prog} --help lists the options", file=sys.stderr)
-        raise SystemExit(_USAGE)
+        raise SystemExit(_report(message, f"{self.prog} --help lists the options", _USAGE, self.is_json))
 
 
 def _parser():

@@ -193,6 +193,10 @@ def test_a_source_that_cannot_be_loaded_is_refused_in_words(tmp_path):
         # Wrong arguments are reported as everything else.
         assert done.stderr.startswith("ckptfs: ") and "\n  what to do: " in done.stderr
     assert "what to do: check the path" in bench(tmp_path / "nothing").stderr
+    for words, code in ([tmp_path / "nothing"], FAILED), ([tmp_path, "--runs", 0], USAGE):
+        done = bench(*words, "--json")
+        told = json.loads(done.stderr)["error"]
+        assert (done.returncode, done.stdout, told["code"]) == (code, "", code) and told["message"] and told["remedy"]
 
 
 def test_a_page_to_an_unread_pipe_is_refused(tmp_path):

@@ -14,7 +14,6 @@ import pytest
 import safetensors
 import torch
 from ckptfs import child_process
-from ckptfs import mount as mount_function
 from safetensors.torch import load_file
 
 from compare import check_same
@@ -89,16 +88,9 @@ def test_options_are_those_of_the_command(source, tmp_path):
     assert str(path) in log.read_text()
 
 
-# A mount of Python lives as long as its block, has an argument for each option, and keeps notes to be looked at.
-WITHOUT_ARGUMENT = {"foreground", "help", "quiet"}
-
-
-def test_every_option_of_the_command_is_an_argument_that_help_explains(ckptfs):
-    help_text = ckptfs("mount", "--help").stdout
-    options = {option.replace("-", "_") for option in re.findall(r"^ .*?--([a-z-]+)", help_text, re.MULTILINE)}
-    arguments = set(inspect.signature(mount_function).parameters) - {"source", "mountpoint"}
-    assert options - WITHOUT_ARGUMENT == arguments and len(arguments) > 10
-    explained = re.search(r"The options are.*?\n\n(?=    What)", mount_function.__doc__, re.DOTALL)[0]
+def test_help_explains_every_option():
+    arguments = set(inspect.signature(ckptfs.mount).parameters) - {"source", "mountpoint"}
+    explained = re.search(r"The options are.*?\n\n(?=    What)", ckptfs.mount.__doc__, re.DOTALL)[0]
     assert {name for line in re.findall(r"- (`.*?): ", explained) for name in re.findall(r"`(\w+)`", line)} == arguments
 
 
