@@ -224,7 +224,7 @@ def is_placed(path, names):
     with ckptfs.safe_open(path, "pt", device=asked) as file:
         for name, tensor in expected.items():
             same({name: file.get_tensor(name)}, {name: tensor}, where[name])
-    with pytest.raises(ckptfs.SafetensorError, match="have none for it"):
+    with pytest.raises(ckptfs.SafetensorError, match="names no device for it"):
         load_file(path, {first: 1})
     assert torch.cuda.current_device() == 0
     same(load_file(path, "cuda:1"), expected, "cuda:1")
