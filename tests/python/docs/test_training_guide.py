@@ -10,7 +10,7 @@ import time
 import ckptfs
 import pytest
 import torch
-from ckptfs.torch import load_file, save_sharded
+from ckptfs.torch import load_file, load_model, save_sharded
 from diffusers import StableDiffusionPipeline
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from transformers import AutoModelForCausalLM
@@ -184,15 +184,25 @@ def test_a_model_alone(folder):
 
 def test_tied_weights(folder):
     model = models.gpt2()
-    given = lambda: dict(model.named_parameters()) | dict(model.named_buffers())
-    with pytest.raises(RuntimeError, match="share memory"):
-        save_sharded(model.state_dict(), "last")
-    save_sharded(given(), "last")
-    with pytest.raises(ckptfs.SafetensorError, match="lm_head.weight"):
-        load_file("last", into=model.state_dict())
-    wanted = models.fingerprints(models.tensors_of(model))
-    load_file("last", into=zeroed(given()))
-    assert models.fingerprints(models.tensors_of(model)) == wanted
+    save_sharded(model.state_dict(), "last")
+    load_file("last", into=zeroed(model.state_dict()))
+    models.check_same(model, models.gpt2())
+    zeroed(model.state_dict())
+    load_model(model, "last")
+    models.check_same(model, models.gpt2())
+
+
+def test_tied_weights_are_resumed(folder):
+    made = ran(TO_GO_ON_FROM)
+    model = models.gpt2()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    optimizer.step()
+    expected = models.fingerprints(models.tensors_of(model))
+    made["save"]("last", model, optimizer, 5)
+    zeroed(model.state_dict())
+    assert made["resume"]("last", model, optimizer) == 5
+    assert models.fingerprints(models.tensors_of(model)) == expected
 
 
 def test_checkpoints_of_others(folder):
