@@ -158,8 +158,9 @@ impl CheckpointError {
             CheckpointError::Source(error) => error.remedy(),
             CheckpointError::Header { path, error } => error.remedy(path),
             CheckpointError::Zip { error, .. } => error.remedy().into(),
-            CheckpointError::Pickle { .. } => {
-                "fetch the file again; if it comes from someone you do not know, do not open it with torch.load".into()
+            CheckpointError::Pickle { error, .. } => error.remedy().into(),
+            CheckpointError::Legacy { error: LegacyError::Pickle { error, .. }, .. } => {
+                error.remedy().into()
             }
             CheckpointError::Legacy { .. } => {
                 "fetch the file again, or save it again with a current torch".into()

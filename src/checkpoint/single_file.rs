@@ -180,6 +180,10 @@ fn torch_error(path: &Path, error: TorchError) -> CheckpointError {
                 if is_dcp { UnreadFormat::DcpMetadata } else { UnreadFormat::Pickle { class } };
             CheckpointError::UnreadFormat { path, format }
         }
+        TorchError::Zip(ZipError::NoPickle { has_arrays }) => {
+            let format = UnreadFormat::ZipArchive { has_arrays };
+            CheckpointError::UnreadFormat { path, format }
+        }
         TorchError::Zip(error) => CheckpointError::Zip { path, error },
         TorchError::Legacy(error) => CheckpointError::Legacy { path, error },
         TorchError::Pickle(error) => CheckpointError::Pickle { path, error },

@@ -18,6 +18,11 @@ pub enum UnreadFormat {
     Hdf5,
     /// One array of numpy.
     Numpy,
+    /// A zip archive that torch did not write.
+    ZipArchive {
+        /// Whether it holds arrays of numpy (`.npz`).
+        has_arrays: bool,
+    },
     /// A tar archive, such as a `.nemo`.
     Tar,
     /// A file that a general compressor packed; `program` unpacks it.
@@ -61,6 +66,7 @@ impl UnreadFormat {
             | UnreadFormat::Gguf
             | UnreadFormat::Hdf5
             | UnreadFormat::Numpy
+            | UnreadFormat::ZipArchive { .. }
             | UnreadFormat::Tar
             | UnreadFormat::Compressed { .. }
             | UnreadFormat::LfsPointer
@@ -98,7 +104,12 @@ impl UnreadFormat {
             UnreadFormat::Hdf5 => {
                 "load it with Keras or h5py, or fetch the model as .safetensors instead".to_owned()
             }
-            UnreadFormat::Numpy => "load it with numpy.load".to_owned(),
+            UnreadFormat::Numpy | UnreadFormat::ZipArchive { has_arrays: true } => {
+                "load it with numpy.load".to_owned()
+            }
+            UnreadFormat::ZipArchive { has_arrays: false } => {
+                format!("see what is in it, and unpack that: python -m zipfile -l {word}")
+            }
             UnreadFormat::Tar => {
                 format!("see what is in it, and unpack that: tar -tvf {word}")
             }
@@ -117,7 +128,7 @@ impl UnreadFormat {
                 )
             }
             UnreadFormat::MisnamedPickle => {
-                "fetch the .safetensors again, or rename it to .pt if it is from torch.save"
+                "fetch the .safetensors again: torch.save did not write this one, so another name does not help"
                     .to_owned()
             }
             UnreadFormat::Pickle { .. } => {
@@ -154,6 +165,12 @@ impl fmt::Display for UnreadFormat {
             UnreadFormat::Gguf => "a GGUF file, not a checkpoint of torch or safetensors",
             UnreadFormat::Hdf5 => "an HDF5 file, not a checkpoint of torch or safetensors",
             UnreadFormat::Numpy => "an array of numpy, not a checkpoint of torch or safetensors",
+            UnreadFormat::ZipArchive { has_arrays: true } => {
+                "arrays of numpy (npz), not a checkpoint of torch or safetensors"
+            }
+            UnreadFormat::ZipArchive { has_arrays: false } => {
+                "a zip archive of another kind than torch's: it has no data.pkl"
+            }
             UnreadFormat::Tar => "a tar archive, not a checkpoint of torch or safetensors",
             UnreadFormat::Compressed { program } => {
                 return write!(f, "a compressed file, which `{program}` unpacks");

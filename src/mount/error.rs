@@ -163,7 +163,7 @@ impl MountError {
             MountError::Busy { path } => {
                 let path = shell_word(path);
                 return format!(
-                    "close what uses it (fuser -vm {path} lists it), or detach it at once with --lazy"
+                    "close what uses it (fuser -vm {path} lists it), or detach it at once: ckptfs unmount --lazy {path}"
                 )
                 .into();
             }

@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use crate::checkpoint::{self, Candidate, Format};
+use crate::shell_word::shell_word;
 use crate::source::FileKind;
 use crate::threads::parallel_map;
 
@@ -77,7 +78,7 @@ fn read_header(store: &DirectoryStore, directory: &Path, name: &str) -> Safetens
         }
         Ok(found) => SafetensorsHeader::Other {
             reason: format!("is a {} file with the extension .safetensors", found.format.name()),
-            remedy: "rename it, for example to .pt".to_owned(),
+            remedy: rename_remedy(&context.root.path().join(directory).join(name)),
         },
         Err(error) => {
             let text = error.to_string();
@@ -86,4 +87,9 @@ fn read_header(store: &DirectoryStore, directory: &Path, name: &str) -> Safetens
             SafetensorsHeader::Other { reason, remedy: error.remedy().into_owned() }
         }
     }
+}
+
+/// What to do about a torch file with the extension of safetensors.
+fn rename_remedy(path: &Path) -> String {
+    format!("rename it: mv {} {}", shell_word(path), shell_word(&path.with_extension("pt")))
 }

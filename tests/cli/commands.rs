@@ -6,6 +6,7 @@ use std::process::Command;
 
 use crate::common::command;
 use crate::common::command::{names_in, path, run, run_in_shell, write_model};
+use crate::common::safetensors::{entry, file};
 
 #[test]
 fn a_directory_with_one_checkpoint_is_that_checkpoint() {
@@ -26,6 +27,23 @@ fn a_directory_with_one_checkpoint_is_that_checkpoint() {
     let outcome = run(&["inspect", folder.path().to_str().unwrap()]);
     assert_eq!(outcome.code, 0, "{}", outcome.stderr);
     assert!(outcome.stdout.contains("2 U8 (16 bytes)"), "{}", outcome.stdout);
+}
+
+#[test]
+fn the_columns_of_tensors_are_aligned_for_types_of_any_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = [("a", "U8", "[2]", 0, 2), ("long.name", "F8_E4M3FNUZ", "[1,1]", 2, 3)];
+    let entries =
+        tensors.map(|(name, dtype, shape, start, end)| entry(name, dtype, shape, start, end));
+    let model = folder.path().join("model.safetensors");
+    fs::write(&model, file(&format!("{{{}}}", entries.join(",")), 3)).unwrap();
+    let outcome = run(&["inspect", "--tensors", model.to_str().unwrap()]);
+    let rows: Vec<&str> = outcome.stdout.lines().filter(|line| line.contains('[')).collect();
+    let [first, second] = rows[..] else { panic!("{}", outcome.stdout) };
+    let ends = |row: &str, text: &str| row.find(text).map(|start| start + text.len());
+    assert_eq!(first.find('['), second.find('['), "{}", outcome.stdout);
+    assert_eq!(first.find("U8"), second.find("F8"), "{}", outcome.stdout);
+    assert_eq!(ends(first, "2 bytes"), ends(second, "1 bytes"), "{}", outcome.stdout);
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub fn read_zip(file: &dyn ReadAt, options: &ParseOptions) -> Result<FileContent
     if archive.is_torchscript() {
         return Err(TorchError::TorchScript);
     }
-    let record = archive.get(zip::PICKLE).ok_or(ZipError::NoPickle)?;
+    let record = archive.get(zip::PICKLE).ok_or(ZipError::NoPickle { has_arrays: false })?;
     let too_large = || ZipError::Compressed(zip::PICKLE.to_owned());
     // Its values take more memory than its unpacked bytes, so a larger pickle would exceed their allowance too.
     let limit = MAX_PICKLE_BYTES.min(pickle::memory_allowance(record.packed_bytes));

@@ -7,13 +7,16 @@ import shlex
 import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ckptfs import SafetensorError, errors, safe_open
+from ckptfs import SafetensorError, deserialize, errors, safe_open
+from ckptfs.numpy import load_file as load_numpy
 from ckptfs.torch import load_file
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -21,13 +24,18 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from compare import check_export
 from mounts import until
 from pickles import call, dict_of, name, program, write_zip
-from program import FAILED, REFUSED
+from program import DONE, FAILED, REFUSED
 
 WEIGHTS = {"a": torch.arange(12.0).view(4, 3), "b": torch.arange(5)}
 
 
 def write(content):
     return lambda path: path.write_bytes(content)
+
+
+def write_zip_of(path, record):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(record, "x")
 
 
 def write_script(path):
@@ -66,6 +74,8 @@ FILES = {
     "gguf": (write(b"GGUF\x03\0\0\0{" + bytes(40)), "a GGUF file", "llama.cpp"),
     "hdf5": (write(b"\x89HDF\r\n\x1a\n" + bytes(40)), "an HDF5 file", "Keras"),
     "array": (write(b"\x93NUMPY\x01\0v\0{'descr': '<f4'"), "an array of numpy", "numpy.load"),
+    "arrays": (lambda path: numpy.savez(path.open("wb"), a=numpy.ones(2)), "arrays of numpy (npz)", "numpy.load"),
+    "zip": (lambda path: write_zip_of(path, "notes.txt"), "a zip archive of another kind", "python -m zipfile -l {path}"),
     "gzip": (write(b"\x1f\x8b\x08" + bytes(40)), "a compressed file", "gunzip < {path} > "),
     "tar": (write(bytes(257) + b"ustar" + bytes(300)), "a tar archive", "tar -tvf {path}"),
     "web-page": (write(b"<!DOCTYPE html>\n<html><body>Log in"), "a web page (HTML)", "head -c 500 {path}"),
@@ -277,6 +287,49 @@ def test_a_type_that_is_newer(ckptfs, tmp_path):
     path.write_bytes(header('{"dtype": "F5_E2M2", "shape": [0], "data_offsets": [0, 0]}'))
     says = "tensor `a`: this version of ckptfs does not know the element type `F5_E2M2`"
     check_told(ckptfs, path, tmp_path, says, "a newer ckptfs (this is ")
+
+
+SIX = '{"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}'
+
+
+@pytest.mark.parametrize("load", [load_file, load_numpy, lambda path: safe_open(path, "dlpack").get_tensor("a")])
+def test_a_type_that_no_framework_has_leads_from_none_to_another(ckptfs, tmp_path, load):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header(SIX) + b"abc")
+    assert ckptfs("inspect", path).code == DONE
+    with pytest.raises(SafetensorError, match="Dtype not understood: F6_E2M3") as fault:
+        load(path)
+    (note,) = fault.value.__notes__
+    assert "torch" not in note and "ckptfs.deserialize" in note and "names=" in note
+    # As the remedy says.
+    ((name, tensor),) = deserialize(open(path, "rb").read())
+    assert (name, tensor["dtype"], tensor["data"]) == ("a", "F6_E2M3", b"abc")
+
+
+def test_a_pickle_named_safetensors_is_not_advised_to_be_renamed(ckptfs, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(pickle.dumps({"a": 1, "text": "x" * 100}))
+    check_told(ckptfs, path, tmp_path, "a pickle with the extension .safetensors", "fetch the .safetensors again")
+
+
+def test_a_torch_file_named_safetensors_is_renamed_as_advised(ckptfs, tmp_path):
+    path = tmp_path / "my model.safetensors"
+    torch.save(WEIGHTS, path)
+    (listing,) = ckptfs("ls", "--json", tmp_path).json()
+    (left,) = listing["left"]
+    command = left["remedy"].removeprefix("rename it: ")
+    assert command.startswith("mv ")
+    subprocess.run(command, shell=True, check=True)
+    (listing,) = ckptfs("ls", "--json", tmp_path).json()
+    assert [entry["kind"] for entry in listing["entries"]] == ["virtual_file"]
+
+
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_an_old_protocol_is_not_advised_to_be_fetched_again(ckptfs, tmp_path, protocol):
+    path = tmp_path / "model.pt"
+    torch.save(WEIGHTS, path, pickle_protocol=protocol)
+    _, remedy = Told(ckptfs, path).by_json()
+    assert "save it again with torch.save" in remedy
 
 
 def test_a_torch_type_that_is_newer(ckptfs, tmp_path):

@@ -33,3 +33,20 @@ pub enum PickleError {
         limit: u64,
     },
 }
+
+impl PickleError {
+    /// What the user can do.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            PickleError::Protocol(_) => {
+                "save it again with torch.save, whose pickle_protocol is 2 unless it is given"
+            }
+            PickleError::MemoryLimit { .. } | PickleError::CountLimit { .. } => {
+                "in the program that wrote it, save the state dict alone"
+            }
+            _ => {
+                "fetch the file again; if it comes from someone you do not know, do not open it with torch.load"
+            }
+        }
+    }
+}

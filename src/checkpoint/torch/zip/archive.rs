@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::source::ReadAt;
 
-use super::directory::parse_directory;
+use super::directory::{CentralEntry, parse_directory};
 use super::end_record::find_end;
 use super::error::ZipError;
 use super::local_header::{ZipRecord, read_local_header};
@@ -38,7 +38,9 @@ pub fn read_archive(file: &dyn ReadAt) -> Result<ZipArchive, ZipError> {
     file.read_exact_at(&mut directory, end.directory)?;
     let entries = parse_directory(&directory, &end)?;
     if !entries.iter().any(|entry| entry.name.ends_with(PICKLE)) {
-        return Err(ZipError::NoPickle);
+        let is_array = |entry: &CentralEntry| entry.name.ends_with(".npy");
+        let has_arrays = !entries.is_empty() && entries.iter().all(is_array);
+        return Err(ZipError::NoPickle { has_arrays });
     }
     let mut records = HashMap::with_capacity(entries.len());
     // Readers that fold case would see `Data.pkl` where others see `data.pkl`.

@@ -37,7 +37,10 @@ pub enum ZipError {
     #[error("bytes before the first record")]
     LeadingBytes,
     #[error("it has no `data.pkl`")]
-    NoPickle,
+    NoPickle {
+        /// Whether its records are arrays of numpy.
+        has_arrays: bool,
+    },
     #[error("record `{0}` is compressed in a way that is not read, or too large to unpack")]
     Compressed(String),
     #[error("its byte order is stated as neither little nor big")]
@@ -48,7 +51,7 @@ impl ZipError {
     /// What the user can do.
     pub fn remedy(&self) -> &'static str {
         match self {
-            ZipError::NoPickle => "give a checkpoint: this is a zip archive of another kind",
+            ZipError::NoPickle { .. } => "give a checkpoint: this is a zip archive of another kind",
             ZipError::NoEnd => "fetch it again: most often the download was cut off",
             ZipError::Encrypted(_) | ZipError::Compressed(_) => {
                 "save it again with torch.save, which neither encrypts nor compresses"
