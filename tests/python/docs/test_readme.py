@@ -38,6 +38,7 @@ def test_the_quickstart_works_as_typed(tmp_path):
     assert len(typed) == 5 and typed[0].startswith("mkdir ") and typed[-1] == "ckptfs unmount mnt"
     folder = tmp_path / "home"
     folder.mkdir()
+    (folder / "examples").symlink_to(REPOSITORY / "examples")
     try:
         done = subprocess.run(
             ["bash", "-e"], input="\n".join(typed), cwd=folder, env=with_command(tmp_path),
@@ -45,7 +46,7 @@ def test_the_quickstart_works_as_typed(tmp_path):
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
-        assert "'w1': array([[1., 1." in done.stdout and "'w2': array(" in done.stdout
+        assert "layers.1.weight': array([[1., 1." in done.stdout and "layers.2.weight': array([[2.," in done.stdout
         assert str(folder / "mnt") not in mountpoints()
     finally:
         subprocess.run(["umount", "-l", folder / "mnt"], capture_output=True)
