@@ -5,6 +5,7 @@ import os
 
 import torch
 
+from ckptfs import _ckptfs
 from ckptfs.distributed.load_distributed import load_distributed
 from ckptfs.dtypes import TYPES
 from ckptfs.errors import of_system

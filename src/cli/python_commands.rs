@@ -43,11 +43,16 @@ pub struct BenchArgs {
     pub device: String,
     /// Libraries to compare with [default: all that are installed]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    #[arg(value_parser = ["safetensors", "fastsafetensors", "runai", "instanttensor", "torch"])]
+    #[arg(hide_possible_values = true)]
     pub against: Option<Vec<String>>,
     /// Loads of each kind, 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub runs: u16,
+    /// Drop all caches of the machine; needs root
+    #[arg(long)]
+    pub cold: bool,
     /// Print JSON, with the numbers of every load
     #[arg(long)]
     pub json: bool,

@@ -174,11 +174,16 @@ fn a_bad_source_is_explained() {
     let looks = "give a .safetensors file, a torch checkpoint";
     fails(&[&written("config.json", b"{}"), at], 3, "not a checkpoint", looks);
     fails(&[&written("notes.txt", b"words"), at], 3, "not a checkpoint", looks);
-    fails(&[&written("empty", b""), at], 3, "an empty file", looks);
-    fails(&[&written("empty.safetensors", b""), at], 3, "an empty file", looks);
+    fails(&[&written("empty", b""), at], 3, "an empty file", "fetch or save it again");
+    fails(&[&written("empty.safetensors", b""), at], 3, "an empty file", "fetch or save it again");
     fails(&[&written("cut.safetensors", b"\xff\0\0\0\0\0\0\0{"), at], 3, "cut.safetensors", "");
-    fails(&[&written("model.gguf", b"GGUF\x03\0\0\0 and so on"), at], 3, "a GGUF file", looks);
-    fails(&["/proc/self/status", at], 3, "an empty file", looks);
+    fails(
+        &[&written("model.gguf", b"GGUF\x03\0\0\0 and so on"), at],
+        3,
+        "a GGUF file",
+        "load it with llama.cpp",
+    );
+    fails(&["/proc/self/status", at], 3, "an empty file", "fetch or save it again");
     fails(&["/dev/null", at], 3, "is a device", "a checkpoint file or a directory");
     let pipe = fixture.path("pipe");
     assert_eq!(run_program(&["mkfifo", &pipe]).code, 0);

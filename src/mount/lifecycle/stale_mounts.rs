@@ -119,8 +119,9 @@ fn detach(path: &Path, entry: &MountEntry) -> Result<(), MountError> {
 }
 
 fn is_mounted(entry: &MountEntry) -> Result<bool, MountError> {
-    let mut all = mountinfo::mounts()?.into_iter();
-    Ok(all.any(|other| (other.id, other.device) == (entry.id, entry.device)))
+    // The kernel gives the numbers of a mount that is gone to the next one, anywhere.
+    let key = |entry: &MountEntry| (entry.id, entry.device, entry.mountpoint.clone());
+    Ok(mountinfo::mounts()?.iter().any(|other| key(other) == key(entry)))
 }
 
 /// The error of a path that is no mountpoint of ckptfs.

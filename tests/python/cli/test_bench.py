@@ -180,7 +180,7 @@ def test_a_source_that_cannot_be_loaded_is_refused_in_words(tmp_path):
     (tmp_path / "broken.safetensors").write_bytes(b"no checkpoint")
     cases = [
         ([tmp_path / "nothing"], FAILED, f"ckptfs: {tmp_path}/nothing: no such file or directory"),
-        ([tmp_path / "broken.safetensors"], REFUSED, "not a valid safetensors file"),
+        ([tmp_path / "broken.safetensors"], REFUSED, "text, not a checkpoint of torch or safetensors"),
         ([tmp_path], REFUSED, "what to do: "),
         ([tmp_path, "--runs", 0], USAGE, "'0' is no number"),
         ([tmp_path, "--against", "safetensors,nobody"], USAGE, "'nobody' is none of safetensors, "),

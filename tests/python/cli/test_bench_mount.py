@@ -12,7 +12,6 @@ import pytest
 import torch
 from ckptfs import mounting, child_process
 from ckptfs.bench import cli, mount, schedule
-from ckptfs.bench import page_cache
 from ckptfs.errors import error
 
 from mounts import PATIENCE, until
