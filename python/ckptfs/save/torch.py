@@ -156,7 +156,9 @@ def _check_tensors(tensors):
         )
     for name, tensor in tensors.items():
         if tensor.device.type == "meta":
-            raise error(f"{name}: cannot be saved: it is on the device meta, without values", "load it first", RuntimeError)
+            # torch's words, which programs look for.
+            reason = "it is on the device meta, without values (Cannot copy out of meta tensor)"
+            raise error(f"{name}: cannot be saved: {reason}", "load it first", RuntimeError)
         check_dtype(name, _dtype_name(tensor))
         obstacle = memory_obstacle(tensor)
         if obstacle:
