@@ -5,7 +5,6 @@ import os
 
 import torch
 
-from ckptfs import _ckptfs
 from ckptfs.distributed.load_distributed import load_distributed
 from ckptfs.dtypes import TYPES
 from ckptfs.errors import of_system
@@ -48,15 +47,9 @@ def cached(path, make, *, device="cpu", metadata=None, **options):
     return load_or_make(
         path,
         lambda: load_file(path, device, **options),
-        lambda: _make_for(path, make),
+        make,
         lambda tensors: save_file(tensors, path, metadata),
     )
-
-
-def _make_for(path, make):
-    # Before the work of making it.
-    _ckptfs.check_file_suffix(parse_path(path))
-    return make()
 
 
 def load(data):

@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 
+from ckptfs import _ckptfs
 from ckptfs.errors import error, of_system, wrong_type
 from ckptfs.settings import parse_path
 
@@ -24,6 +25,8 @@ def load_or_make(path, load, make, save):
         return load()
     if not callable(make):
         raise wrong_type("make", "a function that returns the tensors", make)
+    # Before the work of making it.
+    _ckptfs.check_file_suffix(path)
     with _locked(path):
         with contextlib.suppress(FileNotFoundError):
             return load()

@@ -136,7 +136,7 @@ def test_a_dead_mount(mounts, source, backend):
             for ask in ckptfs.numpy.load_file, lambda path: ckptfs.safe_open(path, "np"):
                 with pytest.raises(Refused, match="lies on a mount whose daemon has gone") as refused:
                     ask(path)
-                assert "mount again" in refused.value.__notes__[0]
+                assert "remove the mount: ckptfs unmount " in refused.value.__notes__[0]
         # An open file is read from its source, which needs no daemon.
         for name, tensor in held.get_tensors().items():
             numpy.testing.assert_array_equal(tensor, expected[name])
