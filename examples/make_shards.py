@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy
 from safetensors.numpy import save_file
 
+if len(sys.argv) != 2:
+    sys.exit("usage: python make_shards.py MODEL_DIR")
 model = Path(sys.argv[1])
 model.mkdir(parents=True, exist_ok=True)
 shards = {}

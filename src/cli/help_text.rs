@@ -9,7 +9,7 @@ sharded). Never executes a pickle.
 Exit codes: 0 done, 1 failed, 2 usage, 3 refused checkpoint. Of several paths, the highest code counts.
 
 Examples:
-  ckptfs ls models            # what a mount would show
+  ckptfs ls -r models         # what a mount would show
   ckptfs mount models mnt     # show it, until `ckptfs unmount mnt`
   ckptfs help mount           # the options of a command";
 

@@ -105,8 +105,14 @@ fn first_two_parts(path: &str) -> Option<&str> {
 /// Whether a missing path reads as `org/name`, where no directory `org` exists.
 fn is_hub_name(path: &Path, text: &str) -> bool {
     let Some((organization, name)) = text.split_once('/') else { return false };
-    is_hub_word(organization) && is_hub_word(name) && !path.parent().is_some_and(Path::exists)
+    let is_file_name = FILE_EXTENSIONS.iter().any(|extension| name.ends_with(extension));
+    let is_name = is_hub_word(organization) && is_hub_word(name) && !is_file_name;
+    is_name && !path.parent().is_some_and(Path::exists)
 }
+
+/// Names of models on the hub do not end like these.
+const FILE_EXTENSIONS: [&str; 7] =
+    [".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".json", ".gguf"];
 
 /// Whether a text can be the name of a user or of a model on the hub.
 fn is_hub_word(text: &str) -> bool {
@@ -143,9 +149,17 @@ mod tests {
 
     #[test]
     fn paths_are_paths() {
-        for path in
-            ["/nowhere/m.pt", "m.pt", "./org/name", "../name", "a/b/c", "src/nothing", "c:/x"]
-        {
+        for path in [
+            "/nowhere/m.pt",
+            "m.pt",
+            "./org/name",
+            "../name",
+            "a/b/c",
+            "src/nothing",
+            "c:/x",
+            "runs/m.ckpt",
+            "o/m.bin",
+        ] {
             assert!(!is_remote_name(Path::new(path)), "{path}");
             assert!(remedy(path).starts_with("check the path: ls "), "{path}: {}", remedy(path));
         }

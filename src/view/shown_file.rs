@@ -134,8 +134,10 @@ fn parse(
         checkpoint::open_candidate(&context.root, directory, &plan.candidate, options)
     };
     match parse(options) {
-        // The key is for those checkpoints that have it.
-        Err(CheckpointError::Selection { error: SelectError::NoSuchKey { key, .. }, .. }) => {
+        // Of a directory, the key is for those checkpoints that have it.
+        Err(CheckpointError::Selection { error: SelectError::NoSuchKey { key, .. }, .. })
+            if context.target.is_none() =>
+        {
             let mut checkpoint = parse(&options.without_root_key())?;
             checkpoint.notes.push(format!("has no `{key}`: shown by the default rules instead"));
             Ok(checkpoint)

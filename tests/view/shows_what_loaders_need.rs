@@ -277,6 +277,11 @@ fn a_root_key_applies_only_where_it_exists() {
     assert!(notes(0).contains("has no `ema`"), "{}", notes(0));
     assert!(!notes(1).contains("has no"), "{}", notes(1));
     assert!(notes(2).contains("has no `ema`"), "{}", notes(2));
+    // A single checkpoint that was asked for this dictionary is not shown without it.
+    let single = folder.path().join("without.pt");
+    let outcome = command::run(&["ls", "--root", "ema", single.to_str().unwrap()]);
+    assert_eq!(outcome.code, 3, "{} {}", outcome.stdout, outcome.stderr);
+    assert!(outcome.stderr.contains("has no `ema`"), "{}", outcome.stderr);
 }
 
 #[test]
