@@ -243,7 +243,7 @@ fn a_mount_in_which_nothing_becomes_a_virtual_file_says_so() {
     says(&format!("no checkpoint is in it; {list} lists what is there"));
     fs::copy(format!("{}/model.safetensors", fixture.source), format!("{folder}/m.safetensors"))
         .unwrap();
-    says("1 safetensors file is whole already, and shown unchanged");
+    says(&format!("1 safetensors file is shown unchanged; {list} lists what is there"));
     file("sub/broken.ckpt", b"PK\x03\x04 and no archive");
     says(&format!("1 checkpoint is refused; {list} says why"));
     assert_eq!(run(&["mount", &folder, &fixture.mountpoint, "--quiet"]).stderr, "");

@@ -16,13 +16,13 @@ pub fn write_completions(args: &CompletionsArgs, out: &mut dyn Write) -> Result<
 pub fn write_man_pages(args: &ManArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     match &args.dir {
         None => Ok(clap_mangen::Man::new(command_table()).render(out)?),
-        Some(directory) => clap_mangen::generate_to(command_table(), directory).map_err(|error| {
-            let message = format!("{}: cannot write the pages: {error}", directory.display());
-            CommandError::new(
-                EXIT_FAILED,
-                message,
-                "give a directory that exists and can be written to",
-            )
-        }),
+        Some(directory) => {
+            let written = std::fs::create_dir_all(directory)
+                .and_then(|()| clap_mangen::generate_to(command_table(), directory));
+            written.map_err(|error| {
+                let message = format!("{}: cannot write the pages: {error}", directory.display());
+                CommandError::new(EXIT_FAILED, message, "give a directory that can be written to")
+            })
+        }
     }
 }

@@ -157,7 +157,7 @@ fn nothing_virtual_note(source: &Path, survey: &Survey) -> Option<String> {
         }
         () if safetensors > 0 => {
             let files = count_are(safetensors, "safetensors file");
-            format!("{files} whole already, and shown unchanged")
+            format!("{files} shown unchanged; {list} lists what is there")
         }
         () => format!("no checkpoint is in it; {list} lists what is there"),
     };
