@@ -63,7 +63,7 @@ impl Format {
 pub enum DetectedFormat {
     /// That of a checkpoint, which its reader still has to confirm.
     Checkpoint(Format),
-    /// One that is told apart and not read.
+    /// A format without a reader: it is recognised and refused by name.
     Unread(UnreadFormat),
 }
 

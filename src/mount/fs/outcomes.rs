@@ -22,8 +22,7 @@ use crate::view::ViewError;
 use super::attr::{source_errno, view_errno};
 use super::inodes::InodeTable;
 
-/// Errors that are kept: more than fail at once for different reasons. Together they fit the attribute of the
-/// statistics.
+/// Errors that are kept: more than fail at once for different reasons. All of them fit `MAX_STATS_BYTES`.
 const MAX_RECENT_COUNT: usize = 16;
 
 /// Characters that are kept of a message, a remedy or a path. Longer ones are cut in the middle.
