@@ -70,7 +70,8 @@ def read_slowly(mount, most, length, flags=0):
 def test_a_sequential_reader_finds_most_of_it_prefetched(cold):
     read_slowly(cold, 64 * MIB, MIB)
     stats = cold.stats()
-    assert stats["prefetch"]["used"] > 32 and stats["cache"]["misses"] < 16
+    # Of the requests, not of the bytes: on a busy machine the kernel cuts a read into more of them.
+    assert stats["prefetch"]["used"] > 32 and stats["cache"]["hits"] > 2 * stats["cache"]["misses"]
 
 
 def test_small_requests_that_follow_one_another_share_blocks(mounts, models):
