@@ -240,8 +240,9 @@ def _as_system_error(refused, *paths):
 class MountInfo(NamedTuple):
     """A mount of this machine, of any program.
 
-    `state` is "alive", "dead" (its daemon was killed), "not-answering", "not-permitted" (another user's),
-    "hidden" (another mount lies over it) or "failed", and then `reason` says why. `pid` is that of the daemon, and
+    `state` is "alive", "dead" (its daemon was killed), "not-answering", "not-permitted" (another user's,
+    or below a directory that this user may not enter), "hidden" (another mount lies over it) or "failed". `reason` says
+    which directory, or why it failed. `pid` is that of the daemon, and
     `stats` has the mount's numbers (`user.ckptfs.stats` in docs/formats.md). Both are `None` where it does not answer.
     """
 

@@ -9,6 +9,8 @@ use rustix::io::Errno;
 use crate::shell_word::shell_word;
 use crate::source::{describe_missing, missing_remedy};
 
+use super::fuse_device::{DEVICE_MODE_REMEDY, no_device_remedy};
+
 /// A mount that cannot be made, found or unmounted.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // The messages name the fields of their variants.
@@ -142,7 +144,7 @@ impl MountError {
             MountError::TooFewFiles { .. } => {
                 "raise the hard limit on open files: ulimit -Hn 1024 as root, LimitNOFILE=1024 in a service"
             }
-            MountError::NoDevice { .. } => NO_DEVICE_REMEDY,
+            MountError::NoDevice { .. } => no_device_remedy(),
             MountError::NoFusermount { .. } => NO_FUSERMOUNT_REMEDY,
             MountError::Fusermount { message, .. } => remedy_for_fusermount(message),
             MountError::Silent { path } => {
@@ -178,7 +180,7 @@ fn remedy_for_system(source: &io::Error) -> &'static str {
         Some(Errno::ACCESS | Errno::PERM) => {
             "use a directory of your own, or run as the user who may do that"
         }
-        Some(Errno::NODEV) => NO_DEVICE_REMEDY,
+        Some(Errno::NODEV) => no_device_remedy(),
         Some(Errno::LOOP | Errno::NAMETOOLONG) => "check the path",
         Some(Errno::MFILE | Errno::NFILE) => "raise the limit on open files (ulimit -n)",
         Some(Errno::AGAIN) => "raise the limit on processes and threads (ulimit -u)",
@@ -192,14 +194,14 @@ fn remedy_for_system(source: &io::Error) -> &'static str {
     }
 }
 
-pub(crate) const NO_DEVICE_REMEDY: &str = "load the module (modprobe fuse); in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN";
-
-/// fusermount3 opens the device as its caller.
-pub(crate) const DEVICE_MODE_REMEDY: &str = "have root let every user open the device, as distributions do: chmod 666 /dev/fuse; \
-     to make it last, add a file to /etc/udev/rules.d with the line KERNEL==\"fuse\", MODE=\"0666\"";
-
 const NO_FUSERMOUNT_REMEDY: &str = "install the package fuse3, or run as root; ckptfs doctor says whether a user namespace \
      (unshare -Urm) would do";
+
+/// The table in which fusermount3 finds the user that made a mount, before it unmounts for an ordinary user.
+pub(crate) const MOUNT_TABLE: &str = "/etc/mtab";
+
+pub(crate) const MOUNT_TABLE_REMEDY: &str =
+    "have root link it to the kernel's table of mounts: ln -sf /proc/self/mounts /etc/mtab";
 
 /// The remedy for an error of fusermount3, by its message: it has no error codes.
 fn remedy_for_fusermount(message: &str) -> &'static str {
@@ -208,9 +210,10 @@ fn remedy_for_fusermount(message: &str) -> &'static str {
             "user_allow_other",
             "have root put the line user_allow_other in /etc/fuse.conf, or leave --allow-other out",
         ),
-        ("device not found", NO_DEVICE_REMEDY),
+        ("device not found", no_device_remedy()),
         ("open /dev/fuse: Permission denied", DEVICE_MODE_REMEDY),
-        ("/dev/fuse", NO_DEVICE_REMEDY),
+        ("/dev/fuse", no_device_remedy()),
+        (MOUNT_TABLE, MOUNT_TABLE_REMEDY),
         ("no write access to mountpoint", "mount at a directory that you may write to"),
         ("not owned by user", "mount at a directory of your own"),
         ("mounting over filesystem type", "mount at a directory on a disk, or on tmpfs"),
@@ -235,8 +238,14 @@ mod tests {
         assert!(remedy_for_fusermount(option).contains("user_allow_other"));
         assert!(
             remedy_for_fusermount("fuse device not found, try 'modprobe fuse' first")
-                .contains("modprobe")
+                .contains("--device /dev/fuse")
         );
+        for message in [
+            "fusermount3: failed to open /etc/mtab: No such file or directory",
+            "fusermount3: entry for /mnt/a not found in /etc/mtab",
+        ] {
+            assert!(remedy_for_fusermount(message).contains("ln -sf /proc/self/mounts /etc/mtab"));
+        }
         assert!(
             remedy_for_fusermount("user has no write access to mountpoint /").contains("write to")
         );
@@ -263,7 +272,7 @@ mod tests {
             (Errno::NOTDIR, "check the path"),
             (Errno::LOOP, "check the path"),
             (Errno::ACCESS, "directory of your own"),
-            (Errno::NODEV, "modprobe fuse"),
+            (Errno::NODEV, "--device /dev/fuse"),
             (Errno::NOSPC, "fs.mount-max"),
             (Errno::MFILE, "ulimit -n"),
             (Errno::XDEV, "ckptfs doctor"),

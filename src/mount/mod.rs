@@ -6,6 +6,7 @@
 
 pub(crate) mod error;
 mod fs;
+pub(crate) mod fuse_device;
 pub mod lifecycle;
 mod options;
 pub mod stats;

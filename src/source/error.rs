@@ -184,6 +184,11 @@ impl SourceError {
         }
     }
 
+    /// Whether this user is not permitted to do it.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, SourceError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
+
     /// Whether the system lacks memory or address space.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, SourceError::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory)

@@ -7,6 +7,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod diagnoses_for_users;
 mod logs_to_the_system;
 mod mounts_from_fstab;
 mod unmount_leaves_other_mounts;

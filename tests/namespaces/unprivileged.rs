@@ -26,14 +26,14 @@ const PRELUDE: &str = r#"
 "#;
 
 /// A fixture whose mountpoint is the user's, and the command where the user can run it.
-struct Users {
-    fixture: MountFixture,
+pub struct Users {
+    pub fixture: MountFixture,
     binary: String,
     _shared: RwLockReadGuard<'static, ()>,
 }
 
 impl Users {
-    fn new() -> Users {
+    pub fn new() -> Users {
         let fixture = MountFixture::new();
         let binary = fixture.path("ckptfs");
         install(ckptfs(), &binary);
@@ -45,7 +45,7 @@ impl Users {
 
     /// Runs a script of root with /dev/fuse of that mode. `$CKPTFS` is the command, `$1` the source, `$2`
     /// the mountpoint, and `nobody` runs something as that user.
-    fn run(&self, mode: &str, script: &str) -> Outcome {
+    pub fn run(&self, mode: &str, script: &str) -> Outcome {
         let script = [&PRELUDE.replace("MODE", mode), script].concat();
         self.unshare("-m", &script)
     }

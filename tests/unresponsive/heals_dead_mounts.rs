@@ -27,6 +27,28 @@ fn status_reports_a_dead_mount() {
     assert!(text.contains("DEAD") && text.contains("ckptfs unmount"), "{output}");
 }
 
+/// The mount, what lies in it, and every other path.
+#[test]
+fn doctor_names_a_dead_mount_and_the_command_that_removes_it() {
+    let fixture = dead();
+    let command = format!("ckptfs unmount {}", fixture.mountpoint);
+    let outcome = run(&["doctor"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stdout);
+    let (_, line) = outcome.stdout.split_once("\nnote     mounts").unwrap();
+    assert!(line.contains(&fixture.mountpoint) && line.contains("dead"), "{line}");
+    assert!(line.contains("what to do: remove: ckptfs unmount "), "{line}");
+    for path in [fixture.mountpoint.clone(), format!("{}/sub/x.bin", fixture.mountpoint)] {
+        let outcome = run(&["doctor", "--json", &path]);
+        assert_eq!(outcome.code, 1, "{}", outcome.stdout);
+        let checks: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+        let last = checks.as_array().unwrap().last().unwrap();
+        assert_eq!((&last["what"], &last["verdict"]), (&"source".into(), &"problem".into()));
+        assert!(last["says"].as_str().unwrap().contains("its daemon was killed"), "{last}");
+        assert_eq!(last["remedy"], format!("remove it: {command}"), "{last}");
+    }
+    assert_eq!(fixture.unmount(&[]).code, 0);
+}
+
 #[test]
 fn the_next_mount_replaces_a_dead_one() {
     let fixture = dead();

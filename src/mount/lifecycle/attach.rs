@@ -22,8 +22,7 @@ use crate::threads::lock;
 
 use super::fusermount;
 use crate::mount::error::MountError;
-
-const FUSE_DEVICE: &str = "/dev/fuse";
+use crate::mount::fuse_device::FUSE_DEVICE;
 
 /// The mount to make.
 #[derive(Clone, Copy, Debug)]

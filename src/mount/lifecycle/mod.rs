@@ -4,6 +4,7 @@ pub mod attach;
 pub mod daemon;
 pub mod fusermount;
 pub mod liveness;
+pub mod mount_states;
 pub mod mountpoint;
 pub mod respawn;
 pub mod session;

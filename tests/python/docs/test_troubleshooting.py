@@ -131,6 +131,16 @@ def test_users_without_rights_get_the_messages(srv):
     assert srv.is_on_page(srv.in_namespace(script).stderr)
 
 
+def test_a_user_cannot_unmount_without_the_table_of_mounts(srv):
+    os.chown(srv.point, 65534, 65534)
+    script = """
+        mkdir etc; mount -t tmpfs none etc; cp -a /etc/. etc; mount --bind etc /etc; rm /etc/mtab
+        device 666; nobody ckptfs mount -q models mnt; nobody ckptfs unmount mnt; code=$?; ckptfs unmount mnt; exit $code
+    """
+    done = srv.in_namespace(script)
+    assert done.returncode == FAILED and srv.is_on_page(done.stderr), done
+
+
 def test_a_link_out_of_the_source_is_denied_without_the_option(srv):
     srv.pickle.rename(srv.folder / "elsewhere.bin")
     (srv.models / "pytorch_model.bin").symlink_to("../elsewhere.bin")

@@ -4,6 +4,7 @@
 
 mod check;
 mod machine;
+mod mounts;
 mod privileges;
 mod source;
 mod system;
@@ -31,26 +32,37 @@ pub fn run(
         serde_json::to_writer_pretty(&mut *out, &checks).map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
-        for Check { what, verdict, says, remedy } in &checks {
-            let verdict = match verdict {
-                Verdict::Ok => "ok",
-                Verdict::Note => "note",
-                Verdict::Problem => "PROBLEM",
-            };
-            writeln!(out, "{verdict:<8} {what:<16} {}", one_line(says))?;
-            if !remedy.is_empty() {
-                writeln!(out, "{:<25} what to do: {}", "", one_line(remedy))?;
-            }
-        }
+        print_checks(&checks, out)?;
     }
     let works = checks.iter().all(|check| check.verdict != Verdict::Problem);
     if works { Ok(()) } else { Err(CommandError::already_reported(EXIT_FAILED)) }
+}
+
+/// Prints a line for each check. A remedy that several checks share is printed once.
+fn print_checks(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
+    for (n, Check { what, verdict, says, remedy }) in checks.iter().enumerate() {
+        let verdict = match verdict {
+            Verdict::Ok => "ok",
+            Verdict::Note => "note",
+            Verdict::Problem => "PROBLEM",
+        };
+        writeln!(out, "{verdict:<8} {what:<16} {}", one_line(says))?;
+        if remedy.is_empty() {
+            continue;
+        }
+        match checks.iter().take(n).find(|earlier| earlier.remedy == *remedy) {
+            Some(earlier) => writeln!(out, "{:<25} what to do: as for {}", "", earlier.what)?,
+            None => writeln!(out, "{:<25} what to do: {}", "", one_line(remedy))?,
+        }
+    }
+    Ok(())
 }
 
 /// All checks that need no path, in the order in which a mount needs them.
 fn check_system() -> Vec<Check> {
     let mut checks = privileges::check_privileges();
     checks.extend(machine::check_machine());
+    checks.push(mounts::check_mounts());
     checks
 }
 
@@ -59,9 +71,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_remedy_is_printed_once() {
+        let long = "have root do this";
+        let checks = [
+            Check::problem("one", "it fails", long),
+            Check::note("two", "so does this", long),
+            Check::note("three", "another", "do that"),
+        ];
+        let mut out = Vec::new();
+        print_checks(&checks, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text.matches(long).count(), 1, "{text}");
+        assert!(text.contains("what to do: as for one\n") && text.contains("do that"), "{text}");
+    }
+
+    #[test]
     fn every_remark_says_what_to_do() {
         let checks = check_system();
-        assert!(checks.len() >= 13);
+        assert!(checks.len() >= 14);
         for check in checks {
             assert_eq!(check.verdict == Verdict::Ok, check.remedy.is_empty(), "{check:?}");
         }

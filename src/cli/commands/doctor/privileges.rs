@@ -8,13 +8,12 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-use crate::mount::error::{DEVICE_MODE_REMEDY, NO_DEVICE_REMEDY};
+use crate::mount::error::{MOUNT_TABLE, MOUNT_TABLE_REMEDY};
+use crate::mount::fuse_device::{DEVICE_MODE_REMEDY, FUSE_DEVICE, is_dev_empty, no_device_remedy};
 use crate::mount::lifecycle::fusermount;
 
 use super::check::Check;
 use super::system::{has_capability, has_status, is_outermost, read_trimmed};
-
-const FUSE_DEVICE: &str = "/dev/fuse";
 
 /// What decides whether users may mount.
 #[derive(Clone, Debug)]
@@ -29,6 +28,8 @@ struct PrivilegeFacts {
     no_new_privileges: bool,
     /// fusermount3, and whether it is setuid.
     fusermount: Option<(PathBuf, bool)>,
+    /// Whether the table that fusermount3 reads before it unmounts is the kernel's.
+    has_mount_table: bool,
     /// The setting that closes user namespaces to ordinary users, and the value that would open them.
     closing_setting: Option<(&'static str, &'static str)>,
 }
@@ -74,6 +75,7 @@ impl PrivilegeFacts {
                 let is_setuid = permissions(&path).is_some_and(|mode| mode & 0o4000 != 0);
                 (path, is_setuid)
             }),
+            has_mount_table: fs::canonicalize(MOUNT_TABLE).is_ok_and(|it| it.starts_with("/proc")),
             closing_setting: closing.map(|&(_, setting, _, opens)| (setting, opens)),
         }
     }
@@ -102,12 +104,15 @@ fn check_device(refused: Option<Errno>) -> Check {
             Check::problem(WHAT, "there, and this user may not open it", DEVICE_MODE_REMEDY)
         }
         Some(Errno::PERM) => {
-            Check::problem(WHAT, "there, and this container may not open it", NO_DEVICE_REMEDY)
+            Check::problem(WHAT, "there, and this container may not open it", no_device_remedy())
         }
         Some(Errno::NOENT) => {
-            Check::problem(WHAT, "not there, so nothing can be mounted", NO_DEVICE_REMEDY)
+            let also =
+                if is_dev_empty() { ": /dev has no devices, not even /dev/null" } else { "" };
+            let says = format!("not there, so nothing can be mounted{also}");
+            Check::problem(WHAT, says, no_device_remedy())
         }
-        Some(e) => Check::problem(WHAT, format!("cannot be opened: {e}"), NO_DEVICE_REMEDY),
+        Some(e) => Check::problem(WHAT, format!("cannot be opened: {e}"), no_device_remedy()),
     }
 }
 
@@ -124,10 +129,19 @@ fn check_fusermount(facts: &PrivilegeFacts) -> Check {
             )
         }
         Some((path, true)) if facts.is_outermost => match facts.deciding_mode() {
+            _ if facts.is_open_to_users() && !facts.has_mount_table => Check::note(
+                WHAT,
+                format!(
+                    "{path}: ordinary users can mount, but not unmount: it reads {MOUNT_TABLE}, which is not the kernel's table of mounts"
+                ),
+                MOUNT_TABLE_REMEDY,
+            ),
             _ if facts.is_open_to_users() => {
                 Check::ok(WHAT, format!("{path}: ordinary users can mount"))
             }
-            None => Check::ok(WHAT, format!("{path}: there, and of no use without {FUSE_DEVICE}")),
+            None => {
+                Check::ok(WHAT, format!("{path}: found; it cannot mount without {FUSE_DEVICE}"))
+            }
             // fusermount3 opens the device as its caller.
             Some(mode) => {
                 let says = format!(
@@ -191,22 +205,24 @@ fn check_namespaces(facts: &PrivilegeFacts) -> Check {
         ),
         Some((setting, opens)) => Check::note(
             WHAT,
-            format!("closed to ordinary users ({setting}): they cannot mount inside unshare -Urm"),
+            format!("denied to ordinary users ({setting}): they cannot mount inside unshare -Urm"),
             format!(
-                "only needed where there is neither root nor fusermount3; root opens them: sysctl {setting}={opens}"
+                "only needed where there is neither root nor fusermount3; root allows them: sysctl {setting}={opens}"
             ),
         ),
         None if facts.is_open_to_users() => {
-            Check::ok(WHAT, "open: ordinary users can mount inside unshare -Urm")
+            Check::ok(WHAT, "allowed: ordinary users can mount inside unshare -Urm")
         }
         None if facts.deciding_mode().is_none() => Check::note(
             WHAT,
-            format!("open, and of no use without {FUSE_DEVICE}"),
-            NO_DEVICE_REMEDY,
+            format!("allowed; a mount inside one needs {FUSE_DEVICE} too"),
+            no_device_remedy(),
         ),
         None => Check::note(
             WHAT,
-            format!("open, but of no use: ordinary users may not open {FUSE_DEVICE}"),
+            format!(
+                "allowed; a mount inside one needs {FUSE_DEVICE} too, which ordinary users may not open"
+            ),
             DEVICE_MODE_REMEDY,
         ),
     }
@@ -227,6 +243,7 @@ mod tests {
             is_outermost: true,
             no_new_privileges: false,
             fusermount: Some(("/usr/bin/fusermount3".into(), true)),
+            has_mount_table: true,
             closing_setting: None,
         }
     }
@@ -289,8 +306,20 @@ mod tests {
         let kept_from_a_container = PrivilegeFacts { open_error: Some(Errno::PERM), ..usual() };
         for facts in [none, kept_from_a_container] {
             for check in [check_fusermount(&facts), check_namespaces(&facts)] {
-                assert!(check.says.contains("of no use without /dev/fuse"), "{check:?}");
+                assert!(!check.says.contains("can mount"), "{check:?}");
+                assert!(check.says.contains("/dev/fuse"), "{check:?}");
             }
+        }
+    }
+
+    #[test]
+    fn users_who_could_not_unmount_are_told_before() {
+        let (root, user) = (usual(), user());
+        for facts in [root, user] {
+            let check = check_fusermount(&PrivilegeFacts { has_mount_table: false, ..facts });
+            assert_eq!(check.verdict, Verdict::Note, "{check:?}");
+            assert!(check.says.contains("can mount, but not unmount"), "{check:?}");
+            assert!(check.remedy.contains("ln -sf /proc/self/mounts /etc/mtab"), "{check:?}");
         }
     }
 }

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
-use crate::mount_info::mountinfo::{PathHandle, to_display};
+use crate::mount_info::mountinfo::{MountEntry, PathHandle, to_display};
+use crate::shell_word::shell_word;
+use crate::source::SourceError;
 
 use super::check::{Check, Verdict};
 use crate::cli::error::CommandError;
@@ -33,17 +35,35 @@ fn check_readable(path: &Path) -> Check {
     let opened = match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::read_dir(path).map(|_| "a directory"),
         Ok(metadata) if metadata.is_file() => File::open(path).map(|_| "a file"),
-        Ok(_) => Err(io::Error::other("neither a regular file nor a directory")),
+        Ok(_) => {
+            let says = format!("{name}: neither a regular file nor a directory");
+            return Check::problem(SOURCE_CHECK, says, "give a checkpoint file, or a directory");
+        }
         Err(error) => Err(error),
     };
-    match opened {
-        Ok(kind) => Check::ok(SOURCE_CHECK, format!("{name}: {kind} that this user may read")),
-        Err(error) => Check::problem(
-            SOURCE_CHECK,
-            format!("{name}: cannot be read: {error}"),
-            "check the path, and ask for read permission on it",
-        ),
+    let error = match opened {
+        Ok(kind) => {
+            return Check::ok(SOURCE_CHECK, format!("{name}: {kind} that this user may read"));
+        }
+        Err(error) => SourceError::io(path, "read it", error),
+    };
+    if matches!(error, SourceError::StaleMount { .. })
+        && let Some(mountpoint) = own_mountpoint(path)
+    {
+        let says = format!("{name}: on a dead ckptfs mount: its daemon was killed");
+        let remedy = format!("remove it: ckptfs unmount {}", shell_word(&mountpoint));
+        return Check::problem(SOURCE_CHECK, says, remedy);
     }
+    Check::problem(SOURCE_CHECK, error.to_string(), error.remedy())
+}
+
+/// The mountpoint of the ckptfs mount that a path lies on.
+fn own_mountpoint(path: &Path) -> Option<PathBuf> {
+    let path = std::path::absolute(path).ok()?;
+    // Below a dead mount no path can be found.
+    let handle = path.ancestors().find_map(|above| PathHandle::open(above).ok())?;
+    let entry = handle.mount_entry().ok()?.filter(MountEntry::is_ckptfs)?;
+    Some(entry.mountpoint)
 }
 
 /// Filesystem types whose reads cross a network, or go through another daemon.
@@ -94,7 +114,12 @@ const ALIGNMENT_BYTES: usize = 4096;
 fn check_direct_read(path: &Path) -> Check {
     const WHAT: &str = "O_DIRECT";
     let Some(file) = file_in(path) else {
-        return Check::ok(WHAT, "no file there to try it on");
+        let why = if path.is_file() {
+            "the file is empty"
+        } else {
+            "no file lies directly in this directory"
+        };
+        return Check::ok(WHAT, format!("not tried: {why}"));
     };
     match reads_directly(&file) {
         Ok(()) => Check::ok(WHAT, "works: reads need not evict what the page cache holds"),

@@ -10,6 +10,7 @@ use std::process::Stdio;
 
 use serde::{Deserialize, Serialize};
 
+use crate::mount::fuse_device::{is_dev_empty, no_device_remedy};
 use crate::mount::lifecycle::respawn;
 
 use crate::cli::error::{CommandError, EXIT_FAILED};
@@ -39,6 +40,10 @@ pub struct ParentProcess {
 /// Runs this command again as a daemon, and returns when its mount answers.
 pub fn spawn_daemon(args: &[OsString]) -> Result<(), CommandError> {
     let failed = |error: io::Error| {
+        if is_dev_empty() {
+            let message = "cannot start the daemon: /dev has no devices, not even /dev/null";
+            return CommandError::new(EXIT_FAILED, message, no_device_remedy());
+        }
         let message = format!("cannot start the daemon: {error}");
         let remedy =
             "raise the limits on processes and open files (ulimit -u, -n), or use --foreground";

@@ -3,17 +3,14 @@
 mod redraw;
 mod text;
 
-use std::collections::HashMap;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use crate::mount::lifecycle::liveness::{Liveness, LivenessProbe};
-use crate::mount::lifecycle::stale_mounts::ANSWER_TIMEOUT;
-use crate::mount::lifecycle::stuck_paths;
+use crate::mount::lifecycle::mount_states::{MountObserver, MountState, ObservedMount};
 use crate::mount::{MountError, MountStats};
-use crate::mount_info::mountinfo::{self, MountEntry, PathHandle, to_display};
+use crate::mount_info::mountinfo::to_display;
 
 use crate::cli::args::StatusArgs;
 use crate::cli::error::CommandError;
@@ -29,28 +26,29 @@ struct MountReport {
     mountpoint: String,
     source: String,
     state: MountState,
-    /// The system's error, if the probe failed.
+    /// Why the state is not known: the system's error, or the directory that keeps this user out.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     stats: Option<Box<MountStats>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum MountState {
-    Alive,
-    Dead,
-    NotAnswering,
-    NotPermitted,
-    /// Another mount lies over it.
-    Hidden,
-    Failed,
+impl MountReport {
+    fn of(observed: ObservedMount) -> MountReport {
+        let ObservedMount { entry, state, reason, stats } = observed;
+        MountReport {
+            mountpoint: to_display(entry.mountpoint.as_os_str()),
+            source: to_display(&entry.source),
+            state,
+            reason,
+            stats,
+        }
+    }
 }
 
 pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let mut pending = HashMap::new();
+    let mut observer = MountObserver::default();
     if !args.watch {
-        let mounts = probe_mounts(&mut pending)?;
+        let mounts = report_mounts(&mut observer)?;
         if args.json {
             serde_json::to_writer_pretty(&mut *out, &mounts).map_err(io::Error::from)?;
             writeln!(out)?;
@@ -64,7 +62,7 @@ pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let mut redraw = Redraw::default();
     loop {
         let began = Instant::now();
-        let mounts = probe_mounts(&mut pending)?;
+        let mounts = report_mounts(&mut observer)?;
         let text = if args.json {
             serde_json::to_string(&mounts).map_err(io::Error::from)? + "\n"
         } else if out.is_terminal() {
@@ -91,55 +89,6 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Probes all mounts at once. A probe without an answer stays pending, so that a stuck mount is probed only once.
-fn probe_mounts(
-    pending: &mut HashMap<MountEntry, LivenessProbe>,
-) -> Result<Vec<MountReport>, MountError> {
-    let entries = mountinfo::ckptfs_mounts()?;
-    // The path of a mount inside a stuck mount cannot be looked up.
-    let is_cut_off: Vec<bool> = entries
-        .iter()
-        .map(|entry| stuck_paths::check_parents(&entry.mountpoint).is_err())
-        .collect();
-    let is_hidden: Vec<bool> = entries
-        .iter()
-        .zip(&is_cut_off)
-        .map(|(entry, is_cut_off)| {
-            let shows = |handle: PathHandle| handle.mount_id() == entry.id;
-            !is_cut_off && !PathHandle::open(&entry.mountpoint).is_ok_and(shows)
-        })
-        .collect();
-    pending.retain(|entry, _| entries.contains(entry));
-    let places = entries.iter().zip(is_hidden.iter().zip(&is_cut_off));
-    for (entry, _) in places.filter(|(_, (hidden, cut_off))| !**hidden && !**cut_off) {
-        pending.entry(entry.clone()).or_insert_with(|| LivenessProbe::start(&entry.mountpoint));
-    }
-    let until = Instant::now() + ANSWER_TIMEOUT;
-    let mut mounts = Vec::with_capacity(entries.len());
-    for (entry, hidden) in entries.iter().zip(is_hidden) {
-        let question = pending.get_mut(entry).filter(|_| !hidden);
-        let answer =
-            question.and_then(|asked| asked.wait(until.saturating_duration_since(Instant::now())));
-        if answer.is_some() {
-            pending.remove(entry);
-        }
-        let (state, reason, stats) = match answer {
-            _ if hidden => (MountState::Hidden, None, None),
-            None | Some(Liveness::Silent) => (MountState::NotAnswering, None, None),
-            Some(Liveness::Alive(stats)) => (MountState::Alive, None, stats),
-            Some(Liveness::Dead) => (MountState::Dead, None, None),
-            Some(Liveness::NotPermitted) => (MountState::NotPermitted, None, None),
-            Some(Liveness::Failed(e)) => {
-                (MountState::Failed, Some(io::Error::from(e).to_string()), None)
-            }
-        };
-        mounts.push(MountReport {
-            mountpoint: to_display(entry.mountpoint.as_os_str()),
-            source: to_display(&entry.source),
-            state,
-            reason,
-            stats,
-        });
-    }
-    Ok(mounts)
+fn report_mounts(observer: &mut MountObserver) -> Result<Vec<MountReport>, MountError> {
+    Ok(observer.observe()?.into_iter().map(MountReport::of).collect())
 }

@@ -109,7 +109,10 @@ fn state_text(mount: &MountReport) -> String {
         MountState::NotAnswering => {
             format!("NOT ANSWERING: its daemon is stuck; remove it: ckptfs unmount --lazy {path}")
         }
-        MountState::NotPermitted => "another user's: not permitted to look".to_owned(),
+        MountState::NotPermitted => match &mount.reason {
+            Some(reason) => format!("not permitted to look: {reason}"),
+            None => "another user's: not permitted to look".to_owned(),
+        },
         MountState::Hidden => "hidden: another mount lies over it".to_owned(),
         MountState::Failed => format!("FAILED: {}", mount.reason.as_deref().unwrap_or("unknown")),
     }
@@ -118,10 +121,12 @@ fn state_text(mount: &MountReport) -> String {
 fn virtual_files_text(mount: &MountReport, stats: &MountStats) -> String {
     let known = stats.virtual_files.known;
     match stats.virtual_files.refused {
-        0 => known.to_string(),
+        0 => format!("{known} listed or opened so far"),
         refused => {
             let source = shell_text(&mount.source);
-            format!("{known}, and {refused} refused: ckptfs ls -r {source} says why")
+            format!(
+                "{known} listed or opened so far, {refused} refused: ckptfs ls -r {source} says why"
+            )
         }
     }
 }
@@ -206,7 +211,8 @@ mod tests {
   source         /models
   up             1m 30s, process 7
   served         2.2 GB in 300 reads
-  virtual files  3, and 1 refused: ckptfs ls -r /models says why
+  virtual files  3 listed or opened so far, 1 refused: ckptfs ls -r /models says
+                 why
   cache          0 bytes of 0 bytes
   read ahead     90% used, 0% wasted, 40% remembered
   log            /var/log/x
