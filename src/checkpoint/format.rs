@@ -75,6 +75,14 @@ pub fn detect(file: &dyn ReadAt, path: &Path) -> Result<DetectedFormat, SourceEr
     Ok(detect_prefix(&bytes[..len], file.size(), path))
 }
 
+/// The format of a file that is not read; `None` if it may be a checkpoint.
+pub fn detect_unread(file: &dyn ReadAt, path: &Path) -> Result<Option<UnreadFormat>, SourceError> {
+    Ok(match detect(file, path)? {
+        DetectedFormat::Unread(format) => Some(format),
+        DetectedFormat::Checkpoint(_) => None,
+    })
+}
+
 fn detect_prefix(bytes: &[u8], size: u64, path: &Path) -> DetectedFormat {
     let is_named_safetensors = path.extension().is_some_and(|e| e == "safetensors" || e == "sft");
     let header_len = bytes.first_chunk::<8>().map(|len| u64::from_le_bytes(*len));

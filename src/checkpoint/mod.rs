@@ -36,7 +36,7 @@ pub use directory::{
     find_candidates, is_training_file, lone_shard_note, training_pattern, unsharded_name_of_index,
 };
 pub use error::CheckpointError;
-pub use format::Format;
+pub use format::{Format, detect_unread};
 pub(crate) use name_index::NameIndex;
 pub use open::{open, open_by_name, open_candidate};
 pub use options::ParseOptions;

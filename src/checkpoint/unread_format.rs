@@ -82,14 +82,18 @@ impl UnreadFormat {
 
     /// Whether it stands where a checkpoint should be, so that its folder is not simply without one.
     pub fn replaces_checkpoint(&self) -> bool {
+        self.is_failed_download()
+            || matches!(self, UnreadFormat::Gguf | UnreadFormat::Pickle { .. })
+    }
+
+    /// Whether it is what a download leaves in the place of a file that it did not fetch.
+    pub fn is_failed_download(&self) -> bool {
         matches!(
             self,
             UnreadFormat::Empty
-                | UnreadFormat::Gguf
                 | UnreadFormat::LfsPointer
                 | UnreadFormat::WebPage
                 | UnreadFormat::Xml
-                | UnreadFormat::Pickle { .. }
         )
     }
 

@@ -37,6 +37,7 @@ pub struct DirectoryView {
     pub originals: HashMap<OsString, usize>,
     /// The place in `files` by the name of an index that stays.
     pub indexes: HashMap<OsString, usize>,
+    /// Names that stay as they are by a rule, and why; sorted.
     pub skipped: Box<[(OsString, String)]>,
     /// The refusal of the folder itself, where its files are one checkpoint that is not read.
     pub folder_refusal: Option<Arc<Refusal>>,
@@ -162,6 +163,11 @@ impl DirectoryView {
         let is_virtual = self.virtual_files.contains_key(name) || self.indexes.contains_key(name);
         let place = self.names.find(name).ok().filter(|_| !is_virtual)?;
         Some(self.kinds[place])
+    }
+
+    /// Whether a name stays as it is by a rule.
+    pub fn is_skipped(&self, name: &OsStr) -> bool {
+        self.skipped.binary_search_by(|(skipped, _)| skipped.as_os_str().cmp(name)).is_ok()
     }
 
     /// The names of its directories.

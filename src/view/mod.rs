@@ -113,6 +113,11 @@ impl View {
         &self.context().root
     }
 
+    /// Whether it shows a single checkpoint, and not a directory.
+    pub fn is_single(&self) -> bool {
+        self.context().target.is_some()
+    }
+
     /// The options that the view was made with.
     pub fn options(&self) -> &ViewOptions {
         &self.context().options
@@ -164,14 +169,15 @@ impl View {
         })
     }
 
-    /// The headers of the safetensors files that a listing of a directory shows as they are.
+    /// The headers of the safetensors files that a listing of a directory shows as they are, and what failed downloads
+    /// left in the place of checkpoints.
     pub fn safetensors_headers(
         &self,
         directory: &Path,
         listing: &Listing,
     ) -> Vec<(OsString, SafetensorsHeader)> {
         let path = self.source_path(directory);
-        safetensors_headers::read_headers(&self.directories, &path, &listing.entries)
+        safetensors_headers::read_headers(&self.directories, &path, listing)
     }
 
     /// The virtual file of what was shown: remembered, or made again.

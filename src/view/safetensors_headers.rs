@@ -1,21 +1,22 @@
-//! Headers of real safetensors files, which a view shows without a look inside.
+//! The first bytes of files that a view shows as they are, without a look inside.
 //!
-//! Commands that describe a directory ask for them: for each file that is called safetensors, its number of
-//! tensors, or why it is no such file.
+//! Commands that describe a directory ask for them: for each file that is called safetensors, its number of tensors, or
+//! why it is no such file; for each that stays as it is by a rule, whether it is what a failed download left.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::checkpoint::{self, Candidate, Format};
+use crate::checkpoint::{self, Candidate, Format, UnreadFormat};
 use crate::shell_word::shell_word;
-use crate::source::FileKind;
+use crate::source::{FileKind, OpenFile};
 use crate::threads::parallel_map;
 
 use super::directory_query::MAX_PARSER_THREADS;
 use super::directory_store::DirectoryStore;
-use super::entry::{NamedEntry, ViewEntry};
+use super::entry::{Listing, NamedEntry, ViewEntry};
 
-/// What is in a file that is called safetensors.
+/// What is in a file that is called safetensors, or stands where a checkpoint should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SafetensorsHeader {
     /// A safetensors header of so many tensors.
@@ -29,20 +30,22 @@ pub enum SafetensorsHeader {
     },
 }
 
-/// Reads the headers of those listed names that are called safetensors and stand for themselves.
+/// Reads the headers of those listed names that are called safetensors and stand for themselves, and the first bytes
+/// of those that stay as they are by a rule.
 pub fn read_headers(
     store: &DirectoryStore,
     directory: &Path,
-    entries: &[NamedEntry],
+    listing: &Listing,
 ) -> Vec<(OsString, SafetensorsHeader)> {
+    let Listing { entries, skipped, .. } = listing;
+    let skipped: HashSet<&OsStr> = skipped.iter().map(|(name, _)| &**name).collect();
+    let is_candidate = |name: &OsStr| has_safetensors_extension(name) || skipped.contains(name);
     let is_read = |named: &&NamedEntry| match &named.entry {
-        ViewEntry::Source(found) => {
-            found.kind == FileKind::File && has_safetensors_extension(&named.name)
-        }
+        ViewEntry::Source(found) => found.kind == FileKind::File && is_candidate(&named.name),
         // A link that cannot be followed says so itself; a virtual file's sources are listed with that.
         ViewEntry::Link(_, target) => {
             target.is_some()
-                && has_safetensors_extension(&named.name)
+                && is_candidate(&named.name)
                 && !leads_to_virtual_file(store, directory, &named.name)
         }
         ViewEntry::VirtualFile(_) | ViewEntry::Index(_) => false,
@@ -50,8 +53,27 @@ pub fn read_headers(
     let names: Vec<&str> =
         entries.iter().filter(is_read).filter_map(|named| named.name.to_str()).collect();
     let headers =
-        parallel_map(&names, MAX_PARSER_THREADS, |name| read_header(store, directory, name));
-    names.iter().map(OsString::from).zip(headers).collect()
+        parallel_map(&names, MAX_PARSER_THREADS, |name| {
+            match has_safetensors_extension(name.as_ref()) {
+                true => Some(read_header(store, directory, name)),
+                false => failed_download(store, &directory.join(name)),
+            }
+        });
+    let headers = names.iter().map(OsString::from).zip(headers);
+    headers.filter_map(|(name, header)| Some((name, header?))).collect()
+}
+
+/// What a failed download left at a path, if that is there.
+fn failed_download(store: &DirectoryStore, path: &Path) -> Option<SafetensorsHeader> {
+    let format = unread_format(store, path).filter(UnreadFormat::is_failed_download)?;
+    let remedy = format.remedy(&store.context.root.path().join(path));
+    Some(SafetensorsHeader::Other { reason: format.to_string(), remedy })
+}
+
+/// The format of a file, if it is none of a checkpoint. `None` also if it cannot be read.
+pub fn unread_format(store: &DirectoryStore, path: &Path) -> Option<UnreadFormat> {
+    let file = OpenFile::open_in_root(&store.context.root, path).ok()?;
+    checkpoint::detect_unread(&file, path).ok()?
 }
 
 fn has_safetensors_extension(name: &OsStr) -> bool {

@@ -5,11 +5,13 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use crate::checkpoint::UnreadFormat;
 use crate::source::FileKind;
 
 use super::directory_query::{DirectoryQuery, QueryError};
 use super::directory_store::DirectoryStore;
 use super::planned_file::BuildOutcome;
+use super::safetensors_headers::unread_format;
 
 /// What a view shows of checkpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,10 +24,15 @@ pub struct Survey {
     pub kept: usize,
     /// Safetensors files, which are shown as they are.
     pub safetensors: usize,
+    /// Files that are named as checkpoints and are none, such as LFS pointers.
+    pub not_checkpoints: usize,
 }
 
 /// Directories of a survey: as many as half a second is enough for, if the system knows them.
 const MAX_SURVEYED_DIRECTORIES: usize = 10_000;
+
+/// Files of one directory that are opened to see what they are.
+const MAX_EXAMINED_FILES: usize = 64;
 
 /// One directory of a survey.
 struct SurveyedDirectory {
@@ -58,6 +65,7 @@ pub fn survey(store: &DirectoryStore, base: &Path, until: Instant) -> Option<Sur
         total.refused += survey.refused;
         total.kept += survey.kept;
         total.safetensors += survey.safetensors;
+        total.not_checkpoints += survey.not_checkpoints;
         is_complete &= is_whole;
         pending.extend(folders.into_iter().map(|folder| path.join(folder)));
     }
@@ -71,11 +79,8 @@ fn survey_directory(
     until: Instant,
 ) -> Result<SurveyedDirectory, QueryError> {
     let directory = query.directory;
-    let mut surveyed = SurveyedDirectory {
-        survey: Survey { kept: directory.skipped.len(), ..Survey::default() },
-        folders: Vec::new(),
-        is_complete: true,
-    };
+    let mut surveyed =
+        SurveyedDirectory { survey: Survey::default(), folders: Vec::new(), is_complete: true };
     for file in &directory.files {
         if Instant::now() >= until {
             surveyed.is_complete = false;
@@ -85,10 +90,28 @@ fn survey_directory(
             surveyed.survey.has_virtual_file = true;
             return Ok(surveyed);
         }
-        if let Some(BuildOutcome::Refused(refusal)) = file.known_outcome()
-            && !refusal.is_not_checkpoint
-        {
-            surveyed.survey.refused += 1;
+        match file.known_outcome() {
+            Some(BuildOutcome::Refused(refusal)) if refusal.is_not_checkpoint => {
+                surveyed.survey.not_checkpoints += 1;
+            }
+            Some(BuildOutcome::Refused(_)) => surveyed.survey.refused += 1,
+            _ => {}
+        }
+    }
+    let mut left_to_examine = MAX_EXAMINED_FILES;
+    // By their first bytes. What is not looked at counts as what its name says.
+    let mut is_other = |name: &OsStr, is_telling: fn(&UnreadFormat) -> bool| {
+        if left_to_examine == 0 || Instant::now() >= until {
+            return false;
+        }
+        left_to_examine -= 1;
+        unread_format(store, &path.join(name)).is_some_and(|format| is_telling(&format))
+    };
+    for (name, _) in &directory.skipped {
+        // Training state may be of any format.
+        match is_other(name, UnreadFormat::is_failed_download) {
+            true => surveyed.survey.not_checkpoints += 1,
+            false => surveyed.survey.kept += 1,
         }
     }
     let follows_links = store.context.options.parse.follow_symlinks;
@@ -105,8 +128,13 @@ fn survey_directory(
             }
             // Inside the source, it leads to what is surveyed anyway.
             Some(FileKind::Link) if follows_links => surveyed.is_complete = false,
-            Some(FileKind::File | FileKind::Link) if is_safetensors(name) => {
-                surveyed.survey.safetensors += 1;
+            Some(FileKind::File | FileKind::Link)
+                if is_safetensors(name) && !directory.is_skipped(name) =>
+            {
+                match is_other(name, |_| true) {
+                    true => surveyed.survey.not_checkpoints += 1,
+                    false => surveyed.survey.safetensors += 1,
+                }
             }
             _ => {}
         }
@@ -144,11 +172,28 @@ mod tests {
         assert_eq!(survey_of(folder.path(), ViewOptions::default()), Some(Survey::default()));
         write("a/broken.ckpt", b"PK\x03\x04 and no archive");
         write("a/optimizer.bin", b"kept");
-        write("b/c/whole.safetensors", b"not looked at");
+        write("b/c/whole.safetensors", b"\x02\0\0\0\0\0\0\0{}");
         let keep = KeepRules::new(&["optimizer*".to_owned()]).unwrap();
         let found = survey_of(folder.path(), ViewOptions { keep, ..ViewOptions::default() });
-        let expected = Survey { has_virtual_file: false, refused: 1, kept: 1, safetensors: 1 };
+        let expected = Survey { refused: 1, kept: 1, safetensors: 1, ..Survey::default() };
         assert_eq!(found, Some(expected));
+    }
+
+    #[test]
+    fn what_a_failed_download_left_is_no_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n";
+        for name in ["model.safetensors", "pytorch_model.bin", "optimizer.pt"] {
+            fs::write(folder.path().join(name), pointer).unwrap();
+        }
+        fs::create_dir(folder.path().join("a")).unwrap();
+        fs::write(folder.path().join("a/x.ckpt"), "<!DOCTYPE html><html>").unwrap();
+        let found = survey_of(folder.path(), ViewOptions::default());
+        assert_eq!(found, Some(Survey { not_checkpoints: 4, ..Survey::default() }));
+        // Training state of a format of its own is kept, and nothing is wrong with it.
+        fs::write(folder.path().join("optimizer.pt"), "text").unwrap();
+        let found = survey_of(folder.path(), ViewOptions::default());
+        assert_eq!(found, Some(Survey { kept: 1, not_checkpoints: 3, ..Survey::default() }));
     }
 
     #[test]

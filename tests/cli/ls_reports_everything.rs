@@ -367,3 +367,32 @@ fn a_directory_that_cannot_be_read_keeps_no_other_from_being_listed() {
     assert_eq!((outcome.code, outcome.stdout.as_str()), (1, ""), "{}", outcome.stderr);
     fs::set_permissions(folder.path().join("m/b"), fs::Permissions::from_mode(0o755)).unwrap();
 }
+
+/// In a directory it is listed with its reason. A path that was typed is an error, as for `inspect`.
+#[test]
+fn a_refused_file_that_was_named_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 3\n";
+    for (name, bytes) in [
+        ("damaged.safetensors", &b"\x10\0\0\0\0\0\0\0{\"a\":"[..]),
+        ("pointer.safetensors", pointer),
+        ("optimizer.pt", pointer),
+    ] {
+        let path = path(folder.path(), name);
+        fs::write(&path, bytes).unwrap();
+        let (listed, inspected) = (run(&["ls", &path]), run(&["inspect", &path]));
+        assert_eq!((listed.code, listed.stdout.as_str()), (3, ""), "{name}");
+        assert_eq!(listed.stderr, inspected.stderr, "{name}");
+        let as_json = run(&["ls", "--json", &path]);
+        assert_eq!((as_json.code, as_json.stdout.as_str()), (3, ""), "{name}");
+    }
+    let listed = run(&["ls", folder.path().to_str().unwrap()]);
+    assert_eq!(listed.code, 0, "{}", listed.stderr);
+    assert_eq!(listed.stdout.matches("a Git LFS pointer").count(), 2, "{}", listed.stdout);
+    // Kept by a rule, and nothing is wrong with it.
+    let kept = path(folder.path(), "optimizer.bin");
+    fs::write(&kept, "state of another program").unwrap();
+    let listed = run(&["ls", &kept]);
+    assert_eq!(listed.code, 0, "{}", listed.stderr);
+    assert!(listed.stdout.contains("matches optimizer*"), "{}", listed.stdout);
+}

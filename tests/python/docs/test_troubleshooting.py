@@ -203,11 +203,14 @@ def test_what_is_no_checkpoint_has_the_messages_of_the_page(srv):
     assert outcome.code == REFUSED and srv.is_on_page(outcome.stderr)
 
 
-@pytest.mark.parametrize("has_file", [True, False])
-def test_a_mount_without_virtual_files_says_so(srv, has_file):
+@pytest.mark.parametrize("state", ["a file", "no file", "pointers"])
+def test_a_mount_without_virtual_files_says_so(srv, state):
     srv.pickle.unlink()
-    if has_file:
+    if state == "a file":
         save_file({"a": np.ones(3)}, srv.models / "llama/model.safetensors")
+    if state == "pointers":
+        for name in ("model.safetensors", "pytorch_model.bin"):
+            (srv.models / "llama" / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     note = srv.ckptfs("mount", srv.models, srv.point).stderr
     words = note.partition("note: ")[2].partition(";")[0].strip().replace(str(srv.models), "…")
     assert f"`{words}`" in PAGE, note

@@ -7,14 +7,14 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::source::FileKind;
-use crate::view::{View, ViewEntry, ViewError, ViewOptions};
+use crate::view::{self, View, ViewEntry, ViewError, ViewOptions};
 
 use crate::cli::args::LsArgs;
 use crate::cli::each_path::for_each_path;
 use crate::cli::error::{CommandError, EXIT_FAILED, ErrorFormat};
 use crate::cli::stuck_path_check::check_path;
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
-use report::{DirectoryReport, EntryReport};
+use report::{DirectoryReport, EntryReport, NameReason};
 
 pub fn run(args: &LsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let options = args.view_args.to_options()?;
@@ -88,6 +88,11 @@ impl PathListing<'_> {
         check_path(root)?;
         let view = View::new(root, self.options.clone())?;
         let top = list(&view, root, Path::new(""))?;
+        let has_reason = |name: &NameReason| name.remedy.is_some();
+        if view.is_single() && top.0.left.iter().any(has_reason) {
+            // A checkpoint that was named and is refused is an error, as in every command.
+            view::open(root, &self.options.parse)?;
+        }
         Ok((view, top))
     }
 

@@ -136,7 +136,14 @@ impl DirectoryReport {
         listing.entries.retain(|named| is_reachable(&named.name));
         listing.unreadable.retain(|(name, ..)| is_reachable(name));
         let mut tensors = HashMap::new();
-        let mut left: Vec<NameReason> = listing.skipped.into_iter().map(NameReason::of).collect();
+        // What a file holds says more than the rule by which it stays.
+        let is_explained = |(_, header): &&(OsString, SafetensorsHeader)| {
+            matches!(header, SafetensorsHeader::Other { .. })
+        };
+        let explained: HashSet<&OsString> =
+            headers.iter().filter(is_explained).map(|(name, _)| name).collect();
+        let skipped = listing.skipped.into_iter().filter(|(name, _)| !explained.contains(name));
+        let mut left: Vec<NameReason> = skipped.map(NameReason::of).collect();
         let originals = listing.refused.iter().flat_map(|refusal| &refusal.originals);
         let originals: HashSet<OsString> = originals.map(OsString::from).collect();
         for (name, header) in headers {

@@ -145,23 +145,36 @@ const UNPRIVILEGED_NOTE: &str = "mounted without privileges: files shown unchang
 
 /// The note of a mount in which nothing becomes a virtual file.
 fn nothing_virtual_note(source: &Path, survey: &Survey) -> Option<String> {
-    let Survey { has_virtual_file, refused, kept, safetensors } = *survey;
-    let list = format!("ckptfs ls -r {}", shell_word(source));
-    let reason = match () {
-        () if has_virtual_file => return None,
-        () if refused > 0 => {
-            format!("{} refused; {list} says why", count_are(refused, "checkpoint"))
-        }
+    let Survey { has_virtual_file, refused, kept, safetensors, not_checkpoints } = *survey;
+    if has_virtual_file {
+        return None;
+    }
+    let mut findings = Vec::new();
+    match () {
+        () if refused > 0 => findings.push(format!("{} refused", count_are(refused, "checkpoint"))),
         () if kept > 0 => {
-            format!("{} kept unchanged; {list} says why", count_are(kept, "checkpoint"))
+            findings.push(format!("{} kept unchanged", count_are(kept, "checkpoint")));
         }
         () if safetensors > 0 => {
             let files = count_are(safetensors, "safetensors file");
-            format!("{files} shown unchanged; {list} lists what is there")
+            findings.push(format!("{files} shown unchanged"));
         }
-        () => format!("no checkpoint is in it; {list} lists what is there"),
-    };
-    Some(format!("nothing in {} becomes a virtual file: {reason}", source.display()))
+        () if not_checkpoints == 0 => findings.push("no checkpoint is in it".to_owned()),
+        () => {}
+    }
+    match not_checkpoints {
+        0 => {}
+        1 => findings.push("1 file named as a checkpoint is not one".to_owned()),
+        n => findings.push(format!("{n} files named as checkpoints are not checkpoints")),
+    }
+    let has_reasons = refused > 0 || kept > 0 || not_checkpoints > 0;
+    let lists = if has_reasons { "says why" } else { "lists what is there" };
+    Some(format!(
+        "nothing in {} becomes a virtual file: {}; ckptfs ls -r {} {lists}",
+        source.display(),
+        findings.join(", and "),
+        shell_word(source),
+    ))
 }
 
 /// A count and its verb: `1 checkpoint is`, `2 checkpoints are`.
@@ -255,4 +268,38 @@ fn mount_options(args: &MountArgs, log: LogStats) -> Result<MountOptions, Comman
 /// The directory of access traces.
 fn default_trace_dir() -> Option<PathBuf> {
     Some(xdg_folder("XDG_CACHE_HOME", ".cache")?.join("ckptfs/orders"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_without_virtual_files_says_what_is_there_instead() {
+        let note =
+            |survey: Survey| nothing_virtual_note(Path::new("m"), &survey).unwrap_or_default();
+        let none = Survey::default();
+        for (survey, says) in [
+            (none, "no checkpoint is in it; ckptfs ls -r m lists what is there"),
+            (
+                Survey { safetensors: 1, ..none },
+                "1 safetensors file is shown unchanged; ckptfs ls -r m lists what is there",
+            ),
+            (
+                Survey { not_checkpoints: 2, ..none },
+                "2 files named as checkpoints are not checkpoints; ckptfs ls -r m says why",
+            ),
+            (
+                Survey { kept: 1, not_checkpoints: 1, safetensors: 3, ..none },
+                "1 checkpoint is kept unchanged, and 1 file named as a checkpoint is not one; ckptfs ls -r m says why",
+            ),
+            (
+                Survey { refused: 2, kept: 1, ..none },
+                "2 checkpoints are refused; ckptfs ls -r m says why",
+            ),
+        ] {
+            assert_eq!(note(survey), format!("nothing in m becomes a virtual file: {says}"));
+        }
+        assert_eq!(note(Survey { has_virtual_file: true, not_checkpoints: 1, ..none }), "");
+    }
 }
