@@ -9,60 +9,45 @@ import sys
 from ckptfs import _ckptfs
 
 
-_FAILED, _USAGE = 1, 2
-
-_RUN_USAGE = """\
-Run a Python program that reads with ckptfs in place of safetensors
-
-Usage: ckptfs run SCRIPT [ARGUMENTS]...
-       ckptfs run -m MODULE [ARGUMENTS]...
-
-What is replaced: python -c 'import ckptfs; help(ckptfs.install)'
-Environment: CKPTFS_BACKEND, CKPTFS_THREADS, CKPTFS_MEMORY, CKPTFS_PINNED, CKPTFS_GPUDIRECT, CKPTFS_LOG,
-CKPTFS_DISABLE; python -c 'import ckptfs; help(ckptfs.configure)' explains them.
-
-Examples:
-  ckptfs run generate.py --model models/llama
-  CKPTFS_LOG=info ckptfs run -m my_package.serve
-"""
+_DONE, _FAILED = 0, 1
 
 
 def main():
     """Runs the command line of this process."""
-    words = sys.argv[1:]
-    if words[:2] in (["help", "run"], ["help", "bench"]):
-        words = [words[1], "--help"]
-    if words[:1] == ["run"]:
+    words = ["ckptfs", *sys.argv[1:]]
+    parsed = _ckptfs.parse_command(words)
+    if isinstance(parsed, int):
+        return parsed
+    command, options = parsed or (None, {})
+    if command == "run":
         # Before the handler of Ctrl-C changes: the program has that of Python.
-        return run(words[1:])
+        return run(**options)
     # Python's own handler would act on Ctrl-C only once Rust is done.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if words[:1] == ["bench"]:
+    if command == "bench":
         from ckptfs.bench import cli
 
-        return cli.main(words[1:])
+        return cli.main(cli.Options(**options))
     # This command, when it is started again, must find the same package, and none in the current directory.
     flag = "-I" if sys.flags.isolated else "-P"
-    return _ckptfs.run_command(["ckptfs", *words], sys.executable, [flag, "-m", "ckptfs"])
+    return _ckptfs.run_command(words, sys.executable, [flag, "-m", "ckptfs"])
 
 
-def run(words):
+def run(words, is_module, quiet):
     """`ckptfs run`: an unchanged program that reads with ckptfs in place of safetensors.
 
-    It runs in this process, as Python itself would run it. Returns the exit code unless the program exits."""
+    `words` are the script or the module, and its arguments. It runs in this process, as Python itself would run it.
+    Returns the exit code unless the program exits."""
     import importlib.util
     import os
     import runpy
 
-    if words and words[0] in ("-h", "--help"):
-        print(_RUN_USAGE, end="")
-        return 0
-    is_module = words[:1] == ["-m"]
-    words = words[1:] if is_module else words
-    if not words:
-        return _refuse(f"run needs {'a module after -m' if is_module else 'a program'}", "ckptfs run --help", _USAGE)
     if not is_module and not os.path.exists(words[0]):
-        return _refuse(f"{words[0]}: no such file or directory", "check the path of the program", _FAILED)
+        return _refuse(f"{words[0]}: no such file or directory", "check the path of the program")
+    if quiet:
+        from ckptfs.settings import configure
+
+        configure(log="error")
     from ckptfs.shims.install import install
 
     install()
@@ -78,11 +63,11 @@ def run(words):
         except ModuleNotFoundError:
             is_there = False
         if not is_there:
-            return _refuse(f"no module named {words[0]!r}", "check its name, and the directory to start from", _FAILED)
+            return _refuse(f"no module named {words[0]!r}", "check its name, and the directory to start from")
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(words[0], run_name="__main__")
-    return 0
+    return _DONE
 
 
 def _show_programs_frames(kind, fault, trace):
@@ -98,7 +83,7 @@ def _show_programs_frames(kind, fault, trace):
     sys.__excepthook__(kind, fault, fault.__traceback__)
 
 
-def _refuse(message, remedy, code):
+def _refuse(message, remedy):
     """Reports an error as every command does."""
     print(f"ckptfs: {message}\n  what to do: {remedy}", file=sys.stderr)
-    return code
+    return _FAILED

@@ -107,25 +107,26 @@ Examples:
 
 #[cfg(feature = "mount")]
 pub const RUN: &str = "\
-Reads with ckptfs in place of safetensors: see help(ckptfs.install). The program runs in this process, as Python itself \
-would run it.
+What is replaced: python -c 'import ckptfs; help(ckptfs.install)'. The program runs in this process, as Python itself \
+would run it. With --quiet, only errors of ckptfs are logged.
 
-Environment: CKPTFS_BACKEND, CKPTFS_THREADS, CKPTFS_MEMORY, CKPTFS_LOG, CKPTFS_DISABLE: see help(ckptfs.configure).
+Environment: CKPTFS_BACKEND, CKPTFS_THREADS, CKPTFS_MEMORY, CKPTFS_PINNED, CKPTFS_GPUDIRECT, CKPTFS_LOG, \
+CKPTFS_DISABLE; python -c 'import ckptfs; help(ckptfs.configure)' explains them.
 
 Examples:
-  ckptfs run train.py --epochs 3
-  ckptfs run -m package.train --epochs 3";
+  ckptfs run generate.py --model models/llama
+  CKPTFS_LOG=info ckptfs run -m my_package.serve";
 
 #[cfg(feature = "mount")]
 pub const BENCH: &str = "\
 Loaders: ckptfs is this package; mount is safetensors reading a file of a mount that is made for this run. Both are \
-measured owned (in memory of their own; for safetensors backend=\"pread\") and mapped. Names of the other loaders, for \
---against: safetensors, fastsafetensors, runai, instanttensor, torch.
+measured owned (in memory of their own; for safetensors backend=\"pread\") and mapped.
 
-Cold: before each load, root drops all caches of the machine, and another user only those of the files.
-Cached: the files, and what the mount shows, are in the page cache.
+Cold: before each load the checkpoint's files are evicted from the page cache; with --cold all caches of the machine \
+are dropped, the loaders' code too. Cached: the files, and what the mount shows, are in the page cache.
 
 Examples:
   ckptfs bench models/llama
   ckptfs bench models/llama --device cuda:0 --runs 3
-  ckptfs bench models/llama --against safetensors,runai --html llama.html";
+  ckptfs bench models/llama --against safetensors,runai --html llama.html
+  sudo ckptfs bench models/llama --cold --runs 10";

@@ -1,13 +1,17 @@
 //! `run` and `bench`: commands that only the Python package has, and runs itself.
 //!
-//! Their options are declared here, for help, completions, man pages and the package.
+//! Their options are declared and parsed here; the package gets their values.
 
 use std::ffi::OsString;
 
 use clap::CommandFactory;
+#[cfg(feature = "python")]
+use clap::FromArgMatches;
 
 use super::args::CommandLine;
 use super::error::{CommandError, EXIT_USAGE};
+#[cfg(feature = "python")]
+use super::usage_error;
 
 /// The names of the commands.
 const PYTHON_COMMANDS: [&str; 2] = ["run", "bench"];
@@ -22,18 +26,18 @@ const PYTHON_COMMANDS: [&str; 2] = ["run", "bench"];
 )]
 pub struct RunArgs {
     /// Run this module instead of a script
-    #[arg(short)]
-    pub module: Option<String>,
+    #[arg(short, value_name = "MODULE", num_args = 1.., allow_hyphen_values = true)]
+    pub module: Vec<OsString>,
     /// The program, and the arguments that it gets
     #[arg(value_name = "SCRIPT", trailing_var_arg = true, allow_hyphen_values = true)]
-    #[arg(value_hint = clap::ValueHint::AnyPath)]
-    pub words: Vec<OsString>,
+    #[arg(required_unless_present = "module", value_hint = clap::ValueHint::AnyPath)]
+    pub script: Vec<OsString>,
 }
 
 /// Measure how fast a checkpoint loads, with ckptfs and other libraries
 #[cfg(feature = "mount")]
 #[derive(Debug, clap::Parser)]
-#[command(name = "bench", bin_name = "ckptfs bench", after_help = super::help_text::BENCH)]
+#[command(name = "bench", after_help = super::help_text::BENCH)]
 pub struct BenchArgs {
     /// A checkpoint file, or a directory with one
     #[arg(value_hint = clap::ValueHint::AnyPath)]
@@ -44,7 +48,6 @@ pub struct BenchArgs {
     /// Libraries to compare with [default: all that are installed]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     #[arg(value_parser = ["safetensors", "fastsafetensors", "runai", "instanttensor", "torch"])]
-    #[arg(hide_possible_values = true)]
     pub against: Option<Vec<String>>,
     /// Loads of each kind, 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 5)]
@@ -77,14 +80,45 @@ pub fn python_command_table() -> [clap::Command; 2] {
     [RunArgs::command(), BenchArgs::command()]
 }
 
+/// The command of the Python package that the words ask for, or for its help. Of all options, only `-q` may precede it.
+fn named_command(words: &[OsString]) -> Option<&'static str> {
+    let is_before = |word: &&OsString| ["help", "-q", "--quiet"].iter().any(|one| *word == one);
+    let command = words.iter().skip(1).find(|word| !is_before(word))?;
+    PYTHON_COMMANDS.into_iter().find(|name| command == name)
+}
+
+/// A command of the Python package, parsed.
+#[cfg(feature = "python")]
+#[derive(Debug)]
+pub enum PythonCommand {
+    Run(RunArgs),
+    Bench(BenchArgs),
+}
+
+/// Parses a command line of the Python package's own commands, and whether it asks for quiet. `None` is any other
+/// command line; `Err` has the exit code where help or an error was printed.
+#[cfg(feature = "python")]
+pub fn parse_python_command(words: &[OsString]) -> Option<Result<(PythonCommand, bool), u8>> {
+    let name = named_command(words)?;
+    let mut table = CommandLine::command().subcommands(python_command_table());
+    let parsed = table.try_get_matches_from_mut(words).and_then(|matches| {
+        let options = matches.subcommand_matches(name).unwrap_or(&matches);
+        let command = match name {
+            "run" => PythonCommand::Run(RunArgs::from_arg_matches(options)?),
+            _ => PythonCommand::Bench(BenchArgs::from_arg_matches(options)?),
+        };
+        Ok((command, matches.get_flag("quiet")))
+    });
+    Some(parsed.map_err(|error| usage_error::report(&error, words, &table)))
+}
+
 /// The error of a command line that asks for one of them, or for its help, without the Python package.
 pub fn refuse_python_command(words: &[OsString]) -> Option<CommandError> {
     #[cfg(feature = "mount")]
     if crate::mount::lifecycle::respawn::has_runner() {
         return None;
     }
-    let command = words.iter().skip(1).find(|word| *word != "help")?;
-    let name = PYTHON_COMMANDS.iter().find(|name| command == **name)?;
+    let name = named_command(words)?;
     let message = format!("{name}: only the Python package has this command");
     let remedy = format!(
         "in the repository of ckptfs: scripts/dist && pip install dist/ckptfs-{}-*.whl, then ckptfs {name}",

@@ -6,6 +6,7 @@
 //! The interpreter's lock is free while anything is read. The main thread handles signals where that may take long.
 
 mod checkpoint;
+mod command;
 mod device;
 mod dlpack;
 mod error;
@@ -31,6 +32,8 @@ mod _ckptfs {
 
     #[pymodule_export]
     use super::checkpoint::{PyCheckpoint, open_each};
+    #[pymodule_export]
+    use super::command::parse_command;
     #[pymodule_export]
     use super::device::{
         device_obstacle, is_integrated, load_on_device, load_to_devices, trim_pinned,

@@ -53,7 +53,14 @@ fn commands_of_the_python_package_are_explained_and_not_listed() {
     fs::create_dir(folder.path().join("bench")).unwrap();
     fs::create_dir(folder.path().join("there")).unwrap();
     for name in ["run", "bench"] {
-        for words in [vec![name], vec![name, "there"], vec![name, "--help"], vec!["help", name]] {
+        for words in [
+            vec![name],
+            vec![name, "there"],
+            vec![name, "--help"],
+            vec!["help", name],
+            vec!["-q", name, "there"],
+            vec!["--quiet", "help", name],
+        ] {
             let mut command = Command::new(command::ckptfs());
             let outcome = command::run_command(command.current_dir(folder.path()).args(&words));
             assert_eq!(outcome.code, 2, "{words:?}: {}", outcome.stderr);

@@ -5,24 +5,24 @@ with a cold and with a filled page cache, once all were seen to give equal tenso
 own, and the loaders take turns, so that none finds what another left behind.
 """
 
-import argparse
 import contextlib
 import errno
 import json
 import os
 import stat
 import sys
+from typing import NamedTuple
 
 from ckptfs import child_process
 from ckptfs.bench import html, machine, page_cache, report, schedule, signals
-from ckptfs.bench.loaders import MOUNTED, OURS, PEERS, REFERENCES, is_installed, select
+from ckptfs.bench.loaders import MOUNTED, OURS, REFERENCES, is_installed, select
 from ckptfs.bench.mount import CheckpointMount, daemon_of
 from ckptfs.bench.process import WorkerProcess
 from ckptfs.errors import SafetensorError, error, in_words
 from ckptfs.progress import Bar
 from ckptfs.save import atomic_file
 
-_DONE, _FAILED, _USAGE = 0, 1, 2
+_DONE, _FAILED = 0, 1
 
 # What a remedy begins with, in an exception and on a terminal.
 _REMEDY = "what to do: "
@@ -30,32 +30,27 @@ _REMEDY = "what to do: "
 # The share of the files that must be in the page cache for a load to count as cached.
 _MIN_CACHED_SHARE = 0.99
 
-_HELP = f"""\
-Loaders: `ckptfs` is this package; `mount` is safetensors reading a file of a mount that is made for this run.
-Both are measured owned (in memory of their own; for safetensors backend="pread") and mapped.
-Names of the other loaders, for --against: {", ".join(PEERS)}.
 
-Cold: before each load the checkpoint's files are evicted from the page cache; with --cold all caches of the
-machine are dropped, the loaders' code too. Cached: the files, and what the mount shows, are in the page cache.
+class Options(NamedTuple):
+    """The options of the command, which `src/cli/python_commands.rs` declares."""
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 refused checkpoint.
-
-Examples:
-  ckptfs bench models/llama
-  ckptfs bench models/llama --against safetensors,runai --html llama.html
-  sudo ckptfs bench models/llama --cold --runs 10
-"""
+    path: str
+    device: str
+    against: list | None
+    runs: int
+    cold: bool
+    json: bool
+    html: str | None
+    quiet: bool
 
 
-def main(words):
-    """Runs `ckptfs bench` with these words, and returns its exit code."""
-    parser = _parser()
-    parser.is_json = "--json" in words
-    options = parser.parse_args(words)
-    bar = Bar(vanishes=True)
+def main(options):
+    """Runs `ckptfs bench` with these options, and returns its exit code."""
+    bar = None if options.quiet else Bar(vanishes=True)
     try:
         with signals.deferred(), contextlib.ExitStack() as ends:
-            ends.callback(bar.end)
+            if bar:
+                ends.callback(bar.end)
             # Before anything is measured: it may not be possible to write there.
             file = _new_page(options.html, ends)
             results = measure(options.path, options.device, options.runs, options.against, options.cold, bar)
@@ -80,48 +75,6 @@ def _report(message, remedy, code, is_json):
         shown = f"ckptfs: {message}" + (f"\n  {_REMEDY}{remedy}" if remedy else "")
     print(shown, file=sys.stderr)
     return code
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports wrong arguments as every other error."""
-
-    is_json = False
-
-    def error(self, message):
-        raise SystemExit(_report(message, f"{self.prog} --help lists the options", _USAGE, self.is_json))
-
-
-def _parser():
-    parser = _Parser(
-        prog="ckptfs bench", epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Measure how fast a checkpoint loads with ckptfs, through a mount, and with other libraries",
-    )  # fmt: skip
-    parser.add_argument("path", metavar="PATH", help="a checkpoint file, or a directory that holds one")
-    parser.add_argument(
-        "--device", default="cpu", metavar="DEVICE", help="where the tensors go, such as cuda:0 [default: cpu]"
-    )
-    parser.add_argument(
-        "--against", type=_peers, metavar="NAME,...", help="libraries to compare with [default: all installed]"
-    )
-    parser.add_argument("--runs", type=_count, default=5, metavar="N", help="loads of each kind [default: 5]")
-    parser.add_argument("--cold", action="store_true", help="drop all caches of the machine (needs root)")
-    parser.add_argument("--json", action="store_true", help="print JSON with the numbers of every load")
-    parser.add_argument("--html", metavar="FILE", help="write a page with tables and charts too")
-    return parser
-
-
-def _count(text):
-    if not text.isdecimal() or not 0 < int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 1000")
-    return int(text)
-
-
-def _peers(text):
-    names = [*dict.fromkeys(text.split(","))]
-    for name in names:
-        if name not in PEERS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PEERS)}")
-    return names
 
 
 def _new_page(path, ends):

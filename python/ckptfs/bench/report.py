@@ -1,5 +1,6 @@
 """The results of `ckptfs bench`, which `--json` prints, as text for a terminal."""
 
+import math
 import statistics
 
 from ckptfs.bench import machine
@@ -60,9 +61,10 @@ def _lines(results):
     yield f"{', '.join(results['loaders'])}: gave equal tensors"
     yield results["summary"]
     for state, title in states(results):
-        heads, rows = table(results, state, title)
         yield ""
-        yield from aligned(heads, [[f"  {name}", *cells] for name, *cells in rows])
+        yield title + (f"; speed-up against {results['against']}" if results["against"] else "")
+        for heads, rows in _narrow_tables(results, state):
+            yield from aligned(heads, [[f"  {name}", *cells] for name, *cells in rows])
     yield ""
     for name, value in machine.in_words(results["machine"]):
         yield f"{name}: {value}"
@@ -75,6 +77,37 @@ def table(results, state, title):
     against = results["against"]
     heads = [title, *_HEADS, f"speed-up against {against}" if against else "speed-up"]
     return without_empty(heads, [_row(name, one) for name, one in results[state].items()])
+
+
+def _narrow_tables(results, state):
+    """What `table` has, as two tables that fit on a terminal of 80 columns: times, and what they cost."""
+    loaders = results[state].items()
+    times = [[name, _spread(one["median_seconds"], one["seconds"]), _figure(one["gb_per_second"]), _speedup(one)]
+             for name, one in loaders]  # fmt: skip
+    yield without_empty(["", "all there, s", "GB/s", "speed-up"], times)
+    costs = []
+    for name, one in loaders:
+        daemon, peak = one["daemon_cpu_seconds"], one["peak_bytes"]
+        costs.append([
+            name, _figure(statistics.median(one["returned_seconds"])), _figure(statistics.median(one["cpu_seconds"])),
+            "" if daemon is None else _figure(statistics.median(daemon)), "" if peak is None else _figure(max(peak) / 1e6),
+        ])  # fmt: skip
+    yield without_empty(["", "returned, s", "CPU, s", "daemon's CPU, s", "peak memory, MB"], costs)
+
+
+def _speedup(one):
+    """A speed-up, and the least and the most of all rounds; empty if there is none."""
+    return "" if one["speedup"] is None else _spread(one["speedup"], [one["speedup_least"], one["speedup_most"]])
+
+
+def _spread(value, values):
+    return f"{_figure(value)} ({_figure(min(values))} to {_figure(max(values))})"
+
+
+def _figure(value):
+    """Three significant digits, of which at most four lie behind the point."""
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:,.{min(max(digits, 0), 4)}f}"
 
 
 def _row(name, one):

@@ -13,12 +13,12 @@ import ckptfs
 import pytest
 import torch
 from ckptfs import child_process
-from ckptfs.bench import cli, loaders, schedule
+from ckptfs.bench import cli, loaders, report, schedule
 from ckptfs.bench import page_cache
 from ckptfs.bench.process import WorkerProcess
 from ckptfs.save import atomic_file
 
-from program import DONE, FAILED, REFUSED, USAGE
+from program import DONE, FAILED, REFUSED, USAGE, run_bench
 from samples import numbers, write_shards
 
 Refused = ckptfs.SafetensorError
@@ -34,7 +34,7 @@ def bench(*words):
 
 def test_shards_are_measured_against_all_that_is_installed(tmp_path, capsys, left):
     tensors = write_shards(tmp_path / "model", 1, 2, 2, 400)
-    assert cli.main([str(tmp_path / "model"), "--runs", "2", "--json"]) == DONE
+    assert run_bench([str(tmp_path / "model"), "--runs", "2", "--json"]) == DONE
     said = capsys.readouterr()
     # Standard error is no terminal here.
     assert said.err == "" and left() == []
@@ -70,7 +70,7 @@ def test_a_training_checkpoint_is_measured_against_torch_load(tmp_path, capsys):
     state = {"state_dict": {"a": numbers(1, 300, 200).t(), "b": torch.tensor(2)}, "epoch": 3}
     torch.save(state, tmp_path / "last.ckpt")
     (tmp_path / "beside.bin").write_bytes(b"no checkpoint")
-    assert cli.main([str(tmp_path / "last.ckpt"), "--runs", "1"]) == DONE
+    assert run_bench([str(tmp_path / "last.ckpt"), "--runs", "1"]) == DONE
     said = capsys.readouterr().out
     lines = said.splitlines()
     loaders = [*OURS, *MOUNTED, "torch.load", "torch.load mapped"]
@@ -78,8 +78,9 @@ def test_a_training_checkpoint_is_measured_against_torch_load(tmp_path, capsys):
     assert lines[1] == f"{', '.join(loaders)}: gave equal tensors"
     assert lines[2].startswith("Too small to judge: ") and "outweighs 2 tensors, 0.2 MB." in lines[2]
     for loader in loaders:
+        # Times and costs, for two states of the page cache.
         rows = [line for line in lines if line.startswith(f"  {loader}  ")]
-        assert len(rows) == 2 and all("x (" in row for row in rows), said
+        assert len(rows) == 4 and all(row.count(" to ") == 2 for row in rows[::2]), said
     assert "\nnote: ckptfs mapped: tensors read, not mapped: its bytes do not lie in order: 1\n" in said
     assert said.count("speed-up against torch.load") == 2 and said.count("daemon's CPU") == 2
     assert "\nfilesystem: " in said and "torch " in said
@@ -87,7 +88,7 @@ def test_a_training_checkpoint_is_measured_against_torch_load(tmp_path, capsys):
 
 def test_a_checkpoint_that_no_other_library_loads_has_a_note(tmp_path, capsys):
     torch.save({"a": numbers(1, 3), "made": Path("somewhere")}, tmp_path / "x.pt")
-    assert cli.main([str(tmp_path / "x.pt"), "--runs", "1", "--against", "torch,safetensors"]) == DONE
+    assert run_bench([str(tmp_path / "x.pt"), "--runs", "1", "--against", "torch,safetensors"]) == DONE
     said = capsys.readouterr().out
     assert "note: torch.load does not load it: " in said and "note: compared with nothing" in said
     assert "note: safetensors does not read torch checkpoints, and was left out" in said
@@ -146,6 +147,25 @@ def test_a_load_that_is_killed_early_does_not_end_the_next(tmp_path):
             assert list(process.measure({**asked, "digests": True})["tensors"]) == asked["names"]
 
 
+def test_tables_fit_on_a_terminal_of_80_columns():
+    one = {
+        "returned_seconds": [0.01234] * 3, "seconds": [0.0123, 123.45, 999.9], "median_seconds": 123.45,
+        "gb_per_second": 0.0001234, "cpu_seconds": [1234.567] * 3, "daemon_cpu_seconds": [98.76] * 3,
+        "peak_bytes": [123_456_789_012] * 3, "speedup": 12.345, "speedup_least": 0.1234, "speedup_most": 123.45,
+    }  # fmt: skip
+    longest = max((*loaders.LOADERS, *MOUNTED), key=len)
+    for heads, rows in report._narrow_tables({"cold": {longest: one}}, "cold"):
+        for line in report.aligned(heads, [[f"  {name}", *cells] for name, *cells in rows]):
+            assert len(line) <= 80, line
+
+
+@pytest.mark.parametrize(("value", "shown"), [
+    (0, "0"), (0.00001, "0.0000"), (0.012345, "0.0123"), (0.999, "0.999"), (1, "1.00"), (12.345, "12.3"), (1234.5, "1,234"),
+])  # fmt: skip
+def test_figures_have_three_digits(value, shown):
+    assert report._figure(value) == shown
+
+
 def test_a_library_that_fails_midway_is_left_out_unless_it_is_ours():
     fault = {"fault": "OSError: gone"}
     case, quiet = schedule.Case({"path": "x"}, daemon=lambda: 3), lambda _: None
@@ -170,7 +190,7 @@ def test_tensors_that_differ_are_an_error(other, tmp_path, monkeypatch, capsys, 
         return answer
 
     monkeypatch.setattr(WorkerProcess, "measure", changed)
-    assert cli.main([str(tmp_path / "model"), "--against", "safetensors"]) == FAILED
+    assert run_bench([str(tmp_path / "model"), "--against", "safetensors"]) == FAILED
     said = capsys.readouterr()
     assert f"{other} give different tensors: layers.0.1.weight\n" in said.err and not said.out
     assert left() == []
@@ -182,8 +202,8 @@ def test_a_source_that_cannot_be_loaded_is_refused_in_words(tmp_path):
         ([tmp_path / "nothing"], FAILED, f"ckptfs: {tmp_path}/nothing: no such file or directory"),
         ([tmp_path / "broken.safetensors"], REFUSED, "text, not a checkpoint of torch or safetensors"),
         ([tmp_path], REFUSED, "what to do: "),
-        ([tmp_path, "--runs", 0], USAGE, "'0' is no number"),
-        ([tmp_path, "--against", "safetensors,nobody"], USAGE, "'nobody' is none of safetensors, "),
+        ([tmp_path, "--runs", 0], USAGE, "0 is not in 1..=1000"),
+        ([tmp_path, "--against", "safetensors,nobody"], USAGE, f"[possible values: {', '.join(loaders.PEERS)}]"),
         ([tmp_path, "--html", tmp_path / "no/x.html"], FAILED, "no/x.html: cannot be written: No such file"),
         ([], USAGE, "PATH"),
     ]
@@ -197,6 +217,17 @@ def test_a_source_that_cannot_be_loaded_is_refused_in_words(tmp_path):
         done = bench(*words, "--json")
         told = json.loads(done.stderr)["error"]
         assert (done.returncode, done.stdout, told["code"]) == (code, "", code) and told["message"] and told["remedy"]
+
+
+def test_help_names_every_library_that_can_be_measured():
+    told = " ".join(bench("--help").stdout.split())
+    assert f"[possible values: {', '.join(loaders.PEERS)}]" in told
+
+
+def test_quiet_shows_no_progress(tmp_path, monkeypatch):
+    write_shards(tmp_path / "model", 1, 1, 1, 30)
+    monkeypatch.setattr(cli, "Bar", None)
+    assert run_bench([str(tmp_path / "model"), "-q", "--runs", "1", "--against", "safetensors"]) == DONE
 
 
 def test_a_page_to_an_unread_pipe_is_refused(tmp_path):
@@ -232,7 +263,7 @@ def test_a_missing_package_is_reported(monkeypatch, capsys):
     names, _ = loaders.select(["fastsafetensors"], "safetensors", "cuda:0")
     assert names == ["fastsafetensors", "fastsafetensors nogds"]
     installed.remove("torch")
-    assert cli.main(["x.safetensors"]) == FAILED
+    assert run_bench(["x.safetensors"]) == FAILED
     assert "what to do: pip install torch" in capsys.readouterr().err
 
 
@@ -261,17 +292,17 @@ def test_all_caches_are_dropped_only_when_asked(tmp_path, monkeypatch, capsys):
     drop.touch()
     monkeypatch.setattr(page_cache, "_DROP", str(drop))
     words = [str(tmp_path / "model"), "--runs", "1", "--json", "--against", "safetensors"]
-    assert cli.main(words) == DONE
+    assert run_bench(words) == DONE
     found = json.loads(capsys.readouterr().out)
     assert found["cleared_by"] == "posix_fadvise" and drop.read_text() == "" and found["cold"]
-    assert cli.main([*words, "--cold"]) == DONE
+    assert run_bench([*words, "--cold"]) == DONE
     found = json.loads(capsys.readouterr().out)
     assert found["cleared_by"] == str(drop) and drop.read_text() == "3\n" and found["cold"]
 
 
 def test_caches_that_cannot_be_dropped_are_refused_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(child_process, "run", None)
-    assert cli.main([str(tmp_path), "--cold"]) == FAILED
+    assert run_bench([str(tmp_path), "--cold"]) == FAILED
     said = capsys.readouterr().err
     assert "--cold drops all caches" in said and f"{page_cache._DROP} cannot be written" in said
     assert "\n  what to do: run it as root, or leave --cold out" in said

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 from ckptfs.bench import cli, html, report
 
-from program import DONE
+from program import DONE, run_bench
 from samples import write_shards
 
 HOSTILE = "<img src=x onerror=alert(1)> & \"'\x1b[31m\u202e\n"
@@ -69,7 +69,7 @@ def test_a_page_is_written_beside_the_table(tmp_path, capsys, left):
     written = tmp_path / "page.html"
     written.write_text("an older one")
     words = [str(folder), "--runs", "1", "--against", "safetensors", "--html", str(written)]
-    assert cli.main(words) == DONE
+    assert run_bench(words) == DONE
     said = capsys.readouterr()
     assert "ckptfs mapped" in said.out and "\x1b" not in said.out and "\u202e" not in said.out
     page = Page(written.read_text())
@@ -126,10 +126,12 @@ def test_a_summary_compares_the_fastest_of_each_kind():
 
 def test_a_table_has_the_columns_that_are_known():
     lines = [*report.lines(found())]
-    heads = next(line for line in lines if line.startswith("cold"))
-    assert "daemon's CPU" in heads and heads.endswith("speed-up against safetensors")
-    row = next(line for line in lines if line.startswith("  ckptfs owned"))
-    assert row.endswith("  1.50x (1.25 to 2.00)") and len(row) == len(heads)
+    assert "cold, these files evicted; speed-up against safetensors" in lines
+    at = next(n for n, line in enumerate(lines) if line.startswith("cold"))
+    times, costs = lines[at + 1 : at + 4], lines[at + 4 : at + 7]
+    assert times[0].split() == ["all", "there,", "s", "GB/s", "speed-up"] and "daemon's CPU, s" in costs[0]
+    assert times[1].startswith("  ckptfs owned  ") and times[1].endswith("  1.50 (1.25 to 2.00)")
+    assert len({*map(len, times)}) == 1 and len({*map(len, costs)}) == 1
     told = one([1.0]) | {"speedup": None, "peak_bytes": None}
     lines = "\n".join(report.lines(found(cold=None, cached={"a": told}, against=None)))
     assert "cold" not in lines and "daemon" not in lines and "peak" not in lines and "speed-up" not in lines
@@ -145,7 +147,7 @@ def test_a_terminal_shows_progress_and_keeps_none_of_it(tmp_path, monkeypatch, c
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     words = [str(tmp_path / "model"), "--runs", "1", "--json", "--against", "safetensors"]
-    assert cli.main(words) == DONE
+    assert run_bench(words) == DONE
     json.loads(capsys.readouterr().out)
     shown = terminal.getvalue().split("\r")
     assert "  0%  comparing: ckptfs owned" in shown[1] and "cached: safetensors, 1 of 1" in shown[-3]

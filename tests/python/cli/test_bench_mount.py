@@ -15,16 +15,17 @@ from ckptfs.bench import cli, mount, schedule
 from ckptfs.errors import error
 
 from mounts import PATIENCE, until
-from program import DONE
+from program import DONE, run_bench
 from samples import numbers, write_shards
 
 # As an unprivileged user, which may not drop all caches.
 RUN = """
 import sys
-from ckptfs.bench import cli
+from ckptfs import cli
 from ckptfs.bench import page_cache
 page_cache._DROP = "/nonexistent/drop_caches"
-sys.exit(cli.main(sys.argv[1:]))
+sys.argv[1:1] = ["bench"]
+sys.exit(cli.main())
 """
 
 
@@ -83,7 +84,7 @@ def test_where_no_mount_can_be_made_the_rest_is_measured(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(mounting, "mount", none)
     words = [str(tmp_path / "model"), "--runs", "1", "--json", "--against", "safetensors"]
-    assert cli.main(words) == DONE
+    assert run_bench(words) == DONE
     found = json.loads(capsys.readouterr().out)
     why = "/dev/fuse: is not there; what to do: modprobe fuse"
     assert found["notes"][0] == f"nothing was loaded through a mount: {why}"
@@ -95,7 +96,7 @@ def test_files_of_a_mount_are_not_called_cold(tmp_path, capsys, left):
     tensors = write_shards(tmp_path / "model", 1, 1, 2, 30)
     with ckptfs.mount(tmp_path / "model") as path:
         words = ["--runs", "1", "--json", "--against", "safetensors"]
-        assert cli.main([str(path / "model.safetensors"), *words]) == DONE
+        assert run_bench([str(path / "model.safetensors"), *words]) == DONE
         found = json.loads(capsys.readouterr().out)
     assert found["cold"] is None and found["tensors"] == len(tensors)
     # Other libraries read the existing mount: a second mount would be one of that.

@@ -2,6 +2,7 @@
 """
 
 import json
+import logging
 import os
 import re
 import signal
@@ -105,8 +106,33 @@ def test_help_lists_the_wheels_own_commands(command, words):
 def test_the_wheels_own_commands_have_help(command, name):
     asked, told = Ckptfs(command)("help", name), Ckptfs(command)(name, "--help")
     assert (asked.code, asked.stdout) == (DONE, told.stdout) and f"ckptfs {name}" in told.stdout
+    assert Ckptfs(command)("-q", name, "--help").stdout == told.stdout
     # An argument of another command is not taken for a command.
     assert Ckptfs(command)("inspect", name).code == FAILED
+
+
+def test_a_modules_arguments_are_its_own(command, tmp_path):
+    (tmp_path / "shows.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    words = ["sh", "-c", 'cd "$0" && exec "$@"', tmp_path, command, "run", "-m", "shows", "-m", "--help", "-q", "--", "x"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout == "['-m', '--help', '-q', '--', 'x']\n", done.stderr
+    for words in (["run"], ["run", "-m"]):
+        done = Ckptfs(command)(*words)
+        assert done.code == USAGE and "ckptfs run --help explains all options" in done.stderr
+
+
+def test_every_command_takes_quiet(command, tmp_path):
+    run = Ckptfs(command)
+    script = tmp_path / "x.py"
+    script.write_text(
+        "import sys, ckptfs.settings\nprint(sys.argv[1:], ckptfs.settings.logger().level)\n"
+    )
+    for words in (["-q", "run"], ["--quiet", "run"], ["run", "-q"]):
+        done = run(*words, script, "-q", "--help", "--", "-m")
+        assert done.stdout == f"['-q', '--help', '--', '-m'] {logging.ERROR}\n", done
+    for words in (["-q", "bench"], ["bench", "-q"]):
+        done = run(*words, tmp_path / "nothing")
+        assert (done.code, done.stderr.split("\n")[0]) == (FAILED, f"ckptfs: {tmp_path}/nothing: no such file or directory")
 
 
 def test_completions_and_man_pages_have_the_wheels_own_commands(command, tmp_path):
@@ -123,7 +149,7 @@ def test_completions_and_man_pages_have_the_wheels_own_commands(command, tmp_pat
     for name in ("run", "bench"):
         assert f"ckptfs\\-{name}(1)" in (tmp_path / "ckptfs.1").read_text()
     assert "\\-\\-against" in (tmp_path / "ckptfs-bench.1").read_text()
-    assert "ckptfs run \\-m package.train" in (tmp_path / "ckptfs-run.1").read_text()
+    assert "ckptfs run \\-m my_package.serve" in (tmp_path / "ckptfs-run.1").read_text()
 
 
 def test_ctrl_c_ends_a_mount(command, tmp_path, source):

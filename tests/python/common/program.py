@@ -78,3 +78,12 @@ class Ckptfs:
         done = self("inspect", "--json", path, *options)
         assert done.code == DONE, done.stderr
         return done.json()
+
+
+def run_bench(words):
+    """Runs `ckptfs bench` in this process, and returns its exit code."""
+    from ckptfs import _ckptfs
+    from ckptfs.bench import cli
+
+    _, options = _ckptfs.parse_command(["ckptfs", "bench", *words])
+    return cli.main(cli.Options(**options))
