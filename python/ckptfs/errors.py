@@ -61,7 +61,8 @@ def _reduce(raised):
     arguments = raised.args
     if isinstance(raised, OSError):
         arguments = (raised.errno, raised.strerror, raised.filename)
-    return _build, (raised._also, arguments)
+    # The notes are among its attributes.
+    return _build, (raised._also, arguments), raised.__dict__
 
 
 class _MissingFile(FileNotFoundError):
@@ -77,7 +78,7 @@ class _MissingFile(FileNotFoundError):
         return self._words
 
     def __reduce__(self):
-        return missing_file, (self.filename, self._words)
+        return missing_file, (self.filename, self._words), self.__dict__
 
 
 _MissingFile.__name__ = "FileNotFoundError"
@@ -120,7 +121,8 @@ def from_loader(kind, message, remedy, path, number):
     """The exception for an error of the Rust part, which calls this. `number` is the `errno` of a system call."""
     remedy = in_python(remedy)
     if kind in ("missing", "dangling", "remote"):
-        words = f"No such file or directory: {path if kind == 'missing' else message}"
+        words = path if kind == "missing" else message.replace(": no such file or directory; ", ": ", 1)
+        words = f"No such file or directory: {words}"
         return _with_remedy(missing_file(os.fspath(path), words), remedy)
     if kind == "system":
         return of_system(OSError(number, os.strerror(number)), os.fspath(path), remedy)

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -24,6 +25,9 @@ _COMMAND_TIMEOUT_SECONDS = 60
 
 # By then a mount that is not in use is gone, and the command waits for a daemon that is stuck.
 _UNMOUNT_TIMEOUT_SECONDS = 8
+
+# How the command reports a failed system call.
+_FAILED_CALL = re.compile(r"\Acannot .*\(os error (\d+)\)\Z")
 
 # The mounts of this process, the oldest first: a later one may lie in an earlier one.
 _mounts = {}
@@ -158,8 +162,8 @@ def mount(source, mountpoint=None, *, show_originals=False, keep=(), root=None, 
     A mount that is not closed is unmounted when the interpreter ends. A process that is killed, also by SIGTERM,
     leaves its mount behind: `ckptfs.mounts()` lists it, and `ckptfs unmount` removes it.
 
-    If it cannot mount, it raises a `SafetensorError` with the message of the command. If `source` or `mountpoint` does
-    not exist, that is also a `FileNotFoundError`.
+    If it cannot mount, it raises a `SafetensorError` with the message of the command. It is also a `FileNotFoundError`
+    if `source` or `mountpoint` does not exist, and a `PermissionError` if `source` may not be read.
     """
     options = _command_options({**locals()})
     is_private = mountpoint is None
@@ -218,20 +222,25 @@ def _patterns(keep):
 
 
 def _as_system_error(refused, *paths):
-    """The same refusal, which is a `FileNotFoundError` if it says that one of these paths is missing, and a
-    `NotADirectoryError` if the mountpoint, the last of several, is something else."""
+    """The same refusal, which is also the `OSError` that it tells of: that one of these paths is missing, that the
+    system refuses it, or that the mountpoint, the last of several, is no directory."""
     for path in paths:
-        kind = None
+        number = None
         if not os.path.lexists(path):
-            kind = FileNotFoundError
+            number = errno.ENOENT
         elif path is not paths[0] and not os.path.isdir(path):
-            kind = NotADirectoryError
-        # The command names a source by its whole path.
+            number = errno.ENOTDIR
+        # The command names a source by its whole path, and one that it could not open perhaps with a dot.
         for named in (path, os.path.join(os.getcwd(), path)):
-            if kind and str(refused).startswith(f"{named}: "):
-                what = str(refused).removeprefix(f"{named}: ")
-                number = errno.ENOENT if kind is FileNotFoundError else errno.ENOTDIR
-                fault = of_system(kind(number, what), path)
+            said = re.match(f"{re.escape(named)}(?:/[.]?)?: (.*)", str(refused), re.DOTALL)
+            if not said:
+                continue
+            words, failed = said[1], _FAILED_CALL.search(said[1])
+            if failed:
+                number = int(failed[1])
+                words = os.strerror(number)
+            if number:
+                fault = of_system(OSError(number, words), path)
                 fault.__notes__ = getattr(refused, "__notes__", [])
                 return fault
     return refused

@@ -143,6 +143,8 @@ def _check_tensors(tensors):
     if not isinstance(tensors, dict):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{name!r}: the name of a tensor must be text, got {type(name)}")
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(
                 f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}"

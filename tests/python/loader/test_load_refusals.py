@@ -109,7 +109,7 @@ def test_a_failed_system_call_is_its_oserror(path, name, kind, number, ask):
         assert isinstance(fault, Refused)
     again = pickle.loads(pickle.dumps(fault))
     assert type(again) is type(fault) and (again.errno, again.filename) == (number, asked)
-    assert str(again) == str(fault)
+    assert str(again) == str(fault) and again.__notes__ == fault.__notes__
 
 
 @contextlib.contextmanager

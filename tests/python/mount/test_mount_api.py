@@ -1,10 +1,14 @@
 """`ckptfs.mount` shows a source to any program under its options, or says why it cannot; `ckptfs.mounts` lists the
 mounts."""
 
+import errno
 import inspect
 import os
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +22,7 @@ from safetensors.torch import load_file
 
 from compare import check_same
 from mounts import has_ended, is_mounted, python, until
+from program import find_binary
 from samples import numbers
 
 Refused = ckptfs.SafetensorError
@@ -147,6 +152,31 @@ def test_a_refusal_has_the_words_of_the_command(why, private, source, point, lef
     if isinstance(fault, OSError):
         assert fault.errno and fault.filename == (mountpoint if "mountpoint" in why else name)
     assert not left() and os.listdir("mnt") == []
+
+
+def test_a_source_that_may_not_be_read_is_a_permission_error(monkeypatch):
+    run = subprocess.run
+
+    def run_as_nobody(words, **how):
+        nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+        return run([*nobody, "./ckptfs", *words[words.index("ckptfs") + 1 :]], **how)
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        monkeypatch.chdir(folder)
+        shutil.copy(find_binary(), "ckptfs")
+        monkeypatch.setattr(child_process.subprocess, "run", run_as_nobody)
+        os.mkdir("locked", mode=0)
+        os.mkdir("mnt")
+        Path("locked.pt").touch(mode=0)
+        for name in ("locked", "locked.pt", "locked/model"):
+            with pytest.raises(PermissionError) as refused:
+                ckptfs.mount(name, "mnt")
+            fault = refused.value
+            assert isinstance(fault, Refused) and (fault.errno, fault.filename) == (errno.EACCES, name)
+            assert str(fault) == f"[Errno 13] Permission denied: {name!r}" and "ask for read" in fault.__notes__[0]
+        # Out of the directory, before it is removed.
+        monkeypatch.undo()
 
 
 def test_an_unknown_option_is_no_option(source):

@@ -4,7 +4,7 @@ in memory."""
 import errno
 import json
 import os
-
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +81,20 @@ def test_an_earlier_set_is_replaced_and_nothing_else(tmp_path, tensors, before, 
     check_same(mapped, kept)
 
 
+def test_a_set_of_the_same_names_has_a_digit_more_and_takes_the_old_files_away(tmp_path, tensors):
+    def shards():
+        return set(json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"].values())
+
+    ckptfs.torch.save_sharded(tensors, tmp_path, 600)
+    old = shards()
+    ckptfs.torch.save_sharded(tensors, tmp_path, 600)
+    assert {re.sub(r"-0(\d{5})", r"-\1", name) for name in shards()} == old and shards().isdisjoint(old)
+    # A load that read the old index finds none of them.
+    for name in old:
+        with pytest.raises(FileNotFoundError):
+            ckptfs.torch.load_file(tmp_path / name)
+
+
 def test_transformers_and_diffusers_load_it(tmp_path):
     from diffusers import AutoencoderKL
 
@@ -131,6 +145,15 @@ def test_tensors_that_save_file_refuses_are_refused(tmp_path):
     with pytest.raises(TypeError, match="metadata"):
         ckptfs.torch.save_sharded({"a": whole}, tmp_path / "x", metadata={"a": 1})
     assert held(tmp_path) in ([], ["x"]) and not list(tmp_path.glob("x/*"))
+
+
+@pytest.mark.parametrize("save", [ckptfs.torch.save_file, ckptfs.torch.save_sharded])
+def test_a_name_that_is_no_text_is_refused_by_the_users_words(tmp_path, save):
+    weight = torch.ones(2, 3)
+    for tensors in ({3: weight}, {3: weight, "tied": weight}, {3: weight.t()}):
+        with pytest.raises(TypeError, match="^3: the name of a tensor must be text, got <class 'int'>$"):
+            save(tensors, tmp_path / "x.safetensors")
+    assert os.listdir(tmp_path) == []
 
 
 def test_only_a_directory_is_loaded_as_shards(tmp_path):
