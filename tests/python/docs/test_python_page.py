@@ -1,6 +1,8 @@
 """The code of docs/python.md runs as it stands there, and its tables have the arguments and settings that there are."""
 
+import importlib
 import inspect
+import re
 
 import ckptfs
 import ckptfs.torch
@@ -11,6 +13,7 @@ from ckptfs import settings
 import models
 from compare import check_same
 from guides import blocks, ran, rows
+from program import REPOSITORY
 from samples import numbers
 
 LOADING, UNCHANGED, MOUNTS, _DEVICES, SAVING = blocks("python.md")
@@ -96,3 +99,29 @@ def test_the_settings_are_those_of_configure():
     documented = {row[0].strip("`"): row[1].strip("`") for row in rows("python.md", "`configure(...)`")}
     assert set(documented) == set(inspect.signature(ckptfs.configure).parameters)
     assert documented == settings._VARIABLES
+
+
+def test_the_public_names_are_those_that_the_modules_export():
+    documented = {row[0].strip("`"): [name.strip("`") for name in row[1].split(", ")] for row in rows("python.md", "module")}
+    assert list(documented) == ["ckptfs", "ckptfs.torch", "ckptfs.numpy", "ckptfs.fastsafetensors"]
+    for module, names in documented.items():
+        exported = set(importlib.import_module(module).__all__)
+        # A version is no call, and `import *` leaves it out.
+        assert set(names) - {"__version__"} == exported and len(names) == len(set(names)), module
+        assert all(hasattr(importlib.import_module(module), name) for name in names)
+
+
+def test_what_the_guides_import_is_public():
+    public = {row[0].strip("`"): row[1] for row in rows("python.md", "module")}
+    text = "".join(page.read_text() for page in [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
+    modules = set(re.findall(r"^(?:from|import) (ckptfs[\w.]*)", text, re.MULTILINE))
+    assert modules and modules <= set(public)
+    for module, names in re.findall(r"^from (ckptfs[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
+        assert all(f"`{name.strip().split(' as ')[0]}`" in public[module] for name in names.split(",")), (module, names)
+
+
+def test_the_remedy_is_a_note():
+    with pytest.raises(FileNotFoundError) as missing:
+        ckptfs.torch.load_file("nothing.pt")
+    assert missing.value.__notes__ == ["what to do: check the path: ls ."]
+    assert "what to do" not in str(missing.value)
