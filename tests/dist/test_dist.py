@@ -72,6 +72,15 @@ def readelf(what, binary):
     return subprocess.run(["readelf", "-W", what, binary], check=True, capture_output=True, text=True).stdout
 
 
+def test_the_links_of_the_documents_lead_to_files_of_the_archive(unpacked):
+    folder = unpacked / PROGRAM / "share/doc/ckptfs"
+    pages = [folder / "README.md", *folder.rglob("docs/**/*.md")]
+    assert len(pages) > 15
+    for page in pages:
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text()):
+            assert (page.parent / target).exists(), (page, target)
+
+
 def test_the_wheel_is_for_every_python_from_3_11_on(dist):
     with zipfile.ZipFile(dist / WHEEL) as wheel:
         folder = f"ckptfs-{VERSION}.dist-info"
