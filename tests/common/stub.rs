@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::child::{in_child, must_pass};
 
 /// A stub of one of NVIDIA's libraries.
-struct Standin {
+struct StubLibrary {
     /// Its directory in `stubs`, and the prefix of its settings.
     name: &'static str,
     settings: &'static str,
@@ -25,7 +25,7 @@ struct Standin {
     names: &'static [&'static str],
 }
 
-const DRIVER: Standin = Standin {
+const DRIVER: StubLibrary = StubLibrary {
     name: "cuda",
     settings: "STUB_CUDA",
     built: "libcuda.so",
@@ -33,18 +33,18 @@ const DRIVER: Standin = Standin {
 };
 
 /// The library for GPUDirect Storage.
-const STORAGE: Standin = Standin {
+const STORAGE: StubLibrary = StubLibrary {
     name: "cufile",
     settings: "STUB_CUFILE",
     built: "libcufile.so",
     names: &["libcufile.so.0"],
 };
 
-impl Standin {
+impl StubLibrary {
     /// The directory that has the library under all names that programs look for. Builds it once for all
     /// tests and processes.
     fn folder(&self) -> PathBuf {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("standin-{}", self.name));
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stub-{}", self.name));
         let folder = target.join("found");
         fs::create_dir_all(&folder).unwrap();
         let only_one = File::create(target.join("lock")).unwrap();
@@ -71,7 +71,7 @@ impl Standin {
 /// The directories of the driver and of the library for GPUDirect Storage.
 fn folders() -> &'static [PathBuf; 2] {
     static FOLDERS: OnceLock<[PathBuf; 2]> = OnceLock::new();
-    FOLDERS.get_or_init(|| [DRIVER, STORAGE].map(|standin| standin.folder()))
+    FOLDERS.get_or_init(|| [DRIVER, STORAGE].map(|stub| stub.folder()))
 }
 
 /// Runs the test of this name in a process that finds the stub of the driver and its settings. Gives the
@@ -96,24 +96,24 @@ pub fn with_storage(
 #[track_caller]
 fn in_process(
     test: &str,
-    standins: &[Standin],
+    stubs: &[StubLibrary],
     settings: &[(&str, &str)],
     body: impl FnOnce(),
 ) -> Option<[Option<Value>; 2]> {
     let place = tempfile::tempdir().unwrap();
-    let report = |standin: &Standin| place.path().join(standin.name);
+    let report = |stub: &StubLibrary| place.path().join(stub.name);
     let prepare = |command: &mut Command| {
         let others = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others = std::env::split_paths(&others).filter(|path| !path.as_os_str().is_empty());
-        let ours = folders().iter().take(standins.len()).cloned();
+        let ours = folders().iter().take(stubs.len()).cloned();
         let paths = std::env::join_paths(ours.chain(others)).unwrap();
         command.env("LD_LIBRARY_PATH", paths).envs(settings.iter().copied());
-        for standin in standins {
-            command.env(format!("{}_REPORT", standin.settings), report(standin));
+        for stub in stubs {
+            command.env(format!("{}_REPORT", stub.settings), report(stub));
         }
     };
     let output = in_child(test, prepare, body)?;
     must_pass(&output);
-    let reports = [DRIVER, STORAGE].map(|standin| fs::read(report(&standin)).ok());
+    let reports = [DRIVER, STORAGE].map(|stub| fs::read(report(&stub)).ok());
     Some(reports.map(|report| Some(serde_json::from_slice(&report?).unwrap())))
 }

@@ -30,15 +30,15 @@ SETTINGS = {"DRIVER_VERSION": 13020, "DESTROY": "allow"}
 
 
 @cache
-def folder(standin, library, *names):
+def folder(stub, library, *names):
     """The directory that has a stub under all names that programs look for. Builds it once for all tests and
     processes."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "tmp" / f"standin-{standin}"
+    target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "tmp" / f"stub-{stub}"
     found = target / "found"
     found.mkdir(parents=True, exist_ok=True)
     with open(target / "lock", "w") as only_one:
         fcntl.flock(only_one, fcntl.LOCK_EX)
-        manifest = REPOSITORY / "stubs" / standin / "Cargo.toml"
+        manifest = REPOSITORY / "stubs" / stub / "Cargo.toml"
         build = ["cargo", "build", "--quiet", "--locked", "--lib", "--manifest-path", manifest]
         done = subprocess.run([*build, "--target-dir", target], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -1,5 +1,7 @@
 """`scripts/check-style` finds what it is for, and passes what only looks like it."""
 
+import json
+import re
 import subprocess
 
 import pytest
@@ -64,3 +66,10 @@ def test_a_type_that_is_defined_twice_fails(tmp_path):
 )
 def test_what_is_fine_passes(tmp_path, text):
     assert check(tmp_path, a=text) == ""
+
+
+def test_every_folder_with_code_is_checked():
+    listed = subprocess.run(["git", "-C", REPOSITORY, "ls-files"], check=True, capture_output=True, text=True).stdout
+    code = {name.partition("/")[0] for name in listed.splitlines() if name.endswith((".rs", ".py", ".pyi", ".sh"))}
+    [folders] = re.findall(r"^FOLDERS = (\[.*\])$", (REPOSITORY / "scripts/check-style").read_text(), re.MULTILINE)
+    assert code == set(json.loads(folders))
