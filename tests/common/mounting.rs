@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::command::{Outcome, ckptfs, run, run_command, write_model};
 
 /// Longer than anything here takes on the slowest machine. Only a failing test waits for it.
-const WAIT_TIMEOUT: Duration = Duration::from_secs(40);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// A source with a model, and an empty directory to mount it at. Dropping it kills the daemon and unmounts.
 pub struct MountFixture {
@@ -71,7 +71,7 @@ impl MountFixture {
         command.args(["mount", "-fq", &self.source, &self.mountpoint]).args(options);
         let child = command.stderr(Stdio::piped()).spawn().unwrap();
         let foreground = ForegroundMount { child };
-        wait_until("the mount answers", || self.state() == "alive");
+        self.wait_until_alive();
         foreground
     }
 
@@ -87,6 +87,11 @@ impl MountFixture {
     /// The state that `status` reports for this mount.
     pub fn state(&self) -> String {
         self.status().map_or("none".to_owned(), |mount| mount["state"].as_str().unwrap().to_owned())
+    }
+
+    /// Waits until the daemon answers: on a busy machine it may take longer than `status` waits.
+    pub fn wait_until_alive(&self) {
+        wait_until("the daemon answers", || self.state() == "alive");
     }
 
     /// This mount's entry of `status --json`.

@@ -223,7 +223,7 @@ fn a_source_that_cannot_be_seen_is_read_through_the_mount() {
     let mut command = Command::new("unshare");
     command.args(apart).args([&fixture.source, &fixture.mountpoint]);
     let apart = Apart(command.spawn().unwrap());
-    wait_until("the mount answers", || fixture.state() == "alive");
+    fixture.wait_until_alive();
     let elsewhere = fixture.path("elsewhere");
     fs::rename(&fixture.source, &elsewhere).unwrap();
     let virtual_file = Path::new(&fixture.mountpoint).join("model.safetensors");

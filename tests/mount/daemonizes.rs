@@ -19,7 +19,7 @@ fn the_command_returns_when_the_mount_answers() {
     let fixture = MountFixture::new();
     let outcome = fixture.try_mount(&["--quiet"]);
     assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
-    assert_eq!(fixture.state(), "alive");
+    fixture.wait_until_alive();
     let daemon = fixture.daemon().unwrap();
     assert_eq!(
         arguments(daemon.0)[1..],
@@ -120,7 +120,7 @@ fn the_daemon_variable_alone_makes_no_daemon() {
     command.env("CKPTFS_DAEMON", "pipe:[1]");
     let outcome = run_command(&mut command);
     assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
-    assert_eq!(fixture.state(), "alive");
+    fixture.wait_until_alive();
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn an_unwritable_log_loses_nothing_else() {
     fixture.mount(&["-vv", "--log-file", "/dev/full"]);
     let shown = std::path::Path::new(&fixture.mountpoint).join("sub");
     assert_eq!(names_in(&shown), ["broken.ckpt"]);
-    assert_eq!(fixture.state(), "alive");
+    fixture.wait_until_alive();
     assert_eq!(fixture.unmount(&[]).code, 0);
 }
 

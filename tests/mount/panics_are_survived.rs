@@ -20,7 +20,7 @@ fn a_request_that_panics_is_answered_with_eio() {
         }
     }
     assert_eq!(fs::read(&model).unwrap().last(), Some(&62));
-    assert_eq!(fixture.state(), "alive");
+    fixture.wait_until_alive();
     assert_eq!(fixture.unmount(&[]).code, 0);
     let (status, messages) = foreground.ends();
     assert_eq!(status.code(), Some(0));

@@ -22,7 +22,7 @@ fn other_signals_do_nothing() {
     let daemon = fixture.mount(&[]);
     for name in ["USR1", "USR2", "ALRM", "PIPE"] {
         daemon.kill(name);
-        assert_eq!(fixture.state(), "alive", "{name}");
+        fixture.wait_until_alive();
     }
     assert_eq!(fixture.unmount(&[]).code, 0);
 }

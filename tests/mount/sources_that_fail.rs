@@ -36,7 +36,7 @@ fn one_reader_gets_the_error_and_the_rest_goes_on() {
     model.read_exact_at(&mut bytes, second + 4096).unwrap();
     assert_eq!(bytes, [2; 4096]);
     fs::read(format!("{}/model.safetensors", fixture.mountpoint)).unwrap();
-    assert_eq!(fixture.state(), "alive");
+    fixture.wait_until_alive();
     let log = fs::read_to_string(&log).unwrap();
     assert_eq!(log.lines().count(), 1, "{log}");
     assert!(log.contains("far/model-00002-of-00002.safetensors"), "{log}");

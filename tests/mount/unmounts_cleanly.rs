@@ -64,7 +64,7 @@ fn any_spelling_of_the_mountpoint_works() {
     {
         let outcome = run(&["mount", &fixture.source, &written]);
         assert_eq!(outcome.code, 0, "{written}: {}", outcome.stderr);
-        assert_eq!(fixture.state(), "alive");
+        fixture.wait_until_alive();
         let outcome = run(&["unmount", &written]);
         assert_eq!(outcome.code, 0, "{written}: {}", outcome.stderr);
         assert_eq!(fixture.mounts(), 0);

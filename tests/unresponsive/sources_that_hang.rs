@@ -46,7 +46,7 @@ fn readers(fixture: &MountFixture) -> Vec<JoinHandle<io::Result<u8>>> {
 
 /// Asserts that everything else goes on: another model, listings, a passed-through file, statistics.
 fn others_go_on(fixture: &MountFixture) {
-    assert_eq!(fixture.state(), "alive");
+    fixture.wait_until_alive();
     let mountpoint = fixture.mountpoint.clone();
     let others = std::thread::spawn(move || read_others(&mountpoint));
     // A thread that hangs with the source can only be abandoned.
