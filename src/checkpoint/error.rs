@@ -56,7 +56,7 @@ pub enum CheckpointError {
         other: PathBuf,
     },
     /// Some shards of a numbered set are missing.
-    #[error("{path}: incomplete: {missing} of {total} shards are missing, {first} among them")]
+    #[error("{path}: incomplete: {missing} of {total} shards {}", name_missing(*.missing, .first))]
     IncompleteSet {
         path: PathBuf,
         /// The number of missing shards.
@@ -109,6 +109,14 @@ pub enum CheckpointError {
         /// The number of tensors that can be shown.
         tensor_count: usize,
     },
+}
+
+/// The verb and the names of missing shards: `is missing: X`, `are missing: X and 2 more`.
+fn name_missing(missing: u64, first: &str) -> String {
+    match missing {
+        1 => format!("is missing: {first}"),
+        n => format!("are missing: {first} and {} more", n - 1),
+    }
 }
 
 fn count_entries(n: usize) -> String {

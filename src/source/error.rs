@@ -89,7 +89,9 @@ fn dead_mountpoint(path: &Path) -> &Path {
     path.ancestors().take_while(is_dead).last().unwrap_or(path)
 }
 
-const WAIT_REMEDY: &str = "wait until the program that writes it is done, then try again";
+/// What to do about a file that is being written. A handle that was open before keeps failing.
+pub(crate) const WAIT_REMEDY: &str =
+    "wait until the program that writes it is done, then open it again";
 
 impl SourceError {
     /// The file or directory at fault.

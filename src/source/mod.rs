@@ -22,6 +22,7 @@ mod settled;
 mod test_file;
 
 pub use error::SourceError;
+pub(crate) use error::WAIT_REMEDY;
 pub use file::{FileBytes, OpenFile, SourceFile, UserPath};
 pub use metadata::{FileIdentity, FileKind, FileMetadata, FileState};
 pub use missing::{describe_missing, is_remote_name, missing_remedy};

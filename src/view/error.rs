@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::checkpoint::CheckpointError;
-use crate::source::SourceError;
+use crate::source::{SourceError, WAIT_REMEDY};
 use crate::virtual_file::VirtualFileError;
 
 /// A directory or a virtual file that cannot be shown.
@@ -50,9 +50,7 @@ impl ViewError {
             ViewError::Checkpoint(error) => error.remedy(),
             ViewError::VirtualFile(error) => error.remedy(),
             ViewError::Refused(refusal) => refusal.remedy.as_str().into(),
-            ViewError::KeepsChanging { .. } => {
-                "wait until the program that writes it is done, then try again".into()
-            }
+            ViewError::KeepsChanging { .. } => WAIT_REMEDY.into(),
         }
     }
 

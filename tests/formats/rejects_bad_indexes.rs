@@ -155,6 +155,8 @@ fn numbered_sets_without_an_index() {
             matches!(&incomplete, CheckpointError::IncompleteSet { missing: 1, total: 3, first, .. } if first == "model-00002-of-00003.safetensors"),
             "{incomplete}"
         );
+        let message = "incomplete: 1 of 3 shards is missing: model-00002-of-00003.safetensors";
+        assert!(incomplete.to_string().ends_with(message), "{incomplete}");
     }
     fs::write(directory.path().join("model-00002-of-00003.safetensors"), valid(&["b"])).unwrap();
     for path in [directory.path(), &typed] {
@@ -188,7 +190,9 @@ fn a_set_that_says_it_has_more_shards_than_can_be() {
         .unwrap();
     let path = directory.path().to_path_buf();
     let answer = common::in_bounded_time(move || open(&path));
-    assert!(matches!(answer, Err(CheckpointError::IncompleteSet { missing: 99_999_998, .. })));
+    let error = answer.unwrap_err();
+    assert!(matches!(error, CheckpointError::IncompleteSet { missing: 99_999_998, .. }));
+    assert!(error.to_string().ends_with(" and 99999997 more"), "{error}");
 }
 
 #[test]

@@ -282,6 +282,11 @@ fn a_root_key_applies_only_where_it_exists() {
     let outcome = command::run(&["ls", "--root", "ema", single.to_str().unwrap()]);
     assert_eq!(outcome.code, 3, "{} {}", outcome.stdout, outcome.stderr);
     assert!(outcome.stderr.contains("has no `ema`"), "{}", outcome.stderr);
+    // Its entries are tensors: none of them is a dictionary to choose.
+    assert!(outcome.stderr.contains("what to do: leave --root out"), "{}", outcome.stderr);
+    let nested = folder.path().join("with.pt");
+    let outcome = command::run(&["ls", "--root", "model", nested.to_str().unwrap()]);
+    assert!(outcome.stderr.contains("what to do: choose with --root ema"), "{}", outcome.stderr);
 }
 
 #[test]

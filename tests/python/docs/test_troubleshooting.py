@@ -180,7 +180,7 @@ def test_what_is_not_shown_has_the_reasons_of_the_page(srv):
     for words in [
         "a real model.safetensors lies beside it",
         "kept as it is: matches optimizer* (training state)",
-        "incomplete: 1 of 2 shards are missing",
+        "incomplete: 1 of 2 shards is missing",
     ]:
         assert words in listed and f"`{words}`" in PAGE, listed
     assert "`holds a Python object of class`" in PAGE

@@ -16,7 +16,7 @@ pub enum SelectError {
     #[error("holds no tensors that could be shown{}{}", if .0.is_empty() { "" } else { "; it has: " }, .0)]
     NoTensors(TruncatedList),
     /// The checkpoint lacks the key of the user.
-    #[error("has no `{key}` with tensors; there are: {}", if .found.is_empty() { "none".to_owned() } else { .found.to_string() })]
+    #[error("has no `{key}` with tensors{}{}", if .found.is_empty() { ", and no other dictionary to choose" } else { "; there are: " }, .found)]
     NoSuchKey {
         key: String,
         /// The keys of dictionaries with tensors.

@@ -41,7 +41,7 @@ pub fn select_state_dict(
             }
             let missing = || SelectError::NoSuchKey {
                 key: key.to_owned(),
-                found: tensor_keys(arena, &reachability, top, |_| true),
+                found: tensor_keys(arena, &reachability, top, |id| !is_tensor(arena, id)),
             };
             let root = roots.pop().ok_or_else(missing)?;
             (root, None)
@@ -95,6 +95,10 @@ pub fn select_state_dict(
     Ok(selection)
 }
 
+fn is_tensor(arena: &Arena, id: NodeId) -> bool {
+    matches!(interpret(arena, id), PickleValue::Tensor(_))
+}
+
 /// Whether a dictionary is the `module` of DeepSpeed's model states at ZeRO stage 3: it lies beside `param_shapes`,
 /// and a parameter that has a shape there is empty.
 fn is_zero_stage_3(arena: &Arena, top: NodeId, root: NodeId) -> bool {
@@ -146,16 +150,15 @@ fn descend(
     let owned = |path: &[&str]| path.iter().map(|&key| key.to_owned()).collect();
     while visited.insert(Arena::index(at)) {
         let Some(entries) = arena.entries(at) else { return Ok((at, owned(&path))) };
-        let is_tensor = |id| matches!(interpret(arena, id), PickleValue::Tensor(_));
         // At the top this is no choice, and needs no note.
-        if entries.iter().all(|&(_, value)| is_tensor(value)) {
+        if entries.iter().all(|&(_, value)| is_tensor(arena, value)) {
             return Ok((at, owned(&path)));
         }
         let Some(((key, value), reason)) = find_state_dict(arena, reachability, entries) else {
             if path.is_empty() {
                 let mut note =
                     "shown: the whole dictionary, nested names joined with dots".to_owned();
-                let found = tensor_keys(arena, reachability, at, |id| !is_tensor(id));
+                let found = tensor_keys(arena, reachability, at, |id| !is_tensor(arena, id));
                 if found.len() > 1 {
                     note += &format!("; choose one with --root: {found}");
                 }

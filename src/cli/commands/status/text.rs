@@ -195,7 +195,7 @@ mod tests {
             path: "/a/m.safetensors".to_owned(),
             errno: "EIO".to_owned(),
             message: "/models/m.bin: changed on disk since it was read".to_owned(),
-            remedy: "wait until the program that writes it is done, then try again".to_owned(),
+            remedy: "wait until the program that writes it is done, then open it again".to_owned(),
         }];
         stats
     }
@@ -219,7 +219,8 @@ mod tests {
   errors         6
     1m 15s ago, EIO, 6 times: /a/m.safetensors
       /models/m.bin: changed on disk since it was read
-      what to do: wait until the program that writes it is done, then try again
+      what to do: wait until the program that writes it is done, then open it
+      again
 
 /dead\\u{1b}\\nmount
   source         /models
