@@ -37,7 +37,7 @@ class Mount:
     """A mount of this process, which `ckptfs.mount` returns.
 
     `path` is where it shows, `source` what it shows, and `pid` the daemon that serves it. `notes` are messages of the
-    command: that it mounted without privileges, for one, or where the metrics are.
+    command: that nothing becomes a virtual file, for one, or where the metrics are.
 
     `close` unmounts it, as the end of its block does."""
 

@@ -8,6 +8,7 @@ pub(crate) mod error;
 mod fs;
 pub(crate) mod fuse_device;
 pub mod lifecycle;
+mod memory_limit;
 mod options;
 pub mod stats;
 
@@ -18,9 +19,9 @@ use std::time::{Duration, Instant};
 
 pub use error::MountError;
 pub use lifecycle::session::MountSession;
+pub use memory_limit::{cgroup_limit, machine_memory};
 pub use options::{
     MAX_THREADS, MIN_MEMORY_BYTES, MIN_READAHEAD_BYTES, MountOptions, default_memory,
-    machine_memory,
 };
 pub use stats::{MountStats, StatsReporter};
 

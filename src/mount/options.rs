@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::view::ViewOptions;
 
+use super::memory_limit::{cgroup_limit, machine_memory};
 use super::stats::LogStats;
 
 /// What to mount, where, and how.
@@ -91,22 +92,15 @@ pub const MIN_LISTINGS_BYTES: u64 = 16 << 20;
 /// every read would wait for the only buffer.
 pub const MIN_MEMORY_BYTES: u64 = 16 << 20;
 
-/// The part of the machine's memory that is the default budget. It is small enough that no program misses it.
+/// The part of the usable memory that is the default budget. It is small enough that no program misses it.
 const DEFAULT_MEMORY_DIVISOR: u64 = 20;
 
 /// No reader needs a larger budget.
 const MAX_DEFAULT_MEMORY_BYTES: u64 = 1 << 30;
 
-/// The memory of this machine in bytes.
-pub fn machine_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    let units: u64 = info.totalram;
-    units.saturating_mul(info.mem_unit.into())
-}
-
 /// The default memory budget of a mount in bytes.
 pub fn default_memory() -> u64 {
-    memory_budget(machine_memory())
+    memory_budget(cgroup_limit().unwrap_or_else(machine_memory))
 }
 
 fn memory_budget(memory: u64) -> u64 {

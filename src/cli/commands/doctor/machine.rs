@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 
 use crate::cli::terminal_text::format_bytes;
-use crate::mount::{default_memory, machine_memory};
+use crate::mount::{cgroup_limit, default_memory, machine_memory};
 
 use super::check::Check;
 use super::system::{
@@ -92,9 +92,12 @@ fn check_readahead() -> Check {
 fn check_memory() -> Check {
     const WHAT: &str = "memory";
     let (memory, budget) = (format_bytes(machine_memory()), format_bytes(default_memory()));
+    let limit = cgroup_limit().map_or(String::new(), |limit| {
+        format!(", limited to {} by the control group", format_bytes(limit))
+    });
     Check::ok(
         WHAT,
-        format!("{memory}; a mount holds up to {budget} of it, unless --memory says otherwise"),
+        format!("{memory}{limit}; a mount holds up to {budget}, unless --memory says otherwise"),
     )
 }
 

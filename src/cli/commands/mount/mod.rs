@@ -139,7 +139,7 @@ fn serve_as_daemon(args: &MountArgs, parent: ParentProcess) -> Result<(), Comman
     result
 }
 
-/// Printed where the mount is made.
+/// Printed with `--verbose`: it changes nothing that was asked for, and `doctor` says it too.
 const UNPRIVILEGED_NOTE: &str = "mounted without privileges: files shown unchanged go through \
      ckptfs too, and the kernel reads less ahead; mount as root to lift both limits";
 
@@ -216,7 +216,7 @@ fn start(
         }
     };
     let session = mount::mount(&mount_options(args, stats)?)?;
-    if !session.is_privileged() {
+    if !session.is_privileged() && args.verbose > 0 {
         notes.push(UNPRIVILEGED_NOTE.to_owned());
     }
     notes.extend(session.survey().and_then(|survey| nothing_virtual_note(&args.source, &survey)));
