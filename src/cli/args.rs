@@ -203,7 +203,7 @@ pub struct MountArgs {
     /// Group of every file; needs root [default: as SOURCE]
     #[arg(long, value_name = "N", value_parser = option_values::owner_parser())]
     pub gid: Option<u32>,
-    /// Memory for all caches together [default: 5% of the machine's, at most 1G]
+    /// Memory for all caches together [default: 5% of what is usable, at most 1G]
     #[arg(long, value_name = "SIZE", value_parser = option_values::parse_memory)]
     pub memory: Option<u64>,
     /// Threads that take requests, 1 to 256 [default: 2]
@@ -230,7 +230,7 @@ pub struct MountArgs {
     /// Serve Prometheus metrics here, such as 127.0.0.1:9100
     #[arg(long, value_name = "ADDR", value_parser = option_values::parse_address)]
     pub metrics: Option<std::net::SocketAddr>,
-    /// Options as in fstab, such as allow_other,memory=2G
+    /// Long options as one list: allow_other,memory=2G
     #[arg(short = 'o', value_name = "OPTION,...", action = clap::ArgAction::Append)]
     pub options: Vec<std::ffi::OsString>,
 }

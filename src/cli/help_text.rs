@@ -35,6 +35,7 @@ would show. Standard output gets the bytes as they are read: after an error, wha
 
 Examples:
   ckptfs export runs/last.ckpt last.safetensors
+  mkdir -p out
   ckptfs export pytorch_model.bin out/    # writes out/model.safetensors
   ckptfs export --root ema --force runs/last.ckpt ema.safetensors
   ckptfs export models/llama - | ssh host 'cat > llama.safetensors'";
@@ -54,8 +55,9 @@ Returns when the mount answers. A daemon serves the mount until it is unmounted;
 The daemon logs to --log-file; without it to the journal or the syslog, else to a file of at most 1 MiB in \
 $XDG_STATE_HOME/ckptfs (~/.local/state/ckptfs). `ckptfs status` says where.
 
--o takes any long option above. Other options of fstab (defaults, ro, nofail, _netdev, x-...) are ignored, and so is \
-the rw that mount(8) adds by itself: the mount is always read-only.
+-o takes the long options above as one list, as fstab has them: memory=2G for --memory 2G. Words of fstab that mean \
+nothing to ckptfs (defaults, nofail, _netdev, x-...) are ignored. A mount is always read-only: ro is ignored, and rw is \
+an error unless mount(8) added it.
 
 Without --no-remember, $XDG_CACHE_HOME/ckptfs/orders (~/.cache/ckptfs/orders) keeps a few kB for each layout of a \
 model, which speed up its next cold load.
@@ -96,8 +98,11 @@ Examples:
 
 pub const COMPLETIONS: &str = "\
 Examples:
+  mkdir -p ~/.local/share/bash-completion/completions
   ckptfs completions bash > ~/.local/share/bash-completion/completions/ckptfs
-  ckptfs completions zsh > ~/.zfunc/_ckptfs
+  mkdir -p ~/.zfunc
+  ckptfs completions zsh > ~/.zfunc/_ckptfs    # ~/.zfunc must be in fpath
+  mkdir -p ~/.config/fish/completions
   ckptfs completions fish > ~/.config/fish/completions/ckptfs.fish";
 
 pub const MAN: &str = "\

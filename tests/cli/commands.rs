@@ -289,6 +289,27 @@ fn completions_and_man_pages_know_every_command() {
     assert!(run(&["man"]).stdout.contains("inspect"));
 }
 
+/// The examples of the help work as typed, in a home directory that has nothing yet.
+#[test]
+fn the_examples_of_completions_work_as_typed() {
+    let home = tempfile::tempdir().unwrap();
+    let help = run(&["completions", "--help"]).stdout;
+    let examples = help.split_once("Examples:\n").unwrap().1;
+    let script = format!("set -e\nckptfs() {{ \"$CKPTFS\" \"$@\"; }}\n{examples}");
+    let mut shell = Command::new("bash");
+    shell.env("HOME", home.path());
+    let outcome = run_in_shell(shell, &script, &[]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (0, ""), "{script}");
+    for file in [
+        ".local/share/bash-completion/completions/ckptfs",
+        ".zfunc/_ckptfs",
+        ".config/fish/completions/ckptfs.fish",
+    ] {
+        let text = fs::read_to_string(home.path().join(file)).unwrap();
+        assert!(text.contains("allow-partial"), "{file}");
+    }
+}
+
 #[test]
 fn a_progress_bar_is_for_terminals() {
     let folder = tempfile::tempdir().unwrap();

@@ -15,7 +15,7 @@ use super::attr::{GENERATION, KERNEL_CACHE_TIMEOUT};
 use super::blocking_pool::BlockingPool;
 use super::handles::OpenedHandle;
 use super::inodes::ROOT;
-use super::outcomes::RequestFailure;
+use super::outcomes::{RequestFailure, log_panic};
 use super::readdir;
 use super::reply::{ReadRange, ReadReply};
 use super::state::FilesystemState;
@@ -156,10 +156,10 @@ impl fuser::Filesystem for FuseFilesystem {
         let outcomes = &self.state.outcomes;
         let reply = ReadReply::new(reply, number.0, Arc::clone(outcomes));
         let range = ReadRange { offset, size };
-        // A panic drops the reply, which answers EIO.
-        let _ = outcomes.catch_panic(number.0, || {
+        // A panic drops the reply, which answers EIO and records that.
+        let _ = log_panic(|| {
+            xattrs::panic_if_asked();
             self.state.handles.read(handle.0, range, reply);
-            Ok(())
         });
     }
 

@@ -82,6 +82,12 @@ impl RequestFailure {
         RequestFailure::new(Errno::EBADF, message, REPORT_REMEDY)
     }
 
+    /// The failure of a request whose handler panicked.
+    pub fn internal_fault() -> RequestFailure {
+        let message = "the request could not be answered: a fault in ckptfs";
+        RequestFailure::new(Errno::EIO, message, REPORT_REMEDY)
+    }
+
     /// The failure of a read that was given up without an answer.
     pub fn abandoned() -> RequestFailure {
         let message = "the read was given up: the mount was ending, or this is a fault in ckptfs";
@@ -180,13 +186,17 @@ impl RequestOutcomes {
         number: u64,
         request: impl FnOnce() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        // State that a panic leaves half changed is behind a lock, or belongs to this request alone.
-        catch_unwind(AssertUnwindSafe(request)).unwrap_or_else(|_| {
-            tracing::error!("a request could not be answered: a fault in ckptfs, please report it");
-            let message = "the request could not be answered: a fault in ckptfs";
-            Err(self.record(number, &RequestFailure::new(Errno::EIO, message, REPORT_REMEDY)))
-        })
+        log_panic(request)
+            .unwrap_or_else(|_| Err(self.record(number, &RequestFailure::internal_fault())))
     }
+}
+
+/// Runs the work of a request, and logs a panic in it.
+pub fn log_panic<T>(request: impl FnOnce() -> T) -> std::thread::Result<T> {
+    // State that a panic leaves half changed is behind a lock, or belongs to this request alone.
+    catch_unwind(AssertUnwindSafe(request)).inspect_err(|_| {
+        tracing::error!("a request could not be answered: a fault in ckptfs, please report it");
+    })
 }
 
 /// Adds an error. One that has happened before is counted, and moves to the end; the oldest beyond the limit goes.

@@ -47,7 +47,11 @@ impl ReadReply {
 impl Drop for ReadReply {
     fn drop(&mut self) {
         if self.reply.is_some() {
-            self.send_failure(&RequestFailure::abandoned());
+            let failure = match std::thread::panicking() {
+                true => RequestFailure::internal_fault(),
+                false => RequestFailure::abandoned(),
+            };
+            self.send_failure(&failure);
         }
     }
 }

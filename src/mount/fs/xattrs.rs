@@ -2,6 +2,8 @@
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd};
+#[cfg(debug_assertions)]
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::checkpoint::ParseOptions;
 use crate::mount::stats::STATS_ATTRIBUTE;
@@ -17,10 +19,27 @@ use super::state::FilesystemState;
 #[cfg(debug_assertions)]
 const PANIC_ATTRIBUTE: &str = "user.ckptfs.panic";
 
+/// Reading this attribute makes the next read of a debug build panic.
+#[cfg(debug_assertions)]
+const READ_PANIC_ATTRIBUTE: &str = "user.ckptfs.panic-on-read";
+
+#[cfg(debug_assertions)]
+static PANICS_ON_READ: AtomicBool = AtomicBool::new(false);
+
+/// Panics if a test asked for it.
+pub fn panic_if_asked() {
+    #[cfg(debug_assertions)]
+    assert!(!PANICS_ON_READ.swap(false, Ordering::Relaxed), "asked to");
+}
+
 /// The value of an attribute; `None` if the inode has none of that name.
 pub fn value(state: &FilesystemState, number: u64, inode: &Inode, name: &OsStr) -> Option<Vec<u8>> {
     #[cfg(debug_assertions)]
     assert!(name != PANIC_ATTRIBUTE, "asked to");
+    #[cfg(debug_assertions)]
+    if name == READ_PANIC_ATTRIBUTE {
+        PANICS_ON_READ.store(true, Ordering::Relaxed);
+    }
     match (name.to_str()?, &inode.kind) {
         (STATS_ATTRIBUTE, _) if number == ROOT => Some(state.stats().to_json()),
         // An index is written by the view: its bytes lie nowhere.
