@@ -408,7 +408,7 @@ def test_a_script_runs_as_it_is(file, tmp_path, as_module):
 
 def test_a_program_that_cannot_run_is_reported():
     for words, code, said in (
-        ([], 2, "run needs a program"), (["-m"], 2, "run needs a module after -m"),
+        ([], 2, "arguments were not provided: <SCRIPT>..."), (["-m"], 2, "a value is required for '-m <MODULE>...'"),
         (["nowhere.py"], 1, "nowhere.py: no such file or directory"),
         (["-m", "nowhere"], 1, "no module named 'nowhere'"), (["-m", "nowhere.at.all"], 1, "'nowhere.at.all'"),
     ):  # fmt: skip
