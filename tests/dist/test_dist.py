@@ -129,9 +129,12 @@ def test_a_user_installs_the_wheel_and_loads_through_a_mount(dist, user, python)
 
 def test_a_user_unpacks_the_program_and_mounts(dist, user):
     """The way for machines with an older Python than the wheel needs, or with none."""
-    user("mkdir", ".local", "models")
+    user("mkdir", "-p", ".local", "models", "programs")
+    user("mkdir", "-m", "700", ".local/share")
+    user("ln", "-s", "../programs", ".local/bin")
     user("tar", "-xzf", user.take(dist / f"{PROGRAM}.tar.gz"), "--strip-components=1", "-C", ".local")
     local = user.home / ".local"
+    assert (local / "bin").is_symlink() and (local / "share").stat().st_mode & 0o777 == 0o700
     for page in PAGES:
         assert (local / page).read_text(), page
     assert not any((local / page).exists() for page in PYTHON_PAGES)
