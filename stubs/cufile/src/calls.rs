@@ -7,18 +7,6 @@ use std::mem::MaybeUninit;
 use crate::cuda;
 use crate::library::{File, Library, call, library};
 
-/// The names of the functions.
-pub const NAMES: [&str; 8] = [
-    "cuFileBufDeregister",
-    "cuFileBufRegister",
-    "cuFileDriverClose_v2",
-    "cuFileDriverGetProperties",
-    "cuFileDriverOpen",
-    "cuFileHandleDeregister",
-    "cuFileHandleRegister",
-    "cuFileRead",
-];
-
 const INVALID_VALUE: i32 = 5022;
 const NOT_SUPPORTED: i32 = 5008;
 /// Errors of the library are above this, and those of the system below.
@@ -320,6 +308,6 @@ mod tests {
         let names = functions.filter_map(|rest| rest.split('(').next());
         let mut names: Vec<&str> = names.filter(|name| name.starts_with("cuFile")).collect();
         names.sort_unstable();
-        assert_eq!(names, super::NAMES);
+        assert_eq!(names, crate::settings::CALL_NAMES);
     }
 }
