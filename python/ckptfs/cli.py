@@ -9,7 +9,7 @@ import sys
 from ckptfs import _ckptfs
 
 
-_DONE, _FAILED = 0, 1
+_DONE, _FAILED, _USAGE = 0, 1, 2
 
 
 def main():
@@ -43,7 +43,11 @@ def run(words, is_module, quiet):
     import runpy
 
     if not is_module and not os.path.exists(words[0]):
+        if words[0].startswith("-"):
+            return _refuse(f"unexpected argument '{words[0]}'", "ckptfs run --help explains all options", _USAGE)
         return _refuse(f"{words[0]}: no such file or directory", "check the path of the program")
+    if not is_module and os.path.isdir(words[0]) and not os.path.exists(os.path.join(words[0], "__main__.py")):
+        return _refuse(f"{words[0]}: a directory without __main__.py", "give the path of the program in it")
     if quiet:
         from ckptfs.settings import configure
 
@@ -83,7 +87,9 @@ def _show_programs_frames(kind, fault, trace):
     sys.__excepthook__(kind, fault, fault.__traceback__)
 
 
-def _refuse(message, remedy):
+def _refuse(message, remedy, code=_FAILED):
     """Reports an error as every command does."""
-    print(f"ckptfs: {message}\n  what to do: {remedy}", file=sys.stderr)
-    return _FAILED
+    from ckptfs.errors import one_line
+
+    print(f"ckptfs: {one_line(message)}\n  what to do: {remedy}", file=sys.stderr)
+    return code

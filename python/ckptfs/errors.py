@@ -34,6 +34,11 @@ def in_words(raised):
     return "; ".join([str(raised), *getattr(raised, "__notes__", [])])
 
 
+def one_line(text):
+    """Text that cannot drive a terminal, on one line: names of files may have control characters."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
 def of_system(fault, path, remedy=None):
     """An error of the system about the path that the user knows; still the same `OSError`."""
     return _with_remedy(_build(type(fault), (fault.errno, fault.strerror, path)), remedy)

@@ -4,7 +4,7 @@ import shutil
 import sys
 
 
-class Bar:
+class ProgressBar:
     """Where standard error is no terminal, only the last state is written. A bar that `vanishes` writes nothing
     there, and leaves nothing on a terminal."""
 

@@ -43,7 +43,7 @@ class Chart:
     def bar(self, row, rows):
         figures = self.figures(row, rows)
         name, median = plain(", ".join(row["row"])), f"{statistics.median(figures):.2f}"
-        return chart.Bar(name, figures, self.is_ours(row), median, self.mark(row))
+        return chart.ChartBar(name, figures, self.is_ours(row), median, self.mark(row))
 
 
 def plain(text):

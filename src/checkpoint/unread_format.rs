@@ -124,7 +124,7 @@ impl UnreadFormat {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
                 let directory = folder_of(path);
                 let (directory, name) = (shell_word(directory), shell_text(&name));
-                format!("fetch the file: git -C {directory} lfs pull -I {name}")
+                format!("fetch the file: git -C {directory} lfs pull --include={name}")
             }
             UnreadFormat::WebPage | UnreadFormat::Xml | UnreadFormat::Json | UnreadFormat::Text => {
                 format!(

@@ -10,7 +10,7 @@ use crate::mount::MountError;
 use crate::view::ViewError;
 use crate::virtual_file::VirtualFileError;
 
-use super::terminal_text::escape_controls;
+use super::terminal_text::one_line;
 
 /// The failure of a command. The daemon of a mount sends it to the process that started it.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -19,6 +19,9 @@ pub struct CommandError {
     pub code: u8,
     /// Empty if the output has reported the failure already.
     pub message: String,
+    /// What the message is about, such as files or tensors: a line for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub details: Vec<String>,
     pub remedy: String,
 }
 
@@ -50,12 +53,18 @@ impl ErrorFormat {
 
 impl CommandError {
     pub fn new(code: u8, message: impl ToString, remedy: impl ToString) -> Self {
-        CommandError { code, message: message.to_string(), remedy: remedy.to_string() }
+        let (message, remedy) = (message.to_string(), remedy.to_string());
+        CommandError { code, message, details: Vec::new(), remedy }
     }
 
     /// A failure that the output has reported.
     pub fn already_reported(code: u8) -> Self {
         CommandError::new(code, "", "")
+    }
+
+    /// The message and its details, for a place where they stand in one line.
+    pub fn whole_message(&self) -> String {
+        [std::slice::from_ref(&self.message), &self.details].concat().join(" ")
     }
 
     /// Prints it to standard error. If that fails too, nothing is left to do.
@@ -67,10 +76,13 @@ impl CommandError {
             return;
         }
         if !self.message.is_empty() {
-            let _ = writeln!(io::stderr(), "ckptfs: {}", escape_controls(&self.message));
+            let _ = writeln!(io::stderr(), "ckptfs: {}", one_line(&self.message));
+        }
+        for line in &self.details {
+            let _ = writeln!(io::stderr(), "    {}", one_line(line));
         }
         if !self.remedy.is_empty() {
-            let _ = writeln!(io::stderr(), "  what to do: {}", escape_controls(&self.remedy));
+            let _ = writeln!(io::stderr(), "  what to do: {}", one_line(&self.remedy));
         }
     }
 }
@@ -91,33 +103,33 @@ impl From<CheckpointError> for CommandError {
     fn from(error: CheckpointError) -> Self {
         match &error {
             CheckpointError::SeveralCheckpoints { path, names } => {
-                let path_shown = path.display();
-                let mut message = format!("{path_shown}: several checkpoints in this directory:");
-                for name in names {
-                    message += &format!("\n    {}", path.join(name).display());
-                }
-                CommandError::new(EXIT_USAGE, message, error.remedy())
+                let message = format!("{}: several checkpoints in this directory:", path.display());
+                let details = list_details(names, |name| path.join(name).display().to_string());
+                CommandError { details, ..CommandError::new(EXIT_USAGE, message, error.remedy()) }
             }
             CheckpointError::RefusedEntries { path, refused, tensor_count } => {
-                let mut message = format!("{}: has entries that cannot be shown:", path.display());
-                for entry in refused.iter().take(MAX_LISTED_REFUSALS) {
-                    message += &format!("\n    {entry}");
-                }
-                if refused.len() > MAX_LISTED_REFUSALS {
-                    message += &format!("\n    and {} more", refused.len() - MAX_LISTED_REFUSALS);
-                }
-                if *tensor_count == 0 {
-                    message += "\nand nothing else is there";
-                }
-                CommandError::new(EXIT_REFUSED, message, error.remedy())
+                let rest = if *tensor_count == 0 { ", and nothing else" } else { "" };
+                let path = path.display();
+                let message = format!("{path}: has entries that cannot be shown{rest}:");
+                let details = list_details(refused, ToString::to_string);
+                CommandError { details, ..CommandError::new(EXIT_REFUSED, message, error.remedy()) }
             }
             _ => CommandError::new(refusal_exit_code(error.is_refusal()), &error, error.remedy()),
         }
     }
 }
 
-/// The most refused entries that a message lists.
-const MAX_LISTED_REFUSALS: usize = 10;
+/// The most files or tensors that a message lists.
+const MAX_DETAILS_COUNT: usize = 10;
+
+/// A line for each of the first items, and one for the rest.
+fn list_details<T>(items: &[T], line: impl Fn(&T) -> String) -> Vec<String> {
+    let mut lines: Vec<String> = items.iter().take(MAX_DETAILS_COUNT).map(line).collect();
+    if items.len() > MAX_DETAILS_COUNT {
+        lines.push(format!("and {} more", items.len() - MAX_DETAILS_COUNT));
+    }
+    lines
+}
 
 impl From<VirtualFileError> for CommandError {
     fn from(error: VirtualFileError) -> Self {

@@ -14,7 +14,7 @@ use super::error::CommandError;
 const MAX_LISTED_ENTRIES: usize = 10;
 
 /// A checkpoint whose virtual file can be read.
-pub struct OpenedCheckpoint {
+pub struct CheckpointReader {
     pub reader: VirtualFileReader,
     /// The name that a mount of its directory gives the virtual file.
     pub name: String,
@@ -23,7 +23,7 @@ pub struct OpenedCheckpoint {
 }
 
 /// Opens a checkpoint, and its virtual file.
-pub fn open_reader(path: &Path, options: &ParseOptions) -> Result<OpenedCheckpoint, CommandError> {
+pub fn open_reader(path: &Path, options: &ParseOptions) -> Result<CheckpointReader, CommandError> {
     let checkpoint = view::open(path, options)?;
     let name = view::virtual_file_name(&checkpoint.path);
     let left_out = checkpoint.refused.iter().map(|entry| format!("left out: {entry}"));
@@ -38,5 +38,5 @@ pub fn open_reader(path: &Path, options: &ParseOptions) -> Result<OpenedCheckpoi
         ));
     }
     let reader = VirtualFileReader::open(&Arc::new(VirtualFile::new(checkpoint)?))?;
-    Ok(OpenedCheckpoint { reader, name, notes })
+    Ok(CheckpointReader { reader, name, notes })
 }

@@ -62,22 +62,21 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Escapes control characters, which could drive the terminal. Line breaks of our own messages stay.
-pub fn escape_controls(text: &str) -> Cow<'_, str> {
-    let is_harmful =
-        |c: char| (c.is_control() && c != '\n') || ('\u{202a}'..='\u{202e}').contains(&c);
+/// Escapes text that must stay on one line and must not drive the terminal: messages, names, keys, values.
+pub fn one_line(text: &str) -> Cow<'_, str> {
+    let is_harmful = |c: char| c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c);
     if !text.contains(is_harmful) {
         return Cow::Borrowed(text);
     }
-    let escaped = text
-        .chars()
-        .map(|c| if is_harmful(c) { c.escape_unicode().to_string() } else { c.to_string() });
-    Cow::Owned(escaped.collect())
-}
-
-/// Escapes text that must stay on one line: names, keys, values.
-pub fn one_line(text: &str) -> String {
-    escape_controls(text).replace('\n', "\\n")
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' => escaped.push_str("\\n"),
+            c if is_harmful(c) => escaped.extend(c.escape_unicode()),
+            c => escaped.push(c),
+        }
+    }
+    Cow::Owned(escaped)
 }
 
 /// Formats a size in decimal units: `1.5 GB`.
@@ -106,8 +105,7 @@ mod tests {
 
     #[test]
     fn names_cannot_drive_the_terminal() {
-        assert_eq!(escape_controls("layer.0\nlayer.1"), "layer.0\nlayer.1");
-        assert_eq!(escape_controls("\x1b[2Jgone\r\u{202e}"), "\\u{1b}[2Jgone\\u{d}\\u{202e}");
+        assert_eq!(one_line("\x1b[2Jgone\r\u{202e}"), "\\u{1b}[2Jgone\\u{d}\\u{202e}");
         assert_eq!(one_line("a\nb"), "a\\nb");
     }
 

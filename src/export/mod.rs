@@ -96,9 +96,12 @@ impl ExportError {
                 let right = shell_word(right_path);
                 return format!("call it {right}, or keep the name with --any-suffix").into();
             }
-            ExportError::Stream { .. } => {
-                "run it again: what was written is not whole; see why its reader stopped"
-            }
+            ExportError::Stream { source } => match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    "make room where standard output goes, and run it again: what was written is not whole"
+                }
+                _ => "run it again: what was written is not whole; see why its reader stopped",
+            },
             ExportError::Exists { .. } => "choose another name, or replace it with --force",
             ExportError::IsDirectory { .. } => "give the name of a file",
             ExportError::NotRegularFile { .. } => {
@@ -117,6 +120,13 @@ impl ExportError {
                 }
                 io::ErrorKind::NotFound => {
                     let directory = path.parent().unwrap_or(path);
+                    if path.is_symlink() {
+                        return format!(
+                            "the link leads to no file; remove it first: rm {}",
+                            shell_word(path)
+                        )
+                        .into();
+                    }
                     return format!("make the directory first: mkdir -p {}", shell_word(directory))
                         .into();
                 }

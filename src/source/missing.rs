@@ -44,7 +44,8 @@ pub fn missing_remedy(path: &Path) -> String {
         Some(RemoteName::Url { scheme }) => {
             let url = shell_word(path);
             let command = match scheme {
-                "http" | "https" => format!("curl -L -O {url}"),
+                "http" | "https" if is_file_url(path) => format!("curl -L -O {url}"),
+                "s3" if is_file_url(path) => format!("aws s3 cp {url} ."),
                 "s3" => format!("aws s3 sync {url} model"),
                 "gs" => format!("gcloud storage cp -r {url} ."),
                 _ => return "fetch it first, and give the path of the file on disk".to_owned(),
@@ -85,9 +86,27 @@ fn remote_name(path: &Path) -> Option<RemoteName<'_>> {
                 (None, _) => RemoteName::Url { scheme },
             })
         }
-        _ => is_hub_name(path, text)
-            .then_some(RemoteName::HubModel { repository: text, is_url: false }),
+        _ => {
+            let host_path =
+                HUB_HOSTS.iter().find_map(|host| text.strip_prefix(host)?.strip_prefix('/'));
+            match host_path.and_then(first_two_parts).filter(|_| !path.exists()) {
+                Some(repository) => Some(RemoteName::HubModel { repository, is_url: true }),
+                None => {
+                    // Shells complete the name of a directory with a slash.
+                    let repository = text.strip_suffix('/').unwrap_or(text);
+                    is_hub_name(path, repository)
+                        .then_some(RemoteName::HubModel { repository, is_url: false })
+                }
+            }
+        }
     }
+}
+
+/// Whether the path in a URL ends like a file, and not like a page about one.
+fn is_file_url(url: &Path) -> bool {
+    let text = url.to_string_lossy();
+    let path = text.split(['?', '#']).next().unwrap_or_default();
+    FILE_EXTENSIONS.iter().any(|extension| path.ends_with(extension)) && !path.contains("/blob/")
 }
 
 fn is_scheme(text: &str) -> bool {
@@ -98,7 +117,9 @@ fn is_scheme(text: &str) -> bool {
 fn first_two_parts(path: &str) -> Option<&str> {
     let (organization, rest) = path.split_once('/')?;
     let name = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    let is_repository = is_hub_word(organization) && is_hub_word(name);
+    // Pages of the hub that are no models.
+    let is_other = ["datasets", "spaces", "docs", "blog", "api", "papers"].contains(&organization);
+    let is_repository = is_hub_word(organization) && is_hub_word(name) && !is_other;
     is_repository.then(|| &path[..organization.len() + 1 + name.len()])
 }
 
@@ -136,8 +157,14 @@ mod tests {
             ("https://huggingface.co/org/name/resolve/main/x.bin", "hf download org/name"),
             ("https:/hf.co/org/name", "hf download org/name"),
             ("https://example.com/a/m.pt", "curl -L -O https://example.com/a/m.pt"),
-            ("https://example.com/m?a&b", "curl -L -O 'https://example.com/m?a&b'"),
+            ("https://example.com/m.pt?a&b", "curl -L -O 'https://example.com/m.pt?a&b'"),
+            ("https://example.com/a/m", "give the path of the file on disk"),
+            ("https://example.com/a/blob/main/m.pt", "give the path of the file on disk"),
+            ("https://huggingface.co/datasets/org/name", "give the path of the file on disk"),
+            ("huggingface.co/org/name", "hf download org/name"),
+            ("meta-llama/Llama-3/", "hf download meta-llama/Llama-3"),
             ("s3://bucket/m", "aws s3 sync s3://bucket/m model"),
+            ("s3://bucket/m.pt", "aws s3 cp s3://bucket/m.pt ."),
             ("gs://bucket/m", "gcloud storage cp -r gs://bucket/m ."),
             ("file:///nowhere/m.pt", "give the path alone: /nowhere/m.pt"),
             ("azure://m/x", "fetch it first"),

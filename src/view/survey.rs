@@ -79,8 +79,9 @@ fn survey_directory(
     until: Instant,
 ) -> Result<SurveyedDirectory, QueryError> {
     let directory = query.directory;
-    let mut surveyed =
-        SurveyedDirectory { survey: Survey::default(), folders: Vec::new(), is_complete: true };
+    let refused = usize::from(directory.folder_refusal.is_some());
+    let survey = Survey { refused, ..Survey::default() };
+    let mut surveyed = SurveyedDirectory { survey, folders: Vec::new(), is_complete: true };
     for file in &directory.files {
         if Instant::now() >= until {
             surveyed.is_complete = false;
@@ -170,12 +171,14 @@ mod tests {
         };
         write("notes.txt", b"words");
         assert_eq!(survey_of(folder.path(), ViewOptions::default()), Some(Survey::default()));
+        write("a/step/__0_0.distcp", b"a rank of torch.distributed.checkpoint");
+        write("a/step/.metadata", b"");
         write("a/broken.ckpt", b"PK\x03\x04 and no archive");
         write("a/optimizer.bin", b"kept");
         write("b/c/whole.safetensors", b"\x02\0\0\0\0\0\0\0{}");
         let keep = KeepRules::new(&["optimizer*".to_owned()]).unwrap();
         let found = survey_of(folder.path(), ViewOptions { keep, ..ViewOptions::default() });
-        let expected = Survey { refused: 1, kept: 1, safetensors: 1, ..Survey::default() };
+        let expected = Survey { refused: 2, kept: 1, safetensors: 1, ..Survey::default() };
         assert_eq!(found, Some(expected));
     }
 

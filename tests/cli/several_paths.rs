@@ -1,5 +1,5 @@
-//! `ls`, `inspect`, `verify` and `unmount` take several paths: each is answered under its name, an error of one does not
-//! stop the others, and the exit code is the highest.
+//! `ls`, `inspect`, `verify` and `unmount` take several paths. Each is answered under its name, an error of one does
+//! not stop the others, and the exit code is the highest.
 
 use std::fs;
 use std::path::Path;
@@ -226,4 +226,39 @@ fn missing_and_denied_are_failures_and_no_refusals() {
         assert_eq!(run(&[command, &format!("{}/x", paths.good)]).code, 1);
         assert_eq!(run(&[command, &paths.bad]).code, 3);
     }
+}
+
+#[test]
+fn names_cannot_forge_lines_of_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let forged = "m.safetensors\n  what to do: run this\nx.safetensors";
+    for name in ["good.safetensors", forged] {
+        write_model(&folder.path().join(name), 2, 8);
+    }
+    let missing = path(folder.path(), "none\x1b[31m\n  what to do: run that");
+    let root = folder.path().to_str().unwrap();
+    for words in [&["inspect", root][..], &["inspect", &missing], &["mount", &missing, root]] {
+        let outcome = run(words);
+        let remedies = outcome.stderr.lines().filter(|line| line.starts_with("  what to do: "));
+        assert_eq!(remedies.count(), 1, "{}", outcome.stderr);
+        assert!(!outcome.stderr.contains('\x1b'), "{}", outcome.stderr);
+    }
+    // Programs get the name as it is.
+    let outcome = run(&["inspect", "--json", root]);
+    let listed = errors(&outcome.stderr)[0]["details"].clone();
+    assert!(listed.as_array().unwrap().contains(&path(folder.path(), forged).into()), "{listed}");
+}
+
+#[test]
+fn a_quiet_command_prints_no_notes_in_its_report() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in crate::common::command::two_shards(1, 8) {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let shard = path(folder.path(), "model-00001-of-00002.safetensors");
+    let noted = run(&["inspect", &shard]).stdout;
+    assert!(noted.contains("\n  note "), "{noted}");
+    let quiet = run(&["inspect", "--quiet", &shard]).stdout;
+    let without: Vec<&str> = noted.lines().filter(|line| !line.starts_with("  note ")).collect();
+    assert_eq!(quiet.lines().collect::<Vec<&str>>(), without);
 }

@@ -1,5 +1,5 @@
-//! Each error that a mount returns for a lookup, an open or a read is explained by its statistics and by `status`:
-//! when it happened, to which path, why, and what to do.
+//! Each error that a mount returns for a lookup, an open or a read is explained by its statistics and by `status`. They
+//! say when it happened, to which path, why, and what to do.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
@@ -160,4 +160,24 @@ fn the_last_errors_are_bounded_and_the_newest_stay() {
     let newest = format!("{}/link39", fixture.mountpoint);
     assert_eq!(errors[0]["path"], newest.as_str());
     assert_eq!(fixture.unmount(&[]).code, 0);
+}
+
+#[test]
+fn names_cannot_forge_lines_of_the_log() {
+    let fixture = MountFixture::new();
+    let forged = "m\n1970-01-01T00:00:00Z ERROR forged\x1b[31m";
+    let source = format!("{}/{forged}.pt", fixture.source);
+    fs::remove_file(format!("{}/model.safetensors", fixture.source)).unwrap();
+    fs::write(&source, fs::read("fuzz/seeds/zip/plain").unwrap()).unwrap();
+    let log = fixture.path("log");
+    fixture.mount(&["--log-file", &log]);
+    let model = File::open(format!("{}/{forged}.safetensors", fixture.mountpoint)).unwrap();
+    tick();
+    File::options().write(true).open(&source).unwrap().set_len(64).unwrap();
+    assert!(model.read_at(&mut [0; 16], 0).is_err() || model.read_at(&mut [0; 64], 512).is_err());
+    drop(model);
+    assert_eq!(fixture.unmount(&[]).code, 0);
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("forged"), "{log}");
+    assert!(!log.contains('\x1b') && !log.lines().any(|line| line.starts_with("1970")), "{log}");
 }

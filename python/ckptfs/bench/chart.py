@@ -8,7 +8,7 @@ from typing import NamedTuple
 STEP = 26
 
 
-class Bar(NamedTuple):
+class ChartBar(NamedTuple):
     """A row of a chart. `is_ours` decides its color, `text` stands behind it."""
 
     name: str

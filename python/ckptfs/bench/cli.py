@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import stat
 import sys
 from typing import NamedTuple
@@ -18,8 +19,8 @@ from ckptfs.bench import html, machine, page_cache, report, schedule, signals
 from ckptfs.bench.loaders import MOUNTED, OURS, REFERENCES, is_installed, select
 from ckptfs.bench.mount import CheckpointMount, daemon_of
 from ckptfs.bench.process import WorkerProcess
-from ckptfs.errors import SafetensorError, error, in_words
-from ckptfs.progress import Bar
+from ckptfs.errors import SafetensorError, error, in_words, one_line
+from ckptfs.progress import ProgressBar
 from ckptfs.save import atomic_file
 
 _DONE, _FAILED = 0, 1
@@ -46,9 +47,9 @@ class Options(NamedTuple):
 
 def main(options):
     """Runs `ckptfs bench` with these options, and returns its exit code."""
-    bar = None if options.quiet else Bar(vanishes=True)
+    bar = None if options.quiet else ProgressBar(vanishes=True)
     try:
-        with signals.deferred(), contextlib.ExitStack() as ends:
+        with signals.defer_signals(), contextlib.ExitStack() as ends:
             if bar:
                 ends.callback(bar.end)
             # Before anything is measured: it may not be possible to write there.
@@ -56,10 +57,14 @@ def main(options):
             results = measure(options.path, options.device, options.runs, options.against, options.cold, bar)
             if file:
                 file.write(html.page(results))
-    except signals.Stopped as stopped:
+    except signals.SignalExit as stopped:
         return stopped.die()
     except SafetensorError as refused:
         remedy = "\n".join(getattr(refused, "__notes__", [])).removeprefix(_REMEDY)
+        if "allow_partial" in remedy:
+            # An argument of the loads, which this command has not.
+            path = shlex.quote(options.path)
+            remedy = f"ckptfs export --allow-partial {path} partial.safetensors && ckptfs bench partial.safetensors"
         return _report(str(refused), remedy, getattr(refused, "code", _FAILED), options.json)
     except OSError as fault:
         return _report(f"{fault.filename or options.path}: {fault.strerror}", "", _FAILED, options.json)
@@ -72,7 +77,7 @@ def _report(message, remedy, code, is_json):
     if is_json:
         shown = json.dumps({"error": {"code": code, "message": message, "remedy": remedy}})
     else:
-        shown = f"ckptfs: {message}" + (f"\n  {_REMEDY}{remedy}" if remedy else "")
+        shown = f"ckptfs: {one_line(message)}" + (f"\n  {_REMEDY}{one_line(remedy)}" if remedy else "")
     print(shown, file=sys.stderr)
     return code
 

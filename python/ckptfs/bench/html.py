@@ -8,8 +8,9 @@ import re
 
 from ckptfs.bench import chart, machine
 from ckptfs.bench.loaders import MOUNTED, OURS
-from ckptfs.bench.report import printable, size, states, table
+from ckptfs.bench.report import size, states, table
 from ckptfs.bench.tables import spread
+from ckptfs.errors import one_line
 
 _STYLE = """\
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #d5dae0; --ours: #2166ac;
@@ -118,7 +119,7 @@ def _processors(one):
 def _chart(title, unit, digits, loaders):
     """A bar for each loader that has values."""
     bars = [
-        chart.Bar(printable(name), values, name in OURS + MOUNTED, spread(values, digits, unit))
+        chart.ChartBar(one_line(name), values, name in OURS + MOUNTED, spread(values, digits, unit))
         for name, values in loaders.items() if values
     ]  # fmt: skip
     if not bars:
@@ -136,4 +137,4 @@ def _figures(words):
 
 
 def _text(words):
-    return html.escape(printable(words), quote=True)
+    return html.escape(one_line(words), quote=True)

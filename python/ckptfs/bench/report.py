@@ -6,6 +6,7 @@ import statistics
 from ckptfs.bench import machine
 from ckptfs.bench.loaders import MOUNTED, OURS
 from ckptfs.bench.tables import aligned, without_empty
+from ckptfs.errors import one_line
 
 _HEADS = ["returned", "all there", "least to most", "GB/s", "CPU", "daemon's CPU", "peak memory"]
 
@@ -52,7 +53,7 @@ def _compared(one):
 
 def lines(results):
     """The lines, without a character that a terminal would obey."""
-    yield from map(printable, _lines(results))
+    yield from map(one_line, _lines(results))
 
 
 def _lines(results):
@@ -142,11 +143,3 @@ def _evicts_files(results):
 def size(results):
     """The amount that was loaded, in words."""
     return f"{results['tensors']:,} tensors, {results['bytes'] / 1e6:,.1f} MB"
-
-
-def printable(text):
-    """A text with invisible characters escaped: names of files may have any."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode()
-        for letter in text
-    )

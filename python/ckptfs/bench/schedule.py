@@ -11,8 +11,8 @@ from ckptfs.errors import error
 
 
 class Case(NamedTuple):
-    """What is loaded. `request` goes to every loader, `mount` is the `mount.CheckpointMount` that some loaders read,
-    and `daemon` returns the processor seconds of the daemon of a mount that was there before."""
+    """What is loaded. `request` goes to every loader. `mount` is the `mount.CheckpointMount` that some loaders read.
+    `daemon` returns the processor seconds of the daemon of a mount that was there before."""
 
     request: dict
     mount: Any = None

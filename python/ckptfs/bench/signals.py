@@ -1,6 +1,6 @@
 """Signals that end a program which must clean up first.
 
-In a block of `deferred`, a signal raises `Stopped` only inside a block of `interruptible`, so that no cleanup is
+In a block of `defer_signals`, a signal raises `SignalExit` only inside a block of `interruptible`, so that no cleanup is
 interrupted. Further signals are ignored.
 """
 
@@ -13,7 +13,7 @@ import threading
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Stopped(BaseException):
+class SignalExit(BaseException):
     """A signal that ends this program."""
 
     def die(self):
@@ -28,7 +28,7 @@ class _Pending:
 
 
 @contextlib.contextmanager
-def deferred():
+def defer_signals():
     """Lets signals end this block only where it is `interruptible`, and at its end. Outside the main thread, which
     alone receives signals, it changes nothing."""
     if threading.current_thread() is not threading.main_thread():
@@ -42,7 +42,7 @@ def deferred():
             signal.signal(number, _receive)
         yield
         if _Pending.number:
-            raise Stopped(_Pending.number)
+            raise SignalExit(_Pending.number)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -55,7 +55,7 @@ def interruptible():
     try:
         _Pending.may_interrupt = True
         if _Pending.number:
-            raise Stopped(_Pending.number)
+            raise SignalExit(_Pending.number)
         yield
     finally:
         _Pending.may_interrupt = False
@@ -67,4 +67,4 @@ def _receive(number, _frame):
     _Pending.number = number
     if _Pending.may_interrupt:
         _Pending.may_interrupt = False
-        raise Stopped(number)
+        raise SignalExit(number)

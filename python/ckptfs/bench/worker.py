@@ -7,8 +7,8 @@ A request is a dictionary that comes by a connection. The answer to one of these
   imported; the clock starts when `GO` comes. With "fork" a fork does it, "preload" imports before that fork.
   "warm_up" names a path to try first, "keep_programs" maps what the process runs, "threads" bounds torch.
 
-A workload is a generator of a request: it yields when it is prepared, and again, with a dictionary, when that is
-done which is measured. What it adds to the dictionary after that is not measured.
+A workload is a generator of a request. It yields once it is prepared, and again, with a dictionary, once the measured
+work is done. What it adds to the dictionary after that is not measured.
 
 This process imports torch and nothing else. A fork begins with torch in memory, and with no thread, no device and
 no memory that another load had.
@@ -44,8 +44,8 @@ _MADV_POPULATE_READ = 22
 
 
 def load(request):
-    """Loads a checkpoint until every byte is there. With "sum" each tensor is touched by itself and the result is a
-    "number", equal for equal tensors; with "digests" the result has each tensor's type, shape and digest."""
+    """Loads a checkpoint until every byte is there. With "sum" each tensor is touched by itself. The result then is a
+    "number", equal for equal tensors. With "digests" it has each tensor's type, shape and digest."""
     read, device = loaders.prepare(request), torch.device(request["device"])
     # The first use of a device sets it up.
     torch.zeros(1, device=device)

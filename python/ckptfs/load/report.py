@@ -9,7 +9,7 @@ import threading
 import time
 
 from ckptfs import _ckptfs
-from ckptfs.progress import Bar
+from ckptfs.progress import ProgressBar
 
 
 class Report:
@@ -90,7 +90,7 @@ class Load:
         self.report, self._callback = Report(), report
         # Stops it from another thread; the number of threads that read, if not the checkpoint's.
         self.stop, self.threads = stop, threads
-        self._bar, self._total_bytes = Bar() if progress else None, 0
+        self._bar, self._total_bytes = ProgressBar() if progress else None, 0
 
     def __enter__(self):
         self._start = time.perf_counter()

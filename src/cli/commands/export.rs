@@ -12,7 +12,7 @@ use crate::shell_word::shell_word;
 
 use crate::cli::args::ExportArgs;
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_USAGE};
-use crate::cli::open_reader::{OpenedCheckpoint, open_reader};
+use crate::cli::open_reader::{CheckpointReader, open_reader};
 use crate::cli::output::print_note;
 use crate::cli::progress::{ProgressMeter, StopSignal};
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
@@ -34,14 +34,14 @@ pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     } else if !args.any_suffix && !args.out.is_dir() {
         export::check_suffix(&args.out)?;
     }
-    let OpenedCheckpoint { reader, name, notes } =
+    let CheckpointReader { reader, name, notes } =
         open_reader(&args.path, &args.parse_args.to_options())?;
     let path = if to_stdout { PathBuf::new() } else { output_path(&args.out, &name)? };
     let virtual_file = reader.virtual_file();
     let meter = ProgressMeter::new(virtual_file.size(), &StopSignal::register()?);
     let written = if to_stdout {
-        // Not through the buffer and the filter of other commands: the bytes go there in large pieces, and a reader that
-        // closes the pipe has not got them.
+        // Not through the buffer and the filter of other commands. The bytes go there in large pieces, and a reader
+        // that closes the pipe has not got them.
         let stdout = io::stdout().as_fd().try_clone_to_owned()?;
         export::export_to(&reader, &mut File::from(stdout), &meter)
     } else {

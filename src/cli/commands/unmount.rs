@@ -37,19 +37,19 @@ fn unmount(path: &Path, is_lazy: bool, out: &mut dyn Write) -> Result<(), Comman
     // The mount itself may be stuck.
     stuck_paths::check_parents(path)?;
     let done = stale_mounts::unmount(path, is_lazy)?;
-    let path = one_line(&done.path.display().to_string());
+    let path = one_line(&done.path.display().to_string()).into_owned();
     let action = if is_lazy { "detached" } else { "unmounted" };
     match done.server {
         MountServer::Dead => writeln!(out, "{path}: was dead, removed")?,
         MountServer::Unknown(superblock) => {
-            let shown = still_shown(&superblock);
+            let shown = list_other_mounts(&superblock);
             writeln!(out, "{path}: {action}{shown}; cannot tell whether its daemon has ended")?;
         }
         MountServer::Process(daemon, _) if daemon.wait(EXPECTED_END_TIMEOUT) => {}
         MountServer::Process(daemon, superblock) if is_lazy || !superblock.is_gone() => {
-            let shown = still_shown(&superblock);
-            let outlook = outlook(&daemon, &superblock, !shown.is_empty());
-            writeln!(out, "{path}: {action}{shown}; its daemon ({}) {outlook}", daemon.pid())?;
+            let shown = list_other_mounts(&superblock);
+            let daemon_end = describe_daemon_end(&daemon, &superblock, !shown.is_empty());
+            writeln!(out, "{path}: {action}{shown}; its daemon ({}) {daemon_end}", daemon.pid())?;
         }
         MountServer::Process(daemon, _) => wait_for_daemon(&path, &daemon)?,
     }
@@ -57,7 +57,7 @@ fn unmount(path: &Path, is_lazy: bool, out: &mut dyn Write) -> Result<(), Comman
 }
 
 /// The mounts that still show a superblock, as part of a sentence.
-fn still_shown(superblock: &Superblock) -> String {
+fn list_other_mounts(superblock: &Superblock) -> String {
     let mounts = superblock.mounts();
     let mut text = String::new();
     for (n, mount) in mounts.iter().take(MAX_LISTED).enumerate() {
@@ -72,7 +72,7 @@ fn still_shown(superblock: &Superblock) -> String {
 }
 
 /// When and how a running daemon will end, as the end of a sentence.
-fn outlook(daemon: &Daemon, superblock: &Superblock, is_shown: bool) -> String {
+fn describe_daemon_end(daemon: &Daemon, superblock: &Superblock, is_shown: bool) -> String {
     match (daemon.is_stopped(), superblock.is_gone()) {
         (_, true) => format!("{}: {}", daemon_state(daemon), remedy(daemon)),
         // Killing it would fail the readers of the other mounts.

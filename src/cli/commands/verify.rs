@@ -11,7 +11,7 @@ use crate::virtual_file::VirtualFileReader;
 use crate::cli::args::VerifyArgs;
 use crate::cli::each_path::{for_each_path, write_json};
 use crate::cli::error::{CommandError, EXIT_FAILED, ErrorFormat};
-use crate::cli::open_reader::{OpenedCheckpoint, open_reader};
+use crate::cli::open_reader::{CheckpointReader, open_reader};
 use crate::cli::output::print_note;
 use crate::cli::progress::{ProgressMeter, StopSignal};
 use crate::cli::stuck_path_check::check_path;
@@ -92,7 +92,7 @@ fn verify_path(
     stop: &StopSignal,
 ) -> Result<VerifiedTotals, CommandError> {
     let options = args.parse_args.to_options();
-    let OpenedCheckpoint { reader, mut notes, .. } = open_reader(path, &options)?;
+    let CheckpointReader { reader, mut notes, .. } = open_reader(path, &options)?;
     let differences = match &args.against {
         None => {
             read_all(&reader, path, stop)?;
@@ -166,7 +166,7 @@ fn write_text(
     args: &VerifyArgs,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let path = one_line(&path.display().to_string());
+    let path = one_line(&path.display().to_string()).into_owned();
     let tensors = format_count(totals.tensors, "tensor");
     let Some(differences) = &totals.differences else {
         let size = format_bytes(totals.bytes);

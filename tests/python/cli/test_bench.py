@@ -226,7 +226,7 @@ def test_help_names_every_library_that_can_be_measured():
 
 def test_quiet_shows_no_progress(tmp_path, monkeypatch):
     write_shards(tmp_path / "model", 1, 1, 1, 30)
-    monkeypatch.setattr(cli, "Bar", None)
+    monkeypatch.setattr(cli, "ProgressBar", None)
     assert run_bench([str(tmp_path / "model"), "-q", "--runs", "1", "--against", "safetensors"]) == DONE
 
 

@@ -5,7 +5,7 @@ import sys
 
 import ckptfs.torch
 import pytest
-from ckptfs.progress import Bar
+from ckptfs.progress import ProgressBar
 
 from compare import check_same
 from samples import write_all
@@ -49,7 +49,7 @@ def test_a_bar_that_cannot_be_shown_fails_no_load(folder, stderr, monkeypatch):
 
 def test_a_bar_fits_the_line(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    bar = Bar()
+    bar = ProgressBar()
     for words in "123.45 of 123.45 GB  12.34 GB/s", "a name " * 20:
         bar.show(0.5, words)
         bar.end()

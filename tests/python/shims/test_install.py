@@ -406,13 +406,15 @@ def test_a_script_runs_as_it_is(file, tmp_path, as_module):
     assert json.loads(done.stdout) == ["__main__", [str(path), "--two"], 2, 1, 1]
 
 
-def test_a_program_that_cannot_run_is_reported():
+def test_a_program_that_cannot_run_is_reported(tmp_path):
     for words, code, said in (
         ([], 2, "arguments were not provided: <SCRIPT>..."), (["-m"], 2, "a value is required for '-m <MODULE>...'"),
-        (["nowhere.py"], 1, "nowhere.py: no such file or directory"),
+        (["nowhere.py"], 1, "nowhere.py: no such file or directory"), (["--nothing"], 2, "unexpected argument"),
+        (["."], 1, "a directory without __main__.py"), (["a\nb"], 1, "a\\nb: no such file"),
         (["-m", "nowhere"], 1, "no module named 'nowhere'"), (["-m", "nowhere.at.all"], 1, "'nowhere.at.all'"),
     ):  # fmt: skip
-        done = subprocess.run([sys.executable, "-m", "ckptfs", "run", *words], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", "ckptfs", "run", *words], capture_output=True, text=True,
+                              cwd=tmp_path)  # fmt: skip
         assert (done.returncode, done.stdout) == (code, "") and said in done.stderr
         assert done.stderr.startswith("ckptfs: ") and done.stderr.count("\n  what to do: ") == 1
 

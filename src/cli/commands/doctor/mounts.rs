@@ -9,7 +9,7 @@ use crate::shell_word::shell_word;
 
 use super::check::Check;
 
-const WHAT: &str = "mounts";
+const CHECK_NAME: &str = "mounts";
 
 /// The most mounts that a line names. `ckptfs status` lists all.
 const MAX_NAMED_MOUNTS: usize = 8;
@@ -21,7 +21,7 @@ pub fn check_mounts() -> Check {
 fn judge(observed: Result<Vec<ObservedMount>, MountError>) -> Check {
     let mounts = match observed {
         Ok(mounts) => mounts,
-        Err(error) => return Check::note(WHAT, error.to_string(), error.remedy()),
+        Err(error) => return Check::note(CHECK_NAME, error.to_string(), error.remedy()),
     };
     let in_state = |state: MountState| -> Vec<&Path> {
         let found = mounts.iter().filter(|mount| mount.state == state);
@@ -50,11 +50,14 @@ fn judge(observed: Result<Vec<ObservedMount>, MountError>) -> Check {
         commands.push(format!("ckptfs {command} {}", named.join(" ")));
     }
     match mounts.len() {
-        0 => Check::ok(WHAT, "no ckptfs mount is there"),
-        n if findings.is_empty() => {
-            Check::ok(WHAT, format!("{} of ckptfs, none dead or stuck", format_count(n, "mount")))
+        0 => Check::ok(CHECK_NAME, "no ckptfs mount is there"),
+        n if findings.is_empty() => Check::ok(
+            CHECK_NAME,
+            format!("{} of ckptfs, none dead or stuck", format_count(n, "mount")),
+        ),
+        _ => {
+            Check::note(CHECK_NAME, findings.join("; "), format!("remove: {}", commands.join("; ")))
         }
-        _ => Check::note(WHAT, findings.join("; "), format!("remove: {}", commands.join("; "))),
     }
 }
 

@@ -97,51 +97,54 @@ impl PrivilegeFacts {
 }
 
 fn check_device(refused: Option<Errno>) -> Check {
-    const WHAT: &str = FUSE_DEVICE;
+    const CHECK_NAME: &str = FUSE_DEVICE;
     match refused {
-        None => Check::ok(WHAT, "there, and this user may open it"),
+        None => Check::ok(CHECK_NAME, "there, and this user may open it"),
         Some(Errno::ACCESS) => {
-            Check::problem(WHAT, "there, and this user may not open it", DEVICE_MODE_REMEDY)
+            Check::problem(CHECK_NAME, "there, and this user may not open it", DEVICE_MODE_REMEDY)
         }
-        Some(Errno::PERM) => {
-            Check::problem(WHAT, "there, and this container may not open it", no_device_remedy())
-        }
+        Some(Errno::PERM) => Check::problem(
+            CHECK_NAME,
+            "there, and this container may not open it",
+            no_device_remedy(),
+        ),
         Some(Errno::NOENT) => {
             let also =
                 if is_dev_empty() { ": /dev has no devices, not even /dev/null" } else { "" };
             let says = format!("not there, so nothing can be mounted{also}");
-            Check::problem(WHAT, says, no_device_remedy())
+            Check::problem(CHECK_NAME, says, no_device_remedy())
         }
-        Some(e) => Check::problem(WHAT, format!("cannot be opened: {e}"), no_device_remedy()),
+        Some(e) => Check::problem(CHECK_NAME, format!("cannot be opened: {e}"), no_device_remedy()),
     }
 }
 
 fn check_fusermount(facts: &PrivilegeFacts) -> Check {
-    const WHAT: &str = "fusermount3";
+    const CHECK_NAME: &str = "fusermount3";
     let fusermount =
         facts.fusermount.as_ref().map(|(path, is_setuid)| (path.display(), *is_setuid));
     match fusermount {
         Some((path, true)) if facts.no_new_privileges && !facts.can_mount_directly() => {
             Check::problem(
-                WHAT,
+                CHECK_NAME,
                 format!("{path}: cannot help, because this process may not gain privileges"),
                 "in a container, start it without no-new-privileges, or as root",
             )
         }
         Some((path, true)) if facts.is_outermost => match facts.deciding_mode() {
             _ if facts.is_open_to_users() && !facts.has_mount_table => Check::note(
-                WHAT,
+                CHECK_NAME,
                 format!(
                     "{path}: ordinary users can mount, but not unmount: it reads {MOUNT_TABLE}, which is not the kernel's table of mounts"
                 ),
                 MOUNT_TABLE_REMEDY,
             ),
             _ if facts.is_open_to_users() => {
-                Check::ok(WHAT, format!("{path}: ordinary users can mount"))
+                Check::ok(CHECK_NAME, format!("{path}: ordinary users can mount"))
             }
-            None => {
-                Check::ok(WHAT, format!("{path}: found; it cannot mount without {FUSE_DEVICE}"))
-            }
+            None => Check::ok(
+                CHECK_NAME,
+                format!("{path}: found; it cannot mount without {FUSE_DEVICE}"),
+            ),
             // fusermount3 opens the device as its caller.
             Some(mode) => {
                 let says = format!(
@@ -149,27 +152,27 @@ fn check_fusermount(facts: &PrivilegeFacts) -> Check {
                     mode & 0o7777
                 );
                 match facts.can_mount_directly() {
-                    true => Check::note(WHAT, says, DEVICE_MODE_REMEDY),
-                    false => Check::problem(WHAT, says, DEVICE_MODE_REMEDY),
+                    true => Check::note(CHECK_NAME, says, DEVICE_MODE_REMEDY),
+                    false => Check::problem(CHECK_NAME, says, DEVICE_MODE_REMEDY),
                 }
             }
         },
         fusermount if facts.can_mount_directly() => {
             let state = if fusermount.is_some() { "cannot help here" } else { "not there" };
-            Check::ok(WHAT, format!("{state}, and not needed: this user may mount by itself"))
+            Check::ok(CHECK_NAME, format!("{state}, and not needed: this user may mount by itself"))
         }
         Some((path, true)) => Check::problem(
-            WHAT,
+            CHECK_NAME,
             format!("{path}: has no power inside a user namespace"),
             "let this user open /dev/fuse (mode 0666), or mount from outside the namespace",
         ),
         Some((path, false)) => Check::problem(
-            WHAT,
+            CHECK_NAME,
             format!("{path}: is not setuid root, so this user cannot mount"),
             "reinstall the package fuse3 (chmod u+s), or run as root",
         ),
         None => Check::problem(
-            WHAT,
+            CHECK_NAME,
             "not there, so this user cannot mount",
             "install the package fuse3",
         ),
@@ -177,15 +180,15 @@ fn check_fusermount(facts: &PrivilegeFacts) -> Check {
 }
 
 fn check_allow_other(is_root: bool) -> Check {
-    const WHAT: &str = "--allow-other";
+    const CHECK_NAME: &str = "--allow-other";
     let config = read_trimmed("/etc/fuse.conf").unwrap_or_default();
     if config.lines().any(|line| line.trim() == "user_allow_other") {
-        Check::ok(WHAT, "anybody may use it (user_allow_other in /etc/fuse.conf)")
+        Check::ok(CHECK_NAME, "anybody may use it (user_allow_other in /etc/fuse.conf)")
     } else if is_root {
-        Check::ok(WHAT, "root may use it, other users not")
+        Check::ok(CHECK_NAME, "root may use it, other users not")
     } else {
         Check::note(
-            WHAT,
+            CHECK_NAME,
             "not for this user: a mount is seen by its own user only",
             "have root put the line user_allow_other in /etc/fuse.conf",
         )
@@ -193,33 +196,33 @@ fn check_allow_other(is_root: bool) -> Check {
 }
 
 fn check_namespaces(facts: &PrivilegeFacts) -> Check {
-    const WHAT: &str = "user namespaces";
+    const CHECK_NAME: &str = "user namespaces";
     match facts.closing_setting {
         _ if !facts.is_outermost && facts.may_mount => {
-            Check::ok(WHAT, "inside one, with the right to mount")
+            Check::ok(CHECK_NAME, "inside one, with the right to mount")
         }
         _ if !facts.is_outermost => Check::note(
-            WHAT,
+            CHECK_NAME,
             "inside one, without the right to mount",
             "enter it as its root (unshare -Urm)",
         ),
         Some((setting, opens)) => Check::note(
-            WHAT,
+            CHECK_NAME,
             format!("denied to ordinary users ({setting}): they cannot mount inside unshare -Urm"),
             format!(
                 "only needed where there is neither root nor fusermount3; root allows them: sysctl {setting}={opens}"
             ),
         ),
         None if facts.is_open_to_users() => {
-            Check::ok(WHAT, "allowed: ordinary users can mount inside unshare -Urm")
+            Check::ok(CHECK_NAME, "allowed: ordinary users can mount inside unshare -Urm")
         }
         None if facts.deciding_mode().is_none() => Check::note(
-            WHAT,
+            CHECK_NAME,
             format!("allowed; a mount inside one needs {FUSE_DEVICE} too"),
             no_device_remedy(),
         ),
         None => Check::note(
-            WHAT,
+            CHECK_NAME,
             format!(
                 "allowed; a mount inside one needs {FUSE_DEVICE} too, which ordinary users may not open"
             ),

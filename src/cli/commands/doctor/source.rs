@@ -18,7 +18,7 @@ const SOURCE_CHECK: &str = "source";
 
 /// The check of a path that leads through a stuck mount: looking at it would hang.
 pub(super) fn unreachable_check(failure: CommandError) -> Check {
-    Check::problem(SOURCE_CHECK, failure.message, failure.remedy)
+    Check::problem(SOURCE_CHECK, failure.whole_message(), failure.remedy)
 }
 
 pub(super) fn check_source(path: &Path) -> Vec<Check> {
@@ -87,24 +87,28 @@ const REMOTE_FILESYSTEMS: [&str; 16] = [
 ];
 
 fn check_filesystem(path: &Path) -> Check {
-    const WHAT: &str = "filesystem";
+    const CHECK_NAME: &str = "filesystem";
     let entry = match PathHandle::open(path).and_then(|handle| handle.mount_entry()) {
         Ok(Some(entry)) => entry,
-        Ok(None) => return Check::ok(WHAT, "unknown"),
-        Err(error) => return Check::problem(WHAT, error.to_string(), error.remedy()),
+        Ok(None) => return Check::ok(CHECK_NAME, "unknown"),
+        Err(error) => return Check::problem(CHECK_NAME, error.to_string(), error.remedy()),
     };
     let kind = to_display(&entry.fs_type);
     let says = format!("{kind}, mounted at {}", entry.mountpoint.display());
     if entry.is_ckptfs() {
-        Check::note(WHAT, format!("{says}: ckptfs itself"), "give the source of that mount instead")
+        Check::note(
+            CHECK_NAME,
+            format!("{says}: ckptfs itself"),
+            "give the source of that mount instead",
+        )
     } else if kind.starts_with("fuse.") || REMOTE_FILESYSTEMS.contains(&kind.as_str()) {
         Check::note(
-            WHAT,
+            CHECK_NAME,
             format!("{says}: not on a local disk, so each read waits longer"),
             "copy the checkpoint to a local disk if it is read often",
         )
     } else {
-        Check::ok(WHAT, format!("{says}: local"))
+        Check::ok(CHECK_NAME, format!("{says}: local"))
     }
 }
 
@@ -112,19 +116,19 @@ fn check_filesystem(path: &Path) -> Check {
 const ALIGNMENT_BYTES: usize = 4096;
 
 fn check_direct_read(path: &Path) -> Check {
-    const WHAT: &str = "O_DIRECT";
+    const CHECK_NAME: &str = "O_DIRECT";
     let Some(file) = file_in(path) else {
         let why = if path.is_file() {
             "the file is empty"
         } else {
             "no file lies directly in this directory"
         };
-        return Check::ok(WHAT, format!("not tried: {why}"));
+        return Check::ok(CHECK_NAME, format!("not tried: {why}"));
     };
     match reads_directly(&file) {
-        Ok(()) => Check::ok(WHAT, "works: reads need not evict what the page cache holds"),
+        Ok(()) => Check::ok(CHECK_NAME, "works: reads need not evict what the page cache holds"),
         Err(error) => Check::note(
-            WHAT,
+            CHECK_NAME,
             format!("does not work there ({error}): everything is read through the cache"),
             "nothing needs to be done; local filesystems such as ext4 and xfs have it",
         ),

@@ -13,6 +13,7 @@ use crate::virtual_file::VirtualFile;
 use crate::cli::args::InspectArgs;
 use crate::cli::each_path::{for_each_path, write_json};
 use crate::cli::error::{CommandError, EXIT_REFUSED, ErrorFormat};
+use crate::cli::output::is_quiet;
 use crate::cli::stuck_path_check::check_path;
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
 use report::{InspectReport, TensorReport};
@@ -82,7 +83,7 @@ fn report_on(checkpoint: Checkpoint) -> (InspectReport, Result<(), CommandError>
             let error = CommandError::from(error);
             // The report has refused entries already, but no other error.
             if report.refused.is_empty() {
-                let (message, remedy) = (error.message.clone(), &error.remedy);
+                let (message, remedy) = (error.whole_message(), &error.remedy);
                 report.refused = InspectReport::from_refusal(None, message, remedy).refused;
             }
             (report, Err(error))
@@ -130,8 +131,8 @@ fn write_text(
         }
         None => line("virtual file", "none: refused".to_owned())?,
     }
-    for note in &report.notes {
-        line("note", one_line(note))?;
+    for note in report.notes.iter().filter(|_| !is_quiet()) {
+        line("note", one_line(note).into_owned())?;
     }
     for entry in &report.refused {
         let name =
@@ -194,7 +195,7 @@ fn truncate(value: &str) -> String {
 const MAX_SHAPE_COLUMNS: usize = 32;
 
 fn write_tensors(tensors: &[TensorReport], out: &mut dyn Write) -> io::Result<()> {
-    let names: Vec<String> = tensors.iter().map(|tensor| one_line(&tensor.name)).collect();
+    let names: Vec<_> = tensors.iter().map(|tensor| one_line(&tensor.name)).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     let dtype_width = tensors.iter().map(|tensor| tensor.dtype.len()).max().unwrap_or(0);
     let shapes: Vec<String> = tensors.iter().map(|tensor| format!("{:?}", tensor.shape)).collect();
@@ -208,7 +209,7 @@ fn write_tensors(tensors: &[TensorReport], out: &mut dyn Write) -> io::Result<()
             tensor.dtype,
             format_bytes(tensor.nbytes)
         );
-        let shares: Vec<String> = tensor.shares_with.iter().map(|name| one_line(name)).collect();
+        let shares: Vec<_> = tensor.shares_with.iter().map(|name| one_line(name)).collect();
         let shares = if shares.is_empty() {
             String::new()
         } else {

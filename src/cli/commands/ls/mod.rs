@@ -12,6 +12,7 @@ use crate::view::{self, View, ViewEntry, ViewError, ViewOptions};
 use crate::cli::args::LsArgs;
 use crate::cli::each_path::for_each_path;
 use crate::cli::error::{CommandError, EXIT_FAILED, ErrorFormat};
+use crate::cli::output::is_quiet;
 use crate::cli::stuck_path_check::check_path;
 use crate::cli::terminal_text::{format_bytes, format_count, one_line};
 use report::{DirectoryReport, EntryReport, NameReason};
@@ -45,7 +46,7 @@ impl PathListing<'_> {
             Ok(opened) => opened,
             Err(error) => {
                 if self.args.json && self.args.paths.len() > 1 {
-                    let why = format!("{}; what to do: {}", error.message, error.remedy);
+                    let why = format!("{}; what to do: {}", error.whole_message(), error.remedy);
                     self.directories.push(DirectoryReport::unreadable(root, Path::new(""), why));
                 }
                 return Err(error);
@@ -152,7 +153,8 @@ fn print_directory(directory: &DirectoryReport, out: &mut dyn Write) -> io::Resu
             one_line(&entry.name.text),
             description(entry)
         )?;
-        for note in entry.virtual_file.iter().flat_map(|virtual_file| &virtual_file.notes) {
+        let notes = entry.virtual_file.iter().flat_map(|virtual_file| &virtual_file.notes);
+        for note in notes.filter(|_| !is_quiet()) {
             writeln!(out, "{:>10}    note: {}", "", one_line(note))?;
         }
     }
@@ -191,7 +193,7 @@ fn size_text(entry: &EntryReport) -> String {
 fn description(entry: &EntryReport) -> String {
     if let Some(virtual_file) = &entry.virtual_file {
         let from = match virtual_file.from.as_slice() {
-            [one] => one_line(one),
+            [one] => one_line(one).into_owned(),
             [first, ..] => format!("{} and others", one_line(first)),
             [] => String::new(),
         };

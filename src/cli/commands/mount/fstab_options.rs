@@ -70,9 +70,10 @@ const EXCLUDED_OPTIONS: [&str; 2] = ["help", "version"];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionListError {
     /// An unknown option, and the options that there are.
-    #[error("unknown mount option '{word}' in -o
-  options: {options}
-  ignored, as in fstab: defaults, ro, auto, noauto, user, users, nofail, _netdev, comment=..., x-..., and the like")]
+    #[error(
+        "unknown mount option '{word}' in -o; options: {options}; ignored, as in fstab: defaults, ro, auto, noauto, \
+             user, users, nofail, _netdev, comment=..., x-..., and the like"
+    )]
     Unknown { word: String, options: String },
     /// The list asks for a writable mount.
     #[error("'rw' in -o: a mount is always read-only; leave it out")]

@@ -134,7 +134,7 @@ fn serve_as_daemon(args: &MountArgs, parent: ParentProcess) -> Result<(), Comman
     };
     let result = lifecycle.run_until_end(&session, listener);
     if let Err(error) = &result {
-        tracing::error!("{}", error.message);
+        tracing::error!("{}", error.whole_message());
     }
     result
 }

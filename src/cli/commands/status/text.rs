@@ -225,7 +225,7 @@ mod tests {
 /dead\\u{1b}\\nmount
   source         /models
   state          DEAD: its daemon was killed; remove it: ckptfs unmount
-                 '/dead\\u{1b}\\nmount'";
+                 $'/dead\\033\\nmount'";
         assert_eq!(mount_lines(&mounts, NOW, 80).join("\n"), expected);
         assert_eq!(mount_lines(&[], NOW, 80), ["no mounts"]);
     }

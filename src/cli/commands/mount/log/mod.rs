@@ -4,7 +4,7 @@ mod state_file;
 mod system_log;
 
 use std::fs::{self, File};
-use std::io::{self, IsTerminal};
+use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -22,6 +22,7 @@ use crate::private_folder::xdg_folder;
 
 use crate::cli::args::MountArgs;
 use crate::cli::error::{CommandError, EXIT_FAILED, EXIT_USAGE};
+use crate::cli::terminal_text::one_line;
 
 use state_file::StateFile;
 pub use system_log::{IDENTIFIER, MOUNTPOINT_FIELD};
@@ -31,7 +32,23 @@ use system_log::{LogProtocol, SystemLog};
 ///
 /// tracing reports such errors by a panic, which would end the mount.
 fn subscriber() -> SubscriberBuilder {
-    tracing_subscriber::fmt().log_internal_errors(false)
+    // Without colors, no control character is ours.
+    tracing_subscriber::fmt().log_internal_errors(false).with_ansi(false)
+}
+
+/// Writes each record of a log as one line: names in it may have line breaks and other control characters.
+struct RecordWriter<W>(W);
+
+impl<W: Write> Write for RecordWriter<W> {
+    fn write(&mut self, record: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(record);
+        self.0.write_all(format!("{}\n", one_line(text.trim_end())).as_bytes())?;
+        Ok(record.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// A log that was started.
@@ -44,8 +61,8 @@ pub struct MountLog {
     pub stats: LogStats,
 }
 
-/// Starts the log: in the file of the options, else in the foreground to standard error, else in the journal or the
-/// syslog, else in a file of this user's.
+/// Starts the log, in the first of these that there is: the file of the options; in the foreground, standard error.
+/// Then the journal or the syslog; then a file of this user's.
 pub fn start(args: &MountArgs, in_foreground: bool) -> Result<MountLog, CommandError> {
     let file = match &args.log_file {
         None => None,
@@ -62,13 +79,12 @@ pub fn start(args: &MountArgs, in_foreground: bool) -> Result<MountLog, CommandE
                 let message = format!("cannot log to a file: {error}");
                 CommandError::new(EXIT_FAILED, message, "raise the limit on open files (ulimit -n)")
             })?;
-            let to_file = subscriber().with_ansi(false).with_writer(Mutex::new(file));
+            let to_file = subscriber().with_writer(Mutex::new(RecordWriter(file)));
             let path = args.log_file.as_ref().and_then(|path| std::path::absolute(path).ok());
             (to_file.with_env_filter(filter).finish().try_init(), target("file", path))
         }
         None if in_foreground => {
-            let is_terminal = io::stderr().is_terminal();
-            let to_stderr = subscriber().with_ansi(is_terminal).with_writer(io::stderr);
+            let to_stderr = subscriber().with_writer(|| RecordWriter(io::stderr()));
             (to_stderr.with_env_filter(filter).finish().try_init(), target("stderr", None))
         }
         None => {
@@ -83,12 +99,12 @@ pub fn start(args: &MountArgs, in_foreground: bool) -> Result<MountLog, CommandE
                     LogProtocol::Syslog => "syslog",
                 };
                 // The log adds the time, and stores the level.
-                let lines = subscriber().with_ansi(false).without_time().with_level(false);
+                let lines = subscriber().without_time().with_level(false);
                 let lines = lines.with_target(false).with_writer(log).with_env_filter(filter);
                 (lines.finish().try_init(), target(name, None))
             } else if let Some(log) = create_state_file(&mountpoint) {
                 let path = Some(log.path().to_path_buf());
-                let lines = subscriber().with_ansi(false).with_writer(Mutex::new(log));
+                let lines = subscriber().with_writer(Mutex::new(RecordWriter(log)));
                 (lines.with_env_filter(filter).finish().try_init(), target("file", path))
             } else {
                 (Ok(()), target("none", None))

@@ -59,7 +59,7 @@ impl SystemLog {
         UnixDatagram::unbound()?.connect(address)?;
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
-        let mountpoint = one_line(&mountpoint.to_string_lossy());
+        let mountpoint = one_line(&mountpoint.to_string_lossy()).into_owned();
         Ok(SystemLog { protocol, address: address.to_path_buf(), socket, mountpoint })
     }
 
