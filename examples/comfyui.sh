@@ -26,8 +26,8 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 trap 'exit 129' HUP
 
-# Links to other disks are followed: a linked checkpoint is shown as the others, and a linked folder is shown as
-# it is, and can be mounted by itself.
+# Links to other disks are followed. A linked checkpoint is shown as the others; a linked folder is shown as it is, and
+# can be mounted by itself.
 ckptfs mount --follow-symlinks "$models" "$models"
 if [ $# -gt 0 ]; then
     "$@"

@@ -2,7 +2,7 @@
 //!
 //! The header is written in memory; the tensor bytes stay on disk. No byte of a pickle is executed.
 //!
-//! The main modules, each importing only those before it:
+//! The main modules; docs/design.md has all, and which may import which:
 //! - [`source`]: bytes on disk, and whether they have changed;
 //! - [`checkpoint`]: the tensors of a checkpoint, and the location of each one's bytes;
 //! - [`virtual_file`]: the layout of the virtual file, and reading any part of it;

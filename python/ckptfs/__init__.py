@@ -25,7 +25,7 @@ Programs that do not use ckptfs read a mount, which lasts as long as its block:
         model = AutoModel.from_pretrained(path / "llama")
 
 An index of a slice means what it means in safetensors. With torch it may be anything that torch takes, except two
-ellipses; an axis that a list, a tensor or an array indexes is read whole. With numpy it may have integers, slices and
+ellipses. An axis that a list, a tensor or an array indexes is read whole. With numpy it may have integers, slices and
 one ellipsis, and no slice may lead out of the tensor.
 
 The names and calls are those of the package safetensors. A program only has to say `import ckptfs as safetensors` and

@@ -10,8 +10,8 @@ __version__: str
 
 _Path = str | PathLike[str]
 
-# Of each element type: its name in a header, what torch and numpy call it, its bits, the elements that torch counts as
-# one, and whether DLPack has it.
+# Of each element type: its name in a header, what torch and numpy call it, and its bits. Then the elements that torch
+# counts as one, and whether DLPack has it.
 DTYPES: list[tuple[str, str | None, int, int, bool]]
 
 # Pinned bytes, and whether to use GPUDirect Storage.

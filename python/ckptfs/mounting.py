@@ -222,8 +222,8 @@ def _patterns(keep):
 
 
 def _as_system_error(refused, *paths):
-    """The same refusal, which is also the `OSError` that it tells of: that one of these paths is missing, that the
-    system refuses it, or that the mountpoint, the last of several, is no directory."""
+    """The same refusal, which is also the `OSError` that it describes. One of these paths is missing, or the system
+    refuses it, or the mountpoint (the last of several) is no directory."""
     for path in paths:
         number = None
         if not os.path.lexists(path):
@@ -249,10 +249,10 @@ def _as_system_error(refused, *paths):
 class MountInfo(NamedTuple):
     """A mount of this machine, of any program.
 
-    `state` is "alive", "dead" (its daemon was killed), "not-answering", "not-permitted" (another user's,
-    or below a directory that this user may not enter), "hidden" (another mount lies over it) or "failed". `reason` says
-    which directory, or why it failed. `pid` is that of the daemon, and
-    `stats` has the mount's numbers (`user.ckptfs.stats` in docs/formats.md). Both are `None` where it does not answer.
+    `state` is "alive", "dead" (its daemon was killed), "not-answering", "not-permitted", "hidden" (another mount lies
+    over it) or "failed". A mount that is not permitted is another user's, or below a directory that this user may not
+    enter. `reason` says which directory, or why it failed. `pid` is that of the daemon, and `stats` has the mount's
+    numbers (`user.ckptfs.stats` in docs/formats.md). Both are `None` where it does not answer.
     """
 
     source: str

@@ -1,5 +1,5 @@
-"""What programs get that change nothing, or little: `from_pretrained` under `ckptfs.install`, on the plain filesystem
-and on a mount, and thousands of small files; beside the same without ckptfs."""
+"""Loads of programs that change nothing, or little, beside the same without ckptfs. They are `from_pretrained` under
+`ckptfs.install`, on the plain filesystem and on a mount, and thousands of small files."""
 
 from ckptfs.bench.loaders import kept
 

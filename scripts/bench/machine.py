@@ -1,6 +1,6 @@
 """The machine that measures, in a known state.
 
-Free memory is its own, caches are dropped or filled, each load has a process of its own, and each cold one a daemon
+Free memory is its own, and caches are dropped or filled. Each load has a process of its own, and each cold one a daemon
 of its own. A load's time ends when its last page is touched; what giving it up takes is not counted. Needs root.
 """
 
@@ -43,7 +43,7 @@ class Machine:
         self.ballast.take()
 
     def warm(self, *paths):
-        """Has these files, and all files of these folders, in the page cache, and nothing else."""
+        """Brings these files, and all files of these folders, into the page cache, and nothing else."""
         self.cold()
         self.read(*paths)
 
@@ -52,7 +52,7 @@ class Machine:
         return [("cold", self.cold), ("cached", lambda: self.warm(*paths))]
 
     def read(self, *paths):
-        """Has these files in the page cache from now on, whenever something is measured."""
+        """Keeps these files in the page cache from now on, whenever something is measured."""
         self.warmed = [
             file for path in map(Path, paths) for file in (sorted(path.iterdir()) if path.is_dir() else [path])
         ]  # fmt: skip
@@ -94,8 +94,8 @@ class Machine:
 
     def run(self, request, path, warm_up=None, source=None, count=1, prepare=None, begin=None, paths=(),
               remembered=None):  # fmt: skip
-        """What so many processes took that do a request at once, through a fresh mount of the source if there is
-        one, and the result that they all have. `prepare` comes before the mount and `begin` behind it."""
+        """Runs a request in so many processes at once, through a fresh mount of the source if there is one. Returns
+        the time that they took, and the result of them all. `prepare` comes before the mount, `begin` after it."""
         workers = [self.worker(request, path, warm_up, paths) for _ in range(count)]
         (prepare or self.cold)()
         with self.mounted(source, remembered=remembered) if source else nullcontext():

@@ -16,7 +16,7 @@ CHUNK_BYTES = 32 << 20
 MIN_FREE_BYTES, ENOUGH_FREE_BYTES = 768 << 20, 1024 << 20
 
 # How much free memory stays unused before something is measured. With less there may be no huge page left, for which
-# the kernel takes from the page cache; and the most recently used is given first.
+# the kernel takes from the page cache. The most recently used is given first.
 UNUSED_BYTES = 448 << 20
 
 # How often to look: no more than some MiB are taken meanwhile.
@@ -45,11 +45,11 @@ class Ballast:
         os.close(answers)
 
     def take(self):
-        """Has it take all that is free now, but for the least."""
+        """Makes it allocate all memory that is free now, except the minimum."""
         self._ask(b"t")
 
     def renew(self):
-        """Has it use once what is free."""
+        """Makes it allocate, touch and free all free memory once."""
         self._ask(b"r")
 
     def _ask(self, request):
@@ -62,7 +62,7 @@ class Ballast:
             raise SystemExit("failed: the process that holds free memory has ended. Did other programs need all of it?")
 
     def close(self):
-        """Ends it."""
+        """Ends the process of the ballast."""
         os.close(self._requests)
         os.close(self._answers)
         os.waitpid(self._pid, 0)

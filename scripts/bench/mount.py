@@ -35,7 +35,7 @@ READS = {
 STATES = ("cold", "source cached", "second read")
 
 
-class Sides:
+class MountComparison:
     """The same model on the plain filesystem and through the mount, and the source of the mount."""
 
     def __init__(self, machine):
@@ -81,7 +81,7 @@ class Sides:
 
 
 def throughput(results, machine):
-    sides = Sides(machine)
+    sides = MountComparison(machine)
     loads = {title: lambda state, side, way=way: sides.read(way, state, side) for title, way in READS.items()}
     for title, one in (loads | {"`load_file`, every page touched": sides.load}).items():
         for state in STATES:

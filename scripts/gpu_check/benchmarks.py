@@ -1,5 +1,5 @@
-"""Loads with ckptfs and with others, in turn, on the same files: a row of the table for each loader, each model and
-each place of its files."""
+"""Loads with ckptfs and with others, in turn, on the same files. Each loader, each model and each place of its files is
+a row of the table."""
 
 import os
 import shutil

@@ -1,7 +1,7 @@
 """Makes the pack that `scripts/gpu-check` needs on a machine that has a GPU, and no Rust and no network.
 
-A pack is a folder with the wheel of ckptfs, the wheels of the libraries that it is measured against, and the Rust test
-that needs a device. With the files of the repository it must be small enough to travel.
+A pack is a folder with the wheel of ckptfs and the wheels of the libraries that it is measured against. It also has the
+Rust test that needs a device. With the files of the repository it must be small enough to travel.
 """
 
 import argparse

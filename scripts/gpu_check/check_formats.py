@@ -68,8 +68,8 @@ def _(place):
 
 def forms(folder):
     """A checkpoint of each form, with what torch or safetensors reads of it on the CPU."""
-    images, _ = samples.write_all(folder, 1)
-    for source in images.values():
+    sources_by_file, _ = samples.write_all(folder, 1)
+    for source in sources_by_file.values():
         path = folder / source
         if path.is_dir():
             read = {}

@@ -15,8 +15,8 @@ GB = 10**9
 
 
 def sizes_of(kind, size):
-    """Bytes of each tensor of a model: "large" has few large ones, "small" many of 64 KiB to 1 MiB, "tiny" as
-    many as `size`, of a few KiB."""
+    """Bytes of each tensor of a model. "large" has few large ones, "small" many of 64 KiB to 1 MiB, "tiny" as many as
+    `size`, of a few KiB."""
     rng = random.Random(7)
     if kind == "tiny":
         return [2 * rng.randint(1, 4096) for _ in range(size)]

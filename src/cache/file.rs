@@ -54,15 +54,15 @@ impl CachedFile {
         self.sources.reader()
     }
 
-    /// The virtual file.
+    /// The virtual file whose ranges this reads.
     pub fn virtual_file(&self) -> &Arc<VirtualFile> {
         self.sources.virtual_file()
     }
 
     /// Reads a range, cut at the end of the file. Never waits for a disk.
     ///
-    /// `callback` is called exactly once, with all of the bytes or with the error: before this returns if everything
-    /// is in memory, otherwise by another thread.
+    /// `callback` is called exactly once, with all of the bytes or with the error. If everything is in memory, it is
+    /// called before this returns, otherwise by another thread.
     pub fn read(self: &Arc<Self>, offset: u64, len: u32, callback: ReplyCallback) {
         let counters = &self.counters;
         let reply = PendingReply::new(callback, Arc::clone(counters));
@@ -185,7 +185,7 @@ impl CachedFile {
         })
     }
 
-    /// Waits for the blocks of a read, and has filled those that are missing.
+    /// Waits for the blocks of a read; submits fills for the missing ones.
     fn wait_for_blocks(
         self: &Arc<Self>,
         range: &Range<u64>,
@@ -294,7 +294,7 @@ impl CachedFile {
         self.sources.submit(source, FillPriority::Blocking, Box::new(read));
     }
 
-    /// Has filled what the access trace and the readers' streams expect next.
+    /// Submits fills for what the access trace and the streams of readers expect next.
     fn prefetch(self: &Arc<Self>, request: &Range<u64>, step: StreamStep) {
         let limit = self.blocks.memory_limit();
         for range in self.prefetcher.replay(limit) {
@@ -305,7 +305,7 @@ impl CachedFile {
         }
     }
 
-    /// Has filled what no block of a range holds, nor is about to.
+    /// Submits fills for the bytes of a range that no block holds or will hold.
     fn prefetch_blocks(
         self: &Arc<Self>,
         range: Range<u64>,

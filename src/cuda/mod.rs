@@ -1,7 +1,7 @@
 //! Loads tensors of any checkpoint into the memory of CUDA devices.
 //!
-//! The plan and the readers are those of [`crate::loader`]. Readers fill pinned memory, and each device copies out
-//! of it on a stream of its own; or storage writes to the device, where it can. The driver is loaded at the first
+//! The plan and the readers are those of [`crate::loader`]. Readers fill pinned memory, and each device copies out of
+//! it on a stream of its own. Where it can, storage writes to the device instead. The driver is loaded at the first
 //! use: without one, a load fails with [`CudaError::NoDriver`].
 
 mod chunk_lease;

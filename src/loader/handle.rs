@@ -183,9 +183,9 @@ impl OpenCheckpoint {
         load_many(requests, stop, None)
     }
 
-    /// Loads tensors or slices in the order in which their bytes lie, and hands each out as soon as it is
-    /// loaded; meanwhile the next are read. Holds at most `limit_bytes` of them at once, those that `each` works
-    /// on included. Ends when all were handed out, or `each` breaks.
+    /// Loads tensors or slices in the order in which their bytes lie, and hands each out as soon as it is loaded.
+    /// Meanwhile the next are read. Holds at most `limit_bytes` of them at once, those that `each` works on included.
+    /// Ends when all were handed out, or `each` breaks.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

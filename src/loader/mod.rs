@@ -64,7 +64,7 @@ pub struct LoadOptions {
     pub parse: ParseOptions,
     /// Threads that read at once; by default as many as keep a fast disk busy.
     pub threads: Option<NonZeroUsize>,
-    /// Bytes of staging buffers: at least one buffer; no more threads read than have one.
+    /// Bytes of staging buffers: at least one buffer. They limit the threads to one per buffer.
     pub buffer_bytes: Option<u64>,
     /// Leave in the page cache only what was there before.
     pub leave_cache: bool,

@@ -61,20 +61,33 @@ impl LoadReport {
 
     /// Adds what another load did.
     pub fn merge(&mut self, other: &LoadReport) {
-        self.tensors += other.tensors;
-        self.bytes += other.bytes;
-        self.seconds += other.seconds;
-        self.cached += other.cached;
-        self.direct += other.direct;
-        self.gpudirect += other.gpudirect;
-        self.buffered += other.buffered;
-        self.gathered += other.gathered;
-        self.memory += other.memory;
-        for (reason, tensors) in &other.fallbacks {
+        let LoadReport {
+            tensors,
+            bytes,
+            seconds,
+            cached,
+            direct,
+            gpudirect,
+            buffered,
+            gathered,
+            memory,
+            fallbacks,
+            without_gpudirect,
+        } = other;
+        self.tensors += tensors;
+        self.bytes += bytes;
+        self.seconds += seconds;
+        self.cached += cached;
+        self.direct += direct;
+        self.gpudirect += gpudirect;
+        self.buffered += buffered;
+        self.gathered += gathered;
+        self.memory += memory;
+        for (reason, tensors) in fallbacks {
             *self.fallbacks.entry(reason.clone()).or_default() += tensors;
         }
         if self.without_gpudirect.is_none() {
-            self.without_gpudirect.clone_from(&other.without_gpudirect);
+            self.without_gpudirect.clone_from(without_gpudirect);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! From a path to a checkpoint that is laid out, and the route to its bytes.
 //!
-//! A file of a mount is read at its source. What a mount says is only where to look: a source is believed if the
-//! virtual file made of it has the identity that the mount's has. Of a file that is shown as it is, the system
-//! must say the same of both.
+//! A file of a mount is read at its source. What a mount says is only where to look. A source is believed if its
+//! virtual file has the identity of the mounted file. Of a file that is shown as it is, the system must say the same of
+//! both.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -135,8 +135,8 @@ fn open_at_source(file: &Path, origin: &MountOrigin) -> Result<ResolvedCheckpoin
     Err(reason.unwrap_or_else(|| "its source cannot be seen from here".to_owned()))
 }
 
-/// Where a source may lie: where the path leads that was mounted; and in the directory that the daemon holds
-/// open, which may be hidden beneath the mount or have been renamed.
+/// The places where a source may lie: where the mounted path leads, and in the directory that the daemon holds open.
+/// That directory may be hidden beneath the mount, or have been renamed.
 fn source_roots(
     attribute: &SourceAttribute,
     links: LinkPolicy,

@@ -1,7 +1,7 @@
 //! The memory that this process may use: the machine's, or the limit of its control groups if that is smaller.
 //!
-//! Limits are read from the files of both versions of control groups, as far as they are mounted: of the process's group
-//! and of all groups above it.
+//! Limits are read from the files of both versions of control groups, as far as they are mounted. They are those of the
+//! process's group and of all groups above it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

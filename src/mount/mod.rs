@@ -25,7 +25,7 @@ pub use options::{
 };
 pub use stats::{MountStats, StatsReporter};
 
-use crate::cache::{Cache, CacheLimits};
+use crate::cache::{Cache, CacheLimits, DEFAULT_READAHEAD_BYTES};
 use crate::checkpoint;
 use crate::threads::spawn;
 use crate::view::{Survey, View, ViewEntry};
@@ -35,8 +35,8 @@ use fs::{
 };
 use lifecycle::{attach, mountpoint, session, stale_mounts};
 use options::{
-    CLOSED_FILES_DIVISOR, DEFAULT_READAHEAD_BYTES, DEFAULT_THREADS, KERNEL_READAHEAD_BYTES,
-    LISTINGS_DIVISOR, MIN_LISTINGS_BYTES,
+    CLOSED_FILES_DIVISOR, DEFAULT_THREADS, KERNEL_READAHEAD_BYTES, LISTINGS_DIVISOR,
+    MIN_LISTINGS_BYTES,
 };
 
 /// How long a mount waits to know whether it shows any virtual file. Most show one in the first directory.

@@ -67,9 +67,6 @@ pub const MAX_THREADS: u16 = 256;
 /// The threads never wait, and two were the fastest of those measured.
 pub const DEFAULT_THREADS: usize = 2;
 
-/// The default of the maximum readahead per stream.
-pub const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
-
 /// The smallest readahead: a block, because sources are read in blocks.
 pub const MIN_READAHEAD_BYTES: u64 = 1 << 20;
 

@@ -188,7 +188,7 @@ impl PyCheckpoint {
     }
 }
 
-/// Opens what each path leads to, several at once: an [`PyCheckpoint`] or an exception for each.
+/// Opens what each path leads to, several at once: a [`PyCheckpoint`] or an exception for each.
 #[pyfunction]
 pub fn open_each<'py>(
     py: Python<'py>,

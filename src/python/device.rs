@@ -71,9 +71,9 @@ pub fn is_integrated(py: Python<'_>, ordinal: usize, settings: DeviceSettings) -
     Ok(device.map_err(|error| cuda_exception(py, &error))?.is_integrated())
 }
 
-/// Loads tensors, each into memory at an address of the device of a number. That must be as long as the tensor, and used
-/// by nothing else. `streams` has the stream of each device whose work used that memory, and will use it: work that it
-/// gets once this has returned finds the bytes there.
+/// Loads tensors, each into memory at an address of the device of a number. That must be as long as the tensor, and
+/// used by nothing else. `streams` has the stream of each device whose work used that memory, and will use it. Work
+/// that is queued there after this call finds the bytes.
 #[pyfunction]
 #[pyo3(signature = (tensors, addresses, devices, streams, settings, stop=None, threads=None))]
 #[allow(clippy::too_many_arguments)]

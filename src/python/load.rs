@@ -40,7 +40,10 @@ impl<'py> IntoPyObject<'py> for ReportDict {
             memory,
             fallbacks,
             without_gpudirect,
-            ..
+            // Python counts and times its loads itself.
+            tensors: _,
+            bytes: _,
+            seconds: _,
         } = self.0;
         let dict = PyDict::new(py);
         let bytes = [

@@ -103,8 +103,8 @@ impl PyMemory {
         }
         let len = isize::try_from(this.len).map_err(|e| PyBufferError::new_err(e.to_string()))?;
         let address = this.address as *mut c_void;
-        // SAFETY: Python gives a view to be filled. The address has `len` bytes that may be written, as
-        // long as this object lives, to which the view gets a reference; nothing of ours looks at them.
+        // SAFETY: Python gives a view to be filled. The address has `len` bytes that may be written as long as this
+        // object lives. The view gets a reference to it, and nothing of ours looks at the bytes.
         let done = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), address, len, 0, flags) };
         if done == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }

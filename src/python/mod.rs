@@ -84,8 +84,8 @@ mod _ckptfs {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::threads::register_fork_handlers();
-        // Every element type: its name in a header, what torch and numpy call it, its bits, the elements that torch
-        // counts as one, and whether DLPack has it.
+        // Every element type: its name in a header, what torch and numpy call it, and its bits. Then the elements that
+        // torch counts as one, and whether DLPack has it.
         let dtypes: Vec<_> = Dtype::all()
             .map(|dtype| {
                 (

@@ -1,6 +1,6 @@
 //! Keeps a fork from falling into the start of a thread.
 //!
-//! glibc (2.36 was tested) starts a thread on the stack of an earlier one: it frees the thread-local memory found
+//! glibc (2.36 was tested) starts a thread on the stack of an earlier one. It frees the thread-local memory found
 //! there, then clears the pointers to it. A child forked in between inherits the uncleared pointers and counts the
 //! stack as unused. The next thread on that stack frees the memory again, which corrupts the child's heap.
 

@@ -20,8 +20,8 @@ pub const MAX_PARSER_THREADS: usize = 8;
 pub struct DirectoryQuery<'a> {
     pub context: &'a ViewContext,
     pub directory: &'a DirectoryView,
-    /// Whether this is the last try: then files that never stay the same are refused and not stale, so that
-    /// they do not keep the rest from being shown.
+    /// Whether this is the last try. Then files that never stay the same are refused and not stale, so that they do not
+    /// keep the rest from being shown.
     pub is_last: bool,
 }
 

@@ -169,8 +169,8 @@ impl View {
         })
     }
 
-    /// The headers of the safetensors files that a listing of a directory shows as they are, and what failed downloads
-    /// left in the place of checkpoints.
+    /// The headers of the safetensors files that a listing shows as they are. Also what failed downloads left in the
+    /// place of checkpoints.
     pub fn safetensors_headers(
         &self,
         directory: &Path,

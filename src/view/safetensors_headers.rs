@@ -1,7 +1,7 @@
 //! The first bytes of files that a view shows as they are, without a look inside.
 //!
-//! Commands that describe a directory ask for them: for each file that is called safetensors, its number of tensors, or
-//! why it is no such file; for each that stays as it is by a rule, whether it is what a failed download left.
+//! Commands that describe a directory ask for them. A file that is called safetensors has its number of tensors, or why
+//! it is no such file. A file that stays as it is by a rule has whether a failed download left it.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -30,8 +30,8 @@ pub enum SafetensorsHeader {
     },
 }
 
-/// Reads the headers of those listed names that are called safetensors and stand for themselves, and the first bytes
-/// of those that stay as they are by a rule.
+/// Reads the headers of the listed safetensors files that stand for themselves. Of those that stay as they are by a
+/// rule it reads the first bytes.
 pub fn read_headers(
     store: &DirectoryStore,
     directory: &Path,

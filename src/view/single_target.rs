@@ -1,5 +1,5 @@
-//! From the path of one checkpoint to its files: by its own name, or by the name of the virtual file that the
-//! view of its directory shows in its place.
+//! Finds the files of one checkpoint by its path. The path has its own name, or the name of the virtual file that its
+//! directory shows.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -41,8 +41,8 @@ fn open_file_or_shown(path: &Path, options: &ParseOptions) -> Result<Checkpoint,
     }
 }
 
-/// Resolves a name in a directory: a set, by its index or the name of the whole; a file; or a virtual file,
-/// by the name that the view of the directory gives it.
+/// Resolves a name in a directory. It may be that of a file, of a set (its index, or the name of the whole), or of a
+/// virtual file.
 pub fn resolve(
     root: &Arc<Root>,
     directory: &Path,

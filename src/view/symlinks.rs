@@ -1,8 +1,8 @@
 //! What a symbolic link is shown as.
 //!
-//! A link that works inside the view stays a link. One that would come out elsewhere than in its source is shown
-//! as its target: it leads out of what is shown, or to an original that a virtual file replaces. One that leads
-//! out of the root is a link that cannot be followed.
+//! A link that works inside the view stays a link. One that would come out elsewhere than in its source is shown as its
+//! target. Such a link leads out of what is shown, or to an original that a virtual file replaces. One that leads out
+//! of the root is a link that cannot be followed.
 
 use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
@@ -116,8 +116,8 @@ fn is_name_shown(store: &DirectoryStore, path: &Path) -> bool {
     }
 }
 
-/// Whether a relative target comes out at the same end inside the view as well: without a step out of it, and
-/// by no link that the view does not show.
+/// Whether a relative target comes out at the same end inside the view as well. It must not step out of the view, nor
+/// use a link that the view does not show.
 fn leads_to_same_end(store: &DirectoryStore, directory: &Path, target: &Path, end: &Path) -> bool {
     let context = &store.context;
     let mut path = directory.to_path_buf();

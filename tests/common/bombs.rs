@@ -10,8 +10,8 @@ use super::in_bounded_time;
 use super::pickle::*;
 use super::zip::{Record, archive, checkpoint};
 
-/// Most memory that parsing any of these may take: each file has at most a few megabytes, and parsing should
-/// take a small multiple of that.
+/// Most memory that parsing any of these may take. Each file has at most a few megabytes, and parsing should take a
+/// small multiple of that.
 const MAX_PEAK_BYTES: u64 = 512 << 20;
 
 static ALONE: Mutex<()> = Mutex::new(());

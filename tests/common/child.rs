@@ -1,5 +1,5 @@
-//! Tests in processes of their own: the environment is read once in a process, and a fault that ends the
-//! process must not end other tests.
+//! Tests in processes of their own. The environment is read once in a process, and a fault that ends the process must
+//! not end other tests.
 
 use std::process::{Command, Output};
 

@@ -21,8 +21,8 @@ pub fn ckptfs() -> &'static str {
     env!("CARGO_BIN_EXE_ckptfs")
 }
 
-/// Copies a program so that every user may run it. Another process writes the copy: a file that is open for
-/// writing cannot be run, and children of other tests inherit what this process has open.
+/// Copies a program so that every user may run it. Another process writes the copy. A file that is open for writing
+/// cannot be run, and children of other tests inherit what this process has open.
 pub fn install(program: impl AsRef<Path>, at: impl AsRef<Path>) {
     let mut install = Command::new("install");
     let outcome =

@@ -1,5 +1,5 @@
-//! Helpers of the tests: files put together byte by byte, each wrong in one way and right in all others, and
-//! ways to run and mount.
+//! Helpers of the tests: ways to run and mount, and files put together byte by byte. Each file is wrong in one way and
+//! right in all others.
 
 #![allow(dead_code, unused_macros)] // Each binary uses its own part.
 #![allow(clippy::unwrap_used)] // Also in functions beside the tests: a failed one fails the test.

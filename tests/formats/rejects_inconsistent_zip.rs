@@ -1,5 +1,5 @@
-//! An archive begins with its first record and ends with its end record, and its directory and end records
-//! agree, zip64 ones included; otherwise it is refused.
+//! An archive begins with its first record and ends with its end record. Its directory and end records agree, zip64
+//! ones included. Otherwise it is refused.
 
 use crate::common;
 use crate::common::zip::{

@@ -1,5 +1,5 @@
-//! Promise: a tensor that lies in order in a file can be used where it lies: the bytes are those that a
-//! load gives, writes stay in the process, and a tensor that cannot be mapped is refused with a reason.
+//! A tensor that lies in order in a file can be used where it lies. The bytes are those that a load gives, and writes
+//! stay in the process. A tensor that cannot be mapped is refused with a reason.
 
 use std::fs;
 use std::num::NonZeroUsize;

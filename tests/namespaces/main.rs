@@ -1,5 +1,5 @@
-//! Mounts in other mount namespaces. A binary of its own, because the state of the machine changes:
-//! a new namespace copies every mount of the machine, and keeps it until the namespace ends.
+//! Mounts in other mount namespaces. A binary of its own, because the state of the machine changes.
+//! A new namespace copies every mount of the machine, and keeps it until the namespace ends.
 
 #![cfg(feature = "mount")]
 #![allow(clippy::unwrap_used)] // Also in functions beside the tests: a failed one fails the test.

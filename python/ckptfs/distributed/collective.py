@@ -15,7 +15,7 @@ from ckptfs import _ckptfs
 from ckptfs.distributed.rank_plan import is_read_alone, part_of, rounds
 from ckptfs.dtypes import FLOATS, torch_dtype, torch_integer
 from ckptfs.errors import error
-from ckptfs.load.pipeline import load_together, loads_directly
+from ckptfs.load.pipeline import load_together, can_load_directly
 from ckptfs.load.torch import Torch
 
 # Where pieces begin that are sent together: elements of any type can begin there.
@@ -32,7 +32,7 @@ class Exchange:
         self._between, self._options, self._load = between, options, load
         self._device = options.device or _CPU
         # Where parcels are read to. The other thread's work has the order of this one's stream.
-        self._read_device = between if loads_directly(between, options, load) else _CPU
+        self._read_device = between if can_load_directly(between, options, load) else _CPU
         self._same_stream = contextlib.nullcontext
         if self._read_device != _CPU:
             load.mark_pinning()

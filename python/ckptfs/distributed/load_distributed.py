@@ -35,9 +35,9 @@ def load_distributed(filename, group=None, device="cpu", *, names=None, shard=No
 
     `group` is the default group if none is named. `names` are those for this rank: a list, or one string, which may be
     a glob. They may differ between ranks. `shard` says of which tensors each rank gets only a part, and along which
-    dimension: a dictionary with a name or a glob for each, the same on every rank. A whole name takes precedence over
-    a glob, and an earlier glob over a later one; `None` leaves a tensor whole. Parts are those of `torch.chunk`, and
-    may be empty at the end. Everything else is as for `load_file`; each tensor has memory of its own.
+    dimension. It is a dictionary with a name or a glob for each, the same on every rank. A whole name takes precedence
+    over a glob, and an earlier glob over a later one; `None` leaves a tensor whole. Parts are those of `torch.chunk`,
+    and may be empty at the end. Everything else is as for `load_file`; each tensor has memory of its own.
 
         weights = load_distributed("models/llama")
         parts = load_distributed("models/llama", shard={"*.o_proj.weight": 1, "*_proj.weight": 0})

@@ -68,7 +68,7 @@ class Group:
     def agreeing(self, device=None):
         """A block that all ranks complete, or that fails on all: with its own error where it failed, elsewhere with the
         message of that one. `device` is where every rank has tensors for the group; `None` while that is not known."""
-        return _Agreeing(self, device)
+        return _AgreementBlock(self, device)
 
     def agree(self, reason, device):
         """Exchanges with all ranks whether each goes on; `reason` is the message of one that does not."""
@@ -141,7 +141,7 @@ class Group:
             ) from fault  # fmt: skip
 
 
-class _Agreeing:
+class _AgreementBlock:
     """A class, not a generator, which would keep an exception, and with it memory and files of a load that failed."""
 
     def __init__(self, group, device):

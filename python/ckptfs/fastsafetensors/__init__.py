@@ -14,9 +14,9 @@ nothing else. A file may then be a `.safetensors` file, a directory of shards or
     buffers.close()
     loader.close()
 
-In: files by the rank that reads them. Out: tensors of torch, each in memory of its own, which is freed with the tensor:
-nothing else keeps it alive, and it keeps nothing else alive. With a process group of torch.distributed, tensors go from
-the rank that read them to the others.
+In: files by the rank that reads them. Out: tensors of torch, each in memory of its own, which is freed with the tensor.
+Neither keeps anything else alive. With a process group of torch.distributed, tensors go from the rank that read them to
+the others.
 
 What differs: ckptfs reads the bytes, and chooses the way itself. Arguments that say how (`bbuf_size_kb`, `nogds`,
 `use_fgds`, `set_numa`, `use_buf_register`, `max_copy_block_size`, `allow_inflight`) are accepted and ignored. Parts of

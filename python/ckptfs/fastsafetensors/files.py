@@ -6,7 +6,7 @@ Each tensor has memory of its own.
 from ckptfs.fastsafetensors.metadata import SafeTensorsMetadata
 from ckptfs.fastsafetensors.types import DType, TorchTensor, cast
 from ckptfs.load.handle import Handle
-from ckptfs.load.pipeline import batches, load_parts, loads_directly
+from ckptfs.load.pipeline import batches, load_parts, can_load_directly
 from ckptfs.load.torch import Torch
 from ckptfs.settings import LoadOptions
 
@@ -28,7 +28,7 @@ class File:
         loaded_tensors, options = {}, LoadOptions(framework=Torch)
         with self._handle.use() as checkpoint:
             tensors = [checkpoint.tensor(name) for name in names]
-            direct = target if loads_directly(target, options) else None
+            direct = target if can_load_directly(target, options) else None
             options = LoadOptions(framework=Torch, device=direct)
             is_final = target == direct and dtype is DType.AUTO
             for batch in [tensors] if is_final else batches(tensors, _BATCH_BYTES):

@@ -34,7 +34,7 @@ def checked_to_fit(frames, dim, ranks):
                     "dimensions from the front", f"give {counted}", ValueError)  # fmt: skip
     dim = counted
     for name, frame in others:
-        if frame.dtype != first.dtype or _beside(frame.shape, dim) != _beside(first.shape, dim):
+        if frame.dtype != first.dtype or _other_dims(frame.shape, dim) != _other_dims(first.shape, dim):
             raise error(
                 f"{name}: is {frame.dtype.value} {frame.shape}, and cannot be put behind {first_name}, which "
                 f"is {first.dtype.value} {first.shape}, along {dim}",
@@ -53,5 +53,5 @@ def joined(tensors, dim):
     return torch.cat(data, dim=dim).view(kind).squeeze(-1)
 
 
-def _beside(shape, dim):
+def _other_dims(shape, dim):
     return [*shape[:dim], None, *shape[dim + 1 :]]

@@ -1,0 +1,1 @@
+"""Loads of checkpoints: resolve, plan, read and place."""

@@ -1,7 +1,7 @@
 """What an index selects of a shape. Nothing is read.
 
 Integers, slices and ellipses select what is read. Torch applies the other items that it takes (None, bools, lists,
-ranges, tensors, arrays) to what was read; an axis with such an item is read whole. As in safetensors, slices are
+ranges, tensors, arrays) to what was read. An axis with such an item is read whole. As in safetensors, slices are
 clipped to the tensor for torch. For numpy an index has integers and slices alone, and a slice that leads out of the
 tensor is an error.
 """
@@ -13,8 +13,8 @@ from ckptfs.errors import error
 
 
 class IndexSelection(NamedTuple):
-    """What is read: of each axis the first index, the count and the step; its shape; and the index that torch then
-    applies to it, or `None`."""
+    """What is read: of each axis the first index, the count and the step, and the shape of that. Also the index that
+    torch then applies to it, or `None`."""
 
     steps: list
     shape: list
@@ -44,7 +44,7 @@ def select_index(index, shape, clips):
             kept.append(steps[-1][1])
             rest.append(slice(None))
         elif _is_integer(item):
-            steps.append((_one(item, axis, shape[axis], items, shape), 1, 1))
+            steps.append((_select_integer(item, axis, shape[axis], items, shape), 1, 1))
         elif not clips or not _is_for_torch(item):
             raise _unsupported(place, item)
         else:
@@ -102,7 +102,7 @@ def _axes(item):
     return 1
 
 
-def _one(item, axis, size, items, shape):
+def _select_integer(item, axis, size, items, shape):
     try:
         at = operator.index(item)
     except TypeError:
@@ -110,7 +110,7 @@ def _one(item, axis, size, items, shape):
     if at < -size:
         raise error(f"Invalid index {at} for dimension {axis} of size {size}", also=IndexError)
     if at >= size:
-        raise _outside(at, axis, size, items, shape)
+        raise _index_error(at, axis, size, items, shape)
     return at % size
 
 
@@ -131,13 +131,13 @@ def _range(item, axis, size, items, shape, clips):
     first = start + size if start is not None and start < 0 else start or 0
     end = size if stop is None else stop + size if stop < 0 else stop
     if not clips and (first >= size and first or end > size):
-        raise _outside(max(first, end - 1), axis, size, items, shape)
+        raise _index_error(max(first, end - 1), axis, size, items, shape)
     # A longer step leads out of the tensor too.
     start, stop, step = slice(start, stop, min(step, size or 1)).indices(size)
     return start, len(range(start, stop, step)), step
 
 
-def _outside(at, axis, size, items, shape):
+def _index_error(at, axis, size, items, shape):
     return error(f"Error during slicing {_index_text(items)} with shape {list(shape)}: "
                  f"index {at} out of bounds for tensor dimension #{axis} of size {size}",
                  also=IndexError)  # fmt: skip

@@ -42,7 +42,7 @@ def open_checkpoint(filename, options):
         found = _ckptfs.Checkpoint(filename, options)
     except FileNotFoundError as fault:
         found = fault
-    return _or_substitute(filename, found, options)
+    return _substitute_missing(filename, found, options)
 
 
 def open_bytes(data, options):
@@ -62,10 +62,10 @@ def open_checkpoints(filenames, options, max_files):
         for start in range(0, len(group), count):
             batch = group[start : start + count]
             for filename, found in zip(batch, _ckptfs.open_each(batch, options), strict=True):
-                yield _or_substitute(filename, found, options)
+                yield _substitute_missing(filename, found, options)
 
 
-def _or_substitute(filename, found, options):
+def _substitute_missing(filename, found, options):
     is_missing = isinstance(found, FileNotFoundError)
     if isinstance(found, Exception) and not is_missing:
         raise found
@@ -171,7 +171,7 @@ def _progress_batches(places, tensors, load):
     return [places]
 
 
-def loads_directly(device, options, load=None, count=1):
+def can_load_directly(device, options, load=None, count=1):
     """Whether the Rust part loads to a device itself. Where another machine could, the report says why not."""
     if device is None or device.type != "cuda":
         return False
@@ -230,7 +230,7 @@ def load_to_devices(tensors, devices, options, load):
     """Tensors of the framework, each on its device. The Rust part loads all those together that it can."""
     framework = options.framework
     direct = {device for device in dict.fromkeys(devices)
-              if loads_directly(device, options, load, devices.count(device))}  # fmt: skip
+              if can_load_directly(device, options, load, devices.count(device))}  # fmt: skip
     loaded = [None] * len(tensors)
     there = [place for place, device in enumerate(devices) if device in direct]
     if there:
@@ -324,7 +324,7 @@ def load_planned(planned, options, load):
     for device in dict.fromkeys(devices or [None]):
         places = [place for place, dtype in enumerate(dtypes)
                   if dtype is not None and (devices is None or devices[place] == device)]  # fmt: skip
-        direct = device if places and loads_directly(device, options, load, len(places)) else None
+        direct = device if places and can_load_directly(device, options, load, len(places)) else None
         batch, casts = [tensors[place] for place in places], [dtypes[place] for place in places]
         for n, tensor in load_cast(batch, casts, direct, options, load):
             loaded[places[n]] = options.framework.move(tensor, device)
@@ -340,7 +340,7 @@ def fill_targets(planned, options, load):
     try:
         for device in dict.fromkeys(devices):
             places = [place for place, other in enumerate(devices) if other == device]
-            direct = loads_directly(device, options, load, len(places))
+            direct = can_load_directly(device, options, load, len(places))
             if device is not None and not direct:
                 casts = {place: dtypes[place] or framework.dtype(tensors[place].dtype) for place in places}
             else:
@@ -384,8 +384,8 @@ def load_named(checkpoint, options, note=None):
 
 
 def _untie(checkpoint, options):
-    """The names to load into targets, and the other targets by their names: tied weights are one target under several
-    names, of which the checkpoint may have one, or the same tensor under each."""
+    """The names to load into targets, and the other targets by their names. Tied weights are one target under several
+    names; the checkpoint may have one of these, or the same tensor under each."""
     names, tied, there = [], {}, {}
     known, framework = None, options.framework
     for name, target in options.into.items():
@@ -422,7 +422,7 @@ def load_parts(parts, options):
 
 def load_directly(tensor, device, options):
     """Loads a tensor to a device where the Rust part does so itself; otherwise loads nothing, and returns `None`."""
-    if not loads_directly(device, options):
+    if not can_load_directly(device, options):
         return None
     with Load() as load:
         return load_to_devices([tensor], [device], options, load)[0]

@@ -1,0 +1,1 @@
+"""Saves of tensors as safetensors files, whole or not at all."""

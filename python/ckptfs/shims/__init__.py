@@ -1,0 +1,1 @@
+"""Our reads behind the calls of safetensors, in unchanged programs."""

@@ -58,7 +58,7 @@ def _is_new(original, kind, why, filename):
     return True
 
 
-class _InOriginal:
+class _OriginalCall:
     """A block in which an original runs. A class, not a generator: small files are loaded by the thousand."""
 
     def __enter__(self):
@@ -68,7 +68,7 @@ class _InOriginal:
         _state.depth -= 1
 
 
-_in_original = _InOriginal()
+_in_original = _OriginalCall()
 
 
 def safe_open_of(original):

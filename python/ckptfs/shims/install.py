@@ -39,7 +39,7 @@ def install():
     mount are read from where their bytes lie. Those calls also take directories of shards, `.bin` and `.pt`.
 
     What ckptfs refuses or fails at is left to the original. `ckptfs.stats()["originals"]` counts that, and the logger
-    `ckptfs` says why: with a warning the first time for each reason (of at most 64), at level debug from then on. A
+    `ckptfs` says why. It warns the first time for each reason (of at most 64), and logs at level debug from then on. A
     missing file is always logged at level debug. With `CKPTFS_DISABLE=1` or `ckptfs.configure(disable=True)` every call
     is left to the original.
 

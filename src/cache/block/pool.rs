@@ -2,7 +2,7 @@
 //!
 //! In: a limit in bytes. Out: page-aligned buffers, which with the idle ones never take more memory than the limit.
 //! Fresh memory from the system costs more than reading a disk into it. So the buffer that came back last is the next
-//! to be used. Buffers come from slabs of huge pages: with ordinary pages a disk needs several requests for 1 MiB, and
+//! to be used. Buffers come from slabs of huge pages. With ordinary pages a disk needs several requests for 1 MiB, and
 //! reads at half the speed or less.
 
 use std::collections::{HashMap, HashSet};

@@ -231,8 +231,8 @@ impl BlockTable {
         }
     }
 
-    /// Takes a buffer to fill, in this order: one that is used up, which is still in the processor's cache; a new one
-    /// while the limit allows; that of the block least recently used.
+    /// Takes a buffer to fill. The first choice is a used one, which is still in the processor's cache. Next is a new
+    /// one, while the limit allows; then that of the block least recently used.
     pub fn take_buffer(&self, size: BufferSize) -> Option<Buffer> {
         if let Some(buffer) = self.pool.reuse(size) {
             return Some(buffer);

@@ -158,7 +158,7 @@ impl FileSources {
         })
     }
 
-    /// Reads a block into an aligned buffer; which part of the buffer it is then.
+    /// Reads a block into an aligned buffer. Returns where in the buffer it lies.
     pub fn read_block(&self, id: BlockId, out: &mut [u8]) -> Result<Range<usize>, CacheError> {
         match id.source {
             BlockSource::File(_) => Ok(self.read_run(id.source, &id.range(), out)?),
@@ -170,8 +170,8 @@ impl FileSources {
         }
     }
 
-    /// Reads a range of a source file into an aligned buffer, past the page cache if its filesystem can; which part of
-    /// the buffer it is then, behind what alignment has read before it.
+    /// Reads a range of a source file into an aligned buffer, past the page cache if its filesystem can. Returns where
+    /// in the buffer the range lies; alignment may have read bytes before it.
     pub fn read_run(
         &self,
         source: BlockSource,
@@ -370,8 +370,8 @@ impl SourceHandle {
         guard.read_through(file, &range, || strategy.read_without_readahead(file, out, offset))
     }
 
-    /// To be called before reads through the page cache that come back to the same pages, and held until they are
-    /// over: the pages are evicted when the file is closed.
+    /// To be called before reads through the page cache that return to the same pages, and held until they are over.
+    /// The pages are evicted when the file is closed.
     fn retain_pages(
         &self,
         reader: &VirtualFileReader,

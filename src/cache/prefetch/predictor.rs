@@ -4,11 +4,11 @@
 //! each. A pure state machine.
 //!
 //! Loaders take the tensors of every layer in one order: that of names, of the model's modules, or one of their own.
-//! Where the tensors lie is another matter. So a step from one tensor to the next is learned as what changed in the
-//! name: which text came, and by how much each number in it rose. From the second layer on the next tensor is known.
+//! Where the tensors lie is another matter. So a step from one tensor to the next is learned by names: which text came,
+//! and by how much each number rose. From the second layer on the next tensor is known.
 //!
-//! A wrong prediction costs little: nothing is fetched before one was right, the window starts small and doubles with
-//! each right one, and a wrong one closes it.
+//! A wrong prediction costs little. Nothing is fetched before one was right. The window starts small, doubles with each
+//! right one, and closes with a wrong one.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};

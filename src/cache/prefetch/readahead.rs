@@ -4,9 +4,9 @@
 //! is among those before it, and the range to fetch ahead. A pure state machine: it reads nothing, knows no clock and
 //! cannot fail.
 //!
-//! Reads that follow one another closely are a stream. Real loaders have several at once, from several threads.
-//! Before them they touch the first page of every tensor, which is hundreds of random reads. So a random read fetches
-//! nothing ahead, and a stream earns its window: each time half of what was fetched for it is used up, it doubles.
+//! Reads that follow one another closely are a stream. Real loaders have several at once, from several threads. Before
+//! them they touch the first page of every tensor, which is hundreds of random reads. So a random read fetches nothing
+//! ahead, and a stream earns its window. Each time half of its fetched bytes are used up, the window doubles.
 //!
 //! Loaders take tensors in the order of their names, or of their own, which is seldom that of the file. So a stream
 //! that began in a tensor fetches little more than that tensor, until it is seen to continue behind it.
@@ -41,8 +41,8 @@ const MAX_SKIP_RATIO: u64 = 16;
 /// What the kernel reads around a touched page, at most. A stream that got no further only touched the page.
 const FAULT_AROUND_BYTES: u64 = 8 << 20;
 
-/// How many of the latest streams tell whether readers only touch pages, and how many of those must have. Before there
-/// are any, all count as such: to fetch for nothing costs more than to wait once.
+/// Number of latest streams remembered, and how many of them must have only touched a page for readers to count as
+/// touching. A new file starts as touching: to fetch for nothing costs more than to wait once.
 const TOUCH_HISTORY_STREAMS: u32 = 8;
 const MIN_TOUCHED_STREAMS: u32 = 3;
 

@@ -174,9 +174,9 @@ impl AccessTrace {
     /// The parts of a range that the trace does not come to, for the stream of a reader that requests bytes from
     /// `request_start` on.
     ///
-    /// While a trace is followed, these are what the earlier load did not read, and what this one is past: the trace
-    /// has the rest fetched in its turn. It is the whole range for a reader far ahead of the cursor, since its turn may
-    /// never come.
+    /// While a trace is followed, these are bytes that the earlier load did not read, or that this load has passed. The
+    /// trace has the rest fetched in its turn. It is the whole range for a reader far ahead of the cursor, since its
+    /// turn may never come.
     pub fn outside_trace(&self, range: Range<u64>, request_start: u64) -> Vec<Range<u64>> {
         let chunk_bytes = self.chunks.chunk_bytes;
         let request = (request_start / chunk_bytes) as usize;
@@ -229,7 +229,7 @@ impl TraceCursor {
         self.stray_count < MAX_STRAY_CHUNKS
     }
 
-    /// The positions to fetch now: none until a read was near the start of the trace, or while more than half of what
+    /// The positions to fetch now. None until a read was near the start of the trace, or while more than half of what
     /// was fetched is unread.
     fn next_positions(&mut self, max_window: u64, chunk_bytes: u64) -> Range<usize> {
         self.prefetched = self.prefetched.max(self.position);

@@ -3,8 +3,8 @@
 //! In: a trace, or bytes that may be anything. Out: its bytes; or the trace, which has each chunk of the file at most
 //! once. Bytes that are wrong in any way are no trace.
 //!
-//! The format: a line with the version; the size of the virtual file; runs of consecutive chunks, each the first and
-//! how many follow it, of two bytes each; a hash of all that. Numbers are little-endian.
+//! The format: a line with the version, the size of the virtual file, runs of consecutive chunks, and a hash of all
+//! that. A run is its first chunk and the number of those that follow it, of two bytes each. Numbers are little-endian.
 
 use crate::cache::prefetch::trace::{ChunkMap, ChunkSet};
 

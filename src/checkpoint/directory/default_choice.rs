@@ -61,7 +61,7 @@ fn covers_all_others(one: &Candidate, all: &[Candidate]) -> bool {
     })
 }
 
-/// The index of the candidate that transformers takes among the files of one model: the plain name before variants,
+/// The index of the candidate that transformers takes among the files of one model. A plain name comes before variants,
 /// safetensors before pickles, a file before a set.
 ///
 /// It takes no variant by default: without a plain name, all must be of one variant.

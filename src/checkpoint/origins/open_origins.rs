@@ -12,7 +12,7 @@ use crate::checkpoint::tensor::{Origin, OriginId, TensorBytes};
 use super::strided_read::read_strided;
 use super::swapped_read::read_swapped;
 
-/// Origins held open.
+/// The open descriptors of all origins of a checkpoint, by their ids.
 #[derive(Debug)]
 pub struct OpenOrigins(Box<[OpenOrigin]>);
 

@@ -69,7 +69,7 @@ fn piece_offset(grid: &Grid, mut number: u64) -> u64 {
     at
 }
 
-/// The largest box of at most `max_pieces` that starts at a piece: the source byte of its first piece, its axes
+/// The largest box of at most `max_pieces` that starts at a piece. Returns the source byte of its first piece, its axes
 /// outermost first, and its number of pieces.
 fn next_box(grid: &Grid, first: u64, max_pieces: u64) -> (u64, Vec<BoxAxis>, u64) {
     let mut axes = Vec::with_capacity(grid.axes.len());

@@ -22,7 +22,7 @@ pub enum PickleValue<'a> {
     Object(String),
 }
 
-/// Interprets a node.
+/// Interprets a node of a pickle as torch would use it.
 pub fn interpret(arena: &Arena, id: NodeId) -> PickleValue<'_> {
     match arena.node(id) {
         Node::None | Node::Bool(_) | Node::Int(_) | Node::Long(_) | Node::Plain | Node::Text(_) => {

@@ -113,8 +113,8 @@ pub fn is_stale(error: &ViewError) -> bool {
     i32::from(open_errno(error)) == i32::from(Errno::ESTALE)
 }
 
-/// The error number of an open. ESTALE makes the kernel repeat the lookup: for a file that changed since then,
-/// and for one that is gone, because the name may stand for another file by now.
+/// The error number of an open. ESTALE makes the kernel repeat the lookup. It is for a file that changed since then,
+/// and for one that is gone: the name may stand for another file by now.
 pub fn open_errno(error: &ViewError) -> Errno {
     let source = match error {
         ViewError::Source(error)

@@ -1,7 +1,7 @@
 //! Threads for requests that may wait for the source's filesystem.
 //!
-//! Each job names the device that it reads. A device that hangs takes its share of the threads and no more: its
-//! further jobs wait in a queue, and jobs of other devices run as before.
+//! Each job names the device that it reads. A device that hangs takes its share of the threads and no more. Its further
+//! jobs wait in a queue, and jobs of other devices run as before.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};

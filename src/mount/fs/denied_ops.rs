@@ -47,7 +47,7 @@ macro_rules! deny_writes {
     };
 }
 
-/// The operations that the kernel then does as for any filesystem without them: seeking finds data up to the end,
+/// The operations that the kernel then does as for any filesystem without them. Seeking finds data up to the end,
 /// nothing has to be synced, and the rest is refused.
 ///
 /// fuser's own defaults do the same, but log a warning each time.

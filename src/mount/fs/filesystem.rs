@@ -13,7 +13,7 @@ use fuser::{
 
 use super::attr::{GENERATION, KERNEL_CACHE_TIMEOUT};
 use super::blocking_pool::BlockingPool;
-use super::handles::OpenedHandle;
+use super::handles::OpenReply;
 use super::inodes::ROOT;
 use super::outcomes::{RequestFailure, log_panic};
 use super::readdir;
@@ -131,10 +131,10 @@ impl fuser::Filesystem for FuseFilesystem {
             let opened =
                 state.outcomes.catch_panic(number.0, || state.open(thread, number, &reply));
             match opened {
-                Ok(OpenedHandle { handle, flags, backing: Some(backing) }) => {
+                Ok(OpenReply { handle, flags, backing: Some(backing) }) => {
                     reply.opened_passthrough(FileHandle(handle), flags, &backing);
                 }
-                Ok(OpenedHandle { handle, flags, backing: None }) => {
+                Ok(OpenReply { handle, flags, backing: None }) => {
                     reply.opened(FileHandle(handle), flags);
                 }
                 Err(errno) => reply.error(errno),

@@ -50,7 +50,7 @@ pub enum PreparedOpen {
 }
 
 /// What the kernel is told of an open.
-pub struct OpenedHandle {
+pub struct OpenReply {
     pub handle: u64,
     pub flags: FopenFlags,
     /// The file that the kernel reads by itself from now on.
@@ -168,7 +168,7 @@ impl HandleTable {
         inode: &Inode,
         prepared: PreparedOpen,
         reply: &ReplyOpen,
-    ) -> Result<OpenedHandle, ViewError> {
+    ) -> Result<OpenReply, ViewError> {
         let (content, is_cache_valid, fresh) = match prepared {
             PreparedOpen::VirtualFile { file, is_cache_valid, is_settled } => {
                 if !is_settled {
@@ -181,7 +181,7 @@ impl HandleTable {
                 SourceAccess::Backing(backing) => {
                     let handle = self.add(number, HandleContent::Backing, None);
                     let flags = NO_FLUSH_FLAG;
-                    return Ok(OpenedHandle { handle, flags, backing: Some(backing) });
+                    return Ok(OpenReply { handle, flags, backing: Some(backing) });
                 }
                 SourceAccess::File { file, cached_file, is_cache_valid, fresh_state } => {
                     let fresh = fresh_state.map(FreshCache::Source);
@@ -191,7 +191,7 @@ impl HandleTable {
         };
         let handle = self.add(number, content, fresh);
         let flags = keep_cache_if(is_cache_valid) | NO_FLUSH_FLAG;
-        Ok(OpenedHandle { handle, flags, backing: None })
+        Ok(OpenReply { handle, flags, backing: None })
     }
 
     fn add(&self, number: u64, content: HandleContent, fresh: Option<FreshCache>) -> u64 {

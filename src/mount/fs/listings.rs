@@ -117,7 +117,7 @@ impl Listings {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The cached names of a handle and the index of an offset in them; `None` if it reads from the start, or its names
+    /// The cached names of a handle and the index of an offset in them. `None` if it reads from the start, or its names
     /// were evicted.
     pub fn resume(&self, handle: u64, offset: u64) -> Option<(Arc<DirNames>, usize)> {
         let mut open = lock(&self.open);

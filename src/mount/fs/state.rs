@@ -17,7 +17,7 @@ use crate::source::{FileKind, FileMetadata, SourceError};
 use crate::view::{View, ViewEntry, ViewError};
 
 use super::attr::{OwnerOverride, file_attr, is_stale, last_file_attr, open_errno, view_errno};
-use super::handles::{HandleTable, OpenedHandle};
+use super::handles::{HandleTable, OpenReply};
 use super::inodes::{Inode, InodeKind, InodeTable, LastAttributes};
 use super::listings::Listings;
 use super::outcomes::{RequestFailure, RequestOutcomes};
@@ -149,7 +149,7 @@ impl FilesystemState {
         thread: u32,
         number: INodeNo,
         reply: &ReplyOpen,
-    ) -> Result<OpenedHandle, Errno> {
+    ) -> Result<OpenReply, Errno> {
         let inode = self.inode(number)?;
         let (is_second_try, prepared) = self.retries.take(thread, number.0);
         let prepared = prepared.map_or_else(|| self.handles.prepare_open(number.0, &inode), Ok);

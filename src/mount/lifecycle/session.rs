@@ -54,7 +54,7 @@ impl SessionEnd {
     }
 }
 
-/// Cleans up when the session's thread ends, even by a panic: detaches the mount, fails the requests that wait for a
+/// Cleans up when the session's thread ends, even by a panic. It detaches the mount, fails the requests that wait for a
 /// reply, and reports the end.
 struct SessionCleanup {
     attached: Arc<AttachedMount>,

@@ -80,7 +80,7 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<UnmountResult, MountError> {
             let path = PathHandle::open(path)?.path().to_path_buf();
             return Ok(UnmountResult { path, server: MountServer::Dead });
         }
-        return Err(not_ours(path)?);
+        return Err(not_ckptfs_error(path)?);
     };
     let superblock = Superblock::of_mount(entry.clone());
     let is_silent = liveness == Liveness::Silent;
@@ -113,7 +113,7 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<UnmountResult, MountError> {
 fn detach(path: &Path, entry: &MountEntry) -> Result<(), MountError> {
     let handle = PathHandle::open(path)?;
     if handle.mount_id() != entry.id {
-        return Err(not_ours(path)?);
+        return Err(not_ckptfs_error(path)?);
     }
     attach::detach(&handle)
 }
@@ -125,7 +125,7 @@ fn is_mounted(entry: &MountEntry) -> Result<bool, MountError> {
 }
 
 /// The error of a path that is no mountpoint of ckptfs.
-fn not_ours(path: &Path) -> Result<MountError, MountError> {
+fn not_ckptfs_error(path: &Path) -> Result<MountError, MountError> {
     let handle = PathHandle::open(path)?;
     let path = path.to_path_buf();
     let Some(entry) = handle.mount_entry()? else {

@@ -96,7 +96,7 @@ struct CachestatCounts {
 pub fn count_cached_pages(file: &OpenFile, range: &Range<u64>) -> Result<u64, Errno> {
     let query = CachestatRange { offset: range.start, len: range.end - range.start };
     let mut counts = CachestatCounts::default();
-    // SAFETY: both structures have the kernel's layout and outlive the call, which writes to the second alone; the
+    // SAFETY: both structures have the kernel's layout and outlive the call, which writes to the second alone. The
     // descriptor is open for as long as it is borrowed.
     let code = unsafe {
         libc::syscall(

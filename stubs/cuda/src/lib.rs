@@ -1,5 +1,5 @@
-//! A stub of the CUDA driver's library, `libcuda.so.1`, for machines without a GPU: the functions that a copy pipeline
-//! calls, with the names and types of the real ones.
+//! A stub of the CUDA driver's library, `libcuda.so.1`, for machines without a GPU. It has the functions that a copy
+//! pipeline calls, with the names and types of the real ones.
 //!
 //! Settings come from the environment (`settings`). Each fault is printed on standard error, and a report (`report`)
 //! says what was called and what was left behind.

@@ -1,5 +1,5 @@
-//! A stub of NVIDIA's library for GPUDirect Storage, `libcufile.so.0`, beside the stub of CUDA's driver: the functions
-//! that a loader calls, with the names and types of the real ones (header of libcufile 1.17).
+//! A stub of NVIDIA's library for GPUDirect Storage, `libcufile.so.0`, beside the stub of CUDA's driver. It has the
+//! functions that a loader calls, with the names and types of libcufile 1.17.
 //!
 //! Settings come from the environment (`settings`). Reads write to "device" memory at once, whatever is queued there.
 //! Each fault is printed on standard error, and there is a report at the end.

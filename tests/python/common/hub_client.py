@@ -1,7 +1,7 @@
 """Asks the hub's cache for models, in a process of its own: the libraries read the cache's place and offline mode
 when they are imported.
 
-The input is a JSON list of questions: `{"load": KIND, "name": NAME, "with": {…}}` for `KIND.from_pretrained(NAME,
+The input is a JSON list of questions. `{"load": KIND, "name": NAME, "with": {…}}` is for `KIND.from_pretrained(NAME,
 …)`, and `{"snapshot": NAME, "with": {…}}` for the folder of `snapshot_download(NAME, …)`. The output is the list of
 answers; an exception's answer is its text.
 """

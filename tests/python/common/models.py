@@ -1,5 +1,5 @@
-"""Tiny models for the tests of libraries: made once from a seed, written in every published layout, and compared
-after loading by every bit of every parameter and buffer."""
+"""Tiny models for the tests of libraries. They are made once from a seed, written in every published layout, and
+compared after loading by every bit of every parameter and buffer."""
 
 import copy
 import hashlib

@@ -95,8 +95,8 @@ def flux(folder):
 
 
 def image_of(pipeline, side=32):
-    """The picture that it paints from a seed. Its weights are first copied to memory of their own: rounding depends
-    on a tensor's place in a page, which differs between a shard and its virtual file."""
+    """The picture that it paints from a seed. Its weights are first copied to memory of their own. Rounding depends on
+    the place of a tensor in a page, which differs between a shard and its virtual file."""
     for model in modules_of(pipeline).values():
         model.eval()
         for parameter in model.parameters():

@@ -36,6 +36,8 @@ BAD = [
     ("pub const BLOCK: u64 = 4 * MIB;", "src/a.rs:1: constant BLOCK does not end"),
     ("const OFTEN: Duration =\n    Duration::from_secs(1);", "src/a.rs:1: constant OFTEN does not end"),
     ("_CHUNK = 4 << 20", "python/a.py:1: constant _CHUNK does not end"),
+    ("fn a() {}\n// Short.\n// " + "word " * 25 + "\n// end.", "src/a.rs:2: a sentence of 26 words"),
+    ('"""Short.\n\n    - First: ' + "word " * 25 + '\n    """', "python/a.py:3: a sentence of 27 words"),
 ]
 
 
@@ -61,8 +63,11 @@ def test_a_type_that_is_defined_twice_fails(tmp_path):
         "// The file whose reader waits, at the most recent offset.",
         'x = "who"\ny = """who asks at the most"""',
         "_CHUNK_BYTES = 4 << 20\n_MEMORY_BYTES_PER_FILE = 1 << 10",
+        "// " + "word " * 24 + "end.\n// " + "word " * 24 + "end.\nfn a() {}",
+        "//! ```\n//! " + "word " * 30 + "\n//! ```\n//!\n//! - " + "word " * 20 + "\n//! - " + "word " * 20,
+        '"""Usage:\n\n    ckptfs run    ' + "word " * 30 + '\n"""',
     ],
-    ids=range(8),
+    ids=range(11),
 )
 def test_what_is_fine_passes(tmp_path, text):
     assert check(tmp_path, a=text) == ""

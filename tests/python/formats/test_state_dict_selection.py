@@ -1,7 +1,7 @@
 """Which dictionary of a torch checkpoint is shown, and under which names.
 
-The rule, first match first: the top if all in it are tensors; the value of a usual key (repeatedly); the value of a
-dictionary with one entry; the one dictionary of weights beside training state; else all of it, with nested names
+The rule, first match first. 1: the top if all in it are tensors. 2: the value of a usual key (repeatedly). 3: the value
+of a dictionary with one entry. 4: the one dictionary of weights beside training state. 5: all of it, with nested names
 joined by dots. `--root KEY` chooses otherwise.
 """
 

@@ -1,5 +1,5 @@
-"""diffusers loads pipelines through a mount as it loads the originals: the same parts and weights, the same picture
-from the same seed, and no other warning.
+"""diffusers loads pipelines through a mount as it loads the originals. It gets the same parts and weights, the same
+picture from the same seed, and no other warning.
 
 What the mount shows needs no argument: where pickles need `use_safetensors=False`, their virtual files do not.
 """

@@ -1,5 +1,5 @@
-"""diffusers reads single files through a mount as it reads the originals: the `.ckpt` of Stable Diffusion 1.x by
-`from_single_file`, and LoRA weights in either format with their metadata."""
+"""diffusers reads single files through a mount as it reads the originals. They are the `.ckpt` of Stable Diffusion 1.x
+by `from_single_file`, and LoRA weights in either format with their metadata."""
 
 import os
 

@@ -14,8 +14,8 @@ from models import check_loads_same, check_same, fingerprints, on_show, tensors_
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory):
-    """A sharded base model, and adapters for it as pickles, for all their kinds of tensors: low ranks, modules saved
-    whole, two adapters in folders of their own."""
+    """A sharded base model, and adapters for it as pickles, for all their kinds of tensors. They have low ranks,
+    modules saved whole, and two adapters in folders of their own."""
     folder = tmp_path_factory.mktemp("peft")
     source = folder / "source"
     models.save_shards(models.llama(), source / "base")

@@ -1,5 +1,5 @@
-"""sentence-transformers loads models of several modules, each in a folder of its own, from a mount as from the
-original, as pickles or as shards; and encodes the same."""
+"""sentence-transformers loads models of several modules from a mount as from the original, and encodes the same. Each
+module has a folder of its own, with pickles or shards."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
-"""transformers loads from a mount what it loads from the original, in every layout and by every way of asking: the
-same parameters and buffers, the same ties, no warning of its own."""
+"""transformers loads from a mount what it loads from the original, in every layout and by every call. It gets the same
+parameters and buffers, the same ties, and no warning of its own."""
 
 import codecs
 import json

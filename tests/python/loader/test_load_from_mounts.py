@@ -1,5 +1,5 @@
-"""Files of a mount load like their sources, and straight from these where they can be seen; otherwise through the
-mount, with the reason in the report."""
+"""Files of a mount load like their sources, and straight from these where they can be seen. Otherwise they load through
+the mount, with the reason in the report."""
 
 import os
 import subprocess

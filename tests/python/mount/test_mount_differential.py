@@ -1,7 +1,7 @@
 """A file of the mount is its reference, byte for byte, however it is read.
 
-Several processes of several threads read virtual files of every kind, and passed-through files, of several mounts at
-once, in every way that the system has (random_reader.py). The reference is what `ckptfs export` writes.
+Several processes of several threads read several mounts at once, in every way that the system has (random_reader.py).
+They read virtual files of every kind, and passed-through files. The reference is what `ckptfs export` writes.
 CKPTFS_OPERATIONS is the number of operations, and CKPTFS_SEED chooses them.
 """
 

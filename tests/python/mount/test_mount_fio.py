@@ -26,7 +26,7 @@ JOBS = {
     "queued": ["--rw=randread", "--bs=32k", "--direct=1", "--ioengine=libaio", "--iodepth=32"],
 }
 
-# fio's own mappings start at the wrong place where a job does not start at the file's beginning: these fault the
+# fio's own mappings start at the wrong place where a job does not start at the file's beginning. So these fault the
 # pages in, and the next job verifies those pages.
 FAULTS = {
     "mmap": ["--rw=read", "--bs=64k", "--ioengine=mmap"],

@@ -1,5 +1,5 @@
-"""A mount leaves the page cache of its sources as it found it: bytes that it reads through there would be in memory
-twice, there and in the virtual file."""
+"""A mount leaves the page cache of its sources as it found it. Bytes that it reads through there would be in memory
+twice: there and in the virtual file."""
 
 import mmap
 import os
@@ -102,7 +102,7 @@ def kept(attempt):
     raise AssertionError("what was there before is let go of")
 
 
-def reads_once(mounts, point, virtual_file, sources, keeps_image=True):
+def reads_once(mounts, point, virtual_file, sources, keeps_virtual_file=True):
     """Reads a virtual file while only a part of the first source is in memory."""
 
     def attempt():
@@ -111,9 +111,9 @@ def reads_once(mounts, point, virtual_file, sources, keeps_image=True):
         mount = mounts(point)
         assert len((mount / virtual_file).read_bytes()) > 64 * MIB
         until("no more of it is there", lambda: of_page_cache(sources) <= CACHED_BYTES + EDGE_BYTES)
-        of_image = of_page_cache([mount / virtual_file]) if keeps_image else 32 * MIB
+        virtual_file_bytes = of_page_cache([mount / virtual_file]) if keeps_virtual_file else 32 * MIB
         mount.unmount()
-        return of_page_cache(sources) >= CACHED_BYTES and of_image >= 32 * MIB
+        return of_page_cache(sources) >= CACHED_BYTES and virtual_file_bytes >= 32 * MIB
 
     kept(attempt)
 
@@ -131,7 +131,7 @@ def test_remote_files_leave_the_page_cache_as_it_was(mounts, shards):
     between = mounts(shards, "--keep", "*", "--no-passthrough")
     # Such a filesystem does not reveal writers: a file that young is read anew at each open.
     sources_there = sources(between.point)
-    reads_once(mounts, between.point, "llama/model.safetensors", sources_there, keeps_image=False)
+    reads_once(mounts, between.point, "llama/model.safetensors", sources_there, keeps_virtual_file=False)
 
 
 def reads_at_random(virtual_file, threads, count, length):

@@ -1,5 +1,5 @@
 """Training writes into a mounted source. Each checkpoint is read whole or not at all while checkpoints appear, rotate
-and are deleted, and training goes on from the mount as from the original."""
+and are deleted. Training goes on from the mount as from the original."""
 
 import errno
 import shutil
@@ -17,8 +17,8 @@ from mounts import until
 
 STEPS = 8
 
-# Errors that a reader may get: the checkpoint is not there yet, or gone; or, where it was removed twice during an
-# open, that it must look again.
+# Errors that a reader may get. The checkpoint is not there yet, or gone; or, where it was removed twice during an open,
+# that it must look again.
 GONE = {errno.ENOENT, errno.ESTALE}
 
 # So many that readers meet checkpoints in every state of being written and deleted.

@@ -1,5 +1,5 @@
-"""A model saved in shards: libraries load it, it is there whole or not at all, and saving takes no second copy of it
-in memory."""
+"""A model saved in shards. Libraries load it, it is there whole or not at all, and saving takes no second copy of it in
+memory."""
 
 import errno
 import json

@@ -1,5 +1,5 @@
-"""With `install`, transformers, diffusers, accelerate and peft load what they load without, plain and mounted,
-imported before and after it, in threads; and none of their calls is left to the original."""
+"""With `install`, transformers, diffusers, accelerate and peft load what they load without: plain and mounted, imported
+before and after it, in threads. None of their calls is left to the original."""
 
 
 import pytest

@@ -12,7 +12,7 @@ use super::error::SelectError;
 use super::reachability::Reachability;
 
 /// Maximum number of values that are visited to name entries. A dictionary that is used in many places is visited in
-/// each: without this limit and the limits of bytes, a small pickle could have more names than memory can hold.
+/// each. Without this limit and the limits of bytes, a small pickle could have more names than memory can hold.
 const MAX_VISIT_COUNT: usize = 4 * MAX_TENSOR_COUNT;
 
 /// Minimum bytes of an entry in a header beside its name:

@@ -1,8 +1,8 @@
 //! Selects the dictionary of tensors that a torch checkpoint is shown as, and names its entries.
 //!
-//! The first rule that fits: the top, if all its values are tensors; the entry that is its state dict
-//! ([`super::keys`]); else everything, nested names joined with dots. The rules are applied again to the entry.
-//! A key of the user takes precedence over the rules.
+//! The first rule that fits decides. 1: the top, if all its values are tensors. 2: the entry that is its state dict
+//! ([`super::keys`]). 3: everything, nested names joined with dots. The rules are applied again to the entry. A key of
+//! the user takes precedence over the rules.
 
 use std::collections::HashSet;
 
@@ -99,8 +99,8 @@ fn is_tensor(arena: &Arena, id: NodeId) -> bool {
     matches!(interpret(arena, id), PickleValue::Tensor(_))
 }
 
-/// Whether a dictionary is the `module` of DeepSpeed's model states at ZeRO stage 3: it lies beside `param_shapes`,
-/// and a parameter that has a shape there is empty.
+/// Whether a dictionary is the `module` of DeepSpeed's model states at ZeRO stage 3. It then lies beside
+/// `param_shapes`, and a parameter that has a shape there is empty.
 fn is_zero_stage_3(arena: &Arena, top: NodeId, root: NodeId) -> bool {
     let entry = |dict: NodeId, name: &str| {
         let mut entries = arena.entries(dict).unwrap_or_default().iter();

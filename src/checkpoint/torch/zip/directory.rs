@@ -26,7 +26,7 @@ pub struct CentralEntry {
     pub header_offset: u64,
 }
 
-/// Parses the directory.
+/// Parses the central directory; its entries must be as many as the end record says.
 pub fn parse_directory(directory: &[u8], end: &EndRecord) -> Result<Vec<CentralEntry>, ZipError> {
     let mut entries = Vec::new();
     let mut rest = directory;
