@@ -185,7 +185,7 @@ impl CachedFile {
         })
     }
 
-    /// Waits for the blocks of a read; submits fills for the missing ones.
+    /// Makes the reply wait for the blocks of a read, and submits fills for the missing ones.
     fn wait_for_blocks(
         self: &Arc<Self>,
         range: &Range<u64>,

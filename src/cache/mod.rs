@@ -59,7 +59,7 @@ const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
 
 /// The default of the maximum readahead per stream. A disk of some GB/s reads so much in about ten milliseconds, longer
 /// than a reader waits for anything else. With this and blocks of 1 MiB loaders beat ext4.
-pub const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
+pub(crate) const DEFAULT_READAHEAD_BYTES: u64 = 32 << 20;
 
 /// The cache of all open virtual files of a program.
 pub struct Cache {

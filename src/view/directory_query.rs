@@ -74,13 +74,13 @@ impl<'a> DirectoryQuery<'a> {
         if self.directory.files[n].is_expired() && !self.is_last {
             return Err(QueryError::Stale);
         }
-        self.built(n)
+        self.build_file(n)
     }
 
     /// The virtual file whose index stays by this name, if any.
     pub fn indexed_file(&self, name: &OsStr) -> Result<Option<BuiltFile<'a>>, QueryError> {
         let Some(&n) = self.directory.indexes.get(name) else { return Ok(None) };
-        self.built(n)
+        self.build_file(n)
     }
 
     /// Whether a name stands for a virtual file.
@@ -102,7 +102,8 @@ impl<'a> DirectoryQuery<'a> {
         Ok(is_virtual && !self.context.options.show_originals)
     }
 
-    fn built(&self, n: usize) -> Result<Option<BuiltFile<'a>>, QueryError> {
+    /// Builds a planned file, unless that was done; `None` if it is refused.
+    fn build_file(&self, n: usize) -> Result<Option<BuiltFile<'a>>, QueryError> {
         let file = &*self.directory.files[n];
         Ok(match self.outcome(file)? {
             BuildOutcome::VirtualFile(summary) => Some(BuiltFile { file, summary }),

@@ -1,7 +1,8 @@
 //! The first bytes of files that a view shows as they are, without a look inside.
 //!
-//! Commands that describe a directory ask for them. A file that is called safetensors has its number of tensors, or why
-//! it is no such file. A file that stays as it is by a rule has whether a failed download left it.
+//! Commands that describe a directory ask for them. For each file that is called safetensors they report its number of
+//! tensors, or why it is no such file. Of each file that a rule keeps as it is, they report whether a failed download
+//! left it.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};

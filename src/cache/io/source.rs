@@ -28,7 +28,7 @@ const MAX_EVICTED_SEGMENTS: usize = 8;
 /// The open sources of one virtual file.
 pub struct FileSources {
     reader: Arc<VirtualFileReader>,
-    sources: Box<[SourceHandle]>,
+    sources: Box<[OriginReader]>,
     counters: Arc<AtomicCounters>,
     log_throttle: Arc<LogThrottle>,
     /// Why nothing of it can be read any more.
@@ -37,8 +37,8 @@ pub struct FileSources {
     _executors: Arc<ExecutorSet>,
 }
 
-/// One open source, a file or memory.
-struct SourceHandle {
+/// Reads one origin, a file or memory, by the strategy of its filesystem.
+struct OriginReader {
     id: OriginId,
     /// Whether calls to its filesystem never wait for another program or machine.
     is_local: bool,
@@ -55,7 +55,7 @@ impl FileSources {
         log_throttle: Arc<LogThrottle>,
     ) -> FileSources {
         let origins = reader.virtual_file().origins().len() as u32;
-        let open = |number| SourceHandle::new(OriginId(number), &reader, &executors);
+        let open = |number| OriginReader::new(OriginId(number), &reader, &executors);
         let sources = (0..origins).map(open).collect();
         let permanent_error = OnceLock::new();
         FileSources {
@@ -310,7 +310,7 @@ impl FileSources {
         self.sources[run.origin.0 as usize].retain_pages(&self.reader, range)
     }
 
-    fn source(&self, source: BlockSource) -> &SourceHandle {
+    fn source(&self, source: BlockSource) -> &OriginReader {
         &self.sources[self.origin_of(source).0 as usize]
     }
 
@@ -334,8 +334,8 @@ impl Drop for FileSources {
     }
 }
 
-impl SourceHandle {
-    fn new(id: OriginId, reader: &VirtualFileReader, executors: &ExecutorSet) -> SourceHandle {
+impl OriginReader {
+    fn new(id: OriginId, reader: &VirtualFileReader, executors: &ExecutorSet) -> OriginReader {
         let file = reader.file(id);
         let strategy = file.map(ReadStrategy::new);
         let is_local = strategy.as_ref().is_none_or(ReadStrategy::is_local);
@@ -345,7 +345,7 @@ impl SourceHandle {
             let guard = strategy.guard_reads();
             (strategy, guard)
         });
-        SourceHandle { id, is_local, executor, access }
+        OriginReader { id, is_local, executor, access }
     }
 
     fn file<'a>(

@@ -12,7 +12,7 @@ use crate::checkpoint::tensor::{Origin, OriginId, TensorBytes};
 use super::strided_read::read_strided;
 use super::swapped_read::read_swapped;
 
-/// The open descriptors of all origins of a checkpoint, by their ids.
+/// All origins of a checkpoint by their ids: open files, and bytes in memory.
 #[derive(Debug)]
 pub struct OpenOrigins(Box<[OpenOrigin]>);
 

@@ -22,7 +22,7 @@ pub enum PickleValue<'a> {
     Object(String),
 }
 
-/// Interprets a node of a pickle as torch would use it.
+/// Finds what a node means, by the class or function that it names. Unknown ones make objects, which are refused.
 pub fn interpret(arena: &Arena, id: NodeId) -> PickleValue<'_> {
     match arena.node(id) {
         Node::None | Node::Bool(_) | Node::Int(_) | Node::Long(_) | Node::Plain | Node::Text(_) => {

@@ -61,8 +61,8 @@ pub struct MountLog {
     pub stats: LogStats,
 }
 
-/// Starts the log, in the first of these that there is: the file of the options; in the foreground, standard error.
-/// Then the journal or the syslog; then a file of this user's.
+/// Starts the log in the file of the options. Without one, a mount in the foreground logs to standard error. A daemon
+/// logs to the journal or the syslog, or else to a file of this user's.
 pub fn start(args: &MountArgs, in_foreground: bool) -> Result<MountLog, CommandError> {
     let file = match &args.log_file {
         None => None,
