@@ -76,7 +76,8 @@ def _refusal(command, code, errors):
         if line.startswith('{"error":'):
             # With --json, the last line is the error as an object.
             refused = json.loads(line)["error"]
-            return error(in_python(refused["message"]), in_python(refused["remedy"]))
+            message = "\n    ".join([refused["message"], *refused.get("details", [])])
+            return error(in_python(message), in_python(refused["remedy"]))
     outcome = f"was ended by signal {-code}" if code < 0 else f"failed ({code})"
     return error(
         f"ckptfs {command} {outcome}: {errors.strip() or 'it said nothing'}",

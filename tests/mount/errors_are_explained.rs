@@ -68,6 +68,22 @@ fn a_healthy_mount_has_no_errors() {
 }
 
 #[test]
+fn a_request_to_read_ahead_is_no_error() {
+    let fixture = MountFixture::new();
+    let notes = vec![7; 1 << 20];
+    fs::write(format!("{}/notes.txt", fixture.source), &notes).unwrap();
+    fixture.mount(&[]);
+    for name in ["notes.txt", "model.safetensors"] {
+        let file = File::open(format!("{}/{name}", fixture.mountpoint)).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(fs::read(format!("{}/notes.txt", fixture.mountpoint)).unwrap(), notes);
+    assert_eq!(last_errors(&fixture), [Value::Null; 0]);
+    assert_eq!(fixture.unmount(&[]).code, 0);
+}
+
+#[test]
 fn a_read_of_a_changed_checkpoint_is_explained() {
     let fixture = MountFixture::new();
     for (name, bytes) in two_shards(1, BYTES) {

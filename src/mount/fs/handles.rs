@@ -224,7 +224,8 @@ impl HandleTable {
         };
         self.complete_open(&open);
         match &open.content {
-            HandleContent::Backing => reply.fail(&RequestFailure::closed_handle()),
+            // Only a request to read ahead (`posix_fadvise`) comes here, and only for the kernel's own copy.
+            HandleContent::Backing => reply.decline(),
             HandleContent::VirtualFile(file) => match self.virtual_files.resident(file) {
                 Some(cached_file) => read_virtual_file(&cached_file, range, reply),
                 None => self.reopen_and_read(Arc::clone(file), range, reply),

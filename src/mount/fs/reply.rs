@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fuser::ReplyData;
+use fuser::{Errno, ReplyData};
 
 use super::outcomes::{RequestFailure, RequestOutcomes};
 
@@ -35,6 +35,13 @@ impl ReadReply {
 
     pub fn fail(mut self, failure: &RequestFailure) {
         self.send_failure(failure);
+    }
+
+    /// Declines a read whose bytes no program waits for. It is no error of the mount.
+    pub fn decline(mut self) {
+        if let Some(reply) = self.reply.take() {
+            reply.error(Errno::EBADF);
+        }
     }
 
     fn send_failure(&mut self, failure: &RequestFailure) {

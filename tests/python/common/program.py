@@ -46,7 +46,8 @@ class Outcome:
             return self.stderr
         error = json.loads(self.stderr)["error"]
         assert error["code"] == self.code
-        return f"ckptfs: {error['message']}\n  what to do: {error['remedy']}\n"
+        message = "\n    ".join([error["message"], *error.get("details", [])])
+        return f"ckptfs: {message}\n  what to do: {error['remedy']}\n"
 
 
 class Ckptfs:

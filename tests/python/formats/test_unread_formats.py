@@ -84,7 +84,7 @@ FILES = {
     "text": (write(b"Entry not found"), "text, not a checkpoint", "head -c 500 {path}"),
     "lfs-pointer": (
         write(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
-        "a Git LFS pointer", "git -C {folder} lfs pull -I {name}",
+        "a Git LFS pointer", "git -C {folder} lfs pull --include={name}",
     ),
     "pickle": (write(pickle.dumps({"a": 1})), "a pickle that torch.save did not write", "torch.save"),
     "pickled-object": (
@@ -266,7 +266,7 @@ def test_a_folder_with_a_pointer_says_so(ckptfs, tmp_path):
     outcome = ckptfs("inspect", tmp_path)
     assert outcome.code == REFUSED
     assert f"{tmp_path}/pytorch_model.bin: a Git LFS pointer" in outcome.stderr
-    assert f"git -C {tmp_path} lfs pull -I pytorch_model.bin" in outcome.stderr
+    assert f"git -C {tmp_path} lfs pull --include=pytorch_model.bin" in outcome.stderr
 
 
 @pytest.mark.parametrize("names", [["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"],
