@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::checkpoint::{Origin, TensorBytes};
+use crate::checkpoint::Origin;
 use crate::virtual_file::{Segment, SegmentSource, VirtualFile};
 
 use super::block::id::{BlockSource, MAX_BLOCKS_PER_READ, SourceRange};
@@ -114,15 +114,8 @@ pub fn buffer_size(
     source: BlockSource,
     strided_size: BufferSize,
 ) -> BufferSize {
-    fn is_strided(bytes: &TensorBytes) -> bool {
-        match bytes {
-            TensorBytes::Run(_) => false,
-            TensorBytes::Grid(_) => true,
-            TensorBytes::Swapped { inner, .. } => is_strided(inner),
-        }
-    }
     match source {
-        BlockSource::Tensor(index) if is_strided(&file.tensors()[index as usize].bytes) => {
+        BlockSource::Tensor(index) if file.tensors()[index as usize].bytes.is_strided() => {
             strided_size
         }
         _ => BufferSize::Small,

@@ -28,8 +28,9 @@ pub struct Checkpoint {
     pub origins: Vec<Origin>,
     /// The single file of the checkpoint, still open so that the caller can read it at once. Layout closes it.
     pub open_file: Option<OpenFile>,
-    /// The index of a set of shards. It is a source too: another index is another checkpoint.
-    pub index_file: Option<Arc<SourceFile>>,
+    /// The index of a set of shards, or the tables of a folder of ranks. They are sources too: another index is another
+    /// checkpoint.
+    pub index_files: Vec<Arc<SourceFile>>,
     /// The tensors, in the order of the source.
     pub tensors: Vec<Tensor>,
     /// The metadata of the source, which may be empty; `None` if the source has none.
@@ -49,7 +50,7 @@ impl Checkpoint {
             Origin::File(file) => Some(file),
             Origin::Memory(_) => None,
         });
-        origins.chain(&self.index_file)
+        origins.chain(&self.index_files)
     }
 }
 

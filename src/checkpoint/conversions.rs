@@ -34,62 +34,6 @@ pub fn joined_path(path: &Path, ending: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// What joins a folder of torch.distributed.checkpoint.
-pub fn dcp_remedy(folder: &Path) -> String {
-    let out = joined_path(folder, ".pt");
-    format!(
-        "join it into one file with torch: python -m torch.distributed.checkpoint.format_utils dcp_to_torch {} {}",
-        shell_word(folder),
-        shell_word(&out)
-    )
-}
-
-/// What joins the safetensors files of ranks that torch.distributed.checkpoint wrote into a folder.
-pub fn dcp_safetensors_remedy(folder: &Path) -> String {
-    // Not consolidate_safetensors_files, which fails on integers.
-    let code = "import sys; from safetensors.torch import save_file; \
-         from torch.distributed.checkpoint import HuggingFaceStorageReader as Reader; \
-         from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner as Planner; \
-         from torch.distributed.checkpoint.state_dict_loader import _load_state_dict as load; \
-         state = {}; load(state, storage_reader=Reader(sys.argv[1]), planner=Planner(), no_dist=True); \
-         save_file(state, sys.argv[2])";
-    let out = joined_path(folder, "-joined.safetensors");
-    format!("join the ranks with torch: {}", python_command(code, &[folder, &out]))
-}
-
-/// What joins the ranks of a DeepSpeed folder in 32 bits.
-pub fn deepspeed_command(folder: &Path) -> String {
-    // The tag is the folder's own name, which `.` does not have.
-    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf());
-    let tag = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let run = folder.parent().unwrap_or(Path::new("/"));
-    format!(
-        "python -m deepspeed.utils.zero_to_fp32 {} {} -t {}",
-        shell_word(run),
-        shell_word(&joined_path(&folder, "-fp32")),
-        shell_text(&tag)
-    )
-}
-
-/// What joins one of several files by rank of FSDP or of tensor parallelism with the others.
-pub fn rank_files_remedy(file: &Path) -> String {
-    let name = file.file_name().unwrap_or_default().to_string_lossy();
-    if VERL_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
-        let folder = folder_of(file);
-        return format!(
-            "join the ranks with verl: python -m verl.model_merger merge --backend fsdp --local_dir {} --target_dir {}",
-            shell_word(folder),
-            shell_word(&joined_path(folder, "-joined"))
-        );
-    }
-    "in the program that wrote it, save the whole model: get_model_state_dict with full_state_dict=True"
-        .to_owned()
-}
-
-/// How the names of the files begin that verl writes for each rank.
-const VERL_PREFIXES: [&str; 3] =
-    ["model_world_size_", "optim_world_size_", "extra_state_world_size_"];
-
 /// What saves the state dict of a whole model, which runs its code. `keys` lead to it in nested dictionaries.
 pub fn module_remedy(path: &Path, keys: &[String]) -> String {
     let out = joined_path(path, ".state_dict.pt");

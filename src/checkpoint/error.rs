@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use crate::shell_word::shell_word;
 use crate::source::SourceError;
 
-use super::conversions::{dcp_safetensors_remedy, folder_of};
-use super::directory::{FormatFolder, NestedCheckpoint};
+use super::conversions::folder_of;
 
 use super::refusal::RefusedEntry;
 use super::safetensors::HeaderError;
 use super::shard_index::IndexError;
 use super::torch::{LegacyError, PickleError, SelectError, ZipError};
+use super::training_error::TrainingError;
 use super::truncated_list::TruncatedList;
 use super::unread_format::UnreadFormat;
 
@@ -83,15 +83,12 @@ pub enum CheckpointError {
     /// The file is of a format that is not read.
     #[error("{path}: {format}")]
     UnreadFormat { path: PathBuf, format: UnreadFormat },
-    /// The directory is one checkpoint, of a format that is not read.
-    #[error("{path}: {folder}")]
-    UnreadFolder { path: PathBuf, folder: FormatFolder },
     /// A directory without a checkpoint.
     #[error("{path}: no checkpoint in this directory{}", describe_subdirectories(.subdirectories))]
     NoCheckpoint {
         path: PathBuf,
         /// Its subdirectories with checkpoints, the latest step last.
-        subdirectories: Vec<NestedCheckpoint>,
+        subdirectories: Vec<String>,
     },
     /// A directory with several checkpoints, of which none is the obvious one.
     #[error("{path}: several checkpoints in this directory: {}", TruncatedList::from_names(.names))]
@@ -100,6 +97,9 @@ pub enum CheckpointError {
         /// Their names, each of which the user can append to the directory.
         names: Vec<String>,
     },
+    /// A folder of training cannot be joined.
+    #[error("{path}: {error}")]
+    Training { path: PathBuf, error: Box<TrainingError> },
     /// The selected dictionary has entries that cannot be shown.
     #[error("{path}: {} cannot be shown{}; the first is {}", count_entries(.refused.len()), if *.tensor_count == 0 { ", and nothing else is there" } else { "" }, .refused.first().map(RefusedEntry::to_string).unwrap_or_default())]
     RefusedEntries {
@@ -126,14 +126,11 @@ fn count_entries(n: usize) -> String {
     }
 }
 
-fn describe_subdirectories(nested: &[NestedCheckpoint]) -> String {
-    let Some(last) = nested.last() else { return String::new() };
-    let names = TruncatedList::from_names(nested.iter().map(|nested| &nested.name));
-    let format = match &last.folder {
-        Some(folder) => format!("; `{}` is {folder}", last.name),
-        None => String::new(),
-    };
-    format!(" itself; beneath it: {names}{format}")
+fn describe_subdirectories(nested: &[String]) -> String {
+    match nested {
+        [] => String::new(),
+        names => format!(" itself; beneath it: {}", TruncatedList::from_names(names)),
+    }
 }
 
 impl CheckpointError {
@@ -153,7 +150,7 @@ impl CheckpointError {
             | CheckpointError::AmbiguousNumbering { path, .. }
             | CheckpointError::TooManyTensors { path, .. }
             | CheckpointError::UnreadFormat { path, .. }
-            | CheckpointError::UnreadFolder { path, .. }
+            | CheckpointError::Training { path, .. }
             | CheckpointError::NoCheckpoint { path, .. }
             | CheckpointError::SeveralCheckpoints { path, .. }
             | CheckpointError::RefusedEntries { path, .. } => path,
@@ -173,7 +170,10 @@ impl CheckpointError {
             CheckpointError::Legacy { .. } => {
                 "fetch the file again, or save it again with a current torch".into()
             }
-            CheckpointError::RankShard { path } => dcp_safetensors_remedy(folder_of(path)).into(),
+            CheckpointError::RankShard { path } => {
+                let folder = shell_word(folder_of(path));
+                format!("give the folder with the files of all ranks: {folder}").into()
+            }
             CheckpointError::Selection { path, error } => error.remedy(path).into(),
             CheckpointError::Index { path, error } => error.remedy(path).into(),
             CheckpointError::DuplicateTensor { path, other, .. } => format!(
@@ -194,13 +194,10 @@ impl CheckpointError {
             .into(),
             CheckpointError::TooManyTensors { .. } => "split the checkpoint".into(),
             CheckpointError::UnreadFormat { path, format } => format.remedy(path).into(),
-            CheckpointError::UnreadFolder { path, folder } => folder.remedy(path).into(),
+            CheckpointError::Training { path, error } => error.remedy(path),
             CheckpointError::NoCheckpoint { path, subdirectories } => {
                 match subdirectories.last() {
-                    Some(NestedCheckpoint { name, folder: Some(folder) }) => {
-                        folder.remedy(&path.join(name))
-                    }
-                    Some(NestedCheckpoint { name, folder: None }) => {
+                    Some(name) => {
                         format!("give one by its path, such as {}", shell_word(&path.join(name)))
                     }
                     None => format!(

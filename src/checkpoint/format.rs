@@ -34,7 +34,7 @@ const TAR_MARK: (usize, &[u8]) = (257, b"ustar");
 /// The byte order mark that some programs write before text.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// The format of a checkpoint's file.
+/// The format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Format {
     /// A safetensors file.
@@ -46,6 +46,18 @@ pub enum Format {
     /// `torch.save` before 1.6: pickles and raw storages in a row.
     #[serde(rename = "torch legacy")]
     TorchLegacy,
+    /// A folder of torch.distributed.checkpoint.
+    #[serde(rename = "torch dcp")]
+    Dcp,
+    /// Safetensors files of ranks, which torch.distributed.checkpoint wrote.
+    #[serde(rename = "safetensors dcp")]
+    DcpSafetensors,
+    /// A folder of DeepSpeed with ZeRO.
+    #[serde(rename = "deepspeed zero")]
+    DeepSpeed,
+    /// Files that each rank of a run saved with torch.
+    #[serde(rename = "torch ranks")]
+    RankFiles,
 }
 
 impl Format {
@@ -55,6 +67,28 @@ impl Format {
             Format::Safetensors => "safetensors",
             Format::TorchZip => "torch zip",
             Format::TorchLegacy => "torch legacy",
+            Format::Dcp => "torch dcp",
+            Format::DcpSafetensors => "safetensors dcp",
+            Format::DeepSpeed => "deepspeed zero",
+            Format::RankFiles => "torch ranks",
+        }
+    }
+}
+
+/// The format of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileFormat {
+    Safetensors,
+    TorchZip,
+    TorchLegacy,
+}
+
+impl From<FileFormat> for Format {
+    fn from(format: FileFormat) -> Format {
+        match format {
+            FileFormat::Safetensors => Format::Safetensors,
+            FileFormat::TorchZip => Format::TorchZip,
+            FileFormat::TorchLegacy => Format::TorchLegacy,
         }
     }
 }
@@ -62,7 +96,7 @@ impl Format {
 /// The format that the first bytes suggest.
 pub enum DetectedFormat {
     /// That of a checkpoint, which its reader still has to confirm.
-    Checkpoint(Format),
+    Checkpoint(FileFormat),
     /// A format without a reader: it is recognised and refused by name.
     Unread(UnreadFormat),
 }
@@ -95,19 +129,19 @@ fn detect_prefix(bytes: &[u8], size: u64, path: &Path) -> DetectedFormat {
     // The length of a header may begin like any other format. No other format has a brace behind a length
     // that fits the file.
     if has_brace && header_len.is_some_and(|len| len <= size - 8) {
-        return DetectedFormat::Checkpoint(Format::Safetensors);
+        return DetectedFormat::Checkpoint(FileFormat::Safetensors);
     }
     match bytes {
         // Archives in a row; with a single one it would be shown as a tensor, which is a piece of one.
         b if b.starts_with(ZIP_MAGIC) && path.extension().is_some_and(|e| e == "distcp") => {
             DetectedFormat::Unread(UnreadFormat::DcpData)
         }
-        b if b.starts_with(ZIP_MAGIC) => DetectedFormat::Checkpoint(Format::TorchZip),
+        b if b.starts_with(ZIP_MAGIC) => DetectedFormat::Checkpoint(FileFormat::TorchZip),
         [0x80, 2..=5, ..] if !is_named_safetensors || bytes.starts_with(LEGACY_MAGIC) => {
-            DetectedFormat::Checkpoint(Format::TorchLegacy)
+            DetectedFormat::Checkpoint(FileFormat::TorchLegacy)
         }
         // A file that is cut off, unless all of it is text.
-        _ if has_brace && unread.is_none() => DetectedFormat::Checkpoint(Format::Safetensors),
+        _ if has_brace && unread.is_none() => DetectedFormat::Checkpoint(FileFormat::Safetensors),
         // As the length of a header, its first bytes lead past its end.
         [0x80, 2..=5, ..] if header_len.is_none_or(|len| len > size) => {
             DetectedFormat::Unread(UnreadFormat::MisnamedPickle)
@@ -115,7 +149,7 @@ fn detect_prefix(bytes: &[u8], size: u64, path: &Path) -> DetectedFormat {
         _ => match unread {
             Some(format) => DetectedFormat::Unread(format),
             // The safetensors reader says best what is wrong with it.
-            None if is_named_safetensors => DetectedFormat::Checkpoint(Format::Safetensors),
+            None if is_named_safetensors => DetectedFormat::Checkpoint(FileFormat::Safetensors),
             None => DetectedFormat::Unread(UnreadFormat::Unknown),
         },
     }

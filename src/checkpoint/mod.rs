@@ -26,14 +26,16 @@ mod shards;
 mod single_file;
 mod tensor;
 mod torch;
+mod training;
+mod training_error;
 mod truncated_list;
 mod unread_format;
 
 pub use contents::{Checkpoint, MAX_TENSOR_COUNT};
 pub use directory::{
-    CHECKPOINT_EXTENSIONS, Candidate, CandidateFiles, DefaultChoice, FolderFormat, FormatFolder,
-    LoaderName, NestedCheckpoint, NumberedSetError, candidates_by_name, choose_default,
-    find_candidates, is_training_file, lone_shard_note, training_pattern, unsharded_name_of_index,
+    CHECKPOINT_EXTENSIONS, Candidate, CandidateFiles, DefaultChoice, LoaderName, NumberedSetError,
+    TrainingFormat, candidates_by_name, choose_default, find_candidates, is_training_file,
+    lone_shard_note, training_pattern, unsharded_name_of_index,
 };
 pub use error::CheckpointError;
 pub use format::{Format, detect_unread};
@@ -46,8 +48,10 @@ pub use safetensors::{HeaderError, MAX_HEADER_BYTES};
 pub use shard_index::{IndexError, ShardIndex, parse_index};
 pub use single_file::parse_bytes;
 pub use tensor::{
-    Axis, AxisSlice, ByteRun, Dtype, Grid, LayoutKind, MAX_OVERLAP_COUNT, Origin, OriginId, Shape,
-    SliceError, Tensor, TensorBytes, TensorName, find_overlaps,
+    Axis, AxisSlice, Boxes, ByteRun, Dtype, Grid, LayoutKind, MAX_OVERLAP_COUNT, Origin, OriginId,
+    Shape, SliceError, Tensor, TensorBox, TensorBytes, TensorName, TensorPart, TilingError,
+    find_overlaps,
 };
 pub use torch::{LegacyError, PickleError, SelectError, ZipError};
+pub use training_error::TrainingError;
 pub use unread_format::UnreadFormat;

@@ -9,9 +9,9 @@ use crate::threads::{join, try_spawn};
 
 use super::contents::Checkpoint;
 use super::directory::{
-    Candidate, CandidateFiles, DefaultChoice, FormatFolder, NumberedSetError, choose_default,
-    find_candidates, find_nested, find_unread_file, is_complete_set, lone_shard_note,
-    numbered_shards, sole_index, unsharded_name_of_index,
+    Candidate, CandidateFiles, DefaultChoice, NumberedSetError, choose_default, find_candidates,
+    find_nested, find_unread_file, is_complete_set, lone_shard_note, numbered_shards, sole_index,
+    unsharded_name_of_index,
 };
 use super::error::CheckpointError;
 use super::json::replace_python_numbers;
@@ -19,6 +19,7 @@ use super::options::ParseOptions;
 use super::shard_index::{IndexError, MAX_INDEX_BYTES, leads_outside, parse_index};
 use super::shards::read_shards;
 use super::single_file::read_file;
+use super::training::read_training_folder;
 use super::truncated_list::TruncatedList;
 
 /// Reads the checkpoint at a path that the user typed.
@@ -36,14 +37,7 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
             }
             match choose_default(&root, &directory, &names) {
                 Ok(DefaultChoice { candidate, note }) => {
-                    let opened = open_candidate(&root, &directory, &candidate, options);
-                    let mut checkpoint = opened.map_err(|error| match error {
-                        CheckpointError::RankShard { .. } => {
-                            let folder = unread_folder(path, &names, &[candidate]);
-                            folder.unwrap_or(error)
-                        }
-                        error => error,
-                    })?;
+                    let mut checkpoint = open_candidate(&root, &directory, &candidate, options)?;
                     checkpoint.notes.extend(note);
                     Ok(checkpoint)
                 }
@@ -69,16 +63,6 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
     }
 }
 
-/// The refusal of a directory whose candidates are all parts of one checkpoint that is not read.
-fn unread_folder(
-    path: &Path,
-    names: &[String],
-    candidates: &[Candidate],
-) -> Option<CheckpointError> {
-    let folder = FormatFolder::detect(names).filter(|folder| folder.has_all(candidates))?;
-    Some(CheckpointError::UnreadFolder { path: path.to_path_buf(), folder })
-}
-
 /// Why a directory stands for no checkpoint that can be read, given its file names and the candidates among them.
 fn no_choice_error(
     root: &Arc<Root>,
@@ -87,9 +71,6 @@ fn no_choice_error(
     names: &[String],
     found: Vec<Candidate>,
 ) -> CheckpointError {
-    if let Some(error) = unread_folder(path, names, &found) {
-        return error;
-    }
     let path = path.to_path_buf();
     if !found.is_empty() {
         let names = found.into_iter().map(|candidate| candidate.name).collect();
@@ -180,6 +161,10 @@ pub fn open_candidate(
                 },
             })
         }
+        CandidateFiles::Ranks(folder) => {
+            let path = root.path().join(directory).join(&candidate.name);
+            read_training_folder(root, directory, path, folder, options)
+        }
         CandidateFiles::Numbered { shards, .. } => {
             let path = root.path().join(directory).join(&candidate.name);
             let shards = read_shards(root, directory, &path, shards, options);
@@ -248,7 +233,7 @@ fn open_index(
         }
         Ok::<_, CheckpointError>(checkpoint)
     })?;
-    checkpoint.index_file = Some(Arc::clone(file.file()));
+    checkpoint.index_files = vec![Arc::clone(file.file())];
     file.check_unchanged()?;
     Ok(checkpoint)
 }

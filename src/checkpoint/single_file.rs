@@ -8,11 +8,11 @@ use std::sync::Arc;
 use crate::source::{OpenFile, ReadAt, SourceError};
 
 use super::contents::{Checkpoint, FileContents, MAX_TENSOR_COUNT};
-use super::directory::is_dcp_safetensors;
+use super::directory::DcpShardName;
 use super::error::CheckpointError;
-use super::format::{self, DetectedFormat, Format};
+use super::format::{self, DetectedFormat, FileFormat};
 use super::options::ParseOptions;
-use super::safetensors::{self, HeaderError};
+use super::safetensors::{self, HeaderError, SHARDING_INFO_KEY, parse_sharding_info};
 use super::tensor::Origin;
 use super::torch::{self, LegacyError, SelectError, TorchError, ZipError};
 use super::unread_format::UnreadFormat;
@@ -22,9 +22,6 @@ const FIRST_READ_BYTES: u64 = 4096;
 
 /// The largest file that is fetched whole at its first read: header and tensors then cost a disk one request.
 const MAX_WHOLE_FETCH_BYTES: u64 = 128 << 10;
-
-/// The metadata key under which torch.distributed.checkpoint writes the offsets of each tensor's piece.
-const SHARDING_INFO_KEY: &str = "DCP_SHARDING_INFO";
 
 /// The class of the pickle in which torch.distributed.checkpoint says where each piece lies.
 const DCP_METADATA_CLASS: &str = "torch.distributed.checkpoint.metadata.Metadata";
@@ -98,9 +95,9 @@ fn parse(
         }
     };
     let contents = match format {
-        Format::Safetensors => read_safetensors(file, path, options)?,
-        Format::TorchZip => torch::read_zip(file, options).map_err(|e| torch_error(path, e))?,
-        Format::TorchLegacy => {
+        FileFormat::Safetensors => read_safetensors(file, path, options)?,
+        FileFormat::TorchZip => torch::read_zip(file, options).map_err(|e| torch_error(path, e))?,
+        FileFormat::TorchLegacy => {
             torch::read_legacy(file, options).map_err(|e| torch_error(path, e))?
         }
     };
@@ -110,11 +107,11 @@ fn parse(
     }
     Ok(Checkpoint {
         path: path_buf(),
-        format,
+        format: format.into(),
         is_sharded: false,
         origins: unpacked,
         open_file: None,
-        index_file: None,
+        index_files: Vec::new(),
         tensors,
         metadata,
         notes,
@@ -153,24 +150,21 @@ fn read_safetensors(
 /// A file that was saved whole has the key too, with offsets of zero. The first rank's offsets are zero as well:
 /// only its name, `shard-00001-…`, tells it from a whole file.
 fn is_rank_shard(path: &Path, metadata: &BTreeMap<String, String>) -> bool {
-    #[derive(serde::Deserialize)]
-    struct RankPiece {
-        saved_offsets: Vec<u64>,
-    }
     let Some(info) = metadata.get(SHARDING_INFO_KEY) else { return false };
     let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-    let begins_at_zero = |piece: &RankPiece| piece.saved_offsets.iter().all(|&offset| offset == 0);
-    is_dcp_safetensors(name)
-        || serde_json::from_str::<BTreeMap<String, RankPiece>>(info)
-            .map_or(true, |pieces| !pieces.values().all(begins_at_zero))
+    let begins_at_zero = |start: &Vec<u64>| start.iter().all(|&step| step == 0);
+    DcpShardName::parse(name).is_some()
+        || parse_sharding_info(info).is_none_or(|starts| !starts.values().all(begins_at_zero))
 }
 
 fn torch_error(path: &Path, error: TorchError) -> CheckpointError {
     let path = path.to_path_buf();
+    let error = match error.into_source() {
+        Ok(error) => return CheckpointError::Source(error),
+        Err(error) => error,
+    };
     match error {
-        TorchError::Source(error)
-        | TorchError::Zip(ZipError::Source(error))
-        | TorchError::Legacy(LegacyError::Source(error)) => CheckpointError::Source(error),
+        TorchError::Source(error) => CheckpointError::Source(error),
         TorchError::TorchScript => {
             CheckpointError::UnreadFormat { path, format: UnreadFormat::TorchScript }
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::shell_word::{shell_text, shell_word};
 
-use super::conversions::{dcp_remedy, folder_of, joined_path, python_command};
+use super::conversions::{folder_of, joined_path, python_command};
 
 /// What a file is that no reader here takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,7 +145,9 @@ impl UnreadFormat {
                 let command = python_command(code, &[path, &out]);
                 format!("if you trust it, run it and save its state dict: {command}")
             }
-            UnreadFormat::DcpMetadata | UnreadFormat::DcpData => dcp_remedy(folder_of(path)),
+            UnreadFormat::DcpMetadata | UnreadFormat::DcpData => {
+                format!("give the folder: {}", shell_word(folder_of(path)))
+            }
             UnreadFormat::Unknown => {
                 "give a .safetensors file, a torch checkpoint, or a directory that holds one"
                     .to_owned()
@@ -195,10 +197,10 @@ impl fmt::Display for UnreadFormat {
             UnreadFormat::Pickle { class: None } => "a pickle that torch.save did not write",
             UnreadFormat::TorchScript => "a TorchScript program, not a checkpoint",
             UnreadFormat::DcpMetadata => {
-                "the table of a checkpoint of torch.distributed.checkpoint (DCP), which is not read yet"
+                "the table of a folder of torch.distributed.checkpoint (DCP)"
             }
             UnreadFormat::DcpData => {
-                "one rank's data in a checkpoint of torch.distributed.checkpoint (DCP), which is not read yet"
+                "one rank's data in a folder of torch.distributed.checkpoint (DCP)"
             }
             UnreadFormat::Unknown => "not a checkpoint of torch or safetensors",
         })

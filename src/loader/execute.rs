@@ -84,8 +84,8 @@ pub fn execute<T: Target + Send, S: Sink<T>>(
     let reader = |source| SourceReader { source, sink: *sink, guards: BTreeMap::new() };
     let mut readers: Vec<SourceReader<'_, S>> = sources.iter().map(reader).collect();
     if concurrency.leave_cache {
-        for (checkpoint, origin) in jobs.iter().map(LoadJob::origin) {
-            readers[checkpoint].guard_page_cache(origin);
+        for job in &jobs {
+            job.origins().for_each(|origin| readers[job.checkpoint()].guard_page_cache(origin));
         }
     }
     let jobs = Mutex::new(jobs);
@@ -95,8 +95,7 @@ pub fn execute<T: Target + Send, S: Sink<T>>(
         sink.run_reader(|| {
             while !is_over() {
                 let Some(job) = lock(&jobs).pop_front() else { return };
-                let (checkpoint, _) = job.origin();
-                if let Err(error) = readers[checkpoint].run_job(job) {
+                if let Err(error) = readers[job.checkpoint()].run_job(job) {
                     lock(&failed).get_or_insert(error);
                 }
             }
@@ -144,13 +143,12 @@ impl<S> SourceReader<'_, S> {
         let LoadSource { sources, tally, .. } = self.source;
         match job {
             LoadJob::Strided { bytes, offset, target, .. } => {
-                let origin = bytes.extent().origin;
                 let len = target.len();
                 tally.gathered.fetch_add(len, Ordering::Relaxed);
                 self.fill(0..len, &mut [(0, target)], |buffer, _| {
                     sources.read(bytes, offset, buffer)
                 })?;
-                Ok(sources.check_unchanged(origin)?)
+                Ok(sources.check_tensor_unchanged(bytes)?)
             }
             LoadJob::Extent(extent) => match self.source.file(extent.origin) {
                 None => self.copy_from_memory(extent),

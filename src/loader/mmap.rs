@@ -69,7 +69,7 @@ impl FileMappings {
 
     /// Whether the file of a tensor is mapped.
     pub fn is_mapped(&self, tensor: &Tensor) -> bool {
-        let origin = tensor.bytes.extent().origin;
+        let origin = tensor.bytes.first_extent().origin;
         let slot = self.by_origin.get(origin.0 as usize);
         slot.is_some_and(|slot| slot.get().is_some())
     }

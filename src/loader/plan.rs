@@ -51,17 +51,26 @@ pub struct PlanItem<'a, T> {
 pub enum LoadJob<'a, T> {
     /// An extent of an origin.
     Extent(LoadExtent<T>),
-    /// A part of strided or byte-swapped bytes, from `offset` in the tensor on.
+    /// A part of bytes that are not contiguous, from `offset` in the tensor on.
     Strided { checkpoint: usize, bytes: &'a TensorBytes, offset: u64, target: T },
 }
 
 impl<T> LoadJob<'_, T> {
-    /// The checkpoint and the origin that the job reads from.
-    pub fn origin(&self) -> (usize, OriginId) {
+    /// The number of the checkpoint that the job reads from.
+    pub fn checkpoint(&self) -> usize {
         match self {
-            LoadJob::Extent(extent) => (extent.checkpoint, extent.origin),
-            LoadJob::Strided { checkpoint, bytes, .. } => (*checkpoint, bytes.extent().origin),
+            LoadJob::Extent(LoadExtent { checkpoint, .. })
+            | LoadJob::Strided { checkpoint, .. } => *checkpoint,
         }
+    }
+
+    /// The origins that the job reads from.
+    pub fn origins(&self) -> impl Iterator<Item = OriginId> {
+        let (extent, strided) = match self {
+            LoadJob::Extent(extent) => (Some(extent.origin), None),
+            LoadJob::Strided { bytes, .. } => (None, Some(bytes.extents().map(|run| run.origin))),
+        };
+        extent.into_iter().chain(strided.into_iter().flatten())
     }
 }
 
@@ -93,23 +102,29 @@ pub fn plan_jobs<'a, T: Target>(
     let mut jobs = VecDeque::new();
     let mut pieces = Vec::new();
     for PlanItem { checkpoint, bytes, target } in items {
-        let (origin, start) = match bytes {
-            TensorBytes::Run(run) => (run.origin, Some(run.offset)),
-            _ => (bytes.extent().origin, None),
-        };
-        let (mut at, mut rest) = (start.unwrap_or(0), target);
-        while rest.len() > 0 {
-            // Runs are split at the boundaries of their file.
-            let room = if start.is_some() { boundary - at % boundary } else { boundary };
-            let len = rest.len().min(room);
-            let (target, after) = rest.split(len);
-            match start {
-                Some(_) => pieces.push(((checkpoint, origin), at, target)),
-                None => {
-                    jobs.push_back(LoadJob::Strided { checkpoint, bytes, offset: at, target });
+        let mut rest = target;
+        for part in bytes.parts() {
+            let (mut target, after) = rest.split(part.len);
+            rest = after;
+            let mut done = 0;
+            while done < part.len {
+                // Runs are split at the boundaries of their file.
+                let at = part.run.map_or(0, |run| run.offset) + done;
+                let room = if part.run.is_some() { boundary - at % boundary } else { boundary };
+                let len = (part.len - done).min(room);
+                let (now, after) = target.split(len);
+                match part.run {
+                    Some(run) => pieces.push(((checkpoint, run.origin), at, now)),
+                    None => jobs.push_back(LoadJob::Strided {
+                        checkpoint,
+                        bytes,
+                        offset: part.offset + done,
+                        target: now,
+                    }),
                 }
+                target = after;
+                done += len;
             }
-            (at, rest) = (at + len, after);
         }
     }
     pieces.sort_by_key(|(origin, at, _)| (*origin, *at));

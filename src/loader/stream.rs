@@ -82,7 +82,7 @@ pub fn stream<'a>(
         let path = path.to_path_buf();
         return Err(LoadError::MemoryLimit { path, allowed: limit_bytes, needed: largest });
     }
-    tensors.sort_by_key(|tensor| tensor.bytes.extent());
+    tensors.sort_by_key(|tensor| tensor.bytes.first_extent());
     let budget = StreamBudget::new(limit_bytes);
     let mut report = LoadReport::default();
     std::thread::scope(|scope| {

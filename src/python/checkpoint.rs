@@ -175,7 +175,8 @@ impl PyCheckpoint {
             return (virtual_file.header_size(), virtual_file.size());
         }
         let size = virtual_file.origins()[0].size();
-        let starts = self.checkpoint.tensors().iter().map(|tensor| tensor.bytes.extent().offset);
+        let starts =
+            self.checkpoint.tensors().iter().map(|tensor| tensor.bytes.first_extent().offset);
         (starts.min().unwrap_or(size), size)
     }
 
@@ -243,9 +244,9 @@ impl PyCheckpoint {
                 (self.checkpoint.virtual_file(), self.checkpoint.tensors());
             if self.is_single_safetensors() {
                 // The data begins with the first of them.
-                let starts = tensors.iter().map(|tensor| tensor.bytes.extent().offset);
+                let starts = tensors.iter().map(|tensor| tensor.bytes.first_extent().offset);
                 let data = starts.min().unwrap_or(0);
-                let ranges = tensors.iter().map(|tensor| tensor.bytes.extent());
+                let ranges = tensors.iter().map(|tensor| tensor.bytes.first_extent());
                 return ranges
                     .map(|run| (run.offset - data, run.offset - data + run.len))
                     .collect();

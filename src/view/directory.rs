@@ -8,14 +8,12 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use crate::checkpoint::{CheckpointError, FormatFolder};
 use crate::source::{self, FileKind, FileMetadata, FileState, Root, SourceError};
 use crate::threads::lock;
 
 use super::context::ViewContext;
 use super::directory_plan::{DirectoryPlan, plan_directory};
 use super::entry::CheckpointCounts;
-use super::error::{Refusal, ViewError};
 use super::hf_cache::{HubNotes, find_hub_notes};
 use super::names::SortedNames;
 use super::planned_file::{BuildOutcome, PlannedFile};
@@ -39,8 +37,6 @@ pub struct DirectoryView {
     pub indexes: HashMap<OsString, usize>,
     /// Names that stay as they are by a rule, and why; sorted.
     pub skipped: Box<[(OsString, String)]>,
-    /// The refusal of the folder itself, where its files are one checkpoint that is not read.
-    pub folder_refusal: Option<Arc<Refusal>>,
     pub hub_notes: Option<HubNotes>,
     /// Links that lead out, and were logged.
     logged_links: Mutex<HashSet<OsString>>,
@@ -71,12 +67,16 @@ impl DirectoryView {
         let state = DirectoryState::from_metadata(metadata);
         let (root, options) = (&context.root, &context.options);
         let target = context.target.as_ref().filter(|_| path == context.base);
-        let plan = plan_directory(root, path, &options.keep, target)?;
+        let mut plan = plan_directory(root, path, &options.keep, target)?;
+        if options.show_originals {
+            // A loader must not find both.
+            plan.files.retain(|file| !file.candidate.excludes_originals());
+        }
         let mut virtual_files = HashMap::new();
         let mut originals = HashMap::new();
         for (n, file) in plan.files.iter().enumerate() {
             virtual_files.insert(OsString::from(&file.name), n);
-            for original in file.candidate.original_names() {
+            for original in file.candidate.hidden_names() {
                 originals.insert(original.into(), n);
             }
         }
@@ -85,14 +85,7 @@ impl DirectoryView {
             true => HashMap::new(),
             false => virtual_index::kept_indexes(&plan.files, plan.names.iter(), &originals),
         };
-        let DirectoryPlan { names, kinds, files, skipped, folder } = plan;
-        let folder_refusal = folder.map(|folder| refuse_folder(root, path, folder));
-        let known_reason = former.and_then(|former| former.folder_refusal.as_ref());
-        if let Some(Refusal { path, reason, remedy, .. }) = folder_refusal.as_deref()
-            && known_reason.is_none_or(|known| known.reason != *reason)
-        {
-            tracing::warn!(path = %path.display(), reason, remedy, "refused, stays as it is");
-        }
+        let DirectoryPlan { names, kinds, files, skipped } = plan;
         let former_files = former.iter().flat_map(|former| &former.files);
         let former_files: HashMap<&str, &Arc<PlannedFile>> =
             former_files.map(|file| (file.plan.name.as_str(), file)).collect();
@@ -110,7 +103,6 @@ impl DirectoryView {
             originals,
             indexes,
             skipped,
-            folder_refusal,
             hub_notes: find_hub_notes(root.real_path(), path),
             logged_links: former
                 .map(|former| lock(&former.logged_links).clone())
@@ -183,7 +175,6 @@ impl DirectoryView {
 
     /// Adds up the outcomes that are known.
     pub fn count(&self, counts: &mut CheckpointCounts) {
-        counts.refused += u64::from(self.folder_refusal.is_some());
         for file in &self.files {
             match file.known_outcome() {
                 Some(BuildOutcome::VirtualFile(_)) => counts.virtual_files += 1,
@@ -194,15 +185,4 @@ impl DirectoryView {
             }
         }
     }
-}
-
-/// The refusal of a folder whose files are one checkpoint that is not read.
-fn refuse_folder(root: &Root, directory: &Path, folder: FormatFolder) -> Arc<Refusal> {
-    let path = match directory.as_os_str().is_empty() {
-        true => root.path().to_path_buf(),
-        false => root.path().join(directory),
-    };
-    let names = folder.names.clone();
-    let error = ViewError::Checkpoint(CheckpointError::UnreadFolder { path, folder });
-    Arc::new(Refusal::new(names, &error))
 }

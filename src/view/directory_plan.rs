@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::checkpoint::{Candidate, FolderFormat, FormatFolder, candidates_by_name};
+use crate::checkpoint::{Candidate, candidates_by_name};
 use crate::source::{FileKind, Root, SourceError};
 
 use super::names::SortedNames;
@@ -41,8 +41,6 @@ pub struct DirectoryPlan {
     pub files: Vec<VirtualFilePlan>,
     /// Names that stay as they are although they are like those of checkpoints, and why; sorted.
     pub skipped: Box<[(OsString, String)]>,
-    /// The one checkpoint of a format that is not read which its files make up, unless they are planned one by one.
-    pub folder: Option<FormatFolder>,
 }
 
 /// Plans a directory, or only a target in it.
@@ -66,29 +64,17 @@ pub fn plan_directory(
     let files: Vec<&OsStr> = files.map(|(name, _)| name).collect();
     let to_text = |name: &OsStr| name.to_str().map(str::to_owned);
     let texts: Vec<String> = files.iter().copied().filter_map(to_text).collect();
-    let folder = FormatFolder::detect(&texts).filter(|_| target.is_none());
-    let mut candidates = match target {
+    let candidates = match target {
         // A file that was named is looked at, whatever its name.
         Some(SingleTarget::File(_)) => texts.into_iter().map(Candidate::single).collect(),
         _ => candidates_by_name(root, directory, &texts, &|name| keep.matches(name)),
     };
-    if let Some(folder) =
-        folder.as_ref().filter(|folder| folder.format == FolderFormat::DcpSafetensors)
-    {
-        // By their names they would be several sets, each of one rank's pieces.
-        candidates.retain(|candidate| !folder.has_all(std::slice::from_ref(candidate)));
-    }
     let mut skipped = near_misses(&files, &candidates, keep);
     let taken: Vec<String> = names.iter().filter_map(to_text).collect();
     let NamePlan { files, skipped: skipped_by_rule } = plan_names(&taken, candidates, keep);
     skipped.extend(skipped_by_rule.into_iter().map(|(name, reason)| (name.into(), reason)));
     skipped.sort();
-    let is_planned =
-        |name: &String| files.iter().any(|file| file.candidate.original_names().contains(name));
-    let folder = folder.filter(|folder| {
-        folder.format != FolderFormat::Gguf && !folder.names.iter().any(is_planned)
-    });
-    Ok(DirectoryPlan { names, kinds, files, skipped: skipped.into(), folder })
+    Ok(DirectoryPlan { names, kinds, files, skipped: skipped.into() })
 }
 
 /// Files of no candidate whose names are like those of checkpoints, and why they stay as they are.

@@ -53,7 +53,6 @@ impl Lookup<'_> {
         let outcomes = self.query.outcomes()?;
         let directory = self.query.directory;
         let mut listing = Listing { skipped: directory.skipped.to_vec(), ..Listing::default() };
-        listing.refused.extend(directory.folder_refusal.clone());
         for (file, outcome) in directory.files.iter().zip(&outcomes) {
             match outcome {
                 BuildOutcome::Refused(refusal) => listing.refused.push(Arc::clone(refusal)),

@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use crate::checkpoint::{Candidate, LoaderName, lone_shard_note, unsharded_name_of_index};
+use crate::checkpoint::{
+    Candidate, CandidateFiles, LoaderName, lone_shard_note, unsharded_name_of_index,
+};
 
 use super::options::KeepRules;
 
@@ -63,6 +65,10 @@ fn keep_reason(candidate: &Candidate, keep: &KeepRules) -> Option<String> {
     let own_names = [&candidate.name, &candidate.unsharded_name];
     if let Some(reason) = own_names.into_iter().find_map(|name| keep.reason(name)) {
         return Some(reason);
+    }
+    if let CandidateFiles::Ranks(_) = candidate.files {
+        // Training state is a part of what the ranks saved.
+        return None;
     }
     let originals = candidate.original_names();
     originals.iter().find_map(|name| Some(format!("{name} is {}", keep.reason(name)?)))

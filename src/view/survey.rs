@@ -79,8 +79,7 @@ fn survey_directory(
     until: Instant,
 ) -> Result<SurveyedDirectory, QueryError> {
     let directory = query.directory;
-    let refused = usize::from(directory.folder_refusal.is_some());
-    let survey = Survey { refused, ..Survey::default() };
+    let survey = Survey::default();
     let mut surveyed = SurveyedDirectory { survey, folders: Vec::new(), is_complete: true };
     for file in &directory.files {
         if Instant::now() >= until {

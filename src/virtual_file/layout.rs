@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::checkpoint::{ByteRun, OriginId, ParseOptions, Tensor, TensorBytes};
+use crate::checkpoint::{ByteRun, OriginId, ParseOptions, Tensor, TensorPart};
 use crate::source::{FileIdentity, FileState, SourceFile};
 
 use super::digest::Digest;
@@ -40,8 +40,26 @@ enum LayoutPiece {
         origin: OriginId,
         offset: u64,
     },
-    /// A tensor whose bytes are not contiguous, by its index in the virtual file.
-    Tensor(u32),
+    /// Bytes of a tensor that are not contiguous, from an offset on. `index` is that of the tensor in the virtual file.
+    Tensor {
+        index: u32,
+        offset: u64,
+    },
+}
+
+impl LayoutPiece {
+    /// The piece whose first byte is so many bytes into this one, if a piece can go on there.
+    fn at(self, into: u64) -> Option<LayoutPiece> {
+        match self {
+            LayoutPiece::Header => None,
+            LayoutPiece::Run { origin, offset } => {
+                Some(LayoutPiece::Run { origin, offset: offset.checked_add(into)? })
+            }
+            LayoutPiece::Tensor { index, offset } => {
+                Some(LayoutPiece::Tensor { index, offset: offset.checked_add(into)? })
+            }
+        }
+    }
 }
 
 /// A part of the virtual file, and the source of its bytes.
@@ -65,7 +83,7 @@ pub enum SegmentSource {
         /// The offset of the first byte in it.
         offset: u64,
     },
-    /// A strided or byte-swapped tensor, from an offset on.
+    /// A tensor whose bytes are not contiguous, from an offset on.
     Tensor {
         /// Its index in [`VirtualFile::tensors`](super::VirtualFile::tensors).
         index: usize,
@@ -140,8 +158,8 @@ impl FileLayout {
                 LayoutPiece::Run { origin, offset } => {
                     SegmentSource::Run { origin, offset: offset + into }
                 }
-                LayoutPiece::Tensor(index) => {
-                    SegmentSource::Tensor { index: index as usize, offset: into }
+                LayoutPiece::Tensor { index, offset } => {
+                    SegmentSource::Tensor { index: index as usize, offset: offset + into }
                 }
             };
             Some(Segment { range, bytes })
@@ -151,7 +169,7 @@ impl FileLayout {
 
 /// The key that sorts tensors. Names break ties, so that there is one order.
 pub fn sort_key(tensor: &Tensor) -> (Reverse<u32>, ByteRun, &str) {
-    (Reverse(tensor.dtype.bits()), tensor.bytes.extent(), &tensor.name)
+    (Reverse(tensor.dtype.bits()), tensor.bytes.first_extent(), &tensor.name)
 }
 
 /// The pieces of tensors whose data starts at `data_start`, and their starts.
@@ -163,28 +181,21 @@ fn merge_pieces(
     let mut piece_starts = vec![0];
     let mut pieces = vec![LayoutPiece::Header];
     for (index, (tensor, &start)) in tensors.iter().zip(starts).enumerate() {
-        if tensor.bytes.is_empty() {
-            continue;
-        }
-        let start = data_start + start;
-        match &tensor.bytes {
-            TensorBytes::Run(run) => {
-                let is_consecutive = match (pieces.last(), piece_starts.last()) {
-                    (Some(&LayoutPiece::Run { origin, offset }), Some(&before)) => {
-                        origin == run.origin && offset + (start - before) == run.offset
-                    }
-                    _ => false,
-                };
-                if is_consecutive {
-                    continue;
-                }
-                pieces.push(LayoutPiece::Run { origin: run.origin, offset: run.offset });
+        for TensorPart { offset, len, run } in tensor.bytes.parts() {
+            if len == 0 {
+                continue;
             }
-            TensorBytes::Grid(_) | TensorBytes::Swapped { .. } => {
-                pieces.push(LayoutPiece::Tensor(index as u32));
+            let start = data_start + start + offset;
+            let piece = match run {
+                Some(ByteRun { origin, offset, .. }) => LayoutPiece::Run { origin, offset },
+                None => LayoutPiece::Tensor { index: index as u32, offset },
+            };
+            let before = pieces.last().copied().zip(piece_starts.last().copied());
+            if !before.is_some_and(|(before, at)| before.at(start - at) == Some(piece)) {
+                pieces.push(piece);
+                piece_starts.push(start);
             }
         }
-        piece_starts.push(start);
     }
     (piece_starts.into(), pieces.into())
 }

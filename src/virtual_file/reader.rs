@@ -75,7 +75,8 @@ impl VirtualFileReader {
                 SegmentSource::Tensor { index, offset } => {
                     let bytes = &self.virtual_file.tensors()[index].bytes;
                     self.origins.read(bytes, offset, out)?;
-                    bytes.extent().origin
+                    self.origins.check_tensor_unchanged(bytes)?;
+                    continue;
                 }
             };
             // Each source is checked once, after the last read from it.

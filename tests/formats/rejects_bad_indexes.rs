@@ -14,7 +14,7 @@ fn a_set_is_shown_whole() {
     for path in [set.path().to_path_buf(), set.path().join(INDEX)] {
         let checkpoint = open(&path).unwrap();
         assert_eq!(names(&checkpoint), ["a", "b", "c"]);
-        assert!(checkpoint.is_sharded && checkpoint.index_file.is_some());
+        assert!(checkpoint.is_sharded && !checkpoint.index_files.is_empty());
         assert!(checkpoint.notes.is_empty());
     }
 }

@@ -13,7 +13,7 @@ use crate::cache::block::pool::with_scratch;
 use crate::cache::block::reply::PendingReply;
 use crate::cache::counters::AtomicCounters;
 use crate::cache::error::CacheError;
-use crate::checkpoint::OriginId;
+use crate::checkpoint::{ByteRun, OriginId};
 use crate::log_throttle::LogThrottle;
 use crate::source::{
     ActiveRead, DIRECT_ALIGNMENT_BYTES, OpenFile, PageCacheGuard, ReadStrategy, SourceError,
@@ -220,7 +220,7 @@ impl FileSources {
         let segments: Vec<Segment> = self.virtual_file().segments(range.clone()).collect();
         if segments.len() > MAX_EVICTED_SEGMENTS {
             let _retained: Vec<_> =
-                segments.iter().filter_map(|segment| self.retain_pages(segment)).collect();
+                segments.iter().flat_map(|segment| self.retain_pages(segment)).collect();
             self.reader.read_at(out, range.start)?;
         } else {
             for segment in &segments {
@@ -292,22 +292,27 @@ impl FileSources {
     }
 
     /// To be called before a segment is read through the page cache to which reads come back, and held until it was.
-    fn retain_pages(&self, segment: &Segment) -> Option<ActiveRead<'_>> {
+    fn retain_pages(&self, segment: &Segment) -> Vec<ActiveRead<'_>> {
         match segment.bytes {
-            SegmentSource::Header(_) => None,
+            SegmentSource::Header(_) => Vec::new(),
             SegmentSource::Tensor { index, .. } => self.retain_tensor_pages(index),
             SegmentSource::Run { origin, offset } => {
                 let len = segment.range.end - segment.range.start;
-                self.sources[origin.0 as usize].retain_pages(&self.reader, offset..offset + len)
+                self.sources[origin.0 as usize]
+                    .retain_pages(&self.reader, offset..offset + len)
+                    .into_iter()
+                    .collect()
             }
         }
     }
 
     /// The same for a part of a tensor that is gathered: the next part comes back to the same pages.
-    fn retain_tensor_pages(&self, index: usize) -> Option<ActiveRead<'_>> {
-        let run = self.virtual_file().tensors()[index].bytes.extent();
-        let range = run.offset..run.offset.saturating_add(run.len);
-        self.sources[run.origin.0 as usize].retain_pages(&self.reader, range)
+    fn retain_tensor_pages(&self, index: usize) -> Vec<ActiveRead<'_>> {
+        let retain = |run: ByteRun| {
+            let range = run.offset..run.offset.saturating_add(run.len);
+            self.sources[run.origin.0 as usize].retain_pages(&self.reader, range)
+        };
+        self.virtual_file().tensors()[index].bytes.extents().filter_map(retain).collect()
     }
 
     fn source(&self, source: BlockSource) -> &OriginReader {
@@ -318,7 +323,7 @@ impl FileSources {
         match source {
             BlockSource::File(origin) => OriginId(origin),
             BlockSource::Tensor(index) => {
-                self.virtual_file().tensors()[index as usize].bytes.extent().origin
+                self.virtual_file().tensors()[index as usize].bytes.first_extent().origin
             }
         }
     }

@@ -1,5 +1,7 @@
 //! A checkpoint found by the names in a directory, not yet read.
 
+use super::training_folder::TrainingFolder;
+
 /// The files of one checkpoint in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
@@ -24,6 +26,8 @@ pub enum CandidateFiles {
         /// Names that no loader would read.
         unindexed: Vec<String>,
     },
+    /// The files of many ranks, which make up the folder.
+    Ranks(TrainingFolder),
     /// A numbered set without an index.
     Numbered {
         /// The shards that are there, in order.
@@ -48,6 +52,12 @@ impl Candidate {
     /// A file by itself.
     pub fn single(name: String) -> Candidate {
         Candidate { unsharded_name: name.clone(), name, files: CandidateFiles::Single }
+    }
+
+    /// The checkpoint in the files of many ranks that a folder is. It has the name of the virtual file.
+    pub fn of_ranks(folder: TrainingFolder) -> Candidate {
+        let name = folder.virtual_name.clone();
+        Candidate { unsharded_name: name.clone(), name, files: CandidateFiles::Ranks(folder) }
     }
 
     /// Whether its files are torch's by their names.
@@ -76,6 +86,19 @@ impl Candidate {
         }
     }
 
+    /// The names of its files that the virtual file takes the place of.
+    pub fn hidden_names(&self) -> Vec<String> {
+        match &self.files {
+            CandidateFiles::Ranks(folder) if !folder.hides_files() => Vec::new(),
+            _ => self.original_names(),
+        }
+    }
+
+    /// Whether its virtual file cannot be shown beside its files.
+    pub fn excludes_originals(&self) -> bool {
+        matches!(&self.files, CandidateFiles::Ranks(folder) if folder.hides_files())
+    }
+
     /// The names of its files, with its index and the files beside the index.
     pub fn original_names(&self) -> Vec<String> {
         match &self.files {
@@ -86,6 +109,7 @@ impl Candidate {
                 names
             }
             CandidateFiles::Numbered { shards, .. } => shards.clone(),
+            CandidateFiles::Ranks(folder) => folder.names.clone(),
         }
     }
 }

@@ -27,7 +27,8 @@ pub struct DefaultChoice {
 /// - the only one;
 /// - the file beside which lie only shards and indexes of its own name. A process that is killed while it replaces
 ///   one by the other leaves such a directory;
-/// - the first in the order of transformers, if loaders look for the names of all.
+/// - the first in the order of transformers, if loaders look for the names of all;
+/// - the one in the files of many ranks, if loaders look for the name of no other.
 pub fn choose_default(
     root: &Arc<Root>,
     directory: &Path,
@@ -39,7 +40,7 @@ pub fn choose_default(
     }
     let covering =
         found.iter().position(|one| one.is_safetensors_file() && covers_all_others(one, &found));
-    match covering.or_else(|| loader_preference(&found)) {
+    match covering.or_else(|| loader_preference(&found)).or_else(|| sole_ranks(&found)) {
         Some(index) => {
             let candidate = found.swap_remove(index);
             let note = Some(left_out_note(&candidate.name, &found));
@@ -47,6 +48,15 @@ pub fn choose_default(
         }
         None => Err(found),
     }
+}
+
+/// The index of the only candidate of many ranks, beside which no file has a name that loaders look for.
+fn sole_ranks(all: &[Candidate]) -> Option<usize> {
+    let is_ranks = |one: &&Candidate| matches!(one.files, CandidateFiles::Ranks(_));
+    let others = all.iter().filter(|one| !is_ranks(one));
+    let is_sole = all.iter().filter(is_ranks).count() == 1
+        && others.map(|one| LoaderName::parse(&one.unsharded_name)).all(|name| name.is_none());
+    all.iter().position(|one| is_ranks(&one)).filter(|_| is_sole)
 }
 
 /// Whether all others are shards and indexes of a candidate's name.
@@ -58,6 +68,7 @@ fn covers_all_others(one: &Candidate, all: &[Candidate]) -> bool {
             other.unsharded_name == one.name && shards.iter().all(is_shard)
         }
         CandidateFiles::Numbered { .. } => other.unsharded_name == one.name,
+        CandidateFiles::Ranks(_) => false,
     })
 }
 

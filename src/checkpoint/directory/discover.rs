@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
+use super::training_folder::training_folders;
 use crate::checkpoint::format::{self, DetectedFormat};
 use crate::checkpoint::json::replace_python_numbers;
 use crate::checkpoint::shard_index::{MAX_INDEX_BYTES, shard_names};
+use crate::checkpoint::torch;
 use crate::checkpoint::unread_format::UnreadFormat;
 use crate::source::{FileKind, OpenFile, ReadAt, Root, SourceError};
 
 use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
-use super::folder_format::FormatFolder;
 use super::shard_name::{
     ShardName, has_checkpoint_extension, is_shard_of, numbered_shards, unsharded_name_of_index,
 };
@@ -98,18 +99,9 @@ pub fn find_unread_file(
     })
 }
 
-/// A subdirectory with checkpoints.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NestedCheckpoint {
-    /// The name of the subdirectory.
-    pub name: String,
-    /// Its format, if it is one checkpoint that is not read.
-    pub folder: Option<FormatFolder>,
-}
-
 /// The subdirectories with checkpoints, by the number at the end of their names, then by name. Other filesystems that
 /// are mounted there are not looked at.
-pub fn find_nested(root: &Arc<Root>, directory: &Path) -> Vec<NestedCheckpoint> {
+pub fn find_nested(root: &Arc<Root>, directory: &Path) -> Vec<String> {
     let Ok(entries) = root.entries(directory) else { return Vec::new() };
     let device = |path: &Path| root.cached_metadata(path).map(|metadata| metadata.dev).ok();
     let own_device = device(directory);
@@ -124,8 +116,7 @@ pub fn find_nested(root: &Arc<Root>, directory: &Path) -> Vec<NestedCheckpoint> 
         let path = directory.join(&name);
         let files = root.file_names(&path).ok().filter(|_| device(&path) == own_device)?;
         let candidates = candidates_by_name(root, &path, &files, &is_training_file);
-        let folder = FormatFolder::detect(&files).filter(|folder| folder.has_all(&candidates));
-        (folder.is_some() || !candidates.is_empty()).then_some(NestedCheckpoint { name, folder })
+        (!candidates.is_empty()).then_some(name)
     });
     nested.collect()
 }
@@ -156,6 +147,17 @@ pub fn candidates_by_name(
         claimed.extend(unindexed.iter().cloned());
         let files = CandidateFiles::Indexed { shards: indexed.into_iter().collect(), unindexed };
         found.push(Candidate { name: name.clone(), unsharded_name, files });
+    }
+    // Training state is a part of what the ranks saved.
+    let is_kept = |name: &String| is_excluded(name) && !is_training_file(name);
+    let has_pieces = |name: &str| {
+        let file = OpenFile::open_in_root(root, &directory.join(name));
+        file.is_ok_and(|file| torch::has_rank_pieces(&file))
+    };
+    let folders = training_folders(names, &has_pieces).into_iter();
+    for folder in folders.filter(|folder| !folder.names.iter().any(is_kept)) {
+        claimed.extend(folder.names.iter().cloned());
+        found.push(Candidate::of_ranks(folder));
     }
     let is_free = |name: &str| !claimed.contains(name) && !is_excluded(name);
     // Sets by their names without numbers.

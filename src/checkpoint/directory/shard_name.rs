@@ -1,5 +1,7 @@
 //! Names of shards and of indexes.
 
+use std::fmt;
+
 /// Extensions of files that can be checkpoints.
 pub const CHECKPOINT_EXTENSIONS: [&str; 6] = ["safetensors", "sft", "bin", "pt", "pth", "ckpt"];
 
@@ -115,6 +117,36 @@ pub fn is_complete_set(names: &[String]) -> bool {
     let is_next =
         |(n, shard): (u64, &ShardName)| *shard == ShardName { number: first.number + n, ..*first };
     first.number <= 1 && names.len() as u64 == first.total && (1..).zip(rest).all(is_next)
+}
+
+/// The name of a safetensors file that torch.distributed.checkpoint wrote for a rank:
+/// `shard-00001-model-00001-of-00002.safetensors`. All numbers count from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DcpShardName {
+    pub rank: u64,
+    /// The part of the model that the file belongs to, and the number of parts.
+    pub part: u64,
+    pub parts: u64,
+}
+
+impl DcpShardName {
+    pub fn parse(name: &str) -> Option<DcpShardName> {
+        let number = |text: &str| -> Option<u64> {
+            let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+            is_number.then(|| text.parse().ok()).flatten()
+        };
+        let (rank, rest) =
+            name.strip_suffix(".safetensors")?.strip_prefix("shard-")?.split_once("-model-")?;
+        let (part, parts) = rest.split_once("-of-")?;
+        Some(DcpShardName { rank: number(rank)?, part: number(part)?, parts: number(parts)? })
+    }
+}
+
+impl fmt::Display for DcpShardName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DcpShardName { rank, part, parts } = self;
+        write!(f, "shard-{rank:05}-model-{part:05}-of-{parts:05}.safetensors")
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Reads tensor bytes from the sources of a checkpoint.
 
+mod boxes_read;
 mod open_origins;
 mod strided_read;
 mod swapped_read;

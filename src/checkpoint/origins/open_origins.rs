@@ -9,6 +9,7 @@ use crate::source::{OpenFile, ReadAt, SourceError};
 
 use crate::checkpoint::tensor::{Origin, OriginId, TensorBytes};
 
+use super::boxes_read::read_boxes;
 use super::strided_read::read_strided;
 use super::swapped_read::read_swapped;
 
@@ -57,17 +58,23 @@ impl OpenOrigins {
 
     /// Fills `out` with the bytes of a tensor from `offset` on.
     ///
-    /// The caller must call [`OpenOrigins::check_unchanged`] before it uses the bytes.
+    /// The caller must call [`OpenOrigins::check_tensor_unchanged`] before it uses the bytes.
     pub fn read(
         &self,
         bytes: &TensorBytes,
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), SourceError> {
-        let source = self.origin(bytes.extent().origin);
         match bytes {
-            TensorBytes::Run(run) => source.read_exact_at(out, run.offset + offset),
-            TensorBytes::Grid(grid) => read_strided(source, grid, offset, out),
+            TensorBytes::Run(run) => {
+                self.origin(run.origin).read_exact_at(out, run.offset + offset)
+            }
+            TensorBytes::Grid(grid) => read_strided(self.origin(grid.origin), grid, offset, out),
+            TensorBytes::Boxes(boxes) => {
+                let read =
+                    |bytes: &TensorBytes, offset, out: &mut [u8]| self.read(bytes, offset, out);
+                read_boxes(boxes, offset, out, &read)
+            }
             TensorBytes::Swapped { unit_bytes, inner } => {
                 let read = |out: &mut [u8], offset: u64| self.read(inner, offset, out);
                 read_swapped(*unit_bytes, offset, out, read)
@@ -78,6 +85,15 @@ impl OpenOrigins {
     /// Fails if an origin's bytes changed since it was parsed.
     pub fn check_unchanged(&self, origin: OriginId) -> Result<(), SourceError> {
         self.file(origin).map_or(Ok(()), OpenFile::check_unchanged)
+    }
+
+    /// Fails if the bytes of an origin of a tensor changed since it was parsed.
+    pub fn check_tensor_unchanged(&self, bytes: &TensorBytes) -> Result<(), SourceError> {
+        let mut checked = None;
+        bytes.extents().try_for_each(|extent| match checked.replace(extent.origin) {
+            Some(before) if before == extent.origin => Ok(()),
+            _ => self.check_unchanged(extent.origin),
+        })
     }
 
     /// Fails if any origin's bytes changed since it was parsed.

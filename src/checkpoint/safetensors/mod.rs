@@ -23,6 +23,19 @@ pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// Characters of an unknown element type that a message shows; real names have 11 at most.
 const MAX_DTYPE_CHARACTERS: usize = 40;
 
+/// The metadata key under which torch.distributed.checkpoint writes the first steps of each tensor's piece.
+pub const SHARDING_INFO_KEY: &str = "DCP_SHARDING_INFO";
+
+/// The first steps of each tensor's piece; `None` if they are not stated as torch.distributed.checkpoint does it.
+pub fn parse_sharding_info(info: &str) -> Option<BTreeMap<String, Vec<u64>>> {
+    #[derive(serde::Deserialize)]
+    struct PieceInfo {
+        saved_offsets: Vec<u64>,
+    }
+    let pieces: BTreeMap<String, PieceInfo> = serde_json::from_str(info).ok()?;
+    Some(pieces.into_iter().map(|(name, piece)| (name, piece.saved_offsets)).collect())
+}
+
 /// The shortest file: an eight-byte length and `{}`.
 const MIN_FILE_BYTES: u64 = 10;
 

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use crate::source::SourceFile;
 
+use super::Shape;
+
 /// Which of a checkpoint's origins: an index into [`Checkpoint::origins`](crate::checkpoint::Checkpoint::origins).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OriginId(pub u32);
@@ -34,7 +36,9 @@ pub enum TensorBytes {
     Run(ByteRun),
     /// Strided, transposed or expanded bytes.
     Grid(Box<Grid>),
-    /// Bytes in the other byte order. Never nested.
+    /// Boxes in several places.
+    Boxes(Box<Boxes>),
+    /// Bytes in the other byte order. Neither nested nor of boxes.
     Swapped {
         /// Bytes that are reversed together.
         unit_bytes: u64,
@@ -52,6 +56,17 @@ pub struct ByteRun {
     pub offset: u64,
     /// The number of bytes.
     pub len: u64,
+}
+
+/// A part of a tensor's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorPart {
+    /// The offset of its first byte in the tensor.
+    pub offset: u64,
+    /// The number of bytes.
+    pub len: u64,
+    /// The place of its bytes; `None` if they are gathered.
+    pub run: Option<ByteRun>,
 }
 
 /// Pieces of `piece_bytes` bytes at `base + sum(index * stride)`, the last axis moving fastest.
@@ -100,7 +115,102 @@ impl Grid {
     }
 }
 
+/// A box of a tensor: the steps of each axis that it holds, and the places of its bytes in C order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorBox {
+    /// The first step of each axis.
+    pub start: Shape,
+    /// The number of steps of each axis.
+    pub counts: Shape,
+    /// The places of its bytes. Never boxes themselves.
+    pub bytes: TensorBytes,
+}
+
+/// The boxes of one tensor, by their first byte in the tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Boxes {
+    item_bytes: u64,
+    dims: Shape,
+    boxes: Box<[TensorBox]>,
+    /// Whether each box is one range of the tensor's bytes.
+    are_contiguous: bool,
+}
+
+impl Boxes {
+    /// Bytes of one value.
+    pub fn item_bytes(&self) -> u64 {
+        self.item_bytes
+    }
+
+    /// The number of steps of each axis.
+    pub fn dims(&self) -> &[u64] {
+        &self.dims
+    }
+
+    /// The boxes, by their first byte in the tensor.
+    pub fn boxes(&self) -> &[TensorBox] {
+        &self.boxes
+    }
+
+    /// Whether each box is one range of the tensor's bytes.
+    pub fn are_contiguous(&self) -> bool {
+        self.are_contiguous
+    }
+
+    /// Bytes of the whole tensor.
+    pub fn len(&self) -> u64 {
+        self.boxes.iter().map(|part| part.bytes.len()).sum()
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.boxes.is_empty()
+    }
+
+    /// The offset in the tensor of the first byte of a box.
+    pub fn offset_of(&self, part: &TensorBox) -> u64 {
+        value_index(&self.dims, &part.start) * self.item_bytes
+    }
+}
+
+impl TensorBox {
+    /// First step and number of steps of each axis.
+    pub fn axes(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.start.iter().copied().zip(self.counts.iter().copied())
+    }
+}
+
+/// The number of the value at some steps, in C order.
+pub fn value_index(dims: &[u64], steps: &[u64]) -> u64 {
+    dims.iter().zip(steps).fold(0, |index, (&size, &step)| index * size + step)
+}
+
+/// Whether a box of these steps is one range of the values of a tensor.
+pub fn is_contiguous(dims: &[u64], counts: &[u64]) -> bool {
+    let mut inner = counts.iter().zip(dims).skip_while(|(count, _)| **count == 1);
+    inner.next();
+    inner.all(|(count, size)| count == size)
+}
+
 impl TensorBytes {
+    /// The bytes of boxes that cover a shape, and do not overlap.
+    pub fn from_boxes(dims: Shape, item_bytes: u64, mut boxes: Vec<TensorBox>) -> TensorBytes {
+        if let [whole] = &boxes[..]
+            && whole.counts == dims
+            && let Some(whole) = boxes.pop()
+        {
+            return whole.bytes;
+        }
+        let are_contiguous = boxes.iter().all(|part| is_contiguous(&dims, &part.counts));
+        boxes.sort_by_key(|part| value_index(&dims, &part.start));
+        TensorBytes::Boxes(Box::new(Boxes {
+            item_bytes,
+            dims,
+            boxes: boxes.into(),
+            are_contiguous,
+        }))
+    }
+
     /// Items at every step of the axes, outermost first. No axis may have a single step.
     ///
     /// Axes that step through adjacent bytes are merged, so that a contiguous tensor becomes a run.
@@ -135,6 +245,7 @@ impl TensorBytes {
         match self {
             TensorBytes::Run(run) => run.len,
             TensorBytes::Grid(grid) => grid.len(),
+            TensorBytes::Boxes(boxes) => boxes.len(),
             TensorBytes::Swapped { inner, .. } => inner.len(),
         }
     }
@@ -149,18 +260,79 @@ impl TensorBytes {
         match self {
             TensorBytes::Run(_) => false,
             TensorBytes::Grid(grid) => grid.has_repeats(),
+            TensorBytes::Boxes(boxes) => boxes.boxes().iter().any(|part| part.bytes.has_repeats()),
             TensorBytes::Swapped { inner, .. } => inner.has_repeats(),
         }
     }
 
-    /// The run from the first byte that is read to the last.
-    pub fn extent(&self) -> ByteRun {
+    /// The run from the first byte that is read to the last; of boxes, that of the first box.
+    pub fn first_extent(&self) -> ByteRun {
         match self {
             TensorBytes::Run(run) => *run,
             TensorBytes::Grid(grid) => {
                 ByteRun { origin: grid.origin, offset: grid.base, len: grid.span() }
             }
-            TensorBytes::Swapped { inner, .. } => inner.extent(),
+            TensorBytes::Boxes(boxes) => match boxes.boxes().first() {
+                Some(first) => first.bytes.first_extent(),
+                None => ByteRun { origin: OriginId(0), offset: 0, len: 0 },
+            },
+            TensorBytes::Swapped { inner, .. } => inner.first_extent(),
+        }
+    }
+
+    /// The run from the first byte that is read to the last, of each box.
+    pub fn extents(&self) -> impl Iterator<Item = ByteRun> {
+        let (single, boxes) = match self {
+            TensorBytes::Boxes(boxes) => (None, boxes.boxes()),
+            single => (Some(single.first_extent()), &[][..]),
+        };
+        single.into_iter().chain(boxes.iter().map(|part| part.bytes.first_extent()))
+    }
+
+    /// Whether some of the bytes must be gathered from places that are far apart.
+    pub fn is_strided(&self) -> bool {
+        match self {
+            TensorBytes::Run(_) => false,
+            TensorBytes::Grid(_) => true,
+            TensorBytes::Boxes(boxes) => {
+                !boxes.are_contiguous() || boxes.boxes().iter().any(|part| part.bytes.is_strided())
+            }
+            TensorBytes::Swapped { inner, .. } => inner.is_strided(),
+        }
+    }
+
+    /// The tensor's bytes in order, in parts that each are one run, or are gathered.
+    pub fn parts(&self) -> impl Iterator<Item = TensorPart> {
+        let part = |offset, bytes: &TensorBytes| {
+            let run = match bytes {
+                TensorBytes::Run(run) => Some(*run),
+                _ => None,
+            };
+            TensorPart { offset, len: bytes.len(), run }
+        };
+        let (single, boxes) = match self {
+            TensorBytes::Boxes(boxes) if boxes.are_contiguous() => (None, Some(boxes)),
+            single => (Some(part(0, single)), None),
+        };
+        let boxes = boxes.into_iter().flat_map(move |all| {
+            all.boxes().iter().map(move |one| part(all.offset_of(one), &one.bytes))
+        });
+        single.into_iter().chain(boxes)
+    }
+
+    /// Places the bytes of an origin of their own, so many bytes into another origin. Not for boxes.
+    pub fn embed(&mut self, into: OriginId, at: u64) {
+        match self {
+            TensorBytes::Run(run) => {
+                run.origin = into;
+                run.offset += at;
+            }
+            TensorBytes::Grid(grid) => {
+                grid.origin = into;
+                grid.base += at;
+            }
+            TensorBytes::Boxes(_) => debug_assert!(false, "boxes are never in one origin"),
+            TensorBytes::Swapped { inner, .. } => inner.embed(into, at),
         }
     }
 
@@ -169,6 +341,9 @@ impl TensorBytes {
         match self {
             TensorBytes::Run(run) => run.origin.0 += by,
             TensorBytes::Grid(grid) => grid.origin.0 += by,
+            TensorBytes::Boxes(boxes) => {
+                boxes.boxes.iter_mut().for_each(|part| part.bytes.shift_origin(by));
+            }
             TensorBytes::Swapped { inner, .. } => inner.shift_origin(by),
         }
     }

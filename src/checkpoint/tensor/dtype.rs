@@ -6,6 +6,8 @@ use std::fmt;
 
 use Dtype::*;
 
+use super::Shape;
+
 /// An element type that safetensors can hold. The order is that of the format's own library, by which it sorts the
 /// tensors of a file.
 #[allow(missing_docs)] // The variants are the format's own names.
@@ -179,6 +181,21 @@ impl Dtype {
     /// Values that torch counts as one element.
     pub fn torch_packing(self) -> u64 {
         self.row().torch_packing
+    }
+
+    /// Bytes of an element as torch counts them.
+    pub fn torch_item_bytes(self) -> u64 {
+        u64::from(self.bits()) * self.torch_packing() / 8
+    }
+
+    /// The shape of a tensor whose elements torch counts; `None` if it overflows, or if a scalar is several values.
+    pub fn safetensors_shape(self, torch_shape: &[u64]) -> Option<Shape> {
+        let mut shape = Shape::from_slice(torch_shape);
+        if self.torch_packing() > 1 {
+            let last = shape.last_mut()?;
+            *last = last.checked_mul(self.torch_packing())?;
+        }
+        Some(shape)
     }
 
     /// Bytes of a tensor of this type and shape, if it is a whole number that fits.

@@ -5,14 +5,19 @@ mod dtype;
 mod name;
 mod overlaps;
 mod slice;
+mod tiling;
 
 use smallvec::SmallVec;
 
-pub use bytes::{Axis, ByteRun, Grid, Origin, OriginId, TensorBytes};
+pub use bytes::{
+    Axis, Boxes, ByteRun, Grid, Origin, OriginId, TensorBox, TensorBytes, TensorPart, value_index,
+};
 pub use dtype::{Dtype, StorageElement};
 pub use name::TensorName;
 pub use overlaps::{MAX_OVERLAP_COUNT, find_overlaps};
+pub(super) use slice::slice_by_items;
 pub use slice::{AxisSlice, SliceError};
+pub use tiling::{TilingError, boxes_of_values, join_boxes, next_box};
 
 /// A shape. The shape of nearly every weight takes no memory of its own.
 pub type Shape = SmallVec<[u64; 2]>;
@@ -31,9 +36,31 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// Joins the boxes of a tensor. `shape` and the boxes count elements as torch does.
+    pub fn join(
+        name: TensorName,
+        dtype: Dtype,
+        shape: &[u64],
+        boxes: Vec<TensorBox>,
+    ) -> Result<Tensor, TilingError> {
+        let whole = dtype.safetensors_shape(shape).ok_or(TilingError::Overflow)?;
+        dtype.byte_len(&whole).ok_or(TilingError::Overflow)?;
+        let bytes = join_boxes(shape, dtype.torch_item_bytes(), boxes)?;
+        Ok(Tensor { name, dtype, shape: whole, bytes })
+    }
+
+    /// The shape in elements as torch counts them.
+    pub fn torch_shape(&self) -> Shape {
+        let mut shape = self.shape.clone();
+        if let Some(last) = shape.last_mut() {
+            *last /= self.dtype.torch_packing();
+        }
+        shape
+    }
+
     /// The kind of its layout, given its checkpoint's origins.
     pub fn layout_kind(&self, origins: &[Origin]) -> LayoutKind {
-        let OriginId(origin) = self.bytes.extent().origin;
+        let OriginId(origin) = self.bytes.first_extent().origin;
         if matches!(origins.get(origin as usize), Some(Origin::Memory(_))) {
             return LayoutKind::Memory;
         }
@@ -42,6 +69,7 @@ impl Tensor {
             TensorBytes::Swapped { .. } => LayoutKind::Swapped,
             TensorBytes::Grid(grid) if grid.has_repeats() => LayoutKind::Expanded,
             TensorBytes::Grid(_) => LayoutKind::Strided,
+            TensorBytes::Boxes(_) => LayoutKind::Boxes,
         }
     }
 
@@ -55,7 +83,7 @@ impl Tensor {
     /// The span is one read.
     pub fn strided_span(&self) -> Option<(Tensor, &Grid)> {
         let TensorBytes::Grid(grid) = &self.bytes else { return None };
-        let run = self.bytes.extent();
+        let run = self.bytes.first_extent();
         let (name, shape) = (self.name.clone(), Shape::from_slice(&[run.len]));
         Some((Tensor { name, dtype: Dtype::U8, shape, bytes: TensorBytes::Run(run) }, grid))
     }
@@ -71,6 +99,8 @@ pub enum LayoutKind {
     Strided,
     /// Strided, some bytes read more than once.
     Expanded,
+    /// In boxes in several places.
+    Boxes,
     /// In the other byte order.
     Swapped,
     /// Unpacked into memory.

@@ -1,6 +1,6 @@
 //! Finds tensors that read the same bytes.
 
-use super::Tensor;
+use super::{ByteRun, Tensor};
 
 /// Maximum overlaps that are reported for one tensor. Tied weights come in pairs. A thousand views of one buffer
 /// must not make a million names.
@@ -10,15 +10,21 @@ pub const MAX_OVERLAP_COUNT: usize = 8;
 ///
 /// The list is empty only if there is no overlap. It has at most [`MAX_OVERLAP_COUNT`] indexes.
 pub fn find_overlaps(tensors: &[Tensor]) -> Vec<Vec<usize>> {
-    let mut order: Vec<usize> =
-        (0..tensors.len()).filter(|&n| !tensors[n].bytes.is_empty()).collect();
-    order.sort_by_key(|&n| tensors[n].bytes.extent());
+    let extents = tensors.iter().enumerate();
+    let extents = extents.filter(|(_, tensor)| !tensor.bytes.is_empty());
+    let mut order: Vec<(ByteRun, usize)> = extents
+        .flat_map(|(n, tensor)| tensor.bytes.extents().map(move |extent| (extent, n)))
+        .collect();
+    order.sort_unstable();
     let mut overlaps = vec![Vec::new(); tensors.len()];
-    let is_overlap = |a: usize, b: usize| {
-        let (first, next) = (tensors[a].bytes.extent(), tensors[b].bytes.extent());
+    let is_overlap = |(first, _): &(ByteRun, usize), (next, _): &(ByteRun, usize)| {
         first.origin == next.origin && next.offset < first.offset + first.len
     };
     let mut pair = |a: usize, b: usize| {
+        // Strided boxes of one tensor lie in one another's gaps.
+        if a == b {
+            return;
+        }
         for (from, to) in [(a, b), (b, a)] {
             if overlaps[from].len() < MAX_OVERLAP_COUNT && !overlaps[from].contains(&to) {
                 overlaps[from].push(to);
@@ -26,24 +32,21 @@ pub fn find_overlaps(tensors: &[Tensor]) -> Vec<Vec<usize>> {
         }
     };
     // If any tensor before overlaps, the one that reaches furthest does.
-    let mut furthest: Option<usize> = None;
-    for (index, &this) in order.iter().enumerate() {
-        if let Some(before) = furthest.filter(|&before| is_overlap(before, this)) {
-            pair(before, this);
+    let mut furthest: Option<(ByteRun, usize)> = None;
+    for (index, this) in order.iter().enumerate() {
+        if let Some(before) = furthest.filter(|before| is_overlap(before, this)) {
+            pair(before.1, this.1);
         }
-        for &next in order[index + 1..]
+        for next in order[index + 1..]
             .iter()
             .take(MAX_OVERLAP_COUNT)
-            .take_while(|&&next| is_overlap(this, next))
+            .take_while(|next| is_overlap(this, next))
         {
-            pair(this, next);
+            pair(this.1, next.1);
         }
-        let end = |n: usize| {
-            let run = tensors[n].bytes.extent();
-            (run.origin, run.offset + run.len)
-        };
-        if furthest.is_none_or(|before| end(before) < end(this)) {
-            furthest = Some(this);
+        let end = |(run, _): (ByteRun, usize)| (run.origin, run.offset + run.len);
+        if furthest.is_none_or(|before| end(before) < end(*this)) {
+            furthest = Some(*this);
         }
     }
     overlaps
@@ -52,7 +55,7 @@ pub fn find_overlaps(tensors: &[Tensor]) -> Vec<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::{ByteRun, Dtype, OriginId, TensorBytes};
+    use crate::checkpoint::{Dtype, OriginId, TensorBytes};
 
     fn tensor(origin: u32, offset: u64, len: u64) -> Tensor {
         let bytes = TensorBytes::Run(ByteRun { origin: OriginId(origin), offset, len });

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Shape;
-use super::bytes::{Axis, ByteRun, OriginId, TensorBytes};
+use super::bytes::{Axis, Boxes, ByteRun, OriginId, TensorBox, TensorBytes};
 use super::dtype::Dtype;
 
 /// Some steps of an axis.
@@ -77,7 +77,7 @@ pub fn slice_bytes(
     if slices.iter().zip(shape).all(is_whole) {
         return Ok((sliced_shape, bytes.clone()));
     }
-    let ByteRun { origin, offset, .. } = bytes.extent();
+    let ByteRun { origin, offset, .. } = bytes.first_extent();
     if slices.iter().any(|slice| slice.count == 0) {
         return Ok((sliced_shape, TensorBytes::Run(ByteRun { origin, offset, len: 0 })));
     }
@@ -89,13 +89,7 @@ pub fn slice_bytes(
         to_byte_units(bits, &mut sizes, &mut slices).ok_or(SliceError::SubByte)?;
         1
     };
-    let sliced = match bytes {
-        TensorBytes::Swapped { unit_bytes, inner } => TensorBytes::Swapped {
-            unit_bytes: *unit_bytes,
-            inner: Box::new(slice_strided(inner, &sizes, &slices, item_bytes)?),
-        },
-        bytes => slice_strided(bytes, &sizes, &slices, item_bytes)?,
-    };
+    let sliced = slice_by_items(bytes, &sizes, &slices, item_bytes)?;
     Ok((sliced_shape, sliced))
 }
 
@@ -112,6 +106,62 @@ fn to_byte_units(bits: u64, sizes: &mut [u64], slices: &mut [AxisSlice]) -> Opti
     *size = to_bytes(*size)?;
     *slice = AxisSlice { start: to_bytes(slice.start)?, count: to_bytes(slice.count)?, step: 1 };
     Some(())
+}
+
+/// The bytes of a slice that is neither whole nor empty, of a tensor whose values are whole bytes.
+pub fn slice_by_items(
+    bytes: &TensorBytes,
+    sizes: &[u64],
+    slices: &[AxisSlice],
+    item_bytes: u64,
+) -> Result<TensorBytes, SliceError> {
+    match bytes {
+        TensorBytes::Swapped { unit_bytes, inner } => Ok(TensorBytes::Swapped {
+            unit_bytes: *unit_bytes,
+            inner: Box::new(slice_strided(inner, sizes, slices, item_bytes)?),
+        }),
+        TensorBytes::Boxes(boxes) => slice_boxes(boxes, slices, item_bytes),
+        bytes => slice_strided(bytes, sizes, slices, item_bytes),
+    }
+}
+
+/// Slices each box that has a part of the slice.
+fn slice_boxes(
+    boxes: &Boxes,
+    slices: &[AxisSlice],
+    item_bytes: u64,
+) -> Result<TensorBytes, SliceError> {
+    if boxes.item_bytes() != item_bytes {
+        return Err(SliceError::SubByte);
+    }
+    let mut sliced = Vec::new();
+    for part in boxes.boxes() {
+        let mut start = Shape::new();
+        let mut inner = Vec::with_capacity(slices.len());
+        for ((first, count), slice) in part.axes().zip(slices) {
+            let step = slice.step.max(1);
+            // The steps of the slice that lie in the box, by their number in the slice.
+            let before = first.saturating_sub(slice.start).div_ceil(step);
+            let until = (first + count).saturating_sub(slice.start).div_ceil(step);
+            let range = before..until.min(slice.count);
+            if range.is_empty() {
+                break;
+            }
+            start.push(range.start);
+            inner.push(AxisSlice {
+                start: slice.start + range.start * step - first,
+                count: range.end - range.start,
+                step,
+            });
+        }
+        if inner.len() == slices.len() {
+            let bytes = slice_by_items(&part.bytes, &part.counts, &inner, item_bytes)?;
+            let counts = inner.iter().map(|slice| slice.count).collect();
+            sliced.push(TensorBox { start, counts, bytes });
+        }
+    }
+    let dims = slices.iter().map(|slice| slice.count).collect();
+    Ok(TensorBytes::from_boxes(dims, item_bytes, sliced))
 }
 
 fn slice_strided(
@@ -143,7 +193,7 @@ fn strides(
             merged.extend(&grid.axes);
             (grid.origin, grid.base, grid.piece_bytes)
         }
-        TensorBytes::Swapped { .. } => return None,
+        TensorBytes::Swapped { .. } | TensorBytes::Boxes(_) => return None,
     };
     merged.push(Axis { count: run / item_bytes, stride: item_bytes });
     let mut rest = merged.pop()?;

@@ -29,3 +29,15 @@ pub enum TorchError {
     #[error(transparent)]
     Selection(#[from] SelectError),
 }
+
+impl TorchError {
+    /// The error of reading the file, if it is one; otherwise the same error.
+    pub fn into_source(self) -> Result<SourceError, TorchError> {
+        match self {
+            TorchError::Source(error)
+            | TorchError::Zip(ZipError::Source(error))
+            | TorchError::Legacy(LegacyError::Source(error)) => Ok(error),
+            error => Err(error),
+        }
+    }
+}

@@ -13,18 +13,30 @@ mod gate;
 mod interpret;
 mod legacy;
 mod names;
-mod pickle;
+mod object;
+pub mod pickle;
+mod rank_piece;
 mod reader;
 mod state_dict;
 mod storage_bounds;
 mod storage_finder;
 mod storage_ref;
 mod tensor_view;
+mod values;
 mod zip;
 
 pub use error::TorchError;
+pub use gate::acquire as acquire_parse_permit;
 pub use legacy::LegacyError;
+pub use object::{attribute, class_of, entry};
 pub use pickle::PickleError;
+pub use rank_piece::{LocalPart, RankPiece, has_rank_pieces, rank_piece};
 pub use reader::{read_legacy, read_zip};
-pub use state_dict::SelectError;
+pub use state_dict::{
+    FLAT_PARAMETER, FLAT_PARAMETER_REMEDY, SelectError, Selection, is_training_key,
+    select_state_dict,
+};
+pub use storage_ref::as_count;
+pub use tensor_view::{as_counts, torch_dtype};
+pub use values::TorchValues;
 pub use zip::ZipError;

@@ -3,7 +3,7 @@
 use crate::checkpoint::contents::FileContents;
 use crate::checkpoint::options::ParseOptions;
 use crate::checkpoint::refusal::{RefusedEntry, TensorError};
-use crate::checkpoint::tensor::TensorName;
+use crate::checkpoint::tensor::{Tensor, TensorName};
 use crate::source::ReadAt;
 
 use super::error::TorchError;
@@ -11,61 +11,28 @@ use super::gate;
 use super::interpret::{PickleValue, interpret};
 use super::legacy;
 use super::names::shorten_name;
-use super::pickle::{self, Arena, MAX_PICKLE_BYTES, PickleError};
-use super::state_dict::{Selection, select_state_dict};
-use super::storage_bounds::{StorageLocation, locate_tensor};
-use super::storage_finder::StorageFinder;
-use super::zip::{self, PackedRecord, ZipError};
+use super::pickle::Arena;
+use super::state_dict::{SelectError, Selection, select_state_dict};
+use super::storage_bounds::locate_tensor;
+use super::tensor_view::TensorView;
+use super::values::TorchValues;
 
 /// Maximum bytes that tensors of one file may have by repeating bytes, all together. What training saves
 /// expanded is a mask or a table of positions, of some megabytes. A file of some bytes must not become a
 /// virtual petabyte.
 const MAX_EXPANDED_BYTES: u64 = 4 << 30;
 
-/// Maximum bytes of the record that states the byte order.
-const MAX_BYTE_ORDER_BYTES: u64 = 16;
-
 /// Reads a file of the zip form.
 pub fn read_zip(file: &dyn ReadAt, options: &ParseOptions) -> Result<FileContents, TorchError> {
-    let archive = zip::read_archive(file)?;
-    if archive.is_torchscript() {
-        return Err(TorchError::TorchScript);
-    }
-    let record = archive.get(zip::PICKLE).ok_or(ZipError::NoPickle { has_arrays: false })?;
-    let too_large = || ZipError::Compressed(zip::PICKLE.to_owned());
-    // Its values take more memory than its unpacked bytes, so a larger pickle would exceed their allowance too.
-    let limit = MAX_PICKLE_BYTES.min(pickle::memory_allowance(record.packed_bytes));
-    let packed = PackedRecord::read(file, record, limit)?.ok_or_else(too_large)?;
-    let is_swapped = match archive.get("byteorder") {
-        None => false,
-        Some(record) => {
-            let bytes = zip::read_record(file, record, MAX_BYTE_ORDER_BYTES)?
-                .ok_or_else(|| ZipError::Compressed("byteorder".to_owned()))?;
-            match bytes.as_slice() {
-                b"little" => false,
-                b"big" => true,
-                _ => return Err(ZipError::ByteOrder.into()),
-            }
-        }
-    };
-    // From here on, the source is read for compressed storages only.
-    let permit = gate::acquire(record.unpacked_bytes, record.packed_bytes);
-    let bytes = packed.unpack().ok_or_else(too_large)?;
-    let (arena, top, used) = pickle::read_pickle(&bytes, record.packed_bytes)?;
-    if used != bytes.len() {
-        return Err(PickleError::TrailingBytes(bytes.len() - used).into());
-    }
-    drop(bytes);
-    let selection =
-        select_state_dict(&arena, top, record.packed_bytes, options.root_key.as_deref())?;
-    let mut finder = StorageFinder::new(file, &archive, permit);
-    let mut contents = locate_tensors(&arena, selection, is_swapped, |key| finder.find(key));
-    if is_swapped {
+    let TorchValues { arena, top, pickle_bytes, mut storages } = TorchValues::read_zip(file)?;
+    let selection = select_state_dict(&arena, top, pickle_bytes, options.root_key.as_deref())?;
+    let mut contents = locate_tensors(&arena, selection, |name, view| storages.locate(name, view))?;
+    if storages.is_swapped {
         contents
             .notes
             .push("written on a big-endian machine: bytes are swapped as they are read".to_owned());
     }
-    contents.unpacked = finder.into_unpacked();
+    contents.unpacked = storages.into_unpacked();
     if !contents.unpacked.is_empty() {
         let n = contents.unpacked.len();
         contents.notes.push(format!("{n} compressed storages are held unpacked in memory"));
@@ -79,20 +46,24 @@ pub fn read_legacy(file: &dyn ReadAt, options: &ParseOptions) -> Result<FileCont
     let _permit = gate::acquire(legacy.pickle_bytes, legacy.pickle_bytes);
     let root_key = options.root_key.as_deref();
     let selection = select_state_dict(&legacy.arena, legacy.top, legacy.pickle_bytes, root_key)?;
-    Ok(locate_tensors(&legacy.arena, selection, false, |key| {
+    locate_tensors(&legacy.arena, selection, |name, view| {
+        let key = view.storage.key;
         let missing = || TensorError::MissingStorage { storage: shorten_name(key) };
-        legacy.storages.get(key).copied().ok_or_else(missing)
-    }))
+        let storage = legacy.storages.get(key).copied().ok_or_else(missing)?;
+        locate_tensor(name, view, storage, false)
+    })
 }
 
 /// Turns the selected entries into tensors with the places of their bytes.
 fn locate_tensors(
     arena: &Arena,
     selection: Selection,
-    is_swapped: bool,
-    mut find_storage: impl FnMut(&str) -> Result<StorageLocation, TensorError>,
-) -> FileContents {
-    let Selection { entries, mut refused, mut notes } = selection;
+    mut locate: impl FnMut(TensorName, &TensorView<'_>) -> Result<Tensor, TensorError>,
+) -> Result<FileContents, TorchError> {
+    let Selection { entries, rank_pieces, mut refused, mut notes } = selection;
+    if let Some(piece) = rank_pieces.into_iter().next() {
+        return Err(SelectError::RankPieces { name: piece.name, kind: piece.class }.into());
+    }
     let mut tensors = Vec::with_capacity(entries.len());
     // The number of tensors of a class that is not torch's, and the first of them.
     let mut foreign: (usize, Option<String>) = (0, None);
@@ -106,8 +77,7 @@ fn locate_tensors(
                 foreign.0 += 1;
                 foreign.1.get_or_insert_with(|| format!("`{name}`, {class}"));
             }
-            let storage = find_storage(view.storage.key)?;
-            let tensor = locate_tensor(packed_name, &view, storage, is_swapped)?;
+            let tensor = locate(packed_name, &view)?;
             if tensor.bytes.has_repeats() {
                 let bytes = expanded_bytes.saturating_add(tensor.bytes.len());
                 if bytes > MAX_EXPANDED_BYTES {
@@ -127,5 +97,5 @@ fn locate_tensors(
             "{n} of a class that a library adds to torch (the first: {first}): their values are shown, their attributes are not"
         ));
     }
-    FileContents { tensors, unpacked: Vec::new(), metadata: None, notes, refused }
+    Ok(FileContents { tensors, unpacked: Vec::new(), metadata: None, notes, refused })
 }

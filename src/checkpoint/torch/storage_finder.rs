@@ -19,7 +19,7 @@ const MAX_UNPACKED_BYTES: u64 = 64 << 20;
 /// The storages of one archive.
 pub struct StorageFinder<'a> {
     file: &'a dyn ReadAt,
-    archive: &'a ZipArchive,
+    archive: ZipArchive,
     unpacked: Vec<Origin>,
     unpacked_bytes: u64,
     /// Places of unpacked storages by key, so that tensors which share one go on sharing it.
@@ -31,7 +31,7 @@ pub struct StorageFinder<'a> {
 impl<'a> StorageFinder<'a> {
     pub fn new(
         file: &'a dyn ReadAt,
-        archive: &'a ZipArchive,
+        archive: ZipArchive,
         permit: ParsePermit,
     ) -> StorageFinder<'a> {
         StorageFinder {

@@ -247,7 +247,8 @@ fn untyped_view(
     })
 }
 
-fn torch_dtype(arena: &Arena, id: NodeId) -> Result<Dtype, TensorError> {
+/// The element type that a node names, such as `torch.float32`.
+pub fn torch_dtype(arena: &Arena, id: NodeId) -> Result<Dtype, TensorError> {
     match arena.global(id) {
         Some(("torch", name)) => Dtype::from_torch_name(name).ok_or_else(|| {
             let dtype = shorten_name(name);

@@ -3,7 +3,7 @@
 //! A value that is used twice is one node with two users. So the arena grows by at most one node an opcode, whatever
 //! the pickle does with its memo.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 /// The longest text that can be the name of a key, a class or a storage. A longer text is a plain value: as a name, one
 /// text in a thousand places would become a thousand texts.
@@ -72,8 +72,8 @@ enum NodeKind {
 /// Bytes of a node.
 const NODE_BYTES: usize = size_of::<NodeKind>() + size_of::<[u32; 2]>();
 
-/// Bytes of an entry in the set of modified values.
-const MODIFIED_BYTES: usize = 16;
+/// Bytes of an entry in the map of states.
+const STATE_BYTES: usize = 16;
 
 /// Bytes of a list or dictionary in addition to its items: its `Vec`, and the overhead of an allocation.
 const CONTAINER_BYTES: usize = size_of::<Vec<NodeId>>() + 16;
@@ -91,7 +91,8 @@ pub struct Arena {
     items: Vec<NodeId>,
     lists: Vec<Vec<NodeId>>,
     dicts: Vec<Vec<(NodeId, NodeId)>>,
-    modified: HashSet<u32>,
+    /// The state that the pickle gives a value after it made it, by its number. [`NO_NODE`] if there are several.
+    states: HashMap<u32, NodeId>,
     /// Bytes of the items of lists and dictionaries.
     item_bytes: usize,
     /// The texts of opaque nodes, each once.
@@ -110,7 +111,7 @@ impl Default for Arena {
             items: Vec::new(),
             lists: Vec::new(),
             dicts: Vec::new(),
-            modified: HashSet::new(),
+            states: HashMap::new(),
             item_bytes: 0,
             opaque: Vec::new(),
             shared: [NO_NODE; 5],
@@ -144,7 +145,7 @@ impl Arena {
     /// Bytes of memory that the values take.
     pub fn used_bytes(&self) -> usize {
         let containers = self.lists.len() + self.dicts.len();
-        let nodes = self.kinds.len() * NODE_BYTES + self.modified.len() * MODIFIED_BYTES;
+        let nodes = self.kinds.len() * NODE_BYTES + self.states.len() * STATE_BYTES;
         let shared = self.shared_ints.len() * size_of::<NodeId>();
         let pools = self.text.len() + self.items.len() * size_of::<NodeId>() + shared;
         nodes + pools + containers * CONTAINER_BYTES + self.item_bytes
@@ -208,9 +209,20 @@ impl Arena {
         })
     }
 
+    /// The classes and functions.
+    pub fn globals(&self) -> impl Iterator<Item = NodeId> {
+        let ids = (0..self.kinds.len() as u32).map(NodeId);
+        ids.filter(|id| matches!(self.node(*id), Node::Global(..)))
+    }
+
     /// Whether the pickle changes a value after it made it.
     pub fn is_modified(&self, id: NodeId) -> bool {
-        self.modified.contains(&id.0)
+        self.states.contains_key(&id.0)
+    }
+
+    /// The state that the pickle gives a value: the attributes of an object. `None` if there is none, or more than one.
+    pub fn state(&self, id: NodeId) -> Option<NodeId> {
+        self.states.get(&id.0).copied().filter(|state| *state != NO_NODE)
     }
 
     pub(super) fn push(&mut self, node: Node) -> NodeId {
@@ -303,8 +315,13 @@ impl Arena {
         self.dicts[dict as usize].extend_from_slice(pairs);
     }
 
+    /// Records a change that is not a state.
     pub(super) fn mark_modified(&mut self, id: NodeId) {
-        self.modified.insert(id.0);
+        self.states.insert(id.0, NO_NODE);
+    }
+
+    pub(super) fn set_state(&mut self, id: NodeId, state: NodeId) {
+        self.states.entry(id.0).and_modify(|state| *state = NO_NODE).or_insert(state);
     }
 }
 

@@ -213,11 +213,11 @@ impl<'a> PickleVm<'a> {
             EXT2 => self.push_extension(2)?,
             EXT4 => self.push_extension(4)?,
             BUILD => {
-                self.pop()?;
+                let state = self.pop()?;
                 let target = self.top()?;
                 // A dictionary's attributes (a state dict's `_metadata`) are not its entries.
                 if !matches!(self.arena.node(target), Node::Dict(_)) {
-                    self.arena.mark_modified(target);
+                    self.arena.set_state(target, state);
                 }
             }
             BINPERSID => {

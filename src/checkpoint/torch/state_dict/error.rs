@@ -2,9 +2,7 @@
 
 use std::path::Path;
 
-use crate::checkpoint::conversions::{
-    deepspeed_command, folder_of, module_remedy, rank_files_remedy,
-};
+use crate::checkpoint::conversions::{folder_of, module_remedy};
 use crate::checkpoint::truncated_list::TruncatedList;
 use crate::shell_word::{shell_text, shell_word};
 
@@ -62,6 +60,13 @@ pub enum SelectError {
     TooDeep,
 }
 
+/// What FSDP calls all parameters of a module in one, which has no names.
+pub const FLAT_PARAMETER: &str = "a flat parameter";
+
+/// What to do about a flat parameter, which has no names in it.
+pub const FLAT_PARAMETER_REMEDY: &str =
+    "in the program that wrote it, save with StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT";
+
 impl SelectError {
     /// What the user can do.
     ///
@@ -71,9 +76,14 @@ impl SelectError {
         let choose = |key: &str| format!("choose with --root {}", shell_text(key));
         match self {
             SelectError::ZeroStage3 => {
-                format!("join the ranks in 32 bits: {}", deepspeed_command(folder))
+                format!("give the folder with the files of all ranks: {}", shell_word(folder))
             }
-            SelectError::RankPieces { .. } => rank_files_remedy(path),
+            SelectError::RankPieces { kind, .. } if *kind == FLAT_PARAMETER => {
+                FLAT_PARAMETER_REMEDY.to_owned()
+            }
+            SelectError::RankPieces { .. } => {
+                format!("give the folder with the files of all ranks: {}", shell_word(folder))
+            }
             SelectError::NoTensors(_) => {
                 format!(
                     "give the file that holds the weights; see what lies beside it: ckptfs ls {}",

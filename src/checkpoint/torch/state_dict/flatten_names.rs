@@ -8,7 +8,7 @@ use crate::checkpoint::torch::names::key_text;
 use crate::checkpoint::torch::pickle::{Arena, NodeId};
 use crate::checkpoint::truncated_list::TruncatedList;
 
-use super::error::SelectError;
+use super::error::{FLAT_PARAMETER, SelectError};
 use super::reachability::Reachability;
 
 /// Maximum number of values that are visited to name entries. A dictionary that is used in many places is visited in
@@ -31,10 +31,21 @@ const MAX_NAME_BYTES_PER_PICKLE_BYTE: u64 = 16;
 pub struct Selection {
     /// The tensors: name and value.
     pub entries: Vec<(String, NodeId)>,
+    /// Pieces of tensors in one rank's file.
+    pub rank_pieces: Vec<RankPieceEntry>,
     /// Entries that cannot be shown.
     pub refused: Vec<RefusedEntry>,
     /// What was selected and what was left out, in words.
     pub notes: Vec<String>,
+}
+
+/// An entry that is a piece of a tensor in one rank's file.
+#[derive(Debug)]
+pub struct RankPieceEntry {
+    pub name: String,
+    pub value: NodeId,
+    /// torch's class for it, or what it is.
+    pub class: &'static str,
 }
 
 /// Gives every entry its dotted name.
@@ -133,9 +144,21 @@ impl<'a> NameFlattener<'a> {
         self.take_bytes(MIN_ENTRY_BYTES + name.len())?;
         let error = if name == "__metadata__" { Some(TensorError::ReservedName) } else { error };
         match error {
+            None if is_flat_parameter(&name) => {
+                let class = FLAT_PARAMETER;
+                self.selection.rank_pieces.push(RankPieceEntry { name, value: id, class });
+            }
             None => self.selection.entries.push((name, id)),
+            Some(TensorError::RankPiece { class }) => {
+                let class = if is_flat_parameter(&name) { FLAT_PARAMETER } else { class };
+                self.selection.rank_pieces.push(RankPieceEntry { name, value: id, class });
+            }
             Some(error) => self.selection.refused.push(RefusedEntry { name, error }),
         }
         Ok(())
     }
+}
+
+fn is_flat_parameter(name: &str) -> bool {
+    matches!(name.rsplit('.').next(), Some("_flat_param" | "flat_param"))
 }

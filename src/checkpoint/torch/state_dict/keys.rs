@@ -151,7 +151,7 @@ fn find_model_object(arena: &Arena, id: NodeId, depth: usize) -> Option<(Vec<Str
 const MAX_SEARCHED_ENTRY_COUNT: usize = 64;
 
 /// Whether a key is that of an optimizer's state, of a scheduler, or of a loss and the like.
-fn is_training_key(key: &str, is_dictionary: bool) -> bool {
+pub fn is_training_key(key: &str, is_dictionary: bool) -> bool {
     let mut words = key.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase);
     words.any(|word| {
         TRAINING_PREFIXES.iter().any(|prefix| word.starts_with(prefix))

@@ -6,6 +6,7 @@ mod keys;
 mod reachability;
 mod select;
 
-pub use error::SelectError;
+pub use error::{FLAT_PARAMETER, FLAT_PARAMETER_REMEDY, SelectError};
 pub use flatten_names::Selection;
+pub use keys::is_training_key;
 pub use select::select_state_dict;

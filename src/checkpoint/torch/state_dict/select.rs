@@ -6,7 +6,6 @@
 
 use std::collections::HashSet;
 
-use crate::checkpoint::refusal::TensorError;
 use crate::checkpoint::torch::interpret::{PickleValue, interpret};
 use crate::checkpoint::torch::names::key_text;
 use crate::checkpoint::torch::pickle::{Arena, NodeId};
@@ -75,7 +74,9 @@ pub fn select_state_dict(
     let (mut selection, left_out) = flattener.finish();
     let mut names = HashSet::new();
     let entries = selection.entries.iter().map(|entry| &entry.0);
-    for name in entries.chain(selection.refused.iter().map(|entry| &entry.name)) {
+    let pieces = selection.rank_pieces.iter().map(|entry| &entry.name);
+    let refused = selection.refused.iter().map(|entry| &entry.name);
+    for name in entries.chain(pieces).chain(refused) {
         if !names.insert(name.as_str()) {
             let is_dictionary = |id| arena.entries(id).is_some();
             let found = tensor_keys(arena, &reachability, top, is_dictionary);
@@ -83,10 +84,10 @@ pub fn select_state_dict(
             return Err(SelectError::NameCollision { name: name.clone(), root });
         }
     }
-    if let Some((name, kind)) = find_rank_piece(&selection) {
-        return Err(SelectError::RankPieces { name, kind });
-    }
-    if selection.entries.is_empty() && selection.refused.is_empty() {
+    if selection.entries.is_empty()
+        && selection.rank_pieces.is_empty()
+        && selection.refused.is_empty()
+    {
         return Err(SelectError::NoTensors(tensor_keys(arena, &reachability, top, |_| true)));
     }
     if !left_out.is_empty() {
@@ -122,18 +123,6 @@ fn is_zero_stage_3(arena: &Arena, top: NodeId, root: NodeId) -> bool {
     weights.any(|&(name, value)| {
         arena.text(name).is_some_and(|name| shaped.contains(name)) && is_empty(value)
     })
-}
-
-/// The first entry that is a piece of a tensor in one rank's file, and what it is.
-fn find_rank_piece(selection: &Selection) -> Option<(String, &'static str)> {
-    let pieces = selection.refused.iter().filter_map(|entry| match &entry.error {
-        TensorError::RankPiece { class } => Some((entry.name.clone(), *class)),
-        _ => None,
-    });
-    // What FSDP calls all parameters of a module in one.
-    let flat = |name: &str| matches!(name.rsplit('.').next(), Some("_flat_param" | "flat_param"));
-    let flat = selection.entries.iter().filter(|(name, _)| flat(name));
-    pieces.chain(flat.map(|(name, _)| (name.clone(), "a flat parameter"))).next()
 }
 
 /// Descends by the rules to the dictionary to show, and notes each step. Returns the dictionary and the keys that

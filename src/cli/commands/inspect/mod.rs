@@ -146,7 +146,8 @@ fn write_text(
     Ok(())
 }
 
-const LAYOUT_LABELS: [(LayoutKind, &str); 4] = [
+const LAYOUT_LABELS: [(LayoutKind, &str); 5] = [
+    (LayoutKind::Boxes, "in pieces"),
     (LayoutKind::Strided, "strided"),
     (LayoutKind::Expanded, "expanded"),
     (LayoutKind::Swapped, "swapped"),
@@ -159,6 +160,7 @@ fn layout_text(layout: LayoutKind) -> &'static str {
         LayoutKind::Strided => "gathered on read: not stored in order",
         LayoutKind::Expanded => "repeated on read: stored once",
         LayoutKind::Swapped => "byte-swapped on read: stored big-endian",
+        LayoutKind::Boxes => "in pieces, joined as they are read",
         LayoutKind::Memory => "unpacked in memory: stored compressed",
     }
 }

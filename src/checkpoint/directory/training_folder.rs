@@ -1,0 +1,190 @@
+//! Folders that hold one checkpoint in the files of many ranks, found by the names of their files.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::rank_name::split_rank;
+use super::shard_name::{DcpShardName, has_checkpoint_extension};
+
+/// How the ranks of a run saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrainingFormat {
+    /// torch.distributed.checkpoint: `.metadata` and `*.distcp`.
+    Dcp,
+    /// torch.distributed.checkpoint with safetensors files by rank.
+    DcpSafetensors,
+    /// DeepSpeed with ZeRO: the 32-bit weights are in the optimizers of all ranks.
+    Zero,
+    /// Files that each rank wrote with `torch.save`.
+    RankFiles,
+}
+
+/// The files of many ranks in a folder that are one checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrainingFolder {
+    pub format: TrainingFormat,
+    /// Its files, sorted.
+    pub names: Vec<String>,
+    /// The name of the virtual file that they are shown as.
+    pub virtual_name: String,
+}
+
+impl TrainingFolder {
+    /// Whether the virtual file takes the place of its files. Loaders would take pieces in safetensors files for whole
+    /// tensors. Other files stay: training resumes from them.
+    pub fn hides_files(&self) -> bool {
+        self.format == TrainingFormat::DcpSafetensors
+    }
+}
+
+/// The name of the virtual file of a folder that is one model.
+const MODEL_NAME: &str = "model.safetensors";
+
+/// The checkpoints of many ranks among files of these names. `has_pieces` says whether a file holds pieces of tensors: it
+/// is asked where names alone do not say so.
+pub fn training_folders(
+    names: &[String],
+    has_pieces: &dyn Fn(&str) -> bool,
+) -> Vec<TrainingFolder> {
+    match find_folder(names) {
+        Some(folder) => vec![folder],
+        None => rank_file_sets(names, has_pieces),
+    }
+}
+
+/// The folder of a format that leaves no doubt.
+fn find_folder(names: &[String]) -> Option<TrainingFolder> {
+    let has = |is_part: fn(&str) -> bool| names.iter().any(|name| is_part(name));
+    let is_zero: fn(&str) -> bool = |name| is_deepspeed(name) && name.contains("zero_pp_rank_");
+    let is_model: fn(&str) -> bool = |name| name.ends_with("_model_states.pt");
+    let is_dcp_shard: fn(&str) -> bool = |name| DcpShardName::parse(name).is_some();
+    let (format, is_part): (TrainingFormat, fn(&str) -> bool) = if has(is_dcp_data) {
+        (TrainingFormat::Dcp, is_dcp)
+    } else if has(is_dcp_shard) {
+        (TrainingFormat::DcpSafetensors, is_dcp_shard)
+    } else if has(is_zero) && has(is_model) {
+        // Without ZeRO, the file of the model has all of it.
+        (TrainingFormat::Zero, is_deepspeed)
+    } else {
+        return None;
+    };
+    let names: BTreeSet<String> = names.iter().filter(|name| is_part(name)).cloned().collect();
+    let (names, virtual_name) = (names.into_iter().collect(), MODEL_NAME.to_owned());
+    Some(TrainingFolder { format, names, virtual_name })
+}
+
+/// Whether a name is that of a rank's data in a folder of torch.distributed.checkpoint.
+fn is_dcp_data(name: &str) -> bool {
+    name.ends_with(".distcp")
+}
+
+/// Whether a name is that of a table or of a rank's data in a folder of torch.distributed.checkpoint.
+fn is_dcp(name: &str) -> bool {
+    [".distcp", ".metadata", ".metadata.tmp"].iter().any(|ending| name.ends_with(ending))
+}
+
+/// Whether a name is that of a file that DeepSpeed writes for a rank, a layer or an expert.
+fn is_deepspeed(name: &str) -> bool {
+    let is_states = name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt");
+    let is_part = ["mp_rank_", "zero_pp_rank_"].iter().any(|word| name.contains(word));
+    let is_layer = ["layer_", "expert_"].iter().any(|prefix| name.starts_with(prefix));
+    is_states && (is_part || is_layer)
+}
+
+/// The files by rank of a folder, in sets of one name.
+fn rank_file_sets(names: &[String], has_pieces: &dyn Fn(&str) -> bool) -> Vec<TrainingFolder> {
+    let mut sets: BTreeMap<&str, Vec<&String>> = BTreeMap::new();
+    for name in names.iter().filter(|name| has_checkpoint_extension(name)) {
+        if let Some((stem, _)) = split_rank(name) {
+            sets.entry(stem).or_default().push(name);
+        }
+    }
+    // Random states, optimizers and what else a rank saves beside its part of the model.
+    let is_model = |stem: &str| {
+        !stem.contains("rng") && !stem.starts_with("optim") && !stem.starts_with("extra_state")
+    };
+    let sets = sets.into_iter().filter(|(stem, files)| {
+        is_model(stem)
+            && (stem.contains("_world_size_")
+                || stem.contains("_fsdp_")
+                || files.len() > 1 && files.iter().any(|name| has_pieces(name)))
+    });
+    let to_folder = |(stem, files): (&str, Vec<&String>)| {
+        let stem = stem.trim_end_matches(['_', '-']);
+        let stem = stem.strip_suffix("rank").unwrap_or(stem).trim_end_matches(['_', '-']);
+        let stem = stem.split("_world_size_").next().filter(|stem| !stem.is_empty());
+        let virtual_name = format!("{}.safetensors", stem.unwrap_or("model"));
+        let names = files.into_iter().cloned().collect();
+        TrainingFolder { format: TrainingFormat::RankFiles, names, virtual_name }
+    };
+    sets.map(to_folder).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn detect(names: &[&str]) -> Option<TrainingFormat> {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        find_folder(&names).map(|folder| folder.format)
+    }
+
+    #[test]
+    fn folders_of_training_are_told_by_their_names() {
+        for (names, format) in [
+            (&[".metadata", "__0_0.distcp"][..], TrainingFormat::Dcp),
+            (&["__0_0.distcp"], TrainingFormat::Dcp),
+            (&["__0.metadata", "__0_0.distcp"], TrainingFormat::Dcp),
+            (&["shard-00001-model-00001-of-00001.safetensors"], TrainingFormat::DcpSafetensors),
+            (
+                &["mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"],
+                TrainingFormat::Zero,
+            ),
+            (&["zero_pp_rank_0_mp_rank_00_model_states.pt"], TrainingFormat::Zero),
+        ] {
+            assert_eq!(detect(names), Some(format), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn files_by_rank_are_sets_by_their_names_or_by_what_they_hold() {
+        let sets = |names: &[&str], has_pieces: bool| -> Vec<(String, usize)> {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let sets = rank_file_sets(&names, &|_| has_pieces).into_iter();
+            sets.map(|set| (set.virtual_name, set.names.len())).collect()
+        };
+        let verl = [
+            "model_world_size_2_rank_0.pt",
+            "model_world_size_2_rank_1.pt",
+            "optim_world_size_2_rank_0.pt",
+        ];
+        assert_eq!(sets(&verl, false), [("model.safetensors".to_owned(), 2)]);
+        let fsdp = ["pytorch_model_fsdp_0_rank0.bin", "pytorch_model_fsdp_1_rank0.bin"];
+        let names = ["pytorch_model_fsdp_0.safetensors", "pytorch_model_fsdp_1.safetensors"];
+        assert_eq!(sets(&fsdp, false), names.map(|name| (name.to_owned(), 1)));
+        let unsure = ["sharded_rank0.bin", "sharded_rank1.bin"];
+        assert_eq!(sets(&unsure, true), [("sharded.safetensors".to_owned(), 2)]);
+        assert_eq!(sets(&unsure, false), []);
+        assert_eq!(sets(&["rank_0.pt", "rank_1.pt"], true), [("model.safetensors".to_owned(), 2)]);
+        assert_eq!(
+            sets(&["model_rank0.pt", "rng_state_rank0.pth", "rng_state_rank1.pth"], true),
+            []
+        );
+    }
+
+    #[test]
+    fn other_folders_are_none_of_them() {
+        for names in [
+            &["model.safetensors", "config.json"][..],
+            &[".metadata"],
+            &["rng_state_0.pth", "rng_state_1.pth"],
+            &["model_rank0.pt"],
+            &["rank_0.txt", "rank_1.txt"],
+            &["shard-a-model-00001-of-00001.safetensors", "model-00001-of-00002.safetensors"],
+            &["shard-00001-of-00002.safetensors", "shard-00002-of-00002.safetensors"],
+            &["best_model_states.pt"],
+            &["mp_rank_00_model_states.pt"],
+        ] {
+            assert_eq!(detect(names), None, "{names:?}");
+        }
+    }
+}

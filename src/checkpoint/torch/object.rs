@@ -1,0 +1,29 @@
+//! Attributes of the objects in a pickle, as the pickle states them. No class is looked up.
+
+use super::pickle::{Arena, Node, NodeId};
+
+/// The class of an object that a pickle makes without arguments or by a call, as module and name.
+pub fn class_of(arena: &Arena, id: NodeId) -> Option<(&str, &str)> {
+    match arena.node(id) {
+        Node::Call(class, _) => arena.global(class),
+        _ => None,
+    }
+}
+
+/// An attribute of an object. Its state is a dictionary, or a pair: of a dictionary and of one for slots.
+pub fn attribute(arena: &Arena, object: NodeId, name: &str) -> Option<NodeId> {
+    let state = arena.state(object)?;
+    match arena.node(state) {
+        Node::Tuple(_) => {
+            let parts = arena.items(state).filter(|parts| parts.len() == 2)?;
+            parts.iter().find_map(|&part| entry(arena, part, name))
+        }
+        _ => entry(arena, state, name),
+    }
+}
+
+/// The value of a key of a dictionary. The last one of equal keys counts, as in Python.
+pub fn entry(arena: &Arena, dictionary: NodeId, name: &str) -> Option<NodeId> {
+    let entries = arena.entries(dictionary)?;
+    entries.iter().rev().find(|(key, _)| arena.text(*key) == Some(name)).map(|(_, value)| *value)
+}

@@ -1,0 +1,200 @@
+//! Reads folders of torch.distributed.checkpoint (DCP): a table, and files with the pieces of tensors.
+//!
+//! `table` reads the table, of the whole or of each rank. `pieces` reads where the bytes of each piece lie. Here they
+//! are joined.
+
+mod pieces;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::checkpoint::contents::{Checkpoint, MAX_TENSOR_COUNT};
+use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::format::Format;
+use crate::checkpoint::options::ParseOptions;
+use crate::checkpoint::shard_index::leads_outside;
+use crate::checkpoint::tensor::{Origin, Tensor, TensorName};
+use crate::checkpoint::torch::acquire_parse_permit;
+use crate::checkpoint::torch::pickle::{MAX_PICKLE_BYTES, PickleError, read_pickle};
+use crate::checkpoint::truncated_list::TruncatedList;
+use crate::source::{OpenFile, ReadAt, Root, SourceError, SourceFile};
+
+use super::folder_path;
+use super::select_root::{FlatName, is_training_name, select_root};
+use crate::checkpoint::training_error::TrainingError;
+use pieces::{PieceError, read_pieces};
+use table::{DcpTable, TableTensor};
+
+/// The table of a whole folder.
+const TABLE_NAME: &str = ".metadata";
+
+/// The ending of tables, which have the number of a rank before it if each rank wrote one.
+const TABLE_ENDING: &str = ".metadata";
+
+/// How a table is called until the save ends.
+const UNFINISHED_ENDING: &str = ".metadata.tmp";
+
+/// Reads a folder of these names, of which some are its tables.
+pub fn read_folder(
+    root: &Arc<Root>,
+    directory: &Path,
+    path: PathBuf,
+    names: &[String],
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
+    let folder = folder_path(root, directory);
+    let error = |error| CheckpointError::Training { path: folder.clone(), error: Box::new(error) };
+    let table_names = find_tables(names).map_err(error)?;
+    let mut table = DcpTable::default();
+    let mut index_files = Vec::with_capacity(table_names.len());
+    for name in &table_names {
+        index_files.push(read_table(root, directory, &folder, name, &mut table)?);
+    }
+    if table.tensors.len() > MAX_TENSOR_COUNT {
+        return Err(CheckpointError::TooManyTensors { path, limit: MAX_TENSOR_COUNT });
+    }
+    let keys: Vec<Vec<&str>> = table
+        .tensors
+        .iter()
+        .map(|tensor| tensor.keys.iter().map(String::as_str).collect())
+        .collect();
+    let flat = table.tensors.iter().zip(&keys);
+    let flat: Vec<FlatName<'_>> =
+        flat.map(|(tensor, keys)| FlatName { name: &tensor.name, keys }).collect();
+    let selected = select_root(&flat, options.root_key.as_deref()).map_err(error)?;
+    drop(flat);
+    drop(keys);
+    let others = table.others.iter().filter(|name| name.starts_with(&selected.prefix));
+    let others = others.filter(|name| !is_training_name(name));
+    let others = TruncatedList::from_names(others);
+    let (tensors, file_names) = table.take_tensors(selected.names.iter().map(|&(n, _)| n));
+    let files = open_files(root, directory, &file_names, options).map_err(|e| match e {
+        PieceError::Training(e) => error(e),
+        PieceError::Source(e) => e.into(),
+    })?;
+    let boxes = read_pieces(&tensors, &files).map_err(|e| match e {
+        PieceError::Training(e) => error(e),
+        PieceError::Source(e) => e.into(),
+    })?;
+    let shown = tensors.iter().zip(&selected.names);
+    let shown = shown.map(|(tensor, &(_, skip))| &tensor.name[skip..]);
+    let shown: Vec<TensorName> = TensorName::pack(shown).collect();
+    let mut joined = Vec::with_capacity(tensors.len());
+    for ((name, tensor), boxes) in shown.into_iter().zip(&tensors).zip(boxes) {
+        let TableTensor { name: recorded, dtype, shape, .. } = tensor;
+        let tensor = Tensor::join(name, *dtype, shape, boxes);
+        joined
+            .push(tensor.map_err(|e| {
+                error(TrainingError::Tiling { tensor: recorded.clone(), error: e })
+            })?);
+    }
+    for file in &files {
+        file.check_unchanged()?;
+    }
+    let mut notes = selected.notes;
+    notes.insert(
+        0,
+        format!("joined from {} of torch.distributed.checkpoint", count_files(files.len())),
+    );
+    if !others.is_empty() {
+        notes.push(format!("left out, not tensors: {others}"));
+    }
+    Ok(Checkpoint {
+        path,
+        format: Format::Dcp,
+        is_sharded: true,
+        origins: files.iter().map(|file| Origin::File(Arc::clone(file.file()))).collect(),
+        open_file: None,
+        index_files,
+        tensors: joined,
+        metadata: None,
+        notes,
+        refused: Vec::new(),
+        options: options.clone(),
+    })
+}
+
+fn count_files(n: usize) -> String {
+    if n == 1 { "1 file".to_owned() } else { format!("{n} files") }
+}
+
+/// The names of the tables in a folder: that of the whole, or one of each rank.
+fn find_tables(names: &[String]) -> Result<Vec<String>, TrainingError> {
+    if let Some(name) = names.iter().find(|name| name.ends_with(UNFINISHED_ENDING)) {
+        return Err(TrainingError::BeingWritten { name: name.clone() });
+    }
+    let rank = |name: &String| -> Option<u64> {
+        name.strip_prefix("__")?.strip_suffix(TABLE_ENDING)?.parse().ok()
+    };
+    let mut ranks: Vec<(u64, &String)> =
+        names.iter().filter_map(|name| Some((rank(name)?, name))).collect();
+    ranks.sort_unstable();
+    let has_whole = names.iter().any(|name| name == TABLE_NAME);
+    match (has_whole, ranks.first()) {
+        (true, None) => return Ok(vec![TABLE_NAME.to_owned()]),
+        (false, None) => return Err(TrainingError::Unfinished { missing: TABLE_NAME }),
+        (true, Some((_, rank))) => {
+            return Err(TrainingError::MixedSaves {
+                first: TABLE_NAME.to_owned(),
+                second: (*rank).clone(),
+            });
+        }
+        (false, Some(_)) => {}
+    }
+    if let Some(gap) = (0..).zip(&ranks).find(|(n, (rank, _))| n != rank) {
+        return Err(TrainingError::MissingFile { name: format!("__{}{TABLE_ENDING}", gap.0) });
+    }
+    Ok(ranks.into_iter().map(|(_, name)| name.clone()).collect())
+}
+
+fn read_table(
+    root: &Arc<Root>,
+    directory: &Path,
+    folder: &Path,
+    name: &str,
+    table: &mut DcpTable,
+) -> Result<Arc<SourceFile>, CheckpointError> {
+    let error =
+        |error| CheckpointError::Training { path: folder.to_path_buf(), error: Box::new(error) };
+    let pickle = |error: PickleError| TrainingError::Pickle { name: name.to_owned(), error };
+    let file = OpenFile::open_in_root(root, &directory.join(name))?;
+    let size = file.size();
+    if size > MAX_PICKLE_BYTES {
+        let limit = PickleError::CountLimit { what: "bytes", limit: MAX_PICKLE_BYTES };
+        return Err(error(pickle(limit)));
+    }
+    let bytes = file.read_whole()?;
+    // From here on, the source is not read.
+    let permit = acquire_parse_permit(size, size);
+    let (arena, top, used) = read_pickle(&bytes, size).map_err(|e| error(pickle(e)))?;
+    if used != bytes.len() {
+        return Err(error(pickle(PickleError::TrailingBytes(bytes.len() - used))));
+    }
+    drop(bytes);
+    table.add(&arena, top, name).map_err(error)?;
+    drop(permit);
+    file.check_unchanged()?;
+    Ok(Arc::clone(file.file()))
+}
+
+/// Opens the files that have the pieces.
+fn open_files(
+    root: &Arc<Root>,
+    directory: &Path,
+    names: &[String],
+    options: &ParseOptions,
+) -> Result<Vec<OpenFile>, PieceError> {
+    let open = |name: &String| {
+        if !options.follow_symlinks && leads_outside(name) {
+            let path = root.path().join(directory).join(name);
+            let root = root.path().to_path_buf();
+            return Err(PieceError::Source(SourceError::OutsideRoot { path, root }));
+        }
+        OpenFile::open_in_root(root, &directory.join(name)).map_err(|error| match error {
+            SourceError::Missing { .. } => TrainingError::MissingFile { name: name.clone() }.into(),
+            error => PieceError::Source(error),
+        })
+    };
+    names.iter().map(open).collect()
+}

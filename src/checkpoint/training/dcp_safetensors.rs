@@ -1,0 +1,166 @@
+//! Joins safetensors files that each rank wrote through torch.distributed.checkpoint: pieces under the names of whole
+//! tensors, with their places in the metadata. There is no pickle.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::checkpoint::contents::{Checkpoint, MAX_TENSOR_COUNT};
+use crate::checkpoint::directory::DcpShardName;
+use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::format::Format;
+use crate::checkpoint::options::ParseOptions;
+use crate::checkpoint::safetensors::{self, HeaderError, SHARDING_INFO_KEY, parse_sharding_info};
+use crate::checkpoint::tensor::{Dtype, Origin, OriginId, Shape, Tensor, TensorBox, TensorName};
+use crate::source::{OpenFile, Root};
+use crate::threads::parallel_map;
+
+use super::folder_path;
+use super::rank_files::count_ranks;
+use crate::checkpoint::training_error::TrainingError;
+
+/// Threads that read files.
+const MAX_READER_THREADS: usize = 8;
+
+/// How keys of metadata begin that are about the pieces.
+const DCP_KEY_PREFIX: &str = "DCP_";
+
+/// A piece of a tensor in one file.
+struct ShardPiece {
+    name: TensorName,
+    dtype: Dtype,
+    part: TensorBox,
+}
+
+/// Reads a folder of these files.
+pub fn read_folder(
+    root: &Arc<Root>,
+    directory: &Path,
+    path: PathBuf,
+    names: &[String],
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
+    let folder = folder_path(root, directory);
+    let error = |error| CheckpointError::Training { path: folder.clone(), error: Box::new(error) };
+    if let Some(key) = &options.root_key {
+        let (key, keys) = (key.clone(), Default::default());
+        return Err(error(TrainingError::NoSuchKey { key, keys }));
+    }
+    let ranks = check_names(names).map_err(error)?;
+    let numbered: Vec<(usize, &String)> = names.iter().enumerate().collect();
+    let read = |&(number, name): &(usize, &String)| {
+        let file = OpenFile::open_in_root(root, &directory.join(name))?;
+        let header = safetensors::parse_header(&file).map_err(|e| match e {
+            HeaderError::Source(error) => CheckpointError::Source(error),
+            error => CheckpointError::Header { path: file.file().path(), error },
+        })?;
+        let other = |tensor: &str, what| {
+            let (tensor, name) = (tensor.to_owned(), name.clone());
+            error(TrainingError::OtherPiece { tensor, name, what })
+        };
+        let metadata = header.metadata.unwrap_or_default();
+        let places = metadata.get(SHARDING_INFO_KEY).and_then(|info| parse_sharding_info(info));
+        let places = places.ok_or_else(|| other("", "it does not say where its pieces lie"))?;
+        let mut pieces = Vec::with_capacity(header.tensors.len());
+        for tensor in header.tensors {
+            let start = places.get(&*tensor.name);
+            let start = start.filter(|start| start.len() == tensor.shape.len());
+            let start = start.ok_or_else(|| other(&tensor.name, "its place is not stated"))?;
+            if tensor.dtype.bits() % 8 != 0 {
+                return Err(other(&tensor.name, "its values share bytes"));
+            }
+            let mut bytes = tensor.bytes;
+            bytes.embed(OriginId(number as u32), 0);
+            let part = TensorBox { start: Shape::from_slice(start), counts: tensor.shape, bytes };
+            pieces.push(ShardPiece { name: tensor.name, dtype: tensor.dtype, part });
+        }
+        Ok((file, pieces, metadata))
+    };
+    let files = parallel_map(&numbered, MAX_READER_THREADS, read);
+    let files = files.into_iter().collect::<Result<Vec<_>, CheckpointError>>()?;
+    let mut joined: BTreeMap<&str, (Dtype, Vec<TensorBox>)> = BTreeMap::new();
+    for (number, (_, pieces, _)) in files.iter().enumerate() {
+        for piece in pieces {
+            let (dtype, boxes) =
+                joined.entry(&piece.name).or_insert_with(|| (piece.dtype, Vec::new()));
+            let is_same_rank =
+                boxes.first().is_none_or(|first| first.start.len() == piece.part.start.len());
+            if *dtype != piece.dtype || !is_same_rank {
+                let (tensor, name) = (piece.name.to_string(), names[number].clone());
+                let what = "another rank has another shape or type of it";
+                return Err(error(TrainingError::OtherPiece { tensor, name, what }));
+            }
+            boxes.push(piece.part.clone());
+        }
+    }
+    if joined.len() > MAX_TENSOR_COUNT {
+        return Err(CheckpointError::TooManyTensors { path, limit: MAX_TENSOR_COUNT });
+    }
+    let packed: Vec<TensorName> =
+        TensorName::pack(joined.keys().copied().collect::<Vec<_>>().into_iter()).collect();
+    let mut tensors = Vec::with_capacity(joined.len());
+    for (packed, (name, (dtype, boxes))) in packed.into_iter().zip(joined) {
+        let tiling = |e| error(TrainingError::Tiling { tensor: name.to_owned(), error: e });
+        let shape = whole_shape(&boxes);
+        tensors.push(Tensor::join(packed, dtype, &shape, boxes).map_err(tiling)?);
+    }
+    for (file, ..) in &files {
+        file.check_unchanged()?;
+    }
+    let metadata = files.first().map(|(_, _, metadata)| {
+        let kept = metadata.iter().filter(|(key, _)| !key.starts_with(DCP_KEY_PREFIX));
+        kept.map(|(key, value)| (key.clone(), value.clone())).collect()
+    });
+    let notes = vec![
+        "joined from the safetensors files of torch.distributed.checkpoint".to_owned(),
+        format!("{} found, the number is not recorded", count_ranks(ranks)),
+    ];
+    Ok(Checkpoint {
+        path,
+        format: Format::DcpSafetensors,
+        is_sharded: true,
+        origins: files.iter().map(|(file, ..)| Origin::File(Arc::clone(file.file()))).collect(),
+        open_file: None,
+        index_files: Vec::new(),
+        tensors,
+        metadata,
+        notes,
+        refused: Vec::new(),
+        options: options.clone(),
+    })
+}
+
+/// The shape that the pieces of a tensor reach to: it is not recorded.
+fn whole_shape(boxes: &[TensorBox]) -> Shape {
+    let mut shape: Shape = boxes.first().map(|part| part.counts.clone()).unwrap_or_default();
+    for part in boxes {
+        for (size, (start, count)) in shape.iter_mut().zip(part.axes()) {
+            *size = (*size).max(start.saturating_add(count));
+        }
+    }
+    shape
+}
+
+/// Checks that each rank up to the last, and each part of the model, has a file. Returns the number of ranks.
+fn check_names(names: &[String]) -> Result<u64, TrainingError> {
+    let shards: Vec<DcpShardName> =
+        names.iter().filter_map(|name| DcpShardName::parse(name)).collect();
+    let Some(first) = shards.first() else { return Err(TrainingError::NoTensors) };
+    if let Some((name, _)) = names.iter().zip(&shards).find(|(_, shard)| shard.parts != first.parts)
+    {
+        return Err(TrainingError::MixedSaves { first: names[0].clone(), second: name.clone() });
+    }
+    let ranks: BTreeSet<u64> = shards.iter().map(|shard| shard.rank).collect();
+    let parts: BTreeSet<u64> = shards.iter().map(|shard| shard.part).collect();
+    let missing = (1..).zip(&ranks).find(|(n, rank)| n != *rank).map(|(n, _)| (n, first.part));
+    let missing = missing.or_else(|| {
+        let mut all = 1..=first.parts;
+        all.find(|part| !parts.contains(part)).map(|part| (1, part))
+    });
+    match missing {
+        Some((rank, part)) => Err(TrainingError::MissingFile {
+            name: DcpShardName { rank, part, ..*first }.to_string(),
+        }),
+        None => Ok(ranks.len() as u64),
+    }
+}

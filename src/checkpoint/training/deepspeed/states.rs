@@ -1,0 +1,240 @@
+//! Reads the files of a DeepSpeed folder: what a rank knows of the model, and its part of the 32-bit weights.
+
+use std::collections::HashMap;
+
+use crate::checkpoint::tensor::{OriginId, Shape, Tensor, TensorName};
+use crate::checkpoint::torch::pickle::{Arena, Node, NodeId};
+use crate::checkpoint::torch::{TorchError, TorchValues, as_count, as_counts, entry};
+use crate::checkpoint::training_error::TrainingError;
+use crate::source::{OpenFile, ReadAt};
+
+/// Keys under which versions of DeepSpeed list layers whose experts are divided over ranks of their own.
+const EXPERT_LAYER_KEYS: [&str; 2] = ["autoep_layers", "ds_autoep_layers"];
+
+/// What a rank knows of the model: the names and shapes, and what is not in the optimizer.
+#[derive(Debug)]
+pub struct ModelStates {
+    pub file: OpenFile,
+    /// The tensors of the module in their order. At stage 3, parameters are empty.
+    pub module: Vec<Tensor>,
+    pub buffers: Vec<String>,
+    /// The parameters of each group of the optimizer, in the order in which they lie in it.
+    pub groups: Vec<Vec<(String, Shape)>>,
+    /// Parameters that the optimizer does not have.
+    pub frozen_shapes: Vec<(String, Shape)>,
+    /// Their values, or this rank's part of them.
+    pub frozen: HashMap<String, Tensor>,
+    /// Names of one parameter: the other name, and that under which it is saved.
+    pub shared: Vec<(String, String)>,
+    pub step: Option<u64>,
+}
+
+/// A rank's part of the 32-bit weights.
+#[derive(Debug)]
+pub struct OptimStates {
+    pub file: OpenFile,
+    pub stage: u64,
+    pub rank_count: u64,
+    /// The flat part of each group.
+    pub groups: Vec<Tensor>,
+    /// Values between the parameters of each group, where this version writes them.
+    pub paddings: Option<Vec<Vec<u64>>>,
+}
+
+/// Why a file cannot be read.
+#[derive(Debug)]
+pub enum StatesError {
+    Training(TrainingError),
+    Torch(TorchError),
+}
+
+impl From<TorchError> for StatesError {
+    fn from(error: TorchError) -> StatesError {
+        StatesError::Torch(error)
+    }
+}
+
+/// The values of one file, with what is needed to say what is wrong with it.
+struct StatesFile<'a> {
+    values: TorchValues<'a>,
+    origin: OriginId,
+    name: &'a str,
+}
+
+impl<'a> StatesFile<'a> {
+    fn read(
+        file: &'a dyn ReadAt,
+        origin: OriginId,
+        name: &'a str,
+    ) -> Result<StatesFile<'a>, StatesError> {
+        Ok(StatesFile { values: TorchValues::read_zip(file)?, origin, name })
+    }
+
+    fn malformed(&self, what: &'static str) -> StatesError {
+        StatesError::Training(TrainingError::States { name: self.name.to_owned(), what })
+    }
+
+    fn arena(&self) -> &Arena {
+        &self.values.arena
+    }
+
+    /// The value of a key of a dictionary, unless it is `None`.
+    fn get(&self, dictionary: NodeId, key: &str) -> Option<NodeId> {
+        let value = entry(self.arena(), dictionary, key)?;
+        (self.arena().node(value) != Node::None).then_some(value)
+    }
+
+    fn tensor(&mut self, name: &str, id: NodeId) -> Result<Tensor, StatesError> {
+        let TorchValues { arena, storages, .. } = &mut self.values;
+        let mut tensor = storages.tensor(arena, TensorName::from(name), id).map_err(|error| {
+            StatesError::Training(TrainingError::Tensor { tensor: name.to_owned(), error })
+        })?;
+        if tensor.bytes.has_repeats() {
+            return Err(self.malformed("a tensor repeats its bytes"));
+        }
+        tensor.bytes.embed(self.origin, 0);
+        Ok(tensor)
+    }
+
+    /// The names and shapes in a dictionary, in order.
+    fn shapes(&self, dictionary: NodeId) -> Result<Vec<(String, Shape)>, StatesError> {
+        let malformed = || self.malformed("a parameter has no name and shape");
+        let arena = self.arena();
+        let entries = arena.entries(dictionary).ok_or_else(malformed)?;
+        let shape = |&(name, shape): &(NodeId, NodeId)| {
+            let shape = as_counts(arena, shape).ok_or_else(malformed)?;
+            Ok((arena.text(name).ok_or_else(malformed)?.to_owned(), shape.into()))
+        };
+        entries.iter().map(shape).collect()
+    }
+
+    /// The pairs of texts in a dictionary.
+    fn text_pairs(&self, dictionary: NodeId) -> Vec<(String, String)> {
+        let text = |id: &NodeId| self.arena().text(*id).map(str::to_owned);
+        let entries = self.arena().entries(dictionary).unwrap_or_default();
+        entries.iter().filter_map(|(key, value)| text(key).zip(text(value))).collect()
+    }
+
+    /// The file may not have storages that had to be unpacked: their bytes are not in it.
+    fn finish(self) -> Result<(), StatesError> {
+        let name = self.name.to_owned();
+        match self.values.storages.into_unpacked().is_empty() {
+            true => Ok(()),
+            false => Err(StatesError::Training(TrainingError::Compressed { name })),
+        }
+    }
+}
+
+impl ModelStates {
+    /// Reads a file, which becomes the origin of that number.
+    pub fn read(file: OpenFile, origin: OriginId, name: &str) -> Result<ModelStates, StatesError> {
+        let mut states = StatesFile::read(&file, origin, name)?;
+        let top = states.values.top;
+        let unsupported = |what: &str| {
+            StatesError::Training(TrainingError::Unsupported { what: what.to_owned() })
+        };
+        if EXPERT_LAYER_KEYS.iter().any(|key| {
+            let layers = states.get(top, key).and_then(|layers| states.arena().items(layers));
+            layers.is_some_and(|layers| !layers.is_empty())
+        }) {
+            return Err(unsupported("expert parallelism (AutoEP)"));
+        }
+        let parallel = states.get(top, "mp_world_size").and_then(|id| as_count(states.arena(), id));
+        if parallel.is_some_and(|ranks| ranks > 1) {
+            return Err(unsupported("tensor parallelism (mp_world_size > 1)"));
+        }
+        let shapes = states.get(top, "param_shapes");
+        let shapes = shapes.ok_or_else(|| states.malformed("it has no param_shapes"))?;
+        // Older versions have one dictionary for all groups.
+        let groups = states.arena().items(shapes).unwrap_or(std::slice::from_ref(&shapes)).to_vec();
+        let groups = groups.into_iter().map(|group| states.shapes(group));
+        let groups = groups.collect::<Result<Vec<_>, _>>()?;
+        let frozen_shapes = match states.get(top, "frozen_param_shapes") {
+            Some(shapes) => states.shapes(shapes)?,
+            None => Vec::new(),
+        };
+        let module =
+            states.get(top, "module").ok_or_else(|| states.malformed("it has no module"))?;
+        let module = states.tensors(module)?;
+        let frozen = match states.get(top, "frozen_param_fragments") {
+            Some(fragments) => states.tensors(fragments)?,
+            None => Vec::new(),
+        };
+        let buffers = states.get(top, "buffer_names");
+        let buffers = buffers.and_then(|names| states.arena().items(names)).unwrap_or_default();
+        let buffers = buffers.iter().filter_map(|&name| states.arena().text(name));
+        let buffers = buffers.map(str::to_owned).collect();
+        let shared = states.get(top, "shared_params");
+        let shared = shared.map(|shared| states.text_pairs(shared)).unwrap_or_default();
+        let step = states.get(top, "global_steps").and_then(|id| as_count(states.arena(), id));
+        states.finish()?;
+        let frozen = frozen.into_iter().map(|tensor| (tensor.name.to_string(), tensor)).collect();
+        Ok(ModelStates { file, module, buffers, groups, frozen_shapes, frozen, shared, step })
+    }
+}
+
+impl OptimStates {
+    /// Reads a file, which becomes the origin of that number.
+    pub fn read(file: OpenFile, origin: OriginId, name: &str) -> Result<OptimStates, StatesError> {
+        let mut states = StatesFile::read(&file, origin, name)?;
+        let top = states.values.top;
+        let optimizer = states.get(top, "optimizer_state_dict");
+        let optimizer =
+            optimizer.ok_or_else(|| states.malformed("it has no optimizer_state_dict"))?;
+        let stage = states.get(optimizer, "zero_stage").and_then(|id| states.stage(id));
+        let stage = stage.ok_or_else(|| states.malformed("it has no zero_stage"))?;
+        let count = states.get(optimizer, "partition_count");
+        let count = count.and_then(|count| match states.arena().items(count) {
+            // Of each group. Those of experts may have fewer.
+            Some(counts) => counts.iter().map(|&id| as_count(states.arena(), id)).max().flatten(),
+            None => as_count(states.arena(), count),
+        });
+        let rank_count = count.ok_or_else(|| states.malformed("it has no partition_count"))?;
+        let key = if stage == 3 { "fp32_flat_groups" } else { "single_partition_of_fp32_groups" };
+        let flat = states.get(optimizer, key).and_then(|flat| states.arena().items(flat));
+        let flat = flat.map(<[NodeId]>::to_vec);
+        let flat = flat.ok_or_else(|| states.malformed("it has no 32-bit weights"))?;
+        let groups = flat.into_iter().map(|id| states.tensor(key, id));
+        let groups = groups.collect::<Result<Vec<_>, _>>()?;
+        let paddings = match states.get(optimizer, "param_alignment_paddings") {
+            Some(groups) => {
+                let counts = |&group: &NodeId| {
+                    let items = states.arena().items(group)?;
+                    items.iter().map(|&id| as_count(states.arena(), id)).collect()
+                };
+                let groups = states.arena().items(groups).unwrap_or_default();
+                let paddings: Option<Vec<Vec<u64>>> = groups.iter().map(counts).collect();
+                Some(paddings.ok_or_else(|| states.malformed("its paddings are not counts"))?)
+            }
+            None => None,
+        };
+        states.finish()?;
+        Ok(OptimStates { file, stage, rank_count, groups, paddings })
+    }
+}
+
+impl StatesFile<'_> {
+    /// The tensors of a dictionary, in order. Other values are left out.
+    fn tensors(&mut self, dictionary: NodeId) -> Result<Vec<Tensor>, StatesError> {
+        let entries = self.arena().entries(dictionary).unwrap_or_default().to_vec();
+        let mut tensors = Vec::with_capacity(entries.len());
+        for (name, value) in entries {
+            let Some(name) = self.arena().text(name).map(str::to_owned) else { continue };
+            if matches!(self.arena().node(value), Node::Call(..)) {
+                tensors.push(self.tensor(&name, value)?);
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// The stage, which is a number or a value of an enumeration.
+    fn stage(&self, id: NodeId) -> Option<u64> {
+        match self.arena().node(id) {
+            Node::Call(_, args) => match self.arena().items(args)? {
+                &[stage] => as_count(self.arena(), stage),
+                _ => None,
+            },
+            _ => as_count(self.arena(), id),
+        }
+    }
+}

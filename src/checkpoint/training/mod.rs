@@ -1,0 +1,53 @@
+//! Reads folders of training: one checkpoint in the files of many ranks.
+//!
+//! In: a folder whose format is known by its names. Out: a [`Checkpoint`](super::contents::Checkpoint) whose tensors are
+//! joined from the pieces of the ranks ([`Boxes`](super::tensor::Boxes)).
+//!
+//! Nothing of a pickle is executed, also not of a `.metadata`. [`select_root`] finds the model among
+//! the names. Each format has a folder or file of its own.
+
+mod dcp;
+mod dcp_safetensors;
+mod deepspeed;
+mod rank_files;
+mod select_root;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::source::Root;
+
+use super::contents::Checkpoint;
+use super::directory::{TrainingFolder, TrainingFormat};
+use super::error::CheckpointError;
+use super::options::ParseOptions;
+
+/// Reads the checkpoint in the files of a folder.
+pub fn read_training_folder(
+    root: &Arc<Root>,
+    directory: &Path,
+    path: PathBuf,
+    folder: &TrainingFolder,
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
+    match folder.format {
+        TrainingFormat::Dcp => dcp::read_folder(root, directory, path, &folder.names, options),
+        TrainingFormat::RankFiles => {
+            rank_files::read_folder(root, directory, path, &folder.names, options)
+        }
+        TrainingFormat::DcpSafetensors => {
+            dcp_safetensors::read_folder(root, directory, path, &folder.names, options)
+        }
+        TrainingFormat::Zero => {
+            deepspeed::read_folder(root, directory, path, &folder.names, options)
+        }
+    }
+}
+
+/// The path of a folder in messages.
+fn folder_path(root: &Root, directory: &Path) -> PathBuf {
+    match directory.as_os_str().is_empty() {
+        true => root.path().to_path_buf(),
+        false => root.path().join(directory),
+    }
+}

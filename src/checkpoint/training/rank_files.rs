@@ -1,0 +1,341 @@
+//! Joins the files that each rank of a run wrote with `torch.save`: of FSDP2 (`DTensor`) and FSDP1 (`ShardedTensor`).
+//!
+//! Each piece states its place in the whole tensor. Tensors that are whole in every file are those of the first rank.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::checkpoint::contents::{Checkpoint, MAX_TENSOR_COUNT};
+use crate::checkpoint::directory::{split_rank, world_size};
+use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::format::Format;
+use crate::checkpoint::options::ParseOptions;
+use crate::checkpoint::refusal::{RefusedEntry, TensorError};
+use crate::checkpoint::tensor::{
+    AxisSlice, Dtype, Origin, OriginId, Shape, Tensor, TensorBox, TensorName,
+};
+use crate::checkpoint::torch::{
+    FLAT_PARAMETER, LocalPart, RankPiece, Selection, TorchError, TorchValues, rank_piece,
+    select_state_dict,
+};
+use crate::source::{OpenFile, Root};
+use crate::threads::parallel_map;
+
+use super::folder_path;
+use crate::checkpoint::training_error::TrainingError;
+
+/// Threads that read files of ranks.
+const MAX_READER_THREADS: usize = 8;
+
+/// The files of all ranks that belong together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankFileSet {
+    /// The name of each rank's file, in the order of ranks.
+    pub names: Vec<(u32, String)>,
+    /// The number of ranks, if the names state it.
+    pub world_size: Option<u64>,
+}
+
+/// What one rank's file holds.
+struct RankContents {
+    file: OpenFile,
+    whole: Vec<Tensor>,
+    pieces: Vec<TensorPiece>,
+    refused: Vec<RefusedEntry>,
+    notes: Vec<String>,
+    /// The largest number of ranks that a tensor is cut over.
+    rank_count: u64,
+}
+
+/// What one rank has of a tensor.
+struct TensorPiece {
+    name: String,
+    dtype: Dtype,
+    shape: Shape,
+    boxes: Vec<TensorBox>,
+}
+
+/// Reads the files of all ranks.
+pub fn read_folder(
+    root: &Arc<Root>,
+    directory: &Path,
+    path: PathBuf,
+    names: &[String],
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
+    let folder = folder_path(root, directory);
+    let error = |error| CheckpointError::Training { path: folder.clone(), error: Box::new(error) };
+    let set = RankFileSet::from_names(names).map_err(error)?;
+    let read = |(number, (_, name)): &(usize, &(u32, String))| {
+        let file = OpenFile::open_in_root(root, &directory.join(name))?;
+        let contents = read_rank(file, OriginId(*number as u32), name, options);
+        contents.map_err(|e| match e {
+            ReadError::Training(e) => error(e),
+            ReadError::Torch(e) => match e.into_source() {
+                Ok(e) => e.into(),
+                Err(e) => error(TrainingError::RankFile { name: name.clone(), error: Box::new(e) }),
+            },
+        })
+    };
+    let numbered: Vec<(usize, &(u32, String))> = set.names.iter().enumerate().collect();
+    let ranks = parallel_map(&numbered, MAX_READER_THREADS, read);
+    let ranks = ranks.into_iter().collect::<Result<Vec<RankContents>, CheckpointError>>()?;
+    let found = ranks.len() as u64;
+    let recorded = ranks.iter().map(|rank| rank.rank_count).max().unwrap_or(0);
+    if recorded > found {
+        let name = set.name_of(found as u32);
+        return Err(error(TrainingError::MissingFile { name }));
+    }
+    if recorded == 0 && found > 1 {
+        return Err(error(TrainingError::UncutRanks { ranks: found }));
+    }
+    let joined = join_ranks(&ranks, &set).map_err(error)?;
+    if joined.len() > MAX_TENSOR_COUNT {
+        return Err(CheckpointError::TooManyTensors { path, limit: MAX_TENSOR_COUNT });
+    }
+    let mut refused: Vec<RefusedEntry> = Vec::new();
+    let mut notes = vec![format!("joined from the files of {}", count_ranks(found))];
+    if set.world_size.is_none() && recorded < found {
+        notes.push(format!("{} found, the number is not recorded", count_ranks(found)));
+    }
+    for rank in &ranks {
+        let new = rank.refused.iter().filter(|entry| !refused.iter().any(|r| r.name == entry.name));
+        let new: Vec<RefusedEntry> = new.cloned().collect();
+        refused.extend(new);
+        let new = rank.notes.iter().filter(|note| !notes.contains(note));
+        let new: Vec<String> = new.cloned().collect();
+        notes.extend(new);
+        rank.file.check_unchanged()?;
+    }
+    Ok(Checkpoint {
+        path,
+        format: Format::RankFiles,
+        is_sharded: true,
+        origins: ranks.iter().map(|rank| Origin::File(Arc::clone(rank.file.file()))).collect(),
+        open_file: None,
+        index_files: Vec::new(),
+        tensors: joined,
+        metadata: None,
+        notes,
+        refused,
+        options: options.clone(),
+    })
+}
+
+pub fn count_ranks(n: u64) -> String {
+    if n == 1 { "1 rank".to_owned() } else { format!("{n} ranks") }
+}
+
+enum ReadError {
+    Training(TrainingError),
+    Torch(TorchError),
+}
+
+impl From<TorchError> for ReadError {
+    fn from(error: TorchError) -> ReadError {
+        ReadError::Torch(error)
+    }
+}
+
+/// Reads one rank's file, which becomes the origin of that number.
+fn read_rank(
+    file: OpenFile,
+    origin: OriginId,
+    name: &str,
+    options: &ParseOptions,
+) -> Result<RankContents, ReadError> {
+    let TorchValues { arena, top, pickle_bytes, mut storages } = TorchValues::read_zip(&file)?;
+    let selection = select_state_dict(&arena, top, pickle_bytes, options.root_key.as_deref())
+        .map_err(TorchError::from)?;
+    let Selection { entries, rank_pieces, mut refused, notes } = selection;
+    let mut whole = Vec::with_capacity(entries.len());
+    for (name, id) in entries {
+        match storages.tensor(&arena, TensorName::from(&*name), id) {
+            Ok(mut tensor) => {
+                tensor.bytes.embed(origin, 0);
+                whole.push(tensor);
+            }
+            Err(error) => refused.push(RefusedEntry { name, error }),
+        }
+    }
+    let mut rank_count = 0;
+    let mut pieces = Vec::with_capacity(rank_pieces.len());
+    for entry in rank_pieces {
+        if entry.class == FLAT_PARAMETER {
+            let (tensor, name) = (entry.name, name.to_owned());
+            return Err(ReadError::Training(TrainingError::FlatParameter { tensor, name }));
+        }
+        let mut locate = |part: &LocalPart<'_>| {
+            let local = storages.locate(TensorName::from(&*entry.name), &part.view)?;
+            Ok((boxes_of_part(&local, part, origin)?, local.dtype))
+        };
+        let piece = rank_piece(&arena, entry.value).and_then(|piece| {
+            let RankPiece { shape, parts, is_later_replica, rank_count: ranks } = piece;
+            rank_count = rank_count.max(ranks.unwrap_or(0));
+            let (mut boxes, mut dtype) = (Vec::new(), None);
+            for part in &parts {
+                let (part, of_part) = locate(part)?;
+                if !is_later_replica {
+                    boxes.extend(part);
+                }
+                dtype = Some(of_part);
+            }
+            Ok((dtype, shape, boxes))
+        });
+        match piece {
+            // A rank without a part of a tensor does not state its type.
+            Ok((None, ..)) => {}
+            Ok((Some(dtype), shape, boxes)) => {
+                pieces.push(TensorPiece { name: entry.name, dtype, shape, boxes });
+            }
+            Err(error) => refused.push(RefusedEntry { name: entry.name, error }),
+        }
+    }
+    if !storages.into_unpacked().is_empty() {
+        let error = TrainingError::Compressed { name: name.to_owned() };
+        return Err(ReadError::Training(error));
+    }
+    Ok(RankContents { file, whole, pieces, refused, notes, rank_count })
+}
+
+/// The boxes of a whole tensor that a rank's tensor holds.
+fn boxes_of_part(
+    local: &Tensor,
+    part: &LocalPart<'_>,
+    origin: OriginId,
+) -> Result<Vec<TensorBox>, TensorError> {
+    if local.bytes.has_repeats() {
+        return Err(TensorError::Malformed { what: "its piece repeats its bytes" });
+    }
+    let packing = local.dtype.torch_packing();
+    let mut boxes = Vec::with_capacity(part.boxes.len());
+    for place in &part.boxes {
+        let steps = place.local_start.iter().zip(&place.counts);
+        let mut slices: Vec<AxisSlice> =
+            steps.map(|(&start, &count)| AxisSlice::range(start..start + count)).collect();
+        if let Some(last) = slices.last_mut() {
+            last.start *= packing;
+            last.count *= packing;
+        }
+        let sliced = local.slice(&slices);
+        let sliced = sliced.map_err(|_| TensorError::Malformed {
+            what: "its piece is not where its place says",
+        })?;
+        let mut bytes = sliced.bytes;
+        bytes.embed(origin, 0);
+        boxes.push(TensorBox { start: place.start.clone(), counts: place.counts.clone(), bytes });
+    }
+    Ok(boxes)
+}
+
+/// Joins what all ranks have. Of equal parts, that of the first rank is kept.
+fn join_ranks(ranks: &[RankContents], set: &RankFileSet) -> Result<Vec<Tensor>, TrainingError> {
+    enum Joined<'a> {
+        Whole(&'a Tensor),
+        Pieces { dtype: Dtype, shape: &'a Shape, boxes: Vec<TensorBox> },
+    }
+    let mut order: Vec<&str> = Vec::new();
+    let mut by_name: HashMap<&str, Joined<'_>> = HashMap::new();
+    let other = |n: usize, tensor: &str, what| TrainingError::OtherPiece {
+        tensor: tensor.to_owned(),
+        name: set.names[n].1.clone(),
+        what,
+    };
+    for (n, rank) in ranks.iter().enumerate() {
+        for tensor in &rank.whole {
+            match by_name.get(&*tensor.name) {
+                None => {
+                    order.push(&tensor.name);
+                    by_name.insert(&tensor.name, Joined::Whole(tensor));
+                }
+                Some(Joined::Whole(first))
+                    if (first.dtype, &first.shape) == (tensor.dtype, &tensor.shape) => {}
+                Some(_) => {
+                    return Err(other(
+                        n,
+                        &tensor.name,
+                        "another rank has another shape or type of it",
+                    ));
+                }
+            }
+        }
+        for piece in &rank.pieces {
+            let new =
+                || Joined::Pieces { dtype: piece.dtype, shape: &piece.shape, boxes: Vec::new() };
+            if !by_name.contains_key(&*piece.name) {
+                order.push(&piece.name);
+            }
+            match by_name.entry(&piece.name).or_insert_with(new) {
+                Joined::Pieces { dtype, shape, boxes }
+                    if (*dtype, *shape) == (piece.dtype, &piece.shape) =>
+                {
+                    for part in &piece.boxes {
+                        let is_replica = |other: &TensorBox| {
+                            other.start == part.start && other.counts == part.counts
+                        };
+                        if !boxes.iter().any(is_replica) {
+                            boxes.push(part.clone());
+                        }
+                    }
+                }
+                _ => {
+                    return Err(other(
+                        n,
+                        &piece.name,
+                        "another rank has another shape or type of it",
+                    ));
+                }
+            }
+        }
+    }
+    let names: Vec<TensorName> = TensorName::pack(order.iter().copied()).collect();
+    let join = |(name, text): (TensorName, &str)| match by_name.remove(text) {
+        Some(Joined::Whole(tensor)) => Ok(Some(Tensor { name, ..tensor.clone() })),
+        Some(Joined::Pieces { dtype, shape, boxes }) => {
+            let tensor = Tensor::join(name, dtype, shape, boxes);
+            tensor
+                .map(Some)
+                .map_err(|error| TrainingError::Tiling { tensor: text.to_owned(), error })
+        }
+        None => Ok(None),
+    };
+    names.into_iter().zip(order).map(join).filter_map(Result::transpose).collect()
+}
+
+impl RankFileSet {
+    /// The set of files of these names: each has the number of its rank at its end.
+    pub fn from_names(names: &[String]) -> Result<RankFileSet, TrainingError> {
+        let mut ranked: Vec<(u32, String)> =
+            names.iter().filter_map(|name| Some((split_rank(name)?.1, name.clone()))).collect();
+        ranked.sort();
+        let set = RankFileSet {
+            world_size: ranked.first().and_then(|(_, name)| world_size(name)),
+            names: ranked,
+        };
+        if let Some(pair) = set.names.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            let (first, second) = (pair[0].1.clone(), pair[1].1.clone());
+            return Err(TrainingError::MixedSaves { first, second });
+        }
+        let gap = (0..).zip(&set.names).find(|(n, (rank, _))| n != rank).map(|(n, _)| n);
+        let found = set.names.len() as u64;
+        let missing =
+            gap.or_else(|| set.world_size.is_some_and(|size| found < size).then_some(found as u32));
+        match missing {
+            Some(rank) => Err(TrainingError::MissingFile { name: set.name_of(rank) }),
+            None => Ok(set),
+        }
+    }
+
+    /// The name that the file of a rank has.
+    fn name_of(&self, rank: u32) -> String {
+        let Some((_, name)) = self.names.first() else { return format!("rank {rank}") };
+        match split_rank(name) {
+            Some((stem, _)) => {
+                let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
+                format!("{stem}{rank}.{extension}")
+            }
+            None => name.clone(),
+        }
+    }
+}
