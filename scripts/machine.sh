@@ -61,6 +61,14 @@ make_venv() {
     touch "$1/complete"
 }
 
+# Starts a command in a process group of its own, to end all of it: `start_in_background LOG COMMAND...`.
+start_in_background() {
+    set -m
+    "${@:2}" >"$1" 2>&1 &
+    background=$!
+    set +m
+}
+
 # Runs a command that takes a while: `wait_for LINE COMMAND...`. A line every five seconds has the time and the last
 # line of its output, which is shown whole if it fails.
 wait_for() {
@@ -68,27 +76,23 @@ wait_for() {
     say "$1"
     shift
     log=$(mktemp)
-    # A process group of its own, to end all of it.
-    set -m
-    "$@" >"$log" 2>&1 &
-    waited_for=$!
-    set +m
-    while kill -0 "$waited_for" 2>/dev/null; do
+    start_in_background "$log" "$@"
+    while kill -0 "$background" 2>/dev/null; do
         sleep 1
         ((SECONDS >= due)) || continue
         due=$((SECONDS + 5))
         last=$(tail -n 1 "$log" | tr -d '\r' | cut -c 1-60)
         printf '   %3d s  %s\n' $((SECONDS - started)) "${last#"${last%%[![:space:]]*}"}"
     done
-    if ! wait "$waited_for"; then
+    if ! wait "$background"; then
         cat "$log" >&2
         rm -f "$log"
         return 1
     fi
-    waited_for=
+    background=
     rm -f "$log"
 }
 
-# What `wait_for` runs. A script that ends early ends it: Ctrl-C does not reach it.
-waited_for=
-end_waited_for() { [ -z "$waited_for" ] || kill -- "-$waited_for" 2>/dev/null || true; }
+# The process in the background. A script that ends early ends its group: Ctrl-C does not reach it.
+background=
+end_background() { [ -z "$background" ] || kill -- "-$background" 2>/dev/null || true; }

@@ -148,6 +148,8 @@ class Part:
 def main(names):
     if not names:
         sys.exit("usage: scripts/mutate ring|devices|python...")
+    # An exception, so that `run` ends its test.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     MUTATED.mkdir(parents=True, exist_ok=True)
     lock = open(MUTATED / "lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)

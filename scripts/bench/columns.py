@@ -11,7 +11,7 @@ from ckptfs.bench.tables import markdown, spread
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """`part` measures it, and `chart`, if it has one, is drawn beside it. `order` is that of its rows, where it is not
     that in which they are measured. `source` names the table of the results, where its rows are only some of another's:
     those that `has_row`."""

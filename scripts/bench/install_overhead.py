@@ -7,7 +7,7 @@ from bench import workloads
 from bench.machine import load, machine
 from bench.models import in_process, llama
 from bench.results import Results
-from bench.workloads import workload
+from bench.workloads import make_request
 
 # Files of the small kind: an embedding and a latent, as trainers cache them.
 SMALL_COUNT = 2000
@@ -15,9 +15,9 @@ SMALL_COUNT = 2000
 # Where, and what loads there.
 MODEL = {
     "plain, without ckptfs": ("plain", "from_pretrained"),
-    "plain, installed and disabled": ("plain", "from_pretrained_disabled"),
-    "plain, installed": ("plain", "from_pretrained_installed"),
-    "mount, installed": ("mount", "from_pretrained_installed"),
+    "plain, installed and disabled": ("plain", "from_pretrained_with_install_disabled"),
+    "plain, installed": ("plain", "from_pretrained_with_install"),
+    "mount, installed": ("mount", "from_pretrained_with_install"),
     "mount, without `install`": ("mount", "from_pretrained"),
 }
 
@@ -115,7 +115,7 @@ def files(results, machine):
         """Seconds, run by run."""
 
         def loads(kind):
-            request = workload(small_files, kind=kind, backend=backend)
+            request = make_request(small_files, kind=kind, backend=backend)
             return lambda: machine.run(request, many, few, prepare=prepare)
 
         runs = machine.compare({kind: loads(kind) for kind in kinds})

@@ -4,9 +4,9 @@ from bench.fixtures import uniform, write_model
 from bench.machine import machine
 from bench.models import in_process, many_tensors
 from bench.results import Results
-from bench.workloads import opening_with_ckptfs, opening_with_safetensors, workload
+from bench.workloads import open_with_ckptfs, open_with_safetensors, make_request
 
-OPENED = {"ckptfs": opening_with_ckptfs, "safetensors": opening_with_safetensors}
+OPENED = {"ckptfs": open_with_ckptfs, "safetensors": open_with_safetensors}
 
 
 def main():
@@ -17,7 +17,7 @@ def main():
         write_model(tiny, uniform(2, 2, 32))
         for state, prepare in measuring.states(many):
             runs = measuring.compare({
-                name: lambda one=one: measuring.run(workload(one), many, tiny, prepare=prepare)
+                name: lambda one=one: measuring.run(make_request(one), many, tiny, prepare=prepare)
                 for name, one in OPENED.items()
             })  # fmt: skip
             results.add_all("opening", state, runs)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.machine import machine
 from bench.results import Results
-from bench.workloads import workload
+from bench.workloads import make_request
 
 SHARDS, TENSORS, ELEMENTS = 4, 50, 5 << 20
 SIZE_BYTES = SHARDS * TENSORS * ELEMENTS * 2
@@ -69,7 +69,7 @@ def main():
 
         def save(saver):
             with tempfile.TemporaryDirectory(dir=measuring.folder) as folder:
-                took, number = measuring.run(workload(saving, saver=saver), folder)
+                took, number = measuring.run(make_request(saving, saver=saver), folder)
             assert number == 1, saver
             return {**took, "peak": took["peak"] / SIZE_BYTES}, number
 

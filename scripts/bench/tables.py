@@ -4,7 +4,7 @@ chart."""
 from bench import target_table
 from bench.charts import Chart
 from bench.columns import (
-    Table, label, maximum, median, numbers, promise, ratio_to_first, ratios, speed_of_first, spreads,
+    PageTable, label, maximum, median, numbers, promise, ratio_to_first, ratios, speed_of_first, spreads,
 )  # fmt: skip
 
 SPEED = ratios("plain", "mount")
@@ -32,12 +32,12 @@ def loads(title):
         median("peak memory", "peak"),
         spreads("ratio to ckptfs: median (least to most)", ratio_to_first("seconds")),
     )  # fmt: skip
-    return Table("loader", columns, Chart(f"{title}: seconds", seconds_of, is_ours))
+    return PageTable("loader", columns, Chart(f"{title}: seconds", seconds_of, is_ours))
 
 
 def sizes(title):
     """Loaders beside the first of them, which is safetensors. They are too few for a chart."""
-    return Table("tensor-sizes", (
+    return PageTable("tensor-sizes", (
         label(title), label(place=1), median("seconds", "seconds"), median("CPU seconds", "cpu"),
         spreads("ratio to the first: median (least to most)", ratio_to_first("seconds")),
     ))  # fmt: skip
@@ -46,45 +46,45 @@ def sizes(title):
 def targets(title, has_row):
     """The targets that are reached, or those that are missed."""
     chart = Chart(
-        f"{title}: ratio to the baseline; the mark is the target", target_table.figures,
-        mark=lambda row: target_table.target_of(row).limit,
-        is_drawn=lambda row: not target_table.target_of(row).is_plain,
+        f"{title}: ratio to the baseline; the mark is the target", target_table.compute_figures,
+        mark=lambda row: target_table.find_target(row).limit,
+        is_drawn=lambda row: not target_table.find_target(row).is_absolute,
     )  # fmt: skip
-    return Table("targets", target_table.COLUMNS, chart, tuple(target_table.TARGETS), "targets", has_row)
+    return PageTable("targets", target_table.COLUMNS, chart, tuple(target_table.TARGETS), "targets", has_row)
 
 
 TABLES = {
     "targets": targets("reached", target_table.is_reached),
     "targets-missed": targets("missed", target_table.is_missed),
-    "engine": Table("engine", (
+    "engine": PageTable("engine", (
         label(), median("seconds", "seconds", 3),
         promise("target", {"virtual file of 100,000 tensors in 160 shards with an index": "0.5",
                            "virtual file of a `.pt` of 10,000 tensors": "0.2"}),
     )),
-    "headers": Table("engine", (
+    "headers": PageTable("engine", (
         label("`ckptfs inspect --json` of"), median("seconds", "seconds", 3), maximum("peak MB", "peak", 1e-6),
         promise("target", {"100,000 tensors in 160 shards": "150 MB"}),
     )),
-    "reads": Table("engine", (
+    "reads": PageTable("engine", (
         label(), median("milliseconds", "seconds", 1, 1000),
         spreads("speed relative to `pread`: median (least to most)", speed_of_first("seconds")),
         promise("target", {"`VirtualFileReader::read_at`": "0.9"}),
     )),
-    "copies": Table("engine", (
+    "copies": PageTable("engine", (
         label(), median("`export` s", "export"), median("other s", "other"),
         spreads("speed of `export`: median (least to most)", ratios("other", "export")),
         promise("target", {"beside `cp`, which does not wait for the disk": "0.9"}),
     )),
-    "mount": Table("mount", (
+    "mount": PageTable("mount", (
         label(), label(place=1), median("plain s", "plain"), median("mount s", "mount"),
         spreads("speed against plain: median (least to most)", SPEED),
         promise("target", MOUNT_TARGETS),
     ), Chart("speed of the mount relative to the plain file; the mark is 1", SPEED, mark=lambda row: 1)),
-    "checkpoints": Table("mount", (
+    "checkpoints": PageTable("mount", (
         label("checkpoints in the directory"), median("`ckptfs mount` s", "mount", 3),
         median("first byte of one s", "byte", 3), median("listing all s", "listed", 3),
     )),
-    "first-byte": Table("mount", (
+    "first-byte": PageTable("mount", (
         label("first byte of 100,000 tensors in 160 shards"), median("ms", "seconds", 1, 1000),
         promise("target", {"after the mount, caches dropped": "500", "once built": "10"}),
     )),
@@ -92,27 +92,27 @@ TABLES = {
     "owned-bin": loads("owned, 2.1 GB in 4 shards of `.bin`"),
     "mapped": loads("mapped, 2.1 GB in 4 shards of `.safetensors`"),
     "mapped-bin": loads("mapped, 2.1 GB in 4 shards of `.bin`"),
-    "opening": Table("opening", (
+    "opening": PageTable("opening", (
         label("opening 100,000 tensors in 160 shards"), label(place=1),
         median("seconds", "seconds", 3), median("CPU seconds", "cpu", 3),
         spreads("ratio to ckptfs: median (least to most)", ratio_to_first("seconds")),
     )),
     "few-huge": sizes("4 tensors of 512 MiB in 2 shards"),
     "many-small": sizes("100,000 tensors of 16 KiB in 4 shards"),
-    "saving": Table("saving", (
+    "saving": PageTable("saving", (
         label("saving 2.1 GB in 4 shards"), spreads("seconds (least to most)", seconds_of),
         median("CPU seconds", "cpu"), median("peak memory above them", "peak"),
     ), Chart("saving: seconds", seconds_of, lambda row: not row["row"][0].startswith("safetensors"))),
-    "install-overhead": Table("install-overhead", (
+    "install-overhead": PageTable("install-overhead", (
         label(), label(place=1), median("seconds", "seconds"), median("CPU seconds", "cpu"),
         spreads("ratio to the first: median (least to most)", ratio_to_first("seconds"), 3),
     ), Chart("from_pretrained: seconds", seconds_of, lambda row: "mount" in row["row"][0])),
-    "small-files": Table("install-overhead", (
+    "small-files": PageTable("install-overhead", (
         label(), label(place=1),
         median("`mmap`", "mmap", 0, 1e6), spreads("ratio to safetensors", ratio_to_first("mmap")),
         median("`pread`", "pread", 0, 1e6), spreads("ratio to safetensors", ratio_to_first("pread")),
     )),
-    "arrays": Table("install-overhead", (
+    "arrays": PageTable("install-overhead", (
         label(), label(place=1), median("microseconds", "seconds", 0, 1e6),
         spreads("ratio to safetensors", ratio_to_first("seconds")),
     )),

@@ -10,47 +10,47 @@ from bench.columns import label
 
 @dataclass(frozen=True)
 class Target:
-    """A row: what is measured, its baseline, and the maximum that it may be. `baseline` names several where the best of
-    them is meant, the one with the least median."""
+    """A row: the side that is measured, its baseline, and the maximum that it may be. `baseline` names several where the
+    best of them is meant, the one with the least median."""
 
     row: str
-    ours: str
+    side: str
     baseline: str | tuple | None
     limit: float
     goal: float | None = None
     unit: str = "s"
 
-    def figures(self, runs):
-        """A number for each run: the ratio to the baseline; without one, ours."""
+    def compute_figures(self, runs):
+        """A number for each run: the ratio to the baseline; without one, that of the side itself."""
         if self.unit == "ms":
-            return [run[self.ours] * 1000 for run in runs]
+            return [run[self.side] * 1000 for run in runs]
         if self.unit == "MB":
-            return [(run[self.ours] - run[self.baseline]) / 1e6 for run in runs]
-        best = self.best(runs)
-        return [run[self.ours] / run[best] for run in runs]
+            return [(run[self.side] - run[self.baseline]) / 1e6 for run in runs]
+        best_baseline = self.find_best_baseline(runs)
+        return [run[self.side] / run[best_baseline] for run in runs]
 
     @property
-    def is_plain(self):
+    def is_absolute(self):
         """Whether this is no ratio, but a number of something."""
         return self.unit in ("ms", "MB")
 
-    def best(self, runs):
+    def find_best_baseline(self, runs):
         baselines = (self.baseline,) if isinstance(self.baseline, str) else self.baseline
         return min(baselines, key=lambda name: statistics.median(run[name] for run in runs))
 
-    def measured(self, runs):
+    def compute_result(self, runs):
         """What is held against the limit: the median; of memory the maximum."""
-        return (max if self.unit == "MB" else statistics.median)(self.figures(runs))
+        return (max if self.unit == "MB" else statistics.median)(self.compute_figures(runs))
 
-    def side(self, name, runs):
+    def format_side(self, name, runs):
         """The median of one side."""
         if not self.baseline:
             return ""
         value = statistics.median(run[name] for run in runs)
         return f"{name} {value:.2f} s" if self.unit == "s" else f"{name} {value / 1e9:.2f} GB"
 
-    def with_unit(self, text):
-        return f"{text} {self.unit}" if self.is_plain else text
+    def add_unit(self, text):
+        return f"{text} {self.unit}" if self.is_absolute else text
 
 
 PEERS = ("safetensors", "fastsafetensors", "runai-model-streamer")
@@ -77,50 +77,50 @@ TARGETS = {target.row: target for target in [
 ]}  # fmt: skip
 
 
-def target_of(row):
+def find_target(row):
     return TARGETS[row["row"][0]]
 
 
 def is_reached(row):
-    target = target_of(row)
-    return target.measured(row["runs"]) <= target.limit
+    target = find_target(row)
+    return target.compute_result(row["runs"]) <= target.limit
 
 
 def is_missed(row):
     return not is_reached(row)
 
 
-def figures(row, rows):
-    return target_of(row).figures(row["runs"])
+def compute_figures(row, rows):
+    return find_target(row).compute_figures(row["runs"])
 
 
-def ours(row, rows):
-    target = target_of(row)
-    return target.side(target.ours, row["runs"])
+def format_measured_side(row, rows):
+    target = find_target(row)
+    return target.format_side(target.side, row["runs"])
 
 
-def baseline(row, rows):
-    target = target_of(row)
-    return target.baseline and target.side(target.best(row["runs"]), row["runs"]) or ""
+def format_baseline(row, rows):
+    target = find_target(row)
+    return target.baseline and target.format_side(target.find_best_baseline(row["runs"]), row["runs"]) or ""
 
 
-def measured(row, rows):
-    target = target_of(row)
-    return target.with_unit(spread(figures(row, rows), 0 if target.is_plain else 2))
+def format_result(row, rows):
+    target = find_target(row)
+    return target.add_unit(spread(compute_figures(row, rows), 0 if target.is_absolute else 2))
 
 
-def limit(row, rows):
-    target = target_of(row)
+def format_limit(row, rows):
+    target = find_target(row)
     missed = "" if is_reached(row) else ", missed"
-    return target.with_unit(f"{target.limit:g}") + missed
+    return target.add_unit(f"{target.limit:g}") + missed
 
 
-def goal(row, rows):
-    target = target_of(row)
-    return "" if target.goal is None else target.with_unit(f"{target.goal:g}")
+def format_goal(row, rows):
+    target = find_target(row)
+    return "" if target.goal is None else target.add_unit(f"{target.goal:g}")
 
 
 COLUMNS = (
-    label(), ("", ours), ("baseline", baseline), ("measured: median (least to most)", measured), ("target", limit),
-    ("goal", goal),
+    label(), ("", format_measured_side), ("baseline", format_baseline),
+    ("measured: median (least to most)", format_result), ("target", format_limit), ("goal", format_goal),
 )  # fmt: skip

@@ -15,12 +15,12 @@ from bench.fixtures import RUNS, first_byte, in_page_cache, alternate
 from bench.machine import load, machine
 from bench.models import Models
 from bench.results import Results
-from bench.workloads import workload
+from bench.workloads import make_request
 
 SIZE = float(os.environ.get("SIZE", "1"))
 
 FROM_PRETRAINED = load(f"{workloads.__name__}:from_pretrained")
-RANDOM_ORDER = workload(workloads.in_random_order)
+RANDOM_ORDER = make_request(workloads.touch_in_random_order)
 
 
 class Bench:
@@ -30,98 +30,115 @@ class Bench:
         self.machine = machine
         self.models = models
 
-    def seconds(self, *words, **options):
-        took, outcome = self.machine.run(*words, **options)
-        return took["seconds"], outcome
+    def time_request(self, *arguments, **options):
+        """Seconds that a request of `machine.run` takes, and its result."""
+        timing, result = self.machine.run(*arguments, **options)
+        return timing["seconds"], result
 
-    def beside_ext4(self, request, tiny, source, shown, plain):
+    def compare_with_ext4(self, request, tiny, source, mounted_path, plain_path):
         """Seconds for what the mount of the source shows there, and for what lies on the plain filesystem."""
         return self.machine.compare({
-            "mount": lambda: self.seconds(request, shown, tiny, source=source),
-            "ext4": lambda: self.seconds(request, plain, tiny),
+            "mount": lambda: self.time_request(request, mounted_path, tiny, source=source),
+            "ext4": lambda: self.time_request(request, plain_path, tiny),
         })  # fmt: skip
 
-    def of_folder(self, kind):
-        return self.beside_ext4(FROM_PRETRAINED, kind("tiny"), kind(), self.machine.point, kind())
+    def compare_folders(self, find_folder):
+        return self.compare_with_ext4(
+            FROM_PRETRAINED, find_folder("tiny"), find_folder(), self.machine.point, find_folder()
+        )
 
-    def of_one_file(self, request):
-        m = self.models
-        return self.beside_ext4(request, m.plain("tiny"), m.shards(), self.machine.virtual_file, m.plain())
+    def compare_files(self, request):
+        models = self.models
+        return self.compare_with_ext4(
+            request, models.plain("tiny"), models.shards(), self.machine.virtual_file, models.plain()
+        )
 
+    def compare_loaders(self, prepare, loaders, runs=RUNS):
+        """Seconds of each loader with the shards on the plain filesystem."""
+        models = self.models
 
-def from_pretrained(bench):
-    yield "from_pretrained", bench.of_folder(bench.models.shards)
+        def make_run(loader):
+            return lambda: self.time_request(load(loader), models.shards(), models.shards("tiny"), prepare=prepare)
 
-
-def load_file(bench):
-    yield "load_file", bench.of_one_file(load("safetensors"))
-
-
-def random_order(bench):
-    yield "random order", bench.of_one_file(RANDOM_ORDER)
-
-
-def pickled(bench):
-    yield ".bin", bench.of_folder(bench.models.bins)
+        return self.machine.compare({name: make_run(loader) for name, loader in loaders.items()}, runs)
 
 
-def remembered(bench):
-    m, machine = bench.models, bench.machine
-    for name, *words in [
-        ("from_pretrained", FROM_PRETRAINED, machine.point, m.shards("tiny")),
-        ("random order", RANDOM_ORDER, machine.virtual_file, m.plain("tiny")),
+def measure_from_pretrained(bench):
+    yield "from_pretrained", bench.compare_folders(bench.models.shards)
+
+
+def measure_load_file(bench):
+    yield "load_file", bench.compare_files(load("safetensors"))
+
+
+def measure_random_order(bench):
+    yield "random order", bench.compare_files(RANDOM_ORDER)
+
+
+def measure_pickles(bench):
+    yield ".bin", bench.compare_folders(bench.models.bins)
+
+
+def measure_trace_replay(bench):
+    models, machine = bench.models, bench.machine
+    for name, *arguments in [
+        ("from_pretrained", FROM_PRETRAINED, machine.point, models.shards("tiny")),
+        ("random order", RANDOM_ORDER, machine.virtual_file, models.plain("tiny")),
     ]:
         runs = []
         for _ in range(RUNS):
             with tempfile.TemporaryDirectory() as cache:
-                first, again = (bench.seconds(*words, source=m.shards(), remembered=cache)[0] for _ in range(2))
-            runs.append({"first": first, "again": again})
+                first, second = (
+                    bench.time_request(*arguments, source=models.shards(), remembered=cache)[0] for _ in range(2)
+                )
+            runs.append({"first": first, "again": second})
         yield f"remembered, {name}", runs
 
 
-def eight_processes(bench):
-    m, machine, before, reads = bench.models, bench.machine, [], []
-    request, tiny = workload(workloads.mapping), m.plain("tiny")
+def measure_eight_processes(bench):
+    models, machine, counts_before, reads = bench.models, bench.machine, [], []
+    request, tiny = make_request(workloads.map_file), models.plain("tiny")
 
     def prepare():
         machine.cold()
-        before.append(read_from_disk(m.folder))
+        counts_before.append(count_disk_bytes(models.folder))
 
-    def of_mount():
-        took = bench.seconds(request, machine.virtual_file, tiny, source=m.shards(), count=8, prepare=prepare)
-        reads.append({"read": read_from_disk(m.folder) - before[-1], "model": m.bytes})
-        return took
+    def time_mount():
+        result = bench.time_request(request, machine.virtual_file, tiny, source=models.shards(), count=8,
+                                    prepare=prepare)  # fmt: skip
+        reads.append({"read": count_disk_bytes(models.folder) - counts_before[-1], "model": models.bytes})
+        return result
 
-    def of_ext4():
-        return bench.seconds(request, m.plain(), tiny, count=8, prepare=prepare)
+    def time_ext4():
+        return bench.time_request(request, models.plain(), tiny, count=8, prepare=prepare)
 
-    yield "8 processes", machine.compare({"mount": of_mount, "ext4": of_ext4})
+    yield "8 processes", machine.compare({"mount": time_mount, "ext4": time_ext4})
     yield "8 processes, read from the disk", reads
 
 
-def read_from_disk(folder):
+def count_disk_bytes(folder):
     """Bytes that were ever read from the device of a folder."""
     device = os.stat(folder).st_dev
-    words = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
-    return int(words[2]) * 512
+    fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
+    return int(fields[2]) * 512
 
 
-def daemon_cpu(bench):
-    m = bench.models
+def measure_daemon_cpu(bench):
+    models = bench.models
 
-    def one(side):
+    def measure_side(side):
         bench.machine.cold()
         if side == "cat":
-            return cat(bench.machine, m.plain())
-        with bench.machine.mounted(m.shards()) as daemon:
+            return time_cat(bench.machine, models.plain())
+        with bench.machine.mounted(models.shards()) as daemon:
             before = daemon.cpu
-            cat(bench.machine, bench.machine.virtual_file)
+            time_cat(bench.machine, bench.machine.virtual_file)
             return daemon.cpu - before
 
-    yield "daemon CPU", alternate(["daemon", "cat"], one)
+    yield "daemon CPU", alternate(["daemon", "cat"], measure_side)
 
 
-def cat(machine, path):
+def time_cat(machine, path):
     """Processor seconds of `cat`."""
     machine.ready()
     with open(path, "rb") as file:
@@ -132,114 +149,106 @@ def cat(machine, path):
     return usage.ru_utime + usage.ru_stime
 
 
-def page_cache(bench):
-    m, machine, used, changed = bench.models, bench.machine, [], []
+def measure_page_cache(bench):
+    models, machine, cached_runs, changed_runs = bench.models, bench.machine, [], []
 
-    def held(prepare):
+    def count_cached_bytes(prepare):
         """Bytes in the page cache: of the sources before a load and after it, and of the virtual file."""
-        worker = machine.worker(load("safetensors"), machine.virtual_file, m.plain("tiny"))
+        worker = machine.worker(load("safetensors"), machine.virtual_file, models.plain("tiny"))
         prepare()
-        with machine.mounted(m.shards()):
+        with machine.mounted(models.shards()):
             machine.refill()
-            before = sum(in_page_cache(m.sources))
+            before = sum(in_page_cache(models.sources))
             machine.measure([worker])
-            return before, sum(in_page_cache(m.sources)), sum(in_page_cache([machine.virtual_file]))
+            return before, sum(in_page_cache(models.sources)), sum(in_page_cache([machine.virtual_file]))
 
     for _ in range(RUNS):
-        _, sources, virtual_file = held(machine.cold)
-        used.append({"cached": sources + virtual_file, "model": m.bytes})
-        before, sources, _ = held(lambda: machine.warm(*m.sources))
-        changed.append({"changed": abs(sources - before), "source": before})
-    yield "page cache", used
-    yield "page cache, of a cached source changed", changed
+        _, sources, virtual_file = count_cached_bytes(machine.cold)
+        cached_runs.append({"cached": sources + virtual_file, "model": models.bytes})
+        before, sources, _ = count_cached_bytes(lambda: machine.warm(*models.sources))
+        changed_runs.append({"changed": abs(sources - before), "source": before})
+    yield "page cache", cached_runs
+    yield "page cache, of a cached source changed", changed_runs
 
 
-def beside_others(bench, prepare, loaders, runs=RUNS):
-    m, machine = bench.models, bench.machine
-
-    def seconds(loader):
-        return lambda: bench.seconds(load(loader), m.shards(), m.shards("tiny"), prepare=prepare)
-
-    return machine.compare({name: seconds(loader) for name, loader in loaders.items()}, runs)
-
-
-def owned(bench):
+def measure_owned_loads(bench):
     loaders = {
         "ckptfs": "ckptfs owned", "safetensors": "safetensors owned", "fastsafetensors": "fastsafetensors",
         "runai-model-streamer": "runai",
     }  # fmt: skip
     for state, prepare in bench.machine.states(bench.models.shards()):
-        yield f"owned, {state}", beside_others(bench, prepare, loaders)
+        yield f"owned, {state}", bench.compare_loaders(prepare, loaders)
 
 
-def mapped(bench):
-    _, (_, cached) = bench.machine.states(bench.models.shards())
+def measure_mapped_loads(bench):
+    _, (_, prepare_cached) = bench.machine.states(bench.models.shards())
+    loaders = {"ckptfs": "ckptfs mapped", "safetensors": "safetensors"}
     # The loads are short, and close to each other.
-    yield "mapped", beside_others(bench, cached, {"ckptfs": "ckptfs mapped", "safetensors": "safetensors"}, 4 * RUNS)
+    yield "mapped", bench.compare_loaders(prepare_cached, loaders, 4 * RUNS)
 
 
-def to_first_byte(bench):
-    runs, many, machine = [], bench.models.many, bench.machine
+def measure_first_byte(bench):
+    runs, folder, machine = [], bench.models.many, bench.machine
     for _ in range(RUNS):
-        machine.warm(many)
-        with machine.mounted(many):
+        machine.warm(folder)
+        with machine.mounted(folder):
             machine.ready()
             runs.append({"mount": first_byte(machine.virtual_file)})
     yield "first byte", runs
 
 
-def owned_through_the_mount(bench):
-    m, machine, first, again = bench.models, bench.machine, [], []
+def measure_owned_mount_loads(bench):
+    models, machine, first_runs, second_runs = bench.models, bench.machine, [], []
 
-    def owned(path):
-        worker = machine.worker(load("safetensors owned"), path, m.plain("tiny"))
+    def time_owned_load(path):
+        worker = machine.worker(load("safetensors owned"), path, models.plain("tiny"))
         # The memory of the load before is free by now.
         machine.ballast.take()
-        (took,) = machine.measure([worker])
-        return took["end"] - took["start"]
+        (timing,) = machine.measure([worker])
+        return timing["end"] - timing["start"]
 
-    def twice(path):
+    def time_two_loads(path):
         """The first load leaves in the page cache what is read."""
-        first = owned(path)
+        first = time_owned_load(path)
         machine.read(path)
-        return [first, owned(path)]
+        return [first, time_owned_load(path)]
 
-    def one(side):
+    def measure_side(side):
         if side == "ext4":
-            machine.warm(m.plain())
-            return twice(m.plain())
-        machine.warm(m.shards())
-        with machine.mounted(m.shards()):
-            return twice(machine.virtual_file)
+            machine.warm(models.plain())
+            return time_two_loads(models.plain())
+        machine.warm(models.shards())
+        with machine.mounted(models.shards()):
+            return time_two_loads(machine.virtual_file)
 
-    for run in alternate(["mount", "ext4"], one):
-        for rows, n in [(first, 0), (again, 1)]:
-            rows.append({side: took[n] for side, took in run.items()})
-    yield "owned through the mount", first
-    yield "owned through the mount, again", again
+    for run in alternate(["mount", "ext4"], measure_side):
+        for runs, index in [(first_runs, 0), (second_runs, 1)]:
+            runs.append({side: seconds[index] for side, seconds in run.items()})
+    yield "owned through the mount", first_runs
+    yield "owned through the mount, again", second_runs
 
 
-def daemon_memory(bench):
+def measure_daemon_memory(bench):
     if not bench.machine.peaks:
-        bench.of_one_file(load("safetensors"))
+        bench.compare_files(load("safetensors"))
     yield "daemon memory", bench.machine.peaks
 
 
 CASES = {
-    "from_pretrained": from_pretrained,
-    "load_file": load_file,
-    "random order": random_order,
-    ".bin": pickled,
-    "remembered": remembered,
-    "8 processes": eight_processes,
-    "daemon CPU": daemon_cpu,
-    "page cache": page_cache,
-    "owned": owned,
-    "mapped": mapped,
-    "first byte": to_first_byte,
-    "owned through the mount": owned_through_the_mount,
+    "from_pretrained": measure_from_pretrained,
+    "load_file": measure_load_file,
+    "random order": measure_random_order,
+    ".bin": measure_pickles,
+    "remembered": measure_trace_replay,
+    "8 processes": measure_eight_processes,
+    "daemon CPU": measure_daemon_cpu,
+    "page cache": measure_page_cache,
+    "owned": measure_owned_loads,
+    "mapped": measure_mapped_loads,
+    "first byte": measure_first_byte,
+    "owned through the mount": measure_owned_mount_loads,
     # The last, for it is about all of them.
-    "daemon memory": daemon_memory,
+    "daemon memory": measure_daemon_memory,
 }
 
 
@@ -247,8 +256,8 @@ def main(*names):
     if unknown := [name for name in names if name not in CASES]:
         raise SystemExit(f"no case {unknown[0]!r}; there are: {', '.join(CASES)}")
     results = Results("targets", whole=not names)
-    with machine() as measuring:
-        bench = Bench(measuring, Models(os.environ.get("CKPTFS_BENCH_MODELS", measuring.folder), SIZE))
+    with machine() as bench_machine:
+        bench = Bench(bench_machine, Models(os.environ.get("CKPTFS_BENCH_MODELS", bench_machine.folder), SIZE))
         for name in [name for name in CASES if name in names or not names]:
             for row, runs in CASES[name](bench):
                 results.add("targets", [row], runs)

@@ -1,7 +1,7 @@
 """Loaders and workloads of these benchmarks, beside those of `ckptfs.bench`, whose `worker` runs them.
 
 A loader returns the function that loads a request; `machine.load` makes a request of one. A workload is a generator
-of a request: see the worker. `workload` makes a request of one. Whatever it holds at its end it keeps in `kept`.
+of a request: see the worker. `make_request` makes a request of one. Whatever it holds at its end it keeps in `kept`.
 """
 
 import mmap
@@ -13,7 +13,7 @@ from ckptfs.bench.loaders import files_of, kept
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
-def workload(function, **options):
+def make_request(function, **options):
     """A request that does a workload."""
     return {"workload": f"{function.__module__}:{function.__name__}", **options}
 
@@ -27,37 +27,37 @@ def from_pretrained():
     return lambda request: LlamaForCausalLM.from_pretrained(request["path"], dtype=torch.bfloat16).state_dict()
 
 
-def from_pretrained_installed():
+def from_pretrained_with_install():
     import ckptfs
 
     ckptfs.install()
     load = from_pretrained()
 
-    def taken_over(request):
+    def load_and_check_replaced(request):
         loads = ckptfs.stats()["loads"]
         tensors = load(request)
         assert ckptfs.stats()["loads"] > loads and ckptfs.stats()["originals"] == 0
         return tensors
 
-    return taken_over
+    return load_and_check_replaced
 
 
-def from_pretrained_disabled():
+def from_pretrained_with_install_disabled():
     import ckptfs
 
     ckptfs.configure(disable=True)
     ckptfs.install()
     load = from_pretrained()
 
-    def left_alone(request):
+    def load_and_check_original(request):
         tensors = load(request)
         assert ckptfs.stats()["loads"] == 0
         return tensors
 
-    return left_alone
+    return load_and_check_original
 
 
-def in_random_order(request):
+def touch_in_random_order(request):
     """Touches each tensor before it asks for the next one."""
     from ckptfs.bench.worker import touch
     from safetensors import safe_open
@@ -73,7 +73,7 @@ def in_random_order(request):
     yield {"number": total}
 
 
-def mapping(request):
+def map_file(request):
     """Maps a file and touches its pages, for many processes at once."""
     yield
     with open(request["path"], "rb") as file:
@@ -81,7 +81,7 @@ def mapping(request):
     yield {"number": sum(kept[-1][:: mmap.PAGESIZE])}
 
 
-def opening_with_ckptfs(request):
+def open_with_ckptfs(request):
     import ckptfs
 
     yield
@@ -90,7 +90,7 @@ def opening_with_ckptfs(request):
     yield {"number": count}
 
 
-def opening_with_safetensors(request):
+def open_with_safetensors(request):
     import safetensors
 
     yield

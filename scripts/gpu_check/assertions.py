@@ -1,4 +1,4 @@
-"""What every check is written with: its place, its registration in `CHECKS`, and comparisons."""
+"""What every check is written with: its context, its registration in `CHECKS`, and comparisons."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ class Skipped(Exception):
 
 
 @dataclass
-class Place:
+class CheckContext:
     """The device and the folder of a check."""
 
     device: str
@@ -27,22 +27,23 @@ class Place:
         return self.device != "cpu"
 
     @property
-    def times(self):
+    def repeats(self):
         return 2 if self.quick else 5
 
 
 def check(name):
     """Registers a check, which raises where something is wrong, and may return words for the table."""
 
-    def keep(function):
+    def register(function):
         CHECKS[name] = function
         return function
 
-    return keep
+    return register
 
 
-def same(got, expected, device):
+def assert_same(actual, expected, device):
     """Asserts that tensors by name are on the device, and bit for bit those that were expected."""
-    elsewhere = {name: str(tensor.device) for name, tensor in got.items() if tensor.device != torch.device(device)}
-    assert not elsewhere, f"not on {device}: {elsewhere}"
-    check_same({name: tensor.cpu() for name, tensor in got.items()}, expected)
+    devices = {name: tensor.device for name, tensor in actual.items()}
+    wrong_devices = {name: str(found) for name, found in devices.items() if found != torch.device(device)}
+    assert not wrong_devices, f"not on {device}: {wrong_devices}"
+    check_same({name: tensor.cpu() for name, tensor in actual.items()}, expected)

@@ -48,18 +48,18 @@ def main():
             sys.exit(f"gpu-check: {folder}: holds other things than a pack; name another folder")
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    wheel_of_ours(folder)
-    test_of_rust(folder)
-    wheels_of_peers(folder)
-    tell(folder)
+    build_wheel(folder)
+    build_rust_test(folder)
+    download_peer_wheels(folder)
+    print_contents(folder)
 
 
-def wheel_of_ours(folder):
+def build_wheel(folder):
     say("building the wheel of ckptfs")
-    pip("wheel", "--no-deps", "--wheel-dir", folder, REPOSITORY)
+    run_pip("wheel", "--no-deps", "--wheel-dir", folder, REPOSITORY)
 
 
-def test_of_rust(folder):
+def build_rust_test(folder):
     say(f"building the test {TEST}")
     command = ["cargo", "test", "--locked", "--features", "cuda", "--test", TEST, "--no-run",
                "--message-format=json"]  # fmt: skip
@@ -71,56 +71,57 @@ def test_of_rust(folder):
     sys.exit(f"gpu-check: cargo built no {TEST}")
 
 
-def wheels_of_peers(folder):
+def download_peer_wheels(folder):
     for python in PYTHONS:
         for versions in PEERS:
-            if not any(fetched(version, python, folder) for version in versions):
+            if not any(download_wheel(version, python, folder) for version in versions):
                 say(f"{versions[0]}: the registry has no wheel for Python {python}")
 
 
-def fetched(version, python, folder):
-    with tempfile.TemporaryDirectory() as place:
+def download_wheel(version, python, folder):
+    with tempfile.TemporaryDirectory() as download_folder:
         platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
         # pip takes a candidate only where --pre says so.
         pre = ["--pre"] if "rc" in version else []
-        done = pip("download", "--no-deps", "--only-binary", ":all:", "--python-version", python,
-                   *platforms, *pre, "--dest", place, version, must=False)  # fmt: skip
-        for wheel in Path(place).iterdir():
+        done = run_pip("download", "--no-deps", "--only-binary", ":all:", "--python-version", python,
+                       *platforms, *pre, "--dest", download_folder, version, check=False)  # fmt: skip
+        for wheel in Path(download_folder).iterdir():
             shutil.copyfile(wheel, folder / wheel.name)
     return done.returncode == 0
 
 
-def tell(folder):
+def print_contents(folder):
     """Prints each file with its size and what it needs; fails if it is too much."""
-    total = 0
+    pack_bytes = 0
     for path in sorted(folder.iterdir()):
-        total += path.stat().st_size
-        print(f"{path.stat().st_size:>12,}  {path.name}{needs(path)}")
+        pack_bytes += path.stat().st_size
+        print(f"{path.stat().st_size:>12,}  {path.name}{describe_glibc(path)}")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     tracked = subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE, text=True).stdout
     files = [REPOSITORY / name for name in tracked.split("\0") if name]
-    ours = sum(path.lstat().st_size for path in files if path.exists() or path.is_symlink())
-    print(f"{total:>12,}  the pack, in {folder}\n{ours:>12,}  the repository's files")
-    if total + ours > MAX_PACK_BYTES:
-        sys.exit(f"gpu-check: {total + ours:,} bytes are more than the {MAX_PACK_BYTES:,} that may travel")
+    repository_bytes = sum(path.lstat().st_size for path in files if path.exists() or path.is_symlink())
+    print(f"{pack_bytes:>12,}  the pack, in {folder}\n{repository_bytes:>12,}  the repository's files")
+    if pack_bytes + repository_bytes > MAX_PACK_BYTES:
+        total = pack_bytes + repository_bytes
+        sys.exit(f"gpu-check: {total:,} bytes are more than the {MAX_PACK_BYTES:,} that may travel")
 
 
-def needs(path):
+def describe_glibc(path):
     """The glibc that a file built here needs, in words."""
     if not (path.name == TEST or path.name.startswith("ckptfs-")):
         return ""
-    with tempfile.TemporaryDirectory() as place:
-        built = [path]
+    with tempfile.TemporaryDirectory() as unpack_folder:
+        binaries = [path]
         if path.suffix == ".whl":
-            shutil.unpack_archive(path, place, "zip")
-            built = Path(place).rglob("*.so")
-        found = {int(minor) for file in built for minor in re.findall(rb"GLIBC_2\.(\d+)", file.read_bytes())}
-    return f"  (needs glibc 2.{max(found)})" if found else ""
+            shutil.unpack_archive(path, unpack_folder, "zip")
+            binaries = Path(unpack_folder).rglob("*.so")
+        minors = {int(minor) for file in binaries for minor in re.findall(rb"GLIBC_2\.(\d+)", file.read_bytes())}
+    return f"  (needs glibc 2.{max(minors)})" if minors else ""
 
 
-def pip(*words, must=True):
+def run_pip(*words, check=True):
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *map(str, words)]
-    return subprocess.run(command, check=must, stderr=None if must else subprocess.DEVNULL)
+    return subprocess.run(command, check=check, stderr=None if check else subprocess.DEVNULL)
 
 
 def say(words):

@@ -14,36 +14,36 @@ _LIMIT_SECONDS = 120
 
 
 def describe(device, folders):
-    """What is known of the machine, whether the device is there, and how much of its memory is free. {"fault": why}
+    """What is known of the machine, whether the device is there, and how much of its memory is free. {"fault": reason}
     where torch cannot be used."""
     with WorkerProcess() as worker:
-        *_, last = worker.call("gpu_check.hardware:look", _LIMIT_SECONDS, device=device, folders=folders)
-    return last
+        *_, report = worker.call(f"{__name__}:describe_in_worker", _LIMIT_SECONDS, device=device, folders=folders)
+    return report
 
 
-def look(_, device, folders):
+def describe_in_worker(_, device, folders):
     """The same in a worker: this process never uses torch."""
     import torch
 
-    about = machine.describe(*folders.values())
-    known = {
+    machine_facts = machine.describe(*folders.values())
+    facts = {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "processor": f"{about['processor']}, {about['cores']} of {os.cpu_count()} cores",
-        "memory": f"{about['memory_bytes'] / 1e9:.0f} GB",
-        "system": f"{about['system']}, {' '.join(platform.libc_ver())}",
-        "python": f"{about['python']}, torch {torch.__version__}, CUDA {torch.version.cuda}",
-        **{name: _disk(folder) for name, folder in folders.items()},
+        "processor": f"{machine_facts['processor']}, {machine_facts['cores']} of {os.cpu_count()} cores",
+        "memory": f"{machine_facts['memory_bytes'] / 1e9:.0f} GB",
+        "system": f"{machine_facts['system']}, {' '.join(platform.libc_ver())}",
+        "python": f"{machine_facts['python']}, torch {torch.__version__}, CUDA {torch.version.cuda}",
+        **{name: _describe_disk(folder) for name, folder in folders.items()},
     }  # fmt: skip
-    there = device == "cpu" or torch.cuda.is_available()
-    free = None
-    if device != "cpu" and there:
-        known["gpu"] = torch.cuda.get_device_name(device)
-        known["driver"] = _driver() or "nvidia-smi does not say"
-        free, _ = torch.cuda.mem_get_info(device)
-    return {"known": known, "there": there, "free": free}
+    is_available = device == "cpu" or torch.cuda.is_available()
+    free_bytes = None
+    if device != "cpu" and is_available:
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["driver"] = _find_driver() or "nvidia-smi does not say"
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+    return {"known": facts, "is_available": is_available, "free": free_bytes}
 
 
-def _driver():
+def _find_driver():
     command = ["nvidia-smi", "--query-gpu=name,driver_version,pcie.link.gen.current,pcie.link.width.current",
                "--format=csv,noheader"]  # fmt: skip
     try:
@@ -53,17 +53,17 @@ def _driver():
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else None
 
 
-def _disk(folder):
+def _describe_disk(folder):
     """The filesystem of a folder, and the device that it is on."""
     number = os.stat(folder).st_dev
-    best, root = None, "unknown"
+    filesystem, root_filesystem = None, "unknown"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         kind, source = after.split(" ")[:2]
         if before.split(" ")[2] == f"{os.major(number)}:{os.minor(number)}":
-            best = f"{kind} on {source}"
-        elif best is None and before.split(" ")[4] == "/":
-            root = f"{kind} on {source}"
-    best = best or root
+            filesystem = f"{kind} on {source}"
+        elif filesystem is None and before.split(" ")[4] == "/":
+            root_filesystem = f"{kind} on {source}"
+    filesystem = filesystem or root_filesystem
     model = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/device/model")
-    return f"{best} ({model.read_text().strip()})" if model.exists() else best
+    return f"{filesystem} ({model.read_text().strip()})" if model.exists() else filesystem

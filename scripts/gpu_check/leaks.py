@@ -17,34 +17,34 @@ _LIMIT_SECONDS = 300
 _MB = 1 << 20
 
 # What may be more afterwards: allocators round, and other programs use the device. A leak of a load is more.
-_BOUNDS = {
+_MAX_GROWTH = {
     "torch.cuda.memory_allocated": 0, "device memory used": 32 * _MB, "VmRSS": 64 * _MB, "VmLck": 0, "VmPin": 0,
     "descriptors": 0,
 }  # fmt: skip
 
 
-def leaks(job):
-    if job.is_over("leaks"):
+def check_leaks(job):
+    if job.is_out_of_time("leaks"):
         return
-    times = 10 if job.quick else 50
+    repeats = 10 if job.quick else 50
     folder = job.disk / "leaks"
-    files = models.write(folder, models.sizes_of("large", min(256 << 20, int(job.sizes[0] * models.GB))))
+    files = models.write_shards(folder, models.plan_sizes("large", min(256 << 20, int(job.sizes[0] * models.GB))))
     try:
         with job.worker("ckptfs", "safetensors 0.8") as worker:
-            *_, last = worker.call("gpu_check.leaks:count", _LIMIT_SECONDS, device=job.device, folder=str(folder),
-                                   times=times)  # fmt: skip
+            *_, report = worker.call(f"{__name__}:count_held", _LIMIT_SECONDS, device=job.device, folder=str(folder),
+                                     repeats=repeats)  # fmt: skip
     finally:
         shutil.rmtree(folder)
-    if "fault" in last:
-        job.table.add("leaks", f"{times} loads", "FAILED", why=last["fault"])
+    if "fault" in report:
+        job.table.add("leaks", f"{repeats} loads", "FAILED", reason=report["fault"])
         return
-    for name, (before, after) in last["held"].items():
-        result = "ok" if after - before <= _BOUNDS[name] else "FAILED"
-        why = f"{before:,} before, {after:,} after; may grow by {_BOUNDS[name]:,}"
-        job.table.add("leaks", name, result, where=f"{times} loads of {len(files)} files", why=why)
+    for name, (before, after) in report["held"].items():
+        result = "ok" if after - before <= _MAX_GROWTH[name] else "FAILED"
+        reason = f"{before:,} before, {after:,} after; may grow by {_MAX_GROWTH[name]:,}"
+        job.table.add("leaks", name, result, where=f"{repeats} loads of {len(files)} files", reason=reason)
 
 
-def count(_, device, folder, times):
+def count_held(_, device, folder, repeats):
     """What a worker holds before and after so many loads."""
     import ckptfs
     import torch
@@ -61,14 +61,14 @@ def count(_, device, folder, times):
 
     for _ in range(_WARM_UP_COUNT):
         load()
-    before = amounts_held(device)
-    for _ in range(times):
+    before = measure_held(device)
+    for _ in range(repeats):
         load()
-    after = amounts_held(device)
+    after = measure_held(device)
     return {"held": {name: [before[name], after[name]] for name in before}}
 
 
-def amounts_held(device):
+def measure_held(device):
     """The amounts that this process holds, by name."""
     import torch
 

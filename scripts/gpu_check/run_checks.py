@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptfs.bench.tables import fault_line
 
-from gpu_check.assertions import CHECKS, Place, Skipped
+from gpu_check.assertions import CHECKS, CheckContext, Skipped
 from gpu_check import check_api, check_formats, check_interop, check_streams  # noqa: F401 Importing fills `CHECKS`.
 
 
@@ -19,16 +19,16 @@ def run(report, device, folder, quick, names):
     report({"names": names})
     for name in names:
         report({"began": name})
-        place = Place(device, Path(tempfile.mkdtemp(dir=folder)), quick)
+        context = CheckContext(device, Path(tempfile.mkdtemp(dir=folder)), quick)
         start = time.perf_counter()
         try:
-            result, why = "ok", CHECKS[name](place) or ""
+            result, reason = "ok", CHECKS[name](context) or ""
         except Skipped as skipped:
-            result, why = "skipped", str(skipped)
+            result, reason = "skipped", str(skipped)
         except Exception as fault:
             traceback.print_exc()
-            result, why = "FAILED", fault_line(fault)
+            result, reason = "FAILED", fault_line(fault)
         seconds = time.perf_counter() - start
-        shutil.rmtree(place.folder, ignore_errors=True)
+        shutil.rmtree(context.folder, ignore_errors=True)
         gc.collect()
-        report({"result": result, "why": why, "seconds": seconds})
+        report({"result": result, "why": reason, "seconds": seconds})

@@ -9,26 +9,26 @@ _HEAD = ["part", "what", "where", "seconds: median (least to most)", "GB/s", "of
          "host memory at the peak", "result"]  # fmt: skip
 
 
-class Table:
+class CheckTable:
     """Rows, printed and written as they come, so that a run that is ended leaves those that it had."""
 
-    def __init__(self, folder, known):
-        self._folder, self._known = folder, known
+    def __init__(self, folder, facts):
+        self._folder, self._facts = folder, facts
         folder.mkdir(parents=True, exist_ok=True)
         self.rows, self.notes, self.missing = [], [], []
         # GB/s by name.
         self.ceilings = {}
 
-    def add(self, part, what, result, where="", seconds=(), size=None, speed=None, ceiling=None, peak=None, why=""):
+    def add(self, part, what, result, where="", seconds=(), size=None, speed=None, ceiling=None, peak=None, reason=""):
         """Adds a row. `seconds` of `size` bytes make the speed."""
         seconds = [*seconds]
         if seconds and size:
             speed = size / statistics.median(seconds) / 1e9
-        row = {"part": part, "what": what, "where": where, "result": result, "why": why, "seconds": seconds,
+        row = {"part": part, "what": what, "where": where, "result": result, "why": reason, "seconds": seconds,
                "bytes": size, "gb_per_second": speed, "ceiling": ceiling,
                "of_ceiling": speed / ceiling if speed and ceiling else None, "peak": peak}  # fmt: skip
         self.rows.append(row)
-        cells = [part, result, what, where, f"{speed:.2f} GB/s" if speed else "", f"({why})" if why else ""]
+        cells = [part, result, what, where, f"{speed:.2f} GB/s" if speed else "", f"({reason})" if reason else ""]
         print("  ".join(filter(None, cells)), flush=True)
         self._write()
 
@@ -37,12 +37,12 @@ class Table:
         self.notes.append(words)
         print(f"note: {words}", flush=True)
 
-    def lacks(self, words):
+    def add_missing(self, words):
         """Adds what was not begun, because the time was over."""
         self.missing.append(words)
 
     @property
-    def failed(self):
+    def failures(self):
         return [row for row in self.rows if row["result"] == "FAILED"]
 
     def end(self):
@@ -50,14 +50,14 @@ class Table:
         print("\n" + self._write(), flush=True)
 
     def _write(self):
-        report = {"known": self._known, "rows": self.rows, "notes": self.notes, "missing": self.missing}
+        report = {"known": self._facts, "rows": self.rows, "notes": self.notes, "missing": self.missing}
         (self._folder / "gpu-check.json").write_text(json.dumps(report, indent=1) + "\n")
         text = "\n".join(self._markdown()) + "\n"
         (self._folder / "gpu-check.md").write_text(text)
         return text
 
     def _markdown(self):
-        yield "\n".join(f"- {what}: {words}" for what, words in self._known.items())
+        yield "\n".join(f"- {what}: {words}" for what, words in self._facts.items())
         yield ""
         yield from markdown(_HEAD, map(_cells, self.rows))
         for title, lines in (("Notes", self.notes), ("Missing, because the time was over", self.missing)):

@@ -12,37 +12,38 @@ WHEELS = {
 }  # fmt: skip
 
 
-def unpacked(pack, folder):
+def install_wheels(pack, folder):
     """The folders of the packages that a pack has for this Python, and why the others are missing."""
-    folders, lacking = {}, {}
+    folders, missing = {}, {}
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    for name, start in WHEELS.items():
-        wheels = sorted(pack.glob(f"{start}*.whl"))
-        fitting = [wheel for wheel in wheels if any(of in wheel.name for of in (f"-{tag}-", "-abi3-", "-py3-"))]
-        if not fitting:
-            lacking[name] = f"no wheel for {tag} in the pack" if wheels else "not in the pack"
+    for name, prefix in WHEELS.items():
+        wheels = sorted(pack.glob(f"{prefix}*.whl"))
+        markers = (f"-{tag}-", "-abi3-", "-py3-")
+        candidates = [wheel for wheel in wheels if any(marker in wheel.name for marker in markers)]
+        if not candidates:
+            missing[name] = f"no wheel for {tag} in the pack" if wheels else "not in the pack"
             continue
         target = folder / name.replace(" ", "-")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-                   "--no-index", "--no-deps", "--target", str(target), str(fitting[-1])]  # fmt: skip
+                   "--no-index", "--no-deps", "--target", str(target), str(candidates[-1])]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            lacking[name] = f"pip: {(done.stderr.strip().splitlines() or ['failed'])[-1]}"
+            missing[name] = f"pip: {(done.stderr.strip().splitlines() or ['failed'])[-1]}"
         else:
             folders[name] = target
-    return folders, lacking
+    return folders, missing
 
 
-def not_installed():
+def find_missing():
     """Why packages are not among those that Python finds, which has at most one of two versions."""
-    lacking = {}
-    for name, start in WHEELS.items():
-        package, _, version = start.partition("-")
+    missing = {}
+    for name, prefix in WHEELS.items():
+        package, _, version = prefix.partition("-")
         try:
-            found = importlib.metadata.version(package)
+            installed_version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            lacking[name] = "not installed"
+            missing[name] = "not installed"
         else:
-            if not found.startswith(version):
-                lacking[name] = f"{found} is installed"
-    return lacking
+            if not installed_version.startswith(version):
+                missing[name] = f"{installed_version} is installed"
+    return missing

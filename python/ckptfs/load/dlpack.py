@@ -12,7 +12,7 @@ from ckptfs.errors import error
 _HOST, _CUDA = 1, 2
 
 
-class Device(NamedTuple):
+class DLPackDevice(NamedTuple):
     """A device of arrays; arrays of the host have none."""
 
     type: str
@@ -71,13 +71,13 @@ class DLPack:
 
     @staticmethod
     def parse_device(value):
-        """A `Device`; `None` for the host."""
+        """A `DLPackDevice`; `None` for the host."""
         if value in (None, "cpu"):
             return None
         found = re.fullmatch(r"cuda(?::(\d+))?", value) if isinstance(value, str) else None
         if not found:
             raise error(f"device {value!r} is invalid for DLPack", 'give "cpu", or a CUDA device such as "cuda:0"')
-        return Device("cuda", int(found[1] or 0))
+        return DLPackDevice("cuda", int(found[1] or 0))
 
     @staticmethod
     def devices(device, tensors):

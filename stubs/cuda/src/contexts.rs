@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use crate::codes::{self, Done};
-use crate::driver::Driver;
+use crate::codes::{self, Code};
+use crate::handles::Handles;
 
 #[derive(Clone, Default)]
 pub struct Primary {
@@ -58,62 +58,24 @@ impl Contexts {
         Contexts { primary: vec![Primary::default(); devices] }
     }
 
+    /// The number of an existing device as an index.
+    pub fn device(&self, device: i32) -> Result<usize, Code> {
+        let known = usize::try_from(device).ok().filter(|&n| n < self.primary.len());
+        known.ok_or(codes::INVALID_DEVICE)
+    }
+
     /// The device of an existing context.
     pub fn device_of(&self, handle: u64) -> Option<usize> {
         self.primary.iter().position(|p| p.retained > 0 && p.handle == handle)
     }
-}
-
-impl Driver {
-    /// The number of an existing device as an index.
-    pub fn device(&self, device: i32) -> Result<usize, codes::Code> {
-        let known = usize::try_from(device).ok().filter(|&n| n < self.contexts.primary.len());
-        known.ok_or(codes::INVALID_DEVICE)
-    }
-
-    /// The device of the current context.
-    pub fn device_here(&self) -> Result<usize, codes::Code> {
-        self.contexts.device_of(self.here).ok_or(codes::INVALID_CONTEXT)
-    }
 
     /// Retains the primary context of a device.
-    pub fn retain(&mut self, device: usize) -> u64 {
-        if self.contexts.primary[device].retained == 0 {
-            self.contexts.primary[device].handle = self.new_handle();
+    pub fn retain(&mut self, device: usize, handles: &mut Handles) -> u64 {
+        let primary = &mut self.primary[device];
+        if primary.retained == 0 {
+            primary.handle = handles.issue();
         }
-        self.contexts.primary[device].retained += 1;
-        self.contexts.primary[device].handle
-    }
-
-    /// Does all work of a context.
-    pub fn finish(&mut self, context: u64) {
-        for point in self.streams.all_of(context) {
-            self.wait_for(point);
-        }
-    }
-
-    /// Releases the primary context of a device. The last release must leave no work.
-    pub fn release(&mut self, device: usize) -> Done {
-        let Primary { handle, retained, .. } = self.contexts.primary[device];
-        match retained {
-            0 => {
-                let words = format!("the primary context of device {device} is released too often");
-                return Err(self.fault(codes::INVALID_CONTEXT, words));
-            }
-            1 => {
-                let left = self.streams.pending(handle, None);
-                if left > 0 {
-                    let words = format!(
-                        "the primary context of device {device} is released for good with {left} \
-                         operations to do"
-                    );
-                    return Err(self.fault(codes::INVALID_CONTEXT, words));
-                }
-                self.finish(handle);
-            }
-            _ => {}
-        }
-        self.contexts.primary[device].retained -= 1;
-        Ok(())
+        primary.retained += 1;
+        primary.handle
     }
 }

@@ -9,7 +9,7 @@ pub const POISON: u8 = 0xAB;
 
 /// The kind of a range of host memory.
 #[derive(Debug, PartialEq)]
-pub enum Kind {
+pub enum HostKind {
     /// Pinned or registered as a whole: the start and the size of that memory.
     Pinned(usize, usize),
     Registered(usize, usize),
@@ -70,29 +70,29 @@ impl HostMemory {
     }
 
     /// The kind of a range. A range that is pinned in part is a fault.
-    pub fn kind(&self, address: usize, bytes: usize) -> Kind {
+    pub fn kind(&self, address: usize, bytes: usize) -> HostKind {
         let inside = |&(base, len): &(usize, usize)| {
             address.checked_add(bytes).is_some_and(|end| base <= address && end <= base + len)
         };
         let [pinned, registered, freed] = [&self.pinned, &self.registered, &self.freed]
             .map(|all| overlap(all, address, bytes.max(1)));
         if let Some((base, len)) = pinned.filter(inside) {
-            return Kind::Pinned(base, len);
+            return HostKind::Pinned(base, len);
         }
         if let Some((base, len)) = registered.filter(inside) {
-            return Kind::Registered(base, len);
+            return HostKind::Registered(base, len);
         }
         let left = pinned.map(|one| (one, "pinned")).or(registered.map(|one| (one, "registered")));
         if let Some(((base, len), kind)) = left {
-            return Kind::Wrong(format!(
+            return HostKind::Wrong(format!(
                 "{bytes} bytes at {address:#x} leave the {len} bytes of {kind} memory at {base:#x}"
             ));
         }
         match freed {
-            Some((base, len)) => Kind::Wrong(format!(
+            Some((base, len)) => HostKind::Wrong(format!(
                 "{address:#x} lies in {len} bytes of pinned memory at {base:#x} that were freed"
             )),
-            None => Kind::Pageable,
+            None => HostKind::Pageable,
         }
     }
 }

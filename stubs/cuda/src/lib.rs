@@ -10,11 +10,13 @@
 pub mod calls;
 pub mod codes;
 mod contexts;
-mod copies;
 mod device_memory;
 mod driver;
 mod faults;
+mod handles;
 mod host_memory;
+mod memory;
+mod names;
 mod report;
 mod settings;
 mod streams;

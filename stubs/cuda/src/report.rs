@@ -4,40 +4,46 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use crate::driver::Driver;
-use crate::streams::{Kind, Stream};
+use crate::codes::Code;
+use crate::contexts::Contexts;
+use crate::memory::Memory;
+use crate::streams::{Stream, StreamKind, Streams};
 
-impl Driver {
-    /// Writes the report that the settings ask for.
-    pub fn write_report(&self) {
-        if let Some(path) = &self.settings.report
-            && let Err(error) = self.report_to(path)
-        {
-            eprintln!("stub CUDA: {}: {error}", path.display());
-        }
+/// The state that a report tells of.
+pub struct Report<'a> {
+    pub calls: &'a BTreeMap<&'static str, u64>,
+    pub faults: &'a [String],
+    pub sticky: Option<Code>,
+    pub pageable: u64,
+    pub contexts: &'a Contexts,
+    pub memory: &'a Memory,
+    pub streams: &'a Streams,
+}
+
+impl Report<'_> {
+    pub fn write_to(&self, path: &Path) -> std::io::Result<()> {
+        std::fs::write(path, self.to_json())
     }
 
-    pub fn report_to(&self, path: &Path) -> std::io::Result<()> {
-        std::fs::write(path, self.report())
-    }
-
-    fn report(&self) -> String {
+    fn to_json(&self) -> String {
         let calls = map(self.calls.iter().map(|(name, times)| (*name, times.to_string())));
-        let created = self.streams.streams.values().filter(|stream| stream.kind == Kind::Created);
-        let queued: usize = self.streams.streams.values().map(Stream::queued).sum();
-        let contexts = self.contexts.primary.iter().filter(|primary| primary.retained > 0).count();
-        let retained: u32 = self.contexts.primary.iter().map(|primary| primary.retained).sum();
+        let streams = self.streams.streams.values();
+        let created = streams.clone().filter(|stream| stream.kind == StreamKind::Created);
+        let queued: usize = streams.map(Stream::queued).sum();
+        let primary = self.contexts.primary.iter();
+        let contexts = primary.clone().filter(|primary| primary.retained > 0).count();
+        let retained: u32 = primary.map(|primary| primary.retained).sum();
+        let Memory { device, host } = self.memory;
         let allocated = map([
-            ("device", ranges(self.device.live.values().map(|one| one.len()))),
-            ("pinned", ranges(self.host.pinned.values().copied())),
-            ("registered", ranges(self.host.registered.values().copied())),
+            ("device", ranges(device.live.values().map(|one| one.len()))),
+            ("pinned", ranges(host.pinned.values().copied())),
+            ("registered", ranges(host.registered.values().copied())),
             ("streams", created.count().to_string()),
             ("events", self.streams.events.len().to_string()),
             ("contexts", contexts.to_string()),
             ("retained", retained.to_string()),
         ]);
-        let peak =
-            map([("device", self.device.peak.to_string()), ("pinned", self.host.peak.to_string())]);
+        let peak = map([("device", device.peak.to_string()), ("pinned", host.peak.to_string())]);
         let faults: Vec<String> = self.faults.iter().map(|words| text(words)).collect();
         let mut report = map([
             ("calls", calls),

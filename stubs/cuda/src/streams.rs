@@ -6,22 +6,17 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::thread::ThreadId;
 
-use crate::codes::{self, Code};
-use crate::driver::Driver;
-
-/// A side of a copy.
-#[derive(Clone, Copy, Debug)]
-pub enum Place {
-    Device(u64),
-    Host(usize),
-}
+use crate::codes;
+use crate::faults::Fault;
+use crate::handles::Handles;
+use crate::memory::Side;
 
 /// A piece of work.
 #[derive(Debug)]
 pub enum Work {
     Copy {
-        to: Place,
-        from: Place,
+        to: Side,
+        from: Side,
         bytes: usize,
     },
     /// Bytes that were read from pageable memory when the work was queued.
@@ -54,13 +49,13 @@ pub struct Stream {
     pub context: u64,
     pub flags: u32,
     pub priority: i32,
-    pub kind: Kind,
+    pub kind: StreamKind,
     queue: VecDeque<Work>,
     done: u64,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-pub enum Kind {
+pub enum StreamKind {
     /// Created by `cuStreamCreate`.
     Created,
     /// Destroyed before its work was done, which a later wait does.
@@ -88,7 +83,7 @@ pub struct Streams {
 }
 
 impl Stream {
-    pub fn new(context: u64, flags: u32, priority: i32, kind: Kind) -> Stream {
+    pub fn new(context: u64, flags: u32, priority: i32, kind: StreamKind) -> Stream {
         Stream { context, flags, priority, kind, queue: VecDeque::new(), done: 0 }
     }
 
@@ -157,6 +152,95 @@ impl Streams {
         found
             .map(|(id, name)| format!("{name} that is queued in the stream {id:#x} still needs it"))
     }
+
+    /// Queued work that needs a range of pinned or registered memory, as the rest of a fault's description.
+    pub fn host_memory_needed_by(&self, base: usize, bytes: usize) -> Option<String> {
+        let is_inside = |&(side, _): &(Side, usize)| matches!(side, Side::Host(at) if (base..base + bytes).contains(&at));
+        self.needed_by(|work| work.ranges().iter().any(is_inside))
+    }
+
+    /// Queued work that needs device memory, as the rest of a fault's description.
+    pub fn device_memory_needed_by(&self, base: u64, bytes: usize) -> Option<String> {
+        let range = base..base + bytes as u64;
+        let is_inside =
+            |&(side, _): &(Side, usize)| matches!(side, Side::Device(at) if range.contains(&at));
+        self.needed_by(|work| {
+            work.ranges().iter().any(is_inside)
+                || matches!(work, Work::Free { address } if *address == base)
+        })
+    }
+
+    /// The stream of a handle; null is that of the current context.
+    pub fn stream(
+        &mut self,
+        handle: u64,
+        current: u64,
+        handles: &mut Handles,
+    ) -> Result<u64, Fault> {
+        let kind = match handle {
+            0 | 1 => StreamKind::Legacy,
+            2 => StreamKind::OfThread(std::thread::current().id()),
+            _ => {
+                let found = self.streams.get(&handle);
+                if found.is_some_and(|stream| stream.kind == StreamKind::Created) {
+                    return Ok(handle);
+                }
+                let words = handles.describe_missing(handle, "a stream");
+                return Err(Fault::new(codes::INVALID_HANDLE, words));
+            }
+        };
+        if current == 0 {
+            let words = "the stream is that of the current context, and none is current";
+            return Err(Fault::new(codes::INVALID_CONTEXT, words));
+        }
+        let found = self.streams.iter().find(|(_, s)| s.context == current && s.kind == kind);
+        if let Some((&id, _)) = found {
+            return Ok(id);
+        }
+        let id = handles.issue();
+        self.streams.insert(id, Stream::new(current, 0, 0, kind));
+        Ok(id)
+    }
+
+    /// An existing event.
+    pub fn event(&mut self, handle: u64, handles: &Handles) -> Result<&mut Event, Fault> {
+        self.events.get_mut(&handle).ok_or_else(|| {
+            Fault::new(codes::INVALID_HANDLE, handles.describe_missing(handle, "an event"))
+        })
+    }
+
+    /// Queues work on a stream.
+    pub fn queue(&mut self, stream: u64, work: Work) -> Point {
+        let about = self.streams.get(&stream).map(|s| (s.context, s.kind, s.blocks()));
+        let before = match about {
+            Some((context, StreamKind::Legacy, _)) => self.before_legacy(context),
+            Some((context, _, true)) => self.busy(context, |s| s.kind == StreamKind::Legacy),
+            _ => Vec::new(),
+        };
+        if let Some(target) = self.streams.get_mut(&stream) {
+            let others = before.into_iter().filter(|point| point.stream != stream);
+            target.queue.extend(others.map(Work::Wait));
+            target.queue.push_back(work);
+        }
+        self.end_of(stream)
+    }
+
+    /// Takes one piece of work off its queue: the next of a stream, or the next of what that waits for.
+    pub fn take_next(&mut self, id: u64) -> Option<Work> {
+        let stream = self.streams.get(&id)?;
+        if let Some(&Work::Wait(point)) = stream.queue.front()
+            && !self.is_done(point)
+        {
+            return self.take_next(point.stream);
+        }
+        let stream = self.streams.get_mut(&id)?;
+        let work = stream.queue.pop_front();
+        stream.done += u64::from(work.is_some());
+        if stream.kind == StreamKind::Destroyed && stream.queue.is_empty() {
+            self.streams.remove(&id);
+        }
+        work
+    }
 }
 
 impl Work {
@@ -171,110 +255,12 @@ impl Work {
     }
 
     /// The ranges that the work reads and writes.
-    pub fn ranges(&self) -> Vec<(Place, usize)> {
+    pub fn ranges(&self) -> Vec<(Side, usize)> {
         match self {
             Work::Copy { to, from, bytes } => vec![(*to, *bytes), (*from, *bytes)],
-            Work::Write { to, bytes } => vec![(Place::Device(*to), bytes.len())],
-            Work::Fill { to, bytes, .. } => vec![(Place::Device(*to), *bytes)],
+            Work::Write { to, bytes } => vec![(Side::Device(*to), bytes.len())],
+            Work::Fill { to, bytes, .. } => vec![(Side::Device(*to), *bytes)],
             Work::Free { .. } | Work::Record { .. } | Work::Wait(_) => Vec::new(),
-        }
-    }
-}
-
-impl Driver {
-    /// The stream of a handle; null is the context's.
-    pub fn stream(&mut self, handle: u64) -> Result<u64, Code> {
-        let kind = match handle {
-            0 | 1 => Kind::Legacy,
-            2 => Kind::OfThread(std::thread::current().id()),
-            _ => {
-                let found = self.streams.streams.get(&handle);
-                if found.is_some_and(|stream| stream.kind == Kind::Created) {
-                    return Ok(handle);
-                }
-                let was = if self.was_issued(handle) { "no longer" } else { "not" };
-                let words = format!("{handle:#x} is {was} a stream");
-                return Err(self.fault(codes::INVALID_HANDLE, words));
-            }
-        };
-        if self.here == 0 {
-            let words = "the stream is that of the current context, and none is current";
-            return Err(self.fault(codes::INVALID_CONTEXT, words));
-        }
-        let here = self.here;
-        let found = self.streams.streams.iter().find(|(_, s)| s.context == here && s.kind == kind);
-        if let Some((&id, _)) = found {
-            return Ok(id);
-        }
-        let id = self.new_handle();
-        self.streams.streams.insert(id, Stream::new(here, 0, 0, kind));
-        Ok(id)
-    }
-
-    /// An existing event.
-    pub fn event(&mut self, handle: u64) -> Result<&mut Event, Code> {
-        if !self.streams.events.contains_key(&handle) {
-            let was = if self.was_issued(handle) { "no longer" } else { "not" };
-            let words = format!("{handle:#x} is {was} an event");
-            return Err(self.fault(codes::INVALID_HANDLE, words));
-        }
-        self.streams.events.get_mut(&handle).ok_or(codes::INVALID_HANDLE)
-    }
-
-    /// Queues work on a stream.
-    pub fn queue(&mut self, stream: u64, work: Work) -> Point {
-        let about = self.streams.streams.get(&stream).map(|s| (s.context, s.kind, s.blocks()));
-        let before = match about {
-            Some((context, Kind::Legacy, _)) => self.streams.before_legacy(context),
-            Some((context, _, true)) => self.streams.busy(context, |s| s.kind == Kind::Legacy),
-            _ => Vec::new(),
-        };
-        if let Some(target) = self.streams.streams.get_mut(&stream) {
-            let others = before.into_iter().filter(|point| point.stream != stream);
-            target.queue.extend(others.map(Work::Wait));
-            target.queue.push_back(work);
-        }
-        self.streams.end_of(stream)
-    }
-
-    /// Does the work of a stream up to a point.
-    pub fn wait_for(&mut self, point: Point) {
-        while !self.streams.is_done(point) {
-            self.step(point.stream);
-        }
-    }
-
-    /// Does one piece of work: the next of a stream, or the next of what that waits for.
-    pub fn step(&mut self, id: u64) {
-        let Some(stream) = self.streams.streams.get_mut(&id) else {
-            return;
-        };
-        if let Some(&Work::Wait(point)) = stream.queue.front()
-            && !self.streams.is_done(point)
-        {
-            return self.step(point.stream);
-        }
-        let Some(stream) = self.streams.streams.get_mut(&id) else {
-            return;
-        };
-        let work = stream.queue.pop_front();
-        stream.done += u64::from(work.is_some());
-        if stream.kind == Kind::Destroyed && stream.queue.is_empty() {
-            self.streams.streams.remove(&id);
-        }
-        if let Some(work) = work {
-            self.perform(work);
-        }
-    }
-
-    /// Whether a point was reached before. If not, this does one more piece of work towards it.
-    pub fn poll(&mut self, points: &[Point]) -> codes::Done {
-        match points.iter().find(|&&point| !self.streams.is_done(point)) {
-            None => Ok(()),
-            Some(point) => {
-                self.step(point.stream);
-                Err(codes::NOT_READY)
-            }
         }
     }
 }

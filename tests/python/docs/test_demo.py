@@ -56,7 +56,7 @@ def test_other_values_fail_the_demo(models, mounts):
 
 
 def script(*lines):
-    return ["bash", "-c", "set -euo pipefail; . scripts/machine.sh; trap end_waited_for EXIT\n" + "\n".join(lines)]
+    return ["bash", "-c", "set -euo pipefail; . scripts/machine.sh; trap end_background EXIT\n" + "\n".join(lines)]
 
 
 def test_a_long_step_shows_that_it_goes_on_at_least_every_ten_seconds():

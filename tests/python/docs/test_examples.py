@@ -90,13 +90,13 @@ def tiny_model(folder):
     return model
 
 
-def test_transformers(run, tmp_path):
+def test_the_transformers_example_loads_a_model(run, tmp_path):
     model = tiny_model(tmp_path / "gpt2")
     told = run("load_with_transformers.py", tmp_path / "gpt2")
     assert told.startswith(f"GPT2LMHeadModel with {model.num_parameters()} parameters\n")
 
 
-def test_diffusers(run, tmp_path):
+def test_the_diffusers_example_loads_pipelines_and_variants(run, tmp_path):
     pipeline = stable_diffusion(tmp_path / "tokenizer")
     pipeline.save_pretrained(tmp_path / "sd", safe_serialization=False)
     as_older_releases_did(tmp_path / "sd")
@@ -106,7 +106,7 @@ def test_diffusers(run, tmp_path):
     assert "unet" in run("load_with_diffusers.py", tmp_path / "half", "fp16")
 
 
-def test_diffusers_where_a_pickle_stays_as_it_is(run, tmp_path):
+def test_the_diffusers_example_loads_a_pickle_that_is_shown_as_it_is(run, tmp_path):
     """Beside a safetensors variant, the model itself in a pickle has no virtual file, and loads all the same."""
     pipeline = stable_diffusion(tmp_path / "tokenizer")
     pipeline.save_pretrained(tmp_path / "sd", safe_serialization=False)
@@ -164,7 +164,7 @@ def test_a_source_that_cannot_be_mounted_gives_one_message(try_to_run, tmp_path,
     check_says_it_once(try_to_run(script, tmp_path / "models", "true"))
 
 
-def test_comfyui(run, tmp_path):
+def test_the_comfyui_example_mounts_over_all_models(run, tmp_path):
     models = tmp_path / "models"
     write_shards(models / "diffusion_models", 1, 3, 2, 20)
     (models / "diffusion_models/config.json").unlink()
@@ -177,7 +177,7 @@ def test_comfyui(run, tmp_path):
     assert (models / "checkpoints/v1-5.ckpt").exists(), "still covered"
 
 
-def test_comfyui_with_links_to_other_disks(run, tmp_path):
+def test_the_comfyui_example_follows_links_to_other_disks(run, tmp_path):
     """A link to the directory of all models, and in it links to a checkpoint and a directory elsewhere, whose files
     pass through."""
     (tmp_path / "disk/loras").mkdir(parents=True)
@@ -196,7 +196,7 @@ def test_comfyui_with_links_to_other_disks(run, tmp_path):
         assert run("comfyui.sh", tmp_path / "link", sys.executable, "-c", program, models / name) == "['a']\n"
 
 
-def test_hub_cache(run, tmp_path):
+def test_the_hub_cache_example_loads_by_name(run, tmp_path):
     repository = tmp_path / "hub/models--org--name"
     snapshot = repository / "snapshots" / ("0" * 40)
     for folder in (snapshot, repository / "blobs", repository / "refs"):
@@ -224,7 +224,7 @@ def apart(tmp_path, environment):
 
 
 @pytest.mark.parametrize("name", ["models", "my own models"])
-def test_fstab(run, apart, tmp_path, name):
+def test_the_fstab_example_mounts_by_its_line(run, apart, tmp_path, name):
     write_shards(tmp_path / name / "llama", 1, 3, 2, 20)
     told = run("fstab.sh", tmp_path / name, before=apart)
     line = told.splitlines()[0]
@@ -233,6 +233,6 @@ def test_fstab(run, apart, tmp_path, name):
     assert told.split("llama:")[-1].split() == ["config.json", "model.safetensors"]
 
 
-def test_fstab_where_it_cannot_be_mounted(try_to_run, apart, tmp_path):
+def test_the_fstab_example_explains_a_failed_mount_once(try_to_run, apart, tmp_path):
     (tmp_path / "models").write_text("no checkpoint")
     check_says_it_once(try_to_run("fstab.sh", tmp_path / "models", before=apart))

@@ -35,26 +35,26 @@ def test_only_the_import_changes(folder):
     check_same(ran(theirs)["tensors"], FIRST | SECOND)
 
 
-def test_any_checkpoint(folder):
+def test_any_checkpoint_loads(folder):
     made = ran(ANY_CHECKPOINT)
     check_same(made["tensors"], FIRST | SECOND | {"lora": torch.ones(3)})
     assert made["averaged"].tolist() == [0, 0]
 
 
-def test_metadata(folder):
+def test_metadata_has_shapes_and_byte_ranges(folder):
     made = ran(METADATA)
     [[start, end]] = made["ranges"]
     assert made["shapes"] == {"lora": [3]} and (start, end) == (made["metadata"].header_length, start + 12)
     assert made["rows"].shape == [2] and made["rows"].offsets == [1]
 
 
-def test_casting(folder):
+def test_tensors_are_cast_while_loading_and_after(folder):
     made = ran(CASTING)
     assert torch.equal(made["halves"].get_tensor("q.weight"), SECOND["q.weight"].half())
     assert torch.equal(made["single"], FIRST["head.weight"].bfloat16())
 
 
-def test_several_ranks(folder):
+def test_several_ranks_get_their_parts(folder):
     (folder / "load.py").write_text(SEVERAL_RANKS)
     # One output file for each rank, because a shared pipe would mix them.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

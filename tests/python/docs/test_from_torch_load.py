@@ -96,7 +96,7 @@ def test_a_model_is_saved(folder, call, load):
     check_same(load("saved"), model_of().state_dict())
 
 
-def test_other_dictionaries(folder):
+def test_other_dictionaries_are_noted_and_chosen_by_root(folder):
     made = ran(OTHER_DICTIONARIES)
     shown = "shown: `state_dict` (the usual key); not shown, choose with --root: `ema`, `optimizer`"
     assert made["notes"] == [shown]
@@ -104,7 +104,7 @@ def test_other_dictionaries(folder):
     check_same(made["moments"], {f"{n}.{key}": one for n, held in state.items() for key, one in held.items()})
 
 
-def test_the_table_of_differences(folder):
+def test_the_table_of_differences_holds(folder):
     weight, large = torch.nn.Parameter(numbers(1, 2, 3)), numbers(2, 1000, 4)
     torch.save(
         {"one": weight, "two": weight, "count": torch.tensor(7), "part": large[:2], "turned": large[:5].t(),
@@ -134,7 +134,7 @@ def test_an_object_beside_the_state_dict_is_ignored(folder):
     assert not os.path.exists("ran")
 
 
-def test_into_a_model_with_tied_weights(folder):
+def test_a_model_with_tied_weights_stays_tied(folder):
     def tied(seed):
         torch.manual_seed(seed)
         model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5))
@@ -161,7 +161,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_refused_tensors(folder, what):
+def test_a_refused_tensor_can_be_left_out(folder, what):
     value, said = REFUSED[what]
     torch.save(value, "x.pt")
     with pytest.raises(ckptfs.SafetensorError, match=f"`it`: .*{said}") as fault:
@@ -172,7 +172,7 @@ def test_refused_tensors(folder, what):
     assert not os.path.exists("ran")
 
 
-def test_refused_checkpoints(folder):
+def test_refused_checkpoints_have_the_messages_of_the_page(folder):
     def refused(match):
         with pytest.raises(ckptfs.SafetensorError, match=match) as fault:
             ckptfs.torch.load_file("x.pt")

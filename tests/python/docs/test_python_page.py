@@ -46,7 +46,7 @@ def alone():
     torch.distributed.destroy_process_group()
 
 
-def test_loading(shelf, alone, capsys):
+def test_the_loads_of_the_page_give_what_it_says(shelf, alone, capsys):
     assert LOADING.count('"cuda:0"') == 1
     model = models.llama()
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -64,7 +64,7 @@ def test_loading(shelf, alone, capsys):
     assert "1 tensors" in capsys.readouterr().out
 
 
-def test_unchanged_programs(shelf):
+def test_unchanged_programs_load_through_install(shelf):
     from transformers import AutoModel
 
     before = ckptfs.stats()["loads"]
@@ -74,14 +74,14 @@ def test_unchanged_programs(shelf):
     assert not ckptfs.last_report().mapped
 
 
-def test_mounts(shelf):
+def test_a_mount_of_the_page_is_gone_after_its_block(shelf):
     from transformers import AutoModel
 
     made = ran(MOUNTS, ckptfs=ckptfs, AutoModel=AutoModel)
     assert isinstance(made["model"], torch.nn.Module) and not made["path"].exists()
 
 
-def test_saving(shelf):
+def test_the_saves_of_the_page_load_again(shelf):
     (shelf / "cache").mkdir()
     lora, model = {"a": numbers(1, 2)}, models.llama()
     made = ran(SAVING, lora=lora, model=model, image=3, encode=lambda image: {"latent": torch.full((2,), float(image))})

@@ -42,7 +42,7 @@ def mapped(name):
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_several_models(shelf, installed):
+def test_several_models_load_with_and_without_install(shelf, installed):
     block = SEVERAL if installed else SEVERAL.replace("ckptfs.install()\n", "")
     assert installed == (block == SEVERAL)
     before = ckptfs.stats()["loads"]
@@ -99,7 +99,7 @@ def test_processes_share_what_they_map(tmp_path):
     assert owned - own > TENSOR_BYTES * 2 / 3
 
 
-def test_tensors_of_a_changed_file(tmp_path):
+def test_mapped_tensors_change_with_a_file_that_is_written_over(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"w": numbers(1, 5000)}, tmp_path / "newer.safetensors")
     newer = (tmp_path / "newer.safetensors").read_bytes()
@@ -140,7 +140,7 @@ def test_configured_defaults_hold_for_libraries_too(shelf):
     assert ckptfs.last_report().mapped == 0
 
 
-def test_in_the_background(shelf, capsys):
+def test_a_model_loads_in_the_background(shelf, capsys):
     made = ran(IN_THE_BACKGROUND)
     check_same(made["tensors"], models.llama().state_dict())
     assert not mapped(f"{shelf}/models/llama")
@@ -148,7 +148,7 @@ def test_in_the_background(shelf, capsys):
     assert "tensors" in capsys.readouterr().out
 
 
-def test_adapters(shelf):
+def test_adapters_are_exchanged_and_the_base_is_kept(shelf):
     saved = {}
     for seed, name in enumerate(("first", "second", "newer")):
         torch.manual_seed(seed)
@@ -166,7 +166,7 @@ def test_adapters(shelf):
     check_same({name: kept[name] for name in base}, base)
 
 
-def test_several_at_once(shelf):
+def test_several_checkpoints_load_at_once(shelf):
     adapter = {"up": numbers(2, 4, 8), "steps": torch.arange(3)}
     (shelf / "models/adapters/first").mkdir(parents=True)
     save_file(adapter, shelf / "models/adapters/first/adapter_model.safetensors")
@@ -193,7 +193,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_several_ranks(shelf):
+def test_several_ranks_load_the_whole_model(shelf):
     (shelf / "serve.py").write_text(RANKS + CHECKED)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "serve.py"]
     # torchrun leaves its own directory behind.
@@ -203,7 +203,7 @@ def test_several_ranks(shelf):
     assert done.stdout.count(f"same {len(load_file('models/llama'))}") == 2
 
 
-def test_status_and_reports(shelf, caplog):
+def test_reports_totals_and_broken_mounts_are_shown(shelf, caplog):
     caplog.set_level(logging.INFO)
     before = ckptfs.stats()["loads"]
     made = ran(WHAT_GOES_ON)
@@ -212,7 +212,7 @@ def test_status_and_reports(shelf, caplog):
     assert not [mount for mount in made["broken"] if mount.mountpoint.startswith(str(shelf))]
 
 
-def test_metrics(shelf):
+def test_metrics_are_served_at_the_noted_address(shelf):
     mount = ckptfs.mount("models", metrics="127.0.0.1:0")
     with mount:
         (address,) = [word for note in mount.notes for word in note.split() if word.startswith("http://")]
@@ -230,7 +230,7 @@ def test_errors_are_explained(shelf, caplog):
     check_same(load("models/llama", names="lm_head.weight"), head)
 
 
-def test_a_dead_mount(shelf):
+def test_a_dead_mount_is_named_and_replaced(shelf):
     (shelf / "mnt").mkdir()
     mount = ckptfs.mount("models", "mnt")
     loaded = load_file("mnt/llama")

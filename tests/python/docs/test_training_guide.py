@@ -173,7 +173,7 @@ def zeroed(tensors):
     return tensors
 
 
-def test_a_model_alone(folder):
+def test_a_model_alone_is_saved_and_loaded_into(folder):
     model = models.llama()
     model.config.save_pretrained("models/mine")
     save_sharded(model.state_dict(), "models/mine", max_shard_size="20kB")
@@ -182,7 +182,7 @@ def test_a_model_alone(folder):
     models.check_same(model, models.llama())
 
 
-def test_tied_weights(folder):
+def test_tied_weights_are_loaded_into_a_model(folder):
     model = models.gpt2()
     save_sharded(model.state_dict(), "last")
     load_file("last", into=zeroed(model.state_dict()))
@@ -205,7 +205,7 @@ def test_tied_weights_are_resumed(folder):
     assert models.fingerprints(models.tensors_of(model)) == expected
 
 
-def test_checkpoints_of_others(folder):
+def test_the_parts_of_other_programs_checkpoints_load(folder):
     class Runs:
         def __reduce__(self):
             return open, ("ran", "w")

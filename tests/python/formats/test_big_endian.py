@@ -31,7 +31,7 @@ def layouts(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_type_in_every_layout(ckptfs, tmp_path, dtype):
+def test_every_type_in_every_layout_is_byte_swapped(ckptfs, tmp_path, dtype):
     saved = layouts(dtype)
     little, path = tmp_path / "little.pt", tmp_path / "big.pt"
     torch.save(saved, little)

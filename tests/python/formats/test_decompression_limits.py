@@ -23,25 +23,25 @@ def pack(path, pickled, storages):
     return path
 
 
-def test_a_storage_that_unpacks_to_gigabytes(ckptfs, tmp_path):
+def test_a_storage_that_unpacks_to_gigabytes_is_refused(ckptfs, tmp_path):
     state = program(dict_of({"weight": bytes_tensor("0", 3072 * MIB)}))
     path = pack(tmp_path / "model.pt", state, {"0": (bytes(64 * MIB), 48)})
     check_refused(ckptfs, path, "compressed", tensor="weight")
 
 
-def test_storages_that_together_unpack_to_too_much(ckptfs, tmp_path):
+def test_storages_that_together_unpack_to_too_much_are_refused(ckptfs, tmp_path):
     keys = [str(number) for number in range(9)]
     state = program(dict_of({f"layer{key}": bytes_tensor(key, 16 * MIB) for key in keys}))
     path = pack(tmp_path / "model.pt", state, {key: (bytes(16 * MIB), 1) for key in keys})
     check_refused(ckptfs, path, "compressed", tensor="layer8")
 
 
-def test_a_pickle_that_unpacks_to_too_much(ckptfs, tmp_path):
+def test_a_pickle_that_unpacks_to_too_much_is_refused(ckptfs, tmp_path):
     state = program(b"N0" * (150 * MIB), dict_of({"weight": tensor()}))
     check_refused(ckptfs, pack(tmp_path / "model.pt", state, {"0": (STORAGE, 1)}), "data.pkl")
 
 
-def test_a_storage_that_does_not_unpack(ckptfs, tmp_path):
+def test_a_storage_that_does_not_unpack_is_refused(ckptfs, tmp_path):
     path = pack(tmp_path / "model.pt", program(dict_of({"weight": tensor()})), {"0": (STORAGE, 1)})
     raw = path.read_bytes()
     with zipfile.ZipFile(path) as archive:

@@ -43,7 +43,7 @@ def save_and_read(value, path, protocol, legacy):
 
 
 @pytest.mark.parametrize("seed", seeds(ZIP))
-def test_torch_zip(ckptfs, tmp_path, seed):
+def test_random_zip_checkpoints_export_every_tensor(ckptfs, tmp_path, seed):
     writer = Writer(f"zip {seed}")
     made = writer.checkpoint()
     path = tmp_path / writer.rng.choice(["model.pt", "pytorch_model.bin", "x.ckpt", "x.pth"])
@@ -52,7 +52,7 @@ def test_torch_zip(ckptfs, tmp_path, seed):
 
 
 @pytest.mark.parametrize("seed", seeds(LEGACY))
-def test_torch_legacy(ckptfs, tmp_path, seed):
+def test_random_legacy_checkpoints_export_every_tensor(ckptfs, tmp_path, seed):
     dtypes = [dtype for dtype in DTYPES if dtype not in UNCLASSED]
     writer = Writer(f"legacy {seed}", dtypes)
     made = writer.checkpoint()
@@ -62,7 +62,7 @@ def test_torch_legacy(ckptfs, tmp_path, seed):
 
 
 @pytest.mark.parametrize("dtype", UNCLASSED, ids=str)
-def test_types_that_torch_writes_in_the_legacy_form_and_cannot_read_back(ckptfs, tmp_path, dtype):
+def test_legacy_types_that_torch_cannot_read_back_export_every_tensor(ckptfs, tmp_path, dtype):
     flat = numbers(random.Random(str(dtype)), dtype, 24)
     saved = {"whole": flat, "part": flat[3:9], "turned": flat.view(4, 6).t()}
     path = tmp_path / "model.pth"
@@ -73,7 +73,7 @@ def test_types_that_torch_writes_in_the_legacy_form_and_cannot_read_back(ckptfs,
 
 
 @pytest.mark.parametrize("seed", seeds(SINGLE))
-def test_safetensors(ckptfs, tmp_path, seed):
+def test_random_safetensors_files_export_every_tensor(ckptfs, tmp_path, seed):
     rng = random.Random(f"safetensors {seed}")
     path = tmp_path / "model.safetensors"
     metadata = rng.choice([None, {"format": "pt"}, {"format": "pt", "lora": '{"r": 8}', "ü": ""}])
@@ -101,7 +101,7 @@ def write_shards(rng, directory, stem, ext, write):
 
 
 @pytest.mark.parametrize("seed", seeds(SHARDED))
-def test_sharded_safetensors(ckptfs, tmp_path, seed):
+def test_random_sharded_safetensors_export_every_tensor(ckptfs, tmp_path, seed):
     def write(part, path):
         save_file(part, path, {"format": "pt"})
         return load_file(path)
@@ -114,7 +114,7 @@ def test_sharded_safetensors(ckptfs, tmp_path, seed):
 
 
 @pytest.mark.parametrize("seed", seeds(SHARDED_BIN))
-def test_sharded_bin(ckptfs, tmp_path, seed):
+def test_random_sharded_pickles_export_every_tensor(ckptfs, tmp_path, seed):
     rng = random.Random(f"sharded bin {seed}")
 
     def write(part, path):

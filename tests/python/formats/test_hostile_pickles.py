@@ -59,17 +59,17 @@ def refuses(request, ckptfs, tmp_path):
 
 
 @pytest.mark.parametrize("code", UNKNOWN, ids="0x{:02x}".format)
-def test_unknown_opcodes(refuses, code):
+def test_unknown_opcodes_are_refused(refuses, code):
     refuses(dict_of({"weight": tensor()}), bytes([code]), words=[f"0x{code:02x}"])
 
 
 @pytest.mark.parametrize("opcode", TAKERS, ids=lambda opcode: opcode.name)
-def test_opcodes_that_find_an_empty_stack(refuses, opcode):
+def test_opcodes_that_find_an_empty_stack_are_refused(refuses, opcode):
     refuses(with_argument(opcode), NONE)
 
 
 @pytest.mark.parametrize("opcode", TAKERS, ids=lambda opcode: opcode.name)
-def test_opcodes_that_would_reach_below_a_mark(refuses, opcode):
+def test_opcodes_that_would_reach_below_a_mark_are_refused(refuses, opcode):
     refuses(NONE * 8, MARK, with_argument(opcode), with_argument(opcode))
 
 
@@ -93,12 +93,12 @@ def test_opcodes_that_would_reach_below_a_mark(refuses, opcode):
         (b"c\n\n",),
     ],
 )
-def test_opcodes_out_of_order(refuses, parts):
+def test_opcodes_out_of_order_are_refused(refuses, parts):
     refuses(*parts)
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 6, 255])
-def test_protocols_that_are_not_read(ckptfs, tmp_path, protocol):
+def test_unknown_protocols_are_refused(ckptfs, tmp_path, protocol):
     pickled = program(dict_of({"weight": tensor()}), protocol=protocol)
     check_refused(ckptfs, write_zip(tmp_path / "model.pt", pickled), f"protocol {protocol}")
 
@@ -121,7 +121,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("kind", HUGE)
-def test_lengths_past_the_end(refuses, kind):
+def test_lengths_past_the_end_are_refused(refuses, kind):
     refuses(HUGE[kind] + b"abc", POP, dict_of({"weight": tensor()}))
 
 
@@ -145,24 +145,24 @@ BOMBS = {
 
 @pytest.mark.parametrize("levels", [24, 60, 5000])
 @pytest.mark.parametrize("kind", BOMBS)
-def test_bombs_of_remembered_values(refuses, kind, levels):
+def test_bombs_of_memoized_values_are_refused(refuses, kind, levels):
     refuses(doubled(levels, BOMBS[kind], tensor()))
 
 
 @pytest.mark.parametrize("levels", [60, 5000])
 @pytest.mark.parametrize("kind", BOMBS)
-def test_bombs_without_a_tensor(refuses, kind, levels):
+def test_bombs_without_a_tensor_are_refused(refuses, kind, levels):
     refuses(doubled(levels, BOMBS[kind], NONE))
 
 
-def test_a_bomb_of_long_names(refuses):
+def test_a_bomb_of_long_names_is_refused(refuses):
     long = text("x" * 60_000) + put(0)
     inner = b"}" + long + tensor() + SET_ITEM + put(1)
     entries = b"".join(text(str(number)) + get(1) for number in range(100_000))
     refuses(inner, POP, b"}(" + entries + b"u")
 
 
-def test_a_bomb_of_copied_pairs(refuses):
+def test_a_bomb_of_copied_pairs_is_refused(refuses):
     pairs = list_of(*(tuple_of(text(str(n)), NONE) for n in range(10_000))) + put(0)
     copies = (name("collections", "OrderedDict") + get(0) + b"\x85R" + POP) * 10_000
     refuses(pairs, POP, copies, dict_of({"weight": tensor()}))
@@ -181,12 +181,12 @@ DEEP = {
 
 @pytest.mark.parametrize("depth", [1_000, 1_000_000])
 @pytest.mark.parametrize("kind", DEEP)
-def test_deep_nesting(refuses, kind, depth):
+def test_deep_nesting_is_refused(refuses, kind, depth):
     refuses(DEEP[kind](depth))
 
 
 @pytest.mark.parametrize("kind", ["tuples", "lists", "dicts"])
-def test_deep_nesting_around_a_tensor(refuses, kind):
+def test_deep_nesting_around_a_tensor_is_refused(refuses, kind):
     deep = {
         "tuples": tensor() + b"\x85" * 100_000,
         "lists": b"]" * 100_000 + tensor() + APPEND * 100_000,
@@ -195,7 +195,7 @@ def test_deep_nesting_around_a_tensor(refuses, kind):
     refuses(deep[kind])
 
 
-def test_deep_wrappings_of_a_tensor(refuses):
+def test_a_deeply_wrapped_tensor_is_refused_by_name(refuses):
     wrapped = tensor()
     for _ in range(1000):
         wrapped = call(name("torch._utils", "_rebuild_parameter"), wrapped, FALSE, NONE)
@@ -211,7 +211,7 @@ def test_deep_wrappings_of_a_tensor(refuses):
     ],
     ids=["list", "dict", "list-and-dict"],
 )
-def test_containers_inside_themselves(refuses, parts):
+def test_containers_inside_themselves_are_refused(refuses, parts):
     refuses(*parts)
 
 
@@ -223,22 +223,22 @@ def test_containers_inside_themselves(refuses, parts):
     ],
     ids=["list", "dict"],
 )
-def test_containers_inside_themselves_with_a_tensor(refuses, parts):
+def test_containers_of_a_tensor_inside_themselves_are_refused(refuses, parts):
     refuses(*parts)
 
 
-def test_the_same_key_twice(refuses):
+def test_the_same_key_twice_is_refused(refuses):
     entry = text("weight") + tensor()
     refuses(b"}(", entry, entry, b"u", words=["`weight`"])
 
 
 @pytest.mark.parametrize("write", [write_zip, write_legacy], ids=["zip", "legacy"])
-def test_a_pickle_cut_off_at_any_byte(ckptfs, tmp_path, write):
+def test_a_pickle_that_is_cut_off_at_any_byte_is_refused(ckptfs, tmp_path, write):
     whole = program(dict_of({"weight": tensor()}))
     for length in range(len(whole)):
         check_refused(ckptfs, write(tmp_path / "model.pt", whole[:length]))
 
 
-def test_bytes_after_the_pickle(ckptfs, tmp_path):
+def test_bytes_after_the_pickle_are_refused(ckptfs, tmp_path):
     pickled = program(dict_of({"weight": tensor()})) + b"more"
     check_refused(ckptfs, write_zip(tmp_path / "model.pt", pickled), "4 bytes")

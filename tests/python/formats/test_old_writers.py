@@ -90,7 +90,7 @@ CASES.remove(("legacy", "rebuild-with-type"))
 
 
 @pytest.mark.parametrize("form, kind", CASES)
-def test_pickles_of_other_writers(ckptfs, tmp_path, form, kind):
+def test_pickles_of_other_writers_are_shown_as_torch_reads_them(ckptfs, tmp_path, form, kind):
     write, stored = FORMS[form]
     path = write(tmp_path / "model.pt", program(PICKLES[kind](stored)))
     # torch's safe reader knows only what torch writes today; the test itself makes these files.
@@ -98,7 +98,7 @@ def test_pickles_of_other_writers(ckptfs, tmp_path, form, kind):
     check_export(ckptfs, path, dict(expected), tmp_path / "out.safetensors")
 
 
-def test_legacy_storages_of_the_gpu(ckptfs, tmp_path):
+def test_a_legacy_storage_of_the_gpu_is_shown(ckptfs, tmp_path):
     of = storage(module="torch.cuda", location="cuda:0", window=NONE)
     path = write_legacy(tmp_path / "model.pt", program(dict_of({"weight": tensor(of=of)})))
     expected = torch.frombuffer(bytearray(STORAGE), dtype=torch.float32)
@@ -110,7 +110,7 @@ def part(first, count):
     return storage(window=tuple_of(text("0-part"), number(first), number(count)))
 
 
-def test_legacy_storages_that_are_parts(ckptfs, tmp_path):
+def test_a_legacy_part_of_a_storage_is_shown(ckptfs, tmp_path):
     tensors = {"whole": tensor(of=storage(window=NONE)), "part": tensor(of=part(1, 2), shape=(2,))}
     path = write_legacy(tmp_path / "model.pt", program(dict_of(tensors)))
     expected = torch.load(path)
@@ -127,7 +127,7 @@ def test_legacy_storages_that_are_parts(ckptfs, tmp_path):
     ],
     ids=["tensor-past-its-part", "part-past-its-storage", "part-that-overflows"],
 )
-def test_legacy_parts_past_the_end(ckptfs, tmp_path, made):
+def test_a_legacy_part_past_the_end_is_refused(ckptfs, tmp_path, made):
     path = write_legacy(tmp_path / "model.pt", program(dict_of({"part": made})))
     check_refused(ckptfs, path, "past the end", tensor="part")
 
@@ -141,7 +141,7 @@ def test_archives_are_named_after_their_file(ckptfs, tmp_path, file):
     check_export(ckptfs, path, torch.load(path), tmp_path / "out.safetensors")
 
 
-def test_archives_without_checksums(ckptfs, tmp_path):
+def test_an_archive_without_checksums_is_shown(ckptfs, tmp_path):
     path = tmp_path / "model.pt"
     torch.serialization.set_crc32_options(False)
     try:
@@ -151,7 +151,7 @@ def test_archives_without_checksums(ckptfs, tmp_path):
     check_export(ckptfs, path, torch.load(path), tmp_path / "out.safetensors")
 
 
-def test_archives_packed_again_with_compression(ckptfs, tmp_path):
+def test_an_archive_that_was_packed_again_with_compression_is_shown(ckptfs, tmp_path):
     stored, path = tmp_path / "stored.pt", tmp_path / "model.pt"
     table = torch.zeros(100, 100)
     table[5] = 1

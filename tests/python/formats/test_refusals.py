@@ -109,7 +109,7 @@ def test_the_rest_is_shown_with_allow_partial(ckptfs, tmp_path, unsupported):
     check_export(ckptfs, path, {"fine": torch.ones(2)}, out, "--allow-partial")
 
 
-def test_torchscript(ckptfs, tmp_path):
+def test_a_torchscript_program_is_refused(ckptfs, tmp_path):
     path = tmp_path / "model.pt"
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
     check_refused(ckptfs, path, "TorchScript", "torch.jit.load")
@@ -236,7 +236,7 @@ def test_what_no_torch_writes_is_refused_in_the_legacy_form(ckptfs, tmp_path, ki
         check_refused(ckptfs, path, reason, tensor="layer.odd")
 
 
-def test_an_empty_shape_that_no_reader_of_safetensors_takes(ckptfs, tmp_path):
+def test_an_empty_shape_that_overflows_is_refused(ckptfs, tmp_path):
     path = tmp_path / "model.safetensors"
     entry = {"dtype": "F32", "shape": [2**40, 2**40, 0], "data_offsets": [0, 0]}
     header = json.dumps({"weight": entry}).encode()
@@ -258,7 +258,7 @@ LEGACY_STORAGES = {
 
 
 @pytest.mark.parametrize("kind", LEGACY_STORAGES)
-def test_legacy_storages_that_are_not_as_stated(ckptfs, tmp_path, kind):
+def test_legacy_storages_that_are_not_as_stated_are_refused(ckptfs, tmp_path, kind):
     state = program(dict_of({"weight": tensor()}))
     check_refused(
         ckptfs, write_legacy(tmp_path / "model.pt", state, LEGACY_STORAGES[kind]), "storage"

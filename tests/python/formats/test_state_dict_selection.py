@@ -139,7 +139,7 @@ def flat(value, prefix=""):
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_what_trainers_write(saved, shows, trainer):
+def test_the_weights_of_every_trainer_are_shown(saved, shows, trainer):
     notes = shows(saved(TRAINERS[trainer]), WEIGHTS)
     for key, value in TRAINERS[trainer].items():
         if trainer != "again" and value is not WEIGHTS and flat(value):
@@ -206,7 +206,7 @@ def test_a_list_is_named_by_places(saved, shows, kind):
     shows(saved(kind([A, {"w": B}, [C, A]])), {"0": A, "1.w": B, "2.0": C, "2.1": A})
 
 
-def test_a_modules_own_state_dict(saved, shows):
+def test_a_modules_own_state_dict_is_shown_whole(saved, shows):
     state = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).state_dict()
     shows(saved(state), dict(state))
 
@@ -229,7 +229,7 @@ def test_a_note_names_the_other_dictionaries(saved, shows):
         ("averages.with.dots", WEIGHTS),
     ],
 )
-def test_root_chooses(saved, shows, key, expected):
+def test_root_chooses_a_dictionary_by_its_key(saved, shows, key, expected):
     averages = {"ema": [OTHERS, WEIGHTS], "with.dots": WEIGHTS}
     value = {
         "state_dict": WEIGHTS,

@@ -282,7 +282,7 @@ def test_a_folder_of_rank_files_is_one_sharded_checkpoint(ckptfs, tmp_path, name
     assert [refused["names"] for refused in listing["refused"]] == [[file] for file in names]
 
 
-def test_a_type_that_is_newer(ckptfs, tmp_path):
+def test_an_unknown_element_type_asks_for_a_newer_ckptfs(ckptfs, tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(header('{"dtype": "F5_E2M2", "shape": [0], "data_offsets": [0, 0]}'))
     says = "tensor `a`: this version of ckptfs does not know the element type `F5_E2M2`"
@@ -332,7 +332,7 @@ def test_an_old_protocol_is_not_advised_to_be_fetched_again(ckptfs, tmp_path, pr
     assert "save it again with torch.save" in remedy
 
 
-def test_a_torch_type_that_is_newer(ckptfs, tmp_path):
+def test_an_unknown_torch_type_is_named_and_can_be_left_out(ckptfs, tmp_path):
     path = tmp_path / "model.pt"
     torch.save({"fine": torch.ones(2), "odd": torch.ones(2).to(torch.float8_e4m3fn)}, path)
     raw = path.read_bytes()
@@ -353,7 +353,7 @@ REMOTE = {
 
 
 @pytest.mark.parametrize("path", REMOTE)
-def test_a_name_of_another_machine(ckptfs, tmp_path, monkeypatch, path):
+def test_the_remedy_for_a_remote_name_is_to_fetch_it(ckptfs, tmp_path, monkeypatch, path):
     says, remedy = REMOTE[path]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mnt").mkdir()

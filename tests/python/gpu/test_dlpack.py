@@ -93,6 +93,6 @@ def test_impossible_requests_are_refused(folder, tmp_path):
         file.get_tensor("a")
 
 
-def test_on_a_device(folder):
+def test_arrays_on_a_device_reach_others_and_leak_nothing(folder):
     report = run(cuda_arrays.arrays_for_others, [str(folder / "kinds.safetensors"), str(folder / "mixed.safetensors")])
     assert report["faults"] == [] and report["allocated"]["device"]["count"] == 0, report

@@ -11,7 +11,7 @@ from ckptfs.bench.process import WorkerProcess
 
 from program import REPOSITORY
 
-OK, FAILED, USAGE, NOTHING_THERE = 0, 1, 2, 2
+OK, FAILED, USAGE, NO_GPU = 0, 1, 2, 2
 
 # Seconds that no run here comes near.
 PATIENCE = 300
@@ -118,7 +118,7 @@ def test_missing_parts_are_reported(tmp_path, check):
 
     if not torch.cuda.is_available():
         done = check("--installed")
-        assert done.returncode == NOTHING_THERE and done.stderr.startswith("gpu-check: no GPU:")
+        assert done.returncode == NO_GPU and done.stderr.startswith("gpu-check: no GPU:")
         assert len(done.stderr.splitlines()) == 1 and not done.stdout
     for wrong in ["--device", "gpu"], ["--sizes", "0"], ["--only", "all"]:
         assert check(*wrong).returncode == USAGE
@@ -169,12 +169,12 @@ def test_prints_of_a_program_are_no_answer(program):
 class Rows(list):
     """A table that keeps its rows."""
 
-    def add(self, part, what, result, why="", **_):
-        self.append((what, result, why))
+    def add(self, part, what, result, reason="", **_):
+        self.append((what, result, reason))
 
 
 def test_checks_go_on_after_one_that_hangs(parts):
-    job = SimpleNamespace(table=Rows(), until=None)
+    job = SimpleNamespace(table=Rows(), deadline=None)
     told = [{"names": ["a", "b", "c"]}, {"began": "a"}, {"result": "ok", "why": "", "seconds": 1.0}, {"began": "b"}]
     assert parts.checks.add_checks(job, [*told, {"fault": "hung"}], []) == ["c"]
     assert job.table == [("a", "ok", ""), ("b", "FAILED", "hung")]
@@ -201,7 +201,7 @@ def test_where_a_fork_cannot_use_the_device_each_load_begins_from_nothing(parts,
         asked.append("new")
         return Worker()
 
-    entry = parts.benchmarks.Entry("runai-model-streamer", "runai", ("runai",))
+    entry = parts.benchmarks.BenchEntry("runai-model-streamer", "runai", ("runai",))
     with parts.benchmarks.Workers(SimpleNamespace(device="cuda:0", worker=worker)) as workers:
         for _ in range(2):
             assert workers.load(entry, ["model/a"], 1) == {"start": 0.0, "end": 1.0}
@@ -210,8 +210,8 @@ def test_where_a_fork_cannot_use_the_device_each_load_begins_from_nothing(parts,
 
 def test_the_models_size_follows_the_free_memory(parts, monkeypatch):
     notes = []
-    job = SimpleNamespace(disk=None, free=None, sizes=[4.0, 16.0], table=SimpleNamespace(note=notes.append))
-    monkeypatch.setattr(parts.models, "room", lambda *_: (10 * 10**9, "memory"))
+    job = SimpleNamespace(disk=None, free_device_bytes=None, sizes=[4.0, 16.0], table=SimpleNamespace(note=notes.append))
+    monkeypatch.setattr(parts.models, "find_room", lambda *_: (10 * 10**9, "memory"))
     planned = [title for title, _ in parts.benchmarks.plan_models(job)]
     assert [title.split(", ")[-1] for title in planned] == ["4.03 GB", "10.20 GB", "4.00 GB", "0.41 GB"], planned
     assert notes == ["16.00 GB are too much for memory: 10.00 GB instead"]
@@ -222,12 +222,12 @@ def test_a_pack_that_is_too_large_is_an_error_and_other_folders_are_left_alone(t
 
     (tmp_path / bundle.TEST).write_bytes(b"..GLIBC_2.4\0GLIBC_2.17\0..")
     (tmp_path / "other-1.whl").write_bytes(b"12345")
-    bundle.tell(tmp_path)
+    bundle.print_contents(tmp_path)
     said = capsys.readouterr().out
     assert f"25  {bundle.TEST}  (needs glibc 2.17)\n" in said and "5  other-1.whl\n" in said and "30  the pack" in said
     monkeypatch.setattr(bundle, "MAX_PACK_BYTES", 1000)
     with pytest.raises(SystemExit, match="bytes are more than the 1,000 that may travel"):
-        bundle.tell(tmp_path)
+        bundle.print_contents(tmp_path)
     (tmp_path / "notes.txt").touch()
     monkeypatch.setattr(sys, "argv", ["gpu-check --pack", str(tmp_path)])
     with pytest.raises(SystemExit, match="holds other things than a pack"):

@@ -45,7 +45,7 @@ def is_clean(report, pinned=64 * MIB):
     assert report["allocated"]["registered"]["count"] == 0, report
 
 
-def test_every_kind_of_checkpoint(folder):
+def test_every_kind_of_checkpoint_loads_to_a_device(folder):
     virtual_files = ["sharded", "loose/small.bin", "loose/strided.pt", "loose/swapped.pt", "loose/legacy.pth"]
     paths = [folder / "all" / virtual_file for virtual_file in virtual_files]
     paths += [folder / name for name in ("kinds.safetensors", "mixed.safetensors", "small.safetensors")]
@@ -69,26 +69,26 @@ def test_every_kind_of_checkpoint(folder):
     (cuda_loads.refuses_a_capture, "mixed.safetensors"),
     (cuda_arrays.forked_arrays, "mixed.safetensors"),
 ], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
-def test_on_a_device(what, name, folder):
+def test_every_use_of_a_device_ends_without_fault_or_leak(what, name, folder):
     is_clean(run(what, str(folder / name)))
 
 
-def test_parts_of_a_model_on_devices_of_their_own(tmp_path):
+def test_parts_of_a_model_load_to_devices_of_their_own(tmp_path):
     write_shards(tmp_path / "model", 3, 3, 4, 300)
     is_clean(run(cuda_loads.is_placed, str(tmp_path / "model"), ["layers.0", "layers.2"], DEVICES=2))
 
 
-def test_no_room_on_the_device(folder):
+def test_a_full_device_is_an_error(folder):
     is_clean(run(cuda_loads.has_no_room, str(folder / "mixed.safetensors"), MEMORY=24 * MIB))
 
 
-def test_no_memory_to_pin(folder):
+def test_a_load_without_pinned_memory_works(folder):
     report = run(cuda_loads.pins_nothing, str(folder / "mixed.safetensors"), PINNED=0)
     is_clean(report)
     assert report["peak"]["pinned"] == 0
 
 
-def test_little_memory_to_pin(folder):
+def test_a_load_with_little_pinned_memory_works(folder):
     report = run(cuda_loads.pins_little, str(folder / "mixed.safetensors"), "4M", PINNED=8 * MIB)
     is_clean(report)
     assert report["peak"]["pinned"] == 8 * MIB
@@ -98,17 +98,17 @@ def test_little_memory_to_pin(folder):
     ("cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync"), ("cuEventRecord", "cuEventRecord"),
     ("cuStreamWaitEvent", "cuStreamWaitEvent"),
 ])  # fmt: skip
-def test_a_call_of_the_driver_that_fails(folder, call, told):
+def test_a_driver_call_that_fails_is_an_error(folder, call, told):
     run(cuda_loads.fails_and_goes_on, str(folder / "mixed.safetensors"), told, FAIL=f"{call}:1=2")
 
 
-def test_a_file_that_is_truncated_meanwhile(folder, tmp_path):
+def test_a_file_that_is_truncated_meanwhile_is_an_error(folder, tmp_path):
     path = tmp_path / "mixed.safetensors"
     path.write_bytes((folder / "mixed.safetensors").read_bytes())
     is_clean(run(cuda_loads.truncated_meanwhile, str(path)))
 
 
-def test_storage_that_writes_to_the_device(tmp_path):
+def test_storage_writes_straight_to_the_device(tmp_path):
     # Storage writes straight to a device only from files on a disk.
     with tempfile.TemporaryDirectory(dir=REPOSITORY / "target") as place:
         path = Path(place) / "large.safetensors"
@@ -116,7 +116,7 @@ def test_storage_that_writes_to_the_device(tmp_path):
         is_clean(run(cuda_loads.storage_writes, str(path)))
 
 
-def test_transformers(tmp_path):
+def test_transformers_loads_to_a_device(tmp_path):
     import models
 
     models.save_shards(models.llama(), tmp_path / "model")
@@ -124,11 +124,11 @@ def test_transformers(tmp_path):
     is_clean(run(cuda_loads.transformers_on_a_device, str(tmp_path / "model")), pinned=512 * MIB)
 
 
-def test_several_ranks(folder):
+def test_several_ranks_load_to_devices(folder):
     run(cuda_loads.several_ranks, str(folder))
 
 
-def test_a_device_that_uses_the_hosts_memory(folder):
+def test_an_integrated_device_uses_host_memory_without_a_copy(folder):
     """Nothing is copied there, and nothing is given back while work of the device may use it."""
     report = run(cuda_loads.shares_memory, str(folder / "mixed.safetensors"), ATTRIBUTES="INTEGRATED=1")
     is_clean(report, pinned=0)

@@ -79,7 +79,7 @@ def of_a_file(folder):
 
 @pytest.mark.parametrize("what", [str, of_a_file], ids=["folder", "file"])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
-def test_load_checkpoint_in_model(shelf, name, layout, what, dtype):
+def test_an_empty_model_is_filled_from_folder_or_file(shelf, name, layout, what, dtype):
     def load(folder):
         model = empty(folder)
         load_checkpoint_in_model(model, what(folder), device_map={"": "cpu"}, dtype=dtype)
@@ -91,7 +91,7 @@ def test_load_checkpoint_in_model(shelf, name, layout, what, dtype):
         check_same(first, shelf.made[name])
 
 
-def test_load_into_an_existing_model(shelf, name, layout):
+def test_an_existing_model_is_overwritten_with_the_checkpoint(shelf, name, layout):
     def load(folder):
         torch.manual_seed(1)
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
@@ -103,7 +103,7 @@ def test_load_into_an_existing_model(shelf, name, layout):
 
 
 @pytest.mark.parametrize("what", [str, of_a_file], ids=["folder", "file"])
-def test_dispatch_with_disk_offload(shelf, layout, what, tmp_path):
+def test_dispatched_layers_on_disk_generate_the_same(shelf, layout, what, tmp_path):
     prompt, found = torch.tensor([[1, 7, 8, 9]]), []
     for n, root in enumerate((shelf.source, shelf.mount)):
         folder = root / f"llama-{layout}"
@@ -120,7 +120,7 @@ def test_dispatch_with_disk_offload(shelf, layout, what, tmp_path):
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_shards_of_another_name(shelf, name, stem):
+def test_shards_of_another_name_load_by_their_index(shelf, name, stem):
     """A folder of them is loaded by its one index, which names the virtual file."""
     where = f"{name}-{stem}"
 
@@ -139,7 +139,7 @@ def test_shards_of_another_name(shelf, name, stem):
     assert len(list((shelf.mount / where).glob("*.safetensors"))) == 1
 
 
-def test_folders_that_are_known_by_an_index_that_is_not_shown(mounts, tmp_path):
+def test_a_folder_whose_index_is_not_shown_loads_by_file(mounts, tmp_path):
     """Shards of pickles not called `pytorch_model`, and a variant alone, load by file."""
     source, made = tmp_path / "source", models.gpt2()
     models.save_bin_shards(made, source / "pickles")
@@ -163,7 +163,7 @@ def test_folders_that_are_known_by_an_index_that_is_not_shown(mounts, tmp_path):
         check_loads_same(load, source / name, point / name / virtual_file)
 
 
-def test_a_name_that_is_not_shown(shelf):
+def test_a_file_that_is_not_shown_is_refused(shelf):
     """A caller that names the index or the pickle itself must name the virtual file."""
     for gone in ("llama-shards/model.safetensors.index.json", "llama-bin/pytorch_model.bin"):
         assert (shelf.source / gone).exists()

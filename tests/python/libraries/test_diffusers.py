@@ -88,7 +88,7 @@ def checked_info(folder, **options):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout(sources, mounts, name):
+def test_a_pipeline_of_every_layout_loads_the_same(sources, mounts, name):
     layout = LAYOUTS[name]
     mount = mounts(sources)
     shown = {path.name for path in (mount / name / "unet").iterdir()}
@@ -106,7 +106,7 @@ def test_every_layout(sources, mounts, name):
 
 
 @pytest.mark.parametrize("name", ["pickles", "shards", "sharded pickles"])
-def test_missing_unexpected_and_misshapen_keys(made, mounts, tmp_path, name):
+def test_missing_unexpected_and_misshapen_keys_are_reported_the_same(made, mounts, tmp_path, name):
     layout = LAYOUTS[name]
     unet = UNet2DConditionModel.from_config(made.unet.config)
     unet.conv_norm_out = torch.nn.Identity()
@@ -131,7 +131,7 @@ def test_a_pickled_pipeline_is_the_one_that_was_saved(made, sources, mounts):
     check_same_pipeline(StableDiffusionPipeline.from_pretrained(mount / "sharded pickles"), made)
 
 
-def test_a_model_and_its_variant_in_one_folder(sources, mounts, tmp_path):
+def test_a_model_and_its_variant_load_from_one_folder(sources, mounts, tmp_path):
     """Each asks for its own variant and gets it, also where both are sharded."""
     both = tmp_path / "both"
     shutil.copytree(sources / "shards", both)
@@ -145,7 +145,7 @@ def test_a_model_and_its_variant_in_one_folder(sources, mounts, tmp_path):
         check_same_pipeline(got, original)
 
 
-def test_a_pipeline_of_transformers(mounts, tmp_path):
+def test_a_sharded_flux_pipeline_loads_and_draws_the_same(mounts, tmp_path):
     made = flux(tmp_path / "tokenizer")
     made.save_pretrained(tmp_path / "flux", max_shard_size="100KB")
     assert len(list((tmp_path / "flux/transformer").glob("*-of-*.safetensors"))) > 2
@@ -162,7 +162,7 @@ def test_a_pipeline_of_transformers(mounts, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["shards", "sharded pickles"])
-def test_parallel_loading(sources, mounts, name):
+def test_parallel_loading_loads_the_same(sources, mounts, name):
     mount = mounts(sources)
     script = COMMON / "parallel_pipeline_load.py"
     options = ["--pickles"] if "use_safetensors" in LAYOUTS[name].asked else []

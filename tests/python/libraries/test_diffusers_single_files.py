@@ -45,7 +45,7 @@ def configs(made, tmp_path_factory):
 
 @pytest.mark.parametrize("options", [[], ["--no-passthrough"]], ids=str)
 @pytest.mark.parametrize("disable_mmap", [False, True])
-def test_a_checkpoint_of_stable_diffusion(made, configs, mounts, tmp_path, options, disable_mmap):
+def test_a_stable_diffusion_checkpoint_loads_as_a_pipeline(made, configs, mounts, tmp_path, options, disable_mmap):
     source = tmp_path / "checkpoints"
     source.mkdir()
     torch.save(sd_checkpoint(made), source / "v1-5.ckpt")
@@ -59,7 +59,7 @@ def test_a_checkpoint_of_stable_diffusion(made, configs, mounts, tmp_path, optio
     check_same_pipeline(got, made)
 
 
-def test_a_checkpoint_by_its_original_config(made, configs, mounts, tmp_path):
+def test_a_checkpoint_loads_by_its_original_config(made, configs, mounts, tmp_path):
     source = tmp_path / "checkpoints"
     source.mkdir()
     torch.save(sd_checkpoint(made), source / "v1-5.ckpt")
@@ -99,7 +99,7 @@ def with_lora(made, folder, **options):
     return pipeline, said
 
 
-def test_lora_weights(made, mounts, tmp_path):
+def test_lora_weights_load_with_their_metadata(made, mounts, tmp_path):
     source = tmp_path / "loras"
     lora_of(made, source)
     mount = mounts(source)

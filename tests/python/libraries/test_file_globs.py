@@ -137,7 +137,7 @@ def test_every_layout_is_one_file(folder, mounts, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_hubs_cache(tmp_path, mounts, layout):
+def test_links_of_a_hub_cache_show_one_file(tmp_path, mounts, layout):
     """Snapshots of links into `blobs`, as huggingface_hub lays them out."""
     repository = tmp_path / "hub/models--org--name"
     plain, snapshot = tmp_path / "plain", repository / "snapshots/0123abc"
@@ -172,7 +172,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("beside", BESIDE)
-def test_other_weights_beside_shards(folder, mounts, beside):
+def test_other_weights_beside_shards_change_no_choice(folder, mounts, beside):
     """Each loader takes what it takes of the original folder."""
     write_set(folder, weights(0), "model", INDEX)
     save_file(weights(100), folder / BESIDE[beside])
@@ -193,7 +193,7 @@ def test_other_weights_beside_shards(folder, mounts, beside):
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in weights(0).values())
 
 
-def test_a_model_and_its_variant_both_in_shards(folder, mounts):
+def test_a_sharded_model_and_its_sharded_variant_are_one_file_each(folder, mounts):
     write_set(folder, weights(0), "model", INDEX)
     half = weights(0, torch.float16)
     write_set(folder, half, "model.fp16", "model.safetensors.index.fp16.json")

@@ -125,7 +125,7 @@ def answers(fetched, tmp_path_factory, request):
 
 @pytest.mark.parametrize("way", ["by-name", "by-revision", "by-folder"])
 @pytest.mark.parametrize("name", KINDS)
-def test_loads(fetched, answers, name, way):
+def test_models_load_from_a_mounted_cache_offline(fetched, answers, name, way):
     original, got = fetched.originals[name], answers.found[way][name]
     assert isinstance(got, dict), got
     models.check_fingerprints(got["tensors"], original["tensors"])
@@ -135,7 +135,7 @@ def test_loads(fetched, answers, name, way):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_snapshots(fetched, answers, name):
+def test_a_snapshot_is_found_offline_and_shows_one_file(fetched, answers, name):
     got = answers.found["snapshot"][name]
     assert isinstance(got, dict), got
     expected = snapshot(answers.point, name, fetched.revisions[name])
@@ -144,7 +144,7 @@ def test_snapshots(fetched, answers, name):
     assert shown == ["model.safetensors"]
 
 
-def test_a_client_that_may_ask_the_hub(fetched, mounts):
+def test_a_client_that_may_ask_the_hub_loads_what_the_cache_has(fetched, mounts):
     """Loading takes what the cache has. A snapshot is compared with the hub, and the client fetches a file whose name
     is not shown, unless it is offline."""
     point = mounts(fetched.cache).point

@@ -76,7 +76,7 @@ def test_state_dicts_are_shown(shelf, run):
         check_same(model, Net.load_from_checkpoint(path))
 
 
-def test_kept_for_training(shelf, mounts, tmp_path):
+def test_training_resumes_from_kept_checkpoints(shelf, mounts, tmp_path):
     """lightning itself reads nothing but its own files."""
     kept = mounts(shelf.source, "--keep", "*.ckpt")
     name = "every/checkpoints/epoch=0-step=4.ckpt"

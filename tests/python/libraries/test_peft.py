@@ -49,7 +49,7 @@ def test_adapters_take_the_place_of_pickles(shelf, name):
 
 
 @pytest.mark.parametrize("more", [{}, {"is_trainable": True}, {"low_cpu_mem_usage": True}], ids=str)
-def test_peft_model(shelf, name, more):
+def test_a_peft_model_loads_its_adapter(shelf, name, more):
     def load(folder):
         base = AutoModelForCausalLM.from_pretrained(shelf.base)
         return PeftModel.from_pretrained(base, folder, **more)
@@ -57,7 +57,7 @@ def test_peft_model(shelf, name, more):
     check_loads_same(load, shelf.source / name, shelf.mount / name)
 
 
-def test_subfolder(shelf, name):
+def test_an_adapter_loads_from_a_subfolder(shelf, name):
     def load(folder):
         return PeftModel.from_pretrained(
             AutoModelForCausalLM.from_pretrained(shelf.base), folder, subfolder=name
@@ -66,11 +66,11 @@ def test_subfolder(shelf, name):
     check_loads_same(load, shelf.source, shelf.mount)
 
 
-def test_base_and_adapter_by_one_name(shelf, name):
+def test_base_and_adapter_load_by_one_name(shelf, name):
     check_loads_same(AutoPeftModelForCausalLM.from_pretrained, shelf.source / name, shelf.mount / name)
 
 
-def test_second_adapter_into_the_first(shelf):
+def test_a_second_adapter_loads_beside_the_first(shelf):
     def load(folder):
         model = PeftModel.from_pretrained(
             AutoModelForCausalLM.from_pretrained(shelf.base), folder / "first", adapter_name="first"
@@ -81,7 +81,7 @@ def test_second_adapter_into_the_first(shelf):
     check_loads_same(load, shelf.source, shelf.mount)
 
 
-def test_transformers_itself(shelf, name):
+def test_transformers_itself_loads_an_adapter(shelf, name):
     """transformers cannot load a pickled adapter from a folder, but its safetensors twin: and so the virtual file."""
 
     def load(folder):
@@ -97,7 +97,7 @@ def test_transformers_itself(shelf, name):
         assert torch.equal(first(prompt).logits, second(prompt).logits)
 
 
-def test_merged(shelf, name):
+def test_a_merged_adapter_gives_the_same_weights(shelf, name):
     """The outputs of base and adapter are the same too."""
     merged = []
     for folder in (shelf.source, shelf.mount):

@@ -27,7 +27,7 @@ def loaded(mounts, tmp_path, request):
     mount.unmount()
 
 
-def test_safetensors(loaded):
+def test_safetensors_loads_what_was_saved(loaded):
     mount, expected, _ = loaded
     for name, tensors in expected.items():
         files = [load_file(mount / name), load((mount / name).read_bytes())]
@@ -38,7 +38,7 @@ def test_safetensors(loaded):
         del file, files
 
 
-def test_slices(loaded):
+def test_a_slice_has_the_values_of_the_tensor(loaded):
     mount, expected, _ = loaded
     for name, tensors in expected.items():
         with safe_open(mount / name, framework="pt") as file:
@@ -53,14 +53,14 @@ def test_slices(loaded):
                     same(part[5:60, 3:], tensor[5:60, 3:])
 
 
-def test_numpy(loaded):
+def test_numpy_gets_what_was_saved(loaded):
     mount, expected, _ = loaded
     with safe_open(mount / "sharded/model.safetensors", framework="numpy") as file:
         for key, tensor in expected["sharded/model.safetensors"].items():
             assert (file.get_tensor(key) == tensor.numpy()).all()
 
 
-def test_torch_load_of_a_passed_through_file(loaded):
+def test_torch_load_reads_a_passed_through_file(loaded):
     mount, _, state = loaded
     for mapped in (False, True):
         got = torch.load(mount / "optimizer.pt", mmap=mapped)
@@ -69,7 +69,7 @@ def test_torch_load_of_a_passed_through_file(loaded):
         del got
 
 
-def test_torch_load_of_a_virtual_file(mounts, tmp_path):
+def test_torch_load_reads_a_pickle_only_if_it_is_kept(mounts, tmp_path):
     """The optimizer's pickle is not shown, unless it is kept."""
     source = tmp_path / "source"
     source.mkdir()

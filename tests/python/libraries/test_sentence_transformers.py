@@ -89,7 +89,7 @@ def shelf(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules(shelf, name):
+def test_models_of_several_modules_encode_the_same(shelf, name):
     assert not list((shelf.mount / name).rglob("*.bin"))
     assert not list((shelf.mount / name).rglob("*.index.json"))
 
@@ -110,7 +110,7 @@ def config():
 
 @pytest.mark.parametrize("kind", [CrossEncoder, SparseEncoder])
 @pytest.mark.parametrize("save", [models.save_bin, models.save_bin_shards, models.save_shards])
-def test_other_encoders(mounts, tmp_path, kind, save):
+def test_cross_and_sparse_encoders_encode_the_same(mounts, tmp_path, kind, save):
     inner = BertForSequenceClassification if kind is CrossEncoder else BertForMaskedLM
     torch.manual_seed(0)
     source = tmp_path / "source"

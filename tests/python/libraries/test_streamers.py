@@ -52,7 +52,7 @@ def check(got, expected):
 # By default it reads directly; on a machine with the device, past the processor. A mount must not refuse that.
 @pytest.mark.parametrize("direct", [None, "0", "1"])
 @pytest.mark.parametrize("nogds", [False, True])
-def test_fastsafetensors(mounted, monkeypatch, caplog, capfd, nogds, direct):
+def test_fastsafetensors_reads_every_tensor_with_and_without_direct_reads(mounted, monkeypatch, caplog, capfd, nogds, direct):
     if direct is not None:
         monkeypatch.setenv("FASTSAFETENSORS_ODIRECT", direct)
     mount, models = mounted
@@ -64,7 +64,7 @@ def test_fastsafetensors(mounted, monkeypatch, caplog, capfd, nogds, direct):
     assert "O_DIRECT" not in told, "refuses direct reads"
 
 
-def test_fastsafetensors_of_several_files(mounted):
+def test_fastsafetensors_reads_several_files_in_one_call(mounted):
     """All in one call, with few and small buffers, as an engine loads the files of a glob."""
     mount, models = mounted
     loader = SafeTensorsFileLoader(None, "cpu", bbuf_size_kb=64, max_threads=4, nogds=True)
@@ -84,7 +84,7 @@ def streamed(paths):
         return {name: tensor.clone() for name, tensor in streamer.get_tensors()}
 
 
-def test_runai_model_streamer(mounted):
+def test_runai_model_streamer_reads_every_tensor(mounted):
     mount, models = mounted
     for name, expected in models.items():
         paths = list_safetensors(str(mount / name))
@@ -92,7 +92,7 @@ def test_runai_model_streamer(mounted):
         check(streamed(paths), expected)
 
 
-def test_runai_model_streamer_of_several_files(mounted):
+def test_runai_model_streamer_reads_several_files_in_one_call(mounted):
     mount, models = mounted
     two = ("pickled", "strided")
     got = streamed(mount / name / "model.safetensors" for name in two)
@@ -101,7 +101,7 @@ def test_runai_model_streamer_of_several_files(mounted):
 
 # Each alone, so that none can stand in for one that does not work.
 @pytest.mark.parametrize("strategy", ["io_uring_direct", "libaio_direct", "sync_buffered"])
-def test_runai_model_streamer_by_every_strategy(source, mounts, ckptfs, tmp_path, strategy):
+def test_runai_model_streamer_reads_the_same_by_every_strategy(source, mounts, ckptfs, tmp_path, strategy):
     folder, _ = source
     mount = mounts(folder)
     exported = ckptfs.export(folder / "strided", tmp_path / "strided.safetensors")

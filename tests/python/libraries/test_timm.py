@@ -47,7 +47,7 @@ def shelf(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["plain", "wrapped"])
-def test_checkpoint_path(shelf, name):
+def test_create_model_loads_the_trained_weights_from_a_path(shelf, name):
     def load(path):
         return timm.create_model(NAME, checkpoint_path=str(path), **FEW)
 
@@ -57,7 +57,7 @@ def test_checkpoint_path(shelf, name):
 
 
 @pytest.mark.parametrize("name", ["plain", "wrapped"])
-def test_load_checkpoint(shelf, name):
+def test_load_checkpoint_fills_a_model_with_the_same_weights(shelf, name):
     def load(path):
         model = make(9)
         assert not any(load_checkpoint(model, str(path)))
@@ -66,7 +66,7 @@ def test_load_checkpoint(shelf, name):
     check_loads_same(load, shelf.source / f"results/{name}.pth", shelf.mount / f"results/{name}.safetensors")
 
 
-def test_local_folder(shelf):
+def test_a_local_folder_loads_as_pretrained(shelf):
     def load(folder):
         return timm.create_model(f"local-dir:{folder}", pretrained=True)
 

@@ -83,7 +83,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_layouts(shelf, name, layout, call):
+def test_every_layout_loads_by_every_call(shelf, name, layout, call):
     where = f"{name}-{layout}"
     weights = {file.name for file in (shelf.mount / where).glob("*model*") if file.suffix != ".json"}
     assert weights == {"model.safetensors", "model.fp16.safetensors"}
@@ -93,7 +93,7 @@ def test_layouts(shelf, name, layout, call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_variants(shelf, name, layout, call):
+def test_a_variant_loads_by_every_call(shelf, name, layout, call):
     for where in (f"{name}-{layout}", f"{name}-{layout}-half-only"):
         load_half = load(name, variant="fp16", **CALLS[call])
         check_loads_same(load_half, shelf.source / where, shelf.mount / where)
@@ -106,7 +106,7 @@ def test_a_variant_is_not_shown_without_it(shelf, name, layout):
 
 
 @pytest.mark.parametrize("layout", ["shards", "bin-shards"])
-def test_variants_in_the_other_spelling(shelf, name, layout):
+def test_a_variant_in_the_other_spelling_loads(shelf, name, layout):
     """transformers itself does not look for these; through the mount it need not."""
     load_half = load(name, variant="fp16")
     with pytest.raises(OSError, match="no file named model.fp16.safetensors"):
@@ -118,12 +118,12 @@ def test_variants_in_the_other_spelling(shelf, name, layout):
     )
 
 
-def test_subfolder(shelf, layout):
+def test_a_model_loads_from_a_subfolder(shelf, layout):
     where = f"parts-{layout}"
     check_loads_same(load("llama", subfolder="language"), shelf.source / where, shelf.mount / where)
 
 
-def test_safetensors_wanted(shelf, name, layout):
+def test_a_caller_that_insists_on_safetensors_gets_them(shelf, name, layout):
     wanted, where = load(name, use_safetensors=True), f"{name}-{layout}"
     original, _ = load(name)(shelf.source / where)
     got, info = wanted(shelf.mount / where)
@@ -131,7 +131,7 @@ def test_safetensors_wanted(shelf, name, layout):
     check_same(got, original)
 
 
-def test_safetensors_not_wanted(shelf, mounts):
+def test_a_caller_that_insists_on_pickles_needs_them_kept(shelf, mounts):
     """A caller that insists on pickles needs them kept."""
     insisting = load("gpt2", use_safetensors=False)
     with pytest.raises(OSError, match="no file named"):
@@ -142,7 +142,7 @@ def test_safetensors_not_wanted(shelf, mounts):
 
 
 @pytest.mark.parametrize("kinds", [["st", "bin", "fp16"], ["shards", "bin"], ["bin", "fp16"], ["shards", "fp16"]])
-def test_a_directory_with_one_model_in_several_layouts(mounts, tmp_path, kinds):
+def test_of_several_layouts_in_a_directory_the_library_and_ckptfs_take_the_same(mounts, tmp_path, kinds):
     """The library takes one of them, and ckptfs takes the same, on disk and through a mount."""
     source, half = tmp_path / "source", models.halved(models.llama())
     for kind in kinds:
@@ -166,7 +166,7 @@ def test_a_directory_with_one_model_in_several_layouts(mounts, tmp_path, kinds):
         assert "left out" in note
 
 
-def test_an_index_that_the_config_names(mounts, tmp_path):
+def test_an_index_that_the_config_names_must_be_kept(mounts, tmp_path):
     """A caller that names an index needs it kept."""
     source = tmp_path / "source"
     models.save_shards(models.llama(), source)
@@ -201,7 +201,7 @@ def test_an_index_with_a_byte_order_mark_is_refused(ckptfs, tmp_path):
     assert refused.code == REFUSED and "byte order mark" in refused.stderr
 
 
-def test_mixed_types_without_one_in_the_config(mounts, tmp_path):
+def test_without_a_type_in_the_config_the_first_tensor_decides(mounts, tmp_path):
     """The library goes by the first tensor: of a pickle the first saved one, of safetensors the first by name. A
     caller that gives the type gets the same from both."""
     source = tmp_path / "source"
@@ -216,14 +216,14 @@ def test_mixed_types_without_one_in_the_config(mounts, tmp_path):
         check_loads_same(load("llama", dtype=dtype), source, point)
 
 
-def test_auto_classes(shelf, layout):
+def test_auto_classes_load_the_same(shelf, layout):
     for kind in (AutoModel, AutoModelForCausalLM):
         for name in ("llama", "gpt2"):
             where = f"{name}-{layout}"
             check_loads_same(kind.from_pretrained, shelf.source / where, shelf.mount / where)
 
 
-def test_disk_offload(shelf, layout, tmp_path):
+def test_layers_that_stay_on_disk_are_read_from_the_mount(shelf, layout, tmp_path):
     """Layers that stay on the disk are read from the mount at each use."""
     where, prompt = f"llama-{layout}", torch.tensor([[1, 7, 8, 9]])
     found = []
@@ -241,7 +241,7 @@ def test_disk_offload(shelf, layout, tmp_path):
     assert not list((tmp_path / "1").iterdir())
 
 
-def test_shards_of_shared_storages(mounts, tmp_path):
+def test_shards_of_one_storage_show_each_tensor_once(mounts, tmp_path):
     """Tied tensors in different shards, and in each shard the storage of all."""
     source = tmp_path / "source"
     made = models.in_one_storage(models.gpt2())
@@ -259,7 +259,7 @@ def test_shards_of_shared_storages(mounts, tmp_path):
     check_same(first, made)
 
 
-def test_missing_and_unexpected_keys(mounts, tmp_path, layout):
+def test_missing_and_unexpected_keys_are_reported_the_same(mounts, tmp_path, layout):
     source = tmp_path / "source"
     made = models.llama()
     made.model.norm = torch.nn.Identity()
@@ -273,7 +273,7 @@ def test_missing_and_unexpected_keys(mounts, tmp_path, layout):
         assert set(info["unexpected_keys"]) == {"surplus.weight"}
 
 
-def test_generation(shelf, layout):
+def test_a_loaded_model_generates_the_same_tokens(shelf, layout):
     prompt = torch.tensor([[1, 7, 8, 9]])
     for name in ("llama", "gpt2"):
         where = f"{name}-{layout}"
@@ -282,7 +282,7 @@ def test_generation(shelf, layout):
         assert tokens[0] == tokens[1] and len(tokens[0][0]) > 4
 
 
-def test_pipeline(shelf, layout):
+def test_a_pipeline_generates_the_same_text(shelf, layout):
     where, said = f"llama-{layout}", []
     for folder in (shelf.source, shelf.mount):
         generate = pipeline("text-generation", model=str(folder / where))
@@ -292,14 +292,14 @@ def test_pipeline(shelf, layout):
     assert AutoTokenizer.from_pretrained(shelf.mount / where)("w1 w2").input_ids == [5, 6]
 
 
-def test_one_tensor_after_the_other(shelf, layout, monkeypatch):
+def test_loading_one_tensor_after_the_other_gives_the_same(shelf, layout, monkeypatch):
     """One thread instead of the several that other tests use."""
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
     where = f"llama-{layout}"
     check_loads_same(load("llama"), shelf.source / where, shelf.mount / where)
 
 
-def test_saved_again(shelf, layout, tmp_path):
+def test_a_model_from_a_mount_can_be_saved_again(shelf, layout, tmp_path):
     """A model that is loaded from a mount can be saved and is then what it was."""
     model = AutoModelForCausalLM.from_pretrained(shelf.mount / f"gpt2-{layout}")
     model.save_pretrained(tmp_path)

@@ -54,7 +54,7 @@ def test_reports_are_those_of_the_thread(model):
         assert list(pool.map(load, range(1, 7))) == [1, 2, 3, 4, 5, 6]
 
 
-def test_closing_while_others_load(model, backend):
+def test_closing_a_handle_while_threads_load_ends_them_with_an_error(model, backend):
     folder, expected = model
     for _ in range(20):
         file = ckptfs.safe_open(folder, "pt", backend=backend)

@@ -55,7 +55,7 @@ def test_names_are_kept_and_options_hold_for_each(source, tmp_path):
         ckptfs.load_many(given, memory=1)
 
 
-def test_arrays_of_numpy(source):
+def test_arrays_of_one_file_loaded_twice_share_no_memory(source):
     folder, _ = source
     first, second = ckptfs.load_many([folder / "sharded"] * 2, framework="np")
     expected = ckptfs.numpy.load_file(folder / "sharded")
@@ -64,7 +64,7 @@ def test_arrays_of_numpy(source):
         assert not numpy.shares_memory(first[name], second[name])
 
 
-def test_files_of_a_mount_and_what_is_there_instead(source, mounts, tmp_path, backend):
+def test_a_mounted_file_and_a_missing_name_load_from_what_is_there(source, mounts, tmp_path, backend):
     folder, _ = source
     mount = mounts(folder)
     torch.save({"latent": numbers(3, 8)}, tmp_path / "x.pt")
@@ -114,7 +114,7 @@ assert len(os.listdir("/proc/self/fd")) == before
 """
 
 
-def test_more_files_than_a_process_may_have_open(tmp_path, backend):
+def test_more_files_load_than_a_process_may_have_open(tmp_path, backend):
     for n in range(300):
         save_file({"x": torch.full((5,), n)}, tmp_path / f"{n}.safetensors")
     write_shards(tmp_path / "set", 5, 6, 1, 10)

@@ -56,7 +56,7 @@ def test_into_loads_its_own_names_alone_also_those_of_a_model(folder):
     assert torch.equal(model["a"].detach(), expected["a"])
 
 
-def test_into_arrays(folder, backend):
+def test_into_fills_arrays_of_numpy(folder, backend):
     expected = ckptfs.numpy.load_file(folder / "one.safetensors")
     into = {name: numpy.zeros_like(array) for name, array in expected.items()}
     ckptfs.numpy.load_file(folder / "one.safetensors", into=into, backend=backend)
@@ -161,7 +161,7 @@ def test_every_public_name_of_safetensors_is_in_the_same_module(name):
     assert not {name for name in public if not hasattr(ours, name)}
 
 
-def test_bytes_in_memory(folder):
+def test_bytes_in_memory_load_like_their_file(folder):
     for path in [folder / "one.safetensors", folder / "loose/strided.pt"]:
         check_same(ckptfs.torch.load(path.read_bytes()), ckptfs.torch.load_file(path))
     arrays = ckptfs.numpy.load((folder / "one.safetensors").read_bytes())
@@ -382,7 +382,7 @@ def test_changing_a_report_changes_no_sum(folder):
     assert "mine" not in after["fallbacks"]
 
 
-def test_a_relative_path_that_is_too_long_when_whole(tmp_path, monkeypatch):
+def test_a_relative_path_that_is_too_long_when_absolute_is_loaded(tmp_path, monkeypatch):
     tensors = {"x": torch.arange(9)}
     safetensors.torch.save_file(tensors, tmp_path / "x.safetensors")
     monkeypatch.chdir(tmp_path)

@@ -44,7 +44,7 @@ def test_it_is_one_where_safetensors_was_not_imported(path):
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
 
 
-def test_unknown_names(path):
+def test_unknown_names_are_refused(path):
     with ckptfs.safe_open(path, "pt") as file:
         for ask in file.get_tensor, file.get_slice, file.get_tensor_meta:
             with pytest.raises(Refused, match="does not contain tensor.*'?aa'?") as refused:
@@ -58,7 +58,7 @@ def test_unknown_names(path):
         ckptfs.torch.load_file(path, into={"aa": torch.zeros(1)})
 
 
-def test_paths_that_lead_nowhere_or_to_something_else(tmp_path):
+def test_missing_and_unreadable_paths_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="No such file or directory: .*nothing"):
         ckptfs.safe_open(tmp_path / "nothing", "pt")
     (tmp_path / "text.safetensors").write_text("a text that is no checkpoint at all")
@@ -137,14 +137,14 @@ def as_nobody(folder):
     lambda path: ckptfs.torch.save_sharded({"a": torch.ones(1)}, path), ckptfs.torch.load_sharded,
     lambda path: ckptfs.torch.cached(path, dict), ckptfs.mount, lambda path: ckptfs.mount("/nothing", path),
 ], ids=[*ASKS, "save", "numpy-save", "serialize", "sharded", "load-sharded", "cached", "mount", "mount-at"])  # fmt: skip
-def test_a_path_with_a_nul(ask):
+def test_a_path_with_a_nul_is_refused(ask):
     with pytest.raises(Refused, match="no path can have a NUL in it") as refused:
         ask("m\0")
     assert isinstance(refused.value, ValueError) and refused.value.__notes__ == ["what to do: leave it out"]
 
 
 @pytest.mark.parametrize("how", [{}, {"follow_symlinks": True}], ids=["", "following"])
-def test_a_link_that_leads_out_and_to_nothing(tmp_path, how):
+def test_a_dangling_link_is_named_with_its_target(tmp_path, how):
     (tmp_path / "models").mkdir()
     link = tmp_path / "models/model.pt"
     link.symlink_to("../nothing.pt")
@@ -174,12 +174,12 @@ INTO = {
 
 
 @pytest.mark.parametrize("into", INTO.values(), ids=INTO)
-def test_unusable_targets(path, into):
+def test_unusable_targets_are_refused_by_name(path, into):
     with pytest.raises(Refused, match="a: cannot be loaded into"):
         ckptfs.torch.load_file(path, into={"a": into()})
 
 
-def test_more_unusable_targets(path):
+def test_targets_of_the_wrong_kind_are_refused_and_stay_unchanged(path):
     whole = torch.zeros(30, 20)
     with pytest.raises(TypeError, match="torch.Tensor"):
         ckptfs.torch.load_file(path, into={"a": [1, 2]})
@@ -204,7 +204,7 @@ def test_two_places_that_share_memory_are_refused(tmp_path):
     assert not whole.any()
 
 
-def test_meaningless_values(path):
+def test_meaningless_values_are_refused(path):
     for asked, words in [
         ({"backend": "fast"}, "backend"), ({"num_threads": 0}, "num_threads"),
         ({"memory": -1}, "memory"), ({"memory": 1000}, "1000 bytes"), ({"dtype": "float12"}, "float12"),
@@ -235,13 +235,13 @@ def test_limits_are_looked_at_before_they_are_used(path, module, dtype):
 
 
 @pytest.mark.parametrize("name", ["float4_e2m1fn_x2", "bits8", "quint8"])
-def test_types_that_nothing_can_be_cast_to(path, name):
+def test_types_that_nothing_can_be_cast_to_are_refused(path, name):
     for given in name, getattr(torch, name):
         with pytest.raises(Refused, match="nothing can be cast to"):
             ckptfs.torch.load_file(path, dtype=given)
 
 
-def test_a_memory_that_is_smaller_than_what_must_be_held(tmp_path):
+def test_a_memory_budget_below_one_row_is_refused_with_the_least_that_works(tmp_path):
     save_file({"row": numbers(1, 1, 4 << 20)}, tmp_path / "x.safetensors")
     with pytest.raises(Refused, match=f"memory={12 << 20}"):
         how = {"dtype": torch.float16, "memory": 12 << 20, "backend": "pread"}
@@ -263,7 +263,7 @@ INDEXES = {
 
 
 @pytest.mark.parametrize("index", INDEXES.values(), ids=INDEXES)
-def test_indexes_that_mean_nothing(path, index):
+def test_indexes_that_mean_nothing_are_refused(path, index):
     with ckptfs.safe_open(path, "pt") as file:
         part = file.get_slice("a")
         with pytest.raises(Refused):
@@ -271,7 +271,7 @@ def test_indexes_that_mean_nothing(path, index):
         assert part[29:].shape == (1, 20)
 
 
-def test_a_closed_handle(path):
+def test_a_closed_handle_refuses_every_call(path):
     with ckptfs.safe_open(path, "pt") as file:
         pass
     file.close()
@@ -305,7 +305,7 @@ def test_a_file_that_was_truncated_is_an_error_and_no_crash(path):
             file.get_tensors()
 
 
-def test_a_tensor_of_more_than_the_machine_has(tmp_path):
+def test_a_tensor_larger_than_memory_is_a_memory_error_and_its_slice_is_read(tmp_path):
     size = 1 << 42
     header = json.dumps({"x": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     path = tmp_path / "x.safetensors"

@@ -62,7 +62,7 @@ def check(path, backend, kind, expected):
     return got[1]
 
 
-def test_a_mount_with_the_number_of_one_that_is_gone(mounts, source, shows):
+def test_a_mount_with_the_number_of_one_that_is_gone_is_found(mounts, source, shows):
     """The kernel gives a mount the number of the last that went, and its device number too."""
     folder, virtual_files = source
     shown, made_of = next((shown, of) for shown, of in virtual_files.items() if shown != of)
@@ -76,7 +76,7 @@ def test_a_mount_with_the_number_of_one_that_is_gone(mounts, source, shows):
     check(mounts(folder) / shown, "pread", "direct", expected)
 
 
-def test_a_mount_over_its_own_source(mounts, source, backend):
+def test_a_mount_over_its_own_source_is_read_from_beneath(mounts, source, backend):
     folder, virtual_files = source
     expected = {shown: loaded(folder / made_of) for shown, made_of in virtual_files.items()}
     mount = mounts(folder, at=folder)
@@ -86,7 +86,7 @@ def test_a_mount_over_its_own_source(mounts, source, backend):
     assert mount.stats()["reads"] == 0
 
 
-def test_a_mount_and_a_file_of_it_that_show_elsewhere(mounts, source, shows, tmp_path, backend):
+def test_bind_mounts_of_a_mount_are_read_from_the_source(mounts, source, shows, tmp_path, backend):
     folder, virtual_files = source
     mount = mounts(folder)
     (tmp_path / "whole").mkdir()
@@ -102,7 +102,7 @@ def test_a_mount_and_a_file_of_it_that_show_elsewhere(mounts, source, shows, tmp
     assert mount.stats()["reads"] == 0
 
 
-def test_a_mount_of_another_user_whose_source_is_closed(mounts, source, backend):
+def test_a_mount_whose_source_is_closed_to_the_user_is_read_through(mounts, source, backend):
     folder, virtual_files = source
     expected = {shown: loaded(folder / made_of) for shown, made_of in virtual_files.items()}
     for shard in (folder / "sharded").iterdir():
@@ -125,7 +125,7 @@ def test_a_mount_of_another_user_whose_source_is_closed(mounts, source, backend)
     check(mount / "sharded", backend, "direct", expected["sharded/model.safetensors"])
 
 
-def test_a_dead_mount(mounts, source, backend):
+def test_a_dead_mount_is_refused_and_open_handles_go_on(mounts, source, backend):
     folder, virtual_files = source
     mount = mounts(folder)
     virtual_file = mount / "loose/strided.safetensors"
@@ -161,7 +161,7 @@ def version_of(tensors):
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["replaced", "in-place"])
-def test_a_source_that_changes(mounts, tmp_path, backend, in_place):
+def test_a_source_that_changes_is_never_mixed(mounts, tmp_path, backend, in_place):
     folder = tmp_path / "source"
     folder.mkdir()
     path = folder / "model-00001-of-00001.safetensors"
@@ -184,7 +184,7 @@ def test_a_source_that_changes(mounts, tmp_path, backend, in_place):
         assert route(virtual_file)[0] == "direct"
 
 
-def test_a_source_that_is_replaced_over_and_over_while_it_is_loaded(mounts, tmp_path, backend):
+def test_a_source_that_is_replaced_again_and_again_gives_whole_versions(mounts, tmp_path, backend):
     folder = tmp_path / "source"
     folder.mkdir()
     path = folder / "model-00001-of-00001.safetensors"
@@ -217,7 +217,7 @@ def test_a_source_that_is_replaced_over_and_over_while_it_is_loaded(mounts, tmp_
     assert version_of(loaded(mount / "model.safetensors", backend)) == last
 
 
-def test_a_file_elsewhere_that_says_it_is_one_of_a_mount(mounts, source, shows, tmp_path, backend):
+def test_a_file_with_forged_attributes_is_read_as_it_is(mounts, source, shows, tmp_path, backend):
     folder, _ = source
     mount = mounts(folder)
     (tmp_path / "elsewhere").mkdir()

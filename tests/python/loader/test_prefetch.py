@@ -32,7 +32,7 @@ def file(folder, request):
         yield file
 
 
-def test_iterating_and_taking(file):
+def test_every_tensor_is_delivered_once_by_name_or_in_order(file):
     expected = file.get_tensors()
     with file.prefetch() as loader:
         assert loader.names() == file.offset_keys() and len(loader) == len(expected)
@@ -45,7 +45,7 @@ def test_iterating_and_taking(file):
             loader.take(last)
 
 
-def test_a_plan(folder):
+def test_a_plan_chooses_tensors_and_rows(folder):
     with ckptfs.safe_open(folder / "loose/strided.pt", "pt", backend="pread") as file:
         rows = {"turned": slice(3, 9), "cube": None, "whole": slice(-2, None), "columns": slice(4, 4)}
         with file.prefetch(rows, device="cpu", threads=2) as loader:
@@ -62,13 +62,13 @@ def test_a_plan(folder):
     ({"turned": slice(0, 3, 2)}, "step 1"), ({"turned": 3}, "None or a slice"),
     ({"turned": slice(0, 10_000)}, "out of range"), ({"turned": slice(0, 3, 0)}, "invalid prefetch plan"),
 ])  # fmt: skip
-def test_plans_that_mean_nothing(folder, plan, words):
+def test_plans_that_mean_nothing_are_refused(folder, plan, words):
     with ckptfs.safe_open(folder / "loose/strided.pt", "pt") as file:
         with pytest.raises(Refused, match=words):
             file.prefetch(plan)
 
 
-def test_only_for_torch(folder):
+def test_prefetch_is_refused_for_numpy(folder):
     with ckptfs.safe_open(folder / "sharded", "np") as file:
         with pytest.raises(Refused, match='framework="pt"'):
             file.prefetch()
@@ -83,7 +83,7 @@ def test_it_outlives_its_handle_and_tensors_outlive_it(file):
     check_same(got, expected)
 
 
-def test_closed_in_the_middle(file):
+def test_a_closed_loader_delivers_no_more(file):
     loader = file.prefetch()
     stream = iter(loader)
     next(stream)
@@ -141,7 +141,7 @@ def test_a_replaced_file_is_read_through_the_open_handle(folder, tmp_path):
         check_same(dict(file.prefetch()), expected)
 
 
-def test_closing_a_handle_while_prefetches_begin(folder):
+def test_a_handle_can_be_closed_while_prefetches_begin(folder):
     faults = []
 
     def begin(file):

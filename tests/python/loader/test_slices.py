@@ -41,7 +41,7 @@ OF_TORCH = [
 
 
 @pytest.mark.parametrize("index", OF_TORCH, ids=str)
-def test_torch(path, index):
+def test_torch_slices_are_those_of_safetensors(path, index):
     ours, theirs = both(path, "pt", index)
     assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
@@ -49,7 +49,7 @@ def test_torch(path, index):
 @pytest.mark.parametrize("index", [
     s[0:6], s[5:5], s[:0], s[-6], s[1:6:2, 0], s[..., 1], numpy.int64(2), [],
 ], ids=str)  # fmt: skip
-def test_numpy(path, index):
+def test_numpy_slices_are_those_of_safetensors(path, index):
     ours, theirs = both(path, "np", index)
     assert numpy.array_equal(ours, theirs)
 
@@ -87,7 +87,7 @@ def test_integers_that_lead_out_are_errors_of_both_kinds(path, framework, index)
             file.get_slice("a")[index]
 
 
-def test_lists_that_lead_out_too(path):
+def test_lists_that_lead_out_are_errors_of_both_kinds(path):
     with ckptfs.safe_open(path, "pt") as file:
         for kind in IndexError, Refused:
             with pytest.raises(kind):

@@ -40,7 +40,7 @@ def told(arguments):
 
 
 @pytest.mark.parametrize("stub", MODULES)
-def test_calls(stub):
+def test_stubs_have_the_arguments_of_every_call(stub):
     module = importlib.import_module(MODULES[stub])
     seen = 0
     for name, node in functions(stub):

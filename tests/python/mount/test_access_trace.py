@@ -177,7 +177,7 @@ def test_a_folder_that_is_not_the_users_own_is_left_alone(loads, orders, harm):
     assert kept.read_bytes() == before and len([*kept.parent.iterdir()]) == 1
 
 
-def test_a_trace_that_is_deleted_in_use(loads, orders, mounts, models):
+def test_a_trace_that_is_deleted_in_use_is_followed_to_its_end(loads, orders, mounts, models):
     loads(shuffled())
     (kept,) = orders.iterdir()
     mount = mounts(models)

@@ -39,7 +39,7 @@ def fails(number, call, *arguments):
 
 
 @pytest.mark.parametrize("itself", [False, True], ids=["elsewhere", "over itself"])
-def test_the_way_to_the_source(ckptfs, mounts, source, itself):
+def test_attributes_lead_to_the_source(ckptfs, mounts, source, itself):
     if itself:
         # The mountpoint that the next mount gets.
         source = source.rename(mounts.folder / "mnt0")
@@ -69,7 +69,7 @@ def test_the_way_to_the_source(ckptfs, mounts, source, itself):
     mount.unmount()
 
 
-def test_layout_and_identity(mounts, source):
+def test_a_copy_has_the_same_layout_and_another_identity(mounts, source):
     mount = mounts(source)
     virtual_file = mount / "sharded/model.safetensors"
     layout, identity = attribute(virtual_file, LAYOUT), attribute(virtual_file, IDENTITY)
@@ -95,7 +95,7 @@ def test_other_files_have_no_attributes(mounts, source):
         assert os.listxattr(path) == []
 
 
-def test_the_statistics_of_the_mount(mounts, source):
+def test_the_mountpoint_has_the_statistics_of_the_mount(mounts, source):
     mount = mounts(source, "--memory", "64M")
     (mount / "sharded/model.safetensors").read_bytes()
     raw = attribute(mount.point, STATS)
@@ -107,7 +107,7 @@ def test_the_statistics_of_the_mount(mounts, source):
     assert stats["bytes_served"] > 0 and stats["reads"] > 0
 
 
-def test_getfattr_and_cp(mounts, source, tmp_path):
+def test_getfattr_reads_attributes_and_cp_copies_none(mounts, source, tmp_path):
     mount = mounts(source)
     virtual_file = mount / "loose/model.safetensors"
 
@@ -127,7 +127,7 @@ def test_getfattr_and_cp(mounts, source, tmp_path):
         out.unlink()
 
 
-def test_sizes(mounts, source):
+def test_a_buffer_too_small_for_an_attribute_is_erange(mounts, source):
     """As getxattr(2) has it: the size for no room, ERANGE for too little."""
     import ctypes
 

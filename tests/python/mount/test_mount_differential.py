@@ -24,7 +24,7 @@ MOUNTS = [[], ["--no-passthrough"], ["--no-passthrough", "--memory", "16M", "--t
 WORKERS, THREADS, FORKS = 2, 4, 2
 
 
-def test_every_way_of_reading(ckptfs, mounts, tmp_path):
+def test_every_way_of_reading_gives_the_same_bytes(ckptfs, mounts, tmp_path):
     print(f"CKPTFS_SEED={SEED} CKPTFS_OPERATIONS={OPERATIONS}")
     source, exports = tmp_path / "source", tmp_path / "exports"
     source.mkdir()

@@ -116,7 +116,7 @@ for path in sys.argv[1:]:
 """
 
 
-def test_a_model_of_twice_the_memory(mounts, group, source):
+def test_a_model_of_twice_the_memory_is_read_within_the_limit(mounts, group, source):
     assert group.limit == LIMIT_BYTES
     forget(source)
     mount = mounts(source, "--memory", "32M", prefix=group.prefix())

@@ -91,7 +91,7 @@ def test_allowed_users_see_what_the_source_shows_them(mounts, source, options):
     assert tries(OTHER, paths[0], paths[1]) == [NO, NO]
 
 
-def test_modes_and_owners(mounts, source):
+def test_modes_are_those_that_all_sources_grant(mounts, source):
     os.chown(source / "sharded/model-00002-of-00002.safetensors", OTHER, OTHER)
     mount = mounts(source)
     about = lambda name: (
@@ -105,7 +105,7 @@ def test_modes_and_owners(mounts, source):
     assert about("closed") == (0o700, OWNER, OWNER)
 
 
-def test_another_owner(mounts, source):
+def test_all_files_belong_to_the_user_that_was_asked_for(mounts, source):
     mount = mounts(source, "--allow-other", "--uid", str(OTHER), "--gid", "7")
     for path in [mount.point, *mount.point.rglob("*")]:
         assert (path.stat().st_uid, path.stat().st_gid) == (OTHER, 7)

@@ -111,7 +111,7 @@ def saving_while_read(save, readers):
     return save_and_wait
 
 
-def test_read_while_training_writes(mounts, tmp_path):
+def test_a_checkpoint_is_read_whole_while_training_writes(mounts, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     point = mounts(source).point

@@ -73,7 +73,7 @@ def test_our_save_keeps_the_metadata(tmp_path, adapter):
     check_same(safetensors.torch.load(path.read_bytes()), tensors)
 
 
-def test_saved_by_safetensors_and_then_by_us(tmp_path, adapter):
+def test_metadata_survives_a_save_by_safetensors_and_then_by_us(tmp_path, adapter):
     tensors, metadata = adapter
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
     safetensors.torch.save_file(tensors, first, metadata)
@@ -84,7 +84,7 @@ def test_saved_by_safetensors_and_then_by_us(tmp_path, adapter):
     has(ckptfs.safe_open, second, tensors, metadata)
 
 
-def test_over_the_file_that_it_was_mapped_from(tmp_path, adapter):
+def test_an_adapter_can_be_saved_over_the_file_it_is_mapped_from(tmp_path, adapter):
     tensors, metadata = adapter
     path = tmp_path / "adapter_model.safetensors"
     safetensors.torch.save_file(tensors, path, metadata)

@@ -30,7 +30,7 @@ def test_files_equal_those_of_safetensors(tmp_path, seed):
     check_same(ckptfs.torch.load(expected), tensors)
 
 
-def test_arrays(tmp_path):
+def test_arrays_are_saved_as_safetensors_saves_them(tmp_path):
     arrays = {
         "a": numpy.arange(6.0).reshape(2, 3), "b": numpy.array(True), "c": numpy.zeros((0, 2), "u2"),
         "d": numpy.arange(5, dtype=">i4"), "e": numpy.ones(3, "c8"),
@@ -48,14 +48,14 @@ def test_arrays_are_written_in_the_order_of_their_indexes():
     assert numpy.array_equal(got["a"], turned) and numpy.array_equal(got["b"], turned[::2])
 
 
-def test_tensors_with_gradients_and_conjugates():
+def test_tensors_with_gradients_and_conjugates_are_saved():
     made = torch.ones(2, 2, dtype=torch.complex64) * 1j
     tensors = {"a": torch.nn.Parameter(torch.ones(3)), "b": made.conj()}
     got = ckptfs.torch.load(ckptfs.torch.save(tensors))
     assert torch.equal(got["a"], torch.ones(3)) and torch.equal(got["b"], made.conj())
 
 
-def test_saving_over_a_file_that_is_in_use(tmp_path):
+def test_a_file_that_is_mapped_keeps_its_bytes_when_it_is_replaced(tmp_path):
     path = tmp_path / "x.safetensors"
     ckptfs.torch.save_file({"a": torch.ones(100_000)}, path)
     path.chmod(0o640)

@@ -56,7 +56,7 @@ def refuses(folder, code):
         assert os.strerror(code) in str(fault.value) and str(named) in str(fault.value), fault.value
 
 
-def test_a_directory_that_may_not_be_written_to(folder):
+def test_a_directory_without_write_permission_is_refused(folder):
     before = contents(folder)
     folder.chmod(0o555)
     # Even where the file itself is writable: it would have to be written in place.
@@ -65,7 +65,7 @@ def test_a_directory_that_may_not_be_written_to(folder):
     assert contents(folder) == before
 
 
-def test_a_read_only_filesystem(folder, tmp_path):
+def test_a_read_only_filesystem_is_refused(folder, tmp_path):
     before = contents(folder)
     point = tmp_path / "point"
     point.mkdir()
@@ -84,7 +84,7 @@ def test_a_read_only_filesystem(folder, tmp_path):
     assert contents(folder) == before and sorted(os.listdir(tmp_path)) == ["link.safetensors", "models", "point"]
 
 
-def test_a_file_of_another_in_a_directory_of_all(folder):
+def test_a_file_of_another_user_is_replaced_unless_the_directory_is_sticky(folder):
     path = folder / "x.safetensors"
     path.chmod(0o444)
     assert as_another(lambda: ckptfs.torch.save_file(new(), path))
@@ -172,7 +172,7 @@ def test_another_name_of_the_file_keeps_the_old(folder):
     check_same(ckptfs.torch.load_file(twin), old())
 
 
-def test_a_directory_that_is_a_link(folder, tmp_path):
+def test_a_link_to_a_directory_is_followed(folder, tmp_path):
     (tmp_path / "link").symlink_to("models")
     names = ckptfs.torch.save_sharded(new(), tmp_path / "link", "1GB")
     assert (tmp_path / "link").is_symlink() and names == ["model.safetensors"]

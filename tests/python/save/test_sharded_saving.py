@@ -126,14 +126,14 @@ def test_transformers_and_diffusers_load_it(tmp_path):
 
 
 @pytest.mark.parametrize("size", ["0", 0, -1, "big", 1.5, None])
-def test_impossible_sizes(tmp_path, tensors, size):
+def test_impossible_sizes_are_refused(tmp_path, tensors, size):
     with pytest.raises(ckptfs.SafetensorError, match="max_shard_size"):
         ckptfs.torch.save_sharded(tensors, tmp_path / "x", size)
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("name", ["model", "a/model.safetensors", ".safetensors", "model.bin", "../model.safetensors"])
-def test_impossible_names(tmp_path, tensors, name):
+def test_impossible_names_are_refused(tmp_path, tensors, name):
     with pytest.raises(ckptfs.SafetensorError, match="no name"):
         ckptfs.torch.save_sharded(tensors, tmp_path / "x", name=name)
 
@@ -164,7 +164,7 @@ def test_only_a_directory_is_loaded_as_shards(tmp_path):
         assert fault.value.filename == str(tmp_path / name) and fault.value.errno
 
 
-def test_a_directory_that_cannot_be_written(tmp_path, tensors):
+def test_a_directory_that_cannot_be_made_is_an_error(tmp_path, tensors):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OSError) as fault:
         ckptfs.torch.save_sharded(tensors, tmp_path / "file")

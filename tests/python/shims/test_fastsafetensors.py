@@ -17,7 +17,7 @@ from fastsafetensors_files import MORE, TENSORS, both, files, loaded  # noqa: F4
 from samples import numbers, strided_tensors, write_shards
 
 
-def test_a_loaders_description_of_its_files(both, files):
+def test_a_loader_describes_its_files_as_theirs_does(both, files):
     (mine, my_buffers), (other, their_buffers) = both
     assert mine.get_keys() == other.get_keys()
     for name in mine.get_keys():
@@ -32,7 +32,7 @@ def test_a_loaders_description_of_its_files(both, files):
         assert mine.meta[path][0].metadata == metadata.metadata and mine.meta[path][0].src == path
 
 
-def test_whole_tensors(both):
+def test_whole_tensors_are_theirs_and_handed_out_once(both):
     (mine, my_buffers), (_, their_buffers) = both
     for name in mine.get_keys():
         same(my_buffers.get_tensor(name), their_buffers.get_tensor(name))
@@ -57,7 +57,7 @@ COLUMNS = [
 
 
 @pytest.mark.parametrize(("names", "dim"), COLUMNS, ids=str)
-def test_columns_of_several(both, names, dim):
+def test_columns_of_several_tensors_are_theirs_and_copies(both, names, dim):
     (_, mine), (_, other) = both
     same(mine.get_multi_cols(names, dim).get_raw(), other.get_multi_cols(names, dim).get_raw())
     # Tensors that are handed out share no memory with those that are held.
@@ -65,7 +65,7 @@ def test_columns_of_several(both, names, dim):
     same(mine.get_multi_cols(names, dim).get_raw(), other.get_multi_cols(names, dim).get_raw())
 
 
-def test_columns_of_a_type_that_torch_cannot_join(both):
+def test_columns_of_types_that_torch_cannot_join_are_joined(both):
     (_, buffers), _ = both
     made = buffers.get_multi_cols(["words", "words"], 0).get_raw()
     assert made.dtype == torch.uint16 and made.tolist() == [*range(7), *range(7)]
@@ -74,7 +74,7 @@ def test_columns_of_a_type_that_torch_cannot_join(both):
     same(joined.get_raw()[:, 6:], TENSORS["pairs"])
 
 
-def test_a_dictionary(both):
+def test_a_dictionary_has_whole_tensors_and_parts(both):
     (mine, my_buffers), (_, their_buffers) = both
     asked = {name: -1 for name in mine.get_keys()} | {"floats": 0, "brains": 1}
     got, expected = my_buffers.as_dict(asked), their_buffers.as_dict(asked)
@@ -84,7 +84,7 @@ def test_a_dictionary(both):
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F64", "I64", "F8_E5M2"])
-def test_casting_handed_out_tensors(both, dtype):
+def test_handed_out_tensors_are_cast_by_every_name_of_a_type(both, dtype):
     (_, mine), (_, other) = both
     for name in ("floats", "whole", "flags", "one"):
         expected = other.get_tensor(name, dtype=their_types.DType(dtype))
@@ -100,7 +100,7 @@ def test_casting_handed_out_tensors(both, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["AUTO", "F16", "BF16", "F8_E4M3"])
-def test_casting_while_copying(tmp_path, dtype):
+def test_everything_is_cast_while_copying(tmp_path, dtype):
     """Everything is cast, integers too, as theirs does where elements become no larger."""
     kept = {name: TENSORS[name] for name in ("floats", "halves", "brains", "whole", "one", "none")}
     save_file(kept, tmp_path / "x.safetensors")
@@ -126,7 +126,7 @@ def test_casting_may_make_elements_larger(files):
 
 
 @pytest.mark.parametrize("kind", [str, list, dict])
-def test_opening(files, kind):
+def test_fastsafe_open_takes_a_path_a_list_and_a_dictionary(files, kind):
     asked = {str: files[0], list: files, dict: {0: files}}[kind]
     with ours.fastsafe_open(asked) as mine, theirs.fastsafe_open(asked, nogds=True) as other:
         assert mine.keys() == other.keys() and mine.metadata() == other.metadata()
@@ -135,7 +135,7 @@ def test_opening(files, kind):
             same(mine.get_tensor_wrapped(name).get_raw(), other.get_tensor_wrapped(name).get_raw())
 
 
-def test_a_filter(files):
+def test_a_filter_hides_tensors_everywhere(files):
     keep = lambda name: "o" in name  # noqa: E731
     made = []
     for package in (ours, theirs):
@@ -155,7 +155,7 @@ def test_a_filter(files):
     their_buffers.close()
 
 
-def test_files_that_are_no_safetensors(tmp_path):
+def test_files_of_other_formats_load_too(tmp_path):
     expected = write_shards(tmp_path / "sharded", 1, 2, 2, 30)
     pickled = strided_tensors(2)
     torch.save({"model": {}, "state_dict": pickled}, tmp_path / "last.ckpt")
@@ -221,7 +221,7 @@ def test_every_argument_of_theirs_is_accepted(files):
         same(file.get_tensor("brains"), TENSORS["brains"])
 
 
-def test_wrapped_tensors(both):
+def test_wrapped_tensors_act_as_theirs_do(both):
     (_, mine), (_, other) = both
     one, another = mine.get_tensor_wrapped("floats"), other.get_tensor_wrapped("floats")
     for act in (

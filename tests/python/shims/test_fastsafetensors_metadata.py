@@ -77,7 +77,7 @@ WAYS = [by_path, by_descriptor, by_memory, by_header]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_metadata_of_a_file(files, way):
+def test_the_metadata_of_a_file_is_theirs(files, way):
     for path in files:
         mine, other = way(ours, path, "pytorch"), way(theirs, path, OP)
         assert said(mine) == said(other) and mine.src == path
@@ -100,7 +100,7 @@ def test_any_checkpoint_has_the_metadata_of_its_virtual_file(tmp_path, ckptfs, w
         same(tensor.get_raw(), expected[name])
 
 
-def test_the_metadata_of_a_directory(tmp_path):
+def test_a_directory_has_metadata_too(tmp_path):
     tensors = write_shards(tmp_path / "llama", 1, 3, 2, 100)
     assert set(by_path(ours, tmp_path / "llama", "pytorch").tensors) == set(tensors)
 
@@ -168,7 +168,7 @@ def test_a_large_header_in_memory_takes_no_copy_of_the_data():
 
 @pytest.mark.parametrize("from_start", [True, False])
 @pytest.mark.parametrize("dtype", ["AUTO", "F16"])
-def test_tensors_of_memory_that_has_the_bytes(tmp_path, dtype, from_start):
+def test_tensors_are_made_of_memory_that_has_the_bytes(tmp_path, dtype, from_start):
     tensors = TENSORS if dtype == "AUTO" else {"floats": TENSORS["floats"], "none": TENSORS["none"]}
     path = str(tmp_path / "x.safetensors")
     save_file(tensors, path)
@@ -223,7 +223,7 @@ INDEXES = [
 
 
 @pytest.mark.parametrize("index", INDEXES, ids=str)
-def test_a_part_of_a_frame(index):
+def test_a_part_of_a_frame_is_theirs(index):
     mine, other = (package.TensorFrame.from_buffer(dict(FRAME)) for package in (ours, theirs))
     for _ in range(2):
         mine, other = mine[index], other[index]
@@ -251,7 +251,7 @@ def test_a_bad_entry_of_a_header_is_refused(wrong):
             package.TensorFrame.from_buffer(FRAME | wrong)
 
 
-def test_byte_ranges_of_some_tensors(tmp_path):
+def test_byte_ranges_of_some_tensors_are_theirs(tmp_path):
     chance = random.Random(7)
     for round in range(40):
         sizes = [chance.choice([0, 1, 3, 100, 5000]) for _ in range(20)]
@@ -263,7 +263,7 @@ def test_byte_ranges_of_some_tensors(tmp_path):
             assert mine.select_byte_ranges(kept.__contains__, **how) == other.select_byte_ranges(kept.__contains__, **how)
 
 
-def test_settings_of_a_loader():
+def test_settings_of_a_loader_are_theirs():
     for section in ({}, {"copier_type": "gds"}, {"copier_type": "nogds", "max_threads": 3}, {"copier_type": "fgds"},
                     {"use_fgds": True}, {"copier_type": "unified", "nogds": False}):  # fmt: skip
         before = dict(section)
@@ -277,7 +277,7 @@ def test_settings_of_a_loader():
     assert os.sched_getaffinity(0) == before
 
 
-def test_experts_of_a_rank(monkeypatch):
+def test_experts_of_a_rank_are_theirs(monkeypatch):
     names = [f"model.layers.0.mlp.experts.{n}.w1.weight" for n in range(30)] + ["model.norm.weight", "a.experts.b"]
     for experts, size in [(8, 2), (7, 3), (2, 5), (0, 1), (30, 4)]:
         for rank in range(size):

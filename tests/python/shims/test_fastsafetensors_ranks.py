@@ -50,7 +50,7 @@ def test_shared_features_give_the_same_on_every_rank(folder):
     assert mine[0]["pushed", "o", 1] is None and mine[1]["pushed", "o", 1] is not None
 
 
-def test_parts_of_sizes_that_ranks_do_not_divide(folder):
+def test_sizes_that_ranks_do_not_divide_are_split_all_the_same(folder):
     ranks = 3
     expected = ODD | TYPES | {f"layers.{n}.0.weight": numbers(8 + 1000 * n, 5, 5) for n in range(2)}
     for rank, got in enumerate(run(folder, ranks, "fastsafetensors_ranks", OURS, "uneven")):
@@ -69,7 +69,7 @@ def test_parts_of_sizes_that_ranks_do_not_divide(folder):
                     same(pushed, expected[name])
 
 
-def test_asking_twice(folder):
+def test_a_tensor_can_be_requested_twice_until_it_is_given_up(folder):
     for rank, got in enumerate(run(folder, 2, "fastsafetensors_ranks", OURS, "again")):
         for tensor in (*got["independent"], got["cached"], *([got["alone"]] if rank == 0 else [])):
             same(tensor, ODD["odd.two"])

@@ -24,7 +24,7 @@ def test_no_files_are_no_tensors():
         loader.close()
 
 
-def test_names_that_are_not_there(both):
+def test_missing_names_raise_what_theirs_raises(both):
     for loader, buffers in both:
         for ask in (buffers.get_tensor, buffers.get_shape, buffers.get_filename):
             with pytest.raises(ValueError):
@@ -38,7 +38,7 @@ def test_names_that_are_not_there(both):
     assert any("what to do" in note for note in refused.value.__notes__)
 
 
-def test_ranks_that_are_not_there(files):
+def test_files_of_missing_ranks_are_refused(files):
     for package in (ours, theirs):
         loader = package.SafeTensorsFileLoader(None, "cpu", nogds=True)
         loader.add_filenames({1: files[:1]})
@@ -48,7 +48,7 @@ def test_ranks_that_are_not_there(files):
         ours.fastsafe_open({1: files[:1]})
 
 
-def test_one_name_in_two_files(files, tmp_path):
+def test_one_name_in_two_files_is_refused(files, tmp_path):
     save_file({"floats": torch.ones(1)}, tmp_path / "z.safetensors")
     paths = [files[0], str(tmp_path / "z.safetensors")]
     for package in (ours, theirs):
@@ -83,7 +83,7 @@ def test_closed_loaders_are_refused(files):
         file.get_tensor("floats")
 
 
-def test_paths_that_lead_nowhere_or_to_something_else(tmp_path, files):
+def test_missing_and_unreadable_paths_are_refused(tmp_path, files):
     for package in (ours, theirs):
         with pytest.raises(FileNotFoundError, match="nothing"):
             loaded(package, [str(tmp_path / "nothing.safetensors")])
@@ -106,12 +106,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("asked", "words"), WRONG.values(), ids=WRONG)
-def test_meaningless_loaders(asked, words):
+def test_meaningless_loaders_are_refused(asked, words):
     with pytest.raises(Refused, match=words):
         ours.SafeTensorsFileLoader(**{"pg": None} | asked)
 
 
-def test_meaningless_calls(both):
+def test_meaningless_calls_are_refused(both):
     loader, buffers = both[0]
     for call, words in [
         (lambda: loader.copy_files_to_device("F12"), "F12"),

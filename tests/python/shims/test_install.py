@@ -49,7 +49,7 @@ def test_both_calls_are_ours_while_it_is_installed(file, tmp_path):
         safetensors.torch.load_file(tmp_path / "shards")
 
 
-def test_wherever_they_were_imported_to(file):
+def test_names_imported_earlier_and_later_are_ours(file):
     path, tensors = file
     early = types.ModuleType("an_early_program")
     sys.modules[early.__name__] = early
@@ -86,7 +86,7 @@ def test_a_call_that_ours_fails_goes_to_the_original_once(file, monkeypatch, cap
     assert "left to safetensors.torch.load_file: RuntimeError: out of luck" in caplog.text
 
 
-def test_also_when_an_open_handle_of_ours_fails(file, monkeypatch):
+def test_a_handle_of_ours_that_fails_goes_to_the_original(file, monkeypatch):
     path, tensors = file
     before = originals()
     with ckptfs.installed(), safetensors.safe_open(path, "pt") as f:

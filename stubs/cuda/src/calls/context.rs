@@ -1,34 +1,17 @@
 //! Calls about contexts: the primary one of each device, and the current one of a thread.
 
-use super::{Out, put, table};
+use super::output::{Out, put};
 use crate::codes::{self, Code, Done};
 use crate::contexts;
 use crate::driver::{Driver, Needs, call};
-
-table![
-    cuCtxGetApiVersion,
-    cuCtxGetCurrent,
-    cuCtxGetDevice,
-    cuCtxGetFlags,
-    cuCtxGetStreamPriorityRange,
-    cuCtxPopCurrent_v2,
-    cuCtxPushCurrent_v2,
-    cuCtxSetCurrent,
-    cuCtxSetFlags,
-    cuCtxSynchronize,
-    cuDevicePrimaryCtxGetState,
-    cuDevicePrimaryCtxRelease_v2,
-    cuDevicePrimaryCtxRetain,
-    cuDevicePrimaryCtxSetFlags_v2,
-];
 
 /// Retains the primary context of a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRetain(context: Out<'_, u64>, device: i32) -> Code {
     call("cuDevicePrimaryCtxRetain", Needs::Init, |driver| {
-        let device = driver.device(device)?;
+        let device = driver.contexts.device(device)?;
         let place = context.ok_or(codes::INVALID_VALUE)?;
-        place.write(driver.retain(device));
+        place.write(driver.contexts.retain(device, &mut driver.handles));
         Ok(())
     })
 }
@@ -37,7 +20,7 @@ pub extern "C" fn cuDevicePrimaryCtxRetain(context: Out<'_, u64>, device: i32) -
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> Code {
     call("cuDevicePrimaryCtxRelease_v2", Needs::Init, |driver| {
-        let device = driver.device(device)?;
+        let device = driver.contexts.device(device)?;
         driver.release(device)
     })
 }
@@ -50,7 +33,7 @@ pub extern "C" fn cuDevicePrimaryCtxGetState(
     active: Out<'_, i32>,
 ) -> Code {
     call("cuDevicePrimaryCtxGetState", Needs::Init, |driver| {
-        let device = driver.device(device)?;
+        let device = driver.contexts.device(device)?;
         let primary = &driver.contexts.primary[device];
         put(flags, primary.flags)?;
         put(active, i32::from(primary.retained > 0))
@@ -61,7 +44,7 @@ pub extern "C" fn cuDevicePrimaryCtxGetState(
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxSetFlags_v2(device: i32, flags: u32) -> Code {
     call("cuDevicePrimaryCtxSetFlags_v2", Needs::Init, |driver| {
-        let device = driver.device(device)?;
+        let device = driver.contexts.device(device)?;
         driver.contexts.primary[device].flags = flags;
         Ok(())
     })
@@ -108,8 +91,8 @@ fn check(driver: &mut Driver, context: u64) -> Done {
     if driver.contexts.device_of(context).is_some() {
         return Ok(());
     }
-    let was = if driver.was_issued(context) { "no longer" } else { "not" };
-    Err(driver.fault(codes::INVALID_CONTEXT, format!("{context:#x} is {was} a context")))
+    let words = driver.handles.describe_missing(context, "a context");
+    Err(driver.fault(codes::INVALID_CONTEXT, words))
 }
 
 /// The device of the current context.

@@ -1,23 +1,8 @@
 //! Calls for copies and memsets, done at once or queued on a stream.
 
-use super::table;
 use crate::codes::Code;
 use crate::driver::{Needs, call};
-use crate::streams::Place::{Device, Host};
-
-table![
-    cuMemcpy,
-    cuMemcpyAsync,
-    cuMemcpyDtoD_v2,
-    cuMemcpyDtoDAsync_v2,
-    cuMemcpyDtoH_v2,
-    cuMemcpyDtoHAsync_v2,
-    cuMemcpyHtoD_v2,
-    cuMemcpyHtoDAsync_v2,
-    cuMemcpyPeerAsync,
-    cuMemsetD8_v2,
-    cuMemsetD8Async,
-];
+use crate::memory::Side::{Device, Host};
 
 /// Copies to the device.
 #[unsafe(no_mangle)]
@@ -67,7 +52,7 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream:
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpy(to: u64, from: u64, bytes: usize) -> Code {
     call("cuMemcpy", Needs::Context, |driver| {
-        driver.copy_now(driver.place(to), driver.place(from), bytes)
+        driver.copy_now(driver.memory.side(to), driver.memory.side(from), bytes)
     })
 }
 
@@ -75,7 +60,7 @@ pub extern "C" fn cuMemcpy(to: u64, from: u64, bytes: usize) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: u64) -> Code {
     call("cuMemcpyAsync", Needs::Context, |driver| {
-        driver.copy_later(driver.place(to), driver.place(from), bytes, stream)
+        driver.copy_later(driver.memory.side(to), driver.memory.side(from), bytes, stream)
     })
 }
 

@@ -1,20 +1,9 @@
 //! Calls about events: points in the work of streams that a program can wait for.
 
-use super::{Out, put, table};
+use super::output::{Out, put};
 use crate::codes::{self, Code, Done};
 use crate::driver::{Driver, Needs, call};
 use crate::streams::{Event, Work};
-
-table![
-    cuEventCreate,
-    cuEventDestroy_v2,
-    cuEventElapsedTime,
-    cuEventElapsedTime_v2,
-    cuEventQuery,
-    cuEventRecord,
-    cuEventRecordWithFlags,
-    cuEventSynchronize,
-];
 
 /// The flag of an event without a time.
 const DISABLE_TIMING: u32 = 2;
@@ -24,7 +13,7 @@ const DISABLE_TIMING: u32 = 2;
 pub extern "C" fn cuEventCreate(event: Out<'_, u64>, flags: u32) -> Code {
     call("cuEventCreate", Needs::Context, |driver| {
         let place = event.filter(|_| flags < 8).ok_or(codes::INVALID_VALUE)?;
-        let handle = driver.new_handle();
+        let handle = driver.handles.issue();
         let new = Event { context: driver.here, flags, ..Event::default() };
         driver.streams.events.insert(handle, new);
         place.write(handle);
@@ -67,7 +56,7 @@ fn record(driver: &mut Driver, event: u64, stream: u64) -> Done {
         let words = format!("the event {event:#x} and the stream {stream:#x} differ in context");
         return Err(driver.fault(codes::INVALID_HANDLE, words));
     }
-    let point = driver.queue(id, Work::Record { event });
+    let point = driver.streams.queue(id, Work::Record { event });
     let event = driver.event(event)?;
     (event.recorded, event.time) = (Some(point), None);
     Ok(())

@@ -1,27 +1,11 @@
 //! Calls for device memory, and for host memory that a device can access.
 
-use super::{Out, put, table};
+use super::output::{Out, put};
 use crate::codes::{self, Code, Done};
 use crate::driver::{Driver, Needs, call};
-use crate::host_memory::{self, Kind};
+use crate::host_memory::{self, HostKind};
 use crate::settings::{HOST_REGISTER_SUPPORTED, READ_ONLY_HOST_REGISTER_SUPPORTED};
 use crate::streams::Work;
-
-table![
-    cuMemAlloc_v2,
-    cuMemAllocAsync,
-    cuMemAllocHost_v2,
-    cuMemFree_v2,
-    cuMemFreeAsync,
-    cuMemFreeHost,
-    cuMemGetAddressRange_v2,
-    cuMemGetInfo_v2,
-    cuMemHostAlloc,
-    cuMemHostGetDevicePointer_v2,
-    cuMemHostRegister_v2,
-    cuMemHostUnregister,
-    cuPointerGetAttribute,
-];
 
 /// Allocates device memory.
 #[unsafe(no_mangle)]
@@ -41,12 +25,12 @@ pub extern "C" fn cuMemAllocAsync(address: Out<'_, u64>, bytes: usize, stream: u
 fn allocate(driver: &mut Driver, address: Out<'_, u64>, bytes: usize) -> Done {
     let place = address.filter(|_| bytes > 0).ok_or(codes::INVALID_VALUE)?;
     let device = driver.device_here()?;
-    let free = driver.settings.memory.saturating_sub(driver.device.used(device));
+    let free = driver.settings.memory.saturating_sub(driver.memory.device.used(device));
     if bytes > free {
         return Err(codes::OUT_OF_MEMORY);
     }
     let here = driver.here;
-    place.write(driver.device.allocate(bytes, device, here).ok_or(codes::OUT_OF_MEMORY)?);
+    place.write(driver.memory.device.allocate(bytes, device, here).ok_or(codes::OUT_OF_MEMORY)?);
     Ok(())
 }
 
@@ -58,7 +42,7 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> Code {
             return Ok(());
         }
         let is_device_address =
-            driver.device.live.get(&address).is_none_or(|one| one.context == driver.here);
+            driver.memory.device.live.get(&address).is_none_or(|one| one.context == driver.here);
         let freed = match is_device_address {
             true => driver.free(address),
             false => {
@@ -77,14 +61,14 @@ pub extern "C" fn cuMemFreeAsync(address: u64, stream: u64) -> Code {
             return Ok(());
         }
         let stream = driver.stream_here(stream)?;
-        let wrong = match driver.device.live.get_mut(&address) {
+        let wrong = match driver.memory.device.live.get_mut(&address) {
             Some(one) if !one.ends => {
                 one.ends = true;
-                driver.queue(stream, Work::Free { address });
+                driver.streams.queue(stream, Work::Free { address });
                 return Ok(());
             }
             Some(_) => format!("{address:#x} is freed a second time"),
-            None => match driver.device.find(address, 0) {
+            None => match driver.memory.device.find(address, 0) {
                 Ok(_) => format!("{address:#x} is not where device memory begins"),
                 Err(words) => words,
             },
@@ -97,7 +81,7 @@ pub extern "C" fn cuMemFreeAsync(address: u64, stream: u64) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemGetInfo_v2(free: Out<'_, usize>, total: Out<'_, usize>) -> Code {
     call("cuMemGetInfo_v2", Needs::Context, |driver| {
-        let used = driver.device.used(driver.device_here()?);
+        let used = driver.memory.device.used(driver.device_here()?);
         put(free, driver.settings.memory.saturating_sub(used))?;
         put(total, driver.settings.memory)
     })
@@ -111,7 +95,7 @@ pub extern "C" fn cuMemGetAddressRange_v2(
     address: u64,
 ) -> Code {
     call("cuMemGetAddressRange_v2", Needs::Context, |driver| {
-        let (start, one) = driver.device.find(address, 0).map_err(|_| codes::NOT_FOUND)?;
+        let (start, one) = driver.memory.device.find(address, 0).map_err(|_| codes::NOT_FOUND)?;
         base.map_or(Ok(()), |place| put(Some(place), start))?;
         bytes.map_or(Ok(()), |place| put(Some(place), one.len()))
     })
@@ -131,10 +115,10 @@ pub extern "C" fn cuMemAllocHost_v2(address: Out<'_, usize>, bytes: usize) -> Co
 
 fn allocate_host(driver: &mut Driver, address: Out<'_, usize>, bytes: usize) -> Done {
     let place = address.filter(|_| bytes > 0).ok_or(codes::INVALID_VALUE)?;
-    if bytes > driver.settings.pinned.saturating_sub(driver.host.bytes) {
+    if bytes > driver.settings.pinned.saturating_sub(driver.memory.host.bytes) {
         return Err(codes::OUT_OF_MEMORY);
     }
-    place.write(driver.host.allocate(bytes).ok_or(codes::OUT_OF_MEMORY)?);
+    place.write(driver.memory.host.allocate(bytes).ok_or(codes::OUT_OF_MEMORY)?);
     Ok(())
 }
 
@@ -142,16 +126,16 @@ fn allocate_host(driver: &mut Driver, address: Out<'_, usize>, bytes: usize) -> 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeHost(address: usize) -> Code {
     call("cuMemFreeHost", Needs::Context, |driver| {
-        let wrong = match driver.host.pinned.get(&address) {
-            Some(&bytes) => driver.host_needed_by(address, bytes),
-            None if driver.host.was_freed(address) => Some("it was freed before".to_owned()),
+        let wrong = match driver.memory.host.pinned.get(&address) {
+            Some(&bytes) => driver.streams.host_memory_needed_by(address, bytes),
+            None if driver.memory.host.was_freed(address) => Some("it was freed before".to_owned()),
             None => Some("it is not where pinned memory begins".to_owned()),
         };
         if let Some(words) = wrong {
             let words = format!("the pinned memory at {address:#x} is freed and {words}");
             return Err(driver.fault(codes::INVALID_VALUE, words));
         }
-        driver.host.free(address);
+        driver.memory.host.free(address);
         Ok(())
     })
 }
@@ -170,10 +154,10 @@ pub extern "C" fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: u32)
         if bytes == 0 || !host_memory::is_mapped(address, bytes) {
             return Err(codes::INVALID_VALUE);
         }
-        if driver.host.touches(address, bytes) {
+        if driver.memory.host.touches(address, bytes) {
             return Err(codes::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        driver.host.registered.insert(address, bytes);
+        driver.memory.host.registered.insert(address, bytes);
         Ok(())
     })
 }
@@ -182,8 +166,10 @@ pub extern "C" fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: u32)
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostUnregister(address: usize) -> Code {
     call("cuMemHostUnregister", Needs::Context, |driver| {
-        let (code, wrong) = match driver.host.registered.get(&address) {
-            Some(&bytes) => (codes::INVALID_VALUE, driver.host_needed_by(address, bytes)),
+        let (code, wrong) = match driver.memory.host.registered.get(&address) {
+            Some(&bytes) => {
+                (codes::INVALID_VALUE, driver.streams.host_memory_needed_by(address, bytes))
+            }
             None => (
                 codes::HOST_MEMORY_NOT_REGISTERED,
                 Some("it is not where registered memory begins".to_owned()),
@@ -193,7 +179,7 @@ pub extern "C" fn cuMemHostUnregister(address: usize) -> Code {
             let words = format!("the host memory at {address:#x} is unregistered and {words}");
             return Err(driver.fault(code, words));
         }
-        driver.host.registered.remove(&address);
+        driver.memory.host.registered.remove(&address);
         Ok(())
     })
 }
@@ -205,9 +191,13 @@ pub extern "C" fn cuMemHostGetDevicePointer_v2(
     host: usize,
     flags: u32,
 ) -> Code {
-    call("cuMemHostGetDevicePointer_v2", Needs::Context, |driver| match driver.host.kind(host, 1) {
-        Kind::Pinned(..) | Kind::Registered(..) if flags == 0 => put(address, host as u64),
-        _ => Err(codes::INVALID_VALUE),
+    call("cuMemHostGetDevicePointer_v2", Needs::Context, |driver| {
+        match driver.memory.host.kind(host, 1) {
+            HostKind::Pinned(..) | HostKind::Registered(..) if flags == 0 => {
+                put(address, host as u64)
+            }
+            _ => Err(codes::INVALID_VALUE),
+        }
     })
 }
 
@@ -218,10 +208,10 @@ pub extern "C" fn cuPointerGetAttribute(value: Out<'_, u8>, attribute: i32, addr
     const DEVICE: u32 = 2;
     call("cuPointerGetAttribute", Needs::Context, |driver| {
         let place = value.ok_or(codes::INVALID_VALUE)?.as_mut_ptr();
-        let (kind, base, bytes, context) = match driver.device.find(address, 1) {
+        let (kind, base, bytes, context) = match driver.memory.device.find(address, 1) {
             Ok((base, one)) => (DEVICE, base, one.len(), one.context),
-            Err(_) => match driver.host.kind(address as usize, 1) {
-                Kind::Pinned(base, bytes) | Kind::Registered(base, bytes) => {
+            Err(_) => match driver.memory.host.kind(address as usize, 1) {
+                HostKind::Pinned(base, bytes) | HostKind::Registered(base, bytes) => {
                     (HOST, base as u64, bytes, driver.here)
                 }
                 _ => return Err(codes::INVALID_VALUE),

@@ -2,24 +2,10 @@
 
 use std::cell::Cell;
 
-use super::{Out, put, table};
+use super::output::{Out, put};
 use crate::codes::{self, Code, Done};
 use crate::driver::{Driver, Needs, call};
-use crate::streams::{Kind, Point, Stream, Work};
-
-table![
-    cuStreamCreate,
-    cuStreamCreateWithPriority,
-    cuStreamDestroy_v2,
-    cuStreamGetCtx,
-    cuStreamGetFlags,
-    cuStreamGetPriority,
-    cuStreamIsCapturing,
-    cuStreamQuery,
-    cuStreamSynchronize,
-    cuStreamWaitEvent,
-    cuThreadExchangeStreamCaptureMode,
-];
+use crate::streams::{Point, Stream, StreamKind, Work};
 
 /// Creates a stream.
 #[unsafe(no_mangle)]
@@ -41,8 +27,8 @@ pub extern "C" fn cuStreamCreateWithPriority(
 
 fn create(driver: &mut Driver, stream: Out<'_, u64>, flags: u32, priority: i32) -> Done {
     let place = stream.filter(|_| flags <= 1).ok_or(codes::INVALID_VALUE)?;
-    let handle = driver.new_handle();
-    let new = Stream::new(driver.here, flags, priority, Kind::Created);
+    let handle = driver.handles.issue();
+    let new = Stream::new(driver.here, flags, priority, StreamKind::Created);
     driver.streams.streams.insert(handle, new);
     place.write(handle);
     Ok(())
@@ -66,7 +52,7 @@ pub extern "C" fn cuStreamDestroy_v2(stream: u64) -> Code {
             driver.wait_for(driver.streams.end_of(id));
             driver.streams.streams.remove(&id);
         } else if let Some(stream) = driver.streams.streams.get_mut(&id) {
-            stream.kind = Kind::Destroyed;
+            stream.kind = StreamKind::Destroyed;
         }
         Ok(())
     })
@@ -77,7 +63,7 @@ fn all(driver: &mut Driver, stream: u64) -> Result<Vec<Point>, Code> {
     let id = driver.stream(stream)?;
     let found = driver.streams.streams.get(&id).ok_or(codes::INVALID_HANDLE)?;
     Ok(match found.kind {
-        Kind::Legacy => driver.streams.before_legacy(found.context),
+        StreamKind::Legacy => driver.streams.before_legacy(found.context),
         _ => vec![driver.streams.end_of(id)],
     })
 }
@@ -125,7 +111,7 @@ pub extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, _flags: u32) -> Cod
         let recorded = driver.event(event)?.recorded;
         let stream = driver.stream(stream)?;
         if let Some(point) = recorded.filter(|&point| !driver.streams.is_done(point)) {
-            driver.queue(stream, Work::Wait(point));
+            driver.streams.queue(stream, Work::Wait(point));
         }
         Ok(())
     })

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use crate::codes::{self, Code};
 use crate::driver::driver;
+use crate::names;
 
 fn text(place: Option<&c_char>) -> Option<&CStr> {
     // SAFETY: by the interface this is where a text of C begins.
@@ -17,7 +18,7 @@ fn text(place: Option<&c_char>) -> Option<&CStr> {
 #[unsafe(no_mangle)]
 pub extern "C" fn stub_cuda_fail(name: Option<&c_char>, nth: u64, code: Code) -> Code {
     let name = text(name).and_then(|name| name.to_str().ok());
-    match name.filter(|name| nth > 0 && super::find(name).is_some()) {
+    match name.filter(|name| nth > 0 && names::is_known(name)) {
         Some(name) => {
             driver().plan_failure(name.to_owned(), nth, code);
             codes::SUCCESS
@@ -32,7 +33,7 @@ pub extern "C" fn stub_cuda_report(path: Option<&c_char>) -> Code {
     let Some(path) = text(path) else {
         return codes::INVALID_VALUE;
     };
-    let written = driver().report_to(Path::new(OsStr::from_bytes(path.to_bytes())));
+    let written = driver().report().write_to(Path::new(OsStr::from_bytes(path.to_bytes())));
     written.map_or(codes::OPERATING_SYSTEM, |()| codes::SUCCESS)
 }
 
@@ -49,7 +50,7 @@ pub extern "C" fn stub_cuda_faults() -> u64 {
 /// `bytes` bytes can be written at `to`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stub_cuda_peek(to: *mut u8, from: u64, bytes: usize) -> Code {
-    match driver().device.bytes(from, bytes) {
+    match driver().memory.device.bytes(from, bytes) {
         Ok(found) => {
             // SAFETY: by the caller, and so many bytes were found.
             unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), to, bytes) };
@@ -66,7 +67,7 @@ pub unsafe extern "C" fn stub_cuda_peek(to: *mut u8, from: u64, bytes: usize) ->
 /// `bytes` bytes can be read at `from`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stub_cuda_write(to: u64, from: *const u8, bytes: usize) -> Code {
-    match driver().device.bytes_mut(to, bytes) {
+    match driver().memory.device.bytes_mut(to, bytes) {
         Ok(place) => {
             // SAFETY: by the caller, and so many bytes were found.
             unsafe { std::ptr::copy_nonoverlapping(from, place.as_mut_ptr(), bytes) };
@@ -79,7 +80,7 @@ pub unsafe extern "C" fn stub_cuda_write(to: u64, from: *const u8, bytes: usize)
 /// Sets a byte of the device memory that begins at `base`, or of the guards on both sides.
 #[unsafe(no_mangle)]
 pub extern "C" fn stub_cuda_poke(base: u64, offset: isize, value: u8) -> Code {
-    match driver().device.unchecked_mut(base, offset, 1) {
+    match driver().memory.device.unchecked_mut(base, offset, 1) {
         Ok(place) => {
             place.fill(value);
             codes::SUCCESS

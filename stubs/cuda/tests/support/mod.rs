@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 pub use child::{in_child, must_pass};
 pub use cuda::calls::Out;
 pub use cuda::calls::{
-    context::*, copy::*, device::*, event::*, library::*, memory::*, stream::*, test::*,
+    context::*, copy::*, device::*, event::*, library::*, lookup::*, memory::*, stream::*, test::*,
 };
 pub use cuda::codes::{self, Code};
 

@@ -1,0 +1,45 @@
+"""`scripts/mutate` leaves no test behind, however it ends."""
+
+import os
+import subprocess
+import sys
+
+from mounts import until
+from program import REPOSITORY
+
+# `mutate.py` with a part whose baseline is a test that never ends.
+ENDLESS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "scripts")
+import mutate
+
+class EndlessPart:
+    def __init__(self, name):
+        self.name = name
+
+    def check_baseline(self):
+        mutate.run(["bash", "-c", f"echo $$ >{mutate.TREE}/pid; sleep 1000"], 1000, mutate.TREE / "output")
+
+mutate.TREE = mutate.MUTATED = Path(sys.argv[1])
+mutate.copy_tree = lambda: None
+mutate.Part = EndlessPart
+mutate.main(["endless"])
+"""
+
+# What scripts/test does when another step fails meanwhile.
+FAILED_STEP = """
+set -euo pipefail
+. scripts/machine.sh
+trap end_background EXIT
+start_in_background "$1/log" "$2" -c "$3" "$1"
+until [ -s "$1/pid" ]; do sleep 0.1; done
+exit 3
+"""
+
+
+def test_a_step_that_fails_ends_the_mutations_and_their_test(tmp_path):
+    command = ["bash", "-c", FAILED_STEP, "bash", tmp_path, sys.executable, ENDLESS]
+    assert subprocess.run(command, cwd=REPOSITORY, timeout=60).returncode == 3
+    pid = (tmp_path / "pid").read_text().strip()
+    until("the test has ended", lambda: not os.path.exists(f"/proc/{pid}"))
