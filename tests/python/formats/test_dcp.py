@@ -312,6 +312,25 @@ def test_a_missing_last_table_is_a_hole(ckptfs, saved_by_ranks, tmp_path):
     check_refused(ckptfs, path, "pieces are missing", "fetch the folder again")
 
 
+def test_replicas_in_tables_of_ranks_are_found_soon(ckptfs, saved):
+    """Comparing each piece with each other would take a minute."""
+    table = pickle.loads((saved / ".metadata").read_bytes())
+    (saved / ".metadata").unlink()
+    place = table.storage_data[MetadataIndex("a", (0, 0))]
+    count = 60_000
+    for rank in range(2):
+        starts = [torch.Size((n, 0)) for n in range(rank * count, (rank + 1) * count)]
+        tensor = dataclasses.replace(table.state_dict_metadata["a"], size=torch.Size((2 * count, 4)))
+        tensor.chunks = [ChunkStorageMetadata(start, torch.Size((1, 4))) for start in starts]
+        of_rank = dataclasses.replace(table, state_dict_metadata={"a": tensor}, planner_data={})
+        of_rank.storage_data = {MetadataIndex("a", start): place for start in starts}
+        (saved / f"__{rank}.metadata").write_bytes(pickle.dumps(of_rank))
+    started = time.monotonic()
+    outcome = ckptfs("inspect", saved, bounded=True)
+    assert outcome.code == REFUSED and "it has another shape" in outcome.stderr + outcome.stdout
+    assert time.monotonic() - started < 10
+
+
 def chunks_of(table, name="a"):
     return table.state_dict_metadata[name].chunks
 
