@@ -222,11 +222,11 @@ def test_places_that_do_not_fit_are_refused(ckptfs, saved, kind):
     check_refused(ckptfs, saved, *words)
 
 
-TEXTS = ["", "x", "[]", "{", '{"a": 1}']
+TEXTS = ["", "x", "[]", "{", '{"a": 1}', '{"a": {"saved_offsets": [1, 0]}, "a": {"saved_offsets": [2, 0]}}']
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_places_that_are_no_json_are_refused(ckptfs, saved, text):
+def test_places_that_are_no_json_or_stated_twice_are_refused(ckptfs, saved, text):
     save_file({"a": FULL[2:4].clone()}, saved / shard(2), metadata={"DCP_SHARDING_INFO": text})
     check_refused(ckptfs, saved, shard(2))
 
