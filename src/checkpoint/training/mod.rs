@@ -30,6 +30,25 @@ pub fn read_training_folder(
     folder: &TrainingFolder,
     options: &ParseOptions,
 ) -> Result<Checkpoint, CheckpointError> {
+    let directory = &match folder.folder.to_str() {
+        Some("..") => directory.parent().unwrap_or(directory).to_path_buf(),
+        _ => directory.join(&folder.folder),
+    };
+    let mut checkpoint = read_files(root, directory, path, folder, options)?;
+    if let (Some(pointer), Some(name)) = (&folder.pointer, directory.file_name()) {
+        let name = name.to_string_lossy();
+        checkpoint.notes.push(format!("of the folder that `{pointer}` names: {name}"));
+    }
+    Ok(checkpoint)
+}
+
+fn read_files(
+    root: &Arc<Root>,
+    directory: &Path,
+    path: PathBuf,
+    folder: &TrainingFolder,
+    options: &ParseOptions,
+) -> Result<Checkpoint, CheckpointError> {
     match folder.format {
         TrainingFormat::Dcp => dcp::read_folder(root, directory, path, &folder.names, options),
         TrainingFormat::RankFiles => {
