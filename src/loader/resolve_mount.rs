@@ -153,11 +153,12 @@ fn source_roots(
 }
 
 fn parse_options(recorded: &RecordedOptions) -> ParseOptions {
-    let RecordedOptions { root, allow_partial, follow_symlinks } = recorded;
+    let RecordedOptions { root, allow_partial, follow_symlinks, ranks } = recorded;
     ParseOptions {
         root_key: root.clone(),
         allow_partial: *allow_partial,
         follow_symlinks: *follow_symlinks,
+        ranks: *ranks,
     }
 }
 

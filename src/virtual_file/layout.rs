@@ -16,7 +16,7 @@ use super::digest::Digest;
 use super::header::encode_header;
 
 /// The version of the layout, a part of the identity: another layout is another virtual file.
-const LAYOUT_VERSION: u8 = 2;
+const LAYOUT_VERSION: u8 = 3;
 
 /// The header of a virtual file, and what follows from it.
 #[derive(Debug)]
@@ -201,13 +201,14 @@ fn merge_pieces(
 }
 
 fn identity(layout_hash: Digest, files: &[Arc<SourceFile>], options: &ParseOptions) -> Digest {
-    let ParseOptions { root_key, allow_partial, follow_symlinks } = options;
+    let ParseOptions { root_key, allow_partial, follow_symlinks, ranks } = options;
     let mut bytes = vec![LAYOUT_VERSION, u8::from(*allow_partial), u8::from(*follow_symlinks)];
     bytes.extend_from_slice(layout_hash.as_bytes());
     bytes.push(u8::from(root_key.is_some()));
     let key = root_key.as_deref().unwrap_or_default();
     bytes.extend_from_slice(&(key.len() as u64).to_le_bytes());
     bytes.extend_from_slice(key.as_bytes());
+    bytes.extend_from_slice(&ranks.unwrap_or(0).to_le_bytes());
     for file in files {
         let FileState { identity, ctime, ctime_nsec } = file.state();
         let FileIdentity { dev, ino, size, mtime, mtime_nsec } = identity;

@@ -22,7 +22,7 @@ use crate::checkpoint::torch::{
 use crate::source::{OpenFile, Root};
 use crate::threads::parallel_map;
 
-use super::folder_path;
+use super::{check_rank_count, folder_path, origin_note, unrecorded_note};
 use crate::checkpoint::training_error::TrainingError;
 
 /// Threads that read files of ranks.
@@ -78,6 +78,7 @@ pub fn read_folder(
             },
         })
     };
+    check_rank_count(set.names.len() as u64, options).map_err(error)?;
     let numbered: Vec<(usize, &(u32, String))> = set.names.iter().enumerate().collect();
     let ranks = parallel_map(&numbered, MAX_READER_THREADS, read);
     let ranks = ranks.into_iter().collect::<Result<Vec<RankContents>, CheckpointError>>()?;
@@ -95,9 +96,9 @@ pub fn read_folder(
         return Err(CheckpointError::TooManyTensors { path, limit: MAX_TENSOR_COUNT });
     }
     let mut refused: Vec<RefusedEntry> = Vec::new();
-    let mut notes = vec![format!("joined from the files of {}", count_ranks(found))];
+    let mut notes = vec![origin_note("files by rank of torch", &folder, found)];
     if set.world_size.is_none() && recorded < found {
-        notes.push(format!("{} found, the number is not recorded", count_ranks(found)));
+        notes.extend(unrecorded_note(found, options));
     }
     for rank in &ranks {
         let new = rank.refused.iter().filter(|entry| !refused.iter().any(|r| r.name == entry.name));
@@ -121,10 +122,6 @@ pub fn read_folder(
         refused,
         options: options.clone(),
     })
-}
-
-pub fn count_ranks(n: u64) -> String {
-    if n == 1 { "1 rank".to_owned() } else { format!("{n} ranks") }
 }
 
 enum ReadError {

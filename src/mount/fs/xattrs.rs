@@ -61,7 +61,7 @@ fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
         InodeKind::VirtualFile(shown) => (shown.source(), true, shown.options()),
         _ => (view.source_path(&inode.path.to_path()), false, &view.options().parse),
     };
-    let ParseOptions { root_key, allow_partial, follow_symlinks } = options;
+    let ParseOptions { root_key, allow_partial, follow_symlinks, ranks } = options;
     let attribute = SourceAttribute {
         version: SOURCE_FORMAT_VERSION,
         source: state.about.source.to_string_lossy().into_owned().into(),
@@ -72,6 +72,7 @@ fn source_json(state: &FilesystemState, inode: &Inode) -> Option<Vec<u8>> {
             root: root_key.clone(),
             allow_partial: *allow_partial,
             follow_symlinks: *follow_symlinks,
+            ranks: *ranks,
         },
         pid: std::process::id(),
         rootfd: view.root().as_fd().as_raw_fd(),
