@@ -38,7 +38,7 @@ pub use directory::{
 pub use error::CheckpointError;
 pub use format::{Format, detect_unread};
 pub(crate) use name_index::NameIndex;
-pub use open::{open, open_by_name, open_candidate};
+pub use open::{is_one_checkpoint, open, open_by_name, open_candidate};
 pub use options::ParseOptions;
 pub use origins::OpenOrigins;
 pub use refusal::{RefusedEntry, TensorError};

@@ -9,9 +9,9 @@ use crate::threads::{join, try_spawn};
 
 use super::contents::Checkpoint;
 use super::directory::{
-    Candidate, CandidateFiles, DefaultChoice, FormatFolder, NumberedSetError, choose_default,
-    find_candidates, find_nested, find_unread_file, is_complete_set, lone_shard_note,
-    numbered_shards, sole_index, unsharded_name_of_index,
+    Candidate, CandidateFiles, DefaultChoice, FolderFormat, FormatFolder, NestedCheckpoint,
+    NumberedSetError, choose_default, find_candidates, find_nested, find_unread_file,
+    is_complete_set, lone_shard_note, numbered_shards, sole_index, unsharded_name_of_index,
 };
 use super::error::CheckpointError;
 use super::json::replace_python_numbers;
@@ -19,6 +19,7 @@ use super::options::ParseOptions;
 use super::shard_index::{IndexError, MAX_INDEX_BYTES, leads_outside, parse_index};
 use super::shards::read_shards;
 use super::single_file::read_file;
+use super::torch::SelectError;
 use super::truncated_list::TruncatedList;
 
 /// Reads the checkpoint at a path that the user typed.
@@ -39,8 +40,8 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
                     let opened = open_candidate(&root, &directory, &candidate, options);
                     let mut checkpoint = opened.map_err(|error| match error {
                         CheckpointError::RankShard { .. } => {
-                            let folder = unread_folder(path, &names, &[candidate]);
-                            folder.unwrap_or(error)
+                            let found = &[candidate];
+                            unread_folder(&root, &directory, path, &names, found).unwrap_or(error)
                         }
                         error => error,
                     })?;
@@ -71,12 +72,32 @@ pub fn open(path: &Path, options: &ParseOptions) -> Result<Checkpoint, Checkpoin
 
 /// The refusal of a directory whose candidates are all parts of one checkpoint that is not read.
 fn unread_folder(
+    root: &Arc<Root>,
+    directory: &Path,
     path: &Path,
     names: &[String],
     candidates: &[Candidate],
 ) -> Option<CheckpointError> {
-    let folder = FormatFolder::detect(names).filter(|folder| folder.has_all(candidates))?;
+    let folder = FormatFolder::detect(names).filter(|folder| {
+        folder.has_all(candidates) && is_one_checkpoint(root, directory, folder)
+    })?;
     Some(CheckpointError::UnreadFolder { path: path.to_path_buf(), folder })
+}
+
+/// Whether the files of a folder are the one checkpoint that their names suggest.
+///
+/// Files by rank are if one of them holds pieces of tensors. Whole files may have such names too: `rank_0.pt` and
+/// `rank_1.pt` are then two checkpoints.
+pub fn is_one_checkpoint(root: &Arc<Root>, directory: &Path, folder: &FormatFolder) -> bool {
+    let has_pieces = |name: &String| {
+        let Ok(file) = OpenFile::open_in_root(root, &directory.join(name)) else { return false };
+        let read = read_file(&file, &ParseOptions::default());
+        matches!(
+            read,
+            Err(CheckpointError::Selection { error: SelectError::RankPieces { .. }, .. })
+        )
+    };
+    folder.format != FolderFormat::RankFiles || folder.names.iter().any(has_pieces)
 }
 
 /// Why a directory stands for no checkpoint that can be read, given its file names and the candidates among them.
@@ -87,7 +108,7 @@ fn no_choice_error(
     names: &[String],
     found: Vec<Candidate>,
 ) -> CheckpointError {
-    if let Some(error) = unread_folder(path, names, &found) {
+    if let Some(error) = unread_folder(root, directory, path, names, &found) {
         return error;
     }
     let path = path.to_path_buf();
@@ -98,7 +119,12 @@ fn no_choice_error(
     match find_unread_file(root, directory, names) {
         Some((name, format)) => CheckpointError::UnreadFormat { path: path.join(name), format },
         None => {
-            let subdirectories = find_nested(root, directory);
+            let mut subdirectories = find_nested(root, directory);
+            // Only the last one's format is told.
+            if let Some(NestedCheckpoint { name, folder }) = subdirectories.last_mut() {
+                let directory = directory.join(name);
+                folder.take_if(|folder| !is_one_checkpoint(root, &directory, folder));
+            }
             CheckpointError::NoCheckpoint { path, subdirectories }
         }
     }

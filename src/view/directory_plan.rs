@@ -1,11 +1,15 @@
-//! The plan of a directory: its names, and which of them become virtual files. Nothing is parsed for it.
+//! The plan of a directory: its names, and which of them become virtual files.
+//!
+//! Nothing is parsed for it, except for files by rank that no plan is for.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::checkpoint::{Candidate, FolderFormat, FormatFolder, candidates_by_name};
+use crate::checkpoint::{
+    Candidate, FolderFormat, FormatFolder, candidates_by_name, is_one_checkpoint,
+};
 use crate::source::{FileKind, Root, SourceError};
 
 use super::names::SortedNames;
@@ -86,7 +90,9 @@ pub fn plan_directory(
     let is_planned =
         |name: &String| files.iter().any(|file| file.candidate.original_names().contains(name));
     let folder = folder.filter(|folder| {
-        folder.format != FolderFormat::Gguf && !folder.names.iter().any(is_planned)
+        folder.format != FolderFormat::Gguf
+            && !folder.names.iter().any(is_planned)
+            && is_one_checkpoint(root, directory, folder)
     });
     Ok(DirectoryPlan { names, kinds, files, skipped: skipped.into(), folder })
 }

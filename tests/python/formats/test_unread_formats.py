@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from compare import check_export
 from mounts import until
 from pickles import call, dict_of, name, program, write_zip
-from program import DONE, FAILED, REFUSED
+from program import DONE, FAILED, REFUSED, USAGE
 
 WEIGHTS = {"a": torch.arange(12.0).view(4, 3), "b": torch.arange(5)}
 
@@ -280,6 +280,43 @@ def test_a_folder_of_rank_files_is_one_sharded_checkpoint(ckptfs, tmp_path, name
     assert ("verl.model_merger" in outcome.stderr) == ("world_size" in names[0])
     (listing,) = ckptfs("ls", "--json", tmp_path).json()
     assert [refused["names"] for refused in listing["refused"]] == [[file] for file in names]
+
+
+RANK_NAMES = [
+    ["rank_0.pt", "rank_1.pt"], ["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", RANK_NAMES)
+def test_whole_files_with_names_of_ranks_are_checkpoints_of_their_own(ckptfs, tmp_path, names):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for file in names:
+        torch.save(WEIGHTS, folder / file)
+    (listing,) = ckptfs("ls", "--json", folder).json()
+    assert [entry["kind"] for entry in listing["entries"]] == ["virtual_file"] * 2
+    for words in (["inspect", folder], ["export", folder, tmp_path / "out.safetensors"]):
+        outcome = ckptfs(*words)
+        assert outcome.code == USAGE
+        assert f"{folder}: several checkpoints in this directory:" in outcome.stderr
+        assert all(f"{folder}/{file}\n" in outcome.stderr for file in names)
+    assert f"name one of them, such as {folder}/{names[0]}\n" in outcome.stderr
+    outcome = ckptfs("inspect", tmp_path)
+    assert outcome.code == FAILED and "sharded" not in outcome.stderr
+    check_export(ckptfs, folder / names[1], WEIGHTS, tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize("names", RANK_NAMES)
+@pytest.mark.parametrize(
+    "write_rank", [write_dtensors, write_sharded, save({"_flat_param": torch.ones(3)}), save(WEIGHTS)]
+)
+def test_files_of_ranks_that_are_kept_are_one_checkpoint_if_they_hold_pieces(ckptfs, tmp_path, names, write_rank):
+    for file in names:
+        write_rank(tmp_path / file)
+    (listing,) = ckptfs("ls", "--json", "--keep", "*.pt", tmp_path).json()
+    has_pieces = ckptfs("inspect", tmp_path / names[0]).code == REFUSED
+    assert [refused["names"] for refused in listing["refused"]] == [names] * has_pieces
+    assert (ckptfs("inspect", tmp_path).code == REFUSED) == has_pieces
 
 
 def test_a_type_that_is_newer(ckptfs, tmp_path):
