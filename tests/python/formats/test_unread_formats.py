@@ -382,6 +382,8 @@ def test_a_torch_type_that_is_newer(ckptfs, tmp_path):
 
 REMOTE = {
     "meta-llama/Llama-3": ("the name of a model on the Hugging Face hub", "hf download meta-llama/Llama-3"),
+    "org/name@v1": ("the name of a model on the Hugging Face hub", "hf download org/name --revision v1"),
+    "org/name:v1": ("the name of a model on the Hugging Face hub", "hf download org/name --revision v1"),
     "https://huggingface.co/org/name": ("is a URL", "hf download org/name"),
     "hf://org/name": ("is a URL", "hf download org/name"),
     "https://example.com/m.pt": ("is a URL", "curl -L -O https://example.com/m.pt"),
@@ -409,6 +411,20 @@ def test_a_name_of_another_machine(ckptfs, tmp_path, monkeypatch, path):
             load(path)
         assert says in str(missing.value) and str(missing.value).lower().count("no such file") == 1
         assert "fetch it first" in missing.value.__notes__[0]
+
+
+def test_a_single_word_may_be_a_path_or_a_model(ckptfs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnt").mkdir()
+    remedy = "check the path: ls .; or, if it is the name of a model on the Hugging Face hub, fetch it"
+    for words in (["inspect", "gpt2"], ["ls", "gpt2"], ["export", "gpt2", "out"], ["mount", "gpt2", "mnt"]):
+        outcome = ckptfs(*words)
+        assert outcome.code == FAILED
+        assert outcome.stderr.startswith(f"ckptfs: gpt2: no such file or directory\n  what to do: {remedy}")
+        assert outcome.stderr.endswith(": hf download gpt2\n")
+    with pytest.raises(FileNotFoundError, match="^No such file or directory: gpt2$") as missing:
+        load_file("gpt2")
+    assert missing.value.__notes__[0].endswith(": hf download gpt2")
 
 
 def run_remedy(remedy):
