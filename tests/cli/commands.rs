@@ -80,6 +80,31 @@ fn commands_of_the_python_package_are_explained_and_not_listed() {
 }
 
 #[test]
+fn a_file_whose_name_begins_with_a_dash_is_told_from_an_option() {
+    let folder = tempfile::tempdir().unwrap();
+    write_model(&folder.path().join("it's.safetensors"), 1, 8);
+    for name in ["-x.safetensors", "--two words.safetensors", "-q.safetensors"] {
+        write_model(&folder.path().join(name), 1, 8);
+        for words in [vec!["inspect", name], vec!["verify", "it's.safetensors", name, "--quiet"]] {
+            let mut command = Command::new(command::ckptfs());
+            let outcome = command::run_command(command.current_dir(folder.path()).args(&words));
+            assert_eq!(outcome.code, 2, "{words:?}: {}", outcome.stderr);
+            let says = format!("ckptfs: {name}: begins with a dash, and was taken for an option\n");
+            assert!(outcome.stderr.starts_with(&says), "{words:?}: {}", outcome.stderr);
+            // What it says to type works.
+            let (_, remedy) = outcome.stderr.split_once("type it as a path: ckptfs ").unwrap();
+            let script = format!("cd {} && $CKPTFS {remedy}", folder.path().display());
+            let outcome = run_in_shell(Command::new("bash"), &script, &[]);
+            assert_eq!(outcome.code, 0, "{script}: {}", outcome.stderr);
+        }
+    }
+    // An option that is none stays one.
+    let mut command = Command::new(command::ckptfs());
+    let outcome = command::run_command(command.current_dir(folder.path()).args(["ls", "-y"]));
+    assert!(outcome.stderr.contains("unexpected argument '-y'"), "{}", outcome.stderr);
+}
+
+#[test]
 fn a_directory_with_several_checkpoints_needs_one_named() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.safetensors", "b-00001-of-00002.safetensors", "b-00002-of-00002.safetensors"] {
