@@ -105,6 +105,23 @@ fn a_file_whose_name_begins_with_a_dash_is_told_from_an_option() {
 }
 
 #[test]
+fn help_fits_80_columns_where_no_terminal_tells_its_own() {
+    let list = run(&["help"]).stdout;
+    let (_, commands) = list.split_once("Commands:\n").unwrap();
+    let names = commands.lines().map_while(|line| line.strip_prefix("  ")?.split(' ').next());
+    let mut names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+    assert!(names.contains(&"mount") && names.contains(&"man"), "{names:?}");
+    names.retain(|name| *name != "help");
+    for words in names.iter().map(|name| vec![*name, "--help"]).chain([vec!["--help"]]) {
+        let mut command = Command::new(command::ckptfs());
+        let outcome = command::run_command(command.args(&words));
+        assert_eq!(outcome.code, 0, "{words:?}: {}", outcome.stderr);
+        let long = outcome.stdout.lines().filter(|line| line.chars().count() > 80);
+        assert_eq!(long.collect::<Vec<&str>>(), Vec::<&str>::new(), "{words:?}");
+    }
+}
+
+#[test]
 fn a_directory_with_several_checkpoints_needs_one_named() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.safetensors", "b-00001-of-00002.safetensors", "b-00002-of-00002.safetensors"] {
