@@ -92,7 +92,7 @@ fn locate_tensors(
     is_swapped: bool,
     mut find_storage: impl FnMut(&str) -> Result<StorageLocation, TensorError>,
 ) -> FileContents {
-    let Selection { entries, mut refused, mut notes } = selection;
+    let Selection { entries, mut refused, obvious_choices, mut notes } = selection;
     let mut tensors = Vec::with_capacity(entries.len());
     // The number of tensors of a class that is not torch's, and the first of them.
     let mut foreign: (usize, Option<String>) = (0, None);
@@ -127,5 +127,5 @@ fn locate_tensors(
             "{n} of a class that a library adds to torch (the first: {first}): their values are shown, their attributes are not"
         ));
     }
-    FileContents { tensors, unpacked: Vec::new(), metadata: None, notes, refused }
+    FileContents { tensors, unpacked: Vec::new(), metadata: None, obvious_choices, notes, refused }
 }

@@ -15,7 +15,7 @@ use crate::checkpoint::truncated_list::TruncatedList;
 
 use super::error::SelectError;
 use super::flatten_names::{NameFlattener, Selection};
-use super::keys::{find_state_dict, model_object};
+use super::keys::{find_state_dict, is_training_entry, model_object};
 use super::reachability::Reachability;
 
 /// Maximum depth of nested dictionaries; training checkpoints have fewer than 10.
@@ -47,7 +47,7 @@ pub fn select_state_dict(
             (root, None)
         }
         None => {
-            let (root, path) = descend(arena, &reachability, top, &mut selection.notes)?;
+            let (root, path) = descend(arena, &reachability, top, &mut selection)?;
             (root, Some(path))
         }
     };
@@ -142,7 +142,7 @@ fn descend(
     arena: &Arena,
     reachability: &Reachability,
     top: NodeId,
-    notes: &mut Vec<String>,
+    selection: &mut Selection,
 ) -> Result<(NodeId, Vec<String>), SelectError> {
     let mut at = top;
     let mut path: Vec<&str> = Vec::new();
@@ -162,13 +162,15 @@ fn descend(
                 if found.len() > 1 {
                     note += &format!("; choose one with --root: {found}");
                 }
-                notes.push(note);
+                selection.notes.push(note);
             }
             return Ok((at, owned(&path)));
         };
         let mut others = TruncatedList::default();
+        let mut is_obvious = true;
         for &(k, value) in entries {
             if arena.text(k) != Some(key) && reachability.has_tensors(value) {
+                is_obvious &= is_training_entry(arena, reachability, k, value);
                 let name = || key_text(arena, k).unwrap_or("?".to_owned());
                 others.add(|| [path.as_slice(), &[&name()]].concat().join("."));
             }
@@ -178,7 +180,10 @@ fn descend(
         if !others.is_empty() {
             note += &format!("; not shown, choose with --root: {others}");
         }
-        notes.push(note);
+        match is_obvious {
+            true => selection.obvious_choices.push(note),
+            false => selection.notes.push(note),
+        }
         at = value;
         if path.len() == MAX_DEPTH {
             break;
