@@ -192,6 +192,11 @@ impl Arena {
         }
     }
 
+    /// All classes and functions, by module and name.
+    pub fn globals(&self) -> impl Iterator<Item = (&str, &str)> {
+        (0..self.kinds.len()).filter_map(|n| self.global(NodeId(n as u32)))
+    }
+
     /// Module and name of a class or function.
     pub fn global(&self, id: NodeId) -> Option<(&str, &str)> {
         match self.node(id) {

@@ -53,7 +53,8 @@ pub fn select_state_dict(
     };
     if let PickleValue::Object(class) = interpret(arena, root) {
         let keys = path.unwrap_or_default().into();
-        return Err(SelectError::Object { class, keys, other: None });
+        let script_class = find_script_class(arena);
+        return Err(SelectError::Object { class, keys, script_class, other: None });
     }
     if let Some(mut keys) = path
         && let Some((inner_keys, class)) = model_object(arena, &reachability, root)
@@ -61,8 +62,9 @@ pub fn select_state_dict(
         keys.extend(inner_keys);
         let is_other = |id| arena.entries(id).is_some() && !reachability.is_optimizer(id);
         let others = tensor_keys(arena, &reachability, top, is_other);
-        let other = others.first().map(str::to_owned);
-        return Err(SelectError::Object { class, keys: keys.into(), other });
+        let other = others.first().map(Box::from);
+        let (keys, script_class) = (keys.into(), find_script_class(arena));
+        return Err(SelectError::Object { class, keys, script_class, other });
     }
     if is_zero_stage_3(arena, top, root) {
         return Err(SelectError::ZeroStage3);
@@ -93,6 +95,12 @@ pub fn select_state_dict(
         selection.notes.push(format!("left out, not tensors: {left_out}"));
     }
     Ok(selection)
+}
+
+/// The first class that a pickle takes from the `__main__` of the program that saved it.
+fn find_script_class(arena: &Arena) -> Option<Box<str>> {
+    let mut globals = arena.globals();
+    globals.find(|(module, _)| *module == "__main__").map(|(_, name)| name.into())
 }
 
 fn is_tensor(arena: &Arena, id: NodeId) -> bool {
