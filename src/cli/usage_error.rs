@@ -24,8 +24,12 @@ pub fn report(error: &clap::Error, words: &[OsString], table: &clap::Command) ->
         kind => {
             let may_be_path =
                 matches!(kind, ErrorKind::UnknownArgument | ErrorKind::MissingRequiredArgument);
-            let dashed = may_be_path.then(|| dashed_file_error(words)).flatten();
-            let error = dashed.unwrap_or_else(|| command_error(error, &command_name(words, table)));
+            let path_error = match kind {
+                ErrorKind::InvalidSubcommand => lone_path_error(words),
+                _ => may_be_path.then(|| dashed_file_error(words)).flatten(),
+            };
+            let error =
+                path_error.unwrap_or_else(|| command_error(error, &command_name(words, table)));
             error.print(ErrorFormat::from_words(words));
             EXIT_USAGE
         }
@@ -51,6 +55,19 @@ fn dashed_file_error(words: &[OsString]) -> Option<CommandError> {
     let message =
         format!("{}: begins with a dash, and was taken for an option", Path::new(file).display());
     Some(CommandError::new(EXIT_USAGE, message, format!("type it as a path: {command}")))
+}
+
+/// The error of a command line that has a path where the command should be.
+fn lone_path_error(words: &[OsString]) -> Option<CommandError> {
+    let mut others = words.iter().skip(1).filter(|word| !word.as_encoded_bytes().starts_with(b"-"));
+    let path = Path::new(others.next()?);
+    path.symlink_metadata().ok()?;
+    let message = format!("{}: is a path, and a command must come first", path.display());
+    let word = shell_word(path);
+    let remedy = format!(
+        "describe it: ckptfs inspect {word}; or see what a mount would show: ckptfs ls {word}; ckptfs --help lists all commands"
+    );
+    Some(CommandError::new(EXIT_USAGE, message, remedy))
 }
 
 /// The command that the words name, as a user types it.

@@ -123,6 +123,9 @@ impl ExportError {
                 io::ErrorKind::PermissionDenied => {
                     "choose a directory that you may write to, or run as the user who may"
                 }
+                io::ErrorKind::ReadOnlyFilesystem => {
+                    "choose another directory: this one is read-only, as every mount of ckptfs is"
+                }
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "make room, or choose another disk"
                 }

@@ -123,7 +123,11 @@ fn remote_name(path: &Path) -> Option<RemoteName<'_>> {
                 }
                 _ => None,
             };
-            let model = hub_path.and_then(model_of_url);
+            let model = hub_path.and_then(|path| match scheme {
+                // Old models of the hub have no organization.
+                "hf" if !path.contains('/') => HubModel::parse(path, is_hub_word),
+                _ => model_of_url(path),
+            });
             Some(match (model, scheme) {
                 (Some(model), _) => RemoteName::HubModel { model, is_url: true },
                 (None, "file") => RemoteName::FileUrl(&text[text.len() - rest.len() - 1..]),
@@ -229,6 +233,7 @@ mod tests {
             ("gs://bucket/m", "gcloud storage cp -r gs://bucket/m ."),
             ("file:///nowhere/m.pt", "give the path alone: /nowhere/m.pt"),
             ("azure://m/x", "fetch it first"),
+            ("hf://gpt2", "hf download gpt2"),
             ("org/name@v1.0", "hf download org/name --revision v1.0"),
             ("org/name:tag", "hf download org/name --revision tag"),
             ("org/name@refs/pr/1", "hf download org/name --revision refs/pr/1"),

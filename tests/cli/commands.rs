@@ -105,6 +105,20 @@ fn a_file_whose_name_begins_with_a_dash_is_told_from_an_option() {
 }
 
 #[test]
+fn a_path_without_a_command_is_told_from_a_wrong_command() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("models")).unwrap();
+    for words in [vec!["models"], vec!["-q", "models"]] {
+        let mut command = Command::new(command::ckptfs());
+        let outcome = command::run_command(command.current_dir(folder.path()).args(&words));
+        let says = "ckptfs: models: is a path, and a command must come first\n  \
+                    what to do: describe it: ckptfs inspect models; or ";
+        assert_eq!(outcome.code, 2, "{}", outcome.stderr);
+        assert!(outcome.stderr.starts_with(says), "{}", outcome.stderr);
+    }
+}
+
+#[test]
 fn help_fits_80_columns_where_no_terminal_tells_its_own() {
     let list = run(&["help"]).stdout;
     let (_, commands) = list.split_once("Commands:\n").unwrap();
