@@ -154,9 +154,14 @@ fn target_path(path: &Path, replace: bool) -> Result<PathBuf, ExportError> {
         return Err(ExportError::Exists { path: path.to_path_buf() });
     }
     if found.is_symlink() {
-        let real =
-            std::fs::canonicalize(path).map_err(|e| ExportError::io(path, "follow the link", e))?;
-        return target_path(&real, replace);
+        return match std::fs::canonicalize(path) {
+            Ok(real) => target_path(&real, replace),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let target = std::fs::read_link(path).unwrap_or_default();
+                Err(ExportError::DanglingLink { path: path.to_path_buf(), target })
+            }
+            Err(error) => Err(ExportError::io(path, "follow the link", error)),
+        };
     }
     if !found.is_file() {
         return Err(ExportError::NotRegularFile { path: path.to_path_buf() });

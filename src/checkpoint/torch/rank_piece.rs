@@ -54,10 +54,8 @@ const MALFORMED: TensorError =
 
 /// Whether a file is an archive of torch that has pieces of tensors, or seems to.
 pub fn has_rank_pieces(file: &dyn ReadAt) -> bool {
-    TorchValues::read_zip(file).is_ok_and(|values| {
-        let arena = &values.arena;
-        arena.globals().any(|class| rank_piece_class(arena, class).is_some())
-    })
+    TorchValues::read_zip(file)
+        .is_ok_and(|values| values.arena.globals().any(|class| rank_piece_class(class).is_some()))
 }
 
 /// The piece that a node is: a call of torch's function for objects of classes of its own.

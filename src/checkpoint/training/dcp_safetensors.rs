@@ -111,8 +111,8 @@ pub fn read_folder(
         let kept = metadata.iter().filter(|(key, _)| !key.starts_with(DCP_KEY_PREFIX));
         kept.map(|(key, value)| (key.clone(), value.clone())).collect()
     });
-    let mut notes = vec![origin_note("torch.distributed.checkpoint", &folder, ranks)];
-    notes.extend(unrecorded_note(ranks, options));
+    let obvious_choices = vec![origin_note("torch.distributed.checkpoint", &folder, ranks)];
+    let notes = unrecorded_note(ranks, options).into_iter().collect();
     Ok(Checkpoint {
         path,
         format: Format::DcpSafetensors,
@@ -122,6 +122,7 @@ pub fn read_folder(
         index_files: Vec::new(),
         tensors,
         metadata,
+        obvious_choices,
         notes,
         refused: Vec::new(),
         options: options.clone(),

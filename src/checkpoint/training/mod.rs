@@ -38,7 +38,7 @@ pub fn read_training_folder(
     let mut checkpoint = read_files(root, directory, path, folder, options)?;
     if let (Some(pointer), Some(name)) = (&folder.pointer, directory.file_name()) {
         let name = name.to_string_lossy();
-        checkpoint.notes.push(format!("of the folder that `{pointer}` names: {name}"));
+        checkpoint.obvious_choices.push(format!("of the folder that `{pointer}` names: {name}"));
     }
     Ok(checkpoint)
 }

@@ -43,6 +43,7 @@ struct RankContents {
     whole: Vec<Tensor>,
     pieces: Vec<TensorPiece>,
     refused: Vec<RefusedEntry>,
+    obvious_choices: Vec<String>,
     notes: Vec<String>,
     /// The largest number of ranks that a tensor is cut over.
     rank_count: u64,
@@ -96,7 +97,8 @@ pub fn read_folder(
         return Err(CheckpointError::TooManyTensors { path, limit: MAX_TENSOR_COUNT });
     }
     let mut refused: Vec<RefusedEntry> = Vec::new();
-    let mut notes = vec![origin_note("files by rank of torch", &folder, found)];
+    let mut notes = Vec::new();
+    let mut obvious_choices = vec![origin_note("files by rank of torch", &folder, found)];
     if set.world_size.is_none() && recorded < found {
         notes.extend(unrecorded_note(found, options));
     }
@@ -104,9 +106,8 @@ pub fn read_folder(
         let new = rank.refused.iter().filter(|entry| !refused.iter().any(|r| r.name == entry.name));
         let new: Vec<RefusedEntry> = new.cloned().collect();
         refused.extend(new);
-        let new = rank.notes.iter().filter(|note| !notes.contains(note));
-        let new: Vec<String> = new.cloned().collect();
-        notes.extend(new);
+        add_new(&mut notes, &rank.notes);
+        add_new(&mut obvious_choices, &rank.obvious_choices);
         rank.file.check_unchanged()?;
     }
     Ok(Checkpoint {
@@ -118,10 +119,20 @@ pub fn read_folder(
         index_files: Vec::new(),
         tensors: joined,
         metadata: None,
+        obvious_choices,
         notes,
         refused,
         options: options.clone(),
     })
+}
+
+/// Adds the notes that are not there yet: each rank has the same.
+fn add_new(notes: &mut Vec<String>, more: &[String]) {
+    for note in more {
+        if !notes.contains(note) {
+            notes.push(note.clone());
+        }
+    }
 }
 
 enum ReadError {
@@ -145,7 +156,7 @@ fn read_rank(
     let TorchValues { arena, top, pickle_bytes, mut storages } = TorchValues::read_zip(&file)?;
     let selection = select_state_dict(&arena, top, pickle_bytes, options.root_key.as_deref())
         .map_err(TorchError::from)?;
-    let Selection { entries, rank_pieces, mut refused, notes } = selection;
+    let Selection { entries, rank_pieces, mut refused, obvious_choices, notes } = selection;
     let mut whole = Vec::with_capacity(entries.len());
     for (name, id) in entries {
         match storages.tensor(&arena, TensorName::from(&*name), id) {
@@ -193,7 +204,7 @@ fn read_rank(
         let error = TrainingError::Compressed { name: name.to_owned() };
         return Err(ReadError::Training(error));
     }
-    Ok(RankContents { file, whole, pieces, refused, notes, rank_count })
+    Ok(RankContents { file, whole, pieces, refused, obvious_choices, notes, rank_count })
 }
 
 /// The boxes of a whole tensor that a rank's tensor holds.

@@ -94,8 +94,8 @@ pub fn read_folder(
         file.check_unchanged()?;
     }
     let ranks = count_writers(&file_names);
-    let mut notes = vec![origin_note("torch.distributed.checkpoint", &folder, ranks)];
-    notes.extend(selected.notes);
+    let origin = origin_note("torch.distributed.checkpoint", &folder, ranks);
+    let mut notes = selected.notes;
     if !others.is_empty() {
         notes.push(format!("left out, not tensors: {others}"));
     }
@@ -108,6 +108,7 @@ pub fn read_folder(
         index_files,
         tensors: joined,
         metadata: None,
+        obvious_choices: [vec![origin], selected.obvious_choices].concat(),
         notes,
         refused: Vec::new(),
         options: options.clone(),

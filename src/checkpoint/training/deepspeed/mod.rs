@@ -95,7 +95,7 @@ pub fn read_folder(
     let library = format!("DeepSpeed ZeRO-{}, in 32 bits", run.stage);
     let ranks = optim_states.len() as u64;
     check_rank_count(ranks, options).map_err(error)?;
-    let notes = vec![origin_note(&library, &folder, ranks)];
+    let obvious_choices = vec![origin_note(&library, &folder, ranks)];
     Ok(Checkpoint {
         path,
         format: Format::DeepSpeed,
@@ -105,7 +105,8 @@ pub fn read_folder(
         index_files: Vec::new(),
         tensors,
         metadata: None,
-        notes,
+        obvious_choices,
+        notes: Vec::new(),
         refused: Vec::new(),
         options: options.clone(),
     })
