@@ -1,8 +1,14 @@
 //! Selects the model among the names of a training run's state.
 //!
 //! A save flattens the state of a run into one list of names, and records the keys that led to each. The first rule that
-//! fits decides: the key of the user; the dictionary `model` or `state_dict`; the only dictionary, in which the rules
-//! are applied again; what is no training state. Where several dictionaries remain, the user has to choose.
+//! fits decides:
+//!
+//! 1. the key of the user;
+//! 2. the dictionary `model` or `state_dict`;
+//! 3. the only dictionary, in which the rules are applied again;
+//! 4. all that is no training state.
+//!
+//! Where several dictionaries remain, the user has to choose.
 
 use std::collections::BTreeMap;
 
