@@ -32,7 +32,7 @@ pub enum TrainingError {
     #[error("tensor `{tensor}` is there twice")]
     DuplicateTensor { tensor: String },
     /// Files of another number of ranks than the user gave.
-    #[error("{found} ranks found, and {expected} were asked for")]
+    #[error("{} found, and {expected} were asked for", count_ranks(*.found))]
     RankCount { found: u64, expected: u64 },
     /// Files of ranks that hold whole tensors only.
     #[error(
@@ -94,6 +94,11 @@ pub enum TrainingError {
     /// Nothing at all.
     #[error("it holds no tensors")]
     NoTensors,
+}
+
+/// A number of ranks, in words.
+pub fn count_ranks(n: u64) -> String {
+    if n == 1 { "1 rank".to_owned() } else { format!("{n} ranks") }
 }
 
 impl TrainingError {

@@ -21,7 +21,7 @@ use super::contents::Checkpoint;
 use super::directory::{TrainingFolder, TrainingFormat};
 use super::error::CheckpointError;
 use super::options::ParseOptions;
-use super::training_error::TrainingError;
+use super::training_error::{TrainingError, count_ranks};
 
 /// Reads the checkpoint in the files of a folder.
 pub fn read_training_folder(
@@ -84,10 +84,6 @@ fn unrecorded_note(ranks: u64, options: &ParseOptions) -> Option<String> {
         format!("{} found, the number is not recorded: --ranks N enforces it", count_ranks(ranks))
     };
     options.ranks.is_none().then(note)
-}
-
-fn count_ranks(n: u64) -> String {
-    if n == 1 { "1 rank".to_owned() } else { format!("{n} ranks") }
 }
 
 /// Words before the number of a step in the names of folders.
