@@ -8,8 +8,6 @@
 
 mod error;
 mod file;
-mod filesystem;
-mod location;
 mod long_path;
 mod metadata;
 mod missing;

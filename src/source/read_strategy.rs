@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::error::SourceError;
 use super::file::{OpenFile, SourceFile};
-use super::filesystem::FilesystemKind;
+use super::metadata::FilesystemKind;
 use super::page_cache::{PageCacheGuard, Residency, WholeFileGuard};
 use super::read_at::ReadAt;
 
