@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::checkpoint::{OpenOrigins, OriginId};
 use crate::source::{
-    DIRECT_ALIGNMENT_BYTES, OpenFile, ReadMode, ReadStrategy, SourceError, WholeFileGuard,
+    DIRECT_ALIGNMENT_BYTES, FileReader, ReadAt, ReadMode, SourceError, WholeFileGuard,
 };
 use crate::threads::{lock, try_spawn};
 
@@ -51,16 +51,15 @@ pub struct LoadSource<'a> {
     /// The path in errors.
     pub path: &'a Path,
     pub sources: &'a OpenOrigins,
-    /// For each origin that is a file, how it is read.
-    pub strategies: &'a [Option<ReadStrategy>],
+    /// The reader of each origin that is a file.
+    pub files: &'a [Option<FileReader>],
     pub tally: ByteTally,
 }
 
 impl LoadSource<'_> {
-    /// The file of an origin, if it is one, and how it is read.
-    fn file(&self, origin: OriginId) -> Option<(&ReadStrategy, &OpenFile)> {
-        let strategy = self.strategies.get(origin.0 as usize).and_then(Option::as_ref);
-        strategy.zip(self.sources.file(origin))
+    /// The reader of an origin that is a file.
+    fn file(&self, origin: OriginId) -> Option<&FileReader> {
+        self.files.get(origin.0 as usize)?.as_ref()
     }
 }
 
@@ -132,8 +131,8 @@ struct SourceReader<'a, S> {
 
 impl<S> SourceReader<'_, S> {
     fn guard_page_cache(&mut self, origin: OriginId) {
-        if let Some((strategy, file)) = self.source.file(origin) {
-            self.guards.entry(origin).or_insert_with(|| strategy.guard_whole_file(file));
+        if let Some(file) = self.source.file(origin) {
+            self.guards.entry(origin).or_insert_with(|| file.guard_whole_file());
         }
     }
 
@@ -154,7 +153,7 @@ impl<S> SourceReader<'_, S> {
             }
             LoadJob::Extent(extent) => match self.source.file(extent.origin) {
                 None => self.copy_from_memory(extent),
-                Some((strategy, file)) => self.read_extent(strategy, file, extent),
+                Some(file) => self.read_extent(file, extent),
             },
         }
     }
@@ -192,8 +191,7 @@ impl<S> SourceReader<'_, S> {
     /// Reads an extent of a file in the way that is best for it now.
     fn read_extent<T: Target>(
         &self,
-        strategy: &ReadStrategy,
-        file: &OpenFile,
+        file: &FileReader,
         extent: LoadExtent<T>,
     ) -> Result<(), LoadError>
     where
@@ -203,19 +201,18 @@ impl<S> SourceReader<'_, S> {
         let tally = &self.source.tally;
         let len = range.end - range.start;
         let is_tiny = len <= MAX_PLAIN_READ_BYTES;
-        if !is_tiny
-            && strategy.is_cached(file, &range)
-            && self.read_cached(strategy, file, &range, &mut targets)?
-        {
+        if !is_tiny && file.is_cached(&range) && self.read_cached(file, &range, &mut targets)? {
             tally.cached.fetch_add(len, Ordering::Relaxed);
             return Ok(());
         }
-        if !is_tiny && self.sink.read_to_device(self.source.path, file, &range, &mut targets)? {
+        if !is_tiny
+            && self.sink.read_to_device(self.source.path, file.open_file(), &range, &mut targets)?
+        {
             tally.gpudirect.fetch_add(len, Ordering::Relaxed);
             return Ok(());
         }
-        if is_tiny || !strategy.is_direct(file) {
-            self.read_buffered(strategy, file, &range, &mut targets)?;
+        if is_tiny || !file.is_direct() {
+            self.read_buffered(file, &range, &mut targets)?;
             tally.buffered.fetch_add(len, Ordering::Relaxed);
             if let Some(guard) = self.guards.get(&origin) {
                 guard.evict_range(&range);
@@ -223,8 +220,8 @@ impl<S> SourceReader<'_, S> {
             return Ok(());
         }
         let mode = self.read_staged(&range, &mut targets, |buffer, aligned| {
-            let available = (aligned.end.min(file.file().identity().size) - aligned.start) as usize;
-            strategy.read_aligned(file, buffer, available, aligned.start).map(Some)
+            let available = (aligned.end.min(file.open_file().size()) - aligned.start) as usize;
+            file.read_aligned(buffer, available, aligned.start).map(Some)
         })?;
         let tally = match mode {
             Some(ReadMode::Buffered) => &tally.buffered,
@@ -237,8 +234,7 @@ impl<S> SourceReader<'_, S> {
     /// Copies out of the page cache; returns whether all of it was there.
     fn read_cached<T: Target>(
         &self,
-        strategy: &ReadStrategy,
-        file: &OpenFile,
+        file: &FileReader,
         range: &Range<u64>,
         targets: &mut [(u64, T)],
     ) -> Result<bool, LoadError>
@@ -249,14 +245,14 @@ impl<S> SourceReader<'_, S> {
             && let Some(targets) = in_place_targets::<T, S>(targets)
         {
             let mut targets = targets.into_iter();
-            let is_cached = targets.all(|(at, target)| strategy.read_cached(file, target, at));
-            file.check_unchanged()?;
+            let is_cached = targets.all(|(at, target)| file.read_cached(target, at));
+            file.open_file().check_unchanged()?;
             return Ok(is_cached);
         }
         let staged = self.read_staged(range, targets, |buffer, aligned| {
             let len = (range.end - aligned.start) as usize;
-            let is_cached = strategy.read_cached(file, &mut buffer[..len], aligned.start);
-            file.check_unchanged()?;
+            let is_cached = file.read_cached(&mut buffer[..len], aligned.start);
+            file.open_file().check_unchanged()?;
             Ok(is_cached.then_some(()))
         })?;
         Ok(staged.is_some())
@@ -265,8 +261,7 @@ impl<S> SourceReader<'_, S> {
     /// Reads through the page cache.
     fn read_buffered<T: Target>(
         &self,
-        strategy: &ReadStrategy,
-        file: &OpenFile,
+        file: &FileReader,
         range: &Range<u64>,
         targets: &mut [(u64, T)],
     ) -> Result<(), LoadError>
@@ -281,18 +276,18 @@ impl<S> SourceReader<'_, S> {
             if is_scattered {
                 // A fresh staging buffer would cost many times what is read.
                 let mut bytes = vec![0; (range.end - range.start) as usize];
-                strategy.read_buffered(file, &mut bytes, range.start)?;
+                file.read_buffered(&mut bytes, range.start)?;
                 copy_out(&bytes, range.start, &mut targets);
                 return Ok(());
             }
             for (at, target) in targets {
-                strategy.read_buffered(file, target, at)?;
+                file.read_buffered(target, at)?;
             }
             return Ok(());
         }
         self.read_staged(range, targets, |buffer, aligned| {
             let len = (range.end - aligned.start) as usize;
-            strategy.read_buffered(file, &mut buffer[..len], aligned.start).map(Some)
+            file.read_buffered(&mut buffer[..len], aligned.start).map(Some)
         })?;
         Ok(())
     }

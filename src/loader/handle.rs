@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use crate::checkpoint::{AxisSlice, Format, NameIndex, OriginId, Tensor};
-use crate::source::ReadStrategy;
+use crate::source::FileReader;
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 use super::error::LoadError;
@@ -35,7 +35,7 @@ pub struct OpenCheckpoint {
     route: Route,
     notes: Vec<String>,
     reader: VirtualFileReader,
-    strategies: Box<[Option<ReadStrategy>]>,
+    files: Box<[Option<FileReader>]>,
     buffers: BufferPool,
     mappings: FileMappings,
     name_index: OnceLock<NameIndex>,
@@ -53,14 +53,14 @@ impl OpenCheckpoint {
     ) -> OpenCheckpoint {
         let origins = reader.virtual_file().origins().len();
         let files = (0..origins as u32).map(|n| reader.origins().file(OriginId(n)));
-        let strategies = files.map(|file| file.map(ReadStrategy::new)).collect();
+        let files = files.map(|file| file.map(FileReader::new)).collect();
         OpenCheckpoint {
             path: path.to_path_buf(),
             format,
             route,
             notes,
             reader,
-            strategies,
+            files,
             buffers: BufferPool::default(),
             mappings: FileMappings::new(origins),
             name_index: OnceLock::new(),
@@ -85,7 +85,7 @@ impl OpenCheckpoint {
 
     /// Whether reading it never waits for another program or machine.
     pub fn is_local(&self) -> bool {
-        self.strategies.iter().flatten().all(ReadStrategy::is_local)
+        self.files.iter().flatten().all(FileReader::is_local)
     }
 
     /// What was chosen and what was left out, in words.
@@ -233,7 +233,7 @@ impl OpenCheckpoint {
         LoadSource {
             path: &self.path,
             sources: self.reader.origins(),
-            strategies: &self.strategies,
+            files: &self.files,
             tally: ByteTally::default(),
         }
     }

@@ -253,7 +253,7 @@ impl VirtualFileReader {
     }
 
     /// The open file of an origin, to copy from it without reading it; `None` if the origin is in memory.
-    pub fn file(&self, origin: OriginId) -> Option<&OpenFile> {
+    pub fn file(&self, origin: OriginId) -> Option<&Arc<OpenFile>> {
         self.origins.file(origin)
     }
 
