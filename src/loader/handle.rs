@@ -17,16 +17,40 @@ use crate::source::FileReader;
 use crate::virtual_file::{VirtualFile, VirtualFileReader};
 
 use super::error::LoadError;
-use super::execute::{Concurrency, LoadContext, LoadSource, execute};
-use super::mmap::{FileMappings, MapRefusal, MappedTensor};
+use super::execute::{ByteTally, Concurrency, LoadContext, LoadReport, LoadSource, execute};
+use super::memory::{FileMappings, MapRefusal, MappedTensor, TensorBuffer};
 use super::plan::{MAX_EXTENT_BYTES, MAX_GAP_BYTES, PlanItem, SplitPolicy, Target, plan_jobs};
-use super::report::{ByteTally, LoadReport};
-use super::resolve_mount::Route;
 use super::sink::{BufferPool, Sink};
 use super::stream::stream;
-use super::tensor_buffer::TensorBuffer;
 
 static NEVER_STOP: AtomicBool = AtomicBool::new(false);
+
+/// How the bytes of a checkpoint are reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// The path is on no mount of ours.
+    Plain,
+    /// The path is on a mount, and the bytes are read from the source of the mount.
+    Direct {
+        /// The path of the source.
+        source: PathBuf,
+    },
+    /// The path is on a mount, and the bytes are read through it.
+    ThroughMount {
+        /// Why they are not read from the source.
+        reason: String,
+    },
+}
+
+impl Route {
+    /// Why the bytes are read through a mount, if they are.
+    pub fn fallback(&self) -> Option<&str> {
+        match self {
+            Route::Plain | Route::Direct { .. } => None,
+            Route::ThroughMount { reason } => Some(reason),
+        }
+    }
+}
 
 /// A checkpoint whose files are open. Any number of threads load from it at once.
 pub struct OpenCheckpoint {
