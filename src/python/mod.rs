@@ -46,10 +46,7 @@ mod _ckptfs {
     #[pymodule_export]
     use super::mounts::{locate, mount_table};
     #[pymodule_export]
-    use super::temp_files::{
-        check_file_suffix, create_hidden_file, link_hidden_file, open_unnamed_file,
-        remove_stale_file,
-    };
+    use super::temp_files::{PyTempFile, check_file_suffix, remove_stale_file, sync_directory};
     #[pymodule_export]
     use super::tensor::{PyMemory, PyTensor, strided_spans};
 
