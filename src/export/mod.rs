@@ -5,7 +5,6 @@
 mod atomic_file;
 mod copy;
 mod suffix;
-pub(crate) mod temp_file;
 
 use std::borrow::Cow;
 use std::io::{self, Write};
