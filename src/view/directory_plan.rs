@@ -1,4 +1,6 @@
-//! The plan of a directory: its names, and which of them become virtual files. Nothing is parsed for it.
+//! The plan of a directory: its names, and which of them become virtual files.
+//!
+//! Nothing is parsed for it, except for files by rank that no plan is for.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -64,11 +66,17 @@ pub fn plan_directory(
     let files: Vec<&OsStr> = files.map(|(name, _)| name).collect();
     let to_text = |name: &OsStr| name.to_str().map(str::to_owned);
     let texts: Vec<String> = files.iter().copied().filter_map(to_text).collect();
-    let candidates = match target {
+    let mut candidates = match target {
         // A file that was named is looked at, whatever its name.
         Some(SingleTarget::File(_)) => texts.into_iter().map(Candidate::single).collect(),
         _ => candidates_by_name(root, directory, &texts, &|name| keep.matches(name)),
     };
+    if let Some(target) = target {
+        // A nested checkpoint is found whatever the names are.
+        candidates.retain(|candidate| {
+            candidate.original_names().iter().all(|name| target.contains(OsStr::new(name)))
+        });
+    }
     let mut skipped = near_misses(&files, &candidates, keep);
     let taken: Vec<String> = names.iter().filter_map(to_text).collect();
     let NamePlan { files, skipped: skipped_by_rule } = plan_names(&taken, candidates, keep);

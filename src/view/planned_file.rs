@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::source::{self, FileKind, FileMetadata, FileState, OpenFile, Root};
+use crate::source::{self, FileKind, FileMetadata, FileState, OpenFile, Root, SourceError};
 use crate::threads::lock;
 use crate::virtual_file::Digest;
 
@@ -93,7 +93,7 @@ impl BuildOutcome {
 impl PlannedFile {
     /// A plan for files of a directory that nothing is known of yet.
     pub fn new(directory: &Path, plan: VirtualFilePlan) -> PlannedFile {
-        let files = plan.candidate.original_names();
+        let files = plan.candidate.watched_paths();
         PlannedFile {
             plan,
             files: files.into_iter().map(|name| directory.join(name)).collect(),
@@ -234,8 +234,15 @@ impl PlannedFile {
     /// The state of each settled file; `None` for the others.
     fn settled_states(&self, root: &Arc<Root>) -> Vec<Option<FileState>> {
         let settled = |file: &PathBuf| {
-            let open = OpenFile::open_in_root(root, file).ok().filter(source::is_settled)?;
-            Some(open.file().state())
+            match OpenFile::open_in_root(root, file) {
+                Ok(file) => source::is_settled(&file).then(|| file.file().state()),
+                // A folder has no bytes that a write could be changing.
+                Err(SourceError::NotAFile { .. }) => {
+                    let state = root.metadata(file).ok()?.state();
+                    source::is_past_clock_step(&state).then_some(state)
+                }
+                Err(_) => None,
+            }
         };
         self.files.iter().map(settled).collect()
     }

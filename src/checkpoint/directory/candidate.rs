@@ -1,5 +1,7 @@
 //! A checkpoint found by the names in a directory, not yet read.
 
+use std::path::PathBuf;
+
 use super::training_folder::TrainingFolder;
 
 /// The files of one checkpoint in a directory.
@@ -99,6 +101,18 @@ impl Candidate {
         matches!(&self.files, CandidateFiles::Ranks(folder) if folder.hides_files())
     }
 
+    /// The paths whose state decides what it is: its files, and their folder if that is another one.
+    pub fn watched_paths(&self) -> Vec<PathBuf> {
+        let mut paths: Vec<PathBuf> =
+            self.original_names().into_iter().map(PathBuf::from).collect();
+        if let CandidateFiles::Ranks(folder) = &self.files
+            && folder.is_elsewhere()
+        {
+            paths.push(folder.folder.clone());
+        }
+        paths
+    }
+
     /// The names of its files, with its index and the files beside the index.
     pub fn original_names(&self) -> Vec<String> {
         match &self.files {
@@ -109,7 +123,7 @@ impl Candidate {
                 names
             }
             CandidateFiles::Numbered { shards, .. } => shards.clone(),
-            CandidateFiles::Ranks(folder) => folder.names.clone(),
+            CandidateFiles::Ranks(folder) => folder.paths(),
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::checkpoint::unread_format::UnreadFormat;
 use crate::source::{FileKind, OpenFile, ReadAt, Root, SourceError};
 
 use super::candidate::{Candidate, CandidateFiles, NumberedSetError};
+use super::nested_training::nested_training_folder;
 use super::shard_name::{
     ShardName, has_checkpoint_extension, is_shard_of, numbered_shards, unsharded_name_of_index,
 };
@@ -216,6 +217,9 @@ pub fn candidates_by_name(
         found.push(Candidate { name, unsharded_name, files });
     }
     found.extend(singles.into_iter().map(Candidate::single));
+    let nested = nested_training_folder(root, directory, names, &found);
+    found
+        .extend(nested.filter(|folder| !folder.names.iter().any(is_kept)).map(Candidate::of_ranks));
     found.sort_by(|a, b| a.name.cmp(&b.name));
     found
 }

@@ -6,6 +6,7 @@
 mod candidate;
 mod default_choice;
 mod discover;
+mod nested_training;
 mod rank_name;
 mod shard_name;
 mod training_folder;

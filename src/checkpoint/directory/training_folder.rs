@@ -1,6 +1,7 @@
 //! Folders that hold one checkpoint in the files of many ranks, found by the names of their files.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use super::rank_name::split_rank;
 use super::shard_name::{DcpShardName, has_checkpoint_extension};
@@ -26,9 +27,39 @@ pub struct TrainingFolder {
     pub names: Vec<String>,
     /// The name of the virtual file that they are shown as.
     pub virtual_name: String,
+    /// The folder of the files, from that of the virtual file; empty if it is the same.
+    pub folder: PathBuf,
+    /// The file beside the virtual file that names the folder, if one does.
+    pub pointer: Option<String>,
 }
 
 impl TrainingFolder {
+    /// A model without files.
+    pub fn empty(format: TrainingFormat) -> TrainingFolder {
+        let virtual_name = MODEL_NAME.to_owned();
+        let (names, folder, pointer) = (Vec::new(), PathBuf::new(), None);
+        TrainingFolder { format, names, virtual_name, folder, pointer }
+    }
+
+    /// The same files, which lie in another folder than the virtual file. They are one model there.
+    pub fn in_folder(self, folder: &str) -> TrainingFolder {
+        TrainingFolder { folder: folder.into(), virtual_name: MODEL_NAME.to_owned(), ..self }
+    }
+
+    /// Whether the files lie in another folder than the virtual file.
+    pub fn is_elsewhere(&self) -> bool {
+        !self.folder.as_os_str().is_empty()
+    }
+
+    /// The paths of the files from the virtual file's folder, with that of the file that names their folder.
+    pub fn paths(&self) -> Vec<String> {
+        let path = |name: &String| match self.folder.to_str() {
+            Some("") | None => name.clone(),
+            Some(folder) => format!("{folder}/{name}"),
+        };
+        self.pointer.iter().cloned().chain(self.names.iter().map(path)).collect()
+    }
+
     /// Whether the virtual file takes the place of its files. Loaders would take pieces in safetensors files for whole
     /// tensors. Other files stay: training resumes from them.
     pub fn hides_files(&self) -> bool {
@@ -68,8 +99,7 @@ fn find_folder(names: &[String]) -> Option<TrainingFolder> {
         return None;
     };
     let names: BTreeSet<String> = names.iter().filter(|name| is_part(name)).cloned().collect();
-    let (names, virtual_name) = (names.into_iter().collect(), MODEL_NAME.to_owned());
-    Some(TrainingFolder { format, names, virtual_name })
+    Some(TrainingFolder { names: names.into_iter().collect(), ..TrainingFolder::empty(format) })
 }
 
 /// Whether a name is that of a rank's data in a folder of torch.distributed.checkpoint.
@@ -114,7 +144,8 @@ fn rank_file_sets(names: &[String], has_pieces: &dyn Fn(&str) -> bool) -> Vec<Tr
         let stem = stem.split("_world_size_").next().filter(|stem| !stem.is_empty());
         let virtual_name = format!("{}.safetensors", stem.unwrap_or("model"));
         let names = files.into_iter().cloned().collect();
-        TrainingFolder { format: TrainingFormat::RankFiles, names, virtual_name }
+        let empty = TrainingFolder::empty(TrainingFormat::RankFiles);
+        TrainingFolder { names, virtual_name, ..empty }
     };
     sets.map(to_folder).collect()
 }

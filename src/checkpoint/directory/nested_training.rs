@@ -1,0 +1,104 @@
+//! The checkpoint of many ranks that a folder stands for although its files lie in another folder beside it.
+//!
+//! Trainers put config and tokenizer here, and the files of the ranks there. Loaders look for weights where the config is.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::source::{FileKind, OpenFile, ReadAt, Root};
+
+use super::candidate::{Candidate, LoaderName};
+use super::training_folder::{TrainingFolder, TrainingFormat, training_folders};
+
+/// The subfolder in which Trainer and accelerate save the model with FSDP.
+const FSDP_FOLDER: &str = "pytorch_model_fsdp_0";
+
+/// The same of a second model: neither is then the model of the folder.
+const SECOND_FSDP_FOLDER: &str = "pytorch_model_fsdp_1";
+
+/// The file in which DeepSpeed writes the name of the subfolder that it saved last.
+const LATEST_NAME: &str = "latest";
+
+/// The longest name of such a subfolder.
+const MAX_TAG_BYTES: u64 = 255;
+
+/// The subfolder in which verl puts config and tokenizer, beside the files of the ranks.
+const VERL_CONFIG_FOLDER: &str = "huggingface";
+
+/// Finds the checkpoint, unless the folder has weights of its own.
+pub fn nested_training_folder(
+    root: &Arc<Root>,
+    directory: &Path,
+    names: &[String],
+    own: &[Candidate],
+) -> Option<TrainingFolder> {
+    if own.iter().any(|candidate| LoaderName::parse(&candidate.unsharded_name).is_some()) {
+        return None;
+    }
+    let nested = NestedFolder { root, directory };
+    nested.fsdp().or_else(|| nested.latest(names)).or_else(|| nested.verl())
+}
+
+struct NestedFolder<'a> {
+    root: &'a Arc<Root>,
+    directory: &'a Path,
+}
+
+impl NestedFolder<'_> {
+    /// The subfolder of Trainer or accelerate. It is found as soon as it is there: a save may still fill it.
+    fn fsdp(&self) -> Option<TrainingFolder> {
+        if !self.is_own_folder(FSDP_FOLDER) || self.is_own_folder(SECOND_FSDP_FOLDER) {
+            return None;
+        }
+        let empty = || TrainingFolder::empty(TrainingFormat::Dcp);
+        Some(self.find_in(PathBuf::from(FSDP_FOLDER)).unwrap_or_else(empty).in_folder(FSDP_FOLDER))
+    }
+
+    /// The subfolder that `latest` names.
+    fn latest(&self, names: &[String]) -> Option<TrainingFolder> {
+        names.iter().any(|name| name == LATEST_NAME).then_some(())?;
+        let file = OpenFile::open_in_root(self.root, &self.directory.join(LATEST_NAME)).ok()?;
+        if file.size() > MAX_TAG_BYTES {
+            return None;
+        }
+        let text = file.read_whole().ok()?;
+        let tag = std::str::from_utf8(&text).ok()?.trim();
+        let is_name = !tag.is_empty() && !tag.contains(['/', '\0']) && tag != "." && tag != "..";
+        if !is_name || !self.is_own_folder(tag) {
+            return None;
+        }
+        let found = self.find_in(PathBuf::from(tag))?;
+        let is_zero = found.format == TrainingFormat::Zero;
+        let pointer = Some(LATEST_NAME.to_owned());
+        is_zero.then(|| TrainingFolder { pointer, ..found.in_folder(tag) })
+    }
+
+    /// The folder above, if this is where verl puts the config.
+    fn verl(&self) -> Option<TrainingFolder> {
+        let is_config = self.directory.file_name().is_some_and(|name| name == VERL_CONFIG_FOLDER);
+        let is_model = |folder: &TrainingFolder| {
+            let first = folder.names.first().map_or("", String::as_str);
+            folder.format == TrainingFormat::RankFiles && first.contains("_world_size_")
+        };
+        is_config.then_some(())?;
+        Some(self.find_in(PathBuf::from("..")).filter(is_model)?.in_folder(".."))
+    }
+
+    /// Whether a subfolder is on the same filesystem: another one may hang.
+    fn is_own_folder(&self, name: &str) -> bool {
+        let metadata = |path: &Path| self.root.cached_metadata(path).ok();
+        let Some(found) = metadata(&self.directory.join(name)) else { return false };
+        let own = metadata(self.directory);
+        found.kind == FileKind::Directory && own.is_some_and(|own| own.dev == found.dev)
+    }
+
+    fn find_in(&self, folder: PathBuf) -> Option<TrainingFolder> {
+        let path = match folder == Path::new("..") {
+            true => self.directory.parent()?.to_path_buf(),
+            false => self.directory.join(folder),
+        };
+        let names = self.root.file_names(&path).ok()?;
+        let mut found = training_folders(&names, &|_| false).into_iter();
+        found.next().filter(|_| found.next().is_none())
+    }
+}
