@@ -7,10 +7,14 @@ import collections
 import io
 import json
 import pathlib
+import pickle
+import tempfile
 import zipfile
 
 import safetensors.torch
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 SEEDS = pathlib.Path(__file__).parent / "seeds"
 
@@ -100,6 +104,52 @@ def indexes():
     write("index", "leaving", json.dumps(leaving).encode())
 
 
+def dcp_tables():
+    """Tables of one file of pieces, which the fuzz target has beside each."""
+    rows = FLOATS.view(2, 3)
+    model = {"a": rows, "b": rows + 6, "turned": rows.t(), "scalar": torch.tensor(1), "f8": HALVES.to(torch.float8_e4m3fn)}
+    state = {"model": model, "optimizer": {"state": {"a": {"step": FLOATS}}}, "step": 5, "list": [NONE, LONGS]}
+
+    def change(name, edit):
+        table = pickle.loads(saved)
+        table.storage_meta.checkpoint_id, table.storage_meta.save_id = pathlib.PosixPath("runs/step-5"), "0"
+        edit(table)
+        write("dcp_table", name, pickle.dumps(table))
+
+    def join(second):
+        """The pieces of `a` and `b` become one tensor."""
+
+        def edit(table):
+            joined = table.state_dict_metadata["model.a"]
+            joined.size = torch.Size(first + size for first, size in zip(second, (2, 3)))
+            joined.chunks.append(ChunkStorageMetadata(torch.Size(second), torch.Size((2, 3))))
+            place = table.storage_data.pop(MetadataIndex("model.b", (0, 0)))
+            del table.state_dict_metadata["model.b"]
+            table.storage_data[MetadataIndex("model.a", second)] = place
+
+        return edit
+
+    def age(table):
+        for field in ("planner_data", "storage_meta", "version"):
+            del table.__dict__[field]
+
+    def transform(table):
+        table.storage_data[MetadataIndex("model.a", (0, 0))].transform_descriptors = ["stream.zstd/1"]
+
+    with tempfile.TemporaryDirectory() as folder:
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
+        saved = (pathlib.Path(folder) / ".metadata").read_bytes()
+        pieces = SEEDS.parent / "dcp_pieces"
+        pieces.mkdir(exist_ok=True)
+        (pieces / "__0_0.distcp").write_bytes((pathlib.Path(folder) / "__0_0.distcp").read_bytes())
+    change("plain", lambda table: None)
+    change("rows", join((2, 0)))
+    change("columns", join((0, 3)))
+    change("old", age)
+    change("transformed", transform)
+
+
 torch_files()
 safetensors_files()
 indexes()
+dcp_tables()

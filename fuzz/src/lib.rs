@@ -7,8 +7,8 @@ mod pickle;
 #[path = "../../tests/common/zip.rs"]
 mod zip;
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use ckptfs::checkpoint::{self, ParseOptions};
 use ckptfs::virtual_file::{VirtualFile, VirtualFileReader};
@@ -25,6 +25,9 @@ const MAX_WHOLE_BYTES: u64 = 1 << 20;
 /// The sizes of the storages `0` to `3` of an archive with a pickle: six floats, eight long integers,
 /// four halves, none.
 const STORAGE_BYTES: [usize; 4] = [24, 64, 8, 0];
+
+/// The pieces of a folder of torch.distributed.checkpoint, by `make_seeds.py`: the tables among the seeds place them.
+const DCP_PIECES: &[u8] = include_bytes!("../dcp_pieces/__0_0.distcp");
 
 /// A valid archive with that pickle and some storages.
 pub fn archive(pickle: &[u8]) -> Vec<u8> {
@@ -56,10 +59,31 @@ fn read_with(bytes: &[u8], name: &str, options: &ParseOptions) -> bool {
     true
 }
 
+/// Parses bytes as the table of a folder of torch.distributed.checkpoint, beside one file of pieces. Returns whether they
+/// are one.
+pub fn read_dcp_table(bytes: &[u8]) -> bool {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("ckptfs-fuzz-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a temporary folder");
+        std::fs::write(folder.join("__0_0.distcp"), DCP_PIECES).expect("a temporary file");
+        folder
+    });
+    std::fs::write(folder.join(".metadata"), bytes).expect("a temporary file");
+    let Ok(checkpoint) = checkpoint::open(folder, &ParseOptions::default()) else {
+        return false;
+    };
+    let Ok(virtual_file) = VirtualFile::new(checkpoint) else {
+        return false;
+    };
+    check(&Arc::new(virtual_file));
+    true
+}
+
 /// Checks what holds for every virtual file: each range can be read, segments and tensors tile it, and it is valid
 /// safetensors.
 fn check(virtual_file: &Arc<VirtualFile>) {
-    let reader = VirtualFileReader::open(virtual_file).expect("memory does not change");
+    let reader = VirtualFileReader::open(virtual_file).expect("the sources do not change");
     let size = virtual_file.size();
     let read = |start: u64, len: usize| {
         let mut out = vec![0; len];
