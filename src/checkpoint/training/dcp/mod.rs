@@ -47,7 +47,7 @@ pub fn read_folder(
     let folder = folder_path(root, directory);
     let error = |error| CheckpointError::Training { path: folder.clone(), error: Box::new(error) };
     let table_names = find_tables(names).map_err(error)?;
-    let mut table = DcpTable::default();
+    let mut table = DcpTable::of_tables(table_names.len());
     let mut index_files = Vec::with_capacity(table_names.len());
     for name in &table_names {
         index_files.push(read_table(root, directory, &folder, name, &mut table)?);
