@@ -1,5 +1,5 @@
-"""A file that holds one rank's share of a checkpoint is refused: its tensors are pieces, or empty, under the names of
-whole ones. Files of the same writers with whole tensors are shown."""
+"""A file that holds one rank's share of a checkpoint is refused by itself: its tensors are pieces, or empty, under the
+names of whole ones. Files of the same writers with whole tensors are shown."""
 
 import json
 
@@ -37,13 +37,12 @@ def test_a_ranks_file_is_refused(ckptfs, save_by_dcp):
     check_refused(ckptfs, file, "one rank's part of a sharded checkpoint")
 
 
-def test_a_directory_of_ranks_files_shows_no_virtual_file(ckptfs, save_by_dcp):
+def test_the_directory_of_a_ranks_file_is_joined(ckptfs, save_by_dcp, tmp_path):
     file = save_by_dcp(by_rank=True)
+    check_export(ckptfs, file.parent, WEIGHTS, tmp_path / "out.safetensors")
     (listing,) = ckptfs("ls", "--json", file.parent).json()
-    assert [entry["kind"] for entry in listing["entries"]] == ["file"]
-    (refused,) = listing["refused"]
-    assert refused["names"] == [file.name]
-    assert "a safetensors file for each rank" in refused["reason"] and "HuggingFaceStorageReader" in refused["remedy"]
+    assert [entry["kind"] for entry in listing["entries"]] == ["virtual_file"] and not listing["refused"]
+    assert [hidden["name"] for hidden in listing["hidden"]] == [file.name]
 
 
 def test_a_file_that_was_saved_whole_is_shown(ckptfs, save_by_dcp, tmp_path):
@@ -81,7 +80,7 @@ def test_empty_parameters_of_zero_stage_3_are_refused(ckptfs, tmp_path, name, op
     file = tmp_path / name
     module = {"a": torch.empty(0, dtype=torch.bfloat16), "buffer": torch.arange(4.0)}
     torch.save(zero_stage_3(module), file)
-    check_refused(ckptfs, file, "ZeRO stage 3", "deepspeed.utils.zero_to_fp32", options=options)
+    check_refused(ckptfs, file, "ZeRO stage 3", f"the files of all ranks: {tmp_path}", options=options)
 
 
 def test_full_parameters_of_zero_are_shown(ckptfs, tmp_path):
