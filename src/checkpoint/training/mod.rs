@@ -60,6 +60,9 @@ fn read_files(
         TrainingFormat::Zero => {
             deepspeed::read_folder(root, directory, path, &folder.names, options)
         }
+        TrainingFormat::Universal => {
+            deepspeed::read_universal_folder(root, directory, path, &folder.names, options)
+        }
     }
 }
 
