@@ -45,8 +45,8 @@ def file_name(rank, world):
 
 
 def write_ranks(folder, mesh_shape, tensors, name=file_name, change=lambda state, mesh, rank: None):
-    """Writes the file of each rank of a mesh: `tensors` gives each name its whole tensor and its placements, or no
-    placements for a plain tensor. `change` may change what is saved. Gives the whole tensors."""
+    """Writes the file of each rank of a mesh, and gives the whole tensors. `tensors` has each by its name, with its
+    placements, or with none for a plain tensor. `change` may change what is saved."""
     folder.mkdir(parents=True, exist_ok=True)
     world = torch.Size(mesh_shape).numel()
     for rank in range(world):

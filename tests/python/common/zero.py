@@ -1,5 +1,5 @@
-"""Checkpoints of DeepSpeed: those that its own library writes, in an environment of its own, and small ones that are
-laid out by hand as it does."""
+"""Checkpoints of DeepSpeed. Its own library writes some, in an environment of its own. Small ones are laid out by hand as
+it does."""
 
 import os
 import random

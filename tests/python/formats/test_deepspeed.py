@@ -1,5 +1,5 @@
-"""Checkpoints of DeepSpeed's ZeRO are shown as the model's whole 32-bit weights, with buffers and frozen parameters in
-their own types; so is the universal checkpoint. What the files show to be wrong, or is not joined, is refused by name."""
+"""Checkpoints of DeepSpeed's ZeRO are shown as the model's whole 32-bit weights, and so are universal ones. Buffers and
+frozen parameters keep their own types. What the files show to be wrong, or is not joined, is refused by name."""
 
 import json
 import shutil
