@@ -61,6 +61,9 @@ fn read_files(
         TrainingFormat::Zero => {
             deepspeed::read_folder(root, directory, path, &folder.names, options)
         }
+        TrainingFormat::Universal => {
+            deepspeed::read_universal_folder(root, directory, path, &folder.names, options)
+        }
     }
 }
 
