@@ -1,4 +1,4 @@
-"""A file that holds one rank's share of a checkpoint is refused by itself: its tensors are pieces, or empty, under the
+"""A file that holds one rank's share of a checkpoint is refused by itself. Its tensors are pieces, or empty, under the
 names of whole ones. Files of the same writers with whole tensors are shown."""
 
 import json

@@ -78,7 +78,8 @@ pub fn read_universal_folder(
     }
     let step = states.first().and_then(|model| model.step);
     let step = step.map(|step| format!(", step {step}")).unwrap_or_default();
-    let mut notes = vec![format!("32-bit weights of DeepSpeed's universal checkpoint{step}")];
+    let library = format!("DeepSpeed's universal checkpoint, in 32 bits{step}");
+    let mut notes = Vec::new();
     if states.is_empty() {
         notes.push("buffers may be missing: no file `*_model_states.pt` is there".to_owned());
     }
@@ -92,6 +93,7 @@ pub fn read_universal_folder(
         index_files: Vec::new(),
         tensors,
         metadata: None,
+        obvious_choices: vec![format!("joined from {library}")],
         notes,
         refused: Vec::new(),
         options: options.clone(),
